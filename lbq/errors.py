@@ -1,0 +1,29 @@
+"""Errors that a user can cause. The command line prints them as one line and exits with code 2."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class LbqError(Exception):
+    """Something in the input is wrong; the message names what, where and the remedy."""
+
+
+class ConfigError(LbqError):
+    """A configuration cannot be used."""
+
+
+class GraphError(LbqError):
+    """A network holds something that the integer form cannot express."""
+
+
+class RunError(LbqError):
+    """A run folder is missing, incomplete or damaged."""
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """`"; did you mean 'x'?"`, or the whole list where nothing is close."""
+    options = sorted(known)
+    close = difflib.get_close_matches(name, options, n=1, cutoff=0.5)
+    return f"; did you mean {close[0]!r}?" if close else f"; known: {', '.join(options)}"

@@ -1,0 +1,196 @@
+"""A spiking network as plain numbers: neuron layers, the synapses into each, and a readout. NumPy only.
+
+Training sees modules; deployment, execution and accounting see this. A `Layer` sums the currents of its synapses and a
+bias at every timestep and emits levels; a `Synapse` is a convolution (a linear layer is one whose kernel covers its
+input) or a residual identity; pooling acts on the source's levels. Layers are in execution order.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+Shape = tuple[int, int, int]  # channels, height, width
+
+INPUT = "input"  # the name of the source that is the image or the event frame
+
+
+@dataclass(frozen=True)
+class NeuronSpec:
+    """A neuron as numbers: see `lbq.kernels.reference.Rule` for rounding, reset and decay_reset.
+
+    step and scale are scalars (shape `()`) or one per channel `[C]`; scale is what a level is worth in training.
+    """
+
+    kind: str
+    n_max: int
+    step: Array
+    scale: Array
+    leak: float
+    gain: float
+    alpha: float
+    rounding: str
+    reset: str
+    decay_reset: bool
+    thresholds: Array | None = None
+
+    @property
+    def planes(self) -> int:
+        """K = ceil(log2(n_max + 1)), the bit planes that the level range needs."""
+        return self.n_max.bit_length()
+
+    @property
+    def signed(self) -> bool:
+        return self.rounding in ("trunc", "half")
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Pooling of integer levels: `max`, or `sum` (an average whose 1/n is folded into the synapse's weight)."""
+
+    kind: Literal["max", "sum"]
+    kernel: tuple[int, int]
+    stride: tuple[int, int]
+    padding: tuple[int, int] = (0, 0)
+
+    def output(self, shape: Shape) -> Shape:
+        c, h, w = shape
+        return c, *(
+            (size + 2 * p - k) // s + 1
+            for size, k, s, p in zip((h, w), self.kernel, self.stride, self.padding, strict=True)
+        )  # type: ignore[return-value]
+
+
+@dataclass(frozen=True)
+class Synapse:
+    """A linear connection from the (pooled) levels of `source` to a layer.
+
+    weight: `[O, I / groups, kh, kw]`, or `[C]` for kind `identity`.
+    absorbed: whether the source's scale has been multiplied into the weight, so that it acts on integer levels.
+    """
+
+    name: str
+    source: str
+    kind: Literal["conv", "identity"]
+    weight: Array
+    in_shape: Shape
+    out_shape: Shape
+    pools: tuple[Pool, ...] = ()
+    stride: tuple[int, int] = (1, 1)
+    padding: tuple[int, int] = (0, 0)
+    dilation: tuple[int, int] = (1, 1)
+    groups: int = 1
+    absorbed: bool = False
+
+    @property
+    def macs(self) -> int:
+        """Multiply-accumulates of one dense pass, as they are usually counted: padded taps included."""
+        return 0 if self.kind == "identity" else math.prod(self.weight.shape) * self.out_shape[1] * self.out_shape[2]
+
+    def taps(self, axis: Literal[0, 1]) -> NDArray[np.int64]:
+        """For each input position along one axis, how many (output position, kernel tap) pairs read it."""
+        size, out = self.in_shape[1 + axis], self.out_shape[1 + axis]
+        positions = (
+            np.arange(out)[:, None] * self.stride[axis]
+            + np.arange(self.weight.shape[2 + axis])[None] * self.dilation[axis]
+            - self.padding[axis]
+        ).ravel()
+        valid = positions[(positions >= 0) & (positions < size)]
+        return np.bincount(valid, minlength=size)
+
+    def fan_out(self) -> NDArray[np.int64]:
+        """F_j of every input position `[H, W]`: the weights that one input there meets, borders exact."""
+        if self.kind == "identity":
+            return np.ones(self.in_shape[1:], np.int64)
+        return np.outer(self.taps(0), self.taps(1)) * (self.weight.shape[0] // self.groups)
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Currents summed over `synapses` plus `bias` [O], at every timestep; `neuron` is None for the readout and ReLU."""
+
+    name: str
+    synapses: tuple[Synapse, ...]
+    bias: Array
+    shape: Shape
+    neuron: NeuronSpec | None = None
+
+    @property
+    def macs(self) -> int:
+        return sum(s.macs for s in self.synapses)
+
+    @property
+    def units(self) -> int:
+        """Neurons in this layer, per timestep."""
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A whole network. `static`: the input is one image whose current is computed once and fed to every timestep;
+    otherwise the input is a sequence of event frames. The readout's currents are averaged over time."""
+
+    input_shape: Shape
+    timesteps: int
+    static: bool
+    layers: tuple[Layer, ...]
+    readout: Layer
+    _by_name: dict[str, Layer] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_by_name", {layer.name: layer for layer in self.layers})
+
+    def __getitem__(self, name: str) -> Layer:
+        return self._by_name[name]
+
+    @property
+    def all_layers(self) -> tuple[Layer, ...]:
+        return (*self.layers, self.readout)
+
+    @property
+    def macs(self) -> int:
+        """Multiply-accumulates of one pass through the whole network, as an ANN would do them."""
+        return sum(layer.macs for layer in self.all_layers)
+
+    @property
+    def stem_macs(self) -> int:
+        """Multiply-accumulates of the layers that read the input: real-valued, done once for a static image."""
+        return sum(s.macs for layer in self.all_layers for s in layer.synapses if s.source == INPUT)
+
+    @property
+    def units(self) -> int:
+        """Spiking neurons, per timestep."""
+        return sum(layer.units for layer in self.layers)
+
+    @property
+    def absorbed(self) -> bool:
+        return all(s.absorbed for layer in self.all_layers for s in layer.synapses if s.source != INPUT)
+
+
+def absorb(graph: Graph) -> Graph:
+    """Multiply each source layer's scale into every weight that reads it: W_hat = gamma * W (Eq. absorb).
+
+    A tensor with several readers is absorbed into each of them; a residual identity becomes a diagonal synapse with
+    the source's scale as weight, so that operands meet in one scale whatever the learned steps are.
+    """
+
+    def absorbed(synapse: Synapse) -> Synapse:
+        if synapse.source == INPUT or synapse.absorbed:
+            return synapse
+        spec = graph[synapse.source].neuron
+        assert spec is not None
+        scale = spec.scale
+        if synapse.kind == "conv" and scale.ndim:
+            per_group = synapse.weight.shape[0] // synapse.groups
+            scale = scale.reshape(synapse.groups, -1).repeat(per_group, axis=0)[:, :, None, None]
+        return replace(synapse, weight=synapse.weight * scale, absorbed=True)
+
+    def over(layer: Layer) -> Layer:
+        return replace(layer, synapses=tuple(absorbed(s) for s in layer.synapses))
+
+    return replace(graph, layers=tuple(over(layer) for layer in graph.layers), readout=over(graph.readout))

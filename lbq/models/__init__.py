@@ -1,0 +1,133 @@
+"""Networks by id. The width is in the id, because public code calls at least three different nets "ResNet-20".
+
+| id | what |
+|---|---|
+| `resnet18`, `resnet34` | the ImageNet nets: 7x7/2 stem, max-pool, stages 64/128/256/512 |
+| `resnet18w64`, `resnet34w64`, any width | the same stages with a CIFAR stem (3x3, no pool) |
+| `resnet20w128`, any of 8, 14, 20, 32, 44, 56 and any width | CIFAR stem, three stages w/2w/4w of (depth - 2) / 6 blocks; `resnet20w128` is the paper's "ResNet-20" |
+| `resnet19w128` | stem and stages 128/256/512 of 3, 3, 2 blocks, one linear layer |
+| `resnet19w64fc256` | the other published ResNet-19: stem 64, the same stages, linear 256, neuron, linear |
+| `vgg11`, `vgg13`, `vgg16`, or `vgg11w32` and so on | VGG with BatchNorm, global average pool and one linear layer; base width 64 |
+"""  # noqa: E501
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import nn
+
+from lbq import neuron as neurons
+from lbq.errors import ConfigError, nearest
+from lbq.models.resnet import BurstNet as BurstNet
+from lbq.models.resnet import MakeNeuron, ResNet
+from lbq.models.time import over_time as over_time
+from lbq.models.vgg import STAGES as VGG_STAGES
+from lbq.models.vgg import VGG
+
+NeuronChoice = str | Mapping[str, Any] | Callable[[], nn.Module]
+
+IDS: tuple[str, ...] = (
+    "resnet18",
+    "resnet34",
+    "resnet18w64",
+    "resnet34w64",
+    "resnet19w128",
+    "resnet19w64fc256",
+    "resnet20w128",
+    "resnet20w16",
+    "resnet8w16",
+    "vgg11",
+    "vgg13",
+    "vgg16",
+)
+FOUR_STAGES: dict[int, tuple[int, ...]] = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3)}
+THREE_STAGE_DEPTHS = (8, 14, 20, 32, 44, 56)
+
+
+def create(
+    id: str,
+    num_classes: int = 10,
+    timesteps: int = 2,
+    neuron: NeuronChoice = "lbq",
+    *,
+    in_channels: int = 3,
+    stem_stride: int = 1,
+    share_tail: bool = False,
+) -> BurstNet:
+    """Build a network.
+
+    Args:
+        id: see the table in this module's documentation.
+        timesteps: how often a static image is shown; event frames `[T, B, C, H, W]` bring their own T.
+        neuron: a name in `lbq.neuron.NEURONS`; a mapping with `name` and that neuron's options, such as
+            `{"name": "lbq", "n_max": 10}`; or a callable without arguments that returns a fresh module.
+        in_channels: 2 for event frames.
+        stem_stride: 2 halves the resolution in the stem (CIFAR-stem ResNets only).
+        share_tail: one tail coefficient for the whole network instead of one per layer.
+    """
+    sizes = {"num_classes": num_classes, "timesteps": timesteps, "in_channels": in_channels, "stem_stride": stem_stride}
+    for name, value in sizes.items():
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ConfigError(f"model: {name} must be an integer >= 1, got {value!r}")
+    build = _builder(id)
+    make = _neuron_maker(neuron, timesteps)
+    if stem_stride != 1:
+        sizes_ok = build.func is ResNet and build.options.get("stem") != "imagenet"
+        if not sizes_ok:
+            raise ConfigError(f"model: stem_stride applies to CIFAR-stem ResNets, not to {id!r}")
+        build.options["stem_stride"] = stem_stride
+    net = build.func(
+        make, num_classes=num_classes, timesteps=timesteps, in_channels=in_channels, **build.options
+    )
+    if share_tail:
+        neurons.share_tail(net)
+    return net
+
+
+class _Builder:
+    def __init__(self, func: Callable[..., BurstNet], **options: Any) -> None:
+        self.func, self.options = func, options
+
+
+def _builder(id: str) -> _Builder:
+    if not isinstance(id, str):
+        raise ConfigError(f"model: id must be a string such as 'resnet20w128', got {id!r}")
+    if match := re.fullmatch(r"resnet(18|34)(?:w([1-9]\d*))?", id):
+        depth, base = int(match[1]), int(match[2] or 64)
+        stem = "cifar" if match[2] else "imagenet"
+        widths = [base * 2**i for i in range(4)]
+        return _Builder(ResNet, blocks=FOUR_STAGES[depth], widths=widths, stem_width=base, stem=stem)
+    if id == "resnet19w128":
+        return _Builder(ResNet, blocks=(3, 3, 2), widths=(128, 256, 512), stem_width=128)
+    if id == "resnet19w64fc256":
+        return _Builder(ResNet, blocks=(3, 3, 2), widths=(128, 256, 512), stem_width=64, hidden=256)
+    if (match := re.fullmatch(r"resnet(\d+)w([1-9]\d*)", id)) and int(match[1]) in THREE_STAGE_DEPTHS:
+        count, base = (int(match[1]) - 2) // 6, int(match[2])
+        return _Builder(ResNet, blocks=(count,) * 3, widths=(base, 2 * base, 4 * base), stem_width=base)
+    if (match := re.fullmatch(r"vgg(\d+)(?:w([1-9]\d*))?", id)) and int(match[1]) in VGG_STAGES:
+        return _Builder(VGG, depth=int(match[1]), width=int(match[2] or 64))
+    raise ConfigError(f"model: unknown id {id!r}{nearest(id, IDS)}")
+
+
+def _neuron_maker(neuron: NeuronChoice, timesteps: int) -> MakeNeuron:
+    if isinstance(neuron, str):
+        neuron = {"name": neuron}
+    if isinstance(neuron, Mapping):
+        options = dict(neuron)
+        name = options.pop("name", None)
+        if not isinstance(name, str):
+            raise ConfigError(f"neuron: give a 'name', one of {', '.join(sorted(neurons.NEURONS))}")
+        return lambda channels: neurons.create(name, timesteps=timesteps, channels=channels, **options)
+    if not callable(neuron):
+        raise ConfigError(f"neuron must be a name, a mapping or a callable, got {type(neuron).__name__}")
+    factory = neuron
+
+    def make(_channels: int) -> nn.Module:
+        made = factory()
+        if not isinstance(made, nn.Module):
+            raise ConfigError(f"neuron: the callable must return a torch.nn.Module, got {type(made).__name__}")
+        return made
+
+    return make

@@ -1,0 +1,63 @@
+"""VGG-11/13/16 with BatchNorm as burst networks: convolution, BatchNorm, neuron; max-pool on the neurons' outputs."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from lbq.models.resnet import BurstNet, MakeNeuron, conv3x3, initialise
+from lbq.models.time import over_time
+
+# convolutions in each of the five stages; their widths are 1, 2, 4, 8, 8 times the base
+STAGES: dict[int, tuple[int, ...]] = {11: (1, 1, 2, 2, 2), 13: (2, 2, 2, 2, 2), 16: (2, 2, 3, 3, 3)}
+
+
+class ConvUnit(nn.Module):
+    """sn(BN(conv(x))) over `[T, B, C, H, W]`, or over a static `[B, C, H, W]` that it shows at every timestep."""
+
+    def __init__(self, inputs: int, outputs: int, neuron: MakeNeuron, timesteps: int) -> None:
+        super().__init__()
+        self.timesteps = timesteps
+        self.conv = conv3x3(inputs, outputs)
+        self.bn = nn.BatchNorm2d(outputs)
+        self.sn = neuron(outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.sn(over_time(x, self.conv, self.bn, timesteps=self.timesteps))
+        return out
+
+
+class VGG(BurstNet):
+    """Five stages of 3x3 convolutions, each ended by a 2x2 max-pool; global average pool; one linear layer.
+
+    Inputs of at least 32x32: five poolings halve the resolution five times.
+    """
+
+    def __init__(
+        self,
+        neuron: MakeNeuron,
+        *,
+        depth: int,
+        width: int,
+        num_classes: int,
+        timesteps: int,
+        in_channels: int,
+    ) -> None:
+        super().__init__()
+        self.timesteps = timesteps
+        inputs = in_channels
+        self.stages = nn.ModuleList()
+        for count, factor in zip(STAGES[depth], (1, 2, 4, 8, 8), strict=True):
+            units = nn.Sequential()
+            for _ in range(count):
+                units.append(ConvUnit(inputs, width * factor, neuron, timesteps))
+                inputs = width * factor
+            self.stages.append(units)
+        self.maxpool = nn.MaxPool2d(2)
+        self.avgpool = nn.AdaptiveAvgPool2d(1)
+        self.fc = nn.Linear(inputs, num_classes)
+        initialise(self)
+
+    def features(self, x: Tensor) -> Tensor:
+        for stage in self.stages:
+            x = over_time(stage(x), self.maxpool)
+        return over_time(x, self.avgpool).flatten(2)

@@ -1,0 +1,265 @@
+"""What every spiking neuron module shares: its membrane, its checks, and the faces `forward`, `levels`, `forward_step`.
+
+A neuron maps `[T, B, ...]` to scaled outputs of the same shape, from a zero state, and keeps nothing between calls.
+Step-by-step use passes the state explicitly.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from lbq import surrogate as surrogates
+from lbq.graph import NeuronSpec
+from lbq.kernels.reference import (
+    BurstState,
+    Constants,
+    Rule,
+    burst_levels,
+    burst_sequence,
+    burst_step,
+    compute_dtype,
+)
+
+Membrane = Literal["lif", "if", "plif"]
+
+
+def check_count(name: str, value: Any, least: int = 1) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(f"{name} must be an integer >= {least}, got {value!r}")
+    return value
+
+
+def check_positive(name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+        raise ValueError(f"{name} must be a positive finite number, got {value!r}")
+    return float(value)
+
+
+def check_unit(name: str, value: Any, open_ends: bool = False) -> float:
+    """A number in [0, 1], or strictly between where `open_ends`."""
+    ok = not isinstance(value, bool) and isinstance(value, (int, float))
+    if not ok or not (0 < value < 1 if open_ends else 0 <= value <= 1):
+        interval = "strictly between 0 and 1" if open_ends else "in [0, 1]"
+        raise ValueError(f"{name} must be a number {interval}, got {value!r}")
+    return float(value)
+
+
+def check_choice(name: str, value: Any, known: tuple[str, ...]) -> str:
+    if value not in known:
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, known))}, got {value!r}")
+    return str(value)
+
+
+def logit(p: float) -> float:
+    return math.log(p / (1 - p))
+
+
+class _UnitInterval(torch.autograd.Function):
+    """Clamp to [0, 1] whose gradient vanishes only where a descent step would leave the interval further.
+
+    A plain clamp would freeze a parameter for good once the optimiser has stepped over an end.
+    """
+
+    @staticmethod
+    def forward(value: Tensor) -> Tensor:
+        return value.clamp(0, 1)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(inputs[0])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        (grad,) = grads
+        (value,) = ctx.saved_tensors
+        return torch.where(((value < 0) & (grad > 0)) | ((value > 1) & (grad < 0)), torch.zeros_like(grad), grad)
+
+
+def unit_interval(value: Tensor) -> Tensor:
+    out: Tensor = _UnitInterval.apply(value)  # type: ignore[no-untyped-call]
+    return out
+
+
+def register(module: nn.Module, name: str, value: Tensor, learned: bool) -> None:
+    """A parameter where learned, else a buffer under the same name: its value is in every state_dict."""
+    if learned:
+        module.register_parameter(name, nn.Parameter(value))
+    else:
+        module.register_buffer(name, value)
+
+
+class SpikingNeuron(nn.Module, ABC):
+    """Base of all spiking neurons. Subclasses give a `rule` and the `step`; the base owns membrane and surrogate.
+
+    membrane: `lif` leaks by `beta`; `if` does not leak (beta is ignored); `plif` is the parametric LIF,
+        U = (1 - k) V + k x with k = sigmoid(`decay_logit`) learned, started at k = 1 - beta.
+    """
+
+    rule: Rule
+    alpha: Tensor
+    beta: Tensor
+    eta: Tensor
+
+    def __init__(
+        self,
+        *,
+        surrogate: str,
+        membrane: Membrane,
+        beta: float,
+        alpha: float,
+        learn_beta: bool = False,
+        learn_alpha: bool = False,
+        tail: float = surrogates.BOX_ET_TAIL,
+        learn_tail: bool = True,
+    ) -> None:
+        super().__init__()
+        self.membrane = check_choice("membrane", membrane, ("lif", "if", "plif"))
+        self.surrogate = surrogates.get(surrogate)
+        beta = check_unit("beta", beta, open_ends=membrane == "plif")
+        alpha = check_unit("alpha", alpha)
+        if learn_beta and membrane != "lif":
+            raise ValueError(f"learn_beta needs membrane='lif', got membrane={membrane!r}")
+
+        if membrane == "plif":
+            self.decay_logit = nn.Parameter(torch.tensor(logit(1 - beta)))
+        elif membrane == "lif":
+            register(self, "beta", torch.tensor(beta), learn_beta)
+        register(self, "alpha", torch.tensor(alpha), learn_alpha)
+        if self.surrogate.tail is not None:
+            eta = torch.tensor(logit(check_unit("tail", tail, open_ends=True)))
+            register(self, "eta", eta, learn_tail and self.surrogate.tail == "learned")
+
+    @property
+    @abstractmethod
+    def step(self) -> Tensor:
+        """The distance between neighbouring thresholds, differentiable where learned."""
+
+    @property
+    def scale(self) -> Tensor | None:
+        """What a level is worth in the output; None where that is the step."""
+        return None
+
+    @property
+    def thresholds(self) -> Tensor | None:
+        return None
+
+    @property
+    def n_max(self) -> int:
+        return self.rule.n_max
+
+    @property
+    def signed(self) -> bool:
+        return self.rule.signed
+
+    @property
+    def tail(self) -> Tensor:
+        """The coefficient lambda of the surrogate's tails; 0 where it has none."""
+        if self.surrogate.tail is None:
+            return self.alpha.new_zeros(())
+        return torch.sigmoid(self.eta)
+
+    @property
+    def leak(self) -> Tensor | float:
+        if self.membrane == "plif":
+            return 1 - torch.sigmoid(self.decay_logit)
+        return unit_interval(self.beta) if self.membrane == "lif" else 1.0
+
+    @property
+    def gain(self) -> Tensor | float:
+        return torch.sigmoid(self.decay_logit) if self.membrane == "plif" else 1.0
+
+    def constants(self, x: Tensor) -> Constants:
+        """The layer's numbers in the arithmetic's dtype, shaped for one timestep of `x` [T, B, ...]."""
+        dtype = compute_dtype(x)
+
+        def cast(value: Tensor | float) -> Tensor | float:
+            return value.to(dtype) if isinstance(value, Tensor) else value
+
+        def spread(value: Tensor) -> Tensor:
+            value = value.to(dtype)
+            return value.reshape(-1, *[1] * (x.dim() - 3)) if value.dim() else value
+
+        return Constants(
+            step=spread(self._scaled_step(x)),
+            tail=self.tail.to(dtype),
+            leak=cast(self.leak),
+            alpha=unit_interval(self.alpha).to(dtype),
+            gain=cast(self.gain),
+            scale=None if self.scale is None else spread(self.scale),
+            thresholds=None if self.thresholds is None else self.thresholds.to(dtype),
+        )
+
+    def _scaled_step(self, x: Tensor) -> Tensor:  # noqa: ARG002 - a subclass scales by the size of x
+        return self.step
+
+    def check_input(self, x: Tensor) -> Tensor:
+        if not isinstance(x, Tensor) or not x.is_floating_point():
+            raise TypeError(f"x must be a floating-point tensor [T, B, ...], got {_kind(x)}")
+        if x.dim() < 2:
+            raise ValueError(f"x must be [T, B, ...] with at least two dimensions, got shape {tuple(x.shape)}")
+        return x
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Scaled outputs of the whole sequence `x` [T, B, ...], from a zero state."""
+        self.check_input(x)
+        return burst_sequence(x, self.constants(x), self.rule)[0]
+
+    def forward_step(self, x: Tensor, state: BurstState | None = None) -> tuple[Tensor, BurstState]:
+        """One timestep of current `x` [B, ...]; pass the returned state to the next call, None at the start."""
+        self.check_input(x[None])
+        emission, state = burst_step(x.to(compute_dtype(x)), state, self.constants(x[None]), self.rule)
+        return emission.scaled.to(x.dtype), state
+
+    @torch.no_grad()
+    def levels(self, x: Tensor) -> Tensor:
+        """Integer levels of the whole sequence `x` [T, B, ...]: uint8, int8 where signed, int32 past 255."""
+        self.check_input(x)
+        return self._as_integers(self._levels(x))
+
+    def _levels(self, x: Tensor) -> Tensor:
+        return burst_levels(x, self.constants(x), self.rule)
+
+    def _as_integers(self, level: Tensor) -> Tensor:
+        if level.isnan().any():
+            raise ValueError("x must not contain NaN: a NaN has no level")
+        if self.signed:
+            return level.to(torch.int8 if self.n_max <= 127 else torch.int32)
+        return level.to(torch.uint8 if self.n_max <= 255 else torch.int32)
+
+    def spec(self) -> NeuronSpec:
+        """This neuron as plain numbers, for deployment and accounting."""
+
+        def number(value: Tensor | float) -> float:
+            return float(value.detach()) if isinstance(value, Tensor) else value
+
+        def array(value: Tensor) -> Any:
+            return value.detach().cpu().double().numpy()
+
+        rule = self.rule
+        return NeuronSpec(
+            kind=type(self).__name__,
+            n_max=rule.n_max,
+            step=array(self.step),
+            scale=array(self.step if self.scale is None else self.scale),
+            leak=number(self.leak),
+            gain=number(self.gain),
+            alpha=number(unit_interval(self.alpha)),
+            rounding=rule.rounding,
+            reset=rule.reset,
+            decay_reset=rule.decay_reset,
+            thresholds=None if self.thresholds is None else array(self.thresholds),
+        )
+
+    def extra_repr(self) -> str:
+        step = self.step.detach()
+        shown = f"{step:.4g}" if step.dim() == 0 else f"[{step.min():.4g}..{step.max():.4g}]"
+        return f"n_max={self.n_max}, step={shown}, membrane={self.membrane!r}, surrogate={self.surrogate.name!r}"
+
+
+def _kind(x: Any) -> str:
+    return f"dtype {x.dtype}" if isinstance(x, Tensor) else type(x).__name__

@@ -1,0 +1,276 @@
+"""The neurons the paper compares with, on the same core, and the two activations of the fairness baselines."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lbq import surrogate as surrogates
+from lbq.errors import GraphError
+from lbq.graph import NeuronSpec
+from lbq.kernels.reference import BurstState, Rule, compute_dtype, quantise, straight_through
+from lbq.neuron.base import Membrane, SpikingNeuron, check_choice, check_count, check_positive, register
+from lbq.neuron.burst import SteppedNeuron, gamma, initial_rho, lsq_scaled
+
+
+class LIF(SpikingNeuron):
+    """Binary leaky integrate-and-fire neuron, exactly Eqs. lif and bispiking.
+
+    U[t] = beta U[t-1] + x[t] - alpha V_th S[t-1]: the reset is not decayed; S = [U > V_th]: strictly above. It is not
+    BurstNeuron(n_max=1), whose reset is decayed and which fires at U >= step.
+    """
+
+    threshold: Tensor
+
+    def __init__(
+        self,
+        threshold: float = 1.0,
+        beta: float = 0.5,
+        alpha: float = 1.0,
+        surrogate: str = "arctan",
+        *,
+        membrane: Membrane = "lif",
+        learn_beta: bool = False,
+        tail: float = surrogates.BOX_ET_TAIL,
+        learn_tail: bool = True,
+    ) -> None:
+        super().__init__(
+            surrogate=surrogate,
+            membrane=membrane,
+            beta=beta,
+            alpha=alpha,
+            learn_beta=learn_beta,
+            tail=tail,
+            learn_tail=learn_tail,
+        )
+        self.register_buffer("threshold", torch.tensor(check_positive("threshold", threshold)))
+        self.rule = Rule(1, self.surrogate, rounding="strict", decay_reset=False)
+
+    @property
+    def step(self) -> Tensor:
+        return self.threshold
+
+    @property
+    def scale(self) -> Tensor:
+        return torch.ones_like(self.threshold)
+
+
+class Ternary(SteppedNeuron):
+    """Ternary spikes gamma * clip(trunc(U / gamma), -1, 1), step fixed or learned, with an odd surrogate.
+
+    rule `trunc` fires at |U| >= gamma and subtracts alpha * gamma * S; rule `half` is the released Ternary Spike code:
+    dead zone |U| < gamma / 2 and hard reset (there with beta = 0.25, step 1, surrogate `clip`).
+    """
+
+    def __init__(
+        self,
+        step: float = 1.0,
+        learn_step: bool = False,
+        beta: float = 0.5,
+        alpha: float = 1.0,
+        surrogate: str = "box",
+        *,
+        rule: Literal["trunc", "half"] = "trunc",
+        channels: int | None = None,
+        step_gradient: Literal["sum", "lsq"] = "sum",
+        membrane: Membrane = "lif",
+        tail: float = surrogates.BOX_ET_TAIL,
+        learn_tail: bool = True,
+    ) -> None:
+        super().__init__(
+            step=step,
+            learn_step=learn_step,
+            channels=channels,
+            step_gradient=step_gradient,
+            surrogate=surrogate,
+            membrane=membrane,
+            beta=beta,
+            alpha=alpha,
+            tail=tail,
+            learn_tail=learn_tail,
+        )
+        check_choice("rule", rule, ("trunc", "half"))
+        self.rule = Rule(1, self.surrogate, rounding=rule, reset="hard" if rule == "half" else "once")
+
+
+class ILIF(SteppedNeuron):
+    """Integer LIF: S = clip(round(U / step), 0, n_max), and the reset subtracts the whole level (Luo et al. 2024)."""
+
+    def __init__(
+        self,
+        n_max: int = 4,
+        step: float = 1.0,
+        beta: float = 0.25,
+        alpha: float = 1.0,
+        surrogate: str = "clip",
+        *,
+        learn_step: bool = False,
+        membrane: Membrane = "lif",
+    ) -> None:
+        check_count("n_max", n_max)
+        super().__init__(
+            step=step,
+            learn_step=learn_step,
+            channels=None,
+            step_gradient="sum",
+            surrogate=surrogate,
+            membrane=membrane,
+            beta=beta,
+            alpha=alpha,
+        )
+        self.rule = Rule(n_max, self.surrogate, rounding="round", reset="level", reset_grad=False)
+
+
+class LMHT(SteppedNeuron):
+    """Learnable multi-hierarchical threshold neuron (Hao et al. 2024) with L equidistant thresholds.
+
+    Currents are first mixed over time, x'[t] = sum_j 2 sigmoid(M[t, j]) / T * x[j], with M learned from 0; the leak
+    sigmoid(a) + 1/2 is learned from 1; the reset subtracts the level; gradients do not flow through the membrane.
+    """
+
+    def __init__(
+        self, timesteps: int, levels: int = 2, step: float | None = None, surrogate: str = "box", learn_step: bool = False
+    ) -> None:
+        check_count("levels", levels)
+        super().__init__(
+            step=2 / levels if step is None else step,
+            learn_step=learn_step,
+            channels=None,
+            step_gradient="sum",
+            surrogate=surrogate,
+            membrane="if",
+            beta=0.0,
+            alpha=1.0,
+        )
+        self.timesteps = check_count("timesteps", timesteps)
+        self.mixing = nn.Parameter(torch.zeros(timesteps, timesteps))
+        self.leak_logit = nn.Parameter(torch.zeros(()))
+        self.rule = Rule(levels, self.surrogate, reset="level", reset_grad=False, detach_state=True)
+
+    @property
+    def leak(self) -> Tensor:
+        return torch.sigmoid(self.leak_logit) + 0.5
+
+    def check_input(self, x: Tensor) -> Tensor:
+        super().check_input(x)
+        if x.shape[0] != self.timesteps:
+            raise ValueError(f"x must have timesteps={self.timesteps} as its first dimension, got {x.shape[0]}")
+        return x
+
+    def mix(self, x: Tensor) -> Tensor:
+        weights = 2 * torch.sigmoid(self.mixing) / self.timesteps
+        return torch.tensordot(weights.to(compute_dtype(x)), x.to(compute_dtype(x)), dims=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(self.mix(self.check_input(x))).to(x.dtype)
+
+    def _levels(self, x: Tensor) -> Tensor:
+        return super()._levels(self.mix(x))
+
+    def forward_step(self, x: Tensor, state: BurstState | None = None) -> tuple[Tensor, BurstState]:
+        raise NotImplementedError("LMHT mixes all timesteps, so it has no step-by-step form: pass the whole sequence")
+
+    def spec(self) -> NeuronSpec:
+        raise GraphError(
+            "LMHT mixes timesteps by a learned matrix, which cannot be absorbed into weights; use another neuron"
+        )
+
+
+class MLF(SpikingNeuron):
+    """Multi-level firing (Feng et al. 2022): several membranes with fixed equidistant thresholds, each a binary LIF
+    with hard reset; the output is the number of membranes that fire (0.6, 1.6, 2.6 in the published code)."""
+
+    ladder: Tensor
+
+    def __init__(
+        self,
+        levels: int = 3,
+        threshold: float = 0.6,
+        spacing: float = 1.0,
+        beta: float = 0.25,
+        surrogate: str = "rectangular",
+    ) -> None:
+        super().__init__(surrogate=surrogate, membrane="lif", beta=beta, alpha=1.0, learn_tail=False)
+        check_count("levels", levels)
+        first, gap = check_positive("threshold", threshold), check_positive("spacing", spacing)
+        self.register_buffer("ladder", first + gap * torch.arange(levels, dtype=torch.float32))
+        self.rule = Rule(levels, self.surrogate, rounding="strict", reset="hard")
+
+    @property
+    def step(self) -> Tensor:
+        """What one fired membrane is worth: a unit spike."""
+        return torch.ones_like(self.ladder[0])
+
+    @property
+    def thresholds(self) -> Tensor:
+        return self.ladder
+
+    def _fire(self, x: Tensor, state: BurstState | None) -> tuple[Tensor, BurstState]:
+        """One timestep `x` [B, ...] over membranes `[levels, B, ...]`; returns the spike count."""
+        dtype = compute_dtype(x)
+        theta = self.ladder.to(dtype).reshape(-1, *[1] * x.dim())
+        u = x.to(dtype) + torch.zeros_like(theta)
+        if state is not None:
+            u = u + self.beta.to(dtype) * state.v
+        fired = torch.where(u.isnan(), u, (u > theta).to(dtype)).detach()
+        spikes = straight_through(u - theta + 1, fired, self.tail.to(dtype), 1, self.surrogate)
+        return spikes.sum(0), BurstState(u * (1 - fired))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.check_input(x)
+        outputs, state = [], None
+        for current in x.unbind(0):
+            spikes, state = self._fire(current, state)
+            outputs.append(spikes.to(x.dtype))
+        return torch.stack(outputs) if outputs else torch.empty_like(x)
+
+    def forward_step(self, x: Tensor, state: BurstState | None = None) -> tuple[Tensor, BurstState]:
+        self.check_input(x[None])
+        spikes, state = self._fire(x, state)
+        return spikes.to(x.dtype), state
+
+    def _levels(self, x: Tensor) -> Tensor:
+        return self.forward(x.to(compute_dtype(x)))
+
+    def spec(self) -> NeuronSpec:
+        raise GraphError("MLF keeps several membranes per neuron, which the integer form does not have; use LadderNeuron")
+
+
+class ReLU(nn.Module):
+    """The ANN's activation, with the neurons' interface: `[T, B, ...]` in and out."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(x)
+
+
+class QuantReLU(nn.Module):
+    """Activation of the quantised ANN with the same levels: gamma * clip(round(x / gamma), 0, n_max), learned step.
+
+    No membrane, no time: the fairness baseline that separates what the levels give from what the spiking dynamics give.
+    Trained as LSQ (Esser et al. 2020): `clip` surrogate and a step gradient scaled by 1 / sqrt(features * n_max).
+    """
+
+    rho: Tensor
+
+    def __init__(self, n_max: int = 5, step: float | None = None, learn_step: bool = True) -> None:
+        super().__init__()
+        self.n_max = check_count("n_max", n_max)
+        self.surrogate = surrogates.get("clip")
+        register(self, "rho", initial_rho(2 / n_max if step is None else step), learn_step)
+
+    @property
+    def step(self) -> Tensor:
+        return gamma(self.rho)
+
+    def forward(self, x: Tensor) -> Tensor:
+        dtype = compute_dtype(x)
+        step = lsq_scaled(self.step, x, self.n_max).to(dtype)
+        r = x.to(dtype) / step
+        level = quantise(r.detach(), self.n_max, "round")
+        return (step * straight_through(r, level, r.new_zeros(()), self.n_max, self.surrogate)).to(x.dtype)
+
+    def extra_repr(self) -> str:
+        return f"n_max={self.n_max}, step={self.step.item():.4g}"

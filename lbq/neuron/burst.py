@@ -1,0 +1,196 @@
+"""The paper's neuron: a burst neuron whose step is learned (or fixed), and its generalisation to any threshold ladder."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lbq import surrogate as surrogates
+from lbq.kernels.reference import Rule
+from lbq.neuron.base import Membrane, SpikingNeuron, check_choice, check_count, check_positive, register
+
+STEP_EPS = 1e-6  # gamma = softplus(rho) + STEP_EPS
+
+
+def gamma(rho: Tensor) -> Tensor:
+    """The positive step of an unconstrained parameter: softplus(rho) + STEP_EPS."""
+    return F.softplus(rho) + STEP_EPS
+
+
+def initial_rho(step: float, channels: int | None = None) -> Tensor:
+    """rho with gamma(rho) = step: a scalar, or one for each channel."""
+    if check_positive("step", step) <= 2 * STEP_EPS:
+        raise ValueError(f"step must be larger than {2 * STEP_EPS:g}, got {step!r}")
+    y = step - STEP_EPS
+    rho = torch.tensor(y + math.log(-math.expm1(-y)))
+    return rho if channels is None else rho.repeat(check_count("channels", channels))
+
+
+class _ScaleGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(value: Tensor, factor: float) -> Tensor:
+        return value.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, float], output: Tensor) -> None:
+        ctx.factor = inputs[1]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        return grads[0] * ctx.factor, None
+
+
+def lsq_scaled(step: Tensor, x: Tensor, n_max: int) -> Tensor:
+    """`step` with its gradient scaled by 1 / sqrt(features that share it * n_max), for `x` [T, B, ...] (LSQ)."""
+    features = max(math.prod(x.shape[2:]) // step.numel(), 1)
+    out: Tensor = _ScaleGradient.apply(step, 1 / math.sqrt(features * n_max))  # type: ignore[no-untyped-call]
+    return out
+
+
+class SteppedNeuron(SpikingNeuron):
+    """A neuron with a positive step gamma = softplus(rho) + 1e-6, learned or fixed, per layer or per channel."""
+
+    rho: Tensor
+
+    def __init__(
+        self,
+        *,
+        step: float,
+        learn_step: bool,
+        channels: int | None,
+        step_gradient: Literal["sum", "lsq"],
+        **membrane: Any,
+    ) -> None:
+        super().__init__(**membrane)
+        register(self, "rho", initial_rho(step, channels), learn_step)
+        self.step_gradient = check_choice("step_gradient", step_gradient, ("sum", "lsq"))
+
+    @property
+    def step(self) -> Tensor:
+        """gamma: a scalar, or `[channels]`."""
+        return gamma(self.rho)
+
+    @property
+    def learn_step(self) -> bool:
+        return isinstance(self.rho, nn.Parameter)
+
+    def _scaled_step(self, x: Tensor) -> Tensor:
+        return self.step if self.step_gradient == "sum" else lsq_scaled(self.step, x, self.n_max)
+
+    def check_input(self, x: Tensor) -> Tensor:
+        super().check_input(x)
+        if self.rho.dim() and (x.dim() < 3 or x.shape[2] != self.rho.numel()):
+            raise ValueError(
+                f"x must be [T, B, {self.rho.numel()}, ...] for channels={self.rho.numel()}, got {tuple(x.shape)}"
+            )
+        return x
+
+
+class BurstNeuron(SteppedNeuron):
+    """Burst neuron with integer levels 0..n_max and a learned step (Eqs. lbq_fire to scale_grad_middle).
+
+    Maps currents `[T, B, ...]` to gamma * S, starts every call from a zero state and keeps nothing.
+
+    Args:
+        n_max: highest level, >= 1.
+        step: initial step gamma; default 2 / n_max (0.4 at 5).
+        learn_step: False makes it the fixed-step burst neuron (Eq. fixed_burst_quantizer).
+        beta, alpha: membrane decay and reset factor, in [0, 1].
+        surrogate: a name in `lbq.surrogate.SURROGATES`.
+        tail: initial coefficient lambda = sigmoid(eta) of the surrogate's tails; `learn_tail` trains it.
+        membrane: `lif`, `if` or `plif`.
+        channels: give one step to each of that many channels (dimension 2 of the input) instead of one per layer.
+        learn_beta, learn_alpha: train them, kept in [0, 1].
+        reset_grad: let gradients reach gamma and alpha through the reset.
+        step_gradient: `sum` as the paper, or `lsq`: scaled by 1 / sqrt(features * n_max).
+    """
+
+    def __init__(
+        self,
+        n_max: int = 5,
+        step: float | None = None,
+        learn_step: bool = True,
+        beta: float = 0.5,
+        alpha: float = 1.0,
+        surrogate: str = "relsg_et",
+        *,
+        tail: float = surrogates.BOX_ET_TAIL,
+        learn_tail: bool = True,
+        membrane: Membrane = "lif",
+        channels: int | None = None,
+        learn_beta: bool = False,
+        learn_alpha: bool = False,
+        reset_grad: bool = True,
+        step_gradient: Literal["sum", "lsq"] = "sum",
+    ) -> None:
+        check_count("n_max", n_max)
+        super().__init__(
+            step=2 / n_max if step is None else step,
+            learn_step=learn_step,
+            channels=channels,
+            step_gradient=step_gradient,
+            surrogate=surrogate,
+            membrane=membrane,
+            beta=beta,
+            alpha=alpha,
+            learn_beta=learn_beta,
+            learn_alpha=learn_alpha,
+            tail=tail,
+            learn_tail=learn_tail,
+        )
+        self.rule = Rule(n_max, self.surrogate, reset_grad=reset_grad)
+
+
+class LadderNeuron(SpikingNeuron):
+    """Burst neuron with any ordered thresholds (Eq. burst_count): S counts the thresholds that U reaches.
+
+    The output is scale * S, the reset subtracts alpha * thresholds[0]. The surrogate acts on the piecewise-linear
+    coordinate r(U) that is i at the i-th threshold; for thresholds k * step this is BurstNeuron with a fixed step.
+
+    Args:
+        thresholds: increasing positive numbers.
+        scale: what one level is worth; default the mean spacing thresholds[-1] / n_max.
+    """
+
+    ladder: Tensor
+    level_scale: Tensor
+
+    def __init__(
+        self,
+        thresholds: Sequence[float] = (0.4, 0.8, 1.2, 1.6, 2.0),
+        scale: float | None = None,
+        beta: float = 0.5,
+        alpha: float = 1.0,
+        surrogate: str = "relsg_et",
+        *,
+        tail: float = surrogates.BOX_ET_TAIL,
+        learn_tail: bool = True,
+        membrane: Membrane = "lif",
+    ) -> None:
+        super().__init__(
+            surrogate=surrogate, membrane=membrane, beta=beta, alpha=alpha, tail=tail, learn_tail=learn_tail
+        )
+        values = [check_positive("thresholds", t) for t in thresholds]
+        if not values or any(b <= a for a, b in zip(values, values[1:], strict=False)):
+            raise ValueError(f"thresholds must be strictly increasing and not empty, got {list(thresholds)!r}")
+        self.register_buffer("ladder", torch.tensor(values))
+        worth = values[-1] / len(values) if scale is None else check_positive("scale", scale)
+        self.register_buffer("level_scale", torch.tensor(worth))
+        self.rule = Rule(len(values), self.surrogate)
+
+    @property
+    def step(self) -> Tensor:
+        return self.ladder[0]
+
+    @property
+    def scale(self) -> Tensor:
+        return self.level_scale
+
+    @property
+    def thresholds(self) -> Tensor:
+        return self.ladder

@@ -1,0 +1,70 @@
+"""Names for neurons: what a configuration or `lbq.models.create(neuron=...)` may say."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from torch import nn
+
+from lbq.errors import ConfigError, nearest
+from lbq.neuron.base import SpikingNeuron
+from lbq.neuron.baselines import ILIF, LIF, LMHT, MLF, QuantReLU, ReLU, Ternary
+from lbq.neuron.burst import BurstNeuron, LadderNeuron
+
+# V1, V2 and V3 are the paper's ablation: {fixed, learned} step x {box, ReLSG-ET} surrogate; LBQ is the fourth corner.
+NEURONS: dict[str, Callable[..., nn.Module]] = {
+    "lbq": BurstNeuron,
+    "burst_fixed": partial(BurstNeuron, learn_step=False),
+    "v1": partial(BurstNeuron, learn_step=False, surrogate="box"),
+    "v2": partial(BurstNeuron, learn_step=False),
+    "v3": partial(BurstNeuron, surrogate="box"),
+    "ladder": LadderNeuron,
+    "lif": LIF,
+    "if": partial(LIF, membrane="if"),
+    "plif": partial(LIF, membrane="plif"),
+    "ternary": Ternary,
+    "ternary_learned": partial(Ternary, learn_step=True),
+    "ternary_half": partial(Ternary, rule="half", beta=0.25, surrogate="clip"),
+    "ilif": ILIF,
+    "lmht": LMHT,
+    "mlf": MLF,
+    "relu": ReLU,
+    "qann": QuantReLU,
+}
+
+
+def options_of(name: str) -> set[str]:
+    """The options that a configuration may give to the neuron `name`."""
+    names = set(inspect.signature(NEURONS[name]).parameters) - {"timesteps", "channels"}
+    return names | {"per_channel"} if "channels" in inspect.signature(NEURONS[name]).parameters else names
+
+
+def create(name: str, *, timesteps: int | None = None, channels: int | None = None, **options: Any) -> nn.Module:
+    """A neuron by name. `timesteps` and `channels` describe where it stands and reach the neurons that need them;
+    `per_channel=True` asks for one step per channel."""
+    if name not in NEURONS:
+        raise ConfigError(f"unknown neuron {name!r}{nearest(name, NEURONS)}")
+    known = options_of(name)
+    for option in options:
+        if option not in known:
+            raise ConfigError(f"neuron {name!r} has no option {option!r}{nearest(option, known)}")
+    factory = NEURONS[name]
+    accepts = inspect.signature(factory).parameters
+    if options.pop("per_channel", False):
+        options["channels"] = channels
+    if "timesteps" in accepts:
+        options["timesteps"] = timesteps
+    try:
+        return factory(**options)
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"neuron {name!r}: {error}") from error
+
+
+def share_tail(net: nn.Module) -> None:
+    """Give all neurons of `net` one tail coefficient: the paper writes lambda without a layer index."""
+    neurons = [m for m in net.modules() if isinstance(m, SpikingNeuron) and m.surrogate.tail == "learned"]
+    for neuron in neurons[1:]:
+        neuron.eta = neurons[0].eta

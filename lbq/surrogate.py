@@ -1,0 +1,160 @@
+"""Surrogate level functions B(r) and their derivatives B'(r), over the normalised membrane r = U / step.
+
+The forward pass emits integer levels; the backward pass differentiates B instead (Eq. ste_level). Each
+surrogate is one pair of pure functions of `(r, n_max, tail)`; `tail` is the coefficient lambda of the
+exponential tails and is ignored by the surrogates that have none. Thresholds lie at r = 1, 2, ..., n_max.
+
+The single-threshold surrogates of binary networks (arctan, rectangular, sigmoid, triangle) serve n_max > 1 as the sum of
+one copy per threshold, so that n_max = 1 is the usual function.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from lbq.errors import nearest
+
+Curve = Callable[[Tensor, int, Tensor], Tensor]
+
+SIGMOID_SLOPE = 4.0  # makes the sigmoid's derivative 1 at its threshold, like the others
+BOX_ET_TAIL = 0.5  # the paper leaves it silent; ReLSG-ET starts from the same value
+
+
+@dataclass(frozen=True)
+class Surrogate:
+    """`level` is B, `slope` is B' = dB/dr, `tail_slope` is dB/dlambda (only where there is a tail)."""
+
+    name: str
+    level: Curve
+    slope: Curve
+    tail: Literal["learned", "fixed"] | None = None
+    tail_slope: Curve | None = None
+
+
+def _tails(r: Tensor, low: float, high: float) -> Tensor:
+    """exp(-distance to [low, high]): 1 inside, decaying outside, never overflowing."""
+    return torch.exp(torch.minimum(torch.minimum(r - low, high - r), torch.zeros_like(r)))
+
+
+def _tail_bend(r: Tensor, low: float, high: float) -> Tensor:
+    """Integral of the tails beyond [low, high]: e^(r-low)-1 below, 1-e^(high-r) above, 0 inside."""
+    tails = _tails(r, low, high)
+    return torch.where(r < low, tails - 1, torch.where(r > high, 1 - tails, torch.zeros_like(r)))
+
+
+def _plateau(r: Tensor, low: float, high: float, outside: Tensor) -> Tensor:
+    return torch.where((r >= low) & (r <= high), torch.ones_like(r), outside)
+
+
+def relsg_et(r: Tensor, n_max: int, tail: Tensor) -> Tensor:
+    """Eq. surrogate_level: r on [1, n_max], bent into exponential tails of strength `tail` on both sides."""
+    return r.clamp(1, n_max) + tail * _tail_bend(r, 1, n_max)
+
+
+def relsg_et_slope(r: Tensor, n_max: int, tail: Tensor) -> Tensor:
+    """Eq. surrogate_grad: 1 on [1, n_max], tail * e^(-distance) outside."""
+    return _plateau(r, 1, n_max, tail * _tails(r, 1, n_max))
+
+
+def relsg_et_tail_slope(r: Tensor, n_max: int, _tail: Tensor) -> Tensor:
+    return _tail_bend(r, 1, n_max)
+
+
+def box(r: Tensor, n_max: int, _tail: Tensor) -> Tensor:
+    return (r - 0.5).clamp(0, n_max)
+
+
+def box_slope(r: Tensor, n_max: int, _tail: Tensor) -> Tensor:
+    return _plateau(r, 0.5, n_max + 0.5, torch.zeros_like(r))
+
+
+def box_et(r: Tensor, n_max: int, tail: Tensor) -> Tensor:
+    return box(r, n_max, tail) + tail * _tail_bend(r, 0.5, n_max + 0.5)
+
+
+def box_et_slope(r: Tensor, n_max: int, tail: Tensor) -> Tensor:
+    return _plateau(r, 0.5, n_max + 0.5, tail * _tails(r, 0.5, n_max + 0.5))
+
+
+def clip(r: Tensor, n_max: int, _tail: Tensor) -> Tensor:
+    """The quantised-activation surrogate (I-LIF, LSQ): identity on [0, n_max]."""
+    return r.clamp(0, n_max)
+
+
+def clip_slope(r: Tensor, n_max: int, _tail: Tensor) -> Tensor:
+    return _plateau(r, 0, n_max, torch.zeros_like(r))
+
+
+def _per_threshold(curve: Callable[[Tensor], Tensor]) -> Curve:
+    """Sum one copy of `curve(distance)` for each threshold 1..n_max."""
+
+    def summed(r: Tensor, n_max: int, _tail: Tensor) -> Tensor:
+        total = curve(r - 1)
+        for k in range(2, n_max + 1):
+            total = total + curve(r - k)
+        return total
+
+    return summed
+
+
+def _arctan(d: Tensor) -> Tensor:
+    return torch.atan(math.pi * d) / math.pi + 0.5
+
+
+def _arctan_slope(d: Tensor) -> Tensor:
+    return 1 / (1 + (math.pi * d) ** 2)
+
+
+def _rectangular(d: Tensor) -> Tensor:
+    return (d + 0.5).clamp(0, 1)
+
+
+def _rectangular_slope(d: Tensor) -> Tensor:
+    # Half-open, so that neighbouring thresholds tile the range instead of doubling the gradient at their seam.
+    return _plateau(d, -0.5, 0.5, torch.zeros_like(d)) - (d == 0.5).to(d.dtype)
+
+
+def _sigmoid(d: Tensor) -> Tensor:
+    return torch.sigmoid(SIGMOID_SLOPE * d)
+
+
+def _sigmoid_slope(d: Tensor) -> Tensor:
+    s = torch.sigmoid(SIGMOID_SLOPE * d)
+    return SIGMOID_SLOPE * s * (1 - s)
+
+
+def _triangle(d: Tensor) -> Tensor:
+    c = d.clamp(-1, 1)
+    return 0.5 + c - 0.5 * c * c.abs()
+
+
+def _triangle_slope(d: Tensor) -> Tensor:
+    return (1 - d.abs()).clamp(min=0)
+
+
+SURROGATES: dict[str, Surrogate] = {
+    s.name: s
+    for s in (
+        Surrogate("relsg_et", relsg_et, relsg_et_slope, "learned", relsg_et_tail_slope),
+        Surrogate("box", box, box_slope),
+        Surrogate("box_et", box_et, box_et_slope, "fixed"),
+        Surrogate("clip", clip, clip_slope),
+        Surrogate("arctan", _per_threshold(_arctan), _per_threshold(_arctan_slope)),
+        Surrogate("rectangular", _per_threshold(_rectangular), _per_threshold(_rectangular_slope)),
+        Surrogate("sigmoid", _per_threshold(_sigmoid), _per_threshold(_sigmoid_slope)),
+        Surrogate("triangle", _per_threshold(_triangle), _per_threshold(_triangle_slope)),
+    )
+}
+
+
+def get(name: str) -> Surrogate:
+    """The surrogate of that name; an unknown one raises a ValueError that names the nearest."""
+    if not isinstance(name, str) or name not in SURROGATES:
+        raise ValueError(f"surrogate must be a known name, got {name!r}{nearest(str(name), SURROGATES)}")
+    return SURROGATES[name]
