@@ -1,0 +1,279 @@
+"""Lower a PyTorch network to an `lbq.graph.Graph`.
+
+The network is traced with torch.fx, neurons and PyTorch's own layers being leaves, and its trace is interpreted on
+symbolic values: a tensor is either the levels of one layer (possibly pooled) or a current, that is a sum of synapses
+and a bias. BatchNorm folds into the synapses of a current; an addition joins two currents, levels entering it through an
+identity synapse; a neuron turns a current into a new layer. What does not fit is refused with the layer's name.
+"""
+
+from __future__ import annotations
+
+import inspect
+import operator
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor, fx, nn
+
+from lbq.errors import GraphError
+from lbq.graph import INPUT, Array, Graph, Layer, NeuronSpec, Pool, Shape, Synapse
+from lbq.models.time import fold_time, unfold_time
+from lbq.neuron import QuantReLU, ReLU, SpikingNeuron
+
+ACTIVATIONS = (SpikingNeuron, ReLU, QuantReLU, nn.ReLU)
+PASSES = (nn.Dropout, nn.Dropout2d, nn.Identity)
+
+
+@dataclass(frozen=True)
+class Levels:
+    """Outputs of the layer `source` (or the input), pooled; `factor` is the 1/n of average pools."""
+
+    source: str
+    shape: Shape
+    pools: tuple[Pool, ...] = ()
+    factor: float = 1.0
+    flat: bool = False
+
+
+@dataclass(frozen=True)
+class Current:
+    """sum of synapses + bias; `averaged` marks the readout's mean over time."""
+
+    synapses: tuple[Synapse, ...]
+    bias: Array
+    shape: Shape
+    averaged: bool = False
+
+
+Value = Levels | Current
+
+
+class _Tracer(fx.Tracer):
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return isinstance(m, ACTIVATIONS) or super().is_leaf_module(m, module_qualified_name)
+
+
+@torch.no_grad()
+def lower(net: nn.Module, input_shape: Shape, timesteps: int | None = None, static: bool = True) -> Graph:
+    """The network as numbers (float64), for inputs of `input_shape` (C, H, W), in evaluation mode.
+
+    timesteps: default `net.timesteps`. static: one image shown at every timestep, or event frames.
+    """
+    if timesteps is None:
+        timesteps = getattr(net, "timesteps", None)
+        if not isinstance(timesteps, int):
+            raise GraphError(f"{type(net).__name__} has no attribute 'timesteps': pass timesteps=")
+    options = {  # arguments with defaults, such as per_step=False, keep them
+        name: parameter.default
+        for name, parameter in inspect.signature(net.forward).parameters.items()
+        if parameter.default is not inspect.Parameter.empty
+    }
+    try:
+        trace = _Tracer().trace(net, options)
+    except (fx.proxy.TraceError, TypeError, ValueError) as error:
+        raise GraphError(f"{type(net).__name__} cannot be traced by torch.fx: {error}") from error
+    return _Lowering(net, trace, input_shape, timesteps, static).run()
+
+
+class _Lowering:
+    def __init__(self, net: nn.Module, trace: fx.Graph, input_shape: Shape, timesteps: int, static: bool) -> None:
+        self.modules = dict(net.named_modules())
+        self.trace, self.input_shape, self.timesteps, self.static = trace, input_shape, timesteps, static
+        self.values: dict[fx.Node, Value] = {}
+        self.layers: list[Layer] = []
+
+    def run(self) -> Graph:
+        for node in self.trace.nodes:
+            if node.op == "placeholder":
+                if not self.values:
+                    self.values[node] = Levels(INPUT, self.input_shape)
+            elif node.op == "output":
+                return self._finish(node)
+            elif node.op == "get_attr":
+                raise GraphError(f"layer {node.target!r}: a bare parameter in the network's forward is not supported")
+            elif inputs := [self.values[a] for a in node.all_input_nodes if a in self.values]:
+                self.values[node] = self._apply(node, inputs)
+            # what does not depend on the input are fx's checks of the arguments with defaults
+        raise GraphError("the network returns nothing")
+
+    def _finish(self, node: fx.Node) -> Graph:
+        result = node.args[0]
+        value = self.values.get(result) if isinstance(result, fx.Node) else None
+        if not isinstance(value, Current):
+            raise GraphError("the network must return the current of its last linear layer (its logits)")
+        if not value.averaged:
+            raise GraphError("the network must average its logits over time: return logits.mean(0)")
+        readout = Layer("readout", value.synapses, value.bias, value.shape)
+        return Graph(self.input_shape, self.timesteps, self.static, tuple(self.layers), readout)
+
+    # One fx node ---------------------------------------------------------------------------------------------------
+
+    def _apply(self, node: fx.Node, inputs: list[Value]) -> Value:
+        where = str(node.target) if node.op == "call_module" else f"{node.name} in the network's forward"
+        value = inputs[0]
+        if node.op == "call_module":
+            return self._module(str(node.target), self.modules[str(node.target)], value)
+        target = node.target
+        if target in (fold_time, unfold_time):
+            return value
+        if target in (operator.add, torch.add, "add"):
+            if len(inputs) != 2 or node.kwargs:
+                raise GraphError(f"{where}: only the plain sum of two tensors is supported")
+            return self._sum(where, inputs[0], inputs[1])
+        if target in (torch.flatten, "flatten"):
+            return self._flatten(where, value, *node.args[1:])
+        if target in ("mean", torch.mean) and node.args[1:] == (0,) and isinstance(value, Current):
+            return replace(value, averaged=True)
+        if target in (torch.relu, nn.functional.relu, "relu"):
+            return self._activation(node.name, None, value)
+        name = target if isinstance(target, str) else getattr(target, "__name__", str(target))
+        raise GraphError(f"{where}: operation {name!r} has no integer form here")
+
+    def _module(self, name: str, module: nn.Module, value: Value) -> Value:
+        if isinstance(module, ACTIVATIONS):
+            return self._activation(name, module, value)
+        if isinstance(module, PASSES):
+            return value
+        if isinstance(module, nn.Flatten):
+            return self._flatten(name, value, module.start_dim, module.end_dim)
+        if isinstance(module, (nn.BatchNorm1d, nn.BatchNorm2d)):
+            return self._batch_norm(name, module, value)
+        if not isinstance(value, Levels):
+            raise GraphError(f"layer {name!r}: {type(module).__name__} must read a neuron's output or the input")
+        if isinstance(module, nn.Conv2d):
+            return self._conv(name, module, value)
+        if isinstance(module, nn.Linear):
+            return self._linear(name, module, value)
+        if isinstance(module, (nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d)):
+            return self._pool(name, module, value)
+        raise GraphError(f"layer {name!r}: {type(module).__name__} has no integer form here")
+
+    def _activation(self, name: str, module: nn.Module | None, value: Value) -> Levels:
+        if isinstance(value, Levels):
+            value = self._as_current(name, value)
+        if value.averaged:
+            raise GraphError(f"layer {name!r}: a neuron cannot follow the mean over time")
+        if any(layer.name == name for layer in self.layers):
+            raise GraphError(f"layer {name!r} is used twice: give each place its own neuron")
+        spec: NeuronSpec | None = None
+        if isinstance(module, SpikingNeuron):
+            try:
+                spec = module.spec()
+            except GraphError as error:
+                raise GraphError(f"layer {name!r}: {error}") from error
+        self.layers.append(Layer(name, value.synapses, value.bias, value.shape, spec))
+        return Levels(name, value.shape)
+
+    def _batch_norm(self, name: str, bn: nn.BatchNorm1d | nn.BatchNorm2d, value: Value) -> Current:
+        if bn.running_mean is None or bn.running_var is None:
+            raise GraphError(f"layer {name!r}: BatchNorm without running statistics cannot be folded")
+        current = self._as_current(name, value) if isinstance(value, Levels) else value
+        mean, var = _array(bn.running_mean), _array(bn.running_var)
+        scale = 1 / np.sqrt(var + bn.eps)
+        shift = -mean * scale
+        if bn.affine:
+            scale = scale * _array(bn.weight)
+            shift = shift * _array(bn.weight) + _array(bn.bias)
+
+        def fold(s: Synapse) -> Synapse:
+            factor = scale if s.kind == "identity" else scale[:, None, None, None]
+            return replace(s, weight=s.weight * factor)
+
+        return replace(
+            current, synapses=tuple(fold(s) for s in current.synapses), bias=current.bias * scale + shift
+        )
+
+    def _conv(self, name: str, conv: nn.Conv2d, value: Levels) -> Current:
+        if conv.padding_mode != "zeros" or isinstance(conv.padding, str) or value.flat:
+            raise GraphError(f"layer {name!r}: only zero padding given as numbers is supported")
+        weight = _array(conv.weight)
+        stride, padding, dilation = _pair(conv.stride), _pair(conv.padding), _pair(conv.dilation)
+        height, width = (
+            (size + 2 * p - d * (k - 1) - 1) // s + 1
+            for size, p, d, k, s in zip(
+                value.shape[1:], padding, dilation, weight.shape[2:], stride, strict=True
+            )
+        )
+        out_shape = (weight.shape[0], height, width)
+        synapse = Synapse(
+            name, value.source, "conv", weight * value.factor, value.shape, out_shape, value.pools,
+            stride, padding, dilation, conv.groups,
+        )  # fmt: skip
+        bias = np.zeros(weight.shape[0]) if conv.bias is None else _array(conv.bias)
+        return Current((synapse,), bias, out_shape)
+
+    def _linear(self, name: str, linear: nn.Linear, value: Levels) -> Current:
+        channels, height, width = value.shape
+        if not value.flat and (height, width) != (1, 1):
+            raise GraphError(f"layer {name!r}: flatten or pool {value.shape} before a linear layer")
+        weight = _array(linear.weight)
+        if weight.shape[1] != channels * height * width:
+            raise GraphError(f"layer {name!r}: expects {weight.shape[1]} inputs, gets {value.shape}")
+        weight = weight.reshape(weight.shape[0], *value.shape)
+        out_shape = (weight.shape[0], 1, 1)
+        synapse = Synapse(
+            name, value.source, "conv", weight * value.factor, value.shape, out_shape, value.pools
+        )
+        bias = np.zeros(weight.shape[0]) if linear.bias is None else _array(linear.bias)
+        return Current((synapse,), bias, out_shape)
+
+    def _pool(
+        self, name: str, module: nn.MaxPool2d | nn.AvgPool2d | nn.AdaptiveAvgPool2d, value: Levels
+    ) -> Levels:
+        if value.source == INPUT:
+            raise GraphError(f"layer {name!r}: pooling the raw input is not supported")
+        size = value.shape[1:]
+        if isinstance(module, nn.AdaptiveAvgPool2d):
+            if module.output_size not in (1, (1, 1)):
+                raise GraphError(f"layer {name!r}: adaptive pooling only to 1x1, not {module.output_size}")
+            pool = Pool("sum", size, size)
+        else:
+            if module.ceil_mode or (isinstance(module, nn.MaxPool2d) and _pair(module.dilation) != (1, 1)):
+                raise GraphError(f"layer {name!r}: ceil_mode and dilated pooling are not supported")
+            kind = "max" if isinstance(module, nn.MaxPool2d) else "sum"
+            pool = Pool(
+                cast(Any, kind), _pair(module.kernel_size), _pair(module.stride), _pair(module.padding)
+            )
+            if isinstance(module, nn.AvgPool2d) and module.divisor_override:
+                raise GraphError(f"layer {name!r}: divisor_override is not supported")
+            if isinstance(module, nn.AvgPool2d) and pool.padding != (0, 0) and not module.count_include_pad:
+                raise GraphError(f"layer {name!r}: padded average pooling needs count_include_pad=True")
+        if pool.kind == "max" and value.pools and value.pools[-1].kind == "sum":
+            raise GraphError(f"layer {name!r}: max-pooling an average is not supported")
+        factor = 1.0 if pool.kind == "max" else 1.0 / (pool.kernel[0] * pool.kernel[1])
+        shape = pool.output(value.shape)
+        return replace(value, shape=shape, pools=(*value.pools, pool), factor=value.factor * factor)
+
+    def _flatten(self, where: str, value: Value, start: Any = 0, end: Any = -1) -> Value:
+        """Flattening of everything behind the batch; with time in front, that begins at dimension 2, else at 1."""
+        if isinstance(value, Current) or start not in (1, 2, -3) or end != -1:
+            raise GraphError(f"{where}: only levels can be flattened, over all of channels, height and width")
+        return replace(value, flat=True)
+
+    def _sum(self, where: str, left: Value, right: Value) -> Current:
+        a, b = (self._as_current(where, v) if isinstance(v, Levels) else v for v in (left, right))
+        if a.shape != b.shape:
+            raise GraphError(f"{where}: shapes {a.shape} and {b.shape} differ")
+        return Current((*a.synapses, *b.synapses), a.bias + b.bias, a.shape)
+
+    def _as_current(self, where: str, value: Levels) -> Current:
+        if value.source == INPUT:
+            raise GraphError(f"{where}: the raw input must pass a convolution or a linear layer first")
+        channels = value.shape[0]
+        synapse = Synapse(
+            f"{value.source}->identity", value.source, "identity", np.full(channels, value.factor),
+            value.shape, value.shape, value.pools,
+        )  # fmt: skip
+        return Current((synapse,), np.zeros(channels), value.shape)
+
+
+def _array(tensor: Tensor) -> Array:
+    return tensor.detach().cpu().double().numpy()
+
+
+def _pair(value: Any) -> tuple[int, int]:
+    return (value, value) if isinstance(value, int) else (int(value[0]), int(value[1]))
+
+
