@@ -24,6 +24,7 @@ from lbq.neuron import QuantReLU, ReLU, SpikingNeuron
 
 ACTIVATIONS = (SpikingNeuron, ReLU, QuantReLU, nn.ReLU)
 PASSES = (nn.Dropout, nn.Dropout2d, nn.Identity)
+STATELESS = (*PASSES, nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.Flatten)
 
 
 @dataclass(frozen=True)
@@ -83,6 +84,7 @@ class _Lowering:
         self.trace, self.input_shape, self.timesteps, self.static = trace, input_shape, timesteps, static
         self.values: dict[fx.Node, Value] = {}
         self.layers: list[Layer] = []
+        self.used: set[str] = set()
 
     def run(self) -> Graph:
         for node in self.trace.nodes:
@@ -132,6 +134,9 @@ class _Lowering:
         raise GraphError(f"{where}: operation {name!r} has no integer form here")
 
     def _module(self, name: str, module: nn.Module, value: Value) -> Value:
+        if name in self.used and not isinstance(module, STATELESS):
+            raise GraphError(f"layer {name!r} is used twice: give each place its own {type(module).__name__}")
+        self.used.add(name)
         if isinstance(module, ACTIVATIONS):
             return self._activation(name, module, value)
         if isinstance(module, PASSES):
@@ -155,15 +160,18 @@ class _Lowering:
             value = self._as_current(name, value)
         if value.averaged:
             raise GraphError(f"layer {name!r}: a neuron cannot follow the mean over time")
-        if any(layer.name == name for layer in self.layers):
-            raise GraphError(f"layer {name!r} is used twice: give each place its own neuron")
         spec: NeuronSpec | None = None
         if isinstance(module, SpikingNeuron):
             try:
                 spec = module.spec()
             except GraphError as error:
                 raise GraphError(f"layer {name!r}: {error}") from error
-        self.layers.append(Layer(name, value.synapses, value.bias, value.shape, spec))
+        convs = tuple(s for s in value.synapses if s.kind == "conv")
+        shortcuts = (s for s in value.synapses if s.kind == "identity")
+        synapses = convs + tuple(
+            replace(s, name=f"{name}.shortcut{i or ''}") for i, s in enumerate(shortcuts)
+        )
+        self.layers.append(Layer(name, synapses, value.bias, value.shape, spec))
         return Levels(name, value.shape)
 
     def _batch_norm(self, name: str, bn: nn.BatchNorm1d | nn.BatchNorm2d, value: Value) -> Current:

@@ -1,0 +1,33 @@
+"""Record integer levels while a network runs: `with record_levels(net) as levels: net(x)`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from lbq.neuron.base import SpikingNeuron
+
+
+@contextmanager
+def record_levels(net: nn.Module) -> Iterator[dict[str, NDArray[np.integer[Any]]]]:
+    """A dictionary that every forward pass fills with `layer name -> levels [T, B, ...]`, in execution order."""
+    levels: dict[str, NDArray[np.integer[Any]]] = {}
+
+    def keep(name: str, neuron: SpikingNeuron, inputs: tuple[Tensor, ...]) -> None:
+        levels[name] = neuron.levels(inputs[0]).cpu().numpy()
+
+    handles = [
+        module.register_forward_pre_hook(lambda m, inputs, name=name: keep(name, m, inputs))
+        for name, module in net.named_modules()
+        if isinstance(module, SpikingNeuron)
+    ]
+    try:
+        yield levels
+    finally:
+        for handle in handles:
+            handle.remove()
