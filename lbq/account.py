@@ -138,10 +138,11 @@ class Account:
         return self.total.shifts if backend == "explicit" else 0.0
 
     def operations(self, backend: Backend = "preshifted") -> Operations:
-        """What the paper's energy model prices. Binary and ternary events need no formation."""
+        """What the paper's energy model prices. Binary and ternary events are single bits: they need no formation and
+        no shift (but for the pooled sums of an exact head, which are counted by their set bits like all others)."""
         total = self.total
         if self.unit_events:
-            return Operations(self.fp_macs, total.events)
+            return Operations(self.fp_macs, total.bit_sparse)
         return Operations(self.fp_macs, total.bit_sparse, total.formations, self.shifts(backend))
 
     def energy_mj(self, backend: Backend = "preshifted", table: Energies = HOROWITZ, q: float = 1.0) -> float:

@@ -39,17 +39,18 @@ class Surrogate:
 
 def _tails(r: Tensor, low: float, high: float) -> Tensor:
     """exp(-distance to [low, high]): 1 inside, decaying outside, never overflowing."""
-    return torch.exp(torch.minimum(torch.minimum(r - low, high - r), torch.zeros_like(r)))
+    return torch.exp(torch.minimum(r - low, high - r).clamp(max=0))
 
 
 def _tail_bend(r: Tensor, low: float, high: float) -> Tensor:
     """Integral of the tails beyond [low, high]: e^(r-low)-1 below, 1-e^(high-r) above, 0 inside."""
-    tails = _tails(r, low, high)
-    return torch.where(r < low, tails - 1, torch.where(r > high, 1 - tails, torch.zeros_like(r)))
+    return (1 - _tails(r, low, high)) * (r - low).sign()
 
 
-def _plateau(r: Tensor, low: float, high: float, outside: Tensor) -> Tensor:
-    return torch.where((r >= low) & (r <= high), torch.ones_like(r), outside)
+def _plateau(r: Tensor, low: float, high: float, outside: Tensor | None = None) -> Tensor:
+    """1 on [low, high], `outside` (default 0) elsewhere."""
+    inside = (r >= low) & (r <= high)
+    return inside.to(r.dtype) if outside is None else torch.where(inside, 1.0, outside)
 
 
 def relsg_et(r: Tensor, n_max: int, tail: Tensor) -> Tensor:
@@ -71,7 +72,7 @@ def box(r: Tensor, n_max: int, _tail: Tensor) -> Tensor:
 
 
 def box_slope(r: Tensor, n_max: int, _tail: Tensor) -> Tensor:
-    return _plateau(r, 0.5, n_max + 0.5, torch.zeros_like(r))
+    return _plateau(r, 0.5, n_max + 0.5)
 
 
 def box_et(r: Tensor, n_max: int, tail: Tensor) -> Tensor:
@@ -88,7 +89,7 @@ def clip(r: Tensor, n_max: int, _tail: Tensor) -> Tensor:
 
 
 def clip_slope(r: Tensor, n_max: int, _tail: Tensor) -> Tensor:
-    return _plateau(r, 0, n_max, torch.zeros_like(r))
+    return _plateau(r, 0, n_max)
 
 
 def _per_threshold(curve: Callable[[Tensor], Tensor]) -> Curve:
@@ -117,7 +118,7 @@ def _rectangular(d: Tensor) -> Tensor:
 
 def _rectangular_slope(d: Tensor) -> Tensor:
     # Half-open, so that neighbouring thresholds tile the range instead of doubling the gradient at their seam.
-    return _plateau(d, -0.5, 0.5, torch.zeros_like(d)) - (d == 0.5).to(d.dtype)
+    return _plateau(d, -0.5, 0.5) - (d == 0.5).to(d.dtype)
 
 
 def _sigmoid(d: Tensor) -> Tensor:

@@ -1,0 +1,44 @@
+# make demo   train a small burst network on real digits, run it on integer levels, see what it costs
+# make test   lint, types, dependency rules, tests with coverage
+# Both set up .venv by themselves; the second time they start at once.
+
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: demo test lint format clean
+.DELETE_ON_ERROR:
+
+demo: .venv/.train
+	@$(BIN)/lbq demo
+
+test: lint
+	@$(BIN)/python -m pytest -n 2 --cov --cov-report=term
+	@$(BIN)/python -c "print('all checks passed')"
+
+lint: .venv/.dev
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports --no-cache
+
+format: .venv/.dev
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+# constraints.txt pins torch exactly: pip then takes a small CPU build where the index offers one
+.venv/.train: pyproject.toml constraints.txt | .venv/bin/python
+	@echo "installing lbq[train] into .venv (once)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[train]'
+	@touch $@
+
+.venv/.dev: .venv/.train
+	@echo "installing the development tools into .venv (once)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[train,dev]'
+	@touch $@
+
+.venv/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit("lbq needs Python 3.11 or newer, this is " + sys.version.split()[0] + ": make PYTHON=python3.12 demo" if sys.version_info < (3, 11) else 0)'
+	@$(PYTHON) -m venv .venv || { rm -rf .venv; echo "python3 -m venv failed; on Debian or Ubuntu: apt install python3-venv" >&2; exit 1; }
+
+clean:
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis build *.egg-info

@@ -1,0 +1,318 @@
+"""The command line: parse, call, render. Results go to stdout, progress and errors to stderr.
+
+What a user got wrong ends in one line and exit code 2; a bug ends in a traceback.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from lbq._version import __version__
+from lbq.errors import LbqError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import TaskID
+
+    from lbq.demo import DemoResult
+    from lbq.measure import Measurement
+    from lbq.train import EpochRecord
+
+app = typer.Typer(
+    name="lbq",
+    help="Train spiking networks that learn their own burst resolution; run them as integer, bit-sparse networks.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Entry point of `lbq` and `python -m lbq`."""
+    try:
+        status = app(arguments, prog_name="lbq", standalone_mode=False)
+    except LbqError as error:
+        _fail(str(error))
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        _fail("this command needs PyTorch, which is not installed: pip install 'lbq[train]'")
+    except KeyboardInterrupt:
+        _fail("interrupted", 130)
+    except Exception as error:
+        # the option parser's own errors, whose classes moved between versions of typer
+        describe = getattr(error, "format_message", None)
+        if type(error).__name__ == "Abort":
+            _fail("interrupted", 130)
+        if describe is None:
+            raise
+        if not describe():  # no command: the help has been shown
+            sys.exit(2)
+        _fail(f"{describe()} (see lbq --help)")
+    sys.exit(status if isinstance(status, int) else 0)
+
+
+def _fail(message: str, code: int = 2) -> None:
+    sys.stderr.write(f"lbq: {' '.join(message.split())}\n")
+    sys.exit(code)
+
+
+def _print_json(value: Any) -> None:
+    sys.stdout.write(json.dumps(value, indent=2) + "\n")
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        sys.stdout.write(f"lbq {__version__}\n")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def demo(
+    out: Annotated[Path | None, typer.Option(help="Run folder to write; default runs/demo-001, -002, ...")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of weights, order and augmentation.")] = 0,
+    epochs: Annotated[int, typer.Option(min=1, help="Epochs for each of the four networks.")] = 20,
+    as_json: Json = False,
+) -> None:
+    """Train a burst network and three baselines on real digits, run it on integer levels, and print what it costs."""
+    from lbq.demo import run_demo
+    from lbq.runs import next_free
+
+    folder = next_free(Path("runs") / "demo") if out is None else out
+    with _Progress() as progress:
+        result = run_demo(folder, progress, seed, epochs)
+    if as_json:
+        _print_json(result.summary())
+    else:
+        _render_demo(result)
+
+
+@app.command()
+def account(
+    paper: Annotated[bool, typer.Option("--paper", help="Price the counts published in the paper.")] = False,
+    run: Annotated[Path | None, typer.Argument(help="Run folder, such as runs/demo-001.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Count a trained network's operations on its test images and model their energy, layer by layer."""
+    if paper == (run is not None):
+        raise LbqError("account: give a run folder, or --paper for the paper's own counts")
+    if run is None:
+        from lbq.account import cost_table
+        from lbq.paper import cost_rows
+
+        rows = cost_table(cost_rows())
+        if as_json:
+            _print_json(rows)
+        else:
+            table = _table("Accuracy and modelled arithmetic cost, from the paper's own counts", *rows[0])
+            for row in rows:
+                table.add_row(*row.values())
+            _console().print(table)
+        return
+    from lbq.measure import measure_run
+
+    measured = measure_run(run)
+    if as_json:
+        _print_json(measured.to_dict())
+    else:
+        _render_account(measured)
+
+
+@app.command()
+def doctor(as_json: Json = False) -> None:
+    """Print versions, devices, and which kernels will run and why."""
+    from lbq.doctor import examine
+
+    facts = examine()
+    if as_json:
+        _print_json(facts)
+        return
+    console = _console()
+    console.print(f"lbq {facts['lbq']}, Python {facts['python']}, {facts['platform']}, {facts['cpus']} CPUs")
+    table = _table("", "package", "version")
+    for name, version in facts["packages"].items():
+        table.add_row(name, version or "not installed")
+    console.print(table)
+    for device in facts["devices"]:
+        kernel = facts["kernels"][device["name"].split(":")[0]]
+        console.print(f"{device['name']}: {device['detail']}; kernel {kernel['kernel']} ({kernel['reason']})")
+    for line in facts["advice"]:
+        console.print(f"note: {line}")
+
+
+# Rendering -------------------------------------------------------------------------------------------------------------
+
+
+def _console(stderr: bool = False) -> Console:
+    from rich.console import Console
+
+    console = Console(stderr=stderr, highlight=False)
+    if not console.is_terminal:
+        console.width = 140  # a pipe has no width; do not wrap tables at 80
+    return console
+
+
+def _table(title: str, first: str, *columns: str) -> Any:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(title=title, box=box.SIMPLE, title_justify="left", title_style="bold", pad_edge=False)
+    table.add_column(first)
+    for column in columns:
+        table.add_column(column, justify="right")
+    return table
+
+
+class _Progress:
+    """A bar on a terminal, a plain line now and then elsewhere; both on stderr."""
+
+    def __init__(self) -> None:
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+        self.console = _console(stderr=True)
+        self.bars = Progress(
+            TextColumn("{task.description:<18}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[note]}"),
+            TimeElapsedColumn(),
+            console=self.console,
+            disable=not self.console.is_terminal,
+        )
+        self.tasks: dict[str, TaskID] = {}
+
+    def __enter__(self) -> _Progress:
+        self.bars.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.bars.stop()
+
+    def start(self, method: str, epochs: int) -> None:
+        from lbq.demo import TITLES
+
+        self.tasks[method] = self.bars.add_task(TITLES[method], total=epochs, note="")
+
+    def epoch(self, method: str, record: EpochRecord) -> None:
+        note = f"loss {record.loss:.3f}  train {record.accuracy:5.1f} %"
+        self.bars.update(self.tasks[method], advance=1, note=note)
+        if not self.console.is_terminal and (record.epoch % 5 == 0 or record.epoch == 1):
+            self.console.print(f"{method:<12} epoch {record.epoch:>3}  {note}  {record.seconds:.1f} s")
+
+    def done(self, method: str, accuracy: float, seconds: float) -> None:
+        self.bars.update(self.tasks[method], note=f"test {accuracy:5.2f} %")
+        if not self.console.is_terminal:
+            self.console.print(f"{method:<12} test {accuracy:.2f} %  {seconds:.1f} s")
+
+    def stage(self, text: str) -> None:
+        self.console.print(text)
+
+
+def _thousands(value: float | None) -> str:
+    return "" if value is None else f"{value / 1e3:.1f}"
+
+
+def _render_demo(result: DemoResult) -> None:
+    from lbq.demo import TITLES
+
+    console, check = _console(), result.check
+    table = _table(
+        f"UCI digits, resnet8w16, {result.methods['lbq'].parameters:,} parameters, {check.images} held-out images",
+        "network", "T", "accuracy %", "active %", "unary ACs k", "bit-sparse ACs k", "formations k", "FP MACs k",
+        "energy µJ*", "ANN / it",
+    )  # fmt: skip
+    ann = result.methods["ann"].energy_uj
+    for name, m in result.methods.items():
+        table.add_row(
+            TITLES[name],
+            str(m.timesteps),
+            f"{m.accuracy:.2f}",
+            "" if m.active_ratio is None else f"{100 * m.active_ratio:.1f}",
+            _thousands(m.unary_acs),
+            _thousands(m.bit_sparse_acs),
+            _thousands(m.formations) if m.formations else "",
+            _thousands(m.fp_macs),
+            f"{m.energy_uj:.3f}",
+            f"{ann / m.energy_uj:.2f}",
+        )
+    console.print(table)
+    console.print("* modelled arithmetic energy per image (45 nm, Horowitz 2014), not measured; ACs: accumulations per image")
+    low, high = min(result.steps.values()), max(result.steps.values())
+    console.print(f"\nlearned steps, from 0.4: {low:.3f} to {high:.3f}")
+    for name, step in result.steps.items():
+        histogram = result.histograms[name]
+        shares = " ".join(f"{100 * p:3.0f}" for p in histogram.conditional)
+        console.print(
+            f"  {name:<14} γ = {step:.3f}   active {100 * histogram.active_ratio:4.1f} %   levels 1..5: {shares} %"
+        )
+    verdict = "agree" if check.levels_different == 0 else f"differ in {check.levels_different} ties"
+    console.print(
+        f"\ninteger network: steps absorbed, run by bit planes on {check.images} images: {check.levels_compared:,} levels "
+        f"{verdict} with training's (float64);\n  predictions agree with the trained float32 network on "
+        f"{check.predictions_agree:.2f} %, accuracy {check.accuracy:.2f} %; "
+        f"{check.accumulations_executed:,} accumulations executed, {check.accumulations_counted:,} counted"
+    )
+    console.print(f"\nrun folder {result.folder}, {result.seconds:.0f} s")
+    if result.figure is None:
+        console.print("no figure: matplotlib is not installed (pip install 'lbq[train]')")
+    else:
+        console.print(f"figure {result.figure}")
+
+
+def _render_account(measured: Measurement) -> None:
+    from lbq.account import BACKENDS
+
+    console = _console()
+    if measured.exact is None or measured.rate is None:
+        console.print(
+            f"accuracy {measured.accuracy:.2f} % on {measured.images} images; no spikes: {measured.graph.macs:,} MACs, "
+            f"{1e3 * measured.ann_energy_mj:.3f} µJ per image, modelled"
+        )
+        return
+    exact, rate = measured.exact, measured.rate
+    table = _table(
+        f"Accumulations per image, thousands, over {measured.images} images (accuracy {measured.accuracy:.2f} %)",
+        "synapse", "unary", "bit-sparse", "saved %", "shifted", "events", "bit-sparse by rate x MACs",
+    )  # fmt: skip
+    for name, count in [*exact.synapses.items(), ("total", exact.total)]:
+        by_rate = rate.total if name == "total" else rate.synapses[name]
+        table.add_row(
+            name, _thousands(count.unary), _thousands(count.bit_sparse), f"{count.reduction:.1f}",
+            _thousands(count.shifts), _thousands(count.events), _thousands(by_rate.bit_sparse),
+            end_section=name == "total",
+        )  # fmt: skip
+    table.add_row(
+        "residual identities, not in the total", _thousands(exact.shortcut_total.unary),
+        _thousands(exact.shortcut_total.bit_sparse), f"{exact.shortcut_total.reduction:.1f}",
+        _thousands(exact.shortcut_total.shifts), _thousands(exact.shortcut_total.events),
+    )  # fmt: skip
+    console.print(table)
+    console.print(
+        f"FP MACs of the first layer {exact.fp_macs:,.0f}, formations {exact.total.formations:,.0f} per image; "
+        f"active ratio {exact.active_ratio:.3f} (mean over layers)"
+    )
+    table = _table("Modelled arithmetic energy per image, µJ (45 nm, Horowitz 2014)", "backend", "shifts", "exact", "rate x MACs", "ANN / it")
+    for backend in BACKENDS:
+        table.add_row(
+            backend,
+            f"{exact.shifts(backend):,.0f}",
+            f"{1e3 * exact.energy_mj(backend):.3f}",
+            f"{1e3 * rate.energy_mj(backend):.3f}",
+            f"{measured.ann_energy_mj / exact.energy_mj(backend):.2f}",
+        )
+    console.print(table)

@@ -1,0 +1,174 @@
+"""The first run: train four small networks on real digits, run the burst network on integer levels, count, and report.
+
+Everything in the result is computed in that run. Nothing here prints: the command line shows progress through `Watcher`.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from lbq import runs, train
+from lbq.analyze import LevelHistogram
+from lbq.config import Config
+from lbq.data import Split, load_digits
+from lbq.deploy.check import IntegerCheck, check_integers
+from lbq.measure import Measurement, measure
+from lbq.models import BurstNet
+
+INITIAL_STEP = 0.4
+
+# the same network, seed, data and epochs; an ANN has no timesteps
+METHODS: dict[str, tuple[dict[str, Any], int]] = {
+    "ann": ({"name": "relu"}, 1),
+    "lif": ({"name": "lif"}, 2),
+    "burst_fixed": ({"name": "burst_fixed", "n_max": 5, "step": INITIAL_STEP}, 2),
+    "lbq": ({"name": "lbq", "n_max": 5, "step": INITIAL_STEP}, 2),
+}
+TITLES = {"ann": "ANN (ReLU)", "lif": "binary LIF", "burst_fixed": "burst, fixed step", "lbq": "LBQ (learned step)"}
+
+
+class Watcher(Protocol):
+    """Told what happens, as it happens."""
+
+    def start(self, method: str, epochs: int) -> None: ...
+
+    def epoch(self, method: str, record: train.EpochRecord) -> None: ...
+
+    def done(self, method: str, accuracy: float, seconds: float) -> None: ...
+
+    def stage(self, text: str) -> None: ...
+
+
+@dataclass(frozen=True)
+class MethodResult:
+    """Accuracy in percent on the held-out third after the last epoch; counts per image; energy modelled, in microjoules."""
+
+    method: str
+    accuracy: float
+    timesteps: int
+    parameters: int
+    seconds: float
+    active_ratio: float | None
+    unary_acs: float | None
+    bit_sparse_acs: float | None
+    formations: float | None
+    fp_macs: float
+    energy_uj: float
+
+
+@dataclass(frozen=True)
+class DemoResult:
+    methods: dict[str, MethodResult]
+    steps: dict[str, float]
+    histograms: dict[str, LevelHistogram]
+    check: IntegerCheck
+    seconds: float
+    folder: Path
+    figure: Path | None
+
+    def summary(self) -> dict[str, Any]:
+        """What `lbq demo --json` prints."""
+        return {
+            "accuracy": {name: round(m.accuracy, 2) for name, m in self.methods.items()},
+            "seconds": round(self.seconds, 1),
+            "integer_check": self.check.passed,
+            "run": str(self.folder),
+        }
+
+
+def demo_config(method: str, seed: int, epochs: int) -> Config:
+    neuron, timesteps = METHODS[method]
+    return Config.from_dict(
+        {
+            "seed": seed,
+            "model": {"id": "resnet8w16", "num_classes": 10, "in_channels": 1, "timesteps": timesteps},
+            "neuron": neuron,
+            "data": {"name": "digits", "shift": 1},
+            "train": {"epochs": epochs, "batch_size": 64, "lr": 0.1, "warmup_epochs": min(2, epochs - 1)},
+        }
+    )
+
+
+def run_demo(folder: Path | str, watcher: Watcher, seed: int = 0, epochs: int = 20) -> DemoResult:
+    """Train, check, count, and write the run folder `folder` (the LBQ network; the others under `baselines/`)."""
+    started = time.perf_counter()
+    train_split, test_split = load_digits()
+    results: dict[str, MethodResult] = {}
+    with runs.new_folder(folder) as partial:
+        for method in METHODS:
+            config = demo_config(method, seed, epochs)
+            net, metrics, seconds = _train(method, config, train_split, watcher)
+            measured = measure(net, test_split)
+            results[method] = _summarise(method, net, measured, seconds)
+            watcher.done(method, measured.accuracy, seconds)
+            if method != "lbq":
+                runs.save(partial / "baselines" / method, net, config, metrics, asdict(results[method]))
+        # the last network is LBQ's, and the folder is its run
+        watcher.stage("absorbing the steps, running on integer levels, bit plane by bit plane ...")
+        check = check_integers(net, measured.graph, test_split)
+        steps, tails = train.neuron_steps(net), train.neuron_tails(net)
+        levels = {name: histogram.counts.tolist() for name, histogram in measured.histograms.items()}
+        figure = _draw(partial, steps, measured.histograms)
+        baselines = {name: asdict(result) for name, result in results.items() if name != "lbq"}
+        details = {"check": asdict(check), "steps": steps, "tails": tails, "levels": levels, "baselines": baselines}
+        runs.save(partial, net, config, metrics, {**asdict(results["lbq"]), **details})
+        if not check.passed:
+            raise RuntimeError(f"the integer network disagrees with training: {check}")
+    return DemoResult(
+        methods=results,
+        steps=steps,
+        histograms=measured.histograms,
+        check=check,
+        seconds=time.perf_counter() - started,
+        folder=Path(folder),
+        figure=Path(folder) / figure if figure else None,
+    )
+
+
+def _train(
+    method: str, config: Config, split: Split, watcher: Watcher
+) -> tuple[BurstNet, list[train.EpochRecord], float]:
+    watcher.start(method, config.train.epochs)
+    started = time.perf_counter()
+    net = train.build(config)
+    metrics = []
+    for record in train.fit(net, split, config):
+        metrics.append(record)
+        watcher.epoch(method, record)
+    return net.eval(), metrics, time.perf_counter() - started
+
+
+def _summarise(method: str, net: BurstNet, measured: Measurement, seconds: float) -> MethodResult:
+    account = measured.exact
+    total = account.total if account else None
+    return MethodResult(
+        method=method,
+        accuracy=measured.accuracy,
+        timesteps=net.timesteps,
+        parameters=sum(p.numel() for p in net.parameters()),
+        seconds=seconds,
+        active_ratio=account.active_ratio if account else None,
+        unary_acs=total.unary if total else None,
+        bit_sparse_acs=total.bit_sparse if total else None,
+        formations=account.operations().formations if account else None,
+        fp_macs=account.fp_macs if account else float(measured.graph.macs),
+        energy_uj=1e3 * (account.energy_mj() if account else measured.ann_energy_mj),
+    )
+
+
+def _draw(folder: Path, steps: dict[str, float], histograms: dict[str, LevelHistogram]) -> str | None:
+    """The figure's name in `folder`, or None where matplotlib is not installed."""
+    from lbq.report.figures import step_profile
+
+    name = "steps_and_levels.png"
+    title = "LBQ on UCI digits: resnet8w16, T = 2, levels 0..5"
+    try:
+        step_profile(folder / name, steps, INITIAL_STEP, histograms, title)
+    except ModuleNotFoundError as error:
+        if error.name is None or not error.name.startswith("matplotlib"):
+            raise
+        return None
+    return name

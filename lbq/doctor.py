@@ -1,0 +1,50 @@
+"""What `lbq doctor` reports: versions, devices, and which kernel will run and why. Works without torch."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+from typing import Any
+
+from lbq._version import __version__
+
+PACKAGES = ("numpy", "safetensors", "typer", "rich", "torch", "triton", "matplotlib")
+
+
+def examine() -> dict[str, Any]:
+    """Facts about this installation and machine, ready for JSON."""
+    return {
+        "lbq": __version__,
+        "python": platform.python_version(),
+        "platform": f"{platform.system()} {platform.machine()}",
+        "cpus": os.cpu_count(),
+        "packages": {name: _version(name) for name in PACKAGES},
+        **_torch_facts(),
+    }
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _torch_facts() -> dict[str, Any]:
+    try:
+        import torch
+    except ModuleNotFoundError:
+        advice = "training needs PyTorch: pip install 'lbq[train]'"
+        return {"devices": [], "kernels": {}, "advice": [advice]}
+    from lbq.kernels.choose import choose
+
+    devices = [{"name": "cpu", "detail": f"{torch.get_num_threads()} threads"}]
+    for i in range(torch.cuda.device_count()):
+        properties = torch.cuda.get_device_properties(i)
+        detail = f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB"
+        devices.append({"name": f"cuda:{i}", "detail": detail})
+    kinds = sorted({d["name"].split(":")[0] for d in devices})
+    kernels = {kind: {"kernel": choose(kind).kernel, "reason": choose(kind).reason} for kind in kinds}
+    advice = [] if _version("matplotlib") else ["figures need matplotlib: pip install 'lbq[train]'"]
+    return {"devices": devices, "kernels": kernels, "advice": advice}

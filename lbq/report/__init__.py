@@ -1,0 +1,1 @@
+"""Run records to figures. matplotlib is imported only when something is drawn."""
