@@ -12,8 +12,7 @@ demo: .venv/.train
 	@$(BIN)/lbq demo
 
 test: lint
-	@$(BIN)/python -m pytest -n 2 --cov --cov-report=term
-	@$(BIN)/python -c "print('all checks passed')"
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --cov
 
 lint: .venv/.dev
 	@$(BIN)/ruff check .

@@ -192,7 +192,7 @@ def burst_sequence(
     for current in x.unbind(0):
         emission, state = burst_step(current.to(dtype), state, constants, rule)
         outputs.append(emission.scaled.to(x.dtype))
-    return (torch.stack(outputs) if outputs else torch.empty_like(x)), state
+    return (torch.stack(outputs) if outputs else x.clone()), state
 
 
 @torch.no_grad()

@@ -225,7 +225,7 @@ class MLF(SpikingNeuron):
         for current in x.unbind(0):
             spikes, state = self._fire(current, state)
             outputs.append(spikes.to(x.dtype))
-        return torch.stack(outputs) if outputs else torch.empty_like(x)
+        return torch.stack(outputs) if outputs else x.clone()
 
     def forward_step(self, x: Tensor, state: BurstState | None = None) -> tuple[Tensor, BurstState]:
         self.check_input(x[None])

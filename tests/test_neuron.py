@@ -1,0 +1,317 @@
+"""BurstNeuron: its levels against a scalar loop, its laws, its dtypes, its state, and what it refuses."""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lbq import BurstNeuron
+from lbq.kernels.reference import BurstState, Constants, Rule, burst_levels, burst_sequence, burst_step
+from lbq.neuron import LIF, LadderNeuron, SpikingNeuron
+from lbq.surrogate import SURROGATES
+from tests import oracle
+
+RELSG = SURROGATES["relsg_et"]
+
+
+def constants(step: float, dtype: torch.dtype = torch.float64, beta: float = 0.5, alpha: float = 1.0) -> Constants:
+    return Constants(
+        torch.tensor(step, dtype=dtype), torch.tensor(0.5, dtype=dtype), torch.tensor(beta, dtype=dtype), alpha
+    )
+
+
+@pytest.mark.parametrize("timesteps", [1, 2, 3, 4, 7, 16])
+@pytest.mark.parametrize("n_max", [1, 2, 5, 10, 20, 255])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_levels_equal_a_scalar_loop(timesteps: int, n_max: int, dtype: torch.dtype) -> None:
+    torch.manual_seed(timesteps * 1000 + n_max)
+    neuron = BurstNeuron(n_max=n_max, step=0.37, beta=0.6, alpha=0.9).to(dtype)
+    step = neuron.step.item()
+    x = (torch.randn(timesteps, 3, 7, dtype=dtype) * step * n_max / 1.5).contiguous()
+    x[:, 0, :3] = step * torch.tensor([1.0, n_max, 0.0], dtype=dtype)  # exact multiples at the first step
+    levels, _ = oracle.burst_loop(x.numpy(), step, n_max, float(neuron.beta), float(neuron.alpha))
+    assert np.array_equal(neuron.levels(x).numpy(), levels)
+    scaled = neuron.step.detach() * torch.from_numpy(levels).to(dtype)
+    assert torch.equal(neuron(x).detach(), scaled)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.data())
+def test_laws(data: st.DataObject) -> None:
+    n_max = data.draw(st.sampled_from([1, 2, 5, 10, 20, 255]))
+    timesteps = data.draw(st.integers(1, 5))
+    step = data.draw(st.floats(0.01, 3.0))
+    beta = data.draw(st.floats(0.0, 1.0))
+    seed = data.draw(st.integers(0, 2**31))
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(timesteps, 4, 6, generator=generator, dtype=torch.float64) * step * n_max
+    c, rule = constants(step, beta=beta), Rule(n_max, RELSG)
+    levels = burst_levels(x, c, rule)
+    assert levels.min() >= 0
+    assert levels.max() <= n_max
+    assert torch.equal(levels, levels.round())
+
+    first = x[:1].flatten().sort().values.reshape(1, -1)  # monotone in U at one timestep
+    assert (burst_levels(first, c, rule).flatten().diff() >= 0).all()
+
+    # scaling U and the step by c scales the output by c: exactly, for powers of two
+    factor = 2.0 ** data.draw(st.integers(-6, 6))
+    out, _ = burst_sequence(x, c, rule)
+    scaled, _ = burst_sequence(x * factor, constants(step * factor, beta=beta), rule)
+    assert torch.equal(scaled, out * factor)
+
+
+def test_scale_consistency_for_any_factor() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(3, 50, dtype=torch.float64)
+    rule = Rule(5, RELSG)
+    out, _ = burst_sequence(x, constants(0.4), rule)
+    scaled, _ = burst_sequence(x * 1.7, constants(0.4 * 1.7), rule)
+    torch.testing.assert_close(scaled, out * 1.7)
+
+
+def test_fixed_thresholds_count_like_the_quantiser() -> None:
+    """Eq. burst_count with thresholds k * step is Eq. fixed_burst_quantizer."""
+    torch.manual_seed(1)
+    x = torch.randn(4, 200, dtype=torch.float64)
+    ladder = LadderNeuron([0.5, 1.0, 1.5, 2.0], beta=0.25).double()
+    fixed = BurstNeuron(4, 0.5, learn_step=False, beta=0.25).double()
+    fixed.rho.copy_(torch.tensor(math.log(math.expm1(0.5 - 1e-6)), dtype=torch.float64))
+    assert torch.equal(ladder.levels(x), fixed.levels(x))
+    torch.testing.assert_close(ladder(x), fixed(x))
+
+
+def test_same_result_step_by_step_and_state_is_explicit() -> None:
+    torch.manual_seed(2)
+    x = torch.randn(5, 3, 8)
+    for neuron in (BurstNeuron(), LIF(), BurstNeuron(membrane="plif"), LadderNeuron()):
+        assert isinstance(neuron, SpikingNeuron)
+        state: BurstState | None = None
+        outputs = []
+        for current in x:
+            out, state = neuron.forward_step(current, state)
+            outputs.append(out)
+        assert torch.equal(torch.stack(outputs), neuron(x))
+        assert torch.equal(neuron(x), neuron(x))  # nothing is kept between calls
+        assert neuron(x[:, :1]).shape == (5, 1, 8)  # nor does another batch size matter
+
+
+def test_sequence_continues_from_a_state() -> None:
+    torch.manual_seed(3)
+    x = torch.randn(6, 40, dtype=torch.float64)
+    c, rule = constants(0.3), Rule(5, RELSG)
+    whole, end = burst_sequence(x, c, rule)
+    first, middle = burst_sequence(x[:2], c, rule)
+    second, same_end = burst_sequence(x[2:], c, rule, middle)
+    assert torch.equal(torch.cat([first, second]), whole)
+    assert end is not None
+    assert same_end is not None
+    assert torch.equal(end.v, same_end.v)
+
+
+@pytest.mark.parametrize("shape", [(0, 2, 3), (2, 0, 3), (1, 1), (2, 3, 0), (2, 1, 1, 1, 1)])
+def test_empty_and_single_element(shape: tuple[int, ...]) -> None:
+    neuron = BurstNeuron()
+    x = torch.ones(shape, requires_grad=True)
+    out = neuron(x)
+    assert out.shape == shape
+    out.sum().backward()  # type: ignore[no-untyped-call]
+    assert x.grad is not None
+    assert x.grad.shape == shape
+    assert neuron.levels(x).shape == shape
+
+
+@pytest.mark.parametrize("neuron", [BurstNeuron(), LIF(), LadderNeuron()])
+def test_nan_stays_nan_and_has_no_level(neuron: SpikingNeuron) -> None:
+    x = torch.full((3, 1, 2), 0.9)
+    x[1, 0, 0] = math.nan
+    out = neuron(x)
+    assert out[0].isfinite().all()
+    assert out[1:, 0, 0].isnan().all()  # and it poisons the membrane for the rest of the sequence
+    assert out[:, 0, 1].isfinite().all()
+    with pytest.raises(ValueError, match="NaN"):
+        neuron.levels(x)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_in_half_out_with_float32_arithmetic(dtype: torch.dtype) -> None:
+    torch.manual_seed(4)
+    x = torch.randn(4, 500).to(dtype)
+    neuron = BurstNeuron(n_max=20, step=0.1)
+    out = neuron(x)
+    assert out.dtype == dtype
+    assert torch.equal(out, neuron(x.float()).to(dtype))
+    assert torch.equal(neuron.levels(x), neuron.levels(x.float()))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(neuron(x.float()), neuron(x.float()))
+        assert neuron(x.float()).dtype == torch.float32
+
+
+def test_float64_stays_float64() -> None:
+    x = torch.randn(2, 3, dtype=torch.float64)
+    assert BurstNeuron()(x).dtype == torch.float64  # also with float32 parameters
+    assert BurstNeuron().double()(x).dtype == torch.float64
+
+
+def test_level_dtypes() -> None:
+    x = torch.randn(1, 4)
+    assert BurstNeuron(255).levels(x).dtype == torch.uint8
+    assert BurstNeuron(256).levels(x).dtype == torch.int32
+
+
+def test_step_and_tail_are_the_papers_parametrisation() -> None:
+    neuron = BurstNeuron(step=0.4, tail=0.3)
+    assert neuron.step.item() == pytest.approx(0.4, abs=1e-7)
+    assert neuron.tail.item() == pytest.approx(0.3, abs=1e-7)
+    with torch.no_grad():
+        neuron.rho.fill_(-1000.0)
+        neuron.eta.fill_(3.0)
+    assert neuron.step.item() == pytest.approx(1e-6)  # never zero, never negative
+    assert neuron.tail.item() == pytest.approx(1 / (1 + math.exp(-3)))
+    assert {name for name, _ in neuron.named_parameters()} == {"rho", "eta"}
+    assert BurstNeuron(10).step.item() == pytest.approx(0.2, abs=1e-7)  # default 2 / n_max
+
+
+def test_per_channel_steps() -> None:
+    torch.manual_seed(5)
+    neuron = BurstNeuron(step=0.4, channels=3)
+    with torch.no_grad():
+        neuron.rho += torch.tensor([-1.0, 0.0, 1.0])
+    x = torch.randn(2, 4, 3, 5, 5)
+    out = neuron(x)
+    for c in range(3):
+        alone = BurstNeuron()
+        with torch.no_grad():
+            alone.rho.copy_(neuron.rho[c])
+        assert torch.equal(out[:, :, c], alone(x[:, :, c]))
+    out.sum().backward()  # type: ignore[no-untyped-call]
+    assert neuron.rho.grad is not None
+    assert neuron.rho.grad.shape == (3,)
+    with pytest.raises(ValueError, match="channels=3"):
+        neuron(torch.randn(2, 4, 5))
+
+
+def test_membranes_beyond_lif() -> None:
+    x = torch.full((3, 1, 1), 0.3, dtype=torch.float64)
+    integrate = BurstNeuron(step=1.0, membrane="if").double()
+    assert integrate.levels(torch.full((4, 1, 1), 0.3, dtype=torch.float64)).flatten().tolist() == [0, 0, 0, 1]
+    plif = BurstNeuron(step=1.0, membrane="plif", beta=0.75).double()
+    u, expected = 0.0, []
+    for _ in range(3):
+        u = 0.75 * u + 0.25 * 0.3
+        expected.append(u)
+    state: BurstState | None = None
+    for t in range(3):
+        _, state = plif.forward_step(x[t], state)
+        assert state.v.item() == pytest.approx(expected[t])
+    out = plif(x + 5)
+    out.sum().backward()  # type: ignore[no-untyped-call]
+    assert plif.decay_logit.grad is not None
+    assert plif.decay_logit.grad != 0
+
+
+def test_deepcopy_and_state_dict_round_trip() -> None:
+    neuron = BurstNeuron(3, 0.2, learn_beta=True, learn_alpha=True)
+    with torch.no_grad():
+        neuron.rho += 0.3
+        neuron.beta -= 0.1
+    x = torch.randn(2, 10)
+    assert torch.equal(copy.deepcopy(neuron)(x), neuron(x))
+    fresh = BurstNeuron(3, learn_beta=True, learn_alpha=True)
+    fresh.load_state_dict(neuron.state_dict())
+    assert torch.equal(fresh(x), neuron(x))
+    fixed = BurstNeuron(3, learn_step=False)  # the same names, whether learned or not
+    fixed.load_state_dict(neuron.state_dict())
+    assert torch.equal(fixed(x), neuron(x))
+
+
+def test_learned_beta_recovers_after_overshooting() -> None:
+    neuron = BurstNeuron(learn_beta=True, beta=1.0)
+    with torch.no_grad():
+        neuron.beta.fill_(1.2)
+    x = torch.rand(3, 50)
+    for sign, moves in ((1.0, True), (-1.0, False)):
+        neuron.zero_grad()
+        (sign * neuron(x).sum()).backward()
+        assert neuron.beta.grad is not None
+        assert bool(neuron.beta.grad != 0) == moves  # more leak lowers the sum: allowed; beyond 1 is not
+    assert torch.as_tensor(neuron.leak).item() == 1.0
+
+
+def test_repr_names_what_matters() -> None:
+    assert repr(BurstNeuron()) == "BurstNeuron(n_max=5, step=0.4, membrane='lif', surrogate='relsg_et')"
+    assert "[0.4..0.4]" in repr(BurstNeuron(channels=2))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [
+        ({"n_max": 0}, "n_max"),
+        ({"n_max": 2.5}, "n_max"),
+        ({"n_max": True}, "n_max"),
+        ({"step": 0.0}, "step"),
+        ({"step": -1.0}, "step"),
+        ({"step": math.nan}, "step"),
+        ({"step": math.inf}, "step"),
+        ({"step": "0.4"}, "step"),
+        ({"step": 1e-7}, "step"),
+        ({"beta": 1.5}, "beta"),
+        ({"beta": math.nan}, "beta"),
+        ({"alpha": -0.1}, "alpha"),
+        ({"surrogate": "boxx"}, "surrogate"),
+        ({"tail": 1.0}, "tail"),
+        ({"membrane": "lifx"}, "membrane"),
+        ({"membrane": "plif", "beta": 1.0}, "beta"),
+        ({"membrane": "if", "learn_beta": True}, "learn_beta"),
+        ({"channels": 0}, "channels"),
+        ({"step_gradient": "mean"}, "step_gradient"),
+    ],
+)
+def test_bad_arguments_name_the_argument(arguments: dict[str, Any], name: str) -> None:
+    with pytest.raises(ValueError, match=rf"^{name} "):
+        BurstNeuron(**arguments)
+
+
+@pytest.mark.parametrize("thresholds", [[], [1.0, 1.0], [2.0, 1.0], [-1.0, 1.0], [math.nan]])
+def test_bad_ladders_are_refused(thresholds: list[float]) -> None:
+    with pytest.raises(ValueError, match="^thresholds "):
+        LadderNeuron(thresholds)
+
+
+def test_bad_inputs_are_refused() -> None:
+    with pytest.raises(TypeError, match=r"^x must be a floating-point tensor.*int64"):
+        BurstNeuron()(torch.ones(2, 2, dtype=torch.int64))
+    with pytest.raises(TypeError, match="list"):
+        BurstNeuron()([[1.0]])
+    with pytest.raises(ValueError, match=r"\[T, B, \.\.\.\]"):
+        BurstNeuron()(torch.ones(3))
+
+
+def test_expanded_and_channels_last_inputs_need_no_copy_beforehand() -> None:
+    torch.manual_seed(6)
+    current = torch.randn(4, 8, 5, 5)
+    neuron = BurstNeuron()
+    expanded = current.unsqueeze(0).expand(3, *current.shape)
+    assert torch.equal(neuron(expanded), neuron(expanded.contiguous()))
+    last = current.to(memory_format=torch.channels_last)
+    assert torch.equal(neuron(last[None]), neuron(current[None]))
+
+
+def test_burst_step_equals_the_equations_once() -> None:
+    """One timestep by hand: U = 0.5 * 0.6 + 1.0 = 1.3, S = floor(1.3 / 0.4) = 3, V = 1.3 - 0.4."""
+    emission, state = burst_step(
+        torch.tensor([1.0], dtype=torch.float64),
+        BurstState(torch.tensor([0.6], dtype=torch.float64)),
+        constants(0.4),
+        Rule(5, RELSG),
+    )
+    assert emission.level.item() == 3
+    assert emission.scaled.item() == pytest.approx(1.2)
+    assert state.v.item() == pytest.approx(0.9)
