@@ -165,9 +165,7 @@ class Counter:
     def __init__(self, graph: Graph, mode: Mode = "exact") -> None:
         if mode not in ("exact", "rate"):
             raise ValueError(f"mode must be 'exact' or 'rate', got {mode!r}")
-        for layer in graph.layers:
-            if layer.neuron is None:
-                raise GraphError(f"layer {layer.name!r} is not a spiking neuron: it has no levels to count")
+        self._unit_events = all(graph.spec(layer.name).n_max == 1 for layer in graph.layers)
         self.graph, self.mode, self.images = graph, mode, 0
         self._synapses = {s.name: s for layer in graph.all_layers for s in layer.synapses if s.source != INPUT}
         self._counts = {name: Count() for name in self._synapses}
@@ -231,7 +229,6 @@ class Counter:
             raise GraphError("nothing was counted yet: add levels first")
         per_image = {name: count.scaled(1 / self.images) for name, count in self._counts.items()}
         graph = self.graph
-        specs = [layer.neuron for layer in graph.layers if layer.neuron is not None]
         return Account(
             mode=self.mode,
             images=self.images,
@@ -244,7 +241,7 @@ class Counter:
                 for name, sums in self._activity.items()
             },
             formations={name: value / self.images for name, value in self._formations.items()},
-            unit_events=all(spec.n_max == 1 for spec in specs),
+            unit_events=self._unit_events,
         )  # fmt: skip
 
 

@@ -14,6 +14,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from lbq.errors import GraphError
+
 Array = NDArray[np.float64]
 Shape = tuple[int, int, int]  # channels, height, width
 
@@ -148,6 +150,13 @@ class Graph:
     def __getitem__(self, name: str) -> Layer:
         return self._by_name[name]
 
+    def spec(self, name: str) -> NeuronSpec:
+        """The neuron of a layer whose levels are asked for."""
+        spec = self[name].neuron
+        if spec is None:
+            raise GraphError(f"layer {name!r} is not a spiking neuron: it has no integer levels")
+        return spec
+
     @property
     def all_layers(self) -> tuple[Layer, ...]:
         return (*self.layers, self.readout)
@@ -182,9 +191,7 @@ def absorb(graph: Graph) -> Graph:
     def absorbed(synapse: Synapse) -> Synapse:
         if synapse.source == INPUT or synapse.absorbed:
             return synapse
-        spec = graph[synapse.source].neuron
-        assert spec is not None
-        scale = spec.scale
+        scale = graph.spec(synapse.source).scale
         if synapse.kind == "conv" and scale.ndim:
             per_group = synapse.weight.shape[0] // synapse.groups
             scale = scale.reshape(synapse.groups, -1).repeat(per_group, axis=0)[:, :, None, None]

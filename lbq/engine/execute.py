@@ -61,9 +61,7 @@ class _Run:
 
     def timestep(self, x: Array) -> Array:
         for layer in self.graph.layers:
-            spec = layer.neuron
-            if spec is None:
-                raise GraphError(f"layer {layer.name!r} is not a spiking neuron: it has no integer levels")
+            spec = self.graph.spec(layer.name)
             level, u = emit(spec, self._current(layer, x), self.membranes[layer.name])
             self.levels[layer.name].append(level)
             self.ties[layer.name] += int((distance_to_threshold(spec, u) < TIE).sum())
@@ -77,13 +75,11 @@ class _Run:
                     self.stem[synapse.name] = dense(synapse, x)
                 total = total + self.stem[synapse.name]
                 continue
-            spec = self.graph[synapse.source].neuron
-            assert spec is not None
             level = pool(self.levels[synapse.source][-1], synapse.pools)
             if self.accumulate == "dense":
                 total = total + dense(synapse, level.astype(np.float64))
             else:
                 # a sum pool raises levels above n_max, and with them the planes
-                planes = max(spec.planes, int(np.abs(level).max(initial=0)).bit_length())
+                planes = max(self.graph.spec(synapse.source).planes, int(np.abs(level).max(initial=0)).bit_length())
                 total = total + bitplane(synapse, level.astype(np.int64), planes, self.tallies[synapse.name])
         return total

@@ -1,0 +1,223 @@
+"""Counts against brute force and against what the executor did; energies against the paper's table, to the digit."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lbq import models, paper
+from lbq.account import (
+    BACKENDS,
+    HOROWITZ,
+    Count,
+    Counter,
+    Energies,
+    Operations,
+    cost_table,
+    count,
+    energy_mj,
+    popcount,
+)
+from lbq.deploy import lower
+from lbq.engine import execute
+from lbq.engine.synapse import pool
+from lbq.errors import GraphError
+from lbq.graph import INPUT, Graph, absorb
+
+# The paper's table "Accuracy and modeled arithmetic-cost comparison on CIFAR-10 using ResNet-20"
+PUBLISHED = """
+ANN      97.52 2587.24 N/A     N/A   11.90 --
+Binary   91.81 3.54    79.59   N/A   0.09  135.38
+Ternary  94.11 3.54    1693.84 N/A   1.54  7.72
+LBQ(2)   96.73 3.54    542.72  0.385 0.50  23.58
+LBQ(5)   97.45 3.54    945.69  0.695 0.87  13.72
+LBQ(10)  97.44 3.54    1203.80 0.938 1.10  10.82
+LBQ(20)  97.35 3.54    1163.20 0.983 1.06  11.19
+"""
+PUBLISHED_REDUCTIONS = {"Binary": 0.0, "Ternary": 0.0, "LBQ (2)": 25.41, "LBQ (5)": 40.52, "LBQ (10)": 53.30, "LBQ (20)": 58.88}
+
+
+def test_the_papers_energy_table_to_the_digit() -> None:
+    """Eq. energy_proxy on the paper's own counts."""
+    rows = [[row["Method"].replace(" ", ""), *list(row.values())[1:]] for row in cost_table(paper.cost_rows())]
+    assert rows == [line.split() for line in PUBLISHED.strip().splitlines()]
+
+
+def test_the_papers_reductions_to_the_digit() -> None:
+    for method, (unary, bit_sparse) in paper.ACCUMULATIONS.items():
+        assert round(Count(unary=unary, bit_sparse=bit_sparse).reduction, 2) == PUBLISHED_REDUCTIONS[method]
+
+
+def test_the_papers_network_is_ours() -> None:
+    graph = lower(models.create("resnet20w128"), (3, 32, 32))
+    assert (graph.macs, graph.stem_macs) == (paper.ANN_MACS, paper.STEM_MACS)
+
+
+def test_energy_terms() -> None:
+    ops = Operations(fp_macs=1e9, accumulations=2e9, formations=3e9, shifts=4e9)
+    assert energy_mj(ops) == pytest.approx(4.6 + 1.8 + 0.3 + 0.4)
+    assert energy_mj(ops, q=5) == pytest.approx(4.6 + 1.8 + 1.5 + 0.4)
+    assert energy_mj(ops, Energies(shift=0.0)) == pytest.approx(4.6 + 1.8 + 0.3)
+    assert (HOROWITZ.fp_mac, HOROWITZ.accumulate, HOROWITZ.formation) == (4.6, 0.9, 0.1)
+
+
+@given(st.lists(st.integers(-(2**40), 2**40), min_size=1))
+def test_popcount(values: list[int]) -> None:
+    assert popcount(np.array(values)).tolist() == [abs(v).bit_count() for v in values]
+
+
+def tiny(neuron: str = "lbq", id: str = "resnet8w2", seed: int = 0) -> tuple[Graph, dict[str, np.ndarray], np.ndarray]:
+    """A small network with random levels recorded from a run."""
+    torch.manual_seed(seed)
+    net = models.create(id, neuron=neuron).double()
+    net(torch.randn(8, 3, 8, 8, dtype=torch.float64) * 3)
+    graph = lower(net.eval(), (3, 8, 8))
+    x = np.random.default_rng(seed).normal(size=(2, 3, 8, 8)) * 3
+    result = execute(absorb(graph), x)
+    return graph, result.levels, x
+
+
+def brute_force(graph: Graph, levels: dict[str, np.ndarray]) -> dict[str, Count]:
+    """Every synapse of every image, timestep, output position, tap and channel, in plain loops."""
+    counts = {}
+    images = next(iter(levels.values())).shape[1]
+    for layer in graph.all_layers:
+        for s in layer.synapses:
+            if s.source == INPUT or s.kind == "identity":
+                continue
+            found = Count()
+            for step in levels[s.source]:
+                pooled = pool(step, s.pools)
+                for image in pooled:
+                    for oy in range(s.out_shape[1]):
+                        for ox in range(s.out_shape[2]):
+                            for ky in range(s.weight.shape[2]):
+                                for kx in range(s.weight.shape[3]):
+                                    y, x = oy * s.stride[0] + ky - s.padding[0], ox * s.stride[1] + kx - s.padding[1]
+                                    if not (0 <= y < s.in_shape[1] and 0 <= x < s.in_shape[2]):
+                                        continue
+                                    for value in np.abs(image[:, y, x]):
+                                        bits = int(value).bit_count()
+                                        found.unary += s.weight.shape[0] * int(value)
+                                        found.bit_sparse += s.weight.shape[0] * bits
+                                        found.shifts += s.weight.shape[0] * (bits - int(value) % 2)
+                                        found.events += s.weight.shape[0] * bool(value)
+            counts[s.name] = found.scaled(1 / images)
+    return counts
+
+
+@pytest.mark.parametrize("neuron", ["lbq", "ternary", "lif"])
+def test_exact_counts_equal_brute_force(neuron: str) -> None:
+    """Eqs. unary_acs, bit_sparse_acs, explicit_shifts and the unit-event count, border-exact, per synapse."""
+    graph, levels, _ = tiny(neuron)
+    account = count(graph, levels)
+    expected = brute_force(graph, levels)
+    assert set(account.synapses) == set(expected)
+    assert sum(c.unary for c in expected.values()) > 0
+    for name, found in account.synapses.items():
+        for quantity in ("unary", "bit_sparse", "shifts", "events"):
+            assert getattr(found, quantity) == pytest.approx(getattr(expected[name], quantity)), (name, quantity)
+
+
+def test_exact_counts_equal_what_the_executor_did() -> None:
+    graph, levels, x = tiny(id="resnet18w2")
+    account = count(graph, levels)
+    tallies = execute(absorb(graph), x).tallies
+    for name, found in {**account.synapses, **account.shortcuts}.items():
+        assert found.bit_sparse * len(x) == pytest.approx(tallies[name].accumulations)
+        assert found.shifts * len(x) == pytest.approx(tallies[name].shifted)
+
+
+def test_rate_counts_are_rates_times_macs() -> None:
+    graph, levels, _ = tiny()
+    account = count(graph, levels, "rate")
+    for layer in graph.all_layers:
+        for s in layer.synapses:
+            if s.source == INPUT or s.kind == "identity":
+                continue
+            level = levels[s.source]
+            assert account.synapses[s.name].unary == pytest.approx(level.mean() * s.macs * 2)
+            assert account.synapses[s.name].bit_sparse == pytest.approx(popcount(level).mean() * s.macs * 2)
+            assert account.synapses[s.name].events == pytest.approx((level != 0).mean() * s.macs * 2)
+
+
+def test_borders_make_exact_counts_smaller() -> None:
+    graph, levels, _ = tiny()
+    exact, rate = count(graph, levels), count(graph, levels, "rate")
+    assert 0 < exact.total.bit_sparse < rate.total.bit_sparse
+    full = {name: np.ones_like(level) for name, level in levels.items()}
+    exact, rate = count(graph, full), count(graph, full, "rate")
+    conv = next(s for s in graph["layer1.0.sn1"].synapses)
+    taps = (3 * 8 - 2) ** 2  # a 3x3 kernel on 8x8 pixels: 22 valid taps of 24 along each axis
+    assert exact.synapses[conv.name].events == pytest.approx(2 * 2 * 2 * taps)
+    assert rate.synapses[conv.name].events == pytest.approx(2 * 2 * 2 * 24**2)
+
+
+def test_formations_are_counted_once_per_tensor() -> None:
+    """Two convolutions read layer1's output; its bits are formed once. The rate mode sums over all neurons."""
+    graph, levels, _ = tiny()
+    rate = count(graph, levels, "rate")
+    everything = sum(int(popcount(level).sum()) for level in levels.values()) / 2
+    assert rate.total.formations == pytest.approx(everything)
+    exact = count(graph, levels)
+    last = pool(levels["layer3.0.sn2"].reshape(-1, 8, 2, 2), graph.readout.synapses[0].pools)
+    pooled = int(popcount(np.asarray(last, np.int64)).sum()) / 2
+    assert exact.formations["layer3.0.sn2"] == pytest.approx(pooled)
+
+
+def test_shifts_by_backend() -> None:
+    graph, levels, _ = tiny()
+    account = count(graph, levels)
+    assert account.shifts("preshifted") == account.shifts("fused") == 0
+    assert account.shifts("explicit") == account.total.shifts > 0
+    assert account.energy_mj("explicit") > account.energy_mj("fused") == account.energy_mj()
+    assert BACKENDS == ("preshifted", "fused", "explicit")
+    with pytest.raises(ValueError, match="backend"):
+        account.shifts("horner")  # type: ignore[arg-type]
+
+
+def test_unit_events_need_no_formation() -> None:
+    for neuron in ("lif", "ternary"):
+        graph, levels, _ = tiny(neuron)
+        account = count(graph, levels, "rate")
+        assert account.unit_events
+        assert account.operations() == Operations(account.fp_macs, account.total.events)
+        assert account.total.events == account.total.unary == account.total.bit_sparse
+
+
+def test_batches_add_up() -> None:
+    graph, levels, _ = tiny()
+    whole = count(graph, levels)
+    counter = Counter(graph)
+    for i in range(2):
+        counter.add({name: level[:, i : i + 1] for name, level in levels.items()})
+    parts = counter.account()
+    assert parts.images == whole.images == 2
+    assert parts.total.bit_sparse == pytest.approx(whole.total.bit_sparse)
+    assert parts.active_ratio == pytest.approx(whole.active_ratio)
+    assert whole.active_ratio == pytest.approx(np.mean([(level != 0).mean() for level in levels.values()]))
+
+
+def test_the_first_layer_is_counted_once_for_images_and_every_step_for_events() -> None:
+    net = models.create("resnet8w2")
+    for static, times in ((True, 1), (False, 2)):
+        graph = lower(net, (3, 8, 8), static=static)
+        levels = {layer.name: np.zeros((2, 1, *layer.shape), np.int64) for layer in graph.layers}
+        assert count(graph, levels).fp_macs == times * 3 * 2 * 9 * 64
+
+
+def test_wrong_levels_are_refused() -> None:
+    graph, levels, _ = tiny()
+    with pytest.raises(GraphError, match="no levels were recorded for layer 'layer1.0.sn1'"):
+        count(graph, {"sn1": levels["sn1"]})
+    with pytest.raises(GraphError, match=r"levels of layer 'sn1' must be \[2, B, 2, 8, 8\]"):
+        count(graph, {**levels, "sn1": levels["sn1"][:1]})
+    with pytest.raises(GraphError, match="nothing was counted"):
+        Counter(graph).account()
+    with pytest.raises(ValueError, match="mode"):
+        Counter(graph, "fast")  # type: ignore[arg-type]
+    with pytest.raises(GraphError, match="not a spiking neuron"):
+        Counter(lower(models.create("resnet8w2", neuron="relu"), (3, 8, 8)))

@@ -1,0 +1,273 @@
+"""Lowering and absorption: each rewrite alone, whole networks to the bit, and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from lbq import models
+from lbq.deploy import lower
+from lbq.engine import execute
+from lbq.errors import GraphError
+from lbq.graph import INPUT, Graph, absorb
+from lbq.models import over_time
+from lbq.neuron import LIF, BurstNeuron, LadderNeuron
+from lbq.neuron.record import record_levels
+
+
+class Chain(nn.Module):
+    """A user's own network: layers in order over time, a linear head, logits averaged."""
+
+    def __init__(self, *layers: nn.Module, timesteps: int = 2) -> None:
+        super().__init__()
+        self.layers, self.timesteps = nn.ModuleList(layers), timesteps
+
+    def forward(self, x: Tensor) -> Tensor:
+        first, *rest = self.layers
+        x = over_time(x, first, timesteps=self.timesteps)
+        for layer in rest:
+            x = layer(x) if isinstance(layer, (BurstNeuron, LIF, LadderNeuron)) else _apply(layer, x)
+        return x.mean(0)
+
+
+def _apply(layer: nn.Module, x: Tensor) -> Tensor:
+    if isinstance(layer, nn.Flatten):
+        return x.flatten(2)
+    return over_time(x, layer, spatial=1 if isinstance(layer, nn.Linear) else 3)
+
+
+def warmed(net: nn.Module, *shape: int) -> nn.Module:
+    """Double precision, BatchNorm with statistics of its own and unequal steps, in evaluation mode."""
+    torch.manual_seed(0)
+    net.double().train()
+    for _ in range(3):
+        net(torch.randn(4, *shape, dtype=torch.float64))
+    with torch.no_grad():
+        for module in net.modules():
+            if isinstance(module, BurstNeuron):
+                module.rho += torch.randn(module.rho.shape) * 0.3
+            if isinstance(module, nn.BatchNorm2d):
+                module.weight.uniform_(0.5, 1.5)
+                module.bias.uniform_(-0.3, 0.3)
+    return net.eval()
+
+
+def compare(net: nn.Module, graph: Graph, x: Tensor) -> None:
+    """Levels at every layer and timestep, and logits, of both executors against the network."""
+    with torch.no_grad(), record_levels(net) as expected:
+        logits = net(x).numpy()
+    for accumulate in ("dense", "bitplane"):
+        result = execute(absorb(graph), x.numpy(), accumulate)  # type: ignore[arg-type]
+        for name, level in result.levels.items():
+            np.testing.assert_array_equal(level, expected[name].reshape(level.shape), err_msg=f"{accumulate} {name}")
+        np.testing.assert_allclose(result.logits, logits, rtol=1e-9, atol=1e-12)
+    assert set(expected) == {layer.name for layer in graph.layers}
+    assert any(level.any() for level in expected.values())
+
+
+CASES: list[tuple[str, Any, tuple[int, int, int]]] = [
+    ("resnet8w4", "lbq", (3, 8, 8)),
+    ("resnet8w4", {"name": "lbq", "n_max": 20}, (3, 9, 9)),
+    ("resnet8w4", {"name": "lbq", "per_channel": True}, (3, 8, 8)),
+    ("resnet8w4", {"name": "lbq", "membrane": "plif"}, (3, 8, 8)),
+    ("resnet8w4", {"name": "lbq", "membrane": "if"}, (3, 8, 8)),
+    ("resnet8w4", "lif", (3, 8, 8)),
+    ("resnet8w4", "ternary", (3, 8, 8)),
+    ("resnet8w4", "ternary_half", (3, 8, 8)),
+    ("resnet8w4", "ilif", (3, 8, 8)),
+    ("resnet8w4", "ladder", (3, 8, 8)),
+    ("resnet18w4", "lbq", (3, 16, 16)),
+    ("vgg11w4", "lbq", (3, 32, 32)),
+    ("vgg11w4", "ternary", (3, 32, 32)),
+]
+
+
+@pytest.mark.parametrize(("id", "neuron", "shape"), CASES)
+def test_absorbed_networks_equal_training(id: str, neuron: Any, shape: tuple[int, int, int]) -> None:
+    net = warmed(models.create(id, neuron=neuron, timesteps=3), *shape)
+    compare(net, lower(net, shape), torch.randn(3, *shape, dtype=torch.float64))
+
+
+def test_imagenet_stem_pools_levels() -> None:
+    net = warmed(models.create("resnet18", num_classes=5), 3, 32, 32)
+    compare(net, lower(net, (3, 32, 32)), torch.randn(1, 3, 32, 32, dtype=torch.float64))
+
+
+def test_event_network() -> None:
+    net = warmed(models.create("resnet8w4", in_channels=2, stem_stride=2), 2, 16, 16)
+    graph = lower(net, (2, 16, 16), timesteps=4, static=False)
+    assert graph.timesteps == 4
+    compare(net, graph, torch.randn(4, 2, 2, 16, 16, dtype=torch.float64))
+
+
+def test_spiking_linear_layer_and_two_readers_of_one_tensor() -> None:
+    """ResNet-19's second form: a neuron behind a linear layer; and blocks whose input feeds conv and shortcut."""
+    torch.manual_seed(1)
+    net = models.create("resnet8w4")
+    net.fc1, net.sn_fc1 = nn.Linear(16, 6), BurstNeuron()  # type: ignore[assignment]
+    net.fc = nn.Linear(6, 10)
+    warmed(net, 3, 8, 8)
+    graph = lower(net, (3, 8, 8))
+    compare(net, graph, torch.randn(2, 3, 8, 8, dtype=torch.float64))
+    readers = [s.name for layer in graph.layers for s in layer.synapses if s.source == "layer1.0.sn2"]
+    assert readers == ["layer2.0.conv1", "layer2.0.downsample.0"]
+
+
+@pytest.mark.parametrize(
+    "layers",
+    [
+        (nn.Conv2d(3, 6, 3, 2, 1), BurstNeuron(), nn.Conv2d(6, 8, 3, 1, 2, dilation=2, groups=2), BurstNeuron(3)),
+        (nn.Conv2d(3, 6, (3, 1), (1, 2)), BurstNeuron(), nn.AvgPool2d(2), nn.Conv2d(6, 8, 1), LIF()),
+        (nn.Conv2d(3, 6, 3), LadderNeuron([0.2, 0.3, 0.9]), nn.MaxPool2d(2, 1, 1), nn.Conv2d(6, 8, 3), LIF()),
+        (nn.Conv2d(3, 6, 3), BurstNeuron(), nn.Dropout(0.5), nn.BatchNorm2d(6), BurstNeuron()),
+    ],
+)
+def test_layers_of_a_users_own_network(layers: tuple[nn.Module, ...]) -> None:
+    with torch.no_grad():
+        x = torch.zeros(1, 3, 9, 7)
+        for layer in layers:
+            x = layer(x[None])[0] if isinstance(layer, (BurstNeuron, LIF, LadderNeuron)) else layer(x)
+    net = warmed(Chain(*layers, nn.Flatten(2), nn.Linear(x.numel(), 4)), 3, 9, 7)
+    compare(net, lower(net, (3, 9, 7)), torch.randn(3, 3, 9, 7, dtype=torch.float64))
+
+
+def test_absorb_multiplies_each_reader_by_its_sources_step() -> None:
+    """Eq. absorb, and a residual identity becomes a diagonal synapse of the source's scale."""
+    net = warmed(models.create("resnet8w4"), 3, 8, 8)
+    graph = lower(net, (3, 8, 8))
+    absorbed = absorb(graph)
+    assert not graph.absorbed
+    assert absorbed.absorbed
+    for before, after in zip(graph.all_layers, absorbed.all_layers, strict=True):
+        for s, t in zip(before.synapses, after.synapses, strict=True):
+            spec = None if s.source == INPUT else graph[s.source].neuron
+            factor = 1.0 if spec is None else spec.step
+            np.testing.assert_array_equal(t.weight, s.weight * factor)
+    shortcut = next(s for s in absorbed["layer1.0.sn2"].synapses if s.kind == "identity")
+    source = absorbed["sn1"].neuron
+    assert source is not None
+    np.testing.assert_array_equal(shortcut.weight, np.full(4, source.step))
+    for old, new in zip(absorb(absorbed).all_layers, absorbed.all_layers, strict=True):  # once is enough
+        for s, t in zip(old.synapses, new.synapses, strict=True):
+            assert s.weight is t.weight
+
+
+def test_batch_norm_folds_into_weights_and_bias() -> None:
+    net = warmed(Chain(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), BurstNeuron(), nn.AdaptiveAvgPool2d(1), nn.Conv2d(4, 2, 1)), 3, 6, 6)
+    graph = lower(net, (3, 6, 6))
+    conv, bn = net.get_submodule("layers.0"), net.get_submodule("layers.1")
+    assert isinstance(conv, nn.Conv2d)
+    assert isinstance(bn, nn.BatchNorm2d)
+    assert conv.bias is not None
+    assert bn.running_mean is not None
+    assert bn.running_var is not None
+    scale = (bn.weight / (bn.running_var + bn.eps).sqrt()).detach()
+    layer = graph.layers[0]
+    np.testing.assert_allclose(layer.synapses[0].weight, (conv.weight * scale[:, None, None, None]).detach().numpy())
+    bias = ((conv.bias - bn.running_mean) * scale + bn.bias).detach()
+    np.testing.assert_allclose(layer.bias, bias.numpy())
+    assert graph.readout.synapses[0].pools[0].kind == "sum"
+
+
+class Forward(nn.Module):
+    """A module whose forward is any function of it and x."""
+
+    def __init__(self, function: Any, **children: nn.Module) -> None:
+        super().__init__()
+        self.function, self.timesteps = function, 2
+        for name, child in children.items():
+            self.add_module(name, child)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.function(self, x)
+        return result
+
+
+def head(m: Any, x: Tensor) -> Tensor:
+    return over_time(over_time(x, m.pool).flatten(2), m.fc, spatial=1).mean(0)
+
+
+def parts(**extra: nn.Module) -> dict[str, nn.Module]:
+    return {
+        "conv": nn.Conv2d(3, 4, 3, padding=1), "sn": BurstNeuron(), "conv2": nn.Conv2d(4, 4, 3, padding=1),
+        "sn2": BurstNeuron(), "pool": nn.AdaptiveAvgPool2d(1), "fc": nn.Linear(4, 2), **extra,
+    }  # fmt: skip
+
+
+def stem(m: Any, x: Tensor) -> Tensor:
+    out: Tensor = m.sn(over_time(x, m.conv, timesteps=2))
+    return out
+
+
+REFUSED: list[tuple[Any, dict[str, nn.Module], str]] = [
+    (lambda m, x: head(m, m.sn2(over_time(stem(m, x), m.conv2).sigmoid())), {}, "'sigmoid' has no integer form"),
+    (lambda m, x: head(m, over_time(stem(m, x), m.act)), {"act": nn.Softmax(2)}, "layer 'act': Softmax"),
+    (lambda m, x: head(m, m.lm(over_time(stem(m, x), m.conv2))), {"lm": nn.Identity()}, "read a neuron's output"),
+    (lambda m, x: head(m, m.sn(over_time(stem(m, x), m.conv2))), {}, "'sn' is used twice"),
+    (lambda m, x: head(m, m.sn2(over_time(stem(m, x), m.conv2) * 2)), {}, "no integer form"),
+    (lambda m, x: over_time(over_time(stem(m, x), m.pool).flatten(2), m.fc, spatial=1), {}, "average its logits"),
+    (lambda m, x: stem(m, x), {}, "must return the current"),
+    (lambda m, x: head(m, stem(m, x + m.fc.bias.sum())), {}, "bare parameter"),
+    (lambda m, x: head(m, m.sn2(stem(m, x).mean(0))), {}, "no integer form"),
+    (lambda m, x: head(m, stem(m, x)) if x.sum() > 0 else x, {}, "cannot be traced"),
+    (lambda m, x: head(m, stem(m, over_time(x, m.pool2))), {"pool2": nn.MaxPool2d(2)}, "raw input"),
+    (lambda m, x: head(m, over_time(stem(m, x), m.p)), {"p": nn.AdaptiveAvgPool2d(2)}, "only to 1x1"),
+    (lambda m, x: head(m, over_time(stem(m, x), m.p)), {"p": nn.MaxPool2d(2, ceil_mode=True)}, "ceil_mode"),
+    (lambda m, x: head(m, over_time(stem(m, x), m.p)), {"p": nn.AvgPool2d(2, divisor_override=3)}, "divisor"),
+    (
+        lambda m, x: head(m, over_time(stem(m, x), m.p)),
+        {"p": nn.AvgPool2d(3, 1, 1, count_include_pad=False)},
+        "count_include_pad",
+    ),
+    (lambda m, x: head(m, over_time(stem(m, x), m.a, m.p)), {"a": nn.AvgPool2d(2), "p": nn.MaxPool2d(2)}, "max-pooling"),
+    (
+        lambda m, x: head(m, m.sn2(over_time(stem(m, x), m.c))),
+        {"c": nn.Conv2d(4, 4, 3, padding="same")},
+        "zero padding given as numbers",
+    ),
+    (
+        lambda m, x: head(m, m.sn2(over_time(stem(m, x), m.conv2, m.b))),
+        {"b": nn.BatchNorm2d(4, track_running_stats=False)},
+        "running statistics",
+    ),
+    (
+        lambda m, x: head(m, m.sn2(over_time(stem(m, x), m.conv2) + over_time(stem2(m, x), m.c))),
+        {"c": nn.Conv2d(4, 2, 1), "sn3": BurstNeuron(), "conv3": nn.Conv2d(3, 4, 1)},
+        "differ",
+    ),
+    (lambda m, x: head(m, m.sn2(x)), {}, "pass a convolution"),
+    (lambda m, x: over_time(stem(m, x).flatten(2), m.fc, spatial=1).mean(0), {}, "expects 4 inputs"),
+]
+
+
+def stem2(m: Any, x: Tensor) -> Tensor:
+    out: Tensor = m.sn3(over_time(x, m.conv3, timesteps=2))
+    return out
+
+
+@pytest.mark.parametrize(("function", "extra", "message"), REFUSED)
+def test_what_does_not_fit_is_refused_by_name(function: Any, extra: dict[str, nn.Module], message: str) -> None:
+    with pytest.raises(GraphError, match=message):
+        lower(Forward(function, **parts(**extra)), (3, 8, 8))
+
+
+def test_lmht_network_is_refused_with_the_layers_name() -> None:
+    with pytest.raises(GraphError, match="layer 'sn1': LMHT mixes timesteps"):
+        lower(models.create("resnet8w4", neuron="lmht"), (3, 8, 8))
+
+
+def test_network_without_timesteps_must_say_them() -> None:
+    net = nn.Sequential(nn.Conv2d(3, 4, 3))
+    with pytest.raises(GraphError, match="pass timesteps="):
+        lower(net, (3, 8, 8))
+
+
+def test_plain_ann_has_macs_but_no_neurons() -> None:
+    graph = lower(models.create("resnet8w4", neuron="relu", timesteps=1), (3, 8, 8))
+    assert all(layer.neuron is None for layer in graph.layers)
+    with pytest.raises(GraphError, match="'sn1' is not a spiking neuron"):
+        absorb(graph)
