@@ -30,8 +30,8 @@ BACKENDS: tuple[Backend, ...] = ("preshifted", "fused", "explicit")
 class Energies:
     """Energy of one operation in picojoules, 45 nm CMOS at 0.9 V (M. Horowitz, ISSCC 2014).
 
-    fp_mac and accumulate are a 32-bit floating-point multiply-add and add; the paper prices an integer accumulation as the
-    latter. formation and shift have no entry in that table; the paper takes the 32-bit integer add for a formation
+    fp_mac and accumulate are a 32-bit floating-point multiply-add and add; the paper prices an integer accumulation as
+    the latter. formation and shift have no entry in that table; the paper takes the 32-bit integer add for a formation
     (times q instructions), and so do we for a shift.
     """
 
@@ -73,8 +73,8 @@ class Count:
     """Counts of one synapse, or a total. Floats, because they are per image.
 
     unary: sum of F_j |S_j| (Eq. unary_acs); bit_sparse: sum of F_j popcount(S_j) and formations: sum of popcount(S_j)
-    (Eq. bit_sparse_acs); shifts: accumulations from planes k >= 1 (Eq. explicit_shifts); events: sum of F_j [S_j != 0], the
-    unit-event count of binary and ternary networks.
+    (Eq. bit_sparse_acs); shifts: accumulations from planes k >= 1 (Eq. explicit_shifts); events: sum of F_j [S_j != 0],
+    the unit-event count of binary and ternary networks.
     """
 
     unary: float = 0.0
@@ -107,8 +107,8 @@ class LayerActivity:
 
 @dataclass(frozen=True)
 class Account:
-    """Counts per image. `synapses` holds weighted connections; `shortcuts` the residual identities (fan-out 1), which the
-    paper's sum leaves out and `total` therefore too."""
+    """Counts per image. `synapses` holds weighted connections; `shortcuts` the residual identities (fan-out 1),
+    which the paper's sum leaves out and `total` therefore too."""
 
     mode: Mode
     images: int
@@ -179,7 +179,10 @@ class Counter:
             if layer.name not in levels:
                 raise GraphError(f"no levels were recorded for layer {layer.name!r}")
             level = np.asarray(levels[layer.name]).astype(np.int64)
-            if level.shape[0] != self.graph.timesteps or level.shape[2:] not in (layer.shape, layer.shape[:1]):
+            if level.shape[0] != self.graph.timesteps or level.shape[2:] not in (
+                layer.shape,
+                layer.shape[:1],
+            ):
                 expected = f"[{self.graph.timesteps}, B, {', '.join(map(str, layer.shape))}]"
                 raise GraphError(f"levels of layer {layer.name!r} must be {expected}, got {list(level.shape)}")
             shaped[layer.name] = level.reshape(*level.shape[:2], *layer.shape)
@@ -193,13 +196,12 @@ class Counter:
             self._formations[source] = self._formations.get(source, 0.0) + value
         self.images += next(iter(shaped.values())).shape[1]
 
-    def _count(
-        self, synapse: Synapse, level: NDArray[np.int64], formed: dict[tuple[object, ...], float]
-    ) -> Count:
+    def _count(self, synapse: Synapse, level: NDArray[np.int64], formed: dict[tuple[object, ...], float]) -> Count:
         steps, batch = level.shape[:2]
         pools = synapse.pools
         if self.mode == "rate" and synapse.kind == "conv":
-            # max-pooled levels are what travels; a sum pool stays with the neurons' own rate, as the paper counts the head
+            # max-pooled levels are what travels; a sum pool stays with the neurons' own rate, as the paper counts the
+            # head
             pools = tuple(p for p in pools if p.kind == "max")
         level = np.asarray(pool(level.reshape(-1, *level.shape[2:]), pools), np.int64)
         bits = popcount(level)

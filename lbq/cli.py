@@ -43,18 +43,16 @@ def main(arguments: list[str] | None = None) -> None:
         if error.name != "torch":
             raise
         _fail("this command needs PyTorch, which is not installed: pip install 'lbq[train]'")
-    except KeyboardInterrupt:
-        _fail("interrupted", 130)
     except Exception as error:
         # the option parser's own errors, whose classes moved between versions of typer
         describe = getattr(error, "format_message", None)
-        if type(error).__name__ == "Abort":
-            _fail("interrupted", 130)
         if describe is None:
             raise
         if not describe():  # no command: the help has been shown
             sys.exit(2)
         _fail(f"{describe()} (see lbq --help)")
+    if status == 130:  # the option parser turns a keyboard interrupt into this
+        _fail("interrupted", 130)
     sys.exit(status if isinstance(status, int) else 0)
 
 
@@ -155,13 +153,14 @@ def doctor(as_json: Json = False) -> None:
         console.print(f"note: {line}")
 
 
-# Rendering -------------------------------------------------------------------------------------------------------------
+# Rendering
+# -------------------------------------------------------------------------------------------------------------
 
 
 def _console(stderr: bool = False) -> Console:
     from rich.console import Console
 
-    console = Console(stderr=stderr, highlight=False)
+    console = Console(stderr=stderr, highlight=False, markup=False)
     if not console.is_terminal:
         console.width = 140  # a pipe has no width; do not wrap tables at 80
     return console
@@ -251,7 +250,9 @@ def _render_demo(result: DemoResult) -> None:
             f"{ann / m.energy_uj:.2f}",
         )
     console.print(table)
-    console.print("* modelled arithmetic energy per image (45 nm, Horowitz 2014), not measured; ACs: accumulations per image")
+    console.print(
+        "* modelled arithmetic energy per image (45 nm, Horowitz 2014), not measured; ACs: accumulations per image"
+    )
     low, high = min(result.steps.values()), max(result.steps.values())
     console.print(f"\nlearned steps, from 0.4: {low:.3f} to {high:.3f}")
     for name, step in result.steps.items():
@@ -262,9 +263,10 @@ def _render_demo(result: DemoResult) -> None:
         )
     verdict = "agree" if check.levels_different == 0 else f"differ in {check.levels_different} ties"
     console.print(
-        f"\ninteger network: steps absorbed, run by bit planes on {check.images} images: {check.levels_compared:,} levels "
-        f"{verdict} with training's (float64);\n  predictions agree with the trained float32 network on "
-        f"{check.predictions_agree:.2f} %, accuracy {check.accuracy:.2f} %; "
+        f"\ninteger network: steps absorbed, run by bit planes on {check.images} images: "
+        f"{check.levels_compared:,} levels {verdict} with training's (float64);\n"
+        f"  predictions agree with the trained float32 network on {check.predictions_agree:.2f} %, "
+        f"accuracy {check.accuracy:.2f} %; "
         f"{check.accumulations_executed:,} accumulations executed, {check.accumulations_counted:,} counted"
     )
     console.print(f"\nrun folder {result.folder}, {result.seconds:.0f} s")
@@ -306,7 +308,14 @@ def _render_account(measured: Measurement) -> None:
         f"FP MACs of the first layer {exact.fp_macs:,.0f}, formations {exact.total.formations:,.0f} per image; "
         f"active ratio {exact.active_ratio:.3f} (mean over layers)"
     )
-    table = _table("Modelled arithmetic energy per image, µJ (45 nm, Horowitz 2014)", "backend", "shifts", "exact", "rate x MACs", "ANN / it")
+    table = _table(
+        "Modelled arithmetic energy per image, µJ (45 nm, Horowitz 2014)",
+        "backend",
+        "shifts",
+        "exact",
+        "rate x MACs",
+        "ANN / it",
+    )
     for backend in BACKENDS:
         table.add_row(
             backend,

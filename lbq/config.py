@@ -56,7 +56,10 @@ class TrainConfig:
         _require(0 <= self.momentum < 1, "train.momentum", "in [0, 1)", self.momentum)
         _require(self.weight_decay >= 0, "train.weight_decay", ">= 0", self.weight_decay)
         _require(
-            0 <= self.warmup_epochs < self.epochs, "train.warmup_epochs", "less than train.epochs", self.warmup_epochs
+            0 <= self.warmup_epochs < self.epochs,
+            "train.warmup_epochs",
+            "less than train.epochs",
+            self.warmup_epochs,
         )
 
 
@@ -157,7 +160,7 @@ def to_toml(tree: Mapping[str, Any]) -> str:
 
 
 def _key(key: str) -> str:
-    return key if key and all(c.isascii() and (c.isalnum() or c in "_-") for c in key) else json.dumps(key)
+    return key if key and all(c.isascii() and (c.isalnum() or c in "_-") for c in key) else _scalar(key)
 
 
 def _scalar(value: Any) -> str:

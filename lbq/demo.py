@@ -1,6 +1,7 @@
 """The first run: train four small networks on real digits, run the burst network on integer levels, count, and report.
 
-Everything in the result is computed in that run. Nothing here prints: the command line shows progress through `Watcher`.
+Everything in the result is computed in that run. Nothing here prints: the command line shows progress through
+`Watcher`.
 """
 
 from __future__ import annotations
@@ -27,7 +28,12 @@ METHODS: dict[str, tuple[dict[str, Any], int]] = {
     "burst_fixed": ({"name": "burst_fixed", "n_max": 5, "step": INITIAL_STEP}, 2),
     "lbq": ({"name": "lbq", "n_max": 5, "step": INITIAL_STEP}, 2),
 }
-TITLES = {"ann": "ANN (ReLU)", "lif": "binary LIF", "burst_fixed": "burst, fixed step", "lbq": "LBQ (learned step)"}
+TITLES = {
+    "ann": "ANN (ReLU)",
+    "lif": "binary LIF",
+    "burst_fixed": "burst, fixed step",
+    "lbq": "LBQ (learned step)",
+}
 
 
 class Watcher(Protocol):
@@ -44,7 +50,7 @@ class Watcher(Protocol):
 
 @dataclass(frozen=True)
 class MethodResult:
-    """Accuracy in percent on the held-out third after the last epoch; counts per image; energy modelled, in microjoules."""
+    """Accuracy in percent on the held-out third after the last epoch; counts per image; modelled energy in µJ."""
 
     method: str
     accuracy: float
@@ -113,7 +119,13 @@ def run_demo(folder: Path | str, watcher: Watcher, seed: int = 0, epochs: int = 
         levels = {name: histogram.counts.tolist() for name, histogram in measured.histograms.items()}
         figure = _draw(partial, steps, measured.histograms)
         baselines = {name: asdict(result) for name, result in results.items() if name != "lbq"}
-        details = {"check": asdict(check), "steps": steps, "tails": tails, "levels": levels, "baselines": baselines}
+        details = {
+            "check": asdict(check),
+            "steps": steps,
+            "tails": tails,
+            "levels": levels,
+            "baselines": baselines,
+        }
         runs.save(partial, net, config, metrics, {**asdict(results["lbq"]), **details})
         if not check.passed:
             raise RuntimeError(f"the integer network disagrees with training: {check}")

@@ -35,8 +35,7 @@ def _torch_facts() -> dict[str, Any]:
     try:
         import torch
     except ModuleNotFoundError:
-        advice = "training needs PyTorch: pip install 'lbq[train]'"
-        return {"devices": [], "kernels": {}, "advice": [advice]}
+        return {"devices": [], "kernels": {}, "advice": ["training needs PyTorch: pip install 'lbq[train]'"]}
     from lbq.kernels.choose import choose
 
     devices = [{"name": "cpu", "detail": f"{torch.get_num_threads()} threads"}]

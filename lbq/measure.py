@@ -38,7 +38,7 @@ class Measurement:
         return energy_mj(Operations(float(self.graph.macs)))
 
     def to_dict(self) -> dict[str, Any]:
-        modes = {a.mode: _account_dict(a) for a in (self.exact, self.rate) if a is not None}
+        modes = {str(a.mode): _account_dict(a) for a in (self.exact, self.rate) if a is not None}
         return {
             "images": self.images,
             "accuracy": self.accuracy,
@@ -77,7 +77,7 @@ def level_batches(
 
 def measure(net: nn.Module, split: Split, batch_size: int = 200) -> Measurement:
     """Accuracy on `split` and, for a spiking network, its counts and level histograms there."""
-    shape: Shape = split.images.shape[1:]  # type: ignore[assignment]
+    shape: Shape = split.images.shape[1:]
     graph = lower(net, shape)
     specs = {layer.name: layer.neuron for layer in graph.layers}
     if any(spec is None for spec in specs.values()):

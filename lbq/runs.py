@@ -68,9 +68,7 @@ def environment() -> dict[str, str]:
     }
 
 
-def save(
-    folder: Path, net: BurstNet, config: Config, metrics: Iterable[Any], result: Mapping[str, Any]
-) -> None:
+def save(folder: Path, net: BurstNet, config: Config, metrics: Iterable[Any], result: Mapping[str, Any]) -> None:
     """Write one run into an existing folder."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.toml").write_text(config.to_toml(), encoding="utf-8")

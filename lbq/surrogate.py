@@ -4,8 +4,8 @@ The forward pass emits integer levels; the backward pass differentiates B instea
 surrogate is one pair of pure functions of `(r, n_max, tail)`; `tail` is the coefficient lambda of the
 exponential tails and is ignored by the surrogates that have none. Thresholds lie at r = 1, 2, ..., n_max.
 
-The single-threshold surrogates of binary networks (arctan, rectangular, sigmoid, triangle) serve n_max > 1 as the sum of
-one copy per threshold, so that n_max = 1 is the usual function.
+The single-threshold surrogates of binary networks (arctan, rectangular, sigmoid, triangle) serve n_max > 1 as the sum
+of one copy per threshold, so that n_max = 1 is the usual function.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ from lbq.neuron import QuantReLU, SpikingNeuron
 
 @dataclass(frozen=True)
 class EpochRecord:
-    """loss and accuracy (percent) on the augmented training images while training; each neuron's step and tail after."""
+    """Loss and accuracy (percent) on the augmented training images; each neuron's step and tail after the epoch."""
 
     epoch: int
     loss: float
@@ -65,9 +65,7 @@ def parameter_groups(net: nn.Module, weight_decay: float) -> list[dict[str, obje
 
     Decay on rho would pull the step toward softplus(0) = 0.69.
     """
-    synaptic = {
-        id(m.weight) for m in net.modules() if isinstance(m, (nn.Conv2d, nn.Linear))
-    }
+    synaptic = {id(m.weight) for m in net.modules() if isinstance(m, (nn.Conv2d, nn.Linear))}
     weights = [p for p in net.parameters() if id(p) in synaptic]
     others = [p for p in net.parameters() if id(p) not in synaptic]
     return [{"params": weights, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
@@ -87,7 +85,10 @@ def fit(net: models.BurstNet, train: Split, config: Config) -> Iterator[EpochRec
     batches = max(len(train) // settings.batch_size, 1)
     total, warmup = settings.epochs * batches, settings.warmup_epochs * batches
     optimiser = torch.optim.SGD(
-        parameter_groups(net, settings.weight_decay), lr=settings.lr, momentum=settings.momentum, nesterov=settings.momentum > 0
+        parameter_groups(net, settings.weight_decay),
+        lr=settings.lr,
+        momentum=settings.momentum,
+        nesterov=settings.momentum > 0,
     )
     for epoch in range(settings.epochs):
         started = time.perf_counter()
@@ -104,10 +105,12 @@ def fit(net: models.BurstNet, train: Split, config: Config) -> Iterator[EpochRec
             logits = net(x)
             loss = F.cross_entropy(logits, y)
             optimiser.zero_grad(set_to_none=True)
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             optimiser.step()
             if not math.isfinite(value := loss.item()):
-                raise LbqError(f"loss became {value} in epoch {epoch + 1}, step {batch + 1}: lower train.lr ({settings.lr})")
+                raise LbqError(
+                    f"loss became {value} in epoch {epoch + 1}, step {batch + 1}: lower train.lr ({settings.lr})"
+                )
             loss_sum += value * len(y)
             correct += int((logits.argmax(1) == y).sum())
             seen += len(y)

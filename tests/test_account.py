@@ -37,7 +37,14 @@ LBQ(5)   97.45 3.54    945.69  0.695 0.87  13.72
 LBQ(10)  97.44 3.54    1203.80 0.938 1.10  10.82
 LBQ(20)  97.35 3.54    1163.20 0.983 1.06  11.19
 """
-PUBLISHED_REDUCTIONS = {"Binary": 0.0, "Ternary": 0.0, "LBQ (2)": 25.41, "LBQ (5)": 40.52, "LBQ (10)": 53.30, "LBQ (20)": 58.88}
+PUBLISHED_REDUCTIONS = {
+    "Binary": 0.0,
+    "Ternary": 0.0,
+    "LBQ (2)": 25.41,
+    "LBQ (5)": 40.52,
+    "LBQ (10)": 53.30,
+    "LBQ (20)": 58.88,
+}
 
 
 def test_the_papers_energy_table_to_the_digit() -> None:
@@ -96,7 +103,10 @@ def brute_force(graph: Graph, levels: dict[str, np.ndarray]) -> dict[str, Count]
                         for ox in range(s.out_shape[2]):
                             for ky in range(s.weight.shape[2]):
                                 for kx in range(s.weight.shape[3]):
-                                    y, x = oy * s.stride[0] + ky - s.padding[0], ox * s.stride[1] + kx - s.padding[1]
+                                    y, x = (
+                                        oy * s.stride[0] + ky - s.padding[0],
+                                        ox * s.stride[1] + kx - s.padding[1],
+                                    )
                                     if not (0 <= y < s.in_shape[1] and 0 <= x < s.in_shape[2]):
                                         continue
                                     for value in np.abs(image[:, y, x]):
@@ -119,7 +129,10 @@ def test_exact_counts_equal_brute_force(neuron: str) -> None:
     assert sum(c.unary for c in expected.values()) > 0
     for name, found in account.synapses.items():
         for quantity in ("unary", "bit_sparse", "shifts", "events"):
-            assert getattr(found, quantity) == pytest.approx(getattr(expected[name], quantity)), (name, quantity)
+            assert getattr(found, quantity) == pytest.approx(getattr(expected[name], quantity)), (
+                name,
+                quantity,
+            )
 
 
 def test_exact_counts_equal_what_the_executor_did() -> None:

@@ -27,7 +27,7 @@ def test_lif_is_eqs_lif_and_bispiking(beta: float, alpha: float, threshold: floa
 
 
 def test_lif_is_not_a_burst_neuron_with_one_level() -> None:
-    """The reset is not decayed, so a few percent of the spikes at T = 2 differ; and a tie fires only in the burst neuron."""
+    """The reset is not decayed, so a few percent of the spikes at T = 2 differ."""
     x = currents(2, 100_000) + 0.5
     burst = BurstNeuron(1, 1.0).double()
     differ = (LIF().double().levels(x) != burst.levels(x)).double().mean().item()

@@ -1,7 +1,7 @@
 """Gradients of the neuron, in float64, against the frozen form.
 
-The forward pass is piecewise constant, so plain gradcheck fails on it. Freezing the rounding offset c = S - B(r) and the
-reset's indicator at the point gives the smooth function gamma * [B(r) + c], unrolled over time, that Eq. ste_level
+The forward pass is piecewise constant, so plain gradcheck fails on it. Freezing the rounding offset c = S - B(r) and
+the reset's indicator at the point gives the smooth function gamma * [B(r) + c], unrolled over time, that Eq. ste_level
 differentiates; its gradients must be the neuron's.
 """
 
@@ -85,7 +85,7 @@ def test_gradients_equal_the_frozen_form(timesteps: int, n_max: int) -> None:
     for name, ours, theirs in zip(
         ("x", "gamma", "lambda", "beta", "alpha"), gradients(out, inputs), expected, strict=True
     ):
-        torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10, msg=lambda m, name=name: f"{name}: {m}")
+        torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10, msg=name)
 
 
 def test_module_gradients_chain_through_softplus_and_sigmoid() -> None:
@@ -170,7 +170,7 @@ def test_lsq_scales_the_step_gradient_alone() -> None:
     x = torch.randn(2, 3, 4, 5, 5)
     grads: dict[str, Any] = {}
     for kind in ("sum", "lsq"):
-        neuron = BurstNeuron(step_gradient=kind)  # type: ignore[arg-type]
+        neuron = BurstNeuron(step_gradient=kind)
         x_ = x.clone().requires_grad_()
         grads[kind] = gradients(neuron(x_), (x_, neuron.rho, neuron.eta))
     assert torch.equal(grads["sum"][0], grads["lsq"][0])
@@ -233,5 +233,3 @@ def test_quantised_relu_is_lsq() -> None:
     per_element = torch.tensor([0, 0, 1, 3, 4]) - r * torch.tensor([0, 1, 1, 1, 0])
     expected = (weights * per_element).sum() * torch.sigmoid(neuron.rho.detach()) / (1 * 4) ** 0.5
     torch.testing.assert_close(g_rho, expected)
-
-

@@ -61,7 +61,7 @@ def compare(net: nn.Module, graph: Graph, x: Tensor) -> None:
     with torch.no_grad(), record_levels(net) as expected:
         logits = net(x).numpy()
     for accumulate in ("dense", "bitplane"):
-        result = execute(absorb(graph), x.numpy(), accumulate)  # type: ignore[arg-type]
+        result = execute(absorb(graph), x.numpy(), accumulate)
         for name, level in result.levels.items():
             np.testing.assert_array_equal(level, expected[name].reshape(level.shape), err_msg=f"{accumulate} {name}")
         np.testing.assert_allclose(result.logits, logits, rtol=1e-9, atol=1e-12)
@@ -108,7 +108,7 @@ def test_spiking_linear_layer_and_two_readers_of_one_tensor() -> None:
     """ResNet-19's second form: a neuron behind a linear layer; and blocks whose input feeds conv and shortcut."""
     torch.manual_seed(1)
     net = models.create("resnet8w4")
-    net.fc1, net.sn_fc1 = nn.Linear(16, 6), BurstNeuron()  # type: ignore[assignment]
+    net.fc1, net.sn_fc1 = nn.Linear(16, 6), BurstNeuron()
     net.fc = nn.Linear(6, 10)
     warmed(net, 3, 8, 8)
     graph = lower(net, (3, 8, 8))
@@ -120,7 +120,12 @@ def test_spiking_linear_layer_and_two_readers_of_one_tensor() -> None:
 @pytest.mark.parametrize(
     "layers",
     [
-        (nn.Conv2d(3, 6, 3, 2, 1), BurstNeuron(), nn.Conv2d(6, 8, 3, 1, 2, dilation=2, groups=2), BurstNeuron(3)),
+        (
+            nn.Conv2d(3, 6, 3, 2, 1),
+            BurstNeuron(),
+            nn.Conv2d(6, 8, 3, 1, 2, dilation=2, groups=2),
+            BurstNeuron(3),
+        ),
         (nn.Conv2d(3, 6, (3, 1), (1, 2)), BurstNeuron(), nn.AvgPool2d(2), nn.Conv2d(6, 8, 1), LIF()),
         (nn.Conv2d(3, 6, 3), LadderNeuron([0.2, 0.3, 0.9]), nn.MaxPool2d(2, 1, 1), nn.Conv2d(6, 8, 3), LIF()),
         (nn.Conv2d(3, 6, 3), BurstNeuron(), nn.Dropout(0.5), nn.BatchNorm2d(6), BurstNeuron()),
@@ -157,7 +162,12 @@ def test_absorb_multiplies_each_reader_by_its_sources_step() -> None:
 
 
 def test_batch_norm_folds_into_weights_and_bias() -> None:
-    net = warmed(Chain(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), BurstNeuron(), nn.AdaptiveAvgPool2d(1), nn.Conv2d(4, 2, 1)), 3, 6, 6)
+    net = warmed(
+        Chain(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), BurstNeuron(), nn.AdaptiveAvgPool2d(1), nn.Conv2d(4, 2, 1)),
+        3,
+        6,
+        6,
+    )
     graph = lower(net, (3, 6, 6))
     conv, bn = net.get_submodule("layers.0"), net.get_submodule("layers.1")
     assert isinstance(conv, nn.Conv2d)
@@ -204,12 +214,24 @@ def stem(m: Any, x: Tensor) -> Tensor:
 
 
 REFUSED: list[tuple[Any, dict[str, nn.Module], str]] = [
-    (lambda m, x: head(m, m.sn2(over_time(stem(m, x), m.conv2).sigmoid())), {}, "'sigmoid' has no integer form"),
+    (
+        lambda m, x: head(m, m.sn2(over_time(stem(m, x), m.conv2).sigmoid())),
+        {},
+        "'sigmoid' has no integer form",
+    ),
     (lambda m, x: head(m, over_time(stem(m, x), m.act)), {"act": nn.Softmax(2)}, "layer 'act': Softmax"),
-    (lambda m, x: head(m, m.lm(over_time(stem(m, x), m.conv2))), {"lm": nn.Identity()}, "read a neuron's output"),
+    (
+        lambda m, x: head(m, m.lm(over_time(stem(m, x), m.conv2))),
+        {"lm": nn.Identity()},
+        "read a neuron's output",
+    ),
     (lambda m, x: head(m, m.sn(over_time(stem(m, x), m.conv2))), {}, "'sn' is used twice"),
     (lambda m, x: head(m, m.sn2(over_time(stem(m, x), m.conv2) * 2)), {}, "no integer form"),
-    (lambda m, x: over_time(over_time(stem(m, x), m.pool).flatten(2), m.fc, spatial=1), {}, "average its logits"),
+    (
+        lambda m, x: over_time(over_time(stem(m, x), m.pool).flatten(2), m.fc, spatial=1),
+        {},
+        "average its logits",
+    ),
     (lambda m, x: stem(m, x), {}, "must return the current"),
     (lambda m, x: head(m, stem(m, x + m.fc.bias.sum())), {}, "bare parameter"),
     (lambda m, x: head(m, m.sn2(stem(m, x).mean(0))), {}, "no integer form"),
@@ -223,7 +245,11 @@ REFUSED: list[tuple[Any, dict[str, nn.Module], str]] = [
         {"p": nn.AvgPool2d(3, 1, 1, count_include_pad=False)},
         "count_include_pad",
     ),
-    (lambda m, x: head(m, over_time(stem(m, x), m.a, m.p)), {"a": nn.AvgPool2d(2), "p": nn.MaxPool2d(2)}, "max-pooling"),
+    (
+        lambda m, x: head(m, over_time(stem(m, x), m.a, m.p)),
+        {"a": nn.AvgPool2d(2), "p": nn.MaxPool2d(2)},
+        "max-pooling",
+    ),
     (
         lambda m, x: head(m, m.sn2(over_time(stem(m, x), m.c))),
         {"c": nn.Conv2d(4, 4, 3, padding="same")},

@@ -40,13 +40,22 @@ def test_counts_come_out_exactly(id: str) -> None:
     assert found == FACTS[id]
 
 
-@pytest.mark.parametrize(("id", "parameters", "macs"), [("resnet18", 11_689_512, 1814.073344), ("resnet34", 21_797_672, 3663.761408)])
+@pytest.mark.parametrize(
+    ("id", "parameters", "macs"),
+    [("resnet18", 11_689_512, 1814.073344), ("resnet34", 21_797_672, 3663.761408)],
+)
 def test_imagenet_nets_are_the_published_ones(id: str, parameters: int, macs: float) -> None:
     net = models.create(id, num_classes=1000)
     assert parameters_outside_neurons(net) == parameters
     assert lower(net, (3, 224, 224)).macs == round(macs * 1e6)
     names = set(net.state_dict())
-    assert {"conv1.weight", "bn1.running_mean", "layer4.1.bn2.bias", "layer2.0.downsample.0.weight", "fc.bias"} <= names
+    assert {
+        "conv1.weight",
+        "bn1.running_mean",
+        "layer4.1.bn2.bias",
+        "layer2.0.downsample.0.weight",
+        "fc.bias",
+    } <= names
 
 
 def test_static_and_event_inputs() -> None:

@@ -23,7 +23,10 @@ RELSG = SURROGATES["relsg_et"]
 
 def constants(step: float, dtype: torch.dtype = torch.float64, beta: float = 0.5, alpha: float = 1.0) -> Constants:
     return Constants(
-        torch.tensor(step, dtype=dtype), torch.tensor(0.5, dtype=dtype), torch.tensor(beta, dtype=dtype), alpha
+        torch.tensor(step, dtype=dtype),
+        torch.tensor(0.5, dtype=dtype),
+        torch.tensor(beta, dtype=dtype),
+        alpha,
     )
 
 
@@ -122,7 +125,7 @@ def test_empty_and_single_element(shape: tuple[int, ...]) -> None:
     x = torch.ones(shape, requires_grad=True)
     out = neuron(x)
     assert out.shape == shape
-    out.sum().backward()  # type: ignore[no-untyped-call]
+    out.sum().backward()
     assert x.grad is not None
     assert x.grad.shape == shape
     assert neuron.levels(x).shape == shape
@@ -191,7 +194,7 @@ def test_per_channel_steps() -> None:
         with torch.no_grad():
             alone.rho.copy_(neuron.rho[c])
         assert torch.equal(out[:, :, c], alone(x[:, :, c]))
-    out.sum().backward()  # type: ignore[no-untyped-call]
+    out.sum().backward()
     assert neuron.rho.grad is not None
     assert neuron.rho.grad.shape == (3,)
     with pytest.raises(ValueError, match="channels=3"):
@@ -201,7 +204,12 @@ def test_per_channel_steps() -> None:
 def test_membranes_beyond_lif() -> None:
     x = torch.full((3, 1, 1), 0.3, dtype=torch.float64)
     integrate = BurstNeuron(step=1.0, membrane="if").double()
-    assert integrate.levels(torch.full((4, 1, 1), 0.3, dtype=torch.float64)).flatten().tolist() == [0, 0, 0, 1]
+    assert integrate.levels(torch.full((4, 1, 1), 0.3, dtype=torch.float64)).flatten().tolist() == [
+        0,
+        0,
+        0,
+        1,
+    ]
     plif = BurstNeuron(step=1.0, membrane="plif", beta=0.75).double()
     u, expected = 0.0, []
     for _ in range(3):
@@ -212,7 +220,7 @@ def test_membranes_beyond_lif() -> None:
         _, state = plif.forward_step(x[t], state)
         assert state.v.item() == pytest.approx(expected[t])
     out = plif(x + 5)
-    out.sum().backward()  # type: ignore[no-untyped-call]
+    out.sum().backward()
     assert plif.decay_logit.grad is not None
     assert plif.decay_logit.grad != 0
 

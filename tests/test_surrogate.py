@@ -10,18 +10,23 @@ from lbq.surrogate import SURROGATES
 from tests import oracle
 
 TAIL = torch.tensor(0.3, dtype=torch.float64)
-# where B is not differentiable, relative to the thresholds
-KINKS = {"relsg_et": (1, 0), "box": (0.5, 0.5), "box_et": (0.5, 0.5), "clip": (0, 0)}
+
+
+def kinks_of(name: str, n_max: int) -> list[float]:
+    """Where B' jumps or bends."""
+    return {
+        "relsg_et": [1, n_max],
+        "box": [0.5, n_max + 0.5],
+        "box_et": [0.5, n_max + 0.5],
+        "clip": [0, n_max],
+        "rectangular": [k + 0.5 for k in range(n_max + 1)],
+        "triangle": [float(k) for k in range(n_max + 2)],
+    }.get(name, [])
 
 
 def away_from_kinks(name: str, n_max: int, count: int = 400) -> torch.Tensor:
     r = torch.linspace(-3, n_max + 4, count, dtype=torch.float64)
-    kinks = [low for low in (KINKS[name][0], n_max + KINKS[name][1])] if name in KINKS else []
-    if name == "rectangular":
-        kinks = [k + h for k in range(n_max + 1) for h in (0.5,)]
-    if name == "triangle":
-        kinks = list(range(n_max + 2))
-    for kink in kinks:
+    for kink in kinks_of(name, n_max):
         r = r[(r - kink).abs() > 1e-3]
     return r
 
@@ -75,9 +80,7 @@ def test_box_has_hard_edges_and_box_et_has_tails() -> None:
 @pytest.mark.parametrize("n_max", [1, 3, 5])
 def test_rectangles_of_all_thresholds_tile_the_box(n_max: int) -> None:
     r = torch.linspace(-2, n_max + 3, 333, dtype=torch.float64)
-    torch.testing.assert_close(
-        SURROGATES["rectangular"].level(r, n_max, TAIL), SURROGATES["box"].level(r, n_max, TAIL)
-    )
+    torch.testing.assert_close(SURROGATES["rectangular"].level(r, n_max, TAIL), SURROGATES["box"].level(r, n_max, TAIL))
     seams = torch.arange(n_max + 1) + 0.5
     assert (SURROGATES["rectangular"].slope(seams[:-1], n_max, TAIL) == 1).all()
 

@@ -1,4 +1,6 @@
-"""The embedded default dataset: UCI handwritten digits, 1,797 real 8x8 images (see DIGITS.md beside this file). NumPy only.
+"""The embedded default dataset: UCI handwritten digits, 1,797 real 8x8 images (see DIGITS.md).
+
+NumPy only.
 
 Split: image i is held out for testing where i % 3 == 2 (599 images), else it trains (1,198). The file is ordered by
 writer, so both parts hold all thirteen writers: it is a test of the software and its digits, not of new handwriting.
@@ -29,7 +31,10 @@ class Split:
 
 def load_digits() -> tuple[Split, Split]:
     """Train and test. Pixels are scaled to [0, 1], then normalised by the training images' mean and deviation."""
-    with files("lbq.data").joinpath("digits.npz").open("rb") as file, np.load(file, allow_pickle=False) as archive:
+    with (
+        files("lbq.data").joinpath("digits.npz").open("rb") as file,
+        np.load(file, allow_pickle=False) as archive,
+    ):
         images = archive["images"].astype(np.float64)[:, None] / MAX_VALUE
         labels = archive["labels"].astype(np.int64)
     held_out = np.arange(len(labels)) % 3 == 2

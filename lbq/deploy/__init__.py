@@ -1,3 +1,3 @@
-"""From a trained network to plain numbers: trace, fold BatchNorm, collect synapses. `lbq.graph.absorb` then moves the steps."""
+"""From a trained network to plain numbers: trace, fold BatchNorm, collect synapses."""
 
 from lbq.deploy.lower import lower as lower

@@ -22,7 +22,8 @@ class IntegerCheck:
 
     levels_different compares with the trained network in float64, where both compute the same sums in another order, so
     that only membranes within 1e-9 steps of a threshold (`ties`) may round differently. predictions_agree (percent) is
-    against the network as trained, in float32. Accumulations are counted while executing and, independently, from levels.
+    against the network as trained, in float32. Accumulations are counted while executing and, independently, from
+    levels.
     """
 
     images: int

@@ -2,8 +2,8 @@
 
 The network is traced with torch.fx, neurons and PyTorch's own layers being leaves, and its trace is interpreted on
 symbolic values: a tensor is either the levels of one layer (possibly pooled) or a current, that is a sum of synapses
-and a bias. BatchNorm folds into the synapses of a current; an addition joins two currents, levels entering it through an
-identity synapse; a neuron turns a current into a new layer. What does not fit is refused with the layer's name.
+and a bias. BatchNorm folds into the synapses of a current; an addition joins two currents, levels entering it through
+an identity synapse; a neuron turns a current into a new layer. What does not fit is refused with the layer's name.
 """
 
 from __future__ import annotations
@@ -168,9 +168,7 @@ class _Lowering:
                 raise GraphError(f"layer {name!r}: {error}") from error
         convs = tuple(s for s in value.synapses if s.kind == "conv")
         shortcuts = (s for s in value.synapses if s.kind == "identity")
-        synapses = convs + tuple(
-            replace(s, name=f"{name}.shortcut{i or ''}") for i, s in enumerate(shortcuts)
-        )
+        synapses = convs + tuple(replace(s, name=f"{name}.shortcut{i or ''}") for i, s in enumerate(shortcuts))
         self.layers.append(Layer(name, synapses, value.bias, value.shape, spec))
         return Levels(name, value.shape)
 
@@ -189,9 +187,7 @@ class _Lowering:
             factor = scale if s.kind == "identity" else scale[:, None, None, None]
             return replace(s, weight=s.weight * factor)
 
-        return replace(
-            current, synapses=tuple(fold(s) for s in current.synapses), bias=current.bias * scale + shift
-        )
+        return replace(current, synapses=tuple(fold(s) for s in current.synapses), bias=current.bias * scale + shift)
 
     def _conv(self, name: str, conv: nn.Conv2d, value: Levels) -> Current:
         if conv.padding_mode != "zeros" or isinstance(conv.padding, str) or value.flat:
@@ -200,9 +196,7 @@ class _Lowering:
         stride, padding, dilation = _pair(conv.stride), _pair(conv.padding), _pair(conv.dilation)
         height, width = (
             (size + 2 * p - d * (k - 1) - 1) // s + 1
-            for size, p, d, k, s in zip(
-                value.shape[1:], padding, dilation, weight.shape[2:], stride, strict=True
-            )
+            for size, p, d, k, s in zip(value.shape[1:], padding, dilation, weight.shape[2:], stride, strict=True)
         )
         out_shape = (weight.shape[0], height, width)
         synapse = Synapse(
@@ -221,15 +215,11 @@ class _Lowering:
             raise GraphError(f"layer {name!r}: expects {weight.shape[1]} inputs, gets {value.shape}")
         weight = weight.reshape(weight.shape[0], *value.shape)
         out_shape = (weight.shape[0], 1, 1)
-        synapse = Synapse(
-            name, value.source, "conv", weight * value.factor, value.shape, out_shape, value.pools
-        )
+        synapse = Synapse(name, value.source, "conv", weight * value.factor, value.shape, out_shape, value.pools)
         bias = np.zeros(weight.shape[0]) if linear.bias is None else _array(linear.bias)
         return Current((synapse,), bias, out_shape)
 
-    def _pool(
-        self, name: str, module: nn.MaxPool2d | nn.AvgPool2d | nn.AdaptiveAvgPool2d, value: Levels
-    ) -> Levels:
+    def _pool(self, name: str, module: nn.MaxPool2d | nn.AvgPool2d | nn.AdaptiveAvgPool2d, value: Levels) -> Levels:
         if value.source == INPUT:
             raise GraphError(f"layer {name!r}: pooling the raw input is not supported")
         size = value.shape[1:]
@@ -241,9 +231,7 @@ class _Lowering:
             if module.ceil_mode or (isinstance(module, nn.MaxPool2d) and _pair(module.dilation) != (1, 1)):
                 raise GraphError(f"layer {name!r}: ceil_mode and dilated pooling are not supported")
             kind = "max" if isinstance(module, nn.MaxPool2d) else "sum"
-            pool = Pool(
-                cast(Any, kind), _pair(module.kernel_size), _pair(module.stride), _pair(module.padding)
-            )
+            pool = Pool(cast(Any, kind), _pair(module.kernel_size), _pair(module.stride), _pair(module.padding))
             if isinstance(module, nn.AvgPool2d) and module.divisor_override:
                 raise GraphError(f"layer {name!r}: divisor_override is not supported")
             if isinstance(module, nn.AvgPool2d) and pool.padding != (0, 0) and not module.count_include_pad:
@@ -283,5 +271,3 @@ def _array(tensor: Tensor) -> Array:
 
 def _pair(value: Any) -> tuple[int, int]:
     return (value, value) if isinstance(value, int) else (int(value[0]), int(value[1]))
-
-

@@ -19,8 +19,11 @@ TIE = 1e-9  # a membrane this close to a threshold, in steps, may round either w
 
 @dataclass
 class Result:
-    """logits `[B, classes]`; levels of each layer `[T, B, C, H, W]`; tallies by synapse (bit planes only); ties: how many
-    membranes of each layer lay within `TIE` of a threshold."""
+    """What a run gave.
+
+    logits `[B, classes]`; levels of each layer `[T, B, C, H, W]`; tallies by synapse (bit planes only); ties: how many
+    membranes of each layer lay within `TIE` of a threshold.
+    """
 
     logits: Array
     levels: dict[str, Levels]
@@ -33,19 +36,19 @@ class Result:
 
 
 def execute(graph: Graph, x: NDArray[np.floating], accumulate: Accumulate = "bitplane") -> Result:
-    """Run inputs `x` ([B, C, H, W] for a static graph, else [T, B, C, H, W]) through an absorbed graph on integer levels.
+    """Run `x` ([B, C, H, W] for a static graph, else [T, B, C, H, W]) through an absorbed graph on integer levels.
 
     The layers that read the input are real-valued convolutions, done once for a static image; everything else acts on
     integer levels.
     """
     if not graph.absorbed:
         raise GraphError("the graph's steps are not absorbed yet: call lbq.graph.absorb(graph) first")
-    x = np.asarray(x, np.float64)
-    if x.shape[-3:] != graph.input_shape or x.ndim != (4 if graph.static else 5):
+    inputs: Array = np.asarray(x, np.float64)
+    if inputs.shape[-3:] != graph.input_shape or inputs.ndim != (4 if graph.static else 5):
         lead = "[B, " if graph.static else f"[{graph.timesteps}, B, "
-        raise GraphError(f"x must be {lead}{str(graph.input_shape)[1:-1]}], got {list(x.shape)}")
+        raise GraphError(f"x must be {lead}{str(graph.input_shape)[1:-1]}], got {list(inputs.shape)}")
     run = _Run(graph, accumulate)
-    logits = [run.timestep(x if graph.static else x[t]) for t in range(graph.timesteps)]
+    logits = [run.timestep(inputs if graph.static else inputs[t]) for t in range(graph.timesteps)]
     levels = {name: np.stack(steps) for name, steps in run.levels.items()}
     return Result(np.mean(logits, axis=0)[:, :, 0, 0], levels, run.tallies, run.ties)
 

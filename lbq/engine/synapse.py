@@ -1,8 +1,8 @@
-"""Currents of one synapse from integer levels: densely (the oracle), or by accumulating weights over non-zero bit planes.
+"""Currents of one synapse from integer levels: densely (the oracle), or by its non-zero bit planes.
 
-Bit planes (Eqs. bitplane_decomp, bit_sparse_product): a level S is the sum of 2^k over its set bits, so its product with
-a weight is one accumulation of 2^k * weight for each set bit, and nothing for the others. This executor does just that,
-gathering weight rows for the list of set bits, and counts each accumulation as it happens.
+Bit planes (Eqs. bitplane_decomp, bit_sparse_product): a level S is the sum of 2^k over its set bits, so its product
+with a weight is one accumulation of 2^k * weight for each set bit, and nothing for the others. This executor does just
+that, gathering weight rows for the list of set bits, and counts each accumulation as it happens.
 """
 
 from __future__ import annotations
@@ -52,9 +52,7 @@ def dense(synapse: Synapse, x: Array) -> Array:
     for g in range(synapse.groups):
         rows = slice(g * step, (g + 1) * step)
         part = windows[:, g * per_group : (g + 1) * per_group]
-        out[:, rows] = np.moveaxis(
-            np.tensordot(part, synapse.weight[rows], axes=((1, 4, 5), (1, 2, 3))), -1, 1
-        )
+        out[:, rows] = np.moveaxis(np.tensordot(part, synapse.weight[rows], axes=((1, 4, 5), (1, 2, 3))), -1, 1)
     return out
 
 
@@ -73,7 +71,8 @@ def bitplane(synapse: Synapse, level: Levels, planes: int, tally: Tally) -> Arra
     for k, plane in enumerate(bit_planes(nhwc, planes)):
         if not plane.any():
             continue  # a zero plane costs nothing
-        events = Events(*np.nonzero(plane), signs=sign[plane], weight=2.0**k)
+        b, y, x, c = np.nonzero(plane)
+        events = Events(b, y, x, c, sign[plane], 2.0**k)
         before = tally.accumulations
         if synapse.kind == "identity":
             row = (events.b * height + events.y) * width + events.x

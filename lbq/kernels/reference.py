@@ -32,8 +32,10 @@ SIGNED: frozenset[str] = frozenset({"trunc", "half"})
 class Rule:
     """What kind of neuron it is; no numbers that training could change.
 
-    rounding: how r = U / step becomes a level. `floor` reaches k at r >= k (the paper's), `strict` at r > k (binary LIF),
-        `round` at r >= k - 1/2 (I-LIF); `trunc` and `half` are `floor` and `round` made odd, with signed levels (ternary).
+    rounding: how r = U / step becomes a level. `floor` reaches k at r >= k (the paper's), `strict` at r > k (binary
+    LIF),
+        `round` at r >= k - 1/2 (I-LIF); `trunc` and `half` are `floor` and `round` made odd, with signed levels
+        (ternary).
     reset: `once` subtracts alpha * step where S != 0, with the sign of S (the paper's); `level` subtracts
         alpha * step * S; `hard` multiplies the membrane by 1 - alpha there.
     decay_reset: False delays the subtraction past the leak, U[t] = leak * U[t-1] + x[t] - reset[t-1] (Eq. lif).
@@ -151,7 +153,7 @@ def ladder_coordinate(u: Tensor, thresholds: Tensor) -> Tensor:
 
 
 def burst_step(x: Tensor, state: BurstState | None, constants: Constants, rule: Rule) -> tuple[Emission, BurstState]:
-    """One timestep: input current `x` [B, ...] and the state before it (None: at rest) to the emission and next state."""
+    """One timestep: current `x` [B, ...] and the state before it (None: at rest) to the emission and the next state."""
     step, tail, leak, alpha, gain, scale, thresholds = constants
     u = x if isinstance(gain, float) and gain == 1.0 else gain * x
     if state is not None:

@@ -67,7 +67,12 @@ def create(
         stem_stride: 2 halves the resolution in the stem (CIFAR-stem ResNets only).
         share_tail: one tail coefficient for the whole network instead of one per layer.
     """
-    sizes = {"num_classes": num_classes, "timesteps": timesteps, "in_channels": in_channels, "stem_stride": stem_stride}
+    sizes = {
+        "num_classes": num_classes,
+        "timesteps": timesteps,
+        "in_channels": in_channels,
+        "stem_stride": stem_stride,
+    }
     for name, value in sizes.items():
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise ConfigError(f"model: {name} must be an integer >= 1, got {value!r}")
@@ -78,9 +83,7 @@ def create(
         if not sizes_ok:
             raise ConfigError(f"model: stem_stride applies to CIFAR-stem ResNets, not to {id!r}")
         build.options["stem_stride"] = stem_stride
-    net = build.func(
-        make, num_classes=num_classes, timesteps=timesteps, in_channels=in_channels, **build.options
-    )
+    net = build.func(make, num_classes=num_classes, timesteps=timesteps, in_channels=in_channels, **build.options)
     if share_tail:
         neurons.share_tail(net)
     return net

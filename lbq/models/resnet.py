@@ -1,7 +1,7 @@
 """Residual burst networks: BasicBlocks whose second neuron fires on BN(conv) + shortcut.
 
-Parameter names follow the usual ResNet (`conv1`, `bn1`, `layer1.0.conv1`, `layer1.0.downsample.0`, `fc`), so ANN weights
-in that naming load directly. Neurons are `sn1`, `layer1.0.sn1`, `layer1.0.sn2`, ...
+Parameter names follow the usual ResNet (`conv1`, `bn1`, `layer1.0.conv1`, `layer1.0.downsample.0`, `fc`), so ANN
+weights in that naming load directly. Neurons are `sn1`, `layer1.0.sn1`, `layer1.0.sn2`, ...
 """
 
 from __future__ import annotations
@@ -32,9 +32,7 @@ class BasicBlock(nn.Module):
         self.bn2 = nn.BatchNorm2d(outputs)
         self.downsample: nn.Sequential | None = None
         if stride != 1 or inputs != outputs:
-            self.downsample = nn.Sequential(
-                nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs)
-            )
+            self.downsample = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
         self.sn2 = neuron(outputs)
 
     def forward(self, x: Tensor) -> Tensor:

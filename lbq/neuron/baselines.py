@@ -132,7 +132,12 @@ class LMHT(SteppedNeuron):
     """
 
     def __init__(
-        self, timesteps: int, levels: int = 2, step: float | None = None, surrogate: str = "box", learn_step: bool = False
+        self,
+        timesteps: int,
+        levels: int = 2,
+        step: float | None = None,
+        surrogate: str = "box",
+        learn_step: bool = False,
     ) -> None:
         check_count("levels", levels)
         super().__init__(
@@ -236,7 +241,9 @@ class MLF(SpikingNeuron):
         return self.forward(x.to(compute_dtype(x)))
 
     def spec(self) -> NeuronSpec:
-        raise GraphError("MLF keeps several membranes per neuron, which the integer form does not have; use LadderNeuron")
+        raise GraphError(
+            "MLF keeps several membranes per neuron, which the integer form does not have; use LadderNeuron"
+        )
 
 
 class ReLU(nn.Module):

@@ -1,9 +1,10 @@
-"""The paper's neuron: a burst neuron whose step is learned (or fixed), and its generalisation to any threshold ladder."""
+"""The paper's neuron: a burst neuron whose step is learned (or fixed), and its generalisation to any ladder."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any, Literal
 
 import torch
@@ -176,7 +177,7 @@ class LadderNeuron(SpikingNeuron):
             surrogate=surrogate, membrane=membrane, beta=beta, alpha=alpha, tail=tail, learn_tail=learn_tail
         )
         values = [check_positive("thresholds", t) for t in thresholds]
-        if not values or any(b <= a for a, b in zip(values, values[1:], strict=False)):
+        if not values or any(b <= a for a, b in pairwise(values)):
             raise ValueError(f"thresholds must be strictly increasing and not empty, got {list(thresholds)!r}")
         self.register_buffer("ladder", torch.tensor(values))
         worth = values[-1] / len(values) if scale is None else check_positive("scale", scale)

@@ -46,7 +46,7 @@ def step_profile(
     for k in range(shares.shape[1]):
         right.bar(at, shares[:, k], bottom=bottom, color=colours[k], label=f"{k + 1}", width=0.8)
         bottom += shares[:, k]
-    for i, name in enumerate(names):
+    for i, name in zip(at, names, strict=True):
         active = f"{100 * histograms[name].active_ratio:.0f} %"
         right.annotate(active, (i, 1.0), xytext=(0, 3), textcoords="offset points", ha="center", fontsize=8)
     right.set(ylabel="P(level | level > 0)", title="Levels that neurons emit (above: share of active neurons)")

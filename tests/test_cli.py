@@ -1,0 +1,210 @@
+"""The command line as a user meets it: the first run, its folder, --json, and one-line errors with exit code 2."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import lbq
+from lbq import cli, train
+from lbq.data import load_digits
+from lbq.demo import demo_config
+from lbq.deploy.check import check_integers
+from lbq.measure import measure
+
+
+def call(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as stop:
+        cli.main(list(arguments))
+    out, err = capsys.readouterr()
+    return int(stop.value.code or 0), out, err
+
+
+@pytest.fixture(scope="module")
+def demo_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any], str]:
+    folder = tmp_path_factory.mktemp("demo") / "run"
+    command = [sys.executable, "-m", "lbq", "demo", "--epochs", "2", "--json", "--out", str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return folder, json.loads(done.stdout), done.stderr
+
+
+def test_demo_json_and_run_folder(demo_run: tuple[Path, dict[str, Any], str]) -> None:
+    folder, summary, progress = demo_run
+    assert list(summary["accuracy"]) == ["ann", "lif", "burst_fixed", "lbq"]
+    assert all(0 <= value <= 100 for value in summary["accuracy"].values())
+    assert summary["seconds"] > 0
+    assert summary["integer_check"] is True
+    names = {p.name for p in folder.iterdir()}
+    assert names == {
+        "baselines", "config.toml", "metrics.jsonl", "result.json", "steps_and_levels.png", "weights.safetensors",
+    }  # fmt: skip
+    result = json.loads((folder / "result.json").read_text())
+    check = result["check"]
+    assert check["levels_different"] <= check["ties"]
+    assert check["levels_compared"] == 599 * 2 * 4608
+    assert check["accumulations_executed"] == check["accumulations_counted"] > 0
+    assert round(result["accuracy"], 2) == summary["accuracy"]["lbq"]
+    assert "lbq          epoch   1" in progress  # plain lines where there is no terminal
+    for baseline in ("ann", "lif", "burst_fixed"):
+        stored = json.loads((folder / "baselines" / baseline / "result.json").read_text())
+        net = lbq.load(folder / "baselines" / baseline)
+        assert train.accuracy(net, load_digits()[1]) == pytest.approx(stored["accuracy"])
+
+
+def test_demo_table(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, out, _ = call(capsys, "demo", "--epochs", "1", "--seed", "3")
+    assert code == 0
+    for text in (
+        "LBQ (learned step)",
+        "binary LIF",
+        "bit-sparse ACs k",
+        "modelled",
+        "learned steps",
+        "layer3.0.sn2",
+        "agree",
+    ):
+        assert text in out
+    assert (tmp_path / "runs" / "demo-001" / "weights.safetensors").exists()
+
+
+def test_demo_without_matplotlib_says_so(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    code, out, _ = call(capsys, "demo", "--epochs", "1", "--out", str(tmp_path / "run"))
+    assert code == 0
+    assert "no figure: matplotlib is not installed" in out
+    assert not list((tmp_path / "run").glob("*.png"))
+
+
+def test_lbq_reaches_97_percent_and_its_integers_agree() -> None:
+    """What the README promises of the first run, with its own configuration."""
+    train_split, test_split = load_digits()
+    config = demo_config("lbq", seed=0, epochs=20)
+    net = train.build(config)
+    for _ in train.fit(net, train_split, config):
+        pass
+    measured = measure(net, test_split)
+    assert measured.accuracy >= 97
+    check = check_integers(net, measured.graph, test_split)
+    assert check.passed
+    assert check.levels_different <= check.ties
+    assert check.predictions_agree > 99.5
+    steps = train.neuron_steps(net).values()
+    assert max(steps) / min(steps) > 1.5  # layers chose different resolutions
+
+
+def test_account_of_a_run(capsys: pytest.CaptureFixture[str], demo_run: tuple[Path, dict[str, Any], str]) -> None:
+    folder, summary, _ = demo_run
+    code, out, _ = call(capsys, "account", str(folder), "--json")
+    assert code == 0
+    facts = json.loads(out)
+    assert round(facts["accuracy"], 2) == summary["accuracy"]["lbq"]
+    stored = json.loads((folder / "result.json").read_text())
+    assert facts["exact"]["total"]["bit_sparse"] == pytest.approx(stored["bit_sparse_acs"])
+    code, out, _ = call(capsys, "account", str(folder))
+    assert code == 0
+    for text in (
+        "layer2.0.downsample.0",
+        "total",
+        "residual identities",
+        "preshifted",
+        "explicit",
+        "rate x MACs",
+    ):
+        assert text in out
+    code, out, _ = call(capsys, "account", str(folder / "baselines" / "ann"))
+    assert code == 0
+    assert "no spikes" in out
+
+
+def test_account_of_the_paper(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = call(capsys, "account", "--paper")
+    assert code == 0
+    assert "13.72" in out
+    code, out, _ = call(capsys, "account", "--paper", "--json")
+    assert json.loads(out)[4]["ANN energy / energy"] == "13.72"
+
+
+def test_doctor(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = call(capsys, "doctor")
+    assert code == 0
+    assert "kernel reference" in out
+    code, out, _ = call(capsys, "doctor", "--json")
+    facts = json.loads(out)
+    assert facts["lbq"] == lbq.__version__
+    assert facts["kernels"]["cpu"]["kernel"] == "reference"
+    assert facts["packages"]["torch"]
+
+
+def test_doctor_without_torch(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    code, out, _ = call(capsys, "doctor")
+    assert code == 0
+    assert "training needs PyTorch: pip install 'lbq[train]'" in out
+
+
+def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(capsys, "--version") == (0, f"lbq {lbq.__version__}\n", "")
+    code, out, err = call(capsys)
+    assert code == 2
+    assert "demo" in out + err
+    code, out, _ = call(capsys, "--help")
+    assert code == 0
+    assert "account" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["dmeo"], "No such command 'dmeo'"),
+        (["demo", "--epochs", "0"], "--epochs"),
+        (["demo", "--epochs", "many"], "--epochs"),
+        (["demo", "--seed", "-1"], "--seed"),
+        (["demo", "--fast"], "--fast"),
+        (["demo", "--out", "."], ". exists already"),
+        (["demo", "--out", "/dev/null/run"], "cannot write under"),
+        (["account"], "give a run folder, or --paper"),
+        (["account", "somewhere", "--paper"], "give a run folder, or --paper"),
+        (["account", "nowhere"], "nowhere is not a run folder"),
+    ],
+)
+def test_mistakes_end_in_one_line_and_exit_code_2(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    code, out, err = call(capsys, *arguments)
+    assert code == 2
+    assert out == ""
+    assert err.startswith("lbq: ")
+    assert err.count("\n") == 1
+    assert message in err
+
+
+def test_interrupt_leaves_nothing_behind(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(train, "fit", interrupted)
+    code, _, err = call(capsys, "demo", "--out", str(tmp_path / "run"))
+    assert code == 130
+    assert err.endswith("lbq: interrupted\n")
+    assert not list(tmp_path.iterdir())
+
+
+def test_commands_that_need_torch_say_so(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(*_: object) -> None:
+        raise ModuleNotFoundError("No module named 'torch'", name="torch")
+
+    monkeypatch.setattr(cli, "app", missing)
+    monkeypatch.setattr("lbq.cli.app", lambda *_, **__: missing())
+    code, _, err = call(capsys, "demo")
+    assert code == 2
+    assert "pip install 'lbq[train]'" in err

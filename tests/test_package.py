@@ -1,0 +1,103 @@
+"""The package as a whole: what importing it costs and brings, and that documentation points at things that exist."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import lbq
+
+ROOT = Path(__file__).parent.parent
+
+
+def python(code: str) -> str:
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
+
+
+def test_drop_in_use_from_the_readme() -> None:
+    out = python(
+        "import torch; from lbq import BurstNeuron; n=BurstNeuron(n_max=5, step=0.4);"
+        "x=torch.randn(2,8,16,requires_grad=True); n(x).sum().backward(); print(x.grad.shape, n.step)"
+    )
+    assert out == "torch.Size([2, 8, 16]) tensor(0.4000, grad_fn=<AddBackward0>)"
+
+
+def test_import_is_light() -> None:
+    out = python(
+        "import torch, time, sys; before=set(sys.modules); t=time.perf_counter(); import lbq; lbq.BurstNeuron;"
+        "print(time.perf_counter()-t, *sorted(set(sys.modules)-before))"
+    )
+    seconds, *modules = out.split()
+    assert float(seconds) < 2
+    tops = {m.split(".")[0] for m in modules}
+    assert not tops & {"matplotlib", "typer", "rich", "click", "pandas", "PIL", "safetensors"}
+    assert not any(m.startswith("lbq.data") for m in modules)
+
+
+def test_without_torch_everything_but_training_imports() -> None:
+    out = python(
+        "import sys; sys.modules['torch']=None\n"
+        "import lbq.account, lbq.analyze, lbq.cli, lbq.config, lbq.data, lbq.doctor, lbq.engine, lbq.graph, lbq.paper\n"
+        "from lbq.data import load_digits; print(len(load_digits()[0]))\n"
+        "try: lbq.BurstNeuron\n"
+        "except ModuleNotFoundError as e: print(e)"
+    )
+    assert out == "1198\nlbq.BurstNeuron needs PyTorch, which is not installed: pip install 'lbq[train]'"
+
+
+def test_public_names_exist() -> None:
+    for name in dir(lbq):
+        assert getattr(lbq, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'BurstNeurone'"):
+        _ = lbq.BurstNeurone
+
+
+def test_other_missing_modules_are_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(name: str) -> None:
+        raise ModuleNotFoundError("No module named 'numpy'", name="numpy")
+
+    monkeypatch.setattr(lbq, "import_module", fail)
+    with pytest.raises(ModuleNotFoundError, match="numpy"):
+        _ = lbq.LIF
+
+
+def equation_rows() -> list[tuple[str, str, str]]:
+    rows = re.findall(r"^\| \d+ \| `(\w+)` \| .* \| (.*) \| (.*) \|$", (ROOT / "docs/equations.md").read_text(), re.M)
+    assert rows
+    return rows
+
+
+def test_equations_map_to_functions_and_tests_that_exist() -> None:
+    for equation, functions, tests in equation_rows():
+        for target in re.findall(r"`lbq\.([\w.]+)`", functions):
+            module, name = target.rsplit(".", 1)
+            owner, _, attribute = module.rpartition(".")
+            try:
+                found = getattr(importlib.import_module(f"lbq.{module}"), name)
+            except ModuleNotFoundError:
+                found = getattr(getattr(importlib.import_module(f"lbq.{owner}"), attribute), name)
+            assert found, (equation, target)
+        named = re.findall(r"`(test_\w+)\.(test_\w+)`", tests)
+        assert named, equation
+        for file, test in named:
+            assert f"def {test}(" in (ROOT / "tests" / f"{file}.py").read_text(), (equation, file, test)
+
+
+def test_every_numbered_equation_is_mapped() -> None:
+    expected = [
+        "lif", "bispiking", "burst_count", "fixed_burst_quantizer", "lbq_fire", "lbq_level", "lif_burst_integrate",
+        "lif_burst_reset", "surrogate_level", "ste_level", "surrogate_grad", "scale_grad_middle", "absorb",
+        "bitplane_decomp", "bit_sparse_product", "unary_acs", "bit_sparse_acs", "explicit_shifts", "energy_proxy",
+    ]  # fmt: skip
+    assert [equation for equation, _, _ in equation_rows()] == expected
+
+
+def test_links_in_the_documentation_exist() -> None:
+    for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")):
+        for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
+            assert (page.parent / target).exists(), (page.name, target)
