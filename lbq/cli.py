@@ -261,7 +261,9 @@ def _render_demo(result: DemoResult) -> None:
         console.print(
             f"  {name:<14} γ = {step:.3f}   active {100 * histogram.active_ratio:4.1f} %   levels 1..5: {shares} %"
         )
-    verdict = "agree" if check.levels_different == 0 else f"differ in {check.levels_different} ties"
+    verdict = "agree"
+    if check.levels_different:
+        verdict = f"but {check.levels_different} (in {check.tied_images} images with ties) agree"
     console.print(
         f"\ninteger network: steps absorbed, run by bit planes on {check.images} images: "
         f"{check.levels_compared:,} levels {verdict} with training's (float64);\n"

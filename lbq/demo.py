@@ -114,7 +114,7 @@ def run_demo(folder: Path | str, watcher: Watcher, seed: int = 0, epochs: int = 
                 runs.save(partial / "baselines" / method, net, config, metrics, asdict(results[method]))
         # the last network is LBQ's, and the folder is its run
         watcher.stage("absorbing the steps, running on integer levels, bit plane by bit plane ...")
-        check = check_integers(net, measured.graph, test_split)
+        check = check_integers(net, test_split)
         steps, tails = train.neuron_steps(net), train.neuron_tails(net)
         levels = {name: histogram.counts.tolist() for name, histogram in measured.histograms.items()}
         figure = _draw(partial, steps, measured.histograms)
@@ -127,8 +127,8 @@ def run_demo(folder: Path | str, watcher: Watcher, seed: int = 0, epochs: int = 
             "baselines": baselines,
         }
         runs.save(partial, net, config, metrics, {**asdict(results["lbq"]), **details})
-        if not check.passed:
-            raise RuntimeError(f"the integer network disagrees with training: {check}")
+    if not check.passed:
+        raise RuntimeError(f"a bug in lbq: the integer network of {folder} disagrees with training: {check}")
     return DemoResult(
         methods=results,
         steps=steps,

@@ -132,6 +132,9 @@ def test_neuron_emits_and_resets() -> None:
     ("spec", "u", "distance"),
     [
         (SPEC, 1.05, 0.1),
+        (SPEC, 0.0, 1.0),  # no threshold at 0
+        (SPEC, 3.0, 1.0),  # nor above n_max
+        (replace(SPEC, n_max=1, rounding="trunc"), -0.55, 0.1),
         (replace(SPEC, rounding="round"), 0.75, 0.0),
         (replace(SPEC, thresholds=np.array([0.5, 2.0])), 1.9, 0.2),
     ],
@@ -156,3 +159,18 @@ def test_wrong_inputs_are_refused() -> None:
     events = lower(models.create("resnet8w4"), (3, 8, 8), static=False)
     with pytest.raises(GraphError, match=r"x must be \[2, B, 3, 8, 8\]"):
         execute(absorb(events), np.zeros((1, 3, 8, 8)))
+
+
+def test_a_membrane_on_a_threshold_is_reported_as_a_tie() -> None:
+    """Such an image may round either way in another order of summation; the integer check sets it aside."""
+    torch.manual_seed(0)
+    graph = absorb(lower(models.create("resnet8w4").double().eval(), (3, 8, 8)))
+    x = np.random.default_rng(0).normal(size=(3, 3, 8, 8))
+    assert not execute(graph, x).ties.any()
+    step = graph.spec("sn1").step
+    stem = graph["sn1"]
+    tied = replace(graph, layers=(replace(stem, bias=np.full(4, step)), *graph.layers[1:]))
+    x[1] = 0  # the current is the bias: exactly one step
+    ties = execute(tied, x).ties
+    assert ties[1] >= 2 * 4 * 64  # all of the first layer, at both timesteps
+    assert ties[[0, 2]].tolist() == [0, 0]

@@ -14,14 +14,15 @@ TAIL = torch.tensor(0.3, dtype=torch.float64)
 
 def kinks_of(name: str, n_max: int) -> list[float]:
     """Where B' jumps or bends."""
-    return {
+    kinks: dict[str, list[float]] = {
         "relsg_et": [1, n_max],
         "box": [0.5, n_max + 0.5],
         "box_et": [0.5, n_max + 0.5],
         "clip": [0, n_max],
         "rectangular": [k + 0.5 for k in range(n_max + 1)],
         "triangle": [float(k) for k in range(n_max + 2)],
-    }.get(name, [])
+    }
+    return kinks.get(name, [])
 
 
 def away_from_kinks(name: str, n_max: int, count: int = 400) -> torch.Tensor:

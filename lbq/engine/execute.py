@@ -22,13 +22,13 @@ class Result:
     """What a run gave.
 
     logits `[B, classes]`; levels of each layer `[T, B, C, H, W]`; tallies by synapse (bit planes only); ties: how many
-    membranes of each layer lay within `TIE` of a threshold.
+    membranes of each image lay within `TIE` of a threshold.
     """
 
     logits: Array
     levels: dict[str, Levels]
     tallies: dict[str, Tally] = field(default_factory=dict)
-    ties: dict[str, int] = field(default_factory=dict)
+    ties: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
 
     @property
     def predictions(self) -> NDArray[np.int64]:
@@ -58,7 +58,7 @@ class _Run:
         self.graph, self.accumulate = graph, accumulate
         self.membranes = {layer.name: Membrane() for layer in graph.layers}
         self.levels: dict[str, list[Levels]] = {layer.name: [] for layer in graph.layers}
-        self.ties = {layer.name: 0 for layer in graph.layers}
+        self.ties: NDArray[np.int64] = np.zeros((), np.int64)
         self.tallies = {s.name: Tally() for layer in graph.all_layers for s in layer.synapses if s.source != INPUT}
         self.stem: dict[str, Array] = {}  # currents of a static input, computed once
 
@@ -67,7 +67,7 @@ class _Run:
             spec = self.graph.spec(layer.name)
             level, u = emit(spec, self._current(layer, x), self.membranes[layer.name])
             self.levels[layer.name].append(level)
-            self.ties[layer.name] += int((distance_to_threshold(spec, u) < TIE).sum())
+            self.ties = self.ties + (distance_to_threshold(spec, u) < TIE).sum((1, 2, 3))
         return self._current(self.graph.readout, x)
 
     def _current(self, layer: Layer, x: Array) -> Array:

@@ -58,14 +58,16 @@ def levels_of(spec: NeuronSpec, u: Array) -> Levels:
 
 
 def distance_to_threshold(spec: NeuronSpec, u: Array) -> Array:
-    """How far each membrane is from the nearest place where its level changes, relative to the step."""
+    """How far each membrane is from the nearest threshold, in steps."""
     if spec.thresholds is not None:
         gaps = np.abs(u[..., None] - spec.thresholds) / spec.thresholds[0]
         return np.asarray(gaps.min(-1), np.float64)
     r = u / per_channel(spec.step)
+    if spec.signed:
+        r = np.abs(r)
     if spec.rounding in ("round", "half"):
         r = r + 0.5
-    return np.abs(r - np.rint(r))
+    return np.abs(r - np.clip(np.rint(r), 1, spec.n_max))
 
 
 def per_channel(value: Array) -> Array:
