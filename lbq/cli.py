@@ -170,7 +170,9 @@ def _table(title: str, first: str, *columns: str) -> Any:
     from rich import box
     from rich.table import Table
 
-    table = Table(title=title, box=box.SIMPLE, title_justify="left", title_style="bold", pad_edge=False)
+    table = Table(
+        title=title, box=box.SIMPLE_HEAD, title_justify="left", title_style="bold", pad_edge=False, padding=(0, 1, 0, 0)
+    )
     table.add_column(first)
     for column in columns:
         table.add_column(column, justify="right")
@@ -227,13 +229,12 @@ def _thousands(value: float | None) -> str:
 
 
 def _render_demo(result: DemoResult) -> None:
-    from lbq.demo import TITLES
+    from lbq.demo import INITIAL_STEP, TITLES
 
     console, check = _console(), result.check
     table = _table(
         f"UCI digits, resnet8w16, {result.methods['lbq'].parameters:,} parameters, {check.images} held-out images",
-        "network", "T", "accuracy %", "active %", "unary ACs k", "bit-sparse ACs k", "formations k", "FP MACs k",
-        "energy µJ*", "ANN / it",
+        "network", "T", "acc. %", "active %", "unary kAC", "bit kAC", "energy uJ", "ANN/it",
     )  # fmt: skip
     ann = result.methods["ann"].energy_uj
     for name, m in result.methods.items():
@@ -244,32 +245,29 @@ def _render_demo(result: DemoResult) -> None:
             "" if m.active_ratio is None else f"{100 * m.active_ratio:.1f}",
             _thousands(m.unary_acs),
             _thousands(m.bit_sparse_acs),
-            _thousands(m.formations) if m.formations else "",
-            _thousands(m.fp_macs),
             f"{m.energy_uj:.3f}",
             f"{ann / m.energy_uj:.2f}",
         )
     console.print(table)
-    console.print(
-        "* modelled arithmetic energy per image (45 nm, Horowitz 2014), not measured; ACs: accumulations per image"
-    )
+    console.print("kAC: thousand accumulations per image, unary (S) and by bit planes (popcount S).")
+    console.print("energy: modelled arithmetic per image (45 nm, Horowitz 2014), not measured.")
     low, high = min(result.steps.values()), max(result.steps.values())
-    console.print(f"\nlearned steps, from 0.4: {low:.3f} to {high:.3f}")
+    console.print(
+        f"\nlearned steps, {low:.3f} to {high:.3f} (all began at {INITIAL_STEP}), and how often each level is used:"
+    )
     for name, step in result.steps.items():
         histogram = result.histograms[name]
         shares = " ".join(f"{100 * p:3.0f}" for p in histogram.conditional)
-        console.print(
-            f"  {name:<14} γ = {step:.3f}   active {100 * histogram.active_ratio:4.1f} %   levels 1..5: {shares} %"
-        )
-    verdict = "agree"
+        console.print(f"  {name:<14} γ = {step:.3f}   levels 1..5: {shares} %")
+    verdict = "agree with"
     if check.levels_different:
-        verdict = f"but {check.levels_different} (in {check.tied_images} images with ties) agree"
+        verdict = f"agree but for {check.levels_different} in {check.tied_images} images with ties with"
     console.print(
-        f"\ninteger network: steps absorbed, run by bit planes on {check.images} images: "
-        f"{check.levels_compared:,} levels {verdict} with training's (float64);\n"
-        f"  predictions agree with the trained float32 network on {check.predictions_agree:.2f} %, "
-        f"accuracy {check.accuracy:.2f} %; "
-        f"{check.accumulations_executed:,} accumulations executed, {check.accumulations_counted:,} counted"
+        f"\ninteger network, steps absorbed, run by bit planes on {check.images} images:\n"
+        f"  {check.levels_compared:,} levels {verdict} training's (in float64)\n"
+        f"  predictions agree with the trained network on {check.predictions_agree:.2f} %; "
+        f"accuracy {check.accuracy:.2f} %\n"
+        f"  {check.accumulations_executed:,} accumulations executed, {check.accumulations_counted:,} counted"
     )
     console.print(f"\nrun folder {result.folder}, {result.seconds:.0f} s")
     if result.figure is None:
@@ -291,7 +289,7 @@ def _render_account(measured: Measurement) -> None:
     exact, rate = measured.exact, measured.rate
     table = _table(
         f"Accumulations per image, thousands, over {measured.images} images (accuracy {measured.accuracy:.2f} %)",
-        "synapse", "unary", "bit-sparse", "saved %", "shifted", "events", "bit-sparse by rate x MACs",
+        "synapse", "unary", "bit-sparse", "saved %", "shifted", "events", "rate x MACs",
     )  # fmt: skip
     for name, count in [*exact.synapses.items(), ("total", exact.total)]:
         by_rate = rate.total if name == "total" else rate.synapses[name]
@@ -301,15 +299,16 @@ def _render_account(measured: Measurement) -> None:
             end_section=name == "total",
         )  # fmt: skip
     table.add_row(
-        "residual identities, not in the total", _thousands(exact.shortcut_total.unary),
+        "shortcuts, not in total", _thousands(exact.shortcut_total.unary),
         _thousands(exact.shortcut_total.bit_sparse), f"{exact.shortcut_total.reduction:.1f}",
         _thousands(exact.shortcut_total.shifts), _thousands(exact.shortcut_total.events),
     )  # fmt: skip
     console.print(table)
+    console.print("rate x MACs: bit-sparse accumulations as rate times MACs, padded taps included.")
     console.print(
-        f"FP MACs of the first layer {exact.fp_macs:,.0f}, formations {exact.total.formations:,.0f} per image; "
-        f"active ratio {exact.active_ratio:.3f} (mean over layers)"
+        f"FP MACs of the first layer {exact.fp_macs:,.0f}, formations {exact.total.formations:,.0f} per image"
     )
+    console.print(f"active ratio {exact.active_ratio:.3f}, mean over layers\n")
     table = _table(
         "Modelled arithmetic energy per image, µJ (45 nm, Horowitz 2014)",
         "backend",

@@ -32,7 +32,7 @@ TITLES = {
     "ann": "ANN (ReLU)",
     "lif": "binary LIF",
     "burst_fixed": "burst, fixed step",
-    "lbq": "LBQ (learned step)",
+    "lbq": "LBQ, learned step",
 }
 
 

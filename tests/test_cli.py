@@ -61,9 +61,9 @@ def test_demo_table(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypa
     code, out, _ = call(capsys, "demo", "--epochs", "1", "--seed", "3")
     assert code == 0
     for text in (
-        "LBQ (learned step)",
+        "LBQ, learned step",
         "binary LIF",
-        "bit-sparse ACs k",
+        "bit kAC",
         "modelled",
         "learned steps",
         "layer3.0.sn2",
@@ -113,7 +113,7 @@ def test_account_of_a_run(capsys: pytest.CaptureFixture[str], demo_run: tuple[Pa
     for text in (
         "layer2.0.downsample.0",
         "total",
-        "residual identities",
+        "shortcuts",
         "preshifted",
         "explicit",
         "rate x MACs",

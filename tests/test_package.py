@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import io
 import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 import lbq
+from lbq import runs, train
+from lbq.config import Config
+from lbq.data import load_digits
 
 ROOT = Path(__file__).parent.parent
 
@@ -101,3 +108,32 @@ def test_links_in_the_documentation_exist() -> None:
     for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")):
         for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
             assert (page.parent / target).exists(), (page.name, target)
+
+
+def test_the_readmes_python_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of its blocks, in order, in one namespace, with what the reader is told to have: currents, a run, images."""
+    run = tmp_path / "runs" / "demo-001"
+    config = Config.from_dict({})
+    runs.save(run, train.build(config), config, [], {})
+    monkeypatch.chdir(tmp_path)
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
+    assert len(blocks) == 3
+    namespace: dict[str, Any] = {"currents": torch.randn(2, 4, 6), "images": load_digits()[1].images[:4]}
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        for block in blocks:
+            exec(block, namespace)
+    assert namespace["outputs"].shape == (2, 4, 6)
+    assert namespace["logits"].shape == (4, 10)
+    accumulations, energy = map(float, printed.getvalue().split())
+    assert accumulations > 0
+    assert energy > 0
+
+
+def test_the_readmes_table_is_what_the_command_prints() -> None:
+    """The lines of the README's excerpt have the shape of the demo's own output."""
+    excerpt = re.search(r"```text\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
+    assert excerpt
+    source = (ROOT / "lbq" / "cli.py").read_text() + (ROOT / "lbq" / "demo.py").read_text()
+    for phrase in ("held-out images", "unary kAC", "LBQ, learned step", "all began at", "accumulations executed"):
+        assert phrase in excerpt[1]
+        assert phrase in source
