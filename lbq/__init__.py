@@ -14,6 +14,9 @@ from lbq.errors import LbqError as LbqError
 
 if TYPE_CHECKING:
     from lbq.kernels.reference import BurstState as BurstState
+    from lbq.kernels.reference import Constants as Constants
+    from lbq.kernels.reference import Rule as Rule
+    from lbq.kernels.reference import burst_levels as burst_levels
     from lbq.kernels.reference import burst_sequence as burst_sequence
     from lbq.kernels.reference import burst_step as burst_step
     from lbq.neuron import ILIF as ILIF
@@ -28,12 +31,15 @@ if TYPE_CHECKING:
 _WHERE = {
     "BurstNeuron": "lbq.neuron",
     "BurstState": "lbq.kernels.reference",
+    "Constants": "lbq.kernels.reference",
     "ILIF": "lbq.neuron",
     "LIF": "lbq.neuron",
     "LMHT": "lbq.neuron",
     "LadderNeuron": "lbq.neuron",
     "MLF": "lbq.neuron",
+    "Rule": "lbq.kernels.reference",
     "Ternary": "lbq.neuron",
+    "burst_levels": "lbq.kernels.reference",
     "burst_sequence": "lbq.kernels.reference",
     "burst_step": "lbq.kernels.reference",
     "load": "lbq.runs",
@@ -55,6 +61,8 @@ _MODULES = frozenset(
         "train",
     }
 )
+
+__all__ = ["LbqError", "__version__", *_WHERE]
 
 
 def __getattr__(name: str) -> Any:

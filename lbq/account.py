@@ -5,11 +5,15 @@ Counts come from recorded levels and a `Graph`, per synapse and in total, in two
 - `exact`: every synapse at its valid positions only (borders exact), the head on its pooled integer sums;
 - `rate`: mean over a layer times its MACs, the way the paper and most of the literature count (padded taps included).
 
+Real-valued MACs, of the first layer and of the same network as an ANN, are counted in the same way, so that ratios
+compare like with like.
+
 All counts are per image and summed over timesteps. Every energy is modelled, never measured.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Literal
@@ -107,8 +111,11 @@ class LayerActivity:
 
 @dataclass(frozen=True)
 class Account:
-    """Counts per image. `synapses` holds weighted connections; `shortcuts` the residual identities (fan-out 1),
-    which the paper's sum leaves out and `total` therefore too."""
+    """Counts per image.
+
+    synapses holds the weighted connections; shortcuts the residual identities (fan-out 1) and pool_adds the additions
+    of non-zero levels into pooled sums, both of which the paper's sum leaves out, and `total` therefore too.
+    """
 
     mode: Mode
     images: int
@@ -118,6 +125,7 @@ class Account:
     shortcuts: dict[str, Count]
     layers: dict[str, LayerActivity]
     formations: dict[str, float]
+    pool_adds: float
     unit_events: bool
 
     @property
@@ -138,15 +146,19 @@ class Account:
         return self.total.shifts if backend == "explicit" else 0.0
 
     def operations(self, backend: Backend = "preshifted") -> Operations:
-        """What the paper's energy model prices. Binary and ternary events are single bits: they need no formation and
-        no shift (but for the pooled sums of an exact head, which are counted by their set bits like all others)."""
+        """What the paper's energy model prices. Binary and ternary events need no formation."""
         total = self.total
         if self.unit_events:
-            return Operations(self.fp_macs, total.bit_sparse)
+            return Operations(self.fp_macs, total.events)
         return Operations(self.fp_macs, total.bit_sparse, total.formations, self.shifts(backend))
 
     def energy_mj(self, backend: Backend = "preshifted", table: Energies = HOROWITZ, q: float = 1.0) -> float:
         return energy_mj(self.operations(backend), table, q)
+
+    @property
+    def ann_energy_mj(self) -> float:
+        """Modelled energy of the same network as an ANN, every connection a floating-point MAC counted in this mode."""
+        return energy_mj(Operations(self.ann_macs))
 
     @property
     def active_ratio(self) -> float:
@@ -167,22 +179,20 @@ class Counter:
             raise ValueError(f"mode must be 'exact' or 'rate', got {mode!r}")
         self._unit_events = all(graph.spec(layer.name).n_max == 1 for layer in graph.layers)
         self.graph, self.mode, self.images = graph, mode, 0
-        self._synapses = {s.name: s for layer in graph.all_layers for s in layer.synapses if s.source != INPUT}
+        self._synapses = {s.name: s for s in graph.synapses if s.source != INPUT}
         self._counts = {name: Count() for name in self._synapses}
         self._formations: dict[str, float] = {}
+        self._pool_adds = 0.0
         self._activity = {layer.name: np.zeros(4) for layer in graph.layers}
 
     def add(self, levels: Mapping[str, NDArray[np.integer]]) -> None:
-        """Levels of every layer for one batch, `[T, B, C, H, W]` (or `[T, B, F]` for a linear layer)."""
+        """Levels of every layer for one batch, `[T, B, C, H, W]` or with the last three flattened."""
         shaped = {}
         for layer in self.graph.layers:
             if layer.name not in levels:
                 raise GraphError(f"no levels were recorded for layer {layer.name!r}")
             level = np.asarray(levels[layer.name]).astype(np.int64)
-            if level.shape[0] != self.graph.timesteps or level.shape[2:] not in (
-                layer.shape,
-                layer.shape[:1],
-            ):
+            if level.shape[0] != self.graph.timesteps or math.prod(level.shape[2:]) != layer.units:
                 expected = f"[{self.graph.timesteps}, B, {', '.join(map(str, layer.shape))}]"
                 raise GraphError(f"levels of layer {layer.name!r} must be {expected}, got {list(level.shape)}")
             shaped[layer.name] = level.reshape(*level.shape[:2], *layer.shape)
@@ -198,44 +208,47 @@ class Counter:
 
     def _count(self, synapse: Synapse, level: NDArray[np.int64], formed: dict[tuple[object, ...], float]) -> Count:
         steps, batch = level.shape[:2]
-        pools = synapse.pools
-        if self.mode == "rate" and synapse.kind == "conv":
-            # max-pooled levels are what travels; a sum pool stays with the neurons' own rate, as the paper counts the
-            # head
-            pools = tuple(p for p in pools if p.kind == "max")
-        level = np.asarray(pool(level.reshape(-1, *level.shape[2:]), pools), np.int64)
-        bits = popcount(level)
-        if synapse.kind == "conv":
-            formed[synapse.source, pools] = float(bits.sum())  # once per tensor, however many synapses read it
-        if self.mode == "rate":
-            weight: NDArray[np.float64] = np.array(synapse.macs * steps * batch / level.size)
-            if synapse.kind == "identity":
-                weight = np.array(1.0)
+        maxima = tuple(p for p in synapse.pools if p.kind == "max")  # they come first: an average cannot be max-pooled
+        sums = synapse.pools[len(maxima) :] if self.mode == "exact" else ()  # the paper counts at the neurons' own rate
+        level = np.asarray(pool(level.reshape(-1, *level.shape[2:]), maxima), np.int64)
+        if sums and synapse.kind == "conv":
+            self._pool_adds += float((level != 0).sum())
+        if self._unit_events:  # one accumulation for each event, also of those that meet in a pooled sum
+            magnitude = bits = events = np.asarray(pool(np.abs(level), sums), np.int64)
+            shifted = np.zeros_like(bits)
         else:
+            magnitude = np.abs(np.asarray(pool(level, sums), np.int64))
+            bits, events = popcount(magnitude), (magnitude != 0).astype(np.int64)
+            shifted = bits - (magnitude & 1)
+        if synapse.kind == "conv":
+            formed[synapse.source, maxima, sums] = float(bits.sum())  # once per tensor, however many synapses read it
+
+        if self.mode == "exact" or synapse.kind == "identity":
             weight = synapse.fan_out().astype(np.float64)
+        else:
+            weight = np.array(synapse.macs * steps * batch / magnitude.size)
 
-        def total(values: NDArray[np.integer] | NDArray[np.bool_]) -> float:
-            per_position = values.sum((0, 1), dtype=np.float64)
-            return float((per_position * weight).sum())
+        def total(values: NDArray[np.int64]) -> float:
+            return float((values.sum((0, 1)) * weight).sum())
 
-        return Count(
-            unary=total(np.abs(level)),
-            bit_sparse=total(bits),
-            shifts=total(bits - (np.abs(level) & 1)),
-            events=total(level != 0),
-            macs=float(synapse.macs * steps * batch),
-        )
+        macs = synapse.valid_macs if self.mode == "exact" else synapse.macs
+        return Count(total(magnitude), total(bits), total(shifted), total(events), macs=float(macs * steps * batch))
 
     def account(self) -> Account:
         if not self.images:
             raise GraphError("nothing was counted yet: add levels first")
         per_image = {name: count.scaled(1 / self.images) for name, count in self._counts.items()}
         graph = self.graph
+        stem = [s for s in graph.synapses if s.source == INPUT]
+
+        def macs(synapses: Iterable[Synapse]) -> int:
+            return sum(s.valid_macs if self.mode == "exact" else s.macs for s in synapses)
+
         return Account(
             mode=self.mode,
             images=self.images,
-            fp_macs=float(graph.stem_macs * (1 if graph.static else graph.timesteps)),
-            ann_macs=float(graph.macs),
+            fp_macs=float(macs(stem) * (1 if graph.static else graph.timesteps)),
+            ann_macs=float(macs(graph.synapses)),
             synapses={n: c for n, c in per_image.items() if self._synapses[n].kind == "conv"},
             shortcuts={n: c for n, c in per_image.items() if self._synapses[n].kind == "identity"},
             layers={
@@ -243,6 +256,7 @@ class Counter:
                 for name, sums in self._activity.items()
             },
             formations={name: value / self.images for name, value in self._formations.items()},
+            pool_adds=self._pool_adds / self.images,
             unit_events=self._unit_events,
         )  # fmt: skip
 

@@ -166,7 +166,7 @@ def _summarise(method: str, net: BurstNet, measured: Measurement, seconds: float
         unary_acs=total.unary if total else None,
         bit_sparse_acs=total.bit_sparse if total else None,
         formations=account.operations().formations if account else None,
-        fp_macs=account.fp_macs if account else float(measured.graph.macs),
+        fp_macs=account.fp_macs if account else float(sum(s.valid_macs for s in measured.graph.synapses)),
         energy_uj=1e3 * (account.energy_mj() if account else measured.ann_energy_mj),
     )
 

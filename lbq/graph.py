@@ -105,6 +105,11 @@ class Synapse:
         valid = positions[(positions >= 0) & (positions < size)]
         return np.bincount(valid, minlength=size)
 
+    @property
+    def valid_macs(self) -> int:
+        """Multiply-accumulates at valid positions only: what a dense pass really needs."""
+        return 0 if self.kind == "identity" else int(self.fan_out().sum()) * self.in_shape[0]
+
     def fan_out(self) -> NDArray[np.int64]:
         """F_j of every input position `[H, W]`: the weights that one input there meets, borders exact."""
         if self.kind == "identity":
@@ -121,10 +126,6 @@ class Layer:
     bias: Array
     shape: Shape
     neuron: NeuronSpec | None = None
-
-    @property
-    def macs(self) -> int:
-        return sum(s.macs for s in self.synapses)
 
     @property
     def units(self) -> int:
@@ -162,14 +163,18 @@ class Graph:
         return (*self.layers, self.readout)
 
     @property
+    def synapses(self) -> tuple[Synapse, ...]:
+        return tuple(s for layer in self.all_layers for s in layer.synapses)
+
+    @property
     def macs(self) -> int:
-        """Multiply-accumulates of one pass through the whole network, as an ANN would do them."""
-        return sum(layer.macs for layer in self.all_layers)
+        """Multiply-accumulates of one pass through the whole network as an ANN, padded taps included."""
+        return sum(s.macs for s in self.synapses)
 
     @property
     def stem_macs(self) -> int:
         """Multiply-accumulates of the layers that read the input: real-valued, done once for a static image."""
-        return sum(s.macs for layer in self.all_layers for s in layer.synapses if s.source == INPUT)
+        return sum(s.macs for s in self.synapses if s.source == INPUT)
 
     @property
     def units(self) -> int:
@@ -178,7 +183,7 @@ class Graph:
 
     @property
     def absorbed(self) -> bool:
-        return all(s.absorbed for layer in self.all_layers for s in layer.synapses if s.source != INPUT)
+        return all(s.absorbed for s in self.synapses if s.source != INPUT)
 
 
 def absorb(graph: Graph) -> Graph:

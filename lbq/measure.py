@@ -34,8 +34,8 @@ class Measurement:
 
     @property
     def ann_energy_mj(self) -> float:
-        """Modelled energy of the same network as an ANN, every connection a floating-point MAC."""
-        return energy_mj(Operations(float(self.graph.macs)))
+        """Modelled energy of the same network as an ANN, border-exact like `exact`."""
+        return energy_mj(Operations(float(sum(s.valid_macs for s in self.graph.synapses))))
 
     def to_dict(self) -> dict[str, Any]:
         modes = {str(a.mode): _account_dict(a) for a in (self.exact, self.rate) if a is not None}
@@ -43,6 +43,7 @@ class Measurement:
             "images": self.images,
             "accuracy": self.accuracy,
             "macs": self.graph.macs,
+            "valid_macs": sum(s.valid_macs for s in self.graph.synapses),
             "units": self.graph.units,
             "ann_energy_mj": self.ann_energy_mj,
             **modes,
@@ -53,6 +54,9 @@ def _account_dict(account: Account) -> dict[str, Any]:
     return {
         "total": asdict(account.total),
         "fp_macs": account.fp_macs,
+        "ann_macs": account.ann_macs,
+        "ann_energy_mj": account.ann_energy_mj,
+        "pool_adds": account.pool_adds,
         "active_ratio": account.active_ratio,
         "shifts": {backend: account.shifts(backend) for backend in BACKENDS},
         "energy_mj": {backend: account.energy_mj(backend) for backend in BACKENDS},
@@ -68,11 +72,11 @@ def level_batches(
     net: nn.Module, images: NDArray[np.floating], batch_size: int
 ) -> Iterator[tuple[NDArray[np.float64], dict[str, NDArray[np.integer[Any]]]]]:
     """(logits, levels of every layer) for each batch of images, in evaluation mode."""
-    net.eval()
+    device = train.device_of(net)
     for batch in torch.as_tensor(images).split(batch_size):
-        with record_levels(net) as levels:
-            logits = net(batch)
-        yield logits.double().numpy(), levels
+        with record_levels(net) as levels, train.evaluating(net):
+            logits = net(batch.to(device))
+        yield logits.double().cpu().numpy(), levels
 
 
 def measure(net: nn.Module, split: Split, batch_size: int = 200) -> Measurement:

@@ -36,6 +36,9 @@ class Surrogate:
     tail: Literal["learned", "fixed"] | None = None
     tail_slope: Curve | None = None
 
+    def __reduce__(self) -> tuple[Callable[[str], Surrogate], tuple[str]]:
+        return get, (self.name,)  # by name: some curves are closures
+
 
 def _tails(r: Tensor, low: float, high: float) -> Tensor:
     """exp(-distance to [low, high]): 1 inside, decaying outside, never overflowing."""

@@ -9,6 +9,7 @@ import hashlib
 import math
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -81,7 +82,8 @@ def learning_rate(step: int, total: int, warmup: int, base: float) -> float:
 def fit(net: models.BurstNet, train: Split, config: Config) -> Iterator[EpochRecord]:
     """Train `net` in place; yields after every epoch."""
     settings = config.train
-    images, labels = torch.from_numpy(train.images), torch.from_numpy(train.labels)
+    device = device_of(net)
+    images, labels = torch.from_numpy(train.images).to(device), torch.from_numpy(train.labels).to(device)
     batches = max(len(train) // settings.batch_size, 1)
     total, warmup = settings.epochs * batches, settings.warmup_epochs * batches
     optimiser = torch.optim.SGD(
@@ -100,7 +102,7 @@ def fit(net: models.BurstNet, train: Split, config: Config) -> Iterator[EpochRec
             rate = learning_rate(epoch * batches + batch, total, warmup, settings.lr)
             for group in optimiser.param_groups:
                 group["lr"] = rate
-            chosen = order[batch * settings.batch_size : (batch + 1) * settings.batch_size]
+            chosen = order.to(device)[batch * settings.batch_size : (batch + 1) * settings.batch_size]
             x, y = random_shift(images[chosen], config.data.shift, noise), labels[chosen]
             logits = net(x)
             loss = F.cross_entropy(logits, y)
@@ -125,15 +127,27 @@ def fit(net: models.BurstNet, train: Split, config: Config) -> Iterator[EpochRec
         )
 
 
-@torch.no_grad()
-def predict(net: nn.Module, images: NDArray[np.floating] | Tensor, batch_size: int = 256) -> Tensor:
-    """Mean logits `[N, classes]` in evaluation mode; the network's mode is restored."""
+def device_of(net: nn.Module) -> torch.device:
+    return next(net.parameters()).device
+
+
+@contextmanager
+def evaluating(net: nn.Module) -> Iterator[None]:
+    """Evaluation mode for a while; the network's mode is restored."""
     was_training = net.training
     net.eval()
     try:
-        return torch.cat([net(batch) for batch in torch.as_tensor(images).split(batch_size)])
+        yield
     finally:
         net.train(was_training)
+
+
+@torch.no_grad()
+def predict(net: nn.Module, images: NDArray[np.floating] | Tensor, batch_size: int = 256) -> Tensor:
+    """Mean logits `[N, classes]` on the CPU."""
+    device = device_of(net)
+    with evaluating(net):
+        return torch.cat([net(batch.to(device)).cpu() for batch in torch.as_tensor(images).split(batch_size)])
 
 
 def accuracy(net: nn.Module, split: Split) -> float:

@@ -15,6 +15,7 @@ from lbq.account import (
     Count,
     Counter,
     Energies,
+    Mode,
     Operations,
     cost_table,
     count,
@@ -96,8 +97,9 @@ def brute_force(graph: Graph, levels: dict[str, np.ndarray]) -> dict[str, Count]
             if s.source == INPUT or s.kind == "identity":
                 continue
             found = Count()
+            unit_events = all(graph.spec(layer.name).n_max == 1 for layer in graph.layers)
             for step in levels[s.source]:
-                pooled = pool(step, s.pools)
+                pooled = pool(np.abs(step) if unit_events and s.pools else step, s.pools)
                 for image in pooled:
                     for oy in range(s.out_shape[1]):
                         for ox in range(s.out_shape[2]):
@@ -110,11 +112,13 @@ def brute_force(graph: Graph, levels: dict[str, np.ndarray]) -> dict[str, Count]
                                     if not (0 <= y < s.in_shape[1] and 0 <= x < s.in_shape[2]):
                                         continue
                                     for value in np.abs(image[:, y, x]):
-                                        bits = int(value).bit_count()
+                                        bits = int(value) if unit_events else int(value).bit_count()
                                         found.unary += s.weight.shape[0] * int(value)
                                         found.bit_sparse += s.weight.shape[0] * bits
-                                        found.shifts += s.weight.shape[0] * (bits - int(value) % 2)
-                                        found.events += s.weight.shape[0] * bool(value)
+                                        found.shifts += s.weight.shape[0] * (
+                                            0 if unit_events else bits - int(value) % 2
+                                        )
+                                        found.events += s.weight.shape[0] * (int(value) if unit_events else bool(value))
             counts[s.name] = found.scaled(1 / images)
     return counts
 
@@ -192,13 +196,34 @@ def test_shifts_by_backend() -> None:
         account.shifts("horner")  # type: ignore[arg-type]
 
 
-def test_unit_events_need_no_formation() -> None:
-    for neuron in ("lif", "ternary"):
-        graph, levels, _ = tiny(neuron)
-        account = count(graph, levels, "rate")
-        assert account.unit_events
-        assert account.operations() == Operations(account.fp_macs, account.total.events)
-        assert account.total.events == account.total.unary == account.total.bit_sparse
+@pytest.mark.parametrize("mode", ["rate", "exact"])
+@pytest.mark.parametrize("neuron", ["lif", "ternary"])
+def test_unit_events_need_no_formation(neuron: str, mode: Mode) -> None:
+    graph, levels, _ = tiny(neuron)
+    account = count(graph, levels, mode)
+    assert account.unit_events
+    assert account.operations("explicit") == Operations(account.fp_macs, account.total.events)
+    assert account.total.events == account.total.unary == account.total.bit_sparse
+    assert account.shifts("explicit") == 0
+
+
+@pytest.mark.parametrize("mode", ["rate", "exact"])
+def test_a_network_that_always_fires_once_costs_what_its_ann_costs(mode: Mode) -> None:
+    """All levels 1, one timestep: accumulations and first-layer MACs are the ANN's MACs, in either way of counting."""
+    graph = lower(models.create("resnet8w2", timesteps=1, neuron={"name": "lbq", "n_max": 5}), (3, 8, 8))
+    levels = {layer.name: np.ones((1, 1, *layer.shape), np.int64) for layer in graph.layers}
+    account = count(graph, levels, mode)
+    head = graph.readout.synapses[0]
+    pooled = 4 if mode == "exact" else 1  # the head then reads sums over its 2x2 window
+    assert account.total.unary + account.fp_macs == account.ann_macs + (pooled - 1) * head.macs
+    assert account.ann_macs == (sum(s.valid_macs for s in graph.synapses) if mode == "exact" else graph.macs)
+
+
+def test_pooling_additions_have_their_own_line() -> None:
+    graph, levels, _ = tiny()
+    fired = (levels["layer3.0.sn2"] != 0).sum() / 2
+    assert count(graph, levels).pool_adds == fired > 0
+    assert count(graph, levels, "rate").pool_adds == 0
 
 
 def test_batches_add_up() -> None:
@@ -219,7 +244,8 @@ def test_the_first_layer_is_counted_once_for_images_and_every_step_for_events() 
     for static, times in ((True, 1), (False, 2)):
         graph = lower(net, (3, 8, 8), static=static)
         levels = {layer.name: np.zeros((2, 1, *layer.shape), np.int64) for layer in graph.layers}
-        assert count(graph, levels).fp_macs == times * 3 * 2 * 9 * 64
+        assert count(graph, levels, "rate").fp_macs == times * 3 * 2 * 9 * 64
+        assert count(graph, levels).fp_macs == times * 3 * 2 * 22**2  # 22 of 24 taps along each axis are valid
 
 
 def test_wrong_levels_are_refused() -> None:

@@ -46,10 +46,7 @@ def test_if_and_plif_by_name() -> None:
 
 def test_ternary_trunc() -> None:
     neuron = Ternary(0.5, beta=0.5).double()
-    with torch.no_grad():
-        neuron.rho.copy_(torch.log(torch.expm1(torch.tensor(0.5 - 1e-6, dtype=torch.float64))))
     x = torch.tensor([[-3.0, -0.5, -0.49, 0.0, 0.49, 0.5, 3.0], [0.0] * 7], dtype=torch.float64)
-    x = x * neuron.step.item() / 0.5
     assert neuron.levels(x).dtype == torch.int8
     # second step: U = 0.5 * (U - 0.5 * sign)
     assert neuron.levels(x).tolist() == [[-1, -1, 0, 0, 0, 1, 1], [-1, 0, 0, 0, 0, 0, 1]]
@@ -74,9 +71,20 @@ def test_ilif_rounds_and_subtracts_the_level() -> None:
     v = torch.zeros(200, dtype=torch.float64)
     for t in range(4):
         u = 0.25 * v + x[t]
-        level = (u / step).round().clamp(0, 4)
+        level = torch.floor(u / step + 0.5).clamp(0, 4)
         assert torch.equal(neuron.levels(x)[t].double(), level)
         v = u - step * level
+
+
+def test_rounding_reaches_a_level_exactly_half_a_step_below() -> None:
+    half = torch.tensor([0.5, 1.5, 2.5, 3.5])
+    just_below = torch.nextafter(half, half - 1)
+    neuron, ternary = ILIF(4, 1.0, beta=0.0), create("ternary_half")
+    assert isinstance(ternary, Ternary)
+    assert neuron.levels(half[None])[0].tolist() == [1, 2, 3, 4]
+    assert neuron.levels(just_below[None])[0].tolist() == [0, 1, 2, 3]
+    assert ternary.levels(torch.stack([half[:1], -half[:1]]).T).tolist() == [[1, -1]]
+    assert ternary.levels(torch.stack([just_below[:1], -just_below[:1]]).T).tolist() == [[0, 0]]
 
 
 @pytest.mark.parametrize("levels", [2, 4])
@@ -169,6 +177,10 @@ def test_options_by_name() -> None:
         create("lbq", nmax=3)
     with pytest.raises(ConfigError, match="'lbq': n_max must be"):
         create("lbq", n_max=0)
+    with pytest.raises(ConfigError, match="per_channel must be True or False"):
+        create("lbq", per_channel="yes", channels=3)
+    with pytest.raises(ConfigError, match="channels must be"):
+        create("lbq", per_channel=True)
 
 
 @pytest.mark.parametrize(
@@ -194,3 +206,5 @@ def test_one_tail_for_all() -> None:
     assert len(list(net.parameters())) == 3  # two steps, one tail
     net(torch.randn(2, 30)).sum().backward()
     assert net[0].eta is net[1].eta
+    with pytest.raises(ConfigError, match="learns a tail"):
+        share_tail(torch.nn.Sequential(LIF()))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +73,16 @@ def test_demo_table(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypa
     ):
         assert text in out
     assert (tmp_path / "runs" / "demo-001" / "weights.safetensors").exists()
+    # the README's excerpt has the shape of this output: the same lines, but for the figures in them
+    excerpt = re.search(r"```text\n(.*?)```", (Path(__file__).parent.parent / "README.md").read_text(), re.S)
+    assert excerpt
+    shapes = {shape_of(line) for line in out.splitlines()}
+    for line in excerpt[1].splitlines():
+        assert shape_of(line) in shapes or line.strip() == "...", line
+
+
+def shape_of(line: str) -> str:
+    return re.sub(r"[\d,. ]+", " ", line).strip()
 
 
 def test_demo_without_matplotlib_says_so(
@@ -95,6 +107,14 @@ def test_lbq_reaches_97_percent_and_its_integers_agree() -> None:
     check = check_integers(net, test_split)
     assert check.passed
     assert check.tied_images < 6
+    assert check.largest_logit_error < 1e-9
+    for broken in (
+        replace(check, levels_different_untied=1),
+        replace(check, largest_logit_error=0.1),
+        replace(check, tied_images=check.images),
+        replace(check, accumulations_executed=0),
+    ):
+        assert not broken.passed
     assert check.predictions_agree > 99.5
     steps = train.neuron_steps(net).values()
     assert max(steps) / min(steps) > 1.5  # layers chose different resolutions
@@ -199,12 +219,9 @@ def test_interrupt_leaves_nothing_behind(
     assert not list(tmp_path.iterdir())
 
 
-def test_commands_that_need_torch_say_so(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(*_: object) -> None:
-        raise ModuleNotFoundError("No module named 'torch'", name="torch")
-
-    monkeypatch.setattr(cli, "app", missing)
-    monkeypatch.setattr("lbq.cli.app", lambda *_, **__: missing())
-    code, _, err = call(capsys, "demo")
-    assert code == 2
-    assert "pip install 'lbq[train]'" in err
+@pytest.mark.parametrize("command", [["demo"], ["account", "somewhere"]])
+def test_commands_that_need_torch_say_so(command: list[str]) -> None:
+    code = f"import sys; sys.modules['torch'] = None; from lbq.cli import main; main({command!r})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr == "lbq: this command needs PyTorch, which is not installed: pip install 'lbq[train]'\n"

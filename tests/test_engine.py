@@ -156,6 +156,10 @@ def test_wrong_inputs_are_refused() -> None:
         execute(graph, np.zeros((1, 3, 8, 8)))
     with pytest.raises(GraphError, match=r"x must be \[B, 3, 8, 8\], got \[1, 1, 8, 8\]"):
         execute(absorb(graph), np.zeros((1, 1, 8, 8)))
+    with pytest.raises(ValueError, match="accumulate must be"):
+        execute(absorb(graph), np.zeros((1, 3, 8, 8)), "sparse")  # type: ignore[arg-type]
+    with pytest.raises(GraphError, match="current of layer 'sn1' is NaN"):
+        execute(absorb(graph), np.full((1, 3, 8, 8), np.nan))
     events = lower(models.create("resnet8w4"), (3, 8, 8), static=False)
     with pytest.raises(GraphError, match=r"x must be \[2, B, 3, 8, 8\]"):
         execute(absorb(events), np.zeros((1, 3, 8, 8)))

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from lbq import BurstNeuron
 from lbq.kernels.reference import Constants, Rule, burst_levels, burst_sequence
-from lbq.neuron import LIF, LadderNeuron, QuantReLU, Ternary
+from lbq.neuron import LIF, LMHT, MLF, LadderNeuron, QuantReLU, Ternary
 from lbq.surrogate import SURROGATES
 from tests import oracle
 
@@ -233,3 +233,66 @@ def test_quantised_relu_is_lsq() -> None:
     per_element = torch.tensor([0, 0, 1, 3, 4]) - r * torch.tensor([0, 1, 1, 1, 0])
     expected = (weights * per_element).sum() * torch.sigmoid(neuron.rho.detach()) / (1 * 4) ** 0.5
     torch.testing.assert_close(g_rho, expected)
+
+
+RULES = {
+    "lif": Rule(1, SURROGATES["arctan"], rounding="strict", decay_reset=False),
+    "delayed, levels": Rule(4, SURROGATES["relsg_et"], reset="level", decay_reset=False),
+    "level reset": Rule(4, SURROGATES["sigmoid"], rounding="round", reset="level"),
+    "hard reset": Rule(1, SURROGATES["triangle"], rounding="half", reset="hard"),
+    "ternary": Rule(1, SURROGATES["sigmoid"], rounding="trunc"),
+    "detached state": Rule(4, SURROGATES["sigmoid"], reset="level", reset_grad=False, detach_state=True),
+}
+
+
+@pytest.mark.parametrize("name", sorted(RULES))
+def test_every_rule_through_time(name: str) -> None:
+    """The frozen form of the other neurons' resets and roundings: levels constant, gradients through the membrane."""
+    rule = RULES[name]
+    generator = torch.Generator().manual_seed(17)
+    x0 = torch.randn(4, 2, 7, generator=generator, dtype=torch.float64) * 1.5
+    step0, tail0, beta0, alpha0 = (torch.tensor(v, dtype=torch.float64) for v in (0.7, 0.3, 0.6, 0.8))
+    inputs = tuple(v.clone().requires_grad_() for v in (x0, step0, tail0, beta0, alpha0))
+    x, step, tail, beta, alpha = inputs
+    out, _ = burst_sequence(x, Constants(step, tail, beta, alpha), rule)
+    levels = burst_levels(x0, Constants(step0, tail0, beta0, alpha0), rule)
+    assert levels.abs().sum() > 0
+
+    v, pending = torch.zeros_like(x0[0]), torch.zeros_like(x0[0])
+    expected = []
+    for t in range(4):
+        u = beta * (v.detach() if rule.detach_state else v) + x[t] - pending
+        r = u / step
+        b = rule.surrogate.level(r.abs() if rule.signed else r, rule.n_max, tail)
+        b = r.sign() * b if rule.signed else b
+        expected.append(step * (b + (levels[t] - b).detach()))
+        drop = alpha * step * (levels[t] if rule.reset == "level" else levels[t].sign())
+        drop = drop if rule.reset_grad else drop.detach()
+        if rule.reset == "hard":
+            v = u * (1 - alpha * levels[t].abs())
+        elif rule.decay_reset:
+            v = u - drop
+        else:
+            v, pending = u, drop
+    ours, theirs = gradients(out, inputs), gradients(torch.stack(expected), inputs)
+    for label, a, e in zip(("x", "gamma", "lambda", "beta", "alpha"), ours, theirs, strict=True):
+        torch.testing.assert_close(a, e, rtol=1e-9, atol=1e-9, msg=f"{name}, {label}: {a} {e}")
+
+
+def test_lmht_cuts_gradients_through_its_membrane() -> None:
+    neuron = LMHT(2).double()
+    with torch.no_grad():  # hardly any mixing: what could remain is the membrane
+        neuron.mixing.copy_(torch.tensor([[9.0, -50.0], [-50.0, 9.0]]))
+    x = torch.full((2, 1), 0.9, dtype=torch.float64, requires_grad=True)
+    (grad,) = torch.autograd.grad(neuron(x)[1].sum(), x)
+    assert grad[0].abs().item() < 1e-15
+    assert grad[1].item() == pytest.approx(torch.sigmoid(torch.tensor(9.0)).item())
+
+
+def test_mlf_gradient_through_its_membranes() -> None:
+    """Two membranes, thresholds 0.6 and 1.6, rectangle of width 1: by hand for x = (0.5, 0.9)."""
+    neuron = MLF(levels=2).double()
+    x = torch.tensor([[0.5], [0.9]], dtype=torch.float64, requires_grad=True)
+    (grad,) = torch.autograd.grad(neuron(x)[1].sum(), x)
+    # nothing fired at first, so U = 0.25 * 0.5 + 0.9 = 1.025: within 1/2 of 0.6, not of 1.6
+    torch.testing.assert_close(grad, torch.tensor([[0.25], [1.0]], dtype=torch.float64))

@@ -49,7 +49,7 @@ def warmed(net: nn.Module, *shape: int) -> nn.Module:
     with torch.no_grad():
         for module in net.modules():
             if isinstance(module, BurstNeuron):
-                module.rho += torch.randn(module.rho.shape) * 0.3
+                module.rho.add_(torch.randn(module.rho.shape) * 0.3)
             if isinstance(module, nn.BatchNorm2d):
                 module.weight.uniform_(0.5, 1.5)
                 module.bias.uniform_(-0.3, 0.3)
@@ -267,6 +267,11 @@ REFUSED: list[tuple[Any, dict[str, nn.Module], str]] = [
     ),
     (lambda m, x: head(m, m.sn2(x)), {}, "pass a convolution"),
     (lambda m, x: over_time(stem(m, x).flatten(2), m.fc, spatial=1).mean(0), {}, "expects 4 inputs"),
+    (
+        lambda m, x: over_time(m.sn2(over_time(stem(m, x).flatten(2), m.b, spatial=1)), m.fc, spatial=1).mean(0),
+        {"b": nn.BatchNorm1d(256)},
+        "layer 'b': expects 256 channels",
+    ),
 ]
 
 
@@ -279,6 +284,26 @@ def stem2(m: Any, x: Tensor) -> Tensor:
 def test_what_does_not_fit_is_refused_by_name(function: Any, extra: dict[str, nn.Module], message: str) -> None:
     with pytest.raises(GraphError, match=message):
         lower(Forward(function, **parts(**extra)), (3, 8, 8))
+
+
+def test_wrong_shapes_and_timesteps_are_refused() -> None:
+    net = models.create("resnet8w4")
+    with pytest.raises(GraphError, match=r"layer 'conv1': expects 3 channels, gets \(1, 8, 8\)"):
+        lower(net, (1, 8, 8))
+    with pytest.raises(GraphError, match="input_shape must be"):
+        lower(net, (8, 8))  # type: ignore[arg-type]
+    with pytest.raises(GraphError, match="the network runs 2 timesteps, not 4"):
+        lower(net, (3, 8, 8), timesteps=4)
+    assert lower(net, [3, 8, 8]).input_shape == (3, 8, 8)  # type: ignore[arg-type]
+
+
+def test_flattened_neurons_and_named_arguments() -> None:
+    def forward(m: Any, x: Tensor) -> Tensor:
+        flat = m.sn2(over_time(stem(m, x), m.conv2).flatten(2))
+        return over_time(flat, m.fc, spatial=1).mean(dim=0)
+
+    net = warmed(Forward(forward, **parts(fc=nn.Linear(4 * 64, 2))), 3, 8, 8)
+    compare(net, lower(net, (3, 8, 8)), torch.randn(2, 3, 8, 8, dtype=torch.float64))
 
 
 def test_lmht_network_is_refused_with_the_layers_name() -> None:

@@ -11,7 +11,7 @@ from torch import nn
 from lbq import models
 from lbq.deploy import lower
 from lbq.errors import ConfigError
-from lbq.neuron import LIF, BurstNeuron, QuantReLU, ReLU, SpikingNeuron
+from lbq.neuron import LIF, LMHT, BurstNeuron, QuantReLU, ReLU, SpikingNeuron
 
 # id -> (synaptic and BatchNorm parameters, spiking layers, neurons per timestep, MACs, stem MACs)
 FACTS: dict[str, tuple[int, int, int, int, int]] = {
@@ -96,6 +96,8 @@ def test_event_net_with_stride_two_stem() -> None:
         ({"name": "qann", "n_max": 3}, QuantReLU),
         (lambda: BurstNeuron(n_max=2), BurstNeuron),
         (nn.SiLU, nn.SiLU),
+        (LMHT, LMHT),
+        (lambda channels: BurstNeuron(channels=channels), BurstNeuron),
     ],
 )
 def test_any_neuron(neuron: Any, kind: type[nn.Module]) -> None:
@@ -127,6 +129,7 @@ def test_gradients_reach_every_parameter(id: str) -> None:
         ({"id": "resnet20"}, "unknown id 'resnet20'; did you mean 'resnet20w1"),
         ({"id": "resnet21w16"}, "unknown id"),
         ({"id": "resnet20w0"}, "unknown id"),
+        ({"id": "resnet8w1000000000"}, "unknown id"),
         ({"id": 20}, "id must be a string"),
         ({"id": "resnet8w8", "timesteps": 0}, "timesteps must be"),
         ({"id": "resnet8w8", "num_classes": 1.5}, "num_classes must be"),
@@ -141,6 +144,17 @@ def test_gradients_reach_every_parameter(id: str) -> None:
 def test_bad_requests(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         models.create(**arguments)
+
+
+def test_misuse_of_time_is_refused() -> None:
+    net = models.create("resnet8w8")
+    with pytest.raises(ValueError, match=r"x must be \[B, C, H, W\] or \[T, B, C, H, W\]"):
+        net(torch.randn(3, 8, 8))
+    x = torch.randn(2, 3, 8, 8)
+    with pytest.raises(ValueError, match="^timesteps must be given"):
+        models.over_time(x, nn.Conv2d(3, 4, 3))
+    with pytest.raises(ValueError, match="^layers must not hold a neuron"):
+        models.over_time(x, nn.Sequential(nn.Conv2d(3, 4, 3), BurstNeuron()), timesteps=2)
 
 
 def test_every_listed_id_builds() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import pickle
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 
 from lbq import BurstNeuron
 from lbq.kernels.reference import BurstState, Constants, Rule, burst_levels, burst_sequence, burst_step
-from lbq.neuron import LIF, LadderNeuron, SpikingNeuron
+from lbq.neuron import LIF, NEURONS, LadderNeuron, SpikingNeuron, create
 from lbq.surrogate import SURROGATES
 from tests import oracle
 
@@ -86,7 +87,7 @@ def test_fixed_thresholds_count_like_the_quantiser() -> None:
     x = torch.randn(4, 200, dtype=torch.float64)
     ladder = LadderNeuron([0.5, 1.0, 1.5, 2.0], beta=0.25).double()
     fixed = BurstNeuron(4, 0.5, learn_step=False, beta=0.25).double()
-    fixed.rho.copy_(torch.tensor(math.log(math.expm1(0.5 - 1e-6)), dtype=torch.float64))
+    x[:, :4] = torch.tensor([0.5, 1.0, 1.5, 2.0])  # exactly on the thresholds too
     assert torch.equal(ladder.levels(x), fixed.levels(x))
     torch.testing.assert_close(ladder(x), fixed(x))
 
@@ -152,9 +153,38 @@ def test_half_in_half_out_with_float32_arithmetic(dtype: torch.dtype) -> None:
     assert out.dtype == dtype
     assert torch.equal(out, neuron(x.float()).to(dtype))
     assert torch.equal(neuron.levels(x), neuron.levels(x.float()))
+
+
+@pytest.mark.parametrize("name", sorted(NEURONS))
+def test_autocast_changes_nothing(name: str) -> None:
+    torch.manual_seed(4)
+    x = torch.randn(2, 3, 4, 5, 5)
+    neuron = create(name, timesteps=2, channels=4)
+    expected = neuron(x)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert torch.equal(neuron(x.float()), neuron(x.float()))
-        assert neuron(x.float()).dtype == torch.float32
+        out = neuron(x)
+    assert out.dtype == torch.float32
+    assert torch.equal(out, expected)
+
+
+@pytest.mark.parametrize("name", sorted(NEURONS))
+def test_pickling_and_printing(name: str) -> None:
+    torch.manual_seed(5)
+    x = torch.randn(2, 3, 4, 5, 5)
+    neuron = create(name, timesteps=2, channels=4)
+    assert torch.equal(pickle.loads(pickle.dumps(neuron))(x), neuron(x))
+    with torch.device("meta"):
+        assert repr(create(name, timesteps=2, channels=4))
+
+
+@pytest.mark.parametrize("step", [i / 20 for i in range(1, 40)])
+def test_a_fixed_step_is_the_step_asked_for(step: float) -> None:
+    neuron = BurstNeuron(5, step, learn_step=False)
+    assert neuron.step.item() == torch.tensor(step).item()
+    multiples = torch.arange(1, 4) * torch.tensor(step)
+    exact = multiples / torch.tensor(step) == torch.arange(1, 4)  # where the multiple itself is not rounded
+    assert torch.equal(neuron.levels(multiples[None])[0][exact], torch.arange(1, 4)[exact].to(torch.uint8))
+    assert BurstNeuron(5, step).step.item() == pytest.approx(step, rel=2e-7)
 
 
 def test_float64_stays_float64() -> None:
@@ -186,7 +216,7 @@ def test_per_channel_steps() -> None:
     torch.manual_seed(5)
     neuron = BurstNeuron(step=0.4, channels=3)
     with torch.no_grad():
-        neuron.rho += torch.tensor([-1.0, 0.0, 1.0])
+        neuron.rho.add_(torch.tensor([-1.0, 0.0, 1.0]))
     x = torch.randn(2, 4, 3, 5, 5)
     out = neuron(x)
     for c in range(3):
@@ -228,16 +258,13 @@ def test_membranes_beyond_lif() -> None:
 def test_deepcopy_and_state_dict_round_trip() -> None:
     neuron = BurstNeuron(3, 0.2, learn_beta=True, learn_alpha=True)
     with torch.no_grad():
-        neuron.rho += 0.3
-        neuron.beta -= 0.1
+        neuron.rho.add_(0.3)
+        neuron.beta.sub_(0.1)
     x = torch.randn(2, 10)
     assert torch.equal(copy.deepcopy(neuron)(x), neuron(x))
     fresh = BurstNeuron(3, learn_beta=True, learn_alpha=True)
     fresh.load_state_dict(neuron.state_dict())
     assert torch.equal(fresh(x), neuron(x))
-    fixed = BurstNeuron(3, learn_step=False)  # the same names, whether learned or not
-    fixed.load_state_dict(neuron.state_dict())
-    assert torch.equal(fixed(x), neuron(x))
 
 
 def test_learned_beta_recovers_after_overshooting() -> None:
@@ -280,6 +307,11 @@ def test_repr_names_what_matters() -> None:
         ({"membrane": "if", "learn_beta": True}, "learn_beta"),
         ({"channels": 0}, "channels"),
         ({"step_gradient": "mean"}, "step_gradient"),
+        ({"learn_step": "false"}, "learn_step"),
+        ({"learn_tail": 1}, "learn_tail"),
+        ({"learn_beta": None}, "learn_beta"),
+        ({"learn_alpha": "no"}, "learn_alpha"),
+        ({"reset_grad": 0}, "reset_grad"),
     ],
 )
 def test_bad_arguments_name_the_argument(arguments: dict[str, Any], name: str) -> None:
@@ -287,8 +319,8 @@ def test_bad_arguments_name_the_argument(arguments: dict[str, Any], name: str) -
         BurstNeuron(**arguments)
 
 
-@pytest.mark.parametrize("thresholds", [[], [1.0, 1.0], [2.0, 1.0], [-1.0, 1.0], [math.nan]])
-def test_bad_ladders_are_refused(thresholds: list[float]) -> None:
+@pytest.mark.parametrize("thresholds", [[], [1.0, 1.0], [2.0, 1.0], [-1.0, 1.0], [math.nan], 3])
+def test_bad_ladders_are_refused(thresholds: Any) -> None:
     with pytest.raises(ValueError, match="^thresholds "):
         LadderNeuron(thresholds)
 
@@ -309,7 +341,10 @@ def test_expanded_and_channels_last_inputs_need_no_copy_beforehand() -> None:
     expanded = current.unsqueeze(0).expand(3, *current.shape)
     assert torch.equal(neuron(expanded), neuron(expanded.contiguous()))
     last = current.to(memory_format=torch.channels_last)
-    assert torch.equal(neuron(last[None]), neuron(current[None]))
+    for n in (neuron, LadderNeuron(), LIF()):
+        assert torch.equal(n(last[None]), n(current[None]))
+    numbers: Any = {"step": np.float32(0.5), "n_max": np.int64(3)}
+    assert BurstNeuron(**numbers).n_max == 3  # NumPy's numbers are numbers
 
 
 def test_burst_step_equals_the_equations_once() -> None:

@@ -23,9 +23,9 @@ class IntegerCheck:
 
     levels_different compares with the trained network in float64, where both compute the same sums in another order, so
     that only an image with a membrane within 1e-9 steps of a threshold (`tied_images`) may round differently, and carry
-    the difference on; levels_different_untied, in all other images, must be 0. predictions_agree (percent) is
-    against the network as trained, in float32. Accumulations are counted while executing and, independently, from
-    levels.
+    the difference on; levels_different_untied and largest_logit_error are of all other images. predictions_agree
+    (percent) is against the network as trained, in float32. Accumulations are counted while executing and,
+    independently, from levels.
     """
 
     images: int
@@ -33,6 +33,7 @@ class IntegerCheck:
     levels_different: int
     levels_different_untied: int
     tied_images: int
+    largest_logit_error: float
     predictions_agree: float
     accuracy: float
     accumulations_executed: int
@@ -40,7 +41,13 @@ class IntegerCheck:
 
     @property
     def passed(self) -> bool:
-        return self.levels_different_untied == 0 and self.accumulations_executed == self.accumulations_counted
+        """Levels and logits agree in float64 on all images but a few tied ones, and so do the two counts."""
+        return (
+            self.levels_different_untied == 0
+            and self.largest_logit_error < 1e-9
+            and self.tied_images <= 0.02 * self.images
+            and self.accumulations_executed == self.accumulations_counted
+        )
 
 
 def check_integers(net: nn.Module, split: Split, batch_size: int = 200) -> IntegerCheck:
@@ -54,7 +61,8 @@ def check_integers(net: nn.Module, split: Split, batch_size: int = 200) -> Integ
     different = untied = compared = tied = executed = 0
     predictions = []
     expected_batches = level_batches(exact, images, batch_size)
-    for start, (_, expected) in enumerate(expected_batches):
+    logit_error = 0.0
+    for start, (logits, expected) in enumerate(expected_batches):
         result = execute(absorbed, images[start * batch_size : (start + 1) * batch_size])
         predictions.append(result.predictions)
         for name, level in result.levels.items():
@@ -62,6 +70,8 @@ def check_integers(net: nn.Module, split: Split, batch_size: int = 200) -> Integ
             different += int(per_image.sum())
             untied += int(per_image[result.ties == 0].sum())
             compared += level.size
+        untied_error = np.abs(result.logits - logits)[result.ties == 0]
+        logit_error = max(logit_error, float(untied_error.max(initial=0)))
         tied += int((result.ties > 0).sum())
         counter.add(result.levels)
         executed += sum(tally.accumulations for tally in result.tallies.values())
@@ -75,6 +85,7 @@ def check_integers(net: nn.Module, split: Split, batch_size: int = 200) -> Integ
         levels_different=different,
         levels_different_untied=untied,
         tied_images=tied,
+        largest_logit_error=logit_error,
         predictions_agree=100 * float((predicted == trained).mean()),
         accuracy=100 * float((predicted == split.labels).mean()),
         accumulations_executed=executed,

@@ -40,11 +40,12 @@ class Levels:
 
 @dataclass(frozen=True)
 class Current:
-    """sum of synapses + bias; `averaged` marks the readout's mean over time."""
+    """Sum of synapses + bias; `flat`: flattened before; `averaged`: the readout's mean over time."""
 
     synapses: tuple[Synapse, ...]
     bias: Array
     shape: Shape
+    flat: bool = False
     averaged: bool = False
 
 
@@ -71,11 +72,14 @@ def lower(net: nn.Module, input_shape: Shape, timesteps: int | None = None, stat
         for name, parameter in inspect.signature(net.forward).parameters.items()
         if parameter.default is not inspect.Parameter.empty
     }
+    shape = tuple(input_shape)
+    if len(shape) != 3 or not all(isinstance(size, int) and size > 0 for size in shape):
+        raise GraphError(f"input_shape must be (channels, height, width), got {input_shape!r}")
     try:
         trace = _Tracer().trace(net, options)
     except (fx.proxy.TraceError, TypeError, ValueError) as error:
         raise GraphError(f"{type(net).__name__} cannot be traced by torch.fx: {error}") from error
-    return _Lowering(net, trace, input_shape, timesteps, static).run()
+    return _Lowering(net, trace, shape, timesteps, static).run()
 
 
 class _Lowering:
@@ -118,20 +122,36 @@ class _Lowering:
         if node.op == "call_module":
             return self._module(str(node.target), self.modules[str(node.target)], value)
         target = node.target
-        if target in (fold_time, unfold_time):
+        if target is fold_time:
             return value
+        if target is unfold_time:
+            return self._unfold(where, node, value)
         if target in (operator.add, torch.add, "add"):
             if len(inputs) != 2 or node.kwargs:
                 raise GraphError(f"{where}: only the plain sum of two tensors is supported")
             return self._sum(where, inputs[0], inputs[1])
         if target in (torch.flatten, "flatten"):
             return self._flatten(where, value, *node.args[1:])
-        if target in ("mean", torch.mean) and node.args[1:] == (0,) and isinstance(value, Current):
+        over = node.args[1:] or tuple(v for k, v in node.kwargs.items() if k == "dim")
+        if target in ("mean", torch.mean) and over in ((0,), ([0],), ((0,),)) and isinstance(value, Current):
             return replace(value, averaged=True)
         if target in (torch.relu, nn.functional.relu, "relu"):
             return self._activation(node.name, None, value)
         name = target if isinstance(target, str) else getattr(target, "__name__", str(target))
         raise GraphError(f"{where}: operation {name!r} has no integer form here")
+
+    def _unfold(self, where: str, node: fx.Node, value: Value) -> Value:
+        """Time begins where a static input unfolds; it must begin with the timesteps that the graph will run."""
+        bound = inspect.signature(unfold_time).bind(*node.args, **node.kwargs).arguments
+        like = self.values.get(bound["like"])
+        if (
+            self.static
+            and isinstance(like, Levels)
+            and like.source == INPUT
+            and bound.get("timesteps") != self.timesteps
+        ):
+            raise GraphError(f"{where}: the network runs {bound.get('timesteps')} timesteps, not {self.timesteps}")
+        return value
 
     def _module(self, name: str, module: nn.Module, value: Value) -> Value:
         if name in self.used and not isinstance(module, STATELESS):
@@ -170,12 +190,14 @@ class _Lowering:
         shortcuts = (s for s in value.synapses if s.kind == "identity")
         synapses = convs + tuple(replace(s, name=f"{name}.shortcut{i or ''}") for i, s in enumerate(shortcuts))
         self.layers.append(Layer(name, synapses, value.bias, value.shape, spec))
-        return Levels(name, value.shape)
+        return Levels(name, value.shape, flat=value.flat)
 
     def _batch_norm(self, name: str, bn: nn.BatchNorm1d | nn.BatchNorm2d, value: Value) -> Current:
         if bn.running_mean is None or bn.running_var is None:
             raise GraphError(f"layer {name!r}: BatchNorm without running statistics cannot be folded")
         current = self._as_current(name, value) if isinstance(value, Levels) else value
+        if current.shape[0] != bn.num_features or (current.flat and current.shape[1:] != (1, 1)):
+            raise GraphError(f"layer {name!r}: expects {bn.num_features} channels, gets {current.shape}")
         mean, var = _array(bn.running_mean), _array(bn.running_var)
         scale = 1 / np.sqrt(var + bn.eps)
         shift = -mean * scale
@@ -190,6 +212,8 @@ class _Lowering:
         return replace(current, synapses=tuple(fold(s) for s in current.synapses), bias=current.bias * scale + shift)
 
     def _conv(self, name: str, conv: nn.Conv2d, value: Levels) -> Current:
+        if conv.in_channels != value.shape[0]:
+            raise GraphError(f"layer {name!r}: expects {conv.in_channels} channels, gets {value.shape}")
         if conv.padding_mode != "zeros" or isinstance(conv.padding, str) or value.flat:
             raise GraphError(f"layer {name!r}: only zero padding given as numbers is supported")
         weight = _array(conv.weight)
@@ -244,15 +268,15 @@ class _Lowering:
 
     def _flatten(self, where: str, value: Value, start: Any = 0, end: Any = -1) -> Value:
         """Flattening of everything behind the batch; with time in front, that begins at dimension 2, else at 1."""
-        if isinstance(value, Current) or start not in (1, 2, -3) or end != -1:
-            raise GraphError(f"{where}: only levels can be flattened, over all of channels, height and width")
+        if start not in (1, 2, -3) or end != -1:
+            raise GraphError(f"{where}: flatten all of channels, height and width together")
         return replace(value, flat=True)
 
     def _sum(self, where: str, left: Value, right: Value) -> Current:
         a, b = (self._as_current(where, v) if isinstance(v, Levels) else v for v in (left, right))
-        if a.shape != b.shape:
+        if a.shape != b.shape or a.flat != b.flat:
             raise GraphError(f"{where}: shapes {a.shape} and {b.shape} differ")
-        return Current((*a.synapses, *b.synapses), a.bias + b.bias, a.shape)
+        return Current((*a.synapses, *b.synapses), a.bias + b.bias, a.shape, a.flat)
 
     def _as_current(self, where: str, value: Levels) -> Current:
         if value.source == INPUT:
@@ -262,7 +286,7 @@ class _Lowering:
             f"{value.source}->identity", value.source, "identity", np.full(channels, value.factor),
             value.shape, value.shape, value.pools,
         )  # fmt: skip
-        return Current((synapse,), np.zeros(channels), value.shape)
+        return Current((synapse,), np.zeros(channels), value.shape, value.flat)
 
 
 def _array(tensor: Tensor) -> Array:

@@ -47,6 +47,8 @@ def execute(graph: Graph, x: NDArray[np.floating], accumulate: Accumulate = "bit
     if inputs.shape[-3:] != graph.input_shape or inputs.ndim != (4 if graph.static else 5):
         lead = "[B, " if graph.static else f"[{graph.timesteps}, B, "
         raise GraphError(f"x must be {lead}{str(graph.input_shape)[1:-1]}], got {list(inputs.shape)}")
+    if accumulate not in ("bitplane", "dense"):
+        raise ValueError(f"accumulate must be 'bitplane' or 'dense', got {accumulate!r}")
     run = _Run(graph, accumulate)
     logits = [run.timestep(inputs if graph.static else inputs[t]) for t in range(graph.timesteps)]
     levels = {name: np.stack(steps) for name, steps in run.levels.items()}
@@ -65,7 +67,10 @@ class _Run:
     def timestep(self, x: Array) -> Array:
         for layer in self.graph.layers:
             spec = self.graph.spec(layer.name)
-            level, u = emit(spec, self._current(layer, x), self.membranes[layer.name])
+            current = self._current(layer, x)
+            if np.isnan(current).any():
+                raise GraphError(f"the current of layer {layer.name!r} is NaN: check the input and the weights")
+            level, u = emit(spec, current, self.membranes[layer.name])
             self.levels[layer.name].append(level)
             self.ties = self.ties + (distance_to_threshold(spec, u) < TIE).sum((1, 2, 3))
         return self._current(self.graph.readout, x)

@@ -49,12 +49,17 @@ def levels_of(spec: NeuronSpec, u: Array) -> Levels:
     elif spec.rounding == "strict":
         s = np.clip(np.ceil(r) - 1, 0, n)
     elif spec.rounding == "round":
-        s = np.clip(np.rint(r), 0, n)
+        s = np.clip(_half_up(r), 0, n)
     elif spec.rounding == "trunc":
         s = np.clip(np.trunc(r), -n, n)
     else:
-        s = np.clip(np.sign(r) * np.floor(np.abs(r) + 0.5), -n, n)
+        s = np.clip(np.sign(r) * _half_up(np.abs(r)), -n, n)
     return s.astype(np.int64)
+
+
+def _half_up(r: Array) -> Array:
+    below = np.floor(r)
+    return below + (r - below >= 0.5)
 
 
 def distance_to_threshold(spec: NeuronSpec, u: Array) -> Array:

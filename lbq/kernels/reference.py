@@ -128,25 +128,29 @@ def quantise(r: Tensor, n_max: int, rounding: Rounding = "floor") -> Tensor:
     if rounding == "strict":
         return (torch.ceil(r) - 1).clamp(0, n_max)
     if rounding == "round":
-        return torch.round(r).clamp(0, n_max)
+        return _half_up(r).clamp(0, n_max)
     if rounding == "trunc":
         return torch.trunc(r).clamp(-n_max, n_max)
-    return (torch.sign(r) * torch.floor(r.abs() + 0.5)).clamp(-n_max, n_max)
+    return (torch.sign(r) * _half_up(r.abs())).clamp(-n_max, n_max)
+
+
+def _half_up(r: Tensor) -> Tensor:
+    """Rounding that reaches k exactly at k - 1/2: floor(r + 1/2) would also do so just below."""
+    below = torch.floor(r)
+    return below + (r - below >= 0.5).to(r.dtype)
 
 
 def count_thresholds(u: Tensor, thresholds: Tensor) -> Tensor:
-    """Eq. burst_count: how many of the ordered thresholds the membrane reaches; NaN stays NaN."""
-    level = torch.bucketize(u.detach(), thresholds, right=True).to(u.dtype)
-    return torch.where(u.isnan(), u.detach(), level)
+    """Eq. burst_count: how many of the ordered thresholds the membrane reaches, as integers."""
+    return torch.bucketize(u.detach().contiguous(), thresholds, right=True)
 
 
-def ladder_coordinate(u: Tensor, thresholds: Tensor) -> Tensor:
+def ladder_coordinate(u: Tensor, thresholds: Tensor, reached: Tensor) -> Tensor:
     """Piecewise-linear r(U) with r = i at the i-th threshold, continued with the outer spacings.
 
     For thresholds k * step it is U / step, so a ladder has the surrogate of the neuron it generalises.
     """
-    n = thresholds.numel()
-    below = torch.bucketize(u.detach(), thresholds, right=True).clamp(0, n - 1)
+    below = reached.clamp(max=thresholds.numel() - 1)
     edges = torch.cat([thresholds.new_zeros(1), thresholds])
     low = edges[below]
     return below.to(u.dtype) + (u - low) / (edges[below + 1] - low)
@@ -165,8 +169,9 @@ def burst_step(x: Tensor, state: BurstState | None, constants: Constants, rule: 
         r = u / step
         level = quantise(r.detach(), rule.n_max, rule.rounding)
     else:
-        r = ladder_coordinate(u, thresholds)
-        level = count_thresholds(u, thresholds)
+        reached = count_thresholds(u, thresholds)
+        r = ladder_coordinate(u, thresholds, reached)
+        level = torch.where(u.isnan(), u.detach(), reached.to(u.dtype))
     spikes = straight_through(r, level, tail, rule.n_max, rule.surrogate, rule.signed)
     scaled = (step if scale is None else scale) * spikes
 

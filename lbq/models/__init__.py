@@ -12,6 +12,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -26,7 +27,7 @@ from lbq.models.time import over_time as over_time
 from lbq.models.vgg import STAGES as VGG_STAGES
 from lbq.models.vgg import VGG
 
-NeuronChoice = str | Mapping[str, Any] | Callable[[], nn.Module]
+NeuronChoice = str | Mapping[str, Any] | Callable[..., nn.Module]
 
 IDS: tuple[str, ...] = (
     "resnet18",
@@ -62,7 +63,8 @@ def create(
         id: see the table in this module's documentation.
         timesteps: how often a static image is shown; event frames `[T, B, C, H, W]` bring their own T.
         neuron: a name in `lbq.neuron.NEURONS`; a mapping with `name` and that neuron's options, such as
-            `{"name": "lbq", "n_max": 10}`; or a callable without arguments that returns a fresh module.
+            `{"name": "lbq", "n_max": 10}`; or a callable that returns a fresh module; it is given
+            `channels` and `timesteps` where it has arguments of these names.
         in_channels: 2 for event frames.
         stem_stride: 2 halves the resolution in the stem (CIFAR-stem ResNets only).
         share_tail: one tail coefficient for the whole network instead of one per layer.
@@ -97,7 +99,7 @@ class _Builder:
 def _builder(id: str) -> _Builder:
     if not isinstance(id, str):
         raise ConfigError(f"model: id must be a string such as 'resnet20w128', got {id!r}")
-    if match := re.fullmatch(r"resnet(18|34)(?:w([1-9]\d*))?", id):
+    if match := re.fullmatch(r"resnet(18|34)(?:w([1-9]\d{0,3}))?", id):
         depth, base = int(match[1]), int(match[2] or 64)
         stem = "cifar" if match[2] else "imagenet"
         widths = [base * 2**i for i in range(4)]
@@ -106,10 +108,10 @@ def _builder(id: str) -> _Builder:
         return _Builder(ResNet, blocks=(3, 3, 2), widths=(128, 256, 512), stem_width=128)
     if id == "resnet19w64fc256":
         return _Builder(ResNet, blocks=(3, 3, 2), widths=(128, 256, 512), stem_width=64, hidden=256)
-    if (match := re.fullmatch(r"resnet(\d+)w([1-9]\d*)", id)) and int(match[1]) in THREE_STAGE_DEPTHS:
+    if (match := re.fullmatch(r"resnet(\d+)w([1-9]\d{0,3})", id)) and int(match[1]) in THREE_STAGE_DEPTHS:
         count, base = (int(match[1]) - 2) // 6, int(match[2])
         return _Builder(ResNet, blocks=(count,) * 3, widths=(base, 2 * base, 4 * base), stem_width=base)
-    if (match := re.fullmatch(r"vgg(\d+)(?:w([1-9]\d*))?", id)) and int(match[1]) in VGG_STAGES:
+    if (match := re.fullmatch(r"vgg(\d+)(?:w([1-9]\d{0,3}))?", id)) and int(match[1]) in VGG_STAGES:
         return _Builder(VGG, depth=int(match[1]), width=int(match[2] or 64))
     raise ConfigError(f"model: unknown id {id!r}{nearest(id, IDS)}")
 
@@ -126,9 +128,13 @@ def _neuron_maker(neuron: NeuronChoice, timesteps: int) -> MakeNeuron:
     if not callable(neuron):
         raise ConfigError(f"neuron must be a name, a mapping or a callable, got {type(neuron).__name__}")
     factory = neuron
+    try:
+        accepts = set(inspect.signature(factory).parameters)
+    except ValueError:  # some built-in callables have no signature
+        accepts = set()
 
-    def make(_channels: int) -> nn.Module:
-        made = factory()
+    def make(channels: int) -> nn.Module:
+        made = factory(**{k: v for k, v in {"channels": channels, "timesteps": timesteps}.items() if k in accepts})
         if not isinstance(made, nn.Module):
             raise ConfigError(f"neuron: the callable must return a torch.nn.Module, got {type(made).__name__}")
         return made

@@ -1,6 +1,6 @@
 """Where time enters a network: folding `[T, B, ...]` into a batch for layers without memory, and back.
 
-Both functions are leaves to torch.fx, so that a network that uses them can be traced whatever its input's dimensions.
+The two halves are leaves to torch.fx, so that a network that uses them can be traced whatever its input's dimensions.
 """
 
 from __future__ import annotations
@@ -8,17 +8,24 @@ from __future__ import annotations
 import torch.fx
 from torch import Tensor, nn
 
+from lbq.neuron import SpikingNeuron
+
 
 def fold_time(x: Tensor, spatial: int = 3) -> Tensor:
     """`[T, B, ...]` to `[T * B, ...]`; a static batch `[B, ...]` (one dimension fewer) passes unchanged."""
+    if x.dim() not in (spatial + 1, spatial + 2):
+        behind = "C, H, W" if spatial == 3 else "F"
+        raise ValueError(f"x must be [B, {behind}] or [T, B, {behind}], got shape {tuple(x.shape)}")
     return x.flatten(0, 1) if x.dim() == spatial + 2 else x
 
 
-def unfold_time(y: Tensor, like: Tensor, timesteps: int, spatial: int = 3) -> Tensor:
+def unfold_time(y: Tensor, like: Tensor, timesteps: int | None = None, spatial: int = 3) -> Tensor:
     """The inverse, for `y` computed from `fold_time(like)`. A static batch is shown at every timestep: a view with
     stride 0 in time, no copy."""
     if like.dim() == spatial + 2:
         return y.unflatten(0, like.shape[:2])
+    if timesteps is None:
+        raise ValueError("timesteps must be given where a static batch, without time in front, enters the network")
     return y.unsqueeze(0).expand(timesteps, *y.shape)
 
 
@@ -26,13 +33,16 @@ torch.fx.wrap("fold_time")
 torch.fx.wrap("unfold_time")
 
 
-def over_time(x: Tensor, *layers: nn.Module, timesteps: int = 1, spatial: int = 3) -> Tensor:
+def over_time(x: Tensor, *layers: nn.Module, timesteps: int | None = None, spatial: int = 3) -> Tensor:
     """Apply layers without memory to every timestep of `x` [T, B, ...] at once.
 
     BatchNorm then takes its statistics over T * B. A static `x` [B, ...] goes through the layers once and becomes
-    `[timesteps, B, ...]` after them. `spatial` is the number of dimensions behind the batch: 3 for images.
+    `[timesteps, B, ...]` after them. `spatial` is the number of dimensions behind the batch: 3 for images, 1 for
+    features.
     """
     y = fold_time(x, spatial)
     for layer in layers:
+        if any(isinstance(module, SpikingNeuron) for module in layer.modules()):
+            raise ValueError(f"layers must not hold a neuron, which needs time in front: call {layer} on [T, B, ...]")
         y = layer(y)
     return unfold_time(y, x, timesteps, spatial)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from numbers import Integral, Real
 from typing import Any, Literal
 
 import torch
@@ -26,23 +27,30 @@ from lbq.kernels.reference import (
 )
 
 Membrane = Literal["lif", "if", "plif"]
+LEARNED = {"eta": "tail"}  # parameters whose option has another name
 
 
 def check_count(name: str, value: Any, least: int = 1) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
         raise ValueError(f"{name} must be an integer >= {least}, got {value!r}")
+    return int(value)
+
+
+def check_flag(name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError(f"{name} must be True or False, got {value!r}")
     return value
 
 
 def check_positive(name: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+    if isinstance(value, bool) or not isinstance(value, Real) or not 0 < float(value) < math.inf:
         raise ValueError(f"{name} must be a positive finite number, got {value!r}")
     return float(value)
 
 
 def check_unit(name: str, value: Any, open_ends: bool = False) -> float:
     """A number in [0, 1], or strictly between where `open_ends`."""
-    ok = not isinstance(value, bool) and isinstance(value, (int, float))
+    ok = not isinstance(value, bool) and isinstance(value, Real)
     if not ok or not (0 < value < 1 if open_ends else 0 <= value <= 1):
         interval = "strictly between 0 and 1" if open_ends else "in [0, 1]"
         raise ValueError(f"{name} must be a number {interval}, got {value!r}")
@@ -87,7 +95,7 @@ def unit_interval(value: Tensor) -> Tensor:
 
 def register(module: nn.Module, name: str, value: Tensor, learned: bool) -> None:
     """A parameter where learned, else a buffer under the same name: its value is in every state_dict."""
-    if learned:
+    if check_flag(f"learn_{LEARNED.get(name, name)}", learned):
         module.register_parameter(name, nn.Parameter(value))
     else:
         module.register_buffer(name, value)
@@ -132,7 +140,7 @@ class SpikingNeuron(nn.Module, ABC):
         register(self, "alpha", torch.tensor(alpha), learn_alpha)
         if self.surrogate.tail is not None:
             eta = torch.tensor(logit(check_unit("tail", tail, open_ends=True)))
-            register(self, "eta", eta, learn_tail and self.surrogate.tail == "learned")
+            register(self, "eta", eta, check_flag("learn_tail", learn_tail) and self.surrogate.tail == "learned")
 
     @property
     @abstractmethod
@@ -257,7 +265,8 @@ class SpikingNeuron(nn.Module, ABC):
 
     def extra_repr(self) -> str:
         step = self.step.detach()
-        shown = f"{step:.4g}" if step.dim() == 0 else f"[{step.min():.4g}..{step.max():.4g}]"
+        low, high = ("?", "?") if step.is_meta else (f"{step.min():.4g}", f"{step.max():.4g}")
+        shown = f"[{low}..{high}]" if step.dim() else low
         return f"n_max={self.n_max}, step={shown}, membrane={self.membrane!r}, surrogate={self.surrogate.name!r}"
 
 

@@ -12,8 +12,8 @@ from lbq import surrogate as surrogates
 from lbq.errors import GraphError
 from lbq.graph import NeuronSpec
 from lbq.kernels.reference import BurstState, Rule, compute_dtype, quantise, straight_through
-from lbq.neuron.base import Membrane, SpikingNeuron, check_choice, check_count, check_positive, register
-from lbq.neuron.burst import SteppedNeuron, gamma, initial_rho, lsq_scaled
+from lbq.neuron.base import Membrane, SpikingNeuron, check_choice, check_count, check_positive
+from lbq.neuron.burst import SteppedNeuron, lsq_scaled, register_step, step_of
 
 
 class LIF(SpikingNeuron):
@@ -167,7 +167,8 @@ class LMHT(SteppedNeuron):
 
     def mix(self, x: Tensor) -> Tensor:
         weights = 2 * torch.sigmoid(self.mixing) / self.timesteps
-        return torch.tensordot(weights.to(compute_dtype(x)), x.to(compute_dtype(x)), dims=1)
+        with torch.autocast(x.device.type, enabled=False):  # which would multiply in half precision
+            return torch.tensordot(weights.to(compute_dtype(x)), x.to(compute_dtype(x)), dims=1)
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(self.mix(self.check_input(x))).to(x.dtype)
@@ -266,11 +267,11 @@ class QuantReLU(nn.Module):
         super().__init__()
         self.n_max = check_count("n_max", n_max)
         self.surrogate = surrogates.get("clip")
-        register(self, "rho", initial_rho(2 / n_max if step is None else step), learn_step)
+        register_step(self, 2 / n_max if step is None else step, learn_step)
 
     @property
     def step(self) -> Tensor:
-        return gamma(self.rho)
+        return step_of(self)
 
     def forward(self, x: Tensor) -> Tensor:
         dtype = compute_dtype(x)
@@ -280,4 +281,4 @@ class QuantReLU(nn.Module):
         return (step * straight_through(r, level, r.new_zeros(()), self.n_max, self.surrogate)).to(x.dtype)
 
     def extra_repr(self) -> str:
-        return f"n_max={self.n_max}, step={self.step.item():.4g}"
+        return f"n_max={self.n_max}, step={'?' if self.step.is_meta else f'{self.step.item():.4g}'}"

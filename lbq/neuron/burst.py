@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from lbq import surrogate as surrogates
 from lbq.kernels.reference import Rule
-from lbq.neuron.base import Membrane, SpikingNeuron, check_choice, check_count, check_positive, register
+from lbq.neuron.base import Membrane, SpikingNeuron, check_choice, check_count, check_flag, check_positive
 
 STEP_EPS = 1e-6  # gamma = softplus(rho) + STEP_EPS
 
@@ -30,6 +30,21 @@ def initial_rho(step: float, channels: int | None = None) -> Tensor:
     y = step - STEP_EPS
     rho = torch.tensor(y + math.log(-math.expm1(-y)))
     return rho if channels is None else rho.repeat(check_count("channels", channels))
+
+
+def register_step(module: nn.Module, step: float, learned: bool, channels: int | None = None) -> None:
+    """A learned step as the parameter `rho`; a fixed one, exactly as given, as the buffer `fixed_step`."""
+    rho = initial_rho(step, channels)
+    if check_flag("learn_step", learned):
+        module.register_parameter("rho", nn.Parameter(rho))
+    else:
+        module.register_buffer("fixed_step", torch.full_like(rho, float(step)))
+
+
+def step_of(module: nn.Module) -> Tensor:
+    """The step that `register_step` gave the module."""
+    fixed = getattr(module, "fixed_step", None)
+    return gamma(module.rho) if fixed is None else fixed  # type: ignore[arg-type]
 
 
 class _ScaleGradient(torch.autograd.Function):
@@ -54,7 +69,7 @@ def lsq_scaled(step: Tensor, x: Tensor, n_max: int) -> Tensor:
 
 
 class SteppedNeuron(SpikingNeuron):
-    """A neuron with a positive step gamma = softplus(rho) + 1e-6, learned or fixed, per layer or per channel."""
+    """A neuron with a positive step, gamma = softplus(rho) + 1e-6 learned or fixed, per layer or per channel."""
 
     rho: Tensor
 
@@ -68,27 +83,27 @@ class SteppedNeuron(SpikingNeuron):
         **membrane: Any,
     ) -> None:
         super().__init__(**membrane)
-        register(self, "rho", initial_rho(step, channels), learn_step)
+        register_step(self, step, learn_step, channels)
+        self.channels = channels
         self.step_gradient = check_choice("step_gradient", step_gradient, ("sum", "lsq"))
 
     @property
     def step(self) -> Tensor:
         """gamma: a scalar, or `[channels]`."""
-        return gamma(self.rho)
+        return step_of(self)
 
     @property
     def learn_step(self) -> bool:
-        return isinstance(self.rho, nn.Parameter)
+        return "rho" in self._parameters
 
     def _scaled_step(self, x: Tensor) -> Tensor:
         return self.step if self.step_gradient == "sum" else lsq_scaled(self.step, x, self.n_max)
 
     def check_input(self, x: Tensor) -> Tensor:
         super().check_input(x)
-        if self.rho.dim() and (x.dim() < 3 or x.shape[2] != self.rho.numel()):
-            raise ValueError(
-                f"x must be [T, B, {self.rho.numel()}, ...] for channels={self.rho.numel()}, got {tuple(x.shape)}"
-            )
+        channels = self.channels
+        if channels is not None and (x.dim() < 3 or x.shape[2] != channels):
+            raise ValueError(f"x must be [T, B, {channels}, ...] for channels={channels}, got {tuple(x.shape)}")
         return x
 
 
@@ -144,7 +159,7 @@ class BurstNeuron(SteppedNeuron):
             tail=tail,
             learn_tail=learn_tail,
         )
-        self.rule = Rule(n_max, self.surrogate, reset_grad=reset_grad)
+        self.rule = Rule(n_max, self.surrogate, reset_grad=check_flag("reset_grad", reset_grad))
 
 
 class LadderNeuron(SpikingNeuron):
@@ -176,6 +191,8 @@ class LadderNeuron(SpikingNeuron):
         super().__init__(
             surrogate=surrogate, membrane=membrane, beta=beta, alpha=alpha, tail=tail, learn_tail=learn_tail
         )
+        if not isinstance(thresholds, Iterable):
+            raise ValueError(f"thresholds must be a list of numbers, got {thresholds!r}")
         values = [check_positive("thresholds", t) for t in thresholds]
         if not values or any(b <= a for a, b in pairwise(values)):
             raise ValueError(f"thresholds must be strictly increasing and not empty, got {list(thresholds)!r}")

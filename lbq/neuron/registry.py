@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from lbq.errors import ConfigError, nearest
-from lbq.neuron.base import SpikingNeuron
+from lbq.neuron.base import SpikingNeuron, check_count, check_flag
 from lbq.neuron.baselines import ILIF, LIF, LMHT, MLF, QuantReLU, ReLU, Ternary
 from lbq.neuron.burst import BurstNeuron, LadderNeuron
 
@@ -53,8 +53,11 @@ def create(name: str, *, timesteps: int | None = None, channels: int | None = No
             raise ConfigError(f"neuron {name!r} has no option {option!r}{nearest(option, known)}")
     factory = NEURONS[name]
     accepts = inspect.signature(factory).parameters
-    if options.pop("per_channel", False):
-        options["channels"] = channels
+    try:
+        if check_flag("per_channel", options.pop("per_channel", False)):
+            options["channels"] = check_count("channels", channels)
+    except ValueError as error:
+        raise ConfigError(f"neuron {name!r}: {error}") from error
     if "timesteps" in accepts:
         options["timesteps"] = timesteps
     try:
@@ -66,5 +69,7 @@ def create(name: str, *, timesteps: int | None = None, channels: int | None = No
 def share_tail(net: nn.Module) -> None:
     """Give all neurons of `net` one tail coefficient: the paper writes lambda without a layer index."""
     neurons = [m for m in net.modules() if isinstance(m, SpikingNeuron) and m.surrogate.tail == "learned"]
+    if not neurons:
+        raise ConfigError("share_tail: no neuron of this network learns a tail")
     for neuron in neurons[1:]:
         neuron.eta = neurons[0].eta
