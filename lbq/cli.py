@@ -311,7 +311,7 @@ def _render_account(measured: Measurement) -> None:
     console.print(f"additions into pooled sums {exact.pool_adds:,.0f} per image, not in the total")
     console.print(f"active ratio {exact.active_ratio:.3f}, mean over layers\n")
     table = _table(
-        "Modelled arithmetic energy per image, µJ (45 nm, Horowitz 2014)",
+        "Modelled energy per image, µJ (45 nm, Horowitz 2014)",
         "backend", "shifts", "exact", "ANN / it", "rate x MACs", "ANN / it",
     )  # fmt: skip
     for backend in BACKENDS:
