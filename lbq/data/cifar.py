@@ -387,7 +387,7 @@ def _from_pickle(spec: Spec, data: bytes, where: Path) -> NDArray[np.uint8]:
         batch = _Unpickler(BytesIO(data), encoding="bytes").load()
         labels = [np.array(batch[key], np.uint8)[:, None] for key in spec.label_keys]
         pixels = batch[b"data"].values
-        return np.concatenate([*labels, pixels.reshape(-1, PIXELS)], axis=1)
+        return np.concatenate([*labels, np.ascontiguousarray(pixels).reshape(-1, PIXELS)], axis=1)
     except (pickle.UnpicklingError, EOFError, LookupError, AttributeError, TypeError, ArithmeticError, ValueError) as e:
         raise DataError(f"{where} is no batch of {spec.title} ({e}): delete it and get the official file again") from e
 

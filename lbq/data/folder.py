@@ -191,8 +191,9 @@ def _open(path: Path, size: int | None, seed: int | None = None) -> Image:
             box = crop_box(height, width, seed)
             shrink = min(box[2:]) // size
             if shrink > 1 and (reduced := image.draft(None, (width // shrink, height // shrink))) is not None:
-                by = round(width / reduced[1][2])  # Pillow answers with the mode and the exact reduced frame
-                box = (box[0] // by, box[1] // by, max(box[2] // by, 1), max(box[3] // by, 1))
+                by = width / reduced[1][2]  # Pillow answers with the mode and the exact reduced frame
+                top, left, bottom, right = (at / by for at in (*box[:2], box[0] + box[2], box[1] + box[3]))
+                return _rgb(image).resize((size, size), pil.Resampling.BILINEAR, box=(left, top, right, bottom))
             return _cut(_rgb(image), box, size)
     except DataError:
         raise
