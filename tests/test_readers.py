@@ -957,6 +957,7 @@ class Host(ThreadingHTTPServer):
         self.plan: list[str] = []
         self.ranges: list[str | None] = []
         self.paths: list[str] = []
+        self.release = threading.Event()  # ends a request that stalls
         self.url = f"http://127.0.0.1:{self.server_address[1]}/file"
 
     @property
@@ -997,10 +998,12 @@ class Handler(BaseHTTPRequestHandler):
             self.send_header("Content-Length", str(len(body) - start))
         self.end_headers()
         part = body[start:]
-        if how == "endless":
-            part += bytes(2_000_000)
         if how == "cut":
             part = part[: int(option)]
+        if how == "stall":
+            self.wfile.write(part[: int(option)])
+            self.server.release.wait(5)
+            return
         with contextlib.suppress(OSError):
             self.wfile.write(part)
         self.close_connection = True
@@ -1013,6 +1016,7 @@ def host(monkeypatch: pytest.MonkeyPatch) -> Iterator[Host]:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         yield server
+        server.release.set()
         server.shutdown()
         thread.join()
 
@@ -1133,11 +1137,12 @@ def test_hosts_and_disks_that_fail(tmp_path: Path, host: Host, monkeypatch: pyte
     with pytest.raises(DataError, match="cannot write .*flat/file: .*free space or choose another root"):
         download.fetch(host.url, tmp_path / "flat" / "file", host.md5)
     monkeypatch.setattr(download, "TIMEOUT", 0.05)
-    release = threading.Event()
-    monkeypatch.setattr(Handler, "do_GET", lambda self: release.wait(5))
-    try:
-        with pytest.raises(DataError, match="cannot reach .*timed out"):
-            download.fetch(host.url, target, host.md5)
-    finally:
-        release.set()
+    host.plan = ["stall:0", "stall:300000", "plain"]  # timeouts in mid-air count as cuts
+    download.fetch(host.url, target, host.md5)
+    assert host.ranges == [None, None, "bytes=262144-"]
+    assert target.read_bytes() == host.body
+    target.unlink()
+    monkeypatch.setattr(Handler, "do_GET", lambda self: host.release.wait(5))
+    with pytest.raises(DataError, match="cannot reach .*timed out"):
+        download.fetch(host.url, target, host.md5)
     assert not target.exists()
