@@ -992,13 +992,13 @@ class Handler(BaseHTTPRequestHandler):
         self.send_response(206 if start else 200)
         self.send_header("Content-Type", "text/html" if option == "typed" else "application/octet-stream")
         if start:
-            at = 0 if how == "shifted" else start
-            self.send_header("Content-Range", f"bytes {at}-{len(body) - 1}/{len(body)}")
+            start = 0 if how == "shifted" else start
+            self.send_header("Content-Range", f"bytes {start}-{len(body) - 1}/{len(body)}")
         if how != "unsized":
             self.send_header("Content-Length", str(len(body) - start))
         self.end_headers()
         part = body[start:]
-        if how == "cut":
+        if how in ("cut", "ignore") and option:
             part = part[: int(option)]
         if how == "stall":
             self.wfile.write(part[: int(option)])
@@ -1053,7 +1053,7 @@ def test_a_cut_download_continues(host: Host, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("how", ["ignore", "shifted", "unsized"])
-def test_servers_that_do_not_resume(host: Host, tmp_path: Path, how: str) -> None:
+def test_servers_that_resume_badly(host: Host, tmp_path: Path, how: str) -> None:
     target = tmp_path / "file"
     (tmp_path / "file.partial").write_bytes(host.body[:1000])
     host.plan = [how]
@@ -1061,6 +1061,13 @@ def test_servers_that_do_not_resume(host: Host, tmp_path: Path, how: str) -> Non
     assert host.ranges[0] == "bytes=1000-"
     assert target.read_bytes() == host.body
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_an_answer_without_bytes_costs_nothing(host: Host, tmp_path: Path) -> None:
+    (tmp_path / "file.partial").write_bytes(host.body[:1000])
+    host.plan = ["ignore:0"]  # begins again from the start, and is cut at once
+    download.fetch(host.url, tmp_path / "file", host.md5)
+    assert host.ranges == ["bytes=1000-", "bytes=1000-"]
 
 
 def test_partials_that_are_whole_or_wrong(host: Host, tmp_path: Path) -> None:
