@@ -1,0 +1,108 @@
+"""What every image reader returns: raw pixels with labels and the numbers needed to normalise them.
+
+NumPy only. Pixels stay uint8 until they are on the device that trains; normalisation is
+`(pixels / scale - mean) / std` per channel.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lbq.errors import DataError
+
+CHUNK = 1 << 24  # bytes hashed at a time, so that a memory-mapped file need not fit in memory
+
+
+@dataclass(frozen=True, eq=False)
+class Images:
+    """Images `[N, C, H, W]` uint8 (an array or a memory map) and labels `[N]` int64 in 0..len(classes)-1.
+
+    `scale` is the largest value a pixel can have; `mean` and `std` are per channel, of pixels divided by `scale`.
+    """
+
+    images: NDArray[np.uint8]
+    labels: NDArray[np.int64]
+    classes: tuple[str, ...]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    scale: int = 255
+
+    def __post_init__(self) -> None:
+        images, labels = self.images, self.labels
+        if images.ndim != 4 or images.dtype != np.uint8:
+            raise DataError(f"images must be uint8 [N, C, H, W], not {images.dtype} {list(images.shape)}")
+        if labels.ndim != 1 or labels.dtype != np.int64:
+            raise DataError(f"labels must be int64 [N], not {labels.dtype} {list(labels.shape)}")
+        if len(images) != len(labels):
+            raise DataError(f"there are {len(images)} images but {len(labels)} labels")
+        if len(labels) and not 0 <= labels.min() <= labels.max() < len(self.classes):
+            raise DataError(
+                f"labels must be in 0..{len(self.classes) - 1} for {len(self.classes)} classes, "
+                f"but run from {labels.min()} to {labels.max()}"
+            )
+        if not len(self.mean) == len(self.std) == images.shape[1]:
+            raise DataError(
+                f"mean and std need one value for each of {images.shape[1]} channels, "
+                f"not {len(self.mean)} and {len(self.std)}"
+            )
+        if not all(deviation > 0 for deviation in self.std):
+            raise DataError(f"std must be above 0 in every channel, not {self.std}: are all images the same?")
+        if not 1 <= self.scale <= 255:
+            raise DataError(f"scale must be in 1..255, not {self.scale}")
+        if self.scale < 255 and images.size and images.max() > self.scale:
+            raise DataError(f"scale is {self.scale}, but pixels reach {images.max()}")
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def subset(self, indices: Sequence[int] | NDArray[np.integer] | NDArray[np.bool_]) -> Images:
+        """The chosen images in the given order (or those where a mask `[N]` is true), copied."""
+        chosen = np.asarray(indices)
+        if chosen.size == 0 and chosen.dtype != np.bool_:
+            chosen = chosen.astype(np.int64)  # an empty list has no integer type of its own
+        return replace(self, images=self.images[chosen], labels=self.labels[chosen])
+
+
+def checksum(*parts: Images) -> str:
+    """SHA-256 over each part's image bytes (C order), then its labels (little-endian int64)."""
+    digest = hashlib.sha256()
+    for part in parts:
+        rows = max(CHUNK // max(part.images[:1].nbytes, 1), 1)
+        for start in range(0, len(part), rows):
+            digest.update(np.ascontiguousarray(part.images[start : start + rows]).data)
+        digest.update(part.labels.astype("<i8").tobytes())
+    return digest.hexdigest()
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """Train and test images of one kind; `source` says where they came from, `checksum` what they are."""
+
+    name: str
+    train: Images
+    test: Images
+    source: str
+    checksum: str
+
+    def __post_init__(self) -> None:
+        train, test = self.train, self.test
+        for what, a, b in (
+            ("image shapes", train.images.shape[1:], test.images.shape[1:]),
+            ("classes", train.classes, test.classes),
+            ("mean, std and scale", (train.mean, train.std, train.scale), (test.mean, test.std, test.scale)),
+        ):
+            if a != b:
+                raise DataError(f"{self.name}: {what} of train and test differ: {a} and {b}")
+        if not re.fullmatch(r"[0-9a-f]{64}", self.checksum):
+            raise DataError(f"{self.name}: checksum must be 64 hexadecimal digits, not {self.checksum!r}")
+
+    @classmethod
+    def build(cls, name: str, train: Images, test: Images, source: str) -> Dataset:
+        """A dataset with its checksum computed."""
+        return cls(name, train, test, source, checksum(train, test))
