@@ -22,6 +22,10 @@ class RunError(LbqError):
     """A run folder is missing, incomplete or damaged."""
 
 
+class DataError(LbqError):
+    """A dataset is missing, incomplete or damaged."""
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """`"; did you mean 'x'?"`, or the whole list where nothing is close."""
     options = sorted(known)
