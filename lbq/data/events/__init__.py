@@ -96,11 +96,10 @@ def in_order(
     Formats promise that time never goes back, but early cameras sometimes delivered an event late. Events that are
     late by at most `sort_within_us` are put in their place by a stable sort; anything later is an error.
     """
-    if (back := _first_step_back(t)) is not None and sort_within_us > 0:
-        if _latest(t) <= sort_within_us:
-            order = np.argsort(t, kind="stable")
-            t, x, y, p = t[order], x[order], y[order], p[order]
-            back = None
+    if (back := _first_step_back(t)) is not None and sort_within_us > 0 and _latest(t) <= sort_within_us:
+        order = np.argsort(t, kind="stable")
+        t, x, y, p = t[order], x[order], y[order], p[order]
+        back = None
     if back is not None:
         raise DataError(
             f"{where}: time goes back at event {back}, from {t[back - 1]} to {t[back]} us: the file is damaged, "

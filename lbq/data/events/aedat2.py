@@ -11,9 +11,10 @@ address and a 32-bit timestamp in microseconds, both big-endian. The address of 
 | 15, 31 | external or special event, no pixel: dropped |
 | 16-30 | unused: an event that sets them is refused |
 
-So a pixel is x = 127 - column, y = 127 - row. This agrees with the camera's drivers and with jAER's display (x mirrored,
-y upward). The format's description says "1 = ON", the drivers invert the bit, and so do we: in real recordings the
-background is then mostly ON, as it should be, because leak currents make the spontaneous events of DVS pixels ON.
+So a pixel is x = 127 - column, y = 127 - row. This agrees with the camera's drivers and with jAER's display (x
+mirrored, y upward). The format's description says "1 = ON", the drivers invert the bit, and so do we: in real
+recordings the background is then mostly ON, as it should be, because leak currents make a DVS pixel's spontaneous
+events ON.
 
 Timestamps are 32 bits and wrap every 71.6 minutes. A step is read modulo 2^32: up to 2^31 - 1 is forward, over a wrap
 or not; anything else is a step back. Sources: iniVation, "AEDAT file formats"; public drivers of the DVS128.

@@ -1,7 +1,7 @@
 r"""AEDAT 3.1 recordings, the format of DVS128-Gesture. NumPy only.
 
-The file is text lines from `#!AER-DAT3.1\r\n` to `#!END-HEADER\r\n`, then packets, everything little-endian. A packet is a
-header of 28 bytes and `eventCapacity` events of `eventSize` bytes, of which the first `eventNumber` are in use:
+The file is text lines from `#!AER-DAT3.1\r\n` to `#!END-HEADER\r\n`, then packets, everything little-endian. A packet
+is a header of 28 bytes and `eventCapacity` events of `eventSize` bytes, of which the first `eventNumber` are in use:
 
     int16 eventType, int16 eventSource, int32 eventSize, int32 eventTSOffset, int32 eventTSOverflow,
     int32 eventCapacity, int32 eventNumber, int32 eventValid
@@ -68,9 +68,7 @@ def _header(data: bytes, where: str) -> int:
     first = text_header(data, b"3.1", where)
     end = data.find(b"\n" + _END, first - 1, MAX_HEADER)
     if end < 0:
-        raise DataError(
-            f"{where}: the text header does not end (no line '#!END-HEADER' in its first {MAX_HEADER:,} bytes)"
-        )
+        raise DataError(f"{where}: the text header is cut off: no '#!END-HEADER' in its first {MAX_HEADER:,} bytes")
     for line in data[first:end].splitlines():
         if not line.startswith(b"#"):
             raise DataError(f"{where}: the text header is damaged, one of its lines does not begin with '#'")
@@ -92,14 +90,10 @@ def _packets(data: bytes, where: str) -> list[tuple[int, int, int]]:
             raise DataError(f"{where} is cut off inside the header of packet {seen}")
         kind, _, size, offset, overflow, capacity, number, valid = _PACKET.unpack_from(data, position)
         if kind < 0 or size <= 0 or overflow < 0 or not 0 <= valid <= number <= capacity:
-            raise DataError(
-                f"{where}: the header of packet {seen} (byte {position}) makes no sense: the file is damaged"
-            )
+            raise DataError(f"{where} is damaged: the header of packet {seen} (byte {position}) makes no sense")
         if kind == _POLARITY:
             if size != 8 or offset != 4:
-                raise DataError(
-                    f"{where}: packet {seen} has polarity events of {size} bytes, time at {offset}; not 8 and 4"
-                )
+                raise DataError(f"{where} is damaged: packet {seen} has polarity events of {size} bytes, not 8")
             found.append((position + _PACKET.size, number, overflow))
         position += _PACKET.size + size * capacity
         if position > length:

@@ -24,8 +24,8 @@ def to_frames(
     """Frames `[T, 2, H, W]` uint8 of event counts, saturated at 255; channel 0 is OFF, channel 1 is ON.
 
     `by="count"`: slice i holds events i*N//T up to (i+1)*N//T, so that sizes differ by at most one.
-    `by="time"`: slices of equal duration, over `span` = (start, stop) in microseconds, start <= t < stop; events outside
-    belong to no slice. Without a span, from the first event to the last, which is included.
+    `by="time"`: slices of equal duration, over `span` = (start, stop) in microseconds, start <= t < stop; events
+    outside belong to no slice. Without a span, from the first event to the last, which is included.
     `size` = (H, W): a pixel moves to (x * W // width, y * H // height); None keeps the sensor's resolution. A recording
     without events gives zeros.
     """
@@ -45,7 +45,7 @@ def to_frames(
 def slice_bounds(
     events: Events, timesteps: int, by: By = "count", span: tuple[int, int] | None = None
 ) -> NDArray[np.int64]:
-    """Indices `[T + 1]`: slice i is the events bounds[i] up to bounds[i + 1]. Events are in order, so slices are ranges."""
+    """Indices `[T + 1]`: slice i is the events bounds[i] up to bounds[i + 1], for events are in order of time."""
     if not 1 <= operator.index(timesteps) <= 4096:
         raise ValueError(f"timesteps must be 1 to 4096, got {timesteps}")
     if by == "count":

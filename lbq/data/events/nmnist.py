@@ -1,9 +1,9 @@
 """N-MNIST recordings: 34x34 pixels, 40 bits per event. NumPy only.
 
-A file is events of 5 bytes without a header: bits 39-32 x, 31-24 y, 23 polarity (1 = ON), 22-0 time in microseconds, most
-significant byte first. Pixels count from the upper left corner: digits appear upright. An event with y = 240 is no
-pixel: the sensor's clock has overflowed, and 2^13 us are added to its time and to all that follow (the convention of the
-dataset's published readers; N-MNIST's own files use it rarely or never, sensors of the same family do).
+A file is events of 5 bytes without a header: bits 39-32 x, 31-24 y, 23 polarity (1 = ON), 22-0 time in microseconds,
+most significant byte first. Pixels count from the upper left corner: digits appear upright. An event with y = 240 is no
+pixel: the sensor's clock has overflowed, and 2^13 us are added to its time and to all that follow. That is the
+convention of the dataset's published readers; the 1,100 real recordings of the tests hold no such event.
 
 Source: Orchard et al., "Converting Static Image Datasets to Spiking Neuromorphic Datasets Using Saccades", 2015.
 """
@@ -35,7 +35,7 @@ def decode_nmnist(data: bytes, where: str, *, sort_within_us: int = 0) -> Events
         raise DataError(f"{where} is cut off: {rest} bytes after event {count} are no whole event")
     raw = np.frombuffer(data, np.uint8).reshape(-1, 5)
     x, y = raw[:, 0].astype(np.uint16), raw[:, 1].astype(np.uint16)
-    p = raw[:, 2] >> 7
+    p = (raw[:, 2] >> 7).astype(np.uint8)
     t = (raw[:, 2] & 127).astype(np.int64) << 16 | raw[:, 3].astype(np.int64) << 8 | raw[:, 4]
     overflow = y == OVERFLOW_ROW
     if overflow.any():
