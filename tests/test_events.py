@@ -225,7 +225,7 @@ def test_mutated_files_give_events_or_a_data_error(kind: str, seed: int) -> None
             case 1:
                 data[rng.randrange(len(data))] = rng.choice((0, 255, 128, 35, 10))
             case 2:
-                del data[rng.randrange(1, len(data)) :]
+                del data[rng.randrange(len(data)) :]
             case 3:
                 at, length = rng.randrange(len(data)), rng.randrange(20)
                 data[at : at + length] = rng.randbytes(rng.randrange(20))
@@ -252,16 +252,20 @@ def test_every_truncation_of_a_file(tmp_path: Path) -> None:
 
 
 LARGE = """
-import resource, sys, time
+import sys, time
+from pathlib import Path
 from lbq.data.events.aedat2 import read_aedat2
 from lbq.data.events.aedat3 import read_aedat3
 from lbq.data.events.nmnist import read_nmnist
 from lbq.errors import DataError
-started = time.perf_counter()
+started = time.process_time()
 try:
     {"2": read_aedat2, "3": read_aedat3, "n": read_nmnist}[sys.argv[1]](sys.argv[2])
 except DataError as error:
-    print(time.perf_counter() - started, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024, error)
+    seconds = time.process_time() - started
+    status = Path("/proc/self/status")  # getrusage would count what the parent had before exec
+    lines = status.read_text().splitlines() if status.exists() else []
+    print(seconds, *[line.split()[1] for line in lines if line.startswith("VmHWM:")] or [0], error)
 """
 
 
@@ -307,10 +311,10 @@ def test_large_hostile_files_cost_a_second_and_512_mb(tmp_path: Path, kind: str,
     write_large(path, kind)
     out = subprocess.run([sys.executable, "-c", LARGE, reader, str(path)], capture_output=True, text=True, check=True)
     path.unlink()
-    seconds, megabytes, error = out.stdout.split(" ", 2)
+    seconds, kilobytes, error = out.stdout.split(" ", 2)
     assert message in error
-    assert float(seconds) < 1.5  # about a second; machines that run tests are busy
-    assert int(megabytes) < 512
+    assert float(seconds) < 1.5  # of the processor's time: 0.4 to 0.8 where this was written
+    assert int(kilobytes) < 512 * 1024
 
 
 def test_only_regular_files_are_read(tmp_path: Path) -> None:
