@@ -1,0 +1,144 @@
+"""Recordings of event cameras: what a recording is, and the rules that all readers share. NumPy only.
+
+`aedat2`, `aedat3` and `nmnist` decode files into `Events`, `frames` bins events into frames, `cache` keeps decoded
+frames, and `datasets` holds the loaders: `load_cifar10_dvs`, `load_dvs_gesture`, `load_nmnist`, `load_dvs_objects`.
+
+Coordinates are those of an image viewer everywhere: x grows to the right, y grows **downward**, (0, 0) is the upper
+left pixel. Polarity 1 is ON (brighter), 0 is OFF. Time is in microseconds and never goes back.
+
+Files are taken to be hostile. Nothing is allocated from a size that a file merely claims, and files over `MAX_BYTES`
+are refused unread, so that a bad file costs at most about a second and 512 MB before its `DataError`.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lbq.errors import DataError
+
+MAX_BYTES = 128 * 2**20  # 16.8 million 8-byte events; with the decoded arrays it stays under 512 MB
+MAX_HEADER = 2**20  # bytes of text in front of the events; jAER's dump of camera settings takes about 3 kB
+CHUNK = 2**20  # events decoded at a time: bounds the temporaries
+
+
+@dataclass(frozen=True, eq=False)
+class Events:
+    """Events of one recording, all arrays `[N]`, in order of time.
+
+    `t` int64 microseconds, never decreasing; `x`, `y` uint16 pixels below `width` and `height`; `p` uint8, 1 = ON.
+    """
+
+    t: NDArray[np.int64]
+    x: NDArray[np.uint16]
+    y: NDArray[np.uint16]
+    p: NDArray[np.uint8]
+    width: int
+    height: int
+
+    def __post_init__(self) -> None:
+        for name, dtype in (("t", np.int64), ("x", np.uint16), ("y", np.uint16), ("p", np.uint8)):
+            array = getattr(self, name)
+            if not isinstance(array, np.ndarray) or array.dtype != dtype or array.shape != (len(self.t),):
+                raise ValueError(f"{name} must be an array [N] of {np.dtype(dtype)}, as long as t")
+        for name, limit in (("width", self.width), ("height", self.height)):
+            if not 1 <= limit <= 2**16:
+                raise ValueError(f"{name} must be 1 to 65536 pixels, got {limit}")
+        for name, limit in (("x", self.width), ("y", self.height), ("p", 2)):
+            array = getattr(self, name)
+            if len(array) and int(array.max()) >= limit:
+                first = int(np.argmax(array >= limit))
+                raise DataError(f"event {first} has {name} = {array[first]}, but {name} must be below {limit}")
+        if (back := _first_step_back(self.t)) is not None:
+            raise DataError(f"time goes back at event {back}, from {self.t[back - 1]} to {self.t[back]} us")
+
+    def __len__(self) -> int:
+        return len(self.t)
+
+    def window(self, start: int, stop: int) -> Events:
+        """The events with start <= t < stop (microseconds), as views."""
+        first, last = np.searchsorted(self.t, [start, stop])
+        part = slice(int(first), max(int(first), int(last)))
+        return Events(self.t[part], self.x[part], self.y[part], self.p[part], self.width, self.height)
+
+
+def _first_step_back(t: NDArray[np.int64]) -> int | None:
+    back = t[1:] < t[:-1]
+    return int(np.argmax(back)) + 1 if back.any() else None
+
+
+def _latest(t: NDArray[np.int64]) -> int:
+    """By how much the latest event comes after its time, in microseconds."""
+    worst, newest = 0, int(t[0])
+    for begin in range(0, len(t), CHUNK):
+        part = t[begin : begin + CHUNK]
+        reached = np.maximum.accumulate(np.maximum(part, newest))
+        worst, newest = max(worst, int((reached - part).max())), int(reached[-1])
+    return worst
+
+
+def in_order(
+    t: NDArray[np.int64],
+    x: NDArray[np.uint16],
+    y: NDArray[np.uint16],
+    p: NDArray[np.uint8],
+    size: tuple[int, int],
+    where: str,
+    sort_within_us: int = 0,
+) -> Events:
+    """`Events` of `size` (width, height) from decoded arrays; errors name `where`.
+
+    Formats promise that time never goes back, but early cameras sometimes delivered an event late. Events that are
+    late by at most `sort_within_us` are put in their place by a stable sort; anything later is an error.
+    """
+    if (back := _first_step_back(t)) is not None and sort_within_us > 0 and _latest(t) <= sort_within_us:
+        order = np.argsort(t, kind="stable")
+        t, x, y, p = t[order], x[order], y[order], p[order]
+        back = None
+    if back is not None:
+        raise DataError(
+            f"{where}: time goes back at event {back}, from {t[back - 1]} to {t[back]} us: the file is damaged, "
+            f"or raise sort_within_us (now {sort_within_us}) to sort late events"
+        )
+    try:
+        return Events(t, x, y, p, *size)
+    except DataError as error:
+        raise DataError(f"{where}: {error}: the file is damaged or from another sensor") from None
+
+
+def read_bounded(path: Path | str, max_bytes: int = MAX_BYTES) -> bytes:
+    """A regular file's bytes; refuses what is larger than `max_bytes` without reading it."""
+    try:
+        # O_NONBLOCK: opening a pipe must not wait for somebody to write into it
+        with open(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)), "rb") as file:
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):
+                raise DataError(f"{path} is not a regular file")
+            check_size(str(path), status.st_size, max_bytes)
+            return file.read(max_bytes)
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror or error}") from error
+
+
+def check_size(where: str, size: int, max_bytes: int) -> None:
+    """Refuses a file of `size` bytes over the limit."""
+    if size > max_bytes:
+        raise DataError(f"{where} has {size:,} bytes, more than the limit of {max_bytes:,}: raise max_bytes to read it")
+
+
+def text_header(data: bytes, version: bytes, where: str) -> int:
+    """Checks the first line of an AEDAT file; the length of that line.
+
+    Every AEDAT header is lines that begin with '#' and end with a line feed; the first one names the version.
+    """
+    end = data.find(b"\n", 0, 64)
+    first = data[: end if end >= 0 else 64].rstrip(b"\r")
+    if first != b"#!AER-DAT" + version or end < 0:
+        found = first[:20].decode("ascii", "replace") if data else "nothing"
+        raise DataError(f"{where} is not AEDAT {version.decode()}: its first line is {found!r}")
+    return end + 1

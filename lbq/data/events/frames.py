@@ -1,0 +1,71 @@
+"""Events binned into frames: how many ON and OFF events each pixel saw in each slice of a recording. NumPy only."""
+
+from __future__ import annotations
+
+import operator
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lbq.data.events import Events
+
+By = Literal["count", "time"]
+MAX_VALUES = 2**30  # of one recording's frames, in bytes
+
+
+def to_frames(
+    events: Events,
+    timesteps: int,
+    by: By = "count",
+    size: tuple[int, int] | None = None,
+    span: tuple[int, int] | None = None,
+) -> NDArray[np.uint8]:
+    """Frames `[T, 2, H, W]` uint8 of event counts, saturated at 255; channel 0 is OFF, channel 1 is ON.
+
+    `by="count"`: slice i holds events i*N//T up to (i+1)*N//T, so that sizes differ by at most one.
+    `by="time"`: slices of equal duration, over `span` = (start, stop) in microseconds, start <= t < stop; events
+    outside belong to no slice. Without a span, from the first event to the last, which is included.
+    `size` = (H, W): a pixel moves to (x * W // width, y * H // height); None keeps the sensor's resolution. A recording
+    without events gives zeros.
+    """
+    bounds = slice_bounds(events, timesteps, by, span)
+    height, width = _checked_size(events, size, timesteps)
+    column = (np.arange(events.width) * width // events.width).astype(np.int32)
+    row = (np.arange(events.height) * height // events.height * width).astype(np.int32)
+    frames = np.zeros((timesteps, 2 * height * width), np.uint8)
+    for frame, begin, end in zip(frames, bounds[:-1], bounds[1:], strict=True):
+        if begin < end:
+            part = slice(int(begin), int(end))
+            cell = events.p[part] * np.int32(height * width) + row[events.y[part]] + column[events.x[part]]
+            frame[:] = np.minimum(np.bincount(cell, minlength=frame.size), 255)
+    return frames.reshape(timesteps, 2, height, width)
+
+
+def slice_bounds(
+    events: Events, timesteps: int, by: By = "count", span: tuple[int, int] | None = None
+) -> NDArray[np.int64]:
+    """Indices `[T + 1]`: slice i is the events bounds[i] up to bounds[i + 1], for events are in order of time."""
+    if not 1 <= operator.index(timesteps) <= 4096:
+        raise ValueError(f"timesteps must be 1 to 4096, got {timesteps}")
+    if by == "count":
+        if span is not None:
+            raise ValueError("span is for by='time'; cut the events with Events.window instead")
+        return np.array([i * len(events) // timesteps for i in range(timesteps + 1)], np.int64)
+    if by != "time":
+        raise ValueError(f"by must be 'count' or 'time', got {by!r}")
+    if span is None:
+        span = (int(events.t[0]), int(events.t[-1]) + 1) if len(events) else (0, 1)
+    start, stop = span
+    if start >= stop:
+        raise ValueError(f"span must end after it starts, got {span}")
+    # ceilings, in Python's integers: t is in slice i where i * duration <= (t - start) * T < (i + 1) * duration
+    edges = [start - (-i * (stop - start) // timesteps) for i in range(timesteps + 1)]
+    return np.searchsorted(events.t, np.array(edges, np.int64)).astype(np.int64)
+
+
+def _checked_size(events: Events, size: tuple[int, int] | None, timesteps: int) -> tuple[int, int]:
+    height, width = (events.height, events.width) if size is None else map(operator.index, size)
+    if height < 1 or width < 1 or 2 * height * width * timesteps > MAX_VALUES:
+        raise ValueError(f"size must be (H, W) of at least 1 and at most {MAX_VALUES:,} bytes of frames, got {size}")
+    return height, width
