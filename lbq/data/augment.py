@@ -1,14 +1,143 @@
-"""Batched, per-sample random augmentation on tensors."""
+"""Operations on a batch of images in which each image has its own parameters. Any device; nothing waits for the device.
+
+Images are uint8 `[B, C, H, W]`, parameters `[B]` on the same device, and the result is uint8 and equal to Pillow's,
+image by image: lookup tables and nearest-neighbour affine maps to the bit (Pillow's 16.16 fixed-point arithmetic is
+repeated here), blends as Pillow computes them in float32 where the compiler does not fuse (x86-64; a fused multiply-add
+can differ by 1). `mask` (bool `[B]`) restricts an operation to some images. The geometry works on any dtype and on
+`[T, B, C, H, W]`, alike for all timesteps of a sample.
+"""
 
 from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+Border = Literal["fill", "replicate", "wrap"]
+LUMA = (19595.0, 38470.0, 7471.0)  # ITU-R 601-2 in units of 2^-16, as Pillow converts RGB to L
+
+
+# --- geometry ---
+
+
+def transform(
+    x: Tensor,
+    coefficients: Tensor,
+    fill: float = 0,
+    border: Border = "fill",
+    mirror: Tensor | None = None,
+) -> Tensor:
+    """Output pixel (x, y) of `x` [..., B, C, H, W] is the input pixel that `coefficients` (see `fixed`) map it to.
+
+    Beyond the image: `fill`, or the nearest border pixel, or the image again. `mirror` (bool [B]): the input is first
+    flipped left to right. One gather for all.
+    """
+    height, width = x.shape[-2:]
+    columns, rows = _count(width, x.device), _count(height, x.device)[:, None]
+    a, b, c = coefficients[..., None, None].unbind(2)  # each [B, 2, 1, 1]
+    source = (a * columns + (b * rows + c)) >> 16  # [B, 2, H, W]: x, then y
+    if border == "wrap":
+        inside = torch.stack([source[:, 0] % width, source[:, 1] % height], 1)
+    else:
+        last = _constant((width - 1, height - 1), torch.int64, x.device)[:, None, None]
+        inside = torch.minimum(source.clamp_min(0), last)
+    column, row = inside.unbind(1)
+    if mirror is not None:
+        column = torch.where(mirror[:, None, None], width - 1 - column, column)
+    index = (column + row * width).flatten(1)[:, None]
+    out = x.flatten(-2).gather(-1, index.expand(*x.shape[:-2], -1)).view(x.shape)
+    if border == "fill":
+        out = torch.where((inside == source).all(1)[:, None], out, fill)
+    return out
+
+
+def fixed(matrix: Tensor) -> Tensor:
+    """`matrix` [B, 2, 3], output pixel to input pixel, as int64 [B, 2, 3] in units of 2^-16, for pixel centres."""
+    matrix = matrix.to(torch.float64)
+    offset = matrix[..., 2] + matrix[..., 0] * 0.5 + matrix[..., 1] * 0.5
+    return (torch.stack([matrix[..., 0], matrix[..., 1], offset], -1) * 65536 + 0.5).floor().to(torch.int64)
+
+
+def shear_x_matrix(amount: Tensor) -> Tensor:
+    """Row y moves left by `amount` * y pixels (about the upper left corner, as Pillow's plain affine map)."""
+    one, zero = _units(amount)
+    return _matrix(one, amount, zero, zero, one, zero)
+
+
+def shear_y_matrix(amount: Tensor) -> Tensor:
+    """Column x moves up by `amount` * x pixels."""
+    one, zero = _units(amount)
+    return _matrix(one, zero, zero, amount, one, zero)
+
+
+def translate_matrix(dx: Tensor, dy: Tensor) -> Tensor:
+    """Output (x, y) is input (x + dx, y + dy): the image moves left by dx pixels and up by dy."""
+    one, zero = _units(dx)
+    return _matrix(one, zero, dx, zero, one, dy)
+
+
+def rotate_matrix(degrees: Tensor, height: int, width: int) -> Tensor:
+    """Counter-clockwise about the image's centre."""
+    angle = degrees.to(torch.float64) * (-math.pi / 180)
+    return centred(_matrix(*_turn(angle)), height, width)
+
+
+def centred(matrix: Tensor, height: int, width: int) -> Tensor:
+    """`matrix` about the image's centre instead of its upper left corner."""
+    x, y = width / 2, height / 2
+    offset = matrix[..., 0] * -x + matrix[..., 1] * -y + matrix[..., 2]
+    return torch.stack([matrix[..., 0], matrix[..., 1], offset + _constant((x, y), torch.float64, matrix.device)], -1)
+
+
+def shear_x(x: Tensor, amount: Tensor, mask: Tensor | None = None, fill: int = 128) -> Tensor:
+    """`amount` in pixels per row."""
+    return _where(mask, transform(x, fixed(shear_x_matrix(amount)), fill), x)
+
+
+def shear_y(x: Tensor, amount: Tensor, mask: Tensor | None = None, fill: int = 128) -> Tensor:
+    """`amount` in pixels per column."""
+    return _where(mask, transform(x, fixed(shear_y_matrix(amount)), fill), x)
+
+
+def translate_x(x: Tensor, pixels: Tensor, mask: Tensor | None = None, fill: int = 128) -> Tensor:
+    """To the left by `pixels`, which may be a fraction (nearest pixel)."""
+    return _where(mask, transform(x, fixed(translate_matrix(pixels, torch.zeros_like(pixels))), fill), x)
+
+
+def translate_y(x: Tensor, pixels: Tensor, mask: Tensor | None = None, fill: int = 128) -> Tensor:
+    """Up by `pixels`, which may be a fraction (nearest pixel)."""
+    return _where(mask, transform(x, fixed(translate_matrix(torch.zeros_like(pixels), pixels)), fill), x)
+
+
+def rotate(x: Tensor, degrees: Tensor, mask: Tensor | None = None, fill: int = 128) -> Tensor:
+    """Counter-clockwise about the centre."""
+    return _where(mask, transform(x, fixed(rotate_matrix(degrees, *x.shape[-2:])), fill), x)
+
+
+def flip(x: Tensor, mask: Tensor) -> Tensor:
+    """Left to right where `mask` holds."""
+    return _where(mask, x.flip(-1), x)
+
+
+def crop(
+    x: Tensor, dy: Tensor, dx: Tensor, padding: int, border: Border = "fill", mirror: Tensor | None = None
+) -> Tensor:
+    """The window of the image's own size at row `dy`, column `dx` (0..2 padding) of the image padded on every side."""
+    offset = torch.stack([dx, dy], 1)[:, :, None] * 65536 + (32768 - padding * 65536)
+    still = _constant((65536, 0, 0, 65536), torch.int64, x.device).view(2, 2)
+    return transform(x, torch.cat([still.expand(len(dx), 2, 2), offset], 2), 0, border, mirror)
+
 
 def random_shift(x: Tensor, pixels: int, generator: torch.Generator) -> Tensor:
-    """Shift each image of `x` [B, C, H, W] by up to `pixels` in each direction; what comes in repeats the border."""
+    """Shift each image of `x` [B, C, H, W] by up to `pixels` in each direction; what comes in repeats the border.
+
+    Drawn from a generator, so it depends on the batch; `ImageAugment` with the border "replicate" does it by sample.
+    """
     if pixels == 0:
         return x
     batch, _, height, width = x.shape
@@ -18,3 +147,201 @@ def random_shift(x: Tensor, pixels: int, generator: torch.Generator) -> Tensor:
     columns = dx[:, None] + torch.arange(width, device=x.device)
     each = torch.arange(batch, device=x.device)[:, None, None]
     return padded.permute(0, 2, 3, 1)[each, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
+
+
+def erase(x: Tensor, top: Tensor, left: Tensor, size: int | Tensor) -> Tensor:
+    """Zero in the square of side `size` (a number or [B]) at (`top`, `left`), clipped at the image's borders."""
+    rows = _count(x.shape[-2], x.device) - top[:, None]
+    columns = _count(x.shape[-1], x.device) - left[:, None]
+    side = size[:, None] if isinstance(size, Tensor) else size
+    hole = ((rows >= 0) & (rows < side))[:, None, :, None] & ((columns >= 0) & (columns < side))[:, None, None, :]
+    return x.masked_fill(hole, 0)
+
+
+def cutout(x: Tensor, row: Tensor, column: Tensor, size: int) -> Tensor:
+    """Zero in the square of side `size` whose centre is pixel (`row`, `column`), clipped at the borders.
+
+    DeVries and Taylor 2017. After normalisation, zero is the mean pixel.
+    """
+    return erase(x, row - size // 2, column - size // 2, size)
+
+
+# --- lookup tables ---
+
+
+def lookup(x: Tensor, table: Tensor) -> Tensor:
+    """`x` uint8 through `table` uint8 [B, C or 1, 256]. These functions also take int64, to convert a batch once."""
+    values = x.flatten(2).to(torch.int64)
+    return table.expand(-1, x.shape[1], -1).gather(2, values).view(x.shape)
+
+
+def posterize_table(bits: Tensor) -> Tensor:
+    """Keeps the upper `bits` (1..8): uint8 [B, 1, 256]."""
+    return ((_levels(bits) >> (8 - bits)[:, None, None]) << (8 - bits)[:, None, None]).to(torch.uint8)
+
+
+def solarize_table(threshold: Tensor) -> Tensor:
+    """Inverts values from `threshold` (0..256, may be a fraction) up: uint8 [B, 1, 256]."""
+    levels = _levels(threshold)
+    return torch.where(levels < threshold[:, None, None], levels, 255 - levels).to(torch.uint8)
+
+
+def autocontrast_table(x: Tensor) -> Tensor:
+    """Stretches each channel's range to 0..255: uint8 [B, C, 256]. A channel of one value stays."""
+    levels = _levels(x).to(torch.float64)
+    low, high = (v[..., None].to(torch.float64) for v in torch.aminmax(x.flatten(2), dim=2))
+    # A true division (255.0 / tensor would multiply by a reciprocal); infinite where the channel has one value.
+    scale = torch.full_like(low, 255.0) / (high - low)
+    stretched = (levels * scale + -low * scale).clamp(0, 255)
+    return torch.where(high > low, stretched, levels).to(torch.uint8)
+
+
+def equalize_table(x: Tensor) -> Tensor:
+    """Flattens each channel's histogram: uint8 [B, C, 256]."""
+    values = x.flatten(2).to(torch.int64)
+    counts = torch.zeros(*x.shape[:2], 256, dtype=torch.int64, device=x.device)
+    counts.scatter_add_(2, values, counts.new_ones(1).expand_as(values))
+    last = counts.gather(2, values.amax(2, keepdim=True))  # pixels of the brightest value
+    step = (values.shape[2] - last) // 255
+    below = counts.cumsum(2) - counts
+    table = ((below + step // 2) // step.clamp_min(1)).clamp_max(255)
+    return torch.where(step > 0, table, _levels(x)).to(torch.uint8)
+
+
+def posterize(x: Tensor, bits: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Keep the upper `bits` (1..8) of each value."""
+    return _where(mask, lookup(x, posterize_table(bits)), x)
+
+
+def solarize(x: Tensor, threshold: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Invert values from `threshold` (0..256) up."""
+    return _where(mask, lookup(x, solarize_table(threshold)), x)
+
+
+def autocontrast(x: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Stretch each channel's range to 0..255."""
+    return _where(mask, lookup(x, autocontrast_table(x)), x)
+
+
+def equalize(x: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Flatten each channel's histogram."""
+    return _where(mask, lookup(x, equalize_table(x)), x)
+
+
+def invert(x: Tensor, mask: Tensor | None = None) -> Tensor:
+    """255 - x."""
+    return _where(mask, 255 - x, x)
+
+
+# --- blends: between a degenerate image (factor 0) and the image (factor 1), and beyond ---
+
+
+def blend(degenerate: Tensor, x: Tensor, factor: Tensor) -> Tensor:
+    """degenerate + factor [B] * (x - degenerate), both float32 with whole values, cut to 0..255 and truncated to uint8.
+
+    A product and a sum of their own, never a fused operation: the bits of Pillow, and the same on every device.
+    """
+    step = (x - degenerate) * factor.to(torch.float32)[:, None, None, None]
+    return (degenerate + step).clamp_(0, 255).to(torch.uint8)
+
+
+def grey(x: Tensor) -> Tensor:
+    """Luma of float32 [B, 3 or 1, H, W] as whole float32 [B, 1, H, W]. Exact: every partial sum is under 2^24."""
+    if x.shape[1] == 1:
+        return x
+    weights = _constant(LUMA, torch.float32, x.device)[:, None, None]
+    return (((x * weights).sum(1, keepdim=True) + 32768.0) * 2.0**-16).floor_()
+
+
+def mean_grey(luma: Tensor) -> Tensor:
+    """The mean of `grey` [B, 1, 1, 1], rounded half up; in integers, so that no device sees another half."""
+    pixels = luma.shape[2] * luma.shape[3]
+    return ((2 * luma.sum((2, 3), keepdim=True, dtype=torch.int64) + pixels) // (2 * pixels)).to(torch.float32)
+
+
+def smooth(x: Tensor) -> Tensor:
+    """3x3 mean with weight 5 in the middle, rounded, of float32; the outermost pixels stay (Pillow's SMOOTH).
+
+    A sum of whole numbers over 13 is never half-way, so the rounding has no ties.
+    """
+    if min(x.shape[-2:]) < 3:
+        return x
+    three = x[..., :-2] + x[..., 1:-1] + x[..., 2:]
+    nine = three[..., :-2, :] + three[..., 1:-1, :] + three[..., 2:, :]
+    out = x.clone()
+    out[..., 1:-1, 1:-1] = ((nine + x[..., 1:-1, 1:-1] * 4 + 6.5) / 13).floor_()
+    return out
+
+
+def brightness(x: Tensor, factor: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Towards (or away from) black."""
+    image = x.to(torch.float32)
+    return _where(mask, blend(torch.zeros_like(image), image, factor), x)
+
+
+def contrast(x: Tensor, factor: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Towards the image's mean grey."""
+    image = x.to(torch.float32)
+    return _where(mask, blend(mean_grey(grey(image)), image, factor), x)
+
+
+def color(x: Tensor, factor: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Towards the grey image."""
+    image = x.to(torch.float32)
+    return _where(mask, blend(grey(image), image, factor), x)
+
+
+def sharpness(x: Tensor, factor: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Towards the smoothed image."""
+    image = x.to(torch.float32)
+    return _where(mask, blend(smooth(image), image, factor), x)
+
+
+# --- to numbers that a network takes ---
+
+
+def normalise(
+    x: Tensor, scale: float, mean: Sequence[float], std: Sequence[float], dtype: torch.dtype = torch.float32
+) -> Tensor:
+    """(x / scale - mean) / std by channel, computed in float32 (float64 if asked for) and rounded once to `dtype`."""
+    working = torch.promote_types(dtype, torch.float32)
+    shift = _constant(tuple(m * scale for m in mean), working, x.device)[:, None, None]
+    width = _constant(tuple(s * scale for s in std), working, x.device)[:, None, None]
+    return ((x.to(working) - shift) / width).to(dtype)
+
+
+# --- helpers ---
+
+
+@functools.lru_cache(maxsize=256)
+def _constant(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A small constant, copied to the device once: each copy from the host would wait for the device."""
+    return torch.tensor(values, dtype=dtype, device=device)
+
+
+def _where(mask: Tensor | None, new: Tensor, old: Tensor) -> Tensor:
+    return new if mask is None else torch.where(mask[:, None, None, None], new, old)
+
+
+@functools.lru_cache(maxsize=256)
+def _count(n: int, device: torch.device) -> Tensor:
+    """0..n-1, made once; never written to."""
+    return torch.arange(n, device=device)
+
+
+def _levels(like: Tensor) -> Tensor:
+    return _count(256, like.device)
+
+
+def _units(like: Tensor) -> tuple[Tensor, Tensor]:
+    return torch.ones_like(like, dtype=torch.float64), torch.zeros_like(like, dtype=torch.float64)
+
+
+def _turn(angle: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    cos, sin, zero = angle.cos(), angle.sin(), torch.zeros_like(angle)
+    return cos, sin, zero, -sin, cos, zero
+
+
+def _matrix(a: Tensor, b: Tensor, c: Tensor, d: Tensor, e: Tensor, f: Tensor) -> Tensor:
+    """[B, 2, 3] float64: x_in = a x + b y + c, y_in = d x + e y + f."""
+    return torch.stack([v.to(torch.float64) for v in (a, b, c, d, e, f)], -1).unflatten(-1, (2, 3))
