@@ -135,10 +135,13 @@ def test_every_index_bit_flips_half_the_result() -> None:
 
 
 @quick
-@given(st.integers(1, 2**24))
-def test_integers_stay_below_n(n: int) -> None:
-    top = torch.tensor([0.0, 1 - 2**-24])
-    assert integers(top, n).tolist() == [0, n - 1]
+@given(st.integers(2, 2**20), st.data())
+def test_integers_are_the_exact_floor(n: int, data: st.DataObject) -> None:
+    """At both ends, and just below and at the places where the result steps up."""
+    steps = data.draw(st.lists(st.integers(1, n - 1), min_size=20, max_size=20))
+    numerators = [0, 2**24 - 1, *(j * 2**24 // n for j in steps), *(-(-j * 2**24 // n) for j in steps)]
+    u = torch.tensor(numerators, dtype=torch.float64).to(torch.float32) / 2**24
+    assert integers(u, n).tolist() == [k * n >> 24 for k in numerators]
 
 
 # --- image operations against Pillow ---
@@ -432,7 +435,7 @@ def test_every_sub_policy_equals_pillow(policy: str, channels: int, height: int,
     for i, (s, a, b, p, q) in enumerate(cases):
         u[i, 0] = (s + 0.5) / 25
         for j, done in enumerate((a, b)):
-            u[i, 1 + j] = steps[s][j][1] - 0.01 if done else min(steps[s][j][1] + 0.01, 1 - 2**-24)
+            u[i, 1 + j] = max(steps[s][j][1] - 0.01, 0) if done else min(steps[s][j][1] + 0.01, 1 - 2**-24)
         u[i, 3:] = torch.tensor([0.25 + 0.5 * p, 0.25 + 0.5 * q])
 
     def plain(image: Any, i: int) -> Any:
@@ -576,6 +579,18 @@ def test_mixing_laws(mixup: float, cutmix: float, prob: float, smoothing: float,
         assert out is x
 
 
+@pytest.mark.parametrize(("mixup", "cutmix"), [(1.0, 0.0), (0.0, 1.0)])
+def test_mixing_treats_timesteps_alike(mixup: float, cutmix: float) -> None:
+    x = torch.randn(3, 4, 2, 8, 8, generator=torch.Generator().manual_seed(0))
+    mixing, y = Mixing(mixup, cutmix), torch.arange(4)
+    for step in range(20):
+        out, target = mixing(x, y, 0, 0, step)
+        for t in range(3):
+            once, same = mixing(x[t], y, 0, 0, step)
+            assert torch.equal(out[t], once)
+            assert torch.equal(target, same)
+
+
 def test_mixing_chooses_as_asked() -> None:
     both = [Mixing(0.8, 1.0, 0.6).choose(32, 32, 0, 0, step) for step in range(4000)]
     mixed = [m for m in both if m.lam < 1 or m.box is not None]
@@ -708,8 +723,8 @@ def test_event_holes_have_the_recipes_areas() -> None:
     assert share.min() <= 0.004
     assert 0.10 < share.max() <= 0.115
     assert share.mean() == pytest.approx(0.0555, abs=0.004)
-    edges = (got[0, :, 0, 0] == 0).any(1) | (got[0, :, 0, -1] == 0).any(1)
-    assert edges.any()
+    covered = (got[0, :, 0] == 0).any(0)
+    assert all(side.any() for side in (covered[0], covered[-1], covered[:, 0], covered[:, -1]))
 
 
 def test_event_recipe_does_not_depend_on_the_batch() -> None:

@@ -44,7 +44,7 @@ def uniform(seed: int, purpose: str, epoch: int, index: Tensor, n: int) -> Tenso
 
 
 def integers(u: Tensor, n: int) -> Tensor:
-    """`u` in [0, 1) as int64 in 0..n-1. In float64, where the product is exact: float32 could round up to `n`."""
+    """`u` in [0, 1) as int64 in 0..n-1. In float64, where the product is exact: float32 could round it up."""
     return (u.to(torch.float64) * n).to(torch.int64)
 
 
