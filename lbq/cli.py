@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from rich.progress import TaskID
 
     from lbq.demo import DemoResult
+    from lbq.job import Plan
     from lbq.measure import Measurement
     from lbq.train import EpochRecord
 
@@ -98,6 +99,91 @@ def demo(
         _print_json(result.summary())
     else:
         _render_demo(result)
+
+
+@app.command()
+def train(
+    config: Annotated[Path, typer.Argument(help="A TOML configuration, such as configs/digits/lbq.toml.")],
+    changes: Annotated[list[str] | None, typer.Argument(help="key=value, such as train.epochs=3.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Run folder; default runs/NAME-sSEED.")] = None,
+    resume: Annotated[str, typer.Option(help="auto: continue what the folder holds; never: refuse it.")] = "never",
+    device: Annotated[str | None, typer.Option(help="cpu or cuda; default a GPU where there is one.")] = None,
+    compile: Annotated[bool, typer.Option("--compile", help="train.compile=true")] = False,
+    deterministic: Annotated[bool, typer.Option("--deterministic", help="train.deterministic=true")] = False,
+    as_json: Json = False,
+) -> None:
+    """Train a configuration. Under torchrun (torchrun --nproc-per-node=N -m lbq train ...) on several processes."""
+    if resume not in ("auto", "never"):
+        raise LbqError(f"--resume must be auto or never, got {resume!r}")
+    from lbq import distributed, job
+    from lbq.config import Config
+
+    flags = ["train.compile=true"] * compile + ["train.deterministic=true"] * deterministic
+    settings = Config.load(config, [*(changes or []), *flags])
+    folder = out or Path("runs") / f"{config.stem}-s{settings.seed}"
+    world, where = distributed.start(device)
+    try:
+        with _TrainProgress() as progress:
+            result = job.train(settings, folder, progress, device=where, world=world, resume=resume == "auto")
+    except job.Stopped as stopped:
+        _fail(str(stopped), stopped.code)
+    finally:
+        distributed.stop()
+    if not world.main:
+        return
+    if as_json:
+        _print_json({**result, "run": str(folder)})
+    else:
+        _console().print(f"test accuracy {result['accuracy']:.2f} % after epoch {result['epoch']}, run folder {folder}")
+
+
+@app.command("eval")
+def evaluate(
+    run: Annotated[Path, typer.Argument(help="Run folder.")],
+    changes: Annotated[list[str] | None, typer.Argument(help="key=value, such as data.root=DIR.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda; default a GPU where there is one.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Evaluate a run's stored weights on its test set: repeats the number in its result."""
+    from lbq import distributed, job
+
+    world, where = distributed.start(device)
+    try:
+        found = job.evaluate_run(run, where, world, changes or [])
+    finally:
+        distributed.stop()
+    if not world.main:
+        return
+    if as_json:
+        _print_json(found)
+        return
+    stored = found["stored_accuracy"]
+    _console().print(
+        f"test accuracy {found['accuracy']:.2f} % on {found['images']} images"
+        + ("" if stored is None else f"; the run's result says {stored:.2f} %")
+    )
+
+
+@app.command()
+def data(
+    name: Annotated[str, typer.Argument(help="cifar10 or cifar100.")],
+    root: Annotated[Path, typer.Option(help="Folder to put it in.")],
+    source: Annotated[Path | None, typer.Option("--from", help="An archive or folder you have already.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Fetch a dataset, or take it from files you have, and verify it."""
+    from lbq.data import cifar
+
+    if name not in cifar.SPECS:
+        raise LbqError(f"data: {name!r} cannot be prepared; known: {', '.join(cifar.SPECS)}. Others: see docs/data.md")
+    with _Download(f"{name}") as download:
+        path = cifar.prepare_cifar(name, root, source, download.progress)
+    loaded = cifar.load_cifar10(root) if name == "cifar10" else cifar.load_cifar100(root)
+    facts = {"path": str(path), "train": len(loaded.train), "test": len(loaded.test), "sha256": loaded.checksum}
+    if as_json:
+        _print_json(facts)
+    else:
+        _console().print(f"{name}: {facts['train']:,} + {facts['test']:,} images in {path}, verified")
 
 
 @app.command()
@@ -210,7 +296,7 @@ class _Progress:
         self.tasks[method] = self.bars.add_task(TITLES[method], total=epochs, note="")
 
     def epoch(self, method: str, record: EpochRecord) -> None:
-        note = f"loss {record.loss:.3f}  train {record.accuracy:5.1f} %"
+        note = f"loss {record.loss:.3f}  train {record.train_accuracy:5.1f} %"
         self.bars.update(self.tasks[method], advance=1, note=note)
         if not self.console.is_terminal and (record.epoch % 5 == 0 or record.epoch == 1):
             self.console.print(f"{method:<12} epoch {record.epoch:>3}  {note}  {record.seconds:.1f} s")
@@ -222,6 +308,105 @@ class _Progress:
 
     def stage(self, text: str) -> None:
         self.console.print(text)
+
+
+class _TrainProgress:
+    """The plan, then a bar for each epoch on a terminal or a plain line elsewhere, with the time left; on stderr."""
+
+    def __init__(self) -> None:
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+        self.console = _console(stderr=True)
+        self.bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[note]}"),
+            console=self.console,
+            transient=True,
+            disable=not self.console.is_terminal,
+        )
+        self.task: TaskID | None = None
+        self.epochs = self.samples = 0
+
+    def __enter__(self) -> _TrainProgress:
+        self.bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.bar.stop()
+
+    def plan(self, plan: Plan) -> None:
+        self.epochs, self.samples = plan.epochs, plan.steps_per_epoch * plan.batch_size
+        macs = "" if plan.macs is None else f", {plan.macs / 1e6:.1f} M MACs, {plan.neurons:,} neurons"
+        memory = "" if plan.memory_gib is None else f", about {plan.memory_gib:.2f} GiB of activations"
+        source = ", ".join(f"{k} {v[:12] if k == 'sha256' else v}" for k, v in plan.data.items())
+        self.console.print(f"network  {plan.model}, T = {plan.timesteps}, {plan.parameters:,} parameters{macs}")
+        self.console.print(f"data     {source}; {plan.train_samples:,} training samples")
+        self.console.print(
+            f"training {plan.epochs} epochs x {plan.steps_per_epoch} steps of {plan.batch_size} on {plan.processes} x "
+            f"{plan.device}, {plan.kernel} kernel{memory} (estimated)"
+        )
+
+    def resumed(self, epoch: int, batch: int, notes: tuple[str, ...]) -> None:
+        for note in notes:
+            self.console.print(f"passed over: {note}")
+        self.console.print(f"continuing at epoch {epoch + 1}, step {batch + 1}")
+
+    def step(self, epoch: int, batch: int, batches: int, samples_per_second: float) -> None:
+        if self.task is None:
+            self.task = self.bar.add_task("", total=batches, note="")
+        left = ""
+        if samples_per_second:
+            samples = (self.epochs - epoch) * self.samples - batch * self.samples / batches
+            left = f"{samples_per_second:,.0f} samples/s, {_duration(samples / samples_per_second)} left"
+        self.bar.update(self.task, description=f"epoch {epoch + 1}/{self.epochs}", completed=batch, note=left)
+        if not self.console.is_terminal and epoch == 0 and batch == min(20, batches):
+            self.console.print(f"step {batch}: {left}")
+
+    def epoch(self, record: EpochRecord) -> None:
+        test = "" if record.test_accuracy is None else f"  test {record.test_accuracy:.2f} %"
+        test += "" if record.holdout_accuracy is None else f"  held out {record.holdout_accuracy:.2f} %"
+        low, high = (min(record.steps.values()), max(record.steps.values())) if record.steps else (0.0, 0.0)
+        steps = f"  steps {low:.3f}..{high:.3f}" if record.steps else ""
+        self.console.print(
+            f"epoch {record.epoch}/{self.epochs}  loss {record.loss:.4f}  train {record.train_accuracy:.2f} %{test}{steps}  "
+            f"{record.samples_per_second:,.0f} samples/s"
+        )
+
+
+class _Download:
+    """Bytes received, as a bar on a terminal."""
+
+    def __init__(self, name: str) -> None:
+        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+        console = _console(stderr=True)
+        self.bar = Progress(
+            TextColumn(name),
+            BarColumn(),
+            DownloadColumn(),
+            TransferSpeedColumn(),
+            console=console,
+            disable=not console.is_terminal,
+        )
+        self.task = self.bar.add_task(name, total=None)
+
+    def __enter__(self) -> _Download:
+        self.bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.bar.stop()
+
+    def progress(self, done: int, total: int | None) -> None:
+        self.bar.update(self.task, completed=done, total=total)
+
+
+def _duration(seconds: float) -> str:
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {seconds:02d} s"
 
 
 def _thousands(value: float | None) -> str:

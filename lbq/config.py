@@ -1,6 +1,6 @@
 """One typed configuration tree, strict: an unknown key is an error that names the nearest known one. No torch.
 
-Configurations are TOML. What a run used is saved beside its weights, resolved, so that the run can be repeated.
+Configurations are TOML (`lbq.toml`). What a run used is saved beside its weights, resolved, so that it can be repeated.
 """
 
 from __future__ import annotations
@@ -9,87 +9,141 @@ import dataclasses
 import hashlib
 import json
 import math
-import tomllib
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from lbq import toml
 from lbq.errors import ConfigError, nearest
+
+DATASETS = (
+    "digits", "cifar10", "cifar100", "mnist", "fashion_mnist", "imagenet", "folder", "cifar10_dvs", "dvs_gesture", "nmnist",
+    "dvs_objects",
+)  # fmt: skip
+
+
+def _checked(default: Any, expected: str, ok: Callable[[Any], bool]) -> Any:
+    """A field with a default and a condition on its value; `expected` completes "must be ..."."""
+    return field(default=default, metadata={"expected": expected, "ok": ok})
+
+
+def _at_least(default: Any, low: float) -> Any:
+    return _checked(default, f">= {low:g}", lambda v: v >= low)
+
+
+def _positive(default: float) -> Any:
+    return _checked(default, "> 0", lambda v: v > 0)
+
+
+def _share(default: float) -> Any:
+    return _checked(default, "in [0, 1)", lambda v: 0 <= v < 1)
+
+
+def _one_of(default: str, *known: str) -> Any:
+    return _checked(default, f"one of {', '.join(map(repr, known))}", lambda v: v in known)
 
 
 @dataclass(frozen=True)
 class ModelConfig:
     id: str = "resnet8w16"
-    num_classes: int = 10
-    in_channels: int = 1
-    timesteps: int = 2
-    stem_stride: int = 1
+    num_classes: int = _at_least(10, 2)
+    in_channels: int = _at_least(1, 1)
+    timesteps: int = _at_least(2, 1)
+    stem_stride: int = _at_least(1, 1)
+    dropout: float = _share(0.0)  # before the classifier
     share_tail: bool = False
 
 
 @dataclass(frozen=True)
 class DataConfig:
-    name: str = "digits"
-    shift: int = 1  # random shift of training images, in pixels
+    name: str = _one_of("digits", *DATASETS)
+    root: str = ""  # where the dataset lies; not needed for digits
+    size: int = _at_least(0, 0)  # resolution of images and event frames; 0: as they are
+    frames: str = _one_of("count", "count", "time")  # event frames of equal count or of equal time
+    window_ms: int = _at_least(1000, 1)  # length of the windows that continuous recordings are cut into
+    holdout: float = _share(0.0)  # share of the training set kept apart, to select on
+    workers: int = _at_least(4, 0)  # processes that decode image files
 
-    def check(self) -> None:
-        _require(self.name == "digits", "data.name", "'digits'", self.name)
-        _require(0 <= self.shift <= 4, "data.shift", "0 to 4 pixels", self.shift)
+
+@dataclass(frozen=True)
+class AugmentConfig:
+    shift: int = _at_least(0, 0)  # random shift in pixels, borders repeated
+    crop: int = _at_least(0, 0)  # random crop after zero padding by this many pixels
+    flip: bool = False
+    policy: str = _one_of("", "", "cifar10", "imagenet")  # AutoAugment
+    cutout: int = _at_least(0, 0)  # side of the erased square, in pixels
+    events: bool = False  # flip, then one of shear, translate, rotate, cutout, over event frames
+    mixup: float = _at_least(0.0, 0)  # Beta(a, a); 0: off
+    cutmix: float = _at_least(0.0, 0)
+    mix_prob: float = _checked(1.0, "in [0, 1]", lambda v: 0 <= v <= 1)
+    label_smoothing: float = _share(0.0)
+
+
+@dataclass(frozen=True)
+class OptimConfig:
+    """Weight decay acts on synaptic weights alone: never on steps, tails, leaks, BatchNorm or biases."""
+
+    name: str = _one_of("sgd", "sgd", "adamw")
+    lr: float = _positive(0.1)
+    neuron_lr: float = _positive(1.0)  # factor on the learning rate of steps, tails, leaks and resets
+    momentum: float = _share(0.9)
+    weight_decay: float = _at_least(5e-4, 0)
+    clip: float = _at_least(0.0, 0)  # largest gradient norm; 0: off
 
 
 @dataclass(frozen=True)
 class TrainConfig:
-    epochs: int = 15
-    batch_size: int = 64
-    lr: float = 0.05
-    momentum: float = 0.9
-    weight_decay: float = 5e-4  # on synaptic weights alone: never on steps, tails, leaks, BatchNorm or biases
-    warmup_epochs: int = 1
-
-    def check(self) -> None:
-        _require(self.epochs >= 1, "train.epochs", ">= 1", self.epochs)
-        _require(self.batch_size >= 2, "train.batch_size", ">= 2 (BatchNorm needs two samples)", self.batch_size)
-        _require(self.lr > 0, "train.lr", "> 0", self.lr)
-        _require(0 <= self.momentum < 1, "train.momentum", "in [0, 1)", self.momentum)
-        _require(self.weight_decay >= 0, "train.weight_decay", ">= 0", self.weight_decay)
-        _require(
-            0 <= self.warmup_epochs < self.epochs,
-            "train.warmup_epochs",
-            "less than train.epochs",
-            self.warmup_epochs,
-        )
+    epochs: int = _at_least(20, 1)
+    batch_size: int = _checked(64, ">= 2 (BatchNorm needs two samples)", lambda v: v >= 2)  # over all processes
+    accumulate: int = _at_least(1, 1)  # parts that a batch is processed in
+    warmup_epochs: int = _at_least(0, 0)
+    warmup_lr: float = _at_least(0.0, 0)  # learning rate that the warm-up starts from
+    precision: str = _one_of("fp32", "fp32", "bf16", "fp16", "fp64")
+    channels_last: bool = False
+    compile: bool = False
+    deterministic: bool = False
+    sync_batchnorm: bool = False
+    loss: str = _one_of("ce", "ce", "tet")
+    tet_weight: float = _share(0.05)
+    ema: float = _share(0.0)  # decay of averaged weights; 0: off
+    init_from: str = ""  # a run whose weights to start from
+    eval_every: int = _at_least(1, 1)  # epochs; the last one is always evaluated
+    checkpoint_steps: int = _at_least(0, 0)  # also save every so many steps; 0: by time and at every epoch's end
+    checkpoint_minutes: float = _positive(5.0)
+    tensorboard: bool = False
 
 
 @dataclass(frozen=True)
 class Config:
     """`neuron` holds a registry name and that neuron's own options; they are checked when the network is built."""
 
-    seed: int = 0
+    seed: int = _checked(0, "a non-negative integer below 2^63", lambda v: 0 <= v < 2**63)
     model: ModelConfig = field(default_factory=ModelConfig)
     neuron: dict[str, Any] = field(default_factory=lambda: {"name": "lbq", "n_max": 5})
     data: DataConfig = field(default_factory=DataConfig)
+    augment: AugmentConfig = field(default_factory=AugmentConfig)
+    optim: OptimConfig = field(default_factory=OptimConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
 
     @classmethod
     def from_dict(cls, tree: Mapping[str, Any]) -> Config:
-        config = _build(cls, tree, "")
-        _require(0 <= config.seed < 2**63, "seed", "a non-negative integer", config.seed)
-        config.data.check()
-        config.train.check()
+        config: Config = _build(cls, tree, "")
+        t = config.train
+        if t.warmup_epochs >= t.epochs:
+            raise ConfigError(f"train.warmup_epochs must be less than train.epochs ({t.epochs}), got {t.warmup_epochs}")
+        if t.batch_size % t.accumulate:
+            raise ConfigError(f"train.accumulate must divide train.batch_size ({t.batch_size}), got {t.accumulate}")
         return config
 
     @classmethod
-    def load(cls, path: Path | str) -> Config:
+    def load(cls, path: Path | str, changes: Iterable[str] = ()) -> Config:
+        """The configuration of a file, with `key=value` changes laid over it."""
+        tree = toml.merge(toml.read(path), toml.overrides(changes))
         try:
-            with open(path, "rb") as file:
-                return cls.from_dict(tomllib.load(file))
-        except OSError as error:
-            raise ConfigError(f"cannot read {path}: {error.strerror}") from error
-        except tomllib.TOMLDecodeError as error:
-            raise ConfigError(f"{path} is not valid TOML: {error}") from error
+            return cls.from_dict(tree)
         except ConfigError as error:
             raise ConfigError(f"{path}: {error}") from error
 
@@ -97,7 +151,7 @@ class Config:
         return dataclasses.asdict(self)
 
     def to_toml(self) -> str:
-        return to_toml(self.to_dict())
+        return toml.write(self.to_dict())
 
     @property
     def hash(self) -> str:
@@ -105,22 +159,23 @@ class Config:
         return hashlib.sha256(json.dumps(self.to_dict(), sort_keys=True).encode()).hexdigest()
 
 
-def _require(ok: bool, key: str, expected: str, got: object) -> None:
-    if not ok:
-        raise ConfigError(f"{key} must be {expected}, got {got!r}")
+_NAMES = {int: "an integer", float: "a number", str: "a string", bool: "true or false"}
 
 
 def _build(kind: Any, tree: Any, path: str) -> Any:
-    """A dataclass from a mapping, with every key and type checked."""
+    """A dataclass from a mapping, with every key, type and condition checked."""
     if not isinstance(tree, Mapping):
         raise ConfigError(f"{path or 'the configuration'} must be a table, got {tree!r}")
     hints = typing.get_type_hints(kind)
+    conditions = {f.name: f.metadata for f in dataclasses.fields(kind) if "ok" in f.metadata}
     values = {}
     for key, value in tree.items():
         where = f"{path}.{key}" if path else str(key)
         if key not in hints:
             raise ConfigError(f"unknown key {where!r}{nearest(str(key), hints)}")
         values[key] = _convert(hints[key], value, where)
+        if key in conditions and not conditions[key]["ok"](values[key]):
+            raise ConfigError(f"{where} must be {conditions[key]['expected']}, got {value!r}")
     return kind(**values)
 
 
@@ -138,38 +193,3 @@ def _convert(kind: Any, value: Any, where: str) -> Any:
     if kind is float and not math.isfinite(value):
         raise ConfigError(f"{where} must be finite, got {value!r}")
     return value
-
-
-_NAMES = {int: "an integer", float: "a number", str: "a string", bool: "true or false"}
-
-
-def to_toml(tree: Mapping[str, Any]) -> str:
-    """A mapping of scalars, lists of scalars and tables of those as TOML that `tomllib` reads back equal."""
-    lines: list[str] = []
-
-    def write(table: Mapping[str, Any], path: tuple[str, ...]) -> None:
-        nested = {k: v for k, v in table.items() if isinstance(v, Mapping)}
-        if path:
-            lines.extend(["", f"[{'.'.join(map(_key, path))}]"] if lines else [f"[{'.'.join(map(_key, path))}]"])
-        lines.extend(f"{_key(k)} = {_scalar(v)}" for k, v in table.items() if k not in nested)
-        for key, value in nested.items():
-            write(value, (*path, key))
-
-    write(tree, ())
-    return "\n".join(lines) + "\n"
-
-
-def _key(key: str) -> str:
-    return key if key and all(c.isascii() and (c.isalnum() or c in "_-") for c in key) else _scalar(key)
-
-
-def _scalar(value: Any) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, (int, float)):
-        return repr(value)
-    if isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-    if isinstance(value, (list, tuple)):
-        return f"[{', '.join(_scalar(v) for v in value)}]"
-    raise ConfigError(f"{value!r} has no TOML form")

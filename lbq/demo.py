@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from lbq import runs, train
 from lbq.analyze import LevelHistogram
 from lbq.config import Config
-from lbq.data import Split, load_digits
+from lbq.data.sources import Source, open_source
 from lbq.deploy.check import IntegerCheck, check_integers
 from lbq.measure import Measurement, measure
 from lbq.models import BurstNet
@@ -92,8 +92,10 @@ def demo_config(method: str, seed: int, epochs: int) -> Config:
             "seed": seed,
             "model": {"id": "resnet8w16", "num_classes": 10, "in_channels": 1, "timesteps": timesteps},
             "neuron": neuron,
-            "data": {"name": "digits", "shift": 1},
-            "train": {"epochs": epochs, "batch_size": 64, "lr": 0.1, "warmup_epochs": min(2, epochs - 1)},
+            "data": {"name": "digits"},
+            "augment": {"shift": 1},
+            "optim": {"lr": 0.1, "weight_decay": 5e-4},
+            "train": {"epochs": epochs, "batch_size": 64, "warmup_epochs": min(2, epochs - 1), "eval_every": epochs},
         }
     )
 
@@ -101,32 +103,26 @@ def demo_config(method: str, seed: int, epochs: int) -> Config:
 def run_demo(folder: Path | str, watcher: Watcher, seed: int = 0, epochs: int = 20) -> DemoResult:
     """Train, check, count, and write the run folder `folder` (the LBQ network; the others under `baselines/`)."""
     started = time.perf_counter()
-    train_split, test_split = load_digits()
     results: dict[str, MethodResult] = {}
     with runs.new_folder(folder) as partial:
         for method in METHODS:
             config = demo_config(method, seed, epochs)
-            net, metrics, seconds = _train(method, config, train_split, watcher)
-            measured = measure(net, test_split)
+            source = open_source(config)
+            net, metrics, seconds = _train(method, config, source, watcher)
+            measured = measure(net, source)
             results[method] = _summarise(method, net, measured, seconds)
             watcher.done(method, measured.accuracy, seconds)
             if method != "lbq":
                 runs.save(partial / "baselines" / method, net, config, metrics, asdict(results[method]))
         # the last network is LBQ's, and the folder is its run
         watcher.stage("absorbing the steps, running on integer levels, bit plane by bit plane ...")
-        check = check_integers(net, test_split)
+        check = check_integers(net, source)
         steps, tails = train.neuron_steps(net), train.neuron_tails(net)
         levels = {name: histogram.counts.tolist() for name, histogram in measured.histograms.items()}
         figure = _draw(partial, steps, measured.histograms)
         baselines = {name: asdict(result) for name, result in results.items() if name != "lbq"}
-        details = {
-            "check": asdict(check),
-            "steps": steps,
-            "tails": tails,
-            "levels": levels,
-            "baselines": baselines,
-        }
-        runs.save(partial, net, config, metrics, {**asdict(results["lbq"]), **details})
+        details = {"check": asdict(check), "steps": steps, "tails": tails, "levels": levels, "baselines": baselines}
+        runs.save(partial, net, config, metrics, {**asdict(results["lbq"]), **details, "data": source.about})
     if not check.passed:
         raise RuntimeError(f"a bug in lbq: the integer network of {folder} disagrees with training: {check}")
     return DemoResult(
@@ -141,16 +137,16 @@ def run_demo(folder: Path | str, watcher: Watcher, seed: int = 0, epochs: int = 
 
 
 def _train(
-    method: str, config: Config, split: Split, watcher: Watcher
-) -> tuple[BurstNet, list[train.EpochRecord], float]:
+    method: str, config: Config, source: Source, watcher: Watcher
+) -> tuple[BurstNet, list[dict[str, Any]], float]:
     watcher.start(method, config.train.epochs)
     started = time.perf_counter()
-    net = train.build(config)
+    trainer = train.Trainer(config, source)
     metrics = []
-    for record in train.fit(net, split, config):
-        metrics.append(record)
+    for record in trainer.fit():
+        metrics.append(record.to_dict())
         watcher.epoch(method, record)
-    return net.eval(), metrics, time.perf_counter() - started
+    return trainer.net.eval(), metrics, time.perf_counter() - started
 
 
 def _summarise(method: str, net: BurstNet, measured: Measurement, seconds: float) -> MethodResult:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -15,9 +15,9 @@ from torch import nn
 from lbq import runs, train
 from lbq.account import BACKENDS, Account, Counter, Operations, energy_mj
 from lbq.analyze import LevelCounter, LevelHistogram
-from lbq.data import Split, load_digits
+from lbq.data.sources import Source, open_source
 from lbq.deploy import lower
-from lbq.graph import Graph, Shape
+from lbq.graph import Graph
 from lbq.neuron.record import record_levels
 
 
@@ -67,36 +67,51 @@ def _account_dict(account: Account) -> dict[str, Any]:
     }
 
 
+@dataclass(frozen=True)
+class Pass:
+    """One batch through a network: its inputs `[B, ...]` or `[T, B, ...]`, labels, logits, and every layer's levels."""
+
+    x: torch.Tensor
+    labels: NDArray[np.int64]
+    logits: NDArray[np.float64]
+    levels: dict[str, NDArray[np.integer[Any]]]
+
+
 @torch.no_grad()
-def level_batches(
-    net: nn.Module, images: NDArray[np.floating], batch_size: int
-) -> Iterator[tuple[NDArray[np.float64], dict[str, NDArray[np.integer[Any]]]]]:
-    """(logits, levels of every layer) for each batch of images, in evaluation mode."""
-    device = train.device_of(net)
-    for batch in torch.as_tensor(images).split(batch_size):
+def passes(net: nn.Module, source: Source) -> Iterator[Pass]:
+    """The test part of `source` through `net` in evaluation mode and in its own precision, batch by batch."""
+    parameter = next(net.parameters())
+    for x, labels in source.eval_batches("test"):
         with record_levels(net) as levels, train.evaluating(net):
-            logits = net(batch.to(device))
-        yield logits.double().cpu().numpy(), levels
+            logits = net(x.to(parameter))
+        yield Pass(x, labels.cpu().numpy(), logits.double().cpu().numpy(), levels)
 
 
-def measure(net: nn.Module, split: Split, batch_size: int = 200) -> Measurement:
-    """Accuracy on `split` and, for a spiking network, its counts and level histograms there."""
-    shape: Shape = split.images.shape[1:]
-    graph = lower(net, shape)
+def measure(net: nn.Module, source: Source) -> Measurement:
+    """Accuracy on the test part and, for a spiking network, its counts and level histograms there."""
+    graph = lower(net, source.shape, static=source.static)
     specs = {layer.name: layer.neuron for layer in graph.layers}
-    if any(spec is None for spec in specs.values()):
-        return Measurement(graph, len(split), train.accuracy(net, split), None, None, {})
-    exact, rate = Counter(graph, "exact"), Counter(graph, "rate")
+    spiking = all(spec is not None for spec in specs.values())
+    exact, rate = (Counter(graph, "exact"), Counter(graph, "rate")) if spiking else (None, None)
     histograms = LevelCounter({name: spec.n_max for name, spec in specs.items() if spec is not None})
-    predictions = []
-    for logits, levels in level_batches(net, split.images, batch_size):
-        predictions.append(logits.argmax(1))
-        for counter in (exact, rate, histograms):
-            counter.add(levels)
-    accuracy = 100 * float((np.concatenate(predictions) == split.labels).mean())
-    return Measurement(graph, len(split), accuracy, exact.account(), rate.account(), histograms.layers)
+    correct = images = 0
+    for one in passes(net, source):
+        correct += int((one.logits.argmax(1) == one.labels).sum())
+        images += len(one.labels)
+        if exact is not None and rate is not None:
+            for counter in (exact, rate, histograms):
+                counter.add(one.levels)
+    return Measurement(
+        graph,
+        images,
+        100 * correct / images,
+        exact.account() if exact else None,
+        rate.account() if rate else None,
+        histograms.layers,
+    )
 
 
-def measure_run(run: Path | str) -> Measurement:
+def measure_run(run: Path | str, device: str = "cpu", changes: Iterable[str] = ()) -> Measurement:
     """The network of a run folder on the test images of the dataset it was trained on."""
-    return measure(runs.load(run), load_digits()[1])
+    config = runs.load_config(run, changes)
+    return measure(runs.load(run).to(device), open_source(config, device))

@@ -1,26 +1,30 @@
-"""Run folders: `config.toml`, `metrics.jsonl`, `weights.safetensors`, `result.json`. No pickle anywhere.
+"""Run folders: `config.toml`, `metrics.jsonl`, `weights.safetensors`, `result.json`, `checkpoints/`. No pickle anywhere.
 
-A folder appears under its final name only when it is complete: it is written beside it and renamed.
+Files appear under their final names only when they are complete; one process at a time may write a folder.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import platform
 import shutil
+import subprocess
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
+from safetensors.torch import save as serialise
+from torch import Tensor
 
 from lbq._version import __version__
+from lbq.checkpoint import sync_folder, write_whole
 from lbq.config import Config
 from lbq.errors import ConfigError, RunError
 from lbq.kernels.choose import choose
@@ -57,51 +61,128 @@ def next_free(stem: Path | str) -> Path:
     return path
 
 
-def environment() -> dict[str, str]:
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold `folder` against other processes; the system releases it with this one, however it ends."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = open(folder / ".lock", "w")  # noqa: SIM115 - closed below
+    except OSError as error:
+        raise RunError(f"cannot write {folder}: {error.strerror}") from error
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise RunError(
+                f"{folder} is being written by another process: wait for it or choose another folder"
+            ) from error
+        yield
+
+
+def environment(device: torch.device | str = "cpu") -> dict[str, str]:
     """What a result depends on beside its configuration."""
+    device = torch.device(device)
+    machine = f"{platform.system()} {platform.machine()}, {torch.get_num_threads()} threads"
+    if device.type == "cuda":
+        machine += f", {torch.cuda.get_device_name(device)}"
     return {
         "lbq": __version__,
+        "commit": _commit(),
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "machine": f"{platform.system()} {platform.machine()}, {torch.get_num_threads()} threads",
-        "kernel": choose("cpu").kernel,
+        "machine": machine,
+        "kernel": choose(device.type).kernel,
     }
 
 
-def save(folder: Path, net: BurstNet, config: Config, metrics: Iterable[Any], result: Mapping[str, Any]) -> None:
-    """Write one run into an existing folder."""
+def _commit() -> str:
+    """The commit of the source tree that runs, with a + where it was changed; "" for an installed package."""
+    root = Path(__file__).parent.parent
+    if not (root / ".git").exists():
+        return ""
+
+    def git(*arguments: str) -> str:
+        return subprocess.run(
+            ["git", "-C", str(root), *arguments], capture_output=True, text=True, check=True
+        ).stdout.strip()
+
+    try:
+        return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain", "--untracked-files=no") else "")
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+
+
+def write_text(path: Path, text: str) -> None:
+    """A small file, whole or not at all."""
+    temporary = path.with_name(f".{path.name}.partial")
+    write_whole(temporary, text.encode())
+    os.replace(temporary, path)
+    sync_folder(path.parent)
+
+
+def write_weights(folder: Path, state: Mapping[str, Tensor]) -> None:
+    """`weights.safetensors`. Cloned: a tail shared between layers is one tensor under several names."""
+    path = folder / "weights.safetensors"
+    temporary = path.with_name(f".{path.name}.partial")
+    write_whole(temporary, serialise({k: v.detach().cpu().clone().contiguous() for k, v in state.items()}))
+    os.replace(temporary, path)
+    sync_folder(folder)
+
+
+def save(
+    folder: Path, net: BurstNet, config: Config, metrics: Iterable[Mapping[str, Any]], result: Mapping[str, Any]
+) -> None:
+    """Write one finished run into a folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.toml").write_text(config.to_toml(), encoding="utf-8")
-    with open(folder / "metrics.jsonl", "w", encoding="utf-8") as file:
-        for record in metrics:
-            row = asdict(record) if is_dataclass(record) and not isinstance(record, type) else record
-            file.write(json.dumps(row) + "\n")
-    # cloned: a tail shared between layers is one tensor under several names, which the format refuses
-    save_file({k: v.detach().cpu().clone() for k, v in net.state_dict().items()}, folder / "weights.safetensors")
+    write_text(folder / "config.toml", config.to_toml())
+    write_text(folder / "metrics.jsonl", "".join(json.dumps(row) + "\n" for row in metrics))
+    write_weights(folder, net.state_dict())
     record = {**result, "config_hash": config.hash, "environment": environment()}
-    (folder / "result.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    write_text(folder / "result.json", json.dumps(record, indent=2) + "\n")
+
+
+def check_folder(run: Path | str, *needed: str) -> Path:
+    folder = Path(run)
+    if not folder.is_dir():
+        raise RunError(f"{folder} is not a run folder: give one that `lbq demo` or `lbq train` wrote")
+    for name in needed:
+        if not (folder / name).is_file():
+            raise RunError(f"{folder} is not a complete run folder: {name} is missing")
+    return folder
+
+
+def load_config(run: Path | str, changes: Iterable[str] = ()) -> Config:
+    """The configuration of a run, with `key=value` changes laid over it."""
+    folder = check_folder(run, "config.toml")
+    try:
+        return Config.load(folder / "config.toml", changes)
+    except ConfigError as error:
+        raise RunError(str(error)) from error
+
+
+def read_weights(run: Path | str) -> dict[str, Tensor]:
+    weights = check_folder(run, "weights.safetensors") / "weights.safetensors"
+    try:
+        return load_file(weights)
+    except (SafetensorError, OSError) as error:
+        raise RunError(f"{weights} cannot be read ({error}): restore the file or train again") from error
 
 
 def load(run: Path | str) -> BurstNet:
     """The trained network of a run folder, in evaluation mode."""
-    folder = Path(run)
-    if not folder.is_dir():
-        raise RunError(f"{folder} is not a run folder: give one that `lbq demo` or a training wrote")
-    for name in ("config.toml", "weights.safetensors"):
-        if not (folder / name).is_file():
-            raise RunError(f"{folder} is not a complete run folder: {name} is missing")
+    folder = check_folder(run, "config.toml", "weights.safetensors")
     try:
-        net = build(Config.load(folder / "config.toml"))
+        config = load_config(folder)
+        net = build(config)
     except ConfigError as error:
-        raise RunError(str(error)) from error
-    weights = folder / "weights.safetensors"
+        raise RunError(f"{folder / 'config.toml'}: {error}") from error
+    if config.train.precision == "fp64":
+        net.double()
     try:
-        tensors = load_file(weights)
-    except (SafetensorError, OSError) as error:
-        raise RunError(f"{weights} cannot be read ({error}): restore the file or train again") from error
-    try:
-        net.load_state_dict(tensors)
+        net.load_state_dict(read_weights(folder))
     except RuntimeError as error:
         reason = " ".join(str(error).split())
-        raise RunError(f"{weights} does not belong to {folder / 'config.toml'}: {reason[:300]}") from error
+        raise RunError(
+            f"{folder / 'weights.safetensors'} does not belong to {folder / 'config.toml'}: {reason[:300]}"
+        ) from error
     return net.eval()

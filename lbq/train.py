@@ -1,6 +1,8 @@
-"""The training loop: SGD with warm-up and cosine decay. Yields one record per epoch; prints nothing.
+"""The trainer: every reported number comes from here. Yields records; prints nothing.
 
-Randomness is a function of (seed, purpose, epoch), so the same configuration gives the same bytes on a CPU.
+A run's state is its tensors and three positions: the data cursor (epoch, batch), the step of the schedule, and the
+position in the random stream. Order, augmentation and dropout are functions of the seed and these, so a run continued
+from a checkpoint, at any batch, gives the same bytes as one that was never interrupted.
 """
 
 from __future__ import annotations
@@ -8,48 +10,74 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
 
-from lbq import models
+from lbq import models, optim
 from lbq.config import Config
-from lbq.data.augment import random_shift
-from lbq.data.digits import Split
-from lbq.errors import LbqError
+from lbq.data.mixing import Mixing
+from lbq.data.sources import Part, Source
+from lbq.distributed import World, synchronise_batchnorm
+from lbq.errors import ConfigError, LbqError
 from lbq.neuron import QuantReLU, SpikingNeuron
+
+PRECISIONS = {"fp32": None, "fp64": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclass
+class Position:
+    """Where a run stands. `stream` counts the draws of the random stream, `step` the optimiser's steps."""
+
+    epoch: int = 0
+    batch: int = 0
+    step: int = 0
+    stream: int = 0
 
 
 @dataclass(frozen=True)
 class EpochRecord:
-    """Loss and accuracy (percent) on the augmented training images; each neuron's step and tail after the epoch."""
+    """Loss and accuracy (percent) on the augmented training images, and accuracies on the held-out and test images where they
+    were evaluated; each neuron's step, tail and active ratio after the epoch."""
 
     epoch: int
+    step: int
     loss: float
-    accuracy: float
+    train_accuracy: float
     lr: float
     seconds: float
-    steps: dict[str, float]
-    tails: dict[str, float]
+    samples_per_second: float
+    test_accuracy: float | None = None
+    holdout_accuracy: float | None = None
+    steps: dict[str, float] = field(default_factory=dict)
+    tails: dict[str, float] = field(default_factory=dict)
+    active: dict[str, float] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
 
 
-def generator(seed: int, purpose: str, epoch: int = 0) -> torch.Generator:
-    """A random stream of its own for each (seed, purpose, epoch)."""
-    digest = hashlib.sha256(f"{seed}/{purpose}/{epoch}".encode()).digest()
-    return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+class Diverged(LbqError):
+    """The loss is no longer a number."""
+
+
+def stream_seed(seed: int, *purpose: object) -> int:
+    """A seed of its own for each (seed, purpose...)."""
+    text = "/".join(map(str, (seed, *purpose)))
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") >> 1
 
 
 def build(config: Config) -> models.BurstNet:
     """The configured network with weights drawn from the configured seed; the caller's random state is untouched."""
     m = config.model
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(int(torch.randint(2**62, (1,), generator=generator(config.seed, "weights"))))
+        torch.manual_seed(stream_seed(config.seed, "weights"))
         return models.create(
             m.id,
             m.num_classes,
@@ -57,78 +85,336 @@ def build(config: Config) -> models.BurstNet:
             config.neuron,
             in_channels=m.in_channels,
             stem_stride=m.stem_stride,
+            dropout=m.dropout,
             share_tail=m.share_tail,
         )
 
 
-def parameter_groups(net: nn.Module, weight_decay: float) -> list[dict[str, object]]:
-    """Synaptic weights decay; everything else (BatchNorm, biases, steps, tails, leaks) does not.
+class Trainer:
+    """Trains the configured network on `source`. Call `fit`, a generator of epoch records.
 
-    Decay on rho would pull the step toward softplus(0) = 0.69.
+    between_steps: called with the trainer after every step; it may save, and stops training by returning True.
     """
-    synaptic = {id(m.weight) for m in net.modules() if isinstance(m, (nn.Conv2d, nn.Linear))}
-    weights = [p for p in net.parameters() if id(p) in synaptic]
-    others = [p for p in net.parameters() if id(p) not in synaptic]
-    return [{"params": weights, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
 
+    def __init__(
+        self,
+        config: Config,
+        source: Source,
+        device: torch.device | str = "cpu",
+        world: World | None = None,
+        between_steps: Callable[[Trainer], bool] | None = None,
+    ) -> None:
+        self.config, self.source, self.world = config, source, world or World()
+        self.device = torch.device(device)
+        self.between_steps = between_steps
+        self.position = Position()
+        self.tally = torch.zeros(3, dtype=torch.float64, device=self.device)  # loss, correct, seen in this epoch so far
+        self._unchecked: tuple[Tensor, Position, Any] | None = None
+        self._check()
+        self.net = build(config).to(self.device)
+        if config.train.precision == "fp64":
+            self.net.double()
+        if config.train.channels_last:
+            self.net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        if config.train.sync_batchnorm:
+            synchronise_batchnorm(self.net)
+        self.optimiser = optim.make_optimiser(self.net, config.optim)
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=config.train.precision == "fp16")
+        self.average = optim.Average(self.net, config.train.ema) if config.train.ema else None
+        a = config.augment
+        self.mixing = Mixing(a.mixup, a.cutmix, a.mix_prob, a.label_smoothing, config.model.num_classes)
+        self._runner: nn.Module | None = None
 
-def learning_rate(step: int, total: int, warmup: int, base: float) -> float:
-    """Linear warm-up over `warmup` steps, then cosine to 0 at `total`."""
-    if step < warmup:
-        return base * (step + 1) / warmup
-    return base * 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(total - warmup, 1)))
+    def _check(self) -> None:
+        t, m, source = self.config.train, self.config.model, self.source
+        if m.num_classes != source.classes:
+            raise ConfigError(f"model.num_classes must be {source.classes} for {source.name}, got {m.num_classes}")
+        if m.in_channels != source.shape[0]:
+            raise ConfigError(f"model.in_channels must be {source.shape[0]} for {source.name}, got {m.in_channels}")
+        if t.batch_size % (t.accumulate * self.world.size):
+            raise ConfigError(
+                f"train.batch_size must be a multiple of train.accumulate x processes "
+                f"({t.accumulate} x {self.world.size}), got {t.batch_size}"
+            )
+        if t.batch_size > source.train_size:
+            raise ConfigError(f"train.batch_size must be at most the {source.train_size} samples, got {t.batch_size}")
 
+    # State
+    # ---------------------------------------------------------------------------------------------------------------
 
-def fit(net: models.BurstNet, train: Split, config: Config) -> Iterator[EpochRecord]:
-    """Train `net` in place; yields after every epoch."""
-    settings = config.train
-    device = device_of(net)
-    images, labels = torch.from_numpy(train.images).to(device), torch.from_numpy(train.labels).to(device)
-    batches = max(len(train) // settings.batch_size, 1)
-    total, warmup = settings.epochs * batches, settings.warmup_epochs * batches
-    optimiser = torch.optim.SGD(
-        parameter_groups(net, settings.weight_decay),
-        lr=settings.lr,
-        momentum=settings.momentum,
-        nesterov=settings.momentum > 0,
-    )
-    for epoch in range(settings.epochs):
-        started = time.perf_counter()
-        net.train()
-        order = torch.randperm(len(train), generator=generator(config.seed, "order", epoch))
-        noise = generator(config.seed, "augment", epoch)
-        loss_sum, correct, seen, rate = 0.0, 0, 0, 0.0
-        for batch in range(batches):
-            rate = learning_rate(epoch * batches + batch, total, warmup, settings.lr)
-            for group in optimiser.param_groups:
-                group["lr"] = rate
-            chosen = order.to(device)[batch * settings.batch_size : (batch + 1) * settings.batch_size]
-            x, y = random_shift(images[chosen], config.data.shift, noise), labels[chosen]
-            logits = net(x)
-            loss = F.cross_entropy(logits, y)
-            optimiser.zero_grad(set_to_none=True)
-            loss.backward()
-            optimiser.step()
-            if not math.isfinite(value := loss.item()):
-                raise LbqError(
-                    f"loss became {value} in epoch {epoch + 1}, step {batch + 1}: lower train.lr ({settings.lr})"
-                )
-            loss_sum += value * len(y)
-            correct += int((logits.argmax(1) == y).sum())
-            seen += len(y)
-        yield EpochRecord(
-            epoch=epoch + 1,
-            loss=loss_sum / seen,
-            accuracy=100 * correct / seen,
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Everything that a run needs to go on, as tensors and JSON values."""
+        tensors = {f"model/{k}": v for k, v in self.net.state_dict().items()}
+        tensors |= {f"optim/{k}": v for k, v in optim.optimiser_state(self.net, self.optimiser).items()}
+        if self.average is not None:
+            tensors |= {f"average/{k}": v for k, v in self.average.state.items()}
+        values = {
+            "position": asdict(self.position),
+            "tally": self.tally.tolist(),
+            "scaler": self.scaler.state_dict(),
+            "config_hash": self.config.hash,
+        }
+        return tensors, values
+
+    def restore(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
+        def part(prefix: str) -> dict[str, Tensor]:
+            return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
+
+        self.net.load_state_dict(part("model/"))
+        optim.restore_optimiser(self.net, self.optimiser, part("optim/"))
+        if self.average is not None:
+            self.average.state = {k: v.to(self.device) for k, v in part("average/").items()}
+        self.position = Position(**values["position"])
+        self.tally = torch.tensor(values["tally"], dtype=torch.float64, device=self.device)
+        if values["scaler"]:
+            self.scaler.load_state_dict(values["scaler"])
+
+    # Training
+    # ------------------------------------------------------------------------------------------------------------
+
+    @property
+    def batches(self) -> int:
+        """Steps in an epoch; a last incomplete batch is dropped."""
+        return self.source.train_size // self.config.train.batch_size
+
+    @property
+    def done(self) -> bool:
+        return self.position.epoch >= self.config.train.epochs
+
+    def order(self, epoch: int) -> Tensor:
+        """The epoch's order of samples, `[batches, accumulate, processes, samples]`: the same whatever the processes."""
+        t = self.config.train
+        generator = torch.Generator().manual_seed(stream_seed(self.config.seed, "order", epoch))
+        order = torch.randperm(self.source.train_size, generator=generator)[: self.batches * t.batch_size]
+        return order.reshape(self.batches, t.accumulate, self.world.size, -1)
+
+    def fit(self) -> Iterator[EpochRecord]:
+        """Train from the present position to the end; yields after every epoch."""
+        while not self.done:
+            record = self._epoch()
+            if record is None:
+                return  # stopped between steps
+            yield record
+
+    def _epoch(self) -> EpochRecord | None:
+        started, seed, first = time.perf_counter(), self.config.seed, self.position.batch
+        order = self.order(self.position.epoch)[first:]
+        mine = order[:, :, self.world.rank]
+        self.net.train()
+        micro = self.source.train_batches(list(mine.flatten(0, 1)), self.position.epoch, seed)
+        rate = 0.0
+        for _ in range(len(order)):
+            rate = optim.learning_rate(self.position.step, self.batches, self.config)
+            optim.set_learning_rate(self.optimiser, rate)
+            self._step(micro)
+            if self.between_steps is not None and self.between_steps(self):
+                return None
+        self.settle()
+        epoch = self.position.epoch + 1
+        loss, correct, seen = self.world.sum(self.tally.clone()).tolist()
+        seconds = time.perf_counter() - started
+        t = self.config.train
+        evaluate = epoch % t.eval_every == 0 or epoch == t.epochs
+        with self.averaged():
+            active: dict[str, float] = {}
+            test = self.evaluate("test", active) if evaluate else None
+            holdout = self.evaluate("holdout") if evaluate and self.source.holdout_size else None
+        self.position.epoch, self.position.batch = epoch, 0
+        self.tally.zero_()
+        return EpochRecord(
+            epoch=epoch,
+            step=self.position.step,
+            loss=loss / seen,
+            train_accuracy=100 * correct / seen,
             lr=rate,
-            seconds=time.perf_counter() - started,
-            steps=neuron_steps(net),
-            tails=neuron_tails(net),
+            seconds=seconds,
+            samples_per_second=len(order) * t.batch_size / seconds,
+            test_accuracy=test,
+            holdout_accuracy=holdout,
+            steps=neuron_steps(self.net),
+            tails=neuron_tails(self.net),
+            active=active,
         )
 
+    def _step(self, micro: Iterator[tuple[Tensor, Tensor]]) -> None:
+        t, position = self.config.train, self.position
+        runner = self.runner()
+        self.optimiser.zero_grad(set_to_none=True)
+        for part in range(t.accumulate):
+            last = part == t.accumulate - 1
+            x, labels = next(micro)
+            self._seed_stream(part)
+            x, targets = self.mixing(x, labels, self.config.seed, position.epoch, position.batch * t.accumulate + part)
+            x = self._cast(x)
+            waits = isinstance(runner, DistributedDataParallel) and not last
+            with runner.no_sync() if waits else nullcontext():  # type: ignore[operator]
+                with self.autocast():
+                    logits = runner(x, per_step=t.loss == "tet")
+                    loss = self.loss(logits, targets)
+                self._check_finite(loss, x)
+                self.scaler.scale(loss / t.accumulate).backward()
+            mean = logits.detach().mean(0) if t.loss == "tet" else logits.detach()
+            correct = (mean.argmax(1) == labels).sum()
+            seen = torch.full_like(correct, len(labels))
+            self.tally += torch.stack([loss.detach().double() * len(labels), correct.double(), seen.double()])
+        if self.config.optim.clip:
+            self.scaler.unscale_(self.optimiser)
+            torch.nn.utils.clip_grad_norm_(self.net.parameters(), self.config.optim.clip)
+        self.scaler.step(self.optimiser)
+        self.scaler.update()
+        if self.average is not None:
+            self.average.update(self.net)
+        position.batch += 1
+        position.step += 1
+        position.stream += 1
 
-def device_of(net: nn.Module) -> torch.device:
-    return next(net.parameters()).device
+    def _seed_stream(self, part: int) -> None:
+        """Dropout and the like draw from a stream that is a function of the position and the process alone."""
+        seed = stream_seed(self.config.seed, "stream", self.position.stream, part, self.world.rank)
+        torch.default_generator.manual_seed(seed)
+        if self.device.type == "cuda":
+            torch.cuda.manual_seed(seed)
+
+    def runner(self) -> nn.Module:
+        """The network as it is called in training: under DistributedDataParallel and compiled, where asked for."""
+        if self._runner is None:
+            runner: nn.Module = self.net
+            if self.world.size > 1:
+                ids = [self.device.index] if self.device.type == "cuda" else None
+                runner = DistributedDataParallel(runner, device_ids=ids)
+            if self.config.train.compile:
+                runner = torch.compile(runner)  # type: ignore[assignment]
+            self._runner = runner
+        return self._runner
+
+    def autocast(self) -> Any:
+        dtype = PRECISIONS[self.config.train.precision]
+        return nullcontext() if dtype is None else torch.autocast(self.device.type, dtype=dtype)
+
+    def _cast(self, x: Tensor) -> Tensor:
+        if self.config.train.precision == "fp64":
+            x = x.double()
+        if self.config.train.channels_last and x.dim() == 4:
+            x = x.contiguous(memory_format=torch.channels_last)
+        return x
+
+    def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """Cross-entropy of the mean logits, or TET (Deng et al. 2022): cross-entropy at every timestep plus a pull to 1."""
+        targets = targets.to(logits.dtype)
+        if self.config.train.loss == "ce":
+            return F.cross_entropy(logits, targets)
+        weight = self.config.train.tet_weight
+        every = F.cross_entropy(logits.flatten(0, 1), targets.repeat(logits.shape[0], 1))
+        return (1 - weight) * every + weight * (logits - 1).square().mean()
+
+    def _check_finite(self, loss: Tensor, x: Tensor) -> None:
+        """Stop on a loss that is not a number. On a GPU the loss of the step before is looked at, so that nothing waits."""
+        self.settle()
+        if self.device.type == "cuda":
+            value = loss.detach().to("cpu", non_blocking=True)
+            event = torch.cuda.Event()
+            event.record()
+            self._unchecked = (value, replace(self.position), (event, x))
+        else:
+            self._refuse(loss.detach(), self.position, x)
+
+    def settle(self) -> None:
+        """Look at a loss that is still unchecked; called before anything is saved."""
+        if self._unchecked is not None:
+            (value, position, (event, x)), self._unchecked = self._unchecked, None
+            event.synchronize()
+            self._refuse(value, position, x)
+
+    def _refuse(self, loss: Tensor, position: Position, x: Tensor) -> None:
+        value = float(loss)
+        if not math.isfinite(value):
+            raise Diverged(
+                f"loss became {value} in epoch {position.epoch + 1}, step {position.batch + 1}, first in "
+                f"{first_bad_layer(self.net, x)}: lower optim.lr ({self.config.optim.lr:g}) or use a longer warm-up"
+            )
+
+    # Evaluation
+    # ----------------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """The averaged weights in place of the trained ones for a while, where averaging is on."""
+        if self.average is None:
+            yield
+            return
+        trained = {k: v.clone() for k, v in self.net.state_dict().items()}
+        self.net.load_state_dict(self.average.state)
+        try:
+            yield
+        finally:
+            self.net.load_state_dict(trained)
+
+    def evaluate(self, part: Part, active: dict[str, float] | None = None) -> float:
+        """Accuracy in percent over the whole of `part`, whatever the processes; fills `active` with active ratios."""
+        counts = torch.zeros(2, dtype=torch.float64, device=self.device)
+        ratios = _ActiveRatios(self.net) if active is not None else nullcontext()
+        with torch.no_grad(), evaluating(self.net), ratios:
+            for x, labels in self.source.eval_batches(part, self.world.rank, self.world.size):
+                with self.autocast():
+                    logits = self.net(self._cast(x))
+                counts += torch.tensor([float((logits.argmax(1) == labels).sum()), len(labels)], device=self.device)
+        correct, seen = self.world.sum(counts).tolist()
+        if active is not None and isinstance(ratios, _ActiveRatios):
+            active.update(ratios.result(self.world))
+        return 100 * correct / seen
+
+
+class _ActiveRatios:
+    """Share of non-zero outputs of every neuron, over all forward passes while it is entered."""
+
+    def __init__(self, net: nn.Module) -> None:
+        self.neurons = {n: m for n, m in net.named_modules() if isinstance(m, SpikingNeuron)}
+        self.sums: dict[str, Tensor] = {}
+
+    def __enter__(self) -> None:
+        def watch(name: str) -> Any:
+            def hook(_module: nn.Module, _inputs: Any, output: Tensor) -> None:
+                pair = torch.stack([(output != 0).sum(), torch.tensor(output.numel(), device=output.device)]).double()
+                self.sums[name] = self.sums.get(name, torch.zeros_like(pair)) + pair
+
+            return hook
+
+        self.handles = [m.register_forward_hook(watch(n)) for n, m in self.neurons.items()]
+
+    def __exit__(self, *_: object) -> None:
+        for handle in self.handles:
+            handle.remove()
+
+    def result(self, world: World) -> dict[str, float]:
+        if not self.neurons:
+            return {}
+        everything = world.sum(torch.stack([self.sums[n] for n in self.neurons]))
+        return {n: float(s[0] / s[1]) for n, s in zip(self.neurons, everything, strict=True)}
+
+
+@torch.no_grad()
+def first_bad_layer(net: nn.Module, x: Tensor) -> str:
+    """The first layer, in execution order, whose output or parameters are not finite."""
+    found: list[str] = []
+
+    def watch(name: str) -> Any:
+        def hook(module: nn.Module, _inputs: Any, output: Any) -> None:
+            bad = isinstance(output, Tensor) and not output.isfinite().all()
+            if bad or not all(p.isfinite().all() for p in module.parameters(recurse=False)):
+                found.append(name)
+
+        return hook
+
+    if not x.isfinite().all():
+        return "the input"
+    leaves = [(n, m) for n, m in net.named_modules() if n and (not list(m.children()) or isinstance(m, SpikingNeuron))]
+    handles = [m.register_forward_hook(watch(n)) for n, m in leaves]
+    try:
+        net(x)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return f"layer {found[0]!r}" if found else "the loss"
 
 
 @contextmanager
@@ -142,17 +428,8 @@ def evaluating(net: nn.Module) -> Iterator[None]:
         net.train(was_training)
 
 
-@torch.no_grad()
-def predict(net: nn.Module, images: NDArray[np.floating] | Tensor, batch_size: int = 256) -> Tensor:
-    """Mean logits `[N, classes]` on the CPU."""
-    device = device_of(net)
-    with evaluating(net):
-        return torch.cat([net(batch.to(device)).cpu() for batch in torch.as_tensor(images).split(batch_size)])
-
-
-def accuracy(net: nn.Module, split: Split) -> float:
-    """Percent of `split` classified correctly."""
-    return 100 * float((predict(net, split.images).argmax(1).numpy() == split.labels).mean())
+def device_of(net: nn.Module) -> torch.device:
+    return next(net.parameters()).device
 
 
 @torch.no_grad()

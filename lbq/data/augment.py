@@ -16,7 +16,6 @@ from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 Border = Literal["fill", "replicate", "wrap"]
 LUMA = (19595.0, 38470.0, 7471.0)  # ITU-R 601-2 in units of 2^-16, as Pillow converts RGB to L
@@ -131,22 +130,6 @@ def crop(
     offset = torch.stack([dx, dy], 1)[:, :, None] * 65536 + (32768 - padding * 65536)
     still = _constant((65536, 0, 0, 65536), torch.int64, x.device).view(2, 2)
     return transform(x, torch.cat([still.expand(len(dx), 2, 2), offset], 2), 0, border, mirror)
-
-
-def random_shift(x: Tensor, pixels: int, generator: torch.Generator) -> Tensor:
-    """Shift each image of `x` [B, C, H, W] by up to `pixels` in each direction; what comes in repeats the border.
-
-    Drawn from a generator, so it depends on the batch; `ImageAugment` with the border "replicate" does it by sample.
-    """
-    if pixels == 0:
-        return x
-    batch, _, height, width = x.shape
-    padded = F.pad(x, (pixels,) * 4, mode="replicate")
-    dy, dx = torch.randint(0, 2 * pixels + 1, (2, batch), generator=generator).to(x.device)
-    rows = dy[:, None] + torch.arange(height, device=x.device)
-    columns = dx[:, None] + torch.arange(width, device=x.device)
-    each = torch.arange(batch, device=x.device)[:, None, None]
-    return padded.permute(0, 2, 3, 1)[each, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
 
 
 def erase(x: Tensor, top: Tensor, left: Tensor, size: int | Tensor) -> Tensor:

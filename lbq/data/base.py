@@ -61,6 +61,11 @@ class Images:
     def __len__(self) -> int:
         return len(self.labels)
 
+    def normalised(self) -> NDArray[np.float32]:
+        """All images as a network sees them: `(pixels / scale - mean) / std`."""
+        mean, std = (np.array(v, np.float32)[:, None, None] for v in (self.mean, self.std))
+        return (self.images.astype(np.float32) / np.float32(self.scale) - mean) / std
+
     def subset(self, indices: Sequence[int] | NDArray[np.integer] | NDArray[np.bool_]) -> Images:
         """The chosen images in the given order (or those where a mask `[N]` is true), copied."""
         chosen = np.asarray(indices)

@@ -8,13 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 from torch import nn
 
-from lbq import train
 from lbq.account import Counter
-from lbq.data.digits import Split
+from lbq.data.sources import Source
 from lbq.deploy.lower import lower
 from lbq.engine import execute
-from lbq.graph import Shape, absorb
-from lbq.measure import level_batches
+from lbq.graph import absorb
+from lbq.measure import passes
 
 
 @dataclass(frozen=True)
@@ -50,44 +49,40 @@ class IntegerCheck:
         )
 
 
-def check_integers(net: nn.Module, split: Split, batch_size: int = 200) -> IntegerCheck:
-    """Lower and absorb `net`, run it by bit planes on all images of `split`, and compare it with `net`."""
-    shape: Shape = split.images.shape[1:]
-    exact = copy.deepcopy(net).double()  # lowered from here: softplus in float32 would give slightly other steps
-    graph = lower(exact, shape)
+def check_integers(net: nn.Module, source: Source) -> IntegerCheck:
+    """Lower and absorb `net`, run it by bit planes on the test part of `source`, and compare it with `net`."""
+    exact = copy.deepcopy(net).cpu().double()  # lowered from here: softplus in float32 would give slightly other steps
+    graph = lower(exact, source.shape, static=source.static)
     absorbed = absorb(graph)
-    images = split.images.astype(np.float64)
     counter = Counter(graph)
-    different = untied = compared = tied = executed = 0
-    predictions = []
-    expected_batches = level_batches(exact, images, batch_size)
+    images = different = untied = compared = tied = executed = correct = agree = 0
     logit_error = 0.0
-    for start, (logits, expected) in enumerate(expected_batches):
-        result = execute(absorbed, images[start * batch_size : (start + 1) * batch_size])
-        predictions.append(result.predictions)
+    for one, trained in zip(passes(exact, source), passes(net, source), strict=True):
+        result = execute(absorbed, one.x.cpu().double().numpy())
         for name, level in result.levels.items():
-            per_image = (level != expected[name].reshape(level.shape)).sum((0, 2, 3, 4))
+            per_image = (level != one.levels[name].reshape(level.shape)).sum((0, 2, 3, 4))
             different += int(per_image.sum())
             untied += int(per_image[result.ties == 0].sum())
             compared += level.size
-        untied_error = np.abs(result.logits - logits)[result.ties == 0]
-        logit_error = max(logit_error, float(untied_error.max(initial=0)))
+        error = np.abs(result.logits - one.logits)[result.ties == 0]
+        logit_error = max(logit_error, float(error.max(initial=0)))
         tied += int((result.ties > 0).sum())
         counter.add(result.levels)
         executed += sum(tally.accumulations for tally in result.tallies.values())
+        images += len(one.labels)
+        correct += int((result.predictions == one.labels).sum())
+        agree += int((result.predictions == trained.logits.argmax(1)).sum())
     account = counter.account()
-    counted = (account.total + account.shortcut_total).bit_sparse * len(split)
-    predicted = np.concatenate(predictions)
-    trained = train.predict(net, split.images).argmax(1).numpy()
+    counted = (account.total + account.shortcut_total).bit_sparse * images
     return IntegerCheck(
-        images=len(split),
+        images=images,
         levels_compared=compared,
         levels_different=different,
         levels_different_untied=untied,
         tied_images=tied,
         largest_logit_error=logit_error,
-        predictions_agree=100 * float((predicted == trained).mean()),
-        accuracy=100 * float((predicted == split.labels).mean()),
+        predictions_agree=100 * agree / images,
+        accuracy=100 * correct / images,
         accumulations_executed=executed,
         accumulations_counted=round(counted),
     )

@@ -55,6 +55,7 @@ def create(
     *,
     in_channels: int = 3,
     stem_stride: int = 1,
+    dropout: float = 0.0,
     share_tail: bool = False,
 ) -> BurstNet:
     """Build a network.
@@ -67,6 +68,7 @@ def create(
             `channels` and `timesteps` where it has arguments of these names.
         in_channels: 2 for event frames.
         stem_stride: 2 halves the resolution in the stem (CIFAR-stem ResNets only).
+        dropout: share of features dropped before the classifier while training.
         share_tail: one tail coefficient for the whole network instead of one per layer.
     """
     sizes = {
@@ -86,6 +88,10 @@ def create(
             raise ConfigError(f"model: stem_stride applies to CIFAR-stem ResNets, not to {id!r}")
         build.options["stem_stride"] = stem_stride
     net = build.func(make, num_classes=num_classes, timesteps=timesteps, in_channels=in_channels, **build.options)
+    if dropout:
+        if isinstance(dropout, bool) or not isinstance(dropout, (int, float)) or not 0 <= dropout < 1:
+            raise ConfigError(f"model: dropout must be in [0, 1), got {dropout!r}")
+        net.dropout = nn.Dropout(dropout)
     if share_tail:
         neurons.share_tail(net)
     return net

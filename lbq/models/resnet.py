@@ -50,16 +50,19 @@ class BurstNet(nn.Module):
     """
 
     timesteps: int
+    fc: nn.Linear
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dropout: nn.Module = nn.Identity()  # before the classifier
 
     def features(self, x: Tensor) -> Tensor:
         """Scaled outputs `[T, B, F]` that the last linear layer reads."""
         raise NotImplementedError
 
-    fc: nn.Linear
-
     def forward(self, x: Tensor, per_step: bool = False) -> Tensor:
         """Mean logits `[B, classes]`, or `[T, B, classes]` where `per_step` (for losses per timestep)."""
-        logits = over_time(self.features(x), self.fc, spatial=1)
+        logits = over_time(self.features(x), self.dropout, self.fc, spatial=1)
         return logits if per_step else logits.mean(0)
 
 

@@ -1,0 +1,129 @@
+"""Checkpoints that survive being killed: one safetensors file each, checksummed, written whole or not at all. No pickle.
+
+A state is a tree of tensors and JSON values. Tensors go into the file's body, the rest as JSON into its header together
+with a SHA-256 over names, shapes, types and bytes of all tensors and over the JSON itself. `save` writes to a temporary
+name, flushes it to disk and renames; the checkpoint before stays as `previous`, so that whatever happens one good one
+remains.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save as serialise
+from torch import Tensor
+
+from lbq.errors import RunError
+
+FORMAT = "lbq-checkpoint-1"
+LAST, PREVIOUS = "last.safetensors", "previous.safetensors"
+
+Tree = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A checkpoint's tensors and JSON values, where it came from, and what was wrong with newer ones, if anything."""
+
+    tensors: dict[str, Tensor]
+    values: dict[str, Any]
+    path: Path
+    skipped: tuple[str, ...] = ()
+
+
+def save(folder: Path, tensors: Mapping[str, Tensor], values: Tree) -> Path:
+    """Write `last.safetensors` in `folder`, keeping the one before as `previous.safetensors`."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunError(f"cannot write {folder}: {error.strerror}") from error
+    stored = {name: t.detach().to("cpu", copy=True).contiguous() for name, t in tensors.items()}
+    text = json.dumps(values, sort_keys=True, allow_nan=False)
+    metadata = {"format": FORMAT, "values": text, "sha256": digest(stored, text)}
+    last, temporary = folder / LAST, folder / f".{LAST}.partial"
+    write_whole(temporary, serialise(stored, metadata))
+    try:
+        if last.exists():
+            os.replace(last, folder / PREVIOUS)
+        os.replace(temporary, last)
+        sync_folder(folder)
+    except OSError as error:
+        raise RunError(f"cannot write {last}: {error.strerror}; the checkpoint before it is kept") from error
+    return last
+
+
+def load(folder: Path) -> Loaded | None:
+    """The newest checkpoint that is whole, or None where there is none at all.
+
+    A damaged one is passed over for the one before; where all are damaged, that is an error.
+    """
+    problems: list[str] = []
+    for name in (LAST, PREVIOUS):
+        path = folder / name
+        if not path.exists():
+            continue
+        try:
+            tensors, values = read(path)
+        except RunError as error:
+            problems.append(str(error))
+            continue
+        return Loaded(tensors, values, path, tuple(problems))
+    if problems:
+        raise RunError(f"no usable checkpoint: {'; '.join(problems)}; start again in another folder")
+    return None
+
+
+def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Tensors and values of one checkpoint file, with everything checked."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
+    except (SafetensorError, OSError, ValueError) as error:
+        raise RunError(f"{path} cannot be read ({error})") from error
+    if metadata.get("format") != FORMAT:
+        raise RunError(f"{path} is not a checkpoint of this version (format {metadata.get('format')!r})")
+    text = metadata.get("values", "")
+    if digest(tensors, text) != metadata.get("sha256"):
+        raise RunError(f"{path} is damaged: its checksum does not match")
+    values: dict[str, Any] = json.loads(text)
+    return tensors, values
+
+
+def digest(tensors: Mapping[str, Tensor], text: str) -> str:
+    """SHA-256 over the JSON and every tensor's name, type, shape and bytes."""
+    total = hashlib.sha256(text.encode())
+    for name in sorted(tensors):
+        tensor = tensors[name].contiguous()
+        total.update(f"\n{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        total.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b"")
+    return total.hexdigest()
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Write `data` and flush it to disk; a failure leaves no file under that name."""
+    try:
+        with open(path, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        path.unlink(missing_ok=True)
+        raise RunError(f"cannot write {path}: {error.strerror}; free some space or choose another folder") from error
+
+
+def sync_folder(folder: Path) -> None:
+    """Make renames in `folder` durable."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,267 @@
+"""From a configuration to batches on a device: what the trainer, the evaluation and the measurements read.
+
+A source hands out training batches for given sample numbers, augmented as a function of (seed, epoch, sample), and the
+whole of its held-out or test part, divided among processes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from lbq.config import Config, DataConfig
+from lbq.data import digits, folder
+from lbq.data.augment import normalise
+from lbq.data.base import Dataset
+from lbq.data.event_augment import EventAugment
+from lbq.data.policies import ImageAugment
+from lbq.data.random import key
+from lbq.errors import ConfigError, DataError
+
+Part = Literal["test", "holdout"]
+Batch = tuple[Tensor, Tensor]  # inputs on the device, labels
+
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+EVAL_RATIO = 256 / 224  # the shorter side before the central crop, as usual for ImageNet
+
+
+class Source(Protocol):
+    """name, classes and shape (C, H, W) describe the data; `static`: images, otherwise event frames [T, B, C, H, W];
+    `about` goes into run records: where the data came from, its checksum and its split."""
+
+    name: str
+    classes: int
+    shape: tuple[int, int, int]
+    static: bool
+    train_size: int
+    holdout_size: int
+    about: dict[str, str]
+
+    def train_batches(self, batches: Sequence[Tensor], epoch: int, seed: int) -> Iterator[Batch]:
+        """One batch for each tensor of sample numbers below `train_size`, augmented."""
+
+    def eval_batches(self, part: Part, rank: int = 0, size: int = 1) -> Iterator[Batch]:
+        """Every `size`-th sample from `rank` on, of the held-out or the test part, not augmented."""
+
+
+def open_source(config: Config, device: torch.device | str = "cpu") -> Source:
+    """The configured dataset, ready to train on `device`."""
+    data, where = config.data, torch.device(device)
+    if data.name in ("imagenet", "folder"):
+        return FolderSource(config, where)
+    if data.name in ("cifar10_dvs", "dvs_gesture", "nmnist", "dvs_objects"):
+        return EventSource(config, where)
+    return ImageSource(config, load_images(data), where)
+
+
+def load_images(data: DataConfig) -> Dataset:
+    """An image dataset that fits in memory."""
+    if data.name == "digits":
+        return digits.load_digits()
+    root = _root(data)
+    if data.name in ("mnist", "fashion_mnist"):
+        from lbq.data.idx import load_idx
+
+        return load_idx(root, data.name)
+    from lbq.data import cifar
+
+    return cifar.load_cifar10(root) if data.name == "cifar10" else cifar.load_cifar100(root)
+
+
+def _root(data: DataConfig) -> Path:
+    if not data.root:
+        raise ConfigError(f"data.root must name the folder of {data.name}: add data.root=DIR")
+    return Path(data.root)
+
+
+def held_out(count: int, share: float) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Sample numbers that train and those kept apart: the same for every seed and run."""
+    order = np.random.default_rng(0).permutation(count)
+    kept = round(share * count)
+    return np.sort(order[kept:]), np.sort(order[:kept])
+
+
+class ImageSource:
+    """Images as uint8 on the device; augmentation and normalisation happen there."""
+
+    static = True
+
+    def __init__(self, config: Config, dataset: Dataset, device: torch.device) -> None:
+        a, train = config.augment, dataset.train
+        if a.crop and a.shift:
+            raise ConfigError("augment.crop and augment.shift exclude each other: set one of them to 0")
+        if a.events:
+            raise ConfigError(f"augment.events is for event frames, not for {dataset.name}")
+        if config.data.size not in (0, train.images.shape[2]):
+            raise ConfigError(
+                f"data.size must be 0 or {train.images.shape[2]} for {dataset.name}, got {config.data.size}"
+            )
+        self.name, self.classes = dataset.name, len(train.classes)
+        channels, height, width = train.images.shape[1:]
+        self.shape = (channels, height, width)
+        self.device, self.batch_size = device, config.train.batch_size
+        self.dataset = dataset
+        self.augment = ImageAugment(
+            crop_padding=a.crop or a.shift,
+            flip=a.flip,
+            policy=a.policy or None,
+            cutout=a.cutout,
+            mean=train.mean,
+            std=train.std,
+            scale=float(train.scale),
+            border="replicate" if a.shift else "fill",
+        )
+        trains, kept = held_out(len(train), config.data.holdout)
+        self.train_size, self.holdout_size = len(trains), len(kept)
+        self.about = {"dataset": dataset.name, "source": dataset.source, "sha256": dataset.checksum}
+
+        def on_device(array: NDArray[Any]) -> Tensor:
+            return torch.from_numpy(np.ascontiguousarray(array)).to(device)
+
+        self.numbers = on_device(trains)
+        self.images, self.labels = on_device(train.images), on_device(train.labels)
+        self.parts = {
+            "test": (on_device(dataset.test.images), on_device(dataset.test.labels)),
+            "holdout": (on_device(train.images[kept]), on_device(train.labels[kept])),
+        }
+
+    def train_batches(self, batches: Sequence[Tensor], epoch: int, seed: int) -> Iterator[Batch]:
+        for batch in batches:
+            chosen = self.numbers[batch.to(self.device)]
+            yield self.augment(self.images[chosen], chosen, seed, epoch), self.labels[chosen]
+
+    def eval_batches(self, part: Part, rank: int = 0, size: int = 1) -> Iterator[Batch]:
+        images, labels = (tensor[rank::size] for tensor in self.parts[part])
+        for x, y in zip(images.split(self.batch_size), labels.split(self.batch_size), strict=True):
+            yield normalise(x, self.augment.scale, self.augment.mean, self.augment.std), y
+
+
+class EventSource:
+    """Event frames from the cache of decoded recordings; counts, not normalised."""
+
+    static = False
+
+    def __init__(self, config: Config, device: torch.device) -> None:
+        from lbq.data.events import datasets
+
+        d, timesteps = config.data, config.model.timesteps
+        size = (d.size, d.size) if d.size else None
+        by: Any = d.frames
+        root = _root(d)
+        if d.name == "dvs_objects":
+            data = datasets.load_dvs_objects(root, timesteps, size, by, window_us=1000 * d.window_ms)
+        else:
+            load: Any = {
+                "cifar10_dvs": datasets.load_cifar10_dvs,
+                "dvs_gesture": datasets.load_dvs_gesture,
+                "nmnist": datasets.load_nmnist,
+            }[d.name]
+            data = load(root, timesteps, size, by)
+        a = config.augment
+        if a.crop or a.shift or a.policy or a.cutout:
+            raise ConfigError(f"augment.crop, shift, policy and cutout are for images; {d.name} has augment.events")
+        self.name, self.classes, self.device = d.name, len(data.classes), device
+        self.batch_size = config.train.batch_size
+        height, width = data.train.frames.shape[3:]
+        self.shape = (2, int(height), int(width))
+        self.augment = EventAugment() if a.events else None
+        self.data = data
+        self.numbers, kept = held_out(len(data.train.labels), d.holdout)
+        self.train_size, self.holdout_size = len(self.numbers), len(kept)
+        self.parts = {
+            "test": (data.test.frames, data.test.labels, np.arange(len(data.test.labels))),
+            "holdout": (data.train.frames, data.train.labels, kept),
+        }
+        self.about = {"dataset": data.name, "source": data.source, "split": data.split}
+
+    def _batch(self, frames: NDArray[np.uint8], labels: NDArray[np.int64], chosen: NDArray[np.int64]) -> Batch:
+        x = torch.from_numpy(np.ascontiguousarray(frames[chosen])).to(self.device)
+        return x.transpose(0, 1).float(), torch.from_numpy(labels[chosen]).to(self.device)
+
+    def train_batches(self, batches: Sequence[Tensor], epoch: int, seed: int) -> Iterator[Batch]:
+        for batch in batches:
+            chosen = self.numbers[batch.numpy()]
+            x, y = self._batch(self.data.train.frames, self.data.train.labels, chosen)
+            if self.augment is not None:
+                x = self.augment(x, torch.from_numpy(chosen).to(self.device), seed, epoch)
+            yield x, y
+
+    def eval_batches(self, part: Part, rank: int = 0, size: int = 1) -> Iterator[Batch]:
+        frames, labels, numbers = self.parts[part]
+        mine = numbers[rank::size]
+        for start in range(0, len(mine), self.batch_size):
+            yield self._batch(frames, labels, mine[start : start + self.batch_size])
+
+
+class _Decoder(torch.utils.data.Dataset[tuple[Tensor, int, int]]):
+    """Image files decoded, cropped and scaled in worker processes."""
+
+    def __init__(self, split: folder.FolderSplit, size: int, train: tuple[int, int] | None) -> None:
+        self.split, self.size, self.train = split, size, train  # train: seed and epoch
+
+    def __getitem__(self, number: int) -> tuple[Tensor, int, int]:
+        path = self.split.path(number)
+        if self.train is None:
+            image = folder.load_eval(path, round(self.size * EVAL_RATIO), self.size)
+        else:
+            seed, epoch = self.train
+            image = folder.load_train(path, self.size, key(seed, "crop", epoch, number))
+        return torch.from_numpy(image), int(self.split.labels[number]), number
+
+
+class FolderSource:
+    """Image files in class folders, decoded by workers; flip, AutoAugment and normalisation happen on the device."""
+
+    static = True
+
+    def __init__(self, config: Config, device: torch.device) -> None:
+        d, a = config.data, config.augment
+        if a.crop or a.shift or a.events:
+            raise ConfigError(
+                f"augment.crop, shift and events do not apply to {d.name}: its crops are random and resized"
+            )
+        index = folder.scan_folder(_root(d))
+        if d.name == "imagenet" and len(index.classes) != 1000:
+            raise DataError(
+                f"{index.root} holds {len(index.classes)} classes, ImageNet-1K has 1000: is this another dataset?"
+            )
+        self.name, self.classes, self.device, self.index = d.name, len(index.classes), device, index
+        self.batch_size, self.workers = config.train.batch_size, d.workers
+        self.side = d.size or 224
+        self.shape = (3, self.side, self.side)
+        self.augment = ImageAugment(
+            flip=a.flip, policy=a.policy or None, cutout=a.cutout, mean=IMAGENET_MEAN, std=IMAGENET_STD
+        )
+        self.numbers, self.kept = held_out(len(index.train), d.holdout)
+        self.train_size, self.holdout_size = len(self.numbers), len(self.kept)
+        self.about = {"dataset": d.name, "source": str(index.root), "images": f"{len(index.train)} + {len(index.test)}"}
+
+    def _load(
+        self, split: folder.FolderSplit, batches: list[list[int]], train: tuple[int, int] | None
+    ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        loader = torch.utils.data.DataLoader(
+            _Decoder(split, self.side, train),
+            batch_sampler=batches,
+            num_workers=self.workers,
+            pin_memory=self.device.type == "cuda",
+        )
+        for x, y, numbers in loader:
+            yield tuple(t.to(self.device, non_blocking=True) for t in (x, y, numbers))
+
+    def train_batches(self, batches: Sequence[Tensor], epoch: int, seed: int) -> Iterator[Batch]:
+        chosen = [self.numbers[batch.numpy()].tolist() for batch in batches]
+        for x, y, numbers in self._load(self.index.train, chosen, (seed, epoch)):
+            yield self.augment(x, numbers, seed, epoch), y
+
+    def eval_batches(self, part: Part, rank: int = 0, size: int = 1) -> Iterator[Batch]:
+        split = self.index.test if part == "test" else self.index.train
+        mine = (np.arange(len(split)) if part == "test" else self.kept)[rank::size]
+        batches = [mine[i : i + self.batch_size].tolist() for i in range(0, len(mine), self.batch_size)]
+        for x, y, _ in self._load(split, batches, None):
+            yield normalise(x, self.augment.scale, self.augment.mean, self.augment.std), y

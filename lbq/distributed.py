@@ -1,0 +1,138 @@
+"""Several processes under torchrun: who am I, sums over all, and a BatchNorm with common statistics.
+
+Works with NCCL on GPUs and gloo on CPUs; with one process every function is the identity.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from lbq.errors import LbqError
+
+
+@dataclass(frozen=True)
+class World:
+    """This process among all: `rank` of `size`, and its number on this machine."""
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+
+    @property
+    def main(self) -> bool:
+        return self.rank == 0
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """The sum over all processes, in place."""
+        if self.size > 1:
+            dist.all_reduce(tensor)
+        return tensor
+
+    def any(self, flag: bool, device: torch.device) -> bool:
+        """Whether any process says so; all get the same answer."""
+        if self.size == 1:
+            return flag
+        return bool(self.sum(torch.tensor(float(flag), device=device)).item())
+
+    def barrier(self) -> None:
+        if self.size > 1:
+            dist.barrier()
+
+
+def start(device: str | None = None) -> tuple[World, torch.device]:
+    """Join the processes that torchrun started, if it did, and choose this one's device.
+
+    device: `cpu`, `cuda`, or None for a GPU where there is one.
+    """
+    if device not in (None, "cpu", "cuda"):
+        raise LbqError(f"--device must be cpu or cuda, got {device!r}")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise LbqError("--device cuda: PyTorch sees no GPU here; see lbq doctor")
+    kind = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    size = int(os.environ.get("WORLD_SIZE", "1"))
+    local = int(os.environ.get("LOCAL_RANK", "0"))
+    if kind == "cuda":
+        if local >= torch.cuda.device_count():
+            raise LbqError(f"process {local} has no GPU: this machine has {torch.cuda.device_count()}")
+        torch.cuda.set_device(local)
+    where = torch.device(kind, local) if kind == "cuda" else torch.device("cpu")
+    if size == 1:
+        return World(), where
+    if not dist.is_initialized():
+        dist.init_process_group("nccl" if kind == "cuda" else "gloo", timeout=timedelta(minutes=10))
+    return World(dist.get_rank(), dist.get_world_size(), local), where
+
+
+def stop() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+class _SumOverProcesses(torch.autograd.Function):
+    """All-reduce forward, all-reduce of gradients backward."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor) -> Tensor:
+        total = tensor.clone()
+        dist.all_reduce(total)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        total = grads[0].clone()
+        dist.all_reduce(total)
+        return total
+
+
+class SyncBatchNorm2d(nn.BatchNorm2d):
+    """BatchNorm whose training statistics are those of all processes together, on any device and in any precision.
+
+    One all-reduce each way of sums, squared deviations being taken from the common mean, so that the result equals a
+    single process's on the whole batch.
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        if not (self.training and dist.is_initialized() and dist.get_world_size() > 1):
+            return super().forward(input)
+        x = input.float() if input.dtype in (torch.float16, torch.bfloat16) else input
+        axes = [0, 2, 3]
+        count = torch.full((1,), x.numel() / x.shape[1], dtype=x.dtype, device=x.device)
+        sums: Tensor = _SumOverProcesses.apply(torch.cat([x.sum(axes), count]))  # type: ignore[no-untyped-call]
+        total = sums[-1].detach()
+        mean = sums[:-1] / total
+        centred = x - mean[None, :, None, None]
+        squares: Tensor = _SumOverProcesses.apply(centred.square().sum(axes))  # type: ignore[no-untyped-call]
+        variance = squares / total
+        if self.track_running_stats and self.running_mean is not None and self.running_var is not None:
+            with torch.no_grad():
+                assert self.num_batches_tracked is not None
+                self.num_batches_tracked.add_(1)
+                momentum = self.momentum if self.momentum is not None else 1.0 / float(self.num_batches_tracked)
+                self.running_mean.lerp_(mean.to(self.running_mean.dtype), momentum)
+                self.running_var.lerp_((variance * total / (total - 1)).to(self.running_var.dtype), momentum)
+        out = centred * torch.rsqrt(variance + self.eps)[None, :, None, None]
+        if self.affine:
+            out = out * self.weight[None, :, None, None] + self.bias[None, :, None, None]
+        return out.to(input.dtype)
+
+
+def synchronise_batchnorm(net: nn.Module) -> None:
+    """Replace every BatchNorm2d of `net` by one with common statistics, keeping its parameters and buffers."""
+    for parent in list(net.modules()):
+        for name, child in parent.named_children():
+            if type(child) is nn.BatchNorm2d:
+                new = SyncBatchNorm2d(
+                    child.num_features, child.eps, child.momentum, child.affine, child.track_running_stats
+                )
+                new.weight, new.bias = child.weight, child.bias
+                new.running_mean, new.running_var = child.running_mean, child.running_var
+                new.num_batches_tracked = child.num_batches_tracked
+                new.train(child.training)
+                setattr(parent, name, new)

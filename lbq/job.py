@@ -1,0 +1,347 @@
+"""A training job: one configuration trained in one run folder, which may be killed and continued at any moment.
+
+Rank 0 writes; every process computes. Between steps the job saves by time or by count, and obeys SIGTERM and SIGINT by
+saving and stopping. Records go to a `Watcher`; nothing is printed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any, Protocol
+
+import torch
+
+from lbq import checkpoint, runs
+from lbq.config import Config
+from lbq.data.sources import open_source
+from lbq.deploy import lower
+from lbq.distributed import World
+from lbq.errors import GraphError, LbqError, RunError
+from lbq.kernels.choose import choose
+from lbq.train import EpochRecord, Trainer
+
+CHECKPOINTS = "checkpoints"
+VALUES_PER_SITE = 5  # tensors that autograd keeps per neuron and timestep with the reference kernel, measured
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a job will do, known before it starts. Memory is an estimate for each process, in GiB."""
+
+    model: str
+    parameters: int
+    macs: int | None
+    neurons: int | None
+    timesteps: int
+    batch_size: int
+    processes: int
+    steps_per_epoch: int
+    epochs: int
+    memory_gib: float | None
+    device: str
+    kernel: str
+    data: dict[str, str]
+    train_samples: int
+
+
+class Watcher(Protocol):
+    """Told what happens, as it happens (on rank 0)."""
+
+    def plan(self, plan: Plan) -> None: ...
+
+    def resumed(self, epoch: int, batch: int, notes: tuple[str, ...]) -> None: ...
+
+    def step(self, epoch: int, batch: int, batches: int, samples_per_second: float) -> None: ...
+
+    def epoch(self, record: EpochRecord) -> None: ...
+
+
+class Stopped(LbqError):
+    """Training was asked to stop and has saved; `code` is the process's exit status."""
+
+    def __init__(self, message: str, code: int) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class Job:
+    def __init__(self, config: Config, folder: Path, watcher: Watcher, device: torch.device, world: World) -> None:
+        self.config, self.folder, self.watcher = config, folder, watcher
+        self.device, self.world = device, world
+        self.signal = 0
+        self.saved_at = time.monotonic()
+        self.rate_from: tuple[float, int] | None = None
+
+    # The whole of it
+    # -----------------------------------------------------------------------------------------------------
+
+    def run(self, resume: bool) -> dict[str, Any]:
+        """Train to the end and return the result; continue what is in the folder where `resume`."""
+        lock = runs.locked(self.folder) if self.world.main else nullcontext()
+        with lock, deterministic(self.config.train.deterministic), self._signals():
+            if self.world.main:
+                done = self._prepare(resume)
+                if done is not None and self.world.size == 1:
+                    return done
+            self.world.barrier()
+            source = open_source(self.config, self.device)
+            self.trainer = Trainer(self.config, source, self.device, self.world, self._between_steps)
+            if self.world.main:
+                self.watcher.plan(self._plan())
+            self._restore()
+            try:
+                for record in self.trainer.fit():
+                    self._finish_epoch(record)
+            except torch.OutOfMemoryError as error:
+                raise LbqError(self._out_of_memory()) from error
+            if self.signal:
+                self._save()
+                self.world.barrier()
+                name = signal.Signals(self.signal).name
+                raise Stopped(f"stopped by {name}; {self.folder} continues with --resume auto", 128 + self.signal)
+            result = self._result() if self.world.main else {}
+            self.world.barrier()
+            return result
+
+    def _prepare(self, resume: bool) -> dict[str, Any] | None:
+        """Make the folder this job's; its result where it is complete already."""
+        config_file, result_file = self.folder / "config.toml", self.folder / "result.json"
+        if not config_file.exists():
+            if any(p.name != ".lock" for p in self.folder.iterdir()):
+                raise RunError(f"{self.folder} is not empty and not a run folder: choose another with --out")
+            runs.write_text(config_file, self.config.to_toml())
+            return None
+        if not resume:
+            raise RunError(f"{self.folder} holds a run already: continue it with --resume auto or choose another --out")
+        if runs.load_config(self.folder).hash != self.config.hash:
+            raise RunError(f"{config_file} differs from the configuration given: choose another --out")
+        if result_file.exists():
+            done: dict[str, Any] = json.loads(result_file.read_text())
+            return done
+        return None
+
+    # Saving and restoring
+    # ------------------------------------------------------------------------------------------------
+
+    @property
+    def metrics(self) -> Path:
+        return self.folder / "metrics.jsonl"
+
+    def _save(self) -> None:
+        self.trainer.settle()
+        self.saved_at = time.monotonic()
+        if not self.world.main:
+            return
+        tensors, values = self.trainer.state()
+        values["metrics_bytes"] = self.metrics.stat().st_size if self.metrics.exists() else 0
+        checkpoint.save(self.folder / CHECKPOINTS, tensors, values)
+
+    def _restore(self) -> None:
+        loaded = checkpoint.load(self.folder / CHECKPOINTS)
+        if loaded is None:
+            if self.config.train.init_from:
+                self.initialised_from(self.config.train.init_from)
+            if self.world.main:
+                self.metrics.unlink(missing_ok=True)
+            return
+        if loaded.values["config_hash"] != self.config.hash:
+            raise RunError(f"{loaded.path} belongs to another configuration: choose another --out")
+        self.trainer.restore(loaded.tensors, loaded.values)
+        if self.world.main:
+            if self.metrics.exists():
+                os.truncate(self.metrics, loaded.values["metrics_bytes"])
+            position = self.trainer.position
+            self.watcher.resumed(position.epoch, position.batch, loaded.skipped)
+
+    def initialised_from(self, run: str) -> None:
+        """Start from the weights of another run: everything of the same name and shape (an ANN's synapses, for example)."""
+        theirs, ours = runs.read_weights(run), self.trainer.net.state_dict()
+        fits = {k: v for k, v in theirs.items() if k in ours and v.shape == ours[k].shape}
+        synapses = [k for k in ours if k.endswith("weight")]
+        if not any(k in fits for k in synapses):
+            raise RunError(f"train.init_from: no weight of {run} fits this network")
+        self.trainer.net.load_state_dict(fits, strict=False)
+
+    def _between_steps(self, trainer: Trainer) -> bool:
+        if self.world.any(bool(self.signal), self.device):
+            self.signal = self.signal or signal.SIGTERM
+            return True
+        every, minutes = self.config.train.checkpoint_steps, self.config.train.checkpoint_minutes
+        p = trainer.position
+        due = (every and p.step % every == 0) or time.monotonic() - self.saved_at > 60 * minutes
+        if self.world.main:
+            self._report_step(p.epoch, p.batch, p.step)
+            if due:
+                self._save()
+        return False
+
+    def _report_step(self, epoch: int, batch: int, step: int) -> None:
+        now = time.monotonic()
+        if self.rate_from is None or batch == 1:
+            self.rate_from = (now, step)
+        began, first = self.rate_from
+        rate = (step - first) * self.config.train.batch_size / (now - began) if step > first else 0.0
+        self.watcher.step(epoch, batch, self.trainer.batches, rate)
+
+    def _finish_epoch(self, record: EpochRecord) -> None:
+        if self.world.main:
+            with open(self.metrics, "a", encoding="utf-8") as file:
+                file.write(json.dumps(record.to_dict()) + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+            self._tensorboard(record)
+            self.watcher.epoch(record)
+        self._save()
+
+    def _tensorboard(self, record: EpochRecord) -> None:
+        if not self.config.train.tensorboard:
+            return
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise LbqError("train.tensorboard needs the package tensorboard: pip install tensorboard") from error
+        with SummaryWriter(str(self.folder / "tensorboard")) as writer:
+            for name, value in record.to_dict().items():
+                if isinstance(value, dict):
+                    for layer, number in value.items():
+                        writer.add_scalar(f"{name}/{layer}", number, record.epoch)
+                elif value is not None:
+                    writer.add_scalar(name, value, record.epoch)
+
+    def _result(self) -> dict[str, Any]:
+        """The last epoch is the result. Writes weights (averaged ones, where averaging is on), then `result.json`."""
+        lines = [json.loads(line) for line in self.metrics.read_text().splitlines()]
+        last = lines[-1]
+        with self.trainer.averaged():
+            runs.write_weights(self.folder, self.trainer.net.state_dict())
+        result = {
+            "accuracy": last["test_accuracy"],
+            "epoch": last["epoch"],
+            "seed": self.config.seed,
+            "averaged_weights": bool(self.config.train.ema),
+            "holdout_accuracy": last["holdout_accuracy"],
+            "best_on_holdout": max(
+                (line for line in lines if line["holdout_accuracy"] is not None),
+                key=lambda line: line["holdout_accuracy"],
+                default={"epoch": None},
+            )["epoch"],
+            "train_loss": last["loss"],
+            "steps": last["steps"],
+            "tails": last["tails"],
+            "active": last["active"],
+            "training_seconds": sum(line["seconds"] for line in lines),
+            "processes": self.world.size,
+            "data": self.trainer.source.about,
+            "config_hash": self.config.hash,
+            "environment": runs.environment(self.device),
+        }
+        runs.write_text(self.folder / "result.json", json.dumps(result, indent=2) + "\n")
+        return result
+
+    # The plan, signals, memory
+    # -------------------------------------------------------------------------------------------
+
+    def _plan(self) -> Plan:
+        trainer, t = self.trainer, self.config.train
+        macs: int | None = None
+        units: int | None = None
+        with suppress(GraphError):  # a network without an integer form trains as well
+            graph = lower(trainer.net, trainer.source.shape, self.config.model.timesteps, trainer.source.static)
+            macs, units = graph.macs, graph.units
+        local = t.batch_size // (t.accumulate * self.world.size)
+        size = {"fp64": 8, "fp32": 4, "bf16": 4, "fp16": 4}[t.precision]
+        sites = None if units is None else units * self.config.model.timesteps * local
+        return Plan(
+            model=self.config.model.id,
+            parameters=sum(p.numel() for p in trainer.net.parameters()),
+            macs=macs,
+            neurons=units,
+            timesteps=self.config.model.timesteps,
+            batch_size=t.batch_size,
+            processes=self.world.size,
+            steps_per_epoch=trainer.batches,
+            epochs=t.epochs,
+            memory_gib=None if sites is None else VALUES_PER_SITE * sites * size / 2**30,
+            device=str(self.device),
+            kernel=choose(self.device.type).kernel,
+            data=trainer.source.about,
+            train_samples=trainer.source.train_size,
+        )
+
+    @contextmanager
+    def _signals(self) -> Iterator[None]:
+        """Note SIGTERM and SIGINT instead of dying of them; a second one has its usual effect."""
+
+        def note(number: int, _frame: FrameType | None) -> None:
+            self.signal = number
+            signal.signal(number, before[number])
+
+        before: dict[int, Any] = {}
+        for number in (int(signal.SIGTERM), int(signal.SIGINT)):
+            before[number] = signal.signal(number, note)
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _out_of_memory(self) -> str:
+        peak = torch.cuda.max_memory_allocated(self.device) / 2**30 if self.device.type == "cuda" else 0.0
+        t = self.config.train
+        return (
+            f"out of memory at batch {t.batch_size}, T = {self.config.model.timesteps} (peak {peak:.1f} GiB): "
+            f"raise train.accumulate (now {t.accumulate}) or lower train.batch_size; {self.folder} keeps its checkpoint"
+        )
+
+
+@contextmanager
+def deterministic(wanted: bool) -> Iterator[None]:
+    """Only deterministic operations for a while, where asked for."""
+    if not wanted:
+        yield
+        return
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    before = torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.benchmark
+    torch.use_deterministic_algorithms(True)
+    torch.backends.cudnn.benchmark = False
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0])
+        torch.backends.cudnn.benchmark = before[1]
+
+
+def train(
+    config: Config,
+    folder: Path | str,
+    watcher: Watcher,
+    *,
+    device: torch.device | str = "cpu",
+    world: World | None = None,
+    resume: bool = False,
+) -> dict[str, Any]:
+    """Train `config` in `folder` and return its result."""
+    return Job(config, Path(folder), watcher, torch.device(device), world or World()).run(resume)
+
+
+def evaluate_run(run: Path | str, device: torch.device, world: World, changes: Iterable[str] = ()) -> dict[str, Any]:
+    """Accuracy of a run's stored weights on its test set, beside what its result says."""
+    folder = runs.check_folder(run, "config.toml", "weights.safetensors")
+    config = runs.load_config(folder, changes)
+    source = open_source(config, device)
+    net = runs.load(folder).to(device)
+    trainer = Trainer(config, source, device, world)
+    trainer.net = net
+    stored: dict[str, Any] = {}
+    if (folder / "result.json").exists():
+        stored = json.loads((folder / "result.json").read_text())
+    images = sum(len(y) for _, y in source.eval_batches("test"))
+    return {"accuracy": trainer.evaluate("test"), "images": images, "stored_accuracy": stored.get("accuracy")}

@@ -1,0 +1,91 @@
+"""What moves the parameters: groups by role, the learning-rate schedule, averaged weights."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lbq.config import Config, OptimConfig
+from lbq.neuron import QuantReLU, SpikingNeuron
+
+
+def parameter_groups(net: nn.Module, settings: OptimConfig) -> list[dict[str, Any]]:
+    """Three roles: synaptic weights (decayed), BatchNorm and biases, and the neurons' own (step, tail, leak, reset, mixing),
+    which have a learning-rate factor of their own. Only weights decay: decay on rho would pull the step to 0.69."""
+    weights = {id(m.weight) for m in net.modules() if isinstance(m, (nn.Conv2d, nn.Linear))}
+    neurons = {id(p) for m in net.modules() if isinstance(m, (SpikingNeuron, QuantReLU)) for p in m.parameters()}
+    groups: dict[str, list[nn.Parameter]] = {"weights": [], "norms": [], "neurons": []}
+    for parameter in net.parameters():
+        role = "weights" if id(parameter) in weights else "neurons" if id(parameter) in neurons else "norms"
+        groups[role].append(parameter)
+    return [
+        {
+            "params": members,
+            "role": role,
+            "weight_decay": settings.weight_decay if role == "weights" else 0.0,
+            "factor": settings.neuron_lr if role == "neurons" else 1.0,
+        }
+        for role, members in groups.items()
+        if members
+    ]
+
+
+def make_optimiser(net: nn.Module, settings: OptimConfig) -> torch.optim.Optimizer:
+    groups = parameter_groups(net, settings)
+    if settings.name == "adamw":
+        return torch.optim.AdamW(groups, lr=settings.lr)
+    return torch.optim.SGD(groups, lr=settings.lr, momentum=settings.momentum, nesterov=settings.momentum > 0)
+
+
+def learning_rate(step: int, steps_per_epoch: int, config: Config) -> float:
+    """Linear warm-up from `warmup_lr`, then cosine to 0 at the end: a function of the step alone."""
+    t, base = config.train, config.optim.lr
+    total, warmup = t.epochs * steps_per_epoch, t.warmup_epochs * steps_per_epoch
+    if step < warmup:
+        return t.warmup_lr + (base - t.warmup_lr) * (step + 1) / warmup
+    return base * 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(total - warmup, 1)))
+
+
+def set_learning_rate(optimiser: torch.optim.Optimizer, rate: float) -> None:
+    for group in optimiser.param_groups:
+        group["lr"] = rate * group["factor"]
+
+
+class Average:
+    """Exponential moving average of a network's floating-point state; other entries are copied."""
+
+    def __init__(self, net: nn.Module, decay: float) -> None:
+        self.decay = decay
+        self.state = {name: value.detach().clone() for name, value in net.state_dict().items()}
+
+    @torch.no_grad()
+    def update(self, net: nn.Module) -> None:
+        for name, value in net.state_dict().items():
+            if value.is_floating_point():
+                self.state[name].lerp_(value, 1 - self.decay)
+            else:
+                self.state[name].copy_(value)
+
+
+def optimiser_state(net: nn.Module, optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """The optimiser's tensors under `parameter name/slot`."""
+    names = {id(p): name for name, p in net.named_parameters()}
+    return {
+        f"{names[id(p)]}/{slot}": value
+        for p, slots in optimiser.state.items()
+        for slot, value in slots.items()
+        if isinstance(value, Tensor)
+    }
+
+
+def restore_optimiser(net: nn.Module, optimiser: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
+    parameters = dict(net.named_parameters())
+    optimiser.state.clear()
+    for key, value in tensors.items():
+        name, slot = key.rsplit("/", 1)
+        parameter = parameters[name]
+        on = parameter.device if slot != "step" else torch.device("cpu")  # AdamW counts its steps on the CPU
+        optimiser.state[parameter][slot] = value.to(on).clone()

@@ -1,0 +1,99 @@
+"""TOML files: reading with composition from a base, dotted overrides, and writing. No torch.
+
+A file may name another in a top-level key `base`, relative to itself; its own tables are laid over that one's.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from lbq.errors import ConfigError
+
+MAX_DEPTH = 8
+
+
+def read(path: Path | str, depth: int = 0) -> dict[str, Any]:
+    """The tree of a file, laid over its base, if it names one."""
+    path = Path(path)
+    try:
+        with open(path, "rb") as file:
+            tree = tomllib.load(file)
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}") from error
+    base = tree.pop("base", None)
+    if base is None:
+        return tree
+    if not isinstance(base, str):
+        raise ConfigError(f"{path}: base must be the path of another configuration, got {base!r}")
+    if depth == MAX_DEPTH:
+        raise ConfigError(f"{path}: more than {MAX_DEPTH} bases in a row; do they name each other?")
+    return merge(read(path.parent / base, depth + 1), tree)
+
+
+def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """`over` laid over `base`, table by table. A `neuron` table with a `name` of its own replaces the base's whole, since
+    one neuron's options mean nothing to another."""
+    merged = dict(base)
+    for key, value in over.items():
+        old = merged.get(key)
+        replaces = key == "neuron" and isinstance(value, Mapping) and "name" in value
+        both = isinstance(old, Mapping) and isinstance(value, Mapping)
+        merged[key] = merge(old, value) if both and not replaces else value  # type: ignore[arg-type]
+    return merged
+
+
+def overrides(assignments: Iterable[str]) -> dict[str, Any]:
+    """`["train.epochs=3", "model.id=resnet8w16"]` as a tree. Values are TOML; a bare word is a string."""
+    tree: dict[str, Any] = {}
+    for assignment in assignments:
+        key, equals, text = assignment.partition("=")
+        names = key.strip().split(".")
+        if not equals or not all(names):
+            raise ConfigError(f"override {assignment!r} must have the form key=value, such as train.epochs=3")
+        try:
+            value = tomllib.loads(f"value = {text}")["value"]
+        except tomllib.TOMLDecodeError:
+            value = text
+        leaf: Any = value
+        for name in reversed(names):
+            leaf = {name: leaf}
+        tree = merge(tree, leaf)
+    return tree
+
+
+def write(tree: Mapping[str, Any]) -> str:
+    """A mapping of scalars, lists of scalars and tables of those as TOML that `tomllib` reads back equal."""
+    lines: list[str] = []
+
+    def table(entries: Mapping[str, Any], path: tuple[str, ...]) -> None:
+        nested = {k: v for k, v in entries.items() if isinstance(v, Mapping)}
+        if path:
+            lines.extend([""] * bool(lines) + [f"[{'.'.join(map(_key, path))}]"])
+        lines.extend(f"{_key(k)} = {_value(v)}" for k, v in entries.items() if k not in nested)
+        for key, value in nested.items():
+            table(value, (*path, key))
+
+    table(tree, ())
+    return "\n".join(lines) + "\n"
+
+
+def _key(key: str) -> str:
+    return key if key and all(c.isascii() and (c.isalnum() or c in "_-") for c in key) else _value(key)
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, (int, float)):
+        return repr(value)
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(_value(v) for v in value)}]"
+    raise ConfigError(f"{value!r} has no TOML form")
