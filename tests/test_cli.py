@@ -14,10 +14,11 @@ import pytest
 
 import lbq
 from lbq import cli, train
-from lbq.data import load_digits
+from lbq.data.sources import open_source
 from lbq.demo import demo_config
 from lbq.deploy.check import check_integers
 from lbq.measure import measure
+from lbq.runs import load_config
 
 
 def call(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
@@ -55,7 +56,7 @@ def test_demo_json_and_run_folder(demo_run: tuple[Path, dict[str, Any], str]) ->
     for baseline in ("ann", "lif", "burst_fixed"):
         stored = json.loads((folder / "baselines" / baseline / "result.json").read_text())
         net = lbq.load(folder / "baselines" / baseline)
-        assert train.accuracy(net, load_digits()[1]) == pytest.approx(stored["accuracy"])
+        assert measure(net, open_source(load_config(folder))).accuracy == pytest.approx(stored["accuracy"])
 
 
 def test_demo_table(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,14 +98,15 @@ def test_demo_without_matplotlib_says_so(
 
 def test_lbq_reaches_97_percent_and_its_integers_agree() -> None:
     """What the README promises of the first run, with its own configuration."""
-    train_split, test_split = load_digits()
     config = demo_config("lbq", seed=0, epochs=20)
-    net = train.build(config)
-    for _ in train.fit(net, train_split, config):
+    source = open_source(config)
+    trainer = train.Trainer(config, source)
+    for _ in trainer.fit():
         pass
-    measured = measure(net, test_split)
+    net = trainer.net
+    measured = measure(net, source)
     assert measured.accuracy >= 97
-    check = check_integers(net, test_split)
+    check = check_integers(net, source)
     assert check.passed
     assert check.tied_images < 6
     assert check.largest_logit_error < 1e-9
@@ -212,7 +214,7 @@ def test_interrupt_leaves_nothing_behind(
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(train, "fit", interrupted)
+    monkeypatch.setattr(train.Trainer, "fit", interrupted)
     code, _, err = call(capsys, "demo", "--out", str(tmp_path / "run"))
     assert code == 130
     assert err.endswith("lbq: interrupted\n")

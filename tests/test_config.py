@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lbq.config import Config, to_toml
+from lbq import toml
+from lbq.config import Config
 from lbq.errors import ConfigError
 
 SCALARS = st.one_of(
@@ -32,15 +33,15 @@ TABLES = st.dictionaries(
     )
 )
 def test_toml_round_trip(tree: dict[str, Any]) -> None:
-    assert tomllib.loads(to_toml(tree)) == tree
+    assert tomllib.loads(toml.write(tree)) == tree
 
 
 def test_defaults_round_trip_through_a_file(tmp_path: Path) -> None:
-    config = Config.from_dict({"seed": 3, "neuron": {"name": "lbq", "n_max": 7}, "train": {"lr": 1}})
+    config = Config.from_dict({"seed": 3, "neuron": {"name": "lbq", "n_max": 7}, "optim": {"lr": 1}})
     path = tmp_path / "config.toml"
     path.write_text(config.to_toml(), encoding="utf-8")
     assert Config.load(path) == config
-    assert config.train.lr == 1.0  # an integer is fine where a number is asked for
+    assert config.optim.lr == 1.0  # an integer is fine where a number is asked for
     assert Config.load(path).hash == config.hash != Config().hash
 
 
@@ -49,24 +50,27 @@ def test_defaults_round_trip_through_a_file(tmp_path: Path) -> None:
     [
         ({"sead": 1}, r"unknown key 'sead'; did you mean 'seed'\?"),
         ({"train": {"epoch": 1}}, r"unknown key 'train.epoch'; did you mean 'epochs'\?"),
-        ({"zzz": 1}, r"unknown key 'zzz'; known: data, model, neuron, seed, train"),
+        ({"zzz": 1}, r"unknown key 'zzz'; known: augment, data, model, neuron, optim, seed, train"),
         ({"train": {"epochs": 1.5}}, "train.epochs must be an integer, got 1.5"),
         ({"train": {"epochs": True}}, "train.epochs must be an integer, got True"),
-        ({"train": {"lr": "fast"}}, "train.lr must be a number"),
-        ({"train": {"lr": float("nan")}}, "train.lr must be finite"),
-        ({"train": {"lr": 0}}, "train.lr must be > 0"),
+        ({"optim": {"lr": "fast"}}, "optim.lr must be a number"),
+        ({"optim": {"lr": float("nan")}}, "optim.lr must be finite"),
+        ({"optim": {"lr": 0}}, "optim.lr must be > 0"),
+        ({"optim": {"name": "adam"}}, "optim.name must be one of 'sgd', 'adamw'"),
         ({"train": {"epochs": 0}}, "train.epochs must be >= 1"),
         ({"train": {"batch_size": 1}}, "train.batch_size must be >= 2"),
-        ({"train": {"momentum": 1}}, "train.momentum"),
-        ({"train": {"weight_decay": -1}}, "train.weight_decay"),
+        ({"train": {"batch_size": 64, "accumulate": 3}}, "train.accumulate must divide train.batch_size"),
+        ({"optim": {"momentum": 1}}, "optim.momentum"),
+        ({"optim": {"weight_decay": -1}}, "optim.weight_decay"),
         ({"train": {"epochs": 2, "warmup_epochs": 2}}, "train.warmup_epochs"),
         ({"train": 3}, "train must be a table"),
         ({"neuron": "lbq"}, "neuron must be a table"),
         ({"model": {"id": 20}}, "model.id must be a string"),
         ({"model": {"share_tail": 1}}, "model.share_tail must be true or false"),
-        ({"data": {"name": "mnist"}}, "data.name must be 'digits'"),
-        ({"data": {"shift": 9}}, "data.shift"),
+        ({"data": {"name": "svhn"}}, "data.name must be one of 'digits'"),
+        ({"augment": {"shift": -1}}, "augment.shift"),
         ({"seed": -1}, "seed must be"),
+        ({"seed": 2**63}, r"seed must be a non-negative integer below 2\^63"),
     ],
 )
 def test_mistakes_name_the_field(tree: dict[str, Any], message: str) -> None:
@@ -85,4 +89,40 @@ def test_file_errors_name_the_file(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="broken.toml: unknown key 'sed'"):
         Config.load(broken)
     with pytest.raises(ConfigError, match="has no TOML form"):
-        to_toml({"a": None})
+        toml.write({"a": None})
+
+
+def test_files_compose_and_overrides_come_last(tmp_path: Path) -> None:
+    (tmp_path / "base").mkdir()
+    (tmp_path / "base" / "a.toml").write_text("seed = 1\n[train]\nepochs = 7\n[neuron]\nname = 'lbq'\nn_max = 9\n")
+    child = tmp_path / "child.toml"
+    child.write_text("base = 'base/a.toml'\n[train]\nbatch_size = 32\n[neuron]\nname = 'lif'\n")
+    config = Config.load(child, ["seed=5", "data.name=cifar10", "optim.lr=0.3", "model.share_tail=true"])
+    assert (config.seed, config.train.epochs, config.train.batch_size) == (5, 7, 32)
+    assert config.neuron == {"name": "lif"}  # another neuron takes none of the base's options
+    assert config.data.name == "cifar10"  # a bare word is a string
+    assert config.optim.lr == 0.3
+    assert config.model.share_tail is True
+    child.write_text("base = 'base/a.toml'\n[neuron]\nn_max = 3\n")
+    assert Config.load(child).neuron == {"name": "lbq", "n_max": 3}
+
+
+@pytest.mark.parametrize("assignment", ["train.epochs", "=3", "train..epochs=3", ".x=1"])
+def test_malformed_overrides_are_refused(tmp_path: Path, assignment: str) -> None:
+    path = tmp_path / "c.toml"
+    path.write_text("")
+    with pytest.raises(ConfigError, match="override .* must have the form key=value"):
+        Config.load(path, [assignment])
+
+
+def test_bases_that_name_each_other_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "c.toml"
+    path.write_text("base = 'c.toml'")
+    with pytest.raises(ConfigError, match="bases in a row"):
+        Config.load(path)
+    path.write_text("base = 3")
+    with pytest.raises(ConfigError, match="base must be the path"):
+        Config.load(path)
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigError, match="not valid TOML"):
+        Config.load(path)

@@ -50,7 +50,7 @@ def test_without_torch_everything_but_training_imports() -> None:
     out = python(
         "import sys; sys.modules['torch']=None\n"
         "import lbq.account, lbq.analyze, lbq.cli, lbq.config, lbq.data, lbq.doctor, lbq.engine, lbq.graph, lbq.paper\n"
-        "from lbq.data import load_digits; print(len(load_digits()[0]))\n"
+        "from lbq.data import load_digits; print(len(load_digits().train))\n"
         "try: lbq.BurstNeuron\n"
         "except ModuleNotFoundError as e: print(e)"
     )
@@ -118,7 +118,7 @@ def test_the_readmes_python_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.chdir(tmp_path)
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
     assert len(blocks) == 3
-    namespace: dict[str, Any] = {"currents": torch.randn(2, 4, 6), "images": load_digits()[1].images[:4]}
+    namespace: dict[str, Any] = {"currents": torch.randn(2, 4, 6), "images": load_digits().test.normalised()[:4]}
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         for block in blocks:
             exec(block, namespace)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,106 +12,111 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import lbq
-from lbq import models, runs, train
-from lbq.config import Config
-from lbq.data import Split, load_digits
-from lbq.data.augment import random_shift
-from lbq.errors import LbqError, RunError
+from lbq import job, models, optim, runs, train
+from lbq.config import Config, OptimConfig
+from lbq.data import load_digits
+from lbq.data.sources import open_source
+from lbq.distributed import World
+from lbq.errors import ConfigError, LbqError, RunError
 from lbq.measure import measure, measure_run
 from lbq.neuron import BurstNeuron
 
-SMALL = {"model": {"id": "resnet8w4"}, "train": {"epochs": 2, "batch_size": 128, "warmup_epochs": 1}}
+SMALL: dict[str, Any] = {
+    "model": {"id": "resnet8w4"},
+    "augment": {"shift": 1},
+    "train": {"epochs": 2, "batch_size": 128, "warmup_epochs": 1},
+}
 
 
-def small_split(split: Split, count: int = 256) -> Split:
-    return Split(split.images[:count], split.labels[:count])
+class Quiet:
+    """A watcher that remembers."""
+
+    def __init__(self) -> None:
+        self.plans: list[job.Plan] = []
+        self.epochs: list[train.EpochRecord] = []
+        self.notes: list[Any] = []
+
+    def plan(self, plan: job.Plan) -> None:
+        self.plans.append(plan)
+
+    def resumed(self, epoch: int, batch: int, notes: tuple[str, ...]) -> None:
+        self.notes.append((epoch, batch, notes))
+
+    def step(self, epoch: int, batch: int, batches: int, samples_per_second: float) -> None:
+        assert batch <= batches
+
+    def epoch(self, record: train.EpochRecord) -> None:
+        self.epochs.append(record)
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, models.BurstNet, Config]:
     config = Config.from_dict({**SMALL, "seed": 5})
-    net = train.build(config)
-    metrics = list(train.fit(net, small_split(load_digits()[0]), config))
     folder = tmp_path_factory.mktemp("runs") / "small"
-    runs.save(folder, net, config, metrics, {"accuracy": 12.5})
-    return folder, net, config
+    job.train(config, folder, Quiet())
+    return folder, runs.load(folder), config
 
 
 def test_digits_are_the_real_ones() -> None:
-    train_split, test_split = load_digits()
-    assert (len(train_split), len(test_split)) == (1198, 599)
-    assert train_split.images.shape == (1198, 1, 8, 8)
-    assert train_split.images.dtype == np.float32
-    assert np.bincount(np.concatenate([train_split.labels, test_split.labels])).tolist() == [
+    data = load_digits()
+    assert (len(data.train), len(data.test)) == (1198, 599)
+    assert data.train.images.shape == (1198, 1, 8, 8)
+    assert data.train.images.max() == 16
+    assert np.bincount(np.concatenate([data.train.labels, data.test.labels])).tolist() == [
         178, 182, 177, 183, 181, 182, 181, 179, 174, 180,
     ]  # fmt: skip
-    assert train_split.images.mean() == pytest.approx(0, abs=1e-5)
-    assert train_split.images.std() == pytest.approx(1, abs=1e-5)
-    seen = {image.tobytes() for image in train_split.images}
-    assert not any(image.tobytes() in seen for image in test_split.images)  # nothing is in both
+    pixels = data.train.normalised()
+    assert pixels.dtype == np.float32
+    assert pixels.mean() == pytest.approx(0, abs=1e-5)
+    assert pixels.std() == pytest.approx(1, abs=1e-5)
+    seen = {image.tobytes() for image in data.train.images}
+    assert not any(image.tobytes() in seen for image in data.test.images)  # nothing is in both
 
 
-def test_random_shift_moves_each_image_by_itself() -> None:
-    x = torch.rand(64, 2, 8, 8, generator=torch.Generator().manual_seed(0))
-    out = random_shift(x, 1, torch.Generator().manual_seed(1))
-    padded = torch.nn.functional.pad(x, (1, 1, 1, 1), mode="replicate")
-    moves = set()
-    for i in range(64):
-        found = [
-            (dy, dx)
-            for dy in range(3)
-            for dx in range(3)
-            if torch.equal(out[i], padded[i, :, dy : dy + 8, dx : dx + 8])
-        ]
-        assert len(found) == 1
-        moves.add(found[0])
-    assert len(moves) == 9
-    assert random_shift(x, 0, torch.Generator()) is x
-
-
-def test_learning_rate_warms_up_and_decays_to_zero() -> None:
-    rates = [train.learning_rate(i, 100, 10, 0.2) for i in range(101)]
-    assert rates[0] == pytest.approx(0.02)
-    assert rates[9] == rates[10] == pytest.approx(0.2)
-    assert rates[55] == pytest.approx(0.1)
-    assert rates[100] == pytest.approx(0)
+def test_source_gives_what_the_dataset_holds() -> None:
+    config = Config.from_dict({"data": {"holdout": 0.25}, "train": {"batch_size": 100}})
+    source = open_source(config)
+    assert (source.train_size, source.holdout_size) == (898, 300)
+    x = torch.cat([x for x, _ in source.eval_batches("test")])
+    y = torch.cat([y for _, y in source.eval_batches("test")])
+    data = load_digits()
+    np.testing.assert_allclose(x.numpy(), data.test.normalised(), rtol=1e-5, atol=1e-6)
+    assert np.array_equal(y.numpy(), data.test.labels)
+    halves = [torch.cat([y for _, y in source.eval_batches("test", rank, 2)]) for rank in (0, 1)]
+    assert sorted(torch.cat(halves).tolist()) == sorted(y.tolist())
+    # without augmentation, every training sample and no held-out one comes out once
+    ((x, _),) = source.train_batches([torch.arange(898)], 0, 0)
+    ((kept, _), *_rest) = source.eval_batches("holdout")
+    trains = {row.numpy().tobytes() for row in x}
+    assert not any(row.numpy().tobytes() in trains for row in kept)
 
 
 def test_every_parameter_is_in_one_group_and_only_weights_decay() -> None:
     net = models.create("resnet8w4", neuron={"name": "lbq", "learn_beta": True, "learn_alpha": True})
-    decayed, others = (group["params"] for group in train.parameter_groups(net, 0.1))
-    assert isinstance(decayed, list)
-    assert isinstance(others, list)
-    assert len({id(p) for p in decayed + others}) == len(decayed + others) == len(list(net.parameters()))
+    groups = {g["role"]: g for g in optim.parameter_groups(net, OptimConfig(weight_decay=0.1, neuron_lr=0.5))}
     names = {id(p): name for name, p in net.named_parameters()}
-    assert all(
-        "conv" in names[id(p)] or names[id(p)] in ("fc.weight",) or "downsample.0" in names[id(p)] for p in decayed
-    )
-    assert {names[id(p)].rsplit(".", 1)[1] for p in others} == {
-        "weight",
-        "bias",
-        "rho",
-        "eta",
-        "beta",
-        "alpha",
-    }
-    assert all(
-        "bn" in names[id(p)] or "downsample.1" in names[id(p)] for p in others if names[id(p)].endswith("weight")
-    )
+    members = {role: {names[id(p)] for p in g["params"]} for role, g in groups.items()}
+    assert sum(map(len, members.values())) == len(set().union(*members.values())) == len(names)
+    assert all("conv" in n or n == "fc.weight" or "downsample.0" in n for n in members["weights"])
+    assert {n.rsplit(".", 1)[1] for n in members["neurons"]} == {"rho", "eta", "beta", "alpha"}
+    assert {n.rsplit(".", 1)[1] for n in members["norms"]} == {"weight", "bias"}
+    assert [groups[r]["weight_decay"] for r in ("weights", "norms", "neurons")] == [0.1, 0.0, 0.0]
+    assert [groups[r]["factor"] for r in ("weights", "norms", "neurons")] == [1.0, 1.0, 0.5]
 
 
 def test_same_seed_same_bytes(trained: tuple[Path, models.BurstNet, Config]) -> None:
     folder, _, config = trained
-    before = torch.get_rng_state()
-    again = train.build(config)
-    records = list(train.fit(again, small_split(load_digits()[0]), config))
-    assert torch.equal(torch.get_rng_state(), before)  # the caller's random state is his own
+    trainer = train.Trainer(config, open_source(config))
+    records = list(trainer.fit())
     saved = load_file(folder / "weights.safetensors")
-    assert all(torch.equal(value, saved[name]) for name, value in again.state_dict().items())
+    assert all(torch.equal(value, saved[name]) for name, value in trainer.net.state_dict().items())
     other = train.build(Config.from_dict({**SMALL, "seed": 6}))
     assert not torch.equal(other.state_dict()["conv1.weight"], train.build(config).state_dict()["conv1.weight"])
+    before = torch.get_rng_state()
+    train.build(config)
+    assert torch.equal(torch.get_rng_state(), before)  # the caller's random state is his own
     assert records[1].loss < records[0].loss
-    assert set(records[0].steps) == set(records[0].tails) == set(train.neuron_steps(again))
+    assert set(records[0].steps) == set(records[0].tails) == set(records[0].active)
 
 
 def test_training_moves_steps_and_tails(trained: tuple[Path, models.BurstNet, Config]) -> None:
@@ -122,19 +128,91 @@ def test_training_moves_steps_and_tails(trained: tuple[Path, models.BurstNet, Co
 
 
 def test_diverging_loss_is_named() -> None:
-    config = Config.from_dict({**SMALL, "train": {"epochs": 3, "lr": 1e30, "warmup_epochs": 0}})
-    with pytest.raises(LbqError, match=r"loss became (nan|inf) in epoch 1.*lower train.lr"):
-        list(train.fit(train.build(config), small_split(load_digits()[0]), config))
+    config = Config.from_dict({**SMALL, "optim": {"lr": 1e30}, "train": {"epochs": 3}})
+    with pytest.raises(LbqError, match=r"loss became (nan|inf) in epoch 1, step \d+, first in layer '.*lower optim.lr"):
+        list(train.Trainer(config, open_source(config)).fit())
 
 
-def test_accuracy_restores_the_mode() -> None:
-    net = models.create("resnet8w4", in_channels=1).train()
-    split = small_split(load_digits()[1], 50)
-    value = train.accuracy(net, split)
-    assert 0 <= value <= 100
-    assert net.training
-    logits = train.predict(net, split.images, batch_size=7)
-    assert value == pytest.approx(100 * (logits.argmax(1).numpy() == split.labels).mean())
+def test_options_of_the_trainer_all_train(tmp_path: Path) -> None:
+    """TET, averaged weights, clipping, accumulation, AdamW, mixing, dropout and holdout in one run; it evaluates alike."""
+    config = Config.from_dict(
+        {
+            "model": {"id": "resnet8w4", "dropout": 0.1},
+            "data": {"holdout": 0.2},
+            "augment": {"shift": 1, "mixup": 0.4, "cutmix": 0.4, "label_smoothing": 0.1, "cutout": 3},
+            "optim": {"name": "adamw", "lr": 0.003, "clip": 1.0, "neuron_lr": 0.5},
+            "train": {
+                "epochs": 3, "batch_size": 64, "accumulate": 2, "loss": "tet", "ema": 0.9, "warmup_epochs": 1,
+                "warmup_lr": 1e-5, "deterministic": True, "channels_last": True,
+            },
+        }
+    )  # fmt: skip
+    watcher = Quiet()
+    result = job.train(config, tmp_path / "run", watcher)
+    losses = [record.loss for record in watcher.epochs]
+    assert losses[-1] < losses[0]
+    assert result["averaged_weights"]
+    assert result["holdout_accuracy"] is not None
+    assert 1 <= result["best_on_holdout"] <= 3
+    found = job.evaluate_run(tmp_path / "run", torch.device("cpu"), World())
+    assert found["accuracy"] == found["stored_accuracy"] == result["accuracy"]
+    assert watcher.plans[0].train_samples == 958
+
+
+def test_accumulation_changes_nothing_but_batchnorm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch in two parts gives the gradients of the whole; without BatchNorm's statistics in the way, to rounding."""
+    weights = []
+    for parts in (1, 2):
+        config = Config.from_dict(
+            {
+                "model": {"id": "resnet8w4"},
+                "train": {"epochs": 1, "batch_size": 128, "accumulate": parts, "precision": "fp64"},
+            }
+        )
+        trainer = train.Trainer(config, open_source(config))
+        monkeypatch.setattr(trainer.net, "train", lambda mode=True: None)
+        for module in trainer.net.modules():
+            module.training = False
+        list(trainer.fit())
+        weights.append(torch.cat([p.flatten() for p in trainer.net.parameters()]))
+    torch.testing.assert_close(weights[0], weights[1], rtol=1e-9, atol=1e-10)
+
+
+def test_starting_from_another_run(trained: tuple[Path, models.BurstNet, Config], tmp_path: Path) -> None:
+    folder, net, _ = trained
+    config = Config.from_dict({**SMALL, "neuron": {"name": "lif"}, "train": {"epochs": 1, "init_from": str(folder)}})
+    started: list[torch.Tensor] = []
+
+    class Look(Quiet):
+        def step(self, epoch: int, batch: int, batches: int, samples_per_second: float) -> None:
+            started.append(watched.trainer.net.state_dict()["layer3.0.conv2.weight"].clone())
+
+    watched = job.Job(config, tmp_path / "run", Look(), torch.device("cpu"), World())
+    watched.run(resume=False)
+    name = "layer3.0.conv2.weight"
+    theirs, fresh = net.state_dict()[name], train.build(config).state_dict()[name]
+    assert (started[0] - theirs).abs().max() < 0.05 < (fresh - theirs).abs().max()
+    other = Config.from_dict({**SMALL, "model": {"id": "resnet8w8"}, "train": {"epochs": 1, "init_from": str(folder)}})
+    with pytest.raises(RunError, match="no weight of .* fits"):
+        job.train(other, tmp_path / "other", Quiet())
+
+
+@pytest.mark.parametrize(
+    ("tree", "message"),
+    [
+        ({"model": {"num_classes": 7}}, "model.num_classes must be 10 for digits"),
+        ({"model": {"in_channels": 3}}, "model.in_channels must be 1 for digits"),
+        ({"train": {"batch_size": 5000}}, "train.batch_size must be at most the 1198 samples"),
+        ({"augment": {"crop": 1, "shift": 1}}, "exclude each other"),
+        ({"augment": {"events": True}}, "augment.events is for event frames"),
+        ({"data": {"size": 9}}, "data.size must be 0 or 8"),
+        ({"data": {"name": "cifar10"}}, "data.root must name the folder of cifar10"),
+    ],
+)
+def test_what_does_not_fit_the_data_is_refused(tree: dict[str, Any], message: str) -> None:
+    config = Config.from_dict(tree)
+    with pytest.raises(ConfigError, match=message):
+        train.Trainer(config, open_source(config))
 
 
 def test_a_run_folder_loads_back(trained: tuple[Path, models.BurstNet, Config]) -> None:
@@ -143,12 +221,14 @@ def test_a_run_folder_loads_back(trained: tuple[Path, models.BurstNet, Config]) 
     assert not loaded.training
     x = torch.randn(3, 1, 8, 8)
     with torch.no_grad():
-        assert torch.equal(loaded(x), net.eval()(x))
+        assert torch.equal(loaded(x), net(x))
     result = json.loads((folder / "result.json").read_text())
     assert result["config_hash"] == config.hash
     assert result["environment"]["torch"] == torch.__version__
+    assert result["data"]["dataset"] == "digits"
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert [line["epoch"] for line in lines] == [1, 2]
+    assert lines[-1]["test_accuracy"] == result["accuracy"]
 
 
 def test_a_shared_tail_survives_saving(tmp_path: Path) -> None:
@@ -204,11 +284,10 @@ def test_folders_appear_whole_or_not_at_all(tmp_path: Path) -> None:
 
 
 def test_measuring_a_run(trained: tuple[Path, models.BurstNet, Config]) -> None:
-    folder, net, _ = trained
+    folder, net, config = trained
     measured = measure_run(folder)
-    test_split = load_digits()[1]
     assert measured.images == 599
-    assert measured.accuracy == pytest.approx(train.accuracy(net, test_split))
+    assert measured.accuracy == pytest.approx(json.loads((folder / "result.json").read_text())["accuracy"])
     assert measured.exact is not None
     assert measured.rate is not None
     facts = measured.to_dict()
@@ -216,9 +295,11 @@ def test_measuring_a_run(trained: tuple[Path, models.BurstNet, Config]) -> None:
     assert facts["exact"]["shifts"]["fused"] == 0 < facts["exact"]["shifts"]["explicit"]
     for name, histogram in measured.histograms.items():
         assert histogram.active_ratio == pytest.approx(measured.exact.layers[name].active)
-    ann = measure(models.create("resnet8w4", in_channels=1, neuron="relu", timesteps=1), test_split)
+    source = open_source(config)
+    ann = measure(models.create("resnet8w4", in_channels=1, neuron="relu", timesteps=1), source)
     assert ann.exact is None
     assert ann.to_dict()["ann_energy_mj"] == pytest.approx(ann.to_dict()["valid_macs"] * 4.6e-9)
     net.train()
-    measure(net, test_split)
+    measure(net, source)
     assert net.training  # measuring changes nothing
+    net.eval()
