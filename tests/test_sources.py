@@ -1,0 +1,187 @@
+"""Sources of image files and event frames: from files on disk to a trained network."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from lbq.config import Config
+from lbq.data.sources import FolderSource, open_source
+from lbq.errors import ConfigError, DataError
+from lbq.measure import measure
+from lbq.train import Trainer
+
+
+def real(name: str) -> Path:
+    folder = Path(os.environ.get("LBQ_DATA", "")) / name
+    if not os.environ.get("LBQ_DATA") or not folder.is_dir():
+        pytest.skip(f"set LBQ_DATA to a folder that holds {name}")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two classes that a network can tell apart: bright and dark noise."""
+    root = tmp_path_factory.mktemp("pictures")
+    rng = np.random.default_rng(0)
+    for part, count in (("train", 16), ("val", 7)):
+        for label, centre in (("bright", 190), ("dark", 60)):
+            folder = root / part / label
+            folder.mkdir(parents=True)
+            for i in range(count):
+                pixels = rng.normal(centre, 25, (20 + i % 3, 24, 3)).clip(0, 255).astype(np.uint8)
+                Image.fromarray(pixels).save(folder / f"{i}.png")
+    return root
+
+
+def folder_config(root: Path, **train: Any) -> Config:
+    return Config.from_dict(
+        {
+            "model": {"id": "resnet8w4", "num_classes": 2, "in_channels": 3},
+            "data": {"name": "folder", "root": str(root), "size": 16, "workers": 0},
+            "augment": {"flip": True, "policy": "imagenet"},
+            "optim": {"lr": 0.05},
+            "train": {"epochs": 4, "batch_size": 8, **train},
+        }
+    )
+
+
+def test_a_folder_of_pictures_trains(pictures: Path) -> None:
+    config = folder_config(pictures)
+    source = open_source(config)
+    assert (source.classes, source.train_size, source.shape) == (2, 32, (3, 16, 16))
+    records = list(Trainer(config, source).fit())
+    assert records[-1].test_accuracy is not None
+    assert records[-1].loss < records[0].loss
+
+
+def test_workers_change_nothing(pictures: Path) -> None:
+    batches = [torch.tensor([3, 1, 30]), torch.tensor([5, 5])]
+    found = []
+    for workers in (0, 2):
+        source = FolderSource(folder_config(pictures), torch.device("cpu"))
+        source.workers = workers
+        found.append([*source.train_batches(batches, 4, 1), *source.eval_batches("test")])
+    for (x, y), (x2, y2) in zip(*found, strict=True):
+        assert torch.equal(x, x2)
+        assert torch.equal(y, y2)
+    again = list(FolderSource(folder_config(pictures), torch.device("cpu")).train_batches(batches, 5, 1))
+    assert not torch.equal(again[0][0], found[0][0][0])  # another epoch crops otherwise
+
+
+def test_parts_of_a_folder_divide_among_processes(pictures: Path) -> None:
+    source = open_source(folder_config(pictures))
+    labels = [y for rank in range(3) for _, ys in source.eval_batches("test", rank, 3) for y in ys.tolist()]
+    assert sorted(labels) == [0] * 7 + [1] * 7
+
+
+def test_folder_refusals(pictures: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="augment.crop, shift and events do not apply"):
+        open_source(Config.from_dict({**folder_config(pictures).to_dict(), "augment": {"crop": 4}}))
+    tree = folder_config(pictures).to_dict()
+    tree["data"]["name"] = "imagenet"
+    with pytest.raises(DataError, match="holds 2 classes, ImageNet-1K has 1000"):
+        open_source(Config.from_dict(tree))
+    with pytest.raises(DataError, match="train is not there"):
+        open_source(folder_config(tmp_path))
+
+
+def test_real_imagenet_sample_goes_through_the_network(tmp_path: Path) -> None:
+    sample = real("imagenet1k_sample")
+    for part in ("train", "val"):
+        (tmp_path / part).symlink_to(sample / "val")
+    config = Config.from_dict(
+        {
+            "model": {"id": "resnet18", "num_classes": 1000, "in_channels": 3, "timesteps": 1},
+            "data": {"name": "imagenet", "root": str(tmp_path), "size": 64, "workers": 0},
+            "augment": {"flip": True, "policy": "imagenet", "mixup": 0.8, "cutmix": 1.0, "label_smoothing": 0.1},
+            "train": {"epochs": 1, "batch_size": 8},
+        }
+    )
+    source = open_source(config)
+    assert (source.classes, source.train_size) == (1000, 1000)
+    trainer = Trainer(config, source, between_steps=lambda t: t.position.step == 2)
+    assert list(trainer.fit()) == []
+    assert trainer.position.step == 2
+    assert trainer.tally[0].item() / trainer.tally[2].item() > 6  # about log 1000 at the start
+
+
+def write_nmnist(folder: Path, count: int, part: str, rng: np.random.Generator) -> None:
+    """Recordings in N-MNIST's 40-bit form: digit d lights the columns around 3 d."""
+    lines = []
+    for i in range(count):
+        digit, number = i % 3, len(list(folder.glob("*.bs2"))) + 1
+        x = (10 * digit + rng.integers(0, 8, 300)).astype(np.uint8)
+        y = rng.integers(0, 34, 300).astype(np.uint8)
+        t = np.sort(rng.integers(0, 300_000, 300))
+        p = rng.integers(0, 2, 300)
+        rows = np.stack([x, y, p << 7 | t >> 16, t >> 8 & 255, t & 255], 1).astype(np.uint8)
+        (folder / f"{number}.bs2").write_bytes(rows.tobytes())
+        lines.append(f"{number} {digit}")
+    (folder / f"{part}.txt").write_text("\n".join(lines) + "\n")
+
+
+@pytest.fixture(scope="module")
+def recordings(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("nmnist")
+    rng = np.random.default_rng(0)
+    write_nmnist(folder, 48, "train", rng)
+    write_nmnist(folder, 12, "test", rng)
+    return folder
+
+
+def event_config(root: Path, **augment: Any) -> Config:
+    return Config.from_dict(
+        {
+            "model": {"id": "resnet8w4", "in_channels": 2, "timesteps": 3, "stem_stride": 2},
+            "data": {"name": "nmnist", "root": str(root), "size": 16},
+            "augment": augment or {"events": True},
+            "optim": {"name": "adamw", "lr": 0.005, "weight_decay": 0.01},
+            "train": {"epochs": 6, "batch_size": 12},
+        }
+    )
+
+
+def test_event_frames_train_and_are_counted(recordings: Path) -> None:
+    config = event_config(recordings)
+    source = open_source(config)
+    assert not source.static
+    assert (source.train_size, source.shape) == (48, (2, 16, 16))
+    x, y = next(source.eval_batches("test"))
+    assert x.shape == (3, 12, 2, 16, 16)
+    assert x.sum().item() == 12 * 300  # every event is in a frame
+    assert y.tolist() == [0, 1, 2] * 4
+    trainer = Trainer(config, source)
+    records = list(trainer.fit())
+    assert records[-1].loss < records[0].loss
+    assert records[-1].test_accuracy is not None
+    assert records[-1].test_accuracy > 60  # chance is 33 for these three, 10 for the network's ten classes
+    measured = measure(trainer.net, source)
+    assert measured.accuracy == pytest.approx(records[-1].test_accuracy)
+    assert measured.exact is not None
+    assert measured.exact.fp_macs == 3 * sum(s.valid_macs for s in measured.graph.synapses if s.source == "input")
+
+
+def test_event_refusals(recordings: Path) -> None:
+    with pytest.raises(ConfigError, match="are for images; nmnist has augment.events"):
+        open_source(event_config(recordings, crop=4))
+
+
+def test_real_recordings_go_through_the_network() -> None:
+    config = event_config(real("nmnist_small"))
+    source = open_source(config)
+    assert (source.train_size, source.classes) == (1000, 10)
+    steps: list[float] = []
+
+    def watch(trainer: Trainer) -> bool:
+        steps.append(trainer.tally[0].item())
+        return len(steps) == 30
+
+    list(Trainer(config, source, between_steps=watch).fit())
+    assert steps[-1] - steps[-11] < steps[9]  # the loss of ten steps has come down
