@@ -6,6 +6,7 @@ saving and stopping. Records go to a `Watcher`; nothing is printed.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import signal
@@ -85,6 +86,11 @@ class Job:
 
     def run(self, resume: bool) -> dict[str, Any]:
         """Train to the end and return the result; continue what is in the folder where `resume`."""
+        if self.config.train.tensorboard and importlib.util.find_spec("tensorboard") is None:
+            raise LbqError("train.tensorboard needs the package tensorboard: pip install 'lbq[tensorboard]'")
+        # first what may be wrong with configuration and data, so that a mistake leaves no folder behind
+        source = open_source(self.config, self.device)
+        self.trainer = Trainer(self.config, source, self.device, self.world, self._between_steps)
         lock = runs.locked(self.folder) if self.world.main else nullcontext()
         with lock, deterministic(self.config.train.deterministic), self._signals():
             if self.world.main:
@@ -92,8 +98,6 @@ class Job:
                 if done is not None and self.world.size == 1:
                     return done
             self.world.barrier()
-            source = open_source(self.config, self.device)
-            self.trainer = Trainer(self.config, source, self.device, self.world, self._between_steps)
             if self.world.main:
                 self.watcher.plan(self._plan())
             self._restore()
@@ -204,10 +208,8 @@ class Job:
     def _tensorboard(self, record: EpochRecord) -> None:
         if not self.config.train.tensorboard:
             return
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError as error:
-            raise LbqError("train.tensorboard needs the package tensorboard: pip install tensorboard") from error
+        from torch.utils.tensorboard import SummaryWriter
+
         with SummaryWriter(str(self.folder / "tensorboard")) as writer:
             for name, value in record.to_dict().items():
                 if isinstance(value, dict):

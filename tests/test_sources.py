@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import os
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import torch
 from PIL import Image
 
 from lbq.config import Config
+from lbq.data import shards
 from lbq.data.sources import FolderSource, open_source
 from lbq.errors import ConfigError, DataError
 from lbq.measure import measure
@@ -79,6 +82,76 @@ def test_parts_of_a_folder_divide_among_processes(pictures: Path) -> None:
     source = open_source(folder_config(pictures))
     labels = [y for rank in range(3) for _, ys in source.eval_batches("test", rank, 3) for y in ys.tolist()]
     assert sorted(labels) == [0] * 7 + [1] * 7
+
+
+def write_shards(pictures: Path, root: Path, per_shard: int = 9) -> None:
+    """The same pictures as webdataset shards, two members each."""
+    for part in ("train", "val"):
+        files = sorted((pictures / part).rglob("*.png"))
+        for start in range(0, len(files), per_shard):
+            with tarfile.open(root / f"{part}-{start:03d}.tar", "w") as archive:
+                for i, file in enumerate(files[start : start + per_shard]):
+                    label = b"%d\n" % (file.parent.name == "dark")
+                    for kind, data in (("png", file.read_bytes()), ("cls", label)):
+                        info = tarfile.TarInfo(f"{start + i:05d}.{kind}")
+                        info.size = len(data)
+                        archive.addfile(info, io.BytesIO(data))
+
+
+def test_shards_give_what_the_folder_gives(pictures: Path, tmp_path: Path) -> None:
+    write_shards(pictures, tmp_path)
+    (tmp_path / "classes.txt").write_text("bright\ndark\n")
+    batches = [torch.tensor([3, 1, 30]), torch.tensor([17, 5])]
+    found = []
+    for root in (pictures, tmp_path):
+        source = FolderSource(folder_config(root), torch.device("cpu"))
+        assert source.index.classes == ("bright", "dark")
+        found.append([*source.train_batches(batches, 4, 1), *source.eval_batches("test")])
+    for (x, y), (x2, y2) in zip(*found, strict=True):
+        assert torch.equal(x, x2)
+        assert torch.equal(y, y2)
+    stored = (tmp_path / shards.INDEX).stat().st_mtime_ns
+    assert len(shards.scan_shards(tmp_path).train) == 32
+    assert (tmp_path / shards.INDEX).stat().st_mtime_ns == stored  # the second time reads the index
+    (tmp_path / shards.INDEX).write_bytes(b"damaged")
+    assert len(shards.scan_shards(tmp_path).test) == 14  # and a damaged one is made again
+
+
+def test_bad_shards_are_refused(pictures: Path, tmp_path: Path) -> None:
+    def refused(message: str) -> None:
+        with pytest.raises(DataError, match=message):
+            shards.scan_shards(tmp_path)
+
+    refused("has no train-")
+    write_shards(pictures, tmp_path)
+    first = tmp_path / "train-000.tar"
+    good = first.read_bytes()
+    first.write_bytes(good[: len(good) // 3])
+    refused("train-000.tar")
+    first.write_bytes(b"not a tar")
+    refused("train-000.tar cannot be read")
+    first.write_bytes(good.replace(b"00000.cls", b"00000.txt"))
+    refused("train-000.tar")  # its header's checksum no longer matches
+    with tarfile.open(first, "w") as archive:
+        for name, data in (("a.png", b"x"), ("b.cls", b"1")):
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            archive.addfile(info, io.BytesIO(data))
+    refused("'/a' has no .cls beside it")
+    with tarfile.open(first, "w") as archive:
+        for name, data in (("a.png", b"x"), ("a.cls", b"one")):
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            archive.addfile(info, io.BytesIO(data))
+    refused("a.cls is not a label")
+    first.write_bytes(good)
+    (tmp_path / "classes.txt").write_text("bright\n")
+    refused("names 1 classes, but labels reach 1")
+    (tmp_path / "classes.txt").unlink()
+    split = shards.scan_shards(tmp_path).train
+    os.truncate(first, 600)
+    with pytest.raises(DataError, match="the shard ends early"):
+        split.path(0).open()
 
 
 def test_folder_refusals(pictures: Path, tmp_path: Path) -> None:

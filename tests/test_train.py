@@ -197,6 +197,14 @@ def test_starting_from_another_run(trained: tuple[Path, models.BurstNet, Config]
         job.train(other, tmp_path / "other", Quiet())
 
 
+def test_tensorboard_is_asked_for_before_anything_starts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    config = Config.from_dict({**SMALL, "train": {"epochs": 1, "tensorboard": True}})
+    with pytest.raises(LbqError, match="needs the package tensorboard: pip install"):
+        job.train(config, tmp_path / "run", Quiet())
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize(
     ("tree", "message"),
     [

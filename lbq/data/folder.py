@@ -11,7 +11,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,12 @@ MAX_PIXELS = 1 << 26  # 8,192 x 8,192
 SCALE = (0.08, 1.0)  # a random crop's share of the area
 RATIO = (3 / 4, 4 / 3)  # its width by its height
 TRIES = 10
+
+
+class Opens(Protocol):
+    """An image that is not a file of its own, such as a member of a shard; its text says where it is."""
+
+    def open(self) -> BinaryIO: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,7 +118,7 @@ def _classes(folder: Path) -> tuple[str, ...]:
     return tuple(sorted(entry.name for entry in entries))
 
 
-def decode(path: Path, size: int | None = None) -> NDArray[np.uint8]:
+def decode(path: Path | Opens, size: int | None = None) -> NDArray[np.uint8]:
     """The image in `path` as uint8 `[3, H, W]`.
 
     With `size`, a JPEG may be decoded at 1/2, 1/4 or 1/8, which is much faster, as long as both sides stay >= `size`.
@@ -133,12 +139,12 @@ def random_resized_crop(image: NDArray[np.uint8], size: int, seed: int) -> NDArr
     return _array(_cut(_image(image), crop_box(image.shape[1], image.shape[2], seed), size))
 
 
-def load_eval(path: Path, resize: int, crop: int) -> NDArray[np.uint8]:
+def load_eval(path: Path | Opens, resize: int, crop: int) -> NDArray[np.uint8]:
     """`eval_crop(decode(path, resize), resize, crop)` with fewer copies."""
     return _array(_eval_crop(_open(path, resize), resize, crop))
 
 
-def load_train(path: Path, size: int, seed: int) -> NDArray[np.uint8]:
+def load_train(path: Path | Opens, size: int, seed: int) -> NDArray[np.uint8]:
     """`random_resized_crop(decode(path), size, seed)` with fewer copies, and large JPEGs decoded smaller.
 
     The crop is chosen first, so that a JPEG is decoded only as large as leaves the crop `size` pixels or more.
@@ -176,11 +182,11 @@ def _pillow() -> ModuleType:
     return PIL.Image
 
 
-def _open(path: Path, size: int | None, seed: int | None = None) -> Image:
+def _open(path: Path | Opens, size: int | None, seed: int | None = None) -> Image:
     """The image as RGB; with a seed, its random crop of `size`; a JPEG decoded no larger than `size` needs."""
     pil = _pillow()
     try:
-        with pil.open(path, formats=FORMATS) as image:
+        with pil.open(path if isinstance(path, Path) else path.open(), formats=FORMATS) as image:
             width, height = image.size
             if width * height > MAX_PIXELS:
                 raise DataError(f"{path} is too large: {width} x {height} pixels, at most {MAX_PIXELS} are decoded")

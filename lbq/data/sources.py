@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lbq.config import Config, DataConfig
-from lbq.data import digits, folder
+from lbq.data import digits, folder, shards
 from lbq.data.augment import normalise
 from lbq.data.base import Dataset
 from lbq.data.event_augment import EventAugment
@@ -25,6 +25,7 @@ from lbq.data.random import key
 from lbq.errors import ConfigError, DataError
 
 Part = Literal["test", "holdout"]
+FileSplit = folder.FolderSplit | shards.ShardSplit
 Batch = tuple[Tensor, Tensor]  # inputs on the device, labels
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -202,7 +203,7 @@ class EventSource:
 class _Decoder(torch.utils.data.Dataset[tuple[Tensor, int, int]]):
     """Image files decoded, cropped and scaled in worker processes."""
 
-    def __init__(self, split: folder.FolderSplit, size: int, train: tuple[int, int] | None) -> None:
+    def __init__(self, split: FileSplit, size: int, train: tuple[int, int] | None) -> None:
         self.split, self.size, self.train = split, size, train  # train: seed and epoch
 
     def __getitem__(self, number: int) -> tuple[Tensor, int, int]:
@@ -216,7 +217,7 @@ class _Decoder(torch.utils.data.Dataset[tuple[Tensor, int, int]]):
 
 
 class FolderSource:
-    """Image files in class folders, decoded by workers; flip, AutoAugment and normalisation happen on the device."""
+    """Image files in class folders or tar shards, decoded by workers; the rest happens on the device."""
 
     static = True
 
@@ -226,7 +227,8 @@ class FolderSource:
             raise ConfigError(
                 f"augment.crop, shift and events do not apply to {d.name}: its crops are random and resized"
             )
-        index = folder.scan_folder(_root(d))
+        root = _root(d)
+        index = shards.scan_shards(root) if shards.has_shards(root) else folder.scan_folder(root)
         if d.name == "imagenet" and len(index.classes) != 1000:
             raise DataError(
                 f"{index.root} holds {len(index.classes)} classes, ImageNet-1K has 1000: is this another dataset?"
@@ -243,7 +245,7 @@ class FolderSource:
         self.about = {"dataset": d.name, "source": str(index.root), "images": f"{len(index.train)} + {len(index.test)}"}
 
     def _load(
-        self, split: folder.FolderSplit, batches: list[list[int]], train: tuple[int, int] | None
+        self, split: FileSplit, batches: list[list[int]], train: tuple[int, int] | None
     ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         loader = torch.utils.data.DataLoader(
             _Decoder(split, self.side, train),
