@@ -339,13 +339,13 @@ class _TrainProgress:
     def plan(self, plan: Plan) -> None:
         self.epochs, self.samples = plan.epochs, plan.steps_per_epoch * plan.batch_size
         macs = "" if plan.macs is None else f", {plan.macs / 1e6:.1f} M MACs, {plan.neurons:,} neurons"
-        memory = "" if plan.memory_gib is None else f", about {plan.memory_gib:.2f} GiB of activations"
+        memory = "" if plan.memory_gib is None else f", about {plan.memory_gib:.2f} GiB of activations (estimated)"
         source = ", ".join(f"{k} {v[:12] if k == 'sha256' else v}" for k, v in plan.data.items())
         self.console.print(f"network  {plan.model}, T = {plan.timesteps}, {plan.parameters:,} parameters{macs}")
         self.console.print(f"data     {source}; {plan.train_samples:,} training samples")
         self.console.print(
             f"training {plan.epochs} epochs x {plan.steps_per_epoch} steps of {plan.batch_size} on {plan.processes} x "
-            f"{plan.device}, {plan.kernel} kernel{memory} (estimated)"
+            f"{plan.device}, {plan.kernel} kernel{memory}"
         )
 
     def resumed(self, epoch: int, batch: int, notes: tuple[str, ...]) -> None:

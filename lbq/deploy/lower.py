@@ -54,7 +54,7 @@ Value = Levels | Current
 
 class _Tracer(fx.Tracer):
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return isinstance(m, ACTIVATIONS) or super().is_leaf_module(m, module_qualified_name)
+        return isinstance(m, (*ACTIVATIONS, nn.BatchNorm2d)) or super().is_leaf_module(m, module_qualified_name)
 
 
 @torch.no_grad()
