@@ -1,0 +1,285 @@
+"""What the command line shows: progress on stderr, tables on stdout. rich is imported when something is shown."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import TaskID
+
+    from lbq.demo import DemoResult
+    from lbq.job import Plan
+    from lbq.measure import Measurement
+    from lbq.train import EpochRecord
+
+
+# -------------------------------------------------------------------------------------------------------------
+
+
+def make_console(stderr: bool = False) -> Console:
+    from rich.console import Console
+
+    console = Console(stderr=stderr, highlight=False, markup=False)
+    if not console.is_terminal:
+        console.width = 140  # a pipe has no width; do not wrap tables at 80
+    return console
+
+
+def make_table(title: str, first: str, *columns: str) -> Any:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(
+        title=title, box=box.SIMPLE_HEAD, title_justify="left", title_style="bold", pad_edge=False, padding=(0, 1, 0, 0)
+    )
+    table.add_column(first)
+    for column in columns:
+        table.add_column(column, justify="right")
+    return table
+
+
+class DemoProgress:
+    """A bar on a terminal, a plain line now and then elsewhere; both on stderr."""
+
+    def __init__(self) -> None:
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+        self.console = make_console(stderr=True)
+        self.bars = Progress(
+            TextColumn("{task.description:<18}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[note]}"),
+            TimeElapsedColumn(),
+            console=self.console,
+            disable=not self.console.is_terminal,
+        )
+        self.tasks: dict[str, TaskID] = {}
+
+    def __enter__(self) -> DemoProgress:
+        self.bars.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.bars.stop()
+
+    def start(self, method: str, epochs: int) -> None:
+        from lbq.demo import TITLES
+
+        self.tasks[method] = self.bars.add_task(TITLES[method], total=epochs, note="")
+
+    def epoch(self, method: str, record: EpochRecord) -> None:
+        note = f"loss {record.loss:.3f}  train {record.train_accuracy:5.1f} %"
+        self.bars.update(self.tasks[method], advance=1, note=note)
+        if not self.console.is_terminal and (record.epoch % 5 == 0 or record.epoch == 1):
+            self.console.print(f"{method:<12} epoch {record.epoch:>3}  {note}  {record.seconds:.1f} s")
+
+    def done(self, method: str, accuracy: float, seconds: float) -> None:
+        self.bars.update(self.tasks[method], note=f"test {accuracy:5.2f} %")
+        if not self.console.is_terminal:
+            self.console.print(f"{method:<12} test {accuracy:.2f} %  {seconds:.1f} s")
+
+    def stage(self, text: str) -> None:
+        self.console.print(text)
+
+
+class TrainProgress:
+    """The plan, then a bar for each epoch on a terminal or a plain line elsewhere, with the time left; on stderr."""
+
+    def __init__(self) -> None:
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+        self.console = make_console(stderr=True)
+        self.bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[note]}"),
+            console=self.console,
+            transient=True,
+            disable=not self.console.is_terminal,
+        )
+        self.task: TaskID | None = None
+        self.epochs = self.samples = 0
+
+    def __enter__(self) -> TrainProgress:
+        self.bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.bar.stop()
+
+    def plan(self, plan: Plan) -> None:
+        self.epochs, self.samples = plan.epochs, plan.steps_per_epoch * plan.batch_size
+        macs = "" if plan.macs is None else f", {plan.macs / 1e6:.1f} M MACs, {plan.neurons:,} neurons"
+        memory = "" if plan.memory_gib is None else f", about {plan.memory_gib:.2f} GiB of activations (estimated)"
+        source = ", ".join(f"{k} {v[:12] if k == 'sha256' else v}" for k, v in plan.data.items())
+        self.console.print(f"network  {plan.model}, T = {plan.timesteps}, {plan.parameters:,} parameters{macs}")
+        self.console.print(f"data     {source}; {plan.train_samples:,} training samples")
+        self.console.print(
+            f"training {plan.epochs} epochs x {plan.steps_per_epoch} steps of {plan.batch_size} on {plan.processes} x "
+            f"{plan.device}, {plan.kernel} kernel{memory}"
+        )
+
+    def resumed(self, epoch: int, batch: int, notes: tuple[str, ...]) -> None:
+        for note in notes:
+            self.console.print(f"passed over: {note}")
+        self.console.print(f"continuing at epoch {epoch + 1}, step {batch + 1}")
+
+    def step(self, epoch: int, batch: int, batches: int, samples_per_second: float) -> None:
+        if self.task is None:
+            self.task = self.bar.add_task("", total=batches, note="")
+        left = ""
+        if samples_per_second:
+            samples = (self.epochs - epoch) * self.samples - batch * self.samples / batches
+            left = f"{samples_per_second:,.0f} samples/s, {duration(samples / samples_per_second)} left"
+        self.bar.update(self.task, description=f"epoch {epoch + 1}/{self.epochs}", completed=batch, note=left)
+        if not self.console.is_terminal and epoch == 0 and batch == min(20, batches):
+            self.console.print(f"step {batch}: {left}")
+
+    def epoch(self, record: EpochRecord) -> None:
+        test = "" if record.test_accuracy is None else f"  test {record.test_accuracy:.2f} %"
+        test += "" if record.holdout_accuracy is None else f"  held out {record.holdout_accuracy:.2f} %"
+        low, high = (min(record.steps.values()), max(record.steps.values())) if record.steps else (0.0, 0.0)
+        steps = f"  steps {low:.3f}..{high:.3f}" if record.steps else ""
+        self.console.print(
+            f"epoch {record.epoch}/{self.epochs}  loss {record.loss:.4f}  train {record.train_accuracy:.2f} %{test}{steps}  "
+            f"{record.samples_per_second:,.0f} samples/s"
+        )
+
+
+class DownloadProgress:
+    """Bytes received, as a bar on a terminal."""
+
+    def __init__(self, name: str) -> None:
+        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+        console = make_console(stderr=True)
+        self.bar = Progress(
+            TextColumn(name),
+            BarColumn(),
+            DownloadColumn(),
+            TransferSpeedColumn(),
+            console=console,
+            disable=not console.is_terminal,
+        )
+        self.task = self.bar.add_task(name, total=None)
+
+    def __enter__(self) -> DownloadProgress:
+        self.bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.bar.stop()
+
+    def progress(self, done: int, total: int | None) -> None:
+        self.bar.update(self.task, completed=done, total=total)
+
+
+def duration(seconds: float) -> str:
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {seconds:02d} s"
+
+
+def thousands(value: float | None) -> str:
+    return "" if value is None else f"{value / 1e3:.1f}"
+
+
+def render_demo(result: DemoResult) -> None:
+    from lbq.demo import INITIAL_STEP, TITLES
+
+    console, check = make_console(), result.check
+    table = make_table(
+        f"UCI digits, resnet8w16, {result.methods['lbq'].parameters:,} parameters, {check.images} held-out images",
+        "network", "T", "acc. %", "active %", "unary kAC", "bit kAC", "energy uJ", "ANN/it",
+    )  # fmt: skip
+    ann = result.methods["ann"].energy_uj
+    for name, m in result.methods.items():
+        table.add_row(
+            TITLES[name],
+            str(m.timesteps),
+            f"{m.accuracy:.2f}",
+            "" if m.active_ratio is None else f"{100 * m.active_ratio:.1f}",
+            thousands(m.unary_acs),
+            thousands(m.bit_sparse_acs),
+            f"{m.energy_uj:.3f}",
+            f"{ann / m.energy_uj:.2f}",
+        )
+    console.print(table)
+    console.print("kAC: thousand accumulations per image, unary (S) and by bit planes (popcount S).")
+    console.print("energy: modelled arithmetic per image (45 nm, Horowitz 2014), not measured.")
+    low, high = min(result.steps.values()), max(result.steps.values())
+    console.print(
+        f"\nlearned steps, {low:.3f} to {high:.3f} (all began at {INITIAL_STEP}), and how often each level is used:"
+    )
+    for name, step in result.steps.items():
+        histogram = result.histograms[name]
+        shares = " ".join(f"{100 * p:3.0f}" for p in histogram.conditional)
+        console.print(f"  {name:<14} γ = {step:.3f}   levels 1..5: {shares} %")
+    verdict = "agree with"
+    if check.levels_different:
+        verdict = f"agree but for {check.levels_different} in {check.tied_images} images with ties with"
+    console.print(
+        f"\ninteger network, steps absorbed, run by bit planes on {check.images} images:\n"
+        f"  {check.levels_compared:,} levels {verdict} training's (in float64)\n"
+        f"  predictions agree with the trained network on {check.predictions_agree:.2f} %; "
+        f"accuracy {check.accuracy:.2f} %\n"
+        f"  {check.accumulations_executed:,} accumulations executed, {check.accumulations_counted:,} counted"
+    )
+    console.print(f"\nrun folder {result.folder}, {result.seconds:.0f} s")
+    if result.figure is None:
+        console.print("no figure: matplotlib is not installed (pip install 'lbq[train]')")
+    else:
+        console.print(f"figure {result.figure}")
+
+
+def render_account(measured: Measurement) -> None:
+    from lbq.account import BACKENDS
+
+    console = make_console()
+    if measured.exact is None or measured.rate is None:
+        console.print(
+            f"accuracy {measured.accuracy:.2f} % on {measured.images} images; no spikes: {measured.graph.macs:,} MACs, "
+            f"{1e3 * measured.ann_energy_mj:.3f} µJ per image, modelled"
+        )
+        return
+    exact, rate = measured.exact, measured.rate
+    table = make_table(
+        f"Accumulations per image, thousands, over {measured.images} images (accuracy {measured.accuracy:.2f} %)",
+        "synapse", "unary", "bit-sparse", "saved %", "shifted", "events", "rate x MACs",
+    )  # fmt: skip
+    for name, count in [*exact.synapses.items(), ("total", exact.total)]:
+        by_rate = rate.total if name == "total" else rate.synapses[name]
+        table.add_row(
+            name, thousands(count.unary), thousands(count.bit_sparse), f"{count.reduction:.1f}",
+            thousands(count.shifts), thousands(count.events), thousands(by_rate.bit_sparse),
+            end_section=name == "total",
+        )  # fmt: skip
+    table.add_row(
+        "shortcuts, not in total", thousands(exact.shortcut_total.unary),
+        thousands(exact.shortcut_total.bit_sparse), f"{exact.shortcut_total.reduction:.1f}",
+        thousands(exact.shortcut_total.shifts), thousands(exact.shortcut_total.events),
+    )  # fmt: skip
+    console.print(table)
+    console.print("rate x MACs: bit-sparse accumulations as rate times MACs, padded taps included.")
+    console.print(
+        f"FP MACs of the first layer {exact.fp_macs:,.0f}, formations {exact.total.formations:,.0f} per image"
+    )
+    console.print(f"additions into pooled sums {exact.pool_adds:,.0f} per image, not in the total")
+    console.print(f"active ratio {exact.active_ratio:.3f}, mean over layers\n")
+    table = make_table(
+        "Modelled energy per image, µJ (45 nm, Horowitz 2014)",
+        "backend", "shifts", "exact", "ANN / it", "rate x MACs", "ANN / it",
+    )  # fmt: skip
+    for backend in BACKENDS:
+        table.add_row(
+            backend,
+            f"{exact.shifts(backend):,.0f}",
+            f"{1e3 * exact.energy_mj(backend):.3f}",
+            f"{exact.ann_energy_mj / exact.energy_mj(backend):.2f}",
+            f"{1e3 * rate.energy_mj(backend):.3f}",
+            f"{rate.ann_energy_mj / rate.energy_mj(backend):.2f}",
+        )
+    console.print(table)
