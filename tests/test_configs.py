@@ -1,0 +1,317 @@
+"""The shipped configurations: they load, build, say which cell of the paper they are and agree with its Table 1; and
+forty mistakes, each refused in one line that names the field."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import typing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lbq import cli
+from lbq.config import Config
+from lbq.train import build
+
+ROOT = Path(__file__).parent.parent
+FOLDER = ROOT / "configs"
+SHIPPED = sorted(p.relative_to(FOLDER).with_suffix("").as_posix() for p in FOLDER.rglob("*.toml"))
+CELLS = [name for name in SHIPPED if name.split("/")[0] not in ("base", "quick", "digits")]
+
+# Table 1 of the paper; what it writes as None or -- is 0, False or "" here.
+ROWS = (
+    "neuron.n_max", "train.epochs", "data.size", "train.batch_size", "optim.name", "optim.lr", "train.warmup_epochs",
+    "optim.weight_decay", "augment.policy", "augment.cutout", "augment.mixup", "augment.cutmix",
+    "augment.label_smoothing",
+)  # fmt: skip
+TABLE_1: dict[str, tuple[Any, ...]] = {
+    "imagenet": (5, 320, 224, 64, "sgd", 0.1, 0, 0.0, "imagenet", 0, 0.8, 1.0, 0.1),
+    "cifar10": (5, 300, 32, 64, "sgd", 0.025, 0, 5e-4, "cifar10", 16, 0.0, 0.0, 0.0),
+    "cifar100": (5, 300, 32, 64, "sgd", 0.025, 0, 5e-4, "cifar10", 12, 0.0, 0.0, 0.0),
+    "cifar10_dvs": (5, 300, 128, 64, "adamw", 1e-3, 10, 0.06, "", 0, 0.5, 0.0, 0.1),
+    "dvs_gesture": (5, 300, 128, 64, "adamw", 1e-3, 10, 0.06, "", 0, 0.5, 0.0, 0.1),
+}
+TIMESTEPS = {"imagenet": {1, 2}, "cifar10": {1, 2, 4}, "cifar100": {1, 2, 4}, "cifar10_dvs": {10}, "dvs_gesture": {16}}
+CLASSES = {
+    "digits": 10, "cifar10": 10, "cifar100": 100, "imagenet": 1000, "cifar10_dvs": 10, "dvs_gesture": 11, "nmnist": 10,
+    "dvs_objects": 5,
+}  # fmt: skip
+
+# The accuracies of Tables 2 to 5 and 7, by the file that trains them.
+PUBLISHED = {
+    "cifar10/lbq_t1": "97.28", "cifar10/lbq_t2": "97.45", "cifar10/lbq_t4": "97.49",
+    "cifar10/lmht_t1": "95.93", "cifar10/lmht_t2": "96.40", "cifar10/lmht_t4": "96.13",
+    "cifar100/lbq_t1": "82.38", "cifar100/lbq_t2": "82.82", "cifar100/lbq_t4": "82.71",
+    "cifar100/lmht_t1": "78.74", "cifar100/lmht_t2": "79.96", "cifar100/lmht_t4": "80.67",
+    "imagenet/resnet18_t1": "67.50", "imagenet/resnet18_t2": "68.23",
+    "imagenet/resnet34_t1": "72.45", "imagenet/resnet34_t2": "73.67",
+    "cifar10_dvs/lbq_t10": "80.50", "cifar10_dvs/lmht_t10": "78.20", "dvs_gesture/lbq_t16": "98.28",
+    "ablation/ann": "97.52", "ablation/binary": "91.81",
+    "ablation/ternary_fixed_box": "94.11", "ablation/ternary_fixed_box_et": "94.11",
+    "ablation/ternary_learned_box": "95.55", "ablation/ternary_learned_box_et": "95.55",
+    "ablation/v1_box": "96.44", "ablation/v1_box_et": "96.44", "ablation/v2": "96.74",
+    "ablation/v3_box": "97.30", "ablation/v3_box_et": "97.30",
+    "nmax/lbq_n2": "96.73", "nmax/lbq_n10": "97.44", "nmax/lbq_n20": "97.35",
+}  # fmt: skip
+OURS = {"fairness/qann_n5", "fairness/binary_t10"}  # beside the paper's tables
+ABLATION = {  # neuron, options of its own beside beta = 0.5
+    "ann": ("relu", {}),
+    "binary": ("lif", {"threshold": 1.0, "surrogate": "arctan"}),
+    "ternary_fixed_box": ("ternary", {"step": 1.0, "surrogate": "box"}),
+    "ternary_fixed_box_et": ("ternary", {"step": 1.0, "surrogate": "box_et"}),
+    "ternary_learned_box": ("ternary_learned", {"step": 1.0, "surrogate": "box"}),
+    "ternary_learned_box_et": ("ternary_learned", {"step": 1.0, "surrogate": "box_et"}),
+    "v1_box": ("v1", {"n_max": 5, "step": 0.4, "surrogate": "box"}),
+    "v1_box_et": ("v1", {"n_max": 5, "step": 0.4, "surrogate": "box_et"}),
+    "v2": ("v2", {"n_max": 5, "step": 0.4, "surrogate": "relsg_et"}),
+    "v3_box": ("v3", {"n_max": 5, "step": 0.4, "surrogate": "box"}),
+    "v3_box_et": ("v3", {"n_max": 5, "step": 0.4, "surrogate": "box_et"}),
+}
+
+
+def load(name: str) -> Config:
+    return Config.load(FOLDER / f"{name}.toml")
+
+
+def lookup(config: Config, field: str) -> Any:
+    value: Any = config.to_dict()
+    for key in field.split("."):
+        value = value[key]
+    return value
+
+
+# What is shipped
+# -----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_every_configuration_builds_its_network(name: str) -> None:
+    config = load(name)
+    m, d = config.model, config.data
+    with torch.device("meta"):
+        net = build(config)
+        events = d.name in ("cifar10_dvs", "dvs_gesture", "nmnist", "dvs_objects")
+        x = torch.empty(m.timesteps, 2, 2, 32, 32) if events else torch.empty(2, m.in_channels, 32, 32)
+        if config.neuron["name"] != "lmht":  # which asks for autocast, and there is none on the meta device
+            assert net.eval()(x).shape == (2, CLASSES[d.name])
+    assert all(p.is_meta for p in net.parameters())
+    linear = [module for module in net.modules() if isinstance(module, torch.nn.Linear)]
+    assert linear[-1].out_features == m.num_classes == CLASSES[d.name]
+    assert m.in_channels == {True: 2, False: 1 if d.name == "digits" else 3}[events]
+
+
+def test_every_cell_of_the_tables_has_a_file_and_no_other() -> None:
+    assert set(CELLS) == set(PUBLISHED) | OURS
+
+
+@pytest.mark.parametrize("name", CELLS)
+def test_a_file_says_which_cell_it_is(name: str) -> None:
+    first, second = (FOLDER / f"{name}.toml").read_text(encoding="utf-8").splitlines()[:2]
+    config = load(name)
+    if name in OURS:
+        assert re.match(r"# Beside Table \d \(.+\), not in the paper: ", first)
+    else:
+        table = {
+            "cifar10": 2,
+            "cifar100": 2,
+            "imagenet": 3,
+            "cifar10_dvs": 4,
+            "dvs_gesture": 4,
+            "ablation": 5,
+            "nmax": 7,
+        }
+        assert first.startswith(f"# Table {table[name.split('/')[0]]} (")
+        assert f": the paper has {PUBLISHED[name]} %" in first
+    assert f"T = {config.model.timesteps}" in first
+    assert second.startswith(("# ", "base = "))  # one or two lines
+
+
+@pytest.mark.parametrize("name", [n for n in SHIPPED if n.startswith(("base/", "quick/"))])
+def test_bases_name_their_column_and_quick_ones_say_that_they_are_none(name: str) -> None:
+    first = (FOLDER / f"{name}.toml").read_text(encoding="utf-8").splitlines()[0]
+    assert first.startswith("# Table 1 (" if name.startswith("base/") else "# No cell of the paper's tables: ")
+
+
+@pytest.mark.parametrize("family", TABLE_1)
+def test_families_have_the_hyperparameters_of_table_1(family: str) -> None:
+    assert {row: lookup(load(f"base/{family}"), row) for row in ROWS} == dict(zip(ROWS, TABLE_1[family], strict=True))
+    base = load(f"base/{family}")
+    assert base.neuron == {"name": "lbq", "n_max": 5, "step": 0.4, "beta": 0.5, "surrogate": "relsg_et"}
+    if base.optim.name == "sgd":
+        assert base.optim.momentum == 0.9
+    cells = [load(name) for name in CELLS if name.startswith(f"{family}/")]
+    assert {c.model.timesteps for c in cells} == TIMESTEPS[family]
+
+
+@pytest.mark.parametrize("name", CELLS)
+def test_a_cell_differs_from_its_family_in_network_time_and_neuron_alone(name: str) -> None:
+    config = load(name)
+    family = config.data.name
+    model = dataclasses.replace(load(f"base/{family}").model, id=config.model.id, timesteps=config.model.timesteps)
+    assert config == dataclasses.replace(load(f"base/{family}"), model=model, neuron=config.neuron)
+    if family != "imagenet":
+        assert config.model.id == load(f"base/{family}").model.id
+    if "/lmht_" in name:
+        assert config.neuron == {"name": "lmht", "levels": 2}
+    elif name.split("/")[0] in TABLE_1:
+        assert config.neuron == load(f"base/{family}").neuron
+
+
+def test_ablation_capacity_and_fairness() -> None:
+    for name, (neuron, options) in ABLATION.items():
+        config = load(f"ablation/{name}")
+        expected = {"name": neuron, **options} | ({} if neuron == "relu" else {"beta": 0.5})
+        assert config.neuron == expected
+        assert config.model.timesteps == (1 if name == "ann" else 2)
+        assert config.data.name == "cifar10"
+    for n_max in (2, 10, 20):
+        assert load(f"nmax/lbq_n{n_max}").neuron == load("cifar10/lbq_t2").neuron | {"n_max": n_max, "step": 2 / n_max}
+    slots = load("cifar10/lbq_t2")
+    binary, quantised = load("fairness/binary_t10"), load("fairness/qann_n5")
+    assert binary.model.timesteps == slots.neuron["n_max"] * slots.model.timesteps
+    assert binary.neuron == load("ablation/binary").neuron
+    assert quantised.neuron == {"name": "qann", "n_max": slots.neuron["n_max"], "step": slots.neuron["step"]}
+    assert quantised.model.timesteps == 1
+
+
+def test_no_two_configurations_are_the_same() -> None:
+    by_hash: dict[str, list[str]] = {}
+    for name in SHIPPED:
+        if not name.startswith("base/"):  # bases are not run
+            by_hash.setdefault(load(name).hash, []).append(name)
+    assert [names for names in by_hash.values() if len(names) > 1] == []
+
+
+def test_bases_are_small_and_cells_do_not_repeat_them() -> None:
+    for name in CELLS:
+        text = (FOLDER / f"{name}.toml").read_text(encoding="utf-8")
+        lines = [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
+        assert lines[0].startswith('base = "')
+        assert not re.search(r"^\[(data|augment|optim|train)\]", text, re.MULTILINE)
+        assert len(lines) <= 7
+
+
+# What is refused
+# -----------------------------------------------------------------------------------------------------------------
+
+BAD = {
+    # misspelt keys
+    "table": ('[trian]\nepochs = 1', r"unknown key 'trian'; did you mean 'train'\?"),
+    "key": ("[train]\nepoch = 1", r"unknown key 'train.epoch'; did you mean 'epochs'\?"),
+    "key of another table": ("[train]\nlr = 0.1", "unknown key 'train.lr'"),
+    "neuron option": ('[neuron]\nname = "lbq"\nnmax = 5', r"neuron 'lbq' has no option 'nmax'; did you mean 'n_max'\?"),
+    "option of another neuron": ('[neuron]\nname = "lif"\nn_max = 5', "neuron 'lif' has no option 'n_max'"),
+    "option set by the model": ('[neuron]\nname = "lbq"\ntimesteps = 4', "neuron 'lbq' has no option 'timesteps'"),
+    # wrong types
+    "not a table": ("train = 3", "train must be a table"),
+    "list of tables": ("[[train]]\nepochs = 1", "train must be a table"),
+    "neuron not a table": ('neuron = "lbq"', "neuron must be a table"),
+    "float for integer": ("[train]\nepochs = 1.5", "train.epochs must be an integer"),
+    "boolean for integer": ("[train]\nepochs = true", "train.epochs must be an integer"),
+    "integer for boolean": ("[train]\nchannels_last = 1", "train.channels_last must be true or false"),
+    "string for number": ('[optim]\nlr = "0.1"', "optim.lr must be a number"),
+    "number for string": ("[model]\nid = 20", "model.id must be a string"),
+    "neuron without a name": ("[neuron]\nn_max = 5", "neuron: give a 'name'"),
+    "neuron option of a wrong type": ('[neuron]\nname = "lbq"\nlearn_step = "yes"', "neuron 'lbq': learn_step"),
+    # out of range
+    "seed": ("seed = -1", "seed must be"),
+    "seed too large": ("seed = 9223372036854775808", "seed must be"),
+    "not finite": ("[optim]\nlr = inf", "optim.lr must be finite"),
+    "no learning rate": ("[optim]\nlr = 0", "optim.lr must be > 0"),
+    "decay": ("[optim]\nweight_decay = -1e-4", "optim.weight_decay must be >= 0"),
+    "momentum": ("[optim]\nmomentum = 1.0", r"optim.momentum must be in \[0, 1\)"),
+    "no epochs": ("[train]\nepochs = 0", "train.epochs must be >= 1"),
+    "batch of one": ("[train]\nbatch_size = 1", "train.batch_size must be >= 2"),
+    "no timesteps": ("[model]\ntimesteps = 0", "model.timesteps must be >= 1"),
+    "mixing": ("[augment]\nmix_prob = 1.5", r"augment.mix_prob must be in \[0, 1\]"),
+    "everything held out": ("[data]\nholdout = 1.0", r"data.holdout must be in \[0, 1\)"),
+    "no levels": ('[neuron]\nname = "lbq"\nn_max = 0', "neuron 'lbq': n_max must be an integer >= 1"),
+    "decay above one": ('[neuron]\nname = "lbq"\nbeta = 2.0', "neuron 'lbq': beta must be"),
+    "window": ('[data]\nname = "dvs_objects"\nroot = "."\nwindow_ms = 2000000', "data.window_ms"),
+    # unknown names
+    "dataset": ('[data]\nname = "cifar"', "data.name must be one of"),
+    "optimiser": ('[optim]\nname = "adam"', "optim.name must be one of 'sgd', 'adamw'"),
+    "precision": ('[train]\nprecision = "int8"', "train.precision must be one of"),
+    "network": ('[model]\nid = "resnet21w16"', "model: unknown id 'resnet21w16'"),
+    "neuron": ('[neuron]\nname = "lbp"', r"unknown neuron 'lbp'; did you mean 'lbq'\?"),
+    "surrogate": ('[neuron]\nname = "lbq"\nsurrogate = "relsg"', "neuron 'lbq': surrogate"),
+    # what does not go together
+    "warm-up": ("[train]\nepochs = 2\nwarmup_epochs = 2", "train.warmup_epochs must be less than train.epochs"),
+    "accumulate": ("[train]\nbatch_size = 64\naccumulate = 3", "train.accumulate must divide train.batch_size"),
+    "crop and shift": ("[augment]\ncrop = 1\nshift = 1", "augment.crop and augment.shift"),
+    "events on images": ("[augment]\nevents = true", "augment.events is for event frames"),
+    "crop of resized crops": (
+        '[model]\nnum_classes = 1000\n[data]\nname = "imagenet"\nroot = "."\n[augment]\ncrop = 4',
+        "augment.crop, shift and events do not apply to imagenet",
+    ),
+    "no root": ('[data]\nname = "cifar10"', "data.root must name the folder of cifar10"),
+    "no events": ('[data]\nname = "nmnist"', "data.root must name the folder of nmnist"),
+    "no such root": ('[data]\nname = "dvs_gesture"\nroot = "nowhere"', "nowhere does not exist"),
+    "resolution": ("[data]\nsize = 32", "data.size must be 0 or 8 for digits"),
+    "classes": ("[model]\nnum_classes = 100", "model.num_classes must be 10 for digits"),
+    "channels": ("[model]\nin_channels = 3", "model.in_channels must be 1 for digits"),
+    "batch above the data": ("[train]\nbatch_size = 2000", "train.batch_size must be at most the 1198 samples"),
+    "stem": ('[model]\nid = "vgg11w4"\nstem_stride = 2', "stem_stride applies to CIFAR-stem ResNets"),
+    "tail": ('[model]\nshare_tail = true\n[neuron]\nname = "lif"', "share_tail: no neuron of this network learns a tail"),
+    "start from nothing": ('[train]\ninit_from = "nowhere"', "train.init_from"),
+    # the files themselves
+    "not TOML": ("[train\nepochs = 1", "is not valid TOML"),
+    "no base": ('base = "nowhere.toml"', "cannot read .*nowhere.toml"),
+    "base of itself": ('base = "bad.toml"', "more than 8 bases in a row"),
+    "base not a path": ("base = 3", "base must be the path"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_a_mistake_is_one_line_that_names_the_field(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text, message = BAD[case]
+    monkeypatch.chdir(tmp_path)
+    Path("bad.toml").write_text(text + "\n", encoding="utf-8")
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["train", "bad.toml", "--device", "cpu"])
+    out, err = capsys.readouterr()
+    assert stop.value.code == 2
+    assert out == ""
+    assert err.endswith("\n")
+    assert len(err.splitlines()) == 1
+    assert re.match(f"lbq: .*{message}", err)
+    # A run that cannot begin leaves no folder, so that the corrected command works as typed. This holds for mistakes
+    # that the configuration shows by itself; those that data and network show are known to fail here as long as
+    # `lbq.job` makes the folder before it opens the data and builds the network.
+    assert [p.name for p in tmp_path.iterdir()] == ["bad.toml"]
+
+
+def test_there_are_forty_mistakes() -> None:
+    assert len(BAD) >= 40
+
+
+# What the documentation says
+# -----------------------------------------------------------------------------------------------------------------
+
+
+def test_the_documented_fields_and_defaults_are_those_of_the_code() -> None:
+    documented = {
+        match[1]: match[2]
+        for match in re.finditer(r"^\| `([a-z_.]+)` \| `(.+?)` \| \S", _text("configs.md"), re.MULTILINE)
+    }
+    hints = typing.get_type_hints(Config)
+    expected = {"seed": "0"}
+    for table, kind in hints.items():
+        if dataclasses.is_dataclass(kind):
+            expected |= {f"{table}.{f.name}": json.dumps(f.default) for f in dataclasses.fields(kind)}
+    assert documented == expected
+
+
+def test_the_documentation_names_every_configuration() -> None:
+    named = set(re.findall(r"`configs/([\w/]+)\.toml`", _text("configs.md")))
+    assert named == set(SHIPPED)
+
+
+def _text(name: str) -> str:
+    return (ROOT / "docs" / name).read_text(encoding="utf-8")
