@@ -163,7 +163,8 @@ class Trainer:
         self.net.load_state_dict(part("model/"))
         optim.restore_optimiser(self.net, self.optimiser, part("optim/"))
         if self.average is not None:
-            self.average.state = {k: v.to(self.device) for k, v in part("average/").items()}
+            for name, value in part("average/").items():
+                self.average.state[name].copy_(value)
         self.position = Position(**values["position"])
         self.tally = torch.tensor(values["tally"], dtype=torch.float64, device=self.device)
         if values["scaler"]:
