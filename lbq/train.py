@@ -203,7 +203,6 @@ class Trainer:
         mine = order[:, :, self.world.rank]
         self.net.train()
         micro = self.source.train_batches(list(mine.flatten(0, 1)), self.position.epoch, seed)
-        rate = 0.0
         for _ in range(len(order)):
             rate = optim.learning_rate(self.position.step, self.batches, self.config)
             optim.set_learning_rate(self.optimiser, rate)
@@ -227,7 +226,7 @@ class Trainer:
             step=self.position.step,
             loss=loss / seen,
             train_accuracy=100 * correct / seen,
-            lr=rate,
+            lr=optim.learning_rate(self.position.step - 1, self.batches, self.config),
             seconds=seconds,
             samples_per_second=len(order) * t.batch_size / seconds,
             test_accuracy=test,
