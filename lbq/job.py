@@ -115,7 +115,7 @@ class Job:
         """Make the folder this job's; its result where it is complete already."""
         config_file, result_file = self.folder / "config.toml", self.folder / "result.json"
         if not config_file.exists():
-            if any(p.name != ".lock" for p in self.folder.iterdir()):
+            if any(p.name not in (".lock", ".config.toml.partial") for p in self.folder.iterdir()):
                 raise RunError(f"{self.folder} is not empty and not a run folder: choose another with --out")
             runs.write_text(config_file, self.config.to_toml())
             return None
