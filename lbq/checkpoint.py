@@ -82,6 +82,17 @@ def load(folder: Path) -> Loaded | None:
     return None
 
 
+def set_aside(loaded: Loaded) -> None:
+    """Move a damaged `last` out of the way, so that the next save cannot put it in the place of the good `previous`."""
+    if loaded.path.name == PREVIOUS and loaded.skipped:
+        last = loaded.path.with_name(LAST)
+        try:
+            os.replace(last, last.with_name("damaged.safetensors"))
+            sync_folder(last.parent)
+        except OSError as error:
+            raise RunError(f"cannot rename {last}: {error.strerror}") from error
+
+
 def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Tensors and values of one checkpoint file, with everything checked."""
     if not path.is_file():  # a pipe would be waited for

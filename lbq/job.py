@@ -156,6 +156,7 @@ class Job:
             raise RunError(f"{loaded.path} belongs to another configuration: choose another --out")
         self.trainer.restore(loaded.tensors, loaded.values)
         if self.world.main:
+            checkpoint.set_aside(loaded)
             self._cut_metrics(loaded.values["metrics_bytes"])
             position = self.trainer.position
             self.watcher.resumed(position.epoch, position.batch, loaded.skipped)
