@@ -179,7 +179,7 @@ class Job:
         synapses = [k for k in ours if k.endswith("weight")]
         if not any(k in fits for k in synapses):
             raise RunError(f"train.init_from: no weight of {run} fits this network")
-        self.trainer.net.load_state_dict(fits, strict=False)
+        self.trainer.start_from(fits)
 
     def _between_steps(self, trainer: Trainer) -> bool:
         if self.world.any(bool(self.signal), self.device):

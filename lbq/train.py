@@ -170,6 +170,12 @@ class Trainer:
         if values["scaler"]:
             self.scaler.load_state_dict(values["scaler"])
 
+    def start_from(self, weights: dict[str, Tensor]) -> None:
+        """Begin with these weights in place of drawn ones, in the averages too."""
+        self.net.load_state_dict(weights, strict=False)
+        if self.average is not None:
+            self.average = optim.Average(self.net, self.average.decay)
+
     # Training
     # ------------------------------------------------------------------------------------------------------------
 
