@@ -137,6 +137,7 @@ class Job:
 
     def _save(self) -> None:
         self.trainer.settle()
+        self.trainer.check_weights()
         self.saved_at = time.monotonic()
         if not self.world.main:
             return

@@ -331,6 +331,16 @@ class Trainer:
             event.synchronize()
             self._refuse(value, position, x)
 
+    def check_weights(self) -> None:
+        """Stop where a step made a weight infinite or no number though its loss was finite; called before saving."""
+        bad = [n for n, v in self.net.state_dict().items() if v.is_floating_point() and not v.isfinite().all()]
+        if bad:
+            p = self.position
+            raise Diverged(
+                f"{bad[0]} is no longer finite after epoch {p.epoch + 1}, step {p.batch}: "
+                f"lower optim.lr ({self.config.optim.lr:g}) or use a longer warm-up"
+            )
+
     def _refuse(self, loss: Tensor, position: Position, x: Tensor) -> None:
         value = float(loss)
         if not math.isfinite(value):
