@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -81,8 +82,21 @@ def load(folder: Path) -> Loaded | None:
     return None
 
 
+def set_aside(loaded: Loaded) -> None:
+    """Move a damaged `last` out of the way, so that the next save cannot put it in the place of the good `previous`."""
+    if loaded.path.name == PREVIOUS and loaded.skipped:
+        last = loaded.path.with_name(LAST)
+        try:
+            os.replace(last, last.with_name("damaged.safetensors"))
+            sync_folder(last.parent)
+        except OSError as error:
+            raise RunError(f"cannot rename {last}: {error.strerror}") from error
+
+
 def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Tensors and values of one checkpoint file, with everything checked."""
+    if not path.is_file():  # a pipe would be waited for
+        raise RunError(f"{path} is not a file")
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
@@ -94,7 +108,12 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     text = metadata.get("values", "")
     if digest(tensors, text) != metadata.get("sha256"):
         raise RunError(f"{path} is damaged: its checksum does not match")
-    values: dict[str, Any] = json.loads(text)
+    try:
+        values = json.loads(text)
+    except ValueError:
+        values = None
+    if not isinstance(values, dict):
+        raise RunError(f"{path} is damaged: its values are not a JSON object")
     return tensors, values
 
 
@@ -116,7 +135,8 @@ def write_whole(path: Path, data: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:
-        path.unlink(missing_ok=True)
+        with suppress(OSError):
+            path.unlink()
         raise RunError(f"cannot write {path}: {error.strerror}; free some space or choose another folder") from error
 
 

@@ -119,7 +119,7 @@ class Job:
         """Make the folder this job's; its result where it is complete already."""
         config_file, result_file = self.folder / "config.toml", self.folder / "result.json"
         if not config_file.exists():
-            if any(p.name != ".lock" for p in self.folder.iterdir()):
+            if any(p.name not in (".lock", ".config.toml.partial") for p in self.folder.iterdir()):
                 raise RunError(f"{self.folder} is not empty and not a run folder: choose another with --out")
             runs.write_text(config_file, self.config.to_toml())
             return None
@@ -141,6 +141,7 @@ class Job:
 
     def _save(self) -> None:
         self.trainer.settle()
+        self.trainer.check_weights()
         self.saved_at = time.monotonic()
         if not self.world.main:
             return
@@ -154,16 +155,27 @@ class Job:
             if self.config.train.init_from:
                 self.initialised_from(self.config.train.init_from)
             if self.world.main:
-                self.metrics.unlink(missing_ok=True)
+                self._cut_metrics(0)
             return
         if loaded.values["config_hash"] != self.config.hash:
             raise RunError(f"{loaded.path} belongs to another configuration: choose another --out")
         self.trainer.restore(loaded.tensors, loaded.values)
         if self.world.main:
-            if self.metrics.exists():
-                os.truncate(self.metrics, loaded.values["metrics_bytes"])
+            checkpoint.set_aside(loaded)
+            self._cut_metrics(loaded.values["metrics_bytes"])
             position = self.trainer.position
             self.watcher.resumed(position.epoch, position.batch, loaded.skipped)
+
+    def _cut_metrics(self, length: int) -> None:
+        """Drop records of what will be trained again."""
+        size = self.metrics.stat().st_size if self.metrics.exists() else 0
+        if size < length:
+            raise RunError(f"{self.metrics} is shorter than its checkpoint says: start again in another folder")
+        try:
+            if size > length:
+                os.truncate(self.metrics, length)
+        except OSError as error:
+            raise RunError(f"cannot write {self.metrics}: {error.strerror}") from error
 
     def initialised_from(self, run: str) -> None:
         """Start from the weights of another run: everything of the same name and shape (an ANN's synapses, for example)."""
@@ -172,7 +184,7 @@ class Job:
         synapses = [k for k in ours if k.endswith("weight")]
         if not any(k in fits for k in synapses):
             raise RunError(f"train.init_from: no weight of {run} fits this network")
-        self.trainer.net.load_state_dict(fits, strict=False)
+        self.trainer.start_from(fits)
 
     def _between_steps(self, trainer: Trainer) -> bool:
         if self.world.any(bool(self.signal), self.device):
@@ -197,10 +209,13 @@ class Job:
 
     def _finish_epoch(self, record: EpochRecord) -> None:
         if self.world.main:
-            with open(self.metrics, "a", encoding="utf-8") as file:
-                file.write(json.dumps(record.to_dict()) + "\n")
-                file.flush()
-                os.fsync(file.fileno())
+            try:
+                with open(self.metrics, "a", encoding="utf-8") as file:
+                    file.write(json.dumps(record.to_dict()) + "\n")
+                    file.flush()
+                    os.fsync(file.fileno())
+            except OSError as error:
+                raise RunError(f"cannot write {self.metrics}: {error.strerror}; free some space") from error
             self._tensorboard(record)
             self.watcher.epoch(record)
         self._save()

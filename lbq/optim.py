@@ -81,11 +81,14 @@ def optimiser_state(net: nn.Module, optimiser: torch.optim.Optimizer) -> dict[st
     }
 
 
+@torch.no_grad()
 def restore_optimiser(net: nn.Module, optimiser: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
     parameters = dict(net.named_parameters())
     optimiser.state.clear()
     for key, value in tensors.items():
         name, slot = key.rsplit("/", 1)
         parameter = parameters[name]
-        on = parameter.device if slot != "step" else torch.device("cpu")  # AdamW counts its steps on the CPU
-        optimiser.state[parameter][slot] = value.to(on).clone()
+        if slot == "step":  # AdamW counts its steps on the CPU
+            optimiser.state[parameter][slot] = value.cpu().clone()
+        else:  # laid out as the parameter: another order of elements may round differently
+            optimiser.state[parameter][slot] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)

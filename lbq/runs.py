@@ -114,19 +114,23 @@ def _commit() -> str:
 
 def write_text(path: Path, text: str) -> None:
     """A small file, whole or not at all."""
+    _write_final(path, text.encode())
+
+
+def _write_final(path: Path, data: bytes) -> None:
     temporary = path.with_name(f".{path.name}.partial")
-    write_whole(temporary, text.encode())
-    os.replace(temporary, path)
-    sync_folder(path.parent)
+    write_whole(temporary, data)
+    try:
+        os.replace(temporary, path)
+        sync_folder(path.parent)
+    except OSError as error:
+        raise RunError(f"cannot write {path}: {error.strerror}") from error
 
 
 def write_weights(folder: Path, state: Mapping[str, Tensor]) -> None:
     """`weights.safetensors`. Cloned: a tail shared between layers is one tensor under several names."""
-    path = folder / "weights.safetensors"
-    temporary = path.with_name(f".{path.name}.partial")
-    write_whole(temporary, serialise({k: v.detach().cpu().clone().contiguous() for k, v in state.items()}))
-    os.replace(temporary, path)
-    sync_folder(folder)
+    stored = {k: v.detach().cpu().clone().contiguous() for k, v in state.items()}
+    _write_final(folder / "weights.safetensors", serialise(stored))
 
 
 def save(

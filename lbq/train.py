@@ -163,11 +163,18 @@ class Trainer:
         self.net.load_state_dict(part("model/"))
         optim.restore_optimiser(self.net, self.optimiser, part("optim/"))
         if self.average is not None:
-            self.average.state = {k: v.to(self.device) for k, v in part("average/").items()}
+            for name, value in part("average/").items():
+                self.average.state[name].copy_(value)
         self.position = Position(**values["position"])
         self.tally = torch.tensor(values["tally"], dtype=torch.float64, device=self.device)
         if values["scaler"]:
             self.scaler.load_state_dict(values["scaler"])
+
+    def start_from(self, weights: dict[str, Tensor]) -> None:
+        """Begin with these weights in place of drawn ones, in the averages too."""
+        self.net.load_state_dict(weights, strict=False)
+        if self.average is not None:
+            self.average = optim.Average(self.net, self.average.decay)
 
     # Training
     # ------------------------------------------------------------------------------------------------------------
@@ -202,7 +209,6 @@ class Trainer:
         mine = order[:, :, self.world.rank]
         self.net.train()
         micro = self.source.train_batches(list(mine.flatten(0, 1)), self.position.epoch, seed)
-        rate = 0.0
         for _ in range(len(order)):
             rate = optim.learning_rate(self.position.step, self.batches, self.config)
             optim.set_learning_rate(self.optimiser, rate)
@@ -226,7 +232,7 @@ class Trainer:
             step=self.position.step,
             loss=loss / seen,
             train_accuracy=100 * correct / seen,
-            lr=rate,
+            lr=optim.learning_rate(self.position.step - 1, self.batches, self.config),
             seconds=seconds,
             samples_per_second=len(order) * t.batch_size / seconds,
             test_accuracy=test,
@@ -324,6 +330,16 @@ class Trainer:
             (value, position, (event, x)), self._unchecked = self._unchecked, None
             event.synchronize()
             self._refuse(value, position, x)
+
+    def check_weights(self) -> None:
+        """Stop where a step made a weight infinite or no number though its loss was finite; called before saving."""
+        bad = [n for n, v in self.net.state_dict().items() if v.is_floating_point() and not v.isfinite().all()]
+        if bad:
+            p = self.position
+            raise Diverged(
+                f"{bad[0]} is no longer finite after epoch {p.epoch + 1}, step {p.batch}: "
+                f"lower optim.lr ({self.config.optim.lr:g}) or use a longer warm-up"
+            )
 
     def _refuse(self, loss: Tensor, position: Position, x: Tensor) -> None:
         value = float(loss)

@@ -1,0 +1,98 @@
+"""Training runs small enough to repeat by the hundred, and what of a run must not depend on how often it was interrupted."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lbq import checkpoint, job, toml
+from lbq.config import Config
+from lbq.data.base import Dataset
+from lbq.data.digits import load_digits
+from lbq.data.sources import ImageSource
+from lbq.train import EpochRecord, Trainer
+
+Contents = dict[str, Any]
+
+SMALL = {
+    "seed": 3,
+    "model": {"id": "resnet8w2", "dropout": 0.3},
+    "augment": {"shift": 1},
+    "optim": {"lr": 0.05},
+    "train": {"epochs": 3, "batch_size": 12, "warmup_epochs": 1, "ema": 0.9, "checkpoint_steps": 1},
+}  # with 50 training images: 3 epochs of 4 steps
+TIMINGS = ("seconds", "samples_per_second", "training_seconds", "environment")
+
+
+def config(*changes: str) -> Config:
+    return Config.from_dict(toml.merge(SMALL, toml.overrides(changes)))
+
+
+def small_digits(train: int = 50, test: int = 31) -> Dataset:
+    """The first digits; the sizes are no multiples of a batch."""
+    whole = load_digits()
+    return Dataset.build("digits", whole.train.subset(range(train)), whole.test.subset(range(test)), whole.source)
+
+
+def trainer(settings: Config, **options: Any) -> Trainer:
+    return Trainer(settings, ImageSource(settings, small_digits(), torch.device("cpu")), **options)
+
+
+class Silent:
+    """A watcher that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.plans: list[job.Plan] = []
+        self.resumptions: list[tuple[int, int, tuple[str, ...]]] = []
+        self.steps: list[tuple[int, int]] = []
+        self.records: list[EpochRecord] = []
+
+    def plan(self, plan: job.Plan) -> None:
+        self.plans.append(plan)
+
+    def resumed(self, epoch: int, batch: int, notes: tuple[str, ...]) -> None:
+        self.resumptions.append((epoch, batch, notes))
+
+    def step(self, epoch: int, batch: int, batches: int, samples_per_second: float) -> None:
+        self.steps.append((epoch, batch))
+
+    def epoch(self, record: EpochRecord) -> None:
+        self.records.append(record)
+
+
+def timeless(record: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in record.items() if key not in TIMINGS}
+
+
+def tensor_bytes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
+    return {k: (str(v.dtype), tuple(v.shape), v.contiguous().numpy().tobytes()) for k, v in tensors.items()}
+
+
+def state_of(trainer: Trainer) -> Contents:
+    tensors, values = trainer.state()
+    return {**tensor_bytes(tensors), "values": values}
+
+
+def contents(folder: Path) -> Contents:
+    """A finished run folder's weights, last checkpoint, metrics and result, without timings. Equal or not: nothing else."""
+    tensors, values = checkpoint.read(folder / job.CHECKPOINTS / checkpoint.LAST)
+    values.pop("metrics_bytes")  # the text of timings has no fixed length
+    metrics = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return {
+        **tensor_bytes(tensors),
+        "values": values,
+        "weights": (folder / "weights.safetensors").read_bytes(),
+        "metrics": [timeless(record) for record in metrics],
+        "result": timeless(json.loads((folder / "result.json").read_text())),
+        "config": (folder / "config.toml").read_bytes(),
+    }
+
+
+def differences(a: Contents, b: Contents) -> list[str]:
+    """Names of what differs."""
+    return sorted(key for key in a.keys() | b.keys() if a.get(key) != b.get(key))

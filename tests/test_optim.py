@@ -1,0 +1,215 @@
+"""Parameter groups, the schedule, averaged weights, clipping."""
+
+from __future__ import annotations
+
+import copy
+import math
+from contextlib import suppress
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from lbq import models, optim
+from lbq.config import Config, OptimConfig
+from lbq.neuron import SpikingNeuron
+from tests import small_runs
+
+NEURONS = [
+    {"name": "lbq", "learn_beta": True, "learn_alpha": True},
+    {"name": "lbq", "membrane": "plif", "per_channel": True},
+    {"name": "lif"},
+    {"name": "qann"},
+    {"name": "relu"},
+]
+
+
+def names_by_role(net: nn.Module, settings: OptimConfig) -> dict[str, set[str]]:
+    names = {id(p): name for name, p in net.named_parameters()}
+    return {g["role"]: {names[id(p)] for p in g["params"]} for g in optim.parameter_groups(net, settings)}
+
+
+@pytest.mark.parametrize("neuron", NEURONS, ids=lambda n: "-".join(n))
+@pytest.mark.parametrize("id", ["resnet8w4", "resnet19w64fc256", "vgg11w4"])
+def test_every_parameter_is_in_exactly_one_group(id: str, neuron: dict[str, object]) -> None:
+    with torch.device("meta") if id.startswith("resnet19") else torch.device("cpu"):
+        net = models.create(id, neuron=neuron)
+    settings = OptimConfig(weight_decay=0.3, neuron_lr=0.25)
+    groups = optim.parameter_groups(net, settings)
+    members = [parameter for group in groups for parameter in group["params"]]
+    assert len(members) == len(set(members))
+    assert set(members) == set(net.parameters())
+    by_role = names_by_role(net, settings)
+    weights = {f"{n}.weight" for n, m in net.named_modules() if isinstance(m, (nn.Conv2d, nn.Linear))}
+    assert by_role["weights"] == weights
+    inside = {
+        f"{n}.{p}" for n, m in net.named_modules() if isinstance(m, SpikingNeuron) for p, _ in m.named_parameters()
+    }
+    assert inside <= by_role.get("neurons", set())
+    for group in groups:
+        assert group["weight_decay"] == (0.3 if group["role"] == "weights" else 0)
+        assert group["factor"] == (0.25 if group["role"] == "neurons" else 1)
+
+
+def test_a_shared_tail_is_one_parameter() -> None:
+    net = models.create("resnet8w4", share_tail=True)
+    roles = names_by_role(net, OptimConfig())
+    assert sum(name.endswith("eta") for name in roles["neurons"]) == 1
+    assert sum(name.endswith("rho") for name in roles["neurons"]) == 7
+
+
+@pytest.mark.parametrize("name", ["sgd", "adamw"])
+def test_only_weights_decay_and_neurons_have_their_own_rate(name: str) -> None:
+    """With gradients of zero, whatever moves was moved by weight decay."""
+    net = models.create("resnet8w4")
+    before = copy.deepcopy(net.state_dict())
+    optimiser = optim.make_optimiser(net, OptimConfig(name=name, weight_decay=0.1, neuron_lr=0.5))
+    optim.set_learning_rate(optimiser, 0.2)
+    for parameter in net.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimiser.step()
+    moved = {k for k, v in net.named_parameters() if not torch.equal(v, before[k])}
+    assert moved == names_by_role(net, OptimConfig())["weights"]
+    rates = {group["role"]: group["lr"] for group in optimiser.param_groups}
+    assert rates == {"weights": 0.2, "norms": 0.2, "neurons": 0.1}
+    shrunk = 1 - 0.2 * 0.1 * {"sgd": 1.9, "adamw": 1}[name]  # Nesterov adds the momentum of this very step
+    assert torch.allclose(net.fc.weight, before["fc.weight"] * shrunk)
+
+
+def test_nesterov_sgd_by_hand() -> None:
+    net = nn.Linear(1, 1, bias=False)
+    optimiser = optim.make_optimiser(net, OptimConfig(momentum=0.9, weight_decay=0.1))
+    optim.set_learning_rate(optimiser, 0.5)
+    with torch.no_grad():
+        net.weight.fill_(2.0)
+    weight, velocity = 2.0, 0.0
+    for gradient in (1.0, -3.0, 0.5):
+        net.weight.grad = torch.full((1, 1), gradient)
+        optimiser.step()
+        total = gradient + 0.1 * weight
+        velocity = 0.9 * velocity + total
+        weight -= 0.5 * (total + 0.9 * velocity)
+        assert net.weight.item() == pytest.approx(weight, rel=1e-6)
+
+
+def schedule(epochs: int, warmup: int, warmup_lr: float, lr: float) -> Config:
+    train = {"epochs": epochs, "warmup_epochs": warmup, "warmup_lr": warmup_lr}
+    return Config.from_dict({"optim": {"lr": lr}, "train": train})
+
+
+@given(
+    epochs=st.integers(1, 30),
+    share=st.floats(0, 0.99),
+    steps=st.integers(1, 50),
+    lr=st.floats(1e-3, 10),
+    start=st.floats(0, 1),
+)
+@settings(deadline=None)
+def test_schedule(epochs: int, share: float, steps: int, lr: float, start: float) -> None:
+    warmup = int(share * epochs)
+    config = schedule(epochs, warmup, start * lr, lr)
+    total, rising = epochs * steps, warmup * steps
+    rates = [optim.learning_rate(step, steps, config) for step in range(total)]
+    assert all(0 < rate <= lr * (1 + 1e-12) for rate in rates)
+    line = [start * lr + (lr - start * lr) * (i + 1) / rising for i in range(rising)]
+    assert rates[:rising] == pytest.approx(line)
+    assert rates[rising] == lr  # the cosine starts at the top
+    assert all(a > b for a, b in zip(rates[rising:], rates[rising + 1 :], strict=False))
+    assert optim.learning_rate(total, steps, config) == pytest.approx(0, abs=1e-12 * lr)
+    middle = (total - rising) / 2
+    if middle == int(middle):
+        assert rates[rising + int(middle)] == pytest.approx(lr / 2)
+
+
+def test_the_trainer_follows_the_schedule_by_step_alone() -> None:
+    config = small_runs.config("train.warmup_lr=0.01", "optim.neuron_lr=0.5")
+    seen: list[tuple[float, float]] = []
+
+    def watch(_trainer: object) -> bool:
+        rates = {g["role"]: g["lr"] for g in made.optimiser.param_groups}
+        seen.append((rates["weights"], rates["neurons"]))
+        return False
+
+    made = small_runs.trainer(config, between_steps=watch)
+    records = list(made.fit())
+    expected = [optim.learning_rate(step, 4, config) for step in range(12)]
+    assert [rate for rate, _ in seen] == expected
+    assert [rate for _, rate in seen] == [0.5 * rate for rate in expected]
+    assert [record.lr for record in records] == expected[3::4]  # the last step's of each epoch
+
+
+@given(decay=st.floats(0.01, 0.999), values=st.lists(st.floats(-100, 100), min_size=1, max_size=8))
+@settings(deadline=None, max_examples=30)
+def test_average_is_exponential(decay: float, values: list[float]) -> None:
+    net = nn.BatchNorm1d(1).double()
+    average = optim.Average(net, decay)
+    expected = 1.0  # BatchNorm's weight starts at 1
+    for count, value in enumerate(values, start=1):
+        with torch.no_grad():
+            net.weight.fill_(value)
+            assert net.num_batches_tracked is not None
+            net.num_batches_tracked.fill_(count)
+        average.update(net)
+        expected = decay * expected + (1 - decay) * value
+    assert average.state["weight"].item() == pytest.approx(expected, rel=1e-9, abs=1e-9)
+    assert average.state["num_batches_tracked"].item() == len(values)  # an integer is copied
+    assert net.weight.item() == values[-1]  # the network itself is left alone
+
+
+def test_averaged_weights_come_and_go() -> None:
+    made = small_runs.trainer(small_runs.config("train.epochs=2"))
+    list(made.fit())
+    trained = copy.deepcopy(made.net.state_dict())
+    assert made.average is not None
+    with suppress(ZeroDivisionError), made.averaged():
+        for name, value in made.net.state_dict().items():
+            assert torch.equal(value, made.average.state[name])
+        raise ZeroDivisionError
+    assert all(torch.equal(value, trained[name]) for name, value in made.net.state_dict().items())
+    assert not torch.equal(trained["conv1.weight"], made.average.state["conv1.weight"])
+
+
+@pytest.mark.parametrize("clip", [1e-3, 1e3])
+def test_clipping_limits_the_gradient(clip: float) -> None:
+    """The gradients that the optimiser saw are still there between steps."""
+    norms: list[float] = []
+
+    def watch(_trainer: object) -> bool:
+        squares = [p.grad.double().square().sum() for p in made.net.parameters() if p.grad is not None]
+        norms.append(math.sqrt(float(sum(squares))))
+        return len(norms) == 3
+
+    made = small_runs.trainer(small_runs.config(f"optim.clip={clip}", "train.accumulate=2"), between_steps=watch)
+    list(made.fit())
+    if clip < 1:
+        assert norms == pytest.approx([clip] * 3, rel=1e-3)
+    else:
+        free = list(norms)
+        norms.clear()
+        made = small_runs.trainer(small_runs.config("train.accumulate=2"), between_steps=watch)
+        list(made.fit())
+        assert free == norms  # far below the limit nothing changes
+        assert all(0.01 < norm < clip for norm in norms)
+
+
+@pytest.mark.parametrize("name", ["sgd", "adamw"])
+@pytest.mark.parametrize("layout", ["true", "false"])
+def test_optimiser_state_round_trip(name: str, layout: str) -> None:
+    """Every slot comes back with its bytes, type and strides."""
+    config = small_runs.config(f"optim.name={name}", f"train.channels_last={layout}", "train.epochs=2")
+    first = small_runs.trainer(config)
+    list(first.fit())
+    stored = {k: v.clone().contiguous() for k, v in optim.optimiser_state(first.net, first.optimiser).items()}
+    second = small_runs.trainer(config)
+    optim.restore_optimiser(second.net, second.optimiser, stored)
+    again = optim.optimiser_state(second.net, second.optimiser)
+    slots = {"sgd": 1, "adamw": 3}[name]
+    assert len(again) == slots * len(list(first.net.parameters()))
+    for key, value in optim.optimiser_state(first.net, first.optimiser).items():
+        assert torch.equal(value, again[key])
+        assert value.dtype == again[key].dtype
+        moving = [i for i, size in enumerate(value.shape) if size > 1]
+        assert [value.stride(i) for i in moving] == [again[key].stride(i) for i in moving]
+        assert again[key].data_ptr() != stored[key].data_ptr()
