@@ -105,7 +105,7 @@ def demo(
 def train(
     config: Annotated[Path, typer.Argument(help="A TOML configuration, such as configs/digits/lbq.toml.")],
     changes: Annotated[list[str] | None, typer.Argument(help="key=value, such as train.epochs=3.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Run folder; default runs/NAME-sSEED.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Run folder; default runs/FOLDER-NAME-sSEED.")] = None,
     resume: Annotated[str, typer.Option(help="auto: continue what the folder holds; never: refuse it.")] = "never",
     device: Annotated[str | None, typer.Option(help="cpu or cuda; default a GPU where there is one.")] = None,
     compile: Annotated[bool, typer.Option("--compile", help="train.compile=true")] = False,
@@ -120,7 +120,8 @@ def train(
 
     flags = ["train.compile=true"] * compile + ["train.deterministic=true"] * deterministic
     settings = Config.load(config, [*(changes or []), *flags])
-    folder = out or Path("runs") / f"{config.stem}-s{settings.seed}"
+    name = f"{config.parent.name}-{config.stem}" if config.parent.name else config.stem
+    folder = out or Path("runs") / f"{name}-s{settings.seed}"
     world, where = distributed.start(device)
     try:
         with TrainProgress() as progress:

@@ -134,6 +134,8 @@ class Config:
         t = config.train
         if t.warmup_epochs >= t.epochs:
             raise ConfigError(f"train.warmup_epochs must be less than train.epochs ({t.epochs}), got {t.warmup_epochs}")
+        if t.warmup_lr > config.optim.lr:
+            raise ConfigError(f"train.warmup_lr must be at most optim.lr ({config.optim.lr:g}), got {t.warmup_lr:g}")
         if t.batch_size % t.accumulate:
             raise ConfigError(f"train.accumulate must divide train.batch_size ({t.batch_size}), got {t.accumulate}")
         return config

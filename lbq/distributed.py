@@ -13,6 +13,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
 
 from lbq.errors import LbqError
 
@@ -41,6 +43,13 @@ class World:
             return flag
         return bool(self.sum(torch.tensor(float(flag), device=device)).item())
 
+    def agree(self, value: int, device: torch.device) -> bool:
+        """Whether all processes have the same value."""
+        if self.size == 1:
+            return True
+        total, squares = self.sum(torch.tensor([value, value**2], dtype=torch.float64, device=device)).tolist()
+        return self.size * squares == total**2
+
     def barrier(self) -> None:
         if self.size > 1:
             dist.barrier()
@@ -66,7 +75,12 @@ def start(device: str | None = None) -> tuple[World, torch.device]:
     if size == 1:
         return World(), where
     if not dist.is_initialized():
-        dist.init_process_group("nccl" if kind == "cuda" else "gloo", timeout=timedelta(minutes=10))
+        # torchrun's store outlives a restart and keeps the dead processes' addresses: a part of it for each attempt
+        limit = timedelta(minutes=10)
+        store, rank, size = next(rendezvous("env://", timeout=limit))
+        attempt = PrefixStore(f"attempt-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+        backend = "nccl" if kind == "cuda" else "gloo"
+        dist.init_process_group(backend, store=attempt, rank=rank, world_size=size, timeout=limit)
     return World(dist.get_rank(), dist.get_world_size(), local), where
 
 

@@ -30,4 +30,4 @@ def nearest(name: str, known: Iterable[str]) -> str:
     """`"; did you mean 'x'?"`, or the whole list where nothing is close."""
     options = sorted(known)
     close = difflib.get_close_matches(name, options, n=1, cutoff=0.5)
-    return f"; did you mean {close[0]!r}?" if close else f"; known: {', '.join(options)}"
+    return f"; did you mean {close[0]!r}?" if close else f"; known: {', '.join(options) or 'none'}"

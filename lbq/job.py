@@ -88,6 +88,11 @@ class Job:
         """Train to the end and return the result; continue what is in the folder where `resume`."""
         if self.config.train.tensorboard and importlib.util.find_spec("tensorboard") is None:
             raise LbqError("train.tensorboard needs the package tensorboard: pip install 'lbq[tensorboard]'")
+        if self.config.train.init_from:
+            try:
+                runs.check_folder(self.config.train.init_from, "weights.safetensors")
+            except RunError as error:
+                raise RunError(f"train.init_from: {error}") from error
         # first what may be wrong with configuration and data, so that a mistake leaves no folder behind
         source = open_source(self.config, self.device)
         self.trainer = Trainer(self.config, source, self.device, self.world, self._between_steps)
@@ -151,6 +156,10 @@ class Job:
 
     def _restore(self) -> None:
         loaded = checkpoint.load(self.folder / CHECKPOINTS)
+        if not self.world.agree(-1 if loaded is None else loaded.values["position"]["step"], self.device):
+            raise RunError(
+                f"the processes find different checkpoints in {self.folder}: put it on a file system they share"
+            )
         if loaded is None:
             if self.config.train.init_from:
                 self.initialised_from(self.config.train.init_from)

@@ -7,6 +7,7 @@ whole of its held-out or test part, divided among processes.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -95,6 +96,10 @@ class ImageSource:
 
     def __init__(self, config: Config, dataset: Dataset, device: torch.device) -> None:
         a, train = config.augment, dataset.train
+        if max(a.crop, a.shift) > train.images.shape[2] // 2:
+            raise ConfigError(
+                f"augment.crop and augment.shift must be at most {train.images.shape[2] // 2} for {dataset.name}"
+            )
         if a.crop and a.shift:
             raise ConfigError("augment.crop and augment.shift exclude each other: set one of them to 0")
         if a.events:
@@ -155,15 +160,16 @@ class EventSource:
         size = (d.size, d.size) if d.size else None
         by: Any = d.frames
         root = _root(d)
-        if d.name == "dvs_objects":
-            data = datasets.load_dvs_objects(root, timesteps, size, by, window_us=1000 * d.window_ms)
-        else:
-            load: Any = {
-                "cifar10_dvs": datasets.load_cifar10_dvs,
-                "dvs_gesture": datasets.load_dvs_gesture,
-                "nmnist": datasets.load_nmnist,
-            }[d.name]
+        load: Any = {
+            "cifar10_dvs": datasets.load_cifar10_dvs,
+            "dvs_gesture": datasets.load_dvs_gesture,
+            "nmnist": datasets.load_nmnist,
+            "dvs_objects": partial(datasets.load_dvs_objects, window_us=1000 * d.window_ms),
+        }[d.name]
+        try:
             data = load(root, timesteps, size, by)
+        except ValueError as error:  # sizes that no frame can have
+            raise ConfigError(f"data.size, data.window_ms or model.timesteps: {error}") from error
         a = config.augment
         if a.crop or a.shift or a.policy or a.cutout:
             raise ConfigError(f"augment.crop, shift, policy and cutout are for images; {d.name} has augment.events")

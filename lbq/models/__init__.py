@@ -130,6 +130,9 @@ def _neuron_maker(neuron: NeuronChoice, timesteps: int) -> MakeNeuron:
         name = options.pop("name", None)
         if not isinstance(name, str):
             raise ConfigError(f"neuron: give a 'name', one of {', '.join(sorted(neurons.NEURONS))}")
+        for option in ("timesteps", "channels"):  # where a neuron stands is the network's to say
+            if option in options:
+                raise ConfigError(f"neuron {name!r} has no option {option!r}: the network sets it")
         return lambda channels: neurons.create(name, timesteps=timesteps, channels=channels, **options)
     if not callable(neuron):
         raise ConfigError(f"neuron must be a name, a mapping or a callable, got {type(neuron).__name__}")

@@ -250,6 +250,9 @@ class MLF(SpikingNeuron):
 class ReLU(nn.Module):
     """The ANN's activation, with the neurons' interface: `[T, B, ...]` in and out."""
 
+    def __init__(self) -> None:
+        super().__init__()
+
     def forward(self, x: Tensor) -> Tensor:
         return F.relu(x)
 
