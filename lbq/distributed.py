@@ -6,6 +6,7 @@ Works with NCCL on GPUs and gloo on CPUs; with one process every function is the
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -40,6 +41,12 @@ class World:
         if self.size == 1:
             return flag
         return bool(self.sum(torch.tensor(float(flag), device=device)).item())
+
+    def share(self, tensors: Iterable[Tensor]) -> None:
+        """Overwrite `tensors` by the main process's."""
+        if self.size > 1:
+            for tensor in tensors:
+                dist.broadcast(tensor, 0)
 
     def barrier(self) -> None:
         if self.size > 1:

@@ -368,6 +368,7 @@ class Trainer:
     def evaluate(self, part: Part, active: dict[str, float] | None = None) -> float:
         """Accuracy in percent over the whole of `part`, whatever the processes; fills `active` with active ratios."""
         counts = torch.zeros(2, dtype=torch.float64, device=self.device)
+        self.world.share(self.net.buffers())  # BatchNorm's statistics, where every process has its own
         ratios = _ActiveRatios(self.net) if active is not None else nullcontext()
         with torch.no_grad(), evaluating(self.net), ratios:
             for x, labels in self.source.eval_batches(part, self.world.rank, self.world.size):
