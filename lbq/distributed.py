@@ -6,7 +6,7 @@ Works with NCCL on GPUs and gloo on CPUs; with one process every function is the
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -36,11 +36,18 @@ class World:
             dist.all_reduce(tensor)
         return tensor
 
-    def any(self, flag: bool, device: torch.device) -> bool:
-        """Whether any process says so; all get the same answer."""
+    def any(self, flags: Sequence[bool], device: torch.device) -> list[bool]:
+        """For each flag, whether any process has set it; all get the same answer."""
         if self.size == 1:
-            return flag
-        return bool(self.sum(torch.tensor(float(flag), device=device)).item())
+            return list(flags)
+        return [bool(count) for count in self.sum(torch.tensor(flags, dtype=torch.float32, device=device)).tolist()]
+
+    def gather(self, tensor: Tensor) -> Tensor:
+        """The tensors of all processes, `[processes, ...]`."""
+        parts = [tensor] if self.size == 1 else [torch.empty_like(tensor) for _ in range(self.size)]
+        if self.size > 1:
+            dist.all_gather(parts, tensor)
+        return torch.stack(parts)
 
     def share(self, tensors: Iterable[Tensor]) -> None:
         """Overwrite `tensors` by the main process's."""
