@@ -6,16 +6,20 @@ Works with NCCL on GPUs and gloo on CPUs; with one process every function is the
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
+from uuid import uuid4
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from lbq.errors import LbqError
+
+TIMEOUT = timedelta(minutes=10)  # how long processes wait for each other
 
 
 @dataclass(frozen=True)
@@ -80,8 +84,40 @@ def start(device: str | None = None) -> tuple[World, torch.device]:
     if size == 1:
         return World(), where
     if not dist.is_initialized():
-        dist.init_process_group("nccl" if kind == "cuda" else "gloo", timeout=timedelta(minutes=10))
+        store, rank, size = next(iter(dist.rendezvous("env://", timeout=TIMEOUT)))
+        store.set_timeout(TIMEOUT)
+        store = unused_part(store, rank, size)
+        dist.init_process_group(
+            "nccl" if kind == "cuda" else "gloo", store=store, rank=rank, world_size=size, timeout=TIMEOUT
+        )
     return World(dist.get_rank(), dist.get_world_size(), local), where
+
+
+def unused_part(store: dist.Store, rank: int, size: int) -> dist.Store:
+    """A part of `store`, the same for all processes, that nothing was written to before.
+
+    torchrun keeps its store when it restarts processes, and with it the addresses of those that are gone; nor is there a
+    number of the attempt that all machines agree on. So every process greets with a word of its own, and the main one
+    answers each greeting, old ones too, with the new part's name until all others have confirmed it there.
+    """
+    if rank == 0:
+        name, deadline = uuid4().hex, time.monotonic() + TIMEOUT.total_seconds()
+        missing = set(range(1, size))
+        while missing:
+            if time.monotonic() > deadline:
+                raise LbqError(f"processes {sorted(missing)} of {size} did not appear within {TIMEOUT}")
+            for other in sorted(missing):
+                if store.check([f"{name}/{other}"]):
+                    missing.remove(other)
+                elif store.check([f"greeting/{other}"]):
+                    store.set(f"answer/{store.get(f'greeting/{other}').decode()}", name)
+            time.sleep(0.01)
+    else:
+        greeting = uuid4().hex
+        store.set(f"greeting/{rank}", greeting)
+        name = store.get(f"answer/{greeting}").decode()
+        store.set(f"{name}/{rank}", "here")
+    return dist.PrefixStore(name, store)
 
 
 def stop() -> None:
