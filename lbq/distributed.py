@@ -6,17 +6,20 @@ Works with NCCL on GPUs and gloo on CPUs; with one process every function is the
 from __future__ import annotations
 
 import os
+import time
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
+from uuid import uuid4
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.distributed_c10d import PrefixStore
-from torch.distributed.rendezvous import rendezvous
 
 from lbq.errors import LbqError
+
+TIMEOUT = timedelta(minutes=10)  # how long processes wait for each other
 
 
 @dataclass(frozen=True)
@@ -37,11 +40,24 @@ class World:
             dist.all_reduce(tensor)
         return tensor
 
-    def any(self, flag: bool, device: torch.device) -> bool:
-        """Whether any process says so; all get the same answer."""
+    def any(self, flags: Sequence[bool], device: torch.device) -> list[bool]:
+        """For each flag, whether any process has set it; all get the same answer."""
         if self.size == 1:
-            return flag
-        return bool(self.sum(torch.tensor(float(flag), device=device)).item())
+            return list(flags)
+        return [bool(count) for count in self.sum(torch.tensor(flags, dtype=torch.float32, device=device)).tolist()]
+
+    def gather(self, tensor: Tensor) -> Tensor:
+        """The tensors of all processes, `[processes, ...]`."""
+        parts = [tensor] if self.size == 1 else [torch.empty_like(tensor) for _ in range(self.size)]
+        if self.size > 1:
+            dist.all_gather(parts, tensor)
+        return torch.stack(parts)
+
+    def share(self, tensors: Iterable[Tensor]) -> None:
+        """Overwrite `tensors` by the main process's."""
+        if self.size > 1:
+            for tensor in tensors:
+                dist.broadcast(tensor, 0)
 
     def agree(self, value: int, device: torch.device) -> bool:
         """Whether all processes have the same value."""
@@ -75,13 +91,40 @@ def start(device: str | None = None) -> tuple[World, torch.device]:
     if size == 1:
         return World(), where
     if not dist.is_initialized():
-        # torchrun's store outlives a restart and keeps the dead processes' addresses: a part of it for each attempt
-        limit = timedelta(minutes=10)
-        store, rank, size = next(rendezvous("env://", timeout=limit))
-        attempt = PrefixStore(f"attempt-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
-        backend = "nccl" if kind == "cuda" else "gloo"
-        dist.init_process_group(backend, store=attempt, rank=rank, world_size=size, timeout=limit)
+        store, rank, size = next(iter(dist.rendezvous("env://", timeout=TIMEOUT)))
+        store.set_timeout(TIMEOUT)
+        store = unused_part(store, rank, size)
+        dist.init_process_group(
+            "nccl" if kind == "cuda" else "gloo", store=store, rank=rank, world_size=size, timeout=TIMEOUT
+        )
     return World(dist.get_rank(), dist.get_world_size(), local), where
+
+
+def unused_part(store: dist.Store, rank: int, size: int) -> dist.Store:
+    """A part of `store`, the same for all processes, that nothing was written to before.
+
+    torchrun keeps its store when it restarts processes, and with it the addresses of those that are gone; nor is there a
+    number of the attempt that all machines agree on. So every process greets with a word of its own, and the main one
+    answers each greeting, old ones too, with the new part's name until all others have confirmed it there.
+    """
+    if rank == 0:
+        name, deadline = uuid4().hex, time.monotonic() + TIMEOUT.total_seconds()
+        missing = set(range(1, size))
+        while missing:
+            if time.monotonic() > deadline:
+                raise LbqError(f"processes {sorted(missing)} of {size} did not appear within {TIMEOUT}")
+            for other in sorted(missing):
+                if store.check([f"{name}/{other}"]):
+                    missing.remove(other)
+                elif store.check([f"greeting/{other}"]):
+                    store.set(f"answer/{store.get(f'greeting/{other}').decode()}", name)
+            time.sleep(0.01)
+    else:
+        greeting = uuid4().hex
+        store.set(f"greeting/{rank}", greeting)
+        name = store.get(f"answer/{greeting}").decode()
+        store.set(f"{name}/{rank}", "here")
+    return dist.PrefixStore(name, store)
 
 
 def stop() -> None:

@@ -111,7 +111,9 @@ class Job:
                     self._finish_epoch(record)
             except torch.OutOfMemoryError as error:
                 raise LbqError(self._out_of_memory()) from error
-            if self.signal:
+            (stop,) = self.world.any([bool(self.signal)], self.device)
+            if stop:
+                self.signal = self.signal or signal.SIGTERM
                 self._save()
                 self.world.barrier()
                 name = signal.Signals(self.signal).name
@@ -148,9 +150,9 @@ class Job:
         self.trainer.settle()
         self.trainer.check_weights()
         self.saved_at = time.monotonic()
+        tensors, values = self.trainer.state()
         if not self.world.main:
             return
-        tensors, values = self.trainer.state()
         values["metrics_bytes"] = self.metrics.stat().st_size if self.metrics.exists() else 0
         checkpoint.save(self.folder / CHECKPOINTS, tensors, values)
 
@@ -196,16 +198,17 @@ class Job:
         self.trainer.start_from(fits)
 
     def _between_steps(self, trainer: Trainer) -> bool:
-        if self.world.any(bool(self.signal), self.device):
-            self.signal = self.signal or signal.SIGTERM
-            return True
         every, minutes = self.config.train.checkpoint_steps, self.config.train.checkpoint_minutes
         p = trainer.position
-        due = (every and p.step % every == 0) or time.monotonic() - self.saved_at > 60 * minutes
+        due = bool(every and p.step % every == 0) or time.monotonic() - self.saved_at > 60 * minutes
+        stop, due = self.world.any([bool(self.signal), due], self.device)
+        if stop:
+            self.signal = self.signal or signal.SIGTERM
+            return True
         if self.world.main:
             self._report_step(p.epoch, p.batch, p.step)
-            if due:
-                self._save()
+        if due:
+            self._save()
         return False
 
     def _report_step(self, epoch: int, batch: int, step: int) -> None:

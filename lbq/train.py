@@ -143,14 +143,14 @@ class Trainer:
     # ---------------------------------------------------------------------------------------------------------------
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Everything that a run needs to go on, as tensors and JSON values."""
+        """Everything that a run needs to go on, as tensors and JSON values. To be called in every process."""
         tensors = {f"model/{k}": v for k, v in self.net.state_dict().items()}
         tensors |= {f"optim/{k}": v for k, v in optim.optimiser_state(self.net, self.optimiser).items()}
         if self.average is not None:
             tensors |= {f"average/{k}": v for k, v in self.average.state.items()}
         values = {
             "position": asdict(self.position),
-            "tally": self.tally.tolist(),
+            "tally": self.world.gather(self.tally).tolist(),  # one for each process
             "scaler": self.scaler.state_dict(),
             "config_hash": self.config.hash,
         }
@@ -166,7 +166,11 @@ class Trainer:
             for name, value in part("average/").items():
                 self.average.state[name].copy_(value)
         self.position = Position(**values["position"])
-        self.tally = torch.tensor(values["tally"], dtype=torch.float64, device=self.device)
+        tallies = torch.tensor(values["tally"], dtype=torch.float64, device=self.device)
+        if len(tallies) == self.world.size:
+            self.tally = tallies[self.world.rank].clone()
+        else:  # continued with another number of processes
+            self.tally = tallies.sum(0) if self.world.main else torch.zeros_like(self.tally)
         if values["scaler"]:
             self.scaler.load_state_dict(values["scaler"])
 
@@ -368,6 +372,7 @@ class Trainer:
     def evaluate(self, part: Part, active: dict[str, float] | None = None) -> float:
         """Accuracy in percent over the whole of `part`, whatever the processes; fills `active` with active ratios."""
         counts = torch.zeros(2, dtype=torch.float64, device=self.device)
+        self.world.share(self.net.buffers())  # BatchNorm's statistics, where every process has its own
         ratios = _ActiveRatios(self.net) if active is not None else nullcontext()
         with torch.no_grad(), evaluating(self.net), ratios:
             for x, labels in self.source.eval_batches(part, self.world.rank, self.world.size):

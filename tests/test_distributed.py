@@ -1,0 +1,408 @@
+"""Several processes: the same training as one, the whole test set evaluated, torchrun with and without a lost process."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import pickle
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from lbq import distributed, job, runs
+from lbq.config import Config
+from lbq.data import digits
+from lbq.data.sources import ImageSource
+from lbq.distributed import SyncBatchNorm2d, World, synchronise_batchnorm
+from lbq.errors import ConfigError, LbqError
+from lbq.train import Trainer
+from tests.small_runs import Silent, config, contents, differences, small_digits, timeless, trainer
+
+Case = Callable[[World, Path], Any]
+CPU = torch.device("cpu")
+EXACT = ("model.dropout=0.0", "train.precision=fp64")  # dropout differs by process, and rounding by float32
+
+
+# What both one process and two compute
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def freeze_batchnorm(net: nn.Module) -> None:
+    for module in net.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.eval()
+            module.train = lambda mode=True, module=module: module  # type: ignore[method-assign, misc]
+
+
+def five_steps(world: World, *changes: str, frozen: bool = False) -> dict[str, Any]:
+    """State after 5 steps, the epoch's record, and which samples this process read at each."""
+    settings = config(*EXACT, *changes)
+    made = trainer(settings, world=world, between_steps=lambda t: t.position.step == 5)
+    if frozen:
+        freeze_batchnorm(made.net)
+    samples: list[list[int]] = []
+    right = made.source.train_batches
+
+    def batches(chosen: Sequence[Tensor], epoch: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
+        for batch, made in zip(chosen, right(chosen, epoch, seed), strict=True):
+            samples.append(batch.tolist())
+            yield made
+
+    made.source.train_batches = batches  # type: ignore[method-assign, assignment]
+    records = [timeless(record.to_dict()) for record in made.fit()]
+    tensors = {k: v.detach().clone() for k, v in made.state()[0].items()}
+    return {"tensors": tensors, "records": records, "samples": samples}
+
+
+def frozen(world: World, folder: Path) -> Any:
+    return five_steps(world, frozen=True)
+
+
+def accumulated(world: World, folder: Path) -> Any:
+    return five_steps(world, "train.accumulate=2", frozen=True)
+
+
+def clipped(world: World, folder: Path) -> Any:
+    return five_steps(world, "train.accumulate=3", "optim.clip=0.1", "optim.name=adamw", frozen=True)
+
+
+def synchronised(world: World, folder: Path) -> Any:
+    return five_steps(world, "model.id=resnet8w4", "train.sync_batchnorm=true")
+
+
+def evaluation(world: World, folder: Path) -> Any:
+    """Accuracy and active ratios on test sets of several sizes, one of them smaller than the processes."""
+    found = {}
+    for size in (599, 64, 31, 1):
+        settings = config(*EXACT, "train.batch_size=50")
+        made = Trainer(settings, ImageSource(settings, small_digits(60, size), CPU), CPU, world)
+        active: dict[str, float] = {}
+        found[size] = (made.evaluate("test", active), active)
+    return found
+
+
+def layer_inputs() -> list[Tensor]:
+    """Two processes' parts of a batch, of different sizes; far from zero mean."""
+    generator = torch.Generator().manual_seed(0)
+    return [50 + torch.randn(n, 3, 4, 5, dtype=torch.float64, generator=generator) for n in (5, 3)]
+
+
+LAYERS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "cumulative": {"momentum": None},
+    "no-affine": {"affine": False},
+    "no-statistics": {"track_running_stats": False},
+}
+
+
+def layers(world: World, folder: Path) -> Any:
+    """Outputs, gradients and statistics of a BatchNorm after two batches, this process's part of each."""
+    found = {}
+    for name, options in LAYERS.items():
+        net = nn.Sequential(nn.BatchNorm2d(3, **options)).double()
+        synchronise_batchnorm(net)
+        assert isinstance(net[0], SyncBatchNorm2d)
+        x = layer_inputs()[world.rank] if world.size > 1 else torch.cat(layer_inputs())
+        x.requires_grad_()
+        for factor in (1.0, 3.0):
+            y = net(x * factor)
+            (y * torch.linspace(-1, 1, y[0].numel(), dtype=torch.float64).view_as(y[0])).square().sum().backward()
+        gradients = {k: p.grad.clone() for k, p in net.named_parameters() if p.grad is not None}
+        for gradient in gradients.values():
+            world.sum(gradient)  # as DistributedDataParallel does
+        found[name] = (y.detach(), x.grad, gradients, {k: v.clone() for k, v in net.state_dict().items()})
+    return found
+
+
+# What two processes do by themselves
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+class Lost(BaseException):
+    pass
+
+
+def after_step(step: int, action: Callable[[], object]) -> Callable[[], None]:
+    """Do something after a step of whichever trainer runs; returns what ends it."""
+    right = Trainer._step
+
+    def changed(self: Trainer, micro: Any) -> None:
+        right(self, micro)
+        if self.position.step == step:
+            action()
+
+    Trainer._step = changed  # type: ignore[method-assign]
+
+    def undo() -> None:
+        Trainer._step = right  # type: ignore[method-assign]
+
+    return undo
+
+
+def jobs(world: World, folder: Path) -> Any:
+    """A run that was never interrupted, one stopped by a signal to process 1, one lost, each of these continued."""
+    settings = config("train.checkpoint_steps=2")
+    watcher = Silent()
+
+    def run(name: str) -> Any:
+        return job.train(settings, folder / name, watcher, device=CPU, world=world, resume=True)
+
+    def terminate() -> None:
+        if world.rank == 1:
+            signal.raise_signal(signal.SIGTERM)
+
+    found: dict[str, Any] = {"result": run("whole"), "plans": len(watcher.plans), "again": run("whole")}
+
+    undo = after_step(7, terminate)
+    try:
+        run("stopped")
+    except job.Stopped as stopped:
+        found["code"] = stopped.code
+    finally:
+        undo()
+    found["resumptions"] = len(watcher.resumptions)
+    run("stopped")
+
+    def lost() -> None:
+        raise Lost
+
+    undo = after_step(7, lost)
+    try:
+        run("lost")
+    except Lost:
+        found["lost"] = True
+    finally:
+        undo()
+    run("lost")
+    found["resumptions"] = watcher.resumptions[found["resumptions"] :]
+
+    undo = after_step(12, terminate)  # at the very end
+    try:
+        run("late")
+    except job.Stopped as stopped:
+        found["late"] = stopped.code
+    finally:
+        undo()
+    run("late")
+    return found
+
+
+def separate_statistics(world: World, folder: Path) -> Any:
+    """Without synchronisation every process has its own BatchNorm statistics; those of process 0 are the run's."""
+    found = []
+    for ema in ("0.0", "0.9"):
+        settings = config(f"train.ema={ema}", "train.epochs=2", "optim.lr=0.3")
+        whole = ImageSource(settings, small_digits(50, 400), CPU)
+        made = Trainer(settings, whole, CPU, world)
+        records = list(made.fit())
+        with made.averaged():
+            alone = Trainer(settings, whole, CPU)
+            alone.net.load_state_dict(made.net.state_dict())
+            found.append((records[-1].test_accuracy, alone.evaluate("test")))
+    return found
+
+
+TOGETHER: list[Case] = [frozen, accumulated, clipped, synchronised, evaluation, layers, jobs, separate_statistics]
+
+
+def process(rank: int, folder: Path) -> None:
+    torch.set_num_threads(1)
+    few = small_digits()
+    digits.load_digits = lambda: few
+    runs._commit = lambda: ""
+    dist.init_process_group("gloo", init_method=f"file://{folder / 'meeting'}", rank=rank, world_size=2)
+    world = World(rank, 2, rank)
+    assert world.main == (rank == 0)
+    assert world.any([rank == 1, False, True], CPU) == [True, False, True]
+    assert world.gather(torch.tensor([rank, 5])).tolist() == [[0, 5], [1, 5]]
+    found = {case.__name__: case(world, folder / case.__name__) for case in TOGETHER}
+    (folder / f"{rank}.pickle").write_bytes(pickle.dumps(found))
+    distributed.stop()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("together")
+
+
+@pytest.fixture(scope="module")
+def pair(folder: Path) -> list[dict[str, Any]]:
+    """What each of two processes found."""
+    context = multiprocessing.get_context("spawn")
+    processes = [context.Process(target=process, args=(rank, folder)) for rank in range(2)]
+    for one in processes:
+        one.start()
+    for one in processes:
+        one.join(120)
+    assert [one.exitcode for one in processes] == [0, 0]
+    return [pickle.loads((folder / f"{rank}.pickle").read_bytes()) for rank in range(2)]
+
+
+def assert_close(a: dict[str, Tensor], b: dict[str, Tensor], tolerance: float = 1e-5) -> None:
+    assert a.keys() == b.keys()
+    for name, value in a.items():
+        torch.testing.assert_close(value, b[name], rtol=tolerance, atol=1e-12)
+
+
+@pytest.mark.parametrize("case", [frozen, accumulated, clipped, synchronised])
+def test_two_processes_train_as_one(case: Case, pair: list[dict[str, Any]], tmp_path: Path) -> None:
+    alone = case(World(), tmp_path)
+    start = dict(trainer(config(*EXACT, *(["model.id=resnet8w4"] if case is synchronised else []))).net.state_dict())
+    assert any(not torch.equal(v, alone["tensors"][f"model/{k}"]) for k, v in start.items())  # it did train
+    for rank in range(2):
+        together = pair[rank][case.__name__]
+        assert_close(alone["tensors"], together["tensors"])
+        (mine,), (theirs,) = alone["records"], together["records"]
+        assert theirs["loss"] == pytest.approx(mine["loss"], rel=1e-9)
+        for key in ("train_accuracy", "test_accuracy", "lr", "step"):
+            assert theirs[key] == mine[key]
+
+
+@pytest.mark.parametrize("case", [frozen, accumulated])
+def test_each_step_reads_the_same_samples(case: Case, pair: list[dict[str, Any]], tmp_path: Path) -> None:
+    alone = case(World(), tmp_path)["samples"]
+    parts = [pair[rank][case.__name__]["samples"] for rank in range(2)]
+    assert len(alone) == len(parts[0]) == len(parts[1])
+    for whole, a, b in zip(alone, *parts, strict=True):
+        assert whole == a + b  # the same order even
+    first_epoch = [n for batch in alone[: 4 * len(alone) // 5] for n in batch]
+    assert len(set(first_epoch)) == len(first_epoch) == 48
+
+
+def test_accumulation_changes_nothing(pair: list[dict[str, Any]]) -> None:
+    """Gradients are the same whether a batch is processed at once or in parts, averaged over processes once."""
+    assert_close(pair[0]["frozen"]["tensors"], pair[0]["accumulated"]["tensors"], 1e-9)
+
+
+def test_evaluation_is_of_the_whole_test_set(pair: list[dict[str, Any]], tmp_path: Path) -> None:
+    alone = evaluation(World(), tmp_path)
+    assert pair[0]["evaluation"] == pair[1]["evaluation"] == alone
+    assert len(alone[599][1]) == 7
+
+
+def test_evaluation_uses_one_set_of_statistics(pair: list[dict[str, Any]]) -> None:
+    for reported, alone in pair[0]["separate_statistics"]:
+        assert reported == alone
+    assert [both[0] for both in pair[1]["separate_statistics"]] == [both[0] for both in pair[0]["separate_statistics"]]
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_synchronised_batchnorm_is_batchnorm_of_the_whole(name: str, pair: list[dict[str, Any]]) -> None:
+    net = nn.Sequential(nn.BatchNorm2d(3, **LAYERS[name])).double()
+    x = torch.cat(layer_inputs()).requires_grad_()
+    for factor in (1.0, 3.0):
+        y = net(x * factor)
+        (y * torch.linspace(-1, 1, y[0].numel(), dtype=torch.float64).view_as(y[0])).square().sum().backward()
+    assert x.grad is not None
+    found = [pair[rank]["layers"][name] for rank in range(2)]
+    torch.testing.assert_close(torch.cat([f[0] for f in found]), y.detach(), rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(torch.cat([f[1] for f in found]), x.grad, rtol=1e-8, atol=1e-9)
+    for _, _, gradients, state in found:
+        assert gradients.keys() == dict(net.named_parameters()).keys()
+        for key, parameter in net.named_parameters():
+            torch.testing.assert_close(gradients[key], parameter.grad, rtol=1e-9, atol=1e-9)
+        assert_close(dict(net.state_dict()), state, 1e-10)
+
+
+def test_one_process_has_plain_batchnorm() -> None:
+    settings = config("train.sync_batchnorm=true")
+    made = trainer(settings)
+    assert sum(isinstance(m, SyncBatchNorm2d) for m in made.net.modules()) == 9
+    plain = trainer(config())
+    assert made.net.state_dict().keys() == plain.net.state_dict().keys()
+    list(made.fit())
+    list(plain.fit())
+    for name, value in plain.net.state_dict().items():
+        assert torch.equal(value, made.net.state_dict()[name])
+
+
+def test_jobs_of_two_processes_resume_exactly(pair: list[dict[str, Any]], folder: Path) -> None:
+    expected = contents(folder / "jobs" / "whole")
+    assert expected["result"]["processes"] == 2
+    for name in ("stopped", "lost", "late"):
+        assert differences(expected, contents(folder / "jobs" / name)) == [], name
+    main, other = (pair[rank]["jobs"] for rank in range(2))
+    assert (main["code"], other["code"]) == (143, 143)
+    assert (main["late"], other["late"]) == (143, 143)
+    assert main["lost"]
+    assert other["lost"]
+    assert [epoch_and_batch[:2] for epoch_and_batch in main["resumptions"]] == [(1, 3), (1, 2)]
+    assert timeless(main["again"]) == timeless(main["result"])
+    assert (other["result"], other["plans"], main["plans"]) == ({}, 0, 1)  # one process speaks and writes
+
+
+def test_the_order_is_a_permutation_and_needs_a_fitting_batch() -> None:
+    source = ImageSource(config(), small_digits(), CPU)
+    orders = [Trainer(config(), source, CPU, World(0, size, 0)).order(1) for size in (1, 2, 3)]
+    for order in orders[1:]:
+        assert torch.equal(order.flatten(), orders[0].flatten())
+    assert not torch.equal(Trainer(config(), source).order(2), orders[0])
+    with pytest.raises(ConfigError, match=r"multiple of train\.accumulate x processes \(1 x 5\), got 12"):
+        Trainer(config(), source, CPU, World(0, 5, 0))
+
+
+def test_start_names_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert distributed.start("cpu") == (World(), CPU)
+    with pytest.raises(LbqError, match="--device must be cpu or cuda, got 'tpu'"):
+        distributed.start("tpu")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert distributed.start() == (World(), CPU)
+    with pytest.raises(LbqError, match="PyTorch sees no GPU here"):
+        distributed.start("cuda")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    with pytest.raises(LbqError, match="process 1 has no GPU: this machine has 1"):
+        distributed.start("cuda")
+
+
+# torchrun
+# ---------------------------------------------------------------------------------------------------------------------
+
+VICTIM = """
+import os, signal
+from lbq import cli
+from lbq.train import Trainer
+right = Trainer._step
+def step(self, micro):
+    right(self, micro)
+    if (os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"], self.position.step) == ("1", "0", 5):
+        os.kill(os.getpid(), signal.SIGKILL)
+Trainer._step = step
+cli.main()
+"""
+
+
+def torchrun(*arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=120)
+
+
+def test_torchrun_and_a_lost_process(tmp_path: Path) -> None:
+    """Process 1 is killed after step 5; torchrun starts both again, and they continue from the checkpoint of step 4."""
+    settings: Config = config(
+        "train.batch_size=150", "train.epochs=1", "train.warmup_epochs=0", "train.checkpoint_steps=4"
+    )
+    file = tmp_path / "small.toml"
+    file.write_text(settings.to_toml())
+    options = ["train", str(file), "--resume", "auto", "--device", "cpu", "--json", "--out"]
+    done = torchrun("-m", "lbq", *options, str(tmp_path / "whole"))
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)  # one process prints
+    assert result["processes"] == 2
+    (tmp_path / "victim.py").write_text(VICTIM)
+    again = torchrun("--max-restarts=1", str(tmp_path / "victim.py"), *options, str(tmp_path / "lost"))
+    assert again.returncode == 0, again.stderr
+    assert "continuing at epoch 1, step 5" in again.stderr
+    assert differences(contents(tmp_path / "whole"), contents(tmp_path / "lost")) == []
+    assert json.loads((tmp_path / "lost" / "result.json").read_text())["accuracy"] == result["accuracy"]
