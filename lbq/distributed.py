@@ -16,6 +16,8 @@ from uuid import uuid4
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.rendezvous import rendezvous
 
 from lbq.errors import LbqError
 
@@ -84,7 +86,7 @@ def start(device: str | None = None) -> tuple[World, torch.device]:
     if size == 1:
         return World(), where
     if not dist.is_initialized():
-        store, rank, size = next(iter(dist.rendezvous("env://", timeout=TIMEOUT)))
+        store, rank, size = next(iter(rendezvous("env://", timeout=TIMEOUT)))
         store.set_timeout(TIMEOUT)
         store = unused_part(store, rank, size)
         dist.init_process_group(
@@ -93,7 +95,7 @@ def start(device: str | None = None) -> tuple[World, torch.device]:
     return World(dist.get_rank(), dist.get_world_size(), local), where
 
 
-def unused_part(store: dist.Store, rank: int, size: int) -> dist.Store:
+def unused_part(store: Store, rank: int, size: int) -> Store:
     """A part of `store`, the same for all processes, that nothing was written to before.
 
     torchrun keeps its store when it restarts processes, and with it the addresses of those that are gone; nor is there a
@@ -117,7 +119,7 @@ def unused_part(store: dist.Store, rank: int, size: int) -> dist.Store:
         store.set(f"greeting/{rank}", greeting)
         name = store.get(f"answer/{greeting}").decode()
         store.set(f"{name}/{rank}", "here")
-    return dist.PrefixStore(name, store)
+    return PrefixStore(name, store)
 
 
 def stop() -> None:
