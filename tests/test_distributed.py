@@ -9,7 +9,10 @@ import pickle
 import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +20,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed import HashStore  # type: ignore[attr-defined]
+from torch.distributed.distributed_c10d import Store
 
 from lbq import distributed, job, runs
 from lbq.config import Config
@@ -348,6 +353,37 @@ def test_the_order_is_a_permutation_and_needs_a_fitting_batch() -> None:
     assert not torch.equal(Trainer(config(), source).order(2), orders[0])
     with pytest.raises(ConfigError, match=r"multiple of train\.accumulate x processes \(1 x 5\), got 12"):
         Trainer(config(), source, CPU, World(0, 5, 0))
+
+
+def test_restarted_processes_do_not_meet_old_ones() -> None:
+    """Three attempts on one store, of processes that come in any order; each attempt has a part of its own."""
+    store = HashStore()
+    names = []
+    for delayed in range(3):
+        found: dict[int, Store] = {}
+
+        def join(rank: int, delayed: int = delayed, found: dict[int, Store] = found) -> None:
+            if rank == delayed:
+                time.sleep(0.1)  # the others see what is left from before
+            found[rank] = distributed.unused_part(store, rank, 3)
+
+        threads = [threading.Thread(target=join, args=(rank,)) for rank in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(10)
+        assert sorted(found) == [0, 1, 2]
+        assert not found[0].check(["address"])
+        found[1].set("address", str(delayed))
+        assert all(found[rank].get("address") == str(delayed).encode() for rank in range(3))
+        names.append(found[0])
+    assert [part.get("address") for part in names] == [b"0", b"1", b"2"]
+
+
+def test_missing_processes_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(distributed, "TIMEOUT", timedelta(seconds=0.05))
+    with pytest.raises(LbqError, match=r"processes \[1, 2\] of 3 did not appear"):
+        distributed.unused_part(HashStore(), 0, 3)
 
 
 def test_start_names_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
