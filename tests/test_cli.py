@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import lbq
 from lbq import cli, train
@@ -227,3 +229,112 @@ def test_commands_that_need_torch_say_so(command: list[str]) -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert done.stderr == "lbq: this command needs PyTorch, which is not installed: pip install 'lbq[train]'\n"
+
+
+SMALL = ["model.id=resnet8w4", "train.epochs=2", "train.batch_size=128", "train.warmup_epochs=0"]
+
+
+@pytest.fixture(scope="module")
+def config_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("configs") / "family" / "small.toml"
+    path.parent.mkdir()
+    path.write_text("[augment]\nshift = 1\n")
+    return path
+
+
+def test_train_and_eval(
+    capsys: pytest.CaptureFixture[str], config_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    command = ["train", str(config_file), *SMALL, "seed=3", "--device", "cpu"]
+    code, out, err = call(capsys, *command, "--deterministic")
+    assert code == 0
+    folder = Path("runs") / "family-small-s3"
+    assert f"run folder {folder}" in out
+    for text in (
+        "network  resnet8w4, T = 2",
+        "data     dataset digits",
+        "2 epochs x 9 steps of 128",
+        "epoch 2/2",
+        "samples/s",
+    ):
+        assert text in err
+    assert load_config(folder).train.deterministic
+    code, out, _ = call(capsys, "eval", str(folder), "--json", "--device", "cpu")
+    assert code == 0
+    found = json.loads(out)
+    assert found["images"] == 599
+    assert found["accuracy"] == found["stored_accuracy"]
+    code, out, _ = call(capsys, "eval", str(folder), "--device", "cpu")
+    assert (
+        out
+        == f"test accuracy {found['accuracy']:.2f} % on 599 images; the run's result says {found['accuracy']:.2f} %\n"
+    )
+
+    code, _, err = call(capsys, *command, "--deterministic")
+    assert (code, "continue it with --resume auto" in err) == (2, True)
+    code, out, _ = call(capsys, *command, "--deterministic", "--resume", "auto", "--json")
+    assert (code, json.loads(out)["run"]) == (0, str(folder))
+    code, _, err = call(capsys, *command, "--resume", "auto")
+    assert (code, "differs from the configuration given" in err) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--resume", "maybe"], "--resume must be auto or never"),
+        (["--device", "tpu"], "--device must be cpu or cuda"),
+        (["train.epoch=1"], "unknown key 'train.epoch'; did you mean 'epochs'?"),
+        (["data.name=cifar10"], "data.root must name the folder of cifar10"),
+        (["data.name=cifar10", "data.root=nowhere"], "nowhere"),
+        (["train.init_from=nowhere"], "train.init_from: nowhere is not a run folder"),
+    ],
+)
+def test_mistakes_in_training_leave_nothing_behind(
+    capsys: pytest.CaptureFixture[str],
+    config_file: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, out, err = call(capsys, "train", str(config_file), *arguments)
+    assert (code, out) == (2, "")
+    assert message in err
+    assert err.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_out_of_memory_says_what_to_change(
+    capsys: pytest.CaptureFixture[str], config_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(train.Trainer, "fit", full)
+    code, _, err = call(capsys, "train", str(config_file), *SMALL, "--out", str(tmp_path / "run"), "--device", "cpu")
+    assert code == 2
+    assert "out of memory at batch 128, T = 2" in err
+    assert "raise train.accumulate (now 1) or lower train.batch_size" in err
+
+
+def test_data_from_real_files(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    source = Path(os.environ.get("LBQ_DATA", "")) / "cifar10"
+    if not os.environ.get("LBQ_DATA") or not source.is_dir():
+        pytest.skip("set LBQ_DATA to a folder that holds cifar10")
+    code, out, _ = call(capsys, "data", "cifar10", "--root", str(tmp_path / "c"), "--from", str(source))
+    assert code == 0
+    assert "50,000 + 10,000 images" in out
+    code, out, _ = call(capsys, "data", "cifar10", "--root", str(tmp_path / "c"), "--json")
+    assert json.loads(out)["train"] == 50_000
+
+
+def test_data_mistakes(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    for arguments, message in (
+        (["svhn", "--root", str(tmp_path / "x")], "'svhn' cannot be prepared; known: cifar10, cifar100"),
+        (["cifar10", "--root", str(tmp_path / "x"), "--from", str(tmp_path)], "CIFAR-10 is not in"),
+    ):
+        code, out, err = call(capsys, "data", *arguments)
+        assert (code, out, err.count("\n")) == (2, "", 1)
+        assert message in err
