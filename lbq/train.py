@@ -348,9 +348,11 @@ class Trainer:
     def _refuse(self, loss: Tensor, position: Position, x: Tensor) -> None:
         value = float(loss)
         if not math.isfinite(value):
+            with self.autocast():  # half precision overflows where float32 would not
+                layer = first_bad_layer(self.net, x)
             raise Diverged(
                 f"loss became {value} in epoch {position.epoch + 1}, step {position.batch + 1}, first in "
-                f"{first_bad_layer(self.net, x)}: lower optim.lr ({self.config.optim.lr:g}) or use a longer warm-up"
+                f"{layer}: lower optim.lr ({self.config.optim.lr:g}) or use a longer warm-up"
             )
 
     # Evaluation
