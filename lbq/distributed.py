@@ -154,11 +154,13 @@ class SyncBatchNorm2d(nn.BatchNorm2d):
     """BatchNorm whose training statistics are those of all processes together, on any device and in any precision.
 
     One all-reduce each way of sums, squared deviations being taken from the common mean, so that the result equals a
-    single process's on the whole batch.
+    single process's on the whole batch. `alone`: take this process's statistics, as plain BatchNorm does.
     """
 
+    alone = False
+
     def forward(self, input: Tensor) -> Tensor:
-        if not (self.training and dist.is_initialized() and dist.get_world_size() > 1):
+        if self.alone or not (self.training and dist.is_initialized() and dist.get_world_size() > 1):
             return super().forward(input)
         x = input.float() if input.dtype in (torch.float16, torch.bfloat16) else input
         axes = [0, 2, 3]

@@ -24,7 +24,7 @@ from lbq import models, optim
 from lbq.config import Config
 from lbq.data.mixing import Mixing
 from lbq.data.sources import Part, Source
-from lbq.distributed import World, synchronise_batchnorm
+from lbq.distributed import SyncBatchNorm2d, World, synchronise_batchnorm
 from lbq.errors import ConfigError, LbqError
 from lbq.neuron import QuantReLU, SpikingNeuron
 
@@ -348,9 +348,11 @@ class Trainer:
     def _refuse(self, loss: Tensor, position: Position, x: Tensor) -> None:
         value = float(loss)
         if not math.isfinite(value):
+            with self.autocast():  # half precision overflows where float32 would not
+                layer = first_bad_layer(self.net, x)
             raise Diverged(
                 f"loss became {value} in epoch {position.epoch + 1}, step {position.batch + 1}, first in "
-                f"{first_bad_layer(self.net, x)}: lower optim.lr ({self.config.optim.lr:g}) or use a longer warm-up"
+                f"{layer}: lower optim.lr ({self.config.optim.lr:g}) or use a longer warm-up"
             )
 
     # Evaluation
@@ -415,7 +417,10 @@ class _ActiveRatios:
 
 @torch.no_grad()
 def first_bad_layer(net: nn.Module, x: Tensor) -> str:
-    """The first layer, in execution order, whose output or parameters are not finite."""
+    """The first layer, in execution order, whose output or parameters are not finite; for a network given up.
+
+    No other process is waited for: it may have stopped already.
+    """
     found: list[str] = []
 
     def watch(name: str) -> Any:
@@ -428,6 +433,9 @@ def first_bad_layer(net: nn.Module, x: Tensor) -> str:
 
     if not x.isfinite().all():
         return "the input"
+    for module in net.modules():
+        if isinstance(module, SyncBatchNorm2d):
+            module.alone = True
     leaves = [(n, m) for n, m in net.named_modules() if n and (not list(m.children()) or isinstance(m, SpikingNeuron))]
     handles = [m.register_forward_hook(watch(n)) for n, m in leaves]
     try:

@@ -29,7 +29,7 @@ from lbq.data import digits
 from lbq.data.sources import ImageSource
 from lbq.distributed import SyncBatchNorm2d, World, synchronise_batchnorm
 from lbq.errors import ConfigError, LbqError
-from lbq.train import Trainer
+from lbq.train import Diverged, Trainer
 from tests.small_runs import Silent, config, contents, differences, small_digits, timeless, trainer
 
 Case = Callable[[World, Path], Any]
@@ -201,6 +201,25 @@ def jobs(world: World, folder: Path) -> Any:
     return found
 
 
+def lone_nan(world: World, folder: Path) -> Any:
+    """A NaN that only process 1 reads reaches both losses through common statistics; each looks for it by itself."""
+    made = trainer(config("train.sync_batchnorm=true"), world=world)
+    right = made.source.train_batches
+
+    def batches(chosen: Sequence[Tensor], epoch: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
+        for x, y in right(chosen, epoch, seed):
+            if world.rank == 1:
+                x[0, 0, 0, 0] = float("nan")
+            yield x, y
+
+    made.source.train_batches = batches  # type: ignore[method-assign, assignment]
+    try:
+        list(made.fit())
+    except Diverged as error:
+        return str(error)
+    return "trained"
+
+
 def separate_statistics(world: World, folder: Path) -> Any:
     """Without synchronisation every process has its own BatchNorm statistics; those of process 0 are the run's."""
     found = []
@@ -216,7 +235,17 @@ def separate_statistics(world: World, folder: Path) -> Any:
     return found
 
 
-TOGETHER: list[Case] = [frozen, accumulated, clipped, synchronised, evaluation, layers, jobs, separate_statistics]
+TOGETHER: list[Case] = [
+    frozen,
+    accumulated,
+    clipped,
+    synchronised,
+    evaluation,
+    layers,
+    lone_nan,
+    jobs,
+    separate_statistics,
+]
 
 
 def process(rank: int, folder: Path) -> None:
@@ -246,8 +275,11 @@ def pair(folder: Path) -> list[dict[str, Any]]:
     processes = [context.Process(target=process, args=(rank, folder)) for rank in range(2)]
     for one in processes:
         one.start()
+    deadline = time.monotonic() + 100
     for one in processes:
-        one.join(120)
+        one.join(deadline - time.monotonic())
+        one.kill()
+        one.join()
     assert [one.exitcode for one in processes] == [0, 0]
     return [pickle.loads((folder / f"{rank}.pickle").read_bytes()) for rank in range(2)]
 
@@ -318,6 +350,36 @@ def test_synchronised_batchnorm_is_batchnorm_of_the_whole(name: str, pair: list[
         assert_close(dict(net.state_dict()), state, 1e-10)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_synchronised_batchnorm_within_one_process(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The path that several processes take, in a group of one that believes to be two."""
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    try:
+        monkeypatch.setattr(dist, "get_world_size", lambda: 2)
+        plain, ours = (nn.Sequential(nn.BatchNorm2d(3)).to(torch.promote_types(dtype, torch.float32)) for _ in range(2))
+        synchronise_batchnorm(ours)
+        x = torch.cat(layer_inputs()).to(dtype)
+        a, b = (x.clone().requires_grad_() for _ in range(2))
+        for net, start in ((plain, a), (ours, b)):
+            out = net(start)
+            assert out.dtype == dtype
+            out.float().square().mul(torch.linspace(-1, 1, 20).view(4, 5)).sum().backward()
+        tolerance = 0.05 if dtype == torch.bfloat16 else 1e-4
+        torch.testing.assert_close(b.grad, a.grad, rtol=tolerance, atol=tolerance)
+        assert_close(dict(plain.state_dict()), dict(ours.state_dict()), 1e-3 if dtype == torch.bfloat16 else 1e-5)
+        world = World(0, 2, 0)
+        assert world.any([True, False], CPU) == [True, False]
+        assert world.sum(torch.ones(2)).tolist() == [1, 1]
+        world.share(ours.buffers())
+        world.barrier()
+        ours.eval()
+        plain.eval()
+        torch.testing.assert_close(ours(x), plain(x), rtol=tolerance, atol=tolerance)
+    finally:
+        distributed.stop()
+    assert not dist.is_initialized()
+
+
 def test_one_process_has_plain_batchnorm() -> None:
     settings = config("train.sync_batchnorm=true")
     made = trainer(settings)
@@ -343,6 +405,11 @@ def test_jobs_of_two_processes_resume_exactly(pair: list[dict[str, Any]], folder
     assert [epoch_and_batch[:2] for epoch_and_batch in main["resumptions"]] == [(1, 3), (1, 2)]
     assert timeless(main["again"]) == timeless(main["result"])
     assert (other["result"], other["plans"], main["plans"]) == ({}, 0, 1)  # one process speaks and writes
+
+
+def test_a_nan_in_one_process_stops_both(pair: list[dict[str, Any]]) -> None:
+    assert "epoch 1, step 1, first in the loss" in pair[0]["lone_nan"]
+    assert "epoch 1, step 1, first in the input" in pair[1]["lone_nan"]
 
 
 def test_the_order_is_a_permutation_and_needs_a_fitting_batch() -> None:

@@ -14,6 +14,7 @@ import signal
 import sys
 import time
 import traceback
+import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
@@ -59,6 +60,7 @@ VARIANTS = {
         "data.holdout=0.1",
         "train.batch_size=11",
     ],
+    "fp16": ["train.precision=fp16", "train.epochs=2", "train.batch_size=8", "optim.clip=1.0"],
     "sgd-fp64-no-ema": ["train.precision=fp64", "train.ema=0.0", "optim.momentum=0.0", "train.eval_every=2"],
 }
 
@@ -87,7 +89,7 @@ def test_resuming_at_every_batch_boundary_is_exact(variant: str, tmp_path: Path)
     whole = trainer(settings)
     records = [timeless(record.to_dict()) for record in whole.fit()]
     final = state_of(whole)
-    assert final["values"]["position"] == {"epoch": 3, "batch": 0, "step": STEPS, "stream": STEPS}
+    assert final["values"]["position"] == {"epoch": settings.train.epochs, "batch": 0, "step": STEPS, "stream": STEPS}
     for after in range(1, STEPS + 1):
         resumed, seen = interrupted(settings, after, tmp_path / str(after))
         assert differences(final, resumed) == [], after
@@ -404,7 +406,9 @@ class Disk:
         return file
 
 
-FAULTY = config("train.epochs=2", "train.batch_size=25", "train.checkpoint_steps=2", "model.timesteps=1")
+FAULTY = config(
+    "train.epochs=2", "train.batch_size=50", "train.eval_every=2", "train.checkpoint_steps=1", "model.timesteps=1"
+)
 
 
 @pytest.mark.parametrize("kill", [False, True], ids=["error", "kill"])
@@ -652,6 +656,92 @@ def test_a_nan_in_the_data_is_named() -> None:
     made.source.train_batches = batches  # type: ignore[method-assign, assignment]
     with pytest.raises(Diverged, match="epoch 1, step 1, first in the input"):
         list(made.fit())
+
+
+def test_an_overflow_of_half_precision_is_found_where_it_happens() -> None:
+    made = trainer(config("train.precision=fp16"))
+    with torch.no_grad():
+        made.net.fc.weight.fill_(1e5)  # fine in float32
+    with pytest.raises(Diverged, match="first in layer 'fc'"):
+        list(made.fit())
+
+
+def test_out_of_memory_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(self: Trainer) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory, and a paragraph of advice")
+
+    monkeypatch.setattr(Trainer, "fit", full)
+    with pytest.raises(
+        LbqError, match=r"out of memory at batch 12, T = 2 .*: raise train\.accumulate \(now 1\) or lower"
+    ):
+        run(config(), tmp_path)
+
+
+def test_deterministic_is_for_the_run_alone(tmp_path: Path) -> None:
+    seen: list[bool] = []
+    watcher = _AtStep(0, 1, lambda: seen.append(torch.are_deterministic_algorithms_enabled()))
+    run(config("train.deterministic=true"), tmp_path / "a", watcher)
+    assert seen == [True]
+    assert not torch.are_deterministic_algorithms_enabled()
+    run(config(), tmp_path / "b")
+    assert runs.read_weights(tmp_path / "a").keys() == runs.read_weights(tmp_path / "b").keys()
+    assert (tmp_path / "a/weights.safetensors").read_bytes() == (tmp_path / "b/weights.safetensors").read_bytes()
+
+
+def test_tensorboard_is_an_option(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[tuple[str, float, int]] = []
+
+    class SummaryWriter:
+        def __init__(self, folder: str) -> None:
+            assert folder == str(tmp_path / "a" / "tensorboard")
+
+        def __enter__(self) -> SummaryWriter:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+        def add_scalar(self, name: str, value: float, epoch: int) -> None:
+            written.append((name, value, epoch))
+
+    module = types.ModuleType("torch.utils.tensorboard")
+    module.SummaryWriter = SummaryWriter  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", module)
+    watcher = Silent()
+    run(config("train.tensorboard=true"), tmp_path / "a", watcher)
+    assert ("loss", watcher.records[1].loss, 2) in written
+    assert ("steps/layer1.0.sn2", watcher.records[2].steps["layer1.0.sn2"], 3) in written
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with pytest.raises(LbqError, match=r"train\.tensorboard needs the package tensorboard: pip install tensorboard"):
+        run(config("train.tensorboard=true"), tmp_path / "b")
+
+
+def test_another_number_of_processes_may_continue(tmp_path: Path) -> None:
+    """The sums of an epoch that two processes began are added up; dropout aside, the run stays what it was."""
+    settings = config("model.dropout=0.0")
+    whole = trainer(settings)
+    expected = [timeless(record.to_dict()) for record in whole.fit()]
+    first = trainer(settings, between_steps=lambda t: t.position.step == 6)
+    list(first.fit())
+    tensors, values = first.state()
+    half = [x / 2 for x in values["tally"][0]]
+    values["tally"] = [half, half]
+    second = trainer(settings)
+    second.restore({k: v.clone() for k, v in tensors.items()}, values)
+    assert [timeless(record.to_dict()) for record in second.fit()] == expected[1:]
+    other = trainer(settings, world=World(1, 3, 1))
+    other.restore(tensors, values)
+    assert other.tally.tolist() == [0, 0, 0]
+
+
+def test_a_checkpoint_of_another_configuration_is_refused(tmp_path: Path) -> None:
+    for name, changes in (("a", []), ("b", ["seed=4"])):
+        with pytest.raises(Killed):
+            run(config(*changes), tmp_path / name, _AtStep(0, 3, _raise(Killed)))
+    last = Path(job.CHECKPOINTS) / checkpoint.LAST
+    (tmp_path / "a" / last).write_bytes((tmp_path / "b" / last).read_bytes())
+    with pytest.raises(RunError, match=r"last\.safetensors belongs to another configuration"):
+        run(config(), tmp_path / "a")
 
 
 # Starting from another run
