@@ -407,7 +407,7 @@ class Disk:
 
 
 FAULTY = config(
-    "train.epochs=2", "train.batch_size=50", "train.eval_every=2", "train.checkpoint_steps=1", "model.timesteps=1"
+    "train.epochs=3", "train.batch_size=50", "train.eval_every=3", "train.checkpoint_steps=0", "train.ema=0.0"
 )
 
 
