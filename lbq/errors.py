@@ -18,6 +18,10 @@ class GraphError(LbqError):
     """A network holds something that the integer form cannot express."""
 
 
+class TooSmall(GraphError):
+    """The input is too small for the network's poolings and strides."""
+
+
 class RunError(LbqError):
     """A run folder is missing, incomplete or damaged."""
 

@@ -12,7 +12,7 @@ import os
 import signal
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -25,7 +25,7 @@ from lbq.config import Config
 from lbq.data.sources import open_source
 from lbq.deploy import lower
 from lbq.distributed import World
-from lbq.errors import GraphError, LbqError, RunError
+from lbq.errors import ConfigError, GraphError, LbqError, RunError, TooSmall
 from lbq.kernels.choose import choose
 from lbq.train import EpochRecord, Trainer
 
@@ -96,6 +96,7 @@ class Job:
         # first what may be wrong with configuration and data, so that a mistake leaves no folder behind
         source = open_source(self.config, self.device)
         self.trainer = Trainer(self.config, source, self.device, self.world, self._between_steps)
+        plan = self._plan()
         lock = runs.locked(self.folder) if self.world.main else nullcontext()
         with lock, deterministic(self.config.train.deterministic), self._signals():
             if self.world.main:
@@ -104,7 +105,7 @@ class Job:
                     return done
             self.world.barrier()
             if self.world.main:
-                self.watcher.plan(self._plan())
+                self.watcher.plan(plan)
             self._restore()
             try:
                 for record in self.trainer.fit():
@@ -282,9 +283,13 @@ class Job:
         trainer, t = self.trainer, self.config.train
         macs: int | None = None
         units: int | None = None
-        with suppress(GraphError):  # a network without an integer form trains as well
+        try:
             graph = lower(trainer.net, trainer.source.shape, self.config.model.timesteps, trainer.source.static)
             macs, units = graph.macs, graph.units
+        except TooSmall as error:
+            raise ConfigError(f"model.id {self.config.model.id}: {error}") from error
+        except GraphError:  # a network without an integer form trains as well
+            pass
         local = t.batch_size // (t.accumulate * self.world.size)
         size = {"fp64": 8, "fp32": 4, "bf16": 4, "fp16": 4}[t.precision]
         sites = None if units is None else units * self.config.model.timesteps * local

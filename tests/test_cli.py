@@ -287,6 +287,7 @@ def test_train_and_eval(
         (["train.epoch=1"], "unknown key 'train.epoch'; did you mean 'epochs'?"),
         (["data.name=cifar10"], "data.root must name the folder of cifar10"),
         (["data.name=cifar10", "data.root=nowhere"], "nowhere"),
+        (["model.id=vgg11"], "model.id vgg11: layer 'maxpool': (512, 1, 1) is too small"),
         (["train.init_from=nowhere"], "train.init_from: nowhere is not a run folder"),
     ],
 )

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, fx, nn
 
-from lbq.errors import GraphError
+from lbq.errors import GraphError, TooSmall
 from lbq.graph import INPUT, Array, Graph, Layer, NeuronSpec, Pool, Shape, Synapse
 from lbq.models.time import fold_time, unfold_time
 from lbq.neuron import QuantReLU, ReLU, SpikingNeuron
@@ -222,6 +222,10 @@ class _Lowering:
             (size + 2 * p - d * (k - 1) - 1) // s + 1
             for size, p, d, k, s in zip(value.shape[1:], padding, dilation, weight.shape[2:], stride, strict=True)
         )
+        if min(height, width) < 1:
+            raise TooSmall(
+                f"layer {name!r}: {value.shape} is too small for its kernel: use larger images or another network"
+            )
         out_shape = (weight.shape[0], height, width)
         synapse = Synapse(
             name, value.source, "conv", weight * value.factor, value.shape, out_shape, value.pools,
@@ -264,6 +268,8 @@ class _Lowering:
             raise GraphError(f"layer {name!r}: max-pooling an average is not supported")
         factor = 1.0 if pool.kind == "max" else 1.0 / (pool.kernel[0] * pool.kernel[1])
         shape = pool.output(value.shape)
+        if min(shape[1:]) < 1:
+            raise TooSmall(f"layer {name!r}: {value.shape} is too small to pool: use larger images or another network")
         return replace(value, shape=shape, pools=(*value.pools, pool), factor=value.factor * factor)
 
     def _flatten(self, where: str, value: Value, start: Any = 0, end: Any = -1) -> Value:
