@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import errno
+import importlib.util
 import json
 import multiprocessing
 import os
@@ -707,7 +708,9 @@ def test_tensorboard_is_an_option(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     module = types.ModuleType("torch.utils.tensorboard")
     module.SummaryWriter = SummaryWriter  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", module)
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)  # as if the package were there
+    find = importlib.util.find_spec
+    there = find("json")  # as if the package were there
+    monkeypatch.setattr("importlib.util.find_spec", lambda name, *a: there if name == "tensorboard" else find(name, *a))
     watcher = Silent()
     run(config("train.tensorboard=true"), tmp_path / "a", watcher)
     assert ("loss", watcher.records[1].loss, 2) in written

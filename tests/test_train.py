@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from pathlib import Path
 from typing import Any
@@ -198,7 +199,8 @@ def test_starting_from_another_run(trained: tuple[Path, models.BurstNet, Config]
 
 
 def test_tensorboard_is_asked_for_before_anything_starts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    find = importlib.util.find_spec
+    monkeypatch.setattr("importlib.util.find_spec", lambda name, *a: None if name == "tensorboard" else find(name, *a))
     config = Config.from_dict({**SMALL, "train": {"epochs": 1, "tensorboard": True}})
     with pytest.raises(LbqError, match="needs the package tensorboard: pip install"):
         job.train(config, tmp_path / "run", Quiet())
