@@ -104,6 +104,7 @@ class TrainConfig:
     precision: str = _one_of("fp32", "fp32", "bf16", "fp16", "fp64")
     channels_last: bool = False
     compile: bool = False
+    cuda_graph: bool = True  # launch a training step as one CUDA graph, where it can be; changes no result
     deterministic: bool = False
     sync_batchnorm: bool = False
     loss: str = _one_of("ce", "ce", "tet")
@@ -157,8 +158,11 @@ class Config:
 
     @property
     def hash(self) -> str:
-        """SHA-256 of the resolved configuration, independent of formatting and key order."""
-        return hashlib.sha256(json.dumps(self.to_dict(), sort_keys=True).encode()).hexdigest()
+        """SHA-256 of the resolved configuration, independent of formatting and key order; how a step is launched is no
+        part of it."""
+        tree = self.to_dict()
+        del tree["train"]["cuda_graph"]
+        return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
 
 
 _NAMES = {int: "an integer", float: "a number", str: "a string", bool: "true or false"}

@@ -338,14 +338,12 @@ class Job:
 
 @contextmanager
 def deterministic(wanted: bool) -> Iterator[None]:
-    """Only deterministic operations for a while, where asked for."""
-    if not wanted:
-        yield
-        return
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    """Only deterministic operations for a while, where asked for; otherwise the fastest convolutions, found by trial."""
     before = torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.benchmark
-    torch.use_deterministic_algorithms(True)
-    torch.backends.cudnn.benchmark = False
+    if wanted:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
+    torch.backends.cudnn.benchmark = not wanted
     try:
         yield
     finally:

@@ -34,10 +34,16 @@ def parameter_groups(net: nn.Module, settings: OptimConfig) -> list[dict[str, An
 
 
 def make_optimiser(net: nn.Module, settings: OptimConfig) -> torch.optim.Optimizer:
+    """On a GPU all of it lies there, the learning rate too: an update is then a few launches, and can be recorded."""
     groups = parameter_groups(net, settings)
+    device = groups[0]["params"][0].device
+    gpu = device.type == "cuda"
+    for group in groups:
+        group["lr"] = torch.tensor(settings.lr, device=device) if gpu else settings.lr
+    fused = True if gpu else None
     if settings.name == "adamw":
-        return torch.optim.AdamW(groups, lr=settings.lr)
-    return torch.optim.SGD(groups, lr=settings.lr, momentum=settings.momentum, nesterov=settings.momentum > 0)
+        return torch.optim.AdamW(groups, capturable=gpu, fused=fused)
+    return torch.optim.SGD(groups, momentum=settings.momentum, nesterov=settings.momentum > 0, fused=fused)
 
 
 def learning_rate(step: int, steps_per_epoch: int, config: Config) -> float:
@@ -51,7 +57,10 @@ def learning_rate(step: int, steps_per_epoch: int, config: Config) -> float:
 
 def set_learning_rate(optimiser: torch.optim.Optimizer, rate: float) -> None:
     for group in optimiser.param_groups:
-        group["lr"] = rate * group["factor"]
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(rate * group["factor"])
+        else:
+            group["lr"] = rate * group["factor"]
 
 
 class Average:
@@ -88,7 +97,8 @@ def restore_optimiser(net: nn.Module, optimiser: torch.optim.Optimizer, tensors:
     for key, value in tensors.items():
         name, slot = key.rsplit("/", 1)
         parameter = parameters[name]
-        if slot == "step":  # AdamW counts its steps on the CPU
-            optimiser.state[parameter][slot] = value.cpu().clone()
+        if slot == "step":  # where AdamW counts its steps: beside the learning rate
+            rate = optimiser.param_groups[0]["lr"]
+            optimiser.state[parameter][slot] = value.to(rate.device if isinstance(rate, Tensor) else "cpu", copy=True)
         else:  # laid out as the parameter: another order of elements may round differently
             optimiser.state[parameter][slot] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)

@@ -21,7 +21,9 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 from lbq import models, optim
+from lbq.capture import CapturedStep
 from lbq.config import Config
+from lbq.data.ahead import ahead
 from lbq.data.mixing import Mixing
 from lbq.data.sources import Part, Source
 from lbq.distributed import SyncBatchNorm2d, World, synchronise_batchnorm
@@ -124,6 +126,7 @@ class Trainer:
         a = config.augment
         self.mixing = Mixing(a.mixup, a.cutmix, a.mix_prob, a.label_smoothing, config.model.num_classes)
         self._runner: nn.Module | None = None
+        self._captured: CapturedStep | None = None
 
     def _check(self) -> None:
         t, m, source = self.config.train, self.config.model, self.source
@@ -212,7 +215,8 @@ class Trainer:
         order = self.order(self.position.epoch)[first:]
         mine = order[:, :, self.world.rank]
         self.net.train()
-        micro = self.source.train_batches(list(mine.flatten(0, 1)), self.position.epoch, seed)
+        batches = self.source.train_batches(list(mine.flatten(0, 1)), self.position.epoch, seed)
+        micro = ahead(batches, self.device)
         for _ in range(len(order)):
             rate = optim.learning_rate(self.position.step, self.batches, self.config)
             optim.set_learning_rate(self.optimiser, rate)
@@ -248,25 +252,43 @@ class Trainer:
 
     def _step(self, micro: Iterator[tuple[Tensor, Tensor]]) -> None:
         t, position = self.config.train, self.position
-        runner = self.runner()
-        self.optimiser.zero_grad(set_to_none=True)
+        captured = self.captured()
+        if captured is None:
+            self.optimiser.zero_grad(set_to_none=True)
         for part in range(t.accumulate):
-            last = part == t.accumulate - 1
             x, labels = next(micro)
             self._seed_stream(part)
             x, targets = self.mixing(x, labels, self.config.seed, position.epoch, position.batch * t.accumulate + part)
             x = self._cast(x)
-            waits = isinstance(runner, DistributedDataParallel) and not last
-            with runner.no_sync() if waits else nullcontext():  # type: ignore[operator]
-                with self.autocast():
-                    logits = runner(x, per_step=t.loss == "tet")
-                    loss = self.loss(logits, targets)
+            if captured is None:
+                self._backward(x, targets, labels, last=part == t.accumulate - 1)
+            else:
+                self._check_finite(captured(x, targets, labels), x)
+        if captured is None:
+            self._update()
+        position.batch += 1
+        position.step += 1
+        position.stream += 1
+
+    def _backward(self, x: Tensor, targets: Tensor, labels: Tensor, last: bool, check: bool = True) -> Tensor:
+        """Forward and backward over one part of a batch; its loss, which the tally has counted."""
+        t, runner = self.config.train, self.runner()
+        waits = isinstance(runner, DistributedDataParallel) and not last
+        with runner.no_sync() if waits else nullcontext():  # type: ignore[operator]
+            with self.autocast():
+                logits = runner(x, per_step=t.loss == "tet")
+                loss = self.loss(logits, targets)
+            if check:
                 self._check_finite(loss, x)
-                self.scaler.scale(loss / t.accumulate).backward()
-            mean = logits.detach().mean(0) if t.loss == "tet" else logits.detach()
-            correct = (mean.argmax(1) == labels).sum()
-            seen = torch.full_like(correct, len(labels))
-            self.tally += torch.stack([loss.detach().double() * len(labels), correct.double(), seen.double()])
+            self.scaler.scale(loss / t.accumulate).backward()
+        mean = logits.detach().mean(0) if t.loss == "tet" else logits.detach()
+        correct = (mean.argmax(1) == labels).sum()
+        seen = torch.full_like(correct, len(labels))
+        self.tally += torch.stack([loss.detach().double() * len(labels), correct.double(), seen.double()])
+        return loss.detach()
+
+    def _update(self) -> None:
+        """Move the parameters along their gradients."""
         if self.config.optim.clip:
             self.scaler.unscale_(self.optimiser)
             torch.nn.utils.clip_grad_norm_(self.net.parameters(), self.config.optim.clip)
@@ -274,9 +296,20 @@ class Trainer:
         self.scaler.update()
         if self.average is not None:
             self.average.update(self.net)
-        position.batch += 1
-        position.step += 1
-        position.stream += 1
+
+    def captured(self) -> CapturedStep | None:
+        """The whole step as a CUDA graph, where `train.cuda_graph` asks for it and the step allows it."""
+        t = self.config.train
+        fits = self.world.size == 1 and t.accumulate == 1 and t.precision != "fp16" and not t.compile
+        if self._captured is None and self.device.type == "cuda" and t.cuda_graph and fits:
+            self._captured = CapturedStep(self._whole)
+        return self._captured
+
+    def _whole(self, x: Tensor, targets: Tensor, labels: Tensor) -> Tensor:
+        self.optimiser.zero_grad(set_to_none=True)
+        loss = self._backward(x, targets, labels, last=True, check=False)
+        self._update()
+        return loss
 
     def _seed_stream(self, part: int) -> None:
         """Dropout and the like draw from a stream that is a function of the position and the process alone."""

@@ -1,8 +1,24 @@
-"""Which kernel runs a burst sequence, and why. `lbq doctor` and run records print this."""
+"""Which kernel runs a burst sequence, and why. `lbq doctor`, the plan of a job and run records print this. No torch.
+
+`LBQ_KERNEL` in the environment, or `with use(...)`, asks for one by name.
+"""
 
 from __future__ import annotations
 
+import importlib.util
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+
+from lbq.errors import ConfigError, nearest
+
+KERNELS = {
+    "fused": "one pass each way over the whole sequence, BatchNorm and residual add included (Triton)",
+    "reference": "plain PyTorch, the definition",
+}
+VARIABLE = "LBQ_KERNEL"
+TRITON = importlib.util.find_spec("triton") is not None
 
 
 @dataclass(frozen=True)
@@ -11,6 +27,37 @@ class Choice:
     reason: str
 
 
+def known(name: str) -> str:
+    if name not in KERNELS:
+        raise ConfigError(f"{VARIABLE}: unknown kernel {name!r}{nearest(name, KERNELS)}")
+    return name
+
+
+_asked: list[str] = []  # innermost last
+
+
+@contextmanager
+def use(kernel: str) -> Iterator[None]:
+    """Run burst sequences by this kernel for a while, wherever it can; `fused` on a CPU needs Triton's interpreter."""
+    _asked.append(known(kernel))
+    try:
+        yield
+    finally:
+        _asked.pop()
+
+
+def asked() -> str:
+    """The kernel asked for by name; empty where none is."""
+    return _asked[-1] if _asked else os.environ.get(VARIABLE, "")
+
+
 def choose(device: str = "cpu") -> Choice:
-    """The kernel that a neuron on `device` runs."""
-    return Choice("reference", f"plain PyTorch; this version has no fused kernel for {device}")
+    """The kernel that a neuron on `device` (cpu, cuda) runs. Sequences that it cannot compute go to the reference."""
+    name = asked()
+    if name:
+        return Choice(known(name), "asked for by name")
+    if device != "cuda":
+        return Choice("reference", f"plain PyTorch; there is no fused kernel for {device}")
+    if not TRITON:
+        return Choice("reference", "the fused kernel needs the package triton: pip install triton")
+    return Choice("fused", "Triton on a CUDA device")

@@ -23,6 +23,7 @@ from lbq import neuron as neurons
 from lbq.errors import ConfigError, nearest
 from lbq.models.resnet import BurstNet as BurstNet
 from lbq.models.resnet import MakeNeuron, ResNet
+from lbq.models.time import fire as fire
 from lbq.models.time import over_time as over_time
 from lbq.models.vgg import STAGES as VGG_STAGES
 from lbq.models.vgg import VGG

@@ -11,7 +11,7 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from lbq.models.time import over_time
+from lbq.models.time import fire, over_time
 
 MakeNeuron = Callable[[int], nn.Module]  # channels -> neuron
 
@@ -36,11 +36,9 @@ class BasicBlock(nn.Module):
         self.sn2 = neuron(outputs)
 
     def forward(self, x: Tensor) -> Tensor:
-        out = self.sn1(over_time(x, self.conv1, self.bn1))
-        out = over_time(out, self.conv2, self.bn2)
+        out = fire(x, self.conv1, self.bn1, self.sn1)
         shortcut = x if self.downsample is None else over_time(x, self.downsample)
-        result: Tensor = self.sn2(out + shortcut)
-        return result
+        return fire(out, self.conv2, self.bn2, self.sn2, residual=shortcut)
 
 
 class BurstNet(nn.Module):
@@ -118,7 +116,7 @@ class ResNet(BurstNet):
         initialise(self)
 
     def features(self, x: Tensor) -> Tensor:
-        out = self.sn1(over_time(x, self.conv1, self.bn1, timesteps=self.timesteps))
+        out = fire(x, self.conv1, self.bn1, self.sn1, timesteps=self.timesteps)
         if self.maxpool is not None:
             out = over_time(out, self.maxpool)
         for stage in range(1, self.stages + 1):

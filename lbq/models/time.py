@@ -46,3 +46,32 @@ def over_time(x: Tensor, *layers: nn.Module, timesteps: int | None = None, spati
             raise ValueError(f"layers must not hold a neuron, which needs time in front: call {layer} on [T, B, ...]")
         y = layer(y)
     return unfold_time(y, x, timesteps, spatial)
+
+
+def fire(
+    x: Tensor,
+    layer: nn.Module,
+    norm: nn.Module,
+    neuron: nn.Module,
+    *,
+    residual: Tensor | None = None,
+    timesteps: int | None = None,
+) -> Tensor:
+    """neuron(over_time(x, layer, norm) + residual), `[T, B, ...]`.
+
+    With a kernel that computes BatchNorm, the add and the neuron in one pass, it does so; hooks on `norm` and hooks that
+    look at the neuron's input keep them apart.
+    """
+    y = layer(fold_time(x))
+    if isinstance(neuron, SpikingNeuron) and not isinstance(y, torch.fx.Proxy):
+        shown = x.dim() == y.dim()  # a static batch
+        steps = timesteps if shown else x.shape[0]
+        if steps is not None and not (shown and residual is not None) and neuron.fuses(y, norm, steps):
+            if shown:
+                fused: Tensor = neuron(y, norm=norm, timesteps=steps)
+                return fused
+            fused = neuron(y.unflatten(0, x.shape[:2]), norm=norm, residual=residual)
+            return fused
+    y = unfold_time(norm(y), x, timesteps)
+    out: Tensor = neuron(y if residual is None else y + residual)
+    return out

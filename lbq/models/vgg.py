@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from lbq.models.resnet import BurstNet, MakeNeuron, conv3x3, initialise
-from lbq.models.time import over_time
+from lbq.models.time import fire, over_time
 
 # convolutions in each of the five stages; their widths are 1, 2, 4, 8, 8 times the base
 STAGES: dict[int, tuple[int, ...]] = {11: (1, 1, 2, 2, 2), 13: (2, 2, 2, 2, 2), 16: (2, 2, 3, 3, 3)}
@@ -22,8 +22,7 @@ class ConvUnit(nn.Module):
         self.sn = neuron(outputs)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.sn(over_time(x, self.conv, self.bn, timesteps=self.timesteps))
-        return out
+        return fire(x, self.conv, self.bn, self.sn, timesteps=self.timesteps)
 
 
 class VGG(BurstNet):

@@ -21,10 +21,10 @@ from lbq.kernels.reference import (
     Constants,
     Rule,
     burst_levels,
-    burst_sequence,
     burst_step,
     compute_dtype,
 )
+from lbq.kernels.sequence import burst, fuses_norm, norm_burst
 
 Membrane = Literal["lif", "if", "plif"]
 LEARNED = {"eta": "tail"}  # parameters whose option has another name
@@ -91,6 +91,11 @@ class _UnitInterval(torch.autograd.Function):
 def unit_interval(value: Tensor) -> Tensor:
     out: Tensor = _UnitInterval.apply(value)  # type: ignore[no-untyped-call]
     return out
+
+
+def _within(value: Tensor) -> Tensor:
+    """A learned number kept in [0, 1]; one that is not learned was checked when it was given."""
+    return unit_interval(value) if value.requires_grad else value
 
 
 def register(module: nn.Module, name: str, value: Tensor, learned: bool) -> None:
@@ -175,7 +180,7 @@ class SpikingNeuron(nn.Module, ABC):
     def leak(self) -> Tensor | float:
         if self.membrane == "plif":
             return 1 - torch.sigmoid(self.decay_logit)
-        return unit_interval(self.beta) if self.membrane == "lif" else 1.0
+        return _within(self.beta) if self.membrane == "lif" else 1.0
 
     @property
     def gain(self) -> Tensor | float:
@@ -196,7 +201,7 @@ class SpikingNeuron(nn.Module, ABC):
             step=spread(self._scaled_step(x)),
             tail=self.tail.to(dtype),
             leak=cast(self.leak),
-            alpha=unit_interval(self.alpha).to(dtype),
+            alpha=_within(self.alpha).to(dtype),
             gain=cast(self.gain),
             scale=None if self.scale is None else spread(self.scale),
             thresholds=None if self.thresholds is None else self.thresholds.to(dtype),
@@ -212,10 +217,28 @@ class SpikingNeuron(nn.Module, ABC):
             raise ValueError(f"x must be [T, B, ...] with at least two dimensions, got shape {tuple(x.shape)}")
         return x
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Scaled outputs of the whole sequence `x` [T, B, ...], from a zero state."""
-        self.check_input(x)
-        return burst_sequence(x, self.constants(x), self.rule)[0]
+    def forward(
+        self,
+        x: Tensor,
+        norm: nn.Module | None = None,
+        residual: Tensor | None = None,
+        timesteps: int | None = None,
+    ) -> Tensor:
+        """Scaled outputs of the whole sequence `x` [T, B, ...], from a zero state.
+
+        Where `fuses(x, norm)` holds, BatchNorm `norm` and the add of `residual` may be left to the neuron, which computes
+        them in the same pass; `x` is then what enters BatchNorm. With `timesteps` it is `[B, ...]`, shown that often.
+        """
+        if norm is None:
+            self.check_input(x)
+            return burst(x, self.constants(x), self.rule)
+        sequence = self.check_input(x if timesteps is None else x.unsqueeze(0).expand(timesteps, *x.shape))
+        return norm_burst(x, norm, self.constants(sequence), self.rule, residual, timesteps)  # type: ignore[arg-type]
+
+    def fuses(self, x: Tensor, norm: nn.Module, timesteps: int) -> bool:
+        """Whether this neuron takes BatchNorm `norm` of `x` [N, C, ...] into its own pass."""
+        plain = type(self).forward is SpikingNeuron.forward and self.thresholds is None
+        return plain and not self._forward_pre_hooks and fuses_norm(x, norm, timesteps)
 
     def forward_step(self, x: Tensor, state: BurstState | None = None) -> tuple[Tensor, BurstState]:
         """One timestep of current `x` [B, ...]; pass the returned state to the next call, None at the start."""
@@ -256,7 +279,7 @@ class SpikingNeuron(nn.Module, ABC):
             scale=array(self.step if self.scale is None else self.scale),
             leak=number(self.leak),
             gain=number(self.gain),
-            alpha=number(unit_interval(self.alpha)),
+            alpha=number(_within(self.alpha)),
             rounding=rule.rounding,
             reset=rule.reset,
             decay_reset=rule.decay_reset,

@@ -1,0 +1,304 @@
+"""Training speed of resnet20w128 on one GPU against its ANN and against other libraries, in one run:
+
+    python benchmarks/train_speed.py [part ...] [--json FILE]
+
+Parts: `steps` (T = 1, 2, 4 at batch 256, and batch 64), `line` (the same ANN, eager and compiled: what a timestep should
+cost), `scaling` (batch and T), `kernels` (the neuron's kernels against a copy), `start` (a new process to its first step),
+`profile` (where the time goes), `rivals` (SpikingJelly, where installed). Without a part, all of them.
+
+A step is forward, backward and SGD in bfloat16 and channels_last, on a batch that is already on the GPU; figures are medians
+over windows of steps. No accuracy is measured here.
+"""
+
+# ruff: noqa: T201
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lbq import models
+from lbq.config import Config
+from lbq.kernels import choose
+from lbq.neuron import BurstNeuron
+from lbq.runs import environment
+from lbq.train import Trainer
+
+MODEL, BATCH = "resnet20w128", 256
+DEVICE = torch.device("cuda")
+Step = Callable[[], None]
+RESULTS: dict[str, Any] = {}
+
+
+class OneBatch:
+    """A source that repeats one batch of random images."""
+
+    name, classes, shape, static, holdout_size = "random", 10, (3, 32, 32), True, 0
+    about = {"dataset": "random"}
+
+    def __init__(self, batch: int) -> None:
+        self.train_size = batch
+        generator = torch.Generator().manual_seed(0)
+        self.batch = (
+            torch.randn(batch, 3, 32, 32, generator=generator).to(DEVICE),
+            torch.randint(10, (batch,), generator=generator).to(DEVICE),
+        )
+
+    def train_batches(self, batches: Any, epoch: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
+        for _ in batches:
+            yield self.batch
+
+    def eval_batches(self, part: Any, rank: int = 0, size: int = 1) -> Iterator[tuple[Tensor, Tensor]]:
+        yield self.batch
+
+
+def trained(neuron: str, timesteps: int, batch: int, graph: bool = True) -> Step:
+    """A step of this package's trainer."""
+    tree = {
+        "model": {"id": MODEL, "in_channels": 3, "timesteps": timesteps},
+        "neuron": {"name": neuron},
+        "train": {"epochs": 1, "batch_size": batch, "precision": "bf16", "channels_last": True, "cuda_graph": graph},
+    }
+    source = OneBatch(batch)
+    trainer = Trainer(Config.from_dict(tree), source, DEVICE)
+    trainer.net.train()
+    return lambda: trainer._step(iter([source.batch]))
+
+
+def plain(net: nn.Module, batch: int) -> Step:
+    """A step as anyone would write it."""
+    net = net.to(DEVICE, memory_format=torch.channels_last).train()
+    optimiser = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9, nesterov=True, weight_decay=5e-4)
+    x, labels = OneBatch(batch).batch
+    x = x.contiguous(memory_format=torch.channels_last)
+
+    def step() -> None:
+        optimiser.zero_grad(set_to_none=True)
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            loss = F.cross_entropy(net(x), labels)
+        loss.backward()
+        optimiser.step()
+
+    return step
+
+
+def ann() -> nn.Module:
+    return models.create(MODEL, timesteps=1, neuron="relu")
+
+
+def measure(step: Step, images: int, warm: int = 8, windows: int = 5, steps: int = 12) -> float:
+    """Images a second: the median over windows."""
+    for _ in range(warm):
+        step()
+    rates = []
+    for _ in range(windows):
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        for _ in range(steps):
+            step()
+        torch.cuda.synchronize()
+        rates.append(steps * images / (time.perf_counter() - began))
+    return statistics.median(rates)
+
+
+def peak(step: Step) -> float:
+    """GiB allocated at most in a step that is warm (libraries try out algorithms in the first)."""
+    for _ in range(2):
+        step()
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    step()
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated() / 2**30
+
+
+def show(name: str, value: float, unit: str = "img/s") -> float:
+    RESULTS[name] = value
+    print(f"{name:58s} {value:10,.2f} {unit}" if value < 100 else f"{name:58s} {value:10,.0f} {unit}", flush=True)
+    return value
+
+
+def steps() -> None:
+    for timesteps in (1, 2, 4):
+        show(f"LBQ T={timesteps} batch {BATCH}", measure(trained("lbq", timesteps, BATCH), BATCH))
+    show(f"LBQ T=2 batch {BATCH} without CUDA graph", measure(trained("lbq", 2, BATCH, graph=False), BATCH))
+    show("LBQ T=2 batch 64", measure(trained("lbq", 2, 64), 64))
+    show("LBQ T=2 peak memory", peak(trained("lbq", 2, BATCH, graph=False)), "GiB")
+    with choose.use("reference"):
+        show(f"LBQ T=2 batch {BATCH} reference kernel", measure(trained("lbq", 2, BATCH, graph=False), BATCH, 3, 3, 4))
+
+
+def line() -> None:
+    show(f"ANN eager, plain PyTorch, batch {BATCH}", measure(plain(ann(), BATCH), BATCH))
+    show(f"ANN in this trainer, batch {BATCH}", measure(trained("relu", 1, BATCH), BATCH))
+    show("ANN in this trainer, batch 64", measure(trained("relu", 1, 64), 64))
+    for batch in (BATCH, 2 * BATCH):
+        began = time.perf_counter()
+        net = torch.compile(ann())
+        step = plain(net, batch)
+        step()
+        torch.cuda.synchronize()
+        print(f"compiling the ANN took {time.perf_counter() - began:.0f} s")
+        show(f"ANN torch.compile, batch {batch}", measure(step, batch))
+
+
+def scaling() -> None:
+    for batch in (64, 128, 256, 512, 1024):
+        rate = show(f"LBQ T=2 batch {batch}", measure(trained("lbq", 2, batch), batch))
+        show(f"  ms for each 64 images, batch {batch}", 64e3 / rate, "ms")
+    for timesteps in (1, 2, 3, 4, 6, 8):
+        rate = show(f"LBQ T={timesteps} batch 128", measure(trained("lbq", timesteps, 128), 128))
+        show(f"  ms for each timestep, T={timesteps}", 128e3 / rate / timesteps, "ms")
+    for neuron in ("v1", "lif", "ternary", "ilif", "lmht", "qann"):
+        show(f"{neuron} T=2 batch {BATCH}", measure(trained(neuron, 2, BATCH), BATCH))
+
+
+def kernels() -> None:
+    """Bytes that must move (input and gradient read, output and gradient written) over the time, against a copy."""
+
+    def seconds(run: Step) -> float:
+        graph = torch.cuda.CUDAGraph()
+        run()
+        torch.cuda.synchronize()
+        with torch.cuda.graph(graph):
+            run()
+        times = []
+        for _ in range(20):
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin.record()
+            graph.replay()
+            end.record()
+            end.synchronize()
+            times.append(begin.elapsed_time(end) / 1e3)
+        return statistics.median(times)
+
+    for timesteps in (1, 2, 4):
+        shape = (timesteps, 512 // timesteps, 128, 32, 32)
+        x = torch.randn(shape, device=DEVICE).flatten(0, 1).to(torch.bfloat16)
+        x = x.contiguous(memory_format=torch.channels_last).unflatten(0, shape[:2])
+        grad, other = torch.randn_like(x), torch.empty_like(x)
+        neuron = BurstNeuron().to(DEVICE)
+        constants = neuron.constants(x)
+        copy = show(
+            f"copy {tuple(shape)}", 2 * x.numel() * 2 / seconds(lambda x=x, other=other: other.copy_(x)) / 1e12, "TB/s"
+        )
+        from lbq.kernels import fused
+
+        settings = (*fused._flat(constants), neuron.n_max, fused.encode(neuron.rule))
+        settings = tuple(s.detach() if isinstance(s, Tensor) else s for s in settings)
+        forward = seconds(lambda x=x, s=settings: torch.ops.lbq.burst(x, *s))
+        both = forward + seconds(lambda x=x, g=grad, s=settings: torch.ops.lbq.burst_backward(g, x, *s, "step tail"))
+        show(f"neuron alone T={timesteps} forward, share of copy", 2 * x.numel() * 2 / forward / 1e12 / copy, "")
+        show(f"neuron alone T={timesteps} both ways, share of copy", 5 * x.numel() * 2 / both / 1e12 / copy, "")
+        folded = x.flatten(0, 1)
+        moments = seconds(lambda f=folded: torch.ops.lbq.moments(f))
+        show(f"BatchNorm statistics T={timesteps}, share of copy", x.numel() * 2 / moments / 1e12 / copy, "")
+        mean, var = torch.ops.lbq.moments(folded)
+        one = torch.ones_like(mean)
+        for residual, reads, back in ((None, 1, 5), (grad, 2, 7)):
+            more = (0, one, mean, mean, var, residual)[1:]
+            count = folded.numel() // 128
+            tail = (1e-5, count, timesteps)
+            name = f"BatchNorm{' + add' if reads == 2 else ''} + neuron T={timesteps}"
+            forward = seconds(lambda x=x, m=more, s=settings, t=tail: torch.ops.lbq.norm_burst(x, *m, *s, *t))
+            show(f"{name} forward, share of copy", (reads + 1) * x.numel() * 2 / forward / 1e12 / copy, "")
+            backward = seconds(
+                lambda x=x, g=grad, m=more, s=settings, t=tail: torch.ops.lbq.norm_burst_backward(
+                    g, x, *m, *s, *t, "step tail"
+                )
+            )
+            show(f"{name} backward, share of copy", back * x.numel() * 2 / backward / 1e12 / copy, "")
+
+
+def start() -> None:
+    """From the start of a process to its first step, with nothing compiled before."""
+    code = (
+        "import time; t = time.time()\nimport sys; sys.path[:0] = ['benchmarks', '.']\nimport torch, train_speed as b\n"
+        "step = b.trained('lbq', 2, b.BATCH)\nstep()\ntorch.cuda.synchronize()\nprint('first', time.time() - t)\n"
+        "for _ in range(4): step()\ntorch.cuda.synchronize()\nprint('fifth', time.time() - t)"
+    )
+    for cache in ("empty", "filled"):
+        if cache == "empty":
+            folder = tempfile.mkdtemp()
+        environ = os.environ | {"TRITON_CACHE_DIR": folder}
+        done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True)
+        for text in done.stdout.splitlines():
+            name, seconds = text.split()
+            show(f"start to {name} step, kernel cache {cache}", float(seconds), "s")
+
+
+def profile() -> None:
+    step = trained("lbq", 2, BATCH, graph=False)
+    for _ in range(5):
+        step()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as seen:
+        for _ in range(3):
+            step()
+        torch.cuda.synchronize()
+    rows = sorted(seen.key_averages(), key=lambda row: -row.self_device_time_total)
+    total = sum(row.self_device_time_total for row in rows)
+    print(f"GPU time {total / 3e3:.2f} ms a step")
+    for row in rows[:28]:
+        share = 100 * row.self_device_time_total / total
+        print(f"{share:5.1f} %  {row.self_device_time_total / 3e3:7.3f} ms  {row.count // 3:4d} x  {row.key[:90]}")
+
+
+def rivals() -> None:
+    if importlib.util.find_spec("spikingjelly") is None:
+        print("SpikingJelly is not installed: left out")
+        return
+    from spikingjelly.activation_based import functional, neuron, surrogate  # type: ignore[import-not-found]
+
+    def make() -> nn.Module:
+        node = neuron.ILIFNode if hasattr(neuron, "ILIFNode") else neuron.LIFNode
+        options = {"step_mode": "m", "surrogate_function": surrogate.ATan()}
+        return node(**options)
+
+    net = models.create(MODEL, timesteps=2, neuron=make)
+    step = plain(net, BATCH)
+
+    def reset_and_step() -> None:
+        functional.reset_net(net)
+        step()
+
+    show(f"SpikingJelly neuron in the same network, T=2 batch {BATCH}", measure(reset_and_step, BATCH))
+
+
+PARTS = {p.__name__: p for p in (line, steps, scaling, kernels, start, profile, rivals)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("parts", nargs="*", metavar="part", help=", ".join(PARTS))
+    parser.add_argument("--json", metavar="FILE")
+    arguments = parser.parse_args()
+    unknown = [p for p in arguments.parts if p not in PARTS]
+    if unknown:
+        parser.error(f"unknown part {unknown[0]!r}: choose from {', '.join(PARTS)}")
+    if not torch.cuda.is_available():
+        parser.error("this benchmark needs a CUDA device")
+    torch.backends.cudnn.benchmark = True
+    RESULTS["environment"] = environment(DEVICE)
+    print(RESULTS["environment"], flush=True)
+    for name in arguments.parts or PARTS:
+        PARTS[name]()
+        torch.cuda.empty_cache()
+    if arguments.json:
+        with open(arguments.json, "w", encoding="utf-8") as file:
+            json.dump(RESULTS, file, indent=2)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,54 @@
+"""A training step as a CUDA graph: recorded once, then launched whole, so that small batches do not wait for Python."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+EAGER_STEPS = 3  # before recording: libraries choose their algorithms and the optimiser makes its state
+
+Step = Callable[..., Tensor]
+
+
+class CapturedStep:
+    """`step(*inputs) -> loss`, everything it does to weights, gradients and statistics included.
+
+    The first calls run it as it is; then it is recorded on copies of its inputs, which later calls fill. Every call is one
+    training step. Inputs must keep their shapes, and what the step reads besides them must stay where it is in memory.
+    """
+
+    def __init__(self, step: Step) -> None:
+        self.step = step
+        self.calls = 0
+        self.graph: torch.cuda.CUDAGraph | None = None
+
+    def __call__(self, *inputs: Tensor) -> Tensor:
+        self.calls += 1
+        if self.calls <= EAGER_STEPS:
+            return self._aside(*inputs)
+        if self.graph is None:
+            self._record(*inputs)
+        for held, given in zip(self.inputs, inputs, strict=True):
+            held.copy_(given)
+        assert self.graph is not None
+        self.graph.replay()
+        return self.loss
+
+    def _aside(self, *inputs: Tensor) -> Tensor:
+        """As it is, on a stream of its own: recording later needs that no state belongs to the default stream."""
+        stream, main = torch.cuda.Stream(), torch.cuda.current_stream()
+        stream.wait_stream(main)
+        with torch.cuda.stream(stream):
+            loss = self.step(*inputs)
+        main.wait_stream(stream)
+        return loss
+
+    def _record(self, *inputs: Tensor) -> None:
+        self.inputs = [torch.empty_like(given) for given in inputs]
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()  # what the eager steps used: the graph has memory of its own
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph):
+            self.loss = self.step(*self.inputs)

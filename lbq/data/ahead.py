@@ -1,0 +1,26 @@
+"""Prepare batches on a stream of their own, so that augmenting the next overlaps with training on the present one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+
+def ahead(batches: Iterator[tuple[Tensor, ...]], device: torch.device) -> Iterator[tuple[Tensor, ...]]:
+    """The same batches. On a GPU each is computed beside whatever its receiver still has running."""
+    if device.type != "cuda":
+        yield from batches
+        return
+    main, side = torch.cuda.current_stream(device), torch.cuda.Stream(device)
+    side.wait_stream(main)  # for the data itself
+    while True:
+        with torch.cuda.stream(side):
+            batch = next(batches, None)
+        if batch is None:
+            return
+        main.wait_stream(side)
+        for tensor in batch:
+            tensor.record_stream(main)
+        yield batch

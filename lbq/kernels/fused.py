@@ -1,0 +1,599 @@
+"""The fused kernels as PyTorch operators: a whole burst sequence in one pass each way, alone or after BatchNorm.
+
+`burst` replaces `reference.burst_sequence` (from rest); `norm_burst` computes BatchNorm, a residual add and the sequence
+together. Both save the input and recompute the rest. They are registered with torch.library, so they go through
+torch.compile, autocast, DistributedDataParallel and CUDA graphs as any other operator; `tiles` holds the device code.
+
+In half precision the fused form is the more exact one: between BatchNorm and the neuron nothing is rounded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from lbq.kernels import tiles
+from lbq.kernels.reference import Constants, Rule
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+LONGEST = 32  # timesteps that one program holds in registers
+PROGRAMS = 1056  # of kernels that add up: eight on each of an H200's processors, and the same everywhere
+SURROGATES = {"relsg_et", "box", "box_et", "clip", "arctan", "rectangular", "sigmoid", "triangle"}
+OPTIONS = {"num_warps": 4, "enable_fp_fusion": False}  # a fused multiply-add would give other levels
+SUMS = ("current", "hat", "step", "scale", "tail", "leak", "alpha", "gain")
+FLAT = 128  # length of the rows that a slab is cut into where channels do not matter
+
+
+# Layouts
+# --------------------------------------------------------------------------------------------------------------------
+
+
+class Slab(NamedTuple):
+    """How a kernel goes over one dense timestep; see `tiles`."""
+
+    rows: int
+    channels: int
+    inner: int
+    elements: int
+    layout: str
+    br: int
+    bc: int
+
+    @property
+    def columns(self) -> int:
+        return -(-self.channels // self.bc)
+
+    @property
+    def row_blocks(self) -> int:
+        return -(-self.rows // self.br)
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """One program for each tile."""
+        return self.row_blocks, self.columns
+
+    @property
+    def adding_up(self) -> tuple[int, int]:
+        """Programs and tiles for each, for kernels that add up: a function of the shape alone."""
+        most = max(1, PROGRAMS // self.columns)
+        tiles_each = -(-self.row_blocks // most)
+        return -(-self.row_blocks // tiles_each), tiles_each
+
+
+def slab_of(shape: Sequence[int], stride: Sequence[int], by_channel: bool, timesteps: int = 1) -> Slab:
+    """A dense `[B, C, ...]`: rows and channels where something depends on the channel (dimension 1), else just rows."""
+    elements = 1
+    for size in shape:
+        elements *= size
+    size = 1024 if timesteps <= 4 else 512 if timesteps <= 8 else 256  # fewer values a thread where it keeps more of each
+    if not by_channel:
+        return Slab(-(-elements // FLAT), FLAT, 1, elements, "flat", size // FLAT, FLAT)
+    channels = shape[1]
+    inner = stride[1] if channels > 1 else 1
+    bc = min(FLAT, 1 << max(channels - 1, 0).bit_length())
+    layout = "last" if inner == 1 else "any"
+    return Slab(elements // channels, channels, inner, elements, layout, size // bc, bc)
+
+
+def is_dense(shape: Sequence[int], stride: Sequence[int]) -> bool:
+    """Whether the elements fill their range of memory, in any order of dimensions."""
+    expected = 1
+    for step, size in sorted((step, size) for step, size in zip(stride, shape, strict=True) if size != 1):
+        if step != expected:
+            return False
+        expected *= size
+    return True
+
+
+def same_order(a: Tensor, b: Tensor) -> bool:
+    """Whether one timestep of both lies in memory in the same order."""
+    pairs = zip(a.shape[1:], a.stride()[1:], b.stride()[1:], strict=True)
+    return all(size == 1 or one == other for size, one, other in pairs)
+
+
+def settled(x: Tensor) -> Tensor:
+    """`x` [T, B, ...] with dense timesteps: itself, or a copy. Time may have any stride, also 0."""
+    return x if x.numel() == 0 or is_dense(x.shape[1:], x.stride()[1:]) else x.contiguous()
+
+
+def ordered_like(y: Tensor, x: Tensor) -> Tensor:
+    """`y` with its timesteps in the memory order of those of `x`: itself, or a copy."""
+    return y if same_order(y, x) else sequence_like(x, y.shape[0], y.dtype).copy_(y)
+
+
+def sequence_like(x: Tensor, timesteps: int | None = None, dtype: torch.dtype | None = None) -> Tensor:
+    """Empty `[T, B, ...]` whose timesteps lie as those of `x`, one after the other."""
+    elements = 1
+    for size in x.shape[1:]:
+        elements *= size
+    shape = (x.shape[0] if timesteps is None else timesteps, *x.shape[1:])
+    return torch.empty_strided(shape, (elements, *x.stride()[1:]), dtype=dtype or x.dtype, device=x.device)
+
+
+def on_device(x: Tensor) -> AbstractContextManager[Any]:
+    return torch.cuda.device(x.device) if x.is_cuda else nullcontext()
+
+
+# Rules as strings, which operators can take
+# --------------------------------------------------------------------------------------------------------------------
+
+
+def encode(rule: Rule) -> str:
+    flags = f"{int(rule.decay_reset)}{int(rule.reset_grad)}{int(rule.detach_state)}"
+    return f"{rule.surrogate.name} {rule.rounding} {rule.reset} {flags}"
+
+
+@lru_cache(maxsize=64)
+def decode(rule: str) -> dict[str, Any]:
+    """The compile-time constants of both kernels."""
+    surrogate, rounding, reset, flags = rule.split()
+    decay, reset_grad, detach = (flag == "1" for flag in flags)
+    return {
+        "SURROGATE": surrogate,
+        "ROUNDING": rounding,
+        "RESET": reset,
+        "DECAY": decay,
+        "RESET_GRAD": reset_grad,
+        "DETACH": detach,
+        "SIGNED": rounding in ("trunc", "half"),
+    }
+
+
+def forward_constants(rule: str) -> dict[str, Any]:
+    return {k: v for k, v in decode(rule).items() if k in ("ROUNDING", "RESET", "DECAY")}
+
+
+# Launches
+# --------------------------------------------------------------------------------------------------------------------
+
+
+class Norm(NamedTuple):
+    """BatchNorm as the kernels see it. count: elements by channel behind the statistics, 0 where they are frozen."""
+
+    weight: Tensor
+    bias: Tensor
+    mean: Tensor
+    var: Tensor
+    eps: float
+    count: int = 0
+
+
+class Neuron(NamedTuple):
+    step: Tensor
+    tail: Tensor
+    alpha: Tensor
+    leak: Tensor | None
+    gain: Tensor | None
+    scale: Tensor | None
+    n_max: int
+    rule: str
+
+
+def _forward(x: Tensor, timesteps: int, neuron: Neuron, norm: Norm | None = None, residual: Tensor | None = None) -> Tensor:
+    """x `[T, B, ...]`, or `[1, B, ...]` to be shown at every timestep."""
+    x = settled(x)
+    out = sequence_like(x, timesteps)
+    if out.numel() == 0:
+        return out
+    many = neuron.step.numel() > 1
+    slab = slab_of(x.shape[1:], x.stride()[1:], norm is not None or many, timesteps)
+    if residual is not None:
+        residual = ordered_like(residual, x)
+    absent = neuron.step
+    with on_device(x):
+        tiles.burst_forward[slab.grid](
+            x,
+            x if residual is None else residual,
+            out,
+            *((absent,) * 4 if norm is None else norm[:4]),
+            neuron.step,
+            absent if neuron.scale is None else neuron.scale,
+            absent if neuron.leak is None else neuron.leak,
+            neuron.alpha,
+            absent if neuron.gain is None else neuron.gain,
+            neuron.n_max,
+            0.0 if norm is None else norm.eps,
+            *slab[:4],
+            x.stride(0) if x.shape[0] > 1 else 0,
+            0 if residual is None else residual.stride(0),
+            out.stride(0),
+            T=timesteps,
+            NORM=norm is not None,
+            RESIDUAL=residual is not None,
+            STEPS=many,
+            SCALE=neuron.scale is not None,
+            LEAK=neuron.leak is not None,
+            GAIN=neuron.gain is not None,
+            **forward_constants(neuron.rule),
+            LAYOUT=slab.layout,
+            BR=slab.br,
+            BC=slab.bc,
+            **OPTIONS,
+        )
+    return out
+
+
+def _backward(
+    grad: Tensor,
+    x: Tensor,
+    neuron: Neuron,
+    wanted: Sequence[str],
+    emit: str,
+    norm: Norm | None = None,
+    residual: Tensor | None = None,
+    totals: Tensor | None = None,
+    shown: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """The gradient that `emit` names (see `tiles.burst_backward`) and the sums that `wanted` names, `[sums, channels]`, or
+    `[sums, 1]` where nothing depends on the channel."""
+    timesteps = grad.shape[0]
+    x = settled(x)
+    grad = ordered_like(grad, x)
+    many = neuron.step.numel() > 1
+    by_channel = norm is not None or many
+    slab = slab_of(x.shape[1:], x.stride()[1:], by_channel, timesteps)
+    out = sequence_like(x, 1 if shown else timesteps) if emit != "nothing" else x
+    width = slab.channels if by_channel else 1
+    if grad.numel() == 0:
+        return out, x.new_zeros((len(wanted), width), dtype=torch.float32)
+    if residual is not None:
+        residual = ordered_like(residual, x)
+    programs, tiles_each = slab.adding_up
+    partial = x.new_empty((len(wanted), programs, width), dtype=torch.float32)
+    absent = neuron.step
+    with on_device(x):
+        tiles.burst_backward[(programs, slab.columns)](
+            grad,
+            x,
+            x if residual is None else residual,
+            out,
+            partial,
+            partial if totals is None else totals,
+            *((absent,) * 4 if norm is None else norm[:4]),
+            neuron.step,
+            absent if neuron.scale is None else neuron.scale,
+            neuron.tail,
+            absent if neuron.leak is None else neuron.leak,
+            neuron.alpha,
+            absent if neuron.gain is None else neuron.gain,
+            neuron.n_max,
+            0.0 if norm is None else norm.eps,
+            0.0 if norm is None or norm.count == 0 else 1 / norm.count,
+            *slab[:4],
+            x.stride(0) if x.shape[0] > 1 else 0,
+            0 if residual is None else residual.stride(0),
+            grad.stride(0),
+            0 if shown else out.stride(0),
+            programs,
+            tiles_each,
+            T=timesteps,
+            NORM=norm is not None,
+            RESIDUAL=residual is not None,
+            SHOWN=shown,
+            EMIT=emit,
+            STEPS=many,
+            SCALE=neuron.scale is not None,
+            LEAK=neuron.leak is not None,
+            GAIN=neuron.gain is not None,
+            **decode(neuron.rule),
+            **{f"SUM_{name.upper()}": wanted.index(name) if name in wanted else -1 for name in SUMS},
+            WHOLE=not by_channel,
+            LAYOUT=slab.layout,
+            BR=slab.br,
+            BC=slab.bc,
+            **OPTIONS,
+        )
+    return out, partial.sum(1)
+
+
+def _norm_backward(grad: Tensor, x: Tensor, norm: Norm, totals: Tensor) -> Tensor:
+    """From the gradient of BatchNorm's output `[T, B, C, ...]` to that of its input."""
+    x = settled(x)
+    grad = ordered_like(grad, x)
+    out = sequence_like(x)
+    if out.numel() == 0:
+        return out
+    slab = slab_of(x.shape[1:], x.stride()[1:], True)
+    with on_device(x):
+        tiles.norm_backward[(*slab.grid, x.shape[0])](
+            grad,
+            x,
+            out,
+            totals,
+            norm.weight,
+            norm.mean,
+            norm.var,
+            norm.eps,
+            1 / norm.count if norm.count else 0.0,
+            *slab[:4],
+            x.stride(0),
+            grad.stride(0),
+            out.stride(0),
+            LAYOUT=slab.layout,
+            BR=slab.br,
+            BC=slab.bc,
+            **OPTIONS,
+        )
+    return out
+
+
+# The neuron alone
+# --------------------------------------------------------------------------------------------------------------------
+
+NEURON = "Tensor step, Tensor tail, Tensor alpha, Tensor? leak, Tensor? gain, Tensor? scale, int n_max, str rule"
+NEURON_INPUTS = ("step", "tail", "alpha", "leak", "gain", "scale")
+
+
+@torch.library.custom_op("lbq::burst", mutates_args=(), schema=f"(Tensor x, {NEURON}) -> Tensor")
+def _burst(x: Tensor, *neuron: Any) -> Tensor:
+    return _forward(x, x.shape[0], Neuron(*neuron))
+
+
+@_burst.register_fake
+def _(x: Tensor, *neuron: Any) -> Tensor:
+    return sequence_like(settled(x))
+
+
+@torch.library.custom_op(
+    "lbq::burst_backward", mutates_args=(), schema=f"(Tensor grad, Tensor x, {NEURON}, str wanted) -> (Tensor, Tensor)"
+)
+def _burst_backward(grad: Tensor, x: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    *neuron, wanted = rest
+    return _backward(grad, x, Neuron(*neuron), wanted.split(), "current")
+
+
+@_burst_backward.register_fake
+def _(grad: Tensor, x: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    wanted = rest[-1].split()
+    return sequence_like(settled(x)), x.new_empty((len(wanted), rest[0].numel()), dtype=torch.float32)
+
+
+def _burst_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs[:7])
+    ctx.settings = inputs[7:]
+
+
+def _burst_grads(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    saved = ctx.saved_tensors
+    wanted = _wanted(saved[1:7], ctx.needs_input_grad[1:7], ctx.settings[1])
+    gx, sums = torch.ops.lbq.burst_backward(grad, *saved, *ctx.settings, " ".join(wanted))
+    return gx, *_spread(sums, wanted, saved[1:7]), None, None
+
+
+def _wanted(neuron: Sequence[Tensor | None], needed: Sequence[bool], rule: str) -> list[str]:
+    """Which of the neuron's constants need a gradient that exists."""
+    named = zip(NEURON_INPUTS, needed, neuron, strict=True)
+    wanted = [name for name, need, value in named if need and value is not None]
+    if decode(rule)["SURROGATE"] != "relsg_et":  # the others have no tail that learns
+        wanted = [name for name in wanted if name != "tail"]
+    return wanted
+
+
+def _spread(sums: Tensor, wanted: Sequence[str], neuron: Sequence[Tensor | None]) -> list[Tensor | None]:
+    """The neuron's gradients from the rows of `sums`, each in the shape of what it belongs to."""
+    if not wanted:
+        return [None] * len(NEURON_INPUTS)
+    scalars = sums.sum(1) if sums.shape[1] > 1 else sums[:, 0]
+    grads: list[Tensor | None] = []
+    for name, value in zip(NEURON_INPUTS, neuron, strict=True):
+        if name not in wanted or value is None:
+            grads.append(None)
+        else:
+            row = wanted.index(name)
+            grads.append((sums[row] if value.numel() > 1 else scalars[row]).reshape(value.shape))
+    return grads
+
+
+_burst.register_autograd(_burst_grads, setup_context=_burst_setup)
+
+
+# The neuron after BatchNorm and a residual add
+# --------------------------------------------------------------------------------------------------------------------
+
+
+@torch.library.custom_op("lbq::moments", mutates_args=(), schema="(Tensor x) -> (Tensor, Tensor)")
+def moments(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and biased variance by channel of `x` [N, C, ...], float32."""
+    x = x if is_dense(x.shape, x.stride()) else x.contiguous()
+    slab = slab_of(x.shape, x.stride(), True)
+    programs, tiles_each = slab.adding_up
+    partial = x.new_empty((2, programs, slab.channels), dtype=torch.float32)
+    mean, var = (x.new_empty(slab.channels, dtype=torch.float32) for _ in range(2))
+    with on_device(x):
+        tiles.moments_partial[(programs, slab.columns)](
+            x, partial, *slab[:4], programs, tiles_each, LAYOUT=slab.layout, BR=slab.br, BC=slab.bc, **OPTIONS
+        )
+        tiles.moments_total[(-(-slab.channels // 8),)](
+            partial, mean, var, slab.rows, slab.channels, programs, tiles_each, slab.br, BP=128, BC=8, **OPTIONS
+        )
+    return mean, var
+
+
+@moments.register_fake
+def _(x: Tensor) -> tuple[Tensor, Tensor]:
+    return x.new_empty(x.shape[1], dtype=torch.float32), x.new_empty(x.shape[1], dtype=torch.float32)
+
+
+@torch.library.custom_op(
+    "lbq::track_moments",
+    mutates_args=("running_mean", "running_var", "batches"),
+    schema="(Tensor(a!) running_mean, Tensor(b!) running_var, Tensor(c!) batches, Tensor mean, Tensor var, "
+    "float momentum, int count) -> ()",
+)
+def track_moments(
+    running_mean: Tensor, running_var: Tensor, batches: Tensor, mean: Tensor, var: Tensor, momentum: float, count: int
+) -> None:
+    """Move BatchNorm's running statistics towards those of a batch of `count` elements by channel."""
+    channels = len(mean)
+    with on_device(mean):
+        tiles.track[(-(-channels // 128),)](
+            mean, var, running_mean, running_var, batches, momentum, count / (count - 1), channels, BC=128, **OPTIONS
+        )
+
+
+@track_moments.register_fake
+def _(*_arguments: Any) -> None:
+    return None
+
+
+NORM = "Tensor weight, Tensor bias, Tensor mean, Tensor var, Tensor? residual"
+NORM_SETTINGS = "float eps, int count, int timesteps"
+
+
+@torch.library.custom_op(
+    "lbq::norm_burst", mutates_args=(), schema=f"(Tensor x, {NORM}, {NEURON}, {NORM_SETTINGS}) -> Tensor"
+)
+def _norm_burst(x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, var: Tensor, *rest: Any) -> Tensor:
+    """x `[T, B, C, ...]`, or `[1, B, C, ...]` shown at every timestep. Where count > 0, mean and var are those of x, and
+    the gradient of x goes through them too; else they are given numbers."""
+    residual, *neuron, eps, _count, timesteps = rest
+    return _forward(x, timesteps, Neuron(*neuron), Norm(weight, bias, mean, var, eps), residual)
+
+
+@_norm_burst.register_fake
+def _(x: Tensor, *rest: Any) -> Tensor:
+    return sequence_like(settled(x), rest[-1])
+
+
+@torch.library.custom_op(
+    "lbq::norm_burst_backward",
+    mutates_args=(),
+    schema=f"(Tensor grad, Tensor x, {NORM}, {NEURON}, {NORM_SETTINGS}, str wanted) -> (Tensor, Tensor, Tensor)",
+)
+def _norm_burst_backward(grad: Tensor, x: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+    weight, bias, mean, var, residual, *more = rest
+    *constants, eps, count, _timesteps, names = more
+    norm, neuron = Norm(weight, bias, mean, var, eps, count), Neuron(*constants)
+    wanted = ["current", "hat", *names.split()]
+    if residual is not None:  # its gradient is written anyway: BatchNorm's is made from it
+        current, totals = _backward(grad, x, neuron, wanted, "current", norm, residual)
+        return _norm_backward(current, x, norm, totals), current, totals
+    shown = x.shape[0] == 1
+    _, totals = _backward(grad, x, neuron, wanted, "nothing", norm, shown=shown)
+    gx, _ = _backward(grad, x, neuron, (), "input", norm, totals=totals, shown=shown)
+    return gx, x.new_empty(0), totals
+
+
+@_norm_burst_backward.register_fake
+def _(grad: Tensor, x: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+    x = settled(x)
+    residual = rest[4]
+    totals = x.new_empty((2 + len(rest[-1].split()), x.shape[2]), dtype=torch.float32)
+    return sequence_like(x), x.new_empty(0) if residual is None else sequence_like(x), totals
+
+
+def _norm_burst_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs[:12])
+    ctx.settings = inputs[12:]
+
+
+def _norm_burst_grads(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    saved = ctx.saved_tensors
+    wanted = _wanted(saved[6:12], ctx.needs_input_grad[6:12], ctx.settings[1])
+    gx, current, totals = torch.ops.lbq.norm_burst_backward(grad, *saved, *ctx.settings, " ".join(wanted))
+    weight, bias, residual = saved[1], saved[2], saved[5]
+    return (
+        gx,
+        totals[1].to(weight.dtype),
+        totals[0].to(bias.dtype),
+        None,
+        None,
+        None if residual is None else current,
+        *_spread(totals[2:], wanted, saved[6:12]),
+        *(None,) * 5,
+    )
+
+
+_norm_burst.register_autograd(_norm_burst_grads, setup_context=_norm_burst_setup)
+
+
+# What neurons call
+# --------------------------------------------------------------------------------------------------------------------
+
+
+def supports(x: Tensor, constants: Constants, rule: Rule) -> str | None:
+    """None where the fused kernel computes this sequence, else why not."""
+    if x.dtype not in DTYPES:
+        return f"{x.dtype} is computed by the reference"
+    if constants.thresholds is not None:
+        return "unequal thresholds are computed by the reference"
+    if x.shape[0] > LONGEST:
+        return f"more than {LONGEST} timesteps are computed by the reference"
+    if rule.surrogate.name not in SURROGATES:
+        return f"the surrogate {rule.surrogate.name} is not in the kernel"
+    return None
+
+
+def supports_norm(norm: nn.Module) -> bool:
+    """Plain BatchNorm with weights and running statistics, and no hooks that would go unheard."""
+    return (
+        type(norm) in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+        and norm.affine
+        and norm.track_running_stats
+        and norm.momentum is not None
+        and not (norm._forward_hooks or norm._forward_pre_hooks or norm._backward_hooks or norm._backward_pre_hooks)
+    )
+
+
+def burst(x: Tensor, constants: Constants, rule: Rule) -> Tensor:
+    """Scaled outputs of the sequence `x` [T, B, ...] from rest: `reference.burst_sequence`, fused."""
+    out: Tensor = torch.ops.lbq.burst(x, *_flat(constants), rule.n_max, encode(rule))
+    return out
+
+
+def norm_burst(
+    x: Tensor,
+    norm: nn.BatchNorm2d,
+    constants: Constants,
+    rule: Rule,
+    residual: Tensor | None = None,
+    timesteps: int | None = None,
+) -> Tensor:
+    """Outputs `[T, B, C, ...]` of the neuron that receives BatchNorm of `x` [T, B, C, ...], plus `residual` of that shape.
+
+    With `timesteps`, x is `[B, C, ...]` and shown that many times. Updates the running statistics while training.
+    """
+    folded = x.flatten(0, 1) if timesteps is None else x
+    count = 0
+    if norm.training:
+        count = folded.numel() // folded.shape[1]
+        mean, var = torch.ops.lbq.moments(folded.detach())
+        torch.ops.lbq.track_moments(
+            norm.running_mean, norm.running_var, norm.num_batches_tracked, mean, var, norm.momentum, count
+        )
+    else:
+        mean, var = norm.running_mean, norm.running_var  # type: ignore[assignment]
+    out: Tensor = torch.ops.lbq.norm_burst(
+        x if timesteps is None else x[None],
+        norm.weight,
+        norm.bias,
+        mean,
+        var,
+        residual,
+        *_flat(constants),
+        rule.n_max,
+        encode(rule),
+        norm.eps,
+        count,
+        x.shape[0] if timesteps is None else timesteps,
+    )
+    return out
+
+
+def _flat(constants: Constants) -> tuple[Tensor | None, ...]:
+    """step, tail, alpha, leak, gain, scale as the operators take them; None for a leak or gain of 1."""
+    step = constants.step.reshape(-1)
+
+    def tensor(value: Tensor | float) -> Tensor | None:
+        if isinstance(value, Tensor):
+            return value
+        return None if value == 1.0 else step.new_full((), value)
+
+    alpha = constants.alpha if isinstance(constants.alpha, Tensor) else step.new_full((), constants.alpha)
+    scale = None if constants.scale is None else constants.scale.reshape(-1).expand_as(step)
+    return step, constants.tail, alpha, tensor(constants.leak), tensor(constants.gain), scale

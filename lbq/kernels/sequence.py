@@ -1,0 +1,37 @@
+"""Run a burst sequence by the chosen kernel, or by the reference where that kernel cannot."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from lbq.kernels.choose import choose
+from lbq.kernels.reference import Constants, Rule, burst_sequence
+
+
+def burst(x: Tensor, constants: Constants, rule: Rule) -> Tensor:
+    """Scaled outputs of the sequence of currents `x` [T, B, ...], from rest."""
+    if choose(x.device.type).kernel == "fused":
+        from lbq.kernels import fused
+
+        if fused.supports(x, constants, rule) is None:
+            return fused.burst(x, constants, rule)
+    return burst_sequence(x, constants, rule)[0]
+
+
+def fuses_norm(x: Tensor, norm: nn.Module, timesteps: int) -> bool:
+    """Whether BatchNorm `norm` of `x` [N, C, ...] can run in one pass with the neuron behind it."""
+    if choose(x.device.type).kernel != "fused":
+        return False
+    from lbq.kernels import fused
+
+    enough = x.shape[0] > 1 or not norm.training
+    return x.dtype in fused.DTYPES and timesteps <= fused.LONGEST and enough and fused.supports_norm(norm)
+
+
+def norm_burst(
+    x: Tensor, norm: nn.BatchNorm2d, constants: Constants, rule: Rule, residual: Tensor | None, timesteps: int | None
+) -> Tensor:
+    """`fused.norm_burst`, for what `fuses_norm` allows."""
+    from lbq.kernels import fused
+
+    return fused.norm_burst(x, norm, constants, rule, residual, timesteps)

@@ -1,0 +1,521 @@
+"""The Triton kernels: burst neurons over a whole sequence, with BatchNorm and a residual add in the same pass.
+
+One timestep of a tensor is a *slab* of `rows * channels` elements, dense in any order of dimensions: the element of
+row q and channel c lies at (q // inner) * channels * inner + c * inner + q % inner, so inner = 1 is channels_last and
+inner = H * W is the contiguous layout. Where nothing depends on the channel, the slab is cut into rows of any length.
+
+A program works on tiles of BR rows and BC channels and carries the membrane through all timesteps in registers. The
+backward kernel recomputes the membrane from the input, then goes back in time. Sums over elements (gradients of the step,
+the tail, ...) leave each program as one partial sum per channel, added up in a fixed order: no atomics, same bytes.
+
+Arithmetic is float32 without fused multiply-adds (launches pass enable_fp_fusion=False) and with the correctly rounded
+division, so that levels equal those of `lbq.kernels.reference`. NaN propagates: comparisons with NaN are written so that
+they leave it in place.
+"""
+# Names in capitals are compile-time constants. Triton reads this source, so types are given to those alone.
+# ruff: noqa: N803, N806
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+# mypy: disable-error-code="no-untyped-def, misc, untyped-decorator, no-untyped-call"
+
+
+# What a neuron does at one timestep
+# --------------------------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def clamp(value, low, high):
+    """To [low, high]; NaN stays."""
+    value = tl.where(value < low, low, value)
+    return tl.where(value > high, high, value)
+
+
+@triton.jit
+def half_up(value):
+    below = tl.floor(value)
+    return below + tl.where(value - below >= 0.5, 1.0, 0.0)
+
+
+@triton.jit
+def quantise(r, n_max, ROUNDING: tl.constexpr):
+    """The level of the normalised membrane, as a float."""
+    top = n_max * 1.0
+    if ROUNDING == "floor":
+        return clamp(tl.floor(r), 0.0, top)
+    elif ROUNDING == "strict":
+        return clamp(tl.ceil(r) - 1.0, 0.0, top)
+    elif ROUNDING == "round":
+        return clamp(half_up(r), 0.0, top)
+    elif ROUNDING == "trunc":
+        return clamp(tl.where(r < 0, tl.ceil(r), tl.floor(r)), -top, top)
+    else:  # half
+        return clamp(tl.where(r < 0, -half_up(-r), half_up(r)), -top, top)
+
+
+@triton.jit
+def sign(value):
+    return tl.where(value > 0, 1.0, tl.where(value < 0, -1.0, 0.0))
+
+
+@triton.jit
+def integrate(v, pending, z, leak, gain, T0: tl.constexpr, LEAK: tl.constexpr, GAIN: tl.constexpr, DECAY: tl.constexpr):
+    """U of this timestep from the state before it (at rest where T0) and the current z."""
+    u = z
+    if GAIN:
+        u = gain * u
+    if not T0:
+        if LEAK:
+            u = leak * v + u
+        else:
+            u = v + u
+        if not DECAY:
+            u = u - pending
+    return u
+
+
+@triton.jit
+def dropped(s, alpha, step, RESET: tl.constexpr):
+    """What the reset subtracts; 0 for a hard reset, which multiplies."""
+    if RESET == "level":
+        return alpha * step * s
+    elif RESET == "once":
+        return alpha * step * sign(s)
+    else:
+        return tl.zeros_like(s)
+
+
+@triton.jit
+def after_reset(u, s, drop, alpha, RESET: tl.constexpr, DECAY: tl.constexpr):
+    if RESET == "hard":
+        return u * (1.0 - alpha * tl.abs(sign(s)))
+    elif DECAY:
+        return u - drop
+    else:
+        return u
+
+
+# Surrogates: B'(m) and dB/dlambda over the normalised membrane m (its magnitude, where levels are signed)
+# --------------------------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def tails(m, low, high):
+    """exp(-distance to [low, high])."""
+    outside = tl.minimum(m - low, high - m)
+    return tl.exp(tl.where(outside > 0, 0.0, outside))
+
+
+@triton.jit
+def plateau(m, low, high, outside):
+    return tl.where((m >= low) & (m <= high), 1.0, outside)
+
+
+@triton.jit
+def bump(d, SURROGATE: tl.constexpr):
+    """The slope that one threshold contributes at the distance d from it."""
+    if SURROGATE == "arctan":
+        return 1.0 / (1.0 + (3.141592653589793 * d) * (3.141592653589793 * d))
+    elif SURROGATE == "rectangular":
+        return tl.where((d >= -0.5) & (d < 0.5), 1.0, 0.0)
+    elif SURROGATE == "sigmoid":
+        s = 1.0 / (1.0 + tl.exp(-4.0 * d))
+        return 4.0 * s * (1.0 - s)
+    else:  # triangle
+        height = 1.0 - tl.abs(d)
+        return tl.where(height < 0, 0.0, height)
+
+
+@triton.jit
+def slope(m, n_max, tail, SURROGATE: tl.constexpr):
+    top = n_max * 1.0
+    if SURROGATE == "relsg_et":
+        return plateau(m, 1.0, top, tail * tails(m, 1.0, top))
+    elif SURROGATE == "box":
+        return plateau(m, 0.5, top + 0.5, 0.0)
+    elif SURROGATE == "box_et":
+        return plateau(m, 0.5, top + 0.5, tail * tails(m, 0.5, top + 0.5))
+    elif SURROGATE == "clip":
+        return plateau(m, 0.0, top, 0.0)
+    else:
+        total = bump(m - 1.0, SURROGATE)
+        for k in range(2, n_max + 1):
+            total += bump(m - k * 1.0, SURROGATE)
+        return total
+
+
+@triton.jit
+def tail_slope(m, n_max):
+    """dB/dlambda of relsg_et, the surrogate whose tail is learned."""
+    e = tails(m, 1.0, n_max * 1.0)
+    return tl.where(m < 1.0, e - 1.0, 1.0 - e)
+
+
+# Addresses, constants, BatchNorm
+# --------------------------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def place(row0, rows, channels, inner, elements, LAYOUT: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr):
+    """The tile at row `row0`: base offset (64 bits), offsets from it [BR, BC], and which of them exist.
+
+    LAYOUT: `flat` for rows of which the last may be cut short by `elements`, `last` for inner = 1, else `any`.
+    """
+    column = tl.program_id(1) * BC + tl.arange(0, BC)
+    row = tl.arange(0, BR)
+    if LAYOUT == "any":
+        base = tl.cast(row0, tl.int64)
+        q = base + row
+        offset = ((q // inner) * channels * inner + q % inner - base)[:, None] + (column * inner)[None, :]
+        mask = (q < rows)[:, None] & (column < channels)[None, :]
+    else:
+        base = tl.cast(row0, tl.int64) * channels
+        offset = row[:, None] * channels + column[None, :]
+        if LAYOUT == "flat":
+            mask = base + offset < elements
+        else:
+            mask = (row0 + row < rows)[:, None] & (column < channels)[None, :]
+    return base, offset, mask
+
+
+@triton.jit
+def columns(channels, BC: tl.constexpr):
+    """The channels of this program's columns, and which of them exist."""
+    column = tl.program_id(1) * BC + tl.arange(0, BC)
+    return column, column < channels
+
+
+@triton.jit
+def per_channel(pointer, column, known, other, MANY: tl.constexpr):
+    """One value for each column, [1, BC], or one for all."""
+    if MANY:
+        return tl.load(pointer + column, known, other).to(tl.float32)[None, :]
+    else:
+        return tl.load(pointer).to(tl.float32)
+
+
+@triton.jit
+def inverse_deviation(var, eps):
+    return tl.div_rn(1.0, tl.sqrt_rn(var + eps))
+
+
+# The neuron
+# --------------------------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def burst_forward(
+    x, residual, out, weight, bias, mean, var, step, scale, leak, alpha, gain,
+    n_max, eps, rows, channels, inner, elements, x_time, residual_time, out_time,
+    T: tl.constexpr, NORM: tl.constexpr, RESIDUAL: tl.constexpr, STEPS: tl.constexpr, SCALE: tl.constexpr,
+    LEAK: tl.constexpr, GAIN: tl.constexpr, ROUNDING: tl.constexpr, RESET: tl.constexpr, DECAY: tl.constexpr,
+    LAYOUT: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr,
+):  # fmt: skip
+    """Scaled outputs of all timesteps. x_time = 0 shows one slab at every timestep."""
+    column, known = columns(channels, BC)
+    base, offset, mask = place(tl.program_id(0) * BR, rows, channels, inner, elements, LAYOUT, BR, BC)
+    gamma = per_channel(step, column, known, 1.0, STEPS)
+    worth = gamma
+    if SCALE:
+        worth = per_channel(scale, column, known, 1.0, STEPS)
+    beta = tl.load(leak).to(tl.float32) if LEAK else 1.0
+    share = tl.load(alpha).to(tl.float32)
+    drive = tl.load(gain).to(tl.float32) if GAIN else 1.0
+    if NORM:
+        centre = per_channel(mean, column, known, 0.0, True)
+        factor = inverse_deviation(per_channel(var, column, known, 1.0, True), eps)
+        factor = factor * per_channel(weight, column, known, 1.0, True)
+        shift = per_channel(bias, column, known, 0.0, True)
+
+    x += base
+    out += base
+    residual += base
+    v = tl.zeros([BR, BC], tl.float32)
+    pending = v
+    for t in tl.static_range(T):
+        z = tl.load(x + offset, mask, 0.0).to(tl.float32)
+        if NORM:
+            z = (z - centre) * factor + shift
+        if RESIDUAL:
+            z = z + tl.load(residual + offset, mask, 0.0).to(tl.float32)
+        u = integrate(v, pending, z, beta, drive, t == 0, LEAK, GAIN, DECAY)
+        s = quantise(tl.div_rn(u, gamma), n_max, ROUNDING)
+        tl.store(out + offset, (worth * s).to(out.dtype.element_ty), mask)
+        pending = dropped(s, share, gamma, RESET)
+        v = after_reset(u, s, pending, share, RESET, DECAY)
+        x += x_time
+        residual += residual_time
+        out += out_time
+
+
+@triton.jit
+def burst_backward(
+    grad, x, residual, out, partial, sums, weight, bias, mean, var, step, scale, tail, leak, alpha, gain,
+    n_max, eps, portion, rows, channels, inner, elements, x_time, residual_time, grad_time, out_time, programs, tiles,
+    T: tl.constexpr, NORM: tl.constexpr, RESIDUAL: tl.constexpr, SHOWN: tl.constexpr, EMIT: tl.constexpr,
+    STEPS: tl.constexpr, SCALE: tl.constexpr, LEAK: tl.constexpr, GAIN: tl.constexpr, SURROGATE: tl.constexpr,
+    ROUNDING: tl.constexpr, RESET: tl.constexpr, DECAY: tl.constexpr, RESET_GRAD: tl.constexpr, DETACH: tl.constexpr,
+    SIGNED: tl.constexpr, SUM_CURRENT: tl.constexpr, SUM_HAT: tl.constexpr, SUM_STEP: tl.constexpr,
+    SUM_SCALE: tl.constexpr, SUM_TAIL: tl.constexpr, SUM_LEAK: tl.constexpr, SUM_ALPHA: tl.constexpr,
+    SUM_GAIN: tl.constexpr, WHOLE: tl.constexpr,
+    LAYOUT: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr,
+):  # fmt: skip
+    """From the outputs' gradients to the gradient that EMIT names, and to sums over all elements.
+
+    EMIT: `current` writes the gradient of what the neuron receives (with a residual: of both summands); `input` that of
+        BatchNorm's input, for which `sums` holds SUM_CURRENT and SUM_HAT of an earlier pass and `portion` is 1 / count
+        (0 where statistics are frozen); `nothing` only adds up.
+    SHOWN: x is one slab, shown at every timestep; its gradient is summed over time.
+    SUM_*: the place of each sum in `partial` [places, programs, channels], -1 where it is not wanted. CURRENT and HAT are
+        the gradients of BatchNorm's bias and weight, the others those of the neuron's constants.
+    WHOLE: one sum for all channels, `partial` [places, programs].
+    """
+    column, known = columns(channels, BC)
+    gamma = per_channel(step, column, known, 1.0, STEPS)
+    over = tl.div_rn(1.0, gamma)
+    worth = gamma
+    if SCALE:
+        worth = per_channel(scale, column, known, 1.0, STEPS)
+    beta = tl.load(leak).to(tl.float32) if LEAK else 1.0
+    share = tl.load(alpha).to(tl.float32)
+    drive = tl.load(gain).to(tl.float32) if GAIN else 1.0
+    strength = tl.load(tail).to(tl.float32)
+    if NORM:
+        centre = per_channel(mean, column, known, 0.0, True)
+        narrow = inverse_deviation(per_channel(var, column, known, 1.0, True), eps)
+        stretch = per_channel(weight, column, known, 1.0, True)
+        factor = narrow * stretch
+        shift = per_channel(bias, column, known, 0.0, True)
+    if EMIT == "input":
+        total = per_channel(sums, column, known, 0.0, True) * portion
+        total_hat = per_channel(sums + channels, column, known, 0.0, True) * portion
+
+    zero = tl.zeros([BR, BC], tl.float32)
+    sum_current, sum_hat, sum_step, sum_scale = zero, zero, zero, zero
+    sum_tail, sum_leak, sum_alpha, sum_gain = zero, zero, zero, zero
+    for tile in range(tiles):
+        row0 = (tile * programs + tl.program_id(0)) * BR
+        base, offset, mask = place(row0, rows, channels, inner, elements, LAYOUT, BR, BC)
+
+        # forward again: the normalised membrane r, and where a sum needs them the state before, U, input and x-hat
+        px = x + base
+        pr = residual + base
+        pg = grad + base
+        po = out + base
+        v = zero
+        pending = zero
+        rs, vs, us, zs, hats = (), (), (), (), ()
+        for t in tl.static_range(T):
+            z = tl.load(px + offset, mask, 0.0).to(tl.float32)
+            if NORM:
+                hats = hats + ((z - centre) * narrow,)
+                z = (z - centre) * factor + shift
+            if RESIDUAL:
+                z = z + tl.load(pr + offset, mask, 0.0).to(tl.float32)
+            u = integrate(v, pending, z, beta, drive, t == 0, LEAK, GAIN, DECAY)
+            r = tl.div_rn(u, gamma)
+            s = quantise(r, n_max, ROUNDING)
+            rs, vs, us, zs = rs + (r,), vs + (v,), us + (u,), zs + (z,)
+            pending = dropped(s, share, gamma, RESET)
+            v = after_reset(u, s, pending, share, RESET, DECAY)
+            if t < T - 1:
+                px += x_time
+                pr += residual_time
+                pg += grad_time
+                po += out_time
+
+        # and back in time: gu is dL/dU, gv what the state after this timestep receives, gd what its reset receives
+        gv = zero
+        gd = zero
+        shown = zero
+        for t in tl.static_range(T - 1, -1, -1):
+            r = rs[t]
+            s = quantise(r, n_max, ROUNDING)
+            g = tl.load(pg + offset, mask, 0.0).to(tl.float32)
+            m = tl.abs(r) if SIGNED else r
+            bend = slope(m, n_max, strength, SURROGATE)
+            if SCALE:
+                gu = g * bend * (worth * over)
+                gstep = -gu * r
+                if SUM_SCALE >= 0:
+                    sum_scale += g * s
+            else:
+                gu = g * bend
+                gstep = g * (s - r * bend)
+            if SUM_TAIL >= 0:
+                lean = tail_slope(m, n_max)
+                sum_tail += g * worth * (lean * sign(r) if SIGNED else lean)
+            if RESET == "hard":
+                mark = tl.abs(sign(s))
+                gu += gv * (1.0 - share * mark)
+                if SUM_ALPHA >= 0:
+                    sum_alpha -= gv * us[t] * mark
+            else:
+                gu += gv
+                if RESET_GRAD:
+                    amount = s if RESET == "level" else sign(s)
+                    gstep += gd * share * amount
+                    if SUM_ALPHA >= 0:
+                        sum_alpha += gd * gamma * amount
+            if SUM_STEP >= 0:
+                sum_step += gstep
+            if SUM_LEAK >= 0 and t > 0:
+                sum_leak += gu * vs[t]
+            if SUM_GAIN >= 0:
+                sum_gain += gu * zs[t]
+            gz = gu * drive if GAIN else gu
+            if SHOWN:
+                shown += gz
+                if t == 0:
+                    gz = shown
+            if not SHOWN or t == 0:
+                if SUM_CURRENT >= 0:
+                    sum_current += gz
+                    sum_hat += gz * hats[t]
+                if EMIT == "input":
+                    gz = factor * (gz - total - hats[t] * total_hat)
+                if EMIT != "nothing":
+                    tl.store(po + offset, gz.to(out.dtype.element_ty), mask)
+            if DETACH:
+                gv = zero
+            else:
+                gv = gu * beta if LEAK else gu
+            gd = -gv if DECAY else -gu
+            if t > 0:
+                pg -= grad_time
+                po -= out_time
+
+    deliver(partial, sum_current, SUM_CURRENT, column, known, programs, channels, WHOLE)
+    deliver(partial, sum_hat, SUM_HAT, column, known, programs, channels, WHOLE)
+    deliver(partial, sum_step, SUM_STEP, column, known, programs, channels, WHOLE)
+    deliver(partial, sum_scale, SUM_SCALE, column, known, programs, channels, WHOLE)
+    deliver(partial, sum_tail, SUM_TAIL, column, known, programs, channels, WHOLE)
+    deliver(partial, sum_leak, SUM_LEAK, column, known, programs, channels, WHOLE)
+    deliver(partial, sum_alpha, SUM_ALPHA, column, known, programs, channels, WHOLE)
+    deliver(partial, sum_gain, SUM_GAIN, column, known, programs, channels, WHOLE)
+
+
+@triton.jit
+def deliver(partial, tile, SLOT: tl.constexpr, column, known, programs, channels, WHOLE: tl.constexpr):
+    """Write this program's share of a sum."""
+    if SLOT >= 0:
+        row = SLOT * programs + tl.program_id(0)
+        if WHOLE:
+            tl.store(partial + row, tl.sum(tl.sum(tile, axis=0), axis=0))
+        else:
+            tl.store(partial + tl.cast(row, tl.int64) * channels + column, tl.sum(tile, axis=0), known)
+
+
+@triton.jit
+def norm_backward(
+    grad, x, out, sums, weight, mean, var, eps, portion, rows, channels, inner, elements,
+    x_time, grad_time, out_time,
+    LAYOUT: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr,
+):  # fmt: skip
+    """The gradient of BatchNorm's input from that of its output, when the sums over all elements are known."""
+    column, known = columns(channels, BC)
+    base, offset, mask = place(tl.program_id(0) * BR, rows, channels, inner, elements, LAYOUT, BR, BC)
+    centre = per_channel(mean, column, known, 0.0, True)
+    narrow = inverse_deviation(per_channel(var, column, known, 1.0, True), eps)
+    factor = narrow * per_channel(weight, column, known, 1.0, True)
+    total = per_channel(sums, column, known, 0.0, True) * portion
+    total_hat = per_channel(sums + channels, column, known, 0.0, True) * portion
+    t = tl.cast(tl.program_id(2), tl.int64)
+    grad += t * grad_time
+    x += t * x_time
+    out += t * out_time
+    g = tl.load(grad + base + offset, mask, 0.0).to(tl.float32)
+    hat = (tl.load(x + base + offset, mask, 0.0).to(tl.float32) - centre) * narrow
+    tl.store(out + base + offset, (factor * (g - total - hat * total_hat)).to(out.dtype.element_ty), mask)
+
+
+# Statistics
+# --------------------------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def moments_partial(
+    x, partial, rows, channels, inner, elements, programs, tiles,
+    LAYOUT: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr,
+):  # fmt: skip
+    """Each program's mean and sum of squared deviations by channel: `partial` [2, programs, channels].
+
+    Sums are taken about the program's first row, so that a large mean costs no digits.
+    """
+    column, known = columns(channels, BC)
+    base, offset, mask = place(tl.program_id(0) * BR, rows, channels, inner, elements, LAYOUT, BR, BC)
+    first = tl.load(x + base + offset, mask, 0.0).to(tl.float32)
+    pivot = tl.sum(tl.where(tl.arange(0, BR)[:, None] == 0, first, 0.0), axis=0)[None, :]
+    total = tl.zeros([BR, BC], tl.float32)
+    square = total
+    count = tl.zeros([BR, BC], tl.float32)
+    for tile in range(tiles):
+        row0 = (tile * programs + tl.program_id(0)) * BR
+        base, offset, mask = place(row0, rows, channels, inner, elements, LAYOUT, BR, BC)
+        d = tl.load(x + base + offset, mask, 0.0).to(tl.float32) - pivot
+        d = tl.where(mask, d, 0.0)
+        total += d
+        square += d * d
+        count += tl.where(mask, 1.0, 0.0)
+    n = tl.maximum(tl.sum(count, axis=0), 1.0)
+    shift = tl.sum(total, axis=0)
+    mean = tl.sum(pivot, axis=0) + shift / n
+    spread = tl.sum(square, axis=0) - shift * shift / n
+    at = tl.cast(tl.program_id(0), tl.int64) * channels + column
+    tl.store(partial + at, mean, known)
+    tl.store(partial + tl.cast(programs, tl.int64) * channels + at, spread, known)
+
+
+@triton.jit
+def moments_total(
+    partial, mean, var, rows, channels, programs, tiles, BR_PARTIAL: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr
+):
+    """Mean and variance (biased) by channel from the programs' own."""
+    column = tl.program_id(0) * BC + tl.arange(0, BC)
+    known = column < channels
+    centre = tl.zeros([BC], tl.float32)
+    for first in range(0, programs, BP):
+        p = first + tl.arange(0, BP)
+        share = part_rows(p, rows, programs, tiles, BR_PARTIAL) / rows
+        m = tl.load(partial + p[:, None] * channels + column[None, :], (p < programs)[:, None] & known[None, :], 0.0)
+        centre += tl.sum(m * share[:, None], axis=0)
+    square = tl.zeros([BC], tl.float32)
+    for first in range(0, programs, BP):
+        p = first + tl.arange(0, BP)
+        mask = (p < programs)[:, None] & known[None, :]
+        share = part_rows(p, rows, programs, tiles, BR_PARTIAL) / rows
+        m = tl.load(partial + p[:, None] * channels + column[None, :], mask, 0.0)
+        s = tl.load(partial + (programs + p)[:, None] * channels + column[None, :], mask, 0.0)
+        d = tl.where(mask, m - centre[None, :], 0.0)
+        square += tl.sum(s / rows + d * d * share[:, None], axis=0)
+    tl.store(mean + column, centre, known)
+    tl.store(var + column, square, known)
+
+
+@triton.jit
+def part_rows(p, rows, programs, tiles, BR: tl.constexpr):
+    """How many rows program p went over, as a float: whole rounds, and its part of the last."""
+    whole = (tiles - 1) * BR
+    left = rows - (tiles - 1) * programs * BR - p * BR
+    left = tl.minimum(tl.maximum(left, 0), BR)
+    return tl.where(p < programs, (whole + left) * 1.0, 0.0)
+
+
+@triton.jit
+def track(mean, var, running_mean, running_var, batches, momentum, correction, channels, BC: tl.constexpr):
+    """BatchNorm's running statistics: (1 - momentum) * old + momentum * new, the variance unbiased."""
+    column = tl.program_id(0) * BC + tl.arange(0, BC)
+    known = column < channels
+    old = tl.load(running_mean + column, known, 0.0).to(tl.float32)
+    new = tl.load(mean + column, known, 0.0)
+    kept = momentum * new + (1.0 - momentum) * old
+    tl.store(running_mean + column, kept.to(running_mean.dtype.element_ty), known)
+    old = tl.load(running_var + column, known, 0.0).to(tl.float32)
+    new = tl.load(var + column, known, 0.0) * correction
+    kept = momentum * new + (1.0 - momentum) * old
+    tl.store(running_var + column, kept.to(running_var.dtype.element_ty), known)
+    if tl.program_id(0) == 0:
+        tl.store(batches, tl.load(batches) + 1)
