@@ -14,6 +14,7 @@ over windows of steps. No accuracy is measured here.
 from __future__ import annotations
 
 import argparse
+import gc
 import importlib.util
 import json
 import os
@@ -115,6 +116,7 @@ def measure(step: Step, images: int, warm: int = 8, windows: int = 5, steps: int
 
 def peak(step: Step) -> float:
     """GiB allocated at most in a step that is warm (libraries try out algorithms in the first)."""
+    gc.collect()  # steps measured before
     for _ in range(2):
         step()
     torch.cuda.synchronize()
@@ -207,7 +209,7 @@ def kernels() -> None:
         show(f"BatchNorm statistics T={timesteps}, share of copy", x.numel() * 2 / moments / 1e12 / copy, "")
         mean, var = torch.ops.lbq.moments(folded)
         one = torch.ones_like(mean)
-        for residual, reads, back in ((None, 1, 5), (grad, 2, 7)):
+        for residual, reads, back in ((None, 1, 6), (grad, 2, 7)):
             more = (0, one, mean, mean, var, residual)[1:]
             count = folded.numel() // 128
             tail = (1e-5, count, timesteps)

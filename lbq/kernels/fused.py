@@ -15,18 +15,21 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
+import triton
 from torch import Tensor, nn
 
 from lbq.kernels import tiles
-from lbq.kernels.reference import Constants, Rule
+from lbq.kernels.reference import SIGNED, Constants, Rule
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 LONGEST = 32  # timesteps that one program holds in registers
-PROGRAMS = 1056  # of kernels that add up: eight on each of an H200's processors, and the same everywhere
+LARGEST = 1 << 20  # levels that the kernel's rounding is exact for
+PASSING, ADDING = 4224, 1056  # programs of kernels that only pass over data, and of those that also add up
 SURROGATES = {"relsg_et", "box", "box_et", "clip", "arctan", "rectangular", "sigmoid", "triangle"}
 OPTIONS = {"num_warps": 4, "enable_fp_fusion": False}  # a fused multiply-add would give other levels
 SUMS = ("current", "hat", "step", "scale", "tail", "leak", "alpha", "gain")
-FLAT = 128  # length of the rows that a slab is cut into where channels do not matter
+WIDTH = 128  # columns of a tile, and length of the rows that a slab is cut into where channels do not matter
+FMA = isinstance(tiles.burst_forward, triton.JITFunction)  # the interpreter's fused multiply-add rounds twice
 
 
 # Layouts
@@ -34,7 +37,7 @@ FLAT = 128  # length of the rows that a slab is cut into where channels do not m
 
 
 class Slab(NamedTuple):
-    """How a kernel goes over one dense timestep; see `tiles`."""
+    """How kernels go over one dense timestep (see `tiles`): in tiles of br rows and bc columns."""
 
     rows: int
     channels: int
@@ -44,40 +47,29 @@ class Slab(NamedTuple):
     br: int
     bc: int
 
-    @property
-    def columns(self) -> int:
-        return -(-self.channels // self.bc)
-
-    @property
-    def row_blocks(self) -> int:
-        return -(-self.rows // self.br)
-
-    @property
-    def grid(self) -> tuple[int, int]:
-        """One program for each tile."""
-        return self.row_blocks, self.columns
-
-    @property
-    def adding_up(self) -> tuple[int, int]:
-        """Programs and tiles for each, for kernels that add up: a function of the shape alone."""
-        most = max(1, PROGRAMS // self.columns)
-        tiles_each = -(-self.row_blocks // most)
-        return -(-self.row_blocks // tiles_each), tiles_each
+    def share(self, programs: int) -> tuple[int, int, int]:
+        """About so many programs: rows of programs, columns of programs, tiles for each. A function of the shape alone."""
+        columns, blocks = -(-self.channels // self.bc), -(-self.rows // self.br)
+        each = -(-blocks // max(1, programs // columns))
+        return -(-blocks // each), columns, each
 
 
-def slab_of(shape: Sequence[int], stride: Sequence[int], by_channel: bool, timesteps: int = 1) -> Slab:
+def slab_of(shape: Sequence[int], stride: Sequence[int], by_channel: bool, tile: int) -> Slab:
     """A dense `[B, C, ...]`: rows and channels where something depends on the channel (dimension 1), else just rows."""
     elements = 1
     for size in shape:
         elements *= size
-    size = 1024 if timesteps <= 4 else 512 if timesteps <= 8 else 256  # fewer values a thread where it keeps more of each
     if not by_channel:
-        return Slab(-(-elements // FLAT), FLAT, 1, elements, "flat", size // FLAT, FLAT)
+        return Slab(-(-elements // WIDTH), WIDTH, 1, elements, "flat", tile // WIDTH, WIDTH)
     channels = shape[1]
     inner = stride[1] if channels > 1 else 1
-    bc = min(FLAT, 1 << max(channels - 1, 0).bit_length())
-    layout = "last" if inner == 1 else "any"
-    return Slab(elements // channels, channels, inner, elements, layout, size // bc, bc)
+    bc = min(WIDTH, 1 << max(channels - 1, 0).bit_length())
+    return Slab(elements // channels, channels, inner, elements, "last" if inner == 1 else "any", tile // bc, bc)
+
+
+def tile_for(timesteps: int) -> int:
+    """Elements of a tile: fewer where the backward pass keeps more of each in registers."""
+    return 1024 if timesteps <= 4 else 512 if timesteps <= 8 else 256
 
 
 def is_dense(shape: Sequence[int], stride: Sequence[int]) -> bool:
@@ -140,12 +132,13 @@ def decode(rule: str) -> dict[str, Any]:
         "DECAY": decay,
         "RESET_GRAD": reset_grad,
         "DETACH": detach,
-        "SIGNED": rounding in ("trunc", "half"),
+        "SIGNED": rounding in SIGNED,
+        "FMA": FMA,
     }
 
 
 def forward_constants(rule: str) -> dict[str, Any]:
-    return {k: v for k, v in decode(rule).items() if k in ("ROUNDING", "RESET", "DECAY")}
+    return {k: v for k, v in decode(rule).items() if k in ("ROUNDING", "RESET", "DECAY", "SIGNED", "FMA")}
 
 
 # Launches
@@ -181,12 +174,13 @@ def _forward(x: Tensor, timesteps: int, neuron: Neuron, norm: Norm | None = None
     if out.numel() == 0:
         return out
     many = neuron.step.numel() > 1
-    slab = slab_of(x.shape[1:], x.stride()[1:], norm is not None or many, timesteps)
+    slab = slab_of(x.shape[1:], x.stride()[1:], norm is not None or many, tile_for(timesteps))
+    programs, columns, tiles_each = slab.share(PASSING)
     if residual is not None:
         residual = ordered_like(residual, x)
     absent = neuron.step
     with on_device(x):
-        tiles.burst_forward[slab.grid](
+        tiles.burst_forward[(programs, columns)](
             x,
             x if residual is None else residual,
             out,
@@ -202,6 +196,8 @@ def _forward(x: Tensor, timesteps: int, neuron: Neuron, norm: Norm | None = None
             x.stride(0) if x.shape[0] > 1 else 0,
             0 if residual is None else residual.stride(0),
             out.stride(0),
+            programs,
+            tiles_each,
             T=timesteps,
             NORM=norm is not None,
             RESIDUAL=residual is not None,
@@ -223,37 +219,34 @@ def _backward(
     x: Tensor,
     neuron: Neuron,
     wanted: Sequence[str],
-    emit: str,
     norm: Norm | None = None,
     residual: Tensor | None = None,
-    totals: Tensor | None = None,
     shown: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """The gradient that `emit` names (see `tiles.burst_backward`) and the sums that `wanted` names, `[sums, channels]`, or
-    `[sums, 1]` where nothing depends on the channel."""
+    """The gradient of what the neuron receives, and the sums that `wanted` names, `[sums, channels]`, or `[sums, 1]` where
+    nothing depends on the channel."""
     timesteps = grad.shape[0]
     x = settled(x)
     grad = ordered_like(grad, x)
     many = neuron.step.numel() > 1
     by_channel = norm is not None or many
-    slab = slab_of(x.shape[1:], x.stride()[1:], by_channel, timesteps)
-    out = sequence_like(x, 1 if shown else timesteps) if emit != "nothing" else x
+    slab = slab_of(x.shape[1:], x.stride()[1:], by_channel, tile_for(timesteps))
+    out = sequence_like(x, 1 if shown else timesteps)
     width = slab.channels if by_channel else 1
     if grad.numel() == 0:
         return out, x.new_zeros((len(wanted), width), dtype=torch.float32)
     if residual is not None:
         residual = ordered_like(residual, x)
-    programs, tiles_each = slab.adding_up
+    programs, columns, tiles_each = slab.share(ADDING)
     partial = x.new_empty((len(wanted), programs, width), dtype=torch.float32)
     absent = neuron.step
     with on_device(x):
-        tiles.burst_backward[(programs, slab.columns)](
+        tiles.burst_backward[(programs, columns)](
             grad,
             x,
             x if residual is None else residual,
             out,
             partial,
-            partial if totals is None else totals,
             *((absent,) * 4 if norm is None else norm[:4]),
             neuron.step,
             absent if neuron.scale is None else neuron.scale,
@@ -263,7 +256,6 @@ def _backward(
             absent if neuron.gain is None else neuron.gain,
             neuron.n_max,
             0.0 if norm is None else norm.eps,
-            0.0 if norm is None or norm.count == 0 else 1 / norm.count,
             *slab[:4],
             x.stride(0) if x.shape[0] > 1 else 0,
             0 if residual is None else residual.stride(0),
@@ -275,7 +267,6 @@ def _backward(
             NORM=norm is not None,
             RESIDUAL=residual is not None,
             SHOWN=shown,
-            EMIT=emit,
             STEPS=many,
             SCALE=neuron.scale is not None,
             LEAK=neuron.leak is not None,
@@ -298,9 +289,10 @@ def _norm_backward(grad: Tensor, x: Tensor, norm: Norm, totals: Tensor) -> Tenso
     out = sequence_like(x)
     if out.numel() == 0:
         return out
-    slab = slab_of(x.shape[1:], x.stride()[1:], True)
+    slab = slab_of(x.shape[1:], x.stride()[1:], True, 2048)
+    programs, columns, tiles_each = slab.share(PASSING // x.shape[0])
     with on_device(x):
-        tiles.norm_backward[(*slab.grid, x.shape[0])](
+        tiles.norm_backward[(programs, columns, x.shape[0])](
             grad,
             x,
             out,
@@ -314,6 +306,8 @@ def _norm_backward(grad: Tensor, x: Tensor, norm: Norm, totals: Tensor) -> Tenso
             x.stride(0),
             grad.stride(0),
             out.stride(0),
+            programs,
+            tiles_each,
             LAYOUT=slab.layout,
             BR=slab.br,
             BC=slab.bc,
@@ -344,7 +338,7 @@ def _(x: Tensor, *neuron: Any) -> Tensor:
 )
 def _burst_backward(grad: Tensor, x: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
     *neuron, wanted = rest
-    return _backward(grad, x, Neuron(*neuron), wanted.split(), "current")
+    return _backward(grad, x, Neuron(*neuron), wanted.split())
 
 
 @_burst_backward.register_fake
@@ -400,12 +394,12 @@ _burst.register_autograd(_burst_grads, setup_context=_burst_setup)
 def moments(x: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and biased variance by channel of `x` [N, C, ...], float32."""
     x = x if is_dense(x.shape, x.stride()) else x.contiguous()
-    slab = slab_of(x.shape, x.stride(), True)
-    programs, tiles_each = slab.adding_up
+    slab = slab_of(x.shape, x.stride(), True, 4096)
+    programs, columns, tiles_each = slab.share(ADDING)
     partial = x.new_empty((2, programs, slab.channels), dtype=torch.float32)
     mean, var = (x.new_empty(slab.channels, dtype=torch.float32) for _ in range(2))
     with on_device(x):
-        tiles.moments_partial[(programs, slab.columns)](
+        tiles.moments_partial[(programs, columns)](
             x, partial, *slab[:4], programs, tiles_each, LAYOUT=slab.layout, BR=slab.br, BC=slab.bc, **OPTIONS
         )
         tiles.moments_total[(-(-slab.channels // 8),)](
@@ -470,13 +464,9 @@ def _norm_burst_backward(grad: Tensor, x: Tensor, *rest: Any) -> tuple[Tensor, T
     *constants, eps, count, _timesteps, names = more
     norm, neuron = Norm(weight, bias, mean, var, eps, count), Neuron(*constants)
     wanted = ["current", "hat", *names.split()]
-    if residual is not None:  # its gradient is written anyway: BatchNorm's is made from it
-        current, totals = _backward(grad, x, neuron, wanted, "current", norm, residual)
-        return _norm_backward(current, x, norm, totals), current, totals
-    shown = x.shape[0] == 1
-    _, totals = _backward(grad, x, neuron, wanted, "nothing", norm, shown=shown)
-    gx, _ = _backward(grad, x, neuron, (), "input", norm, totals=totals, shown=shown)
-    return gx, x.new_empty(0), totals
+    current, totals = _backward(grad, x, neuron, wanted, norm, residual, shown=x.shape[0] == 1)
+    gx = _norm_backward(current, x, norm, totals)
+    return gx, x.new_empty(0) if residual is None else current, totals
 
 
 @_norm_burst_backward.register_fake
@@ -524,6 +514,8 @@ def supports(x: Tensor, constants: Constants, rule: Rule) -> str | None:
         return "unequal thresholds are computed by the reference"
     if x.shape[0] > LONGEST:
         return f"more than {LONGEST} timesteps are computed by the reference"
+    if rule.n_max > LARGEST:
+        return f"more than {LARGEST} levels are computed by the reference"
     if rule.surrogate.name not in SURROGATES:
         return f"the surrogate {rule.surrogate.name} is not in the kernel"
     return None

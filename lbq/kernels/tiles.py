@@ -30,35 +30,67 @@ import triton.language as tl
 @triton.jit
 def clamp(value, low, high):
     """To [low, high]; NaN stays."""
-    value = tl.where(value < low, low, value)
-    return tl.where(value > high, high, value)
+    return least(tl.maximum(value, low, propagate_nan=tl.PropagateNan.ALL), high)
+
+
+@triton.jit
+def least(value, high):
+    return tl.minimum(value, high, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def floor(value):
+    """Of 0 <= value < 2^22, by rounding to a whole number as 2^23 + value: an eighth of the time of the instruction."""
+    near = (value + 8388608.0) - 8388608.0
+    return near - tl.where(near > value, 1.0, 0.0)
 
 
 @triton.jit
 def half_up(value):
-    below = tl.floor(value)
+    below = floor(value)
     return below + tl.where(value - below >= 0.5, 1.0, 0.0)
 
 
 @triton.jit
 def quantise(r, n_max, ROUNDING: tl.constexpr):
-    """The level of the normalised membrane, as a float."""
+    """The level of the normalised membrane, as a float. n_max < 2^22."""
     top = n_max * 1.0
     if ROUNDING == "floor":
-        return clamp(tl.floor(r), 0.0, top)
+        return floor(clamp(r, 0.0, top))
     elif ROUNDING == "strict":
-        return clamp(tl.ceil(r) - 1.0, 0.0, top)
+        whole = clamp(r, 0.0, top + 1.0)
+        below = floor(whole)
+        return clamp(below + tl.where(below < whole, 0.0, -1.0), 0.0, top)
     elif ROUNDING == "round":
-        return clamp(half_up(r), 0.0, top)
-    elif ROUNDING == "trunc":
-        return clamp(tl.where(r < 0, tl.ceil(r), tl.floor(r)), -top, top)
-    else:  # half
-        return clamp(tl.where(r < 0, -half_up(-r), half_up(r)), -top, top)
+        return half_up(clamp(r, 0.0, top))
+    else:
+        size = least(tl.abs(r), top)
+        size = floor(size) if ROUNDING == "trunc" else half_up(size)
+        return tl.where(r < 0, -size, size)
 
 
 @triton.jit
-def sign(value):
-    return tl.where(value > 0, 1.0, tl.where(value < 0, -1.0, 0.0))
+def divide(u, step, over, FMA: tl.constexpr):
+    """u / step, correctly rounded, for over = 1 / step correctly rounded.
+
+    Two corrections by the exact remainder (Markstein 1990) cost half of a general division. Without fused multiply-adds
+    (Triton's interpreter) there is no exact remainder, so the division is left to the machine.
+    """
+    if FMA:
+        first = u * over
+        q = tl.fma(tl.fma(first, -step, u), over, first)
+        q = tl.fma(tl.fma(q, -step, u), over, q)
+        return tl.where(tl.abs(first) < 1e30, q, first)  # infinities have no remainder
+    else:
+        return tl.div_rn(u, step)
+
+
+@triton.jit
+def sign(value, SIGNED: tl.constexpr):
+    if SIGNED:
+        return tl.where(value > 0, 1.0, tl.where(value < 0, -1.0, 0.0))
+    else:
+        return tl.where(value > 0, 1.0, 0.0)
 
 
 @triton.jit
@@ -78,12 +110,12 @@ def integrate(v, pending, z, leak, gain, T0: tl.constexpr, LEAK: tl.constexpr, G
 
 
 @triton.jit
-def dropped(s, alpha, step, RESET: tl.constexpr):
+def dropped(s, alpha, step, RESET: tl.constexpr, SIGNED: tl.constexpr):
     """What the reset subtracts; 0 for a hard reset, which multiplies."""
     if RESET == "level":
         return alpha * step * s
     elif RESET == "once":
-        return alpha * step * sign(s)
+        return alpha * step * sign(s, SIGNED)
     else:
         return tl.zeros_like(s)
 
@@ -91,7 +123,7 @@ def dropped(s, alpha, step, RESET: tl.constexpr):
 @triton.jit
 def after_reset(u, s, drop, alpha, RESET: tl.constexpr, DECAY: tl.constexpr):
     if RESET == "hard":
-        return u * (1.0 - alpha * tl.abs(sign(s)))
+        return u * (1.0 - alpha * tl.where(s != 0, 1.0, 0.0))
     elif DECAY:
         return u - drop
     else:
@@ -103,15 +135,15 @@ def after_reset(u, s, drop, alpha, RESET: tl.constexpr, DECAY: tl.constexpr):
 
 
 @triton.jit
-def tails(m, low, high):
-    """exp(-distance to [low, high])."""
-    outside = tl.minimum(m - low, high - m)
-    return tl.exp(tl.where(outside > 0, 0.0, outside))
+def beyond(m, low, high):
+    """How far m lies below [low, high] (negative) or above it (positive); 0 inside."""
+    return m - clamp(m, low, high)
 
 
 @triton.jit
-def plateau(m, low, high, outside):
-    return tl.where((m >= low) & (m <= high), 1.0, outside)
+def decayed(off):
+    """exp(-distance to the plateau)."""
+    return tl.exp2(tl.abs(off) * -1.4426950408889634)
 
 
 @triton.jit
@@ -133,13 +165,15 @@ def bump(d, SURROGATE: tl.constexpr):
 def slope(m, n_max, tail, SURROGATE: tl.constexpr):
     top = n_max * 1.0
     if SURROGATE == "relsg_et":
-        return plateau(m, 1.0, top, tail * tails(m, 1.0, top))
+        off = beyond(m, 1.0, top)
+        return tl.where(off == 0, 1.0, tail * decayed(off))
     elif SURROGATE == "box":
-        return plateau(m, 0.5, top + 0.5, 0.0)
+        return tl.where(beyond(m, 0.5, top + 0.5) == 0, 1.0, 0.0)
     elif SURROGATE == "box_et":
-        return plateau(m, 0.5, top + 0.5, tail * tails(m, 0.5, top + 0.5))
+        off = beyond(m, 0.5, top + 0.5)
+        return tl.where(off == 0, 1.0, tail * decayed(off))
     elif SURROGATE == "clip":
-        return plateau(m, 0.0, top, 0.0)
+        return tl.where(beyond(m, 0.0, top) == 0, 1.0, 0.0)
     else:
         total = bump(m - 1.0, SURROGATE)
         for k in range(2, n_max + 1):
@@ -150,8 +184,9 @@ def slope(m, n_max, tail, SURROGATE: tl.constexpr):
 @triton.jit
 def tail_slope(m, n_max):
     """dB/dlambda of relsg_et, the surrogate whose tail is learned."""
-    e = tails(m, 1.0, n_max * 1.0)
-    return tl.where(m < 1.0, e - 1.0, 1.0 - e)
+    off = beyond(m, 1.0, n_max * 1.0)
+    e = decayed(off)
+    return tl.where(off < 0, e - 1.0, 1.0 - e)
 
 
 # Addresses, constants, BatchNorm
@@ -198,8 +233,16 @@ def per_channel(pointer, column, known, other, MANY: tl.constexpr):
 
 
 @triton.jit
-def inverse_deviation(var, eps):
-    return tl.div_rn(1.0, tl.sqrt_rn(var + eps))
+def inverse_deviation(var, eps, column, known):
+    return tl.div_rn(1.0, tl.sqrt_rn(per_channel(var, column, known, 1.0, True) + eps))
+
+
+@triton.jit
+def affine(weight, bias, mean, var, eps, column, known):
+    """BatchNorm as factor * x + shift."""
+    factor = inverse_deviation(var, eps, column, known) * per_channel(weight, column, known, 1.0, True)
+    shift = tl.fma(-per_channel(mean, column, known, 0.0, True), factor, per_channel(bias, column, known, 0.0, True))
+    return factor, shift
 
 
 # The neuron
@@ -209,15 +252,15 @@ def inverse_deviation(var, eps):
 @triton.jit
 def burst_forward(
     x, residual, out, weight, bias, mean, var, step, scale, leak, alpha, gain,
-    n_max, eps, rows, channels, inner, elements, x_time, residual_time, out_time,
+    n_max, eps, rows, channels, inner, elements, x_time, residual_time, out_time, programs, tiles,
     T: tl.constexpr, NORM: tl.constexpr, RESIDUAL: tl.constexpr, STEPS: tl.constexpr, SCALE: tl.constexpr,
     LEAK: tl.constexpr, GAIN: tl.constexpr, ROUNDING: tl.constexpr, RESET: tl.constexpr, DECAY: tl.constexpr,
-    LAYOUT: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr,
+    SIGNED: tl.constexpr, FMA: tl.constexpr, LAYOUT: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     """Scaled outputs of all timesteps. x_time = 0 shows one slab at every timestep."""
     column, known = columns(channels, BC)
-    base, offset, mask = place(tl.program_id(0) * BR, rows, channels, inner, elements, LAYOUT, BR, BC)
     gamma = per_channel(step, column, known, 1.0, STEPS)
+    over = tl.div_rn(1.0, gamma)
     worth = gamma
     if SCALE:
         worth = per_channel(scale, column, known, 1.0, STEPS)
@@ -225,49 +268,45 @@ def burst_forward(
     share = tl.load(alpha).to(tl.float32)
     drive = tl.load(gain).to(tl.float32) if GAIN else 1.0
     if NORM:
-        centre = per_channel(mean, column, known, 0.0, True)
-        factor = inverse_deviation(per_channel(var, column, known, 1.0, True), eps)
-        factor = factor * per_channel(weight, column, known, 1.0, True)
-        shift = per_channel(bias, column, known, 0.0, True)
+        factor, shift = affine(weight, bias, mean, var, eps, column, known)
 
-    x += base
-    out += base
-    residual += base
-    v = tl.zeros([BR, BC], tl.float32)
-    pending = v
-    for t in tl.static_range(T):
-        z = tl.load(x + offset, mask, 0.0).to(tl.float32)
-        if NORM:
-            z = (z - centre) * factor + shift
-        if RESIDUAL:
-            z = z + tl.load(residual + offset, mask, 0.0).to(tl.float32)
-        u = integrate(v, pending, z, beta, drive, t == 0, LEAK, GAIN, DECAY)
-        s = quantise(tl.div_rn(u, gamma), n_max, ROUNDING)
-        tl.store(out + offset, (worth * s).to(out.dtype.element_ty), mask)
-        pending = dropped(s, share, gamma, RESET)
-        v = after_reset(u, s, pending, share, RESET, DECAY)
-        x += x_time
-        residual += residual_time
-        out += out_time
+    for tile in range(tiles):
+        row0 = (tile * programs + tl.program_id(0)) * BR
+        base, offset, mask = place(row0, rows, channels, inner, elements, LAYOUT, BR, BC)
+        px = x + base
+        pr = residual + base
+        po = out + base
+        v = tl.zeros([BR, BC], tl.float32)
+        pending = v
+        for t in tl.static_range(T):
+            z = tl.load(px + offset, mask, 0.0).to(tl.float32)
+            if NORM:
+                z = tl.fma(z, factor, shift)
+            if RESIDUAL:
+                z = z + tl.load(pr + offset, mask, 0.0).to(tl.float32)
+            u = integrate(v, pending, z, beta, drive, t == 0, LEAK, GAIN, DECAY)
+            s = quantise(divide(u, gamma, over, FMA), n_max, ROUNDING)
+            tl.store(po + offset, (worth * s).to(out.dtype.element_ty), mask)
+            pending = dropped(s, share, gamma, RESET, SIGNED)
+            v = after_reset(u, s, pending, share, RESET, DECAY)
+            px += x_time
+            pr += residual_time
+            po += out_time
 
 
 @triton.jit
 def burst_backward(
-    grad, x, residual, out, partial, sums, weight, bias, mean, var, step, scale, tail, leak, alpha, gain,
-    n_max, eps, portion, rows, channels, inner, elements, x_time, residual_time, grad_time, out_time, programs, tiles,
-    T: tl.constexpr, NORM: tl.constexpr, RESIDUAL: tl.constexpr, SHOWN: tl.constexpr, EMIT: tl.constexpr,
+    grad, x, residual, out, partial, weight, bias, mean, var, step, scale, tail, leak, alpha, gain,
+    n_max, eps, rows, channels, inner, elements, x_time, residual_time, grad_time, out_time, programs, tiles,
+    T: tl.constexpr, NORM: tl.constexpr, RESIDUAL: tl.constexpr, SHOWN: tl.constexpr,
     STEPS: tl.constexpr, SCALE: tl.constexpr, LEAK: tl.constexpr, GAIN: tl.constexpr, SURROGATE: tl.constexpr,
     ROUNDING: tl.constexpr, RESET: tl.constexpr, DECAY: tl.constexpr, RESET_GRAD: tl.constexpr, DETACH: tl.constexpr,
-    SIGNED: tl.constexpr, SUM_CURRENT: tl.constexpr, SUM_HAT: tl.constexpr, SUM_STEP: tl.constexpr,
+    SIGNED: tl.constexpr, FMA: tl.constexpr, SUM_CURRENT: tl.constexpr, SUM_HAT: tl.constexpr, SUM_STEP: tl.constexpr,
     SUM_SCALE: tl.constexpr, SUM_TAIL: tl.constexpr, SUM_LEAK: tl.constexpr, SUM_ALPHA: tl.constexpr,
-    SUM_GAIN: tl.constexpr, WHOLE: tl.constexpr,
-    LAYOUT: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr,
+    SUM_GAIN: tl.constexpr, WHOLE: tl.constexpr, LAYOUT: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """From the outputs' gradients to the gradient that EMIT names, and to sums over all elements.
+    """From the outputs' gradients to `out`, the gradient of what the neuron receives, and to sums over all elements.
 
-    EMIT: `current` writes the gradient of what the neuron receives (with a residual: of both summands); `input` that of
-        BatchNorm's input, for which `sums` holds SUM_CURRENT and SUM_HAT of an earlier pass and `portion` is 1 / count
-        (0 where statistics are frozen); `nothing` only adds up.
     SHOWN: x is one slab, shown at every timestep; its gradient is summed over time.
     SUM_*: the place of each sum in `partial` [places, programs, channels], -1 where it is not wanted. CURRENT and HAT are
         the gradients of BatchNorm's bias and weight, the others those of the neuron's constants.
@@ -284,14 +323,8 @@ def burst_backward(
     drive = tl.load(gain).to(tl.float32) if GAIN else 1.0
     strength = tl.load(tail).to(tl.float32)
     if NORM:
+        factor, shift = affine(weight, bias, mean, var, eps, column, known)
         centre = per_channel(mean, column, known, 0.0, True)
-        narrow = inverse_deviation(per_channel(var, column, known, 1.0, True), eps)
-        stretch = per_channel(weight, column, known, 1.0, True)
-        factor = narrow * stretch
-        shift = per_channel(bias, column, known, 0.0, True)
-    if EMIT == "input":
-        total = per_channel(sums, column, known, 0.0, True) * portion
-        total_hat = per_channel(sums + channels, column, known, 0.0, True) * portion
 
     zero = tl.zeros([BR, BC], tl.float32)
     sum_current, sum_hat, sum_step, sum_scale = zero, zero, zero, zero
@@ -300,68 +333,74 @@ def burst_backward(
         row0 = (tile * programs + tl.program_id(0)) * BR
         base, offset, mask = place(row0, rows, channels, inner, elements, LAYOUT, BR, BC)
 
-        # forward again: the normalised membrane r, and where a sum needs them the state before, U, input and x-hat
         px = x + base
         pr = residual + base
         pg = grad + base
         po = out + base
+        xs, es, gs = (), (), ()  # all loads first, so that none waits for arithmetic
+        for t in tl.static_range(T):
+            if t == 0 or not SHOWN:
+                xs = xs + (tl.load(px + offset, mask, 0.0),)
+            if RESIDUAL:
+                es = es + (tl.load(pr + offset, mask, 0.0),)
+            gs = gs + (tl.load(pg + offset, mask, 0.0),)
+            px += x_time
+            pr += residual_time
+            pg += grad_time
+
+        # forward again: the normalised membrane, and what else a sum needs (the rest is never computed)
         v = zero
         pending = zero
-        rs, vs, us, zs, hats = (), (), (), (), ()
+        rs, vs, us, zs = (), (), (), ()
         for t in tl.static_range(T):
-            z = tl.load(px + offset, mask, 0.0).to(tl.float32)
+            z = xs[0 if SHOWN else t].to(tl.float32)
             if NORM:
-                hats = hats + ((z - centre) * narrow,)
-                z = (z - centre) * factor + shift
+                z = tl.fma(z, factor, shift)
             if RESIDUAL:
-                z = z + tl.load(pr + offset, mask, 0.0).to(tl.float32)
+                z = z + es[t].to(tl.float32)
             u = integrate(v, pending, z, beta, drive, t == 0, LEAK, GAIN, DECAY)
-            r = tl.div_rn(u, gamma)
+            r = divide(u, gamma, over, FMA)
             s = quantise(r, n_max, ROUNDING)
             rs, vs, us, zs = rs + (r,), vs + (v,), us + (u,), zs + (z,)
-            pending = dropped(s, share, gamma, RESET)
+            pending = dropped(s, share, gamma, RESET, SIGNED)
             v = after_reset(u, s, pending, share, RESET, DECAY)
             if t < T - 1:
-                px += x_time
-                pr += residual_time
-                pg += grad_time
                 po += out_time
 
-        # and back in time: gu is dL/dU, gv what the state after this timestep receives, gd what its reset receives
+        # and back in time: gu is dL/dU; the state after this timestep receives gv, its reset -gd
         gv = zero
         gd = zero
         shown = zero
         for t in tl.static_range(T - 1, -1, -1):
             r = rs[t]
             s = quantise(r, n_max, ROUNDING)
-            g = tl.load(pg + offset, mask, 0.0).to(tl.float32)
+            g = gs[t].to(tl.float32)
             m = tl.abs(r) if SIGNED else r
-            bend = slope(m, n_max, strength, SURROGATE)
+            gu = g * slope(m, n_max, strength, SURROGATE)
             if SCALE:
-                gu = g * bend * (worth * over)
-                gstep = -gu * r
+                gu = gu * (worth * over)
                 if SUM_SCALE >= 0:
-                    sum_scale += g * s
-            else:
-                gu = g * bend
-                gstep = g * (s - r * bend)
+                    sum_scale = tl.fma(g, s, sum_scale)
+            elif SUM_STEP >= 0:
+                sum_step = tl.fma(g, s, sum_step)
+            if SUM_STEP >= 0:
+                sum_step = tl.fma(gu, -r, sum_step)
             if SUM_TAIL >= 0:
                 lean = tail_slope(m, n_max)
-                sum_tail += g * worth * (lean * sign(r) if SIGNED else lean)
+                sum_tail = tl.fma(g, lean * sign(r, SIGNED) if SIGNED else lean, sum_tail)
             if RESET == "hard":
-                mark = tl.abs(sign(s))
-                gu += gv * (1.0 - share * mark)
+                mark = tl.where(s != 0, 1.0, 0.0)
+                gu = tl.fma(gv, 1.0 - share * mark, gu)
                 if SUM_ALPHA >= 0:
                     sum_alpha -= gv * us[t] * mark
             else:
                 gu += gv
                 if RESET_GRAD:
-                    amount = s if RESET == "level" else sign(s)
-                    gstep += gd * share * amount
+                    amount = s if RESET == "level" else sign(s, SIGNED)
+                    if SUM_STEP >= 0:
+                        sum_step = tl.fma(gd, amount * -share, sum_step)
                     if SUM_ALPHA >= 0:
-                        sum_alpha += gd * gamma * amount
-            if SUM_STEP >= 0:
-                sum_step += gstep
+                        sum_alpha = tl.fma(gd, amount * -gamma, sum_alpha)
             if SUM_LEAK >= 0 and t > 0:
                 sum_leak += gu * vs[t]
             if SUM_GAIN >= 0:
@@ -369,30 +408,27 @@ def burst_backward(
             gz = gu * drive if GAIN else gu
             if SHOWN:
                 shown += gz
-                if t == 0:
-                    gz = shown
+                gz = shown
             if not SHOWN or t == 0:
-                if SUM_CURRENT >= 0:
+                if SUM_HAT >= 0:
                     sum_current += gz
-                    sum_hat += gz * hats[t]
-                if EMIT == "input":
-                    gz = factor * (gz - total - hats[t] * total_hat)
-                if EMIT != "nothing":
-                    tl.store(po + offset, gz.to(out.dtype.element_ty), mask)
+                    sum_hat = tl.fma(gz, xs[t].to(tl.float32) - centre, sum_hat)
+                tl.store(po + offset, gz.to(out.dtype.element_ty), mask)
             if DETACH:
                 gv = zero
             else:
                 gv = gu * beta if LEAK else gu
-            gd = -gv if DECAY else -gu
+            gd = gv if DECAY else gu
             if t > 0:
-                pg -= grad_time
                 po -= out_time
 
     deliver(partial, sum_current, SUM_CURRENT, column, known, programs, channels, WHOLE)
+    if SUM_HAT >= 0:
+        sum_hat = sum_hat * inverse_deviation(var, eps, column, known)
     deliver(partial, sum_hat, SUM_HAT, column, known, programs, channels, WHOLE)
     deliver(partial, sum_step, SUM_STEP, column, known, programs, channels, WHOLE)
     deliver(partial, sum_scale, SUM_SCALE, column, known, programs, channels, WHOLE)
-    deliver(partial, sum_tail, SUM_TAIL, column, known, programs, channels, WHOLE)
+    deliver(partial, sum_tail * worth, SUM_TAIL, column, known, programs, channels, WHOLE)
     deliver(partial, sum_leak, SUM_LEAK, column, known, programs, channels, WHOLE)
     deliver(partial, sum_alpha, SUM_ALPHA, column, known, programs, channels, WHOLE)
     deliver(partial, sum_gain, SUM_GAIN, column, known, programs, channels, WHOLE)
@@ -412,24 +448,28 @@ def deliver(partial, tile, SLOT: tl.constexpr, column, known, programs, channels
 @triton.jit
 def norm_backward(
     grad, x, out, sums, weight, mean, var, eps, portion, rows, channels, inner, elements,
-    x_time, grad_time, out_time,
-    LAYOUT: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr,
+    x_time, grad_time, out_time, programs, tiles, LAYOUT: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of BatchNorm's input from that of its output, when the sums over all elements are known."""
+    """The gradient of BatchNorm's input from that of its output.
+
+    `sums` [2, channels] are the gradients of bias and weight; `portion` is 1 / count, 0 where statistics are frozen.
+    """
     column, known = columns(channels, BC)
-    base, offset, mask = place(tl.program_id(0) * BR, rows, channels, inner, elements, LAYOUT, BR, BC)
     centre = per_channel(mean, column, known, 0.0, True)
-    narrow = inverse_deviation(per_channel(var, column, known, 1.0, True), eps)
+    narrow = inverse_deviation(var, eps, column, known)
     factor = narrow * per_channel(weight, column, known, 1.0, True)
     total = per_channel(sums, column, known, 0.0, True) * portion
-    total_hat = per_channel(sums + channels, column, known, 0.0, True) * portion
+    total_hat = per_channel(sums + channels, column, known, 0.0, True) * (portion * narrow)
     t = tl.cast(tl.program_id(2), tl.int64)
     grad += t * grad_time
     x += t * x_time
     out += t * out_time
-    g = tl.load(grad + base + offset, mask, 0.0).to(tl.float32)
-    hat = (tl.load(x + base + offset, mask, 0.0).to(tl.float32) - centre) * narrow
-    tl.store(out + base + offset, (factor * (g - total - hat * total_hat)).to(out.dtype.element_ty), mask)
+    for tile in range(tiles):
+        row0 = (tile * programs + tl.program_id(0)) * BR
+        base, offset, mask = place(row0, rows, channels, inner, elements, LAYOUT, BR, BC)
+        g = tl.load(grad + base + offset, mask, 0.0).to(tl.float32)
+        d = tl.load(x + base + offset, mask, 0.0).to(tl.float32) - centre
+        tl.store(out + base + offset, (factor * (g - total - d * total_hat)).to(out.dtype.element_ty), mask)
 
 
 # Statistics
@@ -446,21 +486,18 @@ def moments_partial(
     Sums are taken about the program's first row, so that a large mean costs no digits.
     """
     column, known = columns(channels, BC)
-    base, offset, mask = place(tl.program_id(0) * BR, rows, channels, inner, elements, LAYOUT, BR, BC)
-    first = tl.load(x + base + offset, mask, 0.0).to(tl.float32)
-    pivot = tl.sum(tl.where(tl.arange(0, BR)[:, None] == 0, first, 0.0), axis=0)[None, :]
+    base0, offset0, mask0 = place(tl.program_id(0) * BR, rows, channels, inner, elements, LAYOUT, 1, BC)
+    pivot = tl.load(x + base0 + offset0, mask0, 0.0).to(tl.float32)  # [1, BC]
     total = tl.zeros([BR, BC], tl.float32)
     square = total
-    count = tl.zeros([BR, BC], tl.float32)
     for tile in range(tiles):
         row0 = (tile * programs + tl.program_id(0)) * BR
         base, offset, mask = place(row0, rows, channels, inner, elements, LAYOUT, BR, BC)
         d = tl.load(x + base + offset, mask, 0.0).to(tl.float32) - pivot
         d = tl.where(mask, d, 0.0)
         total += d
-        square += d * d
-        count += tl.where(mask, 1.0, 0.0)
-    n = tl.maximum(tl.sum(count, axis=0), 1.0)
+        square = tl.fma(d, d, square)
+    n = part_rows(tl.program_id(0), rows, programs, tiles, BR)
     shift = tl.sum(total, axis=0)
     mean = tl.sum(pivot, axis=0) + shift / n
     spread = tl.sum(square, axis=0) - shift * shift / n
