@@ -24,7 +24,8 @@ from lbq.kernels.reference import SIGNED, Constants, Rule
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 LONGEST = 32  # timesteps that one program holds in registers
 LARGEST = 1 << 20  # levels that the kernel's rounding is exact for
-PASSING, ADDING = 4224, 1056  # programs of kernels that only pass over data, and of those that also add up
+PROGRAMS = 4224  # of a kernel that passes over data: many on each of a large GPU's processors, and the same everywhere
+ADDING_ROWS, ADDING = 2112, 528  # of one that also adds up: all into one sum, or each its own by channel
 SURROGATES = {"relsg_et", "box", "box_et", "clip", "arctan", "rectangular", "sigmoid", "triangle"}
 OPTIONS = {"num_warps": 4, "enable_fp_fusion": False}  # a fused multiply-add would give other levels
 SUMS = ("current", "hat", "step", "scale", "tail", "leak", "alpha", "gain")
@@ -69,7 +70,7 @@ def slab_of(shape: Sequence[int], stride: Sequence[int], by_channel: bool, tile:
 
 def tile_for(timesteps: int) -> int:
     """Elements of a tile: fewer where the backward pass keeps more of each in registers."""
-    return 1024 if timesteps <= 4 else 512 if timesteps <= 8 else 256
+    return 1024 if timesteps <= 2 else 512 if timesteps <= 8 else 256
 
 
 def is_dense(shape: Sequence[int], stride: Sequence[int]) -> bool:
@@ -175,7 +176,7 @@ def _forward(x: Tensor, timesteps: int, neuron: Neuron, norm: Norm | None = None
         return out
     many = neuron.step.numel() > 1
     slab = slab_of(x.shape[1:], x.stride()[1:], norm is not None or many, tile_for(timesteps))
-    programs, columns, tiles_each = slab.share(PASSING)
+    programs, columns, tiles_each = slab.share(PROGRAMS)
     if residual is not None:
         residual = ordered_like(residual, x)
     absent = neuron.step
@@ -237,7 +238,7 @@ def _backward(
         return out, x.new_zeros((len(wanted), width), dtype=torch.float32)
     if residual is not None:
         residual = ordered_like(residual, x)
-    programs, columns, tiles_each = slab.share(ADDING)
+    programs, columns, tiles_each = slab.share(ADDING if by_channel else ADDING_ROWS)
     partial = x.new_empty((len(wanted), programs, width), dtype=torch.float32)
     absent = neuron.step
     with on_device(x):
@@ -290,7 +291,7 @@ def _norm_backward(grad: Tensor, x: Tensor, norm: Norm, totals: Tensor) -> Tenso
     if out.numel() == 0:
         return out
     slab = slab_of(x.shape[1:], x.stride()[1:], True, 2048)
-    programs, columns, tiles_each = slab.share(PASSING // x.shape[0])
+    programs, columns, tiles_each = slab.share(PROGRAMS // x.shape[0])
     with on_device(x):
         tiles.norm_backward[(programs, columns, x.shape[0])](
             grad,
