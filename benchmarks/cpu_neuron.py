@@ -6,6 +6,7 @@ Every layer's share is measured alone: its inputs are recorded in one step, then
 repeated, kernels alternating, and the best time counts. The last line is the whole step, measured as a whole.
 """
 
+# ruff: noqa: T201
 from __future__ import annotations
 
 import argparse

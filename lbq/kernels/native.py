@@ -2,7 +2,7 @@
 
 It computes what `reference` defines: the same levels bit for bit, and its gradients up to the rounding of sums, which
 here run in double and in an order that depends on the shape alone. Only x is kept for the backward pass, which
-recomputes the membrane; a second derivative is therefore not available (LBQ_NATIVE=off has it).
+recomputes the membrane; a second derivative is refused (LBQ_NATIVE=off has it).
 
 The C code sees a sequence as `[T, outer, channels, inner]`, each timestep a dense slab. Any dense layout of `[B, ...]`
 (contiguous, channels_last) is only read that way, also where all timesteps are the same memory.
@@ -20,7 +20,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from lbq import native
 from lbq.errors import LbqError
@@ -153,7 +152,6 @@ def _in_order(x: Tensor, order: tuple[int, ...]) -> Tensor:
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-@lru_cache(maxsize=256)
 def _numbers(rule: Rule) -> tuple[int, int, int, int, bool, bool, bool]:
     """n_max, rounding, reset, surrogate, decay_reset, reset_grad, detach_state."""
     kinds = ROUNDINGS[rule.rounding], RESETS[rule.reset], CURVES[rule.surrogate.name]
@@ -161,7 +159,7 @@ def _numbers(rule: Rule) -> tuple[int, int, int, int, bool, bool, bool]:
 
 
 def _call(
-    x: Tensor, layout: _Layout, step: Tensor, scale: Tensor | None, scalars: tuple[Tensor | float, ...], rule: Any
+    x: Tensor, layout: _Layout, step: Tensor, scale: Tensor | None, scalars: tuple[float, ...], rule: Any
 ) -> tuple[ctypes.CDLL, _Call]:
     library = native.library()
     if library is None:
@@ -176,7 +174,7 @@ def _call(
 
 
 def _forward(
-    x: Tensor, step: Tensor, scale: Tensor | None, scalars: tuple[Tensor | float, ...], rule: Any, channel: int
+    x: Tensor, step: Tensor, scale: Tensor | None, scalars: tuple[float, ...], rule: Any, channel: int
 ) -> Tensor:
     layout = _layout(x.shape, x.stride(), channel)
     out = _like(x, layout.order)
@@ -193,7 +191,7 @@ def _backward(
     x: Tensor,
     step: Tensor,
     scale: Tensor | None,
-    scalars: tuple[Tensor | float, ...],
+    scalars: tuple[float, ...],
     rule: Any,
     channel: int,
     need: tuple[bool, bool, bool],
@@ -221,13 +219,14 @@ class _Burst(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, step: Tensor, scale: Tensor | None, *rest: Any) -> Tensor:
         *scalars, ctx.rule, ctx.channel = rest
-        ctx.scalars = tuple(float(v) for v in scalars)
+        ctx.scalars = tuple(v.item() if isinstance(v, Tensor) else v for v in scalars)
         ctx.save_for_backward(x, step, scale)
         return _forward(x, step, scale, ctx.scalars, ctx.rule, ctx.channel)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        if torch.is_grad_enabled():  # as under create_graph=True
+            raise NotImplementedError("the native neuron kernel has no second derivative: set LBQ_NATIVE=off")
         x, step, scale = ctx.saved_tensors
         needs = ctx.needs_input_grad
         wanted = needs[0], needs[3], any(needs[4:7])
@@ -279,26 +278,26 @@ _library.define(
 
 @torch.library.impl(_library, "burst_cpu", "CPU")
 def _forward_op(x: Tensor, step: Tensor, scale: Tensor | None, *rest: Any) -> Tensor:
-    return _forward(x, step, scale, rest[:4], rest[4:11], rest[11])
+    return _forward(x, step, scale, tuple(v.item() for v in rest[:4]), rest[4:11], rest[11])
 
 
 @torch.library.impl(_library, "burst_cpu_backward", "CPU")
 def _backward_op(grad: Tensor, x: Tensor, step: Tensor, scale: Tensor | None, *rest: Any) -> Any:
-    return _backward(grad, x, step, scale, rest[:4], rest[4:11], rest[11], rest[12:])
+    return _backward(grad, x, step, scale, tuple(v.item() for v in rest[:4]), rest[4:11], rest[11], rest[12:])
 
 
-@torch.library.register_fake("lbq::burst_cpu", lib=_library)
+@torch.library.register_fake("lbq::burst_cpu", lib=_library)  # type: ignore[untyped-decorator]
 def _forward_fake(x: Tensor, *rest: Any) -> Tensor:
     return _like(x, _find_layout(x.shape, x.stride(), rest[-1]).order)
 
 
-@torch.library.register_fake("lbq::burst_cpu_backward", lib=_library)
-def _backward_fake(grad: Tensor, x: Tensor, step: Tensor, scale: Tensor | None, *rest: Any) -> Any:
+@torch.library.register_fake("lbq::burst_cpu_backward", lib=_library)  # type: ignore[untyped-decorator]
+def _backward_fake(_grad: Tensor, x: Tensor, step: Tensor, scale: Tensor | None, *rest: Any) -> Any:
     by_x = _like(x, _find_layout(x.shape, x.stride(), rest[11]).order) if rest[12] else x.new_empty(0)
     return by_x, torch.empty_like(step), torch.empty_like(step if scale is None else scale), x.new_empty(4)
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG001 - the name is fixed
     ctx.save_for_backward(*inputs[:7])
     ctx.rest = inputs[7:]
 

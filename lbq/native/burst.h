@@ -27,7 +27,15 @@ INLINE vf load(const float *p) {
 }
 INLINE void store(float *p, vf v) { memcpy(p, &v, sizeof v); }
 INLINE vf all(float value) { return value - (vf){0}; }
-INLINE vf pick(vi mask, vf yes, vf no) { return (vf)((mask & (vi)yes) | (~mask & (vi)no)); }
+INLINE vf pick(vi mask, vf yes, vf no) {
+#if defined(LBQ_FOR_AVX512)
+    return (vf)_mm512_mask_blend_ps(_mm512_movepi32_mask((__m512i)mask), (__m512)no, (__m512)yes);
+#elif defined(LBQ_FOR_AVX2)
+    return (vf)_mm256_blendv_ps((__m256)no, (__m256)yes, (__m256)mask);
+#else
+    return (vf)((mask & (vi)yes) | (~mask & (vi)no));
+#endif
+}
 INLINE vf only(vi mask, vf yes) { return (vf)(mask & (vi)yes); } /* 0 elsewhere */
 /* Limits that keep NaN: a comparison with NaN is false, and then v itself is taken. */
 #if defined(LBQ_FOR_AVX512) /* of two operands one of which is NaN, these return the second */
@@ -45,7 +53,7 @@ INLINE vf magnitude(vf v) { return (vf)((vi)v & 0x7fffffff); }
 INLINE vf sign_of(vf v) { return only(v > 0, all(1)) - only(v < 0, all(1)); }
 
 /* exp(v) for v <= 0 within 2 ulp; 0 below the normal numbers; NaN stays NaN. 2^n * e^f with |f| <= ln(2) / 2, ln(2)
- * in two parts and the polynomial in Horner form (minimax coefficients for e^f, degree 6). */
+ * in two parts and a minimax polynomial of degree 7 for e^f. */
 INLINE vf exp_(vf v) {
     vi tiny = v < -87.0f;
     vf limited = at_least(v, all(-87.0f));
@@ -54,13 +62,10 @@ INLINE vf exp_(vf v) {
     n = n - 12582912.0f;
     vf f = limited - n * 0.693359375f;
     f = f - n * -2.12194440e-4f;
-    vf p = all(1.9875691500e-4f);
-    p = p * f + 1.3981999507e-3f;
-    p = p * f + 8.3334519073e-3f;
-    p = p * f + 4.1665795894e-2f;
-    p = p * f + 1.6666665459e-1f;
-    p = p * f + 5.0000001201e-1f;
-    p = p * (f * f) + f + 1.0f;
+    vf square = f * f; /* in pairs, which do not wait for each other */
+    vf high = (1.9875691500e-4f * f + 1.3981999507e-3f) * square + (8.3334519073e-3f * f + 4.1665795894e-2f);
+    vf low = 1.6666665459e-1f * f + 5.0000001201e-1f;
+    vf p = ((high * square + low) * square + f) + 1.0f;
     vf power = (vf)((exponent + 127) << 23);
     return pick(tiny, all(0), p * power);
 }
@@ -126,7 +131,8 @@ INLINE vf slope_of(vf m, int surrogate, int n_max, float tail, vf *bend) {
     vi inside = (m >= low) & (m <= high);
     if (surrogate == CLIP || surrogate == BOX) return only(inside, all(1));
     vf decay = exp_(distance(m, low, high));
-    if (surrogate == RELSG_ET) *bend = (1.0f - decay) * sign_of(m - low);
+    /* 1 - decay with the sign of m - low; 0 inside, where decay is exactly 1 */
+    if (surrogate == RELSG_ET) *bend = (vf)((vi)(1.0f - decay) ^ ((vi)(m - low) & INT32_MIN));
     return pick(inside, all(1), tail * decay);
 }
 
@@ -174,7 +180,8 @@ INLINE struct columns backward_column(const struct lbq_burst *c, int rounding, i
         vf drops = drops_of(level, reset);
         pending = unit * (reset == RESET_HARD ? magnitude(drops) : drops);
         v = membrane(c, reset, u, pending);
-        store(at, u), store(at + LANES, r), store(at + 2 * LANES, level), store(at + 3 * LANES, v);
+        store(at, u), store(at + LANES, r), store(at + 2 * LANES, level);
+        if (c->need_scalars) store(at + 3 * LANES, v);
     }
     int is_signed = rounding == ROUND_TRUNC || rounding == ROUND_HALF;
     vf inverse = 1.0f / step, next = all(0); /* next: gradient of U[t+1] */
