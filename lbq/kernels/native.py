@@ -59,10 +59,13 @@ class _Call(ctypes.Structure):
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _missing() -> str | None:
     """Why there is no library; a constant while torch.compile traces."""
     return None if native.library() is not None else native.report().reason
+
+
+# torch.compiler.assume_constant_result sets this mark, but imports the whole compiler to do so
+_missing._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def supports(x: Tensor, constants: Constants, rule: Rule) -> str | None:
