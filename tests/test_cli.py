@@ -19,6 +19,7 @@ from lbq import cli, train
 from lbq.data.sources import open_source
 from lbq.demo import demo_config
 from lbq.deploy.check import check_integers
+from lbq.kernels.choose import choose
 from lbq.measure import measure
 from lbq.runs import load_config
 
@@ -159,11 +160,11 @@ def test_account_of_the_paper(capsys: pytest.CaptureFixture[str]) -> None:
 def test_doctor(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = call(capsys, "doctor")
     assert code == 0
-    assert "kernel reference" in out
+    assert f"kernel {choose('cpu').kernel}" in out
     code, out, _ = call(capsys, "doctor", "--json")
     facts = json.loads(out)
     assert facts["lbq"] == lbq.__version__
-    assert facts["kernels"]["cpu"]["kernel"] == "reference"
+    assert facts["kernels"]["cpu"]["kernel"] == choose("cpu").kernel
     assert facts["packages"]["torch"]
 
 

@@ -11,10 +11,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from lbq import native
 from lbq.errors import ConfigError, nearest
 
 KERNELS = {
     "fused": "one pass each way over the whole sequence, BatchNorm and residual add included (Triton)",
+    "native": "one pass each way over the whole sequence, on a CPU (C)",
     "reference": "plain PyTorch, the definition",
 }
 VARIABLE = "LBQ_KERNEL"
@@ -56,8 +58,13 @@ def choose(device: str = "cpu") -> Choice:
     name = asked()
     if name:
         return Choice(known(name), "asked for by name")
+    if device == "cpu":
+        found = native.report()
+        if found.reason is None:
+            return Choice("native", f"C with {found.isa} instructions")
+        return Choice("reference", f"plain PyTorch; {found.reason}")
     if device != "cuda":
-        return Choice("reference", f"plain PyTorch; there is no fused kernel for {device}")
+        return Choice("reference", f"plain PyTorch; there is no kernel for {device}")
     if not TRITON:
         return Choice("reference", "the fused kernel needs the package triton: pip install triton")
     return Choice("fused", "Triton on a CUDA device")

@@ -4,13 +4,25 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from lbq.kernels import native
 from lbq.kernels.choose import choose
 from lbq.kernels.reference import Constants, Rule, burst_sequence
 
 
+def kernel_on(device: str) -> str:
+    """The chosen kernel's name; a constant while torch.compile traces."""
+    return choose(device).kernel
+
+
+kernel_on._dynamo_marked_constant = True  # type: ignore[attr-defined]  # torch.compiler's own marker imports the compiler
+
+
 def burst(x: Tensor, constants: Constants, rule: Rule) -> Tensor:
     """Scaled outputs of the sequence of currents `x` [T, B, ...], from rest."""
-    if choose(x.device.type).kernel == "fused":
+    kernel = kernel_on(x.device.type)
+    if kernel == "native" and native.supports(x, constants, rule) is None:
+        return native.burst_sequence(x, constants, rule)
+    if kernel == "fused":
         from lbq.kernels import fused
 
         if fused.supports(x, constants, rule) is None:
@@ -20,7 +32,7 @@ def burst(x: Tensor, constants: Constants, rule: Rule) -> Tensor:
 
 def fuses_norm(x: Tensor, norm: nn.Module, timesteps: int) -> bool:
     """Whether BatchNorm `norm` of `x` [N, C, ...] can run in one pass with the neuron behind it."""
-    if choose(x.device.type).kernel != "fused":
+    if kernel_on(x.device.type) != "fused":
         return False
     from lbq.kernels import fused
 
