@@ -24,7 +24,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -47,7 +47,7 @@ class OneBatch:
     """A source that repeats one batch of random images."""
 
     name, classes, shape, static, holdout_size = "random", 10, (3, 32, 32), True, 0
-    about = {"dataset": "random"}
+    about: ClassVar = {"dataset": "random"}
 
     def __init__(self, batch: int) -> None:
         self.train_size = batch
@@ -57,11 +57,11 @@ class OneBatch:
             torch.randint(10, (batch,), generator=generator).to(DEVICE),
         )
 
-    def train_batches(self, batches: Any, epoch: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
+    def train_batches(self, batches: Any, *_: Any) -> Iterator[tuple[Tensor, Tensor]]:
         for _ in batches:
             yield self.batch
 
-    def eval_batches(self, part: Any, rank: int = 0, size: int = 1) -> Iterator[tuple[Tensor, Tensor]]:
+    def eval_batches(self, *_: Any) -> Iterator[tuple[Tensor, Tensor]]:
         yield self.batch
 
 

@@ -30,7 +30,8 @@ from lbq.kernels.choose import choose
 from lbq.train import EpochRecord, Trainer
 
 CHECKPOINTS = "checkpoints"
-VALUES_PER_SITE = 5  # tensors that autograd keeps per neuron and timestep with the reference kernel, measured
+# Tensors that autograd keeps per neuron and timestep: BatchNorm's input and the output, and what lies between them.
+VALUES_PER_SITE = {"fused": 2, "native": 3, "reference": 5}
 
 
 @dataclass(frozen=True)
@@ -291,7 +292,9 @@ class Job:
         except GraphError:  # a network without an integer form trains as well
             pass
         local = t.batch_size // (t.accumulate * self.world.size)
-        size = {"fp64": 8, "fp32": 4, "bf16": 4, "fp16": 4}[t.precision]
+        kernel = choose(self.device.type).kernel
+        half = 2 if kernel == "fused" else 4  # the reference computes in float32 whatever it is given
+        size = {"fp64": 8, "fp32": 4, "bf16": half, "fp16": half}[t.precision]
         sites = None if units is None else units * self.config.model.timesteps * local
         return Plan(
             model=self.config.model.id,
@@ -303,9 +306,9 @@ class Job:
             processes=self.world.size,
             steps_per_epoch=trainer.batches,
             epochs=t.epochs,
-            memory_gib=None if sites is None else VALUES_PER_SITE * sites * size / 2**30,
+            memory_gib=None if sites is None else VALUES_PER_SITE[kernel] * sites * size / 2**30,
             device=str(self.device),
-            kernel=choose(self.device.type).kernel,
+            kernel=kernel,
             data=trainer.source.about,
             train_samples=trainer.source.train_size,
         )

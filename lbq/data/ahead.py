@@ -7,8 +7,10 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+Batch = tuple[Tensor, Tensor]
 
-def ahead(batches: Iterator[tuple[Tensor, ...]], device: torch.device) -> Iterator[tuple[Tensor, ...]]:
+
+def ahead(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch]:
     """The same batches. On a GPU each is computed beside whatever its receiver still has running."""
     if device.type != "cuda":
         yield from batches

@@ -1,8 +1,9 @@
 """The fused kernels as PyTorch operators: a whole burst sequence in one pass each way, alone or after BatchNorm.
 
 `burst` replaces `reference.burst_sequence` (from rest); `norm_burst` computes BatchNorm, a residual add and the sequence
-together. Both save the input and recompute the rest. They are registered with torch.library, so they go through
-torch.compile, autocast, DistributedDataParallel and CUDA graphs as any other operator; `tiles` holds the device code.
+together. Both save the input and recompute the rest; a second derivative is refused (the reference has it). They are
+registered with torch.library for torch.compile; outside it autograd functions launch the kernels directly. `tiles` holds
+the device code.
 
 In half precision the fused form is the more exact one: between BatchNorm and the neuron nothing is rounded.
 """
@@ -17,6 +18,7 @@ from typing import Any, NamedTuple
 import torch
 import triton
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from lbq.kernels import tiles
 from lbq.kernels.reference import SIGNED, Constants, Rule
@@ -147,14 +149,15 @@ def forward_constants(rule: str) -> dict[str, Any]:
 
 
 class Norm(NamedTuple):
-    """BatchNorm as the kernels see it. count: elements by channel behind the statistics, 0 where they are frozen."""
+    """BatchNorm as the kernels see it. elements: how many by channel are behind the
+    statistics, 0 where these are frozen."""
 
     weight: Tensor
     bias: Tensor
     mean: Tensor
     var: Tensor
     eps: float
-    count: int = 0
+    elements: int = 0
 
 
 class Neuron(NamedTuple):
@@ -168,7 +171,9 @@ class Neuron(NamedTuple):
     rule: str
 
 
-def _forward(x: Tensor, timesteps: int, neuron: Neuron, norm: Norm | None = None, residual: Tensor | None = None) -> Tensor:
+def _forward(
+    x: Tensor, timesteps: int, neuron: Neuron, norm: Norm | None = None, residual: Tensor | None = None
+) -> Tensor:
     """x `[T, B, ...]`, or `[1, B, ...]` to be shown at every timestep."""
     x = settled(x)
     out = sequence_like(x, timesteps)
@@ -302,7 +307,7 @@ def _norm_backward(grad: Tensor, x: Tensor, norm: Norm, totals: Tensor) -> Tenso
             norm.mean,
             norm.var,
             norm.eps,
-            1 / norm.count if norm.count else 0.0,
+            1 / norm.elements if norm.elements else 0.0,
             *slab[:4],
             x.stride(0),
             grad.stride(0),
@@ -324,39 +329,25 @@ NEURON = "Tensor step, Tensor tail, Tensor alpha, Tensor? leak, Tensor? gain, Te
 NEURON_INPUTS = ("step", "tail", "alpha", "leak", "gain", "scale")
 
 
-@torch.library.custom_op("lbq::burst", mutates_args=(), schema=f"(Tensor x, {NEURON}) -> Tensor")
 def _burst(x: Tensor, *neuron: Any) -> Tensor:
     return _forward(x, x.shape[0], Neuron(*neuron))
 
 
-@_burst.register_fake
-def _(x: Tensor, *neuron: Any) -> Tensor:
-    return sequence_like(settled(x))
-
-
-@torch.library.custom_op(
-    "lbq::burst_backward", mutates_args=(), schema=f"(Tensor grad, Tensor x, {NEURON}, str wanted) -> (Tensor, Tensor)"
-)
 def _burst_backward(grad: Tensor, x: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
     *neuron, wanted = rest
     return _backward(grad, x, Neuron(*neuron), wanted.split())
 
 
-@_burst_backward.register_fake
-def _(grad: Tensor, x: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-    wanted = rest[-1].split()
-    return sequence_like(settled(x)), x.new_empty((len(wanted), rest[0].numel()), dtype=torch.float32)
-
-
-def _burst_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+def _burst_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG001
     ctx.save_for_backward(*inputs[:7])
     ctx.settings = inputs[7:]
 
 
-def _burst_grads(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+def _burst_grads(ctx: Any, grad: Tensor, backward: Any = None) -> tuple[Tensor | None, ...]:
     saved = ctx.saved_tensors
     wanted = _wanted(saved[1:7], ctx.needs_input_grad[1:7], ctx.settings[1])
-    gx, sums = torch.ops.lbq.burst_backward(grad, *saved, *ctx.settings, " ".join(wanted))
+    backward = backward or torch.ops.lbq.burst_backward
+    gx, sums = backward(grad, *saved, *ctx.settings, " ".join(wanted))
     return gx, *_spread(sums, wanted, saved[1:7]), None, None
 
 
@@ -384,15 +375,26 @@ def _spread(sums: Tensor, wanted: Sequence[str], neuron: Sequence[Tensor | None]
     return grads
 
 
-_burst.register_autograd(_burst_grads, setup_context=_burst_setup)
+class _Burst(torch.autograd.Function):
+    """The operator without the dispatcher, which costs as much as several launches: what runs outside torch.compile."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> Tensor:
+        out = _burst(*inputs)
+        _burst_setup(ctx, inputs, out)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        return _burst_grads(ctx, grad, _burst_backward)
 
 
-# The neuron after BatchNorm and a residual add
+# BatchNorm's statistics
 # --------------------------------------------------------------------------------------------------------------------
 
 
-@torch.library.custom_op("lbq::moments", mutates_args=(), schema="(Tensor x) -> (Tensor, Tensor)")
-def moments(x: Tensor) -> tuple[Tensor, Tensor]:
+def _moments(x: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and biased variance by channel of `x` [N, C, ...], float32."""
     x = x if is_dense(x.shape, x.stride()) else x.contiguous()
     slab = slab_of(x.shape, x.stride(), True, 4096)
@@ -409,18 +411,7 @@ def moments(x: Tensor) -> tuple[Tensor, Tensor]:
     return mean, var
 
 
-@moments.register_fake
-def _(x: Tensor) -> tuple[Tensor, Tensor]:
-    return x.new_empty(x.shape[1], dtype=torch.float32), x.new_empty(x.shape[1], dtype=torch.float32)
-
-
-@torch.library.custom_op(
-    "lbq::track_moments",
-    mutates_args=("running_mean", "running_var", "batches"),
-    schema="(Tensor(a!) running_mean, Tensor(b!) running_var, Tensor(c!) batches, Tensor mean, Tensor var, "
-    "float momentum, int count) -> ()",
-)
-def track_moments(
+def _track_moments(
     running_mean: Tensor, running_var: Tensor, batches: Tensor, mean: Tensor, var: Tensor, momentum: float, count: int
 ) -> None:
     """Move BatchNorm's running statistics towards those of a batch of `count` elements by channel."""
@@ -431,18 +422,13 @@ def track_moments(
         )
 
 
-@track_moments.register_fake
-def _(*_arguments: Any) -> None:
-    return None
-
+# The neuron after BatchNorm and a residual add
+# --------------------------------------------------------------------------------------------------------------------
 
 NORM = "Tensor weight, Tensor bias, Tensor mean, Tensor var, Tensor? residual"
 NORM_SETTINGS = "float eps, int count, int timesteps"
 
 
-@torch.library.custom_op(
-    "lbq::norm_burst", mutates_args=(), schema=f"(Tensor x, {NORM}, {NEURON}, {NORM_SETTINGS}) -> Tensor"
-)
 def _norm_burst(x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, var: Tensor, *rest: Any) -> Tensor:
     """x `[T, B, C, ...]`, or `[1, B, C, ...]` shown at every timestep. Where count > 0, mean and var are those of x, and
     the gradient of x goes through them too; else they are given numbers."""
@@ -450,16 +436,6 @@ def _norm_burst(x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, var: Tens
     return _forward(x, timesteps, Neuron(*neuron), Norm(weight, bias, mean, var, eps), residual)
 
 
-@_norm_burst.register_fake
-def _(x: Tensor, *rest: Any) -> Tensor:
-    return sequence_like(settled(x), rest[-1])
-
-
-@torch.library.custom_op(
-    "lbq::norm_burst_backward",
-    mutates_args=(),
-    schema=f"(Tensor grad, Tensor x, {NORM}, {NEURON}, {NORM_SETTINGS}, str wanted) -> (Tensor, Tensor, Tensor)",
-)
 def _norm_burst_backward(grad: Tensor, x: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
     weight, bias, mean, var, residual, *more = rest
     *constants, eps, count, _timesteps, names = more
@@ -470,23 +446,16 @@ def _norm_burst_backward(grad: Tensor, x: Tensor, *rest: Any) -> tuple[Tensor, T
     return gx, x.new_empty(0) if residual is None else current, totals
 
 
-@_norm_burst_backward.register_fake
-def _(grad: Tensor, x: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
-    x = settled(x)
-    residual = rest[4]
-    totals = x.new_empty((2 + len(rest[-1].split()), x.shape[2]), dtype=torch.float32)
-    return sequence_like(x), x.new_empty(0) if residual is None else sequence_like(x), totals
-
-
-def _norm_burst_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+def _norm_burst_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG001
     ctx.save_for_backward(*inputs[:12])
     ctx.settings = inputs[12:]
 
 
-def _norm_burst_grads(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+def _norm_burst_grads(ctx: Any, grad: Tensor, backward: Any = None) -> tuple[Tensor | None, ...]:
     saved = ctx.saved_tensors
     wanted = _wanted(saved[6:12], ctx.needs_input_grad[6:12], ctx.settings[1])
-    gx, current, totals = torch.ops.lbq.norm_burst_backward(grad, *saved, *ctx.settings, " ".join(wanted))
+    backward = backward or torch.ops.lbq.norm_burst_backward
+    gx, current, totals = backward(grad, *saved, *ctx.settings, " ".join(wanted))
     weight, bias, residual = saved[1], saved[2], saved[5]
     return (
         gx,
@@ -500,7 +469,85 @@ def _norm_burst_grads(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     )
 
 
-_norm_burst.register_autograd(_norm_burst_grads, setup_context=_norm_burst_setup)
+class _NormBurst(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> Tensor:
+        out = _norm_burst(*inputs)
+        _norm_burst_setup(ctx, inputs, out)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        return _norm_burst_grads(ctx, grad, _norm_burst_backward)
+
+
+# The same as operators
+# --------------------------------------------------------------------------------------------------------------------
+
+
+def _operator(name: str, function: Any, schema: str, mutates: tuple[str, ...] = ()) -> Any:
+    return torch.library.custom_op(f"lbq::{name}", function, mutates_args=mutates, schema=schema)
+
+
+BURST = _operator("burst", _burst, f"(Tensor x, {NEURON}) -> Tensor")
+BURST_BACKWARD = _operator(
+    "burst_backward", _burst_backward, f"(Tensor grad, Tensor x, {NEURON}, str wanted) -> (Tensor, Tensor)"
+)
+MOMENTS = _operator("moments", _moments, "(Tensor x) -> (Tensor, Tensor)")
+TRACK_MOMENTS = _operator(
+    "track_moments",
+    _track_moments,
+    "(Tensor(a!) running_mean, Tensor(b!) running_var, Tensor(c!) batches, Tensor mean, Tensor var, float momentum, "
+    "int count) -> ()",
+    ("running_mean", "running_var", "batches"),
+)
+NORM_BURST = _operator("norm_burst", _norm_burst, f"(Tensor x, {NORM}, {NEURON}, {NORM_SETTINGS}) -> Tensor")
+NORM_BURST_BACKWARD = _operator(
+    "norm_burst_backward",
+    _norm_burst_backward,
+    f"(Tensor grad, Tensor x, {NORM}, {NEURON}, {NORM_SETTINGS}, str wanted) -> (Tensor, Tensor, Tensor)",
+)
+BURST.register_autograd(_burst_grads, setup_context=_burst_setup)
+NORM_BURST.register_autograd(_norm_burst_grads, setup_context=_norm_burst_setup)
+
+
+# What they return, without computing it
+# --------------------------------------------------------------------------------------------------------------------
+
+
+def _burst_fake(x: Tensor, *_neuron: Any) -> Tensor:
+    return sequence_like(settled(x))
+
+
+def _burst_backward_fake(_grad: Tensor, x: Tensor, step: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    return sequence_like(settled(x)), x.new_empty((len(rest[-1].split()), step.numel()), dtype=torch.float32)
+
+
+def _moments_fake(x: Tensor) -> tuple[Tensor, Tensor]:
+    return x.new_empty(x.shape[1], dtype=torch.float32), x.new_empty(x.shape[1], dtype=torch.float32)
+
+
+def _track_moments_fake(*_arguments: Any) -> None:
+    return None
+
+
+def _norm_burst_fake(x: Tensor, *rest: Any) -> Tensor:
+    return sequence_like(settled(x), rest[-1])
+
+
+def _norm_burst_backward_fake(_grad: Tensor, x: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+    x, residual, wanted = settled(x), rest[4], rest[-1].split()
+    totals = x.new_empty((2 + len(wanted), x.shape[2]), dtype=torch.float32)
+    return sequence_like(x), x.new_empty(0) if residual is None else sequence_like(x), totals
+
+
+BURST.register_fake(_burst_fake)
+BURST_BACKWARD.register_fake(_burst_backward_fake)
+MOMENTS.register_fake(_moments_fake)
+TRACK_MOMENTS.register_fake(_track_moments_fake)
+NORM_BURST.register_fake(_norm_burst_fake)
+NORM_BURST_BACKWARD.register_fake(_norm_burst_backward_fake)
 
 
 # What neurons call
@@ -524,18 +571,17 @@ def supports(x: Tensor, constants: Constants, rule: Rule) -> str | None:
 
 def supports_norm(norm: nn.Module) -> bool:
     """Plain BatchNorm with weights and running statistics, and no hooks that would go unheard."""
-    return (
-        type(norm) in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
-        and norm.affine
-        and norm.track_running_stats
-        and norm.momentum is not None
-        and not (norm._forward_hooks or norm._forward_pre_hooks or norm._backward_hooks or norm._backward_pre_hooks)
-    )
+    if type(norm) not in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d):
+        return False
+    assert isinstance(norm, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d)
+    hooks = norm._forward_hooks or norm._forward_pre_hooks or norm._backward_hooks or norm._backward_pre_hooks
+    return norm.affine and norm.track_running_stats and norm.momentum is not None and not hooks
 
 
 def burst(x: Tensor, constants: Constants, rule: Rule) -> Tensor:
     """Scaled outputs of the sequence `x` [T, B, ...] from rest: `reference.burst_sequence`, fused."""
-    out: Tensor = torch.ops.lbq.burst(x, *_flat(constants), rule.n_max, encode(rule))
+    inputs = (x, *_flat(constants), rule.n_max, encode(rule))
+    out: Tensor = torch.ops.lbq.burst(*inputs) if torch.compiler.is_compiling() else _Burst.apply(*inputs)  # type: ignore[no-untyped-call]
     return out
 
 
@@ -551,30 +597,24 @@ def norm_burst(
 
     With `timesteps`, x is `[B, C, ...]` and shown that many times. Updates the running statistics while training.
     """
+    compiling = torch.compiler.is_compiling()
     folded = x.flatten(0, 1) if timesteps is None else x
     count = 0
     if norm.training:
         count = folded.numel() // folded.shape[1]
-        mean, var = torch.ops.lbq.moments(folded.detach())
-        torch.ops.lbq.track_moments(
-            norm.running_mean, norm.running_var, norm.num_batches_tracked, mean, var, norm.momentum, count
-        )
+        moments: Any = torch.ops.lbq.moments if compiling else _moments
+        track: Any = torch.ops.lbq.track_moments if compiling else _track_moments
+        mean, var = moments(folded.detach())
+        track(norm.running_mean, norm.running_var, norm.num_batches_tracked, mean, var, norm.momentum, count)
     else:
-        mean, var = norm.running_mean, norm.running_var  # type: ignore[assignment]
-    out: Tensor = torch.ops.lbq.norm_burst(
+        mean, var = norm.running_mean, norm.running_var
+    inputs = (
         x if timesteps is None else x[None],
-        norm.weight,
-        norm.bias,
-        mean,
-        var,
-        residual,
-        *_flat(constants),
-        rule.n_max,
-        encode(rule),
-        norm.eps,
-        count,
-        x.shape[0] if timesteps is None else timesteps,
+        *(norm.weight, norm.bias, mean, var, residual),
+        *(*_flat(constants), rule.n_max, encode(rule)),
+        *(norm.eps, count, x.shape[0] if timesteps is None else timesteps),
     )
+    out: Tensor = torch.ops.lbq.norm_burst(*inputs) if compiling else _NormBurst.apply(*inputs)  # type: ignore[no-untyped-call]
     return out
 
 

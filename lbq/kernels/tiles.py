@@ -12,16 +12,15 @@ Arithmetic is float32 without fused multiply-adds (launches pass enable_fp_fusio
 division, so that levels equal those of `lbq.kernels.reference`. NaN propagates: comparisons with NaN are written so that
 they leave it in place.
 """
-# Names in capitals are compile-time constants. Triton reads this source, so types are given to those alone.
-# ruff: noqa: N803, N806
+# Names in capitals are compile-time constants. Triton reads this source, so types are given to those alone, and branches
+# on constants stay statements: what is not taken is not compiled.
+# ruff: noqa: RET505, RUF005, SIM108
+# mypy: ignore-errors
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
-
-# mypy: disable-error-code="no-untyped-def, misc, untyped-decorator, no-untyped-call"
-
 
 # What a neuron does at one timestep
 # --------------------------------------------------------------------------------------------------------------------

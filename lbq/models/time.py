@@ -67,11 +67,7 @@ def fire(
         shown = x.dim() == y.dim()  # a static batch
         steps = timesteps if shown else x.shape[0]
         if steps is not None and not (shown and residual is not None) and neuron.fuses(y, norm, steps):
-            if shown:
-                fused: Tensor = neuron(y, norm=norm, timesteps=steps)
-                return fused
-            fused = neuron(y.unflatten(0, x.shape[:2]), norm=norm, residual=residual)
-            return fused
+            sequence = y if shown else y.unflatten(0, x.shape[:2])
+            return neuron(sequence, norm=norm, residual=residual, timesteps=steps if shown else None)
     y = unfold_time(norm(y), x, timesteps)
-    out: Tensor = neuron(y if residual is None else y + residual)
-    return out
+    return neuron(y if residual is None else y + residual)
