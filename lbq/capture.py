@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 
 import torch
@@ -47,8 +48,16 @@ class CapturedStep:
 
     def _record(self, *inputs: Tensor) -> None:
         self.inputs = [torch.empty_like(given) for given in inputs]
+        gc.collect()  # what is freed while recording, such as an earlier graph, would spoil the record
         torch.cuda.synchronize()
         torch.cuda.empty_cache()  # what the eager steps used: the graph has memory of its own
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
-            self.loss = self.step(*self.inputs)
+        collecting = gc.isenabled()
+        gc.disable()
+        try:
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                self.loss = self.step(*self.inputs)
+        finally:
+            if collecting:
+                gc.enable()
+        self.graph = graph

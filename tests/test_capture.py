@@ -113,3 +113,10 @@ def test_how_a_step_is_launched_is_no_part_of_the_configurations_hash() -> None:
     config = settings()
     assert config.hash == replace(config, train=replace(config.train, cuda_graph=False)).hash
     assert config.hash != replace(config, train=replace(config.train, deterministic=True)).hash
+
+
+@needs_gpu
+def test_one_trainer_after_another() -> None:
+    """The first one's graph is freed by the garbage collector, which must not happen while the second records."""
+    first, second = (trained(settings(), graph=True)[0] for _ in range(2))
+    assert all(torch.equal(v, second[k]) for k, v in first.items())
