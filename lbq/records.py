@@ -1,0 +1,106 @@
+"""From a finished run to a record: one JSON file that holds everything a reader needs to believe and repeat a result.
+
+Records live under `results/` and outlive the weights: the configuration, its hash, the seed, the log of every epoch, the
+versions, the machine, and the checksum of weights and data.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from lbq import runs
+from lbq.config import Config
+from lbq.errors import RunError
+from lbq.neuron import QuantReLU, SpikingNeuron
+from lbq.train import build
+
+NAMES = {"relu": "ann"}  # what a variant is called in tables, where the neuron's name is another
+OFFICIAL = "official 50,000 / 10,000"
+
+
+def record_of(run: Path | str, note: str = "") -> dict[str, Any]:
+    """The record of a finished run folder. `weights.sha256` may stand for weights that were not kept."""
+    folder = runs.check_folder(run, "config.toml", "metrics.jsonl")
+    if not (folder / "result.json").exists():
+        raise RunError(f"{folder} has no result.json: the run is not finished; continue it with --resume auto")
+    config = runs.load_config(folder)
+    result = json.loads((folder / "result.json").read_text())
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    tree = config.to_dict()
+    tree["data"]["root"] = ""  # a place on one machine
+    environment = result["environment"]
+    record = {
+        "dataset": config.data.name,
+        "model": config.model.id,
+        **describe(config),
+        "timesteps": config.model.timesteps,
+        "epochs": config.train.epochs,
+        "warmup_epochs": config.train.warmup_epochs,
+        "batch_size": config.train.batch_size,
+        "lr": config.optim.lr,
+        "seed": config.seed,
+        "split": _split(config, result["data"]),
+        "test_accuracy": result["accuracy"],
+        "arithmetic": "float",
+        "train_loss": round(result["train_loss"], 5),
+        "config_hash": result["config_hash"],
+        "weights_sha256": _checksum(folder),
+        "data_sha256": result["data"].get("sha256", ""),
+        "hardware": environment["machine"],
+        "versions": {k: environment[k] for k in ("lbq", "python", "torch", "kernel")},
+        "commit": environment["commit"],
+        "processes": result["processes"],
+        "wall_seconds": round(result["training_seconds"]),
+        "command": "lbq train CONFIG (the configuration below, with data.root set)",
+        "steps": result["steps"],
+        "tails": result["tails"],
+        "active": result["active"],
+        "config": tree,
+        "log": [_short(line) for line in lines],
+    }
+    return record | ({"note": note} if note else {})
+
+
+def describe(config: Config) -> dict[str, Any]:
+    """What the network's neurons are: variant, step (fixed, learned, none), its gradient, surrogate, n_max."""
+    name = str(config.neuron.get("name"))
+    neurons = [m for m in build(config).modules() if isinstance(m, SpikingNeuron | QuantReLU)]
+    if not neurons:
+        return {"variant": NAMES.get(name, name), "step": "none", "surrogate": "none", "n_max": 0}
+    neuron = neurons[0]
+    learned = any("rho" in dict(n.named_parameters(recurse=False)) for n in neurons)
+    step = "learned" if learned else "fixed"
+    if name in ("ternary", "ternary_learned"):
+        name = f"ternary_{step}"
+    found = {"variant": NAMES.get(name, name), "step": step, "surrogate": neuron.surrogate.name, "n_max": neuron.n_max}
+    if learned and getattr(neuron, "step_gradient", "sum") != "sum":
+        found["step_gradient"] = neuron.step_gradient
+    return found
+
+
+def _split(config: Config, data: Mapping[str, str]) -> str:
+    if "split" in data:
+        return data["split"]
+    official = OFFICIAL if config.data.name in ("cifar10", "cifar100") else "official"
+    return f"{official}, {config.data.holdout:g} held out of training" if config.data.holdout else official
+
+
+def _checksum(folder: Path) -> str:
+    weights, kept = folder / "weights.safetensors", folder / "weights.sha256"
+    if weights.exists():
+        with open(weights, "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    if kept.exists():
+        return kept.read_text().split()[0]
+    raise RunError(f"{folder} has neither weights.safetensors nor weights.sha256: its record would prove nothing")
+
+
+def _short(line: Mapping[str, Any]) -> dict[str, Any]:
+    steps = line["steps"].values()
+    short = {k: line[k] for k in ("epoch", "loss", "train_accuracy", "lr", "seconds", "test_accuracy")}
+    short = {k: round(v, 5) if isinstance(v, float) else v for k, v in short.items()}
+    return short | ({"step_min": round(min(steps), 4), "step_max": round(max(steps), 4)} if steps else {})
