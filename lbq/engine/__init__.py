@@ -1,4 +1,3 @@
-"""Run a network from plain numbers on integer levels, without PyTorch: dense (the oracle) or by non-zero bit planes."""
+"""Run deployed networks on integers, without PyTorch: `net = lbq.engine.load("model.lbq"); net.run(images)`."""
 
-from lbq.engine.execute import Result as Result
-from lbq.engine.execute import execute as execute
+from lbq.engine.numpy_kernels import Counts as Counts
