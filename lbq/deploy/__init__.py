@@ -1,5 +1,7 @@
 """From a trained network to integers: lower (trace, fold BatchNorm), rewrite (absorb the steps), quantise, export."""
 
+from lbq.deploy.export import deploy as deploy
+from lbq.deploy.export import deploy_run as deploy_run
 from lbq.deploy.lower import lower as lower
 from lbq.deploy.quantise import quantise as quantise
 from lbq.deploy.rewrites import absorb as absorb
