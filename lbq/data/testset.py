@@ -64,7 +64,9 @@ def scan_files(name: str, root: Path | str) -> folder.FolderIndex | shards.Shard
     where = needed(name, root)
     index = shards.scan_shards(where) if shards.has_shards(where) else folder.scan_folder(where)
     if name == "imagenet" and len(index.classes) != 1000:
-        raise DataError(f"{index.root} holds {len(index.classes)} classes, ImageNet-1K has 1000: is this another dataset?")
+        raise DataError(
+            f"{index.root} holds {len(index.classes)} classes, ImageNet-1K has 1000: is this another dataset?"
+        )
     return index
 
 

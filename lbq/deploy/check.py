@@ -107,7 +107,9 @@ def check_integers(net: nn.Module, source: Source, deployed: Network, test: Test
         correct += int((found.predictions == one.labels).sum())
         agree += int((found.predictions == one.logits.argmax(1)).sum())
     account = counter.account()
-    counted = sum(count.bit_sparse for part in (account.synapses, account.shortcuts, account.stem) for count in part.values())
+    counted = sum(
+        count.bit_sparse for part in (account.synapses, account.shortcuts, account.stem) for count in part.values()
+    )
     return IntegerCheck(
         images=images,
         bytes=size,

@@ -225,7 +225,8 @@ def quantise_readout(readout: Layer, timesteps: int) -> tuple[IntegerLayer, floa
     unit = (heaviest or 1.0) / largest_weight(HEAD_BITS)
     units = np.full(readout.shape[0], unit)
     synapses = tuple(
-        integer_weights(s, units, HEAD_BITS) if s.kind == "conv" else integer_identity(s, units) for s in readout.synapses
+        integer_weights(s, units, HEAD_BITS) if s.kind == "conv" else integer_identity(s, units)
+        for s in readout.synapses
     )
     bias = np.rint(readout.bias * timesteps / unit).astype(np.int64)
     return IntegerLayer(readout.name, synapses, bias, readout.shape, 0, None, units), unit / timesteps

@@ -143,7 +143,9 @@ class _Fields:
             raise ArtefactError(f"{where} must be an object")
         if set(value) != set(keys):
             odd = sorted(set(value) ^ set(keys))
-            raise ArtefactError(f"{where} must have the entries {', '.join(keys)}; wrong or missing: {', '.join(odd)[:80]}")
+            raise ArtefactError(
+                f"{where} must have the entries {', '.join(keys)}; wrong or missing: {', '.join(odd)[:80]}"
+            )
         self.value, self.where = value, where
 
     def take(self, key: str, kind: type, ok: Callable[[Any], bool] = lambda _: True) -> Any:
@@ -312,7 +314,9 @@ class _Reader:
     def _pool(self, value: Any, where: str) -> Pool:
         fields = _Fields(value, f"{where}: a pool", "kind", "kernel", "stride", "padding")
         kind = fields.take("kind", str, lambda v: v in ("max", "sum"))
-        pool = Pool(kind, fields.pair("kernel", 1, 2**10), fields.pair("stride", 1, 2**10), fields.pair("padding", 0, 2**9))
+        pool = Pool(
+            kind, fields.pair("kernel", 1, 2**10), fields.pair("stride", 1, 2**10), fields.pair("padding", 0, 2**9)
+        )
         if any(2 * p > k for p, k in zip(pool.padding, pool.kernel, strict=True)):
             raise ArtefactError(f"{where}: a pool's padding is more than half its kernel")
         return pool
@@ -346,8 +350,10 @@ class _Reader:
                 fields.take(
                     name,
                     list,
-                    lambda v: len(v) == network.timesteps
-                    and all(isinstance(d, str) and re.fullmatch(r"[0-9a-f]{64}", d) for d in v),
+                    lambda v: (
+                        len(v) == network.timesteps
+                        and all(isinstance(d, str) and re.fullmatch(r"[0-9a-f]{64}", d) for d in v)
+                    ),
                 )
             )
             for name in names

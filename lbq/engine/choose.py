@@ -99,4 +99,6 @@ class Prepared:
 
 
 def warn_fallback(reason: str) -> None:
-    warnings.warn(f"the native kernels are not used ({reason}): NumPy's are right but slow", RuntimeWarning, stacklevel=3)
+    warnings.warn(
+        f"the native kernels are not used ({reason}): NumPy's are right but slow", RuntimeWarning, stacklevel=3
+    )

@@ -42,7 +42,9 @@ def load_levels(path: Path | str) -> dict[str, NDArray[Any]]:
         raise ArtefactError(f"{path} holds no levels")
     found = {}
     for name, packed in tensors.items():
-        shape, signed = (layers[name].get(key) if isinstance(layers[name], dict) else None for key in ("shape", "signed"))
+        shape, signed = (
+            layers[name].get(key) if isinstance(layers[name], dict) else None for key in ("shape", "signed")
+        )
         whole = isinstance(shape, list) and all(type(n) is int and 0 < n < 2**31 for n in shape)
         values = np.prod(shape, dtype=np.float64) if whole else np.inf
         fits = packed.dtype == np.uint8 and packed.ndim == 2 and values <= MOST_VALUES

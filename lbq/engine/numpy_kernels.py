@@ -113,7 +113,9 @@ class PackedConv:
     ) -> tuple[NDArray[Any], Counts]:
         """Currents of `levels` [B, H, W, I], and what was done."""
         if levels.ndim != 4 or levels.shape[3] != self.inputs or levels.dtype.kind not in "iu":
-            raise ValueError(f"levels must be integers [B, H, W, {self.inputs}], got {levels.dtype} {list(levels.shape)}")
+            raise ValueError(
+                f"levels must be integers [B, H, W, {self.inputs}], got {levels.dtype} {list(levels.shape)}"
+            )
         if method not in METHODS:
             raise ValueError(f"method must be one of {', '.join(METHODS)}, got {method!r}")
         if backend not in BACKENDS:

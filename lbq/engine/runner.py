@@ -121,7 +121,9 @@ class Runner:
         self.network = network
         self.plan = Plan(network)
         self.prepared = {
-            s.name: Prepared(s, network.largest(s), network.negative(s)) for layer in network.layers for s in layer.convs
+            s.name: Prepared(s, network.largest(s), network.negative(s))
+            for layer in network.layers
+            for s in layer.convs
         }
         self.heads = {
             s.name: numpy_kernels.pack(s.weight, s.stride, s.padding, s.dilation, s.groups, np.int64)
