@@ -148,7 +148,7 @@ class Account:
         shift is fused into the accumulation."""
         if backend not in BACKENDS:
             raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
-        return self.total.shifts if backend == "explicit" else 0.0
+        return self.total.shifts if backend == "explicit" and not self.unit_events else 0.0
 
     def operations(self, backend: Backend = "preshifted") -> Operations:
         """What the paper's energy model prices. Binary and ternary events need no formation."""

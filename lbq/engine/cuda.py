@@ -83,8 +83,7 @@ class TorchRunner:
         }
         counts = {s.name: Counts() for s in net.synapses}
         levels = {name: np.concatenate(parts, axis=1) for name, parts in kept.items()} if trace else None
-        joined = np.concatenate(logits) if logits else np.zeros((0, net.readout.shape[0]), np.int64)
-        return Output(joined, net.scale, counts, choices, levels)
+        return Output(np.concatenate(logits), net.scale, counts, choices, levels)
 
     def _some(self, x: NDArray[np.uint8], kept: dict[str, list[Integers]] | None) -> NDArray[np.int64]:
         net, steps = self.network, self.network.timesteps

@@ -79,6 +79,8 @@ class Network:
         if x.shape != (*lead, x.shape[len(lead)] if x.ndim > len(lead) else 0, *net.input_shape):
             expected = ", ".join(map(str, (*lead, "B", *net.input_shape)))
             raise LbqError(f"images must be [{expected}], got {list(np.shape(images))}")
+        if not x.size:
+            raise LbqError("images must not be empty")
         return cast("NDArray[np.uint8]", x)
 
     def verify(self, engine: Engine = "auto") -> int:

@@ -35,7 +35,8 @@ class Counts:
     """What a kernel did, summed over the images of its calls.
 
     accumulations: weights added; formations: set bits exposed, once each; shifts: weights shifted before they were
-    added (backend `explicit`); horner_shifts: shifts of whole accumulators between planes (backend `horner`);
+    added (backend `explicit`); horner_shifts: shifts of accumulators between planes (backend `horner`), one for each
+    output and plane below the highest that any level of the call has;
     neurons_active: inputs that were not zero. A dense product does none of these, and counts nothing.
     """
 
@@ -126,7 +127,7 @@ class PackedConv:
         if method == "dense":
             self._multiply(levels, out)
             return out, Counts()
-        counts = Counts()
+        counts, planes = Counts(), planes_of(levels)
         together = max(GATHERED // max(levels[0].size * self.outputs if len(levels) else 1, 1), 1)
         for start in range(0, len(levels), together):  # a few images at a time, so that gathered rows stay small
             some, acc = levels[start : start + together], out[start : start + together].reshape(-1, self.outputs)
@@ -134,7 +135,7 @@ class PackedConv:
             if method == "level":
                 counts += self._by_level(some, acc, size)
             else:
-                counts += self._by_planes(some, acc, size, backend)
+                counts += self._by_planes(some, acc, size, planes, backend)
         return out, counts
 
     def _multiply(self, levels: Integers, out: NDArray[Any]) -> None:
@@ -163,8 +164,9 @@ class PackedConv:
         events = _Events(b, y, x, c, level[b, y, x, c].astype(self.accumulator))
         return Counts(self._gather(events, acc, size, self.rows), 0, 0, 0, len(b))
 
-    def _by_planes(self, level: Integers, acc: NDArray[Any], size: tuple[int, int], backend: Backend) -> Counts:
-        planes = planes_of(level)
+    def _by_planes(
+        self, level: Integers, acc: NDArray[Any], size: tuple[int, int], planes: int, backend: Backend
+    ) -> Counts:
         signs = np.sign(level.astype(self.accumulator))
         counts = Counts(neurons_active=int(np.count_nonzero(level)))
         formed = bit_planes(level, planes)

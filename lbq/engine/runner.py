@@ -173,8 +173,7 @@ class Runner:
         for part in parts:
             for name, found in part.counts.items():
                 counts[name] = counts.get(name, Counts()) + found
-        classes = self.network.readout.shape[0]
-        logits = np.concatenate([part.logits for part in parts]) if parts else np.zeros((0, classes), np.int64)
+        logits = np.concatenate([part.logits for part in parts])
         levels = None
         if trace:
             levels = {
@@ -247,7 +246,7 @@ class _Job:
         self.levels[layer.name] = out_levels
         if self.trace:
             split = out_levels.reshape(net.timesteps, self.batch, *out_levels.shape[1:])
-            self.kept[layer.name] = np.ascontiguousarray(split.transpose(0, 1, 4, 2, 3))
+            self.kept[layer.name] = split.transpose(0, 1, 4, 2, 3).copy()  # the slot will be used again
 
     def _read(self, synapse: Synapse) -> Integers:
         """The (pooled) levels that a synapse reads, `[T * B, H, W, C]`."""
