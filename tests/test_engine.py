@@ -493,7 +493,7 @@ def test_the_gpu_engine_refuses_what_float32_cannot_hold() -> None:
     for i, layer in enumerate(layers):
         heavy = tuple(replace(s, weight=np.full_like(s.weight, 127)) for s in layer.synapses)
         layers[i] = replace(layer, synapses=heavy)
-    with pytest.raises(LbqError, match="'layer3.0.conv2' may reach 18652320, which float32 does not hold exactly: use another"):
+    with pytest.raises(LbqError, match="'layer3.0.conv2' may reach 18653760, which float32 does not hold exactly: use another"):
         TorchRunner(replace(network, layers=tuple(layers)), "cpu")
     with pytest.raises(LbqError, match="needs more than 8 bits"):
         TorchRunner(deployed("resnet8w2", bits=16).network, "cpu")

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from lbq.engine.network import (
     FLOAT64_BOUND,
+    LARGEST_PIXEL,
     LEAST_THRESHOLD,
     MEMBRANE_BOUND,
     IntegerLayer,
@@ -28,7 +29,7 @@ from lbq.graph import INPUT, Array, Graph, Layer, NeuronSpec, Synapse
 
 BITS = (4, 5, 6, 7, 8, 16)
 STEM_BITS, HEAD_BITS = 8, 16  # at least these: the first layer sees 8-bit pixels, the last decides
-FINEST_UNIT = 2**16  # a unit is never finer than the step divided by this, so that dead channels are harmless
+FINEST = 8  # a unit is never finer than the step / 2^(bits + 8), so that dead channels are harmless
 MOST_FRACTION = 20
 LEAK_BITS = 16
 
@@ -126,8 +127,12 @@ def check_finite(layer: Layer) -> None:
 
 
 def shared_unit(layer: Layer, step: Array, bits: int) -> Array:
-    """q_c `[C]`: the largest weight of any convolution into channel c, over 2^(bits-1) - 1, but no finer than step / 2^16."""
-    unit = step / FINEST_UNIT
+    """q_c `[C]`: the largest weight of any convolution into channel c, over 2^(bits-1) - 1.
+
+    But no finer than step / 2^(bits + 8) (of a current, where pixels come in: they count to 255, and not to a few).
+    """
+    whole = LARGEST_PIXEL if any(s.source == INPUT for s in layer.synapses) else 1
+    unit = step / (whole * 2 ** (bits + FINEST))
     for synapse in layer.synapses:
         if synapse.kind == "conv":
             unit = np.maximum(unit, np.abs(synapse.weight).max((1, 2, 3), initial=0) / largest_weight(bits))
@@ -228,7 +233,7 @@ def quantise_readout(readout: Layer, timesteps: int) -> tuple[IntegerLayer, floa
         integer_weights(s, units, HEAD_BITS) if s.kind == "conv" else integer_identity(s, units)
         for s in readout.synapses
     )
-    bias = np.rint(readout.bias * timesteps / unit).astype(np.int64)
+    bias = np.clip(np.rint(readout.bias * timesteps / unit), -FLOAT64_BOUND, FLOAT64_BOUND).astype(np.int64)
     return IntegerLayer(readout.name, synapses, bias, readout.shape, 0, None, units), unit / timesteps
 
 
