@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+import math
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from lbq.account import BACKENDS, Account, Operations, energy_mj
@@ -14,14 +14,14 @@ from lbq.graph import Graph
 
 @dataclass(frozen=True)
 class Measurement:
-    """accuracy in percent, None where labels are not known; `exact` and `rate` are None for a network without spikes."""
+    """accuracy in percent, NaN where labels are not known; `exact` and `rate` are None for a network without spikes."""
 
     graph: Graph | IntegerNetwork
     images: int
-    accuracy: float | None
+    accuracy: float
     exact: Account | None
     rate: Account | None
-    histograms: Mapping[str, LevelHistogram] = field(default_factory=dict)
+    histograms: dict[str, LevelHistogram]
 
     @property
     def ann_energy_mj(self) -> float:
@@ -32,7 +32,7 @@ class Measurement:
         modes = {str(a.mode): _account_dict(a) for a in (self.exact, self.rate) if a is not None}
         return {
             "images": self.images,
-            "accuracy": self.accuracy,
+            "accuracy": None if math.isnan(self.accuracy) else self.accuracy,
             "macs": self.graph.macs,
             "valid_macs": sum(s.valid_macs for s in self.graph.synapses),
             "units": self.graph.units,

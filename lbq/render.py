@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -277,12 +278,12 @@ def render_account(measured: Measurement) -> None:
     console = make_console()
     if measured.exact is None or measured.rate is None:
         console.print(
-            f"accuracy {measured.accuracy or 0:.2f} % on {measured.images} images; no spikes: {measured.graph.macs:,} MACs, "
+            f"accuracy {measured.accuracy:.2f} % on {measured.images} images; no spikes: {measured.graph.macs:,} MACs, "
             f"{1e3 * measured.ann_energy_mj:.3f} µJ per image, modelled"
         )
         return
     exact, rate = measured.exact, measured.rate
-    accuracy = "" if measured.accuracy is None else f" (accuracy {measured.accuracy:.2f} %)"
+    accuracy = "" if math.isnan(measured.accuracy) else f" (accuracy {measured.accuracy:.2f} %)"
     table = make_table(
         f"Accumulations per image, thousands, over {measured.images} images{accuracy}",
         "synapse", "unary", "bit-sparse", "saved %", "shifted", "events", "rate x MACs",

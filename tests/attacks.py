@@ -214,7 +214,9 @@ CHANGES: dict[str, Callable[[Tree, Tensors], Any]] = {
     "pool past the input": _set(*S, "pools", value=[{**POOL, "kernel": [100, 100]}]),
     "pool padded too much": _set(*S, "pools", value=[{**POOL, "padding": [2, 2]}]),
     "pool of pixels": _set("layers", 0, "synapses", 0, "pools", value=[POOL]),
-    "maximum of a sum": _set(*S, "pools", value=[{**POOL, "kernel": [1, 1], "stride": [1, 1]}, {**POOL, "kind": "max"}]),
+    "maximum of a sum": _set(
+        *S, "pools", value=[{**POOL, "kernel": [1, 1], "stride": [1, 1]}, {**POOL, "kind": "max"}]
+    ),
     "hundred pools": _set(*S, "pools", value=[{**POOL, "kernel": [1, 1], "stride": [1, 1]}] * 100),
     "n_max zero": _set(*L, "neuron", "n_max", value=0),
     "n_max 256": _set(*L, "neuron", "n_max", value=256),

@@ -41,7 +41,9 @@ def warmed(net: nn.Module, *shape: int, static: bool = True, seed: int = 0) -> n
     return net.eval()
 
 
-def small(id: str = "resnet8w4", neuron: Any = "lbq", shape: tuple[int, int, int] = (3, 8, 8), **options: Any) -> nn.Module:
+def small(
+    id: str = "resnet8w4", neuron: Any = "lbq", shape: tuple[int, int, int] = (3, 8, 8), **options: Any
+) -> nn.Module:
     torch.manual_seed(0)
     options = {"timesteps": 2, "num_classes": 5, **options}
     return warmed(models.create(id, neuron=neuron, in_channels=shape[0], **options), *shape)

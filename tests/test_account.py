@@ -102,7 +102,7 @@ def brute_force(graph: Graph, levels: dict[str, np.ndarray]) -> dict[str, Count]
             steps = [pool(step, s.pools) for step in levels[s.source]]
             events = [pool(np.abs(step), s.pools) for step in levels[s.source]]
             if layer is graph.readout:  # once, on sums over time
-                steps, events = [sum(steps)], [sum(events)]
+                steps, events = [np.sum(steps, axis=0)], [np.sum(events, axis=0)]
             for pooled, unit in zip(steps, events, strict=True):
                 for image, events_in in zip(pooled, unit, strict=True):
                     for oy in range(s.out_shape[1]):

@@ -46,7 +46,9 @@ def test_what_is_saved_is_what_is_loaded(tmp_path: Path, neuron: Any, options: d
     assert all(np.array_equal(one.levels[name], two.levels[name]) for name in one.levels)
     assert after.verify() == 8
     engine.save(tmp_path / "b.lbq", after)
-    assert (tmp_path / "a.lbq").read_bytes() == (tmp_path / "b.lbq").read_bytes()  # and for the same network, the same bytes
+    assert (tmp_path / "a.lbq").read_bytes() == (
+        tmp_path / "b.lbq"
+    ).read_bytes()  # and for the same network, the same bytes
 
 
 def test_the_file_is_safetensors_with_integers_only(good: Path) -> None:
@@ -115,7 +117,7 @@ def test_forged_files_are_refused_or_run(good: Path, tmp_path: Path, data: st.Da
     tensors, text = container.decode(good.read_bytes())
     if data.draw(st.booleans()):
         at = data.draw(st.integers(0, len(text) - 1))
-        text = text[:at] + data.draw(st.sampled_from([*"0123456789-,.\"[]{}etn", "1e999", "-0", ""])) + text[at + 1 :]
+        text = text[:at] + data.draw(st.sampled_from([*'0123456789-,."[]{}etn', "1e999", "-0", ""])) + text[at + 1 :]
     else:
         name = data.draw(st.sampled_from(sorted(tensors)))
         raw = bytearray(tensors[name].tobytes())
@@ -125,8 +127,8 @@ def test_forged_files_are_refused_or_run(good: Path, tmp_path: Path, data: st.Da
     path.write_bytes(container.encode(tensors, text))
     try:
         net = engine.load(path)
-    except ArtefactError as error:
-        assert "\n" not in str(error)
+    except ArtefactError:
+        refused(path)
         return
     shape = net.network.input_shape if net.network.static else (net.network.timesteps, 1, *net.network.input_shape)
     x = np.zeros(shape, np.uint8)
@@ -148,7 +150,7 @@ def test_nothing_half_written_is_left(tmp_path: Path, monkeypatch: pytest.Monkey
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(container.os, "fsync", full)
+    monkeypatch.setattr("os.fsync", full)
     with pytest.raises(ArtefactError, match=r"cannot write .*model.lbq: No space left on device"):
         engine.save(tmp_path / "model.lbq", deployed("resnet8w2"))
     assert not list(tmp_path.iterdir())
@@ -209,4 +211,3 @@ def test_wrong_level_files_are_refused(tmp_path: Path, good: Path) -> None:
         container.write(path, {"a": np.zeros((2, 1), np.uint8)}, text)
         with pytest.raises(LbqError, match="holds no levels|not described as it is stored"):
             load_levels(path)
-

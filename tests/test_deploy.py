@@ -55,7 +55,9 @@ def test_one_unit_per_channel_is_shared_by_all_convolutions_into_it() -> None:
     np.testing.assert_allclose(shared_unit(layer, np.full(3, 0.5), 4)[:2], [1.27 / 7, 2.54 / 7])
 
 
-@pytest.mark.parametrize(("bits", "most", "kind"), [(4, 7, np.int8), (6, 31, np.int8), (8, 127, np.int8), (16, 32767, np.int16)])
+@pytest.mark.parametrize(
+    ("bits", "most", "kind"), [(4, 7, np.int8), (6, 31, np.int8), (8, 127, np.int8), (16, 32767, np.int16)]
+)
 def test_weights_use_the_bits_they_are_given(bits: int, most: int, kind: Any) -> None:
     network = quantise(rewritten(small()), bits)
     for layer in network.layers:
@@ -128,7 +130,9 @@ def test_fractions_are_as_large_as_the_bound_allows() -> None:
             layer,
             fraction=layer.fraction + 1,
             bias=2 * layer.bias.astype(np.int64),
-            synapses=tuple(replace(s, weight=2 * s.weight.astype(np.int64)) if s.kind == "identity" else s for s in layer.synapses),
+            synapses=tuple(
+                replace(s, weight=2 * s.weight.astype(np.int64)) if s.kind == "identity" else s for s in layer.synapses
+            ),
         )
         assert membrane_bound(doubled, largest, network.timesteps) >= MEMBRANE_BOUND * 0.99
         assert int(layer.neuron.thresholds[:, 0].min()) >= 64
@@ -160,7 +164,8 @@ def test_sixteen_bits_are_nearly_exact_for_every_neuron(neuron: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("id", "shape"), [("vgg11w4", (3, 32, 32)), ("resnet18", (3, 32, 32)), ("resnet18w4", (1, 9, 9)), ("resnet19w64fc256", (3, 8, 8))]
+    ("id", "shape"),
+    [("vgg11w4", (3, 32, 32)), ("resnet18", (3, 32, 32)), ("resnet18w4", (1, 9, 9)), ("resnet19w64fc256", (3, 8, 8))],
 )
 def test_networks_of_every_family_deploy(id: str, shape: tuple[int, int, int]) -> None:
     net = deployed(id, shape=shape)
@@ -174,7 +179,12 @@ def test_average_pools_inside_become_sums() -> None:
             super().__init__()
             self.timesteps = 2
             self.conv, self.sn, self.avg = nn.Conv2d(3, 4, 3, padding=1), BurstNeuron(200), nn.AvgPool2d(2)
-            self.conv2, self.sn2, self.pool, self.fc = nn.Conv2d(4, 4, 3), BurstNeuron(), nn.AdaptiveAvgPool2d(1), nn.Linear(4, 3)
+            self.conv2, self.sn2, self.pool, self.fc = (
+                nn.Conv2d(4, 4, 3),
+                BurstNeuron(),
+                nn.AdaptiveAvgPool2d(1),
+                nn.Linear(4, 3),
+            )
 
         def forward(self, x: Tensor) -> Tensor:
             x = self.sn(over_time(x, self.conv, timesteps=2))
@@ -203,7 +213,11 @@ def test_an_artefact_of_the_same_network_is_the_same() -> None:
 def trained() -> tuple[nn.Module, Config]:
     """A small network trained on digits for a few epochs."""
     config = Config.from_dict(
-        {"model": {"id": "resnet8w8"}, "augment": {"shift": 1}, "train": {"epochs": 6, "batch_size": 64, "eval_every": 6}}
+        {
+            "model": {"id": "resnet8w8"},
+            "augment": {"shift": 1},
+            "train": {"epochs": 6, "batch_size": 64, "eval_every": 6},
+        }
     )
     trainer = train.Trainer(config, open_source(config))
     for _ in trainer.fit():
@@ -266,7 +280,10 @@ def forward_of(net: nn.Module, function: Any) -> nn.Module:
         (MLF, "layer 'sn1': MLF keeps several membranes per neuron, .*; use LadderNeuron"),
         (ReLU, "layer 'sn1' is not a spiking neuron: it has no integer levels"),
         (lambda: BurstNeuron(300), "layer 'sn1': n_max is 300, but levels are 8-bit: use at most 255"),
-        (lambda: BurstNeuron(5, step=3e-6), "layer 'sn1': its first threshold is .* units, fewer than 64: the step 3e-06 is too small"),
+        (
+            lambda: BurstNeuron(5, step=3e-6),
+            "layer 'sn1': its first threshold is .* units, fewer than 64: the step 3e-06 is too small",
+        ),
     ],
 )
 def test_neurons_without_an_integer_form_are_refused_by_layer(neuron: Any, message: str) -> None:
@@ -298,7 +315,9 @@ def test_what_does_not_fit_is_refused() -> None:
         (changed(bias=np.full(4, 1e30)), "layer 'sn1': its membrane may reach 2\\^30: use fewer weight bits"),
         (replace(graph, readout=replace(graph.readout, shape=(5, 2, 2))), r"readout: it gives \(5, 2, 2\) and not one"),
         (
-            replace(graph, readout=replace(graph.readout, synapses=(replace(graph.readout.synapses[0], source=INPUT),))),
+            replace(
+                graph, readout=replace(graph.readout, synapses=(replace(graph.readout.synapses[0], source=INPUT),))
+            ),
             "readout: it reads the input itself",
         ),
         (replace(graph, readout=replace(graph.readout, bias=np.full(5, 1e30))), "readout: its sums may reach 2\\^53"),

@@ -37,7 +37,9 @@ from tests.small_nets import deployed, pixels, warmed
 Ints = np.ndarray[Any, Any]
 
 
-def brute_force(weight: Ints, level: Ints, stride: int, padding: int, dilation: int, groups: int) -> tuple[Ints, Counts, int]:
+def brute_force(
+    weight: Ints, level: Ints, stride: int, padding: int, dilation: int, groups: int
+) -> tuple[Ints, Counts, int]:
     """Currents of one image [H, W, I], what bit planes must do for them, one bit and weight at a time, and how many
     weights meet a level that is not zero."""
     outputs, per_group, kh, kw = weight.shape
@@ -68,7 +70,8 @@ def brute_force(weight: Ints, level: Ints, stride: int, padding: int, dilation: 
     st.integers(0, 2), st.integers(1, 2), st.sampled_from([np.int8, np.int16]), st.booleans(), st.integers(0, 2**31),
 )  # fmt: skip
 def test_every_method_equals_brute_force(
-    groups: int, wide: int, kernel: tuple[int, int], stride: int, padding: int, dilation: int, kind: Any, signed: bool, seed: int
+    groups: int, wide: int, kernel: tuple[int, int], stride: int, padding: int, dilation: int, kind: Any, signed: bool,
+    seed: int,
 ) -> None:  # fmt: skip
     """Currents, and counts that equal the closed forms: zero for a dense product, the explicit backend's shifts,
     Horner's (K - 1) per output."""
@@ -128,7 +131,8 @@ def test_kernels_refuse_what_they_do_not_take() -> None:
     with pytest.raises(ValueError, match="weights must be int8 or int16"):
         numpy_kernels.pack(np.ones((1, 1, 1, 1)))
     conv = numpy_kernels.pack(np.ones((1, 2, 1, 1), np.int8))
-    for levels in (np.zeros((1, 1, 1, 3), np.uint8), np.zeros((1, 1, 1, 2)), np.zeros((1, 1, 2), np.uint8)):
+    wrong: list[Any] = [np.zeros((1, 1, 1, 3), np.uint8), np.zeros((1, 1, 1, 2)), np.zeros((1, 1, 2), np.uint8)]
+    for levels in wrong:
         with pytest.raises(ValueError, match=r"levels must be integers \[B, H, W, 2\]"):
             conv.run(levels)
     good = np.zeros((1, 1, 1, 2), np.uint8)
@@ -236,7 +240,8 @@ def test_the_leak_rounds_half_up(v: int, k: int, data: st.DataObject) -> None:
     st.sampled_from([None, (1, 1), (3, 2), (65000, 16), (0, 1)]), st.integers(0, 2**31),
 )  # fmt: skip
 def test_no_membrane_passes_its_proved_bound(
-    weights: list[int], bias: int, fraction: int, kind: Any, decay: bool, signed: bool, step: int, reset: int, leak: Any, seed: int
+    weights: list[int], bias: int, fraction: int, kind: Any, decay: bool, signed: bool, step: int, reset: int, leak: Any,
+    seed: int,
 ) -> None:  # fmt: skip
     """Worst-case and random levels never take U beyond `membrane_bound`, whatever the neuron."""
     steps, inputs = 4, len(weights)
@@ -319,13 +324,17 @@ def agrees_with_the_definition(net: Network, x: Ints) -> None:
 
 
 @pytest.mark.parametrize(("id", "neuron", "shape", "options"), CASES[:-1])
-def test_engines_equal_the_definition(id: str, neuron: Any, shape: tuple[int, int, int], options: dict[str, Any]) -> None:
+def test_engines_equal_the_definition(
+    id: str, neuron: Any, shape: tuple[int, int, int], options: dict[str, Any]
+) -> None:
     """docs/deploy.md in Python's own integers, one number at a time, asserting the bounds as it goes."""
     agrees_with_the_definition(deployed(id, neuron, shape, **options), pixels(1, *shape))
 
 
 @pytest.mark.parametrize(("id", "neuron", "shape", "options"), CASES)
-def test_all_engines_give_the_same_bits(id: str, neuron: Any, shape: tuple[int, int, int], options: dict[str, Any]) -> None:
+def test_all_engines_give_the_same_bits(
+    id: str, neuron: Any, shape: tuple[int, int, int], options: dict[str, Any]
+) -> None:
     net = deployed(id, neuron, shape, **options)
     x = pixels(5, *shape, seed=3)
     dense = net.run(x, "dense", trace=True)
@@ -369,7 +378,7 @@ def test_branches_pools_groups_and_a_static_image_beside_levels() -> None:
     agrees_with_the_definition(net, x[:2])
     dense = net.run(x, "dense", trace=True)
     for engine in ("bitplane", "auto"):
-        assert same(dense, net.run(x, engine, trace=True))  # type: ignore[arg-type]
+        assert same(dense, net.run(x, engine, trace=True))
     assert same(dense, net.on_device("cpu").run(x, trace=True))
 
 
@@ -493,7 +502,9 @@ def test_the_gpu_engine_refuses_what_float32_cannot_hold() -> None:
     for i, layer in enumerate(layers):
         heavy = tuple(replace(s, weight=np.full_like(s.weight, 127)) for s in layer.synapses)
         layers[i] = replace(layer, synapses=heavy)
-    with pytest.raises(LbqError, match="'layer3.0.conv2' may reach 18653760, which float32 does not hold exactly: use another"):
+    with pytest.raises(
+        LbqError, match="'layer3.0.conv2' may reach 18653760, which float32 does not hold exactly: use another"
+    ):
         TorchRunner(replace(network, layers=tuple(layers)), "cpu")
     with pytest.raises(LbqError, match="needs more than 8 bits"):
         TorchRunner(deployed("resnet8w2", bits=16).network, "cpu")
@@ -519,7 +530,12 @@ def test_a_readout_of_levels_alone() -> None:
         def __init__(self) -> None:
             super().__init__()
             self.timesteps = 2
-            self.conv, self.sn, self.pool, self.fc = nn.Conv2d(3, 4, 3), BurstNeuron(), nn.AdaptiveAvgPool2d(1), nn.Conv2d(4, 4, 1)
+            self.conv, self.sn, self.pool, self.fc = (
+                nn.Conv2d(3, 4, 3),
+                BurstNeuron(),
+                nn.AdaptiveAvgPool2d(1),
+                nn.Conv2d(4, 4, 1),
+            )
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             x = self.sn(over_time(x, self.conv, timesteps=2))

@@ -263,10 +263,8 @@ class _Reader:
 
     def _synapse(self, value: Any) -> Synapse:
         kind = value.get("kind") if isinstance(value, dict) else None
-        keys = ("name", "source", "kind", "pools")
-        if kind == "conv":
-            keys += ("stride", "padding", "dilation", "groups")
-        fields = _Fields(value, "a synapse", *keys)
+        more = ("stride", "padding", "dilation", "groups") if kind == "conv" else ()
+        fields = _Fields(value, "a synapse", "name", "source", "kind", "pools", *more)
         name = self._new_name(fields, "synapse")
         where = f"synapse {name!r}"
         source = fields.take("source", str)

@@ -91,9 +91,9 @@ class Prepared:
         """The density at which both methods would take the same time: planes take time in proportion to it."""
         conv, times = self.conv("native"), {}
         for method in ("bitplane", "dense"):
-            conv.run(levels, method)  # type: ignore[arg-type]
+            conv.run(levels, method)
             started = time.perf_counter()
-            conv.run(levels, method)  # type: ignore[arg-type]
+            conv.run(levels, method)
             times[method] = time.perf_counter() - started
         return max(density, 1e-4) * times["dense"] / times["bitplane"]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
@@ -134,7 +135,7 @@ def measure(
             correct += int((out.predictions == test.labels[which]).sum())
     if not images:
         raise DataError(f"{test.name} has no samples to run")
-    accuracy = None if test.labels is None else 100 * correct / images
+    accuracy = math.nan if test.labels is None else 100 * correct / images
     return Measurement(network, images, accuracy, exact.account(), rate.account(), histograms.layers)
 
 

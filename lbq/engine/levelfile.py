@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -46,11 +47,11 @@ def load_levels(path: Path | str) -> dict[str, NDArray[Any]]:
             layers[name].get(key) if isinstance(layers[name], dict) else None for key in ("shape", "signed")
         )
         whole = isinstance(shape, list) and all(type(n) is int and 0 < n < 2**31 for n in shape)
-        values = np.prod(shape, dtype=np.float64) if whole else np.inf
+        values = math.prod(shape or ()) if whole else MOST_VALUES + 1
         fits = packed.dtype == np.uint8 and packed.ndim == 2 and values <= MOST_VALUES
-        if not fits or type(signed) is not bool or packed.shape[1] != -(-int(values) // 8) or not 1 <= len(packed) <= 9:
+        if not fits or type(signed) is not bool or packed.shape[1] != -(-values // 8) or not 1 <= len(packed) <= 9:
             raise ArtefactError(f"{path}: layer {name!r} is not described as it is stored")
-        bits = np.unpackbits(packed, axis=1, count=int(values)).astype(np.int16)
+        bits = np.unpackbits(packed, axis=1, count=values).astype(np.int16)
         magnitudes = bits[:-1] if signed else bits
         level = (magnitudes << np.arange(len(magnitudes), dtype=np.int16)[:, None]).sum(0)
         if signed:

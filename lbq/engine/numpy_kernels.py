@@ -102,7 +102,8 @@ class PackedConv:
                 (height, width), (self.kh, self.kw), self.stride, self.padding, self.dilation, strict=True
             )
         )
-        return tuple(sizes)  # type: ignore[return-value]
+        out_height, out_width = sizes
+        return out_height, out_width
 
     def run(
         self,
