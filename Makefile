@@ -25,7 +25,7 @@ format: .venv/.dev
 	@$(BIN)/ruff format .
 
 # constraints.txt pins torch exactly: pip then takes a small CPU build where the index offers one
-.venv/.train: pyproject.toml constraints.txt | .venv/bin/python
+.venv/.train: pyproject.toml setup.py constraints.txt $(wildcard lbq/native/*.c lbq/native/*.h) | .venv/bin/python
 	@echo "installing lbq[train] into .venv (once)"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[train]'
 	@touch $@

@@ -19,6 +19,7 @@ from lbq.data.sources import open_source
 from lbq.demo import demo_config
 from lbq.deploy.check import check_absorption, check_integers
 from lbq.deploy.export import deploy_trained, test_set
+from lbq.kernels.choose import choose
 from lbq.measure import measure
 from lbq.runs import load_config
 
@@ -155,11 +156,11 @@ def test_account_of_the_paper(capsys: pytest.CaptureFixture[str]) -> None:
 def test_doctor(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = call(capsys, "doctor")
     assert code == 0
-    assert "kernel reference" in out
+    assert f"kernel {choose('cpu').kernel}" in out
     code, out, _ = call(capsys, "doctor", "--json")
     facts = json.loads(out)
     assert facts["lbq"] == lbq.__version__
-    assert facts["kernels"]["cpu"]["kernel"] == "reference"
+    assert facts["kernels"]["cpu"]["kernel"] == choose("cpu").kernel
     assert facts["packages"]["torch"]
 
 
@@ -190,8 +191,7 @@ def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
         (["demo", "--fast"], "--fast"),
         (["demo", "--out", "."], ". exists already"),
         (["demo", "--out", "/dev/null/run"], "cannot write under"),
-        (["account"], "give a run folder, or --paper"),
-        (["account", "somewhere", "--paper"], "give a run folder, or --paper"),
+        (["account", "somewhere", "--paper"], "give a run folder or a model.lbq, or --paper"),
         (["account", "nowhere"], "nowhere is not a run folder"),
     ],
 )

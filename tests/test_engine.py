@@ -23,9 +23,9 @@ from lbq.engine import ENGINES, Network, numpy_kernels
 from lbq.engine.choose import Prepared
 from lbq.engine.cuda import TorchRunner
 from lbq.engine.levels import bit_planes, planes_of, pool, popcount
+from lbq.engine.native import BACKENDS, METHODS, Backend, Counts, Method
 from lbq.engine.network import MEMBRANE_BOUND, IntegerLayer, IntegerNeuron, membrane_bound, rounded_leak, synapse_bound
 from lbq.engine.neuron import NumpyNeuron, count_thresholds
-from lbq.engine.numpy_kernels import BACKENDS, METHODS, Backend, Counts, Method
 from lbq.engine.runner import Output, Plan, Runner, Workspace
 from lbq.errors import GraphError, LbqError
 from lbq.graph import INPUT, Pool, Synapse
@@ -467,12 +467,12 @@ def test_auto_compares_the_density_with_a_measured_cross_over(monkeypatch: pytes
     monkeypatch.setattr(Prepared, "conv", lambda self, kernel: Slow({"bitplane": 0.01, "dense": 0.02}))
     level = np.zeros((1, 4, 4, 2), np.uint8)
     level[0, :2] = 1  # density 0.5; planes take half the time there, so that both would take the same at about 1
-    choice = prepared.choose("auto", level)
+    choice = prepared.choose("auto", level, 0.5)
     assert (choice.kernel, choice.method) == ("native", "bitplane")
     assert prepared.crossover == pytest.approx(1.0, rel=0.3)
     assert re.fullmatch(r"density 0\.500 below cross-over [\d.]+", choice.reason)
     level[:] = 3
-    choice = prepared.choose("auto", level)
+    choice = prepared.choose("auto", level, 2.0)
     assert (choice.method, choice.density) == ("dense", 2.0)
     assert "above cross-over" in choice.reason
 
@@ -506,8 +506,9 @@ def test_the_gpu_engine_refuses_what_float32_cannot_hold() -> None:
         LbqError, match="'layer3.0.conv2' may reach 18653760, which float32 does not hold exactly: use another"
     ):
         TorchRunner(replace(network, layers=tuple(layers)), "cpu")
-    with pytest.raises(LbqError, match="needs more than 8 bits"):
-        TorchRunner(deployed("resnet8w2", bits=16).network, "cpu")
+    wide = tuple(replace(s, weight=np.ones(s.weight.shape, np.int16)) for s in network.layers[0].synapses)
+    with pytest.raises(LbqError, match="'conv1' needs more than 8 bits"):
+        TorchRunner(replace(network, layers=(replace(network.layers[0], synapses=wide),)), "cpu")
     if not torch.cuda.is_available():
         with pytest.raises(LbqError, match="needs a GPU"):
             deployed().run(pixels(1, 3, 8, 8), "cuda")

@@ -5,5 +5,5 @@ from lbq.engine.engine import Engine as Engine
 from lbq.engine.engine import Network as Network
 from lbq.engine.engine import load as load
 from lbq.engine.engine import save as save
-from lbq.engine.numpy_kernels import Counts as Counts
+from lbq.engine.native import Counts as Counts
 from lbq.engine.runner import Output as Output

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import time
-import warnings
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-import numpy as np
 from numpy.typing import NDArray
 
-from lbq.engine import numpy_kernels
-from lbq.engine.levels import Integers, popcount
-from lbq.engine.numpy_kernels import Backend, Counts, Method
+from lbq import native as library
+from lbq.engine import native, numpy_kernels
+from lbq.engine.levels import Integers
+from lbq.engine.native import Backend, Counts, Method
 from lbq.graph import Synapse
 
 EngineName = Literal["auto", "dense", "bitplane"]
+Kernel = Literal["native", "numpy"]
 
 
 class Conv(Protocol):
@@ -41,9 +41,9 @@ class Choice:
     density: float | None = None
 
 
-def native_kernels() -> Any | None:
-    """The module of native kernels, or None (with a warning, once) where they are not built."""
-    return None
+def fallback() -> str | None:
+    """Why the native kernels cannot be used at all, or None."""
+    return None if library.library() is not None else library.report().reason
 
 
 @dataclass
@@ -54,51 +54,54 @@ class Prepared:
     largest: int  # of the levels it reads
     signed: bool
     crossover: float | None = None  # density at which the dense kernel is as fast as the planes
-    _convs: dict[str, Conv] = field(default_factory=dict)
+    _convs: dict[Kernel, Conv] = field(default_factory=dict)
 
-    def conv(self, kernel: Literal["native", "numpy"]) -> Conv:
+    def conv(self, kernel: Kernel) -> Conv:
         if kernel not in self._convs:
             s = self.synapse
-            self._convs[kernel] = numpy_kernels.pack(s.weight, s.stride, s.padding, s.dilation, s.groups)
+            self._convs[kernel] = (
+                native.pack(s.weight, s.stride, s.padding)
+                if kernel == "native"
+                else numpy_kernels.pack(s.weight, s.stride, s.padding, s.dilation, s.groups)
+            )
         return self._convs[kernel]
 
     def native_refused(self) -> str | None:
-        """Why the native kernels do not run this synapse."""
+        """Why the native kernels do not run this synapse, or None."""
         if self.synapse.groups != 1 or self.synapse.dilation != (1, 1):
             return "grouped or dilated"
         if self.largest > (127 if self.signed else 255):
             return "pooled sums above 8 bits"
-        return "native kernels are not built" if native_kernels() is None else None
+        if self.synapse.weight[0].size >= native.MOST_ROWS:
+            return "a kernel of very many weights"
+        return None if fallback() is None else "not built"
 
-    def choose(self, engine: EngineName, levels: Integers) -> Choice:
-        """For these levels; `auto` times both methods once and from then on compares densities."""
+    def choose(self, engine: EngineName, levels: Integers, density: float) -> Choice:
+        """For these levels; `auto` times both native methods once, and from then on compares densities."""
         if engine == "dense":
             return Choice("numpy", "dense", "asked for")
         refused = self.native_refused()
-        kernel: Literal["native", "numpy"] = "numpy" if refused else "native"
         if engine == "bitplane":
-            return Choice(kernel, "bitplane", "asked for" if refused is None else f"asked for; NumPy: {refused}")
-        density = float(popcount(levels).sum(dtype=np.int64)) / max(levels.size, 1)
+            return Choice(
+                "numpy" if refused else "native",
+                "bitplane",
+                f"asked for; not native: {refused}" if refused else "asked for",
+            )
         if refused:
-            return Choice("numpy", "dense", f"NumPy: {refused}, and dense products are its fastest", density)
+            return Choice("numpy", "dense", f"not native: {refused}", density)
         if self.crossover is None:
             self.crossover = self._measure(levels, density)
-        if density < self.crossover:
-            return Choice(kernel, "bitplane", f"density {density:.3f} below cross-over {self.crossover:.3f}", density)
-        return Choice(kernel, "dense", f"density {density:.3f} above cross-over {self.crossover:.3f}", density)
+        below = density < self.crossover
+        reason = f"density {density:.3f} {'below' if below else 'above'} cross-over {self.crossover:.3f}"
+        return Choice("native", "bitplane" if below else "dense", reason, density)
 
     def _measure(self, levels: Integers, density: float) -> float:
         """The density at which both methods would take the same time: planes take time in proportion to it."""
         conv, times = self.conv("native"), {}
-        for method in ("bitplane", "dense"):
+        methods: tuple[Method, ...] = ("bitplane", "dense")
+        for method in methods:
             conv.run(levels, method)
             started = time.perf_counter()
             conv.run(levels, method)
             times[method] = time.perf_counter() - started
         return max(density, 1e-4) * times["dense"] / times["bitplane"]
-
-
-def warn_fallback(reason: str) -> None:
-    warnings.warn(
-        f"the native kernels are not used ({reason}): NumPy's are right but slow", RuntimeWarning, stacklevel=3
-    )

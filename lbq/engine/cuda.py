@@ -19,8 +19,8 @@ from torch.nn import functional as F
 
 from lbq.engine.choose import Choice
 from lbq.engine.levels import Integers
+from lbq.engine.native import Counts
 from lbq.engine.network import FLOAT32_BOUND, IntegerLayer, IntegerNetwork, synapse_bound
-from lbq.engine.numpy_kernels import Counts
 from lbq.engine.runner import Output
 from lbq.errors import LbqError
 from lbq.graph import INPUT, Pool, Synapse

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from lbq.engine import artefact
 from lbq.engine.artefact import Golden, level_digests
+from lbq.engine.native import BACKENDS, Backend
 from lbq.engine.network import IntegerNetwork
-from lbq.engine.numpy_kernels import BACKENDS, Backend
 from lbq.engine.runner import Output, Runner
 from lbq.errors import ArtefactError, LbqError
 

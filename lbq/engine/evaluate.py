@@ -18,8 +18,8 @@ from lbq.data import folder
 from lbq.data.testset import EVAL_RATIO, FILES, TestSet, open_arrays, open_test
 from lbq.engine.choose import Choice
 from lbq.engine.engine import Engine, Network
+from lbq.engine.native import Counts
 from lbq.engine.network import IntegerNetwork
-from lbq.engine.numpy_kernels import Counts
 from lbq.errors import ArtefactError, DataError
 from lbq.graph import INPUT
 from lbq.measurement import Measurement

@@ -1,4 +1,4 @@
-"""The neuron's timestep on integers, in NumPy: the definition that every faster form must equal (docs/deploy.md)."""
+"""The neuron's timesteps on integers: in NumPy, which is the definition (docs/deploy.md), and by the native library."""
 
 from __future__ import annotations
 
@@ -7,28 +7,52 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lbq.engine.levels import Integers
-from lbq.engine.network import IntegerLayer, rounded_leak
+from lbq.engine import native
+from lbq.engine.levels import Integers, popcount
+from lbq.engine.native import Emitted
+from lbq.engine.network import IntegerLayer, IntegerNeuron, rounded_leak
 
 
-class NumpyNeuron:
-    """One layer's neurons; `run` takes a whole sequence and keeps nothing."""
+class _Layer:
+    """The constants of one layer's neurons, channels last."""
 
     def __init__(self, layer: IntegerLayer) -> None:
         if layer.neuron is None:
             raise ValueError(f"layer {layer.name!r} has no neuron")
-        self.neuron, self.fraction = layer.neuron, layer.fraction
+        self.neuron: IntegerNeuron = layer.neuron
+        self.fraction = layer.fraction
         bias = layer.bias
-        self.bias = bias if bias.ndim == 1 else np.ascontiguousarray(bias.transpose(1, 2, 0))  # channels last
+        self.bias = bias if bias.ndim == 1 else np.ascontiguousarray(bias.transpose(1, 2, 0))
         self.identities = [s.weight.astype(np.int32) for s in layer.identities]
 
     def run(
-        self, currents: NDArray[np.int32] | None, shortcuts: list[Integers], out: Integers, static: bool, timesteps: int
-    ) -> None:
+        self,
+        currents: NDArray[np.int32] | None,
+        shortcuts: list[Integers],
+        out: Integers,
+        static: bool,
+        timesteps: int,
+        threads: int = 1,
+    ) -> Emitted:
         """Levels `out` [T * B, H, W, C] from convolution currents and the levels on each identity synapse, `[T * B, ...]`.
 
         currents: `[B, ...]` where `static`, the same at every timestep; None where no convolution leads here.
         """
+        raise NotImplementedError
+
+
+class NumpyNeuron(_Layer):
+    """One layer's neurons in NumPy; `run` takes a whole sequence and keeps nothing."""
+
+    def run(
+        self,
+        currents: NDArray[np.int32] | None,
+        shortcuts: list[Integers],
+        out: Integers,
+        static: bool,
+        timesteps: int,
+        threads: int = 1,  # noqa: ARG002 - the native form's
+    ) -> Emitted:
         n, batch = self.neuron, len(out) // timesteps
         v: NDArray[np.int32] | None = None
         pending: NDArray[np.int32] | None = None
@@ -57,6 +81,42 @@ class NumpyNeuron:
                 v -= drop
             else:
                 pending = drop
+        return emitted(out)
+
+
+class NativeNeuron(_Layer):
+    """The same by the native library."""
+
+    def run(
+        self,
+        currents: NDArray[np.int32] | None,
+        shortcuts: list[Integers],
+        out: Integers,
+        static: bool,
+        timesteps: int,
+        threads: int = 1,
+    ) -> Emitted:
+        n = self.neuron
+        return native.neuron(
+            currents,
+            out,
+            timesteps=timesteps,
+            thresholds=n.thresholds,
+            reset=n.reset,
+            bias=self.bias,
+            fraction=self.fraction,
+            leak=n.leak,
+            reset_kind=n.reset_kind,
+            decay_reset=n.decay_reset,
+            shortcuts=list(zip(self.identities, shortcuts, strict=True)),
+            static=static,
+            threads=threads,
+        )
+
+
+def emitted(levels: Integers) -> Emitted:
+    """How many levels are not zero, and the set bits of all."""
+    return Emitted(int(np.count_nonzero(levels)), int(popcount(levels).sum(dtype=np.int64)))
 
 
 def count_thresholds(u: NDArray[np.int32], thresholds: NDArray[np.int32], signed: bool) -> NDArray[Any]:

@@ -13,41 +13,18 @@ Beyond the native kernels' face they take dilated and grouped convolutions, leve
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import astuple, dataclass
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from lbq.engine.levels import Integers, bit_planes, planes_of
+from lbq.engine.native import BACKENDS, METHODS, Backend, Counts, Method
 
-Method = Literal["bitplane", "dense", "level"]
-Backend = Literal["horner", "preshifted", "explicit"]
-METHODS: tuple[Method, ...] = ("bitplane", "dense", "level")
-BACKENDS: tuple[Backend, ...] = ("horner", "preshifted", "explicit")
 EXACT_IN_FLOAT32, EXACT_IN_FLOAT64 = 2**24, 2**53
 GATHERED = 2**22  # weights gathered at a time, about
-
-
-@dataclass
-class Counts:
-    """What a kernel did, summed over the images of its calls.
-
-    accumulations: weights added; formations: set bits exposed, once each; shifts: weights shifted before they were
-    added (backend `explicit`); horner_shifts: shifts of accumulators between planes (backend `horner`), one for each
-    output and plane below the highest that any level of the call has;
-    neurons_active: inputs that were not zero. A dense product does none of these, and counts nothing.
-    """
-
-    accumulations: int = 0
-    formations: int = 0
-    shifts: int = 0
-    horner_shifts: int = 0
-    neurons_active: int = 0
-
-    def __add__(self, other: Counts) -> Counts:
-        return Counts(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
 
 
 def pack(

@@ -8,6 +8,7 @@ stay in cache; several threads take different images, or share one image's convo
 from __future__ import annotations
 
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -18,11 +19,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lbq.engine import numpy_kernels
-from lbq.engine.choose import Choice, EngineName, Prepared
-from lbq.engine.levels import Integers, pool, popcount
+from lbq.engine.choose import Choice, EngineName, Prepared, fallback
+from lbq.engine.levels import Integers, pool
+from lbq.engine.native import Backend, Counts, Emitted
 from lbq.engine.network import IntegerLayer, IntegerNetwork
-from lbq.engine.neuron import NumpyNeuron
-from lbq.engine.numpy_kernels import Backend, Counts
+from lbq.engine.neuron import NativeNeuron, NumpyNeuron, emitted
 from lbq.graph import INPUT, Pool, Synapse
 
 TOGETHER = 2**20  # neuron-steps of the largest layer that are computed together
@@ -129,7 +130,7 @@ class Runner:
             s.name: numpy_kernels.pack(s.weight, s.stride, s.padding, s.dilation, s.groups, np.int64)
             for s in network.readout.convs
         }
-        self.neurons = {layer.name: NumpyNeuron(layer) for layer in network.layers}
+        self.neurons = {layer.name: (NumpyNeuron(layer), NativeNeuron(layer)) for layer in network.layers}
         widest = max(layer.units for layer in network.layers) * network.timesteps
         self.together = max(TOGETHER // widest, 1)
         self._spaces: list[Workspace] = []
@@ -146,6 +147,8 @@ class Runner:
     ) -> Output:
         """Inputs `[B, C, H, W]`, or `[T, B, C, H, W]` for events."""
         net = self.network
+        if engine != "dense" and (reason := fallback()) is not None:
+            warnings.warn(f"running in NumPy, which is right but slow: {reason}", RuntimeWarning, stacklevel=3)
         batch = x.shape[0 if net.static else 1]
         each = max(min(self.together, -(-batch // threads)), 1)
         pieces = [slice(i, min(i + each, batch)) for i in range(0, batch, each)]
@@ -207,6 +210,7 @@ class _Job:
     choices: dict[str, Choice]
     trace: bool
     levels: dict[str, Integers] = field(default_factory=dict)
+    activity: dict[str, Emitted] = field(default_factory=dict)
     counts: dict[str, Counts] = field(default_factory=dict)
     kept: dict[str, Integers] = field(default_factory=dict)
     pooled: dict[tuple[str, tuple[Pool, ...]], Integers] = field(default_factory=dict)
@@ -242,7 +246,10 @@ class _Job:
         shortcuts = [self._shortcut(s) for s in layer.identities]
         out_levels = self.space.levels(layer, rows)
         static = current is not None and len(current) != rows
-        self.runner.neurons[layer.name].run(current, shortcuts, out_levels, static, net.timesteps)
+        plain, native = self.runner.neurons[layer.name]
+        narrow = all(levels.itemsize == 1 for levels in shortcuts)
+        neuron = native if self.engine != "dense" and narrow and fallback() is None else plain
+        self.activity[layer.name] = neuron.run(current, shortcuts, out_levels, static, net.timesteps, self.threads)
         self.levels[layer.name] = out_levels
         if self.trace:
             split = out_levels.reshape(net.timesteps, self.batch, *out_levels.shape[1:])
@@ -254,14 +261,19 @@ class _Job:
             return self.levels[synapse.source]
         key = synapse.source, synapse.pools
         if key not in self.pooled:
-            self.pooled[key] = pool(self.levels[synapse.source], synapse.pools, (1, 2))
+            signed = self.runner.network.negative(synapse)
+            found = pool(self.levels[synapse.source], synapse.pools, (1, 2))
+            if self.runner.network.largest(synapse) <= (127 if signed else 255):
+                found = found.astype(np.int8 if signed else np.uint8, copy=False)
+            self.pooled[key] = found
         return self.pooled[key]
 
     def _convolve(self, synapse: Synapse, levels: Integers, out: NDArray[np.int32]) -> NDArray[np.int32]:
         prepared = self.runner.prepared[synapse.name]
         choice = self.choices.get(synapse.name)
         if choice is None:
-            choice = self.choices[synapse.name] = prepared.choose(self.engine, levels)
+            density = self._activity(synapse, levels).bits / levels.size
+            choice = self.choices[synapse.name] = prepared.choose(self.engine, levels, density)
         assert choice.kernel != "torch"
         conv = prepared.conv(choice.kernel)
         found, counts = conv.run(levels, choice.method, self.backend, self.threads, out)
@@ -269,14 +281,18 @@ class _Job:
         return found
 
     def _shortcut(self, synapse: Synapse) -> Integers:
+        """What an identity synapse reads; it makes one addition for each set bit, as one with fan-out 1."""
         levels = self._read(synapse)
-        self._count_identity(synapse, levels)
+        self._count_identity(synapse, self._activity(synapse, levels))
         return levels
 
-    def _count_identity(self, synapse: Synapse, levels: Integers) -> None:
-        """One addition for each set bit, as of a synapse with fan-out 1."""
-        bits = int(popcount(levels).sum(dtype=np.int64))
-        self.counts[synapse.name] = Counts(accumulations=bits, neurons_active=int(np.count_nonzero(levels)))
+    def _count_identity(self, synapse: Synapse, activity: Emitted) -> None:
+        self.counts[synapse.name] = Counts(accumulations=activity.bits, neurons_active=activity.active)
+
+    def _activity(self, synapse: Synapse, levels: Integers) -> Emitted:
+        """Active inputs and set bits of what a synapse reads; a layer's own are known from its neurons."""
+        known = None if synapse.pools else self.activity.get(synapse.source)
+        return emitted(levels) if known is None else known
 
     def _readout(self) -> NDArray[np.int64]:
         net = self.runner.network
@@ -285,7 +301,7 @@ class _Job:
             read = self._read(synapse)
             summed = read.reshape(net.timesteps, self.batch, *read.shape[1:]).sum(0, dtype=np.int64)
             if synapse.kind == "identity":
-                self._count_identity(synapse, summed)
+                self._count_identity(synapse, emitted(summed))
                 logits += summed[:, 0, 0] * synapse.weight
                 continue
             method = "dense" if self.engine == "dense" else "bitplane"

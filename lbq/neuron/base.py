@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from lbq import surrogate as surrogates
 from lbq.graph import NeuronSpec
+from lbq.kernels import native
 from lbq.kernels.reference import (
     BurstState,
     Constants,
@@ -89,6 +90,8 @@ class _UnitInterval(torch.autograd.Function):
 
 
 def unit_interval(value: Tensor) -> Tensor:
+    if not value.requires_grad:
+        return value.clamp(0, 1)
     out: Tensor = _UnitInterval.apply(value)  # type: ignore[no-untyped-call]
     return out
 
@@ -215,7 +218,10 @@ class SpikingNeuron(nn.Module, ABC):
     def forward(self, x: Tensor) -> Tensor:
         """Scaled outputs of the whole sequence `x` [T, B, ...], from a zero state."""
         self.check_input(x)
-        return burst_sequence(x, self.constants(x), self.rule)[0]
+        constants = self.constants(x)
+        if native.supports(x, constants, self.rule) is None:
+            return native.burst_sequence(x, constants, self.rule)
+        return burst_sequence(x, constants, self.rule)[0]
 
     def forward_step(self, x: Tensor, state: BurstState | None = None) -> tuple[Tensor, BurstState]:
         """One timestep of current `x` [B, ...]; pass the returned state to the next call, None at the start."""

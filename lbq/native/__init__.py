@@ -1,0 +1,111 @@
+"""The native library: C kernels compiled at installation, loaded by ctypes, instruction path chosen at run time.
+
+`library()` gives it, or None with the reason in `report()`. Two environment variables steer it, for tests and for
+finding faults: LBQ_NATIVE=off does without it, LBQ_NATIVE_ISA=portable|avx2|avx512|neon forces a path.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import importlib.machinery
+import os
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from lbq.errors import LbqError
+
+HERE = Path(__file__).parent
+ISAS = {"portable": 0, "avx2": 1, "avx512": 2, "neon": 3}  # the numbers of enum lbq_isa
+EXTRAS = {"vnni": 8, "dotprod": 9}
+REBUILD = "install lbq again (pip install -e . in a clone)"
+
+
+@dataclass(frozen=True)
+class Report:
+    """path of the library; features: instruction paths and extras that this CPU has; isa: the path that runs.
+
+    reason: why there is no library, else None."""
+
+    path: str | None
+    features: tuple[str, ...]
+    isa: str | None
+    reason: str | None
+
+
+@cache
+def source_hash() -> str:
+    """What the sources beside this file hash to; a library built from others is not used."""
+    digest = hashlib.sha256()
+    for path in sorted(p for p in HERE.iterdir() if p.suffix in (".c", ".h")):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes().replace(b"\r\n", b"\n"))
+    return digest.hexdigest()[:16]
+
+
+def find(folder: Path = HERE) -> Path | None:
+    """The library file that the installation left in `folder`."""
+    names = (folder / f"_lbq{suffix}" for suffix in importlib.machinery.EXTENSION_SUFFIXES)
+    return next((path for path in names if path.is_file()), None)
+
+
+def open_library(path: Path | None) -> ctypes.CDLL | str:
+    """The library in that file, or why it cannot be used."""
+    if path is None:
+        return f"the native library was not built, a C compiler was missing or failed: {REBUILD}"
+    try:
+        found = ctypes.CDLL(str(path))
+        found.lbq_source_hash.restype = ctypes.c_char_p
+        built_from = found.lbq_source_hash().decode()
+    except (OSError, AttributeError) as error:
+        return f"the native library {path.name} cannot be loaded ({error}): {REBUILD}"
+    if built_from != source_hash():
+        return f"the native library {path.name} was built from other sources: {REBUILD}"
+    return found
+
+
+@cache
+def _opened() -> ctypes.CDLL | str:
+    return open_library(find())
+
+
+def library() -> ctypes.CDLL | None:
+    """The native library, or None: see `report().reason`."""
+    if os.environ.get("LBQ_NATIVE") == "off":
+        return None
+    found = _opened()
+    return None if isinstance(found, str) else found
+
+
+@cache
+def _features() -> tuple[str, ...]:
+    found = _opened()
+    if isinstance(found, str):
+        return ()
+    bits = found.lbq_features()
+    return tuple(name for name, bit in {**ISAS, **EXTRAS}.items() if bits >> bit & 1)
+
+
+def isas() -> tuple[str, ...]:
+    """The instruction paths that run on this CPU, narrowest first; empty without a library."""
+    return tuple(name for name in _features() if name in ISAS)
+
+
+def isa() -> str:
+    """The instruction path that runs: the widest, or the one that LBQ_NATIVE_ISA names."""
+    forced = os.environ.get("LBQ_NATIVE_ISA")
+    if not forced:
+        return isas()[-1]
+    if forced not in isas():
+        raise LbqError(f"LBQ_NATIVE_ISA={forced}: this CPU and build have {', '.join(isas())}: name one of them")
+    return forced
+
+
+def report() -> Report:
+    """What there is, for `lbq doctor` and run records."""
+    if os.environ.get("LBQ_NATIVE") == "off":
+        return Report(None, (), None, "switched off by LBQ_NATIVE=off")
+    found = _opened()
+    if isinstance(found, str):
+        return Report(None, (), None, found)
+    return Report(str(find()), _features(), isa(), None)

@@ -1,0 +1,127 @@
+/* A small pool of POSIX threads, the CPU's features, and the identity of the sources. */
+#define _GNU_SOURCE
+#include <pthread.h>
+#include <stdatomic.h>
+#if defined(__linux__) && defined(__aarch64__)
+#include <sys/auxv.h>
+#endif
+
+#include "native.h"
+
+#ifndef LBQ_SOURCE_HASH
+#define LBQ_SOURCE_HASH "unknown"
+#endif
+#define MAX_WORKERS 63
+
+const char *lbq_source_hash(void) { return LBQ_SOURCE_HASH; }
+
+int32_t lbq_features(void) {
+    int32_t found = 1 << LBQ_PORTABLE;
+#if defined(LBQ_X86)
+    __builtin_cpu_init();
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi2")) {
+        found |= LBQ_HAS_AVX2;
+        if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+            __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq")) {
+            found |= LBQ_HAS_AVX512;
+            if (__builtin_cpu_supports("avx512vnni")) found |= LBQ_HAS_VNNI;
+        }
+    }
+#elif defined(LBQ_ARM)
+    found |= LBQ_HAS_NEON; /* part of the architecture */
+#if defined(__APPLE__)
+    found |= LBQ_HAS_DOTPROD; /* every Apple CPU of this architecture */
+#elif defined(__linux__)
+    if (getauxval(AT_HWCAP) & (1UL << 20)) found |= LBQ_HAS_DOTPROD; /* HWCAP_ASIMDDP */
+#endif
+#endif
+    return found;
+}
+
+/* One job at a time; a caller that finds the pool busy runs its units alone, with the same result. */
+static struct {
+    pthread_mutex_t busy, lock;
+    pthread_cond_t wake, done;
+    int workers, wanted, running;
+    uint64_t job;
+    lbq_work work;
+    void *context;
+    int64_t units;
+    atomic_int_fast64_t next;
+} pool = {.busy = PTHREAD_MUTEX_INITIALIZER,
+          .lock = PTHREAD_MUTEX_INITIALIZER,
+          .wake = PTHREAD_COND_INITIALIZER,
+          .done = PTHREAD_COND_INITIALIZER};
+
+static void drain(lbq_work work, void *context, int64_t units) {
+    int64_t unit;
+    while ((unit = atomic_fetch_add(&pool.next, 1)) < units) work(context, unit);
+}
+
+static void *worker(void *unused) {
+    (void)unused;
+    uint64_t seen = 0;
+    pthread_mutex_lock(&pool.lock);
+    for (;;) {
+        while (pool.job == seen || pool.wanted == 0) {
+            seen = pool.job;
+            pthread_cond_wait(&pool.wake, &pool.lock);
+        }
+        seen = pool.job;
+        pool.wanted--;
+        pool.running++;
+        lbq_work work = pool.work;
+        void *context = pool.context;
+        int64_t units = pool.units;
+        pthread_mutex_unlock(&pool.lock);
+        drain(work, context, units);
+        pthread_mutex_lock(&pool.lock);
+        if (--pool.running == 0) pthread_cond_signal(&pool.done);
+    }
+    return NULL;
+}
+
+static void after_fork(void) {
+    pthread_mutex_t free_mutex = PTHREAD_MUTEX_INITIALIZER;
+    pthread_cond_t free_cond = PTHREAD_COND_INITIALIZER;
+    pool.busy = pool.lock = free_mutex;
+    pool.wake = pool.done = free_cond;
+    pool.workers = pool.wanted = pool.running = 0;
+}
+
+static void grow(int workers) { /* with the lock held */
+    static atomic_flag registered = ATOMIC_FLAG_INIT;
+    if (!atomic_flag_test_and_set(&registered)) pthread_atfork(NULL, NULL, after_fork);
+    for (; pool.workers < workers; pool.workers++) {
+        pthread_attr_t detached;
+        pthread_t thread;
+        pthread_attr_init(&detached);
+        pthread_attr_setdetachstate(&detached, PTHREAD_CREATE_DETACHED);
+        int failed = pthread_create(&thread, &detached, worker, NULL);
+        pthread_attr_destroy(&detached);
+        if (failed) return; /* fewer threads, same result */
+    }
+}
+
+void lbq_parallel(int threads, int64_t units, lbq_work work, void *context) {
+    if (threads > units) threads = (int)units;
+    if (threads > MAX_WORKERS + 1) threads = MAX_WORKERS + 1;
+    if (threads <= 1 || pthread_mutex_trylock(&pool.busy) != 0) {
+        for (int64_t unit = 0; unit < units; unit++) work(context, unit);
+        return;
+    }
+    pthread_mutex_lock(&pool.lock);
+    grow(threads - 1);
+    pool.work = work, pool.context = context, pool.units = units;
+    atomic_store(&pool.next, 0);
+    pool.job++;
+    pool.wanted = threads - 1;
+    pthread_cond_broadcast(&pool.wake);
+    pthread_mutex_unlock(&pool.lock);
+    drain(work, context, units);
+    pthread_mutex_lock(&pool.lock);
+    pool.wanted = 0; /* who has not started by now has nothing to do */
+    while (pool.running) pthread_cond_wait(&pool.done, &pool.lock);
+    pthread_mutex_unlock(&pool.lock);
+    pthread_mutex_unlock(&pool.busy);
+}
