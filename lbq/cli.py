@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import warnings
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -41,6 +42,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instea
 
 def main(arguments: list[str] | None = None) -> None:
     """Entry point of `lbq` and `python -m lbq`."""
+    warnings.formatwarning = lambda message, *_: f"lbq: {message}\n"
     try:
         status = app(arguments, prog_name="lbq", standalone_mode=False)
     except LbqError as error:
@@ -349,5 +351,7 @@ def doctor(as_json: Json = False) -> None:
     for device in facts["devices"]:
         kernel = facts["kernels"][device["name"].split(":")[0]]
         console.print(f"{device['name']}: {device['detail']}; kernel {kernel['kernel']} ({kernel['reason']})")
+    engine = facts["engine"]
+    console.print(f"deployed networks: {engine['kernel']} kernels ({engine['reason']})")
     for line in facts["advice"]:
         console.print(f"note: {line}")

@@ -162,6 +162,14 @@ def test_doctor(capsys: pytest.CaptureFixture[str]) -> None:
     assert facts["lbq"] == lbq.__version__
     assert facts["kernels"]["cpu"]["kernel"] == choose("cpu").kernel
     assert facts["packages"]["torch"]
+    assert facts["engine"]["kernel"] in ("native", "NumPy")
+
+
+def test_doctor_says_why_native_kernels_are_missing(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LBQ_NATIVE", "off")
+    assert "deployed networks: NumPy kernels (switched off by LBQ_NATIVE=off)" in call(capsys, "doctor")[1]
 
 
 def test_doctor_without_torch(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

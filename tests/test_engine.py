@@ -23,9 +23,9 @@ from lbq.engine import ENGINES, Network, numpy_kernels
 from lbq.engine.choose import Prepared
 from lbq.engine.cuda import TorchRunner
 from lbq.engine.levels import bit_planes, planes_of, pool, popcount
-from lbq.engine.native import BACKENDS, METHODS, Backend, Counts, Method
+from lbq.engine.native import BACKENDS, METHODS, Backend, Counts, Emitted, Method
 from lbq.engine.network import MEMBRANE_BOUND, IntegerLayer, IntegerNeuron, membrane_bound, rounded_leak, synapse_bound
-from lbq.engine.neuron import NumpyNeuron, count_thresholds
+from lbq.engine.neuron import NativeNeuron, NumpyNeuron, count_thresholds
 from lbq.engine.runner import Output, Plan, Runner, Workspace
 from lbq.errors import GraphError, LbqError
 from lbq.graph import INPUT, Pool, Synapse
@@ -189,6 +189,10 @@ def layer_of(neuron: IntegerNeuron, fraction: int = 0, bias: int = 0) -> Integer
     return IntegerLayer("sn", (synapse,), np.array([bias], np.int32), (1, 1, 1), fraction, neuron, np.ones(1))
 
 
+FORMS = (NumpyNeuron, NativeNeuron)
+
+
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize(
     ("neuron", "currents", "levels"),
     [
@@ -202,17 +206,26 @@ def layer_of(neuron: IntegerNeuron, fraction: int = 0, bias: int = 0) -> Integer
         (replace(NEURON, leak=(0, 1)), [260, 99], [2, 0]),
     ],
 )
-def test_the_neuron_by_hand(neuron: IntegerNeuron, currents: list[int], levels: list[int]) -> None:
+def test_the_neuron_by_hand(neuron: IntegerNeuron, currents: list[int], levels: list[int], form: type[Any]) -> None:
     out = np.zeros((len(currents), 1, 1, 1), neuron.dtype)
     shaped = np.array(currents, np.int32).reshape(-1, 1, 1, 1)
-    NumpyNeuron(layer_of(neuron)).run(shaped, [], out, False, len(currents))
+    found = form(layer_of(neuron)).run(shaped, [], out, False, len(currents))
     assert out.ravel().tolist() == levels
+    assert found == Emitted(sum(s != 0 for s in levels), sum(abs(s).bit_count() for s in levels))
 
 
-def test_fraction_shifts_currents_and_not_the_bias() -> None:
+@pytest.mark.parametrize("form", FORMS)
+def test_fraction_shifts_currents_and_not_the_bias(form: type[Any]) -> None:
+    layer = layer_of(NEURON, fraction=3, bias=50)
     out = np.zeros((1, 1, 1, 1), np.uint8)
-    NumpyNeuron(layer_of(NEURON, fraction=3, bias=50)).run(np.full((1, 1, 1, 1), 44, np.int32), [], out, False, 1)
+    form(layer).run(np.full((1, 1, 1, 1), 44, np.int32), [], out, False, 1)
     assert out.item() == 4  # 44 * 8 + 50 = 402
+    shortcut = Synapse("i", "a", "identity", np.array([-37], np.int32), (1, 1, 1), (1, 1, 1), absorbed=True)
+    layer = replace(layer, synapses=(*layer.synapses, shortcut))
+    form(layer).run(np.full((1, 1, 1, 1), 44, np.int32), [np.full((1, 1, 1, 1), 3, np.uint8)], out, False, 1)
+    assert out.item() == 2  # 402 - 111
+    form(layer).run(None, [np.zeros((2, 1, 1, 1), np.uint8)], two := np.zeros((2, 1, 1, 1), np.uint8), False, 2)
+    assert two.ravel().tolist() == [0, 0]  # the bias alone, 50 and 75
 
 
 @settings(deadline=None)
@@ -333,7 +346,7 @@ def test_engines_equal_the_definition(
 
 @pytest.mark.parametrize(("id", "neuron", "shape", "options"), CASES)
 def test_all_engines_give_the_same_bits(
-    id: str, neuron: Any, shape: tuple[int, int, int], options: dict[str, Any]
+    id: str, neuron: Any, shape: tuple[int, int, int], options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     net = deployed(id, neuron, shape, **options)
     x = pixels(5, *shape, seed=3)
@@ -343,6 +356,13 @@ def test_all_engines_give_the_same_bits(
     found.append(net.on_device("cpu").run(x, trace=True))
     for other in found:
         assert same(dense, other)
+    monkeypatch.setenv("LBQ_NATIVE", "off")
+    for engine in ("bitplane", "auto"):
+        with pytest.warns(
+            RuntimeWarning, match="running in NumPy, which is right but slow: switched off by LBQ_NATIVE=off"
+        ):
+            assert same(dense, net.run(x, engine, trace=True))
+    monkeypatch.undo()
     one = net.run(x[2], "bitplane", trace=True)
     assert one.logits[0].tolist() == dense.logits[2].tolist()
     assert net.run(x).levels is None
