@@ -26,7 +26,7 @@ from lbq.engine.network import IntegerLayer, IntegerNetwork
 from lbq.engine.neuron import NativeNeuron, NumpyNeuron, emitted
 from lbq.graph import INPUT, Pool, Synapse
 
-TOGETHER = 2**20  # neuron-steps of the largest layer that are computed together
+TOGETHER = 2**18  # neuron-steps of the largest layer that are computed together: 1 MiB of currents
 
 
 @dataclass
