@@ -2,7 +2,8 @@
 
 Counts come from recorded levels and a `Graph`, per synapse and in total, in two ways:
 
-- `exact`: every synapse at its valid positions only (borders exact), the head on its pooled integer sums;
+- `exact`: every synapse at its valid positions only (borders exact), the head once, on its integer sums over window and
+  time;
 - `rate`: mean over a layer times its MACs, the way the paper and most of the literature count (padded taps included).
 
 Real-valued MACs, of the first layer and of the same network as an ANN, are counted in the same way, so that ratios
@@ -15,13 +16,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
-from typing import Literal
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lbq.engine.synapse import pool
+from lbq.engine.levels import pool
+from lbq.engine.levels import popcount as popcount
+from lbq.engine.network import IntegerNetwork
 from lbq.errors import GraphError
 from lbq.graph import INPUT, Graph, Synapse
 
@@ -114,7 +117,8 @@ class Account:
     """Counts per image.
 
     synapses holds the weighted connections; shortcuts the residual identities (fan-out 1) and pool_adds the additions
-    of non-zero levels into pooled sums, both of which the paper's sum leaves out, and `total` therefore too.
+    of non-zero levels into sums over windows and time, both of which the paper's sum leaves out, and `total` therefore
+    too. stem: the first layer on pixel planes, where pixels were given; the paper prices it as MACs, and so do we.
     """
 
     mode: Mode
@@ -127,6 +131,7 @@ class Account:
     formations: dict[str, float]
     pool_adds: float
     unit_events: bool
+    stem: dict[str, Count] = field(default_factory=dict)
 
     @property
     def total(self) -> Count:
@@ -143,7 +148,7 @@ class Account:
         shift is fused into the accumulation."""
         if backend not in BACKENDS:
             raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
-        return self.total.shifts if backend == "explicit" else 0.0
+        return self.total.shifts if backend == "explicit" and not self.unit_events else 0.0
 
     def operations(self, backend: Backend = "preshifted") -> Operations:
         """What the paper's energy model prices. Binary and ternary events need no formation."""
@@ -166,28 +171,27 @@ class Account:
         return float(np.mean([layer.active for layer in self.layers.values()]))
 
 
-def popcount(level: NDArray[np.integer]) -> NDArray[np.int64]:
-    """Set bits of |S|."""
-    return np.bitwise_count(np.abs(level.astype(np.int64))).astype(np.int64)
-
-
 class Counter:
     """Accumulates counts over batches in constant memory: `add` recorded levels, then read `account()`."""
 
-    def __init__(self, graph: Graph, mode: Mode = "exact") -> None:
+    def __init__(self, graph: Graph | IntegerNetwork, mode: Mode = "exact") -> None:
         if mode not in ("exact", "rate"):
             raise ValueError(f"mode must be 'exact' or 'rate', got {mode!r}")
         self._unit_events = all(graph.spec(layer.name).n_max == 1 for layer in graph.layers)
         self.graph, self.mode, self.images = graph, mode, 0
-        self._synapses = {s.name: s for s in graph.synapses if s.source != INPUT}
+        self._synapses = {s.name: s for s in graph.synapses}
+        self._summed = {s.name for s in graph.readout.synapses} if mode == "exact" else set()
         self._counts = {name: Count() for name in self._synapses}
         self._formations: dict[str, float] = {}
         self._pool_adds = 0.0
         self._activity = {layer.name: np.zeros(4) for layer in graph.layers}
 
     def add(self, levels: Mapping[str, NDArray[np.integer]]) -> None:
-        """Levels of every layer for one batch, `[T, B, C, H, W]` or with the last three flattened."""
-        shaped = {}
+        """Levels of every layer for one batch, `[T, B, C, H, W]` or with the last three flattened.
+
+        Levels of the source `input` are pixels, `[1, B, C, H, W]` for a static image; they may be left out.
+        """
+        shaped = {INPUT: np.asarray(levels[INPUT]).astype(np.int64)} if INPUT in levels else {}
         for layer in self.graph.layers:
             if layer.name not in levels:
                 raise GraphError(f"no levels were recorded for layer {layer.name!r}")
@@ -200,7 +204,8 @@ class Counter:
             self._activity[layer.name] += [(level != 0).sum(), np.abs(level).sum(), bits.sum(), level.size]
         formed: dict[tuple[object, ...], float] = {}
         for name, synapse in self._synapses.items():
-            self._counts[name] += self._count(synapse, shaped[synapse.source], formed)
+            if synapse.source in shaped:
+                self._counts[name] += self._count(synapse, shaped[synapse.source], formed)
         for key, value in formed.items():
             source = str(key[0])
             self._formations[source] = self._formations.get(source, 0.0) + value
@@ -210,29 +215,35 @@ class Counter:
         steps, batch = level.shape[:2]
         maxima = tuple(p for p in synapse.pools if p.kind == "max")  # they come first: an average cannot be max-pooled
         sums = synapse.pools[len(maxima) :] if self.mode == "exact" else ()  # the paper counts at the neurons' own rate
-        level = np.asarray(pool(level.reshape(-1, *level.shape[2:]), maxima), np.int64)
-        if sums and synapse.kind == "conv":
+        over_time = synapse.name in self._summed and steps > 1
+        level = pool(level.reshape(-1, *level.shape[2:]), maxima)
+        if (sums or over_time) and synapse.kind == "conv":
             self._pool_adds += float((level != 0).sum())
-        if self._unit_events:  # one accumulation for each event, also of those that meet in a pooled sum
-            magnitude = bits = events = np.asarray(pool(np.abs(level), sums), np.int64)
-            shifted = np.zeros_like(bits)
-        else:
-            magnitude = np.abs(np.asarray(pool(level, sums), np.int64))
-            bits, events = popcount(magnitude), (magnitude != 0).astype(np.int64)
-            shifted = bits - (magnitude & 1)
-        if synapse.kind == "conv":
-            formed[synapse.source, maxima, sums] = float(bits.sum())  # once per tensor, however many synapses read it
+
+        def summed(values: NDArray[Any]) -> NDArray[Any]:
+            values = pool(values, sums)
+            return values.reshape(steps, batch, *values.shape[1:]).sum(0) if over_time else values
+
+        magnitude = np.abs(summed(level))
+        bits, events = popcount(magnitude), (magnitude != 0).astype(np.int64)
+        shifted = bits - (magnitude & 1)
+        if self._unit_events:  # one accumulation for each event, also of those that meet in a sum
+            magnitude = events = summed(np.abs(level))
+        if synapse.kind == "conv" and synapse.source != INPUT:
+            # once per tensor, however many synapses read it
+            formed[synapse.source, maxima, sums, over_time] = float(bits.sum())
 
         if self.mode == "exact" or synapse.kind == "identity":
             weight = synapse.fan_out().astype(np.float64)
         else:
             weight = np.array(synapse.macs * steps * batch / magnitude.size)
 
-        def total(values: NDArray[np.int64]) -> float:
-            return float((values.sum((0, 1)) * weight).sum())
+        def total(values: NDArray[Any]) -> float:
+            return float((values.sum((0, 1), dtype=np.int64) * weight).sum())
 
         macs = synapse.valid_macs if self.mode == "exact" else synapse.macs
-        return Count(total(magnitude), total(bits), total(shifted), total(events), macs=float(macs * steps * batch))
+        times = batch if over_time else steps * batch
+        return Count(total(magnitude), total(bits), total(shifted), total(events), macs=float(macs * times))
 
     def account(self) -> Account:
         if not self.images:
@@ -249,8 +260,8 @@ class Counter:
             images=self.images,
             fp_macs=float(macs(stem) * (1 if graph.static else graph.timesteps)),
             ann_macs=float(macs(graph.synapses)),
-            synapses={n: c for n, c in per_image.items() if self._synapses[n].kind == "conv"},
-            shortcuts={n: c for n, c in per_image.items() if self._synapses[n].kind == "identity"},
+            synapses={n: c for n, c in per_image.items() if self._kind(n) == "conv"},
+            shortcuts={n: c for n, c in per_image.items() if self._kind(n) == "identity"},
             layers={
                 name: LayerActivity(*(sums[:3] / sums[3]))
                 for name, sums in self._activity.items()
@@ -258,10 +269,18 @@ class Counter:
             formations={name: value / self.images for name, value in self._formations.items()},
             pool_adds=self._pool_adds / self.images,
             unit_events=self._unit_events,
+            stem={n: c for n, c in per_image.items() if self._kind(n) == "stem"},
         )  # fmt: skip
 
+    def _kind(self, name: str) -> str:
+        """conv, identity, stem where it read pixels that were given, or nothing."""
+        synapse = self._synapses[name]
+        if synapse.source == INPUT:
+            return "stem" if self._counts[name].macs else ""
+        return synapse.kind
 
-def count(graph: Graph, levels: Mapping[str, NDArray[np.integer]], mode: Mode = "exact") -> Account:
+
+def count(graph: Graph | IntegerNetwork, levels: Mapping[str, NDArray[np.integer]], mode: Mode = "exact") -> Account:
     """Counts of one batch of recorded levels."""
     counter = Counter(graph, mode)
     counter.add(levels)

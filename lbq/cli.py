@@ -6,7 +6,9 @@ What a user got wrong ends in one line and exit code 2; a bug ends in a tracebac
 from __future__ import annotations
 
 import json
+import os
 import sys
+import warnings
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,6 +17,7 @@ import typer
 from lbq._version import __version__
 from lbq.errors import LbqError
 from lbq.render import (
+    CountProgress,
     DemoProgress,
     DownloadProgress,
     TrainProgress,
@@ -22,6 +25,9 @@ from lbq.render import (
     make_table,
     render_account,
     render_demo,
+    render_deployed,
+    render_evaluation,
+    render_prediction,
 )
 
 app = typer.Typer(
@@ -36,6 +42,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instea
 
 def main(arguments: list[str] | None = None) -> None:
     """Entry point of `lbq` and `python -m lbq`."""
+    warnings.formatwarning = lambda message, *_: f"lbq: {message}\n"
     try:
         status = app(arguments, prog_name="lbq", standalone_mode=False)
     except LbqError as error:
@@ -189,15 +196,110 @@ def data(
         make_console().print(f"{name}: {facts['train']:,} + {facts['test']:,} images in {path}, verified")
 
 
+Model = Annotated[Path, typer.Argument(help="A deployed network, such as model.lbq.")]
+Threads = Annotated[int | None, typer.Option(min=1, max=256, help="CPU threads; default all of them.")]
+Limit = Annotated[int | None, typer.Option(min=1, help="Stop after this many samples.")]
+
+
+def _threads(given: int | None) -> int:
+    if given is None and hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return given or os.cpu_count() or 1
+
+
+@app.command()
+def deploy(
+    run: Annotated[Path, typer.Argument(help="Run folder.")],
+    changes: Annotated[list[str] | None, typer.Argument(help="key=value, such as data.root=DIR.")] = None,
+    out: Annotated[Path, typer.Option("-o", "--out", help="File to write.")] = Path("model.lbq"),
+    bits: Annotated[int, typer.Option(help="Bits of a weight: 4 to 8, or 16.")] = 8,
+    levels: Annotated[Path | None, typer.Option(help="Also write every golden level, for other engines.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Make an integer network of a trained one: BatchNorm folded, steps absorbed, weights in few bits, bounds proved."""
+    from lbq import engine
+    from lbq.deploy import deploy_run
+    from lbq.engine.levelfile import save_levels
+
+    made = deploy_run(run, bits, changes or [])
+    size = engine.save(out, made)
+    net = engine.load(out)
+    verified = net.verify("bitplane")
+    if levels is not None and net.golden is not None:
+        traced = net.run(net.golden.inputs, "dense", trace=True).levels
+        save_levels(levels, traced or {})
+    network = net.network
+    facts = {
+        "path": str(out),
+        "bytes": size,
+        "weights": network.parameters,
+        "layers": len(network.layers),
+        "timesteps": network.timesteps,
+        "bits": bits,
+        "verified": verified,
+        "levels": None if levels is None else str(levels),
+    }
+    if as_json:
+        _print_json(facts)
+    else:
+        render_deployed(facts)
+
+
+@app.command("run")
+def run_deployed(
+    model: Model,
+    data: Annotated[str | None, typer.Argument(help="Its dataset's folder, or .npz with images and labels.")] = None,
+    engine: Annotated[str, typer.Option(help="auto, dense, bitplane or cuda; all give the same bits.")] = "auto",
+    threads: Threads = None,
+    limit: Limit = None,
+    as_json: Json = False,
+) -> None:
+    """Run a deployed network on a test set: accuracy, throughput, and what was executed, synapse by synapse."""
+    from lbq.engine import load
+    from lbq.engine.evaluate import evaluate, open_data
+
+    net = load(model)
+    test = open_data(net.network, data)
+    with CountProgress(str(model), min(limit or test.size, test.size)) as progress:
+        found = evaluate(net, test, engine, _threads(threads), limit, progress.advance)  # type: ignore[arg-type]
+    if as_json:
+        _print_json(found.to_dict())
+    else:
+        render_evaluation(found)
+
+
+@app.command()
+def predict(
+    model: Model,
+    image: Annotated[Path, typer.Argument(help="An image file, or a uint8 .npy array.")],
+    top: Annotated[int, typer.Option(min=1, help="How many classes to print.")] = 5,
+    as_json: Json = False,
+) -> None:
+    """Classify one image with a deployed network."""
+    from lbq.engine import load
+    from lbq.engine.evaluate import ranking, read_input
+
+    net = load(model)
+    found = ranking(net, read_input(image, net.network))[:top]
+    if as_json:
+        _print_json(found)
+    else:
+        render_prediction(found)
+
+
 @app.command()
 def account(
     paper: Annotated[bool, typer.Option("--paper", help="Price the counts published in the paper.")] = False,
-    run: Annotated[Path | None, typer.Argument(help="Run folder, such as runs/demo-001.")] = None,
+    run: Annotated[Path | None, typer.Argument(help="Run folder, or a deployed network: model.lbq.")] = None,
+    data: Annotated[
+        str | None, typer.Option(help="For model.lbq: data to count on; default its golden inputs.")
+    ] = None,
+    limit: Limit = None,
     as_json: Json = False,
 ) -> None:
     """Count a trained network's operations on its test images and model their energy, layer by layer."""
     if paper == (run is not None):
-        raise LbqError("account: give a run folder, or --paper for the paper's own counts")
+        raise LbqError("account: give a run folder or a model.lbq, or --paper for the paper's own counts")
     if run is None:
         from lbq.account import cost_table
         from lbq.paper import cost_rows
@@ -211,9 +313,20 @@ def account(
                 table.add_row(*row.values())
             make_console().print(table)
         return
-    from lbq.measure import measure_run
+    if run.is_file():
+        from lbq.engine import load
+        from lbq.engine.evaluate import golden_set, measure, open_data
 
-    measured = measure_run(run)
+        net = load(run)
+        test = golden_set(net) if data is None else open_data(net.network, data)
+        with CountProgress(str(run), min(limit or test.size, test.size)) as progress:
+            measured = measure(net, test, _threads(None), limit, progress.advance)
+    else:
+        if data is not None or limit is not None:
+            raise LbqError("account: --data and --limit are for a deployed network, model.lbq")
+        from lbq.measure import measure_run
+
+        measured = measure_run(run)
     if as_json:
         _print_json(measured.to_dict())
     else:
@@ -238,5 +351,7 @@ def doctor(as_json: Json = False) -> None:
     for device in facts["devices"]:
         kernel = facts["kernels"][device["name"].split(":")[0]]
         console.print(f"{device['name']}: {device['detail']}; kernel {kernel['kernel']} ({kernel['reason']})")
+    engine = facts["engine"]
+    console.print(f"deployed networks: {engine['kernel']} kernels ({engine['reason']})")
     for line in facts["advice"]:
         console.print(f"note: {line}")

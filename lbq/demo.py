@@ -11,15 +11,17 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from lbq import runs, train
+from lbq import engine, runs, train
 from lbq.analyze import LevelHistogram
 from lbq.config import Config
 from lbq.data.sources import Source, open_source
-from lbq.deploy.check import IntegerCheck, check_integers
+from lbq.deploy.check import AbsorptionCheck, IntegerCheck, check_absorption, check_integers
+from lbq.deploy.export import deploy_trained, test_set
 from lbq.measure import Measurement, measure
 from lbq.models import BurstNet
 
 INITIAL_STEP = 0.4
+ARTEFACT = "model.lbq"
 
 # the same network, seed, data and epochs; an ANN has no timesteps
 METHODS: dict[str, tuple[dict[str, Any], int]] = {
@@ -70,6 +72,7 @@ class DemoResult:
     methods: dict[str, MethodResult]
     steps: dict[str, float]
     histograms: dict[str, LevelHistogram]
+    absorption: AbsorptionCheck
     check: IntegerCheck
     seconds: float
     folder: Path
@@ -80,7 +83,8 @@ class DemoResult:
         return {
             "accuracy": {name: round(m.accuracy, 2) for name, m in self.methods.items()},
             "seconds": round(self.seconds, 1),
-            "integer_check": self.check.passed,
+            "integer_check": self.absorption.passed and self.check.passed,
+            "integer_accuracy": round(self.check.accuracy, 2),
             "run": str(self.folder),
         }
 
@@ -115,20 +119,33 @@ def run_demo(folder: Path | str, watcher: Watcher, seed: int = 0, epochs: int = 
             if method != "lbq":
                 runs.save(partial / "baselines" / method, net, config, metrics, asdict(results[method]))
         # the last network is LBQ's, and the folder is its run
-        watcher.stage("absorbing the steps, running on integer levels, bit plane by bit plane ...")
-        check = check_integers(net, source)
+        watcher.stage("absorbing the steps, deploying on integers, running bit plane by bit plane ...")
+        absorption = check_absorption(net, source)
+        test = test_set(config)
+        size = engine.save(partial / ARTEFACT, deploy_trained(net, config, test))
+        check = check_integers(net, source, engine.load(partial / ARTEFACT), test, size)
         steps, tails = train.neuron_steps(net), train.neuron_tails(net)
         levels = {name: histogram.counts.tolist() for name, histogram in measured.histograms.items()}
         figure = _draw(partial, steps, measured.histograms)
         baselines = {name: asdict(result) for name, result in results.items() if name != "lbq"}
-        details = {"check": asdict(check), "steps": steps, "tails": tails, "levels": levels, "baselines": baselines}
+        details = {
+            "absorption": asdict(absorption),
+            "check": asdict(check),
+            "steps": steps,
+            "tails": tails,
+            "levels": levels,
+            "baselines": baselines,
+        }
         runs.save(partial, net, config, metrics, {**asdict(results["lbq"]), **details, "data": source.about})
-    if not check.passed:
-        raise RuntimeError(f"a bug in lbq: the integer network of {folder} disagrees with training: {check}")
+    if not (absorption.passed and check.passed):
+        raise RuntimeError(
+            f"a bug in lbq: the integer network of {folder} disagrees with training: {absorption} {check}"
+        )
     return DemoResult(
         methods=results,
         steps=steps,
         histograms=measured.histograms,
+        absorption=absorption,
         check=check,
         seconds=time.perf_counter() - started,
         folder=Path(folder),

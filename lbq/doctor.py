@@ -7,6 +7,7 @@ import os
 import platform
 from typing import Any
 
+from lbq import native
 from lbq._version import __version__
 
 PACKAGES = ("numpy", "safetensors", "typer", "rich", "torch", "triton", "matplotlib")
@@ -20,8 +21,17 @@ def examine() -> dict[str, Any]:
         "platform": f"{platform.system()} {platform.machine()}",
         "cpus": os.cpu_count(),
         "packages": {name: _version(name) for name in PACKAGES},
+        "engine": _engine_facts(),
         **_torch_facts(),
     }
+
+
+def _engine_facts() -> dict[str, str]:
+    """Which kernels run deployed networks."""
+    found = native.report()
+    if found.reason is not None:
+        return {"kernel": "NumPy", "reason": found.reason}
+    return {"kernel": "native", "reason": f"{found.isa}, of {', '.join(found.features)}"}
 
 
 def _version(name: str) -> str | None:

@@ -30,6 +30,10 @@ class DataError(LbqError):
     """A dataset is missing, incomplete or damaged."""
 
 
+class ArtefactError(LbqError):
+    """A deployed network's file is missing, damaged, or holds something that cannot be run."""
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """`"; did you mean 'x'?"`, or the whole list where nothing is close."""
     options = sorted(known)

@@ -8,8 +8,8 @@ input) or a residual identity; pooling acts on the source's levels. Layers are i
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,14 +72,14 @@ class Pool:
 class Synapse:
     """A linear connection from the (pooled) levels of `source` to a layer.
 
-    weight: `[O, I / groups, kh, kw]`, or `[C]` for kind `identity`.
+    weight: `[O, I / groups, kh, kw]`, or `[C]` for kind `identity`; real-valued here, integers in a deployed network.
     absorbed: whether the source's scale has been multiplied into the weight, so that it acts on integer levels.
     """
 
     name: str
     source: str
     kind: Literal["conv", "identity"]
-    weight: Array
+    weight: NDArray[Any]
     in_shape: Shape
     out_shape: Shape
     pools: tuple[Pool, ...] = ()
@@ -136,13 +136,15 @@ class Layer:
 @dataclass(frozen=True)
 class Graph:
     """A whole network. `static`: the input is one image whose current is computed once and fed to every timestep;
-    otherwise the input is a sequence of event frames. The readout's currents are averaged over time."""
+    otherwise the input is a sequence of event frames. The readout's currents are averaged over time. `offset`: per input
+    channel, the value that stands for zero and is subtracted before the first layer pads; None: 0."""
 
     input_shape: Shape
     timesteps: int
     static: bool
     layers: tuple[Layer, ...]
     readout: Layer
+    offset: Array | None = None
     _by_name: dict[str, Layer] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -184,25 +186,3 @@ class Graph:
     @property
     def absorbed(self) -> bool:
         return all(s.absorbed for s in self.synapses if s.source != INPUT)
-
-
-def absorb(graph: Graph) -> Graph:
-    """Multiply each source layer's scale into every weight that reads it: W_hat = gamma * W (Eq. absorb).
-
-    A tensor with several readers is absorbed into each of them; a residual identity becomes a diagonal synapse with
-    the source's scale as weight, so that operands meet in one scale whatever the learned steps are.
-    """
-
-    def absorbed(synapse: Synapse) -> Synapse:
-        if synapse.source == INPUT or synapse.absorbed:
-            return synapse
-        scale = graph.spec(synapse.source).scale
-        if synapse.kind == "conv" and scale.ndim:
-            per_group = synapse.weight.shape[0] // synapse.groups
-            scale = scale.reshape(synapse.groups, -1).repeat(per_group, axis=0)[:, :, None, None]
-        return replace(synapse, weight=synapse.weight * scale, absorbed=True)
-
-    def over(layer: Layer) -> Layer:
-        return replace(layer, synapses=tuple(absorbed(s) for s in layer.synapses))
-
-    return replace(graph, layers=tuple(over(layer) for layer in graph.layers), readout=over(graph.readout))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -9,8 +11,9 @@ if TYPE_CHECKING:
     from rich.progress import TaskID
 
     from lbq.demo import DemoResult
+    from lbq.engine.evaluate import Evaluation
     from lbq.job import Plan
-    from lbq.measure import Measurement
+    from lbq.measurement import Measurement
     from lbq.train import EpochRecord
 
 
@@ -177,6 +180,39 @@ class DownloadProgress:
         self.bar.update(self.task, completed=done, total=total)
 
 
+class CountProgress:
+    """A bar of so many samples on a terminal, nothing elsewhere; on stderr."""
+
+    def __init__(self, name: str, total: int) -> None:
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        console = make_console(stderr=True)
+        self.bar = Progress(
+            TextColumn(name),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        )
+        self.task = self.bar.add_task(name, total=total)
+
+    def __enter__(self) -> CountProgress:
+        self.bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.bar.stop()
+
+    def advance(self, samples: int) -> None:
+        self.bar.advance(self.task, samples)
+
+
+def size_of(count: int) -> str:
+    return f"{count / 1e6:.1f} MB" if count >= 1e6 else f"{count / 1e3:.0f} kB"
+
+
 def duration(seconds: float) -> str:
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
@@ -218,13 +254,14 @@ def render_demo(result: DemoResult) -> None:
         histogram = result.histograms[name]
         shares = " ".join(f"{100 * p:3.0f}" for p in histogram.conditional)
         console.print(f"  {name:<14} γ = {step:.3f}   levels 1..5: {shares} %")
-    verdict = "agree with"
-    if check.levels_different:
-        verdict = f"agree but for {check.levels_different} in {check.tied_images} images with ties with"
+    absorbed, verdict = result.absorption, "agree with"
+    if absorbed.different:
+        verdict = f"agree but for {absorbed.different} in {absorbed.tied_images} images with ties with"
     console.print(
-        f"\ninteger network, steps absorbed, run by bit planes on {check.images} images:\n"
-        f"  {check.levels_compared:,} levels {verdict} training's (in float64)\n"
-        f"  predictions agree with the trained network on {check.predictions_agree:.2f} %; "
+        f"\nsteps absorbed: {absorbed.levels:,} levels {verdict} training's (in float64)\n"
+        f"integer network model.lbq, {size_of(check.bytes)}, run by bit planes ({check.kernel}) on {check.images} images, "
+        f"{check.images_per_second:,.0f} a second:\n"
+        f"  {check.levels_agree:.2f} % of levels and {check.predictions_agree:.2f} % of predictions as trained; "
         f"accuracy {check.accuracy:.2f} %\n"
         f"  {check.accumulations_executed:,} accumulations executed, {check.accumulations_counted:,} counted"
     )
@@ -246,8 +283,9 @@ def render_account(measured: Measurement) -> None:
         )
         return
     exact, rate = measured.exact, measured.rate
+    accuracy = "" if math.isnan(measured.accuracy) else f" (accuracy {measured.accuracy:.2f} %)"
     table = make_table(
-        f"Accumulations per image, thousands, over {measured.images} images (accuracy {measured.accuracy:.2f} %)",
+        f"Accumulations per image, thousands, over {measured.images} images{accuracy}",
         "synapse", "unary", "bit-sparse", "saved %", "shifted", "events", "rate x MACs",
     )  # fmt: skip
     for name, count in [*exact.synapses.items(), ("total", exact.total)]:
@@ -267,7 +305,10 @@ def render_account(measured: Measurement) -> None:
     console.print(
         f"FP MACs of the first layer {exact.fp_macs:,.0f}, formations {exact.total.formations:,.0f} per image"
     )
-    console.print(f"additions into pooled sums {exact.pool_adds:,.0f} per image, not in the total")
+    if exact.stem:
+        planes = sum(count.bit_sparse for count in exact.stem.values())
+        console.print(f"the first layer as additions by pixel planes {planes:,.0f} per image, not in the total")
+    console.print(f"additions into sums over windows and time {exact.pool_adds:,.0f} per image, not in the total")
     console.print(f"active ratio {exact.active_ratio:.3f}, mean over layers\n")
     table = make_table(
         "Modelled energy per image, µJ (45 nm, Horowitz 2014)",
@@ -283,3 +324,49 @@ def render_account(measured: Measurement) -> None:
             f"{rate.ann_energy_mj / rate.energy_mj(backend):.2f}",
         )
     console.print(table)
+
+
+def render_deployed(facts: Mapping[str, Any]) -> None:
+    console = make_console()
+    console.print(
+        f"{facts['path']}: {size_of(facts['bytes'])}, {facts['weights']:,} weights of {facts['bits']} bits in "
+        f"{facts['layers']} spiking layers, T = {facts['timesteps']}"
+    )
+    console.print(
+        f"bounds proved for every layer; {facts['verified']} golden inputs run the same densely and by bit planes"
+    )
+    if facts["levels"]:
+        console.print(f"levels of the golden inputs in {facts['levels']}")
+
+
+def render_evaluation(found: Evaluation) -> None:
+    console = make_console()
+    table = make_table(
+        f"Executed per image over {found.images} images, thousands",
+        "synapse", "kernel", "method", "accumulations", "formations", "why",
+    )  # fmt: skip
+    for name, counts in found.counts.items():
+        choice = found.choices.get(name)
+        planes = choice is None or choice.method != "dense"
+        table.add_row(
+            name,
+            choice.kernel if choice else "",
+            choice.method if choice else "shortcut",
+            thousands(counts.accumulations / found.images) if planes else "",
+            thousands(counts.formations / found.images) if planes and choice else "",
+            choice.reason if choice else "one addition for each set bit",
+        )
+    console.print(table)
+    accuracy = "" if found.accuracy is None else f"accuracy {found.accuracy:.2f} % on {found.images} images; "
+    threads = f"{found.threads} thread{'s' if found.threads > 1 else ''}"
+    console.print(
+        f"{accuracy}{found.images_per_second:,.1f} images a second, {1e3 / found.images_per_second:.2f} ms each, "
+        f"engine {found.engine}, {threads}"
+    )
+
+
+def render_prediction(found: Sequence[Mapping[str, Any]]) -> None:
+    console = make_console()
+    width = max(len(entry["class"]) for entry in found)
+    for entry in found:
+        console.print(f"{entry['class']:<{width}}  {100 * entry['share']:6.2f} %")

@@ -1,7 +1,11 @@
-"""Lowering and absorption: each rewrite alone, whole networks to the bit, and what is refused."""
+"""Lowering and absorption: each rewrite alone, whole networks to the bit, and what is refused.
+
+Guarantee (a): in float64 the absorbed network's levels equal the training network's at every layer and timestep.
+"""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,10 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from lbq import models
-from lbq.deploy import lower
-from lbq.engine import execute
+from lbq.deploy import absorb, fold_gain, lower, on_pixels
+from lbq.deploy.absorbed import Membrane, distance_to_threshold, emit, execute
 from lbq.errors import GraphError
-from lbq.graph import INPUT, Graph, absorb
+from lbq.graph import INPUT, Graph, NeuronSpec
 from lbq.models import over_time
 from lbq.neuron import LIF, BurstNeuron, LadderNeuron
 from lbq.neuron.record import record_levels
@@ -57,13 +61,19 @@ def warmed(net: nn.Module, *shape: int) -> nn.Module:
 
 
 def compare(net: nn.Module, graph: Graph, x: Tensor) -> None:
-    """Levels at every layer and timestep, and logits, of both executors against the network."""
+    """Levels at every layer and timestep, and logits, of the absorbed network against the network: on values, and on
+    pixels that become these values. Images with a membrane on a threshold would be excepted; there must be none."""
     with torch.no_grad(), record_levels(net) as expected:
         logits = net(x).numpy()
-    for accumulate in ("dense", "bitplane"):
-        result = execute(absorb(graph), x.numpy(), accumulate)
+    channels = graph.input_shape[0]
+    mean, std = [0.3 + 0.1 * i for i in range(channels)], [0.2 + 0.05 * i for i in range(channels)]
+    column = (-1, 1, 1)
+    pixels = (x.numpy() * np.array(std).reshape(column) + np.array(mean).reshape(column)) * 255
+    for rewritten, values in ((graph, x.numpy()), (fold_gain(on_pixels(graph, mean, std, 255)), pixels)):
+        result = execute(absorb(rewritten), values)
+        assert not result.ties.any()
         for name, level in result.levels.items():
-            np.testing.assert_array_equal(level, expected[name].reshape(level.shape), err_msg=f"{accumulate} {name}")
+            np.testing.assert_array_equal(level, expected[name].reshape(level.shape), err_msg=name)
         np.testing.assert_allclose(result.logits, logits, rtol=1e-9, atol=1e-12)
     assert set(expected) == {layer.name for layer in graph.layers}
     assert any(level.any() for level in expected.values())
@@ -159,6 +169,40 @@ def test_absorb_multiplies_each_reader_by_its_sources_step() -> None:
     for old, new in zip(absorb(absorbed).all_layers, absorbed.all_layers, strict=True):  # once is enough
         for s, t in zip(old.synapses, new.synapses, strict=True):
             assert s.weight is t.weight
+
+
+def test_fold_gain_moves_a_parametric_leaks_gain_into_what_leads_to_it() -> None:
+    net = warmed(models.create("resnet8w4", neuron={"name": "lbq", "membrane": "plif", "beta": 0.3}), 3, 8, 8)
+    graph = lower(net, (3, 8, 8))
+    folded = fold_gain(graph)
+    for before, after in zip(graph.layers, folded.layers, strict=True):
+        assert before.neuron is not None
+        assert after.neuron is not None
+        assert before.neuron.gain == pytest.approx(0.7)
+        assert after.neuron.gain == 1.0
+        assert after.neuron.leak == before.neuron.leak
+        np.testing.assert_allclose(after.bias, 0.7 * before.bias)
+        for s, t in zip(before.synapses, after.synapses, strict=True):
+            np.testing.assert_allclose(t.weight, 0.7 * s.weight)
+    assert folded.readout is graph.readout
+    plain = lower(warmed(models.create("resnet8w4"), 3, 8, 8), (3, 8, 8))
+    assert fold_gain(plain).layers == plain.layers
+
+
+def test_on_pixels_moves_the_normalisation_into_the_first_layer_alone() -> None:
+    net = warmed(models.create("resnet8w4"), 3, 8, 8)
+    graph = lower(net, (3, 8, 8))
+    moved = on_pixels(graph, (0.1, 0.2, 0.3), (0.5, 1.0, 2.0), 16)
+    assert moved.offset is not None
+    np.testing.assert_allclose(moved.offset, [1.6, 3.2, 4.8])
+    before, after = graph.layers[0].synapses[0].weight, moved.layers[0].synapses[0].weight
+    np.testing.assert_allclose(after, before / (16 * np.array([0.5, 1.0, 2.0]))[None, :, None, None])
+    assert moved.layers[1].synapses[0].weight is graph.layers[1].synapses[0].weight
+    np.testing.assert_array_equal(moved.layers[0].bias, graph.layers[0].bias)  # not where borders would be wrong
+    with pytest.raises(GraphError, match="reads pixels already"):
+        on_pixels(moved, (0, 0, 0), (1, 1, 1), 255)
+    with pytest.raises(GraphError, match="one value for each of 3 channels, got 1 and 3"):
+        on_pixels(graph, (0,), (1, 1, 1), 255)
 
 
 def test_batch_norm_folds_into_weights_and_bias() -> None:
@@ -322,3 +366,60 @@ def test_plain_ann_has_macs_but_no_neurons() -> None:
     assert all(layer.neuron is None for layer in graph.layers)
     with pytest.raises(GraphError, match="'sn1' is not a spiking neuron"):
         absorb(graph)
+
+
+def test_wrong_inputs_of_the_absorbed_network_are_refused() -> None:
+    graph = lower(models.create("resnet8w4"), (3, 8, 8))
+    with pytest.raises(GraphError, match="not absorbed yet"):
+        execute(graph, np.zeros((1, 3, 8, 8)))
+    with pytest.raises(GraphError, match=r"x must be \[B, 3, 8, 8\], got \[1, 1, 8, 8\]"):
+        execute(absorb(graph), np.zeros((1, 1, 8, 8)))
+    with pytest.raises(GraphError, match="current of layer 'sn1' is NaN"):
+        execute(absorb(graph), np.full((1, 3, 8, 8), np.nan))
+    events = lower(models.create("resnet8w4"), (3, 8, 8), static=False)
+    with pytest.raises(GraphError, match=r"x must be \[2, B, 3, 8, 8\]"):
+        execute(absorb(events), np.zeros((1, 3, 8, 8)))
+
+
+def test_a_membrane_on_a_threshold_is_reported_as_a_tie() -> None:
+    """Such an image may round either way in another order of summation; the check of absorption sets it aside."""
+    torch.manual_seed(0)
+    graph = absorb(lower(models.create("resnet8w4").double().eval(), (3, 8, 8)))
+    x = np.random.default_rng(0).normal(size=(3, 3, 8, 8))
+    assert not execute(graph, x).ties.any()
+    step = graph.spec("sn1").step
+    stem = graph["sn1"]
+    tied = replace(graph, layers=(replace(stem, bias=np.full(4, step)), *graph.layers[1:]))
+    x[1] = 0  # the current is the bias: exactly one step
+    ties = execute(tied, x).ties
+    assert ties[1] >= 2 * 4 * 64  # all of the first layer, at both timesteps
+    assert ties[[0, 2]].tolist() == [0, 0]
+
+
+SPEC = NeuronSpec("BurstNeuron", 5, np.array(0.5), np.array(0.5), 0.5, 1.0, 1.0, "floor", "once", True)
+
+
+def test_neuron_emits_and_resets() -> None:
+    membrane = Membrane()
+    level, u = emit(SPEC, np.full((1, 1, 1, 1), 1.3), membrane)
+    assert (level.item(), u.item()) == (2, 1.3)
+    assert membrane.v is not None
+    assert membrane.v.item() == pytest.approx(0.8)
+    level, u = emit(SPEC, np.zeros((1, 1, 1, 1)), membrane)
+    assert u.item() == pytest.approx(0.4)
+    assert level.item() == 0
+
+
+@pytest.mark.parametrize(
+    ("spec", "u", "distance"),
+    [
+        (SPEC, 1.05, 0.1),
+        (SPEC, 0.0, 1.0),  # no threshold at 0
+        (SPEC, 3.0, 1.0),  # nor above n_max
+        (replace(SPEC, n_max=1, rounding="trunc"), -0.55, 0.1),
+        (replace(SPEC, rounding="round"), 0.75, 0.0),
+        (replace(SPEC, thresholds=np.array([0.5, 2.0])), 1.9, 0.2),
+    ],
+)
+def test_distance_to_the_nearest_threshold(spec: NeuronSpec, u: float, distance: float) -> None:
+    assert distance_to_threshold(spec, np.array([u])).item() == pytest.approx(distance)

@@ -7,8 +7,6 @@ whole of its held-out or test part, divided among processes.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import partial
-from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -16,21 +14,28 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lbq.config import Config, DataConfig
-from lbq.data import digits, folder, shards
+from lbq.config import Config
+from lbq.data import folder, shards
 from lbq.data.augment import normalise
 from lbq.data.base import Dataset
 from lbq.data.event_augment import EventAugment
 from lbq.data.policies import ImageAugment
 from lbq.data.random import key
-from lbq.errors import ConfigError, DataError
+from lbq.data.testset import (
+    EVAL_RATIO,
+    EVENTS,
+    FILES,
+    IMAGENET_MEAN,
+    IMAGENET_STD,
+    load_events,
+    load_images,
+    scan_files,
+)
+from lbq.errors import ConfigError
 
 Part = Literal["test", "holdout"]
 FileSplit = folder.FolderSplit | shards.ShardSplit
 Batch = tuple[Tensor, Tensor]  # inputs on the device, labels
-
-IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-EVAL_RATIO = 256 / 224  # the shorter side before the central crop, as usual for ImageNet
 
 
 class Source(Protocol):
@@ -55,31 +60,11 @@ class Source(Protocol):
 def open_source(config: Config, device: torch.device | str = "cpu") -> Source:
     """The configured dataset, ready to train on `device`."""
     data, where = config.data, torch.device(device)
-    if data.name in ("imagenet", "folder"):
+    if data.name in FILES:
         return FolderSource(config, where)
-    if data.name in ("cifar10_dvs", "dvs_gesture", "nmnist", "dvs_objects"):
+    if data.name in EVENTS:
         return EventSource(config, where)
-    return ImageSource(config, load_images(data), where)
-
-
-def load_images(data: DataConfig) -> Dataset:
-    """An image dataset that fits in memory."""
-    if data.name == "digits":
-        return digits.load_digits()
-    root = _root(data)
-    if data.name in ("mnist", "fashion_mnist"):
-        from lbq.data.idx import load_idx
-
-        return load_idx(root, data.name)
-    from lbq.data import cifar
-
-    return cifar.load_cifar10(root) if data.name == "cifar10" else cifar.load_cifar100(root)
-
-
-def _root(data: DataConfig) -> Path:
-    if not data.root:
-        raise ConfigError(f"data.root must name the folder of {data.name}: add data.root=DIR")
-    return Path(data.root)
+    return ImageSource(config, load_images(data.name, data.root), where)
 
 
 def held_out(count: int, share: float) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -154,22 +139,8 @@ class EventSource:
     static = False
 
     def __init__(self, config: Config, device: torch.device) -> None:
-        from lbq.data.events import datasets
-
-        d, timesteps = config.data, config.model.timesteps
-        size = (d.size, d.size) if d.size else None
-        by: Any = d.frames
-        root = _root(d)
-        load: Any = {
-            "cifar10_dvs": datasets.load_cifar10_dvs,
-            "dvs_gesture": datasets.load_dvs_gesture,
-            "nmnist": datasets.load_nmnist,
-            "dvs_objects": partial(datasets.load_dvs_objects, window_us=1000 * d.window_ms),
-        }[d.name]
-        try:
-            data = load(root, timesteps, size, by)
-        except ValueError as error:  # sizes that no frame can have
-            raise ConfigError(f"data.size, data.window_ms or model.timesteps: {error}") from error
+        d = config.data
+        data = load_events(d.name, d.root, config.model.timesteps, d.size, d.frames, d.window_ms)
         a = config.augment
         if a.crop or a.shift or a.policy or a.cutout:
             raise ConfigError(f"augment.crop, shift, policy and cutout are for images; {d.name} has augment.events")
@@ -233,12 +204,7 @@ class FolderSource:
             raise ConfigError(
                 f"augment.crop, shift and events do not apply to {d.name}: its crops are random and resized"
             )
-        root = _root(d)
-        index = shards.scan_shards(root) if shards.has_shards(root) else folder.scan_folder(root)
-        if d.name == "imagenet" and len(index.classes) != 1000:
-            raise DataError(
-                f"{index.root} holds {len(index.classes)} classes, ImageNet-1K has 1000: is this another dataset?"
-            )
+        index = scan_files(d.name, d.root)
         self.name, self.classes, self.device, self.index = d.name, len(index.classes), device, index
         self.batch_size, self.workers = config.train.batch_size, d.workers
         self.side = d.size or 224

@@ -1,4 +1,9 @@
-"""Run a network from plain numbers on integer levels, without PyTorch: dense (the oracle) or by non-zero bit planes."""
+"""Run deployed networks on integers, without PyTorch: `net = lbq.engine.load("model.lbq"); net.run(images)`."""
 
-from lbq.engine.execute import Result as Result
-from lbq.engine.execute import execute as execute
+from lbq.engine.engine import ENGINES as ENGINES
+from lbq.engine.engine import Engine as Engine
+from lbq.engine.engine import Network as Network
+from lbq.engine.engine import load as load
+from lbq.engine.engine import save as save
+from lbq.engine.native import Counts as Counts
+from lbq.engine.runner import Output as Output

@@ -1,80 +1,128 @@
-"""The neuron's timestep on NumPy arrays: the same arithmetic as `lbq.kernels.reference`, in float64."""
+"""The neuron's timesteps on integers: in NumPy, which is the definition (docs/deploy.md), and by the native library."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lbq.graph import Array, NeuronSpec
-
-Levels = NDArray[np.int64]
-
-
-@dataclass
-class Membrane:
-    """State of one layer between timesteps: the membrane after reset, and a reset delayed past the leak."""
-
-    v: Array | None = None
-    pending: Array | None = None
+from lbq.engine import native
+from lbq.engine.levels import Integers, popcount
+from lbq.engine.native import Emitted
+from lbq.engine.network import IntegerLayer, IntegerNeuron, rounded_leak
 
 
-def emit(spec: NeuronSpec, current: Array, membrane: Membrane) -> tuple[Levels, Array]:
-    """Integrate `current` [B, C, H, W], emit levels, reset; updates `membrane`. Also returns U, to look at ties."""
-    u = current if spec.gain == 1.0 else spec.gain * current
-    if membrane.v is not None:
-        u = spec.leak * membrane.v + u
-        if membrane.pending is not None:
-            u = u - membrane.pending
-    level = levels_of(spec, u)
-    if spec.reset == "hard":
-        membrane.v = u * (1 - spec.alpha * (level != 0))
-        return level, u
-    drop = spec.alpha * per_channel(spec.step) * (level if spec.reset == "level" else np.sign(level))
-    if spec.decay_reset:
-        membrane.v = u - drop
-    else:
-        membrane.v, membrane.pending = u, drop
-    return level, u
+class _Layer:
+    """The constants of one layer's neurons, channels last."""
+
+    def __init__(self, layer: IntegerLayer) -> None:
+        if layer.neuron is None:
+            raise ValueError(f"layer {layer.name!r} has no neuron")
+        self.neuron: IntegerNeuron = layer.neuron
+        self.fraction = layer.fraction
+        bias = layer.bias
+        self.bias = bias if bias.ndim == 1 else np.ascontiguousarray(bias.transpose(1, 2, 0))
+        self.identities = [s.weight.astype(np.int32) for s in layer.identities]
+
+    def run(
+        self,
+        currents: NDArray[np.int32] | None,
+        shortcuts: list[Integers],
+        out: Integers,
+        static: bool,
+        timesteps: int,
+        threads: int = 1,
+    ) -> Emitted:
+        """Levels `out` [T * B, H, W, C] from convolution currents and the levels on each identity synapse, `[T * B, ...]`.
+
+        currents: `[B, ...]` where `static`, the same at every timestep; None where no convolution leads here.
+        """
+        raise NotImplementedError
 
 
-def levels_of(spec: NeuronSpec, u: Array) -> Levels:
-    n = spec.n_max
-    if spec.thresholds is not None:
-        return np.searchsorted(spec.thresholds, u, side="right").astype(np.int64)
-    r = u / per_channel(spec.step)
-    if spec.rounding == "floor":
-        s = np.clip(np.floor(r), 0, n)
-    elif spec.rounding == "strict":
-        s = np.clip(np.ceil(r) - 1, 0, n)
-    elif spec.rounding == "round":
-        s = np.clip(_half_up(r), 0, n)
-    elif spec.rounding == "trunc":
-        s = np.clip(np.trunc(r), -n, n)
-    else:
-        s = np.clip(np.sign(r) * _half_up(np.abs(r)), -n, n)
-    return s.astype(np.int64)
+class NumpyNeuron(_Layer):
+    """One layer's neurons in NumPy; `run` takes a whole sequence and keeps nothing."""
+
+    def run(
+        self,
+        currents: NDArray[np.int32] | None,
+        shortcuts: list[Integers],
+        out: Integers,
+        static: bool,
+        timesteps: int,
+        threads: int = 1,  # noqa: ARG002 - the native form's
+    ) -> Emitted:
+        n, batch = self.neuron, len(out) // timesteps
+        v: NDArray[np.int32] | None = None
+        pending: NDArray[np.int32] | None = None
+        for t in range(timesteps):
+            now = slice(t * batch, (t + 1) * batch)
+            u = np.empty(out[now].shape, np.int32)
+            if currents is None:
+                u[:] = self.bias
+            else:
+                np.left_shift(currents if static else currents[now], self.fraction, out=u)
+                u += self.bias
+            for weight, levels in zip(self.identities, shortcuts, strict=True):
+                u += weight * levels[now]
+            if v is not None:
+                u += v if n.leak is None else rounded_leak(v.astype(np.int64), n.leak).astype(np.int32)
+            if pending is not None:
+                u -= pending
+            level = count_thresholds(u, n.thresholds, n.signed)
+            out[now] = level
+            v, pending = u, None
+            if n.reset_kind == "hard":
+                v[level != 0] = 0
+                continue
+            drop = n.reset * (level if n.reset_kind == "level" else np.sign(level))
+            if n.decay_reset:
+                v -= drop
+            else:
+                pending = drop
+        return emitted(out)
 
 
-def _half_up(r: Array) -> Array:
-    below = np.floor(r)
-    return below + (r - below >= 0.5)
+class NativeNeuron(_Layer):
+    """The same by the native library."""
+
+    def run(
+        self,
+        currents: NDArray[np.int32] | None,
+        shortcuts: list[Integers],
+        out: Integers,
+        static: bool,
+        timesteps: int,
+        threads: int = 1,
+    ) -> Emitted:
+        n = self.neuron
+        return native.neuron(
+            currents,
+            out,
+            timesteps=timesteps,
+            thresholds=n.thresholds,
+            reset=n.reset,
+            bias=self.bias,
+            fraction=self.fraction,
+            leak=n.leak,
+            reset_kind=n.reset_kind,
+            decay_reset=n.decay_reset,
+            shortcuts=list(zip(self.identities, shortcuts, strict=True)),
+            static=static,
+            threads=threads,
+        )
 
 
-def distance_to_threshold(spec: NeuronSpec, u: Array) -> Array:
-    """How far each membrane is from the nearest threshold, in steps."""
-    if spec.thresholds is not None:
-        gaps = np.abs(u[..., None] - spec.thresholds) / spec.thresholds[0]
-        return np.asarray(gaps.min(-1), np.float64)
-    r = u / per_channel(spec.step)
-    if spec.signed:
-        r = np.abs(r)
-    if spec.rounding in ("round", "half"):
-        r = r + 0.5
-    return np.abs(r - np.clip(np.rint(r), 1, spec.n_max))
+def emitted(levels: Integers) -> Emitted:
+    """How many levels are not zero, and the set bits of all."""
+    return Emitted(int(np.count_nonzero(levels)), int(popcount(levels).sum(dtype=np.int64)))
 
 
-def per_channel(value: Array) -> Array:
-    """A scalar, or `[C]` shaped to broadcast over `[B, C, H, W]`."""
-    return value[:, None, None] if value.ndim else value
+def count_thresholds(u: NDArray[np.int32], thresholds: NDArray[np.int32], signed: bool) -> NDArray[Any]:
+    """How many of `thresholds` [C, N] each `u` [..., C] reaches, as int32; by magnitude and with U's sign where signed."""
+    magnitude = np.abs(u) if signed else u
+    level = np.zeros(u.shape, np.int32)
+    for k in range(thresholds.shape[1]):
+        level += magnitude >= thresholds[:, k]
+    return level * np.sign(u) if signed else level

@@ -18,7 +18,6 @@ typedef float vf __attribute__((vector_size(4 * LANES)));
 typedef int32_t vi __attribute__((vector_size(4 * LANES)));
 typedef float vh __attribute__((vector_size(2 * LANES)));  /* half as many, */
 typedef double vd __attribute__((vector_size(4 * LANES))); /* which fill a register as doubles */
-#define INLINE static inline __attribute__((always_inline))
 
 INLINE vf load(const float *p) {
     vf v;
@@ -306,3 +305,4 @@ void NAME(lbq_exp)(const float *x, float *out, int64_t n) {
         memcpy(out + i, lanes, bytes);
     }
 }
+LBQ_END

@@ -33,3 +33,9 @@
 #endif
 LBQ_USE(LBQ_TARGET)
 #endif
+#if defined(LBQ_TARGET) && defined(__clang__)
+#define LBQ_END _Pragma("clang attribute pop") /* a template's last line */
+#else
+#define LBQ_END
+#endif
+#define INLINE static inline __attribute__((always_inline))

@@ -61,4 +61,43 @@ LBQ_EXPORT int lbq_burst_backward(const struct lbq_burst *call);
 /* exp of n non-positive floats as the surrogates' tails compute it, for tests. */
 LBQ_EXPORT int lbq_exp(const float *x, float *out, int64_t n, int32_t isa);
 
+/* A convolution of 8-bit levels with integer weights, int32 currents; mirrored by lbq/engine/native.py.
+ *
+ * levels [batch, height, width, inputs], uint8, or int8 where is_signed; out [batch, out_height, out_width, outputs].
+ * A weight row is what one input contributes to all outputs through one tap: row (ky * kw + kx) * inputs + c. Rows are
+ * cut into blocks of `block` outputs (64 or 128), the last one filled with zeros. */
+struct lbq_conv {
+    int64_t batch, height, width, inputs, out_height, out_width, outputs;
+    int64_t kh, kw, stride_y, stride_x, pad_y, pad_x, block;
+    const uint8_t *levels;
+    int32_t *out;
+    const uint8_t *bytes;    /* int8 weights + bias: [blocks, rows, block], see conv.h for the order within a row */
+    const int16_t *words;    /* the weights: [blocks, rows, block], where a method adds in 32 bits */
+    const int32_t *shifted;  /* weights << k: [planes, blocks, rows, block], where they are shifted beforehand */
+    const int8_t *quads;     /* dense, 8 bits: [outputs / 64, taps, inputs / 4, 64, 4] */
+    const int16_t *pairs;    /* dense, 16 bits: [outputs / 16, taps, inputs / 2, 16, 2] */
+    const int32_t *totals;   /* dense, signed levels: sum of each output's weights, [outputs] */
+    int64_t *counts;         /* accumulations, formations, shifted accumulations, active inputs */
+    int32_t bias, range;     /* of bytes, which lie in 0..range */
+    int32_t planes, largest, is_signed, method, backend, threads, isa;
+};
+enum { LBQ_BITPLANE, LBQ_DENSE, LBQ_LEVEL };
+enum { LBQ_HORNER, LBQ_PRESHIFTED, LBQ_EXPLICIT };
+LBQ_EXPORT int lbq_conv(const struct lbq_conv *call); /* 0, or 1 where memory ran out */
+
+/* A layer of integer neurons over a sequence; mirrored by lbq/engine/native.py and defined there.
+ * Arrays are [T * batch, sites, channels], bias [channels] or [sites, channels], thresholds [n_max, channels]. */
+struct lbq_neuron {
+    int64_t timesteps, batch, sites, channels, n_max, identities;
+    const int32_t *currents; /* NULL: none */
+    const int32_t *bias, *thresholds, *reset;
+    const int32_t *const *identity_weights; /* [identities] of [channels] */
+    const uint8_t *const *identity_levels;  /* [identities] of [T * batch, sites, channels] */
+    uint8_t *levels;
+    int64_t *counts; /* levels that are not zero, set bits of their magnitudes */
+    const int32_t *identity_signed;
+    int32_t is_static, bias_map, fraction, leak_m, leak_k, reset_kind, decay_reset, is_signed, threads, isa;
+};
+LBQ_EXPORT int lbq_neuron(const struct lbq_neuron *call);
+
 #endif

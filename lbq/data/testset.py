@@ -1,0 +1,187 @@
+"""Test parts of datasets as raw uint8 arrays, for networks that run on integers. NumPy only.
+
+Also where a dataset's name becomes its reader, for `lbq.data.sources` too.
+"""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lbq.config import DATASETS
+from lbq.data import folder, shards
+from lbq.data.base import Dataset
+from lbq.data.digits import load_digits
+from lbq.data.events.datasets import EventData
+from lbq.errors import ConfigError, DataError, nearest
+
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+EVAL_RATIO = 256 / 224  # the shorter side before the central crop, as usual for ImageNet
+EVENTS = ("cifar10_dvs", "dvs_gesture", "nmnist", "dvs_objects")
+FILES = ("imagenet", "folder")
+
+
+def load_images(name: str, root: Path | str) -> Dataset:
+    """An image dataset that fits in memory."""
+    if name == "digits":
+        return load_digits()
+    if name in ("mnist", "fashion_mnist"):
+        from lbq.data.idx import load_idx
+
+        return load_idx(needed(name, root), name)
+    from lbq.data import cifar
+
+    return cifar.load_cifar10(needed(name, root)) if name == "cifar10" else cifar.load_cifar100(needed(name, root))
+
+
+def load_events(name: str, root: Path | str, timesteps: int, size: int, frames: str, window_ms: int) -> EventData:
+    """An event dataset as frames."""
+    from lbq.data.events import datasets
+
+    load: Any = {
+        "cifar10_dvs": datasets.load_cifar10_dvs,
+        "dvs_gesture": datasets.load_dvs_gesture,
+        "nmnist": datasets.load_nmnist,
+        "dvs_objects": partial(datasets.load_dvs_objects, window_us=1000 * window_ms),
+    }[name]
+    where = needed(name, root)
+    try:
+        data: EventData = load(where, timesteps, (size, size) if size else None, frames)
+    except ValueError as error:  # sizes that no frame can have
+        raise ConfigError(f"data.size, data.window_ms or model.timesteps: {error}") from error
+    return data
+
+
+def scan_files(name: str, root: Path | str) -> folder.FolderIndex | shards.ShardIndex:
+    """Image files in class folders or tar shards."""
+    where = needed(name, root)
+    index = shards.scan_shards(where) if shards.has_shards(where) else folder.scan_folder(where)
+    if name == "imagenet" and len(index.classes) != 1000:
+        raise DataError(
+            f"{index.root} holds {len(index.classes)} classes, ImageNet-1K has 1000: is this another dataset?"
+        )
+    return index
+
+
+def needed(name: str, root: Path | str) -> Path:
+    if not str(root):
+        raise ConfigError(f"data.root must name the folder of {name}: add data.root=DIR")
+    return Path(root)
+
+
+@dataclass(frozen=True)
+class TestSet:
+    """Samples by number: `read(start, stop)` gives uint8 `[B, C, H, W]`, or `[T, B, C, H, W]` where not `static`.
+
+    labels: `[N]`, or None where they are not known. A network in training saw (pixel / scale - mean) / std.
+    """
+
+    __test__ = False  # not for pytest
+
+    name: str
+    shape: tuple[int, int, int]
+    static: bool
+    size: int
+    read: Callable[[int, int], NDArray[np.uint8]]
+    labels: NDArray[np.int64] | None = None
+    classes: tuple[str, ...] = ()
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+    scale: int = 255
+
+    def batches(self, size: int, limit: int | None = None) -> Iterator[tuple[NDArray[np.uint8], slice]]:
+        """Inputs, and which samples they are."""
+        end = self.size if limit is None else min(limit, self.size)
+        for start in range(0, end, size):
+            stop = min(start + size, end)
+            yield self.read(start, stop), slice(start, stop)
+
+
+def open_test(
+    name: str, root: Path | str = "", timesteps: int = 1, size: int = 0, frames: str = "count", window_ms: int = 1000
+) -> TestSet:
+    """The test part of a dataset; the arguments mean what they mean in a configuration's [data]."""
+    if name not in DATASETS:
+        raise DataError(f"unknown dataset {name!r}{nearest(name, DATASETS)}")
+    if name in EVENTS:
+        return _events(name, load_events(name, root, timesteps, size, frames, window_ms))
+    if name in FILES:
+        return _files(name, scan_files(name, root), size or 224)
+    test = load_images(name, root).test
+    channels, height, width = test.images.shape[1:]
+    return TestSet(
+        name=name,
+        shape=(channels, height, width),
+        static=True,
+        size=len(test),
+        read=lambda start, stop: np.ascontiguousarray(test.images[start:stop]),
+        labels=test.labels,
+        classes=test.classes,
+        mean=test.mean,
+        std=test.std,
+        scale=test.scale,
+    )
+
+
+def _events(name: str, data: EventData) -> TestSet:
+    part = data.test
+    channels, height, width = part.frames.shape[2:]
+    return TestSet(
+        name=name,
+        shape=(channels, height, width),
+        static=False,
+        size=len(part),
+        read=lambda start, stop: np.ascontiguousarray(part.frames[start:stop].swapaxes(0, 1)),
+        labels=part.labels,
+        classes=data.classes,
+    )
+
+
+def _files(name: str, index: folder.FolderIndex | shards.ShardIndex, side: int) -> TestSet:
+    def read(start: int, stop: int) -> NDArray[np.uint8]:
+        paths = (index.test.path(i) for i in range(start, stop))
+        return np.stack([folder.load_eval(path, round(side * EVAL_RATIO), side) for path in paths])
+
+    return TestSet(
+        name=name,
+        shape=(3, side, side),
+        static=True,
+        size=len(index.test),
+        read=read,
+        labels=np.asarray(index.test.labels, np.int64),
+        classes=tuple(index.classes),
+        mean=IMAGENET_MEAN,
+        std=IMAGENET_STD,
+    )
+
+
+def open_arrays(path: Path | str, static: bool) -> TestSet:
+    """Inputs of your own from a .npz file: `images` uint8 `[N, C, H, W]` (or `[N, T, C, H, W]`), perhaps `labels` [N]."""
+    path = Path(path)
+    try:
+        with np.load(path, allow_pickle=False) as stored:
+            arrays = {name: stored[name] for name in ("images", "labels") if name in stored.files}
+    except (OSError, ValueError, zipfile.BadZipFile, EOFError) as error:
+        raise DataError(f"{path} cannot be read as .npz: {' '.join(str(error).split())[:100]}") from error
+    images, labels = arrays.get("images"), arrays.get("labels")
+    if images is None or images.dtype != np.uint8 or images.ndim != (4 if static else 5):
+        expected = "[N, C, H, W]" if static else "[N, T, C, H, W]"
+        raise DataError(f"{path} must hold 'images', uint8 {expected}")
+    if labels is not None and (labels.shape != images.shape[:1] or labels.dtype.kind not in "iu"):
+        raise DataError(f"{path}: 'labels' must be {len(images)} whole numbers")
+    channels, height, width = images.shape[-3:]
+    return TestSet(
+        name=path.name,
+        shape=(channels, height, width),
+        static=static,
+        size=len(images),
+        read=lambda start, stop: images[start:stop] if static else images[start:stop].swapaxes(0, 1),
+        labels=None if labels is None else labels.astype(np.int64),
+    )

@@ -1,0 +1,103 @@
+"""A trained network as a deployed one: all rewrites in order, then golden vectors."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import nn
+
+from lbq import runs
+from lbq.config import Config
+from lbq.data.testset import TestSet, open_test
+from lbq.deploy.lower import lower
+from lbq.deploy.quantise import quantise
+from lbq.deploy.rewrites import absorb, fold_gain, on_pixels
+from lbq.engine import Network
+from lbq.engine.artefact import Golden, level_digests
+from lbq.engine.network import IntegerNetwork
+from lbq.errors import GraphError
+from lbq.graph import Shape
+
+GOLDEN = 8  # inputs that an artefact carries
+
+
+def deploy(
+    net: nn.Module,
+    input_shape: Shape,
+    *,
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
+    scale: int = 255,
+    timesteps: int | None = None,
+    static: bool = True,
+    bits: int = 8,
+    classes: Sequence[str] = (),
+    examples: NDArray[np.uint8] | None = None,
+    facts: Mapping[str, Any] | None = None,
+) -> Network:
+    """The integer network of a trained one, with golden vectors: `lbq.engine.save(path, deploy(net, ...))`.
+
+    net: any network that torch.fx can trace, with neurons of `lbq.neuron`, in evaluation mode.
+    mean, std, scale: how images were normalised for it, (pixel / scale - mean) / std; without mean, inputs go in as
+        they are (event counts, with static=False).
+    bits: of the weights: 4 to 8, or 16. classes: their names. examples: uint8 inputs for the golden vectors,
+        `[B, C, H, W]` or `[T, B, C, H, W]`; default random ones.
+    """
+    exact = copy.deepcopy(net).cpu().double()  # softplus in float32 would give slightly other steps
+    graph = lower(exact, input_shape, timesteps, static)
+    if mean is not None:
+        graph = on_pixels(graph, mean, std if std is not None else [1.0] * len(mean), scale)
+    network = quantise(absorb(fold_gain(graph)), bits, classes, scale if mean is not None else 255, facts)
+    if examples is None:
+        lead = (GOLDEN,) if static else (graph.timesteps, GOLDEN)
+        examples = np.random.default_rng(0).integers(0, network.input_max + 1, (*lead, *input_shape), np.uint8)
+    return with_golden(network, examples)
+
+
+def with_golden(network: IntegerNetwork, examples: NDArray[np.uint8]) -> Network:
+    """A network that carries what its dense engine gives for the first few examples."""
+    chosen = examples[:GOLDEN] if network.static else examples[:, :GOLDEN]
+    found = Network(network).run(chosen, "dense", trace=True)
+    assert found.levels is not None
+    return Network(network, Golden(np.ascontiguousarray(chosen), found.logits, level_digests(found.levels)))
+
+
+def deploy_run(run: Path | str, bits: int = 8, changes: Iterable[str] = ()) -> Network:
+    """The network of a run folder, its golden vectors the first test images of the dataset it was trained on."""
+    config = runs.load_config(run, changes)
+    net = runs.load(run)
+    return deploy_trained(net, config, test_set(config), bits)
+
+
+def deploy_trained(net: nn.Module, config: Config, test: TestSet, bits: int = 8) -> Network:
+    d = config.data
+    if test.shape[0] != config.model.in_channels:
+        raise GraphError(f"the network reads {config.model.in_channels} channels, but {test.name} has {test.shape[0]}")
+    data = {"name": d.name, "size": d.size, "frames": d.frames, "window_ms": d.window_ms}
+    return deploy(
+        net,
+        test.shape,
+        mean=test.mean or None,
+        std=test.std or None,
+        scale=test.scale,
+        timesteps=config.model.timesteps,
+        static=test.static,
+        bits=bits,
+        classes=test.classes if len(test.classes) == config.model.num_classes else (),
+        examples=test.read(0, min(GOLDEN, test.size)),
+        facts={"model": config.model.id, "bits": bits, "config_hash": config.hash, "data": data},
+    )
+
+
+def test_set(config: Config) -> TestSet:
+    """The test images of a configuration, as bytes."""
+    d = config.data
+    return open_test(d.name, d.root, config.model.timesteps, d.size, d.frames, d.window_ms)
+
+
+test_set.__test__ = False  # type: ignore[attr-defined]  # not for pytest

@@ -1,0 +1,243 @@
+"""From an absorbed network to integers. The semantics are docs/deploy.md's; rounding is to the nearest, ties to even.
+
+Each layer has one unit q_c per output channel, shared by all convolutions that lead to it, and f fractional bits of
+its membrane: as many as the proved bound of |U| allows. What cannot be exact enough is refused with the layer's name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lbq.engine.network import (
+    FLOAT64_BOUND,
+    LARGEST_PIXEL,
+    LEAST_THRESHOLD,
+    MEMBRANE_BOUND,
+    IntegerLayer,
+    IntegerNetwork,
+    IntegerNeuron,
+    membrane_bound,
+    readout_bound,
+)
+from lbq.errors import GraphError
+from lbq.graph import INPUT, Array, Graph, Layer, NeuronSpec, Synapse
+
+BITS = (4, 5, 6, 7, 8, 16)
+STEM_BITS, HEAD_BITS = 8, 16  # at least these: the first layer sees 8-bit pixels, the last decides
+FINEST = 8  # a unit is never finer than the step / 2^(bits + 8), so that dead channels are harmless
+MOST_FRACTION = 20
+LEAK_BITS = 16
+
+
+def quantise(
+    graph: Graph,
+    bits: int = 8,
+    classes: Sequence[str] = (),
+    input_max: int = 255,
+    facts: Mapping[str, Any] | None = None,
+) -> IntegerNetwork:
+    """The integer network of an absorbed graph whose gains are folded and whose input is uint8.
+
+    bits: of the weights, 4 to 8 (int8) or 16 (int16); the first layer has at least 8, the readout 16.
+    """
+    if bits not in BITS:
+        raise GraphError(f"bits must be 4, 5, 6, 7, 8 or 16, got {bits!r}")
+    if not graph.absorbed:
+        raise GraphError("the graph's steps are not absorbed yet: call lbq.deploy.absorb(graph) first")
+    if not graph.layers:
+        raise GraphError("the network has no spiking layer: there is nothing to deploy")
+    shell = IntegerNetwork(graph.input_shape, graph.timesteps, graph.static, (), _empty(graph.readout), 1.0)
+    layers: list[IntegerLayer] = []
+    for layer in graph.layers:
+        shell = replace(shell, layers=tuple(layers))
+        layers.append(_layer(layer, shell, bits, graph.offset))
+    shell = replace(shell, layers=tuple(layers))
+    readout, scale = quantise_readout(graph.readout, graph.timesteps)
+    network = replace(
+        shell, readout=readout, scale=scale, classes=tuple(classes), input_max=input_max, facts=dict(facts or {})
+    )
+    if readout_bound(network) >= FLOAT64_BOUND:
+        raise GraphError("readout: its sums may reach 2^53: use fewer timesteps or a smaller last layer")
+    return network
+
+
+def _empty(readout: Layer) -> IntegerLayer:
+    return IntegerLayer(readout.name, (), np.zeros(0, np.int64), readout.shape, 0, None, np.ones(1))
+
+
+def _layer(layer: Layer, before: IntegerNetwork, bits: int, offset: Array | None) -> IntegerLayer:
+    spec = layer.neuron
+    if spec is None:
+        raise GraphError(f"layer {layer.name!r} is not a spiking neuron: it has no integer levels; use a burst neuron")
+    check_neuron(layer.name, spec)
+    check_finite(layer)
+    if any(s.source == INPUT for s in layer.synapses):
+        bits = max(bits, STEM_BITS)
+    unit = shared_unit(layer, np.broadcast_to(spec.step, layer.shape[:1]), bits)
+    convs = {s.name: integer_weights(s, unit, bits) for s in layer.synapses if s.kind == "conv"}
+    bias = bias_in_units(layer, convs, unit, offset)
+    largest = {s.name: before.largest(s) for s in layer.synapses}
+    for fraction in reversed(range(MOST_FRACTION + 1)):
+        fine = unit / 2**fraction
+        identities = {s.name: integer_identity(s, fine) for s in layer.synapses if s.kind == "identity"}
+        made = IntegerLayer(
+            name=layer.name,
+            synapses=tuple({**convs, **identities}[s.name] for s in layer.synapses),
+            bias=_clipped(np.rint(bias * 2**fraction)),
+            shape=layer.shape,
+            fraction=fraction,
+            neuron=integer_neuron(spec, fine),
+            unit=unit,
+        )
+        if membrane_bound(made, largest, before.timesteps) < MEMBRANE_BOUND:
+            break
+    else:
+        raise GraphError(
+            f"layer {layer.name!r}: its membrane may reach 2^30: use fewer weight bits, a smaller n_max or fewer inputs"
+        )
+    assert made.neuron is not None
+    if (least := int(made.neuron.thresholds[:, 0].min())) < LEAST_THRESHOLD:
+        raise GraphError(
+            f"layer {layer.name!r}: its first threshold is {least} units, fewer than {LEAST_THRESHOLD}: the step "
+            f"{float(np.min(spec.step)):.3g} is too small beside its currents; train with a larger step or smaller weights"
+        )
+    return made
+
+
+def check_neuron(name: str, spec: NeuronSpec) -> None:
+    """Refuse what a neuron's integer form cannot express."""
+    if spec.gain != 1.0:
+        raise GraphError(f"layer {name!r}: its gain is not folded yet: call lbq.deploy.fold_gain(graph) first")
+    most = 127 if spec.signed else 255
+    if spec.n_max > most:
+        raise GraphError(f"layer {name!r}: n_max is {spec.n_max}, but levels are 8-bit: use at most {most}")
+    if spec.reset == "hard" and spec.alpha != 1.0:
+        raise GraphError(f"layer {name!r}: a hard reset by alpha {spec.alpha:g} has no integer form: use alpha 1")
+
+
+def check_finite(layer: Layer) -> None:
+    for name, values in ((layer.name, layer.bias), *((s.name, s.weight) for s in layer.synapses)):
+        if not np.isfinite(values).all():
+            raise GraphError(f"layer {name!r}: its weights or bias are not finite: did training diverge?")
+
+
+def shared_unit(layer: Layer, step: Array, bits: int) -> Array:
+    """q_c `[C]`: the largest weight of any convolution into channel c, over 2^(bits-1) - 1.
+
+    But no finer than step / 2^(bits + 8) (of a current, where pixels come in: they count to 255, and not to a few).
+    """
+    whole = LARGEST_PIXEL if any(s.source == INPUT for s in layer.synapses) else 1
+    unit = step / (whole * 2 ** (bits + FINEST))
+    for synapse in layer.synapses:
+        if synapse.kind == "conv":
+            unit = np.maximum(unit, np.abs(synapse.weight).max((1, 2, 3), initial=0) / largest_weight(bits))
+    return np.asarray(unit, np.float64)
+
+
+def largest_weight(bits: int) -> int:
+    return 2 ** (bits - 1) - 1
+
+
+def integer_weights(synapse: Synapse, unit: Array, bits: int) -> Synapse:
+    """W = round(W_hat / q_c), int8 up to 8 bits, else int16."""
+    most = largest_weight(bits)
+    weight = np.clip(np.rint(synapse.weight / unit[:, None, None, None]), -most, most)
+    return replace(synapse, weight=weight.astype(np.int8 if bits <= 8 else np.int16), absorbed=True)
+
+
+def integer_identity(synapse: Synapse, fine: Array) -> Synapse:
+    """The diagonal constant, in units of q_c / 2^f."""
+    return replace(synapse, weight=_clipped(np.rint(synapse.weight / fine)), absorbed=True)
+
+
+def bias_in_units(layer: Layer, convs: Mapping[str, Synapse], unit: Array, offset: Array | None) -> Array:
+    """The bias in units of q_c: `[C]`, or a map `[C, H, W]` where pixels with an offset come in.
+
+    There the mean pixel's part is formed with the integer weights, over valid taps only: so it cancels exactly what
+    the integer weights make of a mean image, borders included.
+    """
+    bias: Array = layer.bias / unit
+    for s in convs.values():
+        if s.source != INPUT or offset is None or not offset.any():
+            continue
+        per_group = s.weight.shape[1]
+        channels = offset.reshape(s.groups, per_group).repeat(s.weight.shape[0] // s.groups, axis=0)  # [O, I / groups]
+        taps = np.einsum("oiyx,oi->oyx", s.weight.astype(np.float64), channels)
+        vertical, horizontal = (valid_taps(s, axis) for axis in (0, 1))
+        drop = np.einsum("oyx,hy,wx->ohw", taps, vertical, horizontal)
+        bias = (bias if bias.ndim == 3 else bias[:, None, None]) - drop
+    return bias
+
+
+def valid_taps(synapse: Synapse, axis: int) -> Array:
+    """`[outputs, taps]` along one axis: 1 where a tap lies inside the input."""
+    size, out = synapse.in_shape[1 + axis], synapse.out_shape[1 + axis]
+    position = (
+        np.arange(out)[:, None] * synapse.stride[axis]
+        + np.arange(synapse.weight.shape[2 + axis])[None] * synapse.dilation[axis]
+        - synapse.padding[axis]
+    )
+    return ((position >= 0) & (position < size)).astype(np.float64)
+
+
+def integer_neuron(spec: NeuronSpec, fine: Array) -> IntegerNeuron:
+    """Thresholds and reset in units of `fine` = q_c / 2^f, and a dyadic leak."""
+    channels, counts = len(fine), np.arange(1, spec.n_max + 1)
+    step = np.broadcast_to(spec.step, channels)
+    if spec.thresholds is not None:
+        real = np.broadcast_to(spec.thresholds, (channels, spec.n_max))
+    else:
+        real = (counts - (0.5 if spec.rounding in ("round", "half") else 0.0)) * step[:, None]
+    thresholds = np.rint(real / fine[:, None]) + (spec.rounding == "strict")
+    return IntegerNeuron(
+        n_max=spec.n_max,
+        signed=spec.signed,
+        thresholds=np.minimum(thresholds, MEMBRANE_BOUND).astype(np.int32),
+        reset=np.minimum(np.rint(spec.alpha * step / fine), MEMBRANE_BOUND).astype(np.int32),
+        reset_kind=spec.reset,  # type: ignore[arg-type]
+        leak=dyadic(spec.leak),
+        decay_reset=spec.decay_reset,
+    )
+
+
+def dyadic(leak: float) -> tuple[int, int] | None:
+    """(m, k) with leak = m / 2^k: the smallest k that is exact, or the nearest with 16 bits; None for a leak of 1."""
+    if leak == 1.0:
+        return None
+    for k in range(1, LEAK_BITS + 1):
+        if (leak * 2**k).is_integer():
+            return int(leak * 2**k), k
+    m = round(leak * 2**LEAK_BITS)
+    return None if m == 2**LEAK_BITS else (m, LEAK_BITS)
+
+
+def quantise_readout(readout: Layer, timesteps: int) -> tuple[IntegerLayer, float]:
+    """The readout with one unit for all classes, and what one unit of its sum over time is worth as a logit.
+
+    One unit, because the largest logit wins: units of their own would compare unlike numbers.
+    """
+    check_finite(readout)
+    if readout.shape[1:] != (1, 1):
+        raise GraphError(f"readout: it gives {readout.shape} and not one number for each class: pool before it")
+    if any(s.source == INPUT for s in readout.synapses):
+        raise GraphError("readout: it reads the input itself, and not a spiking layer's levels")
+    heaviest = max(float(np.abs(s.weight).max(initial=0)) for s in readout.synapses)
+    unit = (heaviest or 1.0) / largest_weight(HEAD_BITS)
+    units = np.full(readout.shape[0], unit)
+    synapses = tuple(
+        integer_weights(s, units, HEAD_BITS) if s.kind == "conv" else integer_identity(s, units)
+        for s in readout.synapses
+    )
+    bias = np.clip(np.rint(readout.bias * timesteps / unit), -FLOAT64_BOUND, FLOAT64_BOUND).astype(np.int64)
+    return IntegerLayer(readout.name, synapses, bias, readout.shape, 0, None, units), unit / timesteps
+
+
+def _clipped(values: Array) -> NDArray[np.int32]:
+    """int32; what does not fit is far above the bound that is proved next, which then refuses it."""
+    most = 2**31 - 1
+    return np.clip(values, -most, most).astype(np.int32)

@@ -1,0 +1,107 @@
+"""Which kernel runs a convolution, and with which method: by what is installed, and by measured density."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+from numpy.typing import NDArray
+
+from lbq import native as library
+from lbq.engine import native, numpy_kernels
+from lbq.engine.levels import Integers
+from lbq.engine.native import Backend, Counts, Method
+from lbq.graph import Synapse
+
+EngineName = Literal["auto", "dense", "bitplane"]
+Kernel = Literal["native", "numpy"]
+
+
+class Conv(Protocol):
+    """A packed convolution: native or NumPy."""
+
+    def run(
+        self,
+        levels: Integers,
+        method: Method,
+        backend: Backend = "horner",
+        threads: int = 1,
+        out: NDArray[Any] | None = None,
+    ) -> tuple[NDArray[Any], Counts]: ...
+
+
+@dataclass(frozen=True)
+class Choice:
+    """How a synapse was run: the kernel and method, and why. density: set bits per input, where it was measured."""
+
+    kernel: Literal["native", "numpy", "torch"]
+    method: Method
+    reason: str
+    density: float | None = None
+
+
+def fallback() -> str | None:
+    """Why the native kernels cannot be used at all, or None."""
+    return None if library.library() is not None else library.report().reason
+
+
+@dataclass
+class Prepared:
+    """One convolution, packed at first use, and what has been learnt about its speed."""
+
+    synapse: Synapse
+    largest: int  # of the levels it reads
+    signed: bool
+    crossover: float | None = None  # density at which the dense kernel is as fast as the planes
+    _convs: dict[Kernel, Conv] = field(default_factory=dict)
+
+    def conv(self, kernel: Kernel) -> Conv:
+        if kernel not in self._convs:
+            s = self.synapse
+            self._convs[kernel] = (
+                native.pack(s.weight, s.stride, s.padding)
+                if kernel == "native"
+                else numpy_kernels.pack(s.weight, s.stride, s.padding, s.dilation, s.groups)
+            )
+        return self._convs[kernel]
+
+    def native_refused(self) -> str | None:
+        """Why the native kernels do not run this synapse, or None."""
+        if self.synapse.groups != 1 or self.synapse.dilation != (1, 1):
+            return "grouped or dilated"
+        if self.largest > (127 if self.signed else 255):
+            return "pooled sums above 8 bits"
+        if self.synapse.weight[0].size >= native.MOST_ROWS:
+            return "a kernel of very many weights"
+        return None if fallback() is None else "not built"
+
+    def choose(self, engine: EngineName, levels: Integers, density: float) -> Choice:
+        """For these levels; `auto` times both native methods once, and from then on compares densities."""
+        if engine == "dense":
+            return Choice("numpy", "dense", "asked for")
+        refused = self.native_refused()
+        if engine == "bitplane":
+            return Choice(
+                "numpy" if refused else "native",
+                "bitplane",
+                f"asked for; not native: {refused}" if refused else "asked for",
+            )
+        if refused:
+            return Choice("numpy", "dense", f"not native: {refused}", density)
+        if self.crossover is None:
+            self.crossover = self._measure(levels, density)
+        below = density < self.crossover
+        reason = f"density {density:.3f} {'below' if below else 'above'} cross-over {self.crossover:.3f}"
+        return Choice("native", "bitplane" if below else "dense", reason, density)
+
+    def _measure(self, levels: Integers, density: float) -> float:
+        """The density at which both methods would take the same time: planes take time in proportion to it."""
+        conv, times = self.conv("native"), {}
+        methods: tuple[Method, ...] = ("bitplane", "dense")
+        for method in methods:
+            conv.run(levels, method)
+            started = time.perf_counter()
+            conv.run(levels, method)
+            times[method] = time.perf_counter() - started
+        return max(density, 1e-4) * times["dense"] / times["bitplane"]

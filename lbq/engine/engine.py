@@ -1,0 +1,108 @@
+"""The face of a deployed network: load it, run it, check it against its golden vectors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lbq.engine import artefact
+from lbq.engine.artefact import Golden, level_digests
+from lbq.engine.native import BACKENDS, Backend
+from lbq.engine.network import IntegerNetwork
+from lbq.engine.runner import Output, Runner
+from lbq.errors import ArtefactError, LbqError
+
+Engine = Literal["auto", "dense", "bitplane", "cuda"]
+ENGINES: tuple[Engine, ...] = ("auto", "dense", "bitplane", "cuda")
+
+
+class Network:
+    """A deployed network, ready to run.
+
+    network: its integers. golden: what it must give for inputs that came with it, or None.
+    """
+
+    def __init__(self, network: IntegerNetwork, golden: Golden | None = None) -> None:
+        self.network, self.golden = network, golden
+        self._runner: Runner | None = None
+        self._cuda: dict[str, Any] = {}
+
+    def run(
+        self,
+        images: NDArray[np.uint8],
+        engine: Engine = "auto",
+        trace: bool = False,
+        threads: int = 1,
+        backend: Backend = "horner",
+        progress: Callable[[int], None] | None = None,
+    ) -> Output:
+        """Classify uint8 images `[B, C, H, W]`, one image `[C, H, W]`, or event frames `[T, B, C, H, W]`.
+
+        engine: `dense` multiplies everything in BLAS, `bitplane` adds weights for set bits only, `auto` takes the faster
+            of two native kernels for every layer, `cuda` runs densely on a GPU. All give the same bits.
+        trace: also give every layer's levels. threads: of the CPU. backend: how planes are weighted.
+        progress: called with the number of images that have been done.
+        """
+        x = self._checked(images)
+        if engine not in ENGINES:
+            raise LbqError(f"engine must be one of {', '.join(ENGINES)}, got {engine!r}")
+        if backend not in BACKENDS:
+            raise LbqError(f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
+        if type(threads) is not int or not 1 <= threads <= 256:
+            raise LbqError(f"threads must be a whole number in 1..256, got {threads!r}")
+        if engine == "cuda":
+            return self.on_device("cuda").run(x, trace, progress)
+        if self._runner is None:
+            self._runner = Runner(self.network)
+        return self._runner.run(x, engine, trace, threads, backend, progress)
+
+    def on_device(self, device: str) -> Any:
+        """The network in PyTorch on a device: `cuda`, or `cpu` to look at the same arithmetic without a GPU."""
+        if device not in self._cuda:
+            from lbq.engine.cuda import TorchRunner
+
+            self._cuda[device] = TorchRunner(self.network, device)
+        return self._cuda[device]
+
+    def _checked(self, images: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        net = self.network
+        x = np.asarray(images)
+        if x.dtype != np.uint8:
+            raise LbqError(f"images must be uint8, as they are stored, got {x.dtype}")
+        if x.ndim == (3 if net.static else 4):
+            x = x[None] if net.static else x[:, None]
+        lead = () if net.static else (net.timesteps,)
+        if x.shape != (*lead, x.shape[len(lead)] if x.ndim > len(lead) else 0, *net.input_shape):
+            expected = ", ".join(map(str, (*lead, "B", *net.input_shape)))
+            raise LbqError(f"images must be [{expected}], got {list(np.shape(images))}")
+        if not x.size:
+            raise LbqError("images must not be empty")
+        return x
+
+    def verify(self, engine: Engine = "auto") -> int:
+        """Run the golden inputs and compare logits and every layer's levels; returns how many inputs there were."""
+        if self.golden is None:
+            raise ArtefactError("the network has no golden vectors to compare with")
+        found = self.run(self.golden.inputs, engine, trace=True)
+        assert found.levels is not None
+        for name, digests in level_digests(found.levels).items():
+            for t, (mine, given) in enumerate(zip(digests, self.golden.digests[name], strict=True)):
+                if mine != given:
+                    raise ArtefactError(f"layer {name!r}: its levels at timestep {t} are not the golden ones")
+        if not np.array_equal(found.logits, self.golden.logits):
+            raise ArtefactError("the logits are not the golden ones")
+        return len(found.logits)
+
+
+def load(path: Path | str) -> Network:
+    """A deployed network from its file, with every statement in it checked."""
+    return Network(*artefact.load(path))
+
+
+def save(path: Path | str, network: Network) -> int:
+    """Write a network's file; returns its size in bytes."""
+    return artefact.save(path, network.network, network.golden)

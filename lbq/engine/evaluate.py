@@ -1,0 +1,176 @@
+"""Deployed networks on data: accuracy, throughput, what was executed, and what it costs. No torch."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lbq.account import Counter
+from lbq.analyze import LevelCounter
+from lbq.data import folder
+from lbq.data.testset import EVAL_RATIO, FILES, TestSet, open_arrays, open_test
+from lbq.engine.choose import Choice
+from lbq.engine.engine import Engine, Network
+from lbq.engine.native import Counts
+from lbq.engine.network import IntegerNetwork
+from lbq.errors import ArtefactError, DataError
+from lbq.graph import INPUT
+from lbq.measurement import Measurement
+
+BATCH = 256
+
+
+@dataclass
+class Evaluation:
+    """accuracy in percent, None without labels; seconds spent in the engine alone; counts and choices by synapse."""
+
+    images: int = 0
+    accuracy: float | None = None
+    seconds: float = 0.0
+    engine: str = "auto"
+    threads: int = 1
+    counts: dict[str, Counts] = field(default_factory=dict)
+    choices: dict[str, Choice] = field(default_factory=dict)
+
+    @property
+    def images_per_second(self) -> float:
+        return self.images / self.seconds if self.seconds else 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "images_per_second": self.images_per_second}
+
+
+def open_data(network: IntegerNetwork, data: str | None) -> TestSet:
+    """What a user means by DATA: the folder of the dataset that the network was trained on, or a .npz file."""
+    if data is not None and data.endswith(".npz"):
+        test = open_arrays(data, network.static)
+    else:
+        known = network.facts.get("data")
+        settings = known if isinstance(known, dict) else {}
+        name = settings.get("name")
+        if not isinstance(name, str):
+            raise DataError("the network does not say which dataset it is for: give a .npz file with images and labels")
+        if data is None and name != "digits":
+            raise DataError(f"give the folder of {name}, or a .npz file with images and labels")
+        size, frames, window = (settings.get(key, default) for key, default in _DEFAULTS.items())
+        if type(size) is not int or type(window) is not int or frames not in ("count", "time") or min(size, window) < 0:
+            raise ArtefactError("the network's facts about its dataset make no sense")
+        test = open_test(name, data or "", network.timesteps, size, frames, window)
+    if test.static != network.static or test.shape != network.input_shape:
+        raise DataError(f"{test.name} has inputs {test.shape}, the network reads {network.input_shape}")
+    return test
+
+
+_DEFAULTS = {"size": 0, "frames": "count", "window_ms": 1000}
+
+
+def evaluate(
+    net: Network,
+    test: TestSet,
+    engine: Engine = "auto",
+    threads: int = 1,
+    limit: int | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> Evaluation:
+    """Run the first `limit` samples of a test set."""
+    found, correct = Evaluation(engine=engine, threads=threads), 0
+    for x, which in test.batches(BATCH, limit):
+        started = time.perf_counter()
+        out = net.run(x, engine, threads=threads, progress=progress)
+        found.seconds += time.perf_counter() - started
+        found.images += len(out.logits)
+        if test.labels is not None:
+            correct += int((out.predictions == test.labels[which]).sum())
+        found.choices = out.choices
+        for name, counts in out.counts.items():
+            found.counts[name] = found.counts.get(name, Counts()) + counts
+    if not found.images:
+        raise DataError(f"{test.name} has no samples to run")
+    if test.labels is not None:
+        found.accuracy = 100 * correct / found.images
+    return found
+
+
+def golden_set(net: Network) -> TestSet:
+    """The inputs that a network carries, without labels."""
+    if net.golden is None:
+        raise ArtefactError("the network carries no golden inputs: give data with --data")
+    inputs, static = net.golden.inputs, net.network.static
+    return TestSet(
+        name="golden inputs",
+        shape=net.network.input_shape,
+        static=static,
+        size=len(net.golden.logits),
+        read=lambda start, stop: inputs[start:stop] if static else inputs[:, start:stop],
+    )
+
+
+def measure(
+    net: Network,
+    test: TestSet,
+    threads: int = 1,
+    limit: int | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> Measurement:
+    """Counts of a deployed network on its own levels; accuracy where labels are known."""
+    network = net.network
+    exact, rate = Counter(network, "exact"), Counter(network, "rate")
+    histograms = LevelCounter({layer.name: network.spec(layer.name).n_max for layer in network.layers})
+    images = correct = 0
+    for x, which in test.batches(64, limit):
+        out = net.run(x, "auto", trace=True, threads=threads, progress=progress)
+        assert out.levels is not None
+        exact.add({**out.levels, INPUT: x[None] if network.static else x})
+        rate.add(out.levels)
+        histograms.add(out.levels)
+        images += len(out.logits)
+        if test.labels is not None:
+            correct += int((out.predictions == test.labels[which]).sum())
+    if not images:
+        raise DataError(f"{test.name} has no samples to run")
+    accuracy = math.nan if test.labels is None else 100 * correct / images
+    return Measurement(network, images, accuracy, exact.account(), rate.account(), histograms.layers)
+
+
+def read_input(path: Path | str, network: IntegerNetwork) -> NDArray[np.uint8]:
+    """One input from a file: an image, scaled and cropped to what the network reads, or a uint8 .npy array."""
+    path, shape = Path(path), network.input_shape
+    if path.suffix == ".npy":
+        expected = shape if network.static else (network.timesteps, *shape)
+        try:
+            array = np.load(path, allow_pickle=False)
+        except (OSError, ValueError, EOFError) as error:
+            raise DataError(f"{path} cannot be read as .npy: {' '.join(str(error).split())[:100]}") from error
+        if array.dtype != np.uint8 or array.shape != expected:
+            raise DataError(f"{path} must be uint8 {list(expected)}, not {array.dtype} {list(array.shape)}")
+        return np.asarray(array, np.uint8)
+    if not network.static or shape[0] not in (1, 3) or shape[1] != shape[2]:
+        raise DataError(f"the network reads {list(shape)}, which is no square image: give a uint8 .npy file")
+    if not path.is_file():
+        raise DataError(f"{path} is not a file: give an image")
+    side, data = shape[1], network.facts.get("data")
+    files = isinstance(data, dict) and data.get("name") in FILES
+    image = folder.load_eval(path, round(side * EVAL_RATIO) if files else side, side).astype(np.float64)
+    if shape[0] == 1:
+        image = np.tensordot([0.299, 0.587, 0.114], image, 1)[None]
+    return np.rint(image * (network.input_max / 255)).astype(np.uint8)
+
+
+def ranking(net: Network, x: NDArray[np.uint8]) -> list[dict[str, Any]]:
+    """Classes of one input, the likeliest first, with their share of a softmax over the real-valued logits."""
+    out = net.run(x)
+    logits = out.logits[0] * out.scale
+    shares = np.exp(logits - logits.max())
+    shares /= shares.sum()
+    names = net.network.classes or tuple(map(str, range(len(logits))))
+    order = np.argsort(-out.logits[0], kind="stable")
+    return [
+        {"class": names[i], "index": int(i), "share": float(shares[i]), "logit": int(out.logits[0, i])} for i in order
+    ]

@@ -1,0 +1,66 @@
+"""Integer levels: pooling, bit planes and set bits. NumPy only."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lbq.graph import Pool
+
+Integers = NDArray[np.integer[Any]]
+
+
+def pool(x: NDArray[Any], pools: tuple[Pool, ...], axes: tuple[int, int] = (2, 3)) -> NDArray[Any]:
+    """Max- or sum-pool over the two axes of height and width, pool after pool.
+
+    Padding never wins a maximum and adds nothing to a sum. Sums of integers are int32.
+    """
+    for p in pools:
+        if p.kind == "sum" and x.dtype.kind in "iu":
+            x = x.astype(np.int32, copy=False)
+        if any(p.padding):
+            floor: Any = 0
+            if p.kind == "max":
+                floor = np.iinfo(x.dtype).min if x.dtype.kind in "iu" else -np.inf
+            widths = [(0, 0)] * x.ndim
+            for axis, padding in zip(axes, p.padding, strict=True):
+                widths[axis] = (padding, padding)
+            x = np.pad(x, widths, constant_values=floor)
+        if all(x.shape[axis] == kernel for axis, kernel in zip(axes, p.kernel, strict=True)):
+            x = x.max(axes, keepdims=True) if p.kind == "max" else x.sum(axes, x.dtype, keepdims=True)
+            continue
+        combine = np.maximum if p.kind == "max" else np.add
+        out = None
+        for dy in range(p.kernel[0]):
+            for dx in range(p.kernel[1]):
+                part = x[_window(x, p, axes, (dy, dx))]
+                out = part.copy() if out is None else combine(out, part, out=out)
+        x = out  # type: ignore[assignment]
+    return x
+
+
+def _window(x: NDArray[Any], p: Pool, axes: tuple[int, int], offset: tuple[int, int]) -> tuple[slice, ...]:
+    """What one place of the pooling window reads, for every output."""
+    index = [slice(None)] * x.ndim
+    for axis, kernel, stride, start in zip(axes, p.kernel, p.stride, offset, strict=True):
+        last = (x.shape[axis] - kernel) // stride * stride
+        index[axis] = slice(start, start + last + 1, stride)
+    return tuple(index)
+
+
+def bit_planes(level: Integers, planes: int) -> NDArray[np.bool_]:
+    """b_k of the magnitudes, `[K, ...]` (Eq. bitplane_decomp)."""
+    magnitude = np.abs(level.astype(np.int64))
+    return (magnitude[None] >> np.arange(planes).reshape(-1, *[1] * level.ndim) & 1).astype(bool)
+
+
+def popcount(level: Integers) -> NDArray[np.uint8]:
+    """Set bits of |S|."""
+    return np.bitwise_count(level if level.dtype.kind == "u" else np.abs(level.astype(np.int64)))
+
+
+def planes_of(level: Integers) -> int:
+    """How many planes these levels need."""
+    return int(max(level.max(initial=0), -int(level.min(initial=0)))).bit_length()

@@ -1,0 +1,248 @@
+/* A convolution of levels: forms the lists of active inputs, gathers them for every output pixel, and runs the kernels.
+ *
+ * Images are taken a few at a time. First every input pixel's lists are formed, once; then units of output rows gather
+ * them, tile by tile, so that a block of weights serves a whole tile before the next one is fetched. The dense method
+ * needs no lists; it reads inputs from a padded copy. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "conv_kernels.h"
+
+#define LIST_BYTES (8 << 20)   /* of lists formed at a time, at most, unless one image needs more */
+#define TILE_IDS (1 << 17)     /* rows gathered for a tile, about */
+#define TILE_PIXELS 256
+#define UNIT_PIXELS 256
+
+static int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
+static int64_t max64(int64_t a, int64_t b) { return a > b ? a : b; }
+static int64_t up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+static const struct lbq_kernels *kernels_of(int isa) {
+#if defined(LBQ_X86)
+    if (isa == LBQ_AVX512) return &lbq_kernels_avx512;
+    if (isa == LBQ_AVX2) return &lbq_kernels_avx2;
+#elif defined(LBQ_ARM)
+    if (isa == LBQ_NEON) return &lbq_kernels_neon;
+#endif
+    (void)isa;
+    return &lbq_kernels_portable;
+}
+
+struct run {
+    const struct lbq_conv *c;
+    const struct lbq_kernels *k;
+    int failed;
+    int64_t first, images;       /* of this part of the batch */
+    int64_t slots, capacity;     /* lists of one input pixel */
+    int64_t rows_each;           /* rows of pixels in a unit */
+    uint16_t *lists, *values;    /* [images * height * width, slots, capacity] */
+    int32_t *lengths;            /* [images * height * width, slots] */
+};
+
+static void count(int64_t *total, int64_t more) { __atomic_fetch_add(total, more, __ATOMIC_RELAXED); }
+
+/* A unit of input rows: forms their lists. */
+static void form_unit(void *context, int64_t unit) {
+    struct run *r = context;
+    const struct lbq_conv *c = r->c;
+    int64_t bits = 0, active = 0, end = min64((unit + 1) * r->rows_each, r->images * c->height);
+    for (int64_t row = unit * r->rows_each; row < end; row++)
+        for (int64_t x = 0; x < c->width; x++) {
+            int64_t pixel = row * c->width + x, at = pixel * r->slots;
+            const uint8_t *levels = c->levels + (r->first * c->height * c->width + pixel) * c->inputs;
+            if (c->method == LBQ_LEVEL)
+                r->k->form_levels(c, levels, r->lists + at * r->capacity, r->values + at * r->capacity, r->capacity,
+                                  r->lengths + at);
+            else
+                r->k->form_planes(c, levels, r->lists + at * r->capacity, r->capacity, r->lengths + at);
+            for (int64_t s = 0; s < r->slots; s++) bits += r->lengths[at + s];
+            for (int64_t i = 0; i < c->inputs; i++) active += levels[i] != 0;
+        }
+    if (c->method == LBQ_BITPLANE) count(&c->counts[1], bits);
+    count(&c->counts[3], active);
+}
+
+struct tile {
+    uint16_t *ids, *values;
+    int32_t *lengths;              /* [TILE_PIXELS, slots] */
+    int64_t starts[TILE_PIXELS];   /* of each pixel in ids */
+    int64_t pixels, used;
+};
+
+/* Append the lists that output pixel (row, x) meets: slot by slot, tap by tap. */
+static void gather(const struct run *r, struct tile *t, int64_t row, int64_t x) {
+    const struct lbq_conv *c = r->c;
+    int64_t image = row / c->out_height, top = row % c->out_height * c->stride_y - c->pad_y;
+    int64_t left = x * c->stride_x - c->pad_x;
+    int64_t ky0 = max64(0, -top), ky1 = min64(c->kh, c->height - top);
+    int64_t kx0 = max64(0, -left), kx1 = min64(c->kw, c->width - left);
+    int32_t *lengths = t->lengths + t->pixels * r->slots;
+    t->starts[t->pixels++] = t->used;
+    for (int64_t s = 0; s < r->slots; s++) {
+        int64_t before = t->used;
+        for (int64_t ky = ky0; ky < ky1; ky++) {
+            int64_t pixel = (image * c->height + top + ky) * c->width + left + kx0;
+            for (int64_t kx = kx0; kx < kx1; kx++, pixel++) {
+                int64_t at = pixel * r->slots + s, n = r->lengths[at];
+                r->k->append(t->ids + t->used, r->lists + at * r->capacity, n, (uint16_t)((ky * c->kw + kx) * c->inputs));
+                if (t->values) r->k->append(t->values + t->used, r->values + at * r->capacity, n, 0);
+                t->used += n;
+            }
+        }
+        lengths[s] = (int32_t)(t->used - before);
+    }
+}
+
+/* Run the gathered pixels, of which the first is `first`, block after block of outputs. */
+static void run_tile(const struct run *r, struct tile *t, int64_t first) {
+    const struct lbq_conv *c = r->c;
+    uint32_t sums[LBQ_MAX_BLOCK];
+    int wide = c->bytes == NULL || (c->method == LBQ_BITPLANE && c->backend != LBQ_HORNER);
+    for (int64_t block = 0; block * c->block < c->outputs; block++)
+        for (int64_t i = 0; i < t->pixels; i++) {
+            struct lbq_pixel p = {t->ids + t->starts[i], t->values ? t->values + t->starts[i] : NULL,
+                                  t->lengths + i * r->slots};
+            (wide ? r->k->wide : c->method == LBQ_LEVEL ? r->k->levels : r->k->planes)(c, &p, block, sums);
+            int32_t *out = c->out + (first + i) * c->outputs + block * c->block;
+            memcpy(out, sums, (size_t)min64(c->block, c->outputs - block * c->block) * sizeof *out);
+        }
+    t->pixels = t->used = 0;
+}
+
+/* A unit of output rows. */
+static void gather_unit(void *context, int64_t unit) {
+    struct run *r = context;
+    const struct lbq_conv *c = r->c;
+    int64_t most = r->slots * (c->kh * c->kw * c->inputs + LBQ_SLACK), end = min64((unit + 1) * r->rows_each, r->images * c->out_height);
+    int64_t accumulations = 0, shifted = 0, first = r->first * c->out_height * c->out_width;
+    struct tile *t = calloc(1, sizeof *t);
+    if (t) {
+        t->ids = malloc((size_t)(TILE_IDS + most + LBQ_SLACK) * sizeof(uint16_t));
+        if (c->method == LBQ_LEVEL) t->values = malloc((size_t)(TILE_IDS + most + LBQ_SLACK) * sizeof(uint16_t));
+        t->lengths = malloc((size_t)(TILE_PIXELS * r->slots) * sizeof(int32_t));
+    }
+    if (!t || !t->ids || !t->lengths || (c->method == LBQ_LEVEL && !t->values)) {
+        __atomic_store_n(&r->failed, 1, __ATOMIC_RELAXED);
+    } else {
+        int64_t pixel = unit * r->rows_each * c->out_width, begin = pixel;
+        int64_t signs = c->is_signed ? 2 : 1, lowest = r->slots - signs; /* the slots of plane 0 come last */
+        for (int64_t row = unit * r->rows_each; row < end; row++)
+            for (int64_t x = 0; x < c->out_width; x++, pixel++) {
+                gather(r, t, row, x);
+                const int32_t *lengths = t->lengths + (t->pixels - 1) * r->slots;
+                for (int64_t s = 0; s < r->slots; s++) {
+                    accumulations += lengths[s];
+                    if (s < lowest) shifted += lengths[s];
+                }
+                if (t->pixels == TILE_PIXELS || t->used >= TILE_IDS) {
+                    run_tile(r, t, first + begin);
+                    begin = pixel + 1;
+                }
+            }
+        if (t->pixels) run_tile(r, t, first + begin);
+        count(&c->counts[0], accumulations * c->outputs);
+        if (c->method == LBQ_BITPLANE) count(&c->counts[2], shifted * c->outputs);
+    }
+    if (t) free(t->ids), free(t->values), free(t->lengths), free(t);
+}
+
+static int run_lists(struct run *r) {
+    const struct lbq_conv *c = r->c;
+    r->slots = (c->method == LBQ_LEVEL ? 1 : c->planes) * (c->is_signed ? 2 : 1);
+    r->capacity = c->inputs + LBQ_SLACK;
+    int64_t pixels = c->height * c->width, each = pixels * r->slots * r->capacity * (int64_t)sizeof(uint16_t);
+    int64_t together = min64(max64(LIST_BYTES / max64(each, 1), 1), c->batch);
+    size_t entries = (size_t)(together * pixels * r->slots * r->capacity + LBQ_SLACK);
+    r->lists = malloc(entries * sizeof(uint16_t));
+    if (c->method == LBQ_LEVEL) r->values = malloc(entries * sizeof(uint16_t));
+    r->lengths = malloc((size_t)(together * pixels * r->slots + 1) * sizeof(int32_t));
+    r->failed = !r->lists || !r->lengths || (c->method == LBQ_LEVEL && !r->values);
+    for (r->first = 0; r->first < c->batch && !r->failed; r->first += together) {
+        r->images = min64(together, c->batch - r->first);
+        int64_t in_rows = r->images * c->height, out_rows = r->images * c->out_height;
+        r->rows_each = max64(min64(UNIT_PIXELS / max64(c->width, 1), up(in_rows, c->threads)), 1);
+        lbq_parallel(c->threads, up(in_rows, r->rows_each), form_unit, r);
+        r->rows_each = max64(min64(UNIT_PIXELS / max64(c->out_width, 1), up(out_rows, c->threads)), 1);
+        lbq_parallel(c->threads, up(out_rows, r->rows_each), gather_unit, r);
+    }
+    free(r->lists), free(r->values), free(r->lengths);
+    return r->failed;
+}
+
+/* Dense
+ * ------------------------------------------------------------------------------------------------------------------ */
+
+/* Levels of input row y of an image with padding, `wide` to a pixel: as bytes (signed ones + 128 where `offset`), or as
+ * 16-bit numbers. */
+static void padded_row(const struct lbq_conv *c, int64_t image, int64_t y, int64_t wide, int offset, uint8_t *bytes,
+                       int16_t *words) {
+    int64_t line = (c->width + 2 * c->pad_x) * wide;
+    if (bytes) memset(bytes, offset, (size_t)line);
+    if (words) memset(words, 0, (size_t)line * sizeof *words);
+    if (y < 0 || y >= c->height) return;
+    const uint8_t *levels = c->levels + (image * c->height + y) * c->width * c->inputs;
+    for (int64_t x = 0; x < c->width; x++, levels += c->inputs) {
+        int64_t at = (x + c->pad_x) * wide;
+        if (bytes)
+            for (int64_t i = 0; i < c->inputs; i++) bytes[at + i] = (uint8_t)(levels[i] + offset);
+        else if (c->is_signed)
+            for (int64_t i = 0; i < c->inputs; i++) words[at + i] = (int8_t)levels[i];
+        else
+            for (int64_t i = 0; i < c->inputs; i++) words[at + i] = levels[i];
+    }
+}
+
+/* Some output rows of one image. */
+static void dense_unit(void *context, int64_t unit) {
+    struct run *r = context;
+    const struct lbq_conv *c = r->c;
+    int64_t per_image = up(c->out_height, r->rows_each), image = unit / per_image, y0 = unit % per_image * r->rows_each;
+    int64_t rows = min64(r->rows_each, c->out_height - y0), in_rows = (rows - 1) * c->stride_y + c->kh;
+    int quads = c->quads != NULL, offset = 0, width = quads ? 64 : 16;
+#if defined(LBQ_X86)
+    offset = quads && c->is_signed ? 128 : 0; /* this instruction multiplies unsigned levels by signed weights */
+#endif
+    int64_t wide = quads ? up(c->inputs, 4) * 4 : up(c->inputs, 2) * 2, line = (c->width + 2 * c->pad_x) * wide;
+    uint8_t *bytes = quads ? malloc((size_t)(in_rows * line)) : NULL;
+    int16_t *words = quads ? NULL : malloc((size_t)(in_rows * line) * sizeof *words);
+    if (!bytes && !words) {
+        __atomic_store_n(&r->failed, 1, __ATOMIC_RELAXED);
+        return;
+    }
+    for (int64_t i = 0; i < in_rows; i++)
+        padded_row(c, image, y0 * c->stride_y - c->pad_y + i, wide, offset, bytes ? bytes + i * line : NULL,
+                   words ? words + i * line : NULL);
+    int32_t *out = c->out + (image * c->out_height + y0) * c->out_width * c->outputs;
+    for (int64_t block = 0; block * width < c->outputs; block++)
+        for (int64_t first = 0, pixels = rows * c->out_width; first < pixels; first += LBQ_DENSE_TILE) {
+            int32_t sums8[LBQ_DENSE_TILE][64], sums16[LBQ_DENSE_TILE][16];
+            const uint8_t *at8[LBQ_DENSE_TILE];
+            const int16_t *at16[LBQ_DENSE_TILE];
+            for (int64_t i = 0; i < LBQ_DENSE_TILE; i++) { /* beyond the last pixel: the last one again */
+                int64_t pixel = min64(first + i, pixels - 1);
+                int64_t at = pixel / c->out_width * c->stride_y * line + pixel % c->out_width * c->stride_x * wide;
+                if (quads) at8[i] = bytes + at;
+                else at16[i] = words + at;
+            }
+            if (quads) r->k->dense_quads(c, at8, line, block, sums8);
+            else r->k->dense_pairs(c, at16, line, block, sums16);
+            int64_t outputs = min64(width, c->outputs - block * width);
+            for (int64_t i = 0; i < LBQ_DENSE_TILE && first + i < pixels; i++) {
+                const int32_t *sums = quads ? sums8[i] : sums16[i], *totals = c->totals + block * width;
+                int32_t *to = out + (first + i) * c->outputs + block * width;
+                for (int64_t j = 0; j < outputs; j++)
+                    to[j] = offset ? (int32_t)((uint32_t)sums[j] - 128u * (uint32_t)totals[j]) : sums[j];
+            }
+        }
+    free(bytes), free(words);
+}
+
+int lbq_conv(const struct lbq_conv *c) {
+    struct run r = {.c = c, .k = kernels_of(c->isa)};
+    if (c->batch * c->out_height * c->out_width * c->outputs == 0) return 0;
+    if (c->method != LBQ_DENSE) return run_lists(&r);
+    r.rows_each = max64(min64(UNIT_PIXELS / c->out_width, up(c->batch * c->out_height, c->threads)), 1);
+    r.rows_each = min64(r.rows_each, c->out_height);
+    lbq_parallel(c->threads, c->batch * up(c->out_height, r.rows_each), dense_unit, &r);
+    return r.failed;
+}

@@ -1,0 +1,395 @@
+/* Bit-plane, level and dense kernels of a convolution: a template over registers of 4 * LANES bytes.
+ *
+ * The trick of the bit-plane kernel: int8 weights are stored with a bias, as bytes 0..range, and a register of bytes is
+ * added as if it held 16-bit numbers, twice: as it is (low), and shifted right by eight (high). Then
+ * sum of the high bytes = high, sum of the low bytes = low - 256 * high (mod 2^16): two additions and a shift for 64
+ * weights, no widening. It holds while the sums stay below 2^16, for 65535 / range rows (258 at 8 bits); then they are
+ * flushed into 32-bit accumulators. Where several bytes fit into one (weights of 7 bits or fewer), as many rows are
+ * first added as bytes. The bias is subtracted once at the end: it is bias * (sum of 2^k over all set bits).
+ *
+ * A row of 64 outputs has output j in byte 2 j and output 32 + j in byte 2 j + 1, so that low and high hold neighbours.
+ */
+#include <string.h>
+#if defined(LBQ_FOR_AVX512) || defined(LBQ_FOR_AVX2)
+#include <immintrin.h>
+#elif defined(LBQ_FOR_NEON)
+#include <arm_neon.h>
+#endif
+
+#include "isa.h"
+#include "conv_kernels.h"
+
+#define BYTES (4 * LANES)      /* of a register */
+#define PER_LINE (64 / BYTES)  /* registers of 64 outputs */
+#define MAX_PARTS (2 * PER_LINE)
+#define UNROLL _Pragma("GCC unroll 8")
+typedef uint8_t vb __attribute__((vector_size(BYTES)));
+typedef uint16_t vw __attribute__((vector_size(BYTES)));
+
+INLINE vw load_row(const uint8_t *p) {
+    vw v;
+    memcpy(&v, p, sizeof v);
+    return v;
+}
+INLINE vw add_bytes(vw a, vw b) { return (vw)((vb)a + (vb)b); }
+
+/* Lists
+ * ------------------------------------------------------------------------------------------------------------------ */
+
+/* 64 bits: whether (v & bit) != 0 for 64 bytes. */
+INLINE uint64_t set_bits(const uint8_t *p, uint8_t bit) {
+#if defined(LBQ_FOR_AVX512)
+    return _mm512_test_epi8_mask(_mm512_loadu_si512(p), _mm512_set1_epi8((char)bit));
+#elif defined(LBQ_FOR_AVX2)
+    uint64_t found = 0;
+    for (int half = 0; half < 2; half++) {
+        __m256i v = _mm256_and_si256(_mm256_loadu_si256((const __m256i *)(p + 32 * half)), _mm256_set1_epi8((char)bit));
+        uint32_t zero = (uint32_t)_mm256_movemask_epi8(_mm256_cmpeq_epi8(v, _mm256_setzero_si256()));
+        found |= (uint64_t)(uint32_t)~zero << (32 * half);
+    }
+    return found;
+#else
+    uint64_t found = 0;
+    for (int part = 0; part < 8; part++) {
+        uint64_t v;
+        memcpy(&v, p + 8 * part, 8);
+        v &= 0x0101010101010101u * bit;
+        v |= v >> 4, v |= v >> 2, v |= v >> 1; /* any bit of a byte to its lowest */
+        v = (v & 0x0101010101010101u) * 0x0102040810204080u >> 56;
+        found |= v << (8 * part);
+    }
+    return found;
+#endif
+}
+
+/* Positions of set bits, four at a time without asking whether there are as many: up to 3 entries too far. */
+INLINE uint16_t *positions(uint16_t *to, uint64_t bits, int64_t first) {
+    uint16_t *end = to + __builtin_popcountll(bits);
+    while (bits) {
+        for (int i = 0; i < 4; i++) {
+            to[i] = (uint16_t)(first + __builtin_ctzll(bits | (1ull << 63)));
+            bits &= bits - 1;
+        }
+        to += 4;
+    }
+    return end;
+}
+
+/* Magnitudes of 64 levels (zeros beyond `rest`), and which of them are negative. */
+INLINE uint64_t magnitudes(const struct lbq_conv *c, const uint8_t *levels, int64_t rest, uint8_t out[64]) {
+    uint64_t negative = 0;
+    if (rest < 64) memset(out, 0, 64);
+    memcpy(out, levels, (size_t)(rest < 64 ? rest : 64));
+    if (c->is_signed) {
+        negative = set_bits(out, 0x80);
+        for (int i = 0; i < 64; i++) out[i] = (uint8_t)(out[i] & 0x80 ? -out[i] : out[i]);
+    }
+    return negative;
+}
+
+static void NAME(form_planes)(const struct lbq_conv *c, const uint8_t *levels, uint16_t *lists, int64_t capacity,
+                              int32_t *lengths) {
+    int signs = c->is_signed ? 2 : 1, slots = c->planes * signs;
+    uint16_t *ends[16];
+    for (int s = 0; s < slots; s++) ends[s] = lists + s * capacity;
+    for (int64_t first = 0; first < c->inputs; first += 64) {
+        uint8_t copy[64];
+        const uint8_t *at = levels + first;
+        uint64_t negative = 0;
+        if (c->is_signed || c->inputs - first < 64) {
+            negative = magnitudes(c, at, c->inputs - first, copy);
+            at = copy;
+        }
+        for (int k = c->planes - 1, s = 0; k >= 0; k--, s += signs) {
+            uint64_t bits = set_bits(at, (uint8_t)(1 << k));
+            ends[s] = positions(ends[s], bits & ~negative, first);
+            if (signs == 2) ends[s + 1] = positions(ends[s + 1], bits & negative, first);
+        }
+    }
+    for (int s = 0; s < slots; s++) lengths[s] = (int32_t)(ends[s] - (lists + s * capacity));
+}
+
+static void NAME(form_levels)(const struct lbq_conv *c, const uint8_t *levels, uint16_t *lists, uint16_t *values,
+                              int64_t capacity, int32_t *lengths) {
+    int signs = c->is_signed ? 2 : 1;
+    for (int s = 0; s < signs; s++) lengths[s] = 0;
+    for (int64_t first = 0; first < c->inputs; first += 64) {
+        uint8_t copy[64];
+        uint64_t negative = magnitudes(c, levels + first, c->inputs - first, copy), active = set_bits(copy, 0xff);
+        for (int s = 0; s < signs; s++) {
+            uint16_t *list = lists + s * capacity + lengths[s], *value = values + s * capacity + lengths[s];
+            int64_t n = positions(list, active & (s ? negative : ~negative), first) - list;
+            for (int64_t i = 0; i < n; i++) value[i] = copy[list[i] - first];
+            lengths[s] += (int32_t)n;
+        }
+    }
+}
+
+static void NAME(append)(uint16_t *to, const uint16_t *from, int64_t n, uint16_t base) {
+    typedef uint16_t words __attribute__((vector_size(64)));
+    for (int64_t i = 0; i < n; i += 32) {
+        words v;
+        memcpy(&v, from + i, sizeof v);
+        v += base;
+        memcpy(to + i, &v, sizeof v);
+    }
+}
+
+/* Bit planes
+ * ------------------------------------------------------------------------------------------------------------------ */
+
+INLINE void add_one(int parts, const uint8_t *row, vw *low, vw *high) {
+    UNROLL for (int v = 0; v < parts; v++) {
+        vw x = load_row(row + v * BYTES);
+        low[v] += x;
+        high[v] += x >> 8;
+    }
+}
+
+/* Rows `ids` of the block into low and high; `group` rows fit together into bytes. */
+INLINE void add_rows(int parts, int group, const uint8_t *rows, int64_t size, const uint16_t *ids, int64_t n, vw *low,
+                     vw *high) {
+    int64_t i = 0;
+    if (group >= 2)
+        for (; i + group <= n; i += group) {
+            UNROLL for (int v = 0; v < parts; v++) {
+                const uint8_t *part = rows + v * BYTES;
+                vw x = add_bytes(load_row(part + ids[i] * size), load_row(part + ids[i + 1] * size));
+                UNROLL for (int g = 2; g < group; g += 2) {
+                    vw y = add_bytes(load_row(part + ids[i + g] * size), load_row(part + ids[i + g + 1] * size));
+                    x = add_bytes(x, y);
+                }
+                low[v] += x;
+                high[v] += x >> 8;
+            }
+        }
+    for (; i < n; i++) add_one(parts, rows + ids[i] * size, low, high);
+}
+
+/* sums = sums * 2^shift + sign * what low and high hold. */
+INLINE void flush(int parts, const vw *low, const vw *high, int shift, int negative, uint32_t *sums) {
+    uint16_t found[LBQ_MAX_BLOCK];
+    UNROLL for (int v = 0; v < parts; v++) {
+        vw even = low[v] - (high[v] << 8);
+        uint16_t *at = found + v / PER_LINE * 64 + v % PER_LINE * (BYTES / 2);
+        memcpy(at, &even, sizeof even);
+        memcpy(at + 32, &high[v], sizeof high[v]);
+    }
+    if (negative)
+        for (int j = 0; j < parts * BYTES; j++) sums[j] = (sums[j] << shift) - found[j];
+    else
+        for (int j = 0; j < parts * BYTES; j++) sums[j] = (sums[j] << shift) + found[j];
+}
+
+INLINE void planes_block(const struct lbq_conv *c, const struct lbq_pixel *p, int64_t block, uint32_t *sums, int parts,
+                         int group) {
+    int64_t size = parts * BYTES, limit = 65535 / c->range;
+    const uint8_t *rows = c->bytes + block * c->kh * c->kw * c->inputs * size;
+    const uint16_t *ids = p->ids;
+    int signs = c->is_signed ? 2 : 1;
+    uint32_t weighted = 0;
+    memset(sums, 0, (size_t)size * sizeof *sums);
+    for (int k = c->planes - 1, s = 0; k >= 0; k--) {
+        int shift = k != c->planes - 1; /* Horner: one shift of the accumulators for each plane but the first */
+        for (int negative = 0; negative < signs; negative++, s++) {
+            int64_t n = p->lengths[s];
+            weighted += (negative ? -(uint32_t)n : (uint32_t)n) << k;
+            do {
+                int64_t some = n < limit ? n : limit;
+                vw low[MAX_PARTS], high[MAX_PARTS];
+                UNROLL for (int v = 0; v < parts; v++) low[v] = high[v] = (vw){0};
+                add_rows(parts, group, rows, size, ids, some, low, high);
+                flush(parts, low, high, shift, negative, sums);
+                shift = 0, ids += some, n -= some;
+            } while (n > 0);
+        }
+    }
+    for (int j = 0; j < size; j++) sums[j] -= (uint32_t)c->bias * weighted;
+}
+
+static void NAME(planes)(const struct lbq_conv *c, const struct lbq_pixel *p, int64_t block, uint32_t *sums) {
+    int group = 255 / c->range;
+#define BY_GROUP(parts)                                              \
+    if (group >= 8) planes_block(c, p, block, sums, parts, 8);       \
+    else if (group >= 4) planes_block(c, p, block, sums, parts, 4);  \
+    else if (group >= 2) planes_block(c, p, block, sums, parts, 2);  \
+    else planes_block(c, p, block, sums, parts, 1);
+    if (c->block == 64) {
+        BY_GROUP(PER_LINE)
+    } else {
+        BY_GROUP(2 * PER_LINE)
+    }
+}
+
+/* Multiplied by the level
+ * ------------------------------------------------------------------------------------------------------------------ */
+
+INLINE void levels_block(const struct lbq_conv *c, const struct lbq_pixel *p, int64_t block, uint32_t *sums, int parts) {
+    int64_t size = parts * BYTES, limit = 65535 / (c->range * c->largest);
+    const uint8_t *rows = c->bytes + block * c->kh * c->kw * c->inputs * size;
+    const uint16_t *ids = p->ids, *values = p->values;
+    uint32_t weighted = 0;
+    memset(sums, 0, (size_t)size * sizeof *sums);
+    for (int s = 0; s < (c->is_signed ? 2 : 1); s++) {
+        for (int64_t n = p->lengths[s]; n > 0;) {
+            int64_t some = n < limit ? n : limit;
+            uint32_t total = 0;
+            vw low[MAX_PARTS], high[MAX_PARTS];
+            UNROLL for (int v = 0; v < parts; v++) low[v] = high[v] = (vw){0};
+            for (int64_t i = 0; i < some; i++) {
+                const uint8_t *row = rows + ids[i] * size;
+                UNROLL for (int v = 0; v < parts; v++) {
+                    vw x = load_row(row + v * BYTES);
+                    low[v] += x * values[i];
+                    high[v] += (x >> 8) * values[i];
+                }
+                total += values[i];
+            }
+            flush(parts, low, high, 0, s, sums);
+            weighted += s ? -total : total;
+            ids += some, values += some, n -= some;
+        }
+    }
+    for (int j = 0; j < size; j++) sums[j] -= (uint32_t)c->bias * weighted;
+}
+
+static void NAME(levels)(const struct lbq_conv *c, const struct lbq_pixel *p, int64_t block, uint32_t *sums) {
+    if (c->block == 64)
+        levels_block(c, p, block, sums, PER_LINE);
+    else
+        levels_block(c, p, block, sums, 2 * PER_LINE);
+}
+
+/* In 32 bits throughout: weights of 16 bits, weights shifted beforehand, and shifts made for every weight
+ * ------------------------------------------------------------------------------------------------------------------ */
+
+static void NAME(wide)(const struct lbq_conv *c, const struct lbq_pixel *p, int64_t block, uint32_t *sums) {
+    int64_t size = c->block, rows = c->kh * c->kw * c->inputs, blocks = (c->outputs + size - 1) / size;
+    const uint16_t *ids = p->ids, *values = p->values;
+    int signs = c->is_signed ? 2 : 1, by_level = c->method == LBQ_LEVEL, planes = by_level ? 1 : c->planes;
+    memset(sums, 0, (size_t)size * sizeof *sums);
+    for (int k = planes - 1, s = 0; k >= 0; k--) {
+        if (!by_level && c->backend == LBQ_HORNER && k != planes - 1)
+            for (int64_t j = 0; j < size; j++) sums[j] <<= 1;
+        for (int negative = 0; negative < signs; negative++, s++) {
+            for (int64_t i = 0; i < p->lengths[s]; i++) {
+                uint32_t sign = negative ? UINT32_MAX : 0; /* (x ^ sign) - sign is +-x */
+                if (c->backend == LBQ_PRESHIFTED && !by_level) {
+                    const int32_t *row = c->shifted + ((k * blocks + block) * rows + ids[i]) * size;
+                    for (int64_t j = 0; j < size; j++) sums[j] += ((uint32_t)row[j] ^ sign) - sign;
+                    continue;
+                }
+                const int16_t *row = c->words + (block * rows + ids[i]) * size;
+                uint32_t factor = by_level ? values[i] : 1;
+                int shift = c->backend == LBQ_EXPLICIT && !by_level ? k : 0;
+                if (by_level)
+                    for (int64_t j = 0; j < size; j++) sums[j] += (((uint32_t)row[j] * factor) ^ sign) - sign;
+                else
+                    for (int64_t j = 0; j < size; j++) sums[j] += (((uint32_t)row[j] << shift) ^ sign) - sign;
+            }
+            ids += p->lengths[s];
+            if (by_level) values += p->lengths[s];
+        }
+    }
+}
+
+/* Dense
+ * ------------------------------------------------------------------------------------------------------------------ */
+
+#if defined(LBQ_FOR_AVX512)
+__attribute__((target("avx512vnni"))) static void NAME(dense_quads)(const struct lbq_conv *c,
+                                                                     const uint8_t *const at[LBQ_DENSE_TILE],
+                                                                     int64_t line, int64_t block,
+                                                                     int32_t sums[LBQ_DENSE_TILE][64]) {
+    int64_t quads = (c->inputs + 3) / 4;
+    const int8_t *weights = c->quads + block * c->kh * c->kw * quads * 256;
+    __m512i acc[LBQ_DENSE_TILE][4];
+    UNROLL for (int i = 0; i < LBQ_DENSE_TILE; i++)
+        UNROLL for (int j = 0; j < 4; j++) acc[i][j] = _mm512_setzero_si512();
+    for (int64_t ky = 0; ky < c->kh; ky++)
+        for (int64_t q = 0, offset = ky * line; q < c->kw * quads; q++, offset += 4, weights += 256) {
+            __m512i w[4];
+            UNROLL for (int j = 0; j < 4; j++) w[j] = _mm512_loadu_si512(weights + 64 * j);
+            UNROLL for (int i = 0; i < LBQ_DENSE_TILE; i++) {
+                int32_t four;
+                memcpy(&four, at[i] + offset, 4);
+                __m512i x = _mm512_set1_epi32(four);
+                UNROLL for (int j = 0; j < 4; j++) acc[i][j] = _mm512_dpbusd_epi32(acc[i][j], x, w[j]);
+            }
+        }
+    UNROLL for (int i = 0; i < LBQ_DENSE_TILE; i++)
+        UNROLL for (int j = 0; j < 4; j++) _mm512_storeu_si512(sums[i] + 16 * j, acc[i][j]);
+}
+#elif defined(LBQ_FOR_NEON)
+__attribute__((target("dotprod"))) static void NAME(dense_quads)(const struct lbq_conv *c,
+                                                                  const uint8_t *const at[LBQ_DENSE_TILE], int64_t line,
+                                                                  int64_t block, int32_t sums[LBQ_DENSE_TILE][64]) {
+    int64_t quads = (c->inputs + 3) / 4;
+    for (int part = 0; part < 64; part += 16) {
+        const int8_t *weights = c->quads + block * c->kh * c->kw * quads * 256 + part * 4;
+        int32x4_t acc[LBQ_DENSE_TILE][4];
+        UNROLL for (int i = 0; i < LBQ_DENSE_TILE; i++)
+            UNROLL for (int j = 0; j < 4; j++) acc[i][j] = vdupq_n_s32(0);
+        for (int64_t ky = 0; ky < c->kh; ky++)
+            for (int64_t q = 0, offset = ky * line; q < c->kw * quads; q++, offset += 4, weights += 256) {
+                int8x16_t w[4];
+                UNROLL for (int j = 0; j < 4; j++) w[j] = vld1q_s8(weights + 16 * j);
+                UNROLL for (int i = 0; i < LBQ_DENSE_TILE; i++) {
+                    int32_t four;
+                    memcpy(&four, at[i] + offset, 4);
+                    int8x16_t x = vreinterpretq_s8_s32(vdupq_n_s32(four));
+                    UNROLL for (int j = 0; j < 4; j++) acc[i][j] = vdotq_s32(acc[i][j], w[j], x);
+                }
+            }
+        UNROLL for (int i = 0; i < LBQ_DENSE_TILE; i++)
+            UNROLL for (int j = 0; j < 4; j++) vst1q_s32(sums[i] + part + 4 * j, acc[i][j]);
+    }
+}
+#endif
+
+static void NAME(dense_pairs)(const struct lbq_conv *c, const int16_t *const at[LBQ_DENSE_TILE], int64_t line,
+                              int64_t block, int32_t sums[LBQ_DENSE_TILE][16]) {
+    int64_t pairs = (c->inputs + 1) / 2;
+    const int16_t *weights = c->pairs + block * c->kh * c->kw * pairs * 32;
+#if defined(LBQ_FOR_AVX512) || defined(LBQ_FOR_AVX2)
+    __m256i acc[LBQ_DENSE_TILE][2];
+    UNROLL for (int i = 0; i < LBQ_DENSE_TILE; i++) acc[i][0] = acc[i][1] = _mm256_setzero_si256();
+    for (int64_t ky = 0; ky < c->kh; ky++)
+        for (int64_t q = 0, offset = ky * line; q < c->kw * pairs; q++, offset += 2, weights += 32) {
+            __m256i w0 = _mm256_loadu_si256((const __m256i *)weights);
+            __m256i w1 = _mm256_loadu_si256((const __m256i *)(weights + 16));
+            UNROLL for (int i = 0; i < LBQ_DENSE_TILE; i++) {
+                int32_t two;
+                memcpy(&two, at[i] + offset, 4);
+                __m256i x = _mm256_set1_epi32(two);
+                acc[i][0] = _mm256_add_epi32(acc[i][0], _mm256_madd_epi16(x, w0));
+                acc[i][1] = _mm256_add_epi32(acc[i][1], _mm256_madd_epi16(x, w1));
+            }
+        }
+    UNROLL for (int i = 0; i < LBQ_DENSE_TILE; i++) {
+        _mm256_storeu_si256((__m256i *)sums[i], acc[i][0]);
+        _mm256_storeu_si256((__m256i *)(sums[i] + 8), acc[i][1]);
+    }
+#else
+    memset(sums, 0, LBQ_DENSE_TILE * sizeof sums[0]);
+    for (int64_t ky = 0; ky < c->kh; ky++)
+        for (int64_t q = 0, offset = ky * line; q < c->kw * pairs; q++, offset += 2, weights += 32)
+            for (int i = 0; i < LBQ_DENSE_TILE; i++)
+                for (int j = 0; j < 16; j++)
+                    sums[i][j] += at[i][offset] * weights[2 * j] + at[i][offset + 1] * weights[2 * j + 1];
+#endif
+}
+
+const struct lbq_kernels NAME(lbq_kernels) = {
+    .form_planes = NAME(form_planes),
+    .form_levels = NAME(form_levels),
+    .append = NAME(append),
+    .planes = NAME(planes),
+    .levels = NAME(levels),
+    .wide = NAME(wide),
+    .dense_pairs = NAME(dense_pairs),
+#if defined(LBQ_FOR_AVX512) || defined(LBQ_FOR_NEON)
+    .dense_quads = NAME(dense_quads),
+#endif
+};
+LBQ_END

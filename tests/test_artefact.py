@@ -1,0 +1,213 @@
+"""The file of a deployed network: round trips, determinism, and hundreds of damaged or hostile files, all refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.numpy
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from lbq import cli, engine
+from lbq.engine import container
+from lbq.engine.artefact import load as read_artefact
+from lbq.engine.levelfile import load_levels, save_levels
+from lbq.errors import ArtefactError, LbqError
+from tests.attacks import CHANGES, attacks
+from tests.small_nets import deployed, pixels
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("artefact") / "model.lbq"
+    engine.save(path, deployed("resnet8w4"))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("neuron", "options"),
+    [("lbq", {}), ({"name": "lbq", "n_max": 255}, {}), ("lif", {}), ("ternary_half", {}), ("ilif", {"timesteps": 1})],
+)
+def test_what_is_saved_is_what_is_loaded(tmp_path: Path, neuron: Any, options: dict[str, Any]) -> None:
+    before = deployed("resnet8w4", neuron, **options)
+    size = engine.save(tmp_path / "a.lbq", before)
+    assert size == (tmp_path / "a.lbq").stat().st_size
+    after = engine.load(tmp_path / "a.lbq")
+    x = pixels(3, 3, 8, 8, seed=4)
+    one, two = before.run(x, "dense", trace=True), after.run(x, "bitplane", trace=True)
+    assert np.array_equal(one.logits, two.logits)
+    assert one.scale == two.scale
+    assert one.levels is not None
+    assert two.levels is not None
+    assert all(np.array_equal(one.levels[name], two.levels[name]) for name in one.levels)
+    assert after.verify() == 8
+    engine.save(tmp_path / "b.lbq", after)
+    assert (tmp_path / "a.lbq").read_bytes() == (
+        tmp_path / "b.lbq"
+    ).read_bytes()  # and for the same network, the same bytes
+
+
+def test_the_file_is_safetensors_with_integers_only(good: Path) -> None:
+    tensors = safetensors.numpy.load_file(good)
+    assert {t.dtype.kind for t in tensors.values()} == {"i", "u"}
+    with safetensors.safe_open(good, "numpy") as opened:
+        metadata = opened.metadata()
+    assert set(metadata) == {"lbq", "sha256"}
+    tree = json.loads(metadata["lbq"])
+    assert (tree["format"], tree["version"]) == ("lbq integer network", 1)
+    assert tensors["golden/input"].shape == (8, 3, 8, 8)
+    assert len(tree["golden"]["sn1"]) == 2
+
+
+def refused(path: Path) -> str:
+    """The one line with which a file is refused."""
+    with pytest.raises(ArtefactError) as error:
+        engine.load(path)
+    line = str(error.value)
+    assert line.startswith(str(path))
+    assert "\n" not in line
+    assert len(line) < 500
+    return line
+
+
+def test_all_attacks_are_refused(good: Path, tmp_path: Path) -> None:
+    path, seen = tmp_path / "attack.lbq", set()
+    for name, data in attacks(good.read_bytes()):
+        assert data != good.read_bytes(), name
+        path.write_bytes(data)
+        try:
+            line = refused(path)
+        except BaseException as error:
+            raise AssertionError(f"attack {name!r} was not refused in one line") from error
+        if name in CHANGES:
+            assert "damaged" not in line or "JSON" in line, name  # it is what it says that is wrong, not its checksum
+        seen.add(name)
+    assert len(seen) > 150
+
+
+def test_every_flipped_bit_is_noticed(good: Path) -> None:
+    data = bytearray(good.read_bytes())
+    random = np.random.default_rng(0)
+    length = int.from_bytes(data[:8], "little")
+    places = [*range(64), *random.integers(0, 8 + length, 300), *random.integers(0, len(data), 300)]
+    for place in places:
+        bit = 1 << int(random.integers(0, 8))
+        data[place] ^= bit
+        with pytest.raises(ArtefactError):
+            container.decode(bytes(data))
+        data[place] ^= bit
+    container.decode(bytes(data))
+
+
+def test_every_cut_is_noticed(good: Path) -> None:
+    data = good.read_bytes()
+    for cut in np.random.default_rng(1).integers(0, len(data), 100):
+        with pytest.raises(ArtefactError):
+            container.decode(data[:cut])
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_forged_files_are_refused_or_run(good: Path, tmp_path: Path, data: st.DataObject) -> None:
+    """Changed anywhere and sealed again: either refused in one line, or a network that runs without a fault."""
+    tensors, text = container.decode(good.read_bytes())
+    if data.draw(st.booleans()):
+        at = data.draw(st.integers(0, len(text) - 1))
+        text = text[:at] + data.draw(st.sampled_from([*'0123456789-,."[]{}etn', "1e999", "-0", ""])) + text[at + 1 :]
+    else:
+        name = data.draw(st.sampled_from(sorted(tensors)))
+        raw = bytearray(tensors[name].tobytes())
+        raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
+        tensors[name] = np.frombuffer(bytes(raw), tensors[name].dtype).reshape(tensors[name].shape)
+    path = tmp_path / "forged.lbq"
+    path.write_bytes(container.encode(tensors, text))
+    try:
+        net = engine.load(path)
+    except ArtefactError:
+        refused(path)
+        return
+    shape = net.network.input_shape if net.network.static else (net.network.timesteps, 1, *net.network.input_shape)
+    x = np.zeros(shape, np.uint8)
+    assert np.array_equal(net.run(x, "dense").logits, net.run(x, "bitplane").logits)
+
+
+def test_files_that_are_not_there_or_not_files(tmp_path: Path) -> None:
+    assert "No such file" in refused(tmp_path / "nowhere.lbq")
+    assert "is not a file" in refused(tmp_path)
+    huge = tmp_path / "huge.lbq"
+    with open(huge, "wb") as file:
+        file.truncate(container.MOST_BYTES + 1)  # sparse
+    assert "at most" in refused(huge)
+    with pytest.raises(ArtefactError, match="cannot write"):
+        container.write(tmp_path / "no" / "folder.lbq", {}, "")
+
+
+def test_nothing_half_written_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(ArtefactError, match=r"cannot write .*model.lbq: No space left on device"):
+        engine.save(tmp_path / "model.lbq", deployed("resnet8w2"))
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_command_line_refuses_attacks_with_code_2(
+    good: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "attack.lbq"
+    path.write_bytes(good.read_bytes()[:-1])
+    for verb in (["run", str(path)], ["account", str(path)], ["predict", str(path), "x.png"]):
+        with pytest.raises(SystemExit) as stop:
+            cli.main(verb)
+        out, err = capsys.readouterr()
+        assert (stop.value.code, out, err.count("\n")) == (2, "", 1)
+        assert "damaged" in err
+
+
+def test_a_network_without_golden_vectors(tmp_path: Path) -> None:
+    engine.save(tmp_path / "a.lbq", engine.Network(deployed("resnet8w2").network))
+    network, golden = read_artefact(tmp_path / "a.lbq")
+    assert golden is None
+    assert network.parameters > 0
+
+
+@settings(deadline=None, max_examples=20)
+@given(st.integers(0, 255), st.booleans(), st.integers(0, 2**31))
+def test_levels_survive_packing(most: int, signed: bool, seed: int) -> None:
+    import tempfile
+
+    most = min(most, 127) if signed else most
+    random = np.random.default_rng(seed)
+    levels = {
+        "a": random.integers(-most if signed else 0, most + 1, (2, 3, 4, 3, 5)).astype(np.int8 if signed else np.uint8),
+        "b": random.integers(0, 2, (1, 1, 1, 1, 1), np.uint8),
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        save_levels(Path(folder) / "levels", levels)
+        found = load_levels(Path(folder) / "levels")
+    assert list(found) == ["a", "b"]
+    for name, level in levels.items():
+        assert found[name].dtype == level.dtype
+        np.testing.assert_array_equal(found[name], level)
+
+
+def test_wrong_level_files_are_refused(tmp_path: Path, good: Path) -> None:
+    path = tmp_path / "levels"
+    with pytest.raises(ArtefactError, match="holds no levels"):
+        load_levels(good)
+    for layers in (
+        {"a": {"shape": [3], "signed": False}, "b": {}},
+        {"a": {"shape": [99], "signed": False}},
+        {"a": {"shape": [3], "signed": "no"}},
+        {"a": {"shape": [-3], "signed": False}},
+        {"a": 1},
+    ):
+        text = json.dumps({"format": "lbq levels", "version": 1, "layers": layers})
+        container.write(path, {"a": np.zeros((2, 1), np.uint8)}, text)
+        with pytest.raises(LbqError, match="holds no levels|not described as it is stored"):
+            load_levels(path)

@@ -1,0 +1,281 @@
+"""lbq deploy, run, predict and account as a user meets them; all but deploy where torch is not installed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import venv
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lbq import cli, engine, runs, train
+from lbq.config import Config
+from lbq.data import load_digits
+from lbq.data.sources import open_source
+from lbq.data.testset import open_arrays, open_test
+from lbq.engine.evaluate import evaluate, golden_set, measure, open_data, read_input
+from lbq.engine.levelfile import load_levels
+from lbq.errors import ArtefactError, ConfigError, DataError
+from tests.small_nets import deployed, pixels
+
+ROOT = Path(__file__).parent.parent
+
+
+def call(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as stop:
+        cli.main(list(arguments))
+    out, err = capsys.readouterr()
+    return int(stop.value.code or 0), out, err
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run folder with a network that has learnt something."""
+    config = Config.from_dict({"model": {"id": "resnet8w4"}, "train": {"epochs": 4, "batch_size": 32, "eval_every": 4}})
+    trainer = train.Trainer(config, open_source(config))
+    for _ in trainer.fit():
+        pass
+    folder = tmp_path_factory.mktemp("run") / "run"
+    runs.save(folder, trainer.net, config, [], {})
+    return folder
+
+
+@pytest.fixture(scope="module")
+def model(run: Path) -> Path:
+    path = run.parent / "model.lbq"
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["deploy", str(run), "-o", str(path)])
+    assert not stop.value.code
+    return path
+
+
+def test_deploy(capsys: pytest.CaptureFixture[str], run: Path, tmp_path: Path) -> None:
+    out = tmp_path / "a.lbq"
+    code, text, _ = call(capsys, "deploy", str(run), "-o", str(out), "--levels", str(tmp_path / "a.levels"))
+    assert code == 0
+    assert f"{out}: " in text
+    assert "weights of 8 bits in 7 spiking layers, T = 2" in text
+    assert "8 golden inputs run the same densely and by bit planes" in text
+    net = engine.load(out)
+    assert net.golden is not None
+    np.testing.assert_array_equal(net.golden.inputs, load_digits().test.images[:8])
+    levels = load_levels(tmp_path / "a.levels")
+    traced = net.run(net.golden.inputs, "dense", trace=True).levels
+    assert traced is not None
+    for name, level in traced.items():
+        np.testing.assert_array_equal(levels[name], level)
+    code, text, _ = call(capsys, "deploy", str(run), "-o", str(out), "--bits", "6", "--json")
+    facts = json.loads(text)
+    assert (facts["bits"], facts["bytes"], facts["verified"]) == (6, out.stat().st_size, 8)
+
+
+def test_run(capsys: pytest.CaptureFixture[str], model: Path, run: Path, tmp_path: Path) -> None:
+    found = {}
+    for name in ("auto", "dense", "bitplane"):
+        code, text, _ = call(capsys, "run", str(model), "--engine", name, "--threads", "2", "--json")
+        assert code == 0
+        found[name] = json.loads(text)
+    assert found["auto"]["accuracy"] == found["dense"]["accuracy"] == found["bitplane"]["accuracy"] > 60
+    assert found["auto"]["images"] == 599
+    assert found["bitplane"]["counts"]["layer1.0.conv1"]["accumulations"] > 0
+    assert found["dense"]["counts"]["layer1.0.conv1"]["accumulations"] == 0
+    code, text, _ = call(capsys, "run", str(model), "digits", "--engine", "bitplane", "--limit", "20")
+    assert code == 0
+    for expected in (
+        "layer2.0.downsample.0",
+        "shortcut",
+        "asked for",
+        "on 20 images",
+        "images a second",
+        "engine bitplane",
+    ):
+        assert expected in text
+    own = tmp_path / "own.npz"
+    np.savez(own, images=load_digits().test.images[:30])
+    code, text, _ = call(capsys, "run", str(model), str(own))
+    assert code == 0
+    assert "accuracy" not in text
+    np.savez(own, images=load_digits().test.images[:30], labels=load_digits().test.labels[:30])
+    code, text, _ = call(capsys, "run", str(model), str(own), "--json")
+    assert json.loads(text)["accuracy"] > 50
+
+
+def test_account_of_a_deployed_network(capsys: pytest.CaptureFixture[str], model: Path) -> None:
+    code, text, _ = call(capsys, "account", str(model))
+    assert code == 0
+    for expected in ("over 8 images", "layer1.0.conv1", "preshifted", "pixel planes", "shortcuts"):
+        assert expected in text
+    code, text, _ = call(capsys, "account", str(model), "--data", "digits", "--limit", "16", "--json")
+    facts = json.loads(text)
+    assert facts["images"] == 16
+    assert facts["accuracy"] is not None
+    net = engine.load(model)
+    out = net.run(load_digits().test.images[:16], "bitplane")
+    for name, count in facts["exact"]["synapses"].items():
+        assert count["bit_sparse"] * 16 == pytest.approx(out.counts[name].accumulations)
+    assert facts["exact"]["stem"]["conv1"]["bit_sparse"] * 16 == pytest.approx(out.counts["conv1"].accumulations)
+
+
+def test_predict(capsys: pytest.CaptureFixture[str], model: Path, tmp_path: Path) -> None:
+    image = pytest.importorskip("PIL.Image")
+    net = engine.load(model)
+    digits = load_digits().test
+    chosen = next(i for i in range(50) if net.run(digits.images[i]).predictions[0] == digits.labels[i])
+    pixel = np.rint(digits.images[chosen, 0] * (255 / 16)).astype(np.uint8)
+    image.fromarray(pixel).save(tmp_path / "digit.png")
+    code, text, _ = call(capsys, "predict", str(model), str(tmp_path / "digit.png"), "--json")
+    assert code == 0
+    found = json.loads(text)
+    assert found[0]["index"] == digits.labels[chosen]
+    assert len(found) == 5
+    assert 0 < sum(entry["share"] for entry in found) <= 1.0001
+    assert [e["logit"] for e in found] == sorted((e["logit"] for e in found), reverse=True)
+    np.save(tmp_path / "digit.npy", digits.images[chosen])
+    code, text, _ = call(capsys, "predict", str(model), str(tmp_path / "digit.npy"), "--top", "1")
+    assert text.startswith(str(digits.labels[chosen]))
+    assert text.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["deploy", "nowhere"], "nowhere is not a run folder"),
+        (["deploy", "RUN", "--bits", "9"], "bits must be 4, 5, 6, 7, 8 or 16, got 9"),
+        (["deploy", "RUN", "-o", "no/folder/model.lbq"], "cannot write no/folder/model.lbq"),
+        (["deploy", "RUN", "data.name=cifar10"], "data.root must name the folder of cifar10"),
+        (["run", "nowhere.lbq"], "nowhere.lbq cannot be read: No such file"),
+        (["run", "."], ". is not a file"),
+        (["run", "MODEL", "digits", "--engine", "fast"], "engine must be one of auto, dense, bitplane, cuda"),
+        (["run", "MODEL", "digits", "--threads", "0"], "--threads"),
+        (["run", "MODEL", "nowhere.npz"], "nowhere.npz cannot be read as .npz"),
+        (["predict", "MODEL", "nowhere.png"], "nowhere.png is not a file"),
+        (["predict", "MODEL", "MODEL"], "cannot be decoded"),
+        (["predict", "MODEL", "nowhere.npy"], "nowhere.npy cannot be read as .npy"),
+        (["account", "MODEL", "--data", "nowhere.npz"], "nowhere.npz cannot be read"),
+        (["account", "RUN", "--limit", "3"], "--data and --limit are for a deployed network"),
+        (["account"], "give a run folder or a model.lbq, or --paper"),
+    ],
+)  # fmt: skip
+def test_mistakes_end_in_one_line(
+    capsys: pytest.CaptureFixture[str],
+    run: Path,
+    model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    named = [{"RUN": str(run), "MODEL": str(model)}.get(a, a) for a in arguments]
+    code, out, err = call(capsys, *named)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert message in err
+
+
+def test_data_that_does_not_fit_is_refused(model: Path, tmp_path: Path) -> None:
+    net = engine.load(model)
+    np.savez(tmp_path / "a.npz", images=pixels(2, 3, 8, 8))
+    with pytest.raises(DataError, match=r"a.npz has inputs \(3, 8, 8\), the network reads \(1, 8, 8\)"):
+        open_data(net.network, str(tmp_path / "a.npz"))
+    for arrays, message in (
+        ({"x": pixels(1, 1, 8, 8)}, r"must hold 'images', uint8 \[N, C, H, W\]"),
+        ({"images": np.zeros((2, 1, 8, 8))}, "must hold 'images'"),
+        ({"images": pixels(2, 1, 8, 8), "labels": np.zeros(3, int)}, "'labels' must be 2 whole numbers"),
+        ({"images": np.array([{}], object)}, "cannot be read as .npz"),
+    ):
+        np.savez(tmp_path / "b.npz", **arrays)
+        with pytest.raises(DataError, match=message):
+            open_arrays(tmp_path / "b.npz", True)
+    own = deployed("resnet8w2")
+    with pytest.raises(DataError, match="does not say which dataset"):
+        open_data(own.network, "somewhere")
+    with pytest.raises(DataError, match="unknown dataset 'cifar11'; did you mean 'cifar10'"):
+        open_test("cifar11")
+    with pytest.raises(ConfigError, match=r"data.root must name the folder of cifar100"):
+        open_test("cifar100")
+    for facts, message in (
+        ({"name": "cifar10"}, "give the folder of cifar10, or a .npz"),
+        ({"name": "digits", "size": -3}, "make no sense"),
+        ({"name": "digits", "frames": "x"}, "make no sense"),
+    ):
+        network = engine_with(own, facts)
+        with pytest.raises((DataError, ArtefactError), match=message):
+            open_data(network.network, None)
+    np.savez(tmp_path / "none.npz", images=pixels(0, 3, 8, 8))
+    for function in (evaluate, measure):
+        with pytest.raises(DataError, match="has no samples"):
+            function(own, open_data(own.network, str(tmp_path / "none.npz")))
+    with pytest.raises(ArtefactError, match="carries no golden inputs"):
+        golden_set(engine.Network(own.network))
+    np.save(tmp_path / "flat.npy", np.zeros(3, np.uint8))
+    with pytest.raises(DataError, match=r"must be uint8 \[3, 8, 8\], not uint8 \[3\]"):
+        read_input(tmp_path / "flat.npy", own.network)
+    with pytest.raises(DataError, match="no square image"):
+        read_input("x.png", deployed("resnet8w2", shape=(2, 8, 8)).network)
+
+
+def engine_with(net: engine.Network, facts: dict[str, Any]) -> engine.Network:
+    from dataclasses import replace
+
+    return engine.Network(replace(net.network, facts={"data": facts}), net.golden)
+
+
+# Without torch ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def without_torch(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The Python of a fresh environment that holds lbq and what it depends on, and no torch.
+
+    Nothing is downloaded: packages of this environment are linked, one by one, and those of torch are not."""
+    home = tmp_path_factory.mktemp("environment")
+    venv.create(home, with_pip=False, symlinks=True)
+    site = next(home.glob("lib/python*/site-packages"))
+    here = Path(np.__file__).parent.parent
+    for entry in here.iterdir():
+        name = entry.name.lower()
+        if not name.startswith(
+            ("torch", "functorch", "triton", "nvidia", "lbq", "__editable__", "sympy", "matplotlib")
+        ):
+            (site / entry.name).symlink_to(entry)
+    (site / "lbq.pth").write_text(str(ROOT))
+    return home / "bin" / "python"
+
+
+def python(interpreter: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "COV"))}
+    return subprocess.run([interpreter, *arguments], capture_output=True, text=True, env=environment, check=False)
+
+
+def test_deployed_networks_run_where_torch_is_not_installed(
+    without_torch: Path, model: Path, run: Path, tmp_path: Path
+) -> None:
+    missing = python(without_torch, "-c", "import torch")
+    assert "No module named 'torch'" in missing.stderr
+    for verb in (
+        ["run", str(model), "digits", "--limit", "50"],
+        ["run", str(model), "--engine", "bitplane", "--limit", "9"],
+    ):
+        done = python(without_torch, "-m", "lbq", *verb, "--json")
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout)["accuracy"] > 30
+    done = python(without_torch, "-m", "lbq", "account", str(model), "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["images"] == 8
+    np.save(tmp_path / "digit.npy", load_digits().test.images[0])
+    done = python(without_torch, "-m", "lbq", "predict", str(model), str(tmp_path / "digit.npy"), "--json")
+    assert done.returncode == 0, done.stderr
+    assert len(json.loads(done.stdout)) == 5
+    code = f"import lbq.engine as e; n = e.load({str(model)!r}); print(n.verify(), n.run(n.golden.inputs).logits[0].tolist())"
+    done = python(without_torch, "-c", code)
+    golden = engine.load(model).golden
+    assert golden is not None
+    assert done.stdout.strip() == f"8 {golden.logits[0].tolist()}"
+    for verb in (["deploy", str(run)], ["run", str(model), "digits", "--engine", "cuda"]):
+        done = python(without_torch, "-m", "lbq", *verb)
+        assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+        assert "needs PyTorch, which is not installed" in done.stderr
