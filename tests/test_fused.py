@@ -66,9 +66,8 @@ def by_reference(x: Tensor, neuron: SpikingNeuron) -> Tensor:
 
 
 def by_kernel(x: Tensor, neuron: SpikingNeuron) -> Tensor:
-    constants = neuron.constants(x)
-    assert fused.supports(x, constants, neuron.rule) is None
-    return fused.burst(x, constants, neuron.rule)
+    assert fused.supports(x.dtype, x.shape[0], neuron.rule) is None
+    return fused.burst(x, neuron.constants(x), neuron.rule)
 
 
 def assert_same(neuron: SpikingNeuron, x: Tensor, kinks: bool = False) -> None:
@@ -394,6 +393,17 @@ def test_what_it_would_not_honour_keeps_the_modules_apart(
     assert out.shape == x.shape
 
 
+def test_a_residual_that_broadcasts_and_levels_beyond_the_kernel_are_left_to_pytorch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls = count_calls(monkeypatch)
+    x, residual = randn(2, 3, 4, 2, 2), randn(3, 4, 2, 2)
+    fire(x, nn.Identity(), norm_of(4), BurstNeuron().to(DEVICE), residual=residual)
+    assert calls == ["burst"]
+    fire(x, nn.Identity(), norm_of(4), BurstNeuron(2**21, step=1.0).to(DEVICE))
+    assert calls == ["burst"]
+
+
 def test_a_hook_on_the_neuron_sees_the_output() -> None:
     seen: list[Tensor] = []
     norm, neuron, x = norm_of(4), BurstNeuron().to(DEVICE), randn(2, 3, 4, 2, 2)
@@ -511,15 +521,12 @@ def test_state_and_copies_are_those_of_the_modules() -> None:
 def test_what_it_does_not_compute_it_says() -> None:
     neuron = BurstNeuron()
     x = torch.zeros(2, 1, 3)
-    constants = neuron.constants(x)
-    assert "float64" in str(fused.supports(x.double(), constants, neuron.rule))
-    assert "timesteps" in str(fused.supports(torch.zeros(33, 1, 3), constants, neuron.rule))
-    ladder = LadderNeuron()
-    assert "thresholds" in str(fused.supports(x, ladder.constants(x), ladder.rule))
-    many = BurstNeuron(2**21, step=1.0)
-    assert "levels" in str(fused.supports(x, many.constants(x), many.rule))
+    assert "float64" in str(fused.supports(torch.float64, 2, neuron.rule))
+    assert "timesteps" in str(fused.supports(torch.float32, 33, neuron.rule))
+    assert "thresholds" in str(fused.supports(torch.float32, 2, LadderNeuron().rule, ladder=True))
+    assert "levels" in str(fused.supports(torch.float32, 2, BurstNeuron(2**21, step=1.0).rule))
     odd = reference.Rule(3, dataclasses.replace(neuron.surrogate, name="own"))
-    assert "own" in str(fused.supports(x, constants, odd))
+    assert "own" in str(fused.supports(torch.float32, 2, odd))
     for value in (x.double(), torch.zeros(33, 1, 3)):
         assert torch.equal(neuron(value), by_reference(value, neuron))  # and the reference does it
 

@@ -149,8 +149,7 @@ def forward_constants(rule: str) -> dict[str, Any]:
 
 
 class Norm(NamedTuple):
-    """BatchNorm as the kernels see it. elements: how many by channel are behind the
-    statistics, 0 where these are frozen."""
+    """BatchNorm as the kernels see it. elements: how many by channel its statistics are of, 0 where they are frozen."""
 
     weight: Tensor
     bias: Tensor
@@ -554,13 +553,13 @@ NORM_BURST_BACKWARD.register_fake(_norm_burst_backward_fake)
 # --------------------------------------------------------------------------------------------------------------------
 
 
-def supports(x: Tensor, constants: Constants, rule: Rule) -> str | None:
-    """None where the fused kernel computes this sequence, else why not."""
-    if x.dtype not in DTYPES:
-        return f"{x.dtype} is computed by the reference"
-    if constants.thresholds is not None:
+def supports(dtype: torch.dtype, timesteps: int, rule: Rule, ladder: bool = False) -> str | None:
+    """None where the fused kernel computes such a sequence, else why not. ladder: unequal thresholds."""
+    if dtype not in DTYPES:
+        return f"{dtype} is computed by the reference"
+    if ladder:
         return "unequal thresholds are computed by the reference"
-    if x.shape[0] > LONGEST:
+    if timesteps > LONGEST:
         return f"more than {LONGEST} timesteps are computed by the reference"
     if rule.n_max > LARGEST:
         return f"more than {LARGEST} levels are computed by the reference"

@@ -25,19 +25,19 @@ def burst(x: Tensor, constants: Constants, rule: Rule) -> Tensor:
     if kernel == "fused":
         from lbq.kernels import fused
 
-        if fused.supports(x, constants, rule) is None:
+        if fused.supports(x.dtype, x.shape[0], rule, constants.thresholds is not None) is None:
             return fused.burst(x, constants, rule)
     return burst_sequence(x, constants, rule)[0]
 
 
-def fuses_norm(x: Tensor, norm: nn.Module, timesteps: int) -> bool:
+def fuses_norm(x: Tensor, norm: nn.Module, rule: Rule, timesteps: int) -> bool:
     """Whether BatchNorm `norm` of `x` [N, C, ...] can run in one pass with the neuron behind it."""
     if kernel_on(x.device.type) != "fused":
         return False
     from lbq.kernels import fused
 
-    enough = x.shape[0] > 1 or not norm.training
-    return x.dtype in fused.DTYPES and timesteps <= fused.LONGEST and enough and fused.supports_norm(norm)
+    enough = x.numel() > x.shape[1] or not norm.training  # BatchNorm itself refuses one value by channel
+    return enough and fused.supports(x.dtype, timesteps, rule) is None and fused.supports_norm(norm)
 
 
 def norm_burst(

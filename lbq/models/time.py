@@ -66,8 +66,9 @@ def fire(
     if isinstance(neuron, SpikingNeuron) and not isinstance(y, torch.fx.Proxy):
         shown = x.dim() == y.dim()  # a static batch
         steps = timesteps if shown else x.shape[0]
-        if steps is not None and not (shown and residual is not None) and neuron.fuses(y, norm, steps):
-            sequence = y if shown else y.unflatten(0, x.shape[:2])
+        sequence = y if shown else y.unflatten(0, x.shape[:2])
+        fits = residual is None or residual.shape == sequence.shape  # a broadcast is left to PyTorch
+        if steps is not None and fits and not (shown and residual is not None) and neuron.fuses(y, norm, steps):
             return neuron(sequence, norm=norm, residual=residual, timesteps=steps if shown else None)
     y = unfold_time(norm(y), x, timesteps)
     return neuron(y if residual is None else y + residual)

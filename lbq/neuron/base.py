@@ -238,7 +238,7 @@ class SpikingNeuron(nn.Module, ABC):
     def fuses(self, x: Tensor, norm: nn.Module, timesteps: int) -> bool:
         """Whether this neuron takes BatchNorm `norm` of `x` [N, C, ...] into its own pass."""
         plain = type(self).forward is SpikingNeuron.forward and self.thresholds is None
-        return plain and not self._forward_pre_hooks and fuses_norm(x, norm, timesteps)
+        return plain and not self._forward_pre_hooks and fuses_norm(x, norm, self.rule, timesteps)
 
     def forward_step(self, x: Tensor, state: BurstState | None = None) -> tuple[Tensor, BurstState]:
         """One timestep of current `x` [B, ...]; pass the returned state to the next call, None at the start."""
