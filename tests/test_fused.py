@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,7 +26,7 @@ from lbq.errors import ConfigError
 from lbq.kernels import choose, fused, reference
 from lbq.kernels.choose import use
 from lbq.models import fire, over_time
-from lbq.neuron import ILIF, LIF, LMHT, BurstNeuron, LadderNeuron, SpikingNeuron, Ternary
+from lbq.neuron import ILIF, LIF, LMHT, MLF, BurstNeuron, LadderNeuron, SpikingNeuron, Ternary
 from lbq.surrogate import SURROGATES
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -495,9 +496,10 @@ def test_goes_through_torch_compile_without_a_break() -> None:
         torch.testing.assert_close(kept, expected)
 
 
-def test_lmht_goes_through_torch_compile() -> None:
-    """The neurons with dynamics of their own are at least compiled as a whole."""
-    neuron, x = LMHT(timesteps=2).to(DEVICE), randn(2, 3, 8)
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # the compiler's own doing
+@pytest.mark.parametrize("make", [lambda: LMHT(timesteps=2), MLF, LadderNeuron, lambda: ILIF(3)])
+def test_neurons_with_dynamics_of_their_own_go_through_torch_compile(make: Callable[[], SpikingNeuron]) -> None:
+    neuron, x = make().to(DEVICE), randn(2, 3, 8)
     torch.testing.assert_close(torch.compile(neuron, backend="aot_eager", fullgraph=True)(x), neuron(x))
 
 
@@ -618,3 +620,51 @@ def test_kernels_compile_for_a_gpu_with_vectorised_loads() -> None:
     compiled = [line.split() for line in done.stdout.splitlines()]
     assert [name for name, _ in compiled][:3] == ["burst_forward", "burst_backward", "burst_backward"]
     assert all(wide == "True" for name, wide in compiled[:3])
+
+
+TWO_PROCESSES = """
+import copy, os, torch, torch.distributed as dist
+from torch import nn
+from lbq import models
+from lbq.kernels.choose import use
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+torch.manual_seed(0)
+net = models.create("resnet8w4", timesteps=2, in_channels=1)
+for module in net.modules():
+    if isinstance(module, nn.BatchNorm2d):
+        module.eval()  # each process would have statistics of its own
+x, labels = torch.randn(8, 1, 8, 8), torch.arange(8)
+alone = copy.deepcopy(net)
+with use("fused"):
+    nn.functional.cross_entropy(alone(x), labels).backward()
+    wrapped = nn.parallel.DistributedDataParallel(net)
+    mine = slice(4 * rank, 4 * rank + 4)
+    nn.functional.cross_entropy(wrapped(x[mine]), labels[mine]).backward()
+for (name, p), q in zip(net.named_parameters(), alone.parameters()):
+    torch.testing.assert_close(p.grad, q.grad, rtol=1e-3, atol=1e-5, msg=name)
+dist.destroy_process_group()
+"""
+
+
+def test_two_processes_have_the_gradients_of_one(tmp_path: Path) -> None:
+    script = tmp_path / "two.py"
+    script.write_text(TWO_PROCESSES)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(script)]
+    environ = os.environ | {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environ, timeout=200)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_under_autocast(dtype: torch.dtype) -> None:
+    """Convolutions in half precision, neurons in float32: outputs are step * level in the convolution's dtype."""
+    conv, norm, neuron = nn.Conv2d(2, 4, 3).to(DEVICE), norm_of(4), BurstNeuron(step=0.5, learn_step=False).to(DEVICE)
+    with torch.autocast(DEVICE, dtype=dtype):
+        out = fire(randn(3, 2, 2, 5, 5), conv, norm, neuron)
+    assert out.dtype == dtype
+    assert torch.equal(out * 2, (out * 2).round())
+    out.float().sum().backward()
+    assert conv.weight.grad is not None
+    assert conv.weight.grad.dtype == torch.float32
+    assert conv.weight.grad.isfinite().all()
