@@ -13,9 +13,13 @@ import pytest
 import torch
 from PIL import Image
 
+from lbq import engine, runs
 from lbq.config import Config
 from lbq.data import shards
 from lbq.data.sources import FolderSource, open_source
+from lbq.data.testset import open_test
+from lbq.deploy import deploy_run
+from lbq.engine import evaluate
 from lbq.errors import ConfigError, DataError
 from lbq.measure import measure
 from lbq.train import Trainer
@@ -258,3 +262,52 @@ def test_real_recordings_go_through_the_network() -> None:
 
     list(Trainer(config, source, between_steps=watch).fit())
     assert steps[-1] - steps[-11] < steps[9]  # the loss of ten steps has come down
+
+
+def test_test_sets_are_what_evaluation_reads(pictures: Path, recordings: Path) -> None:
+    """The same samples in the same order, as bytes: what a deployed network gets."""
+    for config in (folder_config(pictures), event_config(recordings), Config.from_dict({})):
+        source, d = open_source(config), config.data
+        test = open_test(d.name, d.root, config.model.timesteps, d.size, d.frames, d.window_ms)
+        assert (test.shape, test.static, len(test.classes)) == (source.shape, source.static, source.classes)
+        seen = 0
+        for x, y in source.eval_batches("test"):
+            pixels = test.read(seen, seen + len(y))
+            assert test.labels is not None
+            assert test.labels[seen : seen + len(y)].tolist() == y.tolist()
+            expected = torch.from_numpy(pixels).float()
+            if test.mean:
+                mean, std = (torch.tensor(v)[:, None, None] for v in (test.mean, test.std))
+                expected = (expected / test.scale - mean) / std
+            torch.testing.assert_close(expected, x)
+            seen += len(y)
+        assert seen == test.size
+        assert sum(which.stop - which.start for _, which in test.batches(5, 7)) == 7
+
+
+def test_an_event_network_from_training_to_its_deployed_file(recordings: Path, tmp_path: Path) -> None:
+    """Frames are read at every timestep, as counts; the file knows which dataset it is for."""
+    config = event_config(recordings)
+    trainer = Trainer(config, open_source(config))
+    for _ in trainer.fit():
+        pass
+    runs.save(tmp_path / "run", trainer.net, config, [], {})
+    engine.save(tmp_path / "model.lbq", deploy_run(tmp_path / "run", bits=16))
+    net = engine.load(tmp_path / "model.lbq")
+    assert not net.network.static
+    assert net.verify("bitplane") == 8
+    test = evaluate.open_data(net.network, str(recordings))
+    found = evaluate.evaluate(net, test)
+    with torch.no_grad():
+        logits = trainer.net.eval()(torch.from_numpy(test.read(0, test.size)).float())
+    out = net.run(test.read(0, test.size))
+    assert found.images == 12
+    assert (out.predictions == logits.argmax(1).numpy()).mean() > 0.9
+    measured = evaluate.measure(net, test)
+    assert measured.exact is not None
+    assert measured.exact.fp_macs == 3 * sum(s.valid_macs for s in net.network.layers[0].synapses)
+    np.save(tmp_path / "frames.npy", test.read(0, 1)[:, 0])
+    assert evaluate.read_input(tmp_path / "frames.npy", net.network).shape == (3, *net.network.input_shape)
+    np.savez(tmp_path / "frames.npz", images=test.read(0, 4).swapaxes(0, 1))
+    own = evaluate.open_data(net.network, str(tmp_path / "frames.npz"))
+    assert np.array_equal(own.read(1, 3), test.read(1, 3))

@@ -25,6 +25,8 @@ METHODS: dict[str, int] = {"bitplane": 0, "dense": 1, "level": 2}  # the enums o
 BACKENDS: dict[str, int] = {"horner": 0, "preshifted": 1, "explicit": 2}
 RESETS: dict[str, int] = {"once": 0, "level": 1, "hard": 2}
 MOST_ROWS = 2**16  # weight rows are numbered in 16 bits
+MOST_TAPS = 256
+CACHE_LINE = 64
 LARGEST_CURRENT = 2**31 - 1
 
 
@@ -73,16 +75,25 @@ def _address(array: NDArray[Any] | None) -> int | None:
     return None if array is None else array.ctypes.data
 
 
+def _aligned(array: NDArray[Any]) -> NDArray[Any]:
+    """A contiguous copy that begins at a cache line: a row that lay across two would cost both."""
+    room = np.empty(array.nbytes + CACHE_LINE, np.uint8)
+    start = -room.ctypes.data % CACHE_LINE
+    out = room[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+    out[...] = array
+    return out
+
+
 def pack(weights: NDArray[Any], stride: tuple[int, int] = (1, 1), padding: tuple[int, int] = (0, 0)) -> PackedConv:
     """Prepare weights `[O, I, kh, kw]`, int8 or int16. A linear layer is a 1x1 kernel on a 1x1 image."""
     if weights.dtype not in (np.int8, np.int16) or weights.ndim != 4 or 0 in weights.shape:
         raise ValueError(f"weights must be int8 or int16 [O, I, kh, kw], got {weights.dtype} {list(weights.shape)}")
     if min(stride) < 1 or min(padding) < 0:
         raise ValueError(f"stride must be positive and padding not negative, got {stride} and {padding}")
-    if weights[0].size >= MOST_ROWS:
+    if weights[0].size >= MOST_ROWS or weights[0, 0].size > MOST_TAPS:
         raise LbqError(
             f"a kernel of {weights[0].size} weights per output is too large for the native kernels, which take "
-            f"{MOST_ROWS - 1}: use the NumPy engine"
+            f"{MOST_ROWS - 1} and {MOST_TAPS} taps: use the NumPy engine"
         )
     return PackedConv(weights, stride, padding)
 
@@ -93,11 +104,10 @@ class PackedConv:
     def __init__(self, weights: NDArray[Any], stride: tuple[int, int], padding: tuple[int, int]) -> None:
         self.outputs, self.inputs, self.kh, self.kw = weights.shape
         self.stride, self.padding, self.weights = stride, padding, weights
-        self.block = 64 if self.outputs <= 64 else 128
         self.heaviest = int(np.abs(weights.astype(np.int64)).sum((1, 2, 3)).max())
         low, high = int(weights.min()), int(weights.max())
         self.bias, self.range = max(-low, 0), max(max(high, 0) + max(-low, 0), 1)
-        self._forms: dict[str, NDArray[Any]] = {}
+        self._forms: dict[tuple[str, int], NDArray[Any]] = {}
 
     def output_size(self, height: int, width: int) -> tuple[int, int]:
         (sh, sw), (ph, pw) = self.stride, self.padding
@@ -165,7 +175,8 @@ class PackedConv:
         backend: Backend,
     ) -> _ConvCall:
         isa, signed, narrow = native.isa(), levels.dtype == np.int8, self.weights.dtype == np.int8
-        call = _ConvCall(*levels.shape, *out.shape[1:], self.kh, self.kw, *self.stride, *self.padding, self.block)
+        block = 128 if isa == "avx512" and self.outputs > 64 else 64  # outputs whose sums fit the registers
+        call = _ConvCall(*levels.shape, *out.shape[1:], self.kh, self.kw, *self.stride, *self.padding, block)
         call.levels, call.out, call.counts = _address(levels), _address(out), _address(counted)
         call.bias, call.range = self.bias, self.range
         call.largest, call.planes, call.is_signed = largest, largest.bit_length(), signed
@@ -179,41 +190,42 @@ class PackedConv:
             call.pairs = None if quads else _address(self._form("pairs"))
             call.totals = _address(self._form("totals"))
         elif method == "bitplane" and backend == "preshifted":
-            call.shifted = _address(self._shifted(call.planes))
+            call.shifted = _address(self._shifted(block, call.planes))
         elif not narrow or (method == "bitplane" and backend == "explicit"):
-            call.words = _address(self._form("words"))
+            call.words = _address(self._form("words", block))
         else:
-            call.bytes = _address(self._form("bytes"))
+            call.bytes = _address(self._form("bytes", block))
         return call
 
-    def _form(self, name: str) -> NDArray[Any]:
-        if name not in self._forms:
-            self._forms[name] = {
-                "bytes": self._bytes,
-                "words": lambda: self._blocks(np.int16),
+    def _form(self, name: str, block: int = 0) -> NDArray[Any]:
+        if (name, block) not in self._forms:
+            form = {
+                "bytes": lambda: self._bytes(block),
+                "words": lambda: self._blocks(block, np.int16),
                 "quads": lambda: self._dense(64, 4, np.int8),
                 "pairs": lambda: self._dense(16, 2, np.int16),
                 "totals": lambda: self.weights.sum((1, 2, 3), dtype=np.int32),
-            }[name]()
-        return self._forms[name]
+            }
+            self._forms[name, block] = _aligned(form[name]())
+        return self._forms[name, block]
 
-    def _blocks(self, dtype: type[np.generic]) -> NDArray[Any]:
+    def _blocks(self, block: int, dtype: type[np.generic]) -> NDArray[Any]:
         """`[blocks, rows, block]` with row (ky * kw + kx) * I + c."""
-        count = -(-self.outputs // self.block)
-        rows = np.zeros((self.kh * self.kw * self.inputs, count * self.block), dtype)
+        count = -(-self.outputs // block)
+        rows = np.zeros((self.kh * self.kw * self.inputs, count * block), dtype)
         rows[:, : self.outputs] = self.weights.transpose(2, 3, 1, 0).reshape(len(rows), self.outputs)
-        return np.ascontiguousarray(rows.reshape(len(rows), count, self.block).swapaxes(0, 1))
+        return rows.reshape(len(rows), count, block).swapaxes(0, 1)
 
-    def _bytes(self) -> NDArray[np.uint8]:
+    def _bytes(self, block: int) -> NDArray[np.uint8]:
         """Weights plus bias; in each 64 outputs, j and 32 + j are neighbours (see conv.h)."""
-        biased = (self._blocks(np.int16) + self.bias).astype(np.uint8)
-        lines = biased.reshape(-1, 2, 32).swapaxes(1, 2)
-        return np.ascontiguousarray(lines).reshape(biased.shape)
+        biased = (self._blocks(block, np.int16) + self.bias).astype(np.uint8)
+        return biased.reshape(-1, 2, 32).swapaxes(1, 2).reshape(biased.shape)
 
-    def _shifted(self, planes: int) -> NDArray[np.int32]:
-        have = self._forms.get("shifted")
+    def _shifted(self, block: int, planes: int) -> NDArray[np.int32]:
+        have = self._forms.get(("shifted", block))
         if have is None or len(have) < planes:
-            have = self._forms["shifted"] = np.stack([self._blocks(np.int32) << k for k in range(planes)])
+            have = _aligned(np.stack([self._blocks(block, np.int32) << k for k in range(planes)]))
+            self._forms["shifted", block] = have
         return have
 
     def _dense(self, outputs: int, inputs: int, dtype: type[np.generic]) -> NDArray[Any]:
@@ -222,7 +234,7 @@ class PackedConv:
         padded = np.zeros((blocks * outputs, groups * inputs, self.kh * self.kw), dtype)
         padded[: self.outputs, : self.inputs] = self.weights.reshape(self.outputs, self.inputs, -1)
         split = padded.reshape(blocks, outputs, groups, inputs, -1)
-        return np.ascontiguousarray(split.transpose(0, 4, 2, 1, 3))
+        return split.transpose(0, 4, 2, 1, 3)
 
 
 # Neurons

@@ -160,8 +160,12 @@ SATURATED = 2**36  # a bound is not told apart beyond this, so that no file can 
 
 def synapse_bound(synapse: Synapse, largest: int) -> NDArray[np.int64]:
     """Per output channel, the most that sum |W| * S can be: it bounds every partial sum in any order."""
-    weights = np.abs(synapse.weight.astype(np.int64))
-    sums = weights.reshape(len(weights), -1).sum(1).astype(np.float64)
+    weights = synapse.weight.reshape(len(synapse.weight), -1)
+    sums = np.empty(len(weights))
+    for i in range(
+        0, len(weights), 16
+    ):  # a few rows at a time: wider copies of all weights would be the peak of memory
+        sums[i : i + 16] = np.abs(weights[i : i + 16].astype(np.int64)).sum(1)
     return np.minimum(sums * largest, SATURATED).astype(np.int64)
 
 

@@ -8,7 +8,7 @@
 
 #include "conv_kernels.h"
 
-#define LIST_BYTES (8 << 20)   /* of lists formed at a time, at most, unless one image needs more */
+#define LIST_BYTES (16 << 20)  /* for lists formed at a time (most of it is never touched), unless one image needs more */
 #define TILE_IDS (1 << 17)     /* rows gathered for a tile, about */
 #define TILE_PIXELS 256
 #define UNIT_PIXELS 256
@@ -32,33 +32,43 @@ struct run {
     const struct lbq_conv *c;
     const struct lbq_kernels *k;
     int failed;
-    int64_t first, images;       /* of this part of the batch */
-    int64_t slots, capacity;     /* lists of one input pixel */
-    int64_t rows_each;           /* rows of pixels in a unit */
-    uint16_t *lists, *values;    /* [images * height * width, slots, capacity] */
-    int32_t *lengths;            /* [images * height * width, slots] */
+    enum lbq_lists kind;
+    int slots;
+    int64_t first, images;    /* of this part of the batch */
+    int64_t capacity;         /* entries of one slot in one row of pixels */
+    int64_t rows_each;        /* rows of pixels in a unit */
+    uint16_t *ids, *values;   /* [images * height, slots, capacity] */
+    int32_t *ends;            /* [images * height, slots, width + 1] */
 };
 
 static void count(int64_t *total, int64_t more) { __atomic_fetch_add(total, more, __ATOMIC_RELAXED); }
+
+/* How many bits, and how many of planes above 0, an entry of a slot stands for. */
+static int64_t bits_of(const struct run *r, int64_t slot, int shifted) {
+    int signs = r->c->is_signed ? 2 : 1, value = (int)(slot / signs) + 1;
+    if (r->kind == BY_VALUE) return __builtin_popcount((unsigned)(shifted ? value & ~1 : value));
+    if (r->kind == BY_PLANE) return !shifted || slot < r->slots - signs; /* plane 0 is the last */
+    return !shifted;
+}
+
+static struct lbq_row row_of(const struct run *r, int64_t row) {
+    int64_t at = row * r->slots * r->capacity;
+    struct lbq_row found = {r->ids + at, r->values ? r->values + at : NULL, r->ends + row * r->slots * (r->c->width + 1)};
+    return found;
+}
 
 /* A unit of input rows: forms their lists. */
 static void form_unit(void *context, int64_t unit) {
     struct run *r = context;
     const struct lbq_conv *c = r->c;
-    int64_t bits = 0, active = 0, end = min64((unit + 1) * r->rows_each, r->images * c->height);
-    for (int64_t row = unit * r->rows_each; row < end; row++)
-        for (int64_t x = 0; x < c->width; x++) {
-            int64_t pixel = row * c->width + x, at = pixel * r->slots;
-            const uint8_t *levels = c->levels + (r->first * c->height * c->width + pixel) * c->inputs;
-            if (c->method == LBQ_LEVEL)
-                r->k->form_levels(c, levels, r->lists + at * r->capacity, r->values + at * r->capacity, r->capacity,
-                                  r->lengths + at);
-            else
-                r->k->form_planes(c, levels, r->lists + at * r->capacity, r->capacity, r->lengths + at);
-            for (int64_t s = 0; s < r->slots; s++) bits += r->lengths[at + s];
-            for (int64_t i = 0; i < c->inputs; i++) active += levels[i] != 0;
-        }
-    if (c->method == LBQ_BITPLANE) count(&c->counts[1], bits);
+    int64_t formed = 0, active = 0, end = min64((unit + 1) * r->rows_each, r->images * c->height);
+    for (int64_t row = unit * r->rows_each; row < end; row++) {
+        const uint8_t *levels = c->levels + (r->first * c->height + row) * c->width * c->inputs;
+        struct lbq_row to = row_of(r, row);
+        active += r->k->form(c, r->kind, r->slots, r->capacity, levels, to);
+        for (int s = 0; s < r->slots; s++) formed += to.ends[s * (c->width + 1) + c->width] * bits_of(r, s, 0);
+    }
+    if (r->kind != BY_LEVEL) count(&c->counts[1], formed);
     count(&c->counts[3], active);
 }
 
@@ -69,42 +79,41 @@ struct tile {
     int64_t pixels, used;
 };
 
-/* Append the lists that output pixel (row, x) meets: slot by slot, tap by tap. */
+static struct lbq_pixel pixel_of(const struct run *r, const struct tile *t, int64_t pixel) {
+    struct lbq_pixel found = {t->ids + t->starts[pixel], t->values ? t->values + t->starts[pixel] : NULL,
+                              t->lengths + pixel * r->slots};
+    return found;
+}
+
+/* Append the lists that output pixel (row, x) meets through its valid taps. */
 static void gather(const struct run *r, struct tile *t, int64_t row, int64_t x) {
     const struct lbq_conv *c = r->c;
     int64_t image = row / c->out_height, top = row % c->out_height * c->stride_y - c->pad_y;
     int64_t left = x * c->stride_x - c->pad_x;
-    int64_t ky0 = max64(0, -top), ky1 = min64(c->kh, c->height - top);
-    int64_t kx0 = max64(0, -left), kx1 = min64(c->kw, c->width - left);
-    int32_t *lengths = t->lengths + t->pixels * r->slots;
-    t->starts[t->pixels++] = t->used;
-    for (int64_t s = 0; s < r->slots; s++) {
-        int64_t before = t->used;
-        for (int64_t ky = ky0; ky < ky1; ky++) {
-            int64_t pixel = (image * c->height + top + ky) * c->width + left + kx0;
-            for (int64_t kx = kx0; kx < kx1; kx++, pixel++) {
-                int64_t at = pixel * r->slots + s, n = r->lengths[at];
-                r->k->append(t->ids + t->used, r->lists + at * r->capacity, n, (uint16_t)((ky * c->kw + kx) * c->inputs));
-                if (t->values) r->k->append(t->values + t->used, r->values + at * r->capacity, n, 0);
-                t->used += n;
-            }
-        }
-        lengths[s] = (int32_t)(t->used - before);
+    int64_t ky1 = min64(c->kh, c->height - top), x0 = max64(0, left), x1 = max64(min64(c->width, left + c->kw), x0);
+    struct lbq_row from[LBQ_MAX_TAPS];
+    uint16_t base[LBQ_MAX_TAPS];
+    int rows = 0;
+    for (int64_t ky = max64(0, -top); ky < ky1; ky++, rows++) {
+        from[rows] = row_of(r, image * c->height + top + ky);
+        base[rows] = (uint16_t)((ky * c->kw - left) * c->inputs); /* from pixel * inputs + channel to weight rows */
     }
+    t->starts[t->pixels] = t->used;
+    t->used += r->k->gather(r->slots, r->capacity, c->width, rows, from, base, x0, x1, pixel_of(r, t, t->pixels));
+    t->pixels++;
 }
 
 /* Run the gathered pixels, of which the first is `first`, block after block of outputs. */
 static void run_tile(const struct run *r, struct tile *t, int64_t first) {
     const struct lbq_conv *c = r->c;
     uint32_t sums[LBQ_MAX_BLOCK];
-    int wide = c->bytes == NULL || (c->method == LBQ_BITPLANE && c->backend != LBQ_HORNER);
     for (int64_t block = 0; block * c->block < c->outputs; block++)
         for (int64_t i = 0; i < t->pixels; i++) {
-            struct lbq_pixel p = {t->ids + t->starts[i], t->values ? t->values + t->starts[i] : NULL,
-                                  t->lengths + i * r->slots};
-            (wide ? r->k->wide : c->method == LBQ_LEVEL ? r->k->levels : r->k->planes)(c, &p, block, sums);
             int32_t *out = c->out + (first + i) * c->outputs + block * c->block;
-            memcpy(out, sums, (size_t)min64(c->block, c->outputs - block * c->block) * sizeof *out);
+            int64_t rest = c->outputs - block * c->block;
+            uint32_t *to = rest < c->block ? sums : (uint32_t *)out;
+            (c->bytes ? r->k->run[r->kind] : r->k->wide)(c, pixel_of(r, t, i), block, to);
+            if (to == sums) memcpy(out, sums, (size_t)rest * sizeof *out);
         }
     t->pixels = t->used = 0;
 }
@@ -113,59 +122,62 @@ static void run_tile(const struct run *r, struct tile *t, int64_t first) {
 static void gather_unit(void *context, int64_t unit) {
     struct run *r = context;
     const struct lbq_conv *c = r->c;
-    int64_t most = r->slots * (c->kh * c->kw * c->inputs + LBQ_SLACK), end = min64((unit + 1) * r->rows_each, r->images * c->out_height);
-    int64_t accumulations = 0, shifted = 0, first = r->first * c->out_height * c->out_width;
+    int64_t most = c->kh * c->kw * c->inputs * r->slots, end = min64((unit + 1) * r->rows_each, r->images * c->out_height);
+    int64_t added = 0, shifted = 0, first = r->first * c->out_height * c->out_width;
+    size_t bytes = (size_t)(TILE_IDS + most + LBQ_SLACK) * sizeof(uint16_t);
     struct tile *t = calloc(1, sizeof *t);
     if (t) {
-        t->ids = malloc((size_t)(TILE_IDS + most + LBQ_SLACK) * sizeof(uint16_t));
-        if (c->method == LBQ_LEVEL) t->values = malloc((size_t)(TILE_IDS + most + LBQ_SLACK) * sizeof(uint16_t));
+        t->ids = malloc(bytes);
+        if (r->kind == BY_LEVEL) t->values = malloc(bytes);
         t->lengths = malloc((size_t)(TILE_PIXELS * r->slots) * sizeof(int32_t));
     }
-    if (!t || !t->ids || !t->lengths || (c->method == LBQ_LEVEL && !t->values)) {
+    if (!t || !t->ids || !t->lengths || (r->kind == BY_LEVEL && !t->values)) {
         __atomic_store_n(&r->failed, 1, __ATOMIC_RELAXED);
     } else {
-        int64_t pixel = unit * r->rows_each * c->out_width, begin = pixel;
-        int64_t signs = c->is_signed ? 2 : 1, lowest = r->slots - signs; /* the slots of plane 0 come last */
+        int64_t pixel = unit * r->rows_each * c->out_width, begin = pixel, sums[LBQ_MAX_SLOTS] = {0};
         for (int64_t row = unit * r->rows_each; row < end; row++)
             for (int64_t x = 0; x < c->out_width; x++, pixel++) {
                 gather(r, t, row, x);
                 const int32_t *lengths = t->lengths + (t->pixels - 1) * r->slots;
-                for (int64_t s = 0; s < r->slots; s++) {
-                    accumulations += lengths[s];
-                    if (s < lowest) shifted += lengths[s];
-                }
+                for (int s = 0; s < r->slots; s++) sums[s] += lengths[s];
                 if (t->pixels == TILE_PIXELS || t->used >= TILE_IDS) {
                     run_tile(r, t, first + begin);
                     begin = pixel + 1;
                 }
             }
         if (t->pixels) run_tile(r, t, first + begin);
-        count(&c->counts[0], accumulations * c->outputs);
-        if (c->method == LBQ_BITPLANE) count(&c->counts[2], shifted * c->outputs);
+        for (int s = 0; s < r->slots; s++) {
+            added += sums[s] * bits_of(r, s, 0);
+            shifted += sums[s] * bits_of(r, s, 1);
+        }
+        count(&c->counts[0], added * c->outputs);
+        count(&c->counts[2], shifted * c->outputs);
     }
     if (t) free(t->ids), free(t->values), free(t->lengths), free(t);
 }
 
 static int run_lists(struct run *r) {
     const struct lbq_conv *c = r->c;
-    r->slots = (c->method == LBQ_LEVEL ? 1 : c->planes) * (c->is_signed ? 2 : 1);
-    r->capacity = c->inputs + LBQ_SLACK;
-    int64_t pixels = c->height * c->width, each = pixels * r->slots * r->capacity * (int64_t)sizeof(uint16_t);
-    int64_t together = min64(max64(LIST_BYTES / max64(each, 1), 1), c->batch);
-    size_t entries = (size_t)(together * pixels * r->slots * r->capacity + LBQ_SLACK);
-    r->lists = malloc(entries * sizeof(uint16_t));
-    if (c->method == LBQ_LEVEL) r->values = malloc(entries * sizeof(uint16_t));
-    r->lengths = malloc((size_t)(together * pixels * r->slots + 1) * sizeof(int32_t));
-    r->failed = !r->lists || !r->lengths || (c->method == LBQ_LEVEL && !r->values);
+    int signs = c->is_signed ? 2 : 1;
+    r->kind = c->method == LBQ_LEVEL ? BY_LEVEL : c->bytes && c->largest <= LBQ_LARGEST_VALUE ? BY_VALUE : BY_PLANE;
+    r->slots = (r->kind == BY_LEVEL ? 1 : r->kind == BY_VALUE ? c->largest : c->planes) * signs;
+    r->capacity = c->width * c->inputs + LBQ_SLACK;
+    int64_t each = c->height * r->slots * r->capacity * (int64_t)sizeof(uint16_t);
+    int64_t together = min64(max64(LIST_BYTES / max64(each, 1), 1), c->batch), rows = together * c->height;
+    size_t entries = (size_t)(rows * r->slots * r->capacity + LBQ_SLACK);
+    r->ids = malloc(entries * sizeof(uint16_t));
+    if (r->kind == BY_LEVEL) r->values = malloc(entries * sizeof(uint16_t));
+    r->ends = malloc((size_t)(rows * r->slots * (c->width + 1) + 1) * sizeof(int32_t));
+    r->failed = !r->ids || !r->ends || (r->kind == BY_LEVEL && !r->values);
     for (r->first = 0; r->first < c->batch && !r->failed; r->first += together) {
         r->images = min64(together, c->batch - r->first);
         int64_t in_rows = r->images * c->height, out_rows = r->images * c->out_height;
         r->rows_each = max64(min64(UNIT_PIXELS / max64(c->width, 1), up(in_rows, c->threads)), 1);
         lbq_parallel(c->threads, up(in_rows, r->rows_each), form_unit, r);
-        r->rows_each = max64(min64(UNIT_PIXELS / max64(c->out_width, 1), up(out_rows, c->threads)), 1);
+        r->rows_each = max64(min64(UNIT_PIXELS / c->out_width, up(out_rows, c->threads)), 1);
         lbq_parallel(c->threads, up(out_rows, r->rows_each), gather_unit, r);
     }
-    free(r->lists), free(r->values), free(r->lengths);
+    free(r->ids), free(r->values), free(r->ends);
     return r->failed;
 }
 

@@ -32,6 +32,12 @@ INLINE vw load_row(const uint8_t *p) {
     return v;
 }
 INLINE vw add_bytes(vw a, vw b) { return (vw)((vb)a + (vb)b); }
+/* A row's address in one register: otherwise the compiler keeps a base for each part of it, and runs out of them. */
+INLINE const uint8_t *row_at(const uint8_t *rows, int64_t size, uint16_t id) {
+    const uint8_t *row = rows + id * size;
+    __asm__("" : "+r"(row));
+    return row;
+}
 
 /* Lists
  * ------------------------------------------------------------------------------------------------------------------ */
@@ -87,52 +93,94 @@ INLINE uint64_t magnitudes(const struct lbq_conv *c, const uint8_t *levels, int6
     return negative;
 }
 
-static void NAME(form_planes)(const struct lbq_conv *c, const uint8_t *levels, uint16_t *lists, int64_t capacity,
-                              int32_t *lengths) {
-    int signs = c->is_signed ? 2 : 1, slots = c->planes * signs;
-    uint16_t *ends[16];
-    for (int s = 0; s < slots; s++) ends[s] = lists + s * capacity;
-    for (int64_t first = 0; first < c->inputs; first += 64) {
-        uint8_t copy[64];
-        const uint8_t *at = levels + first;
-        uint64_t negative = 0;
-        if (c->is_signed || c->inputs - first < 64) {
-            negative = magnitudes(c, at, c->inputs - first, copy);
-            at = copy;
-        }
-        for (int k = c->planes - 1, s = 0; k >= 0; k--, s += signs) {
-            uint64_t bits = set_bits(at, (uint8_t)(1 << k));
-            ends[s] = positions(ends[s], bits & ~negative, first);
-            if (signs == 2) ends[s + 1] = positions(ends[s + 1], bits & negative, first);
+/* Which of 64 inputs belong to each slot, not yet asking for the sign. */
+INLINE void slot_masks(const struct lbq_conv *c, enum lbq_lists kind, const uint8_t *levels, uint64_t *found) {
+    if (kind == BY_LEVEL) {
+        found[0] = set_bits(levels, 0xff);
+    } else if (kind == BY_PLANE) {
+        for (int k = c->planes - 1; k >= 0; k--) *found++ = set_bits(levels, (uint8_t)(1 << k));
+    } else {
+        uint64_t bit[3];
+        for (int k = 0; k < 3; k++) bit[k] = k < c->planes ? set_bits(levels, (uint8_t)(1 << k)) : 0;
+        for (int v = 1; v <= c->largest; v++) {
+            uint64_t all = UINT64_MAX;
+            for (int k = 0; k < 3; k++) all &= v >> k & 1 ? bit[k] : ~bit[k];
+            *found++ = all;
         }
     }
-    for (int s = 0; s < slots; s++) lengths[s] = (int32_t)(ends[s] - (lists + s * capacity));
 }
 
-static void NAME(form_levels)(const struct lbq_conv *c, const uint8_t *levels, uint16_t *lists, uint16_t *values,
-                              int64_t capacity, int32_t *lengths) {
+static int64_t NAME(form)(const struct lbq_conv *c, enum lbq_lists kind, int slots, int64_t capacity,
+                          const uint8_t *levels, struct lbq_row to) {
     int signs = c->is_signed ? 2 : 1;
-    for (int s = 0; s < signs; s++) lengths[s] = 0;
-    for (int64_t first = 0; first < c->inputs; first += 64) {
-        uint8_t copy[64];
-        uint64_t negative = magnitudes(c, levels + first, c->inputs - first, copy), active = set_bits(copy, 0xff);
-        for (int s = 0; s < signs; s++) {
-            uint16_t *list = lists + s * capacity + lengths[s], *value = values + s * capacity + lengths[s];
-            int64_t n = positions(list, active & (s ? negative : ~negative), first) - list;
-            for (int64_t i = 0; i < n; i++) value[i] = copy[list[i] - first];
-            lengths[s] += (int32_t)n;
+    int64_t active = 0;
+    uint16_t *end[LBQ_MAX_SLOTS];
+    for (int s = 0; s < slots; s++) {
+        end[s] = to.ids + s * capacity;
+        to.ends[s * (c->width + 1)] = 0;
+    }
+    for (int64_t x = 0; x < c->width; x++, levels += c->inputs) {
+        for (int64_t first = 0; first < c->inputs; first += 64) {
+            uint8_t copy[64];
+            const uint8_t *at = levels + first;
+            uint64_t negative = 0, found[LBQ_MAX_SLOTS], any = 0;
+            if (c->is_signed || c->inputs - first < 64) {
+                negative = magnitudes(c, at, c->inputs - first, copy);
+                at = copy;
+            }
+            slot_masks(c, kind, at, found);
+            for (int s = 0; s < slots; s += signs) {
+                uint64_t mask = found[s / signs];
+                any |= mask;
+                end[s] = positions(end[s], mask & ~negative, x * c->inputs + first);
+                if (signs == 2) end[s + 1] = positions(end[s + 1], mask & negative, x * c->inputs + first);
+            }
+            active += __builtin_popcountll(any);
         }
+        for (int s = 0; s < slots; s++) {
+            int32_t *ends = to.ends + s * (c->width + 1) + x;
+            ends[1] = (int32_t)(end[s] - (to.ids + s * capacity));
+            if (kind == BY_LEVEL)
+                for (int64_t i = ends[0]; i < ends[1]; i++) {
+                    uint8_t level = levels[(uint16_t)(to.ids[s * capacity + i] - x * c->inputs)];
+                    to.values[s * capacity + i] = (uint8_t)(s ? -level : level);
+                }
+        }
+    }
+    return active;
+}
+
+/* Copy n entries, 32 at a time, adding `base`. */
+INLINE void append(uint16_t *to, const uint16_t *from, int64_t n, uint16_t base) {
+    UNROLL for (int v = 0; v < PER_LINE; v++) { /* the first 32 without asking: mostly these are all */
+        vw x;
+        memcpy(&x, from + v * (BYTES / 2), sizeof x);
+        x += base;
+        memcpy(to + v * (BYTES / 2), &x, sizeof x);
+    }
+    for (int64_t i = 32; i < n; i += BYTES / 2) {
+        vw x;
+        memcpy(&x, from + i, sizeof x);
+        x += base;
+        memcpy(to + i, &x, sizeof x);
     }
 }
 
-static void NAME(append)(uint16_t *to, const uint16_t *from, int64_t n, uint16_t base) {
-    typedef uint16_t words __attribute__((vector_size(64)));
-    for (int64_t i = 0; i < n; i += 32) {
-        words v;
-        memcpy(&v, from + i, sizeof v);
-        v += base;
-        memcpy(to + i, &v, sizeof v);
+static int64_t NAME(gather)(int slots, int64_t capacity, int64_t width, int rows, const struct lbq_row *from,
+                            const uint16_t *base, int64_t x0, int64_t x1, struct lbq_pixel to) {
+    int64_t used = 0;
+    for (int s = 0; s < slots; s++) {
+        int64_t before = used;
+        for (int i = 0; i < rows; i++) {
+            const int32_t *ends = from[i].ends + s * (width + 1);
+            int64_t start = ends[x0], n = ends[x1] - start;
+            append(to.ids + used, from[i].ids + s * capacity + start, n, base[i]);
+            if (to.values) append(to.values + used, from[i].values + s * capacity + start, n, 0);
+            used += n;
+        }
+        to.lengths[s] = (int32_t)(used - before);
     }
+    return used;
 }
 
 /* Bit planes
@@ -152,47 +200,161 @@ INLINE void add_rows(int parts, int group, const uint8_t *rows, int64_t size, co
     int64_t i = 0;
     if (group >= 2)
         for (; i + group <= n; i += group) {
+            const uint8_t *row[8];
+            UNROLL for (int g = 0; g < group; g++) row[g] = row_at(rows, size, ids[i + g]);
             UNROLL for (int v = 0; v < parts; v++) {
-                const uint8_t *part = rows + v * BYTES;
-                vw x = add_bytes(load_row(part + ids[i] * size), load_row(part + ids[i + 1] * size));
+                vw x = add_bytes(load_row(row[0] + v * BYTES), load_row(row[1] + v * BYTES));
                 UNROLL for (int g = 2; g < group; g += 2) {
-                    vw y = add_bytes(load_row(part + ids[i + g] * size), load_row(part + ids[i + g + 1] * size));
+                    vw y = add_bytes(load_row(row[g] + v * BYTES), load_row(row[g + 1] + v * BYTES));
                     x = add_bytes(x, y);
                 }
                 low[v] += x;
                 high[v] += x >> 8;
             }
         }
-    for (; i < n; i++) add_one(parts, rows + ids[i] * size, low, high);
+    for (; i < n; i++) add_one(parts, row_at(rows, size, ids[i]), low, high);
 }
 
-/* sums = sums * 2^shift + sign * what low and high hold. */
-INLINE void flush(int parts, const vw *low, const vw *high, int shift, int negative, uint32_t *sums) {
-    uint16_t found[LBQ_MAX_BLOCK];
+/* What low and high hold, in the order of outputs. */
+INLINE void unpack(int parts, const vw *low, const vw *high, uint16_t *found) {
     UNROLL for (int v = 0; v < parts; v++) {
         vw even = low[v] - (high[v] << 8);
         uint16_t *at = found + v / PER_LINE * 64 + v % PER_LINE * (BYTES / 2);
         memcpy(at, &even, sizeof even);
         memcpy(at + 32, &high[v], sizeof high[v]);
     }
+}
+
+/* sums = sums * 2^shift + sign * what low and high hold. */
+INLINE void flush(int parts, const vw *low, const vw *high, int shift, int negative, uint32_t *sums) {
+    uint16_t found[LBQ_MAX_BLOCK];
+    unpack(parts, low, high, found);
     if (negative)
         for (int j = 0; j < parts * BYTES; j++) sums[j] = (sums[j] << shift) - found[j];
     else
         for (int j = 0; j < parts * BYTES; j++) sums[j] = (sums[j] << shift) + found[j];
 }
 
-INLINE void planes_block(const struct lbq_conv *c, const struct lbq_pixel *p, int64_t block, uint32_t *sums, int parts,
+/* A sum below 2^16, or between -2^15 and 2^15 where rows may have been subtracted. */
+INLINE uint32_t widened(uint16_t sum, int is_signed) { return is_signed ? (uint32_t)(int16_t)sum : sum; }
+
+/* Rows whose level is `value`: each is fetched once and added to the sums of the planes that the level has. */
+INLINE void add_value(int parts, int group, int planes, int value, int subtract, const uint8_t *rows, int64_t size,
+                      const uint16_t *ids, int64_t n, vw low[][MAX_PARTS], vw high[][MAX_PARTS]) {
+    int64_t i = 0;
+    for (; i + group <= n; i += group) {
+        const uint8_t *row[8];
+        UNROLL for (int g = 0; g < group; g++) row[g] = row_at(rows, size, ids[i + g]);
+        UNROLL for (int v = 0; v < parts; v++) {
+            vw x = load_row(row[0] + v * BYTES);
+            UNROLL for (int g = 1; g < group; g++) x = add_bytes(x, load_row(row[g] + v * BYTES));
+            vw y = x >> 8;
+            UNROLL for (int k = 0; k < planes; k++)
+                if (value >> k & 1) {
+                    low[k][v] = subtract ? low[k][v] - x : low[k][v] + x;
+                    high[k][v] = subtract ? high[k][v] - y : high[k][v] + y;
+                }
+        }
+    }
+    for (; group > 1 && i < n; i++) {
+        const uint8_t *row = row_at(rows, size, ids[i]);
+        UNROLL for (int v = 0; v < parts; v++) {
+            vw x = load_row(row + v * BYTES), y = x >> 8;
+            UNROLL for (int k = 0; k < planes; k++)
+                if (value >> k & 1) {
+                    low[k][v] = subtract ? low[k][v] - x : low[k][v] + x;
+                    high[k][v] = subtract ? high[k][v] - y : high[k][v] + y;
+                }
+        }
+    }
+}
+
+/* Levels 1..7: the sums of up to three planes side by side in registers, then Horner over the planes. */
+INLINE void values_block(const struct lbq_conv *c, struct lbq_pixel p, int64_t block, uint32_t *sums, int parts,
+                         int group, int planes) {
+    int64_t size = parts * BYTES, room = (c->is_signed ? 32767 : 65535) / c->range, left = room;
+    const uint8_t *rows = c->bytes + block * c->kh * c->kw * c->inputs * size;
+    const uint16_t *ids = p.ids;
+    uint32_t weighted = 0, flushed[3][LBQ_MAX_BLOCK];
+    uint16_t found[3][LBQ_MAX_BLOCK];
+    int is_signed = c->is_signed, flushes = 0, slot = 0;
+    vw low[3][MAX_PARTS], high[3][MAX_PARTS];
+    UNROLL for (int k = 0; k < planes; k++)
+        UNROLL for (int v = 0; v < parts; v++) low[k][v] = high[k][v] = (vw){0};
+#define EMPTY                                                                                                          \
+    if (!flushes++) memset(flushed, 0, sizeof flushed);                                                                \
+    UNROLL for (int k = 0; k < planes; k++) {                                                                          \
+        unpack(parts, low[k], high[k], found[k]);                                                                      \
+        for (int64_t j = 0; j < size; j++) flushed[k][j] += widened(found[k][j], is_signed);                           \
+        UNROLL for (int v = 0; v < parts; v++) low[k][v] = high[k][v] = (vw){0};                                       \
+    }
+#define ADD(value, subtract)                                                                                     \
+    for (int64_t n = p.lengths[slot++]; n > 0;) {                                                                \
+        int64_t some = n < left ? n : left;                                                                      \
+        add_value(parts, group, planes, value, subtract, rows, size, ids, some, low, high);                      \
+        weighted += subtract ? -(uint32_t)(some * (value)) : (uint32_t)(some * (value));                         \
+        ids += some, n -= some, left -= some;                                                                    \
+        if (left == 0) {                                                                                         \
+            EMPTY                                                                                                \
+            left = room;                                                                                         \
+        }                                                                                                        \
+    }
+#define VALUE(value)                                        \
+    if ((value) < 1 << planes && (value) <= c->largest) {   \
+        ADD(value, 0)                                       \
+        if (c->is_signed) ADD(value, 1)                     \
+    }
+    VALUE(1) VALUE(2) VALUE(3) VALUE(4) VALUE(5) VALUE(6) VALUE(7)
+    UNROLL for (int k = 0; k < planes; k++) unpack(parts, low[k], high[k], found[k]);
+    uint32_t bias = (uint32_t)c->bias * weighted;
+#define HORNER(of_plane)                                                                 \
+    for (int64_t j = 0; j < size; j++) {                                                 \
+        uint32_t sum = 0;                                                                \
+        UNROLL for (int k = planes - 1; k >= 0; k--) sum = (sum << 1) + (of_plane);      \
+        sums[j] = sum - bias;                                                            \
+    }
+    if (flushes) {
+        HORNER(flushed[k][j] + widened(found[k][j], is_signed))
+    } else if (is_signed) {
+        HORNER(widened(found[k][j], 1))
+    } else {
+        HORNER(found[k][j])
+    }
+}
+
+static void NAME(values)(const struct lbq_conv *c, struct lbq_pixel p, int64_t block, uint32_t *sums) {
+    int group = 255 / c->range;
+#define BY_PLANES(parts, group)                                                          \
+    if (c->planes == 1) values_block(c, p, block, sums, parts, group, 1);                \
+    else if (c->planes == 2) values_block(c, p, block, sums, parts, group, 2);           \
+    else values_block(c, p, block, sums, parts, group, 3);
+#define BY_GROUP_AND_PLANES(parts)                  \
+    if (group >= 4) {                               \
+        BY_PLANES(parts, 4)                         \
+    } else if (group >= 2) {                        \
+        BY_PLANES(parts, 2)                         \
+    } else {                                        \
+        BY_PLANES(parts, 1)                         \
+    }
+    if (c->block == 64) {
+        BY_GROUP_AND_PLANES(PER_LINE)
+    } else {
+        BY_GROUP_AND_PLANES(2 * PER_LINE)
+    }
+}
+
+INLINE void planes_block(const struct lbq_conv *c, struct lbq_pixel p, int64_t block, uint32_t *sums, int parts,
                          int group) {
     int64_t size = parts * BYTES, limit = 65535 / c->range;
     const uint8_t *rows = c->bytes + block * c->kh * c->kw * c->inputs * size;
-    const uint16_t *ids = p->ids;
+    const uint16_t *ids = p.ids;
     int signs = c->is_signed ? 2 : 1;
     uint32_t weighted = 0;
     memset(sums, 0, (size_t)size * sizeof *sums);
     for (int k = c->planes - 1, s = 0; k >= 0; k--) {
         int shift = k != c->planes - 1; /* Horner: one shift of the accumulators for each plane but the first */
         for (int negative = 0; negative < signs; negative++, s++) {
-            int64_t n = p->lengths[s];
+            int64_t n = p.lengths[s];
             weighted += (negative ? -(uint32_t)n : (uint32_t)n) << k;
             do {
                 int64_t some = n < limit ? n : limit;
@@ -207,7 +369,7 @@ INLINE void planes_block(const struct lbq_conv *c, const struct lbq_pixel *p, in
     for (int j = 0; j < size; j++) sums[j] -= (uint32_t)c->bias * weighted;
 }
 
-static void NAME(planes)(const struct lbq_conv *c, const struct lbq_pixel *p, int64_t block, uint32_t *sums) {
+static void NAME(planes)(const struct lbq_conv *c, struct lbq_pixel p, int64_t block, uint32_t *sums) {
     int group = 255 / c->range;
 #define BY_GROUP(parts)                                              \
     if (group >= 8) planes_block(c, p, block, sums, parts, 8);       \
@@ -224,20 +386,20 @@ static void NAME(planes)(const struct lbq_conv *c, const struct lbq_pixel *p, in
 /* Multiplied by the level
  * ------------------------------------------------------------------------------------------------------------------ */
 
-INLINE void levels_block(const struct lbq_conv *c, const struct lbq_pixel *p, int64_t block, uint32_t *sums, int parts) {
+INLINE void levels_block(const struct lbq_conv *c, struct lbq_pixel p, int64_t block, uint32_t *sums, int parts) {
     int64_t size = parts * BYTES, limit = 65535 / (c->range * c->largest);
     const uint8_t *rows = c->bytes + block * c->kh * c->kw * c->inputs * size;
-    const uint16_t *ids = p->ids, *values = p->values;
+    const uint16_t *ids = p.ids, *values = p.values;
     uint32_t weighted = 0;
     memset(sums, 0, (size_t)size * sizeof *sums);
     for (int s = 0; s < (c->is_signed ? 2 : 1); s++) {
-        for (int64_t n = p->lengths[s]; n > 0;) {
+        for (int64_t n = p.lengths[s]; n > 0;) {
             int64_t some = n < limit ? n : limit;
             uint32_t total = 0;
             vw low[MAX_PARTS], high[MAX_PARTS];
             UNROLL for (int v = 0; v < parts; v++) low[v] = high[v] = (vw){0};
             for (int64_t i = 0; i < some; i++) {
-                const uint8_t *row = rows + ids[i] * size;
+                const uint8_t *row = row_at(rows, size, ids[i]);
                 UNROLL for (int v = 0; v < parts; v++) {
                     vw x = load_row(row + v * BYTES);
                     low[v] += x * values[i];
@@ -253,7 +415,7 @@ INLINE void levels_block(const struct lbq_conv *c, const struct lbq_pixel *p, in
     for (int j = 0; j < size; j++) sums[j] -= (uint32_t)c->bias * weighted;
 }
 
-static void NAME(levels)(const struct lbq_conv *c, const struct lbq_pixel *p, int64_t block, uint32_t *sums) {
+static void NAME(levels)(const struct lbq_conv *c, struct lbq_pixel p, int64_t block, uint32_t *sums) {
     if (c->block == 64)
         levels_block(c, p, block, sums, PER_LINE);
     else
@@ -263,16 +425,16 @@ static void NAME(levels)(const struct lbq_conv *c, const struct lbq_pixel *p, in
 /* In 32 bits throughout: weights of 16 bits, weights shifted beforehand, and shifts made for every weight
  * ------------------------------------------------------------------------------------------------------------------ */
 
-static void NAME(wide)(const struct lbq_conv *c, const struct lbq_pixel *p, int64_t block, uint32_t *sums) {
+static void NAME(wide)(const struct lbq_conv *c, struct lbq_pixel p, int64_t block, uint32_t *sums) {
     int64_t size = c->block, rows = c->kh * c->kw * c->inputs, blocks = (c->outputs + size - 1) / size;
-    const uint16_t *ids = p->ids, *values = p->values;
+    const uint16_t *ids = p.ids, *values = p.values;
     int signs = c->is_signed ? 2 : 1, by_level = c->method == LBQ_LEVEL, planes = by_level ? 1 : c->planes;
     memset(sums, 0, (size_t)size * sizeof *sums);
     for (int k = planes - 1, s = 0; k >= 0; k--) {
         if (!by_level && c->backend == LBQ_HORNER && k != planes - 1)
             for (int64_t j = 0; j < size; j++) sums[j] <<= 1;
         for (int negative = 0; negative < signs; negative++, s++) {
-            for (int64_t i = 0; i < p->lengths[s]; i++) {
+            for (int64_t i = 0; i < p.lengths[s]; i++) {
                 uint32_t sign = negative ? UINT32_MAX : 0; /* (x ^ sign) - sign is +-x */
                 if (c->backend == LBQ_PRESHIFTED && !by_level) {
                     const int32_t *row = c->shifted + ((k * blocks + block) * rows + ids[i]) * size;
@@ -287,8 +449,8 @@ static void NAME(wide)(const struct lbq_conv *c, const struct lbq_pixel *p, int6
                 else
                     for (int64_t j = 0; j < size; j++) sums[j] += (((uint32_t)row[j] << shift) ^ sign) - sign;
             }
-            ids += p->lengths[s];
-            if (by_level) values += p->lengths[s];
+            ids += p.lengths[s];
+            if (by_level) values += p.lengths[s];
         }
     }
 }
@@ -381,11 +543,9 @@ static void NAME(dense_pairs)(const struct lbq_conv *c, const int16_t *const at[
 }
 
 const struct lbq_kernels NAME(lbq_kernels) = {
-    .form_planes = NAME(form_planes),
-    .form_levels = NAME(form_levels),
-    .append = NAME(append),
-    .planes = NAME(planes),
-    .levels = NAME(levels),
+    .form = NAME(form),
+    .gather = NAME(gather),
+    .run = {[BY_VALUE] = NAME(values), [BY_PLANE] = NAME(planes), [BY_LEVEL] = NAME(levels)},
     .wide = NAME(wide),
     .dense_pairs = NAME(dense_pairs),
 #if defined(LBQ_FOR_AVX512) || defined(LBQ_FOR_NEON)

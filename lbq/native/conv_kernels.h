@@ -6,27 +6,43 @@
 #define LBQ_MAX_BLOCK 128
 #define LBQ_SLACK 32 /* entries that a list may be read or written beyond its end */
 #define LBQ_DENSE_TILE 6
+#define LBQ_MAX_TAPS 256 /* and so many rows of taps at most */
 
-/* One output pixel's lists, by slot: for planes from the highest down (or for levels), first what is added, then,
- * where levels are signed, what is subtracted. ids are weight rows; values are levels, for the method LEVEL. */
+/* Lists of active inputs come in slots, each followed by its negative twin where levels are signed:
+ * BY_VALUE  one for each level 1..7: a row is fetched once and added for each set bit of the level;
+ * BY_PLANE  one for each plane, the highest first: for levels above 7, and for the backends that shift;
+ * BY_LEVEL  one for all active inputs, with their levels. */
+enum lbq_lists { BY_VALUE, BY_PLANE, BY_LEVEL };
+#define LBQ_LARGEST_VALUE 7
+#define LBQ_MAX_SLOTS 16
+
+/* Active inputs of one row of input pixels. Slot s has its entries at ids + s * capacity, pixel after pixel:
+ * pixel * inputs + channel, modulo 2^16, so that the taps of one kernel row are neighbours. ends + s * (width + 1) says
+ * where each pixel's entries end (after a leading 0). values: levels, for BY_LEVEL only. */
+struct lbq_row {
+    uint16_t *ids, *values;
+    int32_t *ends;
+};
+
+/* What one output pixel has to add: weight rows, slot after slot. */
 struct lbq_pixel {
-    const uint16_t *ids, *values;
-    const int32_t *lengths;
+    uint16_t *ids, *values;
+    int32_t *lengths;
 };
 
 struct lbq_kernels {
-    /* Channels of one input pixel whose bit is set, for each slot, as a list of at most `capacity` entries. */
-    void (*form_planes)(const struct lbq_conv *c, const uint8_t *levels, uint16_t *lists, int64_t capacity,
-                        int32_t *lengths);
-    /* Channels whose level is not zero, and these levels. */
-    void (*form_levels)(const struct lbq_conv *c, const uint8_t *levels, uint16_t *lists, uint16_t *values,
-                        int64_t capacity, int32_t *lengths);
-    /* Append n entries + base. */
-    void (*append)(uint16_t *to, const uint16_t *from, int64_t n, uint16_t base);
-    /* Currents of one pixel and one block of outputs. */
-    void (*planes)(const struct lbq_conv *c, const struct lbq_pixel *p, int64_t block, uint32_t *sums);
-    void (*levels)(const struct lbq_conv *c, const struct lbq_pixel *p, int64_t block, uint32_t *sums);
-    void (*wide)(const struct lbq_conv *c, const struct lbq_pixel *p, int64_t block, uint32_t *sums);
+    /* The lists of a row of input pixels; returns how many inputs are active. Entries up to LBQ_SLACK beyond the last
+     * are overwritten. */
+    int64_t (*form)(const struct lbq_conv *c, enum lbq_lists kind, int slots, int64_t capacity, const uint8_t *levels,
+                    struct lbq_row to);
+    /* The lists of one output pixel from `rows` rows of inputs, of which pixels x0..x1-1 lie under the kernel; base[i]
+     * leads from entries of row i to weight rows. Returns the number of entries. */
+    int64_t (*gather)(int slots, int64_t capacity, int64_t width, int rows, const struct lbq_row *from,
+                      const uint16_t *base, int64_t x0, int64_t x1, struct lbq_pixel to);
+    /* Currents of one output pixel and one block of outputs, for each kind of list. */
+    void (*run[3])(const struct lbq_conv *c, struct lbq_pixel p, int64_t block, uint32_t *sums);
+    /* The same in 32 bits throughout. */
+    void (*wide)(const struct lbq_conv *c, struct lbq_pixel p, int64_t block, uint32_t *sums);
     /* Currents of a tile of pixels, whose padded inputs begin at `at`, for 64 (16) outputs; line: bytes (values) of one
      * padded row of inputs. */
     void (*dense_quads)(const struct lbq_conv *c, const uint8_t *const at[LBQ_DENSE_TILE], int64_t line, int64_t block,

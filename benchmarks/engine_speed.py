@@ -1,0 +1,281 @@
+"""A whole deployed network per image, one run on one machine, against its rivals:
+
+    python benchmarks/engine_speed.py [--model model.lbq --data CIFAR10_FOLDER] [--out FOLDER] [--quick]
+
+resnet20w128, T = 2, N = 5. At 18 % active (biases shifted so that every layer is) and, with --model, at a trained network's own
+densities: our engines on one and two threads, the float SNN in PyTorch, and, where onnx, onnxscript and onnxruntime are there,
+onnxruntime int8 of the same-architecture ANN run once (the honest rival) and of the same SNN run densely. Then time against
+density, N_max and T with the dense line, as a table and a plot. Times are the best of several, ratios are within one run. Also
+start-up (load to first result) and peak memory.
+"""
+
+# ruff: noqa: T201
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # set_num_threads does not limit oneDNN's convolutions
+
+import numpy as np
+import torch
+
+from lbq import engine, models, native
+from lbq.deploy import deploy
+from lbq.engine.network import IntegerLayer, IntegerNetwork
+from lbq.engine.neuron import NativeNeuron
+from lbq.engine.runner import Runner, Workspace, _Job
+
+ID, SHAPE = "resnet20w128", (3, 32, 32)
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser()
+    arguments.add_argument("--model", type=Path)
+    arguments.add_argument("--data", type=Path)
+    arguments.add_argument("--out", type=Path, default=Path("."))
+    arguments.add_argument("--quick", action="store_true")
+    arguments.add_argument("--torch-threads", type=int, help=argparse.SUPPRESS)
+    given = arguments.parse_args()
+    if given.torch_threads:
+        print(json.dumps(torch_times(given.torch_threads, 2 if given.quick else 5)))
+        return
+    repeats = 3 if given.quick else 7
+    print(f"lbq, torch {torch.__version__}, {native.report()}, load {os.getloadavg()[0]:.1f}")
+    images = np.random.default_rng(0).integers(0, 256, (8, *SHAPE), np.uint8)
+    if given.data is not None:
+        from lbq.data.cifar import load_cifar10
+
+        images = load_cifar10(given.data).test.images[:8]
+    base = random_network(images)
+    networks = {"18 % active": at_density(base, images, 0.18)}
+    if given.model is not None:
+        networks["trained"] = engine.load(given.model).network
+    result: dict[str, Any] = {"rivals": rivals(networks["18 % active"], images, repeats)}
+    for name, network in networks.items():
+        result[name] = ours(name, network, images, repeats)
+        for rival, times in result["rivals"].items():
+            print(
+                f"  {rival:<32}"
+                + "".join(
+                    f"  {t} thread(s) {times[t]:7.1f} ms, {times[t] / result[name]['auto'][t]:.2f} times auto's, "
+                    f"{times[t] / result[name]['bitplane'][t]:.2f} times the planes'"
+                    for t in times
+                )
+            )
+    with tempfile.TemporaryDirectory() as folder:
+        path = given.model or Path(folder) / "model.lbq"
+        if given.model is None:
+            engine.save(path, engine.Network(base))
+        result["start"] = start_up(path)
+    result["sweeps"] = sweeps(base, images, repeats)
+    given.out.mkdir(parents=True, exist_ok=True)
+    (given.out / "engine_speed.json").write_text(json.dumps(result, indent=2) + "\n")
+    plot(result["sweeps"], given.out / "engine_speed.png")
+    print(f"wrote {given.out / 'engine_speed.json'} and engine_speed.png")
+
+
+def best(function: Callable[[], Any], repeats: int) -> float:
+    """Milliseconds of the fastest of several calls."""
+    function()
+    times = []
+    for _ in range(repeats):
+        started = time.perf_counter()
+        function()
+        times.append(time.perf_counter() - started)
+    return 1e3 * min(times)
+
+
+def random_network(images: np.ndarray[Any, Any]) -> IntegerNetwork:
+    """The architecture with random weights and BatchNorm statistics of their own."""
+    torch.manual_seed(0)
+    net = models.create(ID)
+    with torch.no_grad():
+        net.train()(torch.from_numpy(images).float() / 64 - 2)
+    return deploy(net.eval(), SHAPE, mean=[0.5] * 3, std=[0.25] * 3).network
+
+
+def at_density(network: IntegerNetwork, images: np.ndarray[Any, Any], active: float, n_max: int = 5) -> IntegerNetwork:
+    """The network with biases shifted, layer by layer, until that share of neuron-steps is active on these images."""
+    layers = list(network.layers)
+    for i, layer in enumerate(layers):
+        assert layer.neuron is not None
+        thresholds = layer.neuron.thresholds[:, :1] * np.arange(1, n_max + 1, dtype=np.int64)
+        neuron = replace(layer.neuron, n_max=n_max, thresholds=np.minimum(thresholds, 2**30).astype(np.int32))
+        layers[i] = replace(layer, neuron=neuron)
+    shifted = replace(network, layers=tuple(layers))
+    runner = Runner(shifted)
+    space = Workspace(runner.plan, len(images))
+    job = _Job(runner, space, "auto", "horner", 1, {}, False)
+    job.batch = len(images)
+    job.levels["input"] = np.ascontiguousarray(images.transpose(0, 2, 3, 1))
+    done = []
+    for layer in shifted.layers:
+        found = _biased(job, layer, active)
+        runner.neurons[layer.name] = (runner.neurons[layer.name][0], NativeNeuron(found))
+        job._layer(layer)
+        done.append(found)
+    return replace(shifted, layers=tuple(done))
+
+
+def _biased(job: _Job, layer: IntegerLayer, active: float) -> IntegerLayer:
+    assert layer.neuron is not None
+    step = np.minimum(layer.neuron.thresholds[:, 0].astype(np.int64), 2**26)
+    low, high = -20.0, 20.0
+
+    def moved(by: float) -> IntegerLayer:
+        shift = (by * step).astype(np.int64)
+        bias = layer.bias + (shift[:, None, None] if layer.bias.ndim == 3 else shift)
+        return replace(layer, bias=np.clip(bias, -(2**29), 2**29).astype(np.int32))
+
+    plain, _ = job.runner.neurons[layer.name]
+    for _ in range(14):
+        middle = (low + high) / 2
+        job.runner.neurons[layer.name] = (plain, NativeNeuron(moved(middle)))
+        job._layer(layer)
+        share = job.activity[layer.name].active / job.levels[layer.name].size
+        low, high = (middle, high) if share < active else (low, middle)
+    return moved((low + high) / 2)
+
+
+def ours(name: str, network: IntegerNetwork, images: np.ndarray[Any, Any], repeats: int) -> dict[str, Any]:
+    net = engine.Network(network)
+    traced = net.run(images[:2], trace=True)
+    assert traced.levels is not None
+    share = float(np.mean([(level != 0).mean() for level in traced.levels.values()]))
+    bits = float(np.mean([np.bitwise_count(np.abs(level)).mean() for level in traced.levels.values()]))
+    print(f"\n{name}: mean over layers {100 * share:.1f} % active, {bits:.3f} set bits per neuron-step")
+    found: dict[str, Any] = {"active": share, "set_bits": bits}
+    for kind in ("bitplane", "auto"):
+        found[kind] = {}
+        for threads in (1, 2):
+            one = best(lambda k=kind, t=threads: net.run(images[0], k, threads=t), repeats)
+            many = best(lambda k=kind, t=threads: net.run(images, k, threads=t), max(repeats // 2, 2)) / len(images)
+            found[kind][str(threads)] = many
+            found[kind][f"single {threads}"] = one
+            print(f"  {kind:<9} {threads} thread(s): {one:7.1f} ms for one image, {many:7.1f} ms each of {len(images)}")
+        print(f"  {kind:<9} two threads are {found[kind]['1'] / found[kind]['2']:.2f} times one")
+    methods = [choice.method for choice in net.run(images[0]).choices.values()]
+    found["planes"] = methods.count("bitplane")
+    print(f"  auto runs {methods.count('bitplane')} of {len(methods)} synapses by planes, the others densely")
+    return found
+
+
+def torch_times(threads: int, repeats: int) -> dict[str, float]:
+    """The float networks in PyTorch: eager, channels last, one image."""
+    torch.set_num_threads(threads)
+    x = torch.randn(1, *SHAPE).contiguous(memory_format=torch.channels_last)
+    found = {}
+    with torch.no_grad():
+        for name, neuron, steps in (("float SNN, torch fp32", "lbq", 2), ("float ANN once, torch fp32", "relu", 1)):
+            net = models.create(ID, neuron=neuron, timesteps=steps).eval().to(memory_format=torch.channels_last)
+            found[name] = best(lambda net=net: net(x), repeats)
+    return found
+
+
+def rivals(network: IntegerNetwork, images: np.ndarray[Any, Any], repeats: int) -> dict[str, dict[str, float]]:
+    """Milliseconds per image by rival and number of threads."""
+    found: dict[str, dict[str, float]] = {}
+    for threads in (1, 2):
+        command = [sys.executable, __file__, "--torch-threads", str(threads), *(["--quick"] if repeats < 5 else [])]
+        environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
+        for name, value in json.loads(done.stdout).items():
+            found.setdefault(name, {})[str(threads)] = value
+    try:
+        sys.path.insert(0, str(Path(__file__).parent))
+        import onnx_rivals
+    except ModuleNotFoundError as error:
+        print(f"onnxruntime is left out: {error}")
+        return found
+    for threads in (1, 2):
+        ann = onnx_rivals.ann_int8(ID, threads, images)
+        x = images[:1].astype(np.float32) / 64 - 2
+        found.setdefault("int8 ANN once, onnxruntime", {})[str(threads)] = best(
+            lambda ann=ann, x=x: ann.run(None, {"x": x}), repeats
+        )
+        for exact, given in ((True, images[:1]), (False, images[:1].astype(np.float32))):
+            snn = onnx_rivals.snn_int8(network, threads, exact, images)
+            found.setdefault(f"int8 SNN densely, onnxruntime{', exactly' if exact else ''}", {})[str(threads)] = best(
+                lambda snn=snn, given=given: snn.run(None, {"x": given}), repeats
+            )
+    return found
+
+
+def start_up(path: Path) -> dict[str, float]:
+    """From nothing to the first result in a fresh process, and the memory that took beyond Python's and NumPy's own."""
+    code = (
+        "import re, time; import numpy as np, lbq.engine as e\n"
+        "peak = lambda: int(re.search(r'VmHWM:\\s+(\\d+)', open('/proc/self/status').read())[1]) / 1024\n"
+        "before = peak(); t = time.perf_counter()\n"
+        f"net = e.load({str(path)!r}); net.run(np.zeros(net.network.input_shape, np.uint8), 'bitplane')\n"
+        "print(time.perf_counter() - t, peak() - before)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    seconds, memory = map(float, done.stdout.split())
+    size = path.stat().st_size / 2**20
+    print(f"\nstart-up, load to first result: {seconds:.2f} s; memory {memory:.1f} MiB for a file of {size:.1f} MiB")
+    return {"seconds": seconds, "memory_mib": memory, "file_mib": size}
+
+
+def sweeps(base: IntegerNetwork, images: np.ndarray[Any, Any], repeats: int) -> dict[str, Any]:
+    """Milliseconds per image, one thread: by planes and densely, against the share of active neurons, N_max and T."""
+    few, found = images[:2], {}
+
+    def times(network: IntegerNetwork) -> list[float]:
+        net = engine.Network(network)
+        net.run(few)
+        planes = best(lambda: net.run(few[0], "bitplane"), repeats)
+        for prepared in net._runner.prepared.values():  # type: ignore[union-attr]
+            prepared.crossover = 0.0  # always dense
+        return [planes, best(lambda: net.run(few[0], "auto"), repeats)]
+
+    print("\nms per image, one thread: by planes, densely")
+    for title, points in {
+        "active": [
+            (share, lambda share=share: at_density(base, few, share))
+            for share in (0.02, 0.05, 0.1, 0.18, 0.3, 0.45, 0.6)
+        ],
+        "N_max, 18 % active": [(n, lambda n=n: at_density(base, few, 0.18, n)) for n in (1, 2, 5, 10, 20, 50)],
+        "T, 18 % active": [(t, lambda t=t: at_density(replace(base, timesteps=t), few, 0.18)) for t in (1, 2, 4, 8)],
+    }.items():
+        found[title] = []
+        for value, make in points:
+            row = [value, *times(make())]
+            found[title].append(row)
+            print(f"  {title:<20} {value:>5}: {row[1]:7.1f} {row[2]:7.1f}")
+    return found
+
+
+def plot(found: dict[str, Any], path: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(1, len(found), figsize=(12, 3.6), layout="constrained")
+    for axis, (title, rows) in zip(axes, found.items(), strict=True):
+        x, planes, dense = zip(*rows, strict=True)
+        axis.plot(x, planes, "o-", label="bit planes")
+        axis.plot(x, dense, "s--", label="dense int8")
+        axis.set_xlabel("share of active neurons" if title == "active" else title)
+        axis.set_ylabel("ms per image")
+        axis.set_ylim(bottom=0)
+        if title.startswith("N_max"):
+            axis.set_xscale("log")
+    axes[0].legend()
+    figure.suptitle(f"{ID}, one thread")
+    figure.savefig(path, dpi=120)
+
+
+if __name__ == "__main__":
+    main()
