@@ -26,7 +26,7 @@ from lbq.errors import ConfigError
 from lbq.kernels import choose, fused, reference
 from lbq.kernels.choose import use
 from lbq.models import fire, over_time
-from lbq.neuron import ILIF, LIF, LMHT, MLF, BurstNeuron, LadderNeuron, SpikingNeuron, Ternary
+from lbq.neuron import ILIF, LIF, LMHT, MLF, BurstNeuron, LadderNeuron, ReLU, SpikingNeuron, Ternary
 from lbq.surrogate import SURROGATES
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -422,6 +422,27 @@ def test_frozen_statistics_are_only_read() -> None:
     before = copy.deepcopy(norm.state_dict())
     fire(randn(2, 3, 4, 2, 2), nn.Identity(), norm, BurstNeuron().to(DEVICE))
     assert all(torch.equal(v, before[k]) for k, v in norm.state_dict().items())
+
+
+@pytest.mark.parametrize("case", ["plain", "residual", "shown", "frozen"])
+def test_relu_after_batchnorm_in_one_pass(case: str) -> None:
+    seen = []
+    x = channels_last(randn(2, 4, 6, 3, 3))
+    x[0, 0, 0, 0, 0] = float("nan") if case == "frozen" else 0.0
+    for kernel in ("reference", "fused"):
+        torch.manual_seed(1)
+        norm, relu = norm_of(6, training=case != "frozen"), ReLU().to(DEVICE)
+        ours = (x[0] if case == "shown" else x).detach().clone(memory_format=torch.preserve_format).requires_grad_()
+        other = randn(*x.shape).requires_grad_() if case == "residual" else None
+        with use(kernel):
+            assert relu.fuses(ours.flatten(0, -4), norm, 2) == (kernel == "fused")
+            out = fire(ours, nn.Identity(), norm, relu, residual=other, timesteps=2)
+            torch.manual_seed(2)
+            out.backward(torch.randn(out.shape, device=DEVICE))
+        values = [out.detach(), ours.grad, norm.weight.grad, norm.bias.grad, *norm.buffers()]
+        seen.append(values if other is None else [*values, other.grad])
+    for expected, found in zip(*seen, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4, equal_nan=True)
 
 
 @pytest.mark.parametrize("neuron", ["lbq", "lif", "ternary", "ilif", "lmht", "mlf", "ladder", "qann", "relu"])

@@ -596,6 +596,18 @@ def norm_burst(
 
     With `timesteps`, x is `[B, C, ...]` and shown that many times. Updates the running statistics while training.
     """
+    return _normalised(x, norm, (*_flat(constants), rule.n_max, encode(rule)), residual, timesteps)
+
+
+def norm_relu(x: Tensor, norm: nn.BatchNorm2d, one: Tensor, zero: Tensor, residual: Tensor | None = None) -> Tensor:
+    """relu(BatchNorm(x) + residual) of `x` [N, C, ...], for the ANN beside which a burst network is measured."""
+    neuron = (one, zero, zero, None, None, None, 1, "relu relu once 100")
+    return _normalised(x, norm, neuron, None if residual is None else residual[None], timesteps=1)[0]
+
+
+def _normalised(
+    x: Tensor, norm: nn.BatchNorm2d, neuron: tuple[Any, ...], residual: Tensor | None, timesteps: int | None
+) -> Tensor:
     compiling = torch.compiler.is_compiling()
     folded = x.flatten(0, 1) if timesteps is None else x
     count = 0
@@ -610,7 +622,7 @@ def norm_burst(
     inputs = (
         x if timesteps is None else x[None],
         *(norm.weight, norm.bias, mean, var, residual),
-        *(*_flat(constants), rule.n_max, encode(rule)),
+        *neuron,
         *(norm.eps, count, x.shape[0] if timesteps is None else timesteps),
     )
     out: Tensor = torch.ops.lbq.norm_burst(*inputs) if compiling else _NormBurst.apply(*inputs)  # type: ignore[no-untyped-call]

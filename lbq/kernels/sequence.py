@@ -40,6 +40,23 @@ def fuses_norm(x: Tensor, norm: nn.Module, rule: Rule, timesteps: int) -> bool:
     return enough and fused.supports(x.dtype, timesteps, rule) is None and fused.supports_norm(norm)
 
 
+def fuses_relu(x: Tensor, norm: nn.Module) -> bool:
+    """Whether BatchNorm `norm` of `x` [N, C, ...] can run in one pass with a ReLU behind it."""
+    if kernel_on(x.device.type) != "fused":
+        return False
+    from lbq.kernels import fused
+
+    enough = x.numel() > x.shape[1] or not norm.training
+    return enough and x.dtype in fused.DTYPES and fused.supports_norm(norm)
+
+
+def norm_relu(x: Tensor, norm: nn.BatchNorm2d, one: Tensor, zero: Tensor, residual: Tensor | None) -> Tensor:
+    """`fused.norm_relu`, for what `fuses_relu` allows."""
+    from lbq.kernels import fused
+
+    return fused.norm_relu(x, norm, one, zero, residual)
+
+
 def norm_burst(
     x: Tensor, norm: nn.BatchNorm2d, constants: Constants, rule: Rule, residual: Tensor | None, timesteps: int | None
 ) -> Tensor:

@@ -52,9 +52,11 @@ def half_up(value):
 
 @triton.jit
 def quantise(r, n_max, ROUNDING: tl.constexpr):
-    """The level of the normalised membrane, as a float. n_max < 2^22."""
+    """The level of the normalised membrane, as a float. n_max < 2^22. `relu` is the ANN's activation, for one timestep."""
     top = n_max * 1.0
-    if ROUNDING == "floor":
+    if ROUNDING == "relu":
+        return tl.maximum(r, 0.0, propagate_nan=tl.PropagateNan.ALL)
+    elif ROUNDING == "floor":
         return floor(clamp(r, 0.0, top))
     elif ROUNDING == "strict":
         whole = clamp(r, 0.0, top + 1.0)
@@ -173,6 +175,8 @@ def slope(m, n_max, tail, SURROGATE: tl.constexpr):
         return tl.where(off == 0, 1.0, tail * decayed(off))
     elif SURROGATE == "clip":
         return tl.where(beyond(m, 0.0, top) == 0, 1.0, 0.0)
+    elif SURROGATE == "relu":
+        return tl.where(m <= 0, 0.0, 1.0)
     else:
         total = bump(m - 1.0, SURROGATE)
         for k in range(2, n_max + 1):
@@ -457,8 +461,9 @@ def norm_backward(
     centre = per_channel(mean, column, known, 0.0, True)
     narrow = inverse_deviation(var, eps, column, known)
     factor = narrow * per_channel(weight, column, known, 1.0, True)
-    total = per_channel(sums, column, known, 0.0, True) * portion
-    total_hat = per_channel(sums + channels, column, known, 0.0, True) * (portion * narrow)
+    # frozen statistics spread no NaN from one element to its channel
+    total = tl.where(portion > 0, per_channel(sums, column, known, 0.0, True) * portion, 0.0)
+    total_hat = tl.where(portion > 0, per_channel(sums + channels, column, known, 0.0, True) * (portion * narrow), 0.0)
     t = tl.cast(tl.program_id(2), tl.int64)
     grad += t * grad_time
     x += t * x_time

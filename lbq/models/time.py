@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch.fx
 from torch import Tensor, nn
 
-from lbq.neuron import SpikingNeuron
+from lbq.neuron import ReLU, SpikingNeuron
 
 
 def fold_time(x: Tensor, spatial: int = 3) -> Tensor:
@@ -63,7 +63,7 @@ def fire(
     look at the neuron's input keep them apart.
     """
     y = layer(fold_time(x))
-    if isinstance(neuron, SpikingNeuron) and not isinstance(y, torch.fx.Proxy):
+    if isinstance(neuron, SpikingNeuron | ReLU) and not isinstance(y, torch.fx.Proxy):
         shown = x.dim() == y.dim()  # a static batch
         steps = timesteps if shown else x.shape[0]
         sequence = y if shown else y.unflatten(0, x.shape[:2])

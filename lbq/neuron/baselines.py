@@ -11,7 +11,8 @@ from torch.nn import functional as F
 from lbq import surrogate as surrogates
 from lbq.errors import GraphError
 from lbq.graph import NeuronSpec
-from lbq.kernels.reference import BurstState, Rule, compute_dtype, quantise, straight_through
+from lbq.kernels.reference import BurstState, Constants, Rule, compute_dtype, straight_through
+from lbq.kernels.sequence import burst, fuses_relu, norm_relu
 from lbq.neuron.base import Membrane, SpikingNeuron, check_choice, check_count, check_positive
 from lbq.neuron.burst import SteppedNeuron, lsq_scaled, register_step, step_of
 
@@ -248,13 +249,36 @@ class MLF(SpikingNeuron):
 
 
 class ReLU(nn.Module):
-    """The ANN's activation, with the neurons' interface: `[T, B, ...]` in and out."""
+    """The ANN's activation, with the neurons' interface: `[T, B, ...]` in and out, BatchNorm and a residual in the same
+    pass where a kernel has it."""
+
+    one: Tensor
+    zero: Tensor
 
     def __init__(self) -> None:
         super().__init__()
+        self.register_buffer("one", torch.ones(()), persistent=False)  # the kernel's step, and its other constants
+        self.register_buffer("zero", torch.zeros(()), persistent=False)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return F.relu(x)
+    def forward(
+        self,
+        x: Tensor,
+        norm: nn.Module | None = None,
+        residual: Tensor | None = None,
+        timesteps: int | None = None,
+    ) -> Tensor:
+        """As `SpikingNeuron.forward`."""
+        if norm is None:
+            return F.relu(x)
+        constants = self.one.float(), self.zero.float()
+        if timesteps is not None:
+            out = norm_relu(x, norm, *constants, None)  # type: ignore[arg-type]
+            return out.unsqueeze(0).expand(timesteps, *out.shape)
+        added = None if residual is None else residual.flatten(0, 1)
+        return norm_relu(x.flatten(0, 1), norm, *constants, added).unflatten(0, x.shape[:2])  # type: ignore[arg-type]
+
+    def fuses(self, x: Tensor, norm: nn.Module, timesteps: int) -> bool:  # noqa: ARG002 - time is nothing to it
+        return not self._forward_pre_hooks and fuses_relu(x, norm)
 
 
 class QuantReLU(nn.Module):
@@ -277,11 +301,12 @@ class QuantReLU(nn.Module):
         return step_of(self)
 
     def forward(self, x: Tensor) -> Tensor:
+        """`[T, B, ...]`, every element for itself: a sequence of one timestep."""
         dtype = compute_dtype(x)
         step = lsq_scaled(self.step, x, self.n_max).to(dtype)
-        r = x.to(dtype) / step
-        level = quantise(r.detach(), self.n_max, "round")
-        return (step * straight_through(r, level, r.new_zeros(()), self.n_max, self.surrogate)).to(x.dtype)
+        nothing = step.detach().new_zeros(())
+        rule = Rule(self.n_max, self.surrogate, rounding="round")
+        return burst(x.unsqueeze(0), Constants(step, nothing, 1.0, nothing), rule)[0]
 
     def extra_repr(self) -> str:
         return f"n_max={self.n_max}, step={'?' if self.step.is_meta else f'{self.step.item():.4g}'}"
