@@ -461,9 +461,8 @@ def norm_backward(
     centre = per_channel(mean, column, known, 0.0, True)
     narrow = inverse_deviation(var, eps, column, known)
     factor = narrow * per_channel(weight, column, known, 1.0, True)
-    # frozen statistics spread no NaN from one element to its channel
-    total = tl.where(portion > 0, per_channel(sums, column, known, 0.0, True) * portion, 0.0)
-    total_hat = tl.where(portion > 0, per_channel(sums + channels, column, known, 0.0, True) * (portion * narrow), 0.0)
+    total = per_channel(sums, column, known, 0.0, True) * portion
+    total_hat = per_channel(sums + channels, column, known, 0.0, True) * (portion * narrow)
     t = tl.cast(tl.program_id(2), tl.int64)
     grad += t * grad_time
     x += t * x_time
@@ -473,7 +472,8 @@ def norm_backward(
         base, offset, mask = place(row0, rows, channels, inner, elements, LAYOUT, BR, BC)
         g = tl.load(grad + base + offset, mask, 0.0).to(tl.float32)
         d = tl.load(x + base + offset, mask, 0.0).to(tl.float32) - centre
-        tl.store(out + base + offset, (factor * (g - total - d * total_hat)).to(out.dtype.element_ty), mask)
+        through = tl.where(portion > 0, total + d * total_hat, 0.0)  # frozen statistics pass no NaN on either
+        tl.store(out + base + offset, (factor * (g - through)).to(out.dtype.element_ty), mask)
 
 
 # Statistics
