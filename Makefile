@@ -5,7 +5,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint format clean
+.PHONY: demo test lint format sanitize clean
 .DELETE_ON_ERROR:
 
 demo: .venv/.train
@@ -19,6 +19,14 @@ lint: .venv/.dev
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-cache --no-logo
+
+# the native library with AddressSanitizer and UndefinedBehaviorSanitizer, under its tests; needs gcc or clang
+SANITIZE := -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer -g -O1
+sanitize: .venv/.dev
+	@LBQ_NATIVE_CFLAGS="$(SANITIZE)" $(BIN)/python setup.py -q build_ext --force --build-lib build/sanitize --build-temp build/sanitize
+	@LBQ_NATIVE_LIBRARY="$$(ls build/sanitize/lbq/native/_lbq*)" LD_PRELOAD="$$($(CC) -print-file-name=libasan.so)" \
+	  ASAN_OPTIONS=detect_leaks=0 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/test_engine_native.py tests/test_native.py \
+	  -p no:cacheprovider -k "not compiled and not well_formed and not stale and not fork"
 
 format: .venv/.dev
 	@$(BIN)/ruff check --fix .

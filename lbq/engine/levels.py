@@ -64,3 +64,12 @@ def popcount(level: Integers) -> NDArray[np.uint8]:
 def planes_of(level: Integers) -> int:
     """How many planes these levels need."""
     return int(max(level.max(initial=0), -int(level.min(initial=0)))).bit_length()
+
+
+def row_sums(weights: Integers) -> NDArray[np.int64]:
+    """Sum of |W| for each of the first dimension, a few rows at a time: wider copies of all weights would be the peak of
+    memory."""
+    rows, sums = weights.reshape(len(weights), -1), np.empty(len(weights), np.int64)
+    for i in range(0, len(rows), 16):
+        sums[i : i + 16] = np.abs(rows[i : i + 16].astype(np.int64)).sum(1)
+    return sums

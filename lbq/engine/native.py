@@ -9,7 +9,7 @@ sequence. All arrays are channels last, which makes a weight row contiguous.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass
 from typing import Any, Literal
 
@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lbq import native
+from lbq.engine.levels import row_sums
 from lbq.errors import LbqError
 
 Method = Literal["bitplane", "dense", "level"]
@@ -104,7 +105,7 @@ class PackedConv:
     def __init__(self, weights: NDArray[Any], stride: tuple[int, int], padding: tuple[int, int]) -> None:
         self.outputs, self.inputs, self.kh, self.kw = weights.shape
         self.stride, self.padding, self.weights = stride, padding, weights
-        self.heaviest = int(np.abs(weights.astype(np.int64)).sum((1, 2, 3)).max())
+        self.heaviest = int(row_sums(weights).max())
         low, high = int(weights.min()), int(weights.max())
         self.bias, self.range = max(-low, 0), max(max(high, 0) + max(-low, 0), 1)
         self._forms: dict[tuple[str, int], NDArray[Any]] = {}
@@ -199,7 +200,7 @@ class PackedConv:
 
     def _form(self, name: str, block: int = 0) -> NDArray[Any]:
         if (name, block) not in self._forms:
-            form = {
+            form: dict[str, Callable[[], NDArray[Any]]] = {
                 "bytes": lambda: self._bytes(block),
                 "words": lambda: self._blocks(block, np.int16),
                 "quads": lambda: self._dense(64, 4, np.int8),

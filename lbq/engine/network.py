@@ -19,6 +19,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from lbq.engine.levels import row_sums
 from lbq.errors import GraphError
 from lbq.graph import INPUT, Shape, Synapse
 
@@ -160,12 +161,7 @@ SATURATED = 2**36  # a bound is not told apart beyond this, so that no file can 
 
 def synapse_bound(synapse: Synapse, largest: int) -> NDArray[np.int64]:
     """Per output channel, the most that sum |W| * S can be: it bounds every partial sum in any order."""
-    weights = synapse.weight.reshape(len(synapse.weight), -1)
-    sums = np.empty(len(weights))
-    for i in range(
-        0, len(weights), 16
-    ):  # a few rows at a time: wider copies of all weights would be the peak of memory
-        sums[i : i + 16] = np.abs(weights[i : i + 16].astype(np.int64)).sum(1)
+    sums = row_sums(synapse.weight).astype(np.float64)
     return np.minimum(sums * largest, SATURATED).astype(np.int64)
 
 

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
-from lbq.engine.levels import Integers, bit_planes, planes_of
+from lbq.engine.levels import Integers, bit_planes, planes_of, row_sums
 from lbq.engine.native import BACKENDS, METHODS, Backend, Counts, Method
 
 EXACT_IN_FLOAT32, EXACT_IN_FLOAT64 = 2**24, 2**53
@@ -69,7 +69,7 @@ class PackedConv:
         self.stride, self.padding, self.dilation, self.groups = stride, padding, dilation, groups
         self.accumulator = accumulator
         self.rows = np.ascontiguousarray(weights.transpose(2, 3, 1, 0)).astype(accumulator)  # [kh, kw, I, O]
-        self.heaviest = int(np.abs(weights.astype(np.int64)).sum((1, 2, 3)).max(initial=0))
+        self.heaviest = int(row_sums(weights).max(initial=0))
         self._dense: dict[type, NDArray[Any]] = {}
 
     def output_size(self, height: int, width: int) -> tuple[int, int]:

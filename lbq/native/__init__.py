@@ -1,7 +1,8 @@
 """The native library: C kernels compiled at installation, loaded by ctypes, instruction path chosen at run time.
 
-`library()` gives it, or None with the reason in `report()`. Two environment variables steer it, for tests and for
-finding faults: LBQ_NATIVE=off does without it, LBQ_NATIVE_ISA=portable|avx2|avx512|neon forces a path.
+`library()` gives it, or None with the reason in `report()`. Environment variables steer it, for tests and for finding
+faults: LBQ_NATIVE=off does without it, LBQ_NATIVE_ISA=portable|avx2|avx512|neon forces a path, and LBQ_NATIVE_LIBRARY
+names another build of it (`make sanitize` uses one with checks).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from lbq.errors import LbqError
 
 HERE = Path(__file__).parent
 ISAS = {"portable": 0, "avx2": 1, "avx512": 2, "neon": 3}  # the numbers of enum lbq_isa
-EXTRAS = {"vnni": 8, "dotprod": 9}
+EXTRAS = {"vnni": 8, "dotprod": 9, "compress": 10}
 REBUILD = "install lbq again (pip install -e . in a clone)"
 
 
@@ -44,7 +45,9 @@ def source_hash() -> str:
 
 
 def find(folder: Path = HERE) -> Path | None:
-    """The library file that the installation left in `folder`."""
+    """The library file that the installation left in `folder`, or the one that LBQ_NATIVE_LIBRARY names."""
+    if other := os.environ.get("LBQ_NATIVE_LIBRARY"):
+        return Path(other)
     names = (folder / f"_lbq{suffix}" for suffix in importlib.machinery.EXTENSION_SUFFIXES)
     return next((path for path in names if path.is_file()), None)
 

@@ -34,6 +34,7 @@ struct run {
     int failed;
     enum lbq_lists kind;
     int slots;
+    int64_t (*form)(const struct lbq_conv *, enum lbq_lists, int, int64_t, const uint8_t *, struct lbq_row);
     int64_t first, images;    /* of this part of the batch */
     int64_t capacity;         /* entries of one slot in one row of pixels */
     int64_t rows_each;        /* rows of pixels in a unit */
@@ -65,7 +66,7 @@ static void form_unit(void *context, int64_t unit) {
     for (int64_t row = unit * r->rows_each; row < end; row++) {
         const uint8_t *levels = c->levels + (r->first * c->height + row) * c->width * c->inputs;
         struct lbq_row to = row_of(r, row);
-        active += r->k->form(c, r->kind, r->slots, r->capacity, levels, to);
+        active += r->form(c, r->kind, r->slots, r->capacity, levels, to);
         for (int s = 0; s < r->slots; s++) formed += to.ends[s * (c->width + 1) + c->width] * bits_of(r, s, 0);
     }
     if (r->kind != BY_LEVEL) count(&c->counts[1], formed);
@@ -90,7 +91,8 @@ static void gather(const struct run *r, struct tile *t, int64_t row, int64_t x) 
     const struct lbq_conv *c = r->c;
     int64_t image = row / c->out_height, top = row % c->out_height * c->stride_y - c->pad_y;
     int64_t left = x * c->stride_x - c->pad_x;
-    int64_t ky1 = min64(c->kh, c->height - top), x0 = max64(0, left), x1 = max64(min64(c->width, left + c->kw), x0);
+    int64_t ky1 = min64(c->kh, c->height - top), x0 = min64(max64(0, left), c->width);
+    int64_t x1 = max64(min64(c->width, left + c->kw), x0); /* x0 where the kernel lies beside the image */
     struct lbq_row from[LBQ_MAX_TAPS];
     uint16_t base[LBQ_MAX_TAPS];
     int rows = 0;
@@ -161,6 +163,7 @@ static int run_lists(struct run *r) {
     int signs = c->is_signed ? 2 : 1;
     r->kind = c->method == LBQ_LEVEL ? BY_LEVEL : c->bytes && c->largest <= LBQ_LARGEST_VALUE ? BY_VALUE : BY_PLANE;
     r->slots = (r->kind == BY_LEVEL ? 1 : r->kind == BY_VALUE ? c->largest : c->planes) * signs;
+    r->form = r->k->form_compressed && lbq_features() & LBQ_HAS_COMPRESS ? r->k->form_compressed : r->k->form;
     r->capacity = c->width * c->inputs + LBQ_SLACK;
     int64_t each = c->height * r->slots * r->capacity * (int64_t)sizeof(uint16_t);
     int64_t together = min64(max64(LIST_BYTES / max64(each, 1), 1), c->batch), rows = together * c->height;

@@ -22,6 +22,7 @@
 #define BYTES (4 * LANES)      /* of a register */
 #define PER_LINE (64 / BYTES)  /* registers of 64 outputs */
 #define MAX_PARTS (2 * PER_LINE)
+#define AHEAD 12               /* rows that are fetched in advance; below LBQ_SLACK */
 #define UNROLL _Pragma("GCC unroll 8")
 typedef uint8_t vb __attribute__((vector_size(BYTES)));
 typedef uint16_t vw __attribute__((vector_size(BYTES)));
@@ -81,6 +82,26 @@ INLINE uint16_t *positions(uint16_t *to, uint64_t bits, int64_t first) {
     return end;
 }
 
+#if defined(LBQ_FOR_AVX512)
+#define COMPRESS __attribute__((target("avx512vbmi,avx512vbmi2")))
+/* The same, 32 at a time and without a loop. */
+static inline COMPRESS uint16_t *positions_compressed(uint16_t *to, uint64_t bits, int64_t first) {
+    static const uint8_t count[64] = {0,  1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 11, 12, 13, 14, 15,
+                                      16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31,
+                                      32, 33, 34, 35, 36, 37, 38, 39, 40, 41, 42, 43, 44, 45, 46, 47,
+                                      48, 49, 50, 51, 52, 53, 54, 55, 56, 57, 58, 59, 60, 61, 62, 63};
+    int n = __builtin_popcountll(bits);
+    __m512i packed = _mm512_maskz_compress_epi8(bits, _mm512_loadu_si512(count)), base = _mm512_set1_epi16((short)first);
+    __m512i low = _mm512_cvtepu8_epi16(_mm512_castsi512_si256(packed));
+    _mm512_storeu_si512(to, _mm512_add_epi16(low, base));
+    if (n > 32) {
+        __m512i high = _mm512_cvtepu8_epi16(_mm512_extracti64x4_epi64(packed, 1));
+        _mm512_storeu_si512(to + 32, _mm512_add_epi16(high, base));
+    }
+    return to + n;
+}
+#endif
+
 /* Magnitudes of 64 levels (zeros beyond `rest`), and which of them are negative. */
 INLINE uint64_t magnitudes(const struct lbq_conv *c, const uint8_t *levels, int64_t rest, uint8_t out[64]) {
     uint64_t negative = 0;
@@ -110,8 +131,9 @@ INLINE void slot_masks(const struct lbq_conv *c, enum lbq_lists kind, const uint
     }
 }
 
-static int64_t NAME(form)(const struct lbq_conv *c, enum lbq_lists kind, int slots, int64_t capacity,
-                          const uint8_t *levels, struct lbq_row to) {
+INLINE int64_t form_row(const struct lbq_conv *c, enum lbq_lists kind, int slots, int64_t capacity,
+                        const uint8_t *levels, struct lbq_row to,
+                        uint16_t *(*positions)(uint16_t *, uint64_t, int64_t)) {
     int signs = c->is_signed ? 2 : 1;
     int64_t active = 0;
     uint16_t *end[LBQ_MAX_SLOTS];
@@ -149,6 +171,17 @@ static int64_t NAME(form)(const struct lbq_conv *c, enum lbq_lists kind, int slo
     }
     return active;
 }
+
+static int64_t NAME(form)(const struct lbq_conv *c, enum lbq_lists kind, int slots, int64_t capacity,
+                          const uint8_t *levels, struct lbq_row to) {
+    return form_row(c, kind, slots, capacity, levels, to, positions);
+}
+#if defined(LBQ_FOR_AVX512)
+static COMPRESS int64_t NAME(form_compressed)(const struct lbq_conv *c, enum lbq_lists kind, int slots,
+                                              int64_t capacity, const uint8_t *levels, struct lbq_row to) {
+    return form_row(c, kind, slots, capacity, levels, to, positions_compressed);
+}
+#endif
 
 /* Copy n entries, 32 at a time, adding `base`. */
 INLINE void append(uint16_t *to, const uint16_t *from, int64_t n, uint16_t base) {
@@ -245,6 +278,10 @@ INLINE void add_value(int parts, int group, int planes, int value, int subtract,
     for (; i + group <= n; i += group) {
         const uint8_t *row[8];
         UNROLL for (int g = 0; g < group; g++) row[g] = row_at(rows, size, ids[i + g]);
+        if (group == 1) { /* also beyond this list's end, where the next one lies; several rows at once need no help */
+            const uint8_t *ahead = row_at(rows, size, ids[i + AHEAD]);
+            UNROLL for (int v = 0; v < parts; v += PER_LINE) __builtin_prefetch(ahead + v * BYTES);
+        }
         UNROLL for (int v = 0; v < parts; v++) {
             vw x = load_row(row[0] + v * BYTES);
             UNROLL for (int g = 1; g < group; g++) x = add_bytes(x, load_row(row[g] + v * BYTES));
@@ -544,6 +581,9 @@ static void NAME(dense_pairs)(const struct lbq_conv *c, const int16_t *const at[
 
 const struct lbq_kernels NAME(lbq_kernels) = {
     .form = NAME(form),
+#if defined(LBQ_FOR_AVX512)
+    .form_compressed = NAME(form_compressed),
+#endif
     .gather = NAME(gather),
     .run = {[BY_VALUE] = NAME(values), [BY_PLANE] = NAME(planes), [BY_LEVEL] = NAME(levels)},
     .wide = NAME(wide),

@@ -35,6 +35,9 @@ struct lbq_kernels {
      * are overwritten. */
     int64_t (*form)(const struct lbq_conv *c, enum lbq_lists kind, int slots, int64_t capacity, const uint8_t *levels,
                     struct lbq_row to);
+    /* The same with instructions that only some CPUs of the set have (LBQ_HAS_COMPRESS), or NULL. */
+    int64_t (*form_compressed)(const struct lbq_conv *c, enum lbq_lists kind, int slots, int64_t capacity,
+                               const uint8_t *levels, struct lbq_row to);
     /* The lists of one output pixel from `rows` rows of inputs, of which pixels x0..x1-1 lie under the kernel; base[i]
      * leads from entries of row i to weight rows. Returns the number of entries. */
     int64_t (*gather)(int slots, int64_t capacity, int64_t width, int rows, const struct lbq_row *from,

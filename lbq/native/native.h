@@ -27,6 +27,7 @@ enum lbq_feature {
     LBQ_HAS_NEON = 1 << LBQ_NEON,
     LBQ_HAS_VNNI = 1 << 8,
     LBQ_HAS_DOTPROD = 1 << 9,
+    LBQ_HAS_COMPRESS = 1 << 10,
 };
 
 /* Run `work(context, unit)` for every unit in 0..units-1 on at most `threads` threads, the caller's included.

@@ -25,6 +25,7 @@ int32_t lbq_features(void) {
             __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq")) {
             found |= LBQ_HAS_AVX512;
             if (__builtin_cpu_supports("avx512vnni")) found |= LBQ_HAS_VNNI;
+            if (__builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512vbmi2")) found |= LBQ_HAS_COMPRESS;
         }
     }
 #elif defined(LBQ_ARM)
