@@ -4,8 +4,8 @@
  * added as if it held 16-bit numbers, twice: as it is (low), and shifted right by eight (high). Then
  * sum of the high bytes = high, sum of the low bytes = low - 256 * high (mod 2^16): two additions and a shift for 64
  * weights, no widening. It holds while the sums stay below 2^16, for 65535 / range rows (258 at 8 bits); then they are
- * flushed into 32-bit accumulators. Where several bytes fit into one (weights of 7 bits or fewer), as many rows are
- * first added as bytes. The bias is subtracted once at the end: it is bias * (sum of 2^k over all set bits).
+ * flushed into 32-bit accumulators. Where four bytes fit into one (weights of 6 bits or fewer), four rows are first
+ * added as bytes. The bias is subtracted once at the end: it is bias * (sum of 2^k over all set bits).
  *
  * A row of 64 outputs has output j in byte 2 j and output 32 + j in byte 2 j + 1, so that low and high hold neighbours.
  */
@@ -233,7 +233,7 @@ INLINE void add_rows(int parts, int group, const uint8_t *rows, int64_t size, co
     int64_t i = 0;
     if (group >= 2)
         for (; i + group <= n; i += group) {
-            const uint8_t *row[8];
+            const uint8_t *row[4];
             UNROLL for (int g = 0; g < group; g++) row[g] = row_at(rows, size, ids[i + g]);
             UNROLL for (int v = 0; v < parts; v++) {
                 vw x = add_bytes(load_row(row[0] + v * BYTES), load_row(row[1] + v * BYTES));
@@ -268,116 +268,90 @@ INLINE void flush(int parts, const vw *low, const vw *high, int shift, int negat
         for (int j = 0; j < parts * BYTES; j++) sums[j] = (sums[j] << shift) + found[j];
 }
 
-/* A sum below 2^16, or between -2^15 and 2^15 where rows may have been subtracted. */
-INLINE uint32_t widened(uint16_t sum, int is_signed) { return is_signed ? (uint32_t)(int16_t)sum : sum; }
-
 /* Rows whose level is `value`: each is fetched once and added to the sums of the planes that the level has. */
-INLINE void add_value(int parts, int group, int planes, int value, int subtract, const uint8_t *rows, int64_t size,
+INLINE void add_value(int parts, int group, int planes, int value, const uint8_t *rows, int64_t size,
                       const uint16_t *ids, int64_t n, vw low[][MAX_PARTS], vw high[][MAX_PARTS]) {
     int64_t i = 0;
-    for (; i + group <= n; i += group) {
-        const uint8_t *row[8];
-        UNROLL for (int g = 0; g < group; g++) row[g] = row_at(rows, size, ids[i + g]);
-        if (group == 1) { /* also beyond this list's end, where the next one lies; several rows at once need no help */
-            const uint8_t *ahead = row_at(rows, size, ids[i + AHEAD]);
-            UNROLL for (int v = 0; v < parts; v += PER_LINE) __builtin_prefetch(ahead + v * BYTES);
+    for (int together = group; together > 0; together = together > 1 ? 1 : 0)
+        for (; i + together <= n; i += together) {
+            const uint8_t *row[4];
+            UNROLL for (int g = 0; g < together; g++) row[g] = row_at(rows, size, ids[i + g]);
+            if (group == 1) { /* also beyond this list's end, where the next one lies; four at once need no help */
+                const uint8_t *ahead = row_at(rows, size, ids[i + AHEAD]);
+                UNROLL for (int v = 0; v < parts; v += PER_LINE) __builtin_prefetch(ahead + v * BYTES);
+            }
+            UNROLL for (int v = 0; v < parts; v++) {
+                vw x = load_row(row[0] + v * BYTES);
+                UNROLL for (int g = 1; g < together; g++) x = add_bytes(x, load_row(row[g] + v * BYTES));
+                vw y = x >> 8;
+                UNROLL for (int k = 0; k < planes; k++)
+                    if (value >> k & 1) low[k][v] += x, high[k][v] += y;
+            }
         }
-        UNROLL for (int v = 0; v < parts; v++) {
-            vw x = load_row(row[0] + v * BYTES);
-            UNROLL for (int g = 1; g < group; g++) x = add_bytes(x, load_row(row[g] + v * BYTES));
-            vw y = x >> 8;
-            UNROLL for (int k = 0; k < planes; k++)
-                if (value >> k & 1) {
-                    low[k][v] = subtract ? low[k][v] - x : low[k][v] + x;
-                    high[k][v] = subtract ? high[k][v] - y : high[k][v] + y;
-                }
-        }
-    }
-    for (; group > 1 && i < n; i++) {
-        const uint8_t *row = row_at(rows, size, ids[i]);
-        UNROLL for (int v = 0; v < parts; v++) {
-            vw x = load_row(row + v * BYTES), y = x >> 8;
-            UNROLL for (int k = 0; k < planes; k++)
-                if (value >> k & 1) {
-                    low[k][v] = subtract ? low[k][v] - x : low[k][v] + x;
-                    high[k][v] = subtract ? high[k][v] - y : high[k][v] + y;
-                }
-        }
-    }
 }
 
 /* Levels 1..7: the sums of up to three planes side by side in registers, then Horner over the planes. */
 INLINE void values_block(const struct lbq_conv *c, struct lbq_pixel p, int64_t block, uint32_t *sums, int parts,
                          int group, int planes) {
-    int64_t size = parts * BYTES, room = (c->is_signed ? 32767 : 65535) / c->range, left = room;
+    int64_t size = parts * BYTES;
     const uint8_t *rows = c->bytes + block * c->kh * c->kw * c->inputs * size;
-    const uint16_t *ids = p.ids;
+    int signs = c->is_signed ? 2 : 1, flushes = 0;
     uint32_t weighted = 0, flushed[3][LBQ_MAX_BLOCK];
-    uint16_t found[3][LBQ_MAX_BLOCK];
-    int is_signed = c->is_signed, flushes = 0, slot = 0;
-    vw low[3][MAX_PARTS], high[3][MAX_PARTS];
-    UNROLL for (int k = 0; k < planes; k++)
-        UNROLL for (int v = 0; v < parts; v++) low[k][v] = high[k][v] = (vw){0};
-#define EMPTY                                                                                                          \
-    if (!flushes++) memset(flushed, 0, sizeof flushed);                                                                \
-    UNROLL for (int k = 0; k < planes; k++) {                                                                          \
-        unpack(parts, low[k], high[k], found[k]);                                                                      \
-        for (int64_t j = 0; j < size; j++) flushed[k][j] += widened(found[k][j], is_signed);                           \
-        UNROLL for (int v = 0; v < parts; v++) low[k][v] = high[k][v] = (vw){0};                                       \
+    for (int negative = 0; negative < signs; negative++) {
+        const uint16_t *ids[LBQ_LARGEST_VALUE], *at = p.ids;
+        int64_t rest[LBQ_LARGEST_VALUE] = {0}, left;
+        for (int slot = 0; slot < c->largest * signs; at += p.lengths[slot++])
+            if (slot % signs == negative) ids[slot / signs] = at, rest[slot / signs] = p.lengths[slot];
+        do {
+            vw low[3][MAX_PARTS], high[3][MAX_PARTS];
+            UNROLL for (int k = 0; k < planes; k++)
+                UNROLL for (int v = 0; v < parts; v++) low[k][v] = high[k][v] = (vw){0};
+            left = 65535 / c->range;
+#define VALUE(value)                                                                                        \
+    if ((value) < 1 << planes && rest[(value) - 1]) {                                                       \
+        int64_t some = rest[(value) - 1] < left ? rest[(value) - 1] : left;                                 \
+        add_value(parts, group, planes, value, rows, size, ids[(value) - 1], some, low, high);              \
+        weighted += (negative ? -(uint32_t)some : (uint32_t)some) * (value);                                \
+        ids[(value) - 1] += some, rest[(value) - 1] -= some, left -= some;                                  \
     }
-#define ADD(value, subtract)                                                                                     \
-    for (int64_t n = p.lengths[slot++]; n > 0;) {                                                                \
-        int64_t some = n < left ? n : left;                                                                      \
-        add_value(parts, group, planes, value, subtract, rows, size, ids, some, low, high);                      \
-        weighted += subtract ? -(uint32_t)(some * (value)) : (uint32_t)(some * (value));                         \
-        ids += some, n -= some, left -= some;                                                                    \
-        if (left == 0) {                                                                                         \
-            EMPTY                                                                                                \
-            left = room;                                                                                         \
-        }                                                                                                        \
+            VALUE(1) VALUE(2) VALUE(3) VALUE(4) VALUE(5) VALUE(6) VALUE(7)
+            UNROLL for (int k = 0; k < planes; k++) {
+                uint16_t found[LBQ_MAX_BLOCK];
+                unpack(parts, low[k], high[k], found);
+                if (!flushes)
+                    for (int64_t j = 0; j < size; j++) flushed[k][j] = found[j];
+                else if (!negative)
+                    for (int64_t j = 0; j < size; j++) flushed[k][j] += found[j];
+                else
+                    for (int64_t j = 0; j < size; j++) flushed[k][j] -= found[j];
+            }
+            flushes++;
+        } while (left == 0); /* else every list has come to its end */
     }
-#define VALUE(value)                                        \
-    if ((value) < 1 << planes && (value) <= c->largest) {   \
-        ADD(value, 0)                                       \
-        if (c->is_signed) ADD(value, 1)                     \
-    }
-    VALUE(1) VALUE(2) VALUE(3) VALUE(4) VALUE(5) VALUE(6) VALUE(7)
-    UNROLL for (int k = 0; k < planes; k++) unpack(parts, low[k], high[k], found[k]);
     uint32_t bias = (uint32_t)c->bias * weighted;
-#define HORNER(of_plane)                                                                 \
-    for (int64_t j = 0; j < size; j++) {                                                 \
-        uint32_t sum = 0;                                                                \
-        UNROLL for (int k = planes - 1; k >= 0; k--) sum = (sum << 1) + (of_plane);      \
-        sums[j] = sum - bias;                                                            \
-    }
-    if (flushes) {
-        HORNER(flushed[k][j] + widened(found[k][j], is_signed))
-    } else if (is_signed) {
-        HORNER(widened(found[k][j], 1))
-    } else {
-        HORNER(found[k][j])
+    for (int64_t j = 0; j < size; j++) {
+        uint32_t sum = flushed[planes - 1][j];
+        UNROLL for (int k = planes - 2; k >= 0; k--) sum = (sum << 1) + flushed[k][j];
+        sums[j] = sum - bias;
     }
 }
 
+/* Code of its own for every case would take minutes to compile: one plane (binary spikes) or three, rows by fours or one
+ * by one, and blocks of 128 outputs only where there are registers for them (see PackedConv). */
 static void NAME(values)(const struct lbq_conv *c, struct lbq_pixel p, int64_t block, uint32_t *sums) {
-    int group = 255 / c->range;
-#define BY_PLANES(parts, group)                                                          \
-    if (c->planes == 1) values_block(c, p, block, sums, parts, group, 1);                \
-    else if (c->planes == 2) values_block(c, p, block, sums, parts, group, 2);           \
-    else values_block(c, p, block, sums, parts, group, 3);
-#define BY_GROUP_AND_PLANES(parts)                  \
-    if (group >= 4) {                               \
-        BY_PLANES(parts, 4)                         \
-    } else if (group >= 2) {                        \
-        BY_PLANES(parts, 2)                         \
-    } else {                                        \
-        BY_PLANES(parts, 1)                         \
+    int by_four = 255 / c->range >= 4;
+#define BY_CASE(parts)                                                                      \
+    if (c->planes == 1 && by_four) values_block(c, p, block, sums, parts, 4, 1);            \
+    else if (c->planes == 1) values_block(c, p, block, sums, parts, 1, 1);                  \
+    else if (by_four) values_block(c, p, block, sums, parts, 4, 3);                         \
+    else values_block(c, p, block, sums, parts, 1, 3);
+#if defined(LBQ_FOR_AVX512)
+    if (c->block == 128) {
+        BY_CASE(2 * PER_LINE)
+        return;
     }
-    if (c->block == 64) {
-        BY_GROUP_AND_PLANES(PER_LINE)
-    } else {
-        BY_GROUP_AND_PLANES(2 * PER_LINE)
-    }
+#endif
+    BY_CASE(PER_LINE)
 }
 
 INLINE void planes_block(const struct lbq_conv *c, struct lbq_pixel p, int64_t block, uint32_t *sums, int parts,
@@ -407,17 +381,16 @@ INLINE void planes_block(const struct lbq_conv *c, struct lbq_pixel p, int64_t b
 }
 
 static void NAME(planes)(const struct lbq_conv *c, struct lbq_pixel p, int64_t block, uint32_t *sums) {
-    int group = 255 / c->range;
-#define BY_GROUP(parts)                                              \
-    if (group >= 8) planes_block(c, p, block, sums, parts, 8);       \
-    else if (group >= 4) planes_block(c, p, block, sums, parts, 4);  \
-    else if (group >= 2) planes_block(c, p, block, sums, parts, 2);  \
-    else planes_block(c, p, block, sums, parts, 1);
-    if (c->block == 64) {
-        BY_GROUP(PER_LINE)
-    } else {
-        BY_GROUP(2 * PER_LINE)
+    int by_four = 255 / c->range >= 4;
+#if defined(LBQ_FOR_AVX512)
+    if (c->block == 128) {
+        if (by_four) planes_block(c, p, block, sums, 2 * PER_LINE, 4);
+        else planes_block(c, p, block, sums, 2 * PER_LINE, 1);
+        return;
     }
+#endif
+    if (by_four) planes_block(c, p, block, sums, PER_LINE, 4);
+    else planes_block(c, p, block, sums, PER_LINE, 1);
 }
 
 /* Multiplied by the level
@@ -453,10 +426,13 @@ INLINE void levels_block(const struct lbq_conv *c, struct lbq_pixel p, int64_t b
 }
 
 static void NAME(levels)(const struct lbq_conv *c, struct lbq_pixel p, int64_t block, uint32_t *sums) {
-    if (c->block == 64)
-        levels_block(c, p, block, sums, PER_LINE);
-    else
+#if defined(LBQ_FOR_AVX512)
+    if (c->block == 128) {
         levels_block(c, p, block, sums, 2 * PER_LINE);
+        return;
+    }
+#endif
+    levels_block(c, p, block, sums, PER_LINE);
 }
 
 /* In 32 bits throughout: weights of 16 bits, weights shifted beforehand, and shifts made for every weight
