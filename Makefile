@@ -1,5 +1,6 @@
 # make demo   train a small burst network on real digits, run it on integer levels, see what it costs
 # make test   lint, types, dependency rules, tests with coverage
+# make sanitize   the native library's tests with AddressSanitizer and UndefinedBehaviorSanitizer
 # Both set up .venv by themselves; the second time they start at once.
 
 PYTHON ?= python3
@@ -24,9 +25,9 @@ lint: .venv/.dev
 SANITIZE := -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer -g -O1
 sanitize: .venv/.dev
 	@LBQ_NATIVE_CFLAGS="$(SANITIZE)" $(BIN)/python setup.py -q build_ext --force --build-lib build/sanitize --build-temp build/sanitize
-	@LBQ_NATIVE_LIBRARY="$$(ls build/sanitize/lbq/native/_lbq*)" LD_PRELOAD="$$($(CC) -print-file-name=libasan.so)" \
+	@LBQ_NATIVE_LIBRARY="$$(ls build/sanitize/lbq/native/_lbq*)" LD_PRELOAD="$$($(CC) -print-file-name=libasan.so) $$($(CC) -print-file-name=libstdc++.so.6)" \
 	  ASAN_OPTIONS=detect_leaks=0 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/test_engine_native.py tests/test_native.py \
-	  -p no:cacheprovider -k "not compiled and not well_formed and not stale and not fork"
+	  -n 2 -p no:cacheprovider -k "not compiled and not well_formed and not stale and not fork"
 
 format: .venv/.dev
 	@$(BIN)/ruff check --fix .
