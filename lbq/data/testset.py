@@ -16,9 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lbq.config import DATASETS
-from lbq.data import folder, shards
+from lbq.data import digits, folder, shards
 from lbq.data.base import Dataset
-from lbq.data.digits import load_digits
 from lbq.data.events.datasets import EventData
 from lbq.errors import ConfigError, DataError, nearest
 
@@ -31,7 +30,7 @@ FILES = ("imagenet", "folder")
 def load_images(name: str, root: Path | str) -> Dataset:
     """An image dataset that fits in memory."""
     if name == "digits":
-        return load_digits()
+        return digits.load_digits()
     if name in ("mnist", "fashion_mnist"):
         from lbq.data.idx import load_idx
 
