@@ -15,18 +15,18 @@ All counts are per image and summed over timesteps. Every energy is modelled, ne
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lbq.engine.levels import pool
 from lbq.engine.levels import popcount as popcount
 from lbq.engine.network import IntegerNetwork
 from lbq.errors import GraphError
 from lbq.graph import INPUT, Graph, Synapse
+from lbq.tally import Read, Tallies, signed_digits
 
 Mode = Literal["exact", "rate"]
 Backend = Literal["preshifted", "fused", "explicit"]
@@ -81,7 +81,8 @@ class Count:
 
     unary: sum of F_j |S_j| (Eq. unary_acs); bit_sparse: sum of F_j popcount(S_j) and formations: sum of popcount(S_j)
     (Eq. bit_sparse_acs); shifts: accumulations from planes k >= 1 (Eq. explicit_shifts); events: sum of F_j [S_j != 0],
-    the unit-event count of binary and ternary networks.
+    the unit-event count of binary and ternary networks; signed_digits: as bit_sparse, with each level in its shortest
+    signed binary form (7 = 8 - 1).
     """
 
     unary: float = 0.0
@@ -90,6 +91,7 @@ class Count:
     events: float = 0.0
     formations: float = 0.0
     macs: float = 0.0
+    signed_digits: float = 0.0
 
     def __add__(self, other: Count) -> Count:
         return Count(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(Count)))
@@ -132,6 +134,10 @@ class Account:
     pool_adds: float
     unit_events: bool
     stem: dict[str, Count] = field(default_factory=dict)
+    timesteps: int = 1
+    neurons: int = 0  # per timestep
+    n_max: int = 1  # the highest level of any layer
+    outputs: int = 0  # accumulators that weighted synapses fill, the first layer's left out, over all timesteps
 
     @property
     def total(self) -> Count:
@@ -172,112 +178,104 @@ class Account:
 
 
 class Counter:
-    """Accumulates counts over batches in constant memory: `add` recorded levels, then read `account()`."""
+    """Accumulates counts over batches in constant memory: `add` recorded levels, then read `account()`.
 
-    def __init__(self, graph: Graph | IntegerNetwork, mode: Mode = "exact") -> None:
+    tallies: may be shared between counters of both modes; levels are then added to it, once.
+    """
+
+    def __init__(self, graph: Graph | IntegerNetwork, mode: Mode = "exact", tallies: Tallies | None = None) -> None:
         if mode not in ("exact", "rate"):
             raise ValueError(f"mode must be 'exact' or 'rate', got {mode!r}")
-        self._unit_events = all(graph.spec(layer.name).n_max == 1 for layer in graph.layers)
-        self.graph, self.mode, self.images = graph, mode, 0
-        self._synapses = {s.name: s for s in graph.synapses}
-        self._summed = {s.name for s in graph.readout.synapses} if mode == "exact" else set()
-        self._counts = {name: Count() for name in self._synapses}
-        self._formations: dict[str, float] = {}
-        self._pool_adds = 0.0
-        self._activity = {layer.name: np.zeros(4) for layer in graph.layers}
+        self.graph, self.mode = graph, mode
+        self.tallies = Tallies(graph) if tallies is None else tallies
 
     def add(self, levels: Mapping[str, NDArray[np.integer]]) -> None:
-        """Levels of every layer for one batch, `[T, B, C, H, W]` or with the last three flattened.
-
-        Levels of the source `input` are pixels, `[1, B, C, H, W]` for a static image; they may be left out.
-        """
-        shaped = {INPUT: np.asarray(levels[INPUT]).astype(np.int64)} if INPUT in levels else {}
-        for layer in self.graph.layers:
-            if layer.name not in levels:
-                raise GraphError(f"no levels were recorded for layer {layer.name!r}")
-            level = np.asarray(levels[layer.name]).astype(np.int64)
-            if level.shape[0] != self.graph.timesteps or math.prod(level.shape[2:]) != layer.units:
-                expected = f"[{self.graph.timesteps}, B, {', '.join(map(str, layer.shape))}]"
-                raise GraphError(f"levels of layer {layer.name!r} must be {expected}, got {list(level.shape)}")
-            shaped[layer.name] = level.reshape(*level.shape[:2], *layer.shape)
-            bits = popcount(level)
-            self._activity[layer.name] += [(level != 0).sum(), np.abs(level).sum(), bits.sum(), level.size]
-        formed: dict[tuple[object, ...], float] = {}
-        for name, synapse in self._synapses.items():
-            if synapse.source in shaped:
-                self._counts[name] += self._count(synapse, shaped[synapse.source], formed)
-        for key, value in formed.items():
-            source = str(key[0])
-            self._formations[source] = self._formations.get(source, 0.0) + value
-        self.images += next(iter(shaped.values())).shape[1]
-
-    def _count(self, synapse: Synapse, level: NDArray[np.int64], formed: dict[tuple[object, ...], float]) -> Count:
-        steps, batch = level.shape[:2]
-        maxima = tuple(p for p in synapse.pools if p.kind == "max")  # they come first: an average cannot be max-pooled
-        sums = synapse.pools[len(maxima) :] if self.mode == "exact" else ()  # the paper counts at the neurons' own rate
-        over_time = synapse.name in self._summed and steps > 1
-        level = pool(level.reshape(-1, *level.shape[2:]), maxima)
-        if (sums or over_time) and synapse.kind == "conv":
-            self._pool_adds += float((level != 0).sum())
-
-        def summed(values: NDArray[Any]) -> NDArray[Any]:
-            values = pool(values, sums)
-            return values.reshape(steps, batch, *values.shape[1:]).sum(0) if over_time else values
-
-        magnitude = np.abs(summed(level))
-        bits, events = popcount(magnitude), (magnitude != 0).astype(np.int64)
-        shifted = bits - (magnitude & 1)
-        if self._unit_events:  # one accumulation for each event, also of those that meet in a sum
-            magnitude = events = summed(np.abs(level))
-        if synapse.kind == "conv" and synapse.source != INPUT:
-            # once per tensor, however many synapses read it
-            formed[synapse.source, maxima, sums, over_time] = float(bits.sum())
-
-        if self.mode == "exact" or synapse.kind == "identity":
-            weight = synapse.fan_out().astype(np.float64)
-        else:
-            weight = np.array(synapse.macs * steps * batch / magnitude.size)
-
-        def total(values: NDArray[Any]) -> float:
-            return float((values.sum((0, 1), dtype=np.int64) * weight).sum())
-
-        macs = synapse.valid_macs if self.mode == "exact" else synapse.macs
-        times = batch if over_time else steps * batch
-        return Count(total(magnitude), total(bits), total(shifted), total(events), macs=float(macs * times))
+        """Levels of every layer for one batch: see `Tallies.add`."""
+        self.tallies.add(levels)
 
     def account(self) -> Account:
-        if not self.images:
+        tallies, graph = self.tallies, self.graph
+        if not tallies.images:
             raise GraphError("nothing was counted yet: add levels first")
-        per_image = {name: count.scaled(1 / self.images) for name, count in self._counts.items()}
-        graph = self.graph
         stem = [s for s in graph.synapses if s.source == INPUT]
+        weighted = [s for s in graph.synapses if s.source != INPUT and s.kind == "conv"]
+        formed: dict[str, float] = {}
+        for read in {self._read(s) for s in weighted}:  # once per tensor, however many synapses read it
+            formed[read.source] = formed.get(read.source, 0.0) + _sum(tallies, read, popcount) / tallies.images
+        summed = [tallies.read(s) for s in weighted] if self.mode == "exact" else []
 
         def macs(synapses: Iterable[Synapse]) -> int:
             return sum(s.valid_macs if self.mode == "exact" else s.macs for s in synapses)
 
         return Account(
             mode=self.mode,
-            images=self.images,
+            images=tallies.images,
             fp_macs=float(macs(stem) * (1 if graph.static else graph.timesteps)),
             ann_macs=float(macs(graph.synapses)),
-            synapses={n: c for n, c in per_image.items() if self._kind(n) == "conv"},
-            shortcuts={n: c for n, c in per_image.items() if self._kind(n) == "identity"},
-            layers={
-                name: LayerActivity(*(sums[:3] / sums[3]))
-                for name, sums in self._activity.items()
-            },
-            formations={name: value / self.images for name, value in self._formations.items()},
-            pool_adds=self._pool_adds / self.images,
-            unit_events=self._unit_events,
-            stem={n: c for n, c in per_image.items() if self._kind(n) == "stem"},
-        )  # fmt: skip
+            synapses={s.name: self._count(s) for s in weighted},
+            shortcuts={s.name: self._count(s) for s in graph.synapses if s.kind == "identity"},
+            layers={layer.name: _activity(tallies.by_timestep(layer.name)) for layer in graph.layers},
+            formations=formed,
+            pool_adds=sum(_sum(tallies, r.plain, _nonzero) for r in summed if r != r.plain) / tallies.images,
+            unit_events=tallies.unit_events,
+            stem={s.name: self._count(s) for s in stem if Read(INPUT) in tallies.counts},
+            timesteps=graph.timesteps,
+            neurons=graph.units,
+            n_max=max(graph.spec(layer.name).n_max for layer in graph.layers),
+            outputs=sum(math.prod(s.out_shape) * len(tallies.counts[self._read(s)]) for s in weighted),
+        )
 
-    def _kind(self, name: str) -> str:
-        """conv, identity, stem where it read pixels that were given, or nothing."""
-        synapse = self._synapses[name]
-        if synapse.source == INPUT:
-            return "stem" if self._counts[name].macs else ""
-        return synapse.kind
+    def _read(self, synapse: Synapse) -> Read:
+        """The paper counts at the neurons' own rate, before anything is summed."""
+        read = self.tallies.read(synapse)
+        return read if self.mode == "exact" else read.plain
+
+    def _count(self, synapse: Synapse) -> Count:
+        """Per image."""
+        tallies = self.tallies
+        read = Read(INPUT) if synapse.source == INPUT else self._read(synapse)
+        counts = tallies.counts[read]  # [T, positions, n_max + 1]
+        passes = len(counts)
+        by_level = counts.sum(0)
+        if self.mode == "exact" or synapse.kind == "identity":
+            weight = synapse.fan_out().ravel().astype(np.float64)
+        else:
+            weight = np.full(len(by_level), synapse.macs / (synapse.in_shape[0] * len(by_level)))
+        values = np.arange(by_level.shape[1])
+
+        def total(worth: NDArray[Any], of: NDArray[np.int64] = by_level) -> float:
+            return float((of @ worth.astype(np.float64)) @ weight) / tallies.images
+
+        found = Count(
+            unary=total(values),
+            bit_sparse=total(popcount(values)),
+            shifts=total(popcount(values) - (values & 1)),
+            events=total(_nonzero(values)),
+            macs=float((synapse.valid_macs if self.mode == "exact" else synapse.macs) * passes),
+            signed_digits=total(signed_digits(values)),
+        )
+        if tallies.unit_events and synapse.source != INPUT:
+            # one accumulation for each event, also of those that meet in a sum
+            events = tallies.counts[tallies.read(synapse, absolute=True)].sum(0) if self.mode == "exact" else by_level
+            found.unary = found.events = total(np.arange(events.shape[1]), events)
+        return found
+
+
+def _nonzero(values: NDArray[Any]) -> NDArray[np.int64]:
+    return (values != 0).astype(np.int64)
+
+
+def _sum(tallies: Tallies, read: Read, worth: Callable[[NDArray[Any]], NDArray[Any]]) -> float:
+    """Over all positions and timesteps, the worth of every level."""
+    by_level = tallies.counts[read].sum((0, 1))
+    return float(by_level @ worth(np.arange(len(by_level))).astype(np.int64))
+
+
+def _activity(by_timestep: NDArray[np.int64]) -> LayerActivity:
+    by_level = by_timestep.sum(0)
+    values, everything = np.arange(len(by_level)), by_level.sum()
+    return LayerActivity(*(float(by_level @ worth / everything) for worth in
+                           (_nonzero(values), values, popcount(values).astype(np.int64))))  # fmt: skip
 
 
 def count(graph: Graph | IntegerNetwork, levels: Mapping[str, NDArray[np.integer]], mode: Mode = "exact") -> Account:

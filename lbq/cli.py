@@ -24,10 +24,12 @@ from lbq.render import (
     make_console,
     make_table,
     render_account,
+    render_analysis,
     render_demo,
     render_deployed,
     render_evaluation,
     render_prediction,
+    size_of,
 )
 
 app = typer.Typer(
@@ -287,24 +289,53 @@ def predict(
         render_prediction(found)
 
 
+Device = Annotated[str | None, typer.Option(help="cpu or cuda; default a GPU where there is one.")]
+Subject = Annotated[Path, typer.Argument(help="Run folder, or a deployed network: model.lbq.")]
+Changes = Annotated[list[str] | None, typer.Argument(help="For a run: key=value, such as data.root=DIR.")]
+Data = Annotated[
+    str | None, typer.Option(help="For model.lbq: its dataset's folder, or a .npz; default its golden inputs.")
+]
+Constants = Annotated[
+    Path | None, typer.Option("--technology", help="TOML or JSON with your own prices: see docs/analysis.md.")
+]
+
+
+def _subject(path: Path, changes: list[str] | None, data: str | None, device: str | None) -> bool:
+    """Whether it is a deployed network; options that are for the other kind are refused."""
+    deployed = path.is_file()
+    if deployed and (changes or device is not None):
+        raise LbqError("key=value and --device are for a run folder; a deployed network takes --data")
+    if not deployed and data is not None:
+        raise LbqError("--data is for a deployed network, model.lbq; a run takes data.root=DIR")
+    return deployed
+
+
+def _technology(path: Path | None) -> Any:
+    from lbq import technology
+
+    return technology.DEFAULT if path is None else technology.load(path)
+
+
 @app.command()
 def account(
     paper: Annotated[bool, typer.Option("--paper", help="Price the counts published in the paper.")] = False,
     run: Annotated[Path | None, typer.Argument(help="Run folder, or a deployed network: model.lbq.")] = None,
-    data: Annotated[
-        str | None, typer.Option(help="For model.lbq: data to count on; default its golden inputs.")
-    ] = None,
+    changes: Changes = None,
+    data: Data = None,
     limit: Limit = None,
+    device: Device = None,
+    technology: Constants = None,
     as_json: Json = False,
 ) -> None:
     """Count a trained network's operations on its test images and model their energy, layer by layer."""
     if paper == (run is not None):
         raise LbqError("account: give a run folder or a model.lbq, or --paper for the paper's own counts")
+    prices = _technology(technology)
     if run is None:
         from lbq.account import cost_table
         from lbq.paper import cost_rows
 
-        rows = cost_table(cost_rows())
+        rows = cost_table(cost_rows(), prices.paper)
         if as_json:
             _print_json(rows)
         else:
@@ -313,7 +344,7 @@ def account(
                 table.add_row(*row.values())
             make_console().print(table)
         return
-    if run.is_file():
+    if _subject(run, changes, data, device):
         from lbq.engine import load
         from lbq.engine.evaluate import golden_set, measure, open_data
 
@@ -322,15 +353,111 @@ def account(
         with CountProgress(str(run), min(limit or test.size, test.size)) as progress:
             measured = measure(net, test, _threads(None), limit, progress.advance)
     else:
-        if data is not None or limit is not None:
-            raise LbqError("account: --data and --limit are for a deployed network, model.lbq")
+        from lbq.distributed import start
         from lbq.measure import measure_run
 
-        measured = measure_run(run)
+        where = start(device)[1]
+        with CountProgress(str(run), limit) as progress:
+            measured = measure_run(run, where, changes or [], limit=limit, progress=progress.advance)
+    from lbq.costs import costs
+
+    honest = None if measured.exact is None else costs(measured.exact, prices)
     if as_json:
-        _print_json(measured.to_dict())
+        _print_json({**measured.to_dict(), "costs": None if honest is None else honest.to_dict()})
     else:
-        render_account(measured)
+        render_account(measured, honest)
+
+
+@app.command()
+def analyze(
+    subject: Subject,
+    changes: Changes = None,
+    out: Annotated[
+        Path | None, typer.Option("-o", "--out", help="Folder; default RUN/analysis, MODEL.analysis.")
+    ] = None,
+    data: Data = None,
+    limit: Limit = None,
+    membranes: Annotated[
+        int, typer.Option(min=0, help="Histogram the membranes of every n-th image; 0: of none.")
+    ] = 32,
+    device: Device = None,
+    as_json: Json = False,
+) -> None:
+    """How a network uses its levels over its test set: steps, activity, distributions, entropy, membranes; with counts."""
+    if _subject(subject, changes, data, device):
+        from lbq.engine import evaluate, load
+
+        net = load(subject)
+        test = evaluate.golden_set(net) if data is None else evaluate.open_data(net.network, data)
+        with CountProgress(str(subject), min(limit or test.size, test.size)) as progress:
+            found = evaluate.analyze(net, test, _threads(None), limit, progress.advance, membranes, subject.name)
+        folder = out or subject.with_suffix(".analysis")
+    else:
+        from lbq.distributed import start
+        from lbq.measure import analyze_run
+
+        where = start(device)[1]
+        with CountProgress(str(subject), limit) as progress:
+            found = analyze_run(subject, where, changes or [], membranes, limit, progress.advance)
+        folder = out or subject / "analysis"
+    from lbq.report.folder import write_analysis
+
+    written = write_analysis(folder, found)
+    if as_json:
+        _print_json({**found.to_dict(), "written": [str(path) for path in written]})
+    else:
+        render_analysis(found, folder)
+
+
+@app.command()
+def record(
+    run: Annotated[Path, typer.Argument(help="Run folder of a finished run.")],
+    out: Annotated[Path | None, typer.Option("-o", "--out", help="File to write; default the standard output.")] = None,
+    note: Annotated[str, typer.Option(help="A sentence that goes into the record.")] = "",
+) -> None:
+    """Everything that a reader needs to believe and repeat a run, as one JSON file that outlives its weights."""
+    from lbq.records import record_of
+
+    made = record_of(run, note)
+    if out is None:
+        _print_json(made)
+        return
+    from lbq.report.folder import write
+
+    write(out, json.dumps(made, indent=1) + "\n")
+    make_console().print(f"{out}: {made['variant']} on {made['dataset']}, {made['test_accuracy']:.2f} %")
+
+
+@app.command()
+def report(
+    results: Annotated[
+        list[Path], typer.Argument(help="Records, run folders, analyses, model.lbq, engine_speed.json.")
+    ],
+    out: Annotated[Path | None, typer.Option("-o", "--out", help="File; default report.html or report.FORMAT.")] = None,
+    format: Annotated[str, typer.Option(help="html; md, latex, csv: the tables; svg: a folder of figures.")] = "html",
+    image: Annotated[
+        Path | None, typer.Option(help="For the tour: an image file or uint8 .npy instead of a golden input.")
+    ] = None,
+    title: Annotated[str, typer.Option(help="Heading of the page.")] = "LBQ report",
+    technology: Constants = None,
+) -> None:
+    """The paper's tables and figures with your results in them: one page that needs no network, or tables for a paper."""
+    from lbq.report.folder import SUFFIXES, make
+
+    if format not in SUFFIXES:
+        raise LbqError(f"--format must be one of {', '.join(SUFFIXES)}, got {format!r}")
+    from lbq.results import gather
+
+    def read_run(folder: Path) -> dict[str, Any]:
+        from lbq.records import read
+
+        return read(folder)
+
+    found = gather(results, read_run)
+    target = out or Path(f"report{SUFFIXES[format]}")
+    size = make(target, found, format, _technology(technology), image, title)
+    unfinished = f", {len(found.unfinished)} not finished" if found.unfinished else ""
+    make_console().print(f"{target}: {size_of(size)}, {len(found.finished)} finished runs{unfinished}")
 
 
 @app.command()

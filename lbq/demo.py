@@ -6,12 +6,13 @@ Everything in the result is computed in that run. Nothing here prints: the comma
 
 from __future__ import annotations
 
+import json
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from lbq import engine, runs, train
+from lbq import engine, records, runs, train
 from lbq.analyze import LevelHistogram
 from lbq.config import Config
 from lbq.data.sources import Source, open_source
@@ -19,6 +20,8 @@ from lbq.deploy.check import AbsorptionCheck, IntegerCheck, check_absorption, ch
 from lbq.deploy.export import deploy_trained, test_set
 from lbq.measure import Measurement, measure
 from lbq.models import BurstNet
+from lbq.report.folder import make, write_analysis
+from lbq.results import gather
 
 INITIAL_STEP = 0.4
 ARTEFACT = "model.lbq"
@@ -76,7 +79,7 @@ class DemoResult:
     check: IntegerCheck
     seconds: float
     folder: Path
-    figure: Path | None
+    report: Path
 
     def summary(self) -> dict[str, Any]:
         """What `lbq demo --json` prints."""
@@ -86,6 +89,7 @@ class DemoResult:
             "integer_check": self.absorption.passed and self.check.passed,
             "integer_accuracy": round(self.check.accuracy, 2),
             "run": str(self.folder),
+            "report": str(self.report),
         }
 
 
@@ -107,50 +111,69 @@ def demo_config(method: str, seed: int, epochs: int) -> Config:
 def run_demo(folder: Path | str, watcher: Watcher, seed: int = 0, epochs: int = 20) -> DemoResult:
     """Train, check, count, and write the run folder `folder` (the LBQ network; the others under `baselines/`)."""
     started = time.perf_counter()
+    folder = Path(folder)
     results: dict[str, MethodResult] = {}
     with runs.new_folder(folder) as partial:
         for method in METHODS:
             config = demo_config(method, seed, epochs)
             source = open_source(config)
             net, metrics, seconds = _train(method, config, source, watcher)
-            measured = measure(net, source)
+            measured = measure(net, source, membranes=4)
             results[method] = _summarise(method, net, measured, seconds)
             watcher.done(method, measured.accuracy, seconds)
-            if method != "lbq":
-                runs.save(partial / "baselines" / method, net, config, metrics, asdict(results[method]))
+            where = partial if method == "lbq" else partial / "baselines" / method
+            _save(where, net, config, metrics, results[method], measured, source)
         # the last network is LBQ's, and the folder is its run
         watcher.stage("absorbing the steps, deploying on integers, running bit plane by bit plane ...")
         absorption = check_absorption(net, source)
         test = test_set(config)
         size = engine.save(partial / ARTEFACT, deploy_trained(net, config, test))
         check = check_integers(net, source, engine.load(partial / ARTEFACT), test, size)
-        steps, tails = train.neuron_steps(net), train.neuron_tails(net)
-        levels = {name: histogram.counts.tolist() for name, histogram in measured.histograms.items()}
-        figure = _draw(partial, steps, measured.histograms)
-        baselines = {name: asdict(result) for name, result in results.items() if name != "lbq"}
-        details = {
-            "absorption": asdict(absorption),
-            "check": asdict(check),
-            "steps": steps,
-            "tails": tails,
-            "levels": levels,
-            "baselines": baselines,
-        }
-        runs.save(partial, net, config, metrics, {**asdict(results["lbq"]), **details, "data": source.about})
+        checks = {"absorption": asdict(absorption), "integers": asdict(check)}
+        runs.write_text(partial / "checks.json", json.dumps(checks, indent=2) + "\n")
     if not (absorption.passed and check.passed):
         raise RuntimeError(
             f"a bug in lbq: the integer network of {folder} disagrees with training: {absorption} {check}"
         )
+    watcher.stage("writing the report ...")
+    page = folder / "report.html"
+    made = gather([*(folder / "baselines" / method for method in METHODS if method != "lbq"), folder], records.read)
+    make(page, made, title="LBQ on UCI digits")
     return DemoResult(
         methods=results,
-        steps=steps,
+        steps=train.neuron_steps(net),
         histograms=measured.histograms,
         absorption=absorption,
         check=check,
         seconds=time.perf_counter() - started,
-        folder=Path(folder),
-        figure=Path(folder) / figure if figure else None,
+        folder=folder,
+        report=page,
     )
+
+
+def _save(
+    folder: Path,
+    net: BurstNet,
+    config: Config,
+    metrics: list[dict[str, Any]],
+    result: MethodResult,
+    measured: Measurement,
+    source: Source,
+) -> None:
+    """One method's run folder, with what a record needs, and its analysis."""
+    details = {
+        "train_loss": metrics[-1]["loss"],
+        "steps": train.neuron_steps(net),
+        "tails": train.neuron_tails(net),
+        "active": {name: histogram.active_ratio for name, histogram in measured.histograms.items()},
+        "levels": {name: histogram.counts.tolist() for name, histogram in measured.histograms.items()},
+        "training_seconds": result.seconds,
+        "processes": 1,
+        "data": source.about,
+    }
+    runs.save(folder, net, config, metrics, {**asdict(result), **details})
+    analysis = measured.analysis({"kind": "run", **records.facts_of(folder)}, train.neuron_tails(net))
+    write_analysis(folder / records.ANALYSIS.parent, analysis)
 
 
 def _train(
@@ -182,18 +205,3 @@ def _summarise(method: str, net: BurstNet, measured: Measurement, seconds: float
         fp_macs=account.fp_macs if account else float(sum(s.valid_macs for s in measured.graph.synapses)),
         energy_uj=1e3 * (account.energy_mj() if account else measured.ann_energy_mj),
     )
-
-
-def _draw(folder: Path, steps: dict[str, float], histograms: dict[str, LevelHistogram]) -> str | None:
-    """The figure's name in `folder`, or None where matplotlib is not installed."""
-    from lbq.report.figures import step_profile
-
-    name = "steps_and_levels.png"
-    title = "LBQ on UCI digits: resnet8w16, T = 2, levels 0..5"
-    try:
-        step_profile(folder / name, steps, INITIAL_STEP, histograms, title)
-    except ModuleNotFoundError as error:
-        if error.name is None or not error.name.startswith("matplotlib"):
-            raise
-        return None
-    return name

@@ -10,7 +10,7 @@ from typing import Any
 from lbq import native
 from lbq._version import __version__
 
-PACKAGES = ("numpy", "safetensors", "typer", "rich", "torch", "triton", "matplotlib")
+PACKAGES = ("numpy", "safetensors", "typer", "rich", "torch", "triton")
 
 
 def examine() -> dict[str, Any]:
@@ -55,5 +55,5 @@ def _torch_facts() -> dict[str, Any]:
         devices.append({"name": f"cuda:{i}", "detail": detail})
     kinds = sorted({d["name"].split(":")[0] for d in devices})
     kernels = {kind: {"kernel": choose(kind).kernel, "reason": choose(kind).reason} for kind in kinds}
-    advice = [] if _version("matplotlib") else ["figures need matplotlib: pip install 'lbq[train]'"]
+    advice: list[str] = []
     return {"devices": devices, "kernels": kernels, "advice": advice}

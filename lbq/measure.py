@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,13 @@ from numpy.typing import NDArray
 from torch import nn
 
 from lbq import runs, train
-from lbq.account import Counter
-from lbq.analyze import LevelCounter
+from lbq.analyze import Analysis
 from lbq.data.sources import Source, open_source
 from lbq.deploy.lower import lower
 from lbq.measurement import Measurement as Measurement
 from lbq.neuron.record import record_levels
+from lbq.observe import Observer
+from lbq.tally import Tallies
 
 
 @dataclass(frozen=True)
@@ -41,31 +43,91 @@ def passes(net: nn.Module, source: Source) -> Iterator[Pass]:
         yield Pass(x, labels.cpu().numpy(), logits.double().cpu().numpy(), levels)
 
 
-def measure(net: nn.Module, source: Source) -> Measurement:
-    """Accuracy on the test part and, for a spiking network, its counts and level histograms there."""
+@torch.no_grad()
+def measure(
+    net: nn.Module,
+    source: Source,
+    *,
+    membranes: int = 0,
+    limit: int | None = None,
+    precision: torch.dtype | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> Measurement:
+    """Accuracy on the test part and, for a spiking network, its level tallies there; counts and histograms follow.
+
+    membranes: also look at the membranes of every n-th image; 0: of none. limit: of images. precision: to compute in on a
+    GPU, other than the network's own.
+    """
     graph = lower(net, source.shape, static=source.static)
-    specs = {layer.name: layer.neuron for layer in graph.layers}
-    spiking = all(spec is not None for spec in specs.values())
-    exact, rate = (Counter(graph, "exact"), Counter(graph, "rate")) if spiking else (None, None)
-    histograms = LevelCounter({name: spec.n_max for name, spec in specs.items() if spec is not None})
-    correct = images = 0
-    for one in passes(net, source):
-        correct += int((one.logits.argmax(1) == one.labels).sum())
-        images += len(one.labels)
-        if exact is not None and rate is not None:
-            for counter in (exact, rate, histograms):
-                counter.add(one.levels)
+    spiking = all(layer.neuron is not None for layer in graph.layers)
+    tallies = Tallies(graph) if spiking else None
+    observer = None if tallies is None else Observer(tallies, membranes)
+    parameter = next(net.parameters())
+    device = parameter.device
+    images = 0
+    correct = torch.zeros((), dtype=torch.int64, device=device)
+    cast = torch.autocast(device.type, dtype=precision) if precision and device.type == "cuda" else nullcontext()
+    for x, labels in source.eval_batches("test"):
+        if limit is not None and images + len(labels) > limit:
+            labels = labels[: limit - images]
+            x = x[: len(labels)] if source.static else x[:, : len(labels)]
+        x = x.to(parameter)
+        if x.dim() == 4 and x.is_cuda:
+            x = x.contiguous(memory_format=torch.channels_last)
+        with train.evaluating(net), observer.watching(net) if observer else nullcontext(), cast:
+            logits = net(x)
+        correct += (logits.argmax(1) == labels.to(device)).sum()
+        images += len(labels)
+        if progress is not None:
+            progress(len(labels))
+        if images == limit:
+            break
+    if observer is not None:
+        observer.finish(images)
     return Measurement(
         graph,
         images,
-        100 * correct / images,
-        exact.account() if exact else None,
-        rate.account() if rate else None,
-        histograms.layers,
+        100 * int(correct) / images,
+        tallies,
+        images != limit,
+        observer.membranes if observer else {},
+        observer.traces if observer else (),
     )
 
 
-def measure_run(run: Path | str, device: str = "cpu", changes: Iterable[str] = ()) -> Measurement:
-    """The network of a run folder on the test images of the dataset it was trained on."""
+def measure_run(
+    run: Path | str,
+    device: torch.device | str = "cpu",
+    changes: Iterable[str] = (),
+    membranes: int = 0,
+    limit: int | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> Measurement:
+    """The network of a run folder on the test images of the dataset it was trained on, on a GPU in the run's precision."""
     config = runs.load_config(run, changes)
-    return measure(runs.load(run).to(device), open_source(config, device))
+    net = runs.load(run).to(device)
+    if torch.device(device).type == "cuda":
+        net = net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return measure(
+        net,
+        open_source(config, device),
+        membranes=membranes,
+        limit=limit,
+        precision=train.PRECISIONS[config.train.precision],
+        progress=progress,
+    )
+
+
+def analyze_run(
+    run: Path | str,
+    device: torch.device | str = "cpu",
+    changes: Iterable[str] = (),
+    membranes: int = 32,
+    limit: int | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> Analysis:
+    """The analysis of a run folder."""
+    from lbq.records import facts_of
+
+    measured = measure_run(run, device, changes, membranes, limit, progress)
+    return measured.analysis({"kind": "run", **facts_of(run)}, train.neuron_tails(runs.load(run)))

@@ -1,27 +1,51 @@
-"""What measuring a network gives: accuracy, counts in both modes, level histograms. No torch."""
+"""What measuring a network gives: accuracy, counts in both modes, level histograms, membranes. No torch."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from lbq.account import BACKENDS, Account, Operations, energy_mj
-from lbq.analyze import LevelHistogram
+import numpy as np
+
+from lbq.account import BACKENDS, Account, Count, Counter, LayerActivity, Mode, Operations, energy_mj
+from lbq.analyze import Analysis, LayerAnalysis, LevelHistogram, Membrane, Trace
 from lbq.engine.network import IntegerNetwork
+from lbq.errors import LbqError
 from lbq.graph import Graph
+from lbq.tally import Tallies
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """accuracy in percent, NaN where labels are not known; `exact` and `rate` are None for a network without spikes."""
+    """accuracy in percent, NaN where labels are not known; `tallies` is None for a network without spikes.
+
+    complete: whether these were all test images. membranes and traces: by layer, where they were asked for.
+    """
 
     graph: Graph | IntegerNetwork
     images: int
     accuracy: float
-    exact: Account | None
-    rate: Account | None
-    histograms: dict[str, LevelHistogram]
+    tallies: Tallies | None
+    complete: bool = True
+    membranes: Mapping[str, Membrane] = field(default_factory=dict)
+    traces: Sequence[Trace] = ()
+
+    @property
+    def exact(self) -> Account | None:
+        return None if self.tallies is None else Counter(self.graph, "exact", self.tallies).account()
+
+    @property
+    def rate(self) -> Account | None:
+        return None if self.tallies is None else Counter(self.graph, "rate", self.tallies).account()
+
+    @property
+    def histograms(self) -> dict[str, LevelHistogram]:
+        tallies = self.tallies
+        if tallies is None:
+            return {}
+        return {layer.name: LevelHistogram(tallies.by_timestep(layer.name).sum(0)) for layer in self.graph.layers}
 
     @property
     def ann_energy_mj(self) -> float:
@@ -40,6 +64,46 @@ class Measurement:
             **modes,
         }
 
+    def analysis(self, facts: Mapping[str, Any], tails: Mapping[str, float] | None = None) -> Analysis:
+        """What `lbq analyze` writes. facts: what was measured; tails: of the surrogate, by layer."""
+        layers = []
+        for layer in self.graph.layers if self.tallies is not None else ():
+            spec = self.graph.spec(layer.name)
+            step = _step_of(self.graph, layer.name)
+            assert self.tallies is not None
+            layers.append(
+                LayerAnalysis(
+                    name=layer.name,
+                    shape=layer.shape,
+                    n_max=spec.n_max,
+                    step=float(step.mean()),
+                    step_range=(float(step.min()), float(step.max())) if step.size > 1 else None,
+                    tail=(tails or {}).get(layer.name),
+                    levels=self.tallies.by_timestep(layer.name),
+                    membrane=self.membranes.get(layer.name),
+                )
+            )
+        found = self.to_dict()
+        return Analysis(
+            images=self.images,
+            complete=self.complete,
+            accuracy=found["accuracy"],
+            facts=dict(facts),
+            layers=tuple(layers),
+            accounts={k: v for k, v in found.items() if k not in ("images", "accuracy")},
+            traces=tuple(self.traces),
+        )
+
+
+def _step_of(graph: Graph | IntegerNetwork, name: str) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """The distance of a layer's first threshold from zero in the trained network's unit: a scalar, or one per channel."""
+    if isinstance(graph, Graph):
+        return graph.spec(name).step
+    layer = graph[name]
+    first = graph.spec(name).thresholds[:, 0].astype(np.float64) * layer.unit / 2.0**layer.fraction
+    spread = np.ptp(first) <= 0.01 * first.mean()  # rounding of one step for all channels
+    return np.array(np.median(first)) if spread else first
+
 
 def _account_dict(account: Account) -> dict[str, Any]:
     return {
@@ -49,6 +113,11 @@ def _account_dict(account: Account) -> dict[str, Any]:
         "ann_energy_mj": account.ann_energy_mj,
         "pool_adds": account.pool_adds,
         "active_ratio": account.active_ratio,
+        "timesteps": account.timesteps,
+        "neurons": account.neurons,
+        "n_max": account.n_max,
+        "outputs": account.outputs,
+        "unit_events": account.unit_events,
         "shifts": {backend: account.shifts(backend) for backend in BACKENDS},
         "energy_mj": {backend: account.energy_mj(backend) for backend in BACKENDS},
         "layers": {name: asdict(activity) for name, activity in account.layers.items()},
@@ -57,3 +126,32 @@ def _account_dict(account: Account) -> dict[str, Any]:
         "shortcuts": {name: asdict(count) for name, count in account.shortcuts.items()},
         "stem": {name: asdict(count) for name, count in account.stem.items()},
     }
+
+
+def account_from(value: Mapping[str, Any], mode: Mode, images: int) -> Account:
+    """The account that an analysis holds under `accounts[mode]`."""
+    try:
+        return Account(
+            mode=mode,
+            images=images,
+            synapses={name: Count(**count) for name, count in value["synapses"].items()},
+            shortcuts={name: Count(**count) for name, count in value["shortcuts"].items()},
+            stem={name: Count(**count) for name, count in value["stem"].items()},
+            layers={name: LayerActivity(**activity) for name, activity in value["layers"].items()},
+            formations=dict(value["formations"]),
+            **{
+                key: value[key]
+                for key in (
+                    "fp_macs",
+                    "ann_macs",
+                    "pool_adds",
+                    "unit_events",
+                    "timesteps",
+                    "neurons",
+                    "n_max",
+                    "outputs",
+                )
+            },
+        )
+    except (KeyError, TypeError, AttributeError) as error:
+        raise LbqError(f"the counts of an analysis are damaged ({error}): make it again with lbq analyze") from error

@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from lbq import runs
+from lbq import analyze, runs
+from lbq.analyze import Analysis
 from lbq.config import Config
 from lbq.errors import RunError
 from lbq.neuron import QuantReLU, SpikingNeuron
@@ -20,6 +21,8 @@ from lbq.train import build
 
 NAMES = {"relu": "ann"}  # what a variant is called in tables, where the neuron's name is another
 OFFICIAL = "official 50,000 / 10,000"
+FORMAT, VERSION = "lbq record", 1
+ANALYSIS = Path("analysis") / "analysis.json"
 
 
 def record_of(run: Path | str, note: str = "") -> dict[str, Any]:
@@ -27,13 +30,63 @@ def record_of(run: Path | str, note: str = "") -> dict[str, Any]:
     folder = runs.check_folder(run, "config.toml", "metrics.jsonl")
     if not (folder / "result.json").exists():
         raise RunError(f"{folder} has no result.json: the run is not finished; continue it with --resume auto")
+    config, result = runs.load_config(folder), _json(folder / "result.json")
+    try:
+        environment = result["environment"]
+        record = {
+            **_plan(config),
+            "split": _split(config, result["data"]),
+            "test_accuracy": result["accuracy"],
+            "arithmetic": "float",
+            "train_loss": round(result["train_loss"], 5),
+            "config_hash": result["config_hash"],
+            "weights_sha256": _checksum(folder),
+            "data_sha256": result["data"].get("sha256", ""),
+            "hardware": environment["machine"],
+            "versions": {k: environment[k] for k in ("lbq", "python", "torch", "kernel")},
+            "commit": environment["commit"],
+            "processes": result["processes"],
+            "wall_seconds": round(result["training_seconds"]),
+            "command": "lbq train CONFIG (the configuration below, with data.root set)",
+            "steps": result["steps"],
+            "tails": result["tails"],
+            "active": result["active"],
+            "config": _tree(config),
+            "log": log_of(folder),
+        }
+    except (KeyError, TypeError, AttributeError) as error:
+        raise RunError(
+            f"{folder / 'result.json'} lacks {error}: it was written by another version of lbq, or by hand"
+        ) from error
+    measured = analysis_of(folder)
+    return record | ({"note": note} if note else {}) | ({"analysis": measured.to_dict()} if measured else {})
+
+
+def unfinished_of(run: Path | str) -> dict[str, Any]:
+    """What is known of a run without a result: its plan and its log so far. It has no accuracy."""
+    folder = runs.check_folder(run, "config.toml")
     config = runs.load_config(folder)
-    result = json.loads((folder / "result.json").read_text())
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    tree = config.to_dict()
-    tree["data"]["root"] = ""  # a place on one machine
-    environment = result["environment"]
-    record = {
+    log = log_of(folder) if (folder / "metrics.jsonl").exists() else []
+    return {
+        **_plan(config),
+        "unfinished": True,
+        "epochs_done": log[-1]["epoch"] if log else 0,
+        "config_hash": config.hash,
+        "config": _tree(config),
+        "log": log,
+    }
+
+
+def read(run: Path | str) -> dict[str, Any]:
+    """The record of a run folder, finished or not."""
+    return record_of(run) if (Path(run) / "result.json").exists() else unfinished_of(run)
+
+
+def _plan(config: Config) -> dict[str, Any]:
+    """What a run sets out to do."""
+    return {
+        "format": FORMAT,
+        "version": VERSION,
         "dataset": config.data.name,
         "model": config.model.id,
         **describe(config),
@@ -43,26 +96,61 @@ def record_of(run: Path | str, note: str = "") -> dict[str, Any]:
         "batch_size": config.train.batch_size,
         "lr": config.optim.lr,
         "seed": config.seed,
-        "split": _split(config, result["data"]),
-        "test_accuracy": result["accuracy"],
-        "arithmetic": "float",
-        "train_loss": round(result["train_loss"], 5),
-        "config_hash": result["config_hash"],
-        "weights_sha256": _checksum(folder),
-        "data_sha256": result["data"].get("sha256", ""),
-        "hardware": environment["machine"],
-        "versions": {k: environment[k] for k in ("lbq", "python", "torch", "kernel")},
-        "commit": environment["commit"],
-        "processes": result["processes"],
-        "wall_seconds": round(result["training_seconds"]),
-        "command": "lbq train CONFIG (the configuration below, with data.root set)",
-        "steps": result["steps"],
-        "tails": result["tails"],
-        "active": result["active"],
-        "config": tree,
-        "log": [_short(line) for line in lines],
     }
-    return record | ({"note": note} if note else {})
+
+
+def _tree(config: Config) -> dict[str, Any]:
+    tree = config.to_dict()
+    tree["data"]["root"] = ""  # a place on one machine
+    return tree
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise RunError(f"{path} cannot be read as JSON ({' '.join(str(error).split())[:100]})") from error
+    if not isinstance(value, dict):
+        raise RunError(f"{path} must hold a JSON object")
+    return value
+
+
+def log_of(run: Path | str) -> list[dict[str, Any]]:
+    """The epochs of a run folder, shortened; a last line that was cut off in writing is left out."""
+    path = Path(run) / "metrics.jsonl"
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    try:
+        return [_short(json.loads(line)) for line in lines if line.endswith("\n")]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise RunError(f"{path} is not the log of a run ({type(error).__name__}: {error})") from error
+
+
+def analysis_of(run: Path | str) -> Analysis | None:
+    """What `lbq analyze` left in a run folder, or None; it must be of the folder's weights."""
+    path = Path(run) / ANALYSIS
+    if not path.exists():
+        return None
+    found = analyze.load(path)
+    if found.facts.get("weights_sha256") != _checksum(Path(run)):
+        raise RunError(f"{path} is of other weights than {run} holds: run lbq analyze again")
+    return found
+
+
+def facts_of(run: Path | str) -> dict[str, Any]:
+    """What identifies a run, finished or not: for files made from it."""
+    folder = runs.check_folder(run, "config.toml")
+    config = runs.load_config(folder)
+    return {
+        "name": folder.resolve().name,
+        "dataset": config.data.name,
+        "model": config.model.id,
+        **describe(config),
+        "timesteps": config.model.timesteps,
+        "seed": config.seed,
+        "epochs": config.train.epochs,
+        "config_hash": config.hash,
+        "weights_sha256": _checksum(folder),
+    }
 
 
 def describe(config: Config) -> dict[str, Any]:
@@ -100,7 +188,7 @@ def _checksum(folder: Path) -> str:
 
 
 def _short(line: Mapping[str, Any]) -> dict[str, Any]:
-    steps = line["steps"].values()
+    steps = line["steps"].values()  # {} where there are none
     short = {k: line[k] for k in ("epoch", "loss", "train_accuracy", "lr", "seconds", "test_accuracy")}
     short = {k: round(v, 5) if isinstance(v, float) else v for k, v in short.items()}
     return short | ({"step_min": round(min(steps), 4), "step_max": round(max(steps), 4)} if steps else {})

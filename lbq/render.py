@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import TaskID
 
+    from lbq.analyze import Analysis
+    from lbq.costs import Costs
     from lbq.demo import DemoResult
     from lbq.engine.evaluate import Evaluation
     from lbq.job import Plan
@@ -183,7 +186,7 @@ class DownloadProgress:
 class CountProgress:
     """A bar of so many samples on a terminal, nothing elsewhere; on stderr."""
 
-    def __init__(self, name: str, total: int) -> None:
+    def __init__(self, name: str, total: int | None) -> None:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
         console = make_console(stderr=True)
@@ -265,14 +268,10 @@ def render_demo(result: DemoResult) -> None:
         f"accuracy {check.accuracy:.2f} %\n"
         f"  {check.accumulations_executed:,} accumulations executed, {check.accumulations_counted:,} counted"
     )
-    console.print(f"\nrun folder {result.folder}, {result.seconds:.0f} s")
-    if result.figure is None:
-        console.print("no figure: matplotlib is not installed (pip install 'lbq[train]')")
-    else:
-        console.print(f"figure {result.figure}")
+    console.print(f"\nrun folder {result.folder}, {result.seconds:.0f} s\nreport {result.report}: open it in a browser")
 
 
-def render_account(measured: Measurement) -> None:
+def render_account(measured: Measurement, costs: Costs | None) -> None:
     from lbq.account import BACKENDS
 
     console = make_console()
@@ -324,6 +323,84 @@ def render_account(measured: Measurement) -> None:
             f"{rate.ann_energy_mj / rate.energy_mj(backend):.2f}",
         )
     console.print(table)
+    if costs is not None:
+        _render_costs(costs)
+
+
+def _render_costs(costs: Costs) -> None:
+    """What the paper's regime leaves out. Everything in it is modelled."""
+    console, prices = make_console(), costs.technology
+    table = make_table(
+        f"Beyond the paper's regime, µJ per image, modelled ({prices.name})",
+        "method", "paper's regime", "integer arithmetic", "with memory", "int8 ANN / it",
+    )  # fmt: skip
+    int8 = next(m for m in costs.methods if m.name == "ANN, int8")
+    for m in costs.methods:
+        paper = "" if m.paper_uj is None else f"{m.paper_uj:.3f}"
+        table.add_row(m.name, paper, f"{m.integer_uj:.3f}", f"{m.memory_uj:.3f}", f"{int8.memory_uj / m.memory_uj:.2f}")
+    console.print(table)
+    table = make_table("Where bit planes spend it, modelled", "what", "count", "pJ each", "µJ")
+    for line in costs.methods[0].lines:
+        table.add_row(line.what, f"{line.count:,.0f}", f"{line.price:g}", f"{line.microjoules:.3f}")
+    console.print(table)
+    table = make_table("Shifts, modelled, not in the tables above", "backend", "count", "µJ")
+    for line in costs.shifts:
+        table.add_row(line.what, f"{line.count:,.0f}", f"{line.microjoules:.3f}")
+    console.print(table)
+    table = make_table(
+        f"Break-even, modelled: density is {costs.density:.3f} set bits per synapse and timestep",
+        "rival", "regime", "equal at",
+    )  # fmt: skip
+    for found in costs.break_even:
+        table.add_row(found.rival, found.regime, "never" if found.density is None else f"{found.density:.3f}")
+    console.print(table)
+    console.print(
+        f"read as other tools do (NeuroBench, syops, SpikingJelly: a level above 1 is a MAC): {costs.reading.count:,.0f} MACs, "
+        f"{costs.reading.microjoules:.3f} µJ at fp32, modelled\n"
+        f"binary at equal slots: the same levels as single spikes. Memory: {prices.weight_byte:g} pJ a weight byte, used "
+        f"{prices.weight_reuse:g} times; {prices.state_byte:g} pJ a byte of membranes and levels.\nprices: {prices.source}"
+    )
+
+
+def render_analysis(found: Analysis, folder: Path) -> None:
+    console = make_console()
+    accuracy = "" if found.accuracy is None else f", accuracy {found.accuracy:.2f} %"
+    whole = "all" if found.complete else "the first"
+    if not found.layers:
+        console.print(f"no spikes to analyse in this network{accuracy} on {whole} {found.images:,} images")
+        return
+    n_max = max(layer.n_max for layer in found.layers)
+    levels = f"P(k | k > 0) %, k = 1..{n_max}" if n_max <= 10 else "P(k = 1 | k > 0) %"
+    table = make_table(
+        f"Layers over {whole} {found.images:,} images{accuracy}",
+        "layer", "step", "tail", "active", "active by timestep", "entropy", levels,
+    )  # fmt: skip
+    for layer in found.layers:
+        h = layer.histogram
+        shown = h.conditional if n_max <= 10 else h.conditional[:1]
+        steps = [layer.at(t).active_ratio for t in range(len(layer.levels))]
+        table.add_row(
+            layer.name,
+            "" if layer.step is None else f"{layer.step:.4f}",
+            "" if layer.tail is None else f"{layer.tail:.3f}",
+            f"{h.active_ratio:.3f}",
+            " ".join(f"{a:.3f}" for a in steps[:6]) + (" ..." if len(steps) > 6 else ""),
+            f"{h.normalised_entropy:.3f}",
+            " ".join(f"{100 * p:4.1f}" for p in shown),
+        )
+    console.print(table)
+    summary = found.summary()
+    steps_text = ""
+    if found.steps:
+        steps_text = (
+            f"; steps {summary['step_min']:.3f} .. {summary['step_max']:.3f}, coefficient of variation "
+            f"{summary['step_variation']:.2f}"
+        )
+    console.print(
+        f"means over layers: active ratio {summary['active_ratio']:.3f}, normalised burst entropy "
+        f"{summary['normalised_entropy']:.3f}, P(k = 1 | k > 0) {100 * summary['first_level']:.1f} %{steps_text}"
+    )
+    console.print(f"analysis.json, layers.csv and figures in {folder}")
 
 
 def render_deployed(facts: Mapping[str, Any]) -> None:

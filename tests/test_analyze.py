@@ -1,28 +1,49 @@
-"""Level statistics and the figure drawn from them."""
+"""Level statistics by hand; the observer against plain recomputation; analyses as files and through the command."""
 
 from __future__ import annotations
 
+import csv
+import io
+import json
+import math
 from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+import torch
 
-from lbq.analyze import LevelCounter, LevelHistogram, coefficient_of_variation
-from lbq.report.figures import step_profile
+from lbq import analyze, cli, engine, models, runs
+from lbq.account import Counter, Mode, count
+from lbq.analyze import Analysis, LayerAnalysis, LevelHistogram, Membrane, coefficient_of_variation
+from lbq.data.sources import open_source
+from lbq.deploy import lower
+from lbq.errors import LbqError
+from lbq.measure import measure, passes
+from lbq.neuron import ILIF, BurstNeuron, LadderNeuron
+from lbq.neuron.record import record_levels
+from lbq.observe import Observer, thresholds_of
+from lbq.tally import Tallies
+from tests.report_runs import runs_folder
 
 
-def test_histogram() -> None:
-    counter = LevelCounter({"a": 3, "b": 1})
-    counter.add({"a": np.array([0, 0, 1, 2]), "b": np.array([-1, 0, 1, 0], np.int8)})
-    counter.add({"a": np.array([0, 0, 1, 1]), "b": np.array([0, 0, 0, 0], np.int8)})
-    a, b = counter.layers["a"], counter.layers["b"]
-    assert a.counts.tolist() == [4, 3, 1, 0]
+def call(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as stop:
+        cli.main(list(arguments))
+    out, err = capsys.readouterr()
+    return int(stop.value.code or 0), out, err
+
+
+def test_histogram_by_hand() -> None:
+    """Eight neuron-steps: four silent, three at level 1, one at level 2, none at 3."""
+    a = LevelHistogram(np.array([4, 3, 1, 0]))
     assert a.active_ratio == 0.5
+    assert a.mean_level == 5 / 8
     np.testing.assert_allclose(a.conditional, [0.75, 0.25, 0])
-    entropy = -(0.75 * np.log(0.75) + 0.25 * np.log(0.25)) / np.log(3)
+    entropy = -(0.75 * math.log(0.75) + 0.25 * math.log(0.25)) / math.log(3)
     assert a.normalised_entropy == pytest.approx(entropy)
-    assert b.counts.tolist() == [6, 2]
-    assert b.normalised_entropy == 0
+    assert LevelHistogram(np.array([6, 2])).normalised_entropy == 0
 
 
 def test_extremes() -> None:
@@ -37,9 +58,210 @@ def test_variation() -> None:
     assert coefficient_of_variation(np.array([1.0, 3.0])) == pytest.approx(0.5)
 
 
-def test_figure_is_a_png(tmp_path: Path) -> None:
-    histograms = {name: LevelHistogram(np.array([9, 4, 2, 1])) for name in ("sn1", "sn2")}
-    step_profile(tmp_path / "f.png", {"sn1": 0.3, "sn2": 0.5}, 0.4, histograms, "title")
-    data = (tmp_path / "f.png").read_bytes()
-    assert data[:8] == b"\x89PNG\r\n\x1a\n"
-    assert len(data) > 10_000
+def test_membrane_bins_by_hand() -> None:
+    membrane = Membrane.empty(2, (1.0, 2.0))
+    membrane.add(0, np.array([-99.0, -4.0, 0.0, 0.124, 0.125, 99.0]))
+    counts, low = membrane.counts[0], round(-Membrane.LOW / Membrane.WIDTH)
+    assert counts[0] == 2  # what lies below is in the first bin
+    assert counts[low] == 2
+    assert counts[low + 1] == 1
+    assert counts[-1] == 1
+    assert counts.sum() == 6
+    assert membrane.counts[1].sum() == 0
+    assert membrane.edges[low] == 0
+    assert membrane.edges[-1] == 2 + Membrane.ABOVE
+
+
+def analysis(levels: list[list[int]], step: float = 0.5) -> Analysis:
+    layer = LayerAnalysis("sn", (1, 2, 2), len(levels[0]) - 1, step, None, 0.5, np.array(levels))
+    return Analysis(1, True, 50.0, {"config_hash": "c"}, (layer,))
+
+
+def test_means_and_timesteps_by_hand() -> None:
+    found = analysis([[2, 2, 0], [3, 0, 1]])
+    (layer,) = found.layers
+    assert layer.at(0).active_ratio == 0.5
+    assert layer.at(1).active_ratio == 0.25
+    assert layer.histogram.active_ratio == 3 / 8
+    summary = found.summary()
+    assert summary["active_ratio"] == 3 / 8
+    assert summary["first_level"] == pytest.approx(2 / 3)
+    assert (summary["step_min"], summary["step_max"], summary["step_variation"]) == (0.5, 0.5, 0.0)
+    rows = list(csv.DictReader(io.StringIO(found.csv())))
+    assert [row["timestep"] for row in rows] == ["all", "0", "1"]
+    assert [float(row["p2"]) for row in rows] == pytest.approx([1 / 3, 0, 1])
+
+
+@pytest.mark.parametrize("on_device", [False, True])
+@pytest.mark.parametrize(
+    "neuron", ["lbq", "lif", "ternary", "ilif", {"name": "lbq", "per_channel": True}, {"name": "lbq", "n_max": 120}]
+)
+def test_the_observer_sees_what_the_network_does(neuron: Any, on_device: bool) -> None:
+    """Tallies from outputs equal those of levels that are computed again; histograms equal a loop over membranes."""
+    torch.manual_seed(0)
+    net = models.create("resnet8w2", neuron=neuron).train()
+    with torch.no_grad():
+        net(torch.randn(8, 3, 8, 8) * 2)
+    net.eval()
+    x = torch.randn(4, 3, 8, 8) * 2
+    graph = lower(net, (3, 8, 8))
+    tallies = Tallies(graph)
+    observer = Observer(tallies, every=2, on_device=on_device)
+    with torch.no_grad(), observer.watching(net):
+        net(x)
+    observer.finish(4)
+    with torch.no_grad(), record_levels(net) as levels:
+        net(x)
+    modes: tuple[Mode, ...] = ("exact", "rate")
+    for mode in modes:
+        found = Counter(graph, mode, tallies).account()
+        expected = count(graph, levels, mode)
+        assert found == expected
+    for name, membrane in observer.membranes.items():
+        steps = graph.timesteps
+        assert membrane.counts.sum(1).tolist() == [2 * graph[name].units] * steps
+        # above its first threshold a membrane is active, so the histogram must agree with the levels
+        spec = graph.spec(name)
+        if spec.rounding == "floor":
+            at = round((membrane.thresholds[0] - Membrane.LOW) / Membrane.WIDTH)
+            above = membrane.counts[:, at:].sum(1)
+            assert above.tolist() == [int((levels[name][t, ::2] != 0).sum()) for t in range(steps)]
+    if neuron == "lbq":
+        assert len(observer.traces) > 1
+
+
+def test_traces_follow_the_equations() -> None:
+    found = analyze.load(runs_folder() / "lbq-0" / "analysis" / "analysis.json")
+    assert found.traces
+    for trace in found.traces:
+        v = 0.0
+        for t, x in enumerate(trace.current):
+            u = trace.leak * v + x
+            assert trace.before[t] == pytest.approx(u, rel=1e-5, abs=1e-6)
+            level = min(max(math.floor(trace.before[t] / trace.step), 0), trace.n_max)
+            assert trace.levels[t] == level
+            v = trace.before[t] - trace.alpha * trace.step * (level > 0)
+            assert trace.after[t] == pytest.approx(v, rel=1e-5, abs=1e-6)
+
+
+def test_thresholds_of_other_neurons() -> None:
+    assert thresholds_of(BurstNeuron(n_max=2)) == (1, 2)
+    assert thresholds_of(ILIF(n_max=2)) == (0.5, 1.5)
+    assert thresholds_of(LadderNeuron([0.5, 1.5])) == pytest.approx((1, 3))
+
+
+def test_a_run_is_measured_as_it_is_evaluated() -> None:
+    run = runs_folder() / "lbq-0"
+    net, source = runs.load(run), open_source(runs.load_config(run))
+    measured = measure(net, source, limit=100)
+    assert measured.images == 100
+    assert not measured.complete
+    levels = [one.levels for one in passes(net, source)]
+    everything = measure(net, source)
+    assert everything.complete
+    for name, histogram in everything.histograms.items():
+        expected = np.bincount(np.concatenate([level[name].ravel() for level in levels]), minlength=6)
+        np.testing.assert_array_equal(histogram.counts, expected)
+
+
+def test_analyze_a_run(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    run, out = runs_folder() / "lbq-0", tmp_path / "a"
+    code, text, _ = call(capsys, "analyze", str(run), "-o", str(out), "--limit", "40", "--membranes", "4")
+    assert code == 0
+    assert "Layers over the first 40 images" in text
+    assert "means over layers: active ratio" in text
+    names = {path.name for path in out.iterdir()}
+    assert names == {
+        "analysis.json",
+        "layers.csv",
+        "steps.svg",
+        "active.svg",
+        "entropy.svg",
+        "levels.svg",
+        "membranes.svg",
+    }
+    for path in out.glob("*.svg"):
+        ElementTree.parse(path)
+    found = analyze.load(out / "analysis.json")
+    assert json.loads(json.dumps(found.to_dict())) == json.loads((out / "analysis.json").read_text())
+    assert found.layers[0].membrane is not None
+    assert found.layers[0].membrane.counts.sum() == 10 * 2 * math.prod(found.layers[0].shape)
+    code, text, _ = call(capsys, "analyze", str(run), "-o", str(out), "--limit", "9", "--membranes", "0", "--json")
+    value = json.loads(text)
+    assert (value["images"], value["complete"], value["layers"][0]["membrane"]) == (9, False, None)
+
+
+def test_analyze_a_deployed_network(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    model = runs_folder() / "lbq-0" / "model.lbq"
+    code, _, _ = call(capsys, "analyze", str(model), "-o", str(tmp_path), "--data", "digits", "--membranes", "8")
+    assert code == 0
+    found = analyze.load(tmp_path / "analysis.json")
+    trained = analyze.load(runs_folder() / "lbq-0" / "analysis" / "analysis.json")
+    assert found.images == trained.images
+    assert found.accuracy == pytest.approx(trained.accuracy, abs=3)
+    for mine, theirs in zip(found.layers, trained.layers, strict=True):
+        assert mine.name == theirs.name
+        assert mine.step == pytest.approx(theirs.step, rel=0.01)
+        assert mine.histogram.active_ratio == pytest.approx(theirs.histogram.active_ratio, abs=0.03)
+        assert mine.membrane is not None
+        assert mine.membrane.thresholds == pytest.approx((1, 2, 3, 4, 5), abs=0.02)
+        assert mine.membrane.counts.sum() == 75 * 2 * math.prod(mine.shape)
+
+
+def test_the_watched_membranes_give_the_levels() -> None:
+    net = engine.load(runs_folder() / "lbq-0" / "model.lbq")
+    assert net.golden is not None
+    seen: dict[str, list[np.ndarray]] = {}
+    net.watch(net.golden.inputs[:2], lambda name, t, u: seen.setdefault(name, []).append(u.copy()))
+    levels = net.run(net.golden.inputs[:2], "dense", trace=True).levels
+    assert levels is not None
+    for name, membranes in seen.items():
+        thresholds = net.network.spec(name).thresholds
+        pieces = len(membranes) // 2  # of the two images: both at once, or one after the other
+        u = np.stack(membranes).reshape(pieces, 2, -1, *membranes[0].shape[1:]).swapaxes(0, 1)
+        u = u.reshape(2, 2, *membranes[0].shape[1:])
+        expected = (u[..., None] >= thresholds).sum(-1).transpose(0, 1, 4, 2, 3)
+        np.testing.assert_array_equal(levels[name], expected)
+
+
+def test_an_ann_has_nothing_to_analyse(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    code, text, _ = call(capsys, "analyze", str(runs_folder() / "ann"), "-o", str(tmp_path))
+    assert code == 0
+    assert "no spikes to analyse" in text
+    assert [path.name for path in tmp_path.iterdir()] == ["analysis.json"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nowhere"], "nowhere is not a run folder"),
+        (["RUN", "--data", "digits"], "--data is for a deployed network"),
+        (["MODEL", "data.root=x"], "are for a run folder"),
+        (["MODEL", "--device", "cpu"], "are for a run folder"),
+        (["RUN", "--membranes", "-1"], "--membranes"),
+        (["RUN", "-o", "/dev/null/x"], "cannot write"),
+    ],
+)
+def test_bad_input(capsys: pytest.CaptureFixture[str], arguments: list[str], message: str) -> None:
+    run = runs_folder() / "lbq-0"
+    known = {"RUN": str(run), "MODEL": str(run / "model.lbq")}
+    extra = ["--limit", "2"] if arguments[0] == "RUN" else []
+    code, _, err = call(capsys, "analyze", *(known.get(a, a) for a in arguments), *extra)
+    assert code == 2
+    assert message in err
+    assert err.count("\n") == 1
+
+
+def test_damaged_analyses(tmp_path: Path) -> None:
+    good = json.loads((runs_folder() / "lbq-0" / "analysis" / "analysis.json").read_text())
+    good["layers"][0]["levels"] = [[1, 2]]
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps(good))
+    with pytest.raises(LbqError, match="is damaged"):
+        analyze.load(path)
+    path.write_text("{")
+    with pytest.raises(LbqError, match="cannot be read as JSON"):
+        analyze.load(path)
+    path.write_text("[]")
+    with pytest.raises(LbqError, match="not an analysis"):
+        analyze.load(path)

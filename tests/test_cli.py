@@ -21,6 +21,7 @@ from lbq.deploy.check import check_absorption, check_integers
 from lbq.deploy.export import deploy_trained, test_set
 from lbq.kernels.choose import choose
 from lbq.measure import measure
+from lbq.records import record_of
 from lbq.runs import load_config
 
 
@@ -47,11 +48,12 @@ def test_demo_json_and_run_folder(demo_run: tuple[Path, dict[str, Any], str]) ->
     assert summary["integer_check"] is True
     names = {p.name for p in folder.iterdir()}
     assert names == {
-        "baselines", "config.toml", "metrics.jsonl", "model.lbq", "result.json", "steps_and_levels.png",
+        "analysis", "baselines", "checks.json", "config.toml", "metrics.jsonl", "model.lbq", "report.html", "result.json",
         "weights.safetensors",
     }  # fmt: skip
     result = json.loads((folder / "result.json").read_text())
-    absorption, check = result["absorption"], result["check"]
+    checks = json.loads((folder / "checks.json").read_text())
+    absorption, check = checks["absorption"], checks["integers"]
     assert absorption["untied"] == 0
     assert absorption["levels"] == 599 * 2 * 4608
     assert check["bytes"] == (folder / "model.lbq").stat().st_size
@@ -62,6 +64,23 @@ def test_demo_json_and_run_folder(demo_run: tuple[Path, dict[str, Any], str]) ->
         stored = json.loads((folder / "baselines" / baseline / "result.json").read_text())
         net = lbq.load(folder / "baselines" / baseline)
         assert measure(net, open_source(load_config(folder))).accuracy == pytest.approx(stored["accuracy"])
+
+
+def test_the_demo_ends_with_a_report(demo_run: tuple[Path, dict[str, Any], str]) -> None:
+    folder, summary, _ = demo_run
+    assert summary["report"] == str(folder / "report.html")
+    page = (folder / "report.html").read_text()
+    for text in (
+        "Burst, fixed step",
+        "Binary LIF",
+        "A tour of one image",
+        "Figure 4 (a)",
+        "levels of 12 channels of layer1.0.sn1",
+    ):
+        assert text in page
+    for name, accuracy in summary["accuracy"].items():
+        assert f"{accuracy:.2f} (1 seed)" in page, name
+    assert record_of(folder)["test_accuracy"] == pytest.approx(summary["accuracy"]["lbq"], abs=0.005)
 
 
 def test_demo_table(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,16 +108,6 @@ def test_demo_table(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypa
 
 def shape_of(line: str) -> str:
     return re.sub(r"[\d,. ]+", " ", line).strip()
-
-
-def test_demo_without_matplotlib_says_so(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    code, out, _ = call(capsys, "demo", "--epochs", "1", "--out", str(tmp_path / "run"))
-    assert code == 0
-    assert "no figure: matplotlib is not installed" in out
-    assert not list((tmp_path / "run").glob("*.png"))
 
 
 def test_lbq_reaches_97_percent_and_its_integers_agree() -> None:
@@ -138,8 +147,23 @@ def test_account_of_a_run(capsys: pytest.CaptureFixture[str], demo_run: tuple[Pa
         "preshifted",
         "explicit",
         "rate x MACs",
+        "Beyond the paper's regime, µJ per image, modelled",
+        "binary at equal slots",
+        "signed digits",
+        "state updates",
+        "Horner",
+        "Break-even, modelled",
+        "NeuroBench",
+        "Horowitz",
     ):
         assert text in out
+    assert facts["costs"]["modelled"] is True
+    prices = folder.parent / "prices.toml"
+    prices.write_text('name = "mine"\nsource = "me"\nfp32_add = 1.8\n')
+    code, out, _ = call(capsys, "account", str(folder), "--technology", str(prices), "--limit", "20", "--json")
+    assert code == 0
+    assert json.loads(out)["costs"]["technology"]["name"] == "mine"
+    assert json.loads(out)["images"] == 20
     code, out, _ = call(capsys, "account", str(folder / "baselines" / "ann"))
     assert code == 0
     assert "no spikes" in out
@@ -151,6 +175,9 @@ def test_account_of_the_paper(capsys: pytest.CaptureFixture[str]) -> None:
     assert "13.72" in out
     code, out, _ = call(capsys, "account", "--paper", "--json")
     assert json.loads(out)[4]["ANN energy / energy"] == "13.72"
+    code, _, err = call(capsys, "account", "--paper", "--technology", "none.toml")
+    assert code == 2
+    assert "none.toml cannot be read" in err
 
 
 def test_doctor(capsys: pytest.CaptureFixture[str]) -> None:

@@ -156,7 +156,7 @@ def test_predict(capsys: pytest.CaptureFixture[str], model: Path, tmp_path: Path
         (["predict", "MODEL", "MODEL"], "cannot be decoded"),
         (["predict", "MODEL", "nowhere.npy"], "nowhere.npy cannot be read as .npy"),
         (["account", "MODEL", "--data", "nowhere.npz"], "nowhere.npz cannot be read"),
-        (["account", "RUN", "--limit", "3"], "--data and --limit are for a deployed network"),
+        (["account", "RUN", "--data", "digits"], "--data is for a deployed network"),
         (["account"], "give a run folder or a model.lbq, or --paper"),
     ],
 )  # fmt: skip

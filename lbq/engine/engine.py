@@ -13,7 +13,7 @@ from lbq.engine import artefact
 from lbq.engine.artefact import Golden, level_digests
 from lbq.engine.native import BACKENDS, Backend
 from lbq.engine.network import IntegerNetwork
-from lbq.engine.runner import Output, Runner
+from lbq.engine.runner import Output, Runner, Watch
 from lbq.errors import ArtefactError, LbqError
 
 Engine = Literal["auto", "dense", "bitplane", "cuda"]
@@ -59,6 +59,12 @@ class Network:
         if self._runner is None:
             self._runner = Runner(self.network)
         return self._runner.run(x, engine, trace, threads, backend, progress)
+
+    def watch(self, images: NDArray[np.uint8], told: Watch) -> None:
+        """Run images and tell every layer's membranes before emission: told(layer, timestep, int32 [B, H, W, C])."""
+        if self._runner is None:
+            self._runner = Runner(self.network)
+        self._runner.run(self._checked(images), watch=told)
 
     def on_device(self, device: str) -> Any:
         """The network in PyTorch on a device: `cuda`, or `cpu` to look at the same arithmetic without a GPU."""

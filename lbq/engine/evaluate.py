@@ -12,17 +12,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lbq.account import Counter
-from lbq.analyze import LevelCounter
+from lbq.analyze import Analysis, Membrane
 from lbq.data import folder
 from lbq.data.testset import EVAL_RATIO, FILES, TestSet, open_arrays, open_test
 from lbq.engine.choose import Choice
 from lbq.engine.engine import Engine, Network
 from lbq.engine.native import Counts
-from lbq.engine.network import IntegerNetwork
+from lbq.engine.network import MEMBRANE_BOUND, IntegerNetwork
 from lbq.errors import ArtefactError, DataError
 from lbq.graph import INPUT
 from lbq.measurement import Measurement
+from lbq.tally import Tallies
 
 BATCH = 256
 
@@ -118,25 +118,75 @@ def measure(
     threads: int = 1,
     limit: int | None = None,
     progress: Callable[[int], None] | None = None,
+    membranes: int = 0,
 ) -> Measurement:
-    """Counts of a deployed network on its own levels; accuracy where labels are known."""
+    """Counts of a deployed network on its own levels; accuracy where labels are known.
+
+    membranes: run every n-th image once more and look at its membranes; 0: none.
+    """
     network = net.network
-    exact, rate = Counter(network, "exact"), Counter(network, "rate")
-    histograms = LevelCounter({layer.name: network.spec(layer.name).n_max for layer in network.layers})
+    tallies, found = Tallies(network), _Membranes(network)
     images = correct = 0
     for x, which in test.batches(64, limit):
         out = net.run(x, "auto", trace=True, threads=threads, progress=progress)
         assert out.levels is not None
-        exact.add({**out.levels, INPUT: x[None] if network.static else x})
-        rate.add(out.levels)
-        histograms.add(out.levels)
+        tallies.add({**out.levels, INPUT: x[None] if network.static else x})
+        if membranes:
+            net.watch(x[::membranes] if network.static else x[:, ::membranes], found.add)
         images += len(out.logits)
         if test.labels is not None:
             correct += int((out.predictions == test.labels[which]).sum())
     if not images:
         raise DataError(f"{test.name} has no samples to run")
     accuracy = math.nan if test.labels is None else 100 * correct / images
-    return Measurement(network, images, accuracy, exact.account(), rate.account(), histograms.layers)
+    return Measurement(network, images, accuracy, tallies, images == test.size, found.layers)
+
+
+class _Membranes:
+    """Histograms of membranes in units of each channel's first threshold."""
+
+    def __init__(self, network: IntegerNetwork) -> None:
+        self.network = network
+        self.layers: dict[str, Membrane] = {}
+        self._steps: dict[str, NDArray[np.float64]] = {}
+
+    def add(self, name: str, timestep: int, u: NDArray[np.int32]) -> None:
+        if name not in self.layers:
+            thresholds = self.network.spec(name).thresholds.astype(np.float64)
+            reached = thresholds[:, 0] < MEMBRANE_BOUND  # one at the bound belongs to a channel without inputs
+            step = np.where(reached, thresholds[:, 0], np.inf)
+            ratios = (
+                np.median(thresholds[reached] / step[reached, None], axis=0) if reached.any() else thresholds[0] / 1e9
+            )
+            self.layers[name] = Membrane.empty(self.network.timesteps, [round(float(r), 3) for r in ratios])
+            self._steps[name] = step
+        self.layers[name].add(timestep, u / self._steps[name])
+
+
+def analyze(
+    net: Network,
+    test: TestSet,
+    threads: int = 1,
+    limit: int | None = None,
+    progress: Callable[[int], None] | None = None,
+    membranes: int = 32,
+    name: str = "",
+) -> Analysis:
+    """The analysis of a deployed network. name: of its file."""
+    known = net.network.facts
+    data = known.get("data")
+    facts = {
+        "kind": "artefact",
+        "name": name,
+        "dataset": data.get("name", "") if isinstance(data, dict) else "",
+        "model": known.get("model", ""),
+        "variant": "deployed",
+        "timesteps": net.network.timesteps,
+        "bits": known.get("bits"),
+        "config_hash": known.get("config_hash", ""),
+        "data": test.name,
+    }
+    return measure(net, test, threads, limit, progress, membranes).analysis(facts)
 
 
 def read_input(path: Path | str, network: IntegerNetwork) -> NDArray[np.uint8]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -52,7 +53,9 @@ class NumpyNeuron(_Layer):
         static: bool,
         timesteps: int,
         threads: int = 1,  # noqa: ARG002 - the native form's
+        watch: Callable[[int, NDArray[np.int32]], None] | None = None,
     ) -> Emitted:
+        """watch: called at every timestep with the membranes `[B, H, W, C]` before emission."""
         n, batch = self.neuron, len(out) // timesteps
         v: NDArray[np.int32] | None = None
         pending: NDArray[np.int32] | None = None
@@ -70,6 +73,8 @@ class NumpyNeuron(_Layer):
                 u += v if n.leak is None else rounded_leak(v.astype(np.int64), n.leak).astype(np.int32)
             if pending is not None:
                 u -= pending
+            if watch is not None:
+                watch(t, u)
             level = count_thresholds(u, n.thresholds, n.signed)
             out[now] = level
             v, pending = u, None

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ from lbq.engine.network import IntegerLayer, IntegerNetwork
 from lbq.engine.neuron import NativeNeuron, NumpyNeuron, emitted
 from lbq.graph import INPUT, Pool, Synapse
 
+Watch = Callable[[str, int, NDArray[np.int32]], None]  # layer, timestep, membranes [B, H, W, C] before emission
 TOGETHER = 2**18  # neuron-steps of the largest layer that are computed together: 1 MiB of currents
 
 
@@ -144,8 +146,9 @@ class Runner:
         threads: int = 1,
         backend: Backend = "horner",
         progress: Callable[[int], None] | None = None,
+        watch: Watch | None = None,
     ) -> Output:
-        """Inputs `[B, C, H, W]`, or `[T, B, C, H, W]` for events."""
+        """Inputs `[B, C, H, W]`, or `[T, B, C, H, W]` for events. watch: told every layer's membranes; on one thread."""
         net = self.network
         if engine != "dense" and (reason := fallback()) is not None:
             warnings.warn(f"running in NumPy, which is right but slow: {reason}", RuntimeWarning, stacklevel=3)
@@ -157,7 +160,7 @@ class Runner:
 
         def piece(where: slice) -> _Part:
             with self._space(each) as space:
-                job = _Job(self, space, engine, backend, inside, choices, trace)
+                job = _Job(self, space, engine, backend, inside, choices, trace, watch)
                 part = job.run(x[where] if net.static else x[:, where])
             if progress is not None:
                 progress(where.stop - where.start)
@@ -209,6 +212,7 @@ class _Job:
     threads: int
     choices: dict[str, Choice]
     trace: bool
+    watch: Watch | None = None
     levels: dict[str, Integers] = field(default_factory=dict)
     activity: dict[str, Emitted] = field(default_factory=dict)
     counts: dict[str, Counts] = field(default_factory=dict)
@@ -251,6 +255,9 @@ class _Job:
         neuron = native if self.engine != "dense" and narrow and fallback() is None else plain
         self.activity[layer.name] = neuron.run(current, shortcuts, out_levels, static, net.timesteps, self.threads)
         self.levels[layer.name] = out_levels
+        if self.watch is not None:
+            scratch, told = np.empty_like(out_levels), partial(self.watch, layer.name)
+            plain.run(current, shortcuts, scratch, static, net.timesteps, watch=told)
         if self.trace:
             split = out_levels.reshape(net.timesteps, self.batch, *out_levels.shape[1:])
             self.kept[layer.name] = split.transpose(0, 1, 4, 2, 3).copy()  # the slot will be used again

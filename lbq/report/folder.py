@@ -1,0 +1,83 @@
+"""Reports and analyses as files: whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+from lbq import engine
+from lbq.analyze import Analysis
+from lbq.engine.evaluate import read_input
+from lbq.errors import LbqError
+from lbq.report import svg
+from lbq.report.figures import analysis_figures
+from lbq.report.formats import comma_separated, latex, markdown
+from lbq.report.page import all_figures, render
+from lbq.report.tables import all_tables
+from lbq.report.tour import Tour, take
+from lbq.results import Gathered
+from lbq.technology import DEFAULT, Technology
+
+SUFFIXES = {"html": ".html", "md": ".md", "latex": ".tex", "csv": ".csv", "svg": ""}
+
+
+def write(path: Path, text: str) -> int:
+    """Replace `path` by `text`; returns its size in bytes."""
+    data = text.encode()
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial.write_bytes(data)
+        os.replace(partial, path)
+    except OSError as error:
+        raise LbqError(f"cannot write {path}: {error.strerror}") from error
+    return len(data)
+
+
+def make(
+    path: Path,
+    found: Gathered,
+    format: str = "html",
+    technology: Technology = DEFAULT,
+    image: Path | None = None,
+    title: str = "LBQ report",
+) -> int:
+    """Write a report; returns its size. image: for the tour, instead of a deployed network's first golden input.
+
+    Where `format` is `svg`, `path` is a folder that gets one file for each figure.
+    """
+    if format == "svg":
+        figures = all_figures(found, technology)
+        return sum(write(path / f"{figure.id}.svg", svg.standalone(figure.svg)) for figure in figures)
+    if format == "html":
+        return write(path, render(found, technology, tour_of(found, image), title))
+    form = {"md": markdown, "latex": latex, "csv": comma_separated}[format]
+    return write(path, form(all_tables(found, technology)))
+
+
+def tour_of(found: Gathered, image: Path | None = None) -> Tour | None:
+    """Through the first deployed network that was given; None without one."""
+    if not found.artefacts:
+        if image is not None:
+            raise LbqError(
+                "--image needs a deployed network to run it: add a model.lbq, or a run folder that holds one"
+            )
+        return None
+    net = engine.load(found.artefacts[0])
+    if image is not None:
+        return take(net, read_input(image, net.network))
+    if net.golden is None:
+        return None
+    return take(net, net.golden.inputs[0] if net.network.static else net.golden.inputs[:, 0])
+
+
+def write_analysis(folder: Path, analysis: Analysis) -> list[Path]:
+    """`analysis.json`, `layers.csv` and one SVG for each figure."""
+    files = {"analysis.json": json.dumps(analysis.to_dict(), separators=(",", ":")) + "\n"}
+    if analysis.layers:
+        files["layers.csv"] = analysis.csv()
+        files |= {f"{name}.svg": svg.standalone(figure.svg) for name, figure in analysis_figures(analysis).items()}
+    for name, text in files.items():
+        write(folder / name, text)
+    return [folder / name for name in files]

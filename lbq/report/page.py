@@ -1,0 +1,261 @@
+"""The report as one page of HTML: tables, figures, a tour and a comparison of two runs. It loads nothing from anywhere."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from html import escape
+from importlib.resources import files
+from typing import Any
+
+from lbq import paper
+from lbq._version import __version__
+from lbq.report import svg
+from lbq.report.figures import Figure, cost_figures, layer_figures, names, speed_figure, training_figures
+from lbq.report.schematics import neuron_figures, surrogates
+from lbq.report.tables import Table, accounts, all_tables, short
+from lbq.report.tour import Picture, Tour
+from lbq.results import Gathered, Result
+from lbq.technology import DEFAULT, Technology
+
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
+
+
+def render(
+    found: Gathered, technology: Technology = DEFAULT, tour: Tour | None = None, title: str = "LBQ report"
+) -> str:
+    """The whole page. The same results give the same bytes."""
+    tables = {table.id: table for table in all_tables(found, technology)}
+    measured = accounts(found.groups)
+    published = [t for t in tables.values() if t.id.startswith(("table2", "table3", "table4", "table5"))]
+    sections: list[tuple[str, str, str]] = []
+
+    def add(id: str, heading: str, *parts: str) -> None:
+        if any(parts):
+            sections.append((id, heading, "".join(parts)))
+
+    ours = [tables[id] for id in ("unfinished", "runs") if id in tables]
+    add("runs-section", "Our runs", _cards(found), *map(_table, ours))
+    add("training", "Training", _figures(training_figures(found)))
+    add(
+        "tables", "The paper's tables, with our rows",
+        "<p>Published rows are cited and marked <i>published</i>; ours are in bold, with the number of seeds. Budgets differ: "
+        "look at the column of epochs before comparing.</p>",
+        *(_table(table, folded=not table.has_ours) for table in published),
+    )  # fmt: skip
+    add(
+        "layers", "What the layers learned", _table(tables["figure4"]), _figures(layer_figures(found)),
+    )  # fmt: skip
+    costs = [table for id, table in tables.items() if id.startswith(("table6", "table7", "honest"))]
+    add(
+        "costs", "What it costs: modelled",
+        "<p>Every energy on this page is <b>modelled</b>: counted operations times published prices. Nothing here was measured "
+        "with a meter.</p>",
+        _figures(cost_figures(measured, technology)),
+        *(_table(table, folded=i > 2) for i, table in enumerate(costs)),  # of the honest ones, the first is open
+        _table(tables["technology"], folded=True),
+    )  # fmt: skip
+    speeds = [figure for benchmark in found.benchmarks if (figure := speed_figure(benchmark)) is not None]
+    add("speed", "Engine speed: measured", _figures(speeds))
+    add("neuron", "The neuron", _figures(_neuron(found)))
+    add("tour", "A tour of one image", _tour(tour) if tour is not None else "")
+    add("compare", "Compare two runs", _compare(found))
+    return _document(title, sections)
+
+
+def all_figures(found: Gathered, technology: Technology = DEFAULT) -> list[Figure]:
+    """Every figure that these results give, without the tour."""
+    speeds = (speed_figure(benchmark) for benchmark in found.benchmarks)
+    return [
+        *training_figures(found), *layer_figures(found), *cost_figures(accounts(found.groups), technology),
+        *(figure for figure in speeds if figure is not None), *_neuron(found),
+    ]  # fmt: skip
+
+
+def _neuron(found: Gathered) -> list[Figure]:
+    """Figs. 1 to 3, on traces of the network that has the most to show."""
+    group = max(
+        (g for g in found.groups if g.analysis is not None and g.analysis.traces),
+        key=lambda g: (g.record["variant"] == "lbq", g.record.get("n_max", 0)),
+        default=None,
+    )
+    if group is None or group.analysis is None:
+        return [*neuron_figures([], ""), surrogates()]
+    return [*neuron_figures(group.analysis.traces, f"{group.title}, {group.record['model']}"), surrogates()]
+
+
+def _document(title: str, sections: Sequence[tuple[str, str, str]]) -> str:
+    style = (files("lbq.report") / "style.css").read_text(encoding="utf-8")
+    script = (files("lbq.report") / "script.js").read_text(encoding="utf-8")
+    light, dark = svg.variables(svg.LIGHT), svg.variables(svg.DARK)
+    themes = (
+        f":root{{color-scheme:light dark;{light}}}@media(prefers-color-scheme:dark){{:root{{{dark}}}}}"
+        f":root[data-theme=light]{{color-scheme:light;{light}}}:root[data-theme=dark]{{color-scheme:dark;{dark}}}"
+        f"@media print{{:root,:root[data-theme]{{{light}}}}}"
+    )
+    links = "".join(f'<li><a href="#{id}">{escape(heading)}</a></li>' for id, heading, _ in sections)
+    body = "".join(
+        f'<section id="{id}" aria-labelledby="{id}-h"><h2 id="{id}-h">{escape(heading)}</h2>{content}</section>'
+        for id, heading, content in sections
+    )
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}"><title>{escape(title)}</title>'
+        f"<style>{themes}{style}{svg.RULES}</style></head>\n<body>"
+        '<a class="skip" href="#main">Skip to the results</a>'
+        f'<header><button id="theme" type="button" hidden>Dark theme</button><h1>{escape(title)}</h1>'
+        '<p class="soft">Learnable burst quantization: our runs beside the published numbers.</p>'
+        f'<nav aria-label="Sections"><ul>{links}</ul></nav></header>\n<main id="main">{body}</main>\n'
+        f"<footer><p>Published numbers: {escape(paper.CITATION)}. Made by lbq {escape(__version__)} from the files named "
+        "above; the page loads nothing from anywhere.</p></footer>"
+        f"<script>{script}</script></body></html>\n"
+    )
+
+
+def _cards(found: Gathered) -> str:
+    """A line of the most telling numbers."""
+    groups = [g for g in found.groups if g.mean is not None]
+    cards = [("finished runs", str(len(found.finished))), ("configurations", str(len(found.groups)))]
+    if found.unfinished:
+        cards.append(("not finished", str(len(found.unfinished))))
+    for dataset in dict.fromkeys(g.record["dataset"] for g in groups):
+        best = max((g for g in groups if g.record["dataset"] == dataset), key=lambda g: g.mean or 0.0)
+        cards.append((f"highest on {dataset}: {best.title}", f"{best.mean:.2f} %"))
+    inside = "".join(f'<div class="card"><b>{escape(value)}</b>{escape(name)}</div>' for name, value in cards)
+    return f'<div class="cards">{inside}</div>' if found.results else ""
+
+
+def _table(table: Table, folded: bool = False) -> str:
+    head = "".join(
+        f'<th scope="col"{_numeric(table, i)}><button type="button">{escape(column)}</button></th>'
+        for i, column in enumerate(table.columns)
+    )
+    rows = []
+    for row in table.rows:
+        cells = []
+        for i, c in enumerate(row.cells):
+            value = "" if c.value is None else f' data-v="{c.value!r}"'
+            hint = f' title="{escape(c.hint)}"' if c.hint else ""
+            cells.append(f"<td{_numeric(table, i)}{value}{hint}>{escape(c.text)}</td>")
+        rows.append(f'<tr class="{row.kind}">{"".join(cells)}</tr>' if row.kind else f"<tr>{''.join(cells)}</tr>")
+    notes = "".join(f'<p class="note">{escape(note)}</p>' for note in table.notes)
+    body = (
+        f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(table.title)}">'
+        f'<table class="sortable" id="{escape(table.id)}"><caption>{escape(table.title)}</caption>'
+        f"<thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>{notes}"
+    )
+    if not folded:
+        return body
+    why = " (published only)" if table.id.startswith("table") else ""
+    return f"<details><summary>{escape(table.title)}{why}</summary>{body}</details>"
+
+
+def _numeric(table: Table, column: int) -> str:
+    return ' class="n"' if column in table.numeric else ""
+
+
+def _figures(figures: Sequence[Figure]) -> str:
+    if not figures:
+        return ""
+    inside = "".join(
+        f'<figure id="figure-{escape(f.id)}"{" class=wide" if f.wide else ""}>{f.svg}'
+        f"<figcaption><b>{escape(f.title)}.</b> {escape(f.caption)}</figcaption></figure>"
+        for f in figures
+    )
+    return f'<div class="figures">{inside}</div>'
+
+
+def _image(picture: Picture, largest: int, caption: str) -> str:
+    """Enlarged by a whole number, so that every level is a square."""
+    scale = max(largest // max(picture.width, picture.height), 1)
+    return (
+        f'<figure><img class="px" alt="{escape(picture.text)}" src="{picture.address}" width="{picture.width * scale}" '
+        f'height="{picture.height * scale}"><figcaption>{escape(caption)}</figcaption></figure>'
+    )
+
+
+def _tour(tour: Tour) -> str:
+    shown = tour.image[:4]
+    start = "".join(_image(p, 192, p.text) for p in shown)
+    stops = []
+    for stop in tour.stops:
+        channels, height, width = stop.shape
+        levels = "".join(_image(p, 420, f"levels, t = {t + 1}") for t, p in enumerate(stop.levels[:2]))
+        planes = "".join(
+            _image(p, 240, f"plane {len(stop.planes) - 1 - i}, worth {2 ** (len(stop.planes) - 1 - i)}")
+            for i, p in enumerate(stop.planes)
+        )
+        stops.append(
+            f'<div class="stop"><div><h4>{escape(stop.layer)}</h4><small>{channels} channels of {height} × {width}; '
+            f"{100 * stop.active:.1f} % active; {stop.additions:.3f} set bits and {stop.unary:.3f} unary spikes per neuron-step"
+            f'</small></div><div><div class="strip">{levels}</div><div class="strip">{planes}</div></div></div>'
+        )
+    bars = "".join(
+        f'<span>{escape(name)}</span><i style="width:{100 * share:.1f}%"></i><span>{100 * share:.1f} %</span>'
+        for name, share in tour.classes
+    )
+    truth = f" It is labelled {escape(tour.truth)}." if tour.truth else ""
+    return (
+        "<p>One image through the deployed network on integers, from the trace of its engine. For each layer, its busiest "
+        "channels: levels at the first timesteps (light: 1, dark: highest; nearly white: silent), then the bit planes of the "
+        "first timestep, the highest first. A black pixel is one set bit: one addition for each synapse that reads it.</p>"
+        f'<div class="strip">{start}</div>{"".join(stops)}<h3>Output</h3><p>{truth}</p><div class="bars">{bars}</div>'
+    )
+
+
+def _compare(found: Gathered) -> str:
+    results = found.results
+    if len(results) < 2:
+        return ""
+    titles = names(results)
+    data = [_curves(result, title) for result, title in zip(results, titles, strict=True)]
+    text = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
+
+    def options(chosen: int) -> str:
+        return "".join(
+            f'<option value="{i}"{" selected" if i == chosen else ""}>{escape(title)}</option>'
+            for i, title in enumerate(titles)
+        )
+
+    return (
+        f'<div class="pick"><label>first <select id="run-a">{options(0)}</select></label>'
+        f'<label>second <select id="run-b">{options(1)}</select></label></div><div id="compared" aria-live="polite"></div>'
+        f'<script type="application/json" id="runs-data">{text}</script>'
+    )
+
+
+def _curves(result: Result, title: str) -> dict[str, Any]:
+    record = result.record
+    facts: dict[str, Any] = {}
+
+    def flatten(prefix: str, value: Any) -> None:
+        if isinstance(value, dict):
+            for key, inner in value.items():
+                flatten(f"{prefix}.{key}" if prefix else key, inner)
+        elif isinstance(value, float):
+            facts[prefix] = float(f"{value:.6g}")
+        elif isinstance(value, str | int):
+            facts[prefix] = value
+
+    kept = (
+        "test_accuracy",
+        "train_loss",
+        "wall_seconds",
+        "hardware",
+        "commit",
+        "config_hash",
+        "weights_sha256",
+        "unfinished",
+    )
+    flatten("", {k: short(record[k], 16) if k.endswith(("hash", "sha256")) else record[k] for k in kept if k in record})
+    flatten("config", record["config"])
+    if result.analysis is not None and result.analysis.layers:
+        flatten("analysis", {k: v for k, v in result.analysis.summary().items() if v is not None})
+    curves = {
+        key: [[e["epoch"], e[key]] for e in record["log"] if e.get(key) is not None]
+        for key in ("loss", "test_accuracy")
+    }
+    for key, values in (("steps", result.steps), ("active", result.active)):
+        curves[key] = [[i + 1, round(v, 5)] for i, v in enumerate(values.values())]
+    return {"name": title, "facts": facts, "curves": curves}

@@ -1,0 +1,286 @@
+"""From what a user names (records, run folders, deployed networks, analyses, benchmarks) to results that a report can show.
+
+Runs that differ in nothing but their seed form a `Group` with mean and standard deviation. A run that is not finished is
+kept apart and enters no mean.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from lbq import analyze
+from lbq.analyze import Analysis
+from lbq.errors import LbqError
+
+NEEDED = ("dataset", "model", "variant", "timesteps", "epochs", "seed", "config_hash", "config", "log")
+TITLES = {
+    "ann": "ANN",
+    "lif": "Binary LIF",
+    "lbq": "LBQ",
+    "v1": "V1 (fixed + box)",
+    "v2": "V2 (fixed + ReLSG-ET)",
+    "v3": "V3 (learned + box)",
+    "burst_fixed": "Burst, fixed step",
+    "ternary_fixed": "Ternary, fixed",
+    "ternary_learned": "Ternary, learned",
+    "qann": "Quantised ANN",
+    "lmht": "LM-HT",
+    "ilif": "I-LIF",
+    "mlf": "MLF",
+}
+ARCHIVE = "model.lbq"
+
+
+@dataclass
+class Result:
+    """One run. record: as in results/*.json; source: the file or folder it came from; artefact: its deployed network;
+    integer: the record of its integer network, which says `of` which record it is."""
+
+    record: dict[str, Any]
+    source: str
+    analysis: Analysis | None = None
+    artefact: Path | None = None
+    integer: dict[str, Any] | None = None
+
+    @property
+    def finished(self) -> bool:
+        return not self.record.get("unfinished", False)
+
+    @property
+    def accuracy(self) -> float | None:
+        return self.record.get("test_accuracy")
+
+    @property
+    def title(self) -> str:
+        """What the method is called in tables; the step's gradient is named where it is not the paper's."""
+        variant = str(self.record["variant"])
+        title = TITLES.get(variant, variant)
+        surrogate = self.record.get("surrogate", "")
+        if surrogate == "box_et" and variant in ("v1", "v3"):
+            title = title.replace("box)", "box-ET)")
+        gradient = self.record.get("step_gradient")
+        return f"{title}, {gradient.upper()} step gradient" if gradient else title
+
+    @property
+    def key(self) -> str:
+        """Equal for runs that differ only in their seed."""
+        tree = {k: v for k, v in self.record["config"].items() if k != "seed"}
+        return json.dumps(tree, sort_keys=True)
+
+    @property
+    def steps(self) -> dict[str, float]:
+        return self.record.get("steps") or (self.analysis.steps if self.analysis else {})
+
+    @property
+    def active(self) -> dict[str, float]:
+        if self.analysis and self.analysis.layers:
+            return {layer.name: layer.histogram.active_ratio for layer in self.analysis.layers}
+        return self.record.get("active") or {}
+
+
+@dataclass
+class Group:
+    """Finished runs of one configuration over several seeds."""
+
+    results: list[Result]
+
+    @property
+    def first(self) -> Result:
+        return self.results[0]
+
+    @property
+    def record(self) -> dict[str, Any]:
+        return self.first.record
+
+    @property
+    def title(self) -> str:
+        return self.first.title
+
+    @property
+    def accuracies(self) -> list[float]:
+        return [r.accuracy for r in self.results if r.accuracy is not None]
+
+    @property
+    def n(self) -> int:
+        return len(self.accuracies)
+
+    @property
+    def mean(self) -> float | None:
+        return statistics.fmean(self.accuracies) if self.accuracies else None
+
+    @property
+    def sd(self) -> float | None:
+        """Sample standard deviation over seeds; None for a single one."""
+        return statistics.stdev(self.accuracies) if self.n > 1 else None
+
+    @property
+    def analysis(self) -> Analysis | None:
+        return next((r.analysis for r in self.results if r.analysis is not None), None)
+
+
+@dataclass
+class Gathered:
+    """results: in the order given. benchmarks: of the engine, as benchmarks/engine_speed.py writes them."""
+
+    results: list[Result] = field(default_factory=list)
+    benchmarks: list[dict[str, Any]] = field(default_factory=list)
+    artefacts: list[Path] = field(default_factory=list)
+
+    @property
+    def finished(self) -> list[Result]:
+        return [r for r in self.results if r.finished]
+
+    @property
+    def unfinished(self) -> list[Result]:
+        return [r for r in self.results if not r.finished]
+
+    @property
+    def groups(self) -> list[Group]:
+        groups: dict[str, Group] = {}
+        for result in self.finished:
+            groups.setdefault(result.key, Group([])).results.append(result)
+        return list(groups.values())
+
+
+def gather(paths: Sequence[Path | str], read_run: Callable[[Path], dict[str, Any]] | None = None) -> Gathered:
+    """Read everything that is named. A folder may be a run, or hold runs and records.
+
+    read_run: from a run folder to its record, as `lbq.records.read` does; it needs torch, and nothing else here does.
+    """
+    found = Gathered()
+    analyses: list[tuple[Analysis, str]] = []
+    integers: list[tuple[dict[str, Any], Path]] = []
+    for path in [p for given in paths for p in _expanded(Path(given))]:
+        if path.is_dir():
+            if read_run is None:
+                raise LbqError(f"{path} is a run folder: make a record of it with lbq record")
+            found.results.append(_with_analysis(read_run(path), str(path)))
+            if (path / ARCHIVE).is_file():
+                found.results[-1].artefact = path / ARCHIVE
+                found.artefacts.append(path / ARCHIVE)
+        elif path.suffix == ".lbq":
+            found.artefacts.append(path)
+        else:
+            value = _json(path)
+            if value.get("format") == analyze.FORMAT:
+                analyses.append((Analysis.from_dict(value, str(path)), str(path)))
+            elif isinstance(value.get("of"), str):
+                integers.append((value, path))
+            elif "sweeps" in value:
+                found.benchmarks.append(value)
+            else:
+                found.results.append(_record(value, path))
+    _attach(found, analyses)
+    for value, path in integers:
+        owner = next((r for r in found.results if Path(r.source).name == value["of"]), None)
+        if owner is None or not isinstance(value.get("test_accuracy"), int | float):
+            raise LbqError(f"{path} is of the integer network of {value['of']}: give that record too")
+        owner.integer = value
+    _refuse_twins(found.results)
+    if not (found.results or found.artefacts or found.benchmarks):
+        raise LbqError("nothing to report: give records, run folders, model.lbq files or analyses")
+    return found
+
+
+def _expanded(path: Path) -> Iterable[Path]:
+    """The path itself, or what a folder that is no run holds: runs, and records in JSON."""
+    if not path.exists():
+        raise LbqError(f"{path} does not exist: give a record, a run folder, a model.lbq or an analysis")
+    if path.is_file():
+        if path.suffix not in (".json", ".lbq"):
+            raise LbqError(f"{path} is neither a record or analysis (.json) nor a deployed network (.lbq)")
+        return [path]
+    if (path / "config.toml").exists():
+        return [path]
+    inside = sorted(p for p in path.iterdir() if p.suffix == ".json" or (p / "config.toml").exists())
+    if not inside:
+        raise LbqError(f"{path} holds no runs and no records: give a run folder, or a folder of records")
+    return inside
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise LbqError(f"{path} cannot be read as JSON: {' '.join(str(error).split())[:100]}") from error
+    if not isinstance(value, dict):
+        raise LbqError(f"{path} must hold a JSON object: a record or an analysis")
+    return value
+
+
+def _record(value: dict[str, Any], path: Path) -> Result:
+    if value.get("format", "lbq record") != "lbq record" or value.get("version", 1) != 1:
+        raise LbqError(
+            f"{path} is {value.get('format')!r}, version {value.get('version')!r}: not a record of version 1"
+        )
+    missing = [key for key in NEEDED if key not in value]
+    if missing:
+        raise LbqError(f"{path} is not a record of lbq: {', '.join(missing)} missing; make one with lbq record RUN")
+    well = isinstance(value["config"], dict) and isinstance(value["log"], list)
+    if not well or not (value.get("unfinished") or isinstance(value.get("test_accuracy"), int | float)):
+        raise LbqError(f"{path} is damaged: its accuracy, configuration or log is not what a record holds")
+    return _with_analysis(value, str(path))
+
+
+def _with_analysis(record: dict[str, Any], source: str) -> Result:
+    held = record.get("analysis")
+    return Result(record, source, Analysis.from_dict(held, f"{source}: analysis") if held else None)
+
+
+def _attach(found: Gathered, analyses: list[tuple[Analysis, str]]) -> None:
+    """Give every analysis and deployed network to its run; an analysis without one stands for itself."""
+    by_weights = {r.record.get("weights_sha256"): r for r in found.results if r.record.get("weights_sha256")}
+    by_config = {r.record["config_hash"]: r for r in found.results}
+    for analysis, source in analyses:
+        facts = analysis.facts
+        owner = by_weights.get(facts.get("weights_sha256"))
+        if owner is None and facts.get("kind") == "artefact":
+            owner = by_config.get(facts.get("config_hash"))
+        if owner is None:
+            found.results.append(_standing_alone(analysis, source))
+        elif owner.analysis is None or (analysis.images > owner.analysis.images):
+            owner.analysis = analysis
+    for path in found.artefacts:
+        from lbq.engine import load
+
+        network = load(path).network
+        owner = by_config.get(network.facts.get("config_hash"))
+        if owner is not None:
+            owner.artefact = path
+
+
+def _standing_alone(analysis: Analysis, source: str) -> Result:
+    """A result of which only an analysis is left: no log, no configuration beyond its facts."""
+    facts = analysis.facts
+    record = {
+        "dataset": facts.get("dataset", "?"),
+        "model": facts.get("model", "?"),
+        "variant": facts.get("variant", "?"),
+        "n_max": facts.get("n_max", max((layer.n_max for layer in analysis.layers), default=0)),
+        "timesteps": facts.get("timesteps", 0),
+        "epochs": facts.get("epochs", 0),
+        "seed": facts.get("seed", 0),
+        "config_hash": facts.get("config_hash", ""),
+        "weights_sha256": facts.get("weights_sha256", ""),
+        "config": {"analysis": source},
+        "log": [],
+        "test_accuracy": analysis.accuracy if analysis.complete else None,
+        "steps": analysis.steps,
+    }
+    return Result(record, source, analysis)
+
+
+def _refuse_twins(results: Sequence[Result]) -> None:
+    """The same run given twice would count twice in a mean."""
+    seen: dict[str, str] = {}
+    for result in results:
+        weights = result.record.get("weights_sha256")
+        if result.finished and weights:
+            if weights in seen:
+                raise LbqError(f"{result.source} and {seen[weights]} are the same run: give it once")
+            seen[weights] = result.source

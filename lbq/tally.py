@@ -1,0 +1,157 @@
+"""How often each level was emitted, by timestep and position, in constant memory. NumPy only.
+
+These tallies are all that accounting and analysis need: histograms, active ratios, accumulations of every kind (each
+position weighted by its own fan-out, so borders are exact) follow from them, and one pass over the data serves all.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lbq.engine.levels import pool
+from lbq.engine.network import IntegerNetwork
+from lbq.errors import GraphError
+from lbq.graph import INPUT, Graph, Pool, Synapse
+
+Integers = NDArray[np.integer[Any]]
+Counts = NDArray[np.int64]
+
+FEW_LEVELS = 24  # up to here, one pass over the bytes for each level is faster than a general histogram
+FEW_POSITIONS = 16
+WIDE, ROWS = 2048, 255  # bytes that are added up at a time; more rows would overflow them
+LARGEST_PIXEL = 255
+
+
+def level_counts(levels: Integers, n_max: int) -> Counts:
+    """How often each magnitude 0..n_max occurs, `[T, H * W, n_max + 1]`, in levels `[T, B, C, H, W]`."""
+    steps, batch, channels, height, width = levels.shape
+    rows, positions = batch * channels, height * width
+    flat = levels.reshape(steps, rows, positions)
+    if flat.dtype.kind == "i":
+        flat = np.abs(flat)
+    if n_max > FEW_LEVELS or positions < FEW_POSITIONS:
+        places = np.arange(steps)[:, None, None] * positions + np.arange(positions)
+        index = flat.astype(np.int64) + places * (n_max + 1)
+        counts = np.bincount(index.ravel(), minlength=steps * positions * (n_max + 1))
+        return counts.reshape(steps, positions, n_max + 1)
+    abreast = math.gcd(rows, max(WIDE // positions, 1))  # images and channels side by side: long rows add up faster
+    flat = flat.reshape(steps, rows // abreast, abreast * positions)
+    wide = np.zeros((n_max + 1, steps, flat.shape[2]), np.int64)
+    equal = np.empty((ROWS, flat.shape[2]), np.bool_)  # small enough to stay in cache
+    for t in range(steps):
+        for start in range(0, flat.shape[1], ROWS):
+            part = flat[t, start : start + ROWS]
+            for k in range(1, n_max + 1):
+                found = np.equal(part, k, out=equal[: len(part)])
+                wide[k, t] += np.add.reduce(found.view(np.uint8), axis=0, dtype=np.uint8)
+    out = wide.reshape(n_max + 1, steps, abreast, positions).sum(2).transpose(1, 2, 0).copy()
+    out[:, :, 0] = rows - out[:, :, 1:].sum(2)
+    return out
+
+
+@dataclass(frozen=True)
+class Read:
+    """Levels of a layer as a synapse reads them: max-pooled, then summed over windows, then over time.
+
+    absolute: sums of magnitudes instead of magnitudes of sums, for networks whose events are counted one by one.
+    """
+
+    source: str
+    maxima: tuple[Pool, ...] = ()
+    sums: tuple[Pool, ...] = ()
+    over_time: bool = False
+    absolute: bool = False
+
+    def of(self, levels: Integers) -> Integers:
+        """What is read of levels `[T, B, C, H, W]`."""
+        if not (self.maxima or self.sums or self.over_time):
+            return levels
+        steps, batch = levels.shape[:2]
+        flat = pool(levels.reshape(-1, *levels.shape[2:]), self.maxima)
+        if self.absolute:
+            flat = np.abs(flat)
+        flat = pool(flat.astype(np.int32) if self.sums or self.over_time else flat, self.sums)
+        read = flat.reshape(steps, batch, *flat.shape[1:])
+        return read.sum(0, keepdims=True, dtype=np.int32) if self.over_time else read
+
+    @property
+    def plain(self) -> Read:
+        """Before anything is summed: what the paper's counts at the neurons' own rate see."""
+        return Read(self.source, self.maxima)
+
+
+class Tallies:
+    """Counts of every tensor that some synapse of a network reads. `add` levels batch by batch."""
+
+    def __init__(self, graph: Graph | IntegerNetwork) -> None:
+        self.graph, self.images = graph, 0
+        self.unit_events = all(graph.spec(layer.name).n_max == 1 for layer in graph.layers)
+        self._readout = {s.name for s in graph.readout.synapses}
+        reads = {Read(layer.name) for layer in graph.layers}
+        for synapse in graph.synapses:
+            if synapse.source != INPUT:
+                reads |= {self.read(synapse), self.read(synapse).plain}
+                if self.unit_events:
+                    reads.add(self.read(synapse, absolute=True))
+        self.reads = tuple(sorted(reads, key=repr))
+        self.counts: dict[Read, Counts] = {}
+
+    def read(self, synapse: Synapse, absolute: bool = False) -> Read:
+        """What a synapse reads; the readout reads sums over time."""
+        maxima = tuple(p for p in synapse.pools if p.kind == "max")  # they come first: an average cannot be max-pooled
+        sums = synapse.pools[len(maxima) :]
+        over_time = synapse.name in self._readout and self.graph.timesteps > 1
+        return Read(synapse.source, maxima, sums, over_time, absolute and bool(sums or over_time))
+
+    def largest(self, read: Read) -> int:
+        """The largest magnitude that can be read."""
+        level = LARGEST_PIXEL if read.source == INPUT else self.graph.spec(read.source).n_max
+        windows = math.prod(math.prod(p.kernel) for p in read.sums)
+        return level * windows * (self.graph.timesteps if read.over_time else 1)
+
+    def add(self, levels: Mapping[str, Integers]) -> None:
+        """Levels of every layer for one batch, `[T, B, C, H, W]` or with the last three flattened.
+
+        Levels of the source `input` are pixels, `[1, B, C, H, W]` for a static image; they may be left out.
+        """
+        shaped = {layer.name: self._shaped(levels, layer.name) for layer in self.graph.layers}
+        found = {read: level_counts(read.of(shaped[read.source]), self.largest(read)) for read in self.reads}
+        if INPUT in levels:
+            pixels = Read(INPUT)
+            found[pixels] = level_counts(np.asarray(levels[INPUT]), self.largest(pixels))
+        self.add_counts(found, next(iter(shaped.values())).shape[1])
+
+    def add_counts(self, found: Mapping[Read, Counts], images: int) -> None:
+        """Counts of one batch that were made elsewhere, on a GPU for example: of all `reads`."""
+        for read, counts in found.items():
+            self.counts[read] = self.counts[read] + counts if read in self.counts else counts
+        self.images += images
+
+    def _shaped(self, levels: Mapping[str, Integers], name: str) -> Integers:
+        layer = self.graph[name]
+        if name not in levels:
+            raise GraphError(f"no levels were recorded for layer {name!r}")
+        level = np.asarray(levels[name])
+        if level.shape[0] != self.graph.timesteps or math.prod(level.shape[2:]) != layer.units:
+            expected = f"[{self.graph.timesteps}, B, {', '.join(map(str, layer.shape))}]"
+            raise GraphError(f"levels of layer {name!r} must be {expected}, got {list(level.shape)}")
+        return level.reshape(*level.shape[:2], *layer.shape)
+
+    def by_timestep(self, layer: str) -> Counts:
+        """`[T, n_max + 1]` of a layer."""
+        return self.counts[Read(layer)].sum(1)
+
+
+def signed_digits(value: Integers) -> NDArray[np.int64]:
+    """Terms of a magnitude in its shortest signed binary form (non-adjacent form): 7 = 8 - 1 has two.
+
+    3x has a digit wherever x and 3x differ (H. Prodinger, 2000), two places up.
+    """
+    magnitude = np.abs(value.astype(np.int64))
+    return np.bitwise_count(magnitude ^ (3 * magnitude)).astype(np.int64)

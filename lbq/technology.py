@@ -1,0 +1,88 @@
+"""What operations and bytes are taken to cost: one named table with its sources, which a file can replace. No torch.
+
+Every energy made from it is modelled, never measured.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import tomllib
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+from lbq.account import Energies
+from lbq.errors import ConfigError, nearest
+
+HOROWITZ_2014 = "M. Horowitz, Computing's energy problem (and what we can do about it), ISSCC 2014, Fig. 1.1.9"
+
+
+@dataclass(frozen=True)
+class Technology:
+    """Picojoules per operation or byte. `origin` says where each number comes from."""
+
+    name: str = "45 nm CMOS, 0.9 V"
+    source: str = HOROWITZ_2014
+    fp32_mac: float = 4.6
+    fp32_add: float = 0.9
+    int8_mac: float = 0.23
+    int32_add: float = 0.1
+    shift: float = 0.1
+    weight_byte: float = 1.25
+    state_byte: float = 2.5
+    weight_reuse: float = 1.0
+    origin: dict[str, str] = field(
+        default_factory=lambda: {
+            "fp32_mac": "32-bit float multiply 3.7 pJ + add 0.9 pJ",
+            "fp32_add": "32-bit float add; the paper prices every accumulation so",
+            "int8_mac": "8-bit integer multiply 0.2 pJ + add 0.03 pJ",
+            "int32_add": "32-bit integer add; also taken for one formation and for each instruction of a state update",
+            "shift": "not in the source: taken as an integer add",
+            "weight_byte": "an eighth of a 64-bit read from an 8 KB SRAM, 10 pJ",
+            "state_byte": "an eighth of a 64-bit access to a 32 KB SRAM, 20 pJ",
+            "weight_reuse": "assumption: accumulations (or MACs) for each weight fetched; 1 is none",
+        }
+    )
+
+    @property
+    def paper(self) -> Energies:
+        """The paper's regime: integer accumulations at the price of float adds."""
+        return Energies(self.fp32_mac, self.fp32_add, self.int32_add, self.shift)
+
+    def table(self) -> list[tuple[str, float, str]]:
+        """Name, value and origin of every constant."""
+        return [(name, getattr(self, name), self.origin.get(name, self.source)) for name in CONSTANTS]
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+CONSTANTS = tuple(f.name for f in fields(Technology) if f.name not in ("name", "source", "origin"))
+DEFAULT = Technology()
+
+
+def load(path: Path | str) -> Technology:
+    """A table from a TOML or JSON file: `name`, `source` and any of the constants; what it leaves out stays as it is here."""
+    path = Path(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+        given: Any = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"technology {path} cannot be read: {' '.join(str(error).split())[:120]}") from error
+    if not isinstance(given, dict) or not given:
+        raise ConfigError(f"technology {path} must hold name, source and constants, such as int32_add = 0.1")
+    for key in ("name", "source"):
+        if not isinstance(given.get(key), str):
+            raise ConfigError(f"technology {path} must have {key}, a text that says where its numbers come from")
+    origin = dict(DEFAULT.origin)
+    for key, value in given.items():
+        if key in ("name", "source"):
+            continue
+        if key not in CONSTANTS:
+            raise ConfigError(f"technology {path}: unknown constant {key!r}{nearest(key, CONSTANTS)}")
+        number = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf
+        if not number or (key == "weight_reuse" and value <= 0):
+            raise ConfigError(f"technology {path}: {key} must be a number of picojoules, not negative, got {value!r}")
+        origin[key] = given["source"]
+    return replace(DEFAULT, **given, origin=origin)

@@ -1,0 +1,53 @@
+"""Finished, unfinished and deployed runs for the tests of records, results and reports: trained once in a test session."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from functools import cache
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+
+from lbq import engine, job, records
+from lbq.config import Config
+from lbq.deploy import deploy_run
+from lbq.measure import analyze_run
+from lbq.report.folder import write_analysis
+from tests.small_runs import Silent
+
+SMALL: dict[str, dict[str, Any]] = {
+    "model": {"id": "resnet8w2"},
+    "train": {"epochs": 2, "batch_size": 256, "warmup_epochs": 0},
+}
+
+
+def trained(folder: Path, **neuron: Any) -> Path:
+    seed = neuron.pop("seed", 0)
+    model = {**SMALL["model"], "timesteps": 1 if neuron.get("name") == "relu" else 2}
+    config = Config.from_dict({**SMALL, "model": model, "seed": seed, "neuron": neuron or {"name": "lbq"}})
+    job.train(config, folder, Silent())
+    return folder
+
+
+@cache
+def runs_folder() -> Path:
+    """A folder with `lbq-0` (analysed, deployed), `lbq-1` (another seed), `ann` and `half` (not finished)."""
+    root = Path(mkdtemp(prefix="lbq-report-runs-"))
+    first = trained(root / "lbq-0")
+    trained(root / "lbq-1", seed=1)
+    trained(root / "ann", name="relu")
+    shutil.copytree(first, root / "half")
+    (root / "half" / "result.json").unlink()
+    metrics = root / "half" / "metrics.jsonl"
+    metrics.write_text(metrics.read_text().splitlines(keepends=True)[0] + '{"epoch": 2, "lo')
+    write_analysis(first / "analysis", analyze_run(first, membranes=8))
+    engine.save(first / "model.lbq", deploy_run(first))
+    return root
+
+
+def record(**changes: Any) -> dict[str, Any]:
+    """The record of `lbq-0` without its analysis, changed."""
+    made = json.loads(json.dumps(records.record_of(runs_folder() / "lbq-0")))
+    made.pop("analysis", None)
+    return {**made, **changes}

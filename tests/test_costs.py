@@ -1,0 +1,121 @@
+"""Honest costs by hand, the law of break-even, and technology tables from files."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from lbq.account import Account, Count, LayerActivity
+from lbq.costs import PLANES, UNARY, costs
+from lbq.errors import ConfigError
+from lbq.technology import CONSTANTS, DEFAULT, load
+
+
+def account(density: float = 0.5, **changes: object) -> Account:
+    """One hidden synapse of 1000 MACs per timestep, 10 neurons, T = 2, levels to 5."""
+    bits = 2000 * density
+    made = Account(
+        mode="exact",
+        images=1,
+        fp_macs=100.0,
+        ann_macs=1100.0,
+        synapses={
+            "conv": Count(
+                unary=3 * bits, bit_sparse=bits, shifts=bits / 2, events=bits / 2, macs=2000, signed_digits=bits
+            )
+        },
+        shortcuts={"id": Count(unary=6, bit_sparse=4, events=3, signed_digits=4)},
+        layers={"sn": LayerActivity(0.2, 0.5, 0.3)},
+        formations={"sn": 20.0 * density},
+        pool_adds=7.0,
+        unit_events=False,
+        timesteps=2,
+        neurons=10,
+        n_max=5,
+        outputs=20,
+    )
+    return replace(made, **changes)  # type: ignore[arg-type]
+
+
+def test_by_hand() -> None:
+    found = costs(account())
+    ours = found.methods[0]
+    assert ours.name == PLANES
+    # 4.6 * 100 + 0.9 * 1000 + 0.1 * 10, in pJ
+    assert ours.paper_uj == pytest.approx(1361e-6)
+    # int8 MACs 23; 1000 accumulations, 10 formations, 4 shortcut and 7 pooled additions, 2*10*(3+3) instructions
+    integer = 0.23 * 100 + 0.1 * (1000 + 10 + 4 + 7 + 120)
+    assert ours.integer_uj == pytest.approx(integer * 1e-6)
+    # weights 1 byte each at 1.25; membranes 20 * 8 bytes and levels 2 * 20 * 3 bits at 2.5
+    memory = integer + 1.25 * (100 + 1000) + 2.5 * (160 + 2 * 20 * 3 / 8)
+    assert ours.memory_uj == pytest.approx(memory * 1e-6)
+    by = {m.name: m for m in found.methods}
+    assert by["ANN, fp32"].integer_uj == pytest.approx(4.6 * 1100e-6)
+    assert by["ANN, int8"].memory_uj == pytest.approx((0.23 * 1100 + 1.25 * 1100 + 2.5 * 20) * 1e-6)
+    slots = by[UNARY]  # five binary slots for each timestep
+    assert slots.integer_uj == pytest.approx((0.23 * 100 + 0.1 * (3000 + 6 + 7 + 5 * 20 * 4)) * 1e-6)
+    assert found.density == 0.5
+    assert [line.count for line in found.shifts] == [0, 0, 500, 40]
+    assert found.reading.microjoules == pytest.approx(500 * 4.6e-6)
+
+
+@pytest.mark.parametrize("regime", ["integer", "memory"])
+def test_at_break_even_both_cost_the_same(regime: str) -> None:
+    """The law itself: put the density where the table says, and the costs meet."""
+    (meets,) = [b for b in costs(account()).break_even if (b.rival, b.regime) == ("ANN, int8", regime)]
+    assert meets.density is not None
+    again = costs(account(meets.density))
+    ours, rival = again.methods[0], next(m for m in again.methods if m.name == "ANN, int8")
+    assert getattr(ours, f"{regime}_uj") == pytest.approx(getattr(rival, f"{regime}_uj"))
+
+
+def test_no_break_even_where_the_neurons_alone_cost_more() -> None:
+    found = costs(account(neurons=10**6))
+    assert {b.density for b in found.break_even if b.rival == "ANN, int8"} == {None}
+
+
+def test_binary_networks_need_no_planes() -> None:
+    found = costs(account(unit_events=True, n_max=1))
+    assert [m.name for m in found.methods][:2] == [PLANES, "ANN, fp32"]
+    events = next(line for line in found.methods[0].lines if line.what == "synaptic accumulations")
+    assert events.count == 500
+    assert [line.count for line in found.shifts] == [0, 0, 0, 0]
+    assert found.to_dict()["modelled"] is True
+
+
+def test_technology_from_a_file(tmp_path: Path) -> None:
+    toml = tmp_path / "t.toml"
+    toml.write_text('name = "7 nm"\nsource = "a datasheet"\nint8_mac = 0.07\n')
+    found = load(toml)
+    assert (found.name, found.int8_mac, found.fp32_mac) == ("7 nm", 0.07, 4.6)
+    assert {n: o for n, _, o in found.table()}["int8_mac"] == "a datasheet"
+    (tmp_path / "t.json").write_text(json.dumps({"name": "x", "source": "y", "weight_reuse": 8}))
+    cheap = costs(account(), load(tmp_path / "t.json"))
+    assert cheap.methods[0].memory_uj < costs(account()).methods[0].memory_uj
+    assert {name for name, _, _ in DEFAULT.table()} == set(CONSTANTS)
+    assert DEFAULT.paper.accumulate == 0.9
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "must hold name"),
+        ("int8_mac = 1.0", "must have name"),
+        ('name = "a"\nsource = "b"\nint8mac = 1.0', "did you mean 'int8_mac'"),
+        ('name = "a"\nsource = "b"\nint8_mac = -1', "not negative"),
+        ('name = "a"\nsource = "b"\nint8_mac = true', "number of picojoules"),
+        ('name = "a"\nsource = "b"\nint8_mac = nan', "number of picojoules"),
+        ('name = "a"\nsource = "b"\nweight_reuse = 0', "weight_reuse"),
+        ("not toml", "cannot be read"),
+    ],
+)
+def test_bad_technology(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "t.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        load(path)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load(tmp_path / "none.toml")

@@ -1,0 +1,119 @@
+"""Records of runs, finished or not, and the command that writes them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from lbq import cli, records
+from lbq.errors import LbqError, RunError
+from tests.report_runs import runs_folder
+
+
+def call(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as stop:
+        cli.main(list(arguments))
+    out, err = capsys.readouterr()
+    return int(stop.value.code or 0), out, err
+
+
+def test_a_record_holds_what_a_reader_needs() -> None:
+    folder = runs_folder() / "lbq-0"
+    made = records.record_of(folder, "a note")
+    result = json.loads((folder / "result.json").read_text())
+    assert (made["format"], made["version"]) == ("lbq record", 1)
+    assert (made["dataset"], made["model"], made["variant"]) == ("digits", "resnet8w2", "lbq")
+    assert (made["step"], made["surrogate"], made["n_max"]) == ("learned", "relsg_et", 5)
+    assert made["test_accuracy"] == result["accuracy"]
+    assert made["config_hash"] == result["config_hash"]
+    assert len(made["weights_sha256"]) == 64
+    assert [e["epoch"] for e in made["log"]] == [1, 2]
+    assert made["log"][0]["step_min"] <= made["log"][0]["step_max"]
+    assert made["note"] == "a note"
+    assert made["analysis"]["facts"]["weights_sha256"] == made["weights_sha256"]
+    assert "note" not in records.record_of(runs_folder() / "lbq-1")
+
+
+def test_variants_say_what_they_are() -> None:
+    ann = records.record_of(runs_folder() / "ann")
+    assert (ann["variant"], ann["step"], ann["n_max"], ann["timesteps"]) == ("ann", "none", 0, 1)
+
+
+def test_the_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    run, out = str(runs_folder() / "lbq-1"), tmp_path / "deep" / "r.json"
+    code, printed, _ = call(capsys, "record", run, "-o", str(out), "--note", "second seed")
+    assert code == 0
+    assert f"{out}: lbq on digits" in printed
+    stored = json.loads(out.read_text())
+    assert stored["note"] == "second seed"
+    code, printed, _ = call(capsys, "record", run)
+    assert code == 0
+    assert json.loads(printed)["weights_sha256"] == stored["weights_sha256"]
+    assert not list(out.parent.glob(".*"))
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("nowhere", "is not a run folder"),
+        ("half", "the run is not finished; continue it with --resume auto"),
+        ("empty", "config.toml is missing"),
+        ("foreign", "it was written by another version of lbq, or by hand"),
+        ("damaged", "result.json cannot be read as JSON"),
+        ("list", "must hold a JSON object"),
+        ("log", "is not the log of a run"),
+        ("weights", "has neither weights.safetensors nor weights.sha256"),
+        ("stale", "is of other weights"),
+    ],
+)
+def test_bad_folders_get_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path, name: str, message: str) -> None:
+    folder = tmp_path / name
+    if name == "half":
+        folder = runs_folder() / "half"
+    elif name == "empty":
+        folder.mkdir()
+    elif name != "nowhere":
+        shutil.copytree(runs_folder() / ("lbq-0" if name == "stale" else "lbq-1"), folder)
+        result = json.loads((folder / "result.json").read_text())
+        if name == "foreign":
+            del result["train_loss"]
+            (folder / "result.json").write_text(json.dumps(result))
+        elif name == "damaged":
+            (folder / "result.json").write_text("{")
+        elif name == "list":
+            (folder / "result.json").write_text("[]")
+        elif name == "log":
+            (folder / "metrics.jsonl").write_text("{}\n")
+        else:
+            (folder / "weights.safetensors").unlink()
+            if name == "stale":
+                (folder / "weights.sha256").write_text("0" * 64 + "  weights.safetensors\n")
+    code, out, err = call(capsys, "record", str(folder))
+    assert code == 2
+    assert out == ""
+    assert err.count("\n") == 1
+    assert message in err
+
+
+def test_a_checksum_may_stand_for_weights(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(runs_folder() / "lbq-1", folder)
+    whole = records.record_of(folder)
+    (folder / "weights.safetensors").unlink()
+    (folder / "weights.sha256").write_text(whole["weights_sha256"] + "  weights.safetensors\n")
+    assert records.record_of(folder)["weights_sha256"] == whole["weights_sha256"]
+
+
+def test_an_unfinished_run_has_a_log_but_no_accuracy() -> None:
+    found = records.read(runs_folder() / "half")
+    assert found["unfinished"] is True
+    assert found["epochs_done"] == 1  # the second line was cut off
+    assert "test_accuracy" not in found
+    assert records.read(runs_folder() / "lbq-0")["test_accuracy"] is not None
+
+
+def test_errors_are_the_users() -> None:
+    assert issubclass(RunError, LbqError)

@@ -1,0 +1,450 @@
+"""Tables, figures, the page and its other formats: what they say, and that nothing can break out of them."""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+import re
+import struct
+import time
+import zlib
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+import torch
+
+from lbq import cli, engine, paper, surrogate
+from lbq.analyze import Analysis
+from lbq.errors import LbqError
+from lbq.records import read
+from lbq.report import comma_separated, latex, markdown, render
+from lbq.report.figures import cost_figures, layer_figures, level_colour, speed_figure, training_figures
+from lbq.report.folder import make, tour_of
+from lbq.report.schematics import box_slope, example, neuron_figures, relsg_et_slope, surrogates
+from lbq.report.svg import Plot, label, log_ticks, standalone, ticks
+from lbq.report.tables import Table, accounts, all_tables
+from lbq.report.tour import png, take
+from lbq.results import Gathered, Result, gather
+from lbq.technology import load
+from tests.report_runs import record, runs_folder
+
+BENCHMARK = {"sweeps": {"active": [[0.05, 10.0, 30.0], [0.2, 25.0, 30.0], [0.5, 60.0, 30.0]]}}
+
+
+@pytest.fixture(scope="module")
+def found() -> Gathered:
+    return gather([runs_folder()], read)
+
+
+def by_id(found: Gathered) -> dict[str, Table]:
+    return {table.id: table for table in all_tables(found)}
+
+
+def of_cifar(**changes: Any) -> Result:
+    """A made-up CIFAR-10 run of the paper's network, with real bookkeeping around it."""
+    base = {
+        "dataset": "cifar10",
+        "model": "resnet20w128",
+        "epochs": 60,
+        "test_accuracy": 95.5,
+        "weights_sha256": "a" * 64,
+    }
+    made = record(**{**base, **changes})
+    made["config"] = {**made["config"], "changed": sorted(map(str, changes.items()))}
+    held = json.loads((runs_folder() / "lbq-0" / "analysis" / "analysis.json").read_text())
+    return Result(made, str(changes), Analysis.from_dict(held))
+
+
+# Tables --------------------------------------------------------------------------------------------------------------
+
+
+def test_published_rows_are_all_there_and_marked(found: Gathered) -> None:
+    tables = by_id(found)
+    published = [row for table in tables.values() for row in table.rows if row.kind == "published"]
+    values = {c.text for row in published for c in row.cells}
+    for row in paper.ACCURACIES:
+        for t, accuracy in row.accuracy.items():
+            assert f"{accuracy:.2f}" in values or f"{accuracy:.2f} (T={t})" in values
+    assert all(row.cells[-1].text == "published" for row in published)
+    assert all(any("Bai" in note for note in tables[id].notes) for id in tables if id.startswith("table"))
+
+
+def test_our_rows_say_mean_deviation_and_number(found: Gathered) -> None:
+    rows = {row.cells[0].text: row for row in by_id(found)["runs"].rows}
+    assert set(rows) == {"ANN", "LBQ"}
+    (group,) = [g for g in found.groups if g.title == "LBQ"]
+    assert rows["LBQ"].cells[6].text == f"{group.mean:.2f} ± {group.sd:.2f} (n = 2)"
+    assert rows["ANN"].cells[6].text.endswith("(1 seed)")
+    assert rows["LBQ"].cells[9].hint.split() == [r.record["weights_sha256"] for r in group.results]
+
+
+def test_what_is_not_finished_is_apart(found: Gathered) -> None:
+    (row,) = by_id(found)["unfinished"].rows
+    assert row.cells[5].text == "1 of 2"
+    assert found.unfinished[0].record["config_hash"][:10] == row.cells[7].text
+    assert sum(g.n for g in found.groups) == 3
+
+
+def test_our_runs_stand_in_the_papers_tables() -> None:
+    results = [of_cifar(), of_cifar(variant="v3", test_accuracy=95.9, surrogate="box", timesteps=2)]
+    tables = by_id(Gathered(results))
+    ours = [row for row in tables["table2-cifar-10"].rows if row.kind == "ours"]
+    assert [row.cells[0].text for row in ours] == ["LBQ", "V3 (learned + box)"]
+    columns = tables["table2-cifar-10"].columns
+    assert ours[0].cells[columns.index("T=2")].text == "95.50 (1 seed)"
+    ablation = [(row.cells[0].text, row.cells[6].text) for row in tables["table5-ablation"].rows if row.kind == "ours"]
+    assert ablation == [("V3 (learned + box)", "95.90 (1 seed)"), ("LBQ", "95.50 (1 seed)")]
+    assert not tables["table3-imagenet-1k"].has_ours
+
+
+def test_costs_come_from_the_analysis(found: Gathered) -> None:
+    tables = by_id(found)
+    (group, exact, rate) = accounts(found.groups)[0]
+    (row,) = [row for row in tables["table6-counts"].rows if row.kind == "ours"]
+    assert row.cells[3].value == pytest.approx(rate.total.bit_sparse / 1e6)
+    assert row.cells[5].value == pytest.approx(exact.total.bit_sparse / 1e6)
+    honest = tables["honest-1"]
+    assert group.title in honest.title
+    assert {row.cells[0].text for row in honest.rows} >= {
+        "bit planes",
+        "signed digits",
+        "ANN, int8",
+        "binary at equal slots",
+    }
+    assert "modelled" in honest.title
+    assert any("NeuroBench" in note for note in honest.notes)
+
+
+def test_a_row_of_the_wrong_length_is_a_bug() -> None:
+    with pytest.raises(ValueError, match="2 columns"):
+        Table("x", "x", ("a", "b")).add(["only one"])
+
+
+# Formats -------------------------------------------------------------------------------------------------------------
+
+
+def test_markdown_latex_csv(found: Gathered) -> None:
+    tables = all_tables(found)
+    text = markdown(tables)
+    header = next(line for line in text.splitlines() if line.startswith("| Method"))
+    assert all(line.count(" | ") >= 2 for line in text.splitlines() if line.startswith("| "))
+    assert header.count("|") == 12
+    assert "**LBQ**" in text
+    tex = latex(tables)
+    assert tex.count(r"\begin{table}") == tex.count(r"\end{table}") == len(tables)
+    assert r"$\pm$" in tex
+    assert not re.search(r"(?<!\\)[%#]", tex)
+    for line in tex.splitlines():
+        if line.endswith(r" \\"):
+            assert len(re.split(r"(?<!\\)&", line)) >= 3
+    rows = comma_separated(tables).split("\n\n")
+    assert len(rows) == len(tables)
+    assert "2587.24" in rows[[t.id for t in tables].index("table7-cost")]
+
+
+def test_spreadsheets_get_no_formulas() -> None:
+    table = Table("x", "x", ("a",))
+    table.add(["=1+1"])
+    assert "'=1+1" in comma_separated([table])
+
+
+# Figures -------------------------------------------------------------------------------------------------------------
+
+
+def test_every_figure_is_xml_with_a_description(found: Gathered) -> None:
+    figures = [
+        *training_figures(found), *layer_figures(found), *cost_figures(accounts(found.groups)), surrogates(),
+        *neuron_figures([], ""), speed_figure(BENCHMARK),
+    ]  # fmt: skip
+    ids = [f.id for f in figures if f is not None]
+    assert len(set(ids)) == len(ids) >= 12
+    for figure in figures:
+        assert figure is not None
+        root = ElementTree.fromstring(standalone(figure.svg).split("\n", 1)[1])
+        names = {child.tag.split("}")[-1] for child in root.iter()}
+        assert {"title", "desc"} <= names
+        numbers = re.findall(r' [xy]\d?="([^"]+)"', figure.svg)
+        assert all(math.isfinite(float(n)) for n in numbers)
+
+
+def test_figures_show_the_numbers(found: Gathered) -> None:
+    figures = {f.id: f for f in training_figures(found)}
+    assert figures["training-loss"].svg.count("<path") >= 4  # three finished runs and the legend
+    assert "(unfinished)" in figures["training-loss"].svg
+    levels = next(f for f in layer_figures(found) if f.id.startswith("levels"))
+    assert levels.svg.count("<rect") == 7 * 5 + 5  # layers, levels, legend
+
+
+def test_surrogates_are_the_librarys() -> None:
+    r = torch.linspace(-3, 9, 400, dtype=torch.float64)
+    tail = torch.tensor(0.5, dtype=torch.float64)
+    for name, mine in (("relsg_et", relsg_et_slope), ("box", box_slope), ("box_et", lambda v: box_slope(v, tail=0.5))):
+        expected = surrogate.get(name).slope(r, 5, tail).tolist()
+        assert [mine(v) for v in r.tolist()] == pytest.approx(expected)
+
+
+def test_the_example_follows_the_equations() -> None:
+    trace = example()
+    v = 0.0
+    for t, x in enumerate(trace.current):
+        u = trace.leak * v + x
+        assert trace.before[t] == pytest.approx(u)
+        assert trace.levels[t] == min(max(math.floor(u / trace.step), 0), 5)
+        v = u - trace.step * (trace.levels[t] > 0)
+        assert trace.after[t] == pytest.approx(v)
+
+
+@pytest.mark.parametrize(("low", "high"), [(0, 1), (0, 0.003), (-4, 9), (95.2, 97.9), (0, 123456)])
+def test_ticks_are_round_and_inside(low: float, high: float) -> None:
+    found = ticks(low, high)
+    assert 2 <= len(found) <= 8
+    assert all(low - 1e-9 <= t <= high + 1e-9 for t in found)
+    gaps = np.diff(found)
+    assert np.allclose(gaps, gaps[0])
+    assert ticks(1, 1) == [1]
+
+
+def test_small_pieces_of_plots() -> None:
+    assert log_ticks(0.05, 20) == pytest.approx([0.1, 1, 10])
+    assert log_ticks(1, 10) == pytest.approx([1, 2, 5, 10])
+    assert label(1e6) == "1e6"
+    plot = Plot("t", "d", (0, 1), (0, 1))
+    plot.level(0.5, "half")
+    assert "half" in plot.svg()
+    assert [level_colour(k, 5) for k in (1, 5)] == ["#fde725", "#5a1a6e"]
+    assert level_colour(1, 1) == "#fde725"
+
+
+def test_bad_benchmarks() -> None:
+    with pytest.raises(LbqError, match="sweeps.active"):
+        speed_figure({"sweeps": {"active": [[1, 2]]}})
+    assert speed_figure({"sweeps": {"active": []}}) is None
+
+
+# The tour ------------------------------------------------------------------------------------------------------------
+
+
+def decoded(address: str) -> np.ndarray:
+    """The pixels of a PNG that `png` made."""
+    data = base64.b64decode(address.split(",", 1)[1])
+    assert data[:8] == b"\x89PNG\r\n\x1a\n"
+    at, chunks = 8, {}
+    while at < len(data):
+        (size,) = struct.unpack(">I", data[at : at + 4])
+        name, body = data[at + 4 : at + 8], data[at + 8 : at + 8 + size]
+        assert struct.unpack(">I", data[at + 8 + size : at + 12 + size])[0] == zlib.crc32(name + body)
+        chunks[name] = body
+        at += 12 + size
+    width, height, _, kind = struct.unpack(">IIBB", chunks[b"IHDR"][:10])
+    rows = np.frombuffer(zlib.decompress(chunks[b"IDAT"]), np.uint8).reshape(height, -1)[:, 1:]
+    return rows.reshape(height, width, 3) if kind == 2 else rows
+
+
+def test_png() -> None:
+    for shape in ((3, 5), (4, 2, 3)):
+        pixels = np.random.default_rng(0).integers(0, 256, shape, np.uint8)
+        address = "data:image/png;base64," + base64.b64encode(png(pixels)).decode()
+        np.testing.assert_array_equal(decoded(address), pixels)
+
+
+def test_the_tour_shows_the_engines_levels() -> None:
+    net = engine.load(runs_folder() / "lbq-0" / "model.lbq")
+    assert net.golden is not None
+    image = net.golden.inputs[0]
+    tour = take(net, image)
+    out = net.run(image, "dense", trace=True)
+    assert out.levels is not None
+    np.testing.assert_array_equal(decoded(tour.image[0].address), (image[0] / 16 * 255).astype(np.uint8))
+    assert tour.classes[0][0] == net.network.classes[int(out.predictions[0])]
+    assert sum(share for _, share in tour.classes) <= 1 + 1e-9
+    for stop in tour.stops:
+        levels = out.levels[stop.layer][:, 0]
+        assert stop.active == pytest.approx(float((levels != 0).mean()))
+        busiest = np.argsort(-levels.astype(int).sum((0, 2, 3)), kind="stable")[0]
+        _, height, width = stop.shape
+        shown = decoded(stop.levels[0].address)[:height, :width]
+        colours = {tuple(int(level_colour(k, 5)[i : i + 2], 16) for i in (1, 3, 5)): k for k in range(1, 6)}
+        first = np.array([[colours.get(tuple(int(c) for c in pixel), 0) for pixel in row] for row in shown])
+        np.testing.assert_array_equal(first, levels[0, busiest])
+        planes = [decoded(p.address)[:height, :width, 0] == 0 for p in reversed(stop.planes)]
+        np.testing.assert_array_equal(
+            sum(2**k * plane.astype(int) for k, plane in enumerate(planes)), levels[0, busiest]
+        )
+
+
+def test_tours_of_given_images(tmp_path: Path, found: Gathered) -> None:
+    path = tmp_path / "i.npy"
+    np.save(path, np.zeros((1, 8, 8), np.uint8))
+    tour = tour_of(found, path)
+    assert tour is not None
+    assert decoded(tour.image[0].address).max() == 0
+    with pytest.raises(LbqError, match="--image needs a deployed network"):
+        tour_of(Gathered(found.results), path)
+    assert tour_of(Gathered(found.results)) is None
+
+
+# The page ------------------------------------------------------------------------------------------------------------
+
+
+class Checker(HTMLParser):
+    """Tags that match, ids that are unique, links that lead somewhere, nothing loaded from outside."""
+
+    VOID = frozenset({"meta", "img", "br", "circle", "rect", "line", "path", "polygon", "link"})
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stack: list[str] = []
+        self.ids: list[str] = []
+        self.targets: list[str] = []
+        self.outside: list[str] = []
+        self.tags: dict[str, int] = {}
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags[tag] = self.tags.get(tag, 0) + 1
+        given = dict(attrs)
+        if tag not in self.VOID or tag in ("circle", "rect", "polygon"):
+            self.stack.append(tag)
+        if "id" in given:
+            self.ids.append(str(given["id"]))
+        if str(given.get("href", "")).startswith("#"):
+            self.targets.append(str(given["href"])[1:])
+        for key in ("src", "href", "srcset", "action"):
+            value = str(given.get(key, "#"))
+            if not value.startswith(("#", "data:image/png")):
+                self.outside.append(value)
+        assert not any(name.startswith("on") for name in given)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        if self.stack and self.stack[-1] == tag:
+            self.stack.pop()
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.stack.pop() == tag
+
+
+def checked(page: str) -> Checker:
+    parser = Checker()
+    parser.feed(page)
+    assert parser.stack == []
+    assert len(set(parser.ids)) == len(parser.ids)
+    assert set(parser.targets) <= set(parser.ids)
+    assert parser.outside == []
+    return parser
+
+
+def test_the_page_is_whole_and_needs_nothing(found: Gathered) -> None:
+    started = time.perf_counter()
+    page = render(Gathered(found.results, [BENCHMARK], found.artefacts), tour=tour_of(found))
+    assert time.perf_counter() - started < 5
+    assert len(page.encode()) < 5e6
+    parser = checked(page)
+    assert parser.tags["table"] >= 12
+    assert parser.tags["svg"] >= 12
+    assert parser.tags["img"] >= 7 * 5
+    for wanted in (
+        "runs",
+        "unfinished",
+        "table2-cifar-10",
+        "table7-cost",
+        "figure-steps",
+        "figure-speed",
+        "tour",
+        "compare",
+    ):
+        assert wanted in parser.ids
+    assert "http://" not in page.replace("http://www.w3.org/2000/svg", "")
+    assert "https://" not in page
+
+
+def test_the_same_results_give_the_same_bytes(found: Gathered) -> None:
+    assert render(found) == render(gather([runs_folder()], read))
+
+
+def test_hostile_records_cannot_break_out() -> None:
+    nasty = "</script><img src=x onerror=alert(1)>\"'&"
+    result = of_cifar(variant=nasty, model=nasty, config_hash=nasty, hardware=nasty)
+    page = render(Gathered([result, of_cifar()]), title=nasty)
+    parser = checked(page)
+    assert parser.tags.get("img", 0) == 0
+    assert "onerror=alert" not in re.sub(r"&lt;img src=x onerror|\\u003cimg src=x onerror", "", page)
+
+
+def test_our_own_records_make_a_page() -> None:
+    ours = gather([Path(__file__).parent.parent / "results"])
+    assert len(ours.finished) >= 5
+    parser = checked(render(ours))
+    assert "figure-steps" in parser.ids
+
+
+def test_pages_of_little(found: Gathered) -> None:
+    """A record without steps or log, a deployed network alone, a benchmark alone."""
+    bare = record(log=[], steps={}, tails={}, active={})
+    checked(render(Gathered([Result(bare, "x")])))
+    checked(render(Gathered(artefacts=found.artefacts), tour=tour_of(found)))
+    checked(render(Gathered(benchmarks=[BENCHMARK])))
+
+
+# The command ---------------------------------------------------------------------------------------------------------
+
+
+def call(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as stop:
+        cli.main(list(arguments))
+    out, err = capsys.readouterr()
+    return int(stop.value.code or 0), out, err
+
+
+@pytest.mark.parametrize(("form", "suffix"), [("html", "html"), ("md", "md"), ("latex", "tex"), ("csv", "csv")])
+def test_the_command(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str, suffix: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, out, err = call(capsys, "report", str(runs_folder()), "--format", form)
+    assert (code, err) == (0, "")
+    assert f"report.{suffix}: " in out
+    assert "3 finished runs, 1 not finished" in out
+    assert [path.name for path in tmp_path.iterdir()] == [f"report.{suffix}"]
+
+
+def test_figures_as_files(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    code, _, _ = call(capsys, "report", str(runs_folder()), "--format", "svg", "-o", str(tmp_path / "f"))
+    assert code == 0
+    files = {path.stem: path for path in (tmp_path / "f").iterdir()}
+    assert {"steps", "active", "training-loss", "surrogates", "neuron", "counts"} <= set(files)
+    for path in files.values():
+        root = ElementTree.parse(path).getroot()
+        assert root.tag == "{http://www.w3.org/2000/svg}svg"
+        assert "prefers-color-scheme:dark" in path.read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nowhere"], "nowhere does not exist"),
+        (["RUNS", "--format", "pdf"], "--format must be one of html, md, latex, csv, svg"),
+        (["RUNS", "-o", "/dev/null/x.html"], "cannot write"),
+        (["RUNS", "--technology", "none.toml"], "none.toml cannot be read"),
+        (["RUNS", "--image", "none.png"], "none.png is not a file"),
+        ([], "Missing argument"),
+    ],
+)
+def test_bad_input(capsys: pytest.CaptureFixture[str], arguments: list[str], message: str) -> None:
+    given = [str(runs_folder()) if a == "RUNS" else a for a in arguments]
+    code, _, err = call(capsys, "report", *given)
+    assert code == 2
+    assert message in err
+    assert err.count("\n") == 1
+
+
+def test_own_prices_change_the_report(tmp_path: Path, found: Gathered) -> None:
+    (tmp_path / "t.toml").write_text('name = "5 nm"\nsource = "a guess"\nfp32_mac = 1.0\n')
+    make(tmp_path / "r.md", found, "md", load(tmp_path / "t.toml"))
+    text = (tmp_path / "r.md").read_text()
+    assert "Technology constants: 5 nm" in text
+    assert "2.59" in next(line for line in text.splitlines() if line.startswith("| ANN | ResNet-20"))

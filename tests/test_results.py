@@ -1,0 +1,139 @@
+"""From files to results: groups over seeds, what is kept apart, and what is refused in one line."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lbq.errors import LbqError
+from lbq.records import read
+from lbq.report.tables import runs_table
+from lbq.results import Result, gather
+from tests.report_runs import record, runs_folder
+
+
+def stored(folder: Path, name: str, value: Any) -> Path:
+    path = folder / name
+    path.write_text(json.dumps(value))
+    return path
+
+
+def seeds(folder: Path, accuracies: list[float]) -> list[Path]:
+    paths = []
+    for seed, accuracy in enumerate(accuracies):
+        made = record(test_accuracy=accuracy, weights_sha256=f"{seed:064d}", seed=seed)
+        made["config"] = {**made["config"], "seed": seed}
+        paths.append(stored(folder, f"s{seed}.json", made))
+    return paths
+
+
+def test_seeds_form_a_group(tmp_path: Path) -> None:
+    accuracies = [95.0, 96.0, 95.2]
+    (group,) = gather(seeds(tmp_path, accuracies)).groups
+    assert group.n == 3
+    assert group.mean == pytest.approx(sum(accuracies) / 3)
+    assert group.sd == pytest.approx(statistics.stdev(accuracies))
+    assert group.title == "LBQ"
+
+
+def test_another_configuration_is_another_group(tmp_path: Path) -> None:
+    paths = seeds(tmp_path, [95.0, 96.0])
+    other = record(weights_sha256="f" * 64)
+    other["config"] = {**other["config"], "optim": {"lr": 7.0}}
+    groups = gather([*paths, stored(tmp_path, "other.json", other)]).groups
+    assert [g.n for g in groups] == [2, 1]
+    assert groups[1].sd is None
+
+
+def test_folders_of_runs_and_records(tmp_path: Path) -> None:
+    seeds(tmp_path, [95.0, 96.0])
+    assert len(gather([tmp_path]).results) == 2
+    found = gather([runs_folder()], read)
+    assert [Path(r.source).name for r in found.results] == ["ann", "half", "lbq-0", "lbq-1"]
+    assert [Path(r.source).name for r in found.unfinished] == ["half"]
+    assert sorted(g.n for g in found.groups) == [1, 2]  # two seeds of LBQ, one ANN; what is not finished is in none
+    (artefact,) = found.artefacts
+    assert artefact.name == "model.lbq"
+
+
+def test_an_analysis_finds_its_run(tmp_path: Path) -> None:
+    analysis = json.loads((runs_folder() / "lbq-0" / "analysis" / "analysis.json").read_text())
+    paths = [stored(tmp_path, "r.json", record()), stored(tmp_path, "a.json", analysis)]
+    (result,) = gather(paths).results
+    assert result.analysis is not None
+    assert result.analysis.images == analysis["images"] == 599
+    # alone it stands for itself
+    (alone,) = gather(paths[1:]).results
+    assert alone.accuracy == analysis["accuracy"]
+    assert alone.title == "LBQ"
+    assert alone.steps == result.steps
+
+
+def test_an_integer_record_finds_its_run(tmp_path: Path) -> None:
+    integer = {"of": "r.json", "test_accuracy": 93.5, "arithmetic": "integer: 8-bit"}
+    paths = [stored(tmp_path, "i.json", integer), stored(tmp_path, "r.json", record())]
+    found = gather(paths)
+    assert found.results[0].integer == integer
+    (row,) = runs_table(found).rows
+    assert [c.text for c in row.cells if c.hint.startswith("integer")] == ["93.50"]
+    with pytest.raises(LbqError, match="give that record too"):
+        gather(paths[:1])
+
+
+def test_a_deployed_network_finds_its_run() -> None:
+    root = runs_folder()
+    found = gather([root / "lbq-1", root / "lbq-0" / "model.lbq", root / "lbq-0"], read)
+    assert [r.artefact is not None for r in found.results] == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ({}, "is not a record of lbq"),
+        ([], "must hold a JSON object"),
+        ({"format": "lbq record", "version": 2}, "not a record of version 1"),
+        ({"format": "lbq analysis", "version": 9}, "is not an analysis of version 1"),
+        ({"format": "lbq analysis", "version": 1}, "is damaged"),
+        ({"format": "something"}, "'something'"),
+    ],
+)
+def test_bad_files(tmp_path: Path, value: Any, message: str) -> None:
+    with pytest.raises(LbqError, match=message):
+        gather([stored(tmp_path, "x.json", value)])
+
+
+def test_bad_paths(tmp_path: Path) -> None:
+    with pytest.raises(LbqError, match="does not exist"):
+        gather([tmp_path / "nowhere"])
+    with pytest.raises(LbqError, match="holds no runs and no records"):
+        gather([tmp_path])
+    with pytest.raises(LbqError, match="nothing to report"):
+        gather([])
+    (tmp_path / "x.txt").write_text("")
+    with pytest.raises(LbqError, match="neither a record"):
+        gather([tmp_path / "x.txt"])
+    (tmp_path / "x.json").write_text("{")
+    with pytest.raises(LbqError, match="cannot be read as JSON"):
+        gather([tmp_path / "x.json"])
+    with pytest.raises(LbqError, match="make a record of it"):
+        gather([runs_folder() / "lbq-0"])
+
+
+def test_damage_and_twins_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(LbqError, match="is damaged"):
+        gather([stored(tmp_path, "a.json", record(test_accuracy=None))])
+    with pytest.raises(LbqError, match="same run: give it once"):
+        gather([stored(tmp_path, "b.json", record()), stored(tmp_path, "c.json", record())])
+
+
+def test_titles() -> None:
+    def title(**changes: Any) -> str:
+        return Result(record(**changes), "x").title
+
+    assert title(step_gradient="lsq") == "LBQ, LSQ step gradient"
+    assert title(variant="v3", surrogate="box_et") == "V3 (learned + box-ET)"
+    assert title(variant="mine") == "mine"

@@ -1,0 +1,89 @@
+"""Tallies against plain loops, and the signed binary form against the definition of the non-adjacent form."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lbq import models
+from lbq.deploy import lower
+from lbq.errors import GraphError
+from lbq.graph import Pool
+from lbq.observe import device_counts
+from lbq.tally import Read, Tallies, level_counts, signed_digits
+
+SHAPES = [(2, 3, 5, 4, 4), (1, 2, 3, 3, 5), (2, 70, 4, 4, 5), (3, 1, 2, 1, 1), (2, 300, 1, 4, 4)]
+
+
+def brute_force(levels: np.ndarray, n_max: int) -> np.ndarray:
+    steps, _, _, height, width = levels.shape
+    found = np.zeros((steps, height * width, n_max + 1), np.int64)
+    for t, b, c, y, x in np.ndindex(levels.shape):
+        found[t, y * width + x, abs(int(levels[t, b, c, y, x]))] += 1
+    return found
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(
+    ("n_max", "dtype"), [(1, np.int8), (5, np.uint8), (3, np.int8), (40, np.uint8), (30, np.int32)]
+)
+def test_counts_equal_brute_force(shape: tuple[int, ...], n_max: int, dtype: type) -> None:
+    low = -n_max if np.issubdtype(dtype, np.signedinteger) else 0
+    levels: np.ndarray = np.random.default_rng(0).integers(low, n_max + 1, shape).astype(dtype)
+    expected = brute_force(levels, n_max)
+    np.testing.assert_array_equal(level_counts(levels, n_max), expected)
+    if dtype != np.int32:
+        np.testing.assert_array_equal(device_counts(torch.from_numpy(levels), n_max).numpy(), expected)
+
+
+def test_bytes_do_not_overflow() -> None:
+    """More than 255 equal levels at one position."""
+    counts = level_counts(np.full((1, 1000, 3, 4, 4), 2, np.uint8), 5)
+    assert (counts[:, :, 2] == 3000).all()
+    assert counts.sum() == 1000 * 3 * 16
+
+
+def naf(n: int) -> int:
+    """Non-zero digits of the non-adjacent form, digit by digit."""
+    terms = 0
+    while n:
+        if n % 2:
+            n -= 2 - n % 4
+            terms += 1
+        n //= 2
+    return terms
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(0, 2**30))
+def test_signed_digits_are_the_non_adjacent_form(value: int) -> None:
+    terms = int(signed_digits(np.array([value]))[0])
+    assert terms == naf(value) <= value.bit_count()
+
+
+def test_signed_digits_save_at_7_14_15() -> None:
+    values = np.arange(16)
+    saved = [int(v) for v in values if signed_digits(values)[v] < int(v).bit_count()]
+    assert saved == [7, 14, 15]
+    assert signed_digits(np.array([-7, 7])).tolist() == [2, 2]
+
+
+def test_reads_pool_and_sum() -> None:
+    levels = np.arange(2 * 1 * 1 * 2 * 2).reshape(2, 1, 1, 2, 2).astype(np.uint8)  # 0..3, then 4..7
+    window = Pool("sum", (2, 2), (2, 2))
+    assert Read("a", sums=(window,)).of(levels).ravel().tolist() == [6, 22]
+    assert Read("a", sums=(window,), over_time=True).of(levels).ravel().tolist() == [28]
+    assert Read("a", maxima=(Pool("max", (2, 2), (2, 2)),)).of(levels).ravel().tolist() == [3, 7]
+    assert Read("a").of(levels) is levels
+    signed = np.array([1, -1, 1, 1], np.int8).reshape(1, 1, 1, 2, 2)
+    assert Read("a", sums=(window,)).of(signed).ravel().tolist() == [2]
+    assert Read("a", sums=(window,), absolute=True).of(signed).ravel().tolist() == [4]
+
+
+def test_wrong_levels_are_refused() -> None:
+    graph = lower(models.create("resnet8w2"), (3, 8, 8))
+    with pytest.raises(GraphError, match="no levels were recorded for layer 'sn1'"):
+        Tallies(graph).add({})
