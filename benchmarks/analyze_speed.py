@@ -3,8 +3,7 @@
     python benchmarks/analyze_speed.py RUN DATA_FOLDER [--images 256] [--device cuda] [--repeats 3] [--model model.lbq]
 
 The aim is at most 1.3 times the plain evaluation. With --model, also the deployed network on one thread. Times are the best of
-several; ratios are within one run. On the CPU they are of the process, on one thread, so that other processes disturb them
-little: set OMP_NUM_THREADS=1.
+several; ratios are within one run. On the CPU they are the process's own, which others disturb little: set OMP_NUM_THREADS=1.
 """
 
 # ruff: noqa: T201

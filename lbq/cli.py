@@ -363,7 +363,7 @@ def account(
 
     honest = None if measured.exact is None else costs(measured.exact, prices)
     if as_json:
-        _print_json({**measured.to_dict(), "costs": None if honest is None else honest.to_dict()})
+        _print_json({**measured.to_dict(prices.paper), "costs": None if honest is None else honest.to_dict()})
     else:
         render_account(measured, honest)
 

@@ -9,7 +9,18 @@ from typing import Any
 
 import numpy as np
 
-from lbq.account import BACKENDS, Account, Count, Counter, LayerActivity, Mode, Operations, energy_mj
+from lbq.account import (
+    BACKENDS,
+    HOROWITZ,
+    Account,
+    Count,
+    Counter,
+    Energies,
+    LayerActivity,
+    Mode,
+    Operations,
+    energy_mj,
+)
 from lbq.analyze import Analysis, LayerAnalysis, LevelHistogram, Membrane, Trace
 from lbq.engine.network import IntegerNetwork
 from lbq.errors import LbqError
@@ -52,15 +63,17 @@ class Measurement:
         """Modelled energy of the same network as an ANN, border-exact like `exact`."""
         return energy_mj(Operations(float(sum(s.valid_macs for s in self.graph.synapses))))
 
-    def to_dict(self) -> dict[str, Any]:
-        modes = {str(a.mode): _account_dict(a) for a in (self.exact, self.rate) if a is not None}
+    def to_dict(self, table: Energies = HOROWITZ) -> dict[str, Any]:
+        """table: prices of the paper's regime."""
+        modes = {str(a.mode): _account_dict(a, table) for a in (self.exact, self.rate) if a is not None}
+        valid = sum(s.valid_macs for s in self.graph.synapses)
         return {
             "images": self.images,
             "accuracy": None if math.isnan(self.accuracy) else self.accuracy,
             "macs": self.graph.macs,
-            "valid_macs": sum(s.valid_macs for s in self.graph.synapses),
+            "valid_macs": valid,
             "units": self.graph.units,
-            "ann_energy_mj": self.ann_energy_mj,
+            "ann_energy_mj": energy_mj(Operations(float(valid)), table),
             **modes,
         }
 
@@ -105,12 +118,12 @@ def _step_of(graph: Graph | IntegerNetwork, name: str) -> np.ndarray[Any, np.dty
     return np.array(np.median(first)) if spread else first
 
 
-def _account_dict(account: Account) -> dict[str, Any]:
+def _account_dict(account: Account, table: Energies) -> dict[str, Any]:
     return {
         "total": asdict(account.total),
         "fp_macs": account.fp_macs,
         "ann_macs": account.ann_macs,
-        "ann_energy_mj": account.ann_energy_mj,
+        "ann_energy_mj": energy_mj(Operations(account.ann_macs), table),
         "pool_adds": account.pool_adds,
         "active_ratio": account.active_ratio,
         "timesteps": account.timesteps,
@@ -119,7 +132,7 @@ def _account_dict(account: Account) -> dict[str, Any]:
         "outputs": account.outputs,
         "unit_events": account.unit_events,
         "shifts": {backend: account.shifts(backend) for backend in BACKENDS},
-        "energy_mj": {backend: account.energy_mj(backend) for backend in BACKENDS},
+        "energy_mj": {backend: account.energy_mj(backend, table) for backend in BACKENDS},
         "layers": {name: asdict(activity) for name, activity in account.layers.items()},
         "formations": account.formations,
         "synapses": {name: asdict(count) for name, count in account.synapses.items()},

@@ -6,7 +6,6 @@ versions, the machine, and the checksum of weights and data.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -40,7 +39,7 @@ def record_of(run: Path | str, note: str = "") -> dict[str, Any]:
             "arithmetic": "float",
             "train_loss": round(result["train_loss"], 5),
             "config_hash": result["config_hash"],
-            "weights_sha256": _checksum(folder),
+            "weights_sha256": runs.weights_checksum(folder),
             "data_sha256": result["data"].get("sha256", ""),
             "hardware": environment["machine"],
             "versions": {k: environment[k] for k in ("lbq", "python", "torch", "kernel")},
@@ -131,7 +130,7 @@ def analysis_of(run: Path | str) -> Analysis | None:
     if not path.exists():
         return None
     found = analyze.load(path)
-    if found.facts.get("weights_sha256") != _checksum(Path(run)):
+    if found.facts.get("weights_sha256") != runs.weights_checksum(run):
         raise RunError(f"{path} is of other weights than {run} holds: run lbq analyze again")
     return found
 
@@ -149,7 +148,7 @@ def facts_of(run: Path | str) -> dict[str, Any]:
         "seed": config.seed,
         "epochs": config.train.epochs,
         "config_hash": config.hash,
-        "weights_sha256": _checksum(folder),
+        "weights_sha256": runs.weights_checksum(folder),
     }
 
 
@@ -175,16 +174,6 @@ def _split(config: Config, data: Mapping[str, str]) -> str:
         return data["split"]
     official = OFFICIAL if config.data.name in ("cifar10", "cifar100") else "official"
     return f"{official}, {config.data.holdout:g} held out of training" if config.data.holdout else official
-
-
-def _checksum(folder: Path) -> str:
-    weights, kept = folder / "weights.safetensors", folder / "weights.sha256"
-    if weights.exists():
-        with open(weights, "rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    if kept.exists():
-        return kept.read_text().split()[0]
-    raise RunError(f"{folder} has neither weights.safetensors nor weights.sha256: its record would prove nothing")
 
 
 def _short(line: Mapping[str, Any]) -> dict[str, Any]:

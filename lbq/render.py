@@ -272,10 +272,10 @@ def render_demo(result: DemoResult) -> None:
 
 
 def render_account(measured: Measurement, costs: Costs | None) -> None:
-    from lbq.account import BACKENDS
+    from lbq.account import BACKENDS, Operations, energy_mj
 
     console = make_console()
-    if measured.exact is None or measured.rate is None:
+    if measured.exact is None or measured.rate is None or costs is None:
         console.print(
             f"accuracy {measured.accuracy:.2f} % on {measured.images} images; no spikes: {measured.graph.macs:,} MACs, "
             f"{1e3 * measured.ann_energy_mj:.3f} µJ per image, modelled"
@@ -309,22 +309,20 @@ def render_account(measured: Measurement, costs: Costs | None) -> None:
         console.print(f"the first layer as additions by pixel planes {planes:,.0f} per image, not in the total")
     console.print(f"additions into sums over windows and time {exact.pool_adds:,.0f} per image, not in the total")
     console.print(f"active ratio {exact.active_ratio:.3f}, mean over layers\n")
+    prices = costs.technology.paper
+    ann_exact, ann_rate = (energy_mj(Operations(a.ann_macs), prices) for a in (exact, rate))
     table = make_table(
-        "Modelled energy per image, µJ (45 nm, Horowitz 2014)",
+        f"Modelled energy per image, µJ, in the paper's regime ({costs.technology.name})",
         "backend", "shifts", "exact", "ANN / it", "rate x MACs", "ANN / it",
     )  # fmt: skip
     for backend in BACKENDS:
+        mine, rated = (a.energy_mj(backend, prices) for a in (exact, rate))
         table.add_row(
-            backend,
-            f"{exact.shifts(backend):,.0f}",
-            f"{1e3 * exact.energy_mj(backend):.3f}",
-            f"{exact.ann_energy_mj / exact.energy_mj(backend):.2f}",
-            f"{1e3 * rate.energy_mj(backend):.3f}",
-            f"{rate.ann_energy_mj / rate.energy_mj(backend):.2f}",
-        )
+            backend, f"{exact.shifts(backend):,.0f}", f"{1e3 * mine:.3f}", f"{ann_exact / mine:.2f}",
+            f"{1e3 * rated:.3f}", f"{ann_rate / rated:.2f}",
+        )  # fmt: skip
     console.print(table)
-    if costs is not None:
-        _render_costs(costs)
+    _render_costs(costs)
 
 
 def _render_costs(costs: Costs) -> None:

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lbq import analyze
+from lbq import analyze, engine
 from lbq.analyze import Analysis
 from lbq.errors import LbqError
 
@@ -236,20 +236,20 @@ def _attach(found: Gathered, analyses: list[tuple[Analysis, str]]) -> None:
     """Give every analysis and deployed network to its run; an analysis without one stands for itself."""
     by_weights = {r.record.get("weights_sha256"): r for r in found.results if r.record.get("weights_sha256")}
     by_config = {r.record["config_hash"]: r for r in found.results}
+
+    def owner_of(facts: Mapping[str, Any]) -> Result | None:
+        """By its weights; a file that does not name them (or an older one) by its configuration."""
+        weights = facts.get("weights_sha256")
+        return by_weights.get(weights) if weights else by_config.get(str(facts.get("config_hash")))
+
     for analysis, source in analyses:
-        facts = analysis.facts
-        owner = by_weights.get(facts.get("weights_sha256"))
-        if owner is None and facts.get("kind") == "artefact":
-            owner = by_config.get(facts.get("config_hash"))
+        owner = owner_of(analysis.facts)
         if owner is None:
             found.results.append(_standing_alone(analysis, source))
-        elif owner.analysis is None or (analysis.images > owner.analysis.images):
+        elif owner.analysis is None or analysis.images > owner.analysis.images:
             owner.analysis = analysis
     for path in found.artefacts:
-        from lbq.engine import load
-
-        network = load(path).network
-        owner = by_config.get(network.facts.get("config_hash"))
+        owner = owner_of(engine.load(path).network.facts)
         if owner is not None:
             owner.artefact = path
 

@@ -6,6 +6,7 @@ Files appear under their final names only when they are complete; one process at
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import os
 import platform
@@ -170,6 +171,18 @@ def read_weights(run: Path | str) -> dict[str, Tensor]:
         return load_file(weights)
     except (SafetensorError, OSError) as error:
         raise RunError(f"{weights} cannot be read ({error}): restore the file or train again") from error
+
+
+def weights_checksum(run: Path | str) -> str:
+    """SHA-256 of a run's weights; `weights.sha256` may stand for weights that were not kept."""
+    folder = Path(run)
+    weights, kept = folder / "weights.safetensors", folder / "weights.sha256"
+    if weights.exists():
+        with open(weights, "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    if kept.exists():
+        return kept.read_text().split()[0]
+    raise RunError(f"{folder} has neither weights.safetensors nor weights.sha256: its record would prove nothing")
 
 
 def load(run: Path | str) -> BurstNet:

@@ -18,7 +18,9 @@ from lbq import analyze, cli, engine, models, runs
 from lbq.account import Counter, Mode, count
 from lbq.analyze import Analysis, LayerAnalysis, LevelHistogram, Membrane, coefficient_of_variation
 from lbq.data.sources import open_source
-from lbq.deploy import lower
+from lbq.data.testset import TestSet
+from lbq.deploy import deploy, lower
+from lbq.engine.evaluate import analyze as analyze_deployed
 from lbq.errors import LbqError
 from lbq.measure import measure, passes
 from lbq.neuron import ILIF, BurstNeuron, LadderNeuron
@@ -222,6 +224,31 @@ def test_the_watched_membranes_give_the_levels() -> None:
         u = u.reshape(2, 2, *membranes[0].shape[1:])
         expected = (u[..., None] >= thresholds).sum(-1).transpose(0, 1, 4, 2, 3)
         np.testing.assert_array_equal(levels[name], expected)
+
+
+def test_event_networks_are_analysed_alike() -> None:
+    """Trained and deployed, on the same frames: the counts of both forms agree but for rounding."""
+    torch.manual_seed(0)
+    net = models.create("resnet8w2", in_channels=2, timesteps=3).eval()
+    deployed = deploy(net, (2, 8, 8), timesteps=3, static=False)
+    frames = np.random.default_rng(0).integers(0, 4, (5, 3, 2, 8, 8)).astype(np.uint8)
+    test = TestSet("frames", (2, 8, 8), False, 5, lambda start, stop: frames[start:stop].swapaxes(0, 1))
+    found = analyze_deployed(deployed, test, membranes=2)
+    assert found.accuracy is None
+    assert found.complete
+    graph = lower(net, (2, 8, 8), 3, static=False)
+    observer = Observer(Tallies(graph), every=2)
+    with torch.no_grad(), observer.watching(net):
+        net(torch.from_numpy(frames.swapaxes(0, 1).astype(np.float32)))
+    observer.finish(5)
+    for layer in found.layers:
+        assert layer.levels.shape == (3, 6)
+        mine = layer.levels[:, 0] / layer.levels.sum(1)
+        counts = observer.tallies.by_timestep(layer.name)
+        np.testing.assert_allclose(mine, counts[:, 0] / counts.sum(1), atol=0.05)
+        assert layer.membrane is not None
+        assert layer.membrane.counts.sum(1).tolist() == [3 * math.prod(layer.shape)] * 3
+        assert observer.membranes[layer.name].counts.shape == layer.membrane.counts.shape
 
 
 def test_an_ann_has_nothing_to_analyse(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -112,6 +112,15 @@ def test_two_runs_are_compared(page: Page) -> None:
     assert page.errors == []
 
 
+def test_a_run_leads_to_its_record(page: Page) -> None:
+    page.run("document.querySelector('#runs a').click()")
+    page.run("new Promise(done => setTimeout(done, 50))")
+    assert page.run("document.querySelector(location.hash).open") is True
+    assert "weights_sha256" in page.run("document.querySelector(location.hash).textContent")
+    page.run("history.replaceState(null, '', location.pathname)")
+    assert page.errors == []
+
+
 @pytest.mark.parametrize("width", [1280, 768, 390])
 def test_nothing_is_wider_than_the_window(page: Page, width: int) -> None:
     page.resize(width)

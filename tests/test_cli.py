@@ -164,6 +164,9 @@ def test_account_of_a_run(capsys: pytest.CaptureFixture[str], demo_run: tuple[Pa
     assert code == 0
     assert json.loads(out)["costs"]["technology"]["name"] == "mine"
     assert json.loads(out)["images"] == 20
+    again = json.loads(out)["exact"]
+    by_hand = 4.6 * again["fp_macs"] + 1.8 * again["total"]["bit_sparse"] + 0.1 * again["total"]["formations"]
+    assert again["energy_mj"]["fused"] == pytest.approx(1e-9 * by_hand)
     code, out, _ = call(capsys, "account", str(folder / "baselines" / "ann"))
     assert code == 0
     assert "no spikes" in out

@@ -9,6 +9,7 @@ import re
 import struct
 import time
 import zlib
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,9 @@ import numpy as np
 import pytest
 import torch
 
-from lbq import cli, engine, paper, surrogate
+from lbq import cli, engine, models, paper, surrogate
 from lbq.analyze import Analysis
+from lbq.deploy import deploy
 from lbq.errors import LbqError
 from lbq.records import read
 from lbq.report import comma_separated, latex, markdown, render
@@ -27,7 +29,7 @@ from lbq.report.figures import cost_figures, layer_figures, level_colour, speed_
 from lbq.report.folder import make, tour_of
 from lbq.report.schematics import box_slope, example, neuron_figures, relsg_et_slope, surrogates
 from lbq.report.svg import Plot, label, log_ticks, standalone, ticks
-from lbq.report.tables import Table, accounts, all_tables
+from lbq.report.tables import Table, accounts, all_tables, images_cell
 from lbq.report.tour import png, take
 from lbq.results import Gathered, Result, gather
 from lbq.technology import load
@@ -118,6 +120,15 @@ def test_costs_come_from_the_analysis(found: Gathered) -> None:
     }
     assert "modelled" in honest.title
     assert any("NeuroBench" in note for note in honest.notes)
+
+
+def test_analyses_say_what_they_are_of(found: Gathered) -> None:
+    analysis = found.groups[-1].analysis
+    assert analysis is not None
+    assert images_cell(analysis).text == "599"
+    on_integers = replace(analysis, complete=False, facts={"kind": "artefact"})
+    assert images_cell(on_integers).text == "first 599 on integers"
+    assert images_cell(None).text == ""
 
 
 def test_a_row_of_the_wrong_length_is_a_bug() -> None:
@@ -277,6 +288,22 @@ def test_the_tour_shows_the_engines_levels() -> None:
         )
 
 
+def test_a_tour_of_event_frames_and_of_colours() -> None:
+    torch.manual_seed(0)
+    events = deploy(models.create("resnet8w2", in_channels=2).eval(), (2, 8, 8), timesteps=2, static=False)
+    assert events.golden is not None
+    tour = take(events, events.golden.inputs[:, 0])
+    assert [p.text for p in tour.image] == ["frame 1 of 2", "frame 2 of 2"]
+    assert decoded(tour.image[0].address).max() == 255  # the brightest of both polarities together
+    colours = deploy(models.create("resnet8w2").eval(), (3, 8, 8), mean=[0.5] * 3, std=[0.2] * 3)
+    assert colours.golden is not None
+    image = colours.golden.inputs[0]
+    np.testing.assert_array_equal(decoded(take(colours, image, "cat").image[0].address), image.transpose(1, 2, 0))
+    page = render(Gathered(artefacts=[]), tour=take(colours, image, "cat"))
+    assert "It is labelled cat." in page
+    checked(page)
+
+
 def test_tours_of_given_images(tmp_path: Path, found: Gathered) -> None:
     path = tmp_path / "i.npy"
     np.save(path, np.zeros((1, 8, 8), np.uint8))
@@ -360,6 +387,17 @@ def test_the_page_is_whole_and_needs_nothing(found: Gathered) -> None:
         assert wanted in parser.ids
     assert "http://" not in page.replace("http://www.w3.org/2000/svg", "")
     assert "https://" not in page
+
+
+def test_every_run_is_told_in_full(found: Gathered) -> None:
+    page = render(found)
+    for result in found.results:
+        assert result.record["config_hash"] in page
+        if result.finished:
+            assert result.record["weights_sha256"] in page
+            assert result.record["data_sha256"] in page
+    assert page.count("Log: ") == 4
+    assert "(not finished)" in page
 
 
 def test_the_same_results_give_the_same_bytes(found: Gathered) -> None:

@@ -71,10 +71,14 @@ def deploy_run(run: Path | str, bits: int = 8, changes: Iterable[str] = ()) -> N
     """The network of a run folder, its golden vectors the first test images of the dataset it was trained on."""
     config = runs.load_config(run, changes)
     net = runs.load(run)
-    return deploy_trained(net, config, test_set(config), bits)
+    origin = {"config_hash": runs.load_config(run).hash, "weights_sha256": runs.weights_checksum(run)}
+    return deploy_trained(net, config, test_set(config), bits, origin)
 
 
-def deploy_trained(net: nn.Module, config: Config, test: TestSet, bits: int = 8) -> Network:
+def deploy_trained(
+    net: nn.Module, config: Config, test: TestSet, bits: int = 8, origin: Mapping[str, str] | None = None
+) -> Network:
+    """origin: what identifies the run that it came from; default the configuration's hash."""
     d = config.data
     if test.shape[0] != config.model.in_channels:
         raise GraphError(f"the network reads {config.model.in_channels} channels, but {test.name} has {test.shape[0]}")
@@ -90,7 +94,7 @@ def deploy_trained(net: nn.Module, config: Config, test: TestSet, bits: int = 8)
         bits=bits,
         classes=test.classes if len(test.classes) == config.model.num_classes else (),
         examples=test.read(0, min(GOLDEN, test.size)),
-        facts={"model": config.model.id, "bits": bits, "config_hash": config.hash, "data": data},
+        facts={"model": config.model.id, "bits": bits, "data": data, **(origin or {"config_hash": config.hash})},
     )
 
 

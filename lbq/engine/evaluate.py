@@ -184,6 +184,7 @@ def analyze(
         "timesteps": net.network.timesteps,
         "bits": known.get("bits"),
         "config_hash": known.get("config_hash", ""),
+        "weights_sha256": known.get("weights_sha256", ""),
         "data": test.name,
     }
     return measure(net, test, threads, limit, progress, membranes).analysis(facts)

@@ -13,7 +13,7 @@ from lbq._version import __version__
 from lbq.report import svg
 from lbq.report.figures import Figure, cost_figures, layer_figures, names, speed_figure, training_figures
 from lbq.report.schematics import neuron_figures, surrogates
-from lbq.report.tables import Table, accounts, all_tables, short
+from lbq.report.tables import Table, accounts, all_tables, run_id, short
 from lbq.report.tour import Picture, Tour
 from lbq.results import Gathered, Result
 from lbq.technology import DEFAULT, Technology
@@ -60,6 +60,7 @@ def render(
     add("neuron", "The neuron", _figures(_neuron(found)))
     add("tour", "A tour of one image", _tour(tour) if tour is not None else "")
     add("compare", "Compare two runs", _compare(found))
+    add("details", "Every run in full", *map(_details, found.results, names(found.results)))
     return _document(title, sections)
 
 
@@ -137,7 +138,8 @@ def _table(table: Table, folded: bool = False) -> str:
         for i, c in enumerate(row.cells):
             value = "" if c.value is None else f' data-v="{c.value!r}"'
             hint = f' title="{escape(c.hint)}"' if c.hint else ""
-            cells.append(f"<td{_numeric(table, i)}{value}{hint}>{escape(c.text)}</td>")
+            text = f'<a href="#{c.link}">{escape(c.text)}</a>' if c.link else escape(c.text)
+            cells.append(f"<td{_numeric(table, i)}{value}{hint}>{text}</td>")
         rows.append(f'<tr class="{row.kind}">{"".join(cells)}</tr>' if row.kind else f"<tr>{''.join(cells)}</tr>")
     notes = "".join(f'<p class="note">{escape(note)}</p>' for note in table.notes)
     body = (
@@ -201,6 +203,34 @@ def _tour(tour: Tour) -> str:
         "channels: levels at the first timesteps (light: 1, dark: highest; nearly white: silent), then the bit planes of the "
         "first timestep, the highest first. A black pixel is one set bit: one addition for each synapse that reads it.</p>"
         f'<div class="strip">{start}</div>{"".join(stops)}<h3>Output</h3><p>{truth}</p><div class="bars">{bars}</div>'
+    )
+
+
+LOGGED = ("epoch", "loss", "train_accuracy", "test_accuracy", "lr", "step_min", "step_max", "seconds")
+
+
+def _details(result: Result, title: str) -> str:
+    """Checksums, versions, configuration and log of one run, folded."""
+    record = result.record
+    shown = {k: v for k, v in record.items() if isinstance(v, str | int | float) and k != "format"}
+    shown |= {f"versions.{k}": v for k, v in record.get("versions", {}).items()}
+    facts = "".join(f"<tr><td>{escape(str(k))}</td><td>{escape(str(v))}</td></tr>" for k, v in shown.items())
+    log = [[entry.get(key) for key in LOGGED] for entry in record["log"]]
+    head = "".join(f'<th scope="col"><button type="button">{escape(key)}</button></th>' for key in LOGGED)
+    rows = "".join(
+        "<tr>" + "".join("<td></td>" if v is None else f'<td data-v="{v!r}">{v:.5g}</td>' for v in entry) + "</tr>"
+        for entry in log
+    )
+    table = (
+        f'<div class="scroll" tabindex="0"><table class="sortable"><caption>Log: {escape(title)}</caption>'
+        f"<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>"
+    )
+    config = escape(json.dumps(record["config"], indent=1))
+    state = "" if result.finished else " (not finished)"
+    return (
+        f'<details id="{run_id(result)}"><summary>{escape(title)}{state}</summary><div class="scroll" tabindex="0">'
+        f'<table class="facts"><caption>Record: {escape(result.source)}</caption><tbody>{facts}</tbody></table></div>'
+        f"{table if log else ''}<details><summary>configuration</summary><pre>{config}</pre></details></details>"
     )
 
 

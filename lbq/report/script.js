@@ -81,3 +81,9 @@ if (holder) {
   for (const select of [a, b]) select.addEventListener("change", compare);
   compare();
 }
+
+// What is folded opens where a link leads into it, and for printing.
+const unfold = () => { const e = location.hash && document.getElementById(location.hash.slice(1)); if (e && e.tagName === "DETAILS") { e.open = true; e.scrollIntoView(); } };
+addEventListener("hashchange", unfold);
+addEventListener("beforeprint", () => { for (const d of document.querySelectorAll("#tables details, #costs details")) d.open = true; });
+unfold();

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 from lbq import paper
 from lbq.account import Account, Count, energy_mj
+from lbq.analyze import Analysis
 from lbq.costs import Costs, costs
 from lbq.measurement import account_from
 from lbq.results import Gathered, Group, Result
@@ -26,11 +28,12 @@ DATASETS = {
 
 @dataclass(frozen=True)
 class Cell:
-    """Text, and what to sort it by where that is not the text."""
+    """Text, what to sort it by where that is not the text, and the id of the place on the page that it leads to."""
 
     text: str
     value: float | None = None
     hint: str = ""
+    link: str = ""
 
 
 @dataclass(frozen=True)
@@ -94,6 +97,11 @@ def integer_cell(group: Group) -> Cell:
     return cell(sum(found) / len(found), hint=hint)
 
 
+def run_id(result: Result) -> str:
+    """Where the page tells all about a run."""
+    return "run-" + hashlib.sha256(result.source.encode()).hexdigest()[:10]
+
+
 def short(text: str, length: int = 10) -> str:
     return text[:length]
 
@@ -138,7 +146,7 @@ def runs_table(found: Gathered) -> Table:
         numeric=frozenset({3, 4, 5, 6, 7}),
         notes=[
             "Accuracy of the last epoch on the test set; mean ± sample standard deviation over seeds, a single seed has none.",
-            "Config and weights: first digits of their SHA-256; the record holds them whole, with the log of every epoch.",
+            "Config and weights: first digits of their SHA-256; the link leads to the whole, with configuration and log.",
         ],
     )
     for group in found.groups:
@@ -148,7 +156,8 @@ def runs_table(found: Gathered) -> Table:
         table.add(
             [
                 group.title, dataset_name(group), str(r["model"]), int(r["timesteps"]), r.get("n_max") or "", int(r["epochs"]),
-                accuracy_cell(group), integer_cell(group), Cell(" ".join(map(short, hashes)), hint="\n".join(hashes)),
+                accuracy_cell(group), integer_cell(group),
+                Cell(" ".join(map(short, hashes)), hint="\n".join(hashes), link=run_id(group.first)),
                 Cell(" ".join(map(short, weights)), hint="\n".join(weights)),
                 Cell(" ".join(_basename(x.source) for x in group.results), hint="\n".join(x.source for x in group.results)),
             ],
@@ -176,7 +185,8 @@ def unfinished_table(found: Gathered) -> Table:
             [
                 result.title, dataset_name(result), str(r["model"]), int(r["timesteps"]), int(r["seed"]),
                 Cell(done, float(r.get("epochs_done", 0))), cell(log[-1]["loss"], 4) if log else None,
-                Cell(short(r["config_hash"]), hint=r["config_hash"]), Cell(_basename(result.source), hint=result.source),
+                Cell(short(r["config_hash"]), hint=r["config_hash"], link=run_id(result)),
+                Cell(_basename(result.source), hint=result.source),
             ],
             "ours",
         )  # fmt: skip
@@ -290,7 +300,7 @@ def layer_table(groups: Sequence[Group]) -> Table:
         numeric=frozenset(range(2, 8)),
         notes=[
             "Burst entropy: of P(k | k > 0), divided by log N_max. CV: standard deviation over mean of the layers' steps.",
-            "Ours: entropy and P(k=1) where the run was analysed (lbq analyze).",
+            "Ours: entropy and P(k=1) where the run was analysed (lbq analyze), as trained or, where it says so, on integers.",
         ],
     )
     for variant, row in paper.LAYER_WISE.items():
@@ -315,7 +325,7 @@ def layer_table(groups: Sequence[Group]) -> Table:
                 cell(100 * summary["first_level"], 1) if burst and summary else None,
                 f"{min(learned):.3f} .. {max(learned):.3f}" if learned else "",
                 cell(_variation(learned), 2) if len(learned) > 1 else None,
-                analysis.images if analysis else None, "ours",
+                images_cell(analysis), "ours",
             ],
             "ours",
         )  # fmt: skip
@@ -340,6 +350,15 @@ def accounts(groups: Sequence[Group]) -> list[tuple[Group, Account, Account]]:
             rate = account_from(analysis.accounts["rate"], "rate", analysis.images)
             found.append((group, exact, rate))
     return found
+
+
+def images_cell(analysis: Analysis | None) -> Cell:
+    """How many images were analysed, and on which form of the network."""
+    if analysis is None:
+        return Cell("")
+    where = " on integers" if analysis.facts.get("kind") == "artefact" else ""
+    part = "" if analysis.complete else "first "
+    return Cell(f"{part}{analysis.images:,}{where}", float(analysis.images))
 
 
 def method_name(group: Group) -> str:
@@ -367,7 +386,7 @@ def counts_table(measured: Sequence[tuple[Group, Account, Account]]) -> Table:
         own = (total.events, border.events) if rate.unit_events else (total.bit_sparse, border.bit_sparse)
         table.add(
             [method_name(group), str(group.record["model"]), cell(total.unary / 1e6, 2), cell(own[0] / 1e6, 2),
-             cell(0.0 if rate.unit_events else total.reduction), cell(own[1] / 1e6, 2), rate.images, "ours"],
+             cell(0.0 if rate.unit_events else total.reduction), cell(own[1] / 1e6, 2), images_cell(group.analysis), "ours"],
             "ours",
         )  # fmt: skip
     return table
