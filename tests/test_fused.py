@@ -607,9 +607,13 @@ shared = dict(T=2, NORM=True, RESIDUAL=True, STEPS=False, SCALE=False, LEAK=True
 sums = {f"SUM_{n.upper()}": -1 for n in fused.SUMS}
 both = {**shared, **rule, **sums, "SHOWN": False, "WHOLE": False, "SUM_CURRENT": 0, "SUM_HAT": 1, "SUM_STEP": 2}
 flat = {**both, "NORM": False, "RESIDUAL": False, "WHOLE": True, "LAYOUT": "flat", "SUM_CURRENT": -1, "SUM_HAT": -1}
+relu = fused.decode("relu relu once 100")
+part = ("ROUNDING", "RESET", "DECAY", "SIGNED", "FMA")
 kernels = [
-    (tiles.burst_forward, {**shared, **{k: rule[k] for k in ("ROUNDING", "RESET", "DECAY", "SIGNED", "FMA")}}),
+    (tiles.burst_forward, {**shared, **{k: rule[k] for k in part}}),
     (tiles.burst_backward, both), (tiles.burst_backward, flat),
+    (tiles.burst_forward, {**shared, **{k: relu[k] for k in part}, "T": 1, "LEAK": False}),
+    (tiles.burst_backward, {**both, **relu, "T": 1, "LEAK": False, "SUM_STEP": -1, "SHOWN": True}),
     (tiles.norm_backward, dict(LAYOUT="any", BR=8, BC=128)), (tiles.moments_partial, dict(LAYOUT="last", BR=32, BC=128)),
     (tiles.moments_total, dict(BR_PARTIAL=32, BP=128, BC=8)), (tiles.track, dict(BC=128)),
 ]
