@@ -55,13 +55,13 @@ def measure(
 ) -> Measurement:
     """Accuracy on the test part and, for a spiking network, its level tallies there; counts and histograms follow.
 
-    membranes: also look at the membranes of every n-th image; 0: of none. limit: of images. precision: to compute in on a
-    GPU, other than the network's own.
+    membranes: run every n-th image of a batch once more and look at its membranes; 0: none. limit: of images.
+    precision: to compute in on a GPU, other than the network's own.
     """
     graph = lower(net, source.shape, static=source.static)
     spiking = all(layer.neuron is not None for layer in graph.layers)
     tallies = Tallies(graph) if spiking else None
-    observer = None if tallies is None else Observer(tallies, membranes)
+    observer = None if tallies is None else Observer(tallies)
     parameter = next(net.parameters())
     device = parameter.device
     images = 0
@@ -74,8 +74,12 @@ def measure(
         x = x.to(parameter)
         if x.dim() == 4 and x.is_cuda:
             x = x.contiguous(memory_format=torch.channels_last)
-        with train.evaluating(net), observer.watching(net) if observer else nullcontext(), cast:
-            logits = net(x)
+        with train.evaluating(net), cast:
+            with observer.counting(net) if observer else nullcontext():
+                logits = net(x)
+            if observer is not None and membranes:
+                with observer.looking_inside(net):
+                    net(x[::membranes] if source.static else x[:, ::membranes])
         correct += (logits.argmax(1) == labels.to(device)).sum()
         images += len(labels)
         if progress is not None:

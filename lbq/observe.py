@@ -1,7 +1,7 @@
 """Watch a network's neurons while it runs: level tallies, membrane histograms and a few traces, on its own device.
 
-Levels are read off the neurons' outputs, which cost nothing extra; membranes are computed again for every n-th image of
-a batch only, because a histogram of all of them would cost more than the network itself.
+Levels are read off the neurons' outputs, so that the fast kernels run as ever. Membranes are not seen outside of them and
+are computed again, for which a second pass over few images is enough.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ MOST_FROM_OUTPUT = 100  # bfloat16 has 8 bits: up to here, output / scale rounds
 
 
 class Observer:
-    """`with observer.watching(net): net(x)` adds a batch; `finish()` hands over what was kept on the device.
+    """`with observer.counting(net): net(x)` tallies the levels of a batch, `with observer.looking_inside(net): net(x)` its
+    membranes; `finish()` hands over what was kept on the device.
 
-    every: take the membranes of each n-th image of a batch; 0: none. on_device: count there with torch, rather than in
-    NumPy; default for all devices but the CPU, where NumPy is faster.
+    on_device: count there with torch, rather than in NumPy; default for all devices but the CPU, where NumPy is faster.
     """
 
-    def __init__(self, tallies: Tallies, every: int = 32, on_device: bool | None = None) -> None:
-        self.tallies, self.every, self.on_device = tallies, every, on_device
+    def __init__(self, tallies: Tallies, on_device: bool | None = None) -> None:
+        self.tallies, self.on_device = tallies, on_device
         self.membranes: dict[str, Membrane] = {}
         self.traces: list[Trace] = []
         names = [layer.name for layer in tallies.graph.layers]
@@ -40,35 +40,43 @@ class Observer:
         self._on_device: dict[Read, Tensor] = {}
 
     @contextmanager
-    def watching(self, net: nn.Module) -> Iterator[None]:
-        """While this is entered, every forward pass of `net` is observed."""
+    def counting(self, net: nn.Module) -> Iterator[None]:
+        """While this is entered, the levels of every forward pass of `net` are tallied."""
 
         def hook(name: str) -> Any:
-            def observe(module: SpikingNeuron, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-                self._observe(name, module, inputs[0], output)
+            def observe(neuron: SpikingNeuron, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+                self._count(name, levels_of(neuron, inputs[0], output), neuron.n_max)
 
             return observe
 
-        neurons = [(n, m) for n, m in net.named_modules() if isinstance(m, SpikingNeuron)]
+        neurons = _neurons(net)
         # a hook before the neuron keeps BatchNorm out of it, so that what it receives is its current
-        handles = [m.register_forward_pre_hook(lambda *_: None) for _, m in neurons]
-        handles += [m.register_forward_hook(hook(n)) for n, m in neurons]
-        try:
+        handles = [n.register_forward_pre_hook(lambda *_: None) for n in neurons.values() if not tells_levels(n)]
+        handles += [neuron.register_forward_hook(hook(name)) for name, neuron in neurons.items()]
+        with _held(handles), torch.no_grad():
             yield
-        finally:
-            for handle in handles:
-                handle.remove()
 
-    @torch.no_grad()
-    def _observe(self, name: str, neuron: SpikingNeuron, x: Tensor, output: Tensor) -> None:
-        levels = levels_of(neuron, x, output)
-        shape = self.tallies.graph[name].shape
-        levels = levels.reshape(*levels.shape[:2], *shape)
-        n_max, plain = neuron.n_max, Read(name)
+    @contextmanager
+    def looking_inside(self, net: nn.Module) -> Iterator[None]:
+        """While this is entered, the membranes of every forward pass of `net` go into histograms."""
+
+        def hook(name: str) -> Any:
+            return lambda neuron, inputs: self._look_inside(name, neuron, inputs[0])
+
+        handles = [
+            neuron.register_forward_pre_hook(hook(name))
+            for name, neuron in _neurons(net).items()
+            if has_membrane(neuron)
+        ]
+        with _held(handles), torch.no_grad():
+            yield
+
+    def _count(self, name: str, levels: Tensor, n_max: int) -> None:
+        levels = levels.reshape(*levels.shape[:2], *self.tallies.graph[name].shape)
         there = levels.device.type != "cpu" if self.on_device is None else self.on_device
         host: Integers | None = None if there else levels.numpy()
         for read in self._reads[name]:
-            if there and read == plain:
+            if there and read == Read(name):
                 found = device_counts(levels, n_max)
                 self._on_device[read] = self._on_device[read] + found if read in self._on_device else found
                 continue
@@ -76,8 +84,6 @@ class Observer:
                 host = levels.cpu().numpy()
             counts = level_counts(read.of(host), self.tallies.largest(read))
             self._counts[read] = self._counts[read] + counts if read in self._counts else counts
-        if self.every and has_membrane(neuron):
-            self._look_inside(name, neuron, x[:, :: self.every])
 
     def _look_inside(self, name: str, neuron: SpikingNeuron, x: Tensor) -> None:
         constants = neuron.constants(x)
@@ -101,15 +107,39 @@ class Observer:
         self.tallies.add_counts(counts, images)
 
 
+def _neurons(net: nn.Module) -> dict[str, SpikingNeuron]:
+    return {name: module for name, module in net.named_modules() if isinstance(module, SpikingNeuron)}
+
+
+@contextmanager
+def _held(handles: list[Any]) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def tells_levels(neuron: SpikingNeuron) -> bool:
+    """Whether output / scale is the level without doubt."""
+    return type(neuron).forward is SpikingNeuron.forward and neuron.n_max <= MOST_FROM_OUTPUT
+
+
 def levels_of(neuron: SpikingNeuron, x: Tensor, output: Tensor) -> Tensor:
-    """Integer levels: output / scale where that is the level without doubt, else computed again from the input."""
-    if type(neuron).forward is not SpikingNeuron.forward or neuron.n_max > MOST_FROM_OUTPUT:
+    """Integer levels, off the output where it tells them, else computed again from the current `x`."""
+    if not tells_levels(neuron):
         return neuron.levels(x)
     scale = (neuron.step if neuron.scale is None else neuron.scale).float()
     if scale.dim():
         scale = scale.reshape(-1, *[1] * (output.dim() - 3))
-    rounded = (output.float() / scale).round_()
-    return rounded.to(torch.int8 if neuron.signed else torch.uint8)
+    dtype = torch.int8 if neuron.signed else torch.uint8
+    if output.device.type != "cpu":
+        return (output.float() / scale).round_().to(dtype)
+    levels = torch.empty(output.shape, dtype=dtype)
+    for step, into in zip(output, levels, strict=True):  # image by image, so that what lies between stays in cache
+        for image, found in zip(step, into, strict=True):
+            found.copy_((image.float() / scale).round_())
+    return levels
 
 
 def has_membrane(neuron: SpikingNeuron) -> bool:

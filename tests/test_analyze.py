@@ -108,9 +108,11 @@ def test_the_observer_sees_what_the_network_does(neuron: Any, on_device: bool) -
     x = torch.randn(4, 3, 8, 8) * 2
     graph = lower(net, (3, 8, 8))
     tallies = Tallies(graph)
-    observer = Observer(tallies, every=2, on_device=on_device)
-    with torch.no_grad(), observer.watching(net):
+    observer = Observer(tallies, on_device=on_device)
+    with observer.counting(net):
         net(x)
+    with observer.looking_inside(net):
+        net(x[::2])
     observer.finish(4)
     with torch.no_grad(), record_levels(net) as levels:
         net(x)
@@ -237,9 +239,12 @@ def test_event_networks_are_analysed_alike() -> None:
     assert found.accuracy is None
     assert found.complete
     graph = lower(net, (2, 8, 8), 3, static=False)
-    observer = Observer(Tallies(graph), every=2)
-    with torch.no_grad(), observer.watching(net):
-        net(torch.from_numpy(frames.swapaxes(0, 1).astype(np.float32)))
+    observer = Observer(Tallies(graph))
+    currents = torch.from_numpy(frames.swapaxes(0, 1).astype(np.float32))
+    with observer.counting(net):
+        net(currents)
+    with observer.looking_inside(net):
+        net(currents[:, ::2])
     observer.finish(5)
     for layer in found.layers:
         assert layer.levels.shape == (3, 6)
