@@ -16,6 +16,7 @@ from lbq.analyze import Analysis
 from lbq.config import Config
 from lbq.errors import RunError
 from lbq.neuron import QuantReLU, SpikingNeuron
+from lbq.results import read_json
 from lbq.train import build
 
 NAMES = {"relu": "ann"}  # what a variant is called in tables, where the neuron's name is another
@@ -29,7 +30,7 @@ def record_of(run: Path | str, note: str = "") -> dict[str, Any]:
     folder = runs.check_folder(run, "config.toml", "metrics.jsonl")
     if not (folder / "result.json").exists():
         raise RunError(f"{folder} has no result.json: the run is not finished; continue it with --resume auto")
-    config, result = runs.load_config(folder), _json(folder / "result.json")
+    config, result = runs.load_config(folder), read_json(folder / "result.json")
     try:
         environment = result["environment"]
         record = {
@@ -102,16 +103,6 @@ def _tree(config: Config) -> dict[str, Any]:
     tree = config.to_dict()
     tree["data"]["root"] = ""  # a place on one machine
     return tree
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise RunError(f"{path} cannot be read as JSON ({' '.join(str(error).split())[:100]})") from error
-    if not isinstance(value, dict):
-        raise RunError(f"{path} must hold a JSON object")
-    return value
 
 
 def log_of(run: Path | str) -> list[dict[str, Any]]:

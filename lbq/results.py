@@ -15,7 +15,7 @@ from typing import Any
 
 from lbq import analyze, engine
 from lbq.analyze import Analysis
-from lbq.errors import LbqError
+from lbq.errors import LbqError, RunError
 
 NEEDED = ("dataset", "model", "variant", "timesteps", "epochs", "seed", "config_hash", "config", "log")
 TITLES = {
@@ -166,7 +166,7 @@ def gather(paths: Sequence[Path | str], read_run: Callable[[Path], dict[str, Any
         elif path.suffix == ".lbq":
             found.artefacts.append(path)
         else:
-            value = _json(path)
+            value = read_json(path)
             if value.get("format") == analyze.FORMAT:
                 analyses.append((Analysis.from_dict(value, str(path)), str(path)))
             elif isinstance(value.get("of"), str):
@@ -203,13 +203,14 @@ def _expanded(path: Path) -> Iterable[Path]:
     return inside
 
 
-def _json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
+    """The object that a JSON file holds."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise LbqError(f"{path} cannot be read as JSON: {' '.join(str(error).split())[:100]}") from error
+        raise RunError(f"{path} cannot be read as JSON: {' '.join(str(error).split())[:100]}") from error
     if not isinstance(value, dict):
-        raise LbqError(f"{path} must hold a JSON object: a record or an analysis")
+        raise RunError(f"{path} must hold a JSON object: a record or an analysis")
     return value
 
 

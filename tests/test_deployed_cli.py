@@ -149,6 +149,7 @@ def test_predict(capsys: pytest.CaptureFixture[str], model: Path, tmp_path: Path
         (["deploy", "RUN", "data.name=cifar10"], "data.root must name the folder of cifar10"),
         (["run", "nowhere.lbq"], "nowhere.lbq cannot be read: No such file"),
         (["run", "."], ". is not a file"),
+        (["run", "MODEL", "nowhere"], "'nowhere' is not what the network was trained on: give digits"),
         (["run", "MODEL", "digits", "--engine", "fast"], "engine must be one of auto, dense, bitplane, cuda"),
         (["run", "MODEL", "digits", "--threads", "0"], "--threads"),
         (["run", "MODEL", "nowhere.npz"], "nowhere.npz cannot be read as .npz"),

@@ -59,6 +59,8 @@ def open_data(network: IntegerNetwork, data: str | None) -> TestSet:
             raise DataError("the network does not say which dataset it is for: give a .npz file with images and labels")
         if data is None and name != "digits":
             raise DataError(f"give the folder of {name}, or a .npz file with images and labels")
+        if name == "digits" and data not in (None, "digits"):
+            raise DataError(f"{data!r} is not what the network was trained on: give digits, or a .npz file with images")
         size, frames, window = (settings.get(key, default) for key, default in _DEFAULTS.items())
         if type(size) is not int or type(window) is not int or frames not in ("count", "time") or min(size, window) < 0:
             raise ArtefactError("the network's facts about its dataset make no sense")
