@@ -194,9 +194,9 @@ def kernels() -> None:
         copy = show(
             f"copy {tuple(shape)}", 2 * x.numel() * 2 / seconds(lambda x=x, other=other: other.copy_(x)) / 1e12, "TB/s"
         )
-        from lbq.kernels import fused
+        from lbq.kernels import fused, launch
 
-        settings = (*fused._flat(constants), neuron.n_max, fused.encode(neuron.rule))
+        settings = (*fused._flat(constants), neuron.n_max, launch.encode(neuron.rule))
         settings = tuple(s.detach() if isinstance(s, Tensor) else s for s in settings)
         forward = seconds(lambda x=x, s=settings: torch.ops.lbq.burst(x, *s))
         both = forward + seconds(lambda x=x, g=grad, s=settings: torch.ops.lbq.burst_backward(g, x, *s, "step tail"))

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 
 from lbq import doctor, models
 from lbq.errors import ConfigError
-from lbq.kernels import choose, fused, reference
+from lbq.kernels import choose, fused, launch, reference
 from lbq.kernels.choose import use
 from lbq.models import fire, over_time
 from lbq.neuron import ILIF, LIF, LMHT, MLF, BurstNeuron, LadderNeuron, ReLU, SpikingNeuron, Ternary
@@ -186,10 +186,10 @@ def test_dense_layouts_are_kept_and_none_is_copied() -> None:
     """A timestep's memory order goes through; gradients in another order are brought into it."""
     x = channels_last(randn(2, 3, 4, 5, 5))
     neuron = BurstNeuron().to(DEVICE)
-    assert fused.settled(x) is x
+    assert launch.settled(x) is x
     assert neuron(x).stride() == x.stride()
     repeated = x[:1].expand(2, *x.shape[1:])
-    assert fused.settled(repeated) is repeated
+    assert launch.settled(repeated) is repeated
     assert_same(neuron, x)  # with a contiguous gradient
 
 
@@ -475,7 +475,7 @@ def test_opcheck_of_every_operator() -> None:
     ops = torch.ops.lbq
     x = channels_last(randn(2, 3, 4, 3, 3))
     neuron = LIF(membrane="plif").to(DEVICE)
-    tensors, plain = inputs_of(neuron, x), (neuron.n_max, fused.encode(neuron.rule))
+    tensors, plain = inputs_of(neuron, x), (neuron.n_max, launch.encode(neuron.rule))
     mean, var = torch.ops.lbq.moments(x.flatten(0, 1))
     norm = (torch.ones_like(mean).requires_grad_(), torch.zeros_like(mean).requires_grad_(), mean, var)
     residual = torch.randn_like(x).requires_grad_()
@@ -587,27 +587,27 @@ def test_over_time_and_fire_agree() -> None:
 def test_slabs_cover_everything_once() -> None:
     """Rows of programs times tiles times rows of a tile reach the last row, and no program has nothing to do."""
     for rows, channels in ((1, 1), (7, 3), (1000, 128), (123457, 130), (65536, 512)):
-        slab = fused.slab_of((rows, channels, 1, 1), (channels, 1, channels, channels), True, 1024)
+        slab = launch.slab_of((rows, channels, 1, 1), (channels, 1, channels, channels), True, 1024)
         for wanted in (1, 528, 4224):
             programs, columns, each = slab.share(wanted)
             assert programs * each * slab.br >= rows > (each - 1) * programs * slab.br
             assert (programs - 1) * slab.br < rows
             assert columns * slab.bc >= channels
-    assert all(a >= b for a, b in pairwise(fused.tile_for(t) for t in range(1, 33)))
+    assert all(a >= b for a, b in pairwise(launch.tile_for(t) for t in range(1, 33)))
 
 
 COMPILE = """
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from lbq.kernels import fused, tiles
-rule = fused.decode("relsg_et floor once 110")
+from lbq.kernels import launch, tiles
+rule = launch.decode("relsg_et floor once 110")
 assert rule["FMA"]
 shared = dict(T=2, NORM=True, RESIDUAL=True, STEPS=False, SCALE=False, LEAK=True, GAIN=False, LAYOUT="last", BR=8, BC=128)
-sums = {f"SUM_{n.upper()}": -1 for n in fused.SUMS}
+sums = {f"SUM_{n.upper()}": -1 for n in launch.SUMS}
 both = {**shared, **rule, **sums, "SHOWN": False, "WHOLE": False, "SUM_CURRENT": 0, "SUM_HAT": 1, "SUM_STEP": 2}
 flat = {**both, "NORM": False, "RESIDUAL": False, "WHOLE": True, "LAYOUT": "flat", "SUM_CURRENT": -1, "SUM_HAT": -1}
-relu = fused.decode("relu relu once 100")
+relu = launch.decode("relu relu once 100")
 part = ("ROUNDING", "RESET", "DECAY", "SIGNED", "FMA")
 kernels = [
     (tiles.burst_forward, {**shared, **{k: rule[k] for k in part}}),
