@@ -23,6 +23,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from importlib import metadata
 from typing import Any, ClassVar
 
 import torch
@@ -77,12 +78,12 @@ def trained(neuron: str, timesteps: int, batch: int, graph: bool = True) -> Step
     return lambda: trainer._step(iter([source.batch]))
 
 
-def plain(net: nn.Module, batch: int) -> Step:
+def plain(net: nn.Module, batch: int, layout: torch.memory_format = torch.channels_last) -> Step:
     """A step as anyone would write it."""
-    net = net.to(DEVICE, memory_format=torch.channels_last).train()
+    net = net.to(DEVICE, memory_format=layout).train()  # type: ignore[call-overload]
     optimiser = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9, nesterov=True, weight_decay=5e-4)
     x, labels = OneBatch(batch).batch
-    x = x.contiguous(memory_format=torch.channels_last)
+    x = x.contiguous(memory_format=layout)
 
     def step() -> None:
         optimiser.zero_grad(set_to_none=True)
@@ -259,21 +260,27 @@ def rivals() -> None:
     if importlib.util.find_spec("spikingjelly") is None:
         print("SpikingJelly is not installed: left out")
         return
+    import spikingjelly  # type: ignore[import-not-found]
     from spikingjelly.activation_based import functional, neuron, surrogate  # type: ignore[import-not-found]
 
+    if not hasattr(neuron, "ILIFNode"):
+        print("SpikingJelly's I-LIF came with version 2: left out")
+        return
+
     def make() -> nn.Module:
-        node = neuron.ILIFNode if hasattr(neuron, "ILIFNode") else neuron.LIFNode
-        options = {"step_mode": "m", "surrogate_function": surrogate.ATan()}
-        return node(**options)
+        node: nn.Module = neuron.ILIFNode(surrogate_function=surrogate.MultiLevelSpikeCount(5), step_mode="m")
+        return node
 
-    net = models.create(MODEL, timesteps=2, neuron=make)
-    step = plain(net, BATCH)
+    RESULTS["spikingjelly"] = version = getattr(spikingjelly, "__version__", metadata.version("spikingjelly"))
+    for layout, name in ((torch.contiguous_format, "NCHW"), (torch.channels_last, "channels_last")):
+        net = models.create(MODEL, timesteps=2, neuron=make)
+        step = plain(net, BATCH, layout)
 
-    def reset_and_step() -> None:
-        functional.reset_net(net)
-        step()
+        def reset_and_step(net: nn.Module = net, step: Step = step) -> None:
+            functional.reset_net(net)
+            step()
 
-    show(f"SpikingJelly neuron in the same network, T=2 batch {BATCH}", measure(reset_and_step, BATCH))
+        show(f"SpikingJelly {version} I-LIF, {name}, T=2 batch {BATCH}", measure(reset_and_step, BATCH))
 
 
 PARTS = {p.__name__: p for p in (line, steps, scaling, kernels, start, profile, rivals)}
