@@ -3,8 +3,9 @@
     python benchmarks/train_speed.py [part ...] [--json FILE]
 
 Parts: `steps` (T = 1, 2, 4 at batch 256, and batch 64), `line` (the same ANN, eager and compiled: what a timestep should
-cost), `scaling` (batch and T), `kernels` (the neuron's kernels against a copy), `start` (a new process to its first step),
-`profile` (where the time goes), `rivals` (SpikingJelly, where installed). Without a part, all of them.
+cost), `scaling` (batch and T), `neurons` (the baselines), `kernels` (the neuron's kernels against a copy), `start` (a new
+process to its first step), `profile` (where the time goes), `rivals` (SpikingJelly, where installed). Without a part, all
+of them.
 
 A step is forward, backward and SGD in bfloat16 and channels_last, on a batch that is already on the GPU; figures are medians
 over windows of steps. No accuracy is measured here.
@@ -142,17 +143,19 @@ def steps() -> None:
 
 
 def line() -> None:
-    show(f"ANN eager, plain PyTorch, batch {BATCH}", measure(plain(ann(), BATCH), BATCH))
-    show(f"ANN in this trainer, batch {BATCH}", measure(trained("relu", 1, BATCH), BATCH))
-    show("ANN in this trainer, batch 64", measure(trained("relu", 1, 64), 64))
-    began = time.perf_counter()
-    step = plain(torch.compile(ann()), BATCH)  # type: ignore[arg-type]
-    step()
-    torch.cuda.synchronize()
-    show("compiling the ANN", time.perf_counter() - began, "s")
-    rate = show(f"ANN torch.compile, batch {BATCH}", measure(step, BATCH))
+    with choose.use("reference"):  # nothing of this package's kernels in what it is compared with
+        show(f"ANN eager, plain PyTorch, batch {BATCH}", measure(plain(ann(), BATCH), BATCH))
+        began = time.perf_counter()
+        step = plain(torch.compile(ann()), BATCH)  # type: ignore[arg-type]
+        step()
+        torch.cuda.synchronize()
+        show("compiling the ANN", time.perf_counter() - began, "s")
+        rate = show(f"ANN torch.compile, batch {BATCH}", measure(step, BATCH))
+        show("ANN eager, plain PyTorch, batch 64", measure(plain(ann(), 64), 64))
     for timesteps in (1, 2, 4):
         show(f"  the line for T={timesteps}: ANN torch.compile / {timesteps}", rate / timesteps)
+    show(f"ANN in this trainer, batch {BATCH}", measure(trained("relu", 1, BATCH), BATCH))
+    show("ANN in this trainer, batch 64", measure(trained("relu", 1, 64), 64))
 
 
 def scaling() -> None:
@@ -162,8 +165,12 @@ def scaling() -> None:
     for timesteps in (1, 2, 3, 4, 6, 8):
         rate = show(f"LBQ T={timesteps} batch 128", measure(trained("lbq", timesteps, 128), 128))
         show(f"  ms for each timestep, T={timesteps}", 128e3 / rate / timesteps, "ms")
-    for neuron in ("v1", "lif", "ternary", "ilif", "lmht", "qann"):
+
+
+def neurons() -> None:
+    for neuron in ("v1", "lif", "ternary", "ilif", "lmht", "mlf"):
         show(f"{neuron} T=2 batch {BATCH}", measure(trained(neuron, 2, BATCH), BATCH))
+    show(f"qann T=1 batch {BATCH}", measure(trained("qann", 1, BATCH), BATCH))
 
 
 def kernels() -> None:
@@ -283,7 +290,7 @@ def rivals() -> None:
         show(f"SpikingJelly {version} I-LIF, {name}, T=2 batch {BATCH}", measure(reset_and_step, BATCH))
 
 
-PARTS = {p.__name__: p for p in (line, steps, scaling, kernels, start, profile, rivals)}
+PARTS = {p.__name__: p for p in (line, steps, scaling, neurons, kernels, start, profile, rivals)}
 
 
 def main() -> None:

@@ -445,6 +445,27 @@ def test_relu_after_batchnorm_in_one_pass(case: str) -> None:
         torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4, equal_nan=True)
 
 
+@pytest.mark.parametrize("neuron", ["lbq", "lif", "ilif", "lmht", "qann", "relu"])
+def test_channels_last_stays_channels_last_both_ways(neuron: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No gradient is laid out anew on its way back: copies that no result shows, and that cost half of the speed."""
+    kept = []
+    original = launch.ordered_like
+
+    def watch(y: Tensor, x: Tensor) -> Tensor:
+        out = original(y, x)
+        kept.append(out is y)
+        return out
+
+    monkeypatch.setattr(launch, "ordered_like", watch)
+    steps = 1 if neuron in ("qann", "relu") else 2
+    net = models.create("resnet8w16", timesteps=steps, neuron=neuron, in_channels=1).to(DEVICE)
+    net = net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    with use("fused"):
+        net(randn(2, 1, 8, 8).contiguous(memory_format=torch.channels_last)).sum().backward()
+    assert kept
+    assert kept.count(False) <= 1  # the pooled features' gradient, which is spread over the image
+
+
 @pytest.mark.parametrize("neuron", ["lbq", "lif", "ternary", "ilif", "lmht", "mlf", "ladder", "qann", "relu"])
 def test_networks_train_alike(neuron: str) -> None:
     """Loss and gradients of a network in float32 under both kernels; what the fused kernel cannot do falls back."""

@@ -276,7 +276,7 @@ def norm_burst(
 def norm_relu(x: Tensor, norm: nn.BatchNorm2d, one: Tensor, zero: Tensor, residual: Tensor | None = None) -> Tensor:
     """relu(BatchNorm(x) + residual) of `x` [N, C, ...], for the ANN beside which a burst network is measured."""
     neuron = (one, zero, zero, None, None, None, 1, "relu relu once 100")
-    return _normalised(x, norm, neuron, None if residual is None else residual[None], timesteps=1)[0]
+    return _normalised(x, norm, neuron, None if residual is None else residual[None], timesteps=1).squeeze(0)
 
 
 def _normalised(

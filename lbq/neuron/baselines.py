@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -125,6 +125,31 @@ class ILIF(SteppedNeuron):
         self.rule = Rule(n_max, self.surrogate, rounding="round", reset="level", reset_grad=False)
 
 
+class _MixRows(torch.autograd.Function):
+    """weights [T, T] @ x [T, N] for long rows. As a matrix product the gradient of the weights would have few outputs and
+    a very long sum, which libraries leave to one processor: it is taken row by row."""
+
+    @staticmethod
+    def forward(weights: Tensor, x: Tensor) -> Tensor:
+        return weights @ x
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:
+        (grad,) = grads
+        weights, x = ctx.saved_tensors
+        products = [torch.dot(g, row) for g in grad.contiguous().unbind(0) for row in x.unbind(0)]
+        return torch.stack(products).view_as(weights), weights.t() @ grad
+
+
+def mix_rows(weights: Tensor, x: Tensor) -> Tensor:
+    out: Tensor = _MixRows.apply(weights, x)  # type: ignore[no-untyped-call]
+    return out
+
+
 class LMHT(SteppedNeuron):
     """Learnable multi-hierarchical threshold neuron (Hao et al. 2024) with L equidistant thresholds.
 
@@ -168,8 +193,12 @@ class LMHT(SteppedNeuron):
 
     def mix(self, x: Tensor) -> Tensor:
         weights = 2 * torch.sigmoid(self.mixing) / self.timesteps
+        order = [0, *sorted(range(1, x.dim()), key=lambda d: -x.stride()[d])]  # as in memory, which the result keeps
+        back = sorted(range(x.dim()), key=order.__getitem__)
+        laid = x.permute(order).to(compute_dtype(x))
         with torch.autocast(x.device.type, enabled=False):  # which would multiply in half precision
-            return torch.tensordot(weights.to(compute_dtype(x)), x.to(compute_dtype(x)), dims=1)
+            mixed = mix_rows(weights.to(laid.dtype), laid.flatten(1))
+        return mixed.view(laid.shape).permute(back)
 
     def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]  # mixes time first, so it fuses nothing
         return super().forward(self.mix(self.check_input(x))).to(x.dtype)
@@ -306,7 +335,7 @@ class QuantReLU(nn.Module):
         step = lsq_scaled(self.step, x, self.n_max).to(dtype)
         nothing = step.detach().new_zeros(())
         rule = Rule(self.n_max, self.surrogate, rounding="round")
-        return burst(x.unsqueeze(0), Constants(step, nothing, 1.0, nothing), rule)[0]
+        return burst(x.unsqueeze(0), Constants(step, nothing, 1.0, nothing), rule).squeeze(0)
 
     def extra_repr(self) -> str:
         return f"n_max={self.n_max}, step={'?' if self.step.is_meta else f'{self.step.item():.4g}'}"
