@@ -213,18 +213,24 @@ def rivals(network: IntegerNetwork, images: np.ndarray[Any, Any], repeats: int) 
 
 def start_up(path: Path) -> dict[str, float]:
     """From nothing to the first result in a fresh process, and the memory that took beyond Python's and NumPy's own."""
-    code = (
-        "import re, time; import numpy as np, lbq.engine as e\n"
-        "peak = lambda: int(re.search(r'VmHWM:\\s+(\\d+)', open('/proc/self/status').read())[1]) / 1024\n"
-        "before = peak(); t = time.perf_counter()\n"
-        f"net = e.load({str(path)!r}); net.run(np.zeros(net.network.input_shape, np.uint8), 'bitplane')\n"
-        "print(time.perf_counter() - t, peak() - before)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    seconds, memory = map(float, done.stdout.split())
-    size = path.stat().st_size / 2**20
-    print(f"\nstart-up, load to first result: {seconds:.2f} s; memory {memory:.1f} MiB for a file of {size:.1f} MiB")
-    return {"seconds": seconds, "memory_mib": memory, "file_mib": size}
+    network = engine.load(path).network
+    weights = sum(s.weight.nbytes for s in network.synapses) / 2**20
+    sizes = sorted(5 * layer.units * network.timesteps / 2**20 for layer in network.layers)  # levels and int32 currents
+    found = {"weights_mib": weights, "limit_mib": 1.5 * (weights + sum(sizes[-2:]))}
+    print(f"\nweights {weights:.1f} MiB; with two layers' levels and currents, times 1.5: {found['limit_mib']:.1f} MiB")
+    for kind in ("bitplane", "auto"):
+        code = (
+            "import re, time; import numpy as np, lbq.engine as e\n"
+            "peak = lambda: int(re.search(r'VmHWM:\\s+(\\d+)', open('/proc/self/status').read())[1]) / 1024\n"
+            "before = peak(); t = time.perf_counter()\n"
+            f"net = e.load({str(path)!r}); net.run(np.zeros(net.network.input_shape, np.uint8), {kind!r})\n"
+            "print(time.perf_counter() - t, peak() - before)"
+        )
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        seconds, memory = map(float, done.stdout.split())
+        print(f"  {kind:<9} load to first result {seconds:.2f} s, peak memory {memory:.1f} MiB")
+        found |= {f"{kind}_seconds": seconds, f"{kind}_memory_mib": memory}
+    return found
 
 
 def sweeps(base: IntegerNetwork, images: np.ndarray[Any, Any], repeats: int) -> dict[str, Any]:

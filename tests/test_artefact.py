@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import safetensors.numpy
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lbq import cli, engine
+from lbq import cli, engine, native
 from lbq.engine import container
 from lbq.engine.artefact import load as read_artefact
 from lbq.engine.levelfile import load_levels, save_levels
@@ -211,3 +213,57 @@ def test_wrong_level_files_are_refused(tmp_path: Path, good: Path) -> None:
         container.write(path, {"a": np.zeros((2, 1), np.uint8)}, text)
         with pytest.raises(LbqError, match="holds no levels|not described as it is stored"):
             load_levels(path)
+
+
+def test_a_file_may_be_replaced_while_its_network_runs(tmp_path: Path) -> None:
+    path = tmp_path / "model.lbq"
+    network = deployed("resnet8w4")
+    engine.save(path, network)
+    net = engine.load(path)
+    x = pixels(2, 3, 8, 8)
+    before = net.run(x, "auto")
+    path.unlink()
+    engine.save(path, network)
+    again = net.run(x, "dense")
+    assert np.array_equal(before.logits, again.logits)
+
+
+def test_forgotten_tensors_are_read_again(tmp_path: Path) -> None:
+    path = tmp_path / "some.lbq"
+    values = np.arange(100_000, dtype=np.int32)
+    container.write(path, {"a": values, "b": values[:3].astype(np.int8)}, "{}")
+    found, _ = container.read(path)
+    for name, expected in (("a", values), ("b", values[:3])):
+        container.forget(found[name])
+        assert np.array_equal(found[name], expected)
+    container.forget(values)  # of its own memory: nothing happens
+    assert values[-1] == 99_999
+
+
+MEMORY = """
+import re, sys
+import numpy as np
+import lbq.engine
+def peak():
+    return int(re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1]) * 1024
+before = peak()
+net = lbq.engine.load(sys.argv[1])
+net.run(np.zeros(net.network.input_shape, np.uint8), sys.argv[2])
+print(peak() - before)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads Linux's /proc")
+def test_weights_are_in_memory_once(tmp_path: Path) -> None:
+    """Loading and running takes one and a half times the weights and two layers' activations, no more."""
+    if native.library() is None:
+        pytest.skip(f"no native kernels: {native.report().reason}")
+    path = tmp_path / "model.lbq"
+    net = deployed("resnet20w128", shape=(3, 8, 8))
+    engine.save(path, net)
+    weights = sum(s.weight.nbytes for s in net.network.synapses)
+    for kind in ("bitplane", "auto"):
+        done = subprocess.run(
+            [sys.executable, "-c", MEMORY, str(path), kind], capture_output=True, text=True, check=True
+        )
+        assert int(done.stdout) < 1.5 * weights + 2**21, kind

@@ -482,6 +482,9 @@ class Slow:
         time.sleep(self.seconds[method])
         return levels, Counts()
 
+    def keep(self, method: Method) -> None:
+        assert method in self.seconds
+
 
 def test_auto_compares_the_density_with_a_measured_cross_over(monkeypatch: pytest.MonkeyPatch) -> None:
     net = deployed("resnet8w2", shape=(3, 4, 4)).network

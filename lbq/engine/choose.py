@@ -30,6 +30,8 @@ class Conv(Protocol):
         out: NDArray[Any] | None = None,
     ) -> tuple[NDArray[Any], Counts]: ...
 
+    def keep(self, method: Method) -> None: ...
+
 
 @dataclass(frozen=True)
 class Choice:
@@ -77,7 +79,8 @@ class Prepared:
         return None if fallback() is None else "not built"
 
     def choose(self, engine: EngineName, levels: Integers, density: float) -> Choice:
-        """For these levels; `auto` times both native methods once, and from then on compares densities."""
+        """For these levels; `auto` times both native methods once, keeps the weights in the form that the faster one reads,
+        and from then on compares densities."""
         if engine == "dense":
             return Choice("numpy", "dense", "asked for")
         refused = self.native_refused()
@@ -100,8 +103,10 @@ class Prepared:
         conv, times = self.conv("native"), {}
         methods: tuple[Method, ...] = ("bitplane", "dense")
         for method in methods:
+            conv.keep(method)
             conv.run(levels, method)
             started = time.perf_counter()
             conv.run(levels, method)
             times[method] = time.perf_counter() - started
+        conv.keep(min(methods, key=times.__getitem__))
         return max(density, 1e-4) * times["dense"] / times["bitplane"]

@@ -4,6 +4,9 @@ A safetensors file is 8 bytes with the header's length, the header as JSON, and 
 deterministically, so that equal networks are equal files. `__metadata__` holds two strings: `lbq`, a JSON text, and
 `sha256`, the digest of the whole file with the digest's own 64 characters taken as zeros. Whatever is changed, be it one
 bit of padding, is therefore seen. Reading trusts nothing: every offset, shape and type is checked before it is used.
+
+A file is mapped, not copied, so that weights need not be in memory twice once a kernel has its own form of them. It must
+stay as it is while the network is in use; replacing it by another file, as `write` does, is safe.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import mmap
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -77,16 +81,36 @@ def read(path: Path | str) -> tuple[Tensors, str]:
             raise ArtefactError(f"{path} is not a file: give a model.lbq that `lbq deploy` wrote")
         if size > MOST_BYTES:
             raise ArtefactError(f"{path} is not a deployed network: it has {size} bytes, at most {MOST_BYTES} are read")
-        data = path.read_bytes()
+        with open(path, "rb") as file:
+            data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
     except OSError as error:
         raise ArtefactError(f"{path} cannot be read: {error.strerror}") from error
     try:
-        return decode(data)
+        found = decode(data)
     except ArtefactError as error:
         raise ArtefactError(f"{path}: {error}") from error
+    for tensor in found[0].values():
+        forget(tensor)
+    return found
 
 
-def decode(data: bytes) -> tuple[Tensors, str]:
+def forget(tensor: NDArray[Any]) -> None:
+    """Let go of the memory that a tensor of a mapped file takes; it is read again if it is needed again.
+
+    Does nothing for tensors that own their memory, and where the system does not offer it.
+    """
+    base: Any = tensor
+    while isinstance(base, np.ndarray):
+        base = base.base
+    mapped = base.obj if isinstance(base, memoryview) else None
+    if isinstance(mapped, mmap.mmap) and hasattr(mapped, "madvise"):
+        start = tensor.ctypes.data - np.frombuffer(mapped, np.uint8).ctypes.data
+        first, last = start // mmap.PAGESIZE, -(-(start + tensor.nbytes) // mmap.PAGESIZE)
+        if last > first:
+            mapped.madvise(mmap.MADV_DONTNEED, first * mmap.PAGESIZE, (last - first) * mmap.PAGESIZE)
+
+
+def decode(data: bytes | mmap.mmap) -> tuple[Tensors, str]:
     """What `encode` was given."""
     if len(data) < 8:
         raise ArtefactError("it is too short for a deployed network")

@@ -9,7 +9,8 @@ sequence. All arrays are channels last, which makes a weight row contiguous.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import astuple, dataclass
 from typing import Any, Literal
 
@@ -17,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lbq import native
+from lbq.engine.container import forget
 from lbq.engine.levels import row_sums
 from lbq.errors import LbqError
 
@@ -76,13 +78,12 @@ def _address(array: NDArray[Any] | None) -> int | None:
     return None if array is None else array.ctypes.data
 
 
-def _aligned(array: NDArray[Any]) -> NDArray[Any]:
-    """A contiguous copy that begins at a cache line: a row that lay across two would cost both."""
-    room = np.empty(array.nbytes + CACHE_LINE, np.uint8)
+def _aligned(shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
+    """Zeros that begin at a cache line: a row that lay across two would cost both."""
+    size = math.prod(shape) * np.dtype(dtype).itemsize
+    room = np.zeros(size + CACHE_LINE, np.uint8)
     start = -room.ctypes.data % CACHE_LINE
-    out = room[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
-    out[...] = array
-    return out
+    return room[start : start + size].view(dtype).reshape(shape)
 
 
 def pack(weights: NDArray[Any], stride: tuple[int, int] = (1, 1), padding: tuple[int, int] = (0, 0)) -> PackedConv:
@@ -207,35 +208,59 @@ class PackedConv:
                 "pairs": lambda: self._dense(16, 2, np.int16),
                 "totals": lambda: self.weights.sum((1, 2, 3), dtype=np.int32),
             }
-            self._forms[name, block] = _aligned(form[name]())
+            self._forms[name, block] = form[name]()
+            forget(self.weights)
         return self._forms[name, block]
 
+    def keep(self, method: Method) -> None:
+        """Drop the forms that other methods read; they are made again if needed."""
+        dense = {"quads", "pairs", "totals"}
+        self._forms = {k: form for k, form in self._forms.items() if (k[0] in dense) == (method == "dense")}
+
+    # A form is filled block by block: whole intermediate copies would be the peak of memory.
+
+    def _rows(self, block: int) -> Iterator[tuple[int, NDArray[Any]]]:
+        """By block of outputs, weights `[(ky * kw + kx) * I + c, outputs]`."""
+        for i, start in enumerate(range(0, self.outputs, block)):
+            part = self.weights[start : start + block]
+            yield i, part.transpose(2, 3, 1, 0).reshape(-1, len(part))
+
     def _blocks(self, block: int, dtype: type[np.generic]) -> NDArray[Any]:
-        """`[blocks, rows, block]` with row (ky * kw + kx) * I + c."""
-        count = -(-self.outputs // block)
-        rows = np.zeros((self.kh * self.kw * self.inputs, count * block), dtype)
-        rows[:, : self.outputs] = self.weights.transpose(2, 3, 1, 0).reshape(len(rows), self.outputs)
-        return rows.reshape(len(rows), count, block).swapaxes(0, 1)
+        """`[blocks, rows, block]`."""
+        out = _aligned((-(-self.outputs // block), self.kh * self.kw * self.inputs, block), dtype)
+        for i, rows in self._rows(block):
+            out[i, :, : rows.shape[1]] = rows
+        return out
 
     def _bytes(self, block: int) -> NDArray[np.uint8]:
-        """Weights plus bias; in each 64 outputs, j and 32 + j are neighbours (see conv.h)."""
-        biased = (self._blocks(block, np.int16) + self.bias).astype(np.uint8)
-        return biased.reshape(-1, 2, 32).swapaxes(1, 2).reshape(biased.shape)
+        """int8 weights plus bias, `[blocks, rows, block]`; in each 64 outputs, j and 32 + j are neighbours (see conv.h)."""
+        out = _aligned((-(-self.outputs // block), self.kh * self.kw * self.inputs, block), np.uint8)
+        for i, rows in self._rows(block):
+            biased = np.full((len(rows), block), self.bias, np.uint8)
+            biased[:, : rows.shape[1]] += rows.view(np.uint8)
+            out[i].reshape(-1, 32, 2)[...] = biased.reshape(-1, 2, 32).swapaxes(1, 2)
+        return out
 
     def _shifted(self, block: int, planes: int) -> NDArray[np.int32]:
         have = self._forms.get(("shifted", block))
         if have is None or len(have) < planes:
-            have = _aligned(np.stack([self._blocks(block, np.int32) << k for k in range(planes)]))
+            rows = self._blocks(block, np.int32)
+            have = _aligned((planes, *rows.shape), np.int32)
+            for k in range(planes):
+                np.left_shift(rows, k, out=have[k])
             self._forms["shifted", block] = have
         return have
 
     def _dense(self, outputs: int, inputs: int, dtype: type[np.generic]) -> NDArray[Any]:
         """`[blocks of outputs, taps, groups of inputs, outputs, inputs]`."""
         blocks, groups = -(-self.outputs // outputs), -(-self.inputs // inputs)
-        padded = np.zeros((blocks * outputs, groups * inputs, self.kh * self.kw), dtype)
-        padded[: self.outputs, : self.inputs] = self.weights.reshape(self.outputs, self.inputs, -1)
-        split = padded.reshape(blocks, outputs, groups, inputs, -1)
-        return split.transpose(0, 4, 2, 1, 3)
+        out = _aligned((blocks, self.kh * self.kw, groups, outputs, inputs), dtype)
+        for i in range(blocks):
+            part = self.weights[i * outputs : (i + 1) * outputs]
+            padded = np.zeros((len(part), groups * inputs, self.kh * self.kw), dtype)
+            padded[:, : self.inputs] = part.reshape(len(part), self.inputs, -1)
+            out[i, :, :, : len(part)] = padded.reshape(len(part), groups, inputs, -1).transpose(3, 1, 0, 2)
+        return out
 
 
 # Neurons

@@ -116,6 +116,11 @@ class PackedConv:
                 counts += self._by_planes(some, acc, size, planes, backend)
         return out, counts
 
+    def keep(self, method: Method) -> None:
+        """Drop what other methods need; it is made again if needed."""
+        if method != "dense":
+            self._dense.clear()
+
     def _multiply(self, levels: Integers, out: NDArray[Any]) -> None:
         largest = self.heaviest * max(int(levels.max(initial=0)), -int(levels.min(initial=0)))
         kind = np.float32 if largest < EXACT_IN_FLOAT32 else np.float64
