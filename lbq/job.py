@@ -30,6 +30,7 @@ from lbq.kernels.choose import choose
 from lbq.train import EpochRecord, Trainer
 
 CHECKPOINTS = "checkpoints"
+SAVING_SHARE = 0.02  # of the time that saves after short epochs may take
 # Tensors that autograd keeps per neuron and timestep: BatchNorm's input and the output, and what lies between them.
 VALUES_PER_SITE = {"fused": 2, "native": 3, "reference": 5}
 
@@ -79,7 +80,7 @@ class Job:
         self.config, self.folder, self.watcher = config, folder, watcher
         self.device, self.world = device, world
         self.signal = 0
-        self.saved_at = time.monotonic()
+        self.saved_at, self.saving = time.monotonic(), 0.0  # when, and how long it took
         self.rate_from: tuple[float, int] | None = None
 
     # The whole of it
@@ -149,14 +150,15 @@ class Job:
         return self.folder / "metrics.jsonl"
 
     def _save(self) -> None:
+        began = time.monotonic()
         self.trainer.settle()
         self.trainer.check_weights()
-        self.saved_at = time.monotonic()
         tensors, values = self.trainer.state()
-        if not self.world.main:
-            return
-        values["metrics_bytes"] = self.metrics.stat().st_size if self.metrics.exists() else 0
-        checkpoint.save(self.folder / CHECKPOINTS, tensors, values)
+        if self.world.main:
+            values["metrics_bytes"] = self.metrics.stat().st_size if self.metrics.exists() else 0
+            checkpoint.save(self.folder / CHECKPOINTS, tensors, values)
+        self.saved_at = time.monotonic()
+        self.saving = self.saved_at - began
 
     def _restore(self) -> None:
         loaded = checkpoint.load(self.folder / CHECKPOINTS)
@@ -232,7 +234,10 @@ class Job:
                 raise RunError(f"cannot write {self.metrics}: {error.strerror}; free some space") from error
             self._tensorboard(record)
             self.watcher.epoch(record)
-        self._save()
+        rested = SAVING_SHARE * (time.monotonic() - self.saved_at) >= self.saving
+        (due,) = self.world.any([self.trainer.done or (self.world.main and rested)], self.device)
+        if due:
+            self._save()
 
     def _tensorboard(self, record: EpochRecord) -> None:
         if not self.config.train.tensorboard:

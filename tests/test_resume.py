@@ -529,6 +529,25 @@ def test_saving_by_time(tmp_path: Path) -> None:
     assert loaded.values["position"]["step"] == 6
 
 
+def test_saving_takes_little_of_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Short epochs do not each end with a slow save, but the last one does."""
+    saved: list[int] = []
+    original = checkpoint.save
+
+    def slow(folder: Path, tensors: Any, values: dict[str, Any]) -> None:
+        time.sleep(0.5)
+        saved.append(values["position"]["epoch"])
+        original(folder, tensors, values)
+
+    monkeypatch.setattr(checkpoint, "save", slow)
+    settings = config("train.epochs=6", "train.checkpoint_steps=0")
+    run(settings, tmp_path / "run")
+    assert len(saved) < 6
+    assert saved[0] == 1
+    assert saved[-1] == 6
+    assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 6
+
+
 def test_a_finished_run_is_not_trained_again(tmp_path: Path) -> None:
     result = run(config(), tmp_path)
     watcher = Silent()
