@@ -84,13 +84,14 @@ class AugmentConfig:
 
 @dataclass(frozen=True)
 class OptimConfig:
-    """Weight decay acts on synaptic weights alone: never on steps, tails, leaks, BatchNorm or biases."""
+    """Weight decay acts on synaptic weights, with `norm_decay` on BatchNorm and biases too; never on steps, tails, leaks."""
 
     name: str = _one_of("sgd", "sgd", "adamw")
     lr: float = _positive(0.1)
     neuron_lr: float = _positive(1.0)  # factor on the learning rate of steps, tails, leaks and resets
     momentum: float = _share(0.9)
     weight_decay: float = _at_least(5e-4, 0)
+    norm_decay: bool = False
     clip: float = _at_least(0.0, 0)  # largest gradient norm; 0: off
 
 
@@ -158,10 +159,15 @@ class Config:
 
     @property
     def hash(self) -> str:
-        """SHA-256 of the resolved configuration, independent of formatting and key order; how a step is launched is no
-        part of it."""
+        """SHA-256 of the resolved configuration, independent of formatting and key order.
+
+        How a step is launched is no part of it, and neither is a setting that came later, as long as it has its default:
+        records keep their hash.
+        """
         tree = self.to_dict()
         del tree["train"]["cuda_graph"]
+        if not self.optim.norm_decay:
+            del tree["optim"]["norm_decay"]
         return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
 
 

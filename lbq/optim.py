@@ -14,7 +14,8 @@ from lbq.neuron import QuantReLU, SpikingNeuron
 
 def parameter_groups(net: nn.Module, settings: OptimConfig) -> list[dict[str, Any]]:
     """Three roles: synaptic weights (decayed), BatchNorm and biases, and the neurons' own (step, tail, leak, reset, mixing),
-    which have a learning-rate factor of their own. Only weights decay: decay on rho would pull the step to 0.69."""
+    which have a learning-rate factor of their own and never decay: decay on rho would pull the step to 0.69."""
+    decayed = ("weights", "norms") if settings.norm_decay else ("weights",)
     weights = {id(m.weight) for m in net.modules() if isinstance(m, (nn.Conv2d, nn.Linear))}
     neurons = {id(p) for m in net.modules() if isinstance(m, (SpikingNeuron, QuantReLU)) for p in m.parameters()}
     groups: dict[str, list[nn.Parameter]] = {"weights": [], "norms": [], "neurons": []}
@@ -25,7 +26,7 @@ def parameter_groups(net: nn.Module, settings: OptimConfig) -> list[dict[str, An
         {
             "params": members,
             "role": role,
-            "weight_decay": settings.weight_decay if role == "weights" else 0.0,
+            "weight_decay": settings.weight_decay if role in decayed else 0.0,
             "factor": settings.neuron_lr if role == "neurons" else 1.0,
         }
         for role, members in groups.items()

@@ -61,17 +61,24 @@ def test_a_shared_tail_is_one_parameter() -> None:
 
 
 @pytest.mark.parametrize("name", ["sgd", "adamw"])
-def test_only_weights_decay_and_neurons_have_their_own_rate(name: str) -> None:
+@pytest.mark.parametrize("norms", [False, True])
+def test_what_decays_and_that_neurons_have_their_own_rate(name: str, norms: bool) -> None:
     """With gradients of zero, whatever moves was moved by weight decay."""
     net = models.create("resnet8w4")
+    with torch.no_grad():
+        for module in net.modules():
+            if isinstance(module, nn.BatchNorm2d):
+                module.bias.fill_(1.0)  # zeros would not move
     before = copy.deepcopy(net.state_dict())
-    optimiser = optim.make_optimiser(net, OptimConfig(name=name, weight_decay=0.1, neuron_lr=0.5))
+    settings = OptimConfig(name=name, weight_decay=0.1, neuron_lr=0.5, norm_decay=norms)
+    optimiser = optim.make_optimiser(net, settings)
     optim.set_learning_rate(optimiser, 0.2)
     for parameter in net.parameters():
         parameter.grad = torch.zeros_like(parameter)
     optimiser.step()
     moved = {k for k, v in net.named_parameters() if not torch.equal(v, before[k])}
-    assert moved == names_by_role(net, OptimConfig())["weights"]
+    roles = names_by_role(net, settings)
+    assert moved == roles["weights"] | (roles["norms"] if norms else set())
     rates = {group["role"]: group["lr"] for group in optimiser.param_groups}
     assert rates == {"weights": 0.2, "norms": 0.2, "neurons": 0.1}
     shrunk = 1 - 0.2 * 0.1 * {"sgd": 1.9, "adamw": 1}[name]  # Nesterov adds the momentum of this very step
