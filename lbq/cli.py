@@ -252,6 +252,7 @@ def run_deployed(
     model: Model,
     data: Annotated[str | None, typer.Argument(help="Its dataset's folder, or .npz with images and labels.")] = None,
     engine: Annotated[str, typer.Option(help="auto, dense, bitplane or cuda; all give the same bits.")] = "auto",
+    against: Annotated[str | None, typer.Option(help="Also run this engine, and compare every level.")] = None,
     threads: Threads = None,
     limit: Limit = None,
     as_json: Json = False,
@@ -263,11 +264,13 @@ def run_deployed(
     net = load(model)
     test = open_data(net.network, data)
     with CountProgress(str(model), min(limit or test.size, test.size)) as progress:
-        found = evaluate(net, test, engine, _threads(threads), limit, progress.advance)  # type: ignore[arg-type]
+        found = evaluate(net, test, engine, _threads(threads), limit, progress.advance, against)  # type: ignore[arg-type]
     if as_json:
         _print_json(found.to_dict())
     else:
         render_evaluation(found)
+    if found.differing:
+        raise typer.Exit(1)
 
 
 @app.command()

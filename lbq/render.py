@@ -438,6 +438,10 @@ def render_evaluation(found: Evaluation) -> None:
         f"{accuracy}{found.images_per_second:,.1f} images a second, {1e3 / found.images_per_second:.2f} ms each, "
         f"engine {found.engine}, {threads}"
     )
+    if found.against is not None:
+        console.print(
+            f"{found.differing:,} of {found.compared:,} levels and logits differ from those of engine {found.against}"
+        )
 
 
 def render_prediction(found: Sequence[Mapping[str, Any]]) -> None:

@@ -94,6 +94,10 @@ def test_run(capsys: pytest.CaptureFixture[str], model: Path, run: Path, tmp_pat
         "engine bitplane",
     ):
         assert expected in text
+    code, text, _ = call(capsys, "run", str(model), "--against", "dense", "--limit", "50")
+    assert code == 0
+    levels = 50 * 2 * sum(layer.units for layer in engine.load(model).network.layers)
+    assert f"0 of {levels + 500:,} levels and logits differ from those of engine dense" in text
     own = tmp_path / "own.npz"
     np.savez(own, images=load_digits().test.images[:30])
     code, text, _ = call(capsys, "run", str(model), str(own))
@@ -140,6 +144,23 @@ def test_predict(capsys: pytest.CaptureFixture[str], model: Path, tmp_path: Path
     assert text.count("\n") == 1
 
 
+def test_a_level_that_differs_is_found(
+    capsys: pytest.CaptureFixture[str], model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = engine.Network.run
+
+    def wrong(self: engine.Network, x: Any, name: Any = "auto", *rest: Any, **more: Any) -> Any:
+        out = original(self, x, name, *rest, **more)
+        if name == "dense" and out.levels is not None:
+            out.levels["layer1.0.sn1"][1, 3, 0, 0, 0] ^= 1
+        return out
+
+    monkeypatch.setattr(engine.Network, "run", wrong)
+    code, text, _ = call(capsys, "run", str(model), "--against", "dense", "--limit", "40", "--json")
+    assert code == 1
+    assert json.loads(text)["differing"] == 2  # one in each of the two batches
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -151,6 +172,7 @@ def test_predict(capsys: pytest.CaptureFixture[str], model: Path, tmp_path: Path
         (["run", "."], ". is not a file"),
         (["run", "MODEL", "nowhere"], "'nowhere' is not what the network was trained on: give digits"),
         (["run", "MODEL", "digits", "--engine", "fast"], "engine must be one of auto, dense, bitplane, cuda"),
+        (["run", "MODEL", "digits", "--against", "fast"], "engine must be one of auto, dense, bitplane, cuda"),
         (["run", "MODEL", "digits", "--threads", "0"], "--threads"),
         (["run", "MODEL", "nowhere.npz"], "nowhere.npz cannot be read as .npz"),
         (["predict", "MODEL", "nowhere.png"], "nowhere.png is not a file"),

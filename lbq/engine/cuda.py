@@ -78,9 +78,7 @@ class TorchRunner:
                 logits.append(self._some(part, kept if trace else None))
                 if progress is not None:
                     progress(part.shape[axis])
-        choices = {
-            s.name: Choice("torch", "dense", f"dense on {self.device.type}") for s in net.synapses if s.kind == "conv"
-        }
+        choices = {s.name: Choice("torch", "dense", f"dense on {self.device.type}") for s in net.synapses}
         counts = {s.name: Counts() for s in net.synapses}
         levels = {name: np.concatenate(parts, axis=1) for name, parts in kept.items()} if trace else None
         return Output(np.concatenate(logits), net.scale, counts, choices, levels)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,17 +19,22 @@ from lbq.engine.choose import Choice
 from lbq.engine.engine import Engine, Network
 from lbq.engine.native import Counts
 from lbq.engine.network import MEMBRANE_BOUND, IntegerNetwork
+from lbq.engine.runner import Output
 from lbq.errors import ArtefactError, DataError
 from lbq.graph import INPUT
 from lbq.measurement import Measurement
 from lbq.tally import Tallies
 
 BATCH = 256
+TRACED = 32  # inputs at a time where every level is kept
 
 
 @dataclass
 class Evaluation:
-    """accuracy in percent, None without labels; seconds spent in the engine alone; counts and choices by synapse."""
+    """accuracy in percent, None without labels; seconds spent in the engine alone; counts and choices by synapse.
+
+    against: another engine that ran the same; compared, differing: levels of all layers and timesteps, and logits.
+    """
 
     images: int = 0
     accuracy: float | None = None
@@ -38,6 +43,9 @@ class Evaluation:
     threads: int = 1
     counts: dict[str, Counts] = field(default_factory=dict)
     choices: dict[str, Choice] = field(default_factory=dict)
+    against: str | None = None
+    compared: int = 0
+    differing: int = 0
 
     @property
     def images_per_second(self) -> float:
@@ -80,13 +88,20 @@ def evaluate(
     threads: int = 1,
     limit: int | None = None,
     progress: Callable[[int], None] | None = None,
+    against: Engine | None = None,
 ) -> Evaluation:
-    """Run the first `limit` samples of a test set."""
-    found, correct = Evaluation(engine=engine, threads=threads), 0
-    for x, which in test.batches(BATCH, limit):
+    """Run the first `limit` samples of a test set. against: also run that engine and compare every level."""
+    found, correct = Evaluation(engine=engine, threads=threads, against=against), 0
+    trace = against is not None
+    for x, which in test.batches(TRACED if trace else BATCH, limit):
         started = time.perf_counter()
-        out = net.run(x, engine, threads=threads, progress=progress)
+        out = net.run(x, engine, trace, threads, progress=progress)
         found.seconds += time.perf_counter() - started
+        if against is not None:
+            other = net.run(x, against, trace, threads)
+            for mine, theirs in _pairs(out, other):
+                found.compared += mine.size
+                found.differing += int((mine != theirs).sum())
         found.images += len(out.logits)
         if test.labels is not None:
             correct += int((out.predictions == test.labels[which]).sum())
@@ -98,6 +113,14 @@ def evaluate(
     if test.labels is not None:
         found.accuracy = 100 * correct / found.images
     return found
+
+
+def _pairs(one: Output, other: Output) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
+    assert one.levels is not None
+    assert other.levels is not None
+    for name, levels in one.levels.items():
+        yield levels, other.levels[name]
+    yield one.logits, other.logits
 
 
 def golden_set(net: Network) -> TestSet:
