@@ -216,6 +216,7 @@ def deploy(
     out: Annotated[Path, typer.Option("-o", "--out", help="File to write.")] = Path("model.lbq"),
     bits: Annotated[int, typer.Option(help="Bits of a weight: 4 to 8, or 16.")] = 8,
     levels: Annotated[Path | None, typer.Option(help="Also write every golden level, for other engines.")] = None,
+    noise: Annotated[bool, typer.Option("--noise", help="Golden inputs are noise, not images of the dataset.")] = False,
     as_json: Json = False,
 ) -> None:
     """Make an integer network of a trained one: BatchNorm folded, steps absorbed, weights in few bits, bounds proved."""
@@ -223,7 +224,7 @@ def deploy(
     from lbq.deploy import deploy_run
     from lbq.engine.levelfile import save_levels
 
-    made = deploy_run(run, bits, changes or [])
+    made = deploy_run(run, bits, changes or [], noise)
     size = engine.save(out, made)
     net = engine.load(out)
     verified = net.verify("bitplane")

@@ -71,6 +71,10 @@ def test_deploy(capsys: pytest.CaptureFixture[str], run: Path, tmp_path: Path) -
     code, text, _ = call(capsys, "deploy", str(run), "-o", str(out), "--bits", "6", "--json")
     facts = json.loads(text)
     assert (facts["bits"], facts["bytes"], facts["verified"]) == (6, out.stat().st_size, 8)
+    assert call(capsys, "deploy", str(run), "-o", str(out), "--noise")[0] == 0
+    noisy = engine.load(out).golden
+    assert noisy is not None
+    assert not any((image == noisy.inputs).all((1, 2, 3)).any() for image in load_digits().test.images)
 
 
 def test_run(capsys: pytest.CaptureFixture[str], model: Path, run: Path, tmp_path: Path) -> None:

@@ -67,16 +67,24 @@ def with_golden(network: IntegerNetwork, examples: NDArray[np.uint8]) -> Network
     return Network(network, Golden(np.ascontiguousarray(chosen), found.logits, level_digests(found.levels)))
 
 
-def deploy_run(run: Path | str, bits: int = 8, changes: Iterable[str] = ()) -> Network:
-    """The network of a run folder, its golden vectors the first test images of the dataset it was trained on."""
+def deploy_run(run: Path | str, bits: int = 8, changes: Iterable[str] = (), noise: bool = False) -> Network:
+    """The network of a run folder, its golden inputs the first test images of the dataset it was trained on.
+
+    noise: random ones instead, for files that are published where the dataset must not be.
+    """
     config = runs.load_config(run, changes)
     net = runs.load(run)
     origin = {"config_hash": runs.load_config(run).hash, "weights_sha256": runs.weights_checksum(run)}
-    return deploy_trained(net, config, test_set(config), bits, origin)
+    return deploy_trained(net, config, test_set(config), bits, origin, noise)
 
 
 def deploy_trained(
-    net: nn.Module, config: Config, test: TestSet, bits: int = 8, origin: Mapping[str, str] | None = None
+    net: nn.Module,
+    config: Config,
+    test: TestSet,
+    bits: int = 8,
+    origin: Mapping[str, str] | None = None,
+    noise: bool = False,
 ) -> Network:
     """origin: what identifies the run that it came from; default the configuration's hash."""
     d = config.data
@@ -93,7 +101,7 @@ def deploy_trained(
         static=test.static,
         bits=bits,
         classes=test.classes if len(test.classes) == config.model.num_classes else (),
-        examples=test.read(0, min(GOLDEN, test.size)),
+        examples=None if noise else test.read(0, min(GOLDEN, test.size)),
         facts={"model": config.model.id, "bits": bits, "data": data, **(origin or {"config_hash": config.hash})},
     )
 
