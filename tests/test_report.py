@@ -191,6 +191,18 @@ def test_figures_show_the_numbers(found: Gathered) -> None:
     assert levels.svg.count("<rect") == 7 * 5 + 5  # layers, levels, legend
 
 
+def test_each_dataset_has_figures_of_its_own(found: Gathered) -> None:
+    first = next(r for r in found.finished if r.active)
+    other = replace(first, record={**first.record, "dataset": "nmnist"}, source=f"other/{first.source}")
+    both = replace(found, results=[*found.results, other])
+    for draw, id in ((training_figures, "training-loss"), (layer_figures, "active")):
+        alone, figures = {f.id: f for f in draw(found)}, {f.id: f for f in draw(both)}
+        assert figures[id].svg == alone[id].svg  # the curves of another task change nothing
+        assert "on N-MNIST" in figures[f"{id}-nmnist"].title
+        assert "on UCI digits" in figures[id].title
+        assert " on " not in alone[id].title
+
+
 def test_surrogates_are_the_librarys() -> None:
     r = torch.linspace(-3, 9, 400, dtype=torch.float64)
     tail = torch.tensor(0.5, dtype=torch.float64)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,6 +12,7 @@ from lbq.account import Account, energy_mj
 from lbq.analyze import Analysis, Membrane
 from lbq.errors import LbqError
 from lbq.report.svg import Drawing, Plot, number
+from lbq.report.tables import DATASETS
 from lbq.results import Gathered, Group, Result
 from lbq.technology import DEFAULT, Technology
 
@@ -65,18 +66,35 @@ def padded(values: Sequence[float], floor: float | None = None) -> tuple[float, 
     return (low - room if floor is None else floor), high + room
 
 
+def _by_dataset(found: Gathered, draw: Callable[[Gathered, dict[str, int]], list[Figure]]) -> list[Figure]:
+    """Figures of each dataset's runs for themselves: curves of different tasks do not belong on one axis."""
+    datasets = list(dict.fromkeys(str(r.record["dataset"]) for r in found.results))
+    figures = []
+    for i, dataset in enumerate(datasets):
+        part = replace(found, results=[r for r in found.results if r.record["dataset"] == dataset])
+        for figure in draw(part, series_of(found)):
+            id = f"{figure.id}-{dataset}" if i else figure.id
+            on = f"{figure.title} on {DATASETS.get(dataset, dataset)}" if len(datasets) > 1 else figure.title
+            figures.append(replace(figure, id=id, title=on))
+    return figures
+
+
 # Training ------------------------------------------------------------------------------------------------------------
 
 
 def training_figures(found: Gathered) -> list[Figure]:
     """Loss, accuracy and the range of steps over epochs, of all runs that have a log; unfinished ones end early."""
+    return _by_dataset(found, _training)
+
+
+def _training(found: Gathered, colour: dict[str, int]) -> list[Figure]:
     results = [r for r in found.results if r.record["log"]]
     if not results:
         return []
     titles = [
         f"{name} (unfinished)" if not r.finished else name for name, r in zip(names(results), results, strict=True)
     ]
-    figures, colour = [], series_of(found)
+    figures = []
     for key, title, label in (("loss", "Training loss", "loss"), ("test_accuracy", "Test accuracy", "accuracy %")):
         curves = [
             [(float(e["epoch"]), float(e[key])) for e in r.record["log"] if e.get(key) is not None] for r in results
@@ -137,10 +155,13 @@ def _step_ranges(results: Sequence[Result], titles: Sequence[str], colour: dict[
 
 def layer_figures(found: Gathered) -> list[Figure]:
     """Fig. 4 (a) steps, (b) entropy against activity, (c-f) level distributions, with what the records hold."""
+    return _by_dataset(found, _layers)
+
+
+def _layers(found: Gathered, colour: dict[str, int]) -> list[Figure]:
     groups = [g for g in found.groups if g.first.active or g.first.steps]
     if not groups:
         return []
-    colour = series_of(found)
     named = [(colour[g.first.source], t, g) for t, g in zip(names([g.first for g in groups]), groups, strict=True)]
     figures = [_steps(named), _active(named)]
     analysed = [(i, t, g, g.analysis) for i, t, g in named if g.analysis is not None and g.analysis.layers]

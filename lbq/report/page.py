@@ -13,7 +13,7 @@ from lbq._version import __version__
 from lbq.report import svg
 from lbq.report.figures import Figure, cost_figures, layer_figures, names, speed_figure, training_figures
 from lbq.report.schematics import neuron_figures, surrogates
-from lbq.report.tables import Table, accounts, all_tables, run_id, short
+from lbq.report.tables import Table, accounts, all_tables, dataset_name, run_id, short
 from lbq.report.tour import Picture, Tour
 from lbq.results import Gathered, Result
 from lbq.technology import DEFAULT, Technology
@@ -122,7 +122,7 @@ def _cards(found: Gathered) -> str:
         cards.append(("not finished", str(len(found.unfinished))))
     for dataset in dict.fromkeys(g.record["dataset"] for g in groups):
         best = max((g for g in groups if g.record["dataset"] == dataset), key=lambda g: g.mean or 0.0)
-        cards.append((f"highest on {dataset}: {best.title}", f"{best.mean:.2f} %"))
+        cards.append((f"highest on {dataset_name(best)}: {best.title}", f"{best.mean:.2f} %"))
     inside = "".join(f'<div class="card"><b>{escape(value)}</b>{escape(name)}</div>' for name, value in cards)
     return f'<div class="cards">{inside}</div>' if found.results else ""
 
