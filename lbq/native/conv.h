@@ -496,7 +496,12 @@ __attribute__((target("avx512vnni"))) static void NAME(dense_quads)(const struct
         UNROLL for (int j = 0; j < 4; j++) _mm512_storeu_si512(sums[i] + 16 * j, acc[i][j]);
 }
 #elif defined(LBQ_FOR_NEON)
-__attribute__((target("dotprod"))) static void NAME(dense_quads)(const struct lbq_conv *c,
+#ifdef __clang__
+#define DOTPROD __attribute__((target("dotprod")))
+#else
+#define DOTPROD __attribute__((target("arch=armv8.2-a+dotprod"))) /* as GCC declares the intrinsics */
+#endif
+DOTPROD static void NAME(dense_quads)(const struct lbq_conv *c,
                                                                   const uint8_t *const at[LBQ_DENSE_TILE], int64_t line,
                                                                   int64_t block, int32_t sums[LBQ_DENSE_TILE][64]) {
     int64_t quads = (c->inputs + 3) / 4;
