@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Generic, Literal, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -133,35 +133,43 @@ class Layer:
         return math.prod(self.shape)
 
 
+class _Layer(Protocol):
+    """What layers of real numbers and of integers share."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def synapses(self) -> tuple[Synapse, ...]: ...
+    @property
+    def units(self) -> int: ...
+
+
+L = TypeVar("L", bound=_Layer)
+
+
 @dataclass(frozen=True)
-class Graph:
-    """A whole network. `static`: the input is one image whose current is computed once and fed to every timestep;
-    otherwise the input is a sequence of event frames. The readout's currents are averaged over time. `offset`: per input
-    channel, the value that stands for zero and is subtracted before the first layer pads; None: 0."""
+class Layered(Generic[L]):
+    """Layers in the order in which they run, each reading the input or layers before it, and a readout.
+
+    `static`: the input is one image whose current is computed once and fed to every timestep; otherwise it is a sequence
+    of event frames.
+    """
 
     input_shape: Shape
     timesteps: int
     static: bool
-    layers: tuple[Layer, ...]
-    readout: Layer
-    offset: Array | None = None
-    _by_name: dict[str, Layer] = field(init=False, repr=False, compare=False)
+    layers: tuple[L, ...]
+    readout: L
+    _by_name: dict[str, L] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_by_name", {layer.name: layer for layer in self.layers})
 
-    def __getitem__(self, name: str) -> Layer:
+    def __getitem__(self, name: str) -> L:
         return self._by_name[name]
 
-    def spec(self, name: str) -> NeuronSpec:
-        """The neuron of a layer whose levels are asked for."""
-        spec = self[name].neuron
-        if spec is None:
-            raise GraphError(f"layer {name!r} is not a spiking neuron: it has no integer levels")
-        return spec
-
     @property
-    def all_layers(self) -> tuple[Layer, ...]:
+    def all_layers(self) -> tuple[L, ...]:
         return (*self.layers, self.readout)
 
     @property
@@ -174,14 +182,29 @@ class Graph:
         return sum(s.macs for s in self.synapses)
 
     @property
-    def stem_macs(self) -> int:
-        """Multiply-accumulates of the layers that read the input: real-valued, done once for a static image."""
-        return sum(s.macs for s in self.synapses if s.source == INPUT)
-
-    @property
     def units(self) -> int:
         """Spiking neurons, per timestep."""
         return sum(layer.units for layer in self.layers)
+
+
+@dataclass(frozen=True)
+class Graph(Layered[Layer]):
+    """A whole network of real numbers. The readout's currents are averaged over time. `offset`: per input channel, the
+    value that stands for zero and is subtracted before the first layer pads; None: 0."""
+
+    offset: Array | None = None
+
+    def spec(self, name: str) -> NeuronSpec:
+        """The neuron of a layer whose levels are asked for."""
+        spec = self[name].neuron
+        if spec is None:
+            raise GraphError(f"layer {name!r} is not a spiking neuron: it has no integer levels")
+        return spec
+
+    @property
+    def stem_macs(self) -> int:
+        """Multiply-accumulates of the layers that read the input: real-valued, done once for a static image."""
+        return sum(s.macs for s in self.synapses if s.source == INPUT)
 
     @property
     def absorbed(self) -> bool:

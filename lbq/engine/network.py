@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from lbq.engine.levels import row_sums
 from lbq.errors import GraphError
-from lbq.graph import INPUT, Shape, Synapse
+from lbq.graph import INPUT, Layered, Shape, Synapse
 
 MEMBRANE_BOUND = 2**30  # |U| and |V| are proved to stay below it
 FLOAT32_BOUND = 2**24  # integers below it add up exactly in float32
@@ -91,53 +91,23 @@ class IntegerLayer:
 
 
 @dataclass(frozen=True)
-class IntegerNetwork:
+class IntegerNetwork(Layered[IntegerLayer]):
     """A whole network on uint8 inputs: pixels `[B, C, H, W]` where `static`, else event frames `[T, B, C, H, W]`.
 
     scale: what one unit of the readout is worth as a logit. input_max: the brightest value a pixel takes in the data
     it was trained on (255 but for a few datasets). facts: where it came from, as JSON values.
     """
 
-    input_shape: Shape
-    timesteps: int
-    static: bool
-    layers: tuple[IntegerLayer, ...]
-    readout: IntegerLayer
     scale: float
     classes: tuple[str, ...] = ()
     input_max: int = 255
     facts: Mapping[str, Any] = field(default_factory=dict)
-    _by_name: dict[str, IntegerLayer] = field(init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "_by_name", {layer.name: layer for layer in self.layers})
-
-    def __getitem__(self, name: str) -> IntegerLayer:
-        return self._by_name[name]
 
     def spec(self, name: str) -> IntegerNeuron:
         neuron = self[name].neuron
         if neuron is None:
             raise GraphError(f"layer {name!r} has no neuron")
         return neuron
-
-    @property
-    def all_layers(self) -> tuple[IntegerLayer, ...]:
-        return (*self.layers, self.readout)
-
-    @property
-    def synapses(self) -> tuple[Synapse, ...]:
-        return tuple(s for layer in self.all_layers for s in layer.synapses)
-
-    @property
-    def macs(self) -> int:
-        """Multiply-accumulates of one pass through the whole network as an ANN, padded taps included."""
-        return sum(s.macs for s in self.synapses)
-
-    @property
-    def units(self) -> int:
-        """Spiking neurons, per timestep."""
-        return sum(layer.units for layer in self.layers)
 
     @property
     def parameters(self) -> int:
