@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import shutil
 from functools import cache
@@ -34,6 +35,7 @@ def trained(folder: Path, **neuron: Any) -> Path:
 def runs_folder() -> Path:
     """A folder with `lbq-0` (analysed, deployed), `lbq-1` (another seed), `ann` and `half` (not finished)."""
     root = Path(mkdtemp(prefix="lbq-report-runs-"))
+    atexit.register(shutil.rmtree, root, ignore_errors=True)
     first = trained(root / "lbq-0")
     trained(root / "lbq-1", seed=1)
     trained(root / "ann", name="relu")
