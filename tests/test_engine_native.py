@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from lbq import native
-from lbq.engine.native import BACKENDS, Counts, Emitted, neuron, pack
+from lbq.engine.native import BACKENDS, MOST_ROWS, Counts, Emitted, neuron, pack
 from lbq.errors import LbqError
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason=f"no native library: {native.report().reason}")
@@ -145,13 +145,22 @@ def test_extreme_sums_do_not_overflow(isa: str, weight: int, level: int) -> None
 
 
 def test_the_flush_comes_exactly_in_time(isa: str) -> None:
-    """65535 / 254 = 258 rows of bytes 0..254 fit 16 bits, the next does not."""
-    for rows in (128, 129, 130, 257, 258, 259, 516, 517):
+    """65535 / 254 = 258 rows of bytes 0..254 fit 16 bits, 256 in whole groups; the next do not."""
+    for rows in (127, 128, 129, 130, 255, 256, 257, 258, 259, 260, 512, 516, 517):
         for level, dtype in ((1, np.uint8), (7, np.uint8), (255, np.uint8), (-1, np.int8)):
             weights = np.full((64, rows, 1, 1), 127, np.int8)
             weights[1] = -127  # which makes the bias 127
             levels = np.full((1, 1, 1, rows), level, dtype)
             agree(levels, weights, (1, 1), (0, 0), threads=(1,))
+
+
+def test_the_most_rows_that_have_numbers(isa: str) -> None:
+    """65535 weight rows; the row of zeros behind them, which fills groups, has the last number of 16 bits."""
+    rng = np.random.default_rng(0)
+    weights = rng.integers(-127, 128, (3, MOST_ROWS - 1, 1, 1)).astype(np.int8)
+    levels = some_levels(rng, (1, 1, 2, MOST_ROWS - 1), 5, False, 0.2)
+    levels[..., -1] = 3
+    agree(levels, weights, (1, 1), (0, 0), threads=(1,))
 
 
 def test_large_layers_in_several_tiles_and_parts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,7 +41,8 @@ class Counts:
         output; formations: set bits formed, once each; shifts: weights shifted before they were added (backend
         `explicit`); horner_shifts: accumulators shifted between planes (backend `horner`), one for each output and plane
         below the highest that any level of the call has; neurons_active: inputs that are not zero.
-    A dense product does none of these and counts nothing.
+    A dense product does none of these and counts nothing. Machine instructions are fewer: they add many weights at once,
+    and with levels up to 7 the backend `horner` adds the rows of equal levels up before it gives the sum to their planes.
     """
 
     accumulations: int = 0
@@ -140,7 +141,8 @@ class PackedConv:
             out = np.empty(shape, np.int32)
         elif out.shape != shape or out.dtype != np.int32 or not out.flags.c_contiguous:
             raise ValueError(f"out must be contiguous int32 {list(shape)}, got {out.dtype} {list(out.shape)}")
-        largest = max(int(levels.max(initial=0)), -int(levels.min(initial=0)), 1)
+        lowest = int(levels.min(initial=0)) if levels.dtype == np.int8 else 0
+        largest = max(int(levels.max(initial=0)), -lowest, 1)
         if self.heaviest * largest > LARGEST_CURRENT:
             raise LbqError(
                 f"levels up to {largest} reach currents of {self.heaviest * largest}, which int32 does not hold"
@@ -233,12 +235,13 @@ class PackedConv:
         return out
 
     def _bytes(self, block: int) -> NDArray[np.uint8]:
-        """int8 weights plus bias, `[blocks, rows, block]`; in each 64 outputs, j and 32 + j are neighbours (see conv.h)."""
-        out = _aligned((-(-self.outputs // block), self.kh * self.kw * self.inputs, block), np.uint8)
+        """int8 weights plus bias, `[blocks, rows + 1, block]`, the last row 0; in each 64 outputs, j and 32 + j are neighbours
+        (see conv.h)."""
+        out = _aligned((-(-self.outputs // block), self.kh * self.kw * self.inputs + 1, block), np.uint8)
         for i, rows in self._rows(block):
             biased = np.full((len(rows), block), self.bias, np.uint8)
             biased[:, : rows.shape[1]] += rows.view(np.uint8)
-            out[i].reshape(-1, 32, 2)[...] = biased.reshape(-1, 2, 32).swapaxes(1, 2)
+            out[i, :-1].reshape(-1, 32, 2)[...] = biased.reshape(-1, 2, 32).swapaxes(1, 2)
         return out
 
     def _shifted(self, block: int, planes: int) -> NDArray[np.int32]:

@@ -8,9 +8,10 @@
 
 #include "conv_kernels.h"
 
-#define LIST_BYTES (16 << 20)  /* for lists formed at a time (most of it is never touched), unless one image needs more */
+#define LIST_BYTES (1 << 20)  /* for lists formed at a time, for each thread (most of it is never touched) */
 #define TILE_IDS (1 << 17)     /* rows gathered for a tile, about */
 #define TILE_PIXELS 256
+#define FEW_PIXELS 16          /* where there is only one block: their lists stay in the nearest cache */
 #define UNIT_PIXELS 256
 
 static int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -39,7 +40,7 @@ struct run {
     int64_t capacity;         /* entries of one slot in one row of pixels */
     int64_t rows_each;        /* rows of pixels in a unit */
     uint16_t *ids, *values;   /* [images * height, slots, capacity] */
-    int32_t *ends;            /* [images * height, slots, width + 1] */
+    int32_t *ends;            /* [images * height, width + 1, slots] */
 };
 
 static void count(int64_t *total, int64_t more) { __atomic_fetch_add(total, more, __ATOMIC_RELAXED); }
@@ -67,7 +68,8 @@ static void form_unit(void *context, int64_t unit) {
         const uint8_t *levels = c->levels + (r->first * c->height + row) * c->width * c->inputs;
         struct lbq_row to = row_of(r, row);
         active += r->form(c, r->kind, r->slots, r->capacity, levels, to);
-        for (int s = 0; s < r->slots; s++) formed += to.ends[s * (c->width + 1) + c->width] * bits_of(r, s, 0);
+        for (int s = 0; s < r->slots; s++)
+            formed += (to.ends[c->width * r->slots + s] - to.ends[s]) * bits_of(r, s, 0);
     }
     if (r->kind != BY_LEVEL) count(&c->counts[1], formed);
     count(&c->counts[3], active);
@@ -78,6 +80,8 @@ struct tile {
     int32_t *lengths;              /* [TILE_PIXELS, slots] */
     int64_t starts[TILE_PIXELS];   /* of each pixel in ids */
     int64_t pixels, used;
+    int64_t sums[LBQ_MAX_SLOTS];   /* of lengths, over all tiles */
+    struct lbq_window window;
 };
 
 static struct lbq_pixel pixel_of(const struct run *r, const struct tile *t, int64_t pixel) {
@@ -86,22 +90,25 @@ static struct lbq_pixel pixel_of(const struct run *r, const struct tile *t, int6
     return found;
 }
 
-/* Append the lists that output pixel (row, x) meets through its valid taps. */
-static void gather(const struct run *r, struct tile *t, int64_t row, int64_t x) {
+/* The rows of inputs that a row of output pixels meets through its valid taps. */
+static void open_window(const struct run *r, struct lbq_window *w, int64_t row) {
     const struct lbq_conv *c = r->c;
     int64_t image = row / c->out_height, top = row % c->out_height * c->stride_y - c->pad_y;
-    int64_t left = x * c->stride_x - c->pad_x;
-    int64_t ky1 = min64(c->kh, c->height - top), x0 = min64(max64(0, left), c->width);
-    int64_t x1 = max64(min64(c->width, left + c->kw), x0); /* x0 where the kernel lies beside the image */
-    struct lbq_row from[LBQ_MAX_TAPS];
-    uint16_t base[LBQ_MAX_TAPS];
-    int rows = 0;
-    for (int64_t ky = max64(0, -top); ky < ky1; ky++, rows++) {
-        from[rows] = row_of(r, image * c->height + top + ky);
-        base[rows] = (uint16_t)((ky * c->kw - left) * c->inputs); /* from pixel * inputs + channel to weight rows */
+    w->slots = r->slots, w->rows = 0;
+    for (int64_t ky = max64(0, -top); ky < min64(c->kh, c->height - top); ky++, w->rows++) {
+        w->from[w->rows] = row_of(r, image * c->height + top + ky);
+        w->base[w->rows] = (uint16_t)(ky * c->kw * c->inputs); /* from pixel * inputs + channel to weight rows */
     }
+}
+
+/* Append the lists of the window's output pixel x. */
+static void gather(const struct run *r, struct tile *t, int64_t x) {
+    const struct lbq_conv *c = r->c;
+    int64_t left = x * c->stride_x - c->pad_x, x0 = min64(max64(0, left), c->width);
+    int64_t x1 = max64(min64(c->width, left + c->kw), x0); /* x0 where the kernel lies beside the image */
     t->starts[t->pixels] = t->used;
-    t->used += r->k->gather(r->slots, r->capacity, c->width, rows, from, base, x0, x1, pixel_of(r, t, t->pixels));
+    struct lbq_pixel to = pixel_of(r, t, t->pixels);
+    t->used += r->k->gather(&t->window, (uint16_t)(-left * c->inputs), (uint16_t)(c->kh * c->kw * c->inputs), x0, x1, &to);
     t->pixels++;
 }
 
@@ -114,9 +121,12 @@ static void run_tile(const struct run *r, struct tile *t, int64_t first) {
             int32_t *out = c->out + (first + i) * c->outputs + block * c->block;
             int64_t rest = c->outputs - block * c->block;
             uint32_t *to = rest < c->block ? sums : (uint32_t *)out;
-            (c->bytes ? r->k->run[r->kind] : r->k->wide)(c, pixel_of(r, t, i), block, to);
+            struct lbq_pixel pixel = pixel_of(r, t, i);
+            (c->bytes ? r->k->run[r->kind] : r->k->wide)(c, &pixel, block, to);
             if (to == sums) memcpy(out, sums, (size_t)rest * sizeof *out);
         }
+    for (int64_t i = 0; i < t->pixels; i++)
+        for (int s = 0; s < r->slots; s++) t->sums[s] += t->lengths[i * r->slots + s];
     t->pixels = t->used = 0;
 }
 
@@ -124,9 +134,10 @@ static void run_tile(const struct run *r, struct tile *t, int64_t first) {
 static void gather_unit(void *context, int64_t unit) {
     struct run *r = context;
     const struct lbq_conv *c = r->c;
-    int64_t most = c->kh * c->kw * c->inputs * r->slots, end = min64((unit + 1) * r->rows_each, r->images * c->out_height);
+    int64_t most = LBQ_FULL(c->kh * c->kw * c->inputs) * r->slots, end = min64((unit + 1) * r->rows_each, r->images * c->out_height);
+    int64_t tile = c->outputs > c->block ? TILE_PIXELS : FEW_PIXELS;
     int64_t added = 0, shifted = 0, first = r->first * c->out_height * c->out_width;
-    size_t bytes = (size_t)(TILE_IDS + most + LBQ_SLACK) * sizeof(uint16_t);
+    size_t bytes = (size_t)(TILE_IDS + most + c->kw * c->inputs + LBQ_SLACK) * sizeof(uint16_t);
     struct tile *t = calloc(1, sizeof *t);
     if (t) {
         t->ids = malloc(bytes);
@@ -136,21 +147,21 @@ static void gather_unit(void *context, int64_t unit) {
     if (!t || !t->ids || !t->lengths || (r->kind == BY_LEVEL && !t->values)) {
         __atomic_store_n(&r->failed, 1, __ATOMIC_RELAXED);
     } else {
-        int64_t pixel = unit * r->rows_each * c->out_width, begin = pixel, sums[LBQ_MAX_SLOTS] = {0};
-        for (int64_t row = unit * r->rows_each; row < end; row++)
+        int64_t pixel = unit * r->rows_each * c->out_width, begin = pixel;
+        for (int64_t row = unit * r->rows_each; row < end; row++) {
+            open_window(r, &t->window, row);
             for (int64_t x = 0; x < c->out_width; x++, pixel++) {
-                gather(r, t, row, x);
-                const int32_t *lengths = t->lengths + (t->pixels - 1) * r->slots;
-                for (int s = 0; s < r->slots; s++) sums[s] += lengths[s];
-                if (t->pixels == TILE_PIXELS || t->used >= TILE_IDS) {
+                gather(r, t, x);
+                if (t->pixels == tile || t->used >= TILE_IDS) {
                     run_tile(r, t, first + begin);
                     begin = pixel + 1;
                 }
             }
+        }
         if (t->pixels) run_tile(r, t, first + begin);
         for (int s = 0; s < r->slots; s++) {
-            added += sums[s] * bits_of(r, s, 0);
-            shifted += sums[s] * bits_of(r, s, 1);
+            added += t->sums[s] * bits_of(r, s, 0);
+            shifted += t->sums[s] * bits_of(r, s, 1);
         }
         count(&c->counts[0], added * c->outputs);
         count(&c->counts[2], shifted * c->outputs);
@@ -166,8 +177,8 @@ static int run_lists(struct run *r) {
     r->form = r->k->form_compressed && lbq_features() & LBQ_HAS_COMPRESS ? r->k->form_compressed : r->k->form;
     r->capacity = c->width * c->inputs + LBQ_SLACK;
     int64_t each = c->height * r->slots * r->capacity * (int64_t)sizeof(uint16_t);
-    int64_t together = min64(max64(LIST_BYTES / max64(each, 1), 1), c->batch), rows = together * c->height;
-    size_t entries = (size_t)(rows * r->slots * r->capacity + LBQ_SLACK);
+    int64_t together = min64(max64(LIST_BYTES * c->threads / max64(each, 1), 1), c->batch), rows = together * c->height;
+    size_t entries = (size_t)(rows * r->slots * r->capacity + c->kw * c->inputs + LBQ_SLACK); /* see gather */
     r->ids = malloc(entries * sizeof(uint16_t));
     if (r->kind == BY_LEVEL) r->values = malloc(entries * sizeof(uint16_t));
     r->ends = malloc((size_t)(rows * r->slots * (c->width + 1) + 1) * sizeof(int32_t));

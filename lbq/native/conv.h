@@ -4,8 +4,10 @@
  * added as if it held 16-bit numbers, twice: as it is (low), and shifted right by eight (high). Then
  * sum of the high bytes = high, sum of the low bytes = low - 256 * high (mod 2^16): two additions and a shift for 64
  * weights, no widening. It holds while the sums stay below 2^16, for 65535 / range rows (258 at 8 bits); then they are
- * flushed into 32-bit accumulators. Where four bytes fit into one (weights of 6 bits or fewer), four rows are first
- * added as bytes. The bias is subtracted once at the end: it is bias * (sum of 2^k over all set bits).
+ * flushed into 32-bit accumulators. Rows come in groups of four. Where four bytes fit into one (weights of 6 bits or
+ * fewer), they are first added as bytes; where there is an instruction for any function of three bits, full adders add
+ * them first: two for three rows, and what is carried out of four rows is added once. The bias is subtracted once at the
+ * end: it is bias * (sum of 2^k over all set bits).
  *
  * A row of 64 outputs has output j in byte 2 j and output 32 + j in byte 2 j + 1, so that low and high hold neighbours.
  */
@@ -22,7 +24,6 @@
 #define BYTES (4 * LANES)      /* of a register */
 #define PER_LINE (64 / BYTES)  /* registers of 64 outputs */
 #define MAX_PARTS (2 * PER_LINE)
-#define AHEAD 12               /* rows that are fetched in advance; below LBQ_SLACK */
 #define UNROLL _Pragma("GCC unroll 8")
 typedef uint8_t vb __attribute__((vector_size(BYTES)));
 typedef uint16_t vw __attribute__((vector_size(BYTES)));
@@ -83,7 +84,7 @@ INLINE uint16_t *positions(uint16_t *to, uint64_t bits, int64_t first) {
 }
 
 #if defined(LBQ_FOR_AVX512)
-#define COMPRESS __attribute__((target("avx512vbmi,avx512vbmi2")))
+#define COMPRESS __attribute__((target(LBQ_TARGET ",avx512vbmi,avx512vbmi2")))
 /* The same, 32 at a time and without a loop. */
 static inline COMPRESS uint16_t *positions_compressed(uint16_t *to, uint64_t bits, int64_t first) {
     static const uint8_t count[64] = {0,  1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 11, 12, 13, 14, 15,
@@ -122,11 +123,12 @@ INLINE void slot_masks(const struct lbq_conv *c, enum lbq_lists kind, const uint
         for (int k = c->planes - 1; k >= 0; k--) *found++ = set_bits(levels, (uint8_t)(1 << k));
     } else {
         uint64_t bit[3];
-        for (int k = 0; k < 3; k++) bit[k] = k < c->planes ? set_bits(levels, (uint8_t)(1 << k)) : 0;
-        for (int v = 1; v <= c->largest; v++) {
+        for (int k = 0; k < 3; k++) bit[k] = set_bits(levels, (uint8_t)(1 << k));
+        UNROLL for (int v = 1; v <= LBQ_LARGEST_VALUE; v++) {
+            if (v > c->largest) break;
             uint64_t all = UINT64_MAX;
-            for (int k = 0; k < 3; k++) all &= v >> k & 1 ? bit[k] : ~bit[k];
-            *found++ = all;
+            UNROLL for (int k = 0; k < 3; k++) all &= v >> k & 1 ? bit[k] : ~bit[k];
+            found[v - 1] = all;
         }
     }
 }
@@ -135,40 +137,38 @@ INLINE int64_t form_row(const struct lbq_conv *c, enum lbq_lists kind, int slots
                         const uint8_t *levels, struct lbq_row to,
                         uint16_t *(*positions)(uint16_t *, uint64_t, int64_t)) {
     int signs = c->is_signed ? 2 : 1;
-    int64_t active = 0;
+    int64_t active = 0, inputs = c->inputs;
     uint16_t *end[LBQ_MAX_SLOTS];
-    for (int s = 0; s < slots; s++) {
-        end[s] = to.ids + s * capacity;
-        to.ends[s * (c->width + 1)] = 0;
-    }
-    for (int64_t x = 0; x < c->width; x++, levels += c->inputs) {
-        for (int64_t first = 0; first < c->inputs; first += 64) {
+    for (int s = 0; s < slots; s++) end[s] = to.ids + s * capacity;
+    for (int64_t x = 0; x < c->width; x++, levels += inputs) {
+        int32_t *ends = to.ends + x * slots;
+        for (int s = 0; s < slots; s++) ends[s] = (int32_t)(end[s] - to.ids);
+        for (int64_t first = 0; first < inputs; first += 64) {
             uint8_t copy[64];
             const uint8_t *at = levels + first;
             uint64_t negative = 0, found[LBQ_MAX_SLOTS], any = 0;
-            if (c->is_signed || c->inputs - first < 64) {
-                negative = magnitudes(c, at, c->inputs - first, copy);
+            int64_t id = x * inputs + first;
+            if (signs == 2 || inputs - first < 64) {
+                negative = magnitudes(c, at, inputs - first, copy);
                 at = copy;
             }
             slot_masks(c, kind, at, found);
             for (int s = 0; s < slots; s += signs) {
                 uint64_t mask = found[s / signs];
                 any |= mask;
-                end[s] = positions(end[s], mask & ~negative, x * c->inputs + first);
-                if (signs == 2) end[s + 1] = positions(end[s + 1], mask & negative, x * c->inputs + first);
+                end[s] = positions(end[s], mask & ~negative, id);
+                if (signs == 2) end[s + 1] = positions(end[s + 1], mask & negative, id);
             }
             active += __builtin_popcountll(any);
         }
-        for (int s = 0; s < slots; s++) {
-            int32_t *ends = to.ends + s * (c->width + 1) + x;
-            ends[1] = (int32_t)(end[s] - (to.ids + s * capacity));
-            if (kind == BY_LEVEL)
-                for (int64_t i = ends[0]; i < ends[1]; i++) {
-                    uint8_t level = levels[(uint16_t)(to.ids[s * capacity + i] - x * c->inputs)];
-                    to.values[s * capacity + i] = (uint8_t)(s ? -level : level);
+        if (kind == BY_LEVEL)
+            for (int s = 0; s < slots; s++)
+                for (uint16_t *i = to.ids + ends[s]; i < end[s]; i++) {
+                    uint8_t level = levels[(uint16_t)(*i - x * inputs)];
+                    to.values[i - to.ids] = (uint8_t)(s ? -level : level);
                 }
-        }
     }
+    for (int s = 0; s < slots; s++) to.ends[c->width * slots + s] = (int32_t)(end[s] - to.ids);
     return active;
 }
 
@@ -184,68 +184,105 @@ static COMPRESS int64_t NAME(form_compressed)(const struct lbq_conv *c, enum lbq
 #endif
 
 /* Copy n entries, 32 at a time, adding `base`. */
-INLINE void append(uint16_t *to, const uint16_t *from, int64_t n, uint16_t base) {
-    UNROLL for (int v = 0; v < PER_LINE; v++) { /* the first 32 without asking: mostly these are all */
-        vw x;
-        memcpy(&x, from + v * (BYTES / 2), sizeof x);
-        x += base;
-        memcpy(to + v * (BYTES / 2), &x, sizeof x);
-    }
-    for (int64_t i = 32; i < n; i += BYTES / 2) {
-        vw x;
-        memcpy(&x, from + i, sizeof x);
-        x += base;
-        memcpy(to + i, &x, sizeof x);
-    }
+INLINE void append(uint16_t *to, const uint16_t *from, int64_t n, vw base) {
+    for (int64_t i = 0; i < n; i += 32)
+        UNROLL for (int v = 0; v < PER_LINE; v++) {
+            vw x;
+            memcpy(&x, from + i + v * (BYTES / 2), sizeof x);
+            x += base;
+            memcpy(to + i + v * (BYTES / 2), &x, sizeof x);
+        }
 }
 
-static int64_t NAME(gather)(int slots, int64_t capacity, int64_t width, int rows, const struct lbq_row *from,
-                            const uint16_t *base, int64_t x0, int64_t x1, struct lbq_pixel to) {
+/* As many entries are copied as the longest list so far had: a loop whose length hardly changes is predicted. */
+INLINE int64_t gather_lists(struct lbq_window *w, uint16_t shift, uint16_t zero, int64_t x0, int64_t x1,
+                            const struct lbq_pixel *to, int rows, int with_values) {
+    const int32_t *begin[LBQ_MAX_TAPS], *end[LBQ_MAX_TAPS];
+    const uint16_t *from[LBQ_MAX_TAPS];
+    vw base[LBQ_MAX_TAPS];
+    uint16_t *ids = to->ids;
+    int32_t *lengths = to->lengths;
+    int slots = w->slots;
     int64_t used = 0;
+    UNROLL for (int i = 0; i < rows; i++) {
+        begin[i] = w->from[i].ends + x0 * slots, end[i] = w->from[i].ends + x1 * slots, from[i] = w->from[i].ids;
+        base[i] = (vw){0} + (uint16_t)(w->base[i] + shift);
+    }
     for (int s = 0; s < slots; s++) {
-        int64_t before = used;
-        for (int i = 0; i < rows; i++) {
-            const int32_t *ends = from[i].ends + s * (width + 1);
-            int64_t start = ends[x0], n = ends[x1] - start;
-            append(to.ids + used, from[i].ids + s * capacity + start, n, base[i]);
-            if (to.values) append(to.values + used, from[i].values + s * capacity + start, n, 0);
+        int64_t before = used, longest = w->longest[s];
+        UNROLL for (int i = 0; i < rows; i++) {
+            int64_t start = begin[i][s], n = end[i][s] - start;
+            longest = n > longest ? n : longest;
+            append(ids + used, from[i] + start, longest, base[i]);
+            if (with_values) append(to->values + used, w->from[i].values + start, longest, (vw){0});
             used += n;
         }
-        to.lengths[s] = (int32_t)(used - before);
+        w->longest[s] = (int32_t)longest;
+        lengths[s] = (int32_t)(used - before);
+        for (int i = 0; i < LBQ_GROUP; i++) ids[used + i] = zero;
+        used = LBQ_FULL(used);
     }
     return used;
+}
+
+static int64_t NAME(gather)(struct lbq_window *w, uint16_t shift, uint16_t zero, int64_t x0, int64_t x1,
+                            const struct lbq_pixel *to) {
+    if (to->values) return gather_lists(w, shift, zero, x0, x1, to, w->rows, 1);
+    if (w->rows == 3) return gather_lists(w, shift, zero, x0, x1, to, 3, 0); /* the usual kernel, all in registers */
+    return gather_lists(w, shift, zero, x0, x1, to, w->rows, 0);
 }
 
 /* Bit planes
  * ------------------------------------------------------------------------------------------------------------------ */
 
-INLINE void add_one(int parts, const uint8_t *row, vw *low, vw *high) {
-    UNROLL for (int v = 0; v < parts; v++) {
-        vw x = load_row(row + v * BYTES);
-        low[v] += x;
-        high[v] += x >> 8;
-    }
+#if defined(LBQ_FOR_AVX512)
+/* A full adder of every bit: a + b + *sum = *sum + 2 * what is returned. */
+INLINE vw carry(vw *sum, vw a, vw b) {
+    __m512i carried = (__m512i)*sum, x = (__m512i)a, y = (__m512i)b;
+    __asm__("" : "+v"(carried), "+v"(x), "+v"(y)); /* one copy and one load each: left to itself, gcc makes more of both */
+    *sum = (vw)_mm512_ternarylogic_epi64((__m512i)*sum, x, y, 0x96);
+    return (vw)_mm512_ternarylogic_epi64(carried, x, y, 0xe8);
 }
+#endif
 
-/* Rows `ids` of the block into low and high; `group` rows fit together into bytes. */
-INLINE void add_rows(int parts, int group, const uint8_t *rows, int64_t size, const uint16_t *ids, int64_t n, vw *low,
+/* The sum of n rows as low and high. The last group is full, see lbq_pixel. */
+INLINE void sum_rows(int parts, int by_four, const uint8_t *rows, int64_t size, const uint16_t *ids, int64_t n, vw *low,
                      vw *high) {
-    int64_t i = 0;
-    if (group >= 2)
-        for (; i + group <= n; i += group) {
-            const uint8_t *row[4];
-            UNROLL for (int g = 0; g < group; g++) row[g] = row_at(rows, size, ids[i + g]);
-            UNROLL for (int v = 0; v < parts; v++) {
-                vw x = add_bytes(load_row(row[0] + v * BYTES), load_row(row[1] + v * BYTES));
-                UNROLL for (int g = 2; g < group; g += 2) {
-                    vw y = add_bytes(load_row(row[g] + v * BYTES), load_row(row[g + 1] + v * BYTES));
-                    x = add_bytes(x, y);
-                }
+#if defined(LBQ_FOR_AVX512)
+    vw ones[MAX_PARTS], twos[MAX_PARTS];
+    UNROLL for (int v = 0; v < parts; v++) ones[v] = twos[v] = (vw){0};
+#endif
+    UNROLL for (int v = 0; v < parts; v++) low[v] = high[v] = (vw){0};
+    __asm__("" : "+r"(rows)); /* one register, see row_at */
+    for (int64_t i = 0; i < n; i += LBQ_GROUP) {
+        const uint8_t *row[LBQ_GROUP];
+        UNROLL for (int g = 0; g < LBQ_GROUP; g++) row[g] = row_at(rows, size, ids[i + g]);
+        UNROLL for (int v = 0; v < parts; v++) {
+            vw a = load_row(row[0] + v * BYTES), b = load_row(row[1] + v * BYTES);
+            vw c = load_row(row[2] + v * BYTES), d = load_row(row[3] + v * BYTES);
+            if (by_four) {
+                vw x = add_bytes(add_bytes(a, b), add_bytes(c, d));
                 low[v] += x;
                 high[v] += x >> 8;
+            } else {
+#if defined(LBQ_FOR_AVX512)
+                vw two = carry(&ones[v], a, b), more = carry(&ones[v], c, d), four = carry(&twos[v], two, more);
+                low[v] += four;
+                high[v] += four >> 8;
+#else
+                low[v] += (a + b) + (c + d);
+                high[v] += ((a >> 8) + (b >> 8)) + ((c >> 8) + (d >> 8));
+#endif
             }
         }
-    for (; i < n; i++) add_one(parts, row_at(rows, size, ids[i]), low, high);
+    }
+#if defined(LBQ_FOR_AVX512)
+    if (!by_four)
+        UNROLL for (int v = 0; v < parts; v++) {
+            low[v] = (low[v] << 2) + (twos[v] << 1) + ones[v];
+            high[v] = (high[v] << 2) + (twos[v] >> 8 << 1) + (ones[v] >> 8);
+        }
+#endif
 }
 
 /* What low and high hold, in the order of outputs. */
@@ -258,6 +295,9 @@ INLINE void unpack(int parts, const vw *low, const vw *high, uint16_t *found) {
     }
 }
 
+/* How many rows low and high can hold, in whole groups. */
+INLINE int64_t most_rows(int32_t range) { return 65535 / range & ~(LBQ_GROUP - 1); }
+
 /* sums = sums * 2^shift + sign * what low and high hold. */
 INLINE void flush(int parts, const vw *low, const vw *high, int shift, int negative, uint32_t *sums) {
     uint16_t found[LBQ_MAX_BLOCK];
@@ -268,83 +308,65 @@ INLINE void flush(int parts, const vw *low, const vw *high, int shift, int negat
         for (int j = 0; j < parts * BYTES; j++) sums[j] = (sums[j] << shift) + found[j];
 }
 
-/* Rows whose level is `value`: each is fetched once and added to the sums of the planes that the level has. */
-INLINE void add_value(int parts, int group, int planes, int value, const uint8_t *rows, int64_t size,
-                      const uint16_t *ids, int64_t n, vw low[][MAX_PARTS], vw high[][MAX_PARTS]) {
-    int64_t i = 0;
-    for (int together = group; together > 0; together = together > 1 ? 1 : 0)
-        for (; i + together <= n; i += together) {
-            const uint8_t *row[4];
-            UNROLL for (int g = 0; g < together; g++) row[g] = row_at(rows, size, ids[i + g]);
-            if (group == 1) { /* also beyond this list's end, where the next one lies; four at once need no help */
-                const uint8_t *ahead = row_at(rows, size, ids[i + AHEAD]);
-                UNROLL for (int v = 0; v < parts; v += PER_LINE) __builtin_prefetch(ahead + v * BYTES);
-            }
-            UNROLL for (int v = 0; v < parts; v++) {
-                vw x = load_row(row[0] + v * BYTES);
-                UNROLL for (int g = 1; g < together; g++) x = add_bytes(x, load_row(row[g] + v * BYTES));
-                vw y = x >> 8;
+/* Horner over the planes that low and high hold: sums = it (fresh), or sums +- it; then low and high are empty. */
+INLINE void flush_planes(int parts, int planes, vw low[][MAX_PARTS], vw high[][MAX_PARTS], uint32_t bias, int negative,
+                         int fresh, uint32_t *sums) {
+    uint16_t found[3][LBQ_MAX_BLOCK];
+    UNROLL for (int k = 0; k < planes; k++) unpack(parts, low[k], high[k], found[k]);
+    for (int64_t j = 0; j < parts * BYTES; j++) {
+        uint32_t sum = found[planes - 1][j];
+        UNROLL for (int k = planes - 2; k >= 0; k--) sum = (sum << 1) + found[k][j];
+        sum -= bias;
+        sums[j] = fresh ? sum : negative ? sums[j] - sum : sums[j] + sum;
+    }
+    UNROLL for (int k = 0; k < planes; k++)
+        UNROLL for (int v = 0; v < parts; v++) low[k][v] = high[k][v] = (vw){0};
+}
+
+/* Levels 1..7: the rows of a level are added once, and their sum to those of the level's planes, of which up to three
+ * lie side by side in registers. */
+INLINE void values_block(const struct lbq_conv *c, const struct lbq_pixel *p, int64_t block, uint32_t *sums, int parts,
+                         int by_four, int planes) {
+    int64_t size = parts * BYTES, limit = most_rows(c->range), left = limit;
+    const uint8_t *rows = c->bytes + block * (c->kh * c->kw * c->inputs + 1) * size;
+    int signs = c->is_signed ? 2 : 1, fresh = 1;
+    vw low[3][MAX_PARTS] = {0}, high[3][MAX_PARTS] = {0};
+    for (int negative = 0; negative < signs; negative++, left = limit) {
+        const uint16_t *ids = p->ids;
+        const int32_t *length = p->lengths;
+        uint32_t bias = 0;
+        for (int value = 1; value <= c->largest; value++) {
+            if (negative) ids += LBQ_FULL(*length++); /* pass over the twin */
+            for (int64_t n = *length++, some; n > 0; n -= some) {
+                vw x[MAX_PARTS], y[MAX_PARTS];
+                some = n < left ? n : left;
+                sum_rows(parts, by_four, rows, size, ids, some, x, y);
                 UNROLL for (int k = 0; k < planes; k++)
-                    if (value >> k & 1) low[k][v] += x, high[k][v] += y;
+                    if (value >> k & 1)
+                        UNROLL for (int v = 0; v < parts; v++) low[k][v] += x[v], high[k][v] += y[v];
+                bias += (uint32_t)(c->bias * some * value);
+                ids += LBQ_FULL(some), left -= LBQ_FULL(some);
+                if (left == 0) {
+                    flush_planes(parts, planes, low, high, bias, negative, fresh, sums);
+                    fresh = 0, bias = 0, left = limit;
+                }
             }
+            if (signs == 2 && !negative) ids += LBQ_FULL(*length++);
         }
-}
-
-/* Levels 1..7: the sums of up to three planes side by side in registers, then Horner over the planes. */
-INLINE void values_block(const struct lbq_conv *c, struct lbq_pixel p, int64_t block, uint32_t *sums, int parts,
-                         int group, int planes) {
-    int64_t size = parts * BYTES;
-    const uint8_t *rows = c->bytes + block * c->kh * c->kw * c->inputs * size;
-    int signs = c->is_signed ? 2 : 1, flushes = 0;
-    uint32_t weighted = 0, flushed[3][LBQ_MAX_BLOCK];
-    for (int negative = 0; negative < signs; negative++) {
-        const uint16_t *ids[LBQ_LARGEST_VALUE], *at = p.ids;
-        int64_t rest[LBQ_LARGEST_VALUE] = {0}, left;
-        for (int slot = 0; slot < c->largest * signs; at += p.lengths[slot++])
-            if (slot % signs == negative) ids[slot / signs] = at, rest[slot / signs] = p.lengths[slot];
-        do {
-            vw low[3][MAX_PARTS], high[3][MAX_PARTS];
-            UNROLL for (int k = 0; k < planes; k++)
-                UNROLL for (int v = 0; v < parts; v++) low[k][v] = high[k][v] = (vw){0};
-            left = 65535 / c->range;
-#define VALUE(value)                                                                                        \
-    if ((value) < 1 << planes && rest[(value) - 1]) {                                                       \
-        int64_t some = rest[(value) - 1] < left ? rest[(value) - 1] : left;                                 \
-        add_value(parts, group, planes, value, rows, size, ids[(value) - 1], some, low, high);              \
-        weighted += (negative ? -(uint32_t)some : (uint32_t)some) * (value);                                \
-        ids[(value) - 1] += some, rest[(value) - 1] -= some, left -= some;                                  \
-    }
-            VALUE(1) VALUE(2) VALUE(3) VALUE(4) VALUE(5) VALUE(6) VALUE(7)
-            UNROLL for (int k = 0; k < planes; k++) {
-                uint16_t found[LBQ_MAX_BLOCK];
-                unpack(parts, low[k], high[k], found);
-                if (!flushes)
-                    for (int64_t j = 0; j < size; j++) flushed[k][j] = found[j];
-                else if (!negative)
-                    for (int64_t j = 0; j < size; j++) flushed[k][j] += found[j];
-                else
-                    for (int64_t j = 0; j < size; j++) flushed[k][j] -= found[j];
-            }
-            flushes++;
-        } while (left == 0); /* else every list has come to its end */
-    }
-    uint32_t bias = (uint32_t)c->bias * weighted;
-    for (int64_t j = 0; j < size; j++) {
-        uint32_t sum = flushed[planes - 1][j];
-        UNROLL for (int k = planes - 2; k >= 0; k--) sum = (sum << 1) + flushed[k][j];
-        sums[j] = sum - bias;
+        flush_planes(parts, planes, low, high, bias, negative, fresh, sums);
+        fresh = 0;
     }
 }
 
-/* Code of its own for every case would take minutes to compile: one plane (binary spikes) or three, rows by fours or one
- * by one, and blocks of 128 outputs only where there are registers for them (see PackedConv). */
-static void NAME(values)(const struct lbq_conv *c, struct lbq_pixel p, int64_t block, uint32_t *sums) {
-    int by_four = 255 / c->range >= 4;
+/* Code of its own for every case would take minutes to compile: one plane (binary spikes) or three, rows that can be
+ * added as bytes or not, and blocks of 128 outputs only where there are registers for them (see PackedConv). */
+static void NAME(values)(const struct lbq_conv *c, const struct lbq_pixel *p, int64_t block, uint32_t *sums) {
+    int by_four = c->range <= 255 / LBQ_GROUP;
 #define BY_CASE(parts)                                                                      \
-    if (c->planes == 1 && by_four) values_block(c, p, block, sums, parts, 4, 1);            \
-    else if (c->planes == 1) values_block(c, p, block, sums, parts, 1, 1);                  \
-    else if (by_four) values_block(c, p, block, sums, parts, 4, 3);                         \
-    else values_block(c, p, block, sums, parts, 1, 3);
+    if (c->planes == 1 && by_four) values_block(c, p, block, sums, parts, 1, 1);            \
+    else if (c->planes == 1) values_block(c, p, block, sums, parts, 0, 1);                  \
+    else if (by_four) values_block(c, p, block, sums, parts, 1, 3);                         \
+    else values_block(c, p, block, sums, parts, 0, 3);
 #if defined(LBQ_FOR_AVX512)
     if (c->block == 128) {
         BY_CASE(2 * PER_LINE)
@@ -354,56 +376,55 @@ static void NAME(values)(const struct lbq_conv *c, struct lbq_pixel p, int64_t b
     BY_CASE(PER_LINE)
 }
 
-INLINE void planes_block(const struct lbq_conv *c, struct lbq_pixel p, int64_t block, uint32_t *sums, int parts,
-                         int group) {
-    int64_t size = parts * BYTES, limit = 65535 / c->range;
-    const uint8_t *rows = c->bytes + block * c->kh * c->kw * c->inputs * size;
-    const uint16_t *ids = p.ids;
+INLINE void planes_block(const struct lbq_conv *c, const struct lbq_pixel *p, int64_t block, uint32_t *sums, int parts,
+                         int by_four) {
+    int64_t size = parts * BYTES, limit = most_rows(c->range);
+    const uint8_t *rows = c->bytes + block * (c->kh * c->kw * c->inputs + 1) * size;
+    const uint16_t *ids = p->ids;
     int signs = c->is_signed ? 2 : 1;
     uint32_t weighted = 0;
     memset(sums, 0, (size_t)size * sizeof *sums);
     for (int k = c->planes - 1, s = 0; k >= 0; k--) {
         int shift = k != c->planes - 1; /* Horner: one shift of the accumulators for each plane but the first */
         for (int negative = 0; negative < signs; negative++, s++) {
-            int64_t n = p.lengths[s];
+            int64_t n = p->lengths[s];
             weighted += (negative ? -(uint32_t)n : (uint32_t)n) << k;
             do {
                 int64_t some = n < limit ? n : limit;
                 vw low[MAX_PARTS], high[MAX_PARTS];
-                UNROLL for (int v = 0; v < parts; v++) low[v] = high[v] = (vw){0};
-                add_rows(parts, group, rows, size, ids, some, low, high);
+                sum_rows(parts, by_four, rows, size, ids, some, low, high);
                 flush(parts, low, high, shift, negative, sums);
-                shift = 0, ids += some, n -= some;
+                shift = 0, ids += LBQ_FULL(some), n -= some;
             } while (n > 0);
         }
     }
     for (int j = 0; j < size; j++) sums[j] -= (uint32_t)c->bias * weighted;
 }
 
-static void NAME(planes)(const struct lbq_conv *c, struct lbq_pixel p, int64_t block, uint32_t *sums) {
-    int by_four = 255 / c->range >= 4;
+static void NAME(planes)(const struct lbq_conv *c, const struct lbq_pixel *p, int64_t block, uint32_t *sums) {
+    int by_four = c->range <= 255 / LBQ_GROUP;
 #if defined(LBQ_FOR_AVX512)
     if (c->block == 128) {
-        if (by_four) planes_block(c, p, block, sums, 2 * PER_LINE, 4);
-        else planes_block(c, p, block, sums, 2 * PER_LINE, 1);
+        if (by_four) planes_block(c, p, block, sums, 2 * PER_LINE, 1);
+        else planes_block(c, p, block, sums, 2 * PER_LINE, 0);
         return;
     }
 #endif
-    if (by_four) planes_block(c, p, block, sums, PER_LINE, 4);
-    else planes_block(c, p, block, sums, PER_LINE, 1);
+    if (by_four) planes_block(c, p, block, sums, PER_LINE, 1);
+    else planes_block(c, p, block, sums, PER_LINE, 0);
 }
 
 /* Multiplied by the level
  * ------------------------------------------------------------------------------------------------------------------ */
 
-INLINE void levels_block(const struct lbq_conv *c, struct lbq_pixel p, int64_t block, uint32_t *sums, int parts) {
+INLINE void levels_block(const struct lbq_conv *c, const struct lbq_pixel *p, int64_t block, uint32_t *sums, int parts) {
     int64_t size = parts * BYTES, limit = 65535 / (c->range * c->largest);
-    const uint8_t *rows = c->bytes + block * c->kh * c->kw * c->inputs * size;
-    const uint16_t *ids = p.ids, *values = p.values;
+    const uint8_t *rows = c->bytes + block * (c->kh * c->kw * c->inputs + 1) * size;
     uint32_t weighted = 0;
     memset(sums, 0, (size_t)size * sizeof *sums);
     for (int s = 0; s < (c->is_signed ? 2 : 1); s++) {
-        for (int64_t n = p.lengths[s]; n > 0;) {
+        const uint16_t *ids = p->ids + s * LBQ_FULL(p->lengths[0]), *values = p->values + s * LBQ_FULL(p->lengths[0]);
+        for (int64_t n = p->lengths[s]; n > 0;) {
             int64_t some = n < limit ? n : limit;
             uint32_t total = 0;
             vw low[MAX_PARTS], high[MAX_PARTS];
@@ -425,7 +446,7 @@ INLINE void levels_block(const struct lbq_conv *c, struct lbq_pixel p, int64_t b
     for (int j = 0; j < size; j++) sums[j] -= (uint32_t)c->bias * weighted;
 }
 
-static void NAME(levels)(const struct lbq_conv *c, struct lbq_pixel p, int64_t block, uint32_t *sums) {
+static void NAME(levels)(const struct lbq_conv *c, const struct lbq_pixel *p, int64_t block, uint32_t *sums) {
 #if defined(LBQ_FOR_AVX512)
     if (c->block == 128) {
         levels_block(c, p, block, sums, 2 * PER_LINE);
@@ -438,16 +459,16 @@ static void NAME(levels)(const struct lbq_conv *c, struct lbq_pixel p, int64_t b
 /* In 32 bits throughout: weights of 16 bits, weights shifted beforehand, and shifts made for every weight
  * ------------------------------------------------------------------------------------------------------------------ */
 
-static void NAME(wide)(const struct lbq_conv *c, struct lbq_pixel p, int64_t block, uint32_t *sums) {
+static void NAME(wide)(const struct lbq_conv *c, const struct lbq_pixel *p, int64_t block, uint32_t *sums) {
     int64_t size = c->block, rows = c->kh * c->kw * c->inputs, blocks = (c->outputs + size - 1) / size;
-    const uint16_t *ids = p.ids, *values = p.values;
+    const uint16_t *ids = p->ids, *values = p->values;
     int signs = c->is_signed ? 2 : 1, by_level = c->method == LBQ_LEVEL, planes = by_level ? 1 : c->planes;
     memset(sums, 0, (size_t)size * sizeof *sums);
     for (int k = planes - 1, s = 0; k >= 0; k--) {
         if (!by_level && c->backend == LBQ_HORNER && k != planes - 1)
             for (int64_t j = 0; j < size; j++) sums[j] <<= 1;
         for (int negative = 0; negative < signs; negative++, s++) {
-            for (int64_t i = 0; i < p.lengths[s]; i++) {
+            for (int64_t i = 0; i < p->lengths[s]; i++) {
                 uint32_t sign = negative ? UINT32_MAX : 0; /* (x ^ sign) - sign is +-x */
                 if (c->backend == LBQ_PRESHIFTED && !by_level) {
                     const int32_t *row = c->shifted + ((k * blocks + block) * rows + ids[i]) * size;
@@ -462,8 +483,8 @@ static void NAME(wide)(const struct lbq_conv *c, struct lbq_pixel p, int64_t blo
                 else
                     for (int64_t j = 0; j < size; j++) sums[j] += (((uint32_t)row[j] << shift) ^ sign) - sign;
             }
-            ids += p.lengths[s];
-            if (by_level) values += p.lengths[s];
+            ids += LBQ_FULL(p->lengths[s]);
+            if (by_level) values += LBQ_FULL(p->lengths[s]);
         }
     }
 }
@@ -472,7 +493,7 @@ static void NAME(wide)(const struct lbq_conv *c, struct lbq_pixel p, int64_t blo
  * ------------------------------------------------------------------------------------------------------------------ */
 
 #if defined(LBQ_FOR_AVX512)
-__attribute__((target("avx512vnni"))) static void NAME(dense_quads)(const struct lbq_conv *c,
+__attribute__((target(LBQ_TARGET ",avx512vnni"))) static void NAME(dense_quads)(const struct lbq_conv *c,
                                                                      const uint8_t *const at[LBQ_DENSE_TILE],
                                                                      int64_t line, int64_t block,
                                                                      int32_t sums[LBQ_DENSE_TILE][64]) {
@@ -496,14 +517,13 @@ __attribute__((target("avx512vnni"))) static void NAME(dense_quads)(const struct
         UNROLL for (int j = 0; j < 4; j++) _mm512_storeu_si512(sums[i] + 16 * j, acc[i][j]);
 }
 #elif defined(LBQ_FOR_NEON)
-#ifdef __clang__
+#if defined(__clang__)
 #define DOTPROD __attribute__((target("dotprod")))
 #else
 #define DOTPROD __attribute__((target("arch=armv8.2-a+dotprod"))) /* as GCC declares the intrinsics */
 #endif
-DOTPROD static void NAME(dense_quads)(const struct lbq_conv *c,
-                                                                  const uint8_t *const at[LBQ_DENSE_TILE], int64_t line,
-                                                                  int64_t block, int32_t sums[LBQ_DENSE_TILE][64]) {
+static DOTPROD void NAME(dense_quads)(const struct lbq_conv *c, const uint8_t *const at[LBQ_DENSE_TILE], int64_t line,
+                                      int64_t block, int32_t sums[LBQ_DENSE_TILE][64]) {
     int64_t quads = (c->inputs + 3) / 4;
     for (int part = 0; part < 64; part += 16) {
         const int8_t *weights = c->quads + block * c->kh * c->kw * quads * 256 + part * 4;

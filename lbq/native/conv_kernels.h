@@ -5,26 +5,38 @@
 
 #define LBQ_MAX_BLOCK 128
 #define LBQ_SLACK 32 /* entries that a list may be read or written beyond its end */
+#define LBQ_GROUP 4  /* weight rows that are added together */
+#define LBQ_FULL(n) (((n) + LBQ_GROUP - 1) & ~(int64_t)(LBQ_GROUP - 1)) /* whole groups */
 #define LBQ_DENSE_TILE 6
 #define LBQ_MAX_TAPS 256 /* and so many rows of taps at most */
 
 /* Lists of active inputs come in slots, each followed by its negative twin where levels are signed:
- * BY_VALUE  one for each level 1..7: a row is fetched once and added for each set bit of the level;
+ * BY_VALUE  one for each level 1..7: its rows are added up once, and their sum to each plane that the level has a bit in;
  * BY_PLANE  one for each plane, the highest first: for levels above 7, and for the backends that shift;
  * BY_LEVEL  one for all active inputs, with their levels. */
 enum lbq_lists { BY_VALUE, BY_PLANE, BY_LEVEL };
 #define LBQ_LARGEST_VALUE 7
 #define LBQ_MAX_SLOTS 16
 
-/* Active inputs of one row of input pixels. Slot s has its entries at ids + s * capacity, pixel after pixel:
- * pixel * inputs + channel, modulo 2^16, so that the taps of one kernel row are neighbours. ends + s * (width + 1) says
- * where each pixel's entries end (after a leading 0). values: levels, for BY_LEVEL only. */
+/* Active inputs of one row of input pixels. Slot s has its entries from ids + s * capacity on, pixel after pixel:
+ * pixel * inputs + channel, modulo 2^16, so that the taps of one kernel row are neighbours. Those of pixel x lie between
+ * ids + ends[x * slots + s] and ids + ends[(x + 1) * slots + s]. values: levels, for BY_LEVEL only. */
 struct lbq_row {
     uint16_t *ids, *values;
     int32_t *ends;
 };
 
-/* What one output pixel has to add: weight rows, slot after slot. */
+/* Where a row of output pixels finds its inputs: `rows` rows of them lie under the kernel, and base[i] leads from
+ * entries of row i, at x = 0, to weight rows. longest: entries that a pixel has so far met in one row, by slot. */
+struct lbq_window {
+    int slots, rows;
+    struct lbq_row from[LBQ_MAX_TAPS];
+    uint16_t base[LBQ_MAX_TAPS];
+    int32_t longest[LBQ_MAX_SLOTS];
+};
+
+/* What one output pixel has to add: weight rows, slot after slot. Each slot is filled up to whole groups with the row
+ * behind the last, which is zero; lengths are those before. */
 struct lbq_pixel {
     uint16_t *ids, *values;
     int32_t *lengths;
@@ -38,14 +50,14 @@ struct lbq_kernels {
     /* The same with instructions that only some CPUs of the set have (LBQ_HAS_COMPRESS), or NULL. */
     int64_t (*form_compressed)(const struct lbq_conv *c, enum lbq_lists kind, int slots, int64_t capacity,
                                const uint8_t *levels, struct lbq_row to);
-    /* The lists of one output pixel from `rows` rows of inputs, of which pixels x0..x1-1 lie under the kernel; base[i]
-     * leads from entries of row i to weight rows. Returns the number of entries. */
-    int64_t (*gather)(int slots, int64_t capacity, int64_t width, int rows, const struct lbq_row *from,
-                      const uint16_t *base, int64_t x0, int64_t x1, struct lbq_pixel to);
+    /* The lists of one output pixel, of whose inputs pixels x0..x1-1 lie under the kernel; shift is added to the
+     * window's bases, zero fills groups. Returns the number of entries. */
+    int64_t (*gather)(struct lbq_window *w, uint16_t shift, uint16_t zero, int64_t x0, int64_t x1,
+                      const struct lbq_pixel *to);
     /* Currents of one output pixel and one block of outputs, for each kind of list. */
-    void (*run[3])(const struct lbq_conv *c, struct lbq_pixel p, int64_t block, uint32_t *sums);
+    void (*run[3])(const struct lbq_conv *c, const struct lbq_pixel *p, int64_t block, uint32_t *sums);
     /* The same in 32 bits throughout. */
-    void (*wide)(const struct lbq_conv *c, struct lbq_pixel p, int64_t block, uint32_t *sums);
+    void (*wide)(const struct lbq_conv *c, const struct lbq_pixel *p, int64_t block, uint32_t *sums);
     /* Currents of a tile of pixels, whose padded inputs begin at `at`, for 64 (16) outputs; line: bytes (values) of one
      * padded row of inputs. */
     void (*dense_quads)(const struct lbq_conv *c, const uint8_t *const at[LBQ_DENSE_TILE], int64_t line, int64_t block,

@@ -72,7 +72,7 @@ struct lbq_conv {
     int64_t kh, kw, stride_y, stride_x, pad_y, pad_x, block;
     const uint8_t *levels;
     int32_t *out;
-    const uint8_t *bytes;    /* int8 weights + bias: [blocks, rows, block], see conv.h for the order within a row */
+    const uint8_t *bytes;    /* int8 weights + bias: [blocks, rows + 1, block], the last row 0; see conv.h for the order */
     const int16_t *words;    /* the weights: [blocks, rows, block], where a method adds in 32 bits */
     const int32_t *shifted;  /* weights << k: [planes, blocks, rows, block], where they are shifted beforehand */
     const int8_t *quads;     /* dense, 8 bits: [outputs / 64, taps, inputs / 4, 64, 4] */
