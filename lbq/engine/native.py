@@ -350,6 +350,5 @@ def neuron(
     call.leak_m, call.leak_k = leak or (1, 0)
     call.reset_kind, call.decay_reset, call.is_signed = RESETS[reset_kind], decay_reset, signed
     call.threads, call.isa = max(int(threads), 1), native.ISAS[native.isa()]
-    if _library().lbq_neuron(ctypes.byref(call)):
-        raise MemoryError("no memory left for a layer's neurons")
+    _library().lbq_neuron(ctypes.byref(call))
     return Emitted(int(counts[0]), int(counts[1]))

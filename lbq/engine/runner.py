@@ -155,10 +155,11 @@ class Runner:
         batch = x.shape[0 if net.static else 1]
         each = max(min(self.together, -(-batch // threads)), 1)
         pieces = [slice(i, min(i + each, batch)) for i in range(0, batch, each)]
-        inside = 1 if len(pieces) >= threads else threads  # threads within a convolution
+        # all threads share the first piece, in which choices are made, and what would leave some without work at the end
+        shared = len(pieces) if threads == 1 else 1 + (len(pieces) - 1) % threads
         choices: dict[str, Choice] = {}
 
-        def piece(where: slice) -> _Part:
+        def piece(where: slice, inside: int = 1) -> _Part:
             with self._space(each) as space:
                 job = _Job(self, space, engine, backend, inside, choices, trace, watch)
                 part = job.run(x[where] if net.static else x[:, where])
@@ -166,12 +167,10 @@ class Runner:
                 progress(where.stop - where.start)
             return part
 
-        parts = [piece(where) for where in pieces[:1]]  # alone: here the choices are made
-        if inside > 1 or threads == 1:
-            parts += [piece(where) for where in pieces[1:]]
-        elif pieces[1:]:
+        parts = [piece(where, threads) for where in pieces[:shared]]
+        if pieces[shared:]:
             with ThreadPoolExecutor(threads) as workers:
-                parts += workers.map(piece, pieces[1:])
+                parts += workers.map(piece, pieces[shared:])
         return self._joined(parts, choices, trace)
 
     def _joined(self, parts: list[_Part], choices: dict[str, Choice], trace: bool) -> Output:

@@ -99,6 +99,6 @@ struct lbq_neuron {
     const int32_t *identity_signed;
     int32_t is_static, bias_map, fraction, leak_m, leak_k, reset_kind, decay_reset, is_signed, threads, isa;
 };
-LBQ_EXPORT int lbq_neuron(const struct lbq_neuron *call);
+LBQ_EXPORT void lbq_neuron(const struct lbq_neuron *call);
 
 #endif

@@ -1,69 +1,82 @@
-/* The template of neuron.c: see there. */
+/* The template of neuron.c: see there. A tile is LANES channels of one site, for all timesteps in registers. */
 #include <string.h>
 
 #include "isa.h"
 #include "neuron_sets.h"
 
-void NAME(lbq_neuron_site)(const struct lbq_neuron *n, int64_t image, int64_t site, int32_t *scratch,
-                           int64_t counts[2]) {
-    int64_t channels = n->channels;
-    int32_t *restrict u = scratch, *restrict v = u + channels, *restrict pending = v + channels;
-    int32_t *restrict level = pending + channels;
-    const int32_t *bias = n->bias + (n->bias_map ? site * channels : 0), *reset = n->reset;
-    for (int64_t t = 0; t < n->timesteps; t++) {
-        int64_t at = ((t * n->batch + image) * n->sites + site) * channels;
-        int64_t from = ((n->is_static ? image : t * n->batch + image) * n->sites + site) * channels;
-        for (int64_t c = 0; c < channels; c++) u[c] = bias[c];
-        if (n->currents) {
-            const int32_t *current = n->currents + from;
-            for (int64_t c = 0; c < channels; c++) u[c] += (int32_t)((uint32_t)current[c] << n->fraction);
+typedef int32_t vi __attribute__((vector_size(4 * LANES)));
+typedef uint32_t vu __attribute__((vector_size(4 * LANES)));
+typedef int64_t vl __attribute__((vector_size(8 * LANES)));
+typedef uint8_t vb __attribute__((vector_size(LANES)));
+typedef int8_t vs __attribute__((vector_size(LANES)));
+
+INLINE vi load(const int32_t *p, int64_t lanes, int32_t fill) {
+    vi v = (vi){0} + fill;
+    memcpy(&v, p, lanes == LANES ? sizeof v : (size_t)lanes * 4);
+    return v;
+}
+
+INLINE vi load_levels(const uint8_t *p, int64_t lanes, int is_signed) {
+    vb v = {0};
+    memcpy(&v, p, lanes == LANES ? sizeof v : (size_t)lanes);
+    return is_signed ? __builtin_convertvector((vs)v, vi) : __builtin_convertvector(v, vi);
+}
+
+/* x where the mask is 0, -x where it is -1. */
+INLINE vi with_sign(vi x, vi negative) { return (x ^ negative) - negative; }
+
+INLINE vi leaked(vi v, int32_t m, int32_t k) {
+    if (k == 0) return v;
+    if (m == 1) return (v + (1 << (k - 1))) >> k; /* |v| is below 2^30 */
+    return __builtin_convertvector((__builtin_convertvector(v, vl) * m + ((int64_t)1 << (k - 1))) >> k, vi);
+}
+
+INLINE void tile(const struct lbq_neuron *n, int64_t image, int64_t site, int64_t c, int64_t lanes, vi *active,
+                 vi *bits) {
+    int64_t channels = n->channels, step = n->batch * n->sites * channels;
+    int64_t at = (image * n->sites + site) * channels + c;
+    const int32_t *current = n->currents ? n->currents + at : NULL;
+    vi bias = load(n->bias + (n->bias_map ? site * channels : 0) + c, lanes, 0), reset = load(n->reset + c, lanes, 0);
+    vi v = {0}, pending = {0};
+    for (int64_t t = 0; t < n->timesteps; t++, at += step) {
+        vi u = bias + leaked(v, n->leak_m, n->leak_k) - pending, level = {0}, negative = {0};
+        if (current) {
+            u += (vi)((vu)load(current, lanes, 0) << n->fraction);
+            if (!n->is_static) current += step;
         }
-        for (int64_t i = 0; i < n->identities; i++) {
-            const int32_t *weight = n->identity_weights[i];
-            const uint8_t *levels = n->identity_levels[i] + at;
-            if (n->identity_signed[i])
-                for (int64_t c = 0; c < channels; c++) u[c] += weight[c] * (int8_t)levels[c];
-            else
-                for (int64_t c = 0; c < channels; c++) u[c] += weight[c] * levels[c];
-        }
-        if (t > 0) {
-            if (n->leak_k == 0)
-                for (int64_t c = 0; c < channels; c++) u[c] += v[c];
-            else
-                for (int64_t c = 0; c < channels; c++)
-                    u[c] += (int32_t)(((int64_t)v[c] * n->leak_m + ((int64_t)1 << (n->leak_k - 1))) >> n->leak_k);
-            if (!n->decay_reset && n->reset_kind != RESET_TO_HARD)
-                for (int64_t c = 0; c < channels; c++) u[c] -= pending[c];
-        }
-        memset(level, 0, (size_t)channels * sizeof *level);
-        for (int64_t k = 0; k < n->n_max; k++) {
-            const int32_t *threshold = n->thresholds + k * channels;
-            if (n->is_signed)
-                for (int64_t c = 0; c < channels; c++) level[c] += (u[c] < 0 ? -u[c] : u[c]) >= threshold[c];
-            else
-                for (int64_t c = 0; c < channels; c++) level[c] += u[c] >= threshold[c];
-        }
-        uint32_t active = 0, bits = 0;
-        for (int64_t c = 0; c < channels; c++) {
-            uint32_t s = (uint32_t)level[c];
-            active += s != 0;
-            s = s - ((s >> 1) & 0x55); /* set bits of 8, in pairs, then fours */
-            s = (s & 0x33) + ((s >> 2) & 0x33);
-            bits += (s & 0x0f) + (s >> 4);
-        }
-        counts[0] += active, counts[1] += bits;
-        if (n->is_signed)
-            for (int64_t c = 0; c < channels; c++) level[c] = u[c] < 0 ? -level[c] : level[c];
-        for (int64_t c = 0; c < channels; c++) n->levels[at + c] = (uint8_t)level[c];
+        for (int64_t i = 0; i < n->identities; i++)
+            u += load(n->identity_weights[i] + c, lanes, 0) *
+                 load_levels(n->identity_levels[i] + at, lanes, n->identity_signed[i]);
+        if (n->is_signed) negative = u < 0;
+        vi size = with_sign(u, negative);
+        const int32_t *threshold = n->thresholds + c;
+        for (int64_t k = 0; k < n->n_max; k++, threshold += channels) level -= size >= load(threshold, lanes, INT32_MAX);
+        vi fired = level != 0, pairs = level - (level >> 1 & 0x55), fours = (pairs & 0x33) + (pairs >> 2 & 0x33);
+        *active -= fired;
+        *bits += (fours & 0x0f) + (fours >> 4);
+        vi emitted = with_sign(level, negative);
+        vb bytes = __builtin_convertvector(emitted, vb);
+        memcpy(n->levels + at, &bytes, lanes == LANES ? sizeof bytes : (size_t)lanes);
         if (n->reset_kind == RESET_TO_HARD) {
-            for (int64_t c = 0; c < channels; c++) v[c] = level[c] ? 0 : u[c];
+            v = u & ~fired;
             continue;
         }
-        for (int64_t c = 0; c < channels; c++) {
-            int32_t times = n->reset_kind == RESET_TO_LEVEL ? level[c] : (level[c] > 0) - (level[c] < 0);
-            pending[c] = reset[c] * times;
-        }
-        for (int64_t c = 0; c < channels; c++) v[c] = n->decay_reset ? u[c] - pending[c] : u[c];
+        vi drop = n->reset_kind == RESET_TO_LEVEL ? reset * emitted : with_sign(reset & fired, negative);
+        v = n->decay_reset ? u - drop : u;
+        if (!n->decay_reset) pending = drop;
     }
+}
+
+void NAME(lbq_neuron_sites)(const struct lbq_neuron *call, int64_t first, int64_t last, int64_t counts[2]) {
+    const struct lbq_neuron own = *call, *n = &own; /* which no store can change: it stays in registers */
+    vi active = {0}, bits = {0};
+    int64_t image = first / n->sites, site = first % n->sites;
+    for (int64_t i = first; i < last; i++) {
+        int64_t c = 0;
+        for (; c + LANES <= n->channels; c += LANES) tile(n, image, site, c, LANES, &active, &bits);
+        if (c < n->channels) tile(n, image, site, c, n->channels - c, &active, &bits);
+        if (++site == n->sites) image++, site = 0;
+    }
+    for (int j = 0; j < LANES; j++) counts[0] += active[j], counts[1] += bits[j];
 }
 LBQ_END

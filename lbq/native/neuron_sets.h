@@ -4,11 +4,10 @@
 
 enum { RESET_TO_ONCE, RESET_TO_LEVEL, RESET_TO_HARD };
 
-/* All timesteps of the channels at one site of one image. scratch: 4 * channels. counts: active levels, set bits. */
-#define LBQ_NEURON_SITE(suffix)                                                                                 \
-    void lbq_neuron_site_##suffix(const struct lbq_neuron *n, int64_t image, int64_t site, int32_t *scratch,    \
-                                  int64_t counts[2]);
-LBQ_NEURON_SITE(portable)
-LBQ_NEURON_SITE(avx2)
-LBQ_NEURON_SITE(avx512)
+/* All timesteps of some sites, counted over all images. counts: active levels, set bits. */
+#define LBQ_NEURON_SITES(suffix) \
+    void lbq_neuron_sites_##suffix(const struct lbq_neuron *n, int64_t first, int64_t last, int64_t counts[2]);
+LBQ_NEURON_SITES(portable)
+LBQ_NEURON_SITES(avx2)
+LBQ_NEURON_SITES(avx512)
 #endif
