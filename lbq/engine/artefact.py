@@ -130,9 +130,12 @@ def load(path: Path | str) -> tuple[IntegerNetwork, Golden | None]:
     """Read a network and check all of it."""
     tensors, text = container.read(path)
     try:
-        return _Reader(tensors).network(container.parse_json(text, "its description"))
+        found = _Reader(tensors).network(container.parse_json(text, "its description"))
     except ArtefactError as error:
         raise ArtefactError(f"{path}: {error}") from error
+    for tensor in tensors.values():
+        container.forget(tensor)  # the checks have read all of it
+    return found
 
 
 class _Fields:

@@ -86,12 +86,9 @@ def read(path: Path | str) -> tuple[Tensors, str]:
     except OSError as error:
         raise ArtefactError(f"{path} cannot be read: {error.strerror}") from error
     try:
-        found = decode(data)
+        return decode(data)
     except ArtefactError as error:
         raise ArtefactError(f"{path}: {error}") from error
-    for tensor in found[0].values():
-        forget(tensor)
-    return found
 
 
 def forget(tensor: NDArray[Any]) -> None:
