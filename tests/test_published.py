@@ -1,0 +1,45 @@
+"""The networks under models/: what their card says of them is true."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from lbq import engine
+from lbq.engine.evaluate import evaluate, open_data
+
+MODELS = Path(__file__).parents[1] / "models"
+HEADLINE = MODELS / "cifar10_resnet20w128_t2_lbq.lbq"
+
+
+def test_they_are_the_files_that_the_card_names() -> None:
+    card = (MODELS / "README.md").read_text(encoding="utf-8")
+    files = sorted(MODELS.glob("*.lbq"))
+    assert sum(path.stat().st_size for path in files) <= 20e6
+    digests = {hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+    assert set(re.findall(r"`([0-9a-f]{64})`", card)) == digests
+    assert all(path.name in card for path in files)
+
+
+def test_the_headline_network_gives_its_golden_levels() -> None:
+    net = engine.load(HEADLINE)
+    assert net.verify("auto") == 8
+    assert net.network.classes[3] == "cat"
+    assert net.network.facts["weights_sha256"] in (
+        MODELS.parent / "results" / "cifar10_resnet20w128_t2_lbq_300ep_s0.json"
+    ).read_text(encoding="utf-8")
+
+
+def test_the_headline_network_on_real_images() -> None:
+    """Integers are the same everywhere: so is the number of images that it gets right."""
+    folder = Path(os.environ.get("LBQ_DATA", "")) / "cifar10"
+    if not os.environ.get("LBQ_DATA") or not folder.is_dir():
+        pytest.skip("set LBQ_DATA to a folder that holds cifar10")
+    net = engine.load(HEADLINE)
+    found = evaluate(net, open_data(net.network, str(folder)), threads=2, limit=256)
+    assert found.accuracy is not None
+    assert round(found.accuracy * 256 / 100) == 245
