@@ -5,14 +5,15 @@
 resnet20w128, T = 2, N = 5. At 18 % active (biases shifted so that every layer is) and, with --model, at a trained network's own
 densities: our engines on one and two threads, the float SNN in PyTorch, and, where onnx, onnxscript and onnxruntime are there,
 onnxruntime int8 of the same-architecture ANN run once (the honest rival) and of the same SNN run densely. Then time against
-density, N_max and T with the dense line, as a table and a plot. Times are the best of several, ratios are within one run. Also
-start-up (load to first result) and peak memory.
+density, N_max and T with the dense line, as a table and a plot. Times are the best of several, all taking turns, and ratios are
+within one run. Also start-up (load to first result) and peak memory.
 """
 
 # ruff: noqa: T201
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import subprocess
@@ -22,7 +23,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # set_num_threads does not limit oneDNN's convolutions
 
@@ -36,6 +37,7 @@ from lbq.engine.neuron import NativeNeuron
 from lbq.engine.runner import Runner, Workspace, _Job
 
 ID, SHAPE = "resnet20w128", (3, 32, 32)
+KINDS: tuple[Literal["bitplane", "auto"], ...] = ("bitplane", "auto")
 
 
 def main() -> None:
@@ -47,9 +49,9 @@ def main() -> None:
     arguments.add_argument("--torch-threads", type=int, help=argparse.SUPPRESS)
     given = arguments.parse_args()
     if given.torch_threads:
-        print(json.dumps(torch_times(given.torch_threads, 2 if given.quick else 5)))
+        torch_worker(given.torch_threads)
         return
-    repeats = 3 if given.quick else 7
+    repeats = 3 if given.quick else 12
     print(f"lbq, torch {torch.__version__}, {native.report()}, load {os.getloadavg()[0]:.1f}")
     images = np.random.default_rng(0).integers(0, 256, (8, *SHAPE), np.uint8)
     if given.data is not None:
@@ -60,18 +62,8 @@ def main() -> None:
     networks = {"18 % active": at_density(base, images, 0.18)}
     if given.model is not None:
         networks["trained"] = engine.load(given.model).network
-    result: dict[str, Any] = {"rivals": rivals(networks["18 % active"], images, repeats)}
-    for name, network in networks.items():
-        result[name] = ours(name, network, images, repeats)
-        for rival, times in result["rivals"].items():
-            print(
-                f"  {rival:<32}"
-                + "".join(
-                    f"  {t} thread(s) {times[t]:7.1f} ms, {times[t] / result[name]['auto'][t]:.2f} times auto's, "
-                    f"{times[t] / result[name]['bitplane'][t]:.2f} times the planes'"
-                    for t in times
-                )
-            )
+    others = rivals(networks["18 % active"], images)
+    result: dict[str, Any] = {name: compare(name, net, images, others, repeats) for name, net in networks.items()}
     with tempfile.TemporaryDirectory() as folder:
         path = given.model or Path(folder) / "model.lbq"
         if given.model is None:
@@ -86,13 +78,20 @@ def main() -> None:
 
 def best(function: Callable[[], Any], repeats: int) -> float:
     """Milliseconds of the fastest of several calls."""
-    function()
-    times = []
+    return turns({"": function}, repeats)[""]
+
+
+def turns(runs: dict[str, Callable[[], Any]], repeats: int) -> dict[str, float]:
+    """Milliseconds of the fastest of several calls of each, all taking turns: a machine that others use is slow at times."""
+    times = dict.fromkeys(runs, float("inf"))
+    for run in runs.values():
+        run()
     for _ in range(repeats):
-        started = time.perf_counter()
-        function()
-        times.append(time.perf_counter() - started)
-    return 1e3 * min(times)
+        for name, run in runs.items():
+            started = time.perf_counter()
+            run()
+            times[name] = min(times[name], 1e3 * (time.perf_counter() - started))
+    return times
 
 
 def random_network(images: np.ndarray[Any, Any]) -> IntegerNetwork:
@@ -147,50 +146,85 @@ def _biased(job: _Job, layer: IntegerLayer, active: float) -> IntegerLayer:
     return moved((low + high) / 2)
 
 
-def ours(name: str, network: IntegerNetwork, images: np.ndarray[Any, Any], repeats: int) -> dict[str, Any]:
+def compare(
+    name: str, network: IntegerNetwork, images: np.ndarray[Any, Any], others: dict[str, Callable[[], Any]], repeats: int
+) -> dict[str, Any]:
+    """Our engines on one image and on several, and their rivals on one image, all taking turns."""
     net = engine.Network(network)
     traced = net.run(images[:2], trace=True)
     assert traced.levels is not None
     share = float(np.mean([(level != 0).mean() for level in traced.levels.values()]))
     bits = float(np.mean([np.bitwise_count(np.abs(level)).mean() for level in traced.levels.values()]))
     print(f"\n{name}: mean over layers {100 * share:.1f} % active, {bits:.3f} set bits per neuron-step")
+    runs = dict(others)
+    for kind, threads in itertools.product(KINDS, (1, 2)):
+        runs[f"{kind} {threads} one"] = lambda k=kind, t=threads: net.run(images[0], k, threads=t)
+        runs[f"{kind} {threads} many"] = lambda k=kind, t=threads: net.run(images, k, threads=t)
+    times = turns(runs, repeats)
     found: dict[str, Any] = {"active": share, "set_bits": bits}
-    for kind in ("bitplane", "auto"):
-        found[kind] = {}
-        for threads in (1, 2):
-            one = best(lambda k=kind, t=threads: net.run(images[0], k, threads=t), repeats)
-            many = best(lambda k=kind, t=threads: net.run(images, k, threads=t), max(repeats // 2, 2)) / len(images)
-            found[kind][str(threads)] = many
-            found[kind][f"single {threads}"] = one
-            print(f"  {kind:<9} {threads} thread(s): {one:7.1f} ms for one image, {many:7.1f} ms each of {len(images)}")
-        print(f"  {kind:<9} two threads are {found[kind]['1'] / found[kind]['2']:.2f} times one")
+    for kind in KINDS:
+        one, many = ([times[f"{kind} {threads} {what}"] for threads in (1, 2)] for what in ("one", "many"))
+        many = [value / len(images) for value in many]
+        found[kind] = {"1": many[0], "2": many[1], "single 1": one[0], "single 2": one[1]}
+        print(
+            f"  {kind:<9} one image {one[0]:6.1f} ms, two threads {one[1]:6.1f} ({one[0] / one[1]:.2f} times); each of "
+            f"{len(images)} {many[0]:6.1f} ms, two threads {many[1]:6.1f} ({many[0] / many[1]:.2f} times)"
+        )
+    for rival in dict.fromkeys(key.rsplit(" ", 1)[0] for key in others):
+        found[rival] = {t: times[f"{rival} {t}"] for t in "12" if f"{rival} {t}" in times}
+        print(
+            f"  {rival:<40}"
+            + ";".join(
+                f" {t} thread(s) {value:6.1f} ms, {value / found['bitplane'][f'single {t}']:.2f} times the planes', "
+                f"{value / found['auto'][f'single {t}']:.2f} times auto's"
+                for t, value in found[rival].items()
+            )
+        )
     methods = [choice.method for choice in net.run(images[0]).choices.values()]
     found["planes"] = methods.count("bitplane")
     print(f"  auto runs {methods.count('bitplane')} of {len(methods)} synapses by planes, the others densely")
     return found
 
 
-def torch_times(threads: int, repeats: int) -> dict[str, float]:
-    """The float networks in PyTorch: eager, channels last, one image."""
+class TorchWorker:
+    """Float networks in PyTorch in a process of its own, whose number of threads is fixed when it starts; one image."""
+
+    def __init__(self, threads: int) -> None:
+        command = [sys.executable, __file__, "--torch-threads", str(threads)]
+        environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+        )
+
+    def run(self, neuron: str) -> None:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(f"{neuron}\n")
+        self.process.stdin.flush()
+        self.process.stdout.readline()
+
+
+def torch_worker(threads: int) -> None:
+    """Runs a network, eager and channels last, for each line that it reads, and answers."""
     torch.set_num_threads(threads)
     x = torch.randn(1, *SHAPE).contiguous(memory_format=torch.channels_last)
-    found = {}
+    nets = {
+        neuron: models.create(ID, neuron=neuron, timesteps=steps).eval().to(memory_format=torch.channels_last)
+        for neuron, steps in (("lbq", 2), ("relu", 1))
+    }
     with torch.no_grad():
-        for name, neuron, steps in (("float SNN, torch fp32", "lbq", 2), ("float ANN once, torch fp32", "relu", 1)):
-            net = models.create(ID, neuron=neuron, timesteps=steps).eval().to(memory_format=torch.channels_last)
-            found[name] = best(lambda net=net: net(x), repeats)
-    return found
+        for line in sys.stdin:
+            nets[line.strip()](x)
+            print("done", flush=True)
 
 
-def rivals(network: IntegerNetwork, images: np.ndarray[Any, Any], repeats: int) -> dict[str, dict[str, float]]:
-    """Milliseconds per image by rival and number of threads."""
-    found: dict[str, dict[str, float]] = {}
+def rivals(network: IntegerNetwork, images: np.ndarray[Any, Any]) -> dict[str, Callable[[], Any]]:
+    """By name and number of threads, what runs one image."""
+    found: dict[str, Callable[[], Any]] = {}
     for threads in (1, 2):
-        command = [sys.executable, __file__, "--torch-threads", str(threads), *(["--quick"] if repeats < 5 else [])]
-        environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
-        done = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
-        for name, value in json.loads(done.stdout).items():
-            found.setdefault(name, {})[str(threads)] = value
+        worker = TorchWorker(threads)
+        found[f"float SNN, torch fp32 {threads}"] = lambda w=worker: w.run("lbq")
+        found[f"float ANN once, torch fp32 {threads}"] = lambda w=worker: w.run("relu")
     try:
         sys.path.insert(0, str(Path(__file__).parent))
         import onnx_rivals
@@ -200,14 +234,11 @@ def rivals(network: IntegerNetwork, images: np.ndarray[Any, Any], repeats: int) 
     for threads in (1, 2):
         ann = onnx_rivals.ann_int8(ID, threads, images)
         x = images[:1].astype(np.float32) / 64 - 2
-        found.setdefault("int8 ANN once, onnxruntime", {})[str(threads)] = best(
-            lambda ann=ann, x=x: ann.run(None, {"x": x}), repeats
-        )
+        found[f"int8 ANN once, onnxruntime {threads}"] = lambda ann=ann, x=x: ann.run(None, {"x": x})
         for exact, given in ((True, images[:1]), (False, images[:1].astype(np.float32))):
             snn = onnx_rivals.snn_int8(network, threads, exact, images)
-            found.setdefault(f"int8 SNN densely, onnxruntime{', exactly' if exact else ''}", {})[str(threads)] = best(
-                lambda snn=snn, given=given: snn.run(None, {"x": given}), repeats
-            )
+            name = f"int8 SNN densely, onnxruntime{', exactly' if exact else ''}"
+            found[f"{name} {threads}"] = lambda snn=snn, given=given: snn.run(None, {"x": given})
     return found
 
 
@@ -238,12 +269,12 @@ def sweeps(base: IntegerNetwork, images: np.ndarray[Any, Any], repeats: int) -> 
     few, found = images[:2], {}
 
     def times(network: IntegerNetwork) -> list[float]:
-        net = engine.Network(network)
-        net.run(few)
-        planes = best(lambda: net.run(few[0], "bitplane"), repeats)
-        for prepared in net._runner.prepared.values():  # type: ignore[union-attr]
+        net, dense = engine.Network(network), engine.Network(network)
+        dense.run(few)
+        for prepared in dense._runner.prepared.values():  # type: ignore[union-attr]
             prepared.crossover = 0.0  # always dense
-        return [planes, best(lambda: net.run(few[0], "auto"), repeats)]
+        found = turns({"planes": lambda: net.run(few[0], "bitplane"), "dense": lambda: dense.run(few[0])}, repeats)
+        return [found["planes"], found["dense"]]
 
     print("\nms per image, one thread: by planes, densely")
     for title, points in {
