@@ -2,6 +2,7 @@
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <stdatomic.h>
+#include <time.h>
 #if defined(__linux__) && defined(__aarch64__)
 #include <sys/auxv.h>
 #endif
@@ -12,6 +13,7 @@
 #define LBQ_SOURCE_HASH "unknown"
 #endif
 #define MAX_WORKERS 63
+#define LINGER 200000 /* nanoseconds for which a thread looks for what it waits for before it sleeps */
 
 const char *lbq_source_hash(void) { return LBQ_SOURCE_HASH; }
 
@@ -43,8 +45,9 @@ int32_t lbq_features(void) {
 static struct {
     pthread_mutex_t busy, lock;
     pthread_cond_t wake, done;
-    int workers, wanted, running;
-    uint64_t job;
+    int workers, wanted;
+    atomic_int running;
+    atomic_uint_fast64_t job;
     lbq_work work;
     void *context;
     int64_t units;
@@ -59,11 +62,31 @@ static void drain(lbq_work work, void *context, int64_t units) {
     while ((unit = atomic_fetch_add(&pool.next, 1)) < units) work(context, unit);
 }
 
+static int64_t now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return t.tv_sec * 1000000000ll + t.tv_nsec;
+}
+
+/* One layer's job comes right after another's, and ends at nearly the same time everywhere: waking a sleeper takes longer. */
+#define LINGER_WHILE(condition)                                                 \
+    for (int64_t end = now() + LINGER; (condition) && now() < end;)             \
+        for (int i = 0; i < 64 && (condition); i++) relax();
+
+static void relax(void) {
+#if defined(LBQ_X86)
+    __builtin_ia32_pause();
+#elif defined(LBQ_ARM)
+    __asm__ volatile("yield");
+#endif
+}
+
 static void *worker(void *unused) {
     (void)unused;
     uint64_t seen = 0;
-    pthread_mutex_lock(&pool.lock);
     for (;;) {
+        LINGER_WHILE(atomic_load(&pool.job) == seen)
+        pthread_mutex_lock(&pool.lock);
         while (pool.job == seen || pool.wanted == 0) {
             seen = pool.job;
             pthread_cond_wait(&pool.wake, &pool.lock);
@@ -78,6 +101,7 @@ static void *worker(void *unused) {
         drain(work, context, units);
         pthread_mutex_lock(&pool.lock);
         if (--pool.running == 0) pthread_cond_signal(&pool.done);
+        pthread_mutex_unlock(&pool.lock);
     }
     return NULL;
 }
@@ -87,7 +111,8 @@ static void after_fork(void) {
     pthread_cond_t free_cond = PTHREAD_COND_INITIALIZER;
     pool.busy = pool.lock = free_mutex;
     pool.wake = pool.done = free_cond;
-    pool.workers = pool.wanted = pool.running = 0;
+    pool.workers = pool.wanted = 0;
+    atomic_store(&pool.running, 0);
 }
 
 static void grow(int workers) { /* with the lock held */
@@ -122,6 +147,9 @@ void lbq_parallel(int threads, int64_t units, lbq_work work, void *context) {
     drain(work, context, units);
     pthread_mutex_lock(&pool.lock);
     pool.wanted = 0; /* who has not started by now has nothing to do */
+    pthread_mutex_unlock(&pool.lock);
+    LINGER_WHILE(atomic_load(&pool.running))
+    pthread_mutex_lock(&pool.lock);
     while (pool.running) pthread_cond_wait(&pool.done, &pool.lock);
     pthread_mutex_unlock(&pool.lock);
     pthread_mutex_unlock(&pool.busy);
