@@ -266,30 +266,28 @@ def start_up(path: Path) -> dict[str, float]:
 
 def sweeps(base: IntegerNetwork, images: np.ndarray[Any, Any], repeats: int) -> dict[str, Any]:
     """Milliseconds per image, one thread: by planes and densely, against the share of active neurons, N_max and T."""
-    few, found = images[:2], {}
-
-    def times(network: IntegerNetwork) -> list[float]:
-        net, dense = engine.Network(network), engine.Network(network)
-        dense.run(few)
-        for prepared in dense._runner.prepared.values():  # type: ignore[union-attr]
-            prepared.crossover = 0.0  # always dense
-        found = turns({"planes": lambda: net.run(few[0], "bitplane"), "dense": lambda: dense.run(few[0])}, repeats)
-        return [found["planes"], found["dense"]]
-
+    few = images[:2]
+    points = {
+        "active": {share: at_density(base, few, share) for share in (0.02, 0.05, 0.1, 0.18, 0.3, 0.45, 0.6)},
+        "N_max, 18 % active": {n: at_density(base, few, 0.18, n) for n in (1, 2, 5, 10, 20, 50)},
+        "T, 18 % active": {t: at_density(replace(base, timesteps=t), few, 0.18) for t in (1, 2, 4, 8)},
+    }
+    runs: dict[str, Callable[[], Any]] = {}
+    for title, networks in points.items():
+        for value, network in networks.items():
+            net, dense = engine.Network(network), engine.Network(network)
+            dense.run(few)
+            for prepared in dense._runner.prepared.values():  # type: ignore[union-attr]
+                prepared.crossover = 0.0  # always dense
+            runs[f"{title} {value} planes"] = lambda net=net: net.run(few[0], "bitplane")
+            runs[f"{title} {value} dense"] = lambda net=dense: net.run(few[0])
+    times = turns(runs, repeats)
     print("\nms per image, one thread: by planes, densely")
-    for title, points in {
-        "active": [
-            (share, lambda share=share: at_density(base, few, share))
-            for share in (0.02, 0.05, 0.1, 0.18, 0.3, 0.45, 0.6)
-        ],
-        "N_max, 18 % active": [(n, lambda n=n: at_density(base, few, 0.18, n)) for n in (1, 2, 5, 10, 20, 50)],
-        "T, 18 % active": [(t, lambda t=t: at_density(replace(base, timesteps=t), few, 0.18)) for t in (1, 2, 4, 8)],
-    }.items():
-        found[title] = []
-        for value, make in points:
-            row = [value, *times(make())]
-            found[title].append(row)
-            print(f"  {title:<20} {value:>5}: {row[1]:7.1f} {row[2]:7.1f}")
+    found: dict[str, Any] = {}
+    for title, networks in points.items():
+        found[title] = [[v, *(times[f"{title} {v} {way}"] for way in ("planes", "dense"))] for v in networks]
+        for value, planes, densely in found[title]:
+            print(f"  {title:<20} {value:>5}: {planes:7.1f} {densely:7.1f}")
     return found
 
 
