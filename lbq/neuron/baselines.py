@@ -126,8 +126,8 @@ class ILIF(SteppedNeuron):
 
 
 class _MixRows(torch.autograd.Function):
-    """weights [T, T] @ x [T, N] for long rows. As a matrix product the gradient of the weights would have few outputs and
-    a very long sum, which libraries leave to one processor: it is taken row by row."""
+    """weights [T, T] @ x [T, N] for long rows. The gradient of the weights has few outputs and very long sums, which matrix
+    products are not made for: it is taken as one dot product for each."""
 
     @staticmethod
     def forward(weights: Tensor, x: Tensor) -> Tensor:
