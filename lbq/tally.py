@@ -15,9 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lbq.engine.levels import pool
+from lbq.engine.native import tally
 from lbq.engine.network import IntegerNetwork
 from lbq.errors import GraphError
 from lbq.graph import INPUT, Graph, Pool, Synapse
+from lbq.native import library
 
 Integers = NDArray[np.integer[Any]]
 Counts = NDArray[np.int64]
@@ -32,6 +34,9 @@ def level_counts(levels: Integers, n_max: int) -> Counts:
     """How often each magnitude 0..n_max occurs, `[T, H * W, n_max + 1]`, in levels `[T, B, C, H, W]`."""
     steps, batch, channels, height, width = levels.shape
     rows, positions = batch * channels, height * width
+    channels_last = levels.transpose(0, 1, 3, 4, 2)
+    if levels.itemsize == 1 and channels_last.flags.c_contiguous and library() is not None:
+        return tally(channels_last, n_max)
     flat = levels.reshape(steps, rows, positions)
     if flat.dtype.kind == "i":
         flat = np.abs(flat)
@@ -120,24 +125,29 @@ class Tallies:
 
         Levels of the source `input` are pixels, `[1, B, C, H, W]` for a static image; they may be left out.
         """
-        shaped = {layer.name: self._shaped(levels, layer.name) for layer in self.graph.layers}
-        found = {read: level_counts(read.of(shaped[read.source]), self.largest(read)) for read in self.reads}
-        if INPUT in levels:
-            pixels = Read(INPUT)
-            found[pixels] = level_counts(np.asarray(levels[INPUT]), self.largest(pixels))
-        self.add_counts(found, next(iter(shaped.values())).shape[1])
+        missing = [layer.name for layer in self.graph.layers if layer.name not in levels]
+        if missing:
+            raise GraphError(f"no levels were recorded for layer {missing[0]!r}")
+        for name, level in levels.items():
+            self.add_counts(self.count(name, np.asarray(level)))
+        self.images += np.shape(next(iter(levels.values())))[1]
 
-    def add_counts(self, found: Mapping[Read, Counts], images: int) -> None:
-        """Counts of one batch that were made elsewhere, on a GPU for example: of all `reads`."""
+    def count(self, name: str, levels: Integers) -> dict[Read, Counts]:
+        """What is read of one layer, or of the source `input`, in one batch; `add_counts` adds it."""
+        if name == INPUT:
+            pixels = Read(INPUT)
+            return {pixels: level_counts(levels, self.largest(pixels))}
+        levels = self._shaped(levels, name)
+        return {read: level_counts(read.of(levels), self.largest(read)) for read in self.reads if read.source == name}
+
+    def add_counts(self, found: Mapping[Read, Counts], images: int = 0) -> None:
+        """Counts that were made elsewhere, on a GPU for example. images: that all `reads` are now known of."""
         for read, counts in found.items():
             self.counts[read] = self.counts[read] + counts if read in self.counts else counts
         self.images += images
 
-    def _shaped(self, levels: Mapping[str, Integers], name: str) -> Integers:
+    def _shaped(self, level: Integers, name: str) -> Integers:
         layer = self.graph[name]
-        if name not in levels:
-            raise GraphError(f"no levels were recorded for layer {name!r}")
-        level = np.asarray(levels[name])
         if level.shape[0] != self.graph.timesteps or math.prod(level.shape[2:]) != layer.units:
             expected = f"[{self.graph.timesteps}, B, {', '.join(map(str, layer.shape))}]"
             raise GraphError(f"levels of layer {name!r} must be {expected}, got {list(level.shape)}")

@@ -434,6 +434,29 @@ def test_batches_chunks_and_threads_do_not_matter() -> None:
     assert len(runner._spaces) <= 2  # memory is planned once and reused
 
 
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_function_is_told_every_level_once(threads: int) -> None:
+    net = deployed()
+    x = pixels(9, 3, 8, 8)
+    whole = net.run(x, "dense", trace=True)
+    assert whole.levels is not None
+    runner = Runner(net.network)
+    runner.together = 2
+    told: dict[str, list[tuple[int, int]]] = {}
+
+    def tell(name: str, levels: np.ndarray) -> None:
+        told.setdefault(name, []).append((levels.shape[1], int(levels.sum(dtype=np.int64))))
+
+    out = runner.run(x, "bitplane", tell, threads)
+    assert out.levels is None
+    np.testing.assert_array_equal(out.logits, whole.logits)
+    on_torch: dict[str, int] = {}
+    net.on_device("cpu").run(x, lambda name, levels: on_torch.update({name: int(levels.sum(dtype=np.int64))}))
+    for name, levels in whole.levels.items():
+        assert sum(images for images, _ in told[name]) == 9
+        assert sum(total for _, total in told[name]) == levels.sum(dtype=np.int64) == on_torch[name]
+
+
 def test_memory_is_reused_as_soon_as_the_last_reader_is_done() -> None:
     net = deployed("resnet20w4", shape=(3, 8, 8)).network
     plan = Plan(net)

@@ -8,8 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lbq import models
+from lbq import models, native
 from lbq.deploy import lower
+from lbq.engine.native import tally
 from lbq.errors import GraphError
 from lbq.graph import Pool
 from lbq.observe import device_counts
@@ -44,6 +45,43 @@ def test_bytes_do_not_overflow() -> None:
     counts = level_counts(np.full((1, 1000, 3, 4, 4), 2, np.uint8), 5)
     assert (counts[:, :, 2] == 3000).all()
     assert counts.sum() == 1000 * 3 * 16
+
+
+@pytest.mark.parametrize("isa", native.isas())
+@pytest.mark.parametrize("shape", [*SHAPES, (1, 5, 130, 2, 3), (2, 1, 64, 9, 9)])
+@pytest.mark.parametrize(
+    ("n_max", "dtype"), [(1, np.int8), (5, np.uint8), (7, np.int8), (40, np.uint8), (41, np.uint8), (127, np.int8)]
+)
+def test_native_tallies_equal_brute_force(
+    isa: str, shape: tuple[int, ...], n_max: int, dtype: type, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LBQ_NATIVE_ISA", isa)
+    low = -n_max if dtype == np.int8 else 0
+    levels: np.ndarray = np.random.default_rng(1).integers(low, n_max + 1, shape).astype(dtype)
+    channels_last = levels.transpose(0, 1, 3, 4, 2).copy()
+    expected = brute_force(levels, n_max)
+    for threads in (1, 3):
+        np.testing.assert_array_equal(tally(channels_last, n_max, threads), expected)
+    np.testing.assert_array_equal(level_counts(channels_last.transpose(0, 1, 4, 2, 3), n_max), expected)
+
+
+@pytest.mark.parametrize("isa", native.isas())
+def test_native_bytes_do_not_overflow(isa: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LBQ_NATIVE_ISA", isa)
+    for batch in (254, 255, 256, 1000):
+        counts = tally(np.full((1, batch, 2, 2, 200), 5, np.uint8), 5)
+        assert (counts[:, :, 5] == batch * 200).all()
+        assert counts.sum() == batch * 200 * 4
+
+
+def test_a_native_tally_refuses_what_it_cannot_count() -> None:
+    levels = np.full((1, 2, 3, 3, 4), -3, np.int8)
+    with pytest.raises(ValueError, match="must not exceed 2"):
+        tally(levels, 2)
+    with pytest.raises(ValueError, match="contiguous uint8 or int8"):
+        tally(levels.transpose(0, 1, 4, 2, 3), 3)
+    with pytest.raises(ValueError, match="contiguous uint8 or int8"):
+        tally(levels.astype(np.int32), 3)
 
 
 def naf(n: int) -> int:

@@ -21,7 +21,7 @@ from lbq.engine.choose import Choice
 from lbq.engine.levels import Integers
 from lbq.engine.native import Counts
 from lbq.engine.network import FLOAT32_BOUND, IntegerLayer, IntegerNetwork, synapse_bound
-from lbq.engine.runner import Output
+from lbq.engine.runner import Output, Trace
 from lbq.errors import LbqError
 from lbq.graph import INPUT, Pool, Synapse
 
@@ -67,23 +67,29 @@ class TorchRunner:
         return {name: self._tensor(value) for name, value in found.items()}
 
     @torch.no_grad()
-    def run(self, x: NDArray[np.uint8], trace: bool = False, progress: Callable[[int], None] | None = None) -> Output:
-        """Inputs `[B, C, H, W]`, or `[T, B, C, H, W]` for events."""
+    def run(
+        self, x: NDArray[np.uint8], trace: bool | Trace = False, progress: Callable[[int], None] | None = None
+    ) -> Output:
+        """Inputs `[B, C, H, W]`, or `[T, B, C, H, W]` for events; trace as for the `Runner`."""
         net, axis = self.network, 0 if self.network.static else 1
         logits: list[NDArray[np.int64]] = []
         kept: dict[str, list[Integers]] = {layer.name: [] for layer in net.layers}
+
+        def keep(name: str, levels: Integers) -> None:
+            kept[name].append(levels)
+
         with _tf32(self.device):
             for start in range(0, x.shape[axis], self.together):
                 part = np.take(x, range(start, min(start + self.together, x.shape[axis])), axis)
-                logits.append(self._some(part, kept if trace else None))
+                logits.append(self._some(part, keep if trace is True else trace or None))
                 if progress is not None:
                     progress(part.shape[axis])
         choices = {s.name: Choice("torch", "dense", f"dense on {self.device.type}") for s in net.synapses}
         counts = {s.name: Counts() for s in net.synapses}
-        levels = {name: np.concatenate(parts, axis=1) for name, parts in kept.items()} if trace else None
+        levels = {name: np.concatenate(parts, axis=1) for name, parts in kept.items()} if trace is True else None
         return Output(np.concatenate(logits), net.scale, counts, choices, levels)
 
-    def _some(self, x: NDArray[np.uint8], kept: dict[str, list[Integers]] | None) -> NDArray[np.int64]:
+    def _some(self, x: NDArray[np.uint8], told: Trace | None) -> NDArray[np.int64]:
         net, steps = self.network, self.network.timesteps
         levels = {INPUT: self._tensor(x.reshape(-1, *net.input_shape)).int()}
         batch = len(levels[INPUT]) // (1 if net.static else steps)
@@ -98,10 +104,10 @@ class TorchRunner:
             for s in layer.identities:
                 current = current + self.constants[layer.name][s.name] * self._pooled(levels[s.source], s.pools)
             levels[layer.name] = self._fire(layer, current, batch)
-            if kept is not None:
+            if told is not None:
                 assert layer.neuron is not None
                 split = levels[layer.name].reshape(steps, batch, *layer.shape)
-                kept[layer.name].append(split.cpu().numpy().astype(layer.neuron.dtype))
+                told(layer.name, split.cpu().numpy().astype(layer.neuron.dtype))
         return self._readout(levels, batch)
 
     def _pooled(self, x: Tensor, pools: tuple[Pool, ...]) -> Tensor:

@@ -13,7 +13,7 @@ from lbq.engine import artefact
 from lbq.engine.artefact import Golden, level_digests
 from lbq.engine.native import BACKENDS, Backend
 from lbq.engine.network import IntegerNetwork
-from lbq.engine.runner import Output, Runner, Watch
+from lbq.engine.runner import Output, Runner, Trace, Watch
 from lbq.errors import ArtefactError, LbqError
 
 Engine = Literal["auto", "dense", "bitplane", "cuda"]
@@ -35,7 +35,7 @@ class Network:
         self,
         images: NDArray[np.uint8],
         engine: Engine = "auto",
-        trace: bool = False,
+        trace: bool | Trace = False,
         threads: int = 1,
         backend: Backend = "horner",
         progress: Callable[[int], None] | None = None,
@@ -44,7 +44,9 @@ class Network:
 
         engine: `dense` multiplies everything in BLAS, `bitplane` adds weights for set bits only, `auto` takes the faster
             of two native kernels for every layer, `cuda` runs densely on a GPU. All give the same bits.
-        trace: also give every layer's levels. threads: of the CPU. backend: how planes are weighted.
+        trace: also give every layer's levels; or a function of a layer's name and levels `[T, B, C, H, W]`, which is told
+            those of some images at a time, by any thread, and must not keep them.
+        threads: of the CPU. backend: how planes are weighted.
         progress: called with the number of images that have been done.
         """
         x = self._checked(images)

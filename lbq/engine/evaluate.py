@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
@@ -17,6 +18,7 @@ from lbq.data import folder
 from lbq.data.testset import EVAL_RATIO, FILES, TestSet, open_arrays, open_test
 from lbq.engine.choose import Choice
 from lbq.engine.engine import Engine, Network
+from lbq.engine.levels import Integers
 from lbq.engine.native import Counts
 from lbq.engine.network import MEMBRANE_BOUND, IntegerNetwork
 from lbq.engine.runner import Output
@@ -150,12 +152,17 @@ def measure(
     membranes: run every n-th image once more and look at its membranes; 0: none.
     """
     network = net.network
-    tallies, found = Tallies(network), _Membranes(network)
+    tallies, found, one_at_a_time = Tallies(network), _Membranes(network), threading.Lock()
     images = correct = 0
-    for x, which in test.batches(64, limit):
-        out = net.run(x, "auto", trace=True, threads=threads, progress=progress)
-        assert out.levels is not None
-        tallies.add({**out.levels, INPUT: x[None] if network.static else x})
+
+    def count(name: str, levels: Integers) -> None:
+        counts = tallies.count(name, levels)
+        with one_at_a_time:
+            tallies.add_counts(counts)
+
+    for x, which in test.batches(BATCH, limit):
+        out = net.run(x, "auto", count, threads, progress=progress)
+        count(INPUT, x[None] if network.static else x)
         if membranes:
             net.watch(x[::membranes] if network.static else x[:, ::membranes], found.add)
         images += len(out.logits)
@@ -163,6 +170,7 @@ def measure(
             correct += int((out.predictions == test.labels[which]).sum())
     if not images:
         raise DataError(f"{test.name} has no samples to run")
+    tallies.images = images
     accuracy = math.nan if test.labels is None else 100 * correct / images
     return Measurement(network, images, accuracy, tallies, images == test.size, found.layers)
 

@@ -3,7 +3,7 @@
 `pack` prepares the weights of a convolution once, `PackedConv.run` gives int32 currents of 8-bit levels and counts what
 it did. Three methods give the same bytes: `bitplane` adds a weight row for every set bit of a level, `level` a multiple
 of it for every level that is not zero, and `dense` multiplies everything. `neuron` runs a layer of neurons over a
-sequence. All arrays are channels last, which makes a weight row contiguous.
+sequence, `tally` counts what they emitted. All arrays are channels last, which makes a weight row contiguous.
 """
 
 from __future__ import annotations
@@ -355,3 +355,31 @@ def neuron(
     call.threads, call.isa = max(int(threads), 1), native.ISAS[native.isa()]
     _library().lbq_neuron(ctypes.byref(call))
     return Emitted(int(counts[0]), int(counts[1]))
+
+
+# Tallies
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+class _TallyCall(ctypes.Structure):
+    """struct lbq_tally of native.h."""
+
+    _fields_ = (
+        *((n, ctypes.c_int64) for n in ("timesteps", "batch", "sites", "channels", "n_max")),
+        *((n, ctypes.c_void_p) for n in ("levels", "counts")),
+        *((n, ctypes.c_int32) for n in ("is_signed", "threads", "isa")),
+    )
+
+
+def tally(levels: NDArray[Any], n_max: int, threads: int = 1) -> NDArray[np.int64]:
+    """How often each magnitude 0..n_max occurs at each position, `[T, H * W, n_max + 1]`, in levels `[T, B, H, W, C]`."""
+    if levels.ndim != 5 or levels.dtype not in (np.uint8, np.int8) or not levels.flags.c_contiguous:
+        raise ValueError(f"levels must be contiguous uint8 or int8 [T, B, H, W, C], got {levels.dtype} {levels.shape}")
+    if max(int(levels.max(initial=0)), -int(levels.min(initial=0))) > n_max:
+        raise ValueError(f"levels must not exceed {n_max}")
+    steps, batch, height, width, channels = levels.shape
+    counts = np.zeros((steps, height * width, n_max + 1), np.int64)
+    call = _TallyCall(steps, batch, height * width, channels, n_max, _address(levels), _address(counts))
+    call.is_signed, call.threads, call.isa = levels.dtype == np.int8, threads, native.ISAS[native.isa()]
+    _library().lbq_tally(ctypes.byref(call))
+    return counts

@@ -27,6 +27,7 @@ from lbq.engine.network import IntegerLayer, IntegerNetwork
 from lbq.engine.neuron import NativeNeuron, NumpyNeuron, emitted
 from lbq.graph import INPUT, Pool, Synapse
 
+Trace = Callable[[str, Integers], None]  # layer, levels [T, B, C, H, W], which are overwritten later
 Watch = Callable[[str, int, NDArray[np.int32]], None]  # layer, timestep, membranes [B, H, W, C] before emission
 TOGETHER = 2**18  # neuron-steps of the largest layer that are computed together: 1 MiB of currents
 
@@ -142,13 +143,17 @@ class Runner:
         self,
         x: NDArray[np.uint8],
         engine: EngineName = "auto",
-        trace: bool = False,
+        trace: bool | Trace = False,
         threads: int = 1,
         backend: Backend = "horner",
         progress: Callable[[int], None] | None = None,
         watch: Watch | None = None,
     ) -> Output:
-        """Inputs `[B, C, H, W]`, or `[T, B, C, H, W]` for events. watch: told every layer's membranes; on one thread."""
+        """Inputs `[B, C, H, W]`, or `[T, B, C, H, W]` for events.
+
+        trace: True keeps every layer's levels; a function is told those of some images at a time, by any thread.
+        watch: told every layer's membranes; on one thread.
+        """
         net = self.network
         if engine != "dense" and (reason := fallback()) is not None:
             warnings.warn(f"running in NumPy, which is right but slow: {reason}", RuntimeWarning, stacklevel=3)
@@ -161,7 +166,9 @@ class Runner:
 
         def piece(where: slice, inside: int = 1) -> _Part:
             with self._space(each) as space:
-                job = _Job(self, space, engine, backend, inside, choices, trace, watch)
+                job = _Job(self, space, engine, backend, inside, choices, watch)
+                if trace:
+                    job.told = job.keep if trace is True else trace
                 part = job.run(x[where] if net.static else x[:, where])
             if progress is not None:
                 progress(where.stop - where.start)
@@ -171,7 +178,7 @@ class Runner:
         if pieces[shared:]:
             with ThreadPoolExecutor(threads) as workers:
                 parts += workers.map(piece, pieces[shared:])
-        return self._joined(parts, choices, trace)
+        return self._joined(parts, choices, trace is True)
 
     def _joined(self, parts: list[_Part], choices: dict[str, Choice], trace: bool) -> Output:
         counts: dict[str, Counts] = {}
@@ -210,8 +217,8 @@ class _Job:
     backend: Backend
     threads: int
     choices: dict[str, Choice]
-    trace: bool
     watch: Watch | None = None
+    told: Trace | None = None
     levels: dict[str, Integers] = field(default_factory=dict)
     activity: dict[str, Emitted] = field(default_factory=dict)
     counts: dict[str, Counts] = field(default_factory=dict)
@@ -257,9 +264,12 @@ class _Job:
         if self.watch is not None:
             scratch, told = np.empty_like(out_levels), partial(self.watch, layer.name)
             plain.run(current, shortcuts, scratch, static, net.timesteps, watch=told)
-        if self.trace:
+        if self.told is not None:
             split = out_levels.reshape(net.timesteps, self.batch, *out_levels.shape[1:])
-            self.kept[layer.name] = split.transpose(0, 1, 4, 2, 3).copy()  # the slot will be used again
+            self.told(layer.name, split.transpose(0, 1, 4, 2, 3))
+
+    def keep(self, name: str, levels: Integers) -> None:
+        self.kept[name] = levels.copy()  # in the order of [T, B, C, H, W]; the slot will be used again
 
     def _read(self, synapse: Synapse) -> Integers:
         """The (pooled) levels that a synapse reads, `[T * B, H, W, C]`."""

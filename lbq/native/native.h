@@ -101,4 +101,14 @@ struct lbq_neuron {
 };
 LBQ_EXPORT void lbq_neuron(const struct lbq_neuron *call);
 
+/* How often each magnitude occurs at each site, over images and channels; mirrored by lbq/engine/native.py.
+ * levels [T, batch, sites, channels], none above n_max; counts [T, sites, n_max + 1]. */
+struct lbq_tally {
+    int64_t timesteps, batch, sites, channels, n_max;
+    const uint8_t *levels;
+    int64_t *counts;
+    int32_t is_signed, threads, isa;
+};
+LBQ_EXPORT void lbq_tally(const struct lbq_tally *call);
+
 #endif

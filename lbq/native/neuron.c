@@ -15,6 +15,15 @@ static void (*sites_of(int isa))(const struct lbq_neuron *, int64_t, int64_t, in
     return lbq_neuron_sites_portable;
 }
 
+static void (*tally_of(int isa))(const struct lbq_tally *, int64_t, int64_t) {
+#if defined(LBQ_X86)
+    if (isa == LBQ_AVX512) return lbq_tally_sites_avx512;
+    if (isa == LBQ_AVX2) return lbq_tally_sites_avx2;
+#endif
+    (void)isa;
+    return lbq_tally_sites_portable;
+}
+
 struct run {
     struct lbq_neuron n;
     int64_t sites_each;
@@ -36,4 +45,17 @@ void lbq_neuron(const struct lbq_neuron *call) {
     while (r.n.leak_k > 1 && r.n.leak_m % 2 == 0) r.n.leak_m /= 2, r.n.leak_k--; /* the same number, often 1 / 2^k */
     r.sites_each = (1 << 14) / r.n.channels + 1;
     lbq_parallel(r.n.threads, (total + r.sites_each - 1) / r.sites_each, run_unit, &r);
+}
+
+#define TALLIED 32 /* sites in a unit */
+
+static void tally_unit(void *context, int64_t unit) {
+    const struct lbq_tally *n = context;
+    int64_t total = n->timesteps * n->sites, last = (unit + 1) * TALLIED;
+    tally_of(n->isa)(n, unit * TALLIED, last < total ? last : total);
+}
+
+void lbq_tally(const struct lbq_tally *call) {
+    struct lbq_tally n = *call;
+    lbq_parallel(n.threads, (n.timesteps * n.sites + TALLIED - 1) / TALLIED, tally_unit, &n);
 }

@@ -79,4 +79,61 @@ void NAME(lbq_neuron_sites)(const struct lbq_neuron *call, int64_t first, int64_
     }
     for (int j = 0; j < LANES; j++) counts[0] += active[j], counts[1] += bits[j];
 }
+
+/* Tallies: a register of bytes counts, in every byte, how often that byte of the levels was equal to a level. */
+#define SOME_LEVELS 5  /* that are looked for at a time */
+#define MANY_LEVELS 40 /* beyond which they are counted one by one */
+typedef uint8_t vc __attribute__((vector_size(4 * LANES)));
+typedef int8_t vd __attribute__((vector_size(4 * LANES)));
+typedef uint64_t ve __attribute__((vector_size(4 * LANES)));
+
+INLINE vc load_bytes(const uint8_t *p, int64_t bytes, int is_signed) {
+    vc v = {0};
+    memcpy(&v, p, bytes >= (int64_t)sizeof v ? sizeof v : (size_t)bytes);
+    vc negative = is_signed ? (vc)((vd)v < 0) : (vc){0};
+    return (v ^ negative) - negative;
+}
+
+INLINE int64_t sum_bytes(vc v) {
+    ve pairs = ((ve)v & 0x00ff00ff00ff00ffu) + ((ve)v >> 8 & 0x00ff00ff00ff00ffu);
+    uint64_t sum = 0;
+    for (int j = 0; j < LANES / 2; j++) sum += pairs[j]; /* below 2^16 in each quarter */
+    return (int64_t)(sum * 0x0001000100010001u >> 48);
+}
+
+/* Levels first..first + SOME_LEVELS - 1 at a site. */
+INLINE void tally_some(const struct lbq_tally *n, const uint8_t *levels, int64_t first, int64_t *counts) {
+    vc found[SOME_LEVELS] = {{0}};
+    int64_t left = 255; /* registers until a byte may be full */
+    for (int64_t b = 0; b < n->batch; b++)
+        for (int64_t c = 0; c < n->channels; c += 4 * LANES) {
+            vc v = load_bytes(levels + b * n->sites * n->channels + c, n->channels - c, n->is_signed);
+            for (int k = 0; k < SOME_LEVELS; k++) found[k] -= (vc)(v == (uint8_t)(first + k));
+            if (--left && (b + 1 < n->batch || c + 4 * LANES < n->channels)) continue;
+            for (int k = 0; k < SOME_LEVELS; k++) {
+                if (first + k <= n->n_max) counts[first + k] += sum_bytes(found[k]);
+                found[k] = (vc){0};
+            }
+            left = 255;
+        }
+}
+
+void NAME(lbq_tally_sites)(const struct lbq_tally *call, int64_t first, int64_t last) {
+    const struct lbq_tally own = *call, *n = &own;
+    for (int64_t i = first; i < last; i++) {
+        const uint8_t *levels = n->levels + (i / n->sites * n->batch * n->sites + i % n->sites) * n->channels;
+        int64_t *counts = n->counts + i * (n->n_max + 1), total = n->batch * n->channels;
+        if (n->n_max > MANY_LEVELS) {
+            for (int64_t b = 0; b < n->batch; b++)
+                for (int64_t c = 0; c < n->channels; c++) {
+                    uint8_t level = levels[b * n->sites * n->channels + c];
+                    counts[n->is_signed && level > 127 ? 256 - level : level]++;
+                }
+            continue;
+        }
+        for (int64_t k = 1; k <= n->n_max; k += SOME_LEVELS) tally_some(n, levels, k, counts);
+        for (int64_t k = 1; k <= n->n_max; k++) total -= counts[k];
+        counts[0] += total;
+    }
+}
 LBQ_END

@@ -4,9 +4,11 @@
 
 enum { RESET_TO_ONCE, RESET_TO_LEVEL, RESET_TO_HARD };
 
-/* All timesteps of some sites, counted over all images. counts: active levels, set bits. */
+/* All timesteps of some sites, counted over all images. counts: active levels, set bits.
+ * The tally of some sites, counted over all timesteps. */
 #define LBQ_NEURON_SITES(suffix) \
-    void lbq_neuron_sites_##suffix(const struct lbq_neuron *n, int64_t first, int64_t last, int64_t counts[2]);
+    void lbq_neuron_sites_##suffix(const struct lbq_neuron *n, int64_t first, int64_t last, int64_t counts[2]); \
+    void lbq_tally_sites_##suffix(const struct lbq_tally *n, int64_t first, int64_t last);
 LBQ_NEURON_SITES(portable)
 LBQ_NEURON_SITES(avx2)
 LBQ_NEURON_SITES(avx512)
