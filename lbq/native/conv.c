@@ -9,10 +9,13 @@
 #include "conv_kernels.h"
 
 #define LIST_BYTES (1 << 20)  /* for lists formed at a time, for each thread (most of it is never touched) */
-#define TILE_IDS (1 << 17)     /* rows gathered for a tile, about */
+#define TILE_IDS (1 << 21)     /* room for the lists of a tile (most of it is never touched) */
 #define TILE_PIXELS 256
 #define FEW_PIXELS 16          /* where there is only one block: their lists stay in the nearest cache */
-#define UNIT_PIXELS 256
+#define UNIT_PIXELS 64         /* of a thread by itself */
+#define DENSE_PIXELS 256       /* of a unit of the dense method */
+#define REGION_PIXELS 16       /* gathered by one thread, and */
+#define CHUNK_PIXELS 32        /* run by one, where threads work together */
 
 static int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
 static int64_t max64(int64_t a, int64_t b) { return a > b ? a : b; }
@@ -38,7 +41,8 @@ struct run {
     int64_t (*form)(const struct lbq_conv *, enum lbq_lists, int, int64_t, const uint8_t *, struct lbq_row);
     int64_t first, images;    /* of this part of the batch */
     int64_t capacity;         /* entries of one slot in one row of pixels */
-    int64_t rows_each;        /* rows of pixels in a unit */
+    int64_t rows_each, pixels_each; /* rows of pixels, or output pixels, in a unit */
+    int64_t tile, most;       /* output pixels in a tile; entries that one may have */
     uint16_t *ids, *values;   /* [images * height, slots, capacity] */
     int32_t *ends;            /* [images * height, width + 1, slots] */
 };
@@ -75,18 +79,29 @@ static void form_unit(void *context, int64_t unit) {
     count(&c->counts[3], active);
 }
 
-struct tile {
-    uint16_t *ids, *values;
-    int32_t *lengths;              /* [TILE_PIXELS, slots] */
-    int64_t starts[TILE_PIXELS];   /* of each pixel in ids */
-    int64_t pixels, used;
-    int64_t sums[LBQ_MAX_SLOTS];   /* of lengths, over all tiles */
-    struct lbq_window window;
+/* Lists of some output pixels, gathered in regions that threads can fill side by side. */
+struct lists {
+    uint16_t *ids, *values; /* a region begins at every `stride` entries */
+    int32_t *lengths;       /* [pixels, slots] */
+    int64_t *starts;        /* of each pixel in ids */
+    int64_t region, stride; /* pixels and entries of a region */
+    int64_t first, pixels;  /* output pixels that are in it */
 };
 
-static struct lbq_pixel pixel_of(const struct run *r, const struct tile *t, int64_t pixel) {
-    struct lbq_pixel found = {t->ids + t->starts[pixel], t->values ? t->values + t->starts[pixel] : NULL,
-                              t->lengths + pixel * r->slots};
+static int open_lists(const struct run *r, struct lists *l, int64_t regions, int64_t region) {
+    const struct lbq_conv *c = r->c;
+    l->region = region, l->stride = region * r->most + c->kw * c->inputs + LBQ_SLACK; /* see gather */
+    size_t bytes = (size_t)(regions * l->stride) * sizeof(uint16_t);
+    l->ids = malloc(bytes), l->values = r->kind == BY_LEVEL ? malloc(bytes) : NULL;
+    l->lengths = malloc((size_t)(regions * region * r->slots) * sizeof(int32_t));
+    l->starts = malloc((size_t)(regions * region) * sizeof(int64_t));
+    return l->ids && l->lengths && l->starts && (r->kind != BY_LEVEL || l->values);
+}
+
+static void close_lists(struct lists *l) { free(l->ids), free(l->values), free(l->lengths), free(l->starts); }
+
+static struct lbq_pixel pixel_of(const struct run *r, const struct lists *l, int64_t i) {
+    struct lbq_pixel found = {l->ids + l->starts[i], l->values ? l->values + l->starts[i] : NULL, l->lengths + i * r->slots};
     return found;
 }
 
@@ -101,72 +116,97 @@ static void open_window(const struct run *r, struct lbq_window *w, int64_t row) 
     }
 }
 
-/* Append the lists of the window's output pixel x. */
-static void gather(const struct run *r, struct tile *t, int64_t x) {
+/* Gather the lists of one region's pixels, and count them. */
+static void gather_region(const struct run *r, struct lists *l, int64_t region) {
     const struct lbq_conv *c = r->c;
-    int64_t left = x * c->stride_x - c->pad_x, x0 = min64(max64(0, left), c->width);
-    int64_t x1 = max64(min64(c->width, left + c->kw), x0); /* x0 where the kernel lies beside the image */
-    t->starts[t->pixels] = t->used;
-    struct lbq_pixel to = pixel_of(r, t, t->pixels);
-    t->used += r->k->gather(&t->window, (uint16_t)(-left * c->inputs), (uint16_t)(c->kh * c->kw * c->inputs), x0, x1, &to);
-    t->pixels++;
+    struct lbq_window w;
+    int64_t sums[LBQ_MAX_SLOTS] = {0}, added = 0, shifted = 0;
+    int64_t begin = region * l->region, end = min64(begin + l->region, l->pixels), used = region * l->stride;
+    memset(w.longest, 0, sizeof w.longest);
+    for (int64_t i = begin; i < end; i++) {
+        int64_t x = (l->first + i) % c->out_width, left = x * c->stride_x - c->pad_x;
+        int64_t x0 = min64(max64(0, left), c->width);
+        int64_t x1 = max64(min64(c->width, left + c->kw), x0); /* x0 where the kernel lies beside the image */
+        if (i == begin || x == 0) open_window(r, &w, (l->first + i) / c->out_width);
+        l->starts[i] = used;
+        struct lbq_pixel to = pixel_of(r, l, i);
+        used += r->k->gather(&w, (uint16_t)(-left * c->inputs), (uint16_t)(c->kh * c->kw * c->inputs), x0, x1, &to);
+        for (int s = 0; s < r->slots; s++) sums[s] += to.lengths[s];
+    }
+    for (int s = 0; s < r->slots; s++) {
+        added += sums[s] * bits_of(r, s, 0);
+        shifted += sums[s] * bits_of(r, s, 1);
+    }
+    count(&c->counts[0], added * c->outputs);
+    count(&c->counts[2], shifted * c->outputs);
 }
 
-/* Run the gathered pixels, of which the first is `first`, block after block of outputs. */
-static void run_tile(const struct run *r, struct tile *t, int64_t first) {
+/* Currents of some gathered pixels for one block of outputs. */
+static void run_block(const struct run *r, const struct lists *l, int64_t block, int64_t begin, int64_t end) {
     const struct lbq_conv *c = r->c;
     uint32_t sums[LBQ_MAX_BLOCK];
-    for (int64_t block = 0; block * c->block < c->outputs; block++)
-        for (int64_t i = 0; i < t->pixels; i++) {
-            int32_t *out = c->out + (first + i) * c->outputs + block * c->block;
-            int64_t rest = c->outputs - block * c->block;
-            uint32_t *to = rest < c->block ? sums : (uint32_t *)out;
-            struct lbq_pixel pixel = pixel_of(r, t, i);
-            (c->bytes ? r->k->run[r->kind] : r->k->wide)(c, &pixel, block, to);
-            if (to == sums) memcpy(out, sums, (size_t)rest * sizeof *out);
-        }
-    for (int64_t i = 0; i < t->pixels; i++)
-        for (int s = 0; s < r->slots; s++) t->sums[s] += t->lengths[i * r->slots + s];
-    t->pixels = t->used = 0;
+    int64_t rest = c->outputs - block * c->block, first = r->first * c->out_height * c->out_width + l->first;
+    for (int64_t i = begin; i < end; i++) {
+        int32_t *out = c->out + (first + i) * c->outputs + block * c->block;
+        uint32_t *to = rest < c->block ? sums : (uint32_t *)out;
+        struct lbq_pixel pixel = pixel_of(r, l, i);
+        (c->bytes ? r->k->run[r->kind] : r->k->wide)(c, &pixel, block, to);
+        if (to == sums) memcpy(out, sums, (size_t)rest * sizeof *out);
+    }
 }
 
-/* A unit of output rows. */
-static void gather_unit(void *context, int64_t unit) {
+/* A thread by itself: some output pixels, tile by tile, so that a block of weights serves a tile before the next comes. */
+static void alone_unit(void *context, int64_t unit) {
     struct run *r = context;
     const struct lbq_conv *c = r->c;
-    int64_t most = LBQ_FULL(c->kh * c->kw * c->inputs) * r->slots, end = min64((unit + 1) * r->rows_each, r->images * c->out_height);
-    int64_t tile = c->outputs > c->block ? TILE_PIXELS : FEW_PIXELS;
-    int64_t added = 0, shifted = 0, first = r->first * c->out_height * c->out_width;
-    size_t bytes = (size_t)(TILE_IDS + most + c->kw * c->inputs + LBQ_SLACK) * sizeof(uint16_t);
-    struct tile *t = calloc(1, sizeof *t);
-    if (t) {
-        t->ids = malloc(bytes);
-        if (r->kind == BY_LEVEL) t->values = malloc(bytes);
-        t->lengths = malloc((size_t)(TILE_PIXELS * r->slots) * sizeof(int32_t));
-    }
-    if (!t || !t->ids || !t->lengths || (r->kind == BY_LEVEL && !t->values)) {
+    int64_t pixels = r->images * c->out_height * c->out_width, end = min64((unit + 1) * r->pixels_each, pixels);
+    struct lists l = {0};
+    if (!open_lists(r, &l, 1, r->tile)) {
         __atomic_store_n(&r->failed, 1, __ATOMIC_RELAXED);
     } else {
-        int64_t pixel = unit * r->rows_each * c->out_width, begin = pixel;
-        for (int64_t row = unit * r->rows_each; row < end; row++) {
-            open_window(r, &t->window, row);
-            for (int64_t x = 0; x < c->out_width; x++, pixel++) {
-                gather(r, t, x);
-                if (t->pixels == tile || t->used >= TILE_IDS) {
-                    run_tile(r, t, first + begin);
-                    begin = pixel + 1;
-                }
-            }
+        for (l.first = unit * r->pixels_each; l.first < end; l.first += l.pixels) {
+            l.pixels = min64(r->tile, end - l.first);
+            gather_region(r, &l, 0);
+            for (int64_t block = 0; block * c->block < c->outputs; block++) run_block(r, &l, block, 0, l.pixels);
         }
-        if (t->pixels) run_tile(r, t, first + begin);
-        for (int s = 0; s < r->slots; s++) {
-            added += t->sums[s] * bits_of(r, s, 0);
-            shifted += t->sums[s] * bits_of(r, s, 1);
-        }
-        count(&c->counts[0], added * c->outputs);
-        count(&c->counts[2], shifted * c->outputs);
     }
-    if (t) free(t->ids), free(t->values), free(t->lengths), free(t);
+    close_lists(&l);
+}
+
+/* Threads together: they gather a tile side by side, then take its blocks of weights from each other, so that each block is
+ * fetched by one of them and no timestep's share is larger than another's. */
+struct together {
+    const struct run *r;
+    struct lists l;
+    int64_t blocks, chunks;
+};
+
+static void gather_unit(void *context, int64_t unit) {
+    struct together *t = context;
+    gather_region(t->r, &t->l, unit);
+}
+
+/* Units go through as many blocks at a time as there are threads, chunk by chunk. */
+static void block_unit(void *context, int64_t unit) {
+    const struct together *t = context;
+    int64_t threads = t->r->c->threads, first = unit / (threads * t->chunks) * threads;
+    int64_t abreast = min64(threads, t->blocks - first), within = unit - first * t->chunks;
+    int64_t begin = within / abreast * CHUNK_PIXELS;
+    run_block(t->r, &t->l, first + within % abreast, begin, min64(begin + CHUNK_PIXELS, t->l.pixels));
+}
+
+static int run_together(struct run *r) {
+    const struct lbq_conv *c = r->c;
+    struct together t = {.r = r, .blocks = up(c->outputs, c->block)};
+    int64_t pixels = r->images * c->out_height * c->out_width, regions = up(min64(r->tile * c->threads, pixels), REGION_PIXELS);
+    int opened = open_lists(r, &t.l, regions, REGION_PIXELS);
+    for (; opened && t.l.first < pixels; t.l.first += t.l.pixels) {
+        t.l.pixels = min64(regions * REGION_PIXELS, pixels - t.l.first), t.chunks = up(t.l.pixels, CHUNK_PIXELS);
+        lbq_parallel(c->threads, up(t.l.pixels, REGION_PIXELS), gather_unit, &t);
+        lbq_parallel(c->threads, t.blocks * t.chunks, block_unit, &t);
+    }
+    close_lists(&t.l);
+    return opened;
 }
 
 static int run_lists(struct run *r) {
@@ -183,13 +223,21 @@ static int run_lists(struct run *r) {
     if (r->kind == BY_LEVEL) r->values = malloc(entries * sizeof(uint16_t));
     r->ends = malloc((size_t)(rows * r->slots * (c->width + 1) + 1) * sizeof(int32_t));
     r->failed = !r->ids || !r->ends || (r->kind == BY_LEVEL && !r->values);
+    int64_t taken = c->kh * c->kw * c->inputs; /* an input has one value, but as many bits as there are planes */
+    r->most = (r->kind == BY_PLANE ? taken * c->planes : taken) + LBQ_GROUP * r->slots;
+    int many = c->outputs > c->block;
+    r->tile = max64(min64(TILE_IDS / r->most, many ? TILE_PIXELS : FEW_PIXELS), 1);
     for (r->first = 0; r->first < c->batch && !r->failed; r->first += together) {
         r->images = min64(together, c->batch - r->first);
-        int64_t in_rows = r->images * c->height, out_rows = r->images * c->out_height;
-        r->rows_each = max64(min64(UNIT_PIXELS / max64(c->width, 1), up(in_rows, c->threads)), 1);
+        int64_t in_rows = r->images * c->height, pixels = r->images * c->out_height * c->out_width;
+        r->rows_each = max64(min64(UNIT_PIXELS / max64(c->width, 1), up(in_rows, 4 * c->threads)), 1);
         lbq_parallel(c->threads, up(in_rows, r->rows_each), form_unit, r);
-        r->rows_each = max64(min64(UNIT_PIXELS / c->out_width, up(out_rows, c->threads)), 1);
-        lbq_parallel(c->threads, up(out_rows, r->rows_each), gather_unit, r);
+        if (many && c->threads > 1) {
+            r->failed = !run_together(r);
+        } else {
+            r->pixels_each = c->threads > 1 ? UNIT_PIXELS : pixels;
+            lbq_parallel(c->threads, up(pixels, r->pixels_each), alone_unit, r);
+        }
     }
     free(r->ids), free(r->values), free(r->ends);
     return r->failed;
@@ -267,7 +315,7 @@ int lbq_conv(const struct lbq_conv *c) {
     struct run r = {.c = c, .k = kernels_of(c->isa)};
     if (c->batch * c->out_height * c->out_width * c->outputs == 0) return 0;
     if (c->method != LBQ_DENSE) return run_lists(&r);
-    r.rows_each = max64(min64(UNIT_PIXELS / c->out_width, up(c->batch * c->out_height, c->threads)), 1);
+    r.rows_each = max64(min64(DENSE_PIXELS / c->out_width, up(c->batch * c->out_height, c->threads)), 1);
     r.rows_each = min64(r.rows_each, c->out_height);
     lbq_parallel(c->threads, c->batch * up(c->out_height, r.rows_each), dense_unit, &r);
     return r.failed;
