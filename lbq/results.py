@@ -57,14 +57,19 @@ class Result:
 
     @property
     def title(self) -> str:
-        """What the method is called in tables; the step's gradient is named where it is not the paper's."""
+        """What the method is called in tables, with what its recipe does otherwise than the others'."""
         variant = str(self.record["variant"])
         title = TITLES.get(variant, variant)
         surrogate = self.record.get("surrogate", "")
         if surrogate == "box_et" and variant in ("v1", "v3"):
             title = title.replace("box)", "box-ET)")
-        gradient = self.record.get("step_gradient")
-        return f"{title}, {gradient.upper()} step gradient" if gradient else title
+        if gradient := self.record.get("step_gradient"):
+            title += f", {gradient.upper()} step gradient"
+        if self.record["config"].get("optim", {}).get("norm_decay"):
+            title += ", BatchNorm decayed"
+        if self.record.get("versions", {}).get("kernel") == "reference":
+            title += ", reference kernel"
+        return title
 
     @property
     def key(self) -> str:

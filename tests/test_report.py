@@ -232,6 +232,27 @@ def test_ticks_are_round_and_inside(low: float, high: float) -> None:
     assert ticks(1, 1) == [1]
 
 
+def test_labels_of_near_points_do_not_lie_on_each_other() -> None:
+    plot = Plot("t", "d", (0, 1), (0, 1))
+    points = [(100.0 + 3 * i, 100.0 + 2 * i, f"point {i}", "soft") for i in range(6)]
+    plot.names([*points, (470.0, 200.0, "at the right end", "bold")])
+    found = re.findall(r'<text x="([\d.]+)" y="([\d.]+)"[^>]*>(point \d|at the right end)<', plot.svg())
+    assert len(found) == 7
+    boxes = [(float(x), float(y) - 9, float(x) + 5.8 * len(text), float(y) + 2) for x, y, text in found]
+    assert not any(
+        a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3] for i, a in enumerate(boxes) for b in boxes[:i]
+    )
+    assert all(box[2] <= plot.width for box in boxes)
+
+
+def test_more_series_than_colours_can_be_told_apart() -> None:
+    plot = Plot("t", "d", (0, 1), (0, 1))
+    for series in range(16):
+        plot.line([(0, 0), (1, 1)], series)
+    drawn = re.findall(r'class="line (s\d)"(?: stroke-dasharray="([^"]*)")?', plot.svg())
+    assert len(set(drawn)) == 16
+
+
 def test_small_pieces_of_plots() -> None:
     assert log_ticks(0.05, 20) == pytest.approx([0.1, 1, 10])
     assert log_ticks(1, 10) == pytest.approx([1, 2, 5, 10])

@@ -137,3 +137,5 @@ def test_titles() -> None:
     assert title(step_gradient="lsq") == "LBQ, LSQ step gradient"
     assert title(variant="v3", surrogate="box_et") == "V3 (learned + box-ET)"
     assert title(variant="mine") == "mine"
+    assert title(config={"optim": {"norm_decay": True}}) == "LBQ, BatchNorm decayed"
+    assert title(versions={"kernel": "reference"}) == "LBQ, reference kernel"

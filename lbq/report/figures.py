@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -349,10 +350,19 @@ def cost_figures(measured: Sequence[tuple[Group, Account, Account]], technology:
 
 def _accuracy_energy(measured: Sequence[tuple[Group, Account, Account]], technology: Technology) -> Figure:
     published = [(row.method, energy_mj(row.operations, technology.paper), row.accuracy) for row in paper.cost_rows()]
-    ours = [
-        (g.title, energy_mj(rate.operations(), technology.paper), g.mean)
+    chosen = [
+        (g, rate)
         for g, _, rate in measured
         if g.mean is not None and g.record["dataset"] == "cifar10" and g.record["model"] == "resnet20w128"
+    ]
+    alike = Counter(g.title for g, _ in chosen)
+    ours = [
+        (
+            f"{g.title}, {g.record['epochs']} ep" if alike[g.title] > 1 else g.title,
+            energy_mj(rate.operations(), technology.paper),
+            g.mean or 0.0,
+        )
+        for g, rate in chosen
     ]
     energies = [e for _, e, _ in (*published, *ours)]
     accuracies = [a for _, _, a in (*published, *ours)]
@@ -365,16 +375,12 @@ def _accuracy_energy(measured: Sequence[tuple[Group, Account, Account]], technol
         "accuracy %",
         xlog=True,
     )
-    sides = {"LBQ (10)": (8, 16), "LBQ (20)": (-8, 14), "LBQ (5)": (-8, -6)}
-    for name, energy, accuracy in published:
-        x, y = plot.at((energy, accuracy))
-        plot.mark(x, y, 0, 4.5, f"{name}: {energy:.2f} mJ, {accuracy:.2f} %", hollow=True)
-        dx, dy = sides.get(name, (8, 4) if x < plot.right - 90 else (-8, 14))
-        plot.text(x + dx, y + dy, name, "start" if dx > 0 else "end", "soft small")
-    for name, energy, accuracy in ours:
-        x, y = plot.at((energy, accuracy))
-        plot.mark(x, y, 1, 5, f"{name}: {energy:.2f} mJ, {accuracy:.2f} %")
-        plot.text(x + 8, y + 4, name, kind="bold small")
+    for group, series, size in ((published, 0, 4.5), (ours, 1, 5.0)):
+        for name, energy, accuracy in group:
+            tip = f"{name}: {energy:.2f} mJ, {accuracy:.2f} %"
+            plot.mark(*plot.at((energy, accuracy)), series, size, tip, hollow=series == 0)
+    labels = [(*plot.at((e, a)), name, "soft") for name, e, a in published]
+    plot.names(labels + [(*plot.at((e, a)), name, "bold") for name, e, a in ours])
     plot.legend([("published", 0), ("ours", 1)] if ours else [("published", 0)], [True, False])
     caption = (
         f"CIFAR-10, ResNet-20 (resnet20w128), T = 2. Energy is modelled, in the paper's regime ({technology.name}), "

@@ -14,7 +14,7 @@ Point = tuple[float, float]
 
 DASHES = ("", "6 3", "2 3", "8 3 2 3", "4 2", "1 2", "10 4", "3 5")
 MARKERS = ("circle", "square", "triangle", "diamond", "cross", "circle", "square", "triangle")
-SERIES = len(DASHES)
+SERIES = len(DASHES)  # colours; further series take them again with another dash and hollow markers
 
 # light and dark values of every variable that a drawing uses; the page defines the same ones
 LIGHT = {
@@ -80,6 +80,15 @@ def label(value: float) -> str:
     return f"{value:.4g}".replace("e+0", "e").replace("e-0", "e-")
 
 
+def dash_of(series: int) -> str:
+    return DASHES[(series + 3 * (series // SERIES)) % SERIES]
+
+
+def _overlap(a: tuple[float, float, float, float], b: tuple[float, float, float, float]) -> bool:
+    """Of boxes (left, top, right, bottom)."""
+    return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]
+
+
 class Drawing:
     """Shapes in a box of `width` x `height` units; text is 13 units high."""
 
@@ -119,6 +128,7 @@ class Drawing:
     def mark(self, x: float, y: float, series: int, size: float = 4, tip: str = "", hollow: bool = False) -> None:
         """One point of a series, in the series' own shape."""
         r, shape = size, MARKERS[series % SERIES]
+        hollow = hollow or series // SERIES % 2 == 1
         kind = f'class="mark s{series % SERIES}{" hollow" if hollow else ""}"'
         inside = f"><title>{escape(tip)}</title></" if tip else "></"
         if shape == "circle":
@@ -205,7 +215,7 @@ class Plot(Drawing):
 
     def line(self, points: Sequence[Point], series: int, marks: bool = False, tips: Sequence[str] = ()) -> None:
         if len(points) > 1:
-            self.path([self.at(p) for p in points], f"line s{series % SERIES}", DASHES[series % SERIES])
+            self.path([self.at(p) for p in points], f"line s{series % SERIES}", dash_of(series))
         if marks or len(points) == 1:
             for i, p in enumerate(points):
                 self.mark(*self.at(p), series, 3.4, tips[i] if i < len(tips) else "")
@@ -216,6 +226,27 @@ class Plot(Drawing):
         if text:
             self.text(self.right - 2, self.at_y(y) - 5, text, "end", "soft small")
 
+    def names(self, points: Sequence[tuple[float, float, str, str]]) -> None:
+        """Small labels (x, y, text, class) beside points of the drawing, moved until none lies on another or on a point."""
+        taken = [(x - 6, y - 6, x + 6, y + 6) for x, y, _, _ in points]
+        for x, y, text, kind in points:
+            wide = (6.2 if "bold" in kind else 5.8) * len(text)
+            places = [
+                (x + dx if dx > 0 else x + dx - wide, y + dy) for dy in (4, -7, 14, -19, 26, -31, 38) for dx in (9, -9)
+            ]
+            boxes = [(at, (at[0], at[1] - 9, at[0] + wide, at[1] + 2)) for at in places]
+            inside = [
+                (at, b)
+                for at, b in boxes
+                if b[0] >= self.left and b[2] <= self.width and self.top <= b[1] <= self.bottom
+            ]
+            free = [(at, b) for at, b in inside if not any(_overlap(b, other) for other in taken)]
+            (tx, ty), box = (free or inside or boxes)[0]
+            if abs(ty - y) > 15:
+                self.segment((x, y), (tx if tx > x else tx + wide, ty - 4), "grid")
+            self.text(tx, ty, text, kind=f"{kind} small")
+            taken.append(box)
+
     def legend(self, entries: Sequence[tuple[str, int]], hollow: Sequence[bool] = ()) -> None:
         """Below the plot, as many to a row as fit; the drawing grows."""
         x, y = self.left, self.height + 14
@@ -224,7 +255,7 @@ class Plot(Drawing):
             if x + wide > self.width and x > self.left:
                 x, y = self.left, y + 20
             middle = y - 4
-            self.path([(x, middle), (x + 22, middle)], f"line s{series % SERIES}", DASHES[series % SERIES])
+            self.path([(x, middle), (x + 22, middle)], f"line s{series % SERIES}", dash_of(series))
             self.mark(x + 11, middle, series, 4, hollow=bool(hollow) and hollow[i])
             self.text(x + 28, y, text)
             x += wide + 12
