@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lbq.engine.layers import tally
 from lbq.engine.levels import pool
-from lbq.engine.native import tally
 from lbq.engine.network import IntegerNetwork
 from lbq.errors import GraphError
 from lbq.graph import INPUT, Graph, Pool, Synapse

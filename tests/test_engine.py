@@ -17,16 +17,19 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional as F
 
-from lbq import models
+from lbq import models, native
 from lbq.deploy import deploy
 from lbq.engine import ENGINES, Network, numpy_kernels
 from lbq.engine.choose import Prepared
 from lbq.engine.cuda import TorchRunner
+from lbq.engine.layers import Emitted
 from lbq.engine.levels import bit_planes, planes_of, pool, popcount
-from lbq.engine.native import Backend, Counts, Emitted, Method
+from lbq.engine.native import Backend, Counts, Method
 from lbq.engine.network import MEMBRANE_BOUND, IntegerLayer, IntegerNeuron, membrane_bound, rounded_leak, synapse_bound
 from lbq.engine.neuron import NativeNeuron, NumpyNeuron, count_thresholds
-from lbq.engine.runner import Output, Plan, Runner, Workspace
+from lbq.engine.plan import Plan, Workspace
+from lbq.engine.runner import Output, Runner
+from lbq.engine.tape import perform
 from lbq.errors import GraphError, LbqError
 from lbq.graph import INPUT, Pool, Synapse
 from lbq.models import over_time
@@ -191,7 +194,16 @@ def layer_of(neuron: IntegerNeuron, fraction: int = 0, bias: int = 0) -> Integer
     return IntegerLayer("sn", (synapse,), np.array([bias], np.int32), (1, 1, 1), fraction, neuron, np.ones(1))
 
 
-FORMS = (NumpyNeuron, NativeNeuron)
+class PerformedNeuron(NativeNeuron):
+    """With NumpyNeuron's face."""
+
+    def run(self, *arguments: Any) -> Emitted:
+        step = self.step(*arguments)
+        perform(step, 1)
+        return step.emitted()
+
+
+FORMS = (NumpyNeuron, PerformedNeuron)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -369,6 +381,89 @@ def test_all_engines_give_the_same_bits(
     one = net.run(x[2], "bitplane", trace=True)
     assert one.logits[0].tolist() == dense.logits[2].tolist()
     assert net.run(x).levels is None
+
+
+def sums_told(net: Network, x: Ints, engine: Any, backend: Any) -> dict[str, int]:
+    """Of every layer's levels, as a function is told them."""
+    told: dict[str, int] = {}
+    net.run(x, engine, lambda name, levels: told.update({name: int(levels.sum())}), backend=backend)
+    return told
+
+
+@pytest.mark.parametrize(("id", "neuron", "shape", "options"), CASES)
+def test_recordings_do_what_the_first_run_did(
+    id: str, neuron: Any, shape: tuple[int, int, int], options: dict[str, Any]
+) -> None:
+    net = deployed(id, neuron, shape, **options)
+    runner = net._runner = Runner(net.network)
+    runner.together = 2
+    for engine, backend in (("bitplane", "horner"), ("bitplane", "explicit"), ("auto", "horner")):
+        for i in range(4):
+            x = pixels(2, *shape, seed=10 + i)
+            dense = net.run(x, "dense", trace=True)
+            found = net.run(x, engine, i % 2 == 1, 1 + i % 2, backend)  # type: ignore[arg-type]
+            np.testing.assert_array_equal(found.logits, dense.logits)
+            if i % 2:
+                assert same(dense, found)
+            watched = runner.run(x, engine, backend=backend, watch=lambda *_: None)  # type: ignore[arg-type]
+            assert found.counts == watched.counts, "watching is never recorded"
+            assert dense.levels is not None
+            assert sums_told(net, x, engine, backend) == {
+                name: int(levels.sum()) for name, levels in dense.levels.items()
+            }
+    assert any(space.recording is not None for space in runner._spaces)
+
+
+class Pooled(nn.Module):
+    """Max-pooled, sum-pooled within 8 bits, and beyond them before the readout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.timesteps = 2
+        self.conv, self.sn, self.max = nn.Conv2d(3, 6, 3, padding=1), BurstNeuron(), nn.MaxPool2d(3, 2, 1)
+        self.conv1, self.sn1, self.avg = nn.Conv2d(6, 5, 3, padding=1), BurstNeuron(7), nn.AvgPool2d(2)
+        self.conv2, self.sn2 = nn.Conv2d(5, 8, 3, padding=1), BurstNeuron(100)
+        self.pool, self.fc = nn.AvgPool2d(2), nn.Linear(8 * 2 * 2, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        a = self.sn(over_time(x, self.conv, timesteps=2))
+        b = self.sn1(over_time(a, self.max, self.conv1))
+        c = self.sn2(over_time(b, self.avg, self.conv2))
+        return over_time(over_time(c, self.pool).flatten(2), self.fc, spatial=1).mean(0)
+
+
+def test_pooling_is_recorded_too() -> None:
+    torch.manual_seed(1)
+    net = deploy(warmed(Pooled(), 3, 16, 16), (3, 16, 16), mean=[0.5] * 3, std=[0.25] * 3)
+    for i in range(4):
+        x = pixels(2, 3, 16, 16, seed=i)
+        assert same(net.run(x, "bitplane", trace=True), net.run(x, "dense", trace=True))
+        assert net.run(x, "bitplane").counts == net.run(x, "bitplane", backend="horner", threads=2).counts
+    assert net._runner is not None
+    assert any(space.recording is not None for space in net._runner._spaces)
+
+
+def test_what_numpy_did_is_not_recorded() -> None:
+    torch.manual_seed(4)
+    net = deploy(warmed(Branches(), 3, 6, 6), (3, 6, 6), mean=[0.5] * 3, std=[0.25] * 3)  # it has a grouped convolution
+    for i in range(4):
+        x = pixels(2, 3, 6, 6, seed=i)
+        np.testing.assert_array_equal(net.run(x).logits, net.run(x, "dense").logits)
+    assert net._runner is not None
+    assert all(space.recording is None for space in net._runner._spaces)
+
+
+def test_a_recording_is_of_one_instruction_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    net = deployed()
+    keys = set()
+    for isa in ("portable", native.isas()[-1]):
+        monkeypatch.setenv("LBQ_NATIVE_ISA", isa)
+        for i in range(3):
+            x = pixels(1, 3, 8, 8, seed=i)
+            np.testing.assert_array_equal(net.run(x, "bitplane").logits, net.run(x, "dense").logits)
+        assert net._runner is not None
+        keys |= {space.recording[0] for space in net._runner._spaces if space.recording is not None}
+    assert len(keys) == 2
 
 
 def branches(m: Any, x: torch.Tensor) -> torch.Tensor:

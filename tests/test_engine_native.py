@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from lbq import native
-from lbq.engine.native import BACKENDS, MOST_ROWS, Counts, Emitted, neuron, pack
+from lbq.engine.layers import Emitted, neuron
+from lbq.engine.native import BACKENDS, MOST_ROWS, Counts, pack
 from lbq.errors import LbqError
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason=f"no native library: {native.report().reason}")

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from lbq import models, native
 from lbq.deploy import lower
-from lbq.engine.native import tally
+from lbq.engine.layers import tally
 from lbq.errors import GraphError
 from lbq.graph import Pool
 from lbq.observe import device_counts

@@ -28,6 +28,7 @@ class Conv(Protocol):
         backend: Backend = "horner",
         threads: int = 1,
         out: NDArray[Any] | None = None,
+        largest: int | None = None,
     ) -> tuple[NDArray[Any], Counts]: ...
 
     def keep(self, method: Method) -> None: ...

@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lbq.engine import native
+from lbq.engine.layers import Emitted, NeuronStep, neuron_step
 from lbq.engine.levels import Integers, popcount
-from lbq.engine.native import Emitted
 from lbq.engine.network import IntegerLayer, IntegerNeuron, rounded_leak
 
 
@@ -26,21 +25,6 @@ class _Layer:
         self.bias = bias if bias.ndim == 1 else np.ascontiguousarray(bias.transpose(1, 2, 0))
         self.identities = [s.weight.astype(np.int32) for s in layer.identities]
 
-    def run(
-        self,
-        currents: NDArray[np.int32] | None,
-        shortcuts: list[Integers],
-        out: Integers,
-        static: bool,
-        timesteps: int,
-        threads: int = 1,
-    ) -> Emitted:
-        """Levels `out` [T * B, H, W, C] from convolution currents and the levels on each identity synapse, `[T * B, ...]`.
-
-        currents: `[B, ...]` where `static`, the same at every timestep; None where no convolution leads here.
-        """
-        raise NotImplementedError
-
 
 class NumpyNeuron(_Layer):
     """One layer's neurons in NumPy; `run` takes a whole sequence and keeps nothing."""
@@ -52,10 +36,13 @@ class NumpyNeuron(_Layer):
         out: Integers,
         static: bool,
         timesteps: int,
-        threads: int = 1,  # noqa: ARG002 - the native form's
         watch: Callable[[int, NDArray[np.int32]], None] | None = None,
     ) -> Emitted:
-        """watch: called at every timestep with the membranes `[B, H, W, C]` before emission."""
+        """Levels `out` [T * B, H, W, C] from convolution currents and the levels on each identity synapse, `[T * B, ...]`.
+
+        currents: `[B, ...]` where `static`, the same at every timestep; None where no convolution leads here.
+        watch: called at every timestep with the membranes `[B, H, W, C]` before emission.
+        """
         n, batch = self.neuron, len(out) // timesteps
         v: NDArray[np.int32] | None = None
         pending: NDArray[np.int32] | None = None
@@ -92,17 +79,16 @@ class NumpyNeuron(_Layer):
 class NativeNeuron(_Layer):
     """The same by the native library."""
 
-    def run(
+    def step(
         self,
         currents: NDArray[np.int32] | None,
         shortcuts: list[Integers],
         out: Integers,
         static: bool,
         timesteps: int,
-        threads: int = 1,
-    ) -> Emitted:
+    ) -> NeuronStep:
         n = self.neuron
-        return native.neuron(
+        return neuron_step(
             currents,
             out,
             timesteps=timesteps,
@@ -115,7 +101,6 @@ class NativeNeuron(_Layer):
             decay_reset=n.decay_reset,
             shortcuts=list(zip(self.identities, shortcuts, strict=True)),
             static=static,
-            threads=threads,
         )
 
 

@@ -89,8 +89,9 @@ class PackedConv:
         backend: Backend = "horner",
         threads: int = 1,  # noqa: ARG002 - the native kernels' face; NumPy's BLAS has threads of its own
         out: NDArray[Any] | None = None,
+        largest: int | None = None,
     ) -> tuple[NDArray[Any], Counts]:
-        """Currents of `levels` [B, H, W, I], and what was done."""
+        """Currents of `levels` [B, H, W, I], and what was done. largest: of the levels, where it is known."""
         if levels.ndim != 4 or levels.shape[3] != self.inputs or levels.dtype.kind not in "iu":
             raise ValueError(
                 f"levels must be integers [B, H, W, {self.inputs}], got {levels.dtype} {list(levels.shape)}"
@@ -105,7 +106,7 @@ class PackedConv:
         if method == "dense":
             self._multiply(levels, out)
             return out, Counts()
-        counts, planes = Counts(), planes_of(levels)
+        counts, planes = Counts(), planes_of(levels) if largest is None else largest.bit_length()
         together = max(GATHERED // max(levels[0].size * self.outputs if len(levels) else 1, 1), 1)
         for start in range(0, len(levels), together):  # a few images at a time, so that gathered rows stay small
             some, acc = levels[start : start + together], out[start : start + together].reshape(-1, self.outputs)

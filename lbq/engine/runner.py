@@ -2,7 +2,8 @@
 
 Timesteps of one layer depend on each other only through its membrane, so its convolutions see `[T * B, H, W, C]` as one
 batch, and the membrane lives only while its layer runs. Images are taken a few at a time, so that a layer's currents
-stay in cache; several threads take different images, or share one image's convolutions.
+stay in cache; several threads take different images, or share one image's convolutions. Where all that was done for some
+images was done by the native library, it is recorded, and the next images run as one call (see tape.py).
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -21,11 +22,15 @@ from numpy.typing import NDArray
 
 from lbq.engine import numpy_kernels
 from lbq.engine.choose import Choice, EngineName, Prepared, fallback
+from lbq.engine.layers import Emitted, PoolStep, ReadoutStep, add_step
 from lbq.engine.levels import Integers, pool
-from lbq.engine.native import Backend, Counts, Emitted
+from lbq.engine.native import Backend, Counts, PackedConv
 from lbq.engine.network import IntegerLayer, IntegerNetwork
 from lbq.engine.neuron import NativeNeuron, NumpyNeuron, emitted
+from lbq.engine.plan import Plan, Workspace
+from lbq.engine.tape import Tape, perform, recording
 from lbq.graph import INPUT, Pool, Synapse
+from lbq.native import isa
 
 Trace = Callable[[str, Integers], None]  # layer, levels [T, B, C, H, W], which are overwritten later
 Watch = Callable[[str, int, NDArray[np.int32]], None]  # layer, timestep, membranes [B, H, W, C] before emission
@@ -52,6 +57,9 @@ class Output:
         return self.logits.argmax(1)
 
 
+Counted = dict[str, Callable[[], Counts]]  # by synapse; valid until the same memory is used again
+
+
 @dataclass
 class _Part:
     """What one thread found for some images."""
@@ -59,63 +67,6 @@ class _Part:
     logits: NDArray[np.int64]
     counts: dict[str, Counts]
     levels: dict[str, Integers]
-
-
-class Plan:
-    """Where every layer's levels live: slots that are reused once the last reader has read them.
-
-    `levels`: slot of each layer; `slots`: bytes of each slot for one image; `currents`: int32 values for one image.
-    """
-
-    def __init__(self, network: IntegerNetwork) -> None:
-        last = {layer.name: len(network.layers) for layer in network.layers}
-        for i, layer in enumerate(network.all_layers):
-            for s in layer.synapses:
-                if s.source != INPUT:
-                    last[s.source] = i
-        self.levels: dict[str, int] = {}
-        self.slots: list[int] = []
-        free: list[int] = []
-        for i, layer in enumerate(network.layers):
-            size = layer.units * network.timesteps
-            slot = min(free, key=lambda s: (self.slots[s] < size, abs(self.slots[s] - size)), default=None)
-            if slot is None:
-                slot = len(self.slots)
-                self.slots.append(size)
-            else:
-                free.remove(slot)
-                self.slots[slot] = max(self.slots[slot], size)
-            self.levels[layer.name] = slot
-            free += [self.levels[done.name] for done in network.layers[: i + 1] if last[done.name] == i]
-        self.last = last
-        widest = max(layer.units for layer in network.layers) * network.timesteps
-        self.currents = widest * max(len(layer.convs) > 1 for layer in network.layers) + widest
-
-
-class Workspace:
-    """The memory of one plan, for up to `images` images at a time."""
-
-    def __init__(self, plan: Plan, images: int) -> None:
-        self.images = images
-        self.slots = [np.empty(size * images, np.uint8) for size in plan.slots]
-        self.currents = np.empty(plan.currents * images, np.int32)
-        self.plan = plan
-
-    @property
-    def nbytes(self) -> int:
-        return sum(slot.nbytes for slot in self.slots) + self.currents.nbytes
-
-    def levels(self, layer: IntegerLayer, rows: int) -> Integers:
-        """`[rows, H, W, C]` in the layer's slot."""
-        c, h, w = layer.shape
-        flat = self.slots[self.plan.levels[layer.name]][: rows * layer.units]
-        assert layer.neuron is not None
-        return flat.view(layer.neuron.dtype).reshape(rows, h, w, c)
-
-    def current(self, layer: IntegerLayer, rows: int, second: bool) -> NDArray[np.int32]:
-        c, h, w = layer.shape
-        start = len(self.currents) // 2 if second else 0
-        return self.currents[start : start + rows * layer.units].reshape(rows, h, w, c)
 
 
 class Runner:
@@ -129,14 +80,12 @@ class Runner:
             for layer in network.layers
             for s in layer.convs
         }
-        self.heads = {
-            s.name: numpy_kernels.pack(s.weight, s.stride, s.padding, s.dilation, s.groups, np.int64)
-            for s in network.readout.convs
-        }
+        self.heads = {s.name: _Head(s) for s in network.readout.convs}
         self.neurons = {layer.name: (NumpyNeuron(layer), NativeNeuron(layer)) for layer in network.layers}
         widest = max(layer.units for layer in network.layers) * network.timesteps
         self.together = max(TOGETHER // widest, 1)
         self._spaces: list[Workspace] = []
+        self._choices: dict[tuple[EngineName, bool], dict[str, Choice]] = {}
         self._lock = threading.Lock()
 
     def run(
@@ -162,14 +111,15 @@ class Runner:
         pieces = [slice(i, min(i + each, batch)) for i in range(0, batch, each)]
         # all threads share the first piece, in which choices are made, and what would leave some without work at the end
         shared = len(pieces) if threads == 1 else 1 + (len(pieces) - 1) % threads
-        choices: dict[str, Choice] = {}
+        # and a single piece keeps the choices of the run before
+        known = self._choices.setdefault((engine, fallback() is None), {})
+        choices = known if len(pieces) == 1 else {}
 
         def piece(where: slice, inside: int = 1) -> _Part:
             with self._space(each) as space:
-                job = _Job(self, space, engine, backend, inside, choices, watch)
-                if trace:
-                    job.told = job.keep if trace is True else trace
-                part = job.run(x[where] if net.static else x[:, where])
+                part = self._piece(
+                    x[where] if net.static else x[:, where], space, engine, backend, inside, choices, trace, watch
+                )
             if progress is not None:
                 progress(where.stop - where.start)
             return part
@@ -178,7 +128,41 @@ class Runner:
         if pieces[shared:]:
             with ThreadPoolExecutor(threads) as workers:
                 parts += workers.map(piece, pieces[shared:])
+        known.update(choices)
         return self._joined(parts, choices, trace is True)
+
+    def _piece(
+        self,
+        x: NDArray[np.uint8],
+        space: Workspace,
+        engine: EngineName,
+        backend: Backend,
+        threads: int,
+        choices: dict[str, Choice],
+        trace: bool | Trace,
+        watch: Watch | None,
+    ) -> _Part:
+        """Some images: as the recording of the same job, or for the first time."""
+        kept: dict[str, Integers] = {}
+
+        def keep(name: str, levels: Integers) -> None:
+            kept[name] = levels.copy()  # in the order of [T, B, C, H, W]; the memory will be used again
+
+        told = (keep if trace is True else trace) or None
+        job = _Job(self, space, engine, backend, threads, choices, told, watch)
+        if watch is not None or engine == "dense" or len(choices) < len(self.prepared) + len(self.heads):
+            logits = job.run(x)  # choices are still to be made, or NumPy is to do it
+        else:
+            key = (engine, backend, x.shape, isa(), *((c.kernel, c.method) for c in choices.values()))
+            if space.recording is not None and space.recording[0] == key:
+                recorded: _Recording = space.recording[1]
+                return _Part(recorded.run(x, threads, told), {name: c() for name, c in recorded.counted.items()}, kept)
+            with recording() as job.tape:
+                logits = job.run(x)
+            if job.native:
+                space.recording = key, _Recording(job, logits)
+                logits = logits.copy()
+        return _Part(logits, {name: counts() for name, counts in job.counted.items()}, kept)
 
     def _joined(self, parts: list[_Part], choices: dict[str, Choice], trace: bool) -> Output:
         counts: dict[str, Counts] = {}
@@ -207,9 +191,55 @@ class Runner:
                 self._spaces.append(space)
 
 
+class _Head:
+    """A readout's weights, in NumPy's form or the native one, each made when it is needed."""
+
+    def __init__(self, synapse: Synapse) -> None:
+        self.synapse = synapse
+
+    @cached_property
+    def numpy(self) -> numpy_kernels.PackedConv:
+        s = self.synapse
+        return numpy_kernels.pack(s.weight, s.stride, s.padding, s.dilation, s.groups, np.int64)
+
+    @cached_property
+    def rows(self) -> NDArray[np.int64]:
+        """`[features, classes]`, features as in `[H, W, C]`."""
+        weight = self.synapse.weight.astype(np.int64)
+        return np.ascontiguousarray(weight.transpose(2, 3, 1, 0).reshape(-1, len(weight)))
+
+    def takes(self, read: Integers) -> bool:
+        """Whether the native form does: one window, as large as what is read."""
+        s = self.synapse
+        plain = s.groups == 1 and s.dilation == (1, 1) and s.padding == (0, 0) and fallback() is None
+        return plain and read.shape[1:3] == s.weight.shape[2:] and read.dtype in (np.uint8, np.int8, np.int32)
+
+
+class _Recording:
+    """A job that can be done again, for as many images with the same choices, in its workspace."""
+
+    def __init__(self, job: _Job, logits: NDArray[np.int64]) -> None:
+        assert job.tape is not None
+        self.tape, self.input, self.logits = job.tape, job.levels[INPUT], logits
+        self.counted, self.emitted = job.counted, job.emitted
+
+    def run(self, x: NDArray[np.uint8], threads: int, told: Trace | None) -> NDArray[np.int64]:
+        """Logits; told is called as in the first run."""
+        self.input[...] = x.reshape(-1, *x.shape[-3:]).transpose(0, 2, 3, 1)
+        start = 0
+        if told is not None:
+            for stop, name, levels in self.emitted:
+                self.tape.run(threads, start, stop)
+                told(name, levels)
+                start = stop
+        self.tape.run(threads, start)
+        return self.logits.copy()
+
+
 @dataclass
 class _Job:
-    """Some images through all layers."""
+    """Some images through all layers. native: whether NumPy had no part in it; emitted: after how many steps of the tape
+    which layer's levels are there; counted: what was done, asked for at the end."""
 
     runner: Runner
     space: Workspace
@@ -217,24 +247,31 @@ class _Job:
     backend: Backend
     threads: int
     choices: dict[str, Choice]
-    watch: Watch | None = None
     told: Trace | None = None
+    watch: Watch | None = None
+    tape: Tape | None = None
+    native: bool = True
     levels: dict[str, Integers] = field(default_factory=dict)
-    activity: dict[str, Emitted] = field(default_factory=dict)
-    counts: dict[str, Counts] = field(default_factory=dict)
-    kept: dict[str, Integers] = field(default_factory=dict)
+    activity: dict[str, Callable[[], Emitted]] = field(default_factory=dict)
+    counted: Counted = field(default_factory=dict)
+    emitted: list[tuple[int, str, Integers]] = field(default_factory=list)
     pooled: dict[tuple[str, tuple[Pool, ...]], Integers] = field(default_factory=dict)
 
-    def run(self, x: NDArray[np.uint8]) -> _Part:
+    def run(self, x: NDArray[np.uint8]) -> NDArray[np.int64]:
+        """Logits."""
         net = self.runner.network
         steps = 1 if net.static else net.timesteps
         x = x.reshape(-1, *net.input_shape)
         self.batch = len(x) // steps
-        self.levels[INPUT] = np.ascontiguousarray(x.transpose(0, 2, 3, 1))
+        self.levels[INPUT] = x.transpose(0, 2, 3, 1).copy()
         for i, layer in enumerate(net.layers):
             self._layer(layer)
             self.pooled = {k: v for k, v in self.pooled.items() if self.runner.plan.last[k[0]] > i}
-        return _Part(self._readout(), self.counts, self.kept)
+        return self._readout()
+
+    @property
+    def by_library(self) -> bool:
+        return self.engine != "dense" and fallback() is None
 
     def _layer(self, layer: IntegerLayer) -> None:
         net = self.runner.network
@@ -244,32 +281,35 @@ class _Job:
             read = self._read(synapse)
             out = self.space.current(layer, len(read), second=current is not None)
             found = self._convolve(synapse, read, out)
-            if current is None:
-                current = found
-            elif len(current) == len(found):
-                current += found
-            else:  # a static image beside levels: its current is the same at every timestep
-                few, many = sorted((current, found), key=len)
-                current = many.reshape(net.timesteps, *few.shape)
-                current += few
-                current = current.reshape(many.shape)
+            current = found if current is None else self._sum(current, found)
         shortcuts = [self._shortcut(s) for s in layer.identities]
         out_levels = self.space.levels(layer, rows)
         static = current is not None and len(current) != rows
         plain, native = self.runner.neurons[layer.name]
-        narrow = all(levels.itemsize == 1 for levels in shortcuts)
-        neuron = native if self.engine != "dense" and narrow and fallback() is None else plain
-        self.activity[layer.name] = neuron.run(current, shortcuts, out_levels, static, net.timesteps, self.threads)
+        if self.by_library and all(levels.itemsize == 1 for levels in shortcuts):
+            step = native.step(current, shortcuts, out_levels, static, net.timesteps)
+            perform(step, self.threads)
+            self.activity[layer.name] = step.emitted
+        else:
+            self.native, found_here = False, plain.run(current, shortcuts, out_levels, static, net.timesteps)
+            self.activity[layer.name] = partial(_same, found_here)
         self.levels[layer.name] = out_levels
         if self.watch is not None:
             scratch, told = np.empty_like(out_levels), partial(self.watch, layer.name)
             plain.run(current, shortcuts, scratch, static, net.timesteps, watch=told)
+        seen = out_levels.reshape(net.timesteps, self.batch, *out_levels.shape[1:]).transpose(0, 1, 4, 2, 3)
+        self.emitted.append((0 if self.tape is None else len(self.tape.steps), layer.name, seen))
         if self.told is not None:
-            split = out_levels.reshape(net.timesteps, self.batch, *out_levels.shape[1:])
-            self.told(layer.name, split.transpose(0, 1, 4, 2, 3))
+            self.told(layer.name, seen)
 
-    def keep(self, name: str, levels: Integers) -> None:
-        self.kept[name] = levels.copy()  # in the order of [T, B, C, H, W]; the slot will be used again
+    def _sum(self, one: NDArray[np.int32], other: NDArray[np.int32]) -> NDArray[np.int32]:
+        """The currents of two synapses; a static image's current is the same at every timestep."""
+        few, many = sorted((one, other), key=len)
+        if self.by_library:
+            perform(add_step(many, few), self.threads)
+        else:
+            many.reshape(-1, *few.shape)[...] += few
+        return many
 
     def _read(self, synapse: Synapse) -> Integers:
         """The (pooled) levels that a synapse reads, `[T * B, H, W, C]`."""
@@ -277,56 +317,86 @@ class _Job:
             return self.levels[synapse.source]
         key = synapse.source, synapse.pools
         if key not in self.pooled:
-            signed = self.runner.network.negative(synapse)
-            found = pool(self.levels[synapse.source], synapse.pools, (1, 2))
-            if self.runner.network.largest(synapse) <= (127 if signed else 255):
-                found = found.astype(np.int8 if signed else np.uint8, copy=False)
-            self.pooled[key] = found
+            self.pooled[key] = self._pool(synapse)
         return self.pooled[key]
+
+    def _pool(self, synapse: Synapse) -> Integers:
+        net = self.runner.network
+        signed = net.negative(synapse)
+        narrow = net.largest(synapse) <= (127 if signed else 255)
+        found = self.levels[synapse.source]
+        pools = synapse.pools
+        while (
+            pools and self.by_library and found.itemsize == 1 and (narrow or len(pools) == 1 or pools[0].kind == "max")
+        ):
+            step = PoolStep(found, pools[0], wide=not narrow and pools[0].kind == "sum")
+            perform(step, self.threads)
+            found, pools = step.out, pools[1:]
+        if pools:
+            self.native, found = False, pool(found, pools, (1, 2))
+        return found.astype(np.int8 if signed else np.uint8, copy=False) if narrow else found
 
     def _convolve(self, synapse: Synapse, levels: Integers, out: NDArray[np.int32]) -> NDArray[np.int32]:
         prepared = self.runner.prepared[synapse.name]
         choice = self.choices.get(synapse.name)
         if choice is None:
-            density = self._activity(synapse, levels).bits / levels.size
+            density = self._activity(synapse, levels)().bits / levels.size
             choice = self.choices[synapse.name] = prepared.choose(self.engine, levels, density)
         assert choice.kernel != "torch"
         conv = prepared.conv(choice.kernel)
-        found, counts = conv.run(levels, choice.method, self.backend, self.threads, out)
-        self.counts[synapse.name] = counts
+        if isinstance(conv, PackedConv):
+            step = conv.step(levels, choice.method, self.backend, out, prepared.largest)
+            perform(step, self.threads)
+            self.counted[synapse.name] = step.counts
+            return step.out
+        found, counts = conv.run(levels, choice.method, self.backend, self.threads, out, prepared.largest)
+        self.native, self.counted[synapse.name] = False, partial(_same, counts)
         return found
 
     def _shortcut(self, synapse: Synapse) -> Integers:
         """What an identity synapse reads; it makes one addition for each set bit, as one with fan-out 1."""
         levels = self._read(synapse)
-        self._count_identity(synapse, self._activity(synapse, levels))
+        self.counted[synapse.name] = partial(_identity_counts, self._activity(synapse, levels))
         return levels
 
-    def _count_identity(self, synapse: Synapse, activity: Emitted) -> None:
-        self.counts[synapse.name] = Counts(accumulations=activity.bits, neurons_active=activity.active)
-
-    def _activity(self, synapse: Synapse, levels: Integers) -> Emitted:
+    def _activity(self, synapse: Synapse, levels: Integers) -> Callable[[], Emitted]:
         """Active inputs and set bits of what a synapse reads; a layer's own are known from its neurons."""
         known = None if synapse.pools else self.activity.get(synapse.source)
-        return emitted(levels) if known is None else known
+        return partial(emitted, levels) if known is None else known
 
     def _readout(self) -> NDArray[np.int64]:
         net = self.runner.network
-        logits: NDArray[Any] = np.tile(net.readout.bias, (self.batch, 1))
+        logits: NDArray[np.int64] = np.tile(net.readout.bias.astype(np.int64), (self.batch, 1))
+        fresh: NDArray[np.int64] | None = net.readout.bias  # the first native step writes it, for every replay anew
         for synapse in net.readout.synapses:
             read = self._read(synapse)
-            summed = read.reshape(net.timesteps, self.batch, *read.shape[1:]).sum(0, dtype=np.int64)
-            if synapse.kind == "identity":
-                self._count_identity(synapse, emitted(summed))
-                logits += summed[:, 0, 0] * synapse.weight
-                continue
             method = "dense" if self.engine == "dense" else "bitplane"
             reason = "asked for" if self.engine != "auto" else "the readout always runs by planes of its summed levels"
+            largest = net.largest(synapse) * net.timesteps
+            head = self.runner.heads.get(synapse.name)
+            if head is not None and self.by_library and self.native and head.takes(read):
+                self.choices[synapse.name] = Choice("native", "bitplane", reason)
+                step = ReadoutStep(read, head.rows, fresh, logits, net.timesteps, largest, self.backend)
+                perform(step, self.threads)
+                self.counted[synapse.name], fresh = step.counts, None
+                continue
+            self.native = False
+            summed = read.reshape(net.timesteps, self.batch, *read.shape[1:]).sum(0, dtype=np.int64)
+            if head is None:
+                self.counted[synapse.name] = partial(_identity_counts, partial(emitted, summed))
+                logits += summed[:, 0, 0] * synapse.weight
+                continue
             self.choices[synapse.name] = Choice("numpy", method, reason)  # type: ignore[arg-type]
-            found, self.counts[synapse.name] = self.runner.heads[synapse.name].run(
-                summed,
-                method,  # type: ignore[arg-type]
-                self.backend,
-            )
+            found, counts = head.numpy.run(summed, method, self.backend, largest=largest)  # type: ignore[arg-type]
+            self.counted[synapse.name] = partial(_same, counts)
             logits += found[:, 0, 0]
         return logits
+
+
+def _same(found: Any) -> Any:
+    return found
+
+
+def _identity_counts(activity: Callable[[], Emitted]) -> Counts:
+    found = activity()
+    return Counts(accumulations=found.bits, neurons_active=found.active)

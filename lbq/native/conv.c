@@ -34,6 +34,7 @@ static const struct lbq_kernels *kernels_of(int isa) {
 
 struct run {
     const struct lbq_conv *c;
+    int threads;
     const struct lbq_kernels *k;
     int failed;
     enum lbq_lists kind;
@@ -189,7 +190,7 @@ static void gather_unit(void *context, int64_t unit) {
 /* Units go through as many blocks at a time as there are threads, chunk by chunk. */
 static void block_unit(void *context, int64_t unit) {
     const struct together *t = context;
-    int64_t threads = t->r->c->threads, first = unit / (threads * t->chunks) * threads;
+    int64_t threads = t->r->threads, first = unit / (threads * t->chunks) * threads;
     int64_t abreast = min64(threads, t->blocks - first), within = unit - first * t->chunks;
     int64_t begin = within / abreast * CHUNK_PIXELS;
     run_block(t->r, &t->l, first + within % abreast, begin, min64(begin + CHUNK_PIXELS, t->l.pixels));
@@ -198,12 +199,12 @@ static void block_unit(void *context, int64_t unit) {
 static int run_together(struct run *r) {
     const struct lbq_conv *c = r->c;
     struct together t = {.r = r, .blocks = up(c->outputs, c->block)};
-    int64_t pixels = r->images * c->out_height * c->out_width, regions = up(min64(r->tile * c->threads, pixels), REGION_PIXELS);
+    int64_t pixels = r->images * c->out_height * c->out_width, regions = up(min64(r->tile * r->threads, pixels), REGION_PIXELS);
     int opened = open_lists(r, &t.l, regions, REGION_PIXELS);
     for (; opened && t.l.first < pixels; t.l.first += t.l.pixels) {
         t.l.pixels = min64(regions * REGION_PIXELS, pixels - t.l.first), t.chunks = up(t.l.pixels, CHUNK_PIXELS);
-        lbq_parallel(c->threads, up(t.l.pixels, REGION_PIXELS), gather_unit, &t);
-        lbq_parallel(c->threads, t.blocks * t.chunks, block_unit, &t);
+        lbq_parallel(r->threads, up(t.l.pixels, REGION_PIXELS), gather_unit, &t);
+        lbq_parallel(r->threads, t.blocks * t.chunks, block_unit, &t);
     }
     close_lists(&t.l);
     return opened;
@@ -217,7 +218,7 @@ static int run_lists(struct run *r) {
     r->form = r->k->form_compressed && lbq_features() & LBQ_HAS_COMPRESS ? r->k->form_compressed : r->k->form;
     r->capacity = c->width * c->inputs + LBQ_SLACK;
     int64_t each = c->height * r->slots * r->capacity * (int64_t)sizeof(uint16_t);
-    int64_t together = min64(max64(LIST_BYTES * c->threads / max64(each, 1), 1), c->batch), rows = together * c->height;
+    int64_t together = min64(max64(LIST_BYTES * r->threads / max64(each, 1), 1), c->batch), rows = together * c->height;
     size_t entries = (size_t)(rows * r->slots * r->capacity + c->kw * c->inputs + LBQ_SLACK); /* see gather */
     r->ids = malloc(entries * sizeof(uint16_t));
     if (r->kind == BY_LEVEL) r->values = malloc(entries * sizeof(uint16_t));
@@ -230,13 +231,13 @@ static int run_lists(struct run *r) {
     for (r->first = 0; r->first < c->batch && !r->failed; r->first += together) {
         r->images = min64(together, c->batch - r->first);
         int64_t in_rows = r->images * c->height, pixels = r->images * c->out_height * c->out_width;
-        r->rows_each = max64(min64(UNIT_PIXELS / max64(c->width, 1), up(in_rows, 4 * c->threads)), 1);
-        lbq_parallel(c->threads, up(in_rows, r->rows_each), form_unit, r);
-        if (many && c->threads > 1) {
+        r->rows_each = max64(min64(UNIT_PIXELS / max64(c->width, 1), up(in_rows, 4 * r->threads)), 1);
+        lbq_parallel(r->threads, up(in_rows, r->rows_each), form_unit, r);
+        if (many && r->threads > 1) {
             r->failed = !run_together(r);
         } else {
-            r->pixels_each = c->threads > 1 ? UNIT_PIXELS : pixels;
-            lbq_parallel(c->threads, up(pixels, r->pixels_each), alone_unit, r);
+            r->pixels_each = r->threads > 1 ? UNIT_PIXELS : pixels;
+            lbq_parallel(r->threads, up(pixels, r->pixels_each), alone_unit, r);
         }
     }
     free(r->ids), free(r->values), free(r->ends);
@@ -311,12 +312,13 @@ static void dense_unit(void *context, int64_t unit) {
     free(bytes), free(words);
 }
 
-int lbq_conv(const struct lbq_conv *c) {
-    struct run r = {.c = c, .k = kernels_of(c->isa)};
+int lbq_conv(const struct lbq_conv *c, int threads) {
+    struct run r = {.c = c, .threads = threads, .k = kernels_of(c->isa)};
+    memset(c->counts, 0, 4 * sizeof *c->counts);
     if (c->batch * c->out_height * c->out_width * c->outputs == 0) return 0;
     if (c->method != LBQ_DENSE) return run_lists(&r);
-    r.rows_each = max64(min64(DENSE_PIXELS / c->out_width, up(c->batch * c->out_height, c->threads)), 1);
+    r.rows_each = max64(min64(DENSE_PIXELS / c->out_width, up(c->batch * c->out_height, threads)), 1);
     r.rows_each = min64(r.rows_each, c->out_height);
-    lbq_parallel(c->threads, c->batch * up(c->out_height, r.rows_each), dense_unit, &r);
+    lbq_parallel(threads, c->batch * up(c->out_height, r.rows_each), dense_unit, &r);
     return r.failed;
 }

@@ -80,13 +80,13 @@ struct lbq_conv {
     const int32_t *totals;   /* dense, signed levels: sum of each output's weights, [outputs] */
     int64_t *counts;         /* accumulations, formations, shifted accumulations, active inputs */
     int32_t bias, range;     /* of bytes, which lie in 0..range */
-    int32_t planes, largest, is_signed, method, backend, threads, isa;
+    int32_t planes, largest, is_signed, method, backend, isa;
 };
 enum { LBQ_BITPLANE, LBQ_DENSE, LBQ_LEVEL };
 enum { LBQ_HORNER, LBQ_PRESHIFTED, LBQ_EXPLICIT };
-LBQ_EXPORT int lbq_conv(const struct lbq_conv *call); /* 0, or 1 where memory ran out */
+int lbq_conv(const struct lbq_conv *call, int threads); /* 0, or 1 where memory ran out */
 
-/* A layer of integer neurons over a sequence; mirrored by lbq/engine/native.py and defined there.
+/* A layer of integer neurons over a sequence; mirrored by lbq/engine/layers.py and defined there.
  * Arrays are [T * batch, sites, channels], bias [channels] or [sites, channels], thresholds [n_max, channels]. */
 struct lbq_neuron {
     int64_t timesteps, batch, sites, channels, n_max, identities;
@@ -97,11 +97,43 @@ struct lbq_neuron {
     uint8_t *levels;
     int64_t *counts; /* levels that are not zero, set bits of their magnitudes */
     const int32_t *identity_signed;
-    int32_t is_static, bias_map, fraction, leak_m, leak_k, reset_kind, decay_reset, is_signed, threads, isa;
+    int32_t is_static, bias_map, fraction, leak_m, leak_k, reset_kind, decay_reset, is_signed, isa;
 };
-LBQ_EXPORT void lbq_neuron(const struct lbq_neuron *call);
+void lbq_neuron(const struct lbq_neuron *call, int threads);
 
-/* How often each magnitude occurs at each site, over images and channels; mirrored by lbq/engine/native.py.
+/* The small steps between them; mirrored by lbq/engine/layers.py. */
+struct lbq_add { /* out[i] += more[i % period] */
+    int64_t size, period;
+    int32_t *out;
+    const int32_t *more;
+};
+struct lbq_pool { /* levels [batch, height, width, channels] to the largest or the sums of windows */
+    int64_t batch, height, width, channels, out_height, out_width, kh, kw, stride_y, stride_x, pad_y, pad_x;
+    const uint8_t *levels;
+    uint8_t *bytes; /* [batch, out_height, out_width, channels], or */
+    int32_t *wide;  /* sums that need more than 8 bits */
+    int32_t is_signed, is_sum;
+};
+struct lbq_readout { /* logits [batch, classes] = bias (or what they are, where that is NULL) + weights x summed levels */
+    int64_t timesteps, batch, features, classes, planes; /* planes: accumulators for each class, see steps.c */
+    const uint8_t *levels;  /* [T, batch, features], or */
+    const int32_t *sums;    /* the same where they need more than 8 bits */
+    const int64_t *weights; /* [features, classes] */
+    const int64_t *bias;
+    int64_t *logits;
+    int64_t *counts; /* as those of a convolution */
+    int32_t is_signed;
+};
+
+/* Steps one after the other; returns 1 where memory ran out, else 0. */
+enum { LBQ_STEP_CONV, LBQ_STEP_NEURON, LBQ_STEP_ADD, LBQ_STEP_POOL, LBQ_STEP_READOUT };
+struct lbq_step {
+    int64_t kind;
+    const void *call;
+};
+LBQ_EXPORT int lbq_steps(const struct lbq_step *steps, int64_t n, int32_t threads);
+
+/* How often each magnitude occurs at each site, over images and channels; mirrored by lbq/engine/layers.py.
  * levels [T, batch, sites, channels], none above n_max; counts [T, sites, n_max + 1]. */
 struct lbq_tally {
     int64_t timesteps, batch, sites, channels, n_max;

@@ -38,13 +38,14 @@ static void run_unit(void *context, int64_t unit) {
     for (int i = 0; i < 2; i++) __atomic_fetch_add(&n->counts[i], counts[i], __ATOMIC_RELAXED);
 }
 
-void lbq_neuron(const struct lbq_neuron *call) {
+void lbq_neuron(const struct lbq_neuron *call, int threads) {
     struct run r = {.n = *call};
     int64_t total = r.n.batch * r.n.sites;
+    r.n.counts[0] = r.n.counts[1] = 0;
     if (total == 0 || r.n.channels == 0) return;
     while (r.n.leak_k > 1 && r.n.leak_m % 2 == 0) r.n.leak_m /= 2, r.n.leak_k--; /* the same number, often 1 / 2^k */
     r.sites_each = (1 << 14) / r.n.channels + 1;
-    lbq_parallel(r.n.threads, (total + r.sites_each - 1) / r.sites_each, run_unit, &r);
+    lbq_parallel(threads, (total + r.sites_each - 1) / r.sites_each, run_unit, &r);
 }
 
 #define TALLIED 32 /* sites in a unit */
