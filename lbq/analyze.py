@@ -78,7 +78,8 @@ class Membrane:
 
     def add(self, timestep: int, r: NDArray[np.floating]) -> None:
         bins = self.counts.shape[1]
-        index = np.clip(np.floor((r.ravel() - self.LOW) / self.WIDTH), 0, bins - 1).astype(np.int64)
+        place = (r.ravel() - self.LOW) / self.WIDTH
+        index = np.clip(place, 0, bins - 1, out=place).astype(np.int64)  # not negative any more: cutting off is floor
         self.counts[timestep] += np.bincount(index, minlength=bins)
 
     @property

@@ -289,9 +289,12 @@ def test_neurons_equal_the_definition(isa: str, reset_kind: Any, decay_reset: bo
         given_currents = currents if with_currents else None
         expected = neurons_in_numpy(given_currents, np.empty(shape, dtype), options)
         for threads in (1, 2):
-            out = np.empty(shape, dtype)
-            emitted = neuron(given_currents, out, **options, threads=threads)
+            out, membranes = np.empty(shape, dtype), np.empty(shape, np.int32)
+            emitted = neuron(given_currents, out, **options, threads=threads, membranes=membranes)
             np.testing.assert_array_equal(out, expected)
+            sizes = np.abs(membranes) if signed else membranes
+            reached = (sizes[..., None] >= options["thresholds"]).sum(-1)
+            np.testing.assert_array_equal(reached, np.abs(expected))
             bits = int(np.unpackbits(np.abs(expected).astype(np.uint8)).sum())
             assert emitted == Emitted(int(np.count_nonzero(expected)), bits)
 
@@ -323,6 +326,7 @@ def test_what_neurons_refuse() -> None:
         ({"reset": np.ones(2, np.int32)}, "reset must be"),
         ({"bias": np.ones((2, 3), np.int32)}, "reset must be"),
         ({"leak": (3, 1)}, "leak must be"),
+        ({"membranes": np.empty((4, 2, 2, 3), np.int64)}, "membranes must be"),
         ({"shortcuts": [(np.ones(3, np.int32), out[:2])]}, "shortcuts must be"),
     ):
         with pytest.raises(ValueError, match=message):

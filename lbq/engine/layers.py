@@ -33,6 +33,7 @@ class _NeuronCall(ctypes.Structure):
         *((n, ctypes.c_int64) for n in ("timesteps", "batch", "sites", "channels", "n_max", "identities")),
         *((n, ctypes.c_void_p) for n in ("currents", "bias", "thresholds", "reset")),
         *((n, ctypes.c_void_p) for n in ("identity_weights", "identity_levels", "levels", "counts", "identity_signed")),
+        ("membranes", ctypes.c_void_p),
         *((n, ctypes.c_int32) for n in ("is_static", "bias_map", "fraction", "leak_m", "leak_k", "reset_kind")),
         *((n, ctypes.c_int32) for n in ("decay_reset", "is_signed", "isa")),
     )
@@ -71,6 +72,7 @@ def neuron_step(
     decay_reset: bool = True,
     shortcuts: Sequence[tuple[NDArray[np.int32], NDArray[Any]]] = (),
     static: bool = False,
+    membranes: NDArray[np.int32] | None = None,
 ) -> NeuronStep:
     """Levels of a layer over a sequence, from rest, written to `out` [T * B, H, W, C], uint8 or, where signed, int8.
 
@@ -80,6 +82,7 @@ def neuron_step(
     bias: int32 `[C]` or `[H, W, C]`; leak: (m, k) for V * m / 2^k rounded half up, None for no leak.
     decay_reset: False subtracts the reset at the next timestep, after the leak.
     shortcuts: weights int32 `[C]` and levels `[T * B, H, W, C]` of identity synapses.
+    membranes: written where given, int32 `[T * B, H, W, C]`: U at every timestep.
     The caller has proved that every sum fits int32.
     """
     if out.ndim != 4 or out.dtype not in (np.uint8, np.int8) or not out.flags.c_contiguous or timesteps < 1:
@@ -97,6 +100,8 @@ def neuron_step(
         raise ValueError(f"leak must be (m, k) with k in 1..31 and m <= 2^k, got {leak}")
     if any(w.shape != (channels,) or s.shape != out.shape or s.itemsize != 1 for w, s in shortcuts):
         raise ValueError(f"shortcuts must be weights [{channels}] with 8-bit levels {list(out.shape)}")
+    if membranes is not None and (membranes.shape != out.shape or membranes.dtype != np.int32):
+        raise ValueError(f"membranes must be int32 {list(out.shape)}")
     weights = [ready(w) for w, _ in shortcuts]
     levels = [ready(s, s.dtype) for _, s in shortcuts]
     signs = np.array([s.dtype == np.int8 for s in levels], np.int32)
@@ -108,11 +113,12 @@ def neuron_step(
     call.currents, call.bias, call.thresholds, call.reset = map(address, held)
     call.identity_weights, call.identity_levels = ctypes.addressof(weights_at), ctypes.addressof(levels_at)
     call.levels, call.counts, call.identity_signed = address(out), address(counts), address(signs)
+    call.membranes = address(membranes)
     call.is_static, call.bias_map, call.fraction = static, bias.ndim == 3, fraction
     call.leak_m, call.leak_k = leak or (1, 0)
     call.reset_kind, call.decay_reset, call.is_signed = RESETS[reset_kind], decay_reset, signed
     call.isa = native.ISAS[native.isa()]
-    return NeuronStep(call, counts, out, *held, *weights, *levels, signs, weights_at, levels_at)
+    return NeuronStep(call, counts, out, membranes, *held, *weights, *levels, signs, weights_at, levels_at)
 
 
 def neuron(currents: NDArray[np.int32] | None, out: NDArray[Any], threads: int = 1, **options: Any) -> Emitted:

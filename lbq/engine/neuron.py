@@ -86,7 +86,9 @@ class NativeNeuron(_Layer):
         out: Integers,
         static: bool,
         timesteps: int,
+        membranes: NDArray[np.int32] | None = None,
     ) -> NeuronStep:
+        """membranes: written where given, int32 like `out`, before emission."""
         n = self.neuron
         return neuron_step(
             currents,
@@ -101,6 +103,7 @@ class NativeNeuron(_Layer):
             decay_reset=n.decay_reset,
             shortcuts=list(zip(self.identities, shortcuts, strict=True)),
             static=static,
+            membranes=membranes,
         )
 
 

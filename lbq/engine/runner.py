@@ -286,17 +286,19 @@ class _Job:
         out_levels = self.space.levels(layer, rows)
         static = current is not None and len(current) != rows
         plain, native = self.runner.neurons[layer.name]
+        watch = None if self.watch is None else partial(self.watch, layer.name)
         if self.by_library and all(levels.itemsize == 1 for levels in shortcuts):
-            step = native.step(current, shortcuts, out_levels, static, net.timesteps)
+            membranes = None if watch is None else np.empty(out_levels.shape, np.int32)
+            step = native.step(current, shortcuts, out_levels, static, net.timesteps, membranes)
             perform(step, self.threads)
             self.activity[layer.name] = step.emitted
+            if watch is not None and membranes is not None:
+                for t, u in enumerate(np.split(membranes, net.timesteps)):
+                    watch(t, u)
         else:
-            self.native, found_here = False, plain.run(current, shortcuts, out_levels, static, net.timesteps)
-            self.activity[layer.name] = partial(_same, found_here)
+            found_here = plain.run(current, shortcuts, out_levels, static, net.timesteps, watch)
+            self.native, self.activity[layer.name] = False, partial(_same, found_here)
         self.levels[layer.name] = out_levels
-        if self.watch is not None:
-            scratch, told = np.empty_like(out_levels), partial(self.watch, layer.name)
-            plain.run(current, shortcuts, scratch, static, net.timesteps, watch=told)
         seen = out_levels.reshape(net.timesteps, self.batch, *out_levels.shape[1:]).transpose(0, 1, 4, 2, 3)
         self.emitted.append((0 if self.tape is None else len(self.tape.steps), layer.name, seen))
         if self.told is not None:

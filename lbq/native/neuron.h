@@ -47,6 +47,7 @@ INLINE void tile(const struct lbq_neuron *n, int64_t image, int64_t site, int64_
         for (int64_t i = 0; i < n->identities; i++)
             u += load(n->identity_weights[i] + c, lanes, 0) *
                  load_levels(n->identity_levels[i] + at, lanes, n->identity_signed[i]);
+        if (n->membranes) memcpy(n->membranes + at, &u, lanes == LANES ? sizeof u : (size_t)lanes * 4);
         if (n->is_signed) negative = u < 0;
         vi size = with_sign(u, negative);
         const int32_t *threshold = n->thresholds + c;
