@@ -22,7 +22,8 @@ import torch
 from numpy.typing import NDArray
 
 from lbq import native
-from lbq.engine.native import pack
+from lbq.engine.native import Method, pack
+from lbq.engine.tape import perform
 
 LAYERS = ((128, 32), (256, 16), (512, 8))
 SHARES = (0.50, 0.13, 0.17, 0.07, 0.13)  # of levels 1..5 among those that are not zero
@@ -99,14 +100,17 @@ def runs_of(channels: int, size: int, batch: int, active: float, threads: int) -
     runs: dict[str, Callable[[], Any]] = {"torch fp32": fp32}
     if (int8 := onnx_int8(channels, size, batch, levels)) is not None:
         runs["onnxruntime int8"] = int8
-    runs["bit planes, 8 bits"] = lambda: convs[8].run(levels, "bitplane", out=out)
-    runs["bit planes, 6 bits"] = lambda: convs[6].run(levels, "bitplane", out=out)
-    runs["times level, 8 bits"] = lambda: convs[8].run(levels, "level", out=out)
-    runs["dense, 8 bits"] = lambda: convs[8].run(levels, "dense", out=out)
+
+    def planned(bits: int, method: Method, threads: int = 1) -> Callable[[], Any]:
+        step = convs[bits].step(levels, method, out=out)  # as a network calls it
+        return lambda: perform(step, threads)
+
+    runs["bit planes, 8 bits"] = planned(8, "bitplane")
+    runs["bit planes, 6 bits"] = planned(6, "bitplane")
+    runs["times level, 8 bits"] = planned(8, "level")
+    runs["dense, 8 bits"] = planned(8, "dense")
     if threads > 1:
-        runs[f"bit planes, 8 bits, {threads} threads"] = lambda: convs[8].run(
-            levels, "bitplane", threads=threads, out=out
-        )
+        runs[f"bit planes, 8 bits, {threads} threads"] = planned(8, "bitplane", threads)
     return runs
 
 

@@ -34,7 +34,8 @@ from lbq import engine, models, native
 from lbq.deploy import deploy
 from lbq.engine.network import IntegerLayer, IntegerNetwork
 from lbq.engine.neuron import NativeNeuron
-from lbq.engine.runner import Runner, Workspace, _Job
+from lbq.engine.plan import Workspace
+from lbq.engine.runner import Runner, _Job
 
 ID, SHAPE = "resnet20w128", (3, 32, 32)
 KINDS: tuple[Literal["bitplane", "auto"], ...] = ("bitplane", "auto")
@@ -114,7 +115,7 @@ def at_density(network: IntegerNetwork, images: np.ndarray[Any, Any], active: fl
     shifted = replace(network, layers=tuple(layers))
     runner = Runner(shifted)
     space = Workspace(runner.plan, len(images))
-    job = _Job(runner, space, "auto", "horner", 1, {}, False)
+    job = _Job(runner, space, "auto", "horner", 1, {})
     job.batch = len(images)
     job.levels["input"] = np.ascontiguousarray(images.transpose(0, 2, 3, 1))
     done = []
@@ -141,7 +142,7 @@ def _biased(job: _Job, layer: IntegerLayer, active: float) -> IntegerLayer:
         middle = (low + high) / 2
         job.runner.neurons[layer.name] = (plain, NativeNeuron(moved(middle)))
         job._layer(layer)
-        share = job.activity[layer.name].active / job.levels[layer.name].size
+        share = job.activity[layer.name]().active / job.levels[layer.name].size
         low, high = (middle, high) if share < active else (low, middle)
     return moved((low + high) / 2)
 
@@ -277,8 +278,10 @@ def sweeps(base: IntegerNetwork, images: np.ndarray[Any, Any], repeats: int) -> 
         for value, network in networks.items():
             net, dense = engine.Network(network), engine.Network(network)
             dense.run(few)
-            for prepared in dense._runner.prepared.values():  # type: ignore[union-attr]
-                prepared.crossover = 0.0  # always dense
+            assert dense._runner is not None
+            for prepared in dense._runner.prepared.values():
+                prepared.crossover = 0.0  # always dense, once choices are made again
+            dense.run(few)
             runs[f"{title} {value} planes"] = lambda net=net: net.run(few[0], "bitplane")
             runs[f"{title} {value} dense"] = lambda net=dense: net.run(few[0])
     times = turns(runs, repeats)

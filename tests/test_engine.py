@@ -28,7 +28,7 @@ from lbq.engine.native import Backend, Counts, Method
 from lbq.engine.network import MEMBRANE_BOUND, IntegerLayer, IntegerNeuron, membrane_bound, rounded_leak, synapse_bound
 from lbq.engine.neuron import NativeNeuron, NumpyNeuron, count_thresholds
 from lbq.engine.plan import Plan, Workspace
-from lbq.engine.runner import Output, Runner
+from lbq.engine.runner import CHOSEN_ANEW, Output, Runner
 from lbq.engine.tape import perform
 from lbq.errors import GraphError, LbqError
 from lbq.graph import INPUT, Pool, Synapse
@@ -451,6 +451,21 @@ def test_what_numpy_did_is_not_recorded() -> None:
         np.testing.assert_array_equal(net.run(x).logits, net.run(x, "dense").logits)
     assert net._runner is not None
     assert all(space.recording is None for space in net._runner._spaces)
+
+
+def test_choices_are_made_anew_now_and_then() -> None:
+    net = deployed()
+    x = pixels(1, 3, 8, 8)
+    first = net.run(x).choices
+    runner = net._runner
+    assert runner is not None
+    for prepared in runner.prepared.values():
+        prepared.crossover = 0.0  # everything is too dense now
+    for _ in range(CHOSEN_ANEW - 2):
+        assert net.run(x).choices == first
+    assert {c.method for name, c in net.run(x).choices.items() if name in runner.prepared} == {"dense"}
+    assert {c.method for name, c in net.run(x).choices.items() if name in runner.prepared} == {"dense"}
+    np.testing.assert_array_equal(net.run(x).logits, net.run(x, "dense").logits)
 
 
 def test_a_recording_is_of_one_instruction_set(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,6 +34,7 @@ from lbq.native import isa
 
 Trace = Callable[[str, Integers], None]  # layer, levels [T, B, C, H, W], which are overwritten later
 Watch = Callable[[str, int, NDArray[np.int32]], None]  # layer, timestep, membranes [B, H, W, C] before emission
+CHOSEN_ANEW = 64  # runs of a single piece after which densities are looked at again
 TOGETHER = 2**18  # neuron-steps of the largest layer that are computed together: 1 MiB of currents
 
 
@@ -86,6 +87,7 @@ class Runner:
         self.together = max(TOGETHER // widest, 1)
         self._spaces: list[Workspace] = []
         self._choices: dict[tuple[EngineName, bool], dict[str, Choice]] = {}
+        self._runs = 0
         self._lock = threading.Lock()
 
     def run(
@@ -111,9 +113,10 @@ class Runner:
         pieces = [slice(i, min(i + each, batch)) for i in range(0, batch, each)]
         # all threads share the first piece, in which choices are made, and what would leave some without work at the end
         shared = len(pieces) if threads == 1 else 1 + (len(pieces) - 1) % threads
-        # and a single piece keeps the choices of the run before
+        # and a single piece keeps the choices of the run before, for a while
         known = self._choices.setdefault((engine, fallback() is None), {})
-        choices = known if len(pieces) == 1 else {}
+        self._runs += 1
+        choices = known if len(pieces) == 1 and self._runs % CHOSEN_ANEW else {}
 
         def piece(where: slice, inside: int = 1) -> _Part:
             with self._space(each) as space:

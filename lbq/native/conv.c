@@ -123,12 +123,13 @@ static void gather_region(const struct run *r, struct lists *l, int64_t region) 
     struct lbq_window w;
     int64_t sums[LBQ_MAX_SLOTS] = {0}, added = 0, shifted = 0;
     int64_t begin = region * l->region, end = min64(begin + l->region, l->pixels), used = region * l->stride;
+    int64_t row = (l->first + begin) / c->out_width, x = (l->first + begin) % c->out_width;
     memset(w.longest, 0, sizeof w.longest);
-    for (int64_t i = begin; i < end; i++) {
-        int64_t x = (l->first + i) % c->out_width, left = x * c->stride_x - c->pad_x;
-        int64_t x0 = min64(max64(0, left), c->width);
+    for (int64_t i = begin; i < end; i++, x++) {
+        if (x == c->out_width) x = 0, row++;
+        if (i == begin || x == 0) open_window(r, &w, row);
+        int64_t left = x * c->stride_x - c->pad_x, x0 = min64(max64(0, left), c->width);
         int64_t x1 = max64(min64(c->width, left + c->kw), x0); /* x0 where the kernel lies beside the image */
-        if (i == begin || x == 0) open_window(r, &w, (l->first + i) / c->out_width);
         l->starts[i] = used;
         struct lbq_pixel to = pixel_of(r, l, i);
         used += r->k->gather(&w, (uint16_t)(-left * c->inputs), (uint16_t)(c->kh * c->kw * c->inputs), x0, x1, &to);

@@ -172,14 +172,25 @@ INLINE int64_t form_row(const struct lbq_conv *c, enum lbq_lists kind, int slots
     return active;
 }
 
+/* Code of its own for the usual levels, 1..5: their masks and ends stay in registers. */
+INLINE int64_t form_any(const struct lbq_conv *c, enum lbq_lists kind, int slots, int64_t capacity,
+                        const uint8_t *levels, struct lbq_row to,
+                        uint16_t *(*positions)(uint16_t *, uint64_t, int64_t)) {
+    if (kind != BY_VALUE || slots != 5 || c->is_signed)
+        return form_row(c, kind, slots, capacity, levels, to, positions);
+    struct lbq_conv usual = *c;
+    usual.largest = 5, usual.is_signed = 0;
+    return form_row(&usual, BY_VALUE, 5, capacity, levels, to, positions);
+}
+
 static int64_t NAME(form)(const struct lbq_conv *c, enum lbq_lists kind, int slots, int64_t capacity,
                           const uint8_t *levels, struct lbq_row to) {
-    return form_row(c, kind, slots, capacity, levels, to, positions);
+    return form_any(c, kind, slots, capacity, levels, to, positions);
 }
 #if defined(LBQ_FOR_AVX512)
 static COMPRESS int64_t NAME(form_compressed)(const struct lbq_conv *c, enum lbq_lists kind, int slots,
                                               int64_t capacity, const uint8_t *levels, struct lbq_row to) {
-    return form_row(c, kind, slots, capacity, levels, to, positions_compressed);
+    return form_any(c, kind, slots, capacity, levels, to, positions_compressed);
 }
 #endif
 
@@ -197,21 +208,22 @@ INLINE void append(uint16_t *to, const uint16_t *from, int64_t n, vw base) {
 /* As many entries are copied as the longest list so far had: a loop whose length hardly changes is predicted. */
 INLINE int64_t gather_lists(struct lbq_window *w, uint16_t shift, uint16_t zero, int64_t x0, int64_t x1,
                             const struct lbq_pixel *to, int rows, int with_values) {
-    const int32_t *begin[LBQ_MAX_TAPS], *end[LBQ_MAX_TAPS];
+    const int32_t *begin[LBQ_MAX_TAPS];
     const uint16_t *from[LBQ_MAX_TAPS];
     vw base[LBQ_MAX_TAPS];
     uint16_t *ids = to->ids;
     int32_t *lengths = to->lengths;
     int slots = w->slots;
-    int64_t used = 0;
+    int64_t used = 0, span = (x1 - x0) * slots;
+    const uint64_t fill = zero * 0x0001000100010001u; /* a group of it */
     UNROLL for (int i = 0; i < rows; i++) {
-        begin[i] = w->from[i].ends + x0 * slots, end[i] = w->from[i].ends + x1 * slots, from[i] = w->from[i].ids;
+        begin[i] = w->from[i].ends + x0 * slots, from[i] = w->from[i].ids;
         base[i] = (vw){0} + (uint16_t)(w->base[i] + shift);
     }
     for (int s = 0; s < slots; s++) {
         int64_t before = used, longest = w->longest[s];
         UNROLL for (int i = 0; i < rows; i++) {
-            int64_t start = begin[i][s], n = end[i][s] - start;
+            int64_t start = begin[i][s], n = begin[i][s + span] - start;
             longest = n > longest ? n : longest;
             append(ids + used, from[i] + start, longest, base[i]);
             if (with_values) append(to->values + used, w->from[i].values + start, longest, (vw){0});
@@ -219,7 +231,7 @@ INLINE int64_t gather_lists(struct lbq_window *w, uint16_t shift, uint16_t zero,
         }
         w->longest[s] = (int32_t)longest;
         lengths[s] = (int32_t)(used - before);
-        for (int i = 0; i < LBQ_GROUP; i++) ids[used + i] = zero;
+        memcpy(ids + used, &fill, sizeof fill);
         used = LBQ_FULL(used);
     }
     return used;
@@ -308,16 +320,30 @@ INLINE void flush(int parts, const vw *low, const vw *high, int shift, int negat
         for (int j = 0; j < parts * BYTES; j++) sums[j] = (sums[j] << shift) + found[j];
 }
 
-/* Horner over the planes that low and high hold: sums = it (fresh), or sums +- it; then low and high are empty. */
-INLINE void flush_planes(int parts, int planes, vw low[][MAX_PARTS], vw high[][MAX_PARTS], uint32_t bias, int negative,
-                         int fresh, uint32_t *sums) {
+/* Horner over the planes that low and high hold, in their 16 bits where the result fits (narrow): sums = it (fresh), or
+ * sums +- it; then low and high are empty. */
+INLINE void flush_planes(int parts, int planes, vw low[][MAX_PARTS], vw high[][MAX_PARTS], uint32_t bias, int narrow,
+                         int negative, int fresh, uint32_t *sums) {
     uint16_t found[3][LBQ_MAX_BLOCK];
-    UNROLL for (int k = 0; k < planes; k++) unpack(parts, low[k], high[k], found[k]);
-    for (int64_t j = 0; j < parts * BYTES; j++) {
-        uint32_t sum = found[planes - 1][j];
-        UNROLL for (int k = planes - 2; k >= 0; k--) sum = (sum << 1) + found[k][j];
-        sum -= bias;
-        sums[j] = fresh ? sum : negative ? sums[j] - sum : sums[j] + sum;
+    if (narrow) {
+        UNROLL for (int k = planes - 2; k >= 0; k--)
+            UNROLL for (int v = 0; v < parts; v++) {
+                low[k][v] += low[k + 1][v] << 1;
+                high[k][v] += high[k + 1][v] << 1;
+            }
+        unpack(parts, low[0], high[0], found[0]);
+        for (int64_t j = 0; j < parts * BYTES; j++) {
+            uint32_t sum = found[0][j] - bias;
+            sums[j] = fresh ? sum : negative ? sums[j] - sum : sums[j] + sum;
+        }
+    } else {
+        UNROLL for (int k = 0; k < planes; k++) unpack(parts, low[k], high[k], found[k]);
+        for (int64_t j = 0; j < parts * BYTES; j++) {
+            uint32_t sum = found[planes - 1][j];
+            UNROLL for (int k = planes - 2; k >= 0; k--) sum = (sum << 1) + found[k][j];
+            sum -= bias;
+            sums[j] = fresh ? sum : negative ? sums[j] - sum : sums[j] + sum;
+        }
     }
     UNROLL for (int k = 0; k < planes; k++)
         UNROLL for (int v = 0; v < parts; v++) low[k][v] = high[k][v] = (vw){0};
@@ -326,16 +352,16 @@ INLINE void flush_planes(int parts, int planes, vw low[][MAX_PARTS], vw high[][M
 /* Levels 1..7: the rows of a level are added once, and their sum to those of the level's planes, of which up to three
  * lie side by side in registers. */
 INLINE void values_block(const struct lbq_conv *c, const struct lbq_pixel *p, int64_t block, uint32_t *sums, int parts,
-                         int by_four, int planes) {
+                         int by_four, int planes, int largest, int signs) {
     int64_t size = parts * BYTES, limit = most_rows(c->range), left = limit;
     const uint8_t *rows = c->bytes + block * (c->kh * c->kw * c->inputs + 1) * size;
-    int signs = c->is_signed ? 2 : 1, fresh = 1;
+    int fresh = 1;
     vw low[3][MAX_PARTS] = {0}, high[3][MAX_PARTS] = {0};
     for (int negative = 0; negative < signs; negative++, left = limit) {
         const uint16_t *ids = p->ids;
         const int32_t *length = p->lengths;
-        uint32_t bias = 0;
-        for (int value = 1; value <= c->largest; value++) {
+        uint32_t weighted = 0; /* rows, each times its value */
+        UNROLL for (int value = 1; value <= largest; value++) {
             if (negative) ids += LBQ_FULL(*length++); /* pass over the twin */
             for (int64_t n = *length++, some; n > 0; n -= some) {
                 vw x[MAX_PARTS], y[MAX_PARTS];
@@ -344,29 +370,34 @@ INLINE void values_block(const struct lbq_conv *c, const struct lbq_pixel *p, in
                 UNROLL for (int k = 0; k < planes; k++)
                     if (value >> k & 1)
                         UNROLL for (int v = 0; v < parts; v++) low[k][v] += x[v], high[k][v] += y[v];
-                bias += (uint32_t)(c->bias * some * value);
+                weighted += (uint32_t)(some * value);
                 ids += LBQ_FULL(some), left -= LBQ_FULL(some);
                 if (left == 0) {
-                    flush_planes(parts, planes, low, high, bias, negative, fresh, sums);
-                    fresh = 0, bias = 0, left = limit;
+                    flush_planes(parts, planes, low, high, (uint32_t)c->bias * weighted, 0, negative, fresh, sums);
+                    fresh = 0, weighted = 0, left = limit;
                 }
             }
             if (signs == 2 && !negative) ids += LBQ_FULL(*length++);
         }
-        flush_planes(parts, planes, low, high, bias, negative, fresh, sums);
+        int narrow = weighted * (uint32_t)c->range <= UINT16_MAX; /* weighted is below 2^16 * 7 */
+        flush_planes(parts, planes, low, high, (uint32_t)c->bias * weighted, narrow, negative, fresh, sums);
         fresh = 0;
     }
 }
 
-/* Code of its own for every case would take minutes to compile: one plane (binary spikes) or three, rows that can be
- * added as bytes or not, and blocks of 128 outputs only where there are registers for them (see PackedConv). */
+/* Code of its own for every case would take minutes to compile: one plane (binary spikes) or three, the usual levels 1..5
+ * or any, rows that can be added as bytes or not, and blocks of 128 outputs only where there are registers for them (see
+ * ConvStep). */
 static void NAME(values)(const struct lbq_conv *c, const struct lbq_pixel *p, int64_t block, uint32_t *sums) {
     int by_four = c->range <= 255 / LBQ_GROUP;
-#define BY_CASE(parts)                                                                      \
-    if (c->planes == 1 && by_four) values_block(c, p, block, sums, parts, 1, 1);            \
-    else if (c->planes == 1) values_block(c, p, block, sums, parts, 0, 1);                  \
-    else if (by_four) values_block(c, p, block, sums, parts, 1, 3);                         \
-    else values_block(c, p, block, sums, parts, 0, 3);
+    int largest = c->largest, signs = c->is_signed ? 2 : 1, usual = largest == 5 && signs == 1;
+#define BY_CASE(parts)                                                                                    \
+    if (c->planes == 1 && by_four) values_block(c, p, block, sums, parts, 1, 1, largest, signs);          \
+    else if (c->planes == 1) values_block(c, p, block, sums, parts, 0, 1, largest, signs);                \
+    else if (by_four && usual) values_block(c, p, block, sums, parts, 1, 3, 5, 1);                        \
+    else if (by_four) values_block(c, p, block, sums, parts, 1, 3, largest, signs);                       \
+    else if (usual) values_block(c, p, block, sums, parts, 0, 3, 5, 1);                                   \
+    else values_block(c, p, block, sums, parts, 0, 3, largest, signs);
 #if defined(LBQ_FOR_AVX512)
     if (c->block == 128) {
         BY_CASE(2 * PER_LINE)
