@@ -26,7 +26,7 @@ SANITIZE := -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-fra
 sanitize: .venv/.dev
 	@LBQ_NATIVE_CFLAGS="$(SANITIZE)" $(BIN)/python setup.py -q build_ext --force --build-lib build/sanitize --build-temp build/sanitize
 	@LBQ_NATIVE_LIBRARY="$$(ls build/sanitize/lbq/native/_lbq*)" LD_PRELOAD="$$($(CC) -print-file-name=libasan.so) $$($(CC) -print-file-name=libstdc++.so.6)" \
-	  ASAN_OPTIONS=detect_leaks=0 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/test_engine_native.py tests/test_native.py \
+	  ASAN_OPTIONS=detect_leaks=0 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/test_engine_native.py tests/test_native.py tests/test_steps.py tests/test_tally.py \
 	  -n 2 -p no:cacheprovider -k "not compiled and not well_formed and not stale and not fork"
 
 format: .venv/.dev

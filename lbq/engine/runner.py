@@ -179,7 +179,7 @@ class Runner:
                 layer.name: np.concatenate([part.levels[layer.name] for part in parts], axis=1)
                 for layer in self.network.layers
             }
-        return Output(logits, self.network.scale, counts, choices, levels)
+        return Output(logits, self.network.scale, counts, dict(choices), levels)
 
     @contextmanager
     def _space(self, images: int) -> Iterator[Workspace]:
