@@ -31,8 +31,21 @@ INLINE vi leaked(vi v, int32_t m, int32_t k) {
     return __builtin_convertvector((__builtin_convertvector(v, vl) * m + ((int64_t)1 << (k - 1))) >> k, vi);
 }
 
-INLINE void tile(const struct lbq_neuron *n, int64_t image, int64_t site, int64_t c, int64_t lanes, vi *active,
-                 vi *bits) {
+/* What the inner loop asks for: constants in the usual case, which gets code of its own. */
+struct kind {
+    int64_t n_max;
+    int is_signed, reset_kind, decay_reset;
+};
+static const struct kind usual = {5, 0, RESET_TO_ONCE, 1};
+
+INLINE vi set_bits(vi level, int64_t n_max) {
+    if (n_max <= 7) return level - (level >> 1) - (level >> 2);
+    vi pairs = level - (level >> 1 & 0x55), fours = (pairs & 0x33) + (pairs >> 2 & 0x33);
+    return (fours & 0x0f) + (fours >> 4);
+}
+
+INLINE void tile(const struct lbq_neuron *n, struct kind is, int64_t image, int64_t site, int64_t c, int64_t lanes,
+                 vi *active, vi *bits) {
     int64_t channels = n->channels, step = n->batch * n->sites * channels;
     int64_t at = (image * n->sites + site) * channels + c;
     const int32_t *current = n->currents ? n->currents + at : NULL;
@@ -48,37 +61,46 @@ INLINE void tile(const struct lbq_neuron *n, int64_t image, int64_t site, int64_
             u += load(n->identity_weights[i] + c, lanes, 0) *
                  load_levels(n->identity_levels[i] + at, lanes, n->identity_signed[i]);
         if (n->membranes) memcpy(n->membranes + at, &u, lanes == LANES ? sizeof u : (size_t)lanes * 4);
-        if (n->is_signed) negative = u < 0;
-        vi size = with_sign(u, negative);
+        if (is.is_signed) negative = u < 0;
+        vi size = is.is_signed ? with_sign(u, negative) : u;
         const int32_t *threshold = n->thresholds + c;
-        for (int64_t k = 0; k < n->n_max; k++, threshold += channels) level -= size >= load(threshold, lanes, INT32_MAX);
-        vi fired = level != 0, pairs = level - (level >> 1 & 0x55), fours = (pairs & 0x33) + (pairs >> 2 & 0x33);
+        _Pragma("GCC unroll 5") for (int64_t k = 0; k < is.n_max; k++, threshold += channels)
+            level -= size >= load(threshold, lanes, INT32_MAX);
+        vi fired = level != 0;
         *active -= fired;
-        *bits += (fours & 0x0f) + (fours >> 4);
-        vi emitted = with_sign(level, negative);
+        *bits += set_bits(level, is.n_max);
+        vi emitted = is.is_signed ? with_sign(level, negative) : level;
         vb bytes = __builtin_convertvector(emitted, vb);
         memcpy(n->levels + at, &bytes, lanes == LANES ? sizeof bytes : (size_t)lanes);
-        if (n->reset_kind == RESET_TO_HARD) {
+        if (is.reset_kind == RESET_TO_HARD) {
             v = u & ~fired;
             continue;
         }
-        vi drop = n->reset_kind == RESET_TO_LEVEL ? reset * emitted : with_sign(reset & fired, negative);
-        v = n->decay_reset ? u - drop : u;
-        if (!n->decay_reset) pending = drop;
+        vi drop = is.reset_kind == RESET_TO_LEVEL ? reset * emitted : with_sign(reset & fired, negative);
+        v = is.decay_reset ? u - drop : u;
+        if (!is.decay_reset) pending = drop;
     }
 }
 
-void NAME(lbq_neuron_sites)(const struct lbq_neuron *call, int64_t first, int64_t last, int64_t counts[2]) {
-    const struct lbq_neuron own = *call, *n = &own; /* which no store can change: it stays in registers */
+INLINE void sites(const struct lbq_neuron *n, struct kind is, int64_t first, int64_t last, int64_t counts[2]) {
     vi active = {0}, bits = {0};
     int64_t image = first / n->sites, site = first % n->sites;
     for (int64_t i = first; i < last; i++) {
         int64_t c = 0;
-        for (; c + LANES <= n->channels; c += LANES) tile(n, image, site, c, LANES, &active, &bits);
-        if (c < n->channels) tile(n, image, site, c, n->channels - c, &active, &bits);
+        for (; c + LANES <= n->channels; c += LANES) tile(n, is, image, site, c, LANES, &active, &bits);
+        if (c < n->channels) tile(n, is, image, site, c, n->channels - c, &active, &bits);
         if (++site == n->sites) image++, site = 0;
     }
     for (int j = 0; j < LANES; j++) counts[0] += active[j], counts[1] += bits[j];
+}
+
+void NAME(lbq_neuron_sites)(const struct lbq_neuron *call, int64_t first, int64_t last, int64_t counts[2]) {
+    const struct lbq_neuron own = *call; /* which no store can change: it stays in registers */
+    struct kind is = {own.n_max, own.is_signed, own.reset_kind, own.decay_reset};
+    if (is.n_max == usual.n_max && !is.is_signed && is.reset_kind == usual.reset_kind && is.decay_reset)
+        sites(&own, usual, first, last, counts);
+    else
+        sites(&own, is, first, last, counts);
 }
 
 /* Tallies: a register of bytes counts, in every byte, how often that byte of the levels was equal to a level. */
