@@ -109,6 +109,35 @@ def test_every_way_equals_the_oracle(isa: str, shape: Any, largest: int, signed:
         agree(levels, weights, stride, padding, threads=(2,) if heaviest == 31 else (1,))
 
 
+MATRICES = [  # shapes whose inputs fill tiles: whole rows of them, an odd number, parts, strides, one tap
+    (2, 16, 16, 64, 32, (3, 3), (1, 1), (1, 1)),
+    (1, 3, 16, 128, 96, (3, 3), (1, 1), (1, 1)),
+    (1, 9, 32, 64, 64, (3, 3), (2, 2), (1, 1)),
+    (2, 8, 8, 192, 40, (3, 3), (1, 1), (1, 1)),
+    (1, 17, 13, 64, 33, (2, 5), (3, 3), (0, 2)),
+    (3, 1, 1, 128, 10, (1, 1), (1, 1), (0, 0)),
+]
+
+
+@pytest.mark.parametrize("shape", MATRICES)
+@pytest.mark.parametrize(("largest", "signed"), [(5, False), (255, False), (5, True), (127, True)])
+@pytest.mark.parametrize("unit", ["on", "off"])
+def test_with_and_without_the_matrix_unit(
+    shape: Any, largest: int, signed: bool, unit: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LBQ_NATIVE_AMX", unit)
+    batch, height, width, inputs, outputs, kernel, stride, padding = shape
+    rng = np.random.default_rng(inputs)
+    levels = some_levels(rng, (batch, height, width, inputs), largest, signed, 0.5)
+    weights = rng.integers(-128, 128, (outputs, inputs, *kernel)).astype(np.int8)
+    conv = pack(weights, stride, padding)
+    there = unit == "on" and "amx" in native.report().features
+    assert ("tiles" in conv.dense_form(native.isa(), largest)) == there
+    for threads in (1, 2):
+        found, _ = conv.run(levels, "dense", threads=threads)
+        np.testing.assert_array_equal(found, oracle(levels, weights, stride, padding))
+
+
 @settings(max_examples=100, deadline=None)
 @given(
     seed=st.integers(0, 2**31),

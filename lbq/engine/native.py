@@ -9,7 +9,6 @@ weight row contiguous.
 from __future__ import annotations
 
 import ctypes
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from typing import Any, Literal
@@ -20,7 +19,7 @@ from numpy.typing import NDArray
 from lbq import native
 from lbq.engine.container import forget
 from lbq.engine.levels import row_sums
-from lbq.engine.tape import Step, address, perform
+from lbq.engine.tape import Step, address, aligned, perform
 from lbq.errors import LbqError
 
 Method = Literal["bitplane", "dense", "level"]
@@ -29,7 +28,6 @@ METHODS: dict[str, int] = {"bitplane": 0, "dense": 1, "level": 2}  # the enums o
 BACKENDS: dict[str, int] = {"horner": 0, "preshifted": 1, "explicit": 2}
 MOST_ROWS = 2**16  # weight rows are numbered in 16 bits
 MOST_TAPS = 256
-CACHE_LINE = 64
 LARGEST_CURRENT = 2**31 - 1
 
 
@@ -64,7 +62,10 @@ class _ConvCall(ctypes.Structure):
     _fields_ = (
         *((n, ctypes.c_int64) for n in ("batch", "height", "width", "inputs", "out_height", "out_width", "outputs")),
         *((n, ctypes.c_int64) for n in ("kh", "kw", "stride_y", "stride_x", "pad_y", "pad_x", "block")),
-        *((n, ctypes.c_void_p) for n in ("levels", "out", "bytes", "words", "shifted", "quads", "pairs", "totals")),
+        *(
+            (n, ctypes.c_void_p)
+            for n in ("levels", "out", "bytes", "words", "shifted", "quads", "pairs", "tiles", "totals")
+        ),
         ("counts", ctypes.c_void_p),
         *((n, ctypes.c_int32) for n in ("bias", "range", "planes", "largest", "is_signed")),
         *((n, ctypes.c_int32) for n in ("method", "backend", "isa")),
@@ -93,11 +94,7 @@ class ConvStep(Step):
         call.method, call.backend, call.isa = METHODS[method], BACKENDS[backend], native.ISAS[isa]
         forms: dict[str, NDArray[Any]] = {}
         if method == "dense":
-            features = native.report().features
-            quads = narrow and (
-                (isa == "avx512" and "vnni" in features) or (isa == "neon" and "dotprod" in features and largest <= 127)
-            )
-            name = "quads" if quads else "pairs"
+            name = conv.dense_form(isa, largest)
             forms = {name: conv.form(name), "totals": conv.form("totals")}
         elif method == "bitplane" and backend == "preshifted":
             forms = {"shifted": conv.shifted(block, call.planes)}
@@ -120,14 +117,6 @@ class ConvStep(Step):
             (self.call.planes - 1) * self.out.size if by_planes and self.backend == "horner" else 0,
             active,
         )
-
-
-def _aligned(shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
-    """Zeros that begin at a cache line: a row that lay across two would cost both."""
-    size = math.prod(shape) * np.dtype(dtype).itemsize
-    room = np.zeros(size + CACHE_LINE, np.uint8)
-    start = -room.ctypes.data % CACHE_LINE
-    return room[start : start + size].view(dtype).reshape(shape)
 
 
 def pack(weights: NDArray[Any], stride: tuple[int, int] = (1, 1), padding: tuple[int, int] = (0, 0)) -> PackedConv:
@@ -215,6 +204,17 @@ class PackedConv:
             )
         return np.ascontiguousarray(levels)
 
+    def dense_form(self, isa: str, largest: int) -> str:
+        """What the fastest dense method of this CPU reads."""
+        features, equal = native.report().features, self.stride[0] == self.stride[1]
+        if self.weights.dtype != np.int8:
+            return "pairs"
+        if isa == "avx512" and "amx" in features and self.inputs % 64 == 0 and equal:
+            return "tiles"
+        if (isa == "avx512" and "vnni" in features) or (isa == "neon" and "dotprod" in features and largest <= 127):
+            return "quads"
+        return "pairs"
+
     def form(self, name: str, block: int = 0) -> NDArray[Any]:
         """The weights as a method reads them, made when first asked for."""
         if (name, block) not in self._forms:
@@ -223,6 +223,7 @@ class PackedConv:
                 "words": lambda: self._blocks(block, np.int16),
                 "quads": lambda: self._dense(64, 4, np.int8),
                 "pairs": lambda: self._dense(16, 2, np.int16),
+                "tiles": self._tiles,
                 "totals": lambda: self.weights.sum((1, 2, 3), dtype=np.int32),
             }
             self._forms[name, block] = form[name]()
@@ -231,7 +232,7 @@ class PackedConv:
 
     def keep(self, method: Method) -> None:
         """Drop the forms that other methods read; they are made again if needed."""
-        dense = {"quads", "pairs", "totals"}
+        dense = {"quads", "pairs", "tiles", "totals"}
         self._forms = {k: form for k, form in self._forms.items() if (k[0] in dense) == (method == "dense")}
 
     # A form is filled block by block: whole intermediate copies would be the peak of memory.
@@ -244,7 +245,7 @@ class PackedConv:
 
     def _blocks(self, block: int, dtype: type[np.generic]) -> NDArray[Any]:
         """`[blocks, rows, block]`."""
-        out = _aligned((-(-self.outputs // block), self.kh * self.kw * self.inputs, block), dtype)
+        out = aligned((-(-self.outputs // block), self.kh * self.kw * self.inputs, block), dtype)
         for i, rows in self._rows(block):
             out[i, :, : rows.shape[1]] = rows
         return out
@@ -252,7 +253,7 @@ class PackedConv:
     def _bytes(self, block: int) -> NDArray[np.uint8]:
         """int8 weights plus bias, `[blocks, rows + 1, block]`, the last row 0; in each 64 outputs, j and 32 + j are neighbours
         (see conv.h)."""
-        out = _aligned((-(-self.outputs // block), self.kh * self.kw * self.inputs + 1, block), np.uint8)
+        out = aligned((-(-self.outputs // block), self.kh * self.kw * self.inputs + 1, block), np.uint8)
         for i, rows in self._rows(block):
             biased = np.full((len(rows), block), self.bias, np.uint8)
             biased[:, : rows.shape[1]] += rows.view(np.uint8)
@@ -263,7 +264,7 @@ class PackedConv:
         have = self._forms.get(("shifted", block))
         if have is None or len(have) < planes:
             rows = self._blocks(block, np.int32)
-            have = _aligned((planes, *rows.shape), np.int32)
+            have = aligned((planes, *rows.shape), np.int32)
             for k in range(planes):
                 np.left_shift(rows, k, out=have[k])
             self._forms["shifted", block] = have
@@ -272,10 +273,19 @@ class PackedConv:
     def _dense(self, outputs: int, inputs: int, dtype: type[np.generic]) -> NDArray[Any]:
         """`[blocks of outputs, taps, groups of inputs, outputs, inputs]`."""
         blocks, groups = -(-self.outputs // outputs), -(-self.inputs // inputs)
-        out = _aligned((blocks, self.kh * self.kw, groups, outputs, inputs), dtype)
+        out = aligned((blocks, self.kh * self.kw, groups, outputs, inputs), dtype)
         for i in range(blocks):
             part = self.weights[i * outputs : (i + 1) * outputs]
             padded = np.zeros((len(part), groups * inputs, self.kh * self.kw), dtype)
             padded[:, : self.inputs] = part.reshape(len(part), self.inputs, -1)
             out[i, :, :, : len(part)] = padded.reshape(len(part), groups, inputs, -1).transpose(3, 1, 0, 2)
+        return out
+
+    def _tiles(self) -> NDArray[np.int8]:
+        """`[groups of 16 outputs, an even number, taps, groups of 64 inputs, 16, 16 outputs, 4]`."""
+        taps, chunks = self.kh * self.kw, self.inputs // 64
+        out = aligned((2 * -(-self.outputs // 32), taps, chunks, 16, 16, 4), np.int8)
+        for i, tile in enumerate(out):
+            part = self.weights[16 * i : 16 * (i + 1)].reshape(-1, chunks, 16, 4, taps)
+            tile[:, :, :, : len(part)] = part.transpose(4, 1, 2, 0, 3)
         return out

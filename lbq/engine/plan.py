@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from lbq.engine.levels import Integers
 from lbq.engine.network import IntegerLayer, IntegerNetwork
+from lbq.engine.tape import aligned
 from lbq.graph import INPUT
 
 
@@ -48,8 +49,8 @@ class Workspace:
 
     def __init__(self, plan: Plan, images: int) -> None:
         self.images = images
-        self.slots = [np.empty(size * images, np.uint8) for size in plan.slots]
-        self.currents = np.empty(plan.currents * images, np.int32)
+        self.slots = [aligned((size * images,), np.uint8) for size in plan.slots]
+        self.currents = aligned((plan.currents * images,), np.int32)
         self.plan = plan
         self.recording: tuple[tuple[Any, ...], Any] | None = None
 

@@ -8,6 +8,7 @@ same to whatever the memory then holds, without coming back to Python between la
 from __future__ import annotations
 
 import ctypes
+import math
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 from lbq import native
 from lbq.errors import LbqError
 
+CACHE_LINE = 64
 KINDS = {"conv": 0, "neuron": 1, "add": 2, "pool": 3, "readout": 4}  # the enum of native.h
 
 
@@ -97,3 +99,11 @@ def address(array: NDArray[Any] | None) -> int | None:
 def ready(array: NDArray[Any], dtype: Any = np.int32) -> NDArray[Any]:
     """As the library reads it."""
     return np.ascontiguousarray(array, dtype)
+
+
+def aligned(shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
+    """Zeros that begin at a cache line: a row of weights or sums that lay across two would cost both."""
+    size = math.prod(shape) * np.dtype(dtype).itemsize
+    room = np.zeros(size + CACHE_LINE, np.uint8)
+    start = -room.ctypes.data % CACHE_LINE
+    return room[start : start + size].view(dtype).reshape(shape)

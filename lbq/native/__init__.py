@@ -1,8 +1,9 @@
 """The native library: C kernels compiled at installation, loaded by ctypes, instruction path chosen at run time.
 
 `library()` gives it, or None with the reason in `report()`. Environment variables steer it, for tests and for finding
-faults: LBQ_NATIVE=off does without it, LBQ_NATIVE_ISA=portable|avx2|avx512|neon forces a path, and LBQ_NATIVE_LIBRARY
-names another build of it (`make sanitize` uses one with checks).
+faults: LBQ_NATIVE=off does without it, LBQ_NATIVE_ISA=portable|avx2|avx512|neon forces a path, LBQ_NATIVE_AMX=off does
+without the matrix unit of newer x86 CPUs, and LBQ_NATIVE_LIBRARY names another build of it (`make sanitize` uses one with
+checks).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from lbq.errors import LbqError
 
 HERE = Path(__file__).parent
 ISAS = {"portable": 0, "avx2": 1, "avx512": 2, "neon": 3}  # the numbers of enum lbq_isa
-EXTRAS = {"vnni": 8, "dotprod": 9, "compress": 10}
+EXTRAS = {"vnni": 8, "dotprod": 9, "compress": 10, "amx": 11}
 REBUILD = "install lbq again (pip install -e . in a clone)"
 
 
@@ -116,4 +117,5 @@ def report() -> Report:
     found = _opened()
     if isinstance(found, str):
         return Report(None, (), None, found)
-    return Report(str(_path()), _features(), isa(), None)
+    without = ("amx",) if os.environ.get("LBQ_NATIVE_AMX") == "off" else ()
+    return Report(str(_path()), tuple(name for name in _features() if name not in without), isa(), None)

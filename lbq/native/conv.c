@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "conv_amx.h"
 #include "conv_kernels.h"
 
 #define LIST_BYTES (1 << 20)  /* for lists formed at a time, for each thread (most of it is never touched) */
@@ -14,6 +15,7 @@
 #define FEW_PIXELS 16          /* where there is only one block: their lists stay in the nearest cache */
 #define UNIT_PIXELS 64         /* of a thread by itself */
 #define DENSE_PIXELS 256       /* of a unit of the dense method */
+#define LINE 64                /* bytes of cache: tiles of levels do not lie across two */
 #define REGION_PIXELS 16       /* gathered by one thread, and */
 #define CHUNK_PIXELS 32        /* run by one, where threads work together */
 
@@ -274,12 +276,13 @@ static void dense_unit(void *context, int64_t unit) {
     const struct lbq_conv *c = r->c;
     int64_t per_image = up(c->out_height, r->rows_each), image = unit / per_image, y0 = unit % per_image * r->rows_each;
     int64_t rows = min64(r->rows_each, c->out_height - y0), in_rows = (rows - 1) * c->stride_y + c->kh;
-    int quads = c->quads != NULL, offset = 0, width = quads ? 64 : 16;
+    int quads = c->quads != NULL || c->tiles != NULL, offset = 0, width = quads ? 64 : 16;
 #if defined(LBQ_X86)
-    offset = quads && c->is_signed ? 128 : 0; /* this instruction multiplies unsigned levels by signed weights */
+    offset = c->quads && c->is_signed ? 128 : 0; /* this instruction multiplies unsigned levels by signed weights */
 #endif
     int64_t wide = quads ? up(c->inputs, 4) * 4 : up(c->inputs, 2) * 2, line = (c->width + 2 * c->pad_x) * wide;
-    uint8_t *bytes = quads ? malloc((size_t)(in_rows * line)) : NULL;
+    size_t beyond = c->tiles ? (size_t)(LBQ_AMX_POSITIONS * c->stride_x * wide) : 0;
+    uint8_t *bytes = quads ? aligned_alloc(LINE, ((size_t)(in_rows * line) + beyond + LINE - 1) & ~(size_t)(LINE - 1)) : NULL;
     int16_t *words = quads ? NULL : malloc((size_t)(in_rows * line) * sizeof *words);
     if (!bytes && !words) {
         __atomic_store_n(&r->failed, 1, __ATOMIC_RELAXED);
@@ -289,6 +292,11 @@ static void dense_unit(void *context, int64_t unit) {
         padded_row(c, image, y0 * c->stride_y - c->pad_y + i, wide, offset, bytes ? bytes + i * line : NULL,
                    words ? words + i * line : NULL);
     int32_t *out = c->out + (image * c->out_height + y0) * c->out_width * c->outputs;
+    if (c->tiles) {
+        lbq_amx_rows(c, bytes, line, rows, out);
+        free(bytes);
+        return;
+    }
     for (int64_t block = 0; block * width < c->outputs; block++)
         for (int64_t first = 0, pixels = rows * c->out_width; first < pixels; first += LBQ_DENSE_TILE) {
             int32_t sums8[LBQ_DENSE_TILE][64], sums16[LBQ_DENSE_TILE][16];

@@ -28,6 +28,7 @@ enum lbq_feature {
     LBQ_HAS_VNNI = 1 << 8,
     LBQ_HAS_DOTPROD = 1 << 9,
     LBQ_HAS_COMPRESS = 1 << 10,
+    LBQ_HAS_AMX = 1 << 11,
 };
 
 /* Run `work(context, unit)` for every unit in 0..units-1 on at most `threads` threads, the caller's included.
@@ -77,7 +78,8 @@ struct lbq_conv {
     const int32_t *shifted;  /* weights << k: [planes, blocks, rows, block], where they are shifted beforehand */
     const int8_t *quads;     /* dense, 8 bits: [outputs / 64, taps, inputs / 4, 64, 4] */
     const int16_t *pairs;    /* dense, 16 bits: [outputs / 16, taps, inputs / 2, 16, 2] */
-    const int32_t *totals;   /* dense, signed levels: sum of each output's weights, [outputs] */
+    const int8_t *tiles;     /* dense, 8 bits, matrix unit: [outputs / 16, taps, inputs / 64, 16, 16, 4] */
+    const int32_t *totals;   /* quads, signed levels: sum of each output's weights, [outputs] */
     int64_t *counts;         /* accumulations, formations, shifted accumulations, active inputs */
     int32_t bias, range;     /* of bytes, which lie in 0..range */
     int32_t planes, largest, is_signed, method, backend, isa;

@@ -7,6 +7,7 @@
 #include <sys/auxv.h>
 #endif
 
+#include "conv_amx.h"
 #include "native.h"
 
 #ifndef LBQ_SOURCE_HASH
@@ -17,7 +18,7 @@
 
 const char *lbq_source_hash(void) { return LBQ_SOURCE_HASH; }
 
-int32_t lbq_features(void) {
+static int32_t look(void) {
     int32_t found = 1 << LBQ_PORTABLE;
 #if defined(LBQ_X86)
     __builtin_cpu_init();
@@ -28,6 +29,7 @@ int32_t lbq_features(void) {
             found |= LBQ_HAS_AVX512;
             if (__builtin_cpu_supports("avx512vnni")) found |= LBQ_HAS_VNNI;
             if (__builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512vbmi2")) found |= LBQ_HAS_COMPRESS;
+            if (lbq_amx_available()) found |= LBQ_HAS_AMX;
         }
     }
 #elif defined(LBQ_ARM)
@@ -38,6 +40,13 @@ int32_t lbq_features(void) {
     if (getauxval(AT_HWCAP) & (1UL << 20)) found |= LBQ_HAS_DOTPROD; /* HWCAP_ASIMDDP */
 #endif
 #endif
+    return found;
+}
+
+int32_t lbq_features(void) {
+    static atomic_int known; /* looking takes long in a virtual machine */
+    int32_t found = atomic_load_explicit(&known, memory_order_relaxed);
+    if (!found) atomic_store_explicit(&known, found = look(), memory_order_relaxed);
     return found;
 }
 
