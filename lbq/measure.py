@@ -58,7 +58,7 @@ def measure(
     membranes: run every n-th image of a batch once more and look at its membranes; 0: none. limit: of images.
     precision: to compute in on a GPU, other than the network's own.
     """
-    graph = lower(net, source.shape, static=source.static)
+    graph = lower(net, source.shape, static=source.static, weights=False)
     spiking = all(layer.neuron is not None for layer in graph.layers)
     tallies = Tallies(graph) if spiking else None
     observer = None if tallies is None else Observer(tallies)
