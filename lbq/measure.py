@@ -55,7 +55,7 @@ def measure(
 ) -> Measurement:
     """Accuracy on the test part and, for a spiking network, its level tallies there; counts and histograms follow.
 
-    membranes: run every n-th image of a batch once more and look at its membranes; 0: none. limit: of images.
+    membranes: run every n-th image once more and look at its membranes; 0: none. limit: of images.
     precision: to compute in on a GPU, other than the network's own.
     """
     graph = lower(net, source.shape, static=source.static, weights=False)
@@ -64,9 +64,18 @@ def measure(
     observer = None if tallies is None else Observer(tallies)
     parameter = next(net.parameters())
     device = parameter.device
-    images = 0
+    images, along = 0, 0 if source.static else 1
     correct = torch.zeros((), dtype=torch.int64, device=device)
     cast = torch.autocast(device.type, dtype=precision) if precision and device.type == "cuda" else nullcontext()
+    sample: list[torch.Tensor] = []  # of images whose membranes are still to be seen
+
+    def look_inside() -> None:
+        chosen = torch.cat(sample, along)
+        sample.clear()
+        if observer is not None and chosen.shape[along]:
+            with train.evaluating(net), cast, observer.looking_inside(net):
+                net(chosen)
+
     for x, labels in source.eval_batches("test"):
         if limit is not None and images + len(labels) > limit:
             labels = labels[: limit - images]
@@ -74,18 +83,21 @@ def measure(
         x = x.to(parameter)
         if x.dim() == 4 and x.is_cuda:
             x = x.contiguous(memory_format=torch.channels_last)
-        with train.evaluating(net), cast:
-            with observer.counting(net) if observer else nullcontext():
-                logits = net(x)
-            if observer is not None and membranes:
-                with observer.looking_inside(net):
-                    net(x[::membranes] if source.static else x[:, ::membranes])
+        with train.evaluating(net), cast, observer.counting(net) if observer else nullcontext():
+            logits = net(x)
+        if observer is not None and membranes:
+            chosen = slice(-images % membranes, None, membranes)
+            sample.append((x[chosen] if source.static else x[:, chosen]).clone())
+            if len(sample) >= membranes or device.type == "cpu":  # a GPU is given a batch, a CPU what stays in its cache
+                look_inside()
         correct += (logits.argmax(1) == labels.to(device)).sum()
         images += len(labels)
         if progress is not None:
             progress(len(labels))
         if images == limit:
             break
+    if sample:
+        look_inside()
     if observer is not None:
         observer.finish(images)
     return Measurement(

@@ -488,7 +488,7 @@ def test_networks_train_alike(neuron: str) -> None:
 
 
 def inputs_of(neuron: SpikingNeuron, x: Tensor) -> tuple[Any, ...]:
-    flat = fused._flat(neuron.constants(x))
+    flat = fused.neuron_of(neuron.constants(x), neuron.rule)[:6]
     return tuple(v.detach().requires_grad_() if isinstance(v, Tensor) else v for v in flat)
 
 
