@@ -500,12 +500,11 @@ def tally(
     c = tile % tl.cdiv(channels, BC) * BC
     exists = (position < positions)[:, None]
     offset = (position * x_position)[:, None] + (column * x_channel)[None, :]
-    over = 1.0 / tl.load(scale).to(tl.float32)
+    over_all = 1.0 / tl.load(scale).to(tl.float32)
     packed = tl.zeros([BP, BC], tl.int32)
     for _ in range(each):
         known = c + column < tl.where(b < batch, channels, 0)
-        if SCALES:
-            over = 1.0 / tl.load(scale + c + column, known, 1.0).to(tl.float32)[None, :]
+        over = 1.0 / per_channel(scale, c + column, known, 1.0, True) if SCALES else over_all
         base = t * x_time + tl.cast(b, tl.int64) * x_batch + tl.cast(c, tl.int64) * x_channel
         value = tl.load(x + base + offset, exists & known[None, :], 0.0).to(tl.float32)
         # the sum's last bits are the magnitude, rounded; a product will do, as x / scale is near a whole number
