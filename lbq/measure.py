@@ -22,6 +22,8 @@ from lbq.neuron.record import record_levels
 from lbq.observe import Observer
 from lbq.tally import Tallies
 
+TOGETHER = 16  # images whose membranes a CPU looks at together; a GPU takes a whole batch, for few launches
+
 
 @dataclass(frozen=True)
 class Pass:
@@ -67,14 +69,13 @@ def measure(
     images, along = 0, 0 if source.static else 1
     correct = torch.zeros((), dtype=torch.int64, device=device)
     cast = torch.autocast(device.type, dtype=precision) if precision and device.type == "cuda" else nullcontext()
-    sample: list[torch.Tensor] = []  # of images whose membranes are still to be seen
+    sample: list[torch.Tensor] = []  # images whose membranes are still to be seen
 
-    def look_inside() -> None:
-        chosen = torch.cat(sample, along)
-        sample.clear()
-        if observer is not None and chosen.shape[along]:
+    def look_inside(least: int) -> None:
+        if observer is not None and sum(part.shape[along] for part in sample) >= least:
             with train.evaluating(net), cast, observer.looking_inside(net):
-                net(chosen)
+                net(torch.cat(sample, along))
+            sample.clear()
 
     for x, labels in source.eval_batches("test"):
         if limit is not None and images + len(labels) > limit:
@@ -88,16 +89,14 @@ def measure(
         if observer is not None and membranes:
             chosen = slice(-images % membranes, None, membranes)
             sample.append((x[chosen] if source.static else x[:, chosen]).clone())
-            if len(sample) >= membranes or device.type == "cpu":  # a GPU is given a batch, a CPU what stays in its cache
-                look_inside()
+            look_inside(len(labels) if x.is_cuda else TOGETHER)
         correct += (logits.argmax(1) == labels.to(device)).sum()
         images += len(labels)
         if progress is not None:
             progress(len(labels))
         if images == limit:
             break
-    if sample:
-        look_inside()
+    look_inside(1)
     if observer is not None:
         observer.finish(images)
     return Measurement(

@@ -363,7 +363,7 @@ def membranes(x: Tensor, neuron: Neuron, counts: Tensor, low: float, width: floa
     if x.numel() == 0:
         return
     many = neuron.step.numel() > 1
-    slab = slab_of(x.shape[1:], x.stride()[1:], many, tile_for(x.shape[0]))
+    slab = slab_of(x.shape[1:], x.stride()[1:], many, 2048)
     programs, columns, tiles_each = slab.share(PROGRAMS)
     bins = counts.shape[1]
     absent = neuron.step

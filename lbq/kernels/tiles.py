@@ -6,7 +6,8 @@ inner = H * W is the contiguous layout. Where nothing depends on the channel, th
 
 A program works on tiles of BR rows and BC channels and carries the membrane through all timesteps in registers. The
 backward kernel recomputes the membrane from the input, then goes back in time. Sums over elements (gradients of the step,
-the tail, ...) leave each program as one partial sum per channel, added up in a fixed order: no atomics, same bytes.
+the tail, ...) leave each program as one partial sum per channel, added up in a fixed order: no atomics, same bytes. Counts
+of levels and membranes are whole numbers and use them.
 
 Arithmetic is float32 without fused multiply-adds (launches pass enable_fp_fusion=False) and with the correctly rounded
 division, so that levels equal those of `lbq.kernels.reference`. NaN propagates: comparisons with NaN are written so that
