@@ -72,13 +72,13 @@ def main() -> None:
     @torch.no_grad()
     def plain(images: int) -> int:
         seen, correct = 0, torch.zeros((), dtype=torch.int64, device=device)
-        for x, labels in source.eval_batches("test"):
-            x, labels = x[: images - seen], labels[: images - seen]
-            with torch.autocast(device.type, dtype=precision) if half else nullcontext():
+        with torch.autocast(device.type, dtype=precision) if half else nullcontext():
+            for x, labels in source.eval_batches("test"):
+                x, labels = x[: images - seen], labels[: images - seen]
                 correct += (net(x).argmax(1) == labels).sum()
-            seen += len(labels)
-            if seen == images:
-                break
+                seen += len(labels)
+                if seen == images:
+                    break
         return int(correct)
 
     ways: dict[str, Callable[[int], object]] = {

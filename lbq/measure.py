@@ -73,30 +73,29 @@ def measure(
 
     def look_inside(least: int) -> None:
         if observer is not None and sum(part.shape[along] for part in sample) >= least:
-            with train.evaluating(net), cast, observer.looking_inside(net):
+            with observer.looking_inside(net):
                 net(torch.cat(sample, along))
             sample.clear()
 
-    for x, labels in source.eval_batches("test"):
-        if limit is not None and images + len(labels) > limit:
-            labels = labels[: limit - images]
-            x = x[: len(labels)] if source.static else x[:, : len(labels)]
-        x = x.to(parameter)
-        if x.dim() == 4 and x.is_cuda:
-            x = x.contiguous(memory_format=torch.channels_last)
-        with train.evaluating(net), cast, observer.counting(net) if observer else nullcontext():
-            logits = net(x)
-        if observer is not None and membranes:
-            chosen = slice(-images % membranes, None, membranes)
-            sample.append((x[chosen] if source.static else x[:, chosen]).clone())
-            look_inside(len(labels) if x.is_cuda else TOGETHER)
-        correct += (logits.argmax(1) == labels.to(device)).sum()
-        images += len(labels)
-        if progress is not None:
-            progress(len(labels))
-        if images == limit:
-            break
-    look_inside(1)
+    with train.evaluating(net), cast, observer.counting(net) if observer else nullcontext():
+        for x, labels in source.eval_batches("test"):
+            if limit is not None and images + len(labels) > limit:
+                labels = labels[: limit - images]
+                x = x[: len(labels)] if source.static else x[:, : len(labels)]
+            x = x.to(parameter)
+            if x.dim() == 4 and x.is_cuda:
+                x = x.contiguous(memory_format=torch.channels_last)
+            correct += (net(x).argmax(1) == labels.to(device)).sum()
+            if observer is not None and membranes:
+                chosen = slice(-images % membranes, None, membranes)
+                sample.append((x[chosen] if source.static else x[:, chosen]).clone())
+                look_inside(len(labels) if x.is_cuda else TOGETHER)
+            images += len(labels)
+            if progress is not None:
+                progress(len(labels))
+            if images == limit:
+                break
+        look_inside(1)
     if observer is not None:
         observer.finish(images)
     return Measurement(

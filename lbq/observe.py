@@ -43,23 +43,26 @@ class Observer:
         self._counts: dict[Read, Counts] = {}
         self._on_device: dict[Read, Tensor] = {}
         self._histograms: dict[str, Tensor] = {}
+        self._looking = False
 
     @contextmanager
     def counting(self, net: nn.Module) -> Iterator[None]:
-        """While this is entered, the levels of every forward pass of `net` are tallied."""
+        """While this is entered, the levels of every forward pass of `net` are tallied, but for those that look inside."""
 
-        def hook(name: str) -> Any:
+        def hook(name: str, scale: Tensor | None) -> Any:
             def observe(neuron: SpikingNeuron, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-                self._count(name, neuron, inputs[0], output)
+                if not self._looking:
+                    self._count(name, neuron.levels(inputs[0]) if scale is None else output, scale)
 
             return observe
 
-        neurons = _neurons(net)
-        # a hook before the neuron keeps BatchNorm out of it, so that what it receives is its current
-        handles = [n.register_forward_pre_hook(lambda *_: None) for n in neurons.values() if not tells_levels(n)]
-        handles += [neuron.register_forward_hook(hook(name)) for name, neuron in neurons.items()]
-        with _held(handles), torch.no_grad():
-            yield
+        with torch.no_grad():
+            scales = {name: (n, scale_of(n) if tells_levels(n) else None) for name, n in _neurons(net).items()}
+            # a hook before the neuron keeps BatchNorm out of it, so that what it receives is its current
+            handles = [n.register_forward_pre_hook(lambda *_: None) for n, scale in scales.values() if scale is None]
+            handles += [n.register_forward_hook(hook(name, scale)) for name, (n, scale) in scales.items()]
+            with _held(handles):
+                yield
 
     @contextmanager
     def looking_inside(self, net: nn.Module) -> Iterator[None]:
@@ -73,23 +76,26 @@ class Observer:
             for name, neuron in _neurons(net).items()
             if has_membrane(neuron)
         ]
-        with _held(handles), torch.no_grad():
-            yield
+        self._looking = True
+        try:
+            with _held(handles), torch.no_grad():
+                yield
+        finally:
+            self._looking = False
 
-    def _count(self, name: str, neuron: SpikingNeuron, x: Tensor, output: Tensor) -> None:
-        there = output.device.type != "cpu" if self.on_device is None else self.on_device
-        shape = (*output.shape[:2], *self.tallies.graph[name].shape)
+    def _count(self, name: str, emitted: Tensor, scale: Tensor | None) -> None:
+        """emitted: what neurons put out, worth `scale` a level, or levels where that is None."""
+        there = emitted.device.type != "cpu" if self.on_device is None else self.on_device
+        emitted = emitted.reshape(*emitted.shape[:2], *self.tallies.graph[name].shape)
         if not there:
-            levels = levels_of(neuron, x, output).reshape(shape).numpy()
+            signed = self.tallies.graph.spec(name).signed
+            levels = (emitted if scale is None else levels_of(emitted, scale, signed)).numpy()
             for read in self._reads[name]:
                 counts = level_counts(read.of(levels), self.tallies.largest(read))
                 self._counts[read] = self._counts[read] + counts if read in self._counts else counts
             return
-        scale = scale_of(neuron)
-        if not tells_levels(neuron):
-            output, scale = neuron.levels(x), torch.ones_like(scale)
         for read in self._reads[name]:
-            value, worth = read_of(read, output.reshape(shape), scale)
+            value, worth = read_of(read, emitted, emitted.new_ones((), dtype=torch.float32) if scale is None else scale)
             if read not in self._on_device:
                 size = (value.shape[0], math.prod(value.shape[3:]), self.tallies.largest(read) + 1)
                 self._on_device[read] = torch.zeros(size, dtype=torch.int64, device=value.device)
@@ -138,17 +144,13 @@ def scale_of(neuron: SpikingNeuron) -> Tensor:
     return (neuron.step if neuron.scale is None else neuron.scale).float()
 
 
-def levels_of(neuron: SpikingNeuron, x: Tensor, output: Tensor) -> Tensor:
-    """Integer levels on the CPU, off the output where it tells them, else computed again from the current `x`."""
-    if not tells_levels(neuron):
-        return neuron.levels(x)
-    scale = scale_of(neuron)
-    if scale.dim():
-        scale = scale.reshape(-1, *[1] * (output.dim() - 3))
-    levels = torch.empty(output.shape, dtype=torch.int8 if neuron.signed else torch.uint8)
+def levels_of(output: Tensor, scale: Tensor, signed: bool) -> Tensor:
+    """Integer levels (uint8, or int8 where signed) of outputs `[T, B, C, H, W]` on the CPU."""
+    spread = scale.reshape(-1, 1, 1)
+    levels = torch.empty(output.shape, dtype=torch.int8 if signed else torch.uint8)
     for step, into in zip(output, levels, strict=True):  # image by image, so that what lies between stays in cache
         for image, found in zip(step, into, strict=True):
-            found.copy_((image.float() / scale).round_())
+            found.copy_((image.float() / spread).round_())
     return levels
 
 
