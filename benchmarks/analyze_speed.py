@@ -74,7 +74,8 @@ def main() -> None:
         seen, correct = 0, torch.zeros((), dtype=torch.int64, device=device)
         with torch.autocast(device.type, dtype=precision) if half else nullcontext():
             for x, labels in source.eval_batches("test"):
-                x, labels = x[: images - seen], labels[: images - seen]
+                labels = labels[: images - seen]
+                x = x[: len(labels)] if source.static else x[:, : len(labels)]
                 correct += (net(x).argmax(1) == labels).sum()
                 seen += len(labels)
                 if seen == images:

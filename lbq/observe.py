@@ -89,7 +89,7 @@ class Observer:
         emitted = emitted.reshape(*emitted.shape[:2], *self.tallies.graph[name].shape)
         if not there:
             signed = self.tallies.graph.spec(name).signed
-            levels = (emitted if scale is None else levels_of(emitted, scale, signed)).numpy()
+            levels = (emitted.cpu() if scale is None else levels_of(emitted.cpu(), scale.cpu(), signed)).numpy()
             for read in self._reads[name]:
                 counts = level_counts(read.of(levels), self.tallies.largest(read))
                 self._counts[read] = self._counts[read] + counts if read in self._counts else counts

@@ -248,7 +248,7 @@ def watched(net: nn.Module, x: Tensor, tallies: Tallies, on_device: bool) -> Obs
 def test_a_network_is_watched_alike_on_its_device(kernel: str, id: Any, neuron: Any, shape: Any, static: bool) -> None:
     torch.manual_seed(0)
     net = id(neuron, shape[0]) if id is Pooled else models.create(id, neuron=neuron, in_channels=shape[0])
-    x = 2 * torch.randn(*(() if static else (2,)), 3, *shape)
+    net, x = net.to(DEVICE), 2 * torch.randn(*(() if static else (2,)), 3, *shape, device=DEVICE)
     with torch.no_grad():
         net.train()(x)
     net.eval()
