@@ -290,7 +290,8 @@ class Job:
         macs: int | None = None
         units: int | None = None
         try:
-            graph = lower(trainer.net, trainer.source.shape, self.config.model.timesteps, trainer.source.static)
+            steps, source = self.config.model.timesteps, trainer.source
+            graph = lower(trainer.net, source.shape, steps, source.static, weights=False)
             macs, units = graph.macs, graph.units
         except TooSmall as error:
             raise ConfigError(f"model.id {self.config.model.id}: {error}") from error

@@ -22,6 +22,8 @@ from lbq.neuron.record import record_levels
 from lbq.observe import Observer
 from lbq.tally import Tallies
 
+TOGETHER = 16  # images whose membranes a CPU looks at together; a GPU takes a whole batch, for few launches
+
 
 @dataclass(frozen=True)
 class Pass:
@@ -55,37 +57,45 @@ def measure(
 ) -> Measurement:
     """Accuracy on the test part and, for a spiking network, its level tallies there; counts and histograms follow.
 
-    membranes: run every n-th image of a batch once more and look at its membranes; 0: none. limit: of images.
+    membranes: run every n-th image once more and look at its membranes; 0: none. limit: of images.
     precision: to compute in on a GPU, other than the network's own.
     """
-    graph = lower(net, source.shape, static=source.static)
+    graph = lower(net, source.shape, static=source.static, weights=False)
     spiking = all(layer.neuron is not None for layer in graph.layers)
     tallies = Tallies(graph) if spiking else None
     observer = None if tallies is None else Observer(tallies)
     parameter = next(net.parameters())
     device = parameter.device
-    images = 0
+    images, along = 0, 0 if source.static else 1
     correct = torch.zeros((), dtype=torch.int64, device=device)
     cast = torch.autocast(device.type, dtype=precision) if precision and device.type == "cuda" else nullcontext()
-    for x, labels in source.eval_batches("test"):
-        if limit is not None and images + len(labels) > limit:
-            labels = labels[: limit - images]
-            x = x[: len(labels)] if source.static else x[:, : len(labels)]
-        x = x.to(parameter)
-        if x.dim() == 4 and x.is_cuda:
-            x = x.contiguous(memory_format=torch.channels_last)
-        with train.evaluating(net), cast:
-            with observer.counting(net) if observer else nullcontext():
-                logits = net(x)
+    sample: list[torch.Tensor] = []  # images whose membranes are still to be seen
+
+    def look_inside(least: int) -> None:
+        if observer is not None and sum(part.shape[along] for part in sample) >= least:
+            with observer.looking_inside(net):
+                net(torch.cat(sample, along))
+            sample.clear()
+
+    with train.evaluating(net), cast, observer.counting(net) if observer else nullcontext():
+        for x, labels in source.eval_batches("test"):
+            if limit is not None and images + len(labels) > limit:
+                labels = labels[: limit - images]
+                x = x[: len(labels)] if source.static else x[:, : len(labels)]
+            x = x.to(parameter)
+            if x.dim() == 4 and x.is_cuda:
+                x = x.contiguous(memory_format=torch.channels_last)
+            correct += (net(x).argmax(1) == labels.to(device)).sum()
             if observer is not None and membranes:
-                with observer.looking_inside(net):
-                    net(x[::membranes] if source.static else x[:, ::membranes])
-        correct += (logits.argmax(1) == labels.to(device)).sum()
-        images += len(labels)
-        if progress is not None:
-            progress(len(labels))
-        if images == limit:
-            break
+                chosen = slice(-images % membranes, None, membranes)
+                sample.append((x[chosen] if source.static else x[:, chosen]).clone())
+                look_inside(len(labels) if x.is_cuda else TOGETHER)
+            images += len(labels)
+            if progress is not None:
+                progress(len(labels))
+            if images == limit:
+                break
+        look_inside(1)
     if observer is not None:
         observer.finish(images)
     return Measurement(

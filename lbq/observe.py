@@ -6,6 +6,7 @@ are computed again, for which a second pass over few images is enough.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -13,11 +14,13 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from lbq.analyze import Membrane, Trace
-from lbq.kernels.reference import BurstState, Constants, burst_step, compute_dtype
+from lbq.kernels import counting
+from lbq.kernels.counting import unrolled
 from lbq.neuron.base import SpikingNeuron
-from lbq.tally import Counts, Integers, Read, Tallies, level_counts
+from lbq.tally import Counts, Read, Tallies, level_counts
 
 MOST_FROM_OUTPUT = 100  # bfloat16 has 8 bits: up to here, output / scale rounds to the level without doubt
 
@@ -26,7 +29,8 @@ class Observer:
     """`with observer.counting(net): net(x)` tallies the levels of a batch, `with observer.looking_inside(net): net(x)` its
     membranes; `finish()` hands over what was kept on the device.
 
-    on_device: count there with torch, rather than in NumPy; default for all devices but the CPU, where NumPy is faster.
+    on_device: count there, rather than in NumPy; default for all devices but the CPU, where NumPy is faster. Nothing is
+    fetched before `finish`.
     """
 
     def __init__(self, tallies: Tallies, on_device: bool | None = None) -> None:
@@ -38,23 +42,27 @@ class Observer:
         self._reads = {name: [read for read in tallies.reads if read.source == name] for name in names}
         self._counts: dict[Read, Counts] = {}
         self._on_device: dict[Read, Tensor] = {}
+        self._histograms: dict[str, Tensor] = {}
+        self._looking = False
 
     @contextmanager
     def counting(self, net: nn.Module) -> Iterator[None]:
-        """While this is entered, the levels of every forward pass of `net` are tallied."""
+        """While this is entered, the levels of every forward pass of `net` are tallied, but for those that look inside."""
 
-        def hook(name: str) -> Any:
+        def hook(name: str, scale: Tensor | None) -> Any:
             def observe(neuron: SpikingNeuron, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-                self._count(name, levels_of(neuron, inputs[0], output), neuron.n_max)
+                if not self._looking:
+                    self._count(name, neuron.levels(inputs[0]) if scale is None else output, scale)
 
             return observe
 
-        neurons = _neurons(net)
-        # a hook before the neuron keeps BatchNorm out of it, so that what it receives is its current
-        handles = [n.register_forward_pre_hook(lambda *_: None) for n in neurons.values() if not tells_levels(n)]
-        handles += [neuron.register_forward_hook(hook(name)) for name, neuron in neurons.items()]
-        with _held(handles), torch.no_grad():
-            yield
+        with torch.no_grad():
+            scales = {name: (n, scale_of(n) if tells_levels(n) else None) for name, n in _neurons(net).items()}
+            # a hook before the neuron keeps BatchNorm out of it, so that what it receives is its current
+            handles = [n.register_forward_pre_hook(lambda *_: None) for n, scale in scales.values() if scale is None]
+            handles += [n.register_forward_hook(hook(name, scale)) for name, (n, scale) in scales.items()]
+            with _held(handles):
+                yield
 
     @contextmanager
     def looking_inside(self, net: nn.Module) -> Iterator[None]:
@@ -68,43 +76,49 @@ class Observer:
             for name, neuron in _neurons(net).items()
             if has_membrane(neuron)
         ]
-        with _held(handles), torch.no_grad():
-            yield
+        self._looking = True
+        try:
+            with _held(handles), torch.no_grad():
+                yield
+        finally:
+            self._looking = False
 
-    def _count(self, name: str, levels: Tensor, n_max: int) -> None:
-        levels = levels.reshape(*levels.shape[:2], *self.tallies.graph[name].shape)
-        there = levels.device.type != "cpu" if self.on_device is None else self.on_device
-        host: Integers | None = None if there else levels.numpy()
+    def _count(self, name: str, emitted: Tensor, scale: Tensor | None) -> None:
+        """emitted: what neurons put out, worth `scale` a level, or levels where that is None."""
+        there = emitted.device.type != "cpu" if self.on_device is None else self.on_device
+        emitted = emitted.reshape(*emitted.shape[:2], *self.tallies.graph[name].shape)
+        if not there:
+            signed = self.tallies.graph.spec(name).signed
+            levels = (emitted.cpu() if scale is None else levels_of(emitted.cpu(), scale.cpu(), signed)).numpy()
+            for read in self._reads[name]:
+                counts = level_counts(read.of(levels), self.tallies.largest(read))
+                self._counts[read] = self._counts[read] + counts if read in self._counts else counts
+            return
         for read in self._reads[name]:
-            if there and read == Read(name):
-                found = device_counts(levels, n_max)
-                self._on_device[read] = self._on_device[read] + found if read in self._on_device else found
-                continue
-            if host is None:
-                host = levels.cpu().numpy()
-            counts = level_counts(read.of(host), self.tallies.largest(read))
-            self._counts[read] = self._counts[read] + counts if read in self._counts else counts
+            value, worth = read_of(read, emitted, emitted.new_ones((), dtype=torch.float32) if scale is None else scale)
+            if read not in self._on_device:
+                size = (value.shape[0], math.prod(value.shape[3:]), self.tallies.largest(read) + 1)
+                self._on_device[read] = torch.zeros(size, dtype=torch.int64, device=value.device)
+            counting.tally(value, worth, self._on_device[read])
 
     def _look_inside(self, name: str, neuron: SpikingNeuron, x: Tensor) -> None:
-        constants = neuron.constants(x)
-        thresholds = neuron.thresholds
         if name not in self.membranes:
-            marks = thresholds_of(neuron)
-            self.membranes[name] = Membrane.empty(len(x), marks)
-        history = list(unrolled(x, constants, neuron))
-        membrane = self.membranes[name]
-        for t, (before, _, _) in enumerate(history):
-            r = before / (constants.step if thresholds is None else thresholds[0])
-            bins = membrane.counts.shape[1]
-            index = ((r - Membrane.LOW) / Membrane.WIDTH).floor().clamp(0, bins - 1).long()
-            membrane.counts[t] += torch.bincount(index.flatten(), minlength=bins).cpu().numpy()
+            self.membranes[name] = Membrane.empty(len(x), thresholds_of(neuron))
+            size = self.membranes[name].counts.shape
+            self._histograms[name] = torch.zeros(size, dtype=torch.int64, device=x.device)
+        low, width = Membrane.LOW, Membrane.WIDTH
+        counting.membranes(x, neuron.constants(x), neuron.rule, self._histograms[name], low, width)
         if name == self._traced and not self.traces:
-            self.traces = choose_traces(name, neuron, x, history)
+            self.traces = choose_traces(name, neuron, x[:, :1])
 
     def finish(self, images: int) -> None:
-        """Hand the counts of `images` images to the tallies."""
-        counts = {**self._counts, **{read: c.cpu().numpy() for read, c in self._on_device.items()}}
-        self.tallies.add_counts(counts, images)
+        """Hand the counts of `images` images to the tallies, and the histograms to `membranes`."""
+        for read, found in self._on_device.items():
+            counts = self._counts[read] = found.cpu().numpy()
+            counts[:, :, 0] = images * self.tallies.graph[read.source].shape[0] - counts[:, :, 1:].sum(2)
+        self.tallies.add_counts(self._counts, images)
+        for name, histogram in self._histograms.items():
+            self.membranes[name].counts[:] = histogram.cpu().numpy()
 
 
 def _neurons(net: nn.Module) -> dict[str, SpikingNeuron]:
@@ -125,21 +139,41 @@ def tells_levels(neuron: SpikingNeuron) -> bool:
     return type(neuron).forward is SpikingNeuron.forward and neuron.n_max <= MOST_FROM_OUTPUT
 
 
-def levels_of(neuron: SpikingNeuron, x: Tensor, output: Tensor) -> Tensor:
-    """Integer levels, off the output where it tells them, else computed again from the current `x`."""
-    if not tells_levels(neuron):
-        return neuron.levels(x)
-    scale = (neuron.step if neuron.scale is None else neuron.scale).float()
-    if scale.dim():
-        scale = scale.reshape(-1, *[1] * (output.dim() - 3))
-    dtype = torch.int8 if neuron.signed else torch.uint8
-    if output.device.type != "cpu":
-        return (output.float() / scale).round_().to(dtype)
-    levels = torch.empty(output.shape, dtype=dtype)
+def scale_of(neuron: SpikingNeuron) -> Tensor:
+    """What a level is worth in the output: a scalar, or `[C]`."""
+    return (neuron.step if neuron.scale is None else neuron.scale).float()
+
+
+def levels_of(output: Tensor, scale: Tensor, signed: bool) -> Tensor:
+    """Integer levels (uint8, or int8 where signed) of outputs `[T, B, C, H, W]` on the CPU."""
+    spread = scale.reshape(-1, 1, 1)
+    levels = torch.empty(output.shape, dtype=torch.int8 if signed else torch.uint8)
     for step, into in zip(output, levels, strict=True):  # image by image, so that what lies between stays in cache
         for image, found in zip(step, into, strict=True):
-            found.copy_((image.float() / scale).round_())
+            found.copy_((image.float() / spread).round_())
     return levels
+
+
+def read_of(read: Read, output: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+    """`Read.of` on a device, of levels worth `scale` each in `output` [T, B, C, H, W], and what they are worth then.
+
+    Maxima are the same of levels and of what they are worth; sums are of whole numbers in float32, so they are exact.
+    """
+    if read == Read(read.source):
+        return output, scale
+    flat = output.flatten(0, 1)
+    if not flat.is_floating_point():
+        flat = flat.float()
+    for pool in read.maxima:
+        flat = F.max_pool2d(flat, pool.kernel, pool.stride, pool.padding)
+    if read.sums or read.over_time:
+        flat, scale = (flat.float() / scale.reshape(-1, 1, 1)).round_(), torch.ones_like(scale)
+    if read.absolute:
+        flat = flat.abs()
+    for pool in read.sums:
+        flat = F.avg_pool2d(flat, pool.kernel, pool.stride, pool.padding, divisor_override=1)
+    value = flat.unflatten(0, output.shape[:2])
+    return value.sum(0, keepdim=True) if read.over_time else value, scale
 
 
 def has_membrane(neuron: SpikingNeuron) -> bool:
@@ -155,34 +189,11 @@ def thresholds_of(neuron: SpikingNeuron) -> tuple[float, ...]:
     return tuple(k - shift for k in range(1, neuron.n_max + 1))
 
 
-def device_counts(levels: Tensor, n_max: int) -> Tensor:
-    """`level_counts` on a device: `[T, H * W, n_max + 1]`."""
-    magnitude = levels.abs() if levels.dtype == torch.int8 else levels
-    found = [(magnitude == k).sum((1, 2)).flatten(1) for k in range(1, n_max + 1)]
-    silent = levels.shape[1] * levels.shape[2] - sum(found)
-    return torch.stack([silent, *found], dim=2)  # type: ignore[list-item]
-
-
-def unrolled(x: Tensor, constants: Constants, neuron: SpikingNeuron) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """At every timestep: the membrane before emission, the level, the membrane after the reset."""
-    state: BurstState | None = None
-    for current in x.to(compute_dtype(x)).unbind(0):
-        before = constants.gain * current
-        if state is not None:
-            before = before + constants.leak * state.v
-            if state.pending is not None:
-                before = before - state.pending
-        emission, state = burst_step(current, state, constants, neuron.rule)
-        yield before, emission.level, state.v if state.pending is None else state.v - state.pending
-
-
-def choose_traces(
-    name: str, neuron: SpikingNeuron, x: Tensor, history: list[tuple[Tensor, Tensor, Tensor]]
-) -> list[Trace]:
-    """Four neurons on the first image, from a typical active one to the busiest: by quantiles of their summed levels."""
-    before, levels, after = (
-        torch.stack([step[i][0].flatten() for step in history]).double().cpu().numpy() for i in range(3)
-    )
+def choose_traces(name: str, neuron: SpikingNeuron, x: Tensor) -> list[Trace]:
+    """Four neurons on one image, currents `x` [T, 1, ...], from a typical active one to the busiest: by quantiles of their
+    summed levels."""
+    history = zip(*unrolled(x, neuron.constants(x), neuron.rule), strict=True)
+    before, levels, after = (torch.stack(steps).flatten(1).double().cpu().numpy() for steps in history)
     currents = x[:, 0].flatten(1).double().cpu().numpy()
     total = np.abs(levels).sum(0)
     active = np.flatnonzero(total)

@@ -168,6 +168,23 @@ def test_a_run_is_measured_as_it_is_evaluated() -> None:
         np.testing.assert_array_equal(histogram.counts, expected)
 
 
+@pytest.mark.parametrize("every", [1, 3, 7, 50])
+def test_membranes_of_every_nth_image_whatever_the_batches(every: int) -> None:
+    run = runs_folder() / "lbq-0"
+    net, source = runs.load(run), open_source(runs.load_config(run, ["train.batch_size=10"]))
+    found = measure(net, source, membranes=every, limit=45)
+    observer = Observer(Tallies(lower(net, source.shape)))
+    images = torch.cat([x for x, _ in source.eval_batches("test")])[:45:every]
+    with observer.looking_inside(net):
+        net(images)
+    observer.finish(0)
+    assert found.membranes.keys() == observer.membranes.keys()
+    for name, membrane in observer.membranes.items():
+        assert membrane.counts[0].sum() == len(images) * math.prod(found.graph[name].shape)
+        assert np.abs(found.membranes[name].counts - membrane.counts).sum() <= 2e-3 * membrane.counts.sum()
+    assert [trace.unit for trace in found.traces] == [trace.unit for trace in observer.traces]
+
+
 def test_analyze_a_run(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     run, out = runs_folder() / "lbq-0", tmp_path / "a"
     code, text, _ = call(capsys, "analyze", str(run), "-o", str(out), "--limit", "40", "--membranes", "4")

@@ -488,7 +488,7 @@ def test_networks_train_alike(neuron: str) -> None:
 
 
 def inputs_of(neuron: SpikingNeuron, x: Tensor) -> tuple[Any, ...]:
-    flat = fused._flat(neuron.constants(x))
+    flat = fused.neuron_of(neuron.constants(x), neuron.rule)[:6]
     return tuple(v.detach().requires_grad_() if isinstance(v, Tensor) else v for v in flat)
 
 
@@ -637,9 +637,14 @@ kernels = [
     (tiles.burst_backward, {**both, **relu, "T": 1, "LEAK": False, "SUM_STEP": -1, "SHOWN": True}),
     (tiles.norm_backward, dict(LAYOUT="any", BR=8, BC=128)), (tiles.moments_partial, dict(LAYOUT="last", BR=32, BC=128)),
     (tiles.moments_total, dict(BR_PARTIAL=32, BP=128, BC=8)), (tiles.track, dict(BC=128)),
+    (tiles.tally, dict(x_channel=1, groups=1, SCALES=False, FIELDS=5, BITS=6, BP=8, BC=128)),
+    (tiles.tally, dict(x_position=1, SCALES=True, FIELDS=5, BITS=6, BP=128, BC=8)),
+    (tiles.membranes, {**{k: shared[k] for k in ("STEPS", "LEAK", "GAIN", "T", "BR", "BC")},
+                       **{k: rule[k] for k in part}, "LAYOUT": "flat", "BINS": 128}),
 ]
-counts = ("n_max", "rows", "channels", "inner", "elements", "programs", "tiles")
-data, numbers = ("x", "residual", "out", "grad"), ("eps", "portion", "momentum", "correction")
+whole = ("channels", "elements", "positions", "x_time", "x_batch", "x_channel", "x_position")
+counts = ("n_max", "rows", "inner", "programs", "tiles", "batch", "groups", "each", "bins", *whole)
+data, numbers = ("x", "residual", "out", "grad"), ("eps", "portion", "momentum", "correction", "low", "fineness")
 for kernel, constants in kernels:
     signature, attributes, values = {}, {}, {}
     for i, name in enumerate(kernel.arg_names):
@@ -647,9 +652,9 @@ for kernel, constants in kernels:
             signature[name], values[(i,)] = "constexpr", constants[name]
         elif name in numbers or name in counts or "_time" in name:
             signature[name] = "fp32" if name in numbers else "i32"
-            attributes[(i,)] = [["tt.divisibility", 16]] if name in ("channels", "elements") or "_time" in name else []
+            attributes[(i,)] = [["tt.divisibility", 16]] if name in whole or "_time" in name else []
         else:
-            signature[name] = "*bf16" if name in data else "*i64" if name == "batches" else "*fp32"
+            signature[name] = "*bf16" if name in data else "*i64" if name in ("batches", "counts") else "*fp32"
             attributes[(i,)] = [["tt.divisibility", 16]]
     source = ASTSource(kernel, signature, values, attributes)
     options = {"num_warps": 4, "enable_fp_fusion": False}
@@ -665,7 +670,8 @@ def test_kernels_compile_for_a_gpu_with_vectorised_loads() -> None:
     assert done.returncode == 0, done.stderr[-2000:]
     compiled = [line.split() for line in done.stdout.splitlines()]
     assert [name for name, _ in compiled][:3] == ["burst_forward", "burst_backward", "burst_backward"]
-    assert all(wide == "True" for name, wide in compiled[:3])
+    assert [name for name, _ in compiled][-3:] == ["tally", "tally", "membranes"]
+    assert all(wide == "True" for name, wide in compiled[:3] + compiled[-3:])
 
 
 TWO_PROCESSES = """

@@ -368,6 +368,21 @@ def test_plain_ann_has_macs_but_no_neurons() -> None:
         absorb(graph)
 
 
+@pytest.mark.parametrize("id", ["resnet8w4", "vgg11"])
+def test_the_structure_alone_needs_no_weights(id: str) -> None:
+    net = models.create(id)
+    graph, bare = lower(net, (3, 32, 32)), lower(net, (3, 32, 32), weights=False)
+    assert [layer.name for layer in bare.layers] == [layer.name for layer in graph.layers]
+    assert [layer.shape for layer in bare.layers] == [layer.shape for layer in graph.layers]
+    for found, expected in zip(bare.synapses, graph.synapses, strict=True):
+        assert replace(found, weight=expected.weight) == expected
+        assert (found.macs, found.valid_macs) == (expected.macs, expected.valid_macs)
+        np.testing.assert_array_equal(found.fan_out(), expected.fan_out())
+        if found.kind == "conv":
+            assert np.isnan(found.weight).all()
+            assert found.weight.strides == (0, 0, 0, 0)  # one number, whatever the shape
+
+
 def test_wrong_inputs_of_the_absorbed_network_are_refused() -> None:
     graph = lower(models.create("resnet8w4"), (3, 8, 8))
     with pytest.raises(GraphError, match="not absorbed yet"):

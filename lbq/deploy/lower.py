@@ -58,10 +58,17 @@ class _Tracer(fx.Tracer):
 
 
 @torch.no_grad()
-def lower(net: nn.Module, input_shape: Shape, timesteps: int | None = None, static: bool = True) -> Graph:
+def lower(
+    net: nn.Module,
+    input_shape: Shape,
+    timesteps: int | None = None,
+    static: bool = True,
+    weights: bool = True,
+) -> Graph:
     """The network as numbers (float64), for inputs of `input_shape` (C, H, W), in evaluation mode.
 
     timesteps: default `net.timesteps`. static: one image shown at every timestep, or event frames.
+    weights: False where the structure is enough, as for counting: weights are then NaN in their shapes, and nothing folds.
     """
     if timesteps is None:
         timesteps = getattr(net, "timesteps", None)
@@ -79,13 +86,16 @@ def lower(net: nn.Module, input_shape: Shape, timesteps: int | None = None, stat
         trace = _Tracer().trace(net, options)
     except (fx.proxy.TraceError, TypeError, ValueError) as error:
         raise GraphError(f"{type(net).__name__} cannot be traced by torch.fx: {error}") from error
-    return _Lowering(net, trace, shape, timesteps, static).run()
+    return _Lowering(net, trace, shape, timesteps, static, weights).run()
 
 
 class _Lowering:
-    def __init__(self, net: nn.Module, trace: fx.Graph, input_shape: Shape, timesteps: int, static: bool) -> None:
+    def __init__(
+        self, net: nn.Module, trace: fx.Graph, input_shape: Shape, timesteps: int, static: bool, weights: bool
+    ) -> None:
         self.modules = dict(net.named_modules())
         self.trace, self.input_shape, self.timesteps, self.static = trace, input_shape, timesteps, static
+        self.weights = weights
         self.values: dict[fx.Node, Value] = {}
         self.layers: list[Layer] = []
         self.used: set[str] = set()
@@ -198,16 +208,16 @@ class _Lowering:
         current = self._as_current(name, value) if isinstance(value, Levels) else value
         if current.shape[0] != bn.num_features or (current.flat and current.shape[1:] != (1, 1)):
             raise GraphError(f"layer {name!r}: expects {bn.num_features} channels, gets {current.shape}")
-        mean, var = _array(bn.running_mean), _array(bn.running_var)
+        mean, var = self._array(bn.running_mean), self._array(bn.running_var)
         scale = 1 / np.sqrt(var + bn.eps)
         shift = -mean * scale
         if bn.affine:
-            scale = scale * _array(bn.weight)
-            shift = shift * _array(bn.weight) + _array(bn.bias)
+            scale = scale * self._array(bn.weight)
+            shift = shift * self._array(bn.weight) + self._array(bn.bias)
 
         def fold(s: Synapse) -> Synapse:
             factor = scale if s.kind == "identity" else scale[:, None, None, None]
-            return replace(s, weight=s.weight * factor)
+            return replace(s, weight=self._scaled(s.weight, factor))
 
         return replace(current, synapses=tuple(fold(s) for s in current.synapses), bias=current.bias * scale + shift)
 
@@ -216,7 +226,7 @@ class _Lowering:
             raise GraphError(f"layer {name!r}: expects {conv.in_channels} channels, gets {value.shape}")
         if conv.padding_mode != "zeros" or isinstance(conv.padding, str) or value.flat:
             raise GraphError(f"layer {name!r}: only zero padding given as numbers is supported")
-        weight = _array(conv.weight)
+        weight = self._array(conv.weight)
         stride, padding, dilation = _pair(conv.stride), _pair(conv.padding), _pair(conv.dilation)
         height, width = (
             (size + 2 * p - d * (k - 1) - 1) // s + 1
@@ -228,23 +238,25 @@ class _Lowering:
             )
         out_shape = (weight.shape[0], height, width)
         synapse = Synapse(
-            name, value.source, "conv", weight * value.factor, value.shape, out_shape, value.pools,
+            name, value.source, "conv", self._scaled(weight, value.factor), value.shape, out_shape, value.pools,
             stride, padding, dilation, conv.groups,
         )  # fmt: skip
-        bias = np.zeros(weight.shape[0]) if conv.bias is None else _array(conv.bias)
+        bias = np.zeros(weight.shape[0]) if conv.bias is None else self._array(conv.bias)
         return Current((synapse,), bias, out_shape)
 
     def _linear(self, name: str, linear: nn.Linear, value: Levels) -> Current:
         channels, height, width = value.shape
         if not value.flat and (height, width) != (1, 1):
             raise GraphError(f"layer {name!r}: flatten or pool {value.shape} before a linear layer")
-        weight = _array(linear.weight)
+        weight = self._array(linear.weight)
         if weight.shape[1] != channels * height * width:
             raise GraphError(f"layer {name!r}: expects {weight.shape[1]} inputs, gets {value.shape}")
         weight = weight.reshape(weight.shape[0], *value.shape)
         out_shape = (weight.shape[0], 1, 1)
-        synapse = Synapse(name, value.source, "conv", weight * value.factor, value.shape, out_shape, value.pools)
-        bias = np.zeros(weight.shape[0]) if linear.bias is None else _array(linear.bias)
+        synapse = Synapse(
+            name, value.source, "conv", self._scaled(weight, value.factor), value.shape, out_shape, value.pools
+        )
+        bias = np.zeros(weight.shape[0]) if linear.bias is None else self._array(linear.bias)
         return Current((synapse,), bias, out_shape)
 
     def _pool(self, name: str, module: nn.MaxPool2d | nn.AvgPool2d | nn.AdaptiveAvgPool2d, value: Levels) -> Levels:
@@ -294,9 +306,11 @@ class _Lowering:
         )  # fmt: skip
         return Current((synapse,), np.zeros(channels), value.shape, value.flat)
 
+    def _array(self, tensor: Tensor) -> Array:
+        return tensor.detach().cpu().double().numpy() if self.weights else np.broadcast_to(np.nan, tensor.shape)
 
-def _array(tensor: Tensor) -> Array:
-    return tensor.detach().cpu().double().numpy()
+    def _scaled(self, weight: Array, factor: Array | float) -> Array:
+        return weight * factor if self.weights else weight
 
 
 def _pair(value: Any) -> tuple[int, int]:

@@ -253,7 +253,7 @@ def supports_norm(norm: nn.Module) -> bool:
 
 def burst(x: Tensor, constants: Constants, rule: Rule) -> Tensor:
     """Scaled outputs of the sequence `x` [T, B, ...] from rest: `reference.burst_sequence`, fused."""
-    inputs = (x, *_flat(constants), rule.n_max, encode(rule))
+    inputs = (x, *neuron_of(constants, rule))
     out: Tensor = torch.ops.lbq.burst(*inputs) if torch.compiler.is_compiling() else _Burst.apply(*inputs)  # type: ignore[no-untyped-call]
     return out
 
@@ -270,7 +270,7 @@ def norm_burst(
 
     With `timesteps`, x is `[B, C, ...]` and shown that many times. Updates the running statistics while training.
     """
-    return _normalised(x, norm, (*_flat(constants), rule.n_max, encode(rule)), residual, timesteps)
+    return _normalised(x, norm, neuron_of(constants, rule), residual, timesteps)
 
 
 def norm_relu(x: Tensor, norm: nn.BatchNorm2d, one: Tensor, zero: Tensor, residual: Tensor | None = None) -> Tensor:
@@ -303,8 +303,8 @@ def _normalised(
     return out
 
 
-def _flat(constants: Constants) -> tuple[Tensor | None, ...]:
-    """step, tail, alpha, leak, gain, scale as the operators take them; None for a leak or gain of 1."""
+def neuron_of(constants: Constants, rule: Rule) -> Neuron:
+    """A neuron as the operators take it; None for a leak or gain of 1."""
     step = constants.step.reshape(-1)
 
     def tensor(value: Tensor | float) -> Tensor | None:
@@ -314,4 +314,5 @@ def _flat(constants: Constants) -> tuple[Tensor | None, ...]:
 
     alpha = constants.alpha if isinstance(constants.alpha, Tensor) else step.new_full((), constants.alpha)
     scale = None if constants.scale is None else constants.scale.reshape(-1).expand_as(step)
-    return step, constants.tail, alpha, tensor(constants.leak), tensor(constants.gain), scale
+    leak, gain = tensor(constants.leak), tensor(constants.gain)
+    return Neuron(step, constants.tail, alpha, leak, gain, scale, rule.n_max, encode(rule))

@@ -22,6 +22,9 @@ ADDING_ROWS, ADDING = 2112, 528  # of one that also adds up: all into one sum, o
 OPTIONS = {"num_warps": 4, "enable_fp_fusion": False}  # a fused multiply-add would give other levels
 SUMS = ("current", "hat", "step", "scale", "tail", "leak", "alpha", "gain")
 WIDTH = 128  # columns of a tile, and length of the rows that a slab is cut into where channels do not matter
+TALLIED = 1024  # elements of a tile whose levels are counted,
+FIELDS, BITS = 5, 6  # how many levels share a word with how many bits each,
+FEWEST = 8  # and how many tiles a program adds up at least, so that its last sums cost little beside them
 FMA = isinstance(tiles.burst_forward, triton.JITFunction)  # the interpreter's fused multiply-add rounds twice
 
 
@@ -309,6 +312,88 @@ def norm_backward(grad: Tensor, x: Tensor, norm: Norm, totals: Tensor) -> Tensor
             **OPTIONS,
         )
     return out
+
+
+# Counting
+# --------------------------------------------------------------------------------------------------------------------
+
+
+def tally(x: Tensor, scale: Tensor, counts: Tensor) -> None:
+    """Add to `counts` [T, H * W, n_max + 1] (int64) how often each magnitude 1..n_max of `x / scale` occurs in `x`
+    [T, B, C, H, W]; scale is a scalar or `[C]`. The column of zeros is left alone: it is what remains."""
+    x = x.flatten(3)  # a view, where height and width lie as one
+    steps, batch, channels, positions = x.shape
+    if x.numel() == 0:
+        return
+    last = x.stride(2) <= x.stride(3)
+    near, far = (triton.next_power_of_2(size) for size in ((channels, positions) if last else (positions, channels)))
+    high = min(far, TALLIED // min(near, WIDTH))
+    wide = min(near, TALLIED // high)
+    bc, bp = (wide, high) if last else (high, wide)
+    n_max = counts.shape[2] - 1
+    blocks, groups = -(-positions // bp), -(-n_max // FIELDS)
+    total = batch * -(-channels // bc)
+    each = -(-total // max(1, ADDING_ROWS // (blocks * groups * steps)))
+    each = min(max(each, FEWEST), 2**BITS - 1, total)
+    with on_device(x):
+        tiles.tally[(blocks * groups, steps, -(-total // each))](
+            x,
+            scale,
+            counts,
+            batch,
+            channels,
+            positions,
+            n_max,
+            *x.stride(),
+            groups,
+            each,
+            SCALES=scale.dim() > 0,
+            FIELDS=FIELDS,
+            BITS=BITS,
+            BP=bp,
+            BC=bc,
+            **OPTIONS,
+        )
+
+
+def membranes(x: Tensor, neuron: Neuron, counts: Tensor, low: float, width: float) -> None:
+    """Add to `counts` [T, bins] (int64) the histogram, in bins of `width` from `low` on, of the membrane over the step before
+    emission, of a neuron that receives `x` [T, B, ...]; what lies beyond goes into the first and the last bin."""
+    x = settled(x)
+    if x.numel() == 0:
+        return
+    many = neuron.step.numel() > 1
+    slab = slab_of(x.shape[1:], x.stride()[1:], many, 2048)
+    programs, columns, tiles_each = slab.share(PROGRAMS)
+    bins = counts.shape[1]
+    absent = neuron.step
+    with on_device(x):
+        tiles.membranes[(programs, columns)](
+            x,
+            counts,
+            neuron.step,
+            absent if neuron.leak is None else neuron.leak,
+            neuron.alpha,
+            absent if neuron.gain is None else neuron.gain,
+            neuron.n_max,
+            low,
+            1 / width,
+            bins,
+            *slab[:4],
+            x.stride(0),
+            programs,
+            tiles_each,
+            T=x.shape[0],
+            STEPS=many,
+            LEAK=neuron.leak is not None,
+            GAIN=neuron.gain is not None,
+            **forward_constants(neuron.rule),
+            LAYOUT=slab.layout,
+            BR=slab.br,
+            BC=slab.bc,
+            BINS=triton.next_power_of_2(bins + 1),
+            **OPTIONS,
+        )
 
 
 # BatchNorm's statistics
