@@ -149,7 +149,7 @@ def measure(
 ) -> Measurement:
     """Counts of a deployed network on its own levels; accuracy where labels are known.
 
-    membranes: run every n-th image once more and look at its membranes; 0: none.
+    membranes: run every n-th image of the set once more and look at its membranes; 0: none.
     """
     network = net.network
     tallies, found, one_at_a_time = Tallies(network), _Membranes(network), threading.Lock()
@@ -163,8 +163,9 @@ def measure(
     for x, which in test.batches(BATCH, limit):
         out = net.run(x, "auto", count, threads, progress=progress)
         count(INPUT, x[None] if network.static else x)
-        if membranes:
-            net.watch(x[::membranes] if network.static else x[:, ::membranes], found.add)
+        chosen = slice(-images % membranes, None, membranes) if membranes else slice(0)
+        if (sample := x[chosen] if network.static else x[:, chosen]).size:
+            net.watch(sample, found.add)
         images += len(out.logits)
         if test.labels is not None:
             correct += int((out.predictions == test.labels[which]).sum())
