@@ -5,6 +5,7 @@ Guarantee (b): every engine gives identical levels and logits, bit for bit.
 
 from __future__ import annotations
 
+import itertools
 import re
 from dataclasses import replace
 from typing import Any
@@ -28,7 +29,7 @@ from lbq.engine.native import Backend, Counts, Method
 from lbq.engine.network import MEMBRANE_BOUND, IntegerLayer, IntegerNeuron, membrane_bound, rounded_leak, synapse_bound
 from lbq.engine.neuron import NativeNeuron, NumpyNeuron, count_thresholds
 from lbq.engine.plan import Plan, Workspace
-from lbq.engine.runner import CHOSEN_ANEW, Output, Runner
+from lbq.engine.runner import CHOSEN_ANEW, RECORDINGS, Output, Runner
 from lbq.engine.tape import perform
 from lbq.errors import GraphError, LbqError
 from lbq.graph import INPUT, Pool, Synapse
@@ -411,7 +412,7 @@ def test_recordings_do_what_the_first_run_did(
             assert sums_told(net, x, engine, backend) == {
                 name: int(levels.sum()) for name, levels in dense.levels.items()
             }
-    assert any(space.recording is not None for space in runner._spaces)
+    assert any(space.recordings for space in runner._spaces)
 
 
 class Pooled(nn.Module):
@@ -440,7 +441,7 @@ def test_pooling_is_recorded_too() -> None:
         assert same(net.run(x, "bitplane", trace=True), net.run(x, "dense", trace=True))
         assert net.run(x, "bitplane").counts == net.run(x, "bitplane", backend="horner", threads=2).counts
     assert net._runner is not None
-    assert any(space.recording is not None for space in net._runner._spaces)
+    assert any(space.recordings for space in net._runner._spaces)
 
 
 def test_what_numpy_did_is_not_recorded() -> None:
@@ -450,7 +451,7 @@ def test_what_numpy_did_is_not_recorded() -> None:
         x = pixels(2, 3, 6, 6, seed=i)
         np.testing.assert_array_equal(net.run(x).logits, net.run(x, "dense").logits)
     assert net._runner is not None
-    assert all(space.recording is None for space in net._runner._spaces)
+    assert not any(space.recordings for space in net._runner._spaces)
 
 
 def test_choices_are_made_anew_now_and_then() -> None:
@@ -468,6 +469,17 @@ def test_choices_are_made_anew_now_and_then() -> None:
     np.testing.assert_array_equal(net.run(x).logits, net.run(x, "dense").logits)
 
 
+def test_only_a_few_recordings_are_kept() -> None:
+    net = deployed()
+    runner = net._runner = Runner(net.network)
+    runner.together = 3
+    for _ in range(3):
+        for engine, images in itertools.product(("bitplane", "auto"), (1, 2, 3)):
+            x = pixels(images, 3, 8, 8, seed=images)
+            np.testing.assert_array_equal(net.run(x, engine).logits, net.run(x, "dense").logits)  # type: ignore[arg-type]
+    assert 0 < max(len(space.recordings) for space in runner._spaces) <= RECORDINGS
+
+
 def test_a_recording_is_of_one_instruction_set(monkeypatch: pytest.MonkeyPatch) -> None:
     net = deployed()
     keys = set()
@@ -477,7 +489,7 @@ def test_a_recording_is_of_one_instruction_set(monkeypatch: pytest.MonkeyPatch) 
             x = pixels(1, 3, 8, 8, seed=i)
             np.testing.assert_array_equal(net.run(x, "bitplane").logits, net.run(x, "dense").logits)
         assert net._runner is not None
-        keys |= {space.recording[0] for space in net._runner._spaces if space.recording is not None}
+        keys |= {key for space in net._runner._spaces for key in space.recordings}
     assert len(keys) == 2
 
 

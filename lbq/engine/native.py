@@ -95,7 +95,7 @@ class ConvStep(Step):
         forms: dict[str, NDArray[Any]] = {}
         if method == "dense":
             name = conv.dense_form(isa, largest)
-            forms = {name: conv.form(name), "totals": conv.form("totals")}
+            forms = {n: conv.form(n) for n in (name, *(("totals",) if name == "quads" else ()))}
         elif method == "bitplane" and backend == "preshifted":
             forms = {"shifted": conv.shifted(block, call.planes)}
         else:
@@ -235,13 +235,14 @@ class PackedConv:
         dense = {"quads", "pairs", "tiles", "totals"}
         self._forms = {k: form for k, form in self._forms.items() if (k[0] in dense) == (method == "dense")}
 
-    # A form is filled block by block: whole intermediate copies would be the peak of memory.
+    # A form is filled block by block, and what was read of a file is let go of: else this would be the peak of memory.
 
     def _rows(self, block: int) -> Iterator[tuple[int, NDArray[Any]]]:
         """By block of outputs, weights `[(ky * kw + kx) * I + c, outputs]`."""
         for i, start in enumerate(range(0, self.outputs, block)):
             part = self.weights[start : start + block]
             yield i, part.transpose(2, 3, 1, 0).reshape(-1, len(part))
+            forget(part)
 
     def _blocks(self, block: int, dtype: type[np.generic]) -> NDArray[Any]:
         """`[blocks, rows, block]`."""
@@ -279,6 +280,7 @@ class PackedConv:
             padded = np.zeros((len(part), groups * inputs, self.kh * self.kw), dtype)
             padded[:, : self.inputs] = part.reshape(len(part), self.inputs, -1)
             out[i, :, :, : len(part)] = padded.reshape(len(part), groups, inputs, -1).transpose(3, 1, 0, 2)
+            forget(part)
         return out
 
     def _tiles(self) -> NDArray[np.int8]:
@@ -286,6 +288,7 @@ class PackedConv:
         taps, chunks = self.kh * self.kw, self.inputs // 64
         out = aligned((2 * -(-self.outputs // 32), taps, chunks, 16, 16, 4), np.int8)
         for i, tile in enumerate(out):
-            part = self.weights[16 * i : 16 * (i + 1)].reshape(-1, chunks, 16, 4, taps)
-            tile[:, :, :, : len(part)] = part.transpose(4, 1, 2, 0, 3)
+            part = self.weights[16 * i : 16 * (i + 1)]
+            tile[:, :, :, : len(part)] = part.reshape(-1, chunks, 16, 4, taps).transpose(4, 1, 2, 0, 3)
+            forget(part)
         return out

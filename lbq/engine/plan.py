@@ -45,14 +45,15 @@ class Plan:
 
 
 class Workspace:
-    """The memory of one plan, for up to `images` images at a time. recording: of what was done in it, with what it is of."""
+    """The memory of one plan, for up to `images` images at a time. recordings: of what was done in it lately, by what it was
+    done for."""
 
     def __init__(self, plan: Plan, images: int) -> None:
         self.images = images
         self.slots = [aligned((size * images,), np.uint8) for size in plan.slots]
         self.currents = aligned((plan.currents * images,), np.int32)
         self.plan = plan
-        self.recording: tuple[tuple[Any, ...], Any] | None = None
+        self.recordings: dict[tuple[Any, ...], Any] = {}
 
     @property
     def nbytes(self) -> int:

@@ -35,6 +35,7 @@ from lbq.native import isa
 Trace = Callable[[str, Integers], None]  # layer, levels [T, B, C, H, W], which are overwritten later
 Watch = Callable[[str, int, NDArray[np.int32]], None]  # layer, timestep, membranes [B, H, W, C] before emission
 CHOSEN_ANEW = 64  # runs of a single piece after which densities are looked at again
+RECORDINGS = 4  # of a workspace: engines that take turns, choices that change
 TOGETHER = 2**18  # neuron-steps of the largest layer that are computed together: 1 MiB of currents
 
 
@@ -157,13 +158,15 @@ class Runner:
             logits = job.run(x)  # choices are still to be made, or NumPy is to do it
         else:
             key = (engine, backend, x.shape, isa(), *((c.kernel, c.method) for c in choices.values()))
-            if space.recording is not None and space.recording[0] == key:
-                recorded: _Recording = space.recording[1]
+            recorded: _Recording | None = space.recordings.get(key)
+            if recorded is not None:
                 return _Part(recorded.run(x, threads, told), {name: c() for name, c in recorded.counted.items()}, kept)
             with recording() as job.tape:
                 logits = job.run(x)
             if job.native:
-                space.recording = key, _Recording(job, logits)
+                while len(space.recordings) >= RECORDINGS:
+                    space.recordings.pop(next(iter(space.recordings)))
+                space.recordings[key] = _Recording(job, logits)
                 logits = logits.copy()
         return _Part(logits, {name: counts() for name, counts in job.counted.items()}, kept)
 

@@ -312,10 +312,10 @@ static void dense_unit(void *context, int64_t unit) {
             else r->k->dense_pairs(c, at16, line, block, sums16);
             int64_t outputs = min64(width, c->outputs - block * width);
             for (int64_t i = 0; i < LBQ_DENSE_TILE && first + i < pixels; i++) {
-                const int32_t *sums = quads ? sums8[i] : sums16[i], *totals = c->totals + block * width;
+                const int32_t *sums = quads ? sums8[i] : sums16[i];
                 int32_t *to = out + (first + i) * c->outputs + block * width;
                 for (int64_t j = 0; j < outputs; j++)
-                    to[j] = offset ? (int32_t)((uint32_t)sums[j] - 128u * (uint32_t)totals[j]) : sums[j];
+                    to[j] = offset ? (int32_t)((uint32_t)sums[j] - 128u * (uint32_t)c->totals[block * width + j]) : sums[j];
             }
         }
     free(bytes), free(words);
