@@ -6,7 +6,8 @@ resnet20w128, T = 2, N = 5. At 18 % active (biases shifted so that every layer i
 densities: our engines on one and two threads, the float SNN in PyTorch, and, where onnx, onnxscript and onnxruntime are there,
 onnxruntime int8 of the same-architecture ANN run once (the honest rival) and of the same SNN run densely. Then time against
 density, N_max and T with the dense line, as a table and a plot. Times are the best of several, all taking turns, and ratios are
-within one run. Also start-up (load to first result) and peak memory.
+within one run. Also start-up (load to first result), peak memory, and how far two processes get on two cores.
+LBQ_NATIVE_AMX=off does without the matrix unit of newer x86 CPUs.
 """
 
 # ruff: noqa: T201
@@ -70,6 +71,8 @@ def main() -> None:
         if given.model is None:
             engine.save(path, engine.Network(base))
         result["start"] = start_up(path)
+        result["two processes"] = two_processes(path, repeats)
+    result["features"] = native.report().features
     result["sweeps"] = sweeps(base, images, repeats)
     given.out.mkdir(parents=True, exist_ok=True)
     (given.out / "engine_speed.json").write_text(json.dumps(result, indent=2) + "\n")
@@ -263,6 +266,37 @@ def start_up(path: Path) -> dict[str, float]:
         print(f"  {kind:<9} load to first result {seconds:.2f} s, peak memory {memory:.1f} MiB")
         found |= {f"{kind}_seconds": seconds, f"{kind}_memory_mib": memory}
     return found
+
+
+def two_processes(path: Path, repeats: int) -> float:
+    """How much faster two processes with one thread each are than one of them alone: as far as this machine can go."""
+    code = (
+        "import sys, time; import numpy as np, lbq.engine as e\n"
+        f"net = e.load({str(path)!r}); x = np.random.default_rng(0).integers(0, 256, (4, *net.network.input_shape), np.uint8)\n"
+        "for _ in range(3): net.run(x, 'bitplane')\n"
+        "print('ready', flush=True)\n"
+        "for line in sys.stdin:\n"
+        "    done, start = 0, time.perf_counter()\n"
+        "    while time.perf_counter() - start < 0.5: net.run(x, 'bitplane'); done += len(x)\n"
+        "    print(done / (time.perf_counter() - start), flush=True)"
+    )
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    workers = [subprocess.Popen([sys.executable, "-c", code], **pipes) for _ in range(2)]  # type: ignore[call-overload]
+    for worker in workers:
+        worker.stdout.readline()
+    alone, together = 0.0, 0.0
+    for _ in range(repeats):
+        for some in (workers[:1], workers[1:], workers):
+            for worker in some:
+                worker.stdin.write("go\n")
+                worker.stdin.flush()
+            rate = sum(float(worker.stdout.readline()) for worker in some)
+            alone, together = (max(alone, rate), together) if len(some) == 1 else (alone, max(together, rate))
+    for worker in workers:
+        worker.stdin.close()
+        worker.wait()
+    print(f"\ntwo processes by planes, one thread each: {together / alone:.2f} times one of them alone")
+    return together / alone
 
 
 def sweeps(base: IntegerNetwork, images: np.ndarray[Any, Any], repeats: int) -> dict[str, Any]:
