@@ -462,7 +462,7 @@ def test_choices_are_made_anew_now_and_then() -> None:
     assert runner is not None
     for prepared in runner.prepared.values():
         prepared.crossover = 0.0  # everything is too dense now
-    for _ in range(CHOSEN_ANEW - 2):
+    for _ in range(CHOSEN_ANEW - 1):
         assert net.run(x).choices == first
     assert {c.method for name, c in net.run(x).choices.items() if name in runner.prepared} == {"dense"}
     assert {c.method for name, c in net.run(x).choices.items() if name in runner.prepared} == {"dense"}
@@ -621,7 +621,7 @@ class Slow:
     def __init__(self, seconds: dict[str, float]) -> None:
         self.seconds = seconds
 
-    def run(self, levels: Ints, method: Method, *_: Any) -> tuple[Ints, Counts]:
+    def run(self, levels: Ints, method: Method, **_: Any) -> tuple[Ints, Counts]:
         import time
 
         time.sleep(self.seconds[method])

@@ -34,7 +34,7 @@ from lbq.native import isa
 
 Trace = Callable[[str, Integers], None]  # layer, levels [T, B, C, H, W], which are overwritten later
 Watch = Callable[[str, int, NDArray[np.int32]], None]  # layer, timestep, membranes [B, H, W, C] before emission
-CHOSEN_ANEW = 64  # runs of a single piece after which densities are looked at again
+CHOSEN_ANEW = 64  # images after which densities are looked at again
 RECORDINGS = 4  # of a workspace: engines that take turns, choices that change
 TOGETHER = 2**18  # neuron-steps of the largest layer that are computed together: 1 MiB of currents
 
@@ -87,8 +87,7 @@ class Runner:
         widest = max(layer.units for layer in network.layers) * network.timesteps
         self.together = max(TOGETHER // widest, 1)
         self._spaces: list[Workspace] = []
-        self._choices: dict[tuple[EngineName, bool], dict[str, Choice]] = {}
-        self._runs = 0
+        self._choices: dict[tuple[EngineName, bool], tuple[dict[str, Choice], int]] = {}
         self._lock = threading.Lock()
 
     def run(
@@ -112,12 +111,10 @@ class Runner:
         batch = x.shape[0 if net.static else 1]
         each = max(min(self.together, -(-batch // threads)), 1)
         pieces = [slice(i, min(i + each, batch)) for i in range(0, batch, each)]
-        # all threads share the first piece, in which choices are made, and what would leave some without work at the end
-        shared = len(pieces) if threads == 1 else 1 + (len(pieces) - 1) % threads
-        # and a single piece keeps the choices of the run before, for a while
-        known = self._choices.setdefault((engine, fallback() is None), {})
-        self._runs += 1
-        choices = known if len(pieces) == 1 and self._runs % CHOSEN_ANEW else {}
+        choices, settled = self._settle(engine, batch)
+        # all threads share the piece in which choices are made, and what would leave some without work at the end
+        first = 0 if settled else 1
+        shared = len(pieces) if threads == 1 else first + (len(pieces) - first) % threads
 
         def piece(where: slice, inside: int = 1) -> _Part:
             with self._space(each) as space:
@@ -132,8 +129,17 @@ class Runner:
         if pieces[shared:]:
             with ThreadPoolExecutor(threads) as workers:
                 parts += workers.map(piece, pieces[shared:])
-        known.update(choices)
         return self._joined(parts, choices, trace is True)
+
+    def _settle(self, engine: EngineName, images: int) -> tuple[dict[str, Choice], bool]:
+        """Choices for so many images, and whether they are all made: they are kept for a while."""
+        key = engine, fallback() is None
+        with self._lock:
+            choices, seen = self._choices.get(key, ({}, 0))
+            if seen >= CHOSEN_ANEW:
+                choices, seen = {}, 0
+            self._choices[key] = choices, seen + images
+        return choices, len(choices) == len(self.prepared) + len(self.heads)
 
     def _piece(
         self,
