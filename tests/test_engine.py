@@ -646,6 +646,10 @@ def test_auto_compares_the_density_with_a_measured_cross_over(monkeypatch: pytes
     choice = prepared.choose("auto", level, 2.0)
     assert (choice.method, choice.density) == ("dense", 2.0)
     assert "above cross-over" in choice.reason
+    prepared.crossover = 1.0
+    chosen = [prepared.choose("auto", level, density).method for density in (0.95, 0.85, 1.05, 1.15)]
+    assert chosen == ["dense", "bitplane", "bitplane", "dense"]  # near the cross-over it stays as it was
+    assert prepared.choose("auto", level, 0.95).reason == "density 0.950 near cross-over 1.000"
 
 
 @pytest.mark.parametrize(

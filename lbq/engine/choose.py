@@ -58,6 +58,7 @@ class Prepared:
     largest: int  # of the levels it reads
     signed: bool
     crossover: float | None = None  # density at which the dense kernel is as fast as the planes
+    chosen: Literal["bitplane", "dense"] | None = None  # last
     _convs: dict[Kernel, Conv] = field(default_factory=dict)
 
     def conv(self, kernel: Kernel) -> Conv:
@@ -96,9 +97,12 @@ class Prepared:
             return Choice("numpy", "dense", f"not native: {refused}", density)
         if self.crossover is None:
             self.crossover = self._measure(levels, density)
-        below = density < self.crossover
-        reason = f"density {density:.3f} {'below' if below else 'above'} cross-over {self.crossover:.3f}"
-        return Choice("native", "bitplane" if below else "dense", reason, density)
+        margin = {None: 1.0, "bitplane": 1.1, "dense": 0.9}[self.chosen]  # near the cross-over it stays as it was
+        below = density < self.crossover * margin
+        self.chosen = "bitplane" if below else "dense"
+        where = "near" if below != (density < self.crossover) else "below" if below else "above"
+        reason = f"density {density:.3f} {where} cross-over {self.crossover:.3f}"
+        return Choice("native", self.chosen, reason, density)
 
     def _measure(self, levels: Integers, density: float) -> float:
         """The density at which both methods would take the same time: planes take time in proportion to it."""

@@ -50,7 +50,9 @@ int32_t lbq_features(void) {
     return found;
 }
 
-/* One job at a time; a caller that finds the pool busy runs its units alone, with the same result. */
+/* One job at a time; a caller that finds the pool busy runs its units alone, with the same result. Every thread has a share
+ * of the units, neighbours, and helps the others when it is done: of one layer after the other it then takes the same part,
+ * which is in its cache. */
 static struct {
     pthread_mutex_t busy, lock;
     pthread_cond_t wake, done;
@@ -60,15 +62,21 @@ static struct {
     lbq_work work;
     void *context;
     int64_t units;
-    atomic_int_fast64_t next;
+    int threads;
+    struct {
+        _Alignas(64) atomic_int_fast64_t next;
+    } share[MAX_WORKERS + 1];
 } pool = {.busy = PTHREAD_MUTEX_INITIALIZER,
           .lock = PTHREAD_MUTEX_INITIALIZER,
           .wake = PTHREAD_COND_INITIALIZER,
           .done = PTHREAD_COND_INITIALIZER};
 
-static void drain(lbq_work work, void *context, int64_t units) {
-    int64_t unit;
-    while ((unit = atomic_fetch_add(&pool.next, 1)) < units) work(context, unit);
+static void drain(lbq_work work, void *context, int64_t units, int threads, int me) {
+    for (int i = 0; i < threads; i++) {
+        int whose = (me + i) % threads;
+        int64_t unit, end = units * (whose + 1) / threads;
+        while ((unit = atomic_fetch_add(&pool.share[whose].next, 1)) < end) work(context, unit);
+    }
 }
 
 static int64_t now(void) {
@@ -101,13 +109,14 @@ static void *worker(void *unused) {
             pthread_cond_wait(&pool.wake, &pool.lock);
         }
         seen = pool.job;
-        pool.wanted--;
+        int me = pool.wanted--;
         pool.running++;
         lbq_work work = pool.work;
         void *context = pool.context;
         int64_t units = pool.units;
+        int threads = pool.threads;
         pthread_mutex_unlock(&pool.lock);
-        drain(work, context, units);
+        drain(work, context, units, threads, me);
         pthread_mutex_lock(&pool.lock);
         if (--pool.running == 0) pthread_cond_signal(&pool.done);
         pthread_mutex_unlock(&pool.lock);
@@ -147,13 +156,13 @@ void lbq_parallel(int threads, int64_t units, lbq_work work, void *context) {
     }
     pthread_mutex_lock(&pool.lock);
     grow(threads - 1);
-    pool.work = work, pool.context = context, pool.units = units;
-    atomic_store(&pool.next, 0);
+    pool.work = work, pool.context = context, pool.units = units, pool.threads = threads;
+    for (int i = 0; i < threads; i++) atomic_store(&pool.share[i].next, units * i / threads);
     pool.job++;
     pool.wanted = threads - 1;
     pthread_cond_broadcast(&pool.wake);
     pthread_mutex_unlock(&pool.lock);
-    drain(work, context, units);
+    drain(work, context, units, threads, 0);
     pthread_mutex_lock(&pool.lock);
     pool.wanted = 0; /* who has not started by now has nothing to do */
     pthread_mutex_unlock(&pool.lock);
