@@ -314,8 +314,8 @@ def sweeps(base: IntegerNetwork, images: np.ndarray[Any, Any], repeats: int) -> 
             dense.run(few)
             assert dense._runner is not None
             for prepared in dense._runner.prepared.values():
-                prepared.crossover = 0.0  # always dense, once choices are made again
-            dense.run(few)
+                prepared.crossover = 0.0  # always dense
+            dense._runner._choices.clear()
             runs[f"{title} {value} planes"] = lambda net=net: net.run(few[0], "bitplane")
             runs[f"{title} {value} dense"] = lambda net=dense: net.run(few[0])
     times = turns(runs, repeats)

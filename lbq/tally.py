@@ -30,13 +30,19 @@ WIDE, ROWS = 2048, 255  # bytes that are added up at a time; more rows would ove
 LARGEST_PIXEL = 255
 
 
-def level_counts(levels: Integers, n_max: int) -> Counts:
-    """How often each magnitude 0..n_max occurs, `[T, H * W, n_max + 1]`, in levels `[T, B, C, H, W]`."""
+def level_counts(levels: Integers, n_max: int, into: Counts | None = None) -> Counts:
+    """How often each magnitude 0..n_max occurs, `[T, H * W, n_max + 1]`, in levels `[T, B, C, H, W]`.
+
+    into: counts to which these are added.
+    """
     steps, batch, channels, height, width = levels.shape
     rows, positions = batch * channels, height * width
     channels_last = levels.transpose(0, 1, 3, 4, 2)
     if levels.itemsize == 1 and channels_last.flags.c_contiguous and library() is not None:
-        return tally(channels_last, n_max)
+        return tally(channels_last, n_max, into=into)
+    if into is not None:
+        into += level_counts(levels, n_max)
+        return into
     flat = levels.reshape(steps, rows, positions)
     if flat.dtype.kind == "i":
         flat = np.abs(flat)
@@ -129,21 +135,23 @@ class Tallies:
         if missing:
             raise GraphError(f"no levels were recorded for layer {missing[0]!r}")
         for name, level in levels.items():
-            self.add_counts(self.count(name, np.asarray(level)))
+            self.add_layer(name, np.asarray(level))
         self.images += np.shape(next(iter(levels.values())))[1]
 
-    def count(self, name: str, levels: Integers) -> dict[Read, Counts]:
-        """What is read of one layer, or of the source `input`, in one batch; `add_counts` adds it."""
-        if name == INPUT:
-            pixels = Read(INPUT)
-            return {pixels: level_counts(levels, self.largest(pixels))}
-        levels = self._shaped(levels, name)
-        return {read: level_counts(read.of(levels), self.largest(read)) for read in self.reads if read.source == name}
+    def add_layer(self, name: str, levels: Integers) -> None:
+        """Levels of one layer, or of the source `input`, for one batch; `images` is left to the caller."""
+        reads = (Read(INPUT),) if name == INPUT else tuple(read for read in self.reads if read.source == name)
+        levels = levels if name == INPUT else self._shaped(levels, name)
+        for read in reads:
+            self.counts[read] = level_counts(read.of(levels), self.largest(read), self.counts.get(read))
 
-    def add_counts(self, found: Mapping[Read, Counts], images: int = 0) -> None:
-        """Counts that were made elsewhere, on a GPU for example. images: that all `reads` are now known of."""
+    def add_counts(self, found: Mapping[Read, Counts], images: int) -> None:
+        """Counts of so many images that were made elsewhere, on a GPU or in a thread, for example."""
         for read, counts in found.items():
-            self.counts[read] = self.counts[read] + counts if read in self.counts else counts
+            if read in self.counts:
+                self.counts[read] += counts
+            else:
+                self.counts[read] = counts.copy()
         self.images += images
 
     def _shaped(self, level: Integers, name: str) -> Integers:

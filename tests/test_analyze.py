@@ -21,6 +21,8 @@ from lbq.data.sources import open_source
 from lbq.data.testset import TestSet
 from lbq.deploy import deploy, lower
 from lbq.engine.evaluate import analyze as analyze_deployed
+from lbq.engine.evaluate import measure as measure_deployed
+from lbq.engine.evaluate import open_data
 from lbq.errors import LbqError
 from lbq.measure import measure, passes
 from lbq.neuron import ILIF, BurstNeuron, LadderNeuron
@@ -243,6 +245,21 @@ def test_the_watched_membranes_give_the_levels() -> None:
         u = u.reshape(2, 2, *membranes[0].shape[1:])
         expected = (u[..., None] >= thresholds).sum(-1).transpose(0, 1, 4, 2, 3)
         np.testing.assert_array_equal(levels[name], expected)
+
+
+def test_threads_count_the_same() -> None:
+    net = engine.load(runs_folder() / "lbq-0" / "model.lbq")
+    test = open_data(net.network, "digits")
+    one, two = (measure_deployed(net, test, threads, limit=60, membranes=7) for threads in (1, 2))
+    assert one.tallies is not None
+    assert two.tallies is not None
+    assert one.tallies.images == two.tallies.images == 60
+    assert one.to_dict() == two.to_dict()
+    for read, counts in one.tallies.counts.items():
+        np.testing.assert_array_equal(counts, two.tallies.counts[read])
+    for name, membrane in one.membranes.items():
+        assert membrane.counts.sum() == 9 * 2 * math.prod(net.network[name].shape)  # images 0, 7, ... 56
+        np.testing.assert_array_equal(membrane.counts, two.membranes[name].counts)
 
 
 def test_event_networks_are_analysed_alike() -> None:

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from lbq.analyze import Membrane
 from lbq.engine import numpy_kernels
-from lbq.engine.layers import PoolStep, ReadoutStep, add_step
+from lbq.engine.layers import PoolStep, ReadoutStep, add_step, histogram
 from lbq.engine.levels import pool
 from lbq.engine.native import BACKENDS, Backend, pack
 from lbq.engine.tape import perform, recording
@@ -122,3 +123,19 @@ def test_a_tape_does_the_same_to_other_numbers() -> None:
     np.testing.assert_array_equal(pooled.out, before)
     tape.run(1, 1)
     assert not pooled.out.any()
+
+
+def test_histograms_of_membranes() -> None:
+    rng = np.random.default_rng(4)
+    step = rng.integers(50, 500, 70).astype(np.float64)
+    step[3] = np.inf  # a channel that nothing reaches
+    values = rng.integers(-5000, 9000, (3, 4, 5, 70)).astype(np.int32)
+    values[0] = step.clip(max=500).astype(np.int32) * rng.integers(-4, 9, (4, 5, 70))  # on the edges
+    values[1, 0, 0, :2] = np.iinfo(np.int32).min, np.iinfo(np.int32).max
+    expected = Membrane.empty(1, (1, 2, 3, 4, 5))
+    expected.add(0, values / step)
+    found = histogram(values, step, Membrane.LOW, Membrane.WIDTH, expected.counts.shape[1])
+    np.testing.assert_array_equal(found, expected.counts[0])
+    assert found.sum() == values.size
+    with pytest.raises(ValueError, match="cannot make 5 bins"):
+        histogram(values, step[:3], 0, 1, 5)

@@ -63,7 +63,12 @@ def test_native_tallies_equal_brute_force(
     expected = brute_force(levels, n_max)
     for threads in (1, 3):
         np.testing.assert_array_equal(tally(channels_last, n_max, threads), expected)
-    np.testing.assert_array_equal(level_counts(channels_last.transpose(0, 1, 4, 2, 3), n_max), expected)
+    seen = channels_last.transpose(0, 1, 4, 2, 3)
+    np.testing.assert_array_equal(level_counts(seen, n_max), expected)
+    counts = level_counts(levels, n_max)
+    for again in (seen, levels):  # by the library, and in NumPy
+        assert level_counts(again, n_max, counts) is counts
+    np.testing.assert_array_equal(counts, 3 * expected)
 
 
 @pytest.mark.parametrize("isa", native.isas())
@@ -83,6 +88,8 @@ def test_a_native_tally_refuses_what_it_cannot_count() -> None:
         tally(levels.transpose(0, 1, 4, 2, 3), 3)
     with pytest.raises(ValueError, match="contiguous uint8 or int8"):
         tally(levels.astype(np.int32), 3)
+    with pytest.raises(ValueError, match="counts must be contiguous int64"):
+        tally(levels, 3, into=np.zeros((1, 9, 5), np.int64))
 
 
 def naf(n: int) -> int:

@@ -18,6 +18,7 @@ from lbq.data import folder
 from lbq.data.testset import EVAL_RATIO, FILES, TestSet, open_arrays, open_test
 from lbq.engine.choose import Choice
 from lbq.engine.engine import Engine, Network
+from lbq.engine.layers import histogram
 from lbq.engine.levels import Integers
 from lbq.engine.native import Counts
 from lbq.engine.network import MEMBRANE_BOUND, IntegerNetwork
@@ -25,6 +26,7 @@ from lbq.engine.runner import Output
 from lbq.errors import ArtefactError, DataError
 from lbq.graph import INPUT
 from lbq.measurement import Measurement
+from lbq.native import library
 from lbq.tally import Tallies
 
 BATCH = 256
@@ -152,13 +154,15 @@ def measure(
     membranes: run every n-th image of the set once more and look at its membranes; 0: none.
     """
     network = net.network
-    tallies, found, one_at_a_time = Tallies(network), _Membranes(network), threading.Lock()
+    found = _Membranes(network)
+    parts: dict[int, Tallies] = {}  # of each thread its own
     images = correct = 0
 
     def count(name: str, levels: Integers) -> None:
-        counts = tallies.count(name, levels)
-        with one_at_a_time:
-            tallies.add_counts(counts)
+        me = threading.get_ident()
+        if me not in parts:
+            parts[me] = Tallies(network)
+        parts[me].add_layer(name, levels)
 
     for x, which in test.batches(BATCH, limit):
         out = net.run(x, "auto", count, threads, progress=progress)
@@ -171,6 +175,9 @@ def measure(
             correct += int((out.predictions == test.labels[which]).sum())
     if not images:
         raise DataError(f"{test.name} has no samples to run")
+    tallies = Tallies(network)
+    for part in parts.values():
+        tallies.add_counts(part.counts, 0)
     tallies.images = images
     accuracy = math.nan if test.labels is None else 100 * correct / images
     return Measurement(network, images, accuracy, tallies, images == test.size, found.layers)
@@ -194,7 +201,12 @@ class _Membranes:
             )
             self.layers[name] = Membrane.empty(self.network.timesteps, [round(float(r), 3) for r in ratios])
             self._steps[name] = step
-        self.layers[name].add(timestep, u / self._steps[name])
+        membrane, step = self.layers[name], self._steps[name]
+        if library() is None:
+            membrane.add(timestep, u / step)
+        else:
+            bins = membrane.counts.shape[1]
+            membrane.counts[timestep] += histogram(u, step, Membrane.LOW, Membrane.WIDTH, bins)
 
 
 def analyze(

@@ -245,15 +245,51 @@ class _TallyCall(ctypes.Structure):
     )
 
 
-def tally(levels: NDArray[Any], n_max: int, threads: int = 1) -> NDArray[np.int64]:
-    """How often each magnitude 0..n_max occurs at each position, `[T, H * W, n_max + 1]`, in levels `[T, B, H, W, C]`."""
+def tally(
+    levels: NDArray[Any], n_max: int, threads: int = 1, into: NDArray[np.int64] | None = None
+) -> NDArray[np.int64]:
+    """How often each magnitude 0..n_max occurs at each position, `[T, H * W, n_max + 1]`, in levels `[T, B, H, W, C]`.
+
+    into: counts to which these are added.
+    """
     if levels.ndim != 5 or levels.dtype not in (np.uint8, np.int8) or not levels.flags.c_contiguous:
         raise ValueError(f"levels must be contiguous uint8 or int8 [T, B, H, W, C], got {levels.dtype} {levels.shape}")
-    if max(int(levels.max(initial=0)), -int(levels.min(initial=0))) > n_max:
+    lowest = int(levels.min(initial=0)) if levels.dtype == np.int8 else 0
+    if max(int(levels.max(initial=0)), -lowest) > n_max:
         raise ValueError(f"levels must not exceed {n_max}")
     steps, batch, height, width, channels = levels.shape
-    counts = np.zeros((steps, height * width, n_max + 1), np.int64)
+    shape = (steps, height * width, n_max + 1)
+    counts = np.zeros(shape, np.int64) if into is None else into
+    if counts.shape != shape or counts.dtype != np.int64 or not counts.flags.c_contiguous:
+        raise ValueError(f"counts must be contiguous int64 {list(shape)}, got {counts.dtype} {list(counts.shape)}")
     call = _TallyCall(steps, batch, height * width, channels, n_max, address(levels), address(counts))
     call.is_signed, call.threads, call.isa = levels.dtype == np.int8, threads, native.ISAS[native.isa()]
     library().lbq_tally(ctypes.byref(call))
+    return counts
+
+
+class _HistogramCall(ctypes.Structure):
+    """struct lbq_histogram of native.h."""
+
+    _fields_ = (
+        *((n, ctypes.c_int64) for n in ("n", "channels", "bins")),
+        *((n, ctypes.c_void_p) for n in ("values", "step", "counts")),
+        *((n, ctypes.c_double) for n in ("low", "width")),
+    )
+
+
+def histogram(
+    values: NDArray[np.int32], step: NDArray[np.float64], low: float, width: float, bins: int
+) -> NDArray[np.int64]:
+    """How many of the values, `[..., C]`, divided by their channel's step, lie in each bin: `width` wide, from `low` on.
+
+    The first bin and the last also hold what lies beyond.
+    """
+    if values.dtype != np.int32 or step.shape != values.shape[-1:] or not 0 < bins < 2**31 or width <= 0:
+        raise ValueError(f"cannot make {bins} bins of {values.dtype} {list(values.shape)} over {list(step.shape)}")
+    values, step, counts = ready(values), ready(step, np.float64), np.zeros(bins, np.int64)
+    call = _HistogramCall(values.size // max(len(step), 1), len(step), bins)
+    call.values, call.step, call.counts = address(values), address(step), address(counts)
+    call.low, call.width = low, width
+    library().lbq_histogram(ctypes.byref(call))
     return counts

@@ -137,7 +137,7 @@ struct lbq_step {
 LBQ_EXPORT int lbq_steps(const struct lbq_step *steps, int64_t n, int32_t threads);
 
 /* How often each magnitude occurs at each site, over images and channels; mirrored by lbq/engine/layers.py.
- * levels [T, batch, sites, channels], none above n_max; counts [T, sites, n_max + 1]. */
+ * levels [T, batch, sites, channels], none above n_max; counts [T, sites, n_max + 1], to which it is added. */
 struct lbq_tally {
     int64_t timesteps, batch, sites, channels, n_max;
     const uint8_t *levels;
@@ -145,5 +145,16 @@ struct lbq_tally {
     int32_t is_signed, threads, isa;
 };
 LBQ_EXPORT void lbq_tally(const struct lbq_tally *call);
+
+/* How many of the values [n, channels], divided by their channel's step, lie in each bin: `width` wide, from `low` on; the
+ * first and the last also hold what lies beyond. */
+struct lbq_histogram {
+    int64_t n, channels, bins;
+    const int32_t *values;
+    const double *step; /* [channels] */
+    int64_t *counts;    /* [bins] */
+    double low, width;
+};
+LBQ_EXPORT void lbq_histogram(const struct lbq_histogram *call);
 
 #endif

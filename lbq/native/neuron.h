@@ -1,5 +1,8 @@
 /* The template of neuron.c: see there. A tile is LANES channels of one site, for all timesteps in registers. */
 #include <string.h>
+#if defined(LBQ_FOR_AVX512) || defined(LBQ_FOR_AVX2)
+#include <immintrin.h>
+#endif
 
 #include "isa.h"
 #include "neuron_sets.h"
@@ -103,7 +106,7 @@ void NAME(lbq_neuron_sites)(const struct lbq_neuron *call, int64_t first, int64_
         sites(&own, is, first, last, counts);
 }
 
-/* Tallies: a register of bytes counts, in every byte, how often that byte of the levels was equal to a level. */
+/* Tallies. */
 #define SOME_LEVELS 5  /* that are looked for at a time */
 #define MANY_LEVELS 40 /* beyond which they are counted one by one */
 typedef uint8_t vc __attribute__((vector_size(4 * LANES)));
@@ -117,28 +120,31 @@ INLINE vc load_bytes(const uint8_t *p, int64_t bytes, int is_signed) {
     return (v ^ negative) - negative;
 }
 
-INLINE int64_t sum_bytes(vc v) {
-    ve pairs = ((ve)v & 0x00ff00ff00ff00ffu) + ((ve)v >> 8 & 0x00ff00ff00ff00ffu);
+/* How many bytes are equal to a level. */
+INLINE int64_t equal_bytes(vc v, uint8_t level) {
+#if defined(LBQ_FOR_AVX512)
+    return __builtin_popcountll(_mm512_cmpeq_epi8_mask((__m512i)v, _mm512_set1_epi8((char)level)));
+#elif defined(LBQ_FOR_AVX2)
+    return __builtin_popcount((uint32_t)_mm256_movemask_epi8((__m256i)(v == level)));
+#else
+    ve ones = (ve)(v == level) & 0x0101010101010101u;
     uint64_t sum = 0;
-    for (int j = 0; j < LANES / 2; j++) sum += pairs[j]; /* below 2^16 in each quarter */
-    return (int64_t)(sum * 0x0001000100010001u >> 48);
+    for (int j = 0; j < LANES / 2; j++) sum += ones[j];
+    return (int64_t)(sum * 0x0101010101010101u >> 56);
+#endif
 }
 
-/* Levels first..first + SOME_LEVELS - 1 at a site. */
-INLINE void tally_some(const struct lbq_tally *n, const uint8_t *levels, int64_t first, int64_t *counts) {
-    vc found[SOME_LEVELS] = {{0}};
-    int64_t left = 255; /* registers until a byte may be full */
+/* Levels first..first + SOME_LEVELS - 1 at a site; returns how many there were. */
+INLINE int64_t tally_some(const struct lbq_tally *n, const uint8_t *levels, int64_t first, int64_t *counts) {
+    int64_t found[SOME_LEVELS] = {0};
     for (int64_t b = 0; b < n->batch; b++)
         for (int64_t c = 0; c < n->channels; c += 4 * LANES) {
             vc v = load_bytes(levels + b * n->sites * n->channels + c, n->channels - c, n->is_signed);
-            for (int k = 0; k < SOME_LEVELS; k++) found[k] -= (vc)(v == (uint8_t)(first + k));
-            if (--left && (b + 1 < n->batch || c + 4 * LANES < n->channels)) continue;
-            for (int k = 0; k < SOME_LEVELS; k++) {
-                if (first + k <= n->n_max) counts[first + k] += sum_bytes(found[k]);
-                found[k] = (vc){0};
-            }
-            left = 255;
+            for (int k = 0; k < SOME_LEVELS; k++) found[k] += equal_bytes(v, (uint8_t)(first + k));
         }
+    int64_t sum = 0;
+    for (int k = 0; k < SOME_LEVELS && first + k <= n->n_max; k++) counts[first + k] += found[k], sum += found[k];
+    return sum;
 }
 
 void NAME(lbq_tally_sites)(const struct lbq_tally *call, int64_t first, int64_t last) {
@@ -154,8 +160,7 @@ void NAME(lbq_tally_sites)(const struct lbq_tally *call, int64_t first, int64_t 
                 }
             continue;
         }
-        for (int64_t k = 1; k <= n->n_max; k += SOME_LEVELS) tally_some(n, levels, k, counts);
-        for (int64_t k = 1; k <= n->n_max; k++) total -= counts[k];
+        for (int64_t k = 1; k <= n->n_max; k += SOME_LEVELS) total -= tally_some(n, levels, k, counts);
         counts[0] += total;
     }
 }

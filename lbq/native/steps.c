@@ -6,6 +6,7 @@
 #include "native.h"
 
 #define ADDED 32768 /* values of a unit */
+#define PLACED 64   /* values whose bins are found at a time */
 
 static int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
 static int64_t max64(int64_t a, int64_t b) { return a > b ? a : b; }
@@ -125,6 +126,24 @@ static int readout(const struct lbq_readout *r) {
     for (int64_t image = 0; image < r->batch; image++)
         if (readout_image(r, image, r->counts)) return 1;
     return 0;
+}
+
+/* Histograms of membranes
+ * ------------------------------------------------------------------------------------------------------------------ */
+
+void lbq_histogram(const struct lbq_histogram *h) {
+    const double last = (double)(h->bins - 1);
+    for (int64_t i = 0; i < h->n; i++)
+        for (int64_t first = 0; first < h->channels; first += PLACED) {
+            int32_t place[PLACED]; /* found before they are counted: the divisions then go side by side */
+            int64_t some = min64(PLACED, h->channels - first);
+            for (int64_t c = 0; c < some; c++) {
+                double at = (h->values[i * h->channels + first + c] / h->step[first + c] - h->low) / h->width;
+                at = at > 0 ? at : 0;
+                place[c] = (int32_t)(at < last ? at : last);
+            }
+            for (int64_t c = 0; c < some; c++) h->counts[place[c]]++;
+        }
 }
 
 /* Sequences
