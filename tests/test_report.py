@@ -25,7 +25,7 @@ from lbq.deploy import deploy
 from lbq.errors import LbqError
 from lbq.records import read
 from lbq.report import comma_separated, latex, markdown, render
-from lbq.report.figures import cost_figures, layer_figures, level_colour, speed_figure, training_figures
+from lbq.report.figures import cost_figures, layer_figures, level_colour, speed_figures, training_figures
 from lbq.report.folder import make, tour_of
 from lbq.report.schematics import box_slope, example, neuron_figures, relsg_et_slope, surrogates
 from lbq.report.svg import Plot, label, log_ticks, standalone, ticks
@@ -170,7 +170,7 @@ def test_spreadsheets_get_no_formulas() -> None:
 def test_every_figure_is_xml_with_a_description(found: Gathered) -> None:
     figures = [
         *training_figures(found), *layer_figures(found), *cost_figures(accounts(found.groups)), surrogates(),
-        *neuron_figures([], ""), speed_figure(BENCHMARK),
+        *neuron_figures([], ""), *speed_figures([BENCHMARK]),
     ]  # fmt: skip
     ids = [f.id for f in figures if f is not None]
     assert len(set(ids)) == len(ids) >= 12
@@ -266,8 +266,15 @@ def test_small_pieces_of_plots() -> None:
 
 def test_bad_benchmarks() -> None:
     with pytest.raises(LbqError, match="sweeps.active"):
-        speed_figure({"sweeps": {"active": [[1, 2]]}})
-    assert speed_figure({"sweeps": {"active": []}}) is None
+        speed_figures([{"sweeps": {"active": [[1, 2]]}}])
+    assert speed_figures([{"sweeps": {"active": []}}]) == []
+
+
+def test_benchmarks_of_several_machines() -> None:
+    sweep = {"sweeps": {"active": [[0.1, 1.0, 2.0], [0.5, 4.0, 2.0]]}}
+    found = speed_figures([{**sweep, "features": ["avx512", "vnni", "amx"]}, {**sweep, "features": ["vnni"]}, sweep])
+    assert [figure.id for figure in found] == ["speed", "speed-1", "speed-2"]
+    assert [figure.title.rsplit(", ")[-1] for figure in found] == ["AMX", "VNNI", "Engine: time against density"]
 
 
 # The tour ------------------------------------------------------------------------------------------------------------

@@ -420,14 +420,21 @@ def _counts(measured: Sequence[tuple[Group, Account, Account]]) -> Figure:
     return Figure("counts", plot.title, caption, plot.svg())
 
 
-def speed_figure(benchmark: dict[str, Any]) -> Figure | None:
+def speed_figures(benchmarks: Sequence[dict[str, Any]]) -> list[Figure]:
     """Milliseconds per image by planes and densely against the share of active neurons (benchmarks/engine_speed.py)."""
+    found = [figure for benchmark in benchmarks if (figure := _speed(benchmark)) is not None]
+    return [replace(figure, id=f"{figure.id}-{i}" if i else figure.id) for i, figure in enumerate(found)]
+
+
+def _speed(benchmark: dict[str, Any]) -> Figure | None:
     points = _sweep(benchmark)
     if not points:
         return None
+    features = benchmark.get("features") or ()
+    unit = next((f", {name}" for key, name in (("amx", "AMX"), ("vnni", "VNNI")) if key in features), "")
     top = 1.08 * max(max(planes, dense) for _, planes, dense in points)
     plot = Plot(
-        "Engine: time against density",
+        f"Engine: time against density{unit}",
         "; ".join(f"{100 * x:.0f} % active: planes {p:.1f} ms, dense {d:.1f} ms" for x, p, d in points),
         (0, 1.05 * max(x for x, _, _ in points)),
         (0, top),

@@ -11,7 +11,7 @@ from typing import Any
 from lbq import paper
 from lbq._version import __version__
 from lbq.report import svg
-from lbq.report.figures import Figure, cost_figures, layer_figures, names, speed_figure, training_figures
+from lbq.report.figures import Figure, cost_figures, layer_figures, names, speed_figures, training_figures
 from lbq.report.schematics import neuron_figures, surrogates
 from lbq.report.tables import Table, accounts, all_tables, dataset_name, run_id, short
 from lbq.report.tour import Picture, Tour
@@ -55,8 +55,7 @@ def render(
         *(_table(table, folded=i > 2) for i, table in enumerate(costs)),  # of the honest ones, the first is open
         _table(tables["technology"], folded=True),
     )  # fmt: skip
-    speeds = [figure for benchmark in found.benchmarks if (figure := speed_figure(benchmark)) is not None]
-    add("speed", "Engine speed: measured", _figures(speeds))
+    add("speed", "Engine speed: measured", _figures(speed_figures(found.benchmarks)))
     add("neuron", "The neuron", _figures(_neuron(found)))
     add("tour", "A tour of one image", _tour(tour) if tour is not None else "")
     add("compare", "Compare two runs", _compare(found))
@@ -66,10 +65,9 @@ def render(
 
 def all_figures(found: Gathered, technology: Technology = DEFAULT) -> list[Figure]:
     """Every figure that these results give, without the tour."""
-    speeds = (speed_figure(benchmark) for benchmark in found.benchmarks)
     return [
         *training_figures(found), *layer_figures(found), *cost_figures(accounts(found.groups), technology),
-        *(figure for figure in speeds if figure is not None), *_neuron(found),
+        *speed_figures(found.benchmarks), *_neuron(found),
     ]  # fmt: skip
 
 
