@@ -62,11 +62,14 @@ class Network:
             self._runner = Runner(self.network)
         return self._runner.run(x, engine, trace, threads, backend, progress)
 
-    def watch(self, images: NDArray[np.uint8], told: Watch) -> None:
-        """Run images and tell every layer's membranes before emission: told(layer, timestep, int32 [B, H, W, C])."""
+    def watch(self, images: NDArray[np.uint8], told: Watch, trace: bool | Trace = False) -> Output:
+        """Run images and tell every layer's membranes before emission: told(layer, timestep, int32 [B, H, W, C]).
+
+        trace: as for `run`.
+        """
         if self._runner is None:
             self._runner = Runner(self.network)
-        self._runner.run(self._checked(images), watch=told)
+        return self._runner.run(self._checked(images), trace=trace, watch=told)
 
     def on_device(self, device: str) -> Any:
         """The network in PyTorch on a device: `cuda`, or `cpu` to look at the same arithmetic without a GPU."""

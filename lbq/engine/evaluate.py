@@ -151,7 +151,7 @@ def measure(
 ) -> Measurement:
     """Counts of a deployed network on its own levels; accuracy where labels are known.
 
-    membranes: run every n-th image of the set once more and look at its membranes; 0: none.
+    membranes: look at the membranes of every n-th image of the set; 0: of none.
     """
     network = net.network
     found = _Membranes(network)
@@ -164,15 +164,25 @@ def measure(
             parts[me] = Tallies(network)
         parts[me].add_layer(name, levels)
 
+    along = 0 if network.static else 1
     for x, which in test.batches(BATCH, limit):
-        out = net.run(x, "auto", count, threads, progress=progress)
+        size = x.shape[along]
+        watched = np.arange(images, images + size) % membranes == 0 if membranes else np.zeros(size, bool)
+        for inside in (False, True):
+            chosen = watched if inside else ~watched
+            some = np.compress(chosen, x, along)
+            if not some.size:
+                continue
+            if inside:
+                out = net.watch(some, found.add, count)
+                if progress is not None:
+                    progress(len(out.logits))
+            else:
+                out = net.run(some, "auto", count, threads, progress=progress)
+            if test.labels is not None:
+                correct += int((out.predictions == test.labels[which][chosen]).sum())
         count(INPUT, x[None] if network.static else x)
-        chosen = slice(-images % membranes, None, membranes) if membranes else slice(0)
-        if (sample := x[chosen] if network.static else x[:, chosen]).size:
-            net.watch(sample, found.add)
-        images += len(out.logits)
-        if test.labels is not None:
-            correct += int((out.predictions == test.labels[which]).sum())
+        images += size
     if not images:
         raise DataError(f"{test.name} has no samples to run")
     tallies = Tallies(network)
