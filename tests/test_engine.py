@@ -527,6 +527,30 @@ def test_branches_pools_groups_and_a_static_image_beside_levels() -> None:
     assert same(dense, net.on_device("cpu").run(x, trace=True))
 
 
+class Three(nn.Module):
+    """Three convolutions into one layer, the first of the image itself, whose current is the same at every timestep."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.timesteps = 2
+        self.conv, self.sn = nn.Conv2d(3, 4, 3, padding=1), BurstNeuron()
+        self.a, self.b, self.c, self.sn1 = *(nn.Conv2d(i, 4, 3, padding=1) for i in (3, 4, 4)), BurstNeuron()
+        self.pool, self.fc = nn.AdaptiveAvgPool2d(1), nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        s = self.sn(over_time(x, self.conv, timesteps=2))
+        u = self.sn1(over_time(x, self.a, timesteps=2) + over_time(s, self.b) + over_time(s, self.c))
+        return over_time(over_time(u, self.pool).flatten(2), self.fc, spatial=1).mean(0)
+
+
+def test_three_currents_of_one_layer_do_not_overwrite_each_other() -> None:
+    torch.manual_seed(2)
+    net = deploy(warmed(Three(), 3, 6, 6), (3, 6, 6), mean=[0.5] * 3, std=[0.25] * 3)
+    x = pixels(3, 3, 6, 6, seed=1)
+    agrees_with_the_definition(net, x[:2])
+    assert same(net.run(x, "dense", trace=True), net.run(x, "bitplane", trace=True))
+
+
 def test_event_networks_read_frames_at_every_timestep() -> None:
     torch.manual_seed(0)
     made = warmed(models.create("resnet8w2", in_channels=2, num_classes=3), 2, 4, 4, static=False)

@@ -241,13 +241,11 @@ class _TallyCall(ctypes.Structure):
     _fields_ = (
         *((n, ctypes.c_int64) for n in ("timesteps", "batch", "sites", "channels", "n_max")),
         *((n, ctypes.c_void_p) for n in ("levels", "counts")),
-        *((n, ctypes.c_int32) for n in ("is_signed", "threads", "isa")),
+        *((n, ctypes.c_int32) for n in ("is_signed", "isa")),
     )
 
 
-def tally(
-    levels: NDArray[Any], n_max: int, threads: int = 1, into: NDArray[np.int64] | None = None
-) -> NDArray[np.int64]:
+def tally(levels: NDArray[Any], n_max: int, into: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
     """How often each magnitude 0..n_max occurs at each position, `[T, H * W, n_max + 1]`, in levels `[T, B, H, W, C]`.
 
     into: counts to which these are added.
@@ -263,7 +261,7 @@ def tally(
     if counts.shape != shape or counts.dtype != np.int64 or not counts.flags.c_contiguous:
         raise ValueError(f"counts must be contiguous int64 {list(shape)}, got {counts.dtype} {list(counts.shape)}")
     call = _TallyCall(steps, batch, height * width, channels, n_max, address(levels), address(counts))
-    call.is_signed, call.threads, call.isa = levels.dtype == np.int8, threads, native.ISAS[native.isa()]
+    call.is_signed, call.isa = levels.dtype == np.int8, native.ISAS[native.isa()]
     library().lbq_tally(ctypes.byref(call))
     return counts
 

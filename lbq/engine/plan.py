@@ -66,7 +66,9 @@ class Workspace:
         assert layer.neuron is not None
         return flat.view(layer.neuron.dtype).reshape(rows, h, w, c)
 
-    def current(self, layer: IntegerLayer, rows: int, second: bool) -> NDArray[np.int32]:
+    def current(self, layer: IntegerLayer, rows: int, beside: NDArray[np.int32] | None) -> NDArray[np.int32]:
+        """`[rows, H, W, C]` for the currents of a synapse, in the half where those of others, `beside`, are not."""
         c, h, w = layer.shape
-        start = len(self.currents) // 2 if second else 0
+        half = len(self.currents) // 2
+        start = half if beside is not None and np.may_share_memory(beside, self.currents[:half]) else 0
         return self.currents[start : start + rows * layer.units].reshape(rows, h, w, c)

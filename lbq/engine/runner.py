@@ -291,7 +291,7 @@ class _Job:
         current: NDArray[np.int32] | None = None
         for synapse in layer.convs:
             read = self._read(synapse)
-            out = self.space.current(layer, len(read), second=current is not None)
+            out = self.space.current(layer, len(read), current)
             found = self._convolve(synapse, read, out)
             current = found if current is None else self._sum(current, found)
         shortcuts = [self._shortcut(s) for s in layer.identities]

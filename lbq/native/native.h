@@ -142,7 +142,7 @@ struct lbq_tally {
     int64_t timesteps, batch, sites, channels, n_max;
     const uint8_t *levels;
     int64_t *counts;
-    int32_t is_signed, threads, isa;
+    int32_t is_signed, isa;
 };
 LBQ_EXPORT void lbq_tally(const struct lbq_tally *call);
 

@@ -48,15 +48,4 @@ void lbq_neuron(const struct lbq_neuron *call, int threads) {
     lbq_parallel(threads, (total + r.sites_each - 1) / r.sites_each, run_unit, &r);
 }
 
-#define TALLIED 32 /* sites in a unit */
-
-static void tally_unit(void *context, int64_t unit) {
-    const struct lbq_tally *n = context;
-    int64_t total = n->timesteps * n->sites, last = (unit + 1) * TALLIED;
-    tally_of(n->isa)(n, unit * TALLIED, last < total ? last : total);
-}
-
-void lbq_tally(const struct lbq_tally *call) {
-    struct lbq_tally n = *call;
-    lbq_parallel(n.threads, (n.timesteps * n.sites + TALLIED - 1) / TALLIED, tally_unit, &n);
-}
+void lbq_tally(const struct lbq_tally *call) { tally_of(call->isa)(call, 0, call->timesteps * call->sites); }
