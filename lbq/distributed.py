@@ -5,6 +5,7 @@ Works with NCCL on GPUs and gloo on CPUs; with one process every function is the
 
 from __future__ import annotations
 
+import gc
 import os
 import time
 from collections.abc import Iterable, Sequence
@@ -15,6 +16,7 @@ from uuid import uuid4
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn.functional
 from torch import Tensor, nn
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
@@ -130,8 +132,15 @@ def unused_part(store: Store, rank: int, size: int) -> Store:
 
 
 def stop() -> None:
+    """Leave the others, and end gloo's threads.
+
+    A thread of theirs that frees a tensor while Python shuts down aborts the process. They end with the last reference to
+    the group: of dead trainers, collected here, and of `torch.distributed.nn.functional`, whose functions have the group
+    that exists when it is imported as their default; so it is imported above, before there is one.
+    """
     if dist.is_initialized():
         dist.destroy_process_group()
+        gc.collect()
 
 
 class _SumOverProcesses(torch.autograd.Function):

@@ -483,6 +483,15 @@ def step(self, micro):
 Trainer._step = step
 cli.main()
 """
+WITNESS = """
+import atexit, sys
+from pathlib import Path
+from lbq import cli
+def report():
+    print("at exit:", *(task.read_text().strip() for task in Path("/proc/self/task").glob("*/comm")), file=sys.stderr)
+atexit.register(report)
+cli.main()
+"""
 
 
 def torchrun(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -499,8 +508,10 @@ def test_torchrun_and_a_lost_process(tmp_path: Path) -> None:
     file = tmp_path / "small.toml"
     file.write_text(settings.to_toml())
     options = ["train", str(file), "--resume", "auto", "--device", "cpu", "--json", "--out"]
-    done = torchrun("-m", "lbq", *options, str(tmp_path / "whole"))
+    (tmp_path / "witness.py").write_text(WITNESS)
+    done = torchrun(str(tmp_path / "witness.py"), *options, str(tmp_path / "whole"))
     assert done.returncode == 0, done.stderr
+    assert done.stderr.count("at exit:") == 2 and "gloo" not in done.stderr  # its threads could abort a process that ends
     result = json.loads(done.stdout)  # one process prints
     assert result["processes"] == 2
     (tmp_path / "victim.py").write_text(VICTIM)
