@@ -7,14 +7,15 @@ position weighted by its own fan-out, so borders are exact) follow from them, an
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lbq.engine.layers import tally
+from lbq.engine.layers import Tally
 from lbq.engine.levels import pool
 from lbq.engine.network import IntegerNetwork
 from lbq.errors import GraphError
@@ -37,9 +38,8 @@ def level_counts(levels: Integers, n_max: int, into: Counts | None = None) -> Co
     """
     steps, batch, channels, height, width = levels.shape
     rows, positions = batch * channels, height * width
-    channels_last = levels.transpose(0, 1, 3, 4, 2)
-    if levels.itemsize == 1 and channels_last.flags.c_contiguous and library() is not None:
-        return tally(channels_last, n_max, into=into)
+    if (bytes_ := _channels_last(levels)) is not None:
+        return Tally(bytes_, n_max, into)()
     if into is not None:
         into += level_counts(levels, n_max)
         return into
@@ -66,6 +66,12 @@ def level_counts(levels: Integers, n_max: int, into: Counts | None = None) -> Co
     return out
 
 
+def _channels_last(levels: Integers) -> Integers | None:
+    """The same levels as `[T, B, H, W, C]` where the native library can count them as they lie."""
+    found = levels.transpose(0, 1, 3, 4, 2)
+    return found if levels.itemsize == 1 and found.flags.c_contiguous and library() is not None else None
+
+
 @dataclass(frozen=True)
 class Read:
     """Levels of a layer as a synapse reads them: max-pooled, then summed over windows, then over time.
@@ -79,9 +85,14 @@ class Read:
     over_time: bool = False
     absolute: bool = False
 
+    @property
+    def whole(self) -> bool:
+        """Whether it is the levels themselves."""
+        return not (self.maxima or self.sums or self.over_time)
+
     def of(self, levels: Integers) -> Integers:
         """What is read of levels `[T, B, C, H, W]`."""
-        if not (self.maxima or self.sums or self.over_time):
+        if self.whole:
             return levels
         steps, batch = levels.shape[:2]
         flat = pool(levels.reshape(-1, *levels.shape[2:]), self.maxima)
@@ -112,6 +123,7 @@ class Tallies:
                     reads.add(self.read(synapse, absolute=True))
         self.reads = tuple(sorted(reads, key=repr))
         self.counts: dict[Read, Counts] = {}
+        self._prepared: dict[str, tuple[Integers, list[Callable[[], Any]]]] = {}
 
     def read(self, synapse: Synapse, absolute: bool = False) -> Read:
         """What a synapse reads; the readout reads sums over time."""
@@ -139,11 +151,32 @@ class Tallies:
         self.images += np.shape(next(iter(levels.values())))[1]
 
     def add_layer(self, name: str, levels: Integers) -> None:
-        """Levels of one layer, or of the source `input`, for one batch; `images` is left to the caller."""
-        reads = (Read(INPUT),) if name == INPUT else tuple(read for read in self.reads if read.source == name)
-        levels = levels if name == INPUT else self._shaped(levels, name)
-        for read in reads:
-            self.counts[read] = level_counts(read.of(levels), self.largest(read), self.counts.get(read))
+        """Levels of one layer, or of the source `input`, for one batch; `images` is left to the caller.
+
+        An engine gives the same array, with other levels in it, for image after image: that is prepared once.
+        """
+        known, ways = self._prepared.get(name, (None, []))
+        if known is not levels:
+            shaped = levels if name == INPUT else self._shaped(levels, name)
+            reads = [Read(INPUT)] if name == INPUT else [read for read in self.reads if read.source == name]
+            ways = [self._way(read, shaped) for read in reads]
+            if _channels_last(shaped) is not None:  # an engine's
+                self._prepared[name] = levels, ways
+        for count in ways:
+            count()
+
+    def _way(self, read: Read, levels: Integers) -> Callable[[], Any]:
+        """What counts a read of the levels that are in this memory."""
+        n_max = self.largest(read)
+        bytes_ = _channels_last(levels) if read.whole else None
+        if bytes_ is None:
+            return partial(self._count, read, levels, n_max)
+        way = Tally(bytes_, n_max, self.counts.get(read))
+        self.counts[read] = way.counts
+        return way
+
+    def _count(self, read: Read, levels: Integers, n_max: int) -> None:
+        self.counts[read] = level_counts(read.of(levels), n_max, self.counts.get(read))
 
     def add_counts(self, found: Mapping[Read, Counts], images: int) -> None:
         """Counts of so many images that were made elsewhere, on a GPU or in a thread, for example."""

@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from lbq import models
 from lbq.deploy import deploy
 from lbq.engine import Network
+from lbq.engine.runner import Output
+from lbq.models import over_time
 from lbq.neuron import BurstNeuron
 
 MEAN, STD = (0.5, 0.4, 0.6), (0.25, 0.3, 0.2)
@@ -53,3 +55,52 @@ def deployed(
     id: str = "resnet8w4", neuron: Any = "lbq", shape: tuple[int, int, int] = (3, 8, 8), bits: int = 8, **options: Any
 ) -> Network:
     return deploy(small(id, neuron, shape, **options), shape, mean=MEAN[: shape[0]], std=STD[: shape[0]], bits=bits)
+
+
+def branches(m: Any, x: Tensor) -> Tensor:
+    """Two paths from one tensor with steps of their own, average-pooled, max-pooled, grouped and dilated, then merged."""
+    a = m.sn(over_time(x, m.conv, timesteps=3))
+    b = m.sn1(over_time(a, m.avg, m.conv1))
+    c = m.sn2(over_time(a, m.max, m.conv2) + b)
+    d = m.sn3(over_time(c, m.conv3) + b + over_time(x, m.skip, timesteps=3))
+    return over_time(over_time(d, m.pool).flatten(2), m.fc, spatial=1).mean(0)
+
+
+class Branches(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.timesteps = 3
+        self.conv, self.sn = nn.Conv2d(3, 4, 3, padding=1), BurstNeuron(6)
+        self.avg, self.conv1, self.sn1 = nn.AvgPool2d(2), nn.Conv2d(4, 4, 3, padding=1, groups=2), BurstNeuron(3)
+        self.max, self.conv2, self.sn2 = nn.MaxPool2d(3, 2, 1), nn.Conv2d(4, 4, 3, padding=2, dilation=2), BurstNeuron()
+        self.conv3, self.skip, self.sn3 = nn.Conv2d(4, 4, 1), nn.Conv2d(3, 4, 2, 2), BurstNeuron(2)
+        self.pool, self.fc = nn.AdaptiveAvgPool2d(1), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return branches(self, x)
+
+
+# Of every kind, to deploy
+CASES: list[tuple[str, Any, tuple[int, int, int], dict[str, Any]]] = [
+    ("resnet8w2", "lbq", (3, 4, 4), {}),
+    ("resnet8w2", {"name": "lbq", "n_max": 20, "per_channel": True}, (3, 4, 4), {"timesteps": 3}),
+    ("resnet8w2", {"name": "lbq", "membrane": "plif"}, (1, 5, 3), {}),
+    ("resnet8w2", {"name": "lbq", "membrane": "if", "alpha": 0.7}, (3, 4, 4), {}),
+    ("resnet8w2", "lif", (3, 4, 4), {"timesteps": 3}),
+    ("resnet8w2", "ternary", (3, 4, 4), {}),
+    ("resnet8w2", "ternary_half", (3, 4, 4), {}),
+    ("resnet8w2", "ilif", (3, 4, 4), {}),
+    ("resnet8w2", "ladder", (3, 4, 4), {}),
+    ("resnet19w64fc256", "lbq", (3, 4, 4), {}),
+]
+
+
+def same(a: Output, b: Output) -> bool:
+    """Identical logits and, where traced, levels: values and types."""
+    if a.levels is not None and b.levels is not None:
+        if list(a.levels) != list(b.levels):
+            return False
+        for x, y in zip(a.levels.values(), b.levels.values(), strict=True):
+            if x.dtype != y.dtype or not np.array_equal(x, y):
+                return False
+    return np.array_equal(a.logits, b.logits) and a.logits.dtype == b.logits.dtype == np.int64

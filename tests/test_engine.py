@@ -5,7 +5,6 @@ Guarantee (b): every engine gives identical levels and logits, bit for bit.
 
 from __future__ import annotations
 
-import itertools
 import re
 from dataclasses import replace
 from typing import Any
@@ -18,7 +17,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional as F
 
-from lbq import models, native
+from lbq import models
 from lbq.deploy import deploy
 from lbq.engine import ENGINES, Network, numpy_kernels
 from lbq.engine.choose import Prepared
@@ -29,14 +28,14 @@ from lbq.engine.native import Backend, Counts, Method
 from lbq.engine.network import MEMBRANE_BOUND, IntegerLayer, IntegerNeuron, membrane_bound, rounded_leak, synapse_bound
 from lbq.engine.neuron import NativeNeuron, NumpyNeuron, count_thresholds
 from lbq.engine.plan import Plan, Workspace
-from lbq.engine.runner import CHOSEN_ANEW, RECORDINGS, Output, Runner
+from lbq.engine.runner import Runner
 from lbq.engine.tape import perform
 from lbq.errors import GraphError, LbqError
 from lbq.graph import INPUT, Pool, Synapse
 from lbq.models import over_time
 from lbq.neuron import BurstNeuron
 from tests.oracle import integer_network
-from tests.small_nets import deployed, pixels, warmed
+from tests.small_nets import CASES, Branches, deployed, pixels, same, warmed
 
 Ints = np.ndarray[Any, Any]
 
@@ -314,30 +313,6 @@ def test_bounds_saturate_instead_of_overflowing() -> None:
 
 # Whole networks --------------------------------------------------------------------------------------------------------
 
-CASES: list[tuple[str, Any, tuple[int, int, int], dict[str, Any]]] = [
-    ("resnet8w2", "lbq", (3, 4, 4), {}),
-    ("resnet8w2", {"name": "lbq", "n_max": 20, "per_channel": True}, (3, 4, 4), {"timesteps": 3}),
-    ("resnet8w2", {"name": "lbq", "membrane": "plif"}, (1, 5, 3), {}),
-    ("resnet8w2", {"name": "lbq", "membrane": "if", "alpha": 0.7}, (3, 4, 4), {}),
-    ("resnet8w2", "lif", (3, 4, 4), {"timesteps": 3}),
-    ("resnet8w2", "ternary", (3, 4, 4), {}),
-    ("resnet8w2", "ternary_half", (3, 4, 4), {}),
-    ("resnet8w2", "ilif", (3, 4, 4), {}),
-    ("resnet8w2", "ladder", (3, 4, 4), {}),
-    ("resnet19w64fc256", "lbq", (3, 4, 4), {}),
-]
-
-
-def same(a: Output, b: Output) -> bool:
-    """Identical logits and, where traced, levels: values and types."""
-    if a.levels is not None and b.levels is not None:
-        if list(a.levels) != list(b.levels):
-            return False
-        for x, y in zip(a.levels.values(), b.levels.values(), strict=True):
-            if x.dtype != y.dtype or not np.array_equal(x, y):
-                return False
-    return np.array_equal(a.logits, b.logits) and a.logits.dtype == b.logits.dtype == np.int64
-
 
 def agrees_with_the_definition(net: Network, x: Ints) -> None:
     out = net.run(x, "dense", trace=True)
@@ -382,138 +357,6 @@ def test_all_engines_give_the_same_bits(
     one = net.run(x[2], "bitplane", trace=True)
     assert one.logits[0].tolist() == dense.logits[2].tolist()
     assert net.run(x).levels is None
-
-
-def sums_told(net: Network, x: Ints, engine: Any, backend: Any) -> dict[str, int]:
-    """Of every layer's levels, as a function is told them."""
-    told: dict[str, int] = {}
-    net.run(x, engine, lambda name, levels: told.update({name: int(levels.sum())}), backend=backend)
-    return told
-
-
-@pytest.mark.parametrize(("id", "neuron", "shape", "options"), CASES)
-def test_recordings_do_what_the_first_run_did(
-    id: str, neuron: Any, shape: tuple[int, int, int], options: dict[str, Any]
-) -> None:
-    net = deployed(id, neuron, shape, **options)
-    runner = net._runner = Runner(net.network)
-    runner.together = 2
-    for engine, backend in (("bitplane", "horner"), ("bitplane", "explicit"), ("auto", "horner")):
-        for i in range(4):
-            x = pixels(2, *shape, seed=10 + i)
-            dense = net.run(x, "dense", trace=True)
-            found = net.run(x, engine, i % 2 == 1, 1 + i % 2, backend)  # type: ignore[arg-type]
-            np.testing.assert_array_equal(found.logits, dense.logits)
-            if i % 2:
-                assert same(dense, found)
-            watched = runner.run(x, engine, backend=backend, watch=lambda *_: None)  # type: ignore[arg-type]
-            assert found.counts == watched.counts, "watching is never recorded"
-            assert dense.levels is not None
-            assert sums_told(net, x, engine, backend) == {
-                name: int(levels.sum()) for name, levels in dense.levels.items()
-            }
-    assert any(space.recordings for space in runner._spaces)
-
-
-class Pooled(nn.Module):
-    """Max-pooled, sum-pooled within 8 bits, and beyond them before the readout."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.timesteps = 2
-        self.conv, self.sn, self.max = nn.Conv2d(3, 6, 3, padding=1), BurstNeuron(), nn.MaxPool2d(3, 2, 1)
-        self.conv1, self.sn1, self.avg = nn.Conv2d(6, 5, 3, padding=1), BurstNeuron(7), nn.AvgPool2d(2)
-        self.conv2, self.sn2 = nn.Conv2d(5, 8, 3, padding=1), BurstNeuron(100)
-        self.pool, self.fc = nn.AvgPool2d(2), nn.Linear(8 * 2 * 2, 3)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        a = self.sn(over_time(x, self.conv, timesteps=2))
-        b = self.sn1(over_time(a, self.max, self.conv1))
-        c = self.sn2(over_time(b, self.avg, self.conv2))
-        return over_time(over_time(c, self.pool).flatten(2), self.fc, spatial=1).mean(0)
-
-
-def test_pooling_is_recorded_too() -> None:
-    torch.manual_seed(1)
-    net = deploy(warmed(Pooled(), 3, 16, 16), (3, 16, 16), mean=[0.5] * 3, std=[0.25] * 3)
-    for i in range(4):
-        x = pixels(2, 3, 16, 16, seed=i)
-        assert same(net.run(x, "bitplane", trace=True), net.run(x, "dense", trace=True))
-        assert net.run(x, "bitplane").counts == net.run(x, "bitplane", backend="horner", threads=2).counts
-    assert net._runner is not None
-    assert any(space.recordings for space in net._runner._spaces)
-
-
-def test_what_numpy_did_is_not_recorded() -> None:
-    torch.manual_seed(4)
-    net = deploy(warmed(Branches(), 3, 6, 6), (3, 6, 6), mean=[0.5] * 3, std=[0.25] * 3)  # it has a grouped convolution
-    for i in range(4):
-        x = pixels(2, 3, 6, 6, seed=i)
-        np.testing.assert_array_equal(net.run(x).logits, net.run(x, "dense").logits)
-    assert net._runner is not None
-    assert not any(space.recordings for space in net._runner._spaces)
-
-
-def test_choices_are_made_anew_now_and_then() -> None:
-    net = deployed()
-    x = pixels(1, 3, 8, 8)
-    first = net.run(x).choices
-    runner = net._runner
-    assert runner is not None
-    for prepared in runner.prepared.values():
-        prepared.crossover = 0.0  # everything is too dense now
-    for _ in range(CHOSEN_ANEW - 1):
-        assert net.run(x).choices == first
-    assert {c.method for name, c in net.run(x).choices.items() if name in runner.prepared} == {"dense"}
-    assert {c.method for name, c in net.run(x).choices.items() if name in runner.prepared} == {"dense"}
-    np.testing.assert_array_equal(net.run(x).logits, net.run(x, "dense").logits)
-
-
-def test_only_a_few_recordings_are_kept() -> None:
-    net = deployed()
-    runner = net._runner = Runner(net.network)
-    runner.together = 3
-    for _ in range(3):
-        for engine, images in itertools.product(("bitplane", "auto"), (1, 2, 3)):
-            x = pixels(images, 3, 8, 8, seed=images)
-            np.testing.assert_array_equal(net.run(x, engine).logits, net.run(x, "dense").logits)  # type: ignore[arg-type]
-    assert 0 < max(len(space.recordings) for space in runner._spaces) <= RECORDINGS
-
-
-def test_a_recording_is_of_one_instruction_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    net = deployed()
-    keys = set()
-    for isa in ("portable", native.isas()[-1]):
-        monkeypatch.setenv("LBQ_NATIVE_ISA", isa)
-        for i in range(3):
-            x = pixels(1, 3, 8, 8, seed=i)
-            np.testing.assert_array_equal(net.run(x, "bitplane").logits, net.run(x, "dense").logits)
-        assert net._runner is not None
-        keys |= {key for space in net._runner._spaces for key in space.recordings}
-    assert len(keys) == 2
-
-
-def branches(m: Any, x: torch.Tensor) -> torch.Tensor:
-    """Two paths from one tensor with steps of their own, average-pooled, max-pooled, grouped and dilated, then merged."""
-    a = m.sn(over_time(x, m.conv, timesteps=3))
-    b = m.sn1(over_time(a, m.avg, m.conv1))
-    c = m.sn2(over_time(a, m.max, m.conv2) + b)
-    d = m.sn3(over_time(c, m.conv3) + b + over_time(x, m.skip, timesteps=3))
-    return over_time(over_time(d, m.pool).flatten(2), m.fc, spatial=1).mean(0)
-
-
-class Branches(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.timesteps = 3
-        self.conv, self.sn = nn.Conv2d(3, 4, 3, padding=1), BurstNeuron(6)
-        self.avg, self.conv1, self.sn1 = nn.AvgPool2d(2), nn.Conv2d(4, 4, 3, padding=1, groups=2), BurstNeuron(3)
-        self.max, self.conv2, self.sn2 = nn.MaxPool2d(3, 2, 1), nn.Conv2d(4, 4, 3, padding=2, dilation=2), BurstNeuron()
-        self.conv3, self.skip, self.sn3 = nn.Conv2d(4, 4, 1), nn.Conv2d(3, 4, 2, 2), BurstNeuron(2)
-        self.pool, self.fc = nn.AdaptiveAvgPool2d(1), nn.Linear(4, 3)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return branches(self, x)
 
 
 def test_branches_pools_groups_and_a_static_image_beside_levels() -> None:

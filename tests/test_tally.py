@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from lbq import models, native
 from lbq.deploy import lower
-from lbq.engine.layers import tally
+from lbq.engine.layers import Tally
 from lbq.errors import GraphError
 from lbq.graph import Pool
 from lbq.kernels import counting
@@ -61,7 +61,7 @@ def test_native_tallies_equal_brute_force(
     levels: np.ndarray = np.random.default_rng(1).integers(low, n_max + 1, shape).astype(dtype)
     channels_last = levels.transpose(0, 1, 3, 4, 2).copy()
     expected = brute_force(levels, n_max)
-    np.testing.assert_array_equal(tally(channels_last, n_max), expected)
+    np.testing.assert_array_equal(Tally(channels_last, n_max)(), expected)
     seen = channels_last.transpose(0, 1, 4, 2, 3)
     np.testing.assert_array_equal(level_counts(seen, n_max), expected)
     counts = level_counts(levels, n_max)
@@ -74,21 +74,34 @@ def test_native_tallies_equal_brute_force(
 def test_native_bytes_do_not_overflow(isa: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LBQ_NATIVE_ISA", isa)
     for batch in (254, 255, 256, 1000):
-        counts = tally(np.full((1, batch, 2, 2, 200), 5, np.uint8), 5)
+        counts = Tally(np.full((1, batch, 2, 2, 200), 5, np.uint8), 5)()
         assert (counts[:, :, 5] == batch * 200).all()
         assert counts.sum() == batch * 200 * 4
 
 
+@pytest.mark.parametrize("isa", native.isas())
+@pytest.mark.parametrize(("level", "dtype", "n_max"), [(-3, np.int8, 2), (42, np.uint8, 41), (-128, np.int8, 127)])
+def test_a_native_tally_refuses_levels_beyond_the_largest(
+    isa: str, level: int, dtype: type, n_max: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LBQ_NATIVE_ISA", isa)
+    levels: np.ndarray = np.zeros((2, 2, 3, 3, 70), dtype)
+    count = Tally(levels, n_max)
+    count()
+    levels[1, 1, 2, 2, 69] = level
+    with pytest.raises(ValueError, match=f"must not exceed {n_max}"):
+        count()
+    np.testing.assert_array_equal(Tally(levels, abs(level))(), brute_force(levels.transpose(0, 1, 4, 2, 3), abs(level)))
+
+
 def test_a_native_tally_refuses_what_it_cannot_count() -> None:
     levels = np.full((1, 2, 3, 3, 4), -3, np.int8)
-    with pytest.raises(ValueError, match="must not exceed 2"):
-        tally(levels, 2)
     with pytest.raises(ValueError, match="contiguous uint8 or int8"):
-        tally(levels.transpose(0, 1, 4, 2, 3), 3)
+        Tally(levels.transpose(0, 1, 4, 2, 3), 3)
     with pytest.raises(ValueError, match="contiguous uint8 or int8"):
-        tally(levels.astype(np.int32), 3)
+        Tally(levels.astype(np.int32), 3)
     with pytest.raises(ValueError, match="counts must be contiguous int64"):
-        tally(levels, 3, into=np.zeros((1, 9, 5), np.int64))
+        Tally(levels, 3, into=np.zeros((1, 9, 5), np.int64))
 
 
 def naf(n: int) -> int:
@@ -132,3 +145,21 @@ def test_wrong_levels_are_refused() -> None:
     graph = lower(models.create("resnet8w2"), (3, 8, 8))
     with pytest.raises(GraphError, match="no levels were recorded for layer 'sn1'"):
         Tallies(graph).add({})
+
+
+def test_memory_that_holds_other_levels_is_counted_anew() -> None:
+    """As an engine gives it: one array for image after image; and then another, of fewer images."""
+    graph = lower(models.create("resnet8w2"), (3, 8, 8))
+    name = graph.layers[-1].name  # what the readout sums over time and positions
+    channels, height, width = graph[name].shape
+    rng, found, expected = np.random.default_rng(2), Tallies(graph), Tallies(graph)
+    for batch in (2, 1, 2):
+        memory = np.zeros((graph.timesteps, batch, height, width, channels), np.uint8).transpose(0, 1, 4, 2, 3)
+        for _ in range(3):
+            memory[...] = rng.integers(0, 6, memory.shape)
+            found.add_layer(name, memory)
+            expected.add_layer(name, memory.copy("C"))  # a new array, which NumPy counts
+    assert set(found.counts) == set(expected.counts)
+    assert len(found.counts) > 1
+    for read, counts in expected.counts.items():
+        np.testing.assert_array_equal(found.counts[read], counts)

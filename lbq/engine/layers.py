@@ -245,25 +245,32 @@ class _TallyCall(ctypes.Structure):
     )
 
 
-def tally(levels: NDArray[Any], n_max: int, into: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
+class Tally:
     """How often each magnitude 0..n_max occurs at each position, `[T, H * W, n_max + 1]`, in levels `[T, B, H, W, C]`.
 
-    into: counts to which these are added.
+    A call adds what the levels' memory then holds to `counts`, which are `into` where that is given.
     """
-    if levels.ndim != 5 or levels.dtype not in (np.uint8, np.int8) or not levels.flags.c_contiguous:
-        raise ValueError(f"levels must be contiguous uint8 or int8 [T, B, H, W, C], got {levels.dtype} {levels.shape}")
-    lowest = int(levels.min(initial=0)) if levels.dtype == np.int8 else 0
-    if max(int(levels.max(initial=0)), -lowest) > n_max:
-        raise ValueError(f"levels must not exceed {n_max}")
-    steps, batch, height, width, channels = levels.shape
-    shape = (steps, height * width, n_max + 1)
-    counts = np.zeros(shape, np.int64) if into is None else into
-    if counts.shape != shape or counts.dtype != np.int64 or not counts.flags.c_contiguous:
-        raise ValueError(f"counts must be contiguous int64 {list(shape)}, got {counts.dtype} {list(counts.shape)}")
-    call = _TallyCall(steps, batch, height * width, channels, n_max, address(levels), address(counts))
-    call.is_signed, call.isa = levels.dtype == np.int8, native.ISAS[native.isa()]
-    library().lbq_tally(ctypes.byref(call))
-    return counts
+
+    def __init__(self, levels: NDArray[Any], n_max: int, into: NDArray[np.int64] | None = None) -> None:
+        if levels.ndim != 5 or levels.dtype not in (np.uint8, np.int8) or not levels.flags.c_contiguous:
+            raise ValueError(
+                f"levels must be contiguous uint8 or int8 [T, B, H, W, C], got {levels.dtype} {levels.shape}"
+            )
+        steps, batch, height, width, channels = levels.shape
+        shape = (steps, height * width, n_max + 1)
+        self.counts: NDArray[np.int64] = np.zeros(shape, np.int64) if into is None else into
+        if self.counts.shape != shape or self.counts.dtype != np.int64 or not self.counts.flags.c_contiguous:
+            raise ValueError(
+                f"counts must be contiguous int64 {list(shape)}, got {self.counts.dtype} {self.counts.shape}"
+            )
+        call = _TallyCall(steps, batch, height * width, channels, n_max, address(levels), address(self.counts))
+        call.is_signed, call.isa = levels.dtype == np.int8, native.ISAS[native.isa()]
+        self._levels, self._call, self._count = levels, call, library().lbq_tally
+
+    def __call__(self) -> NDArray[np.int64]:
+        if self._count(ctypes.byref(self._call)):
+            raise ValueError(f"levels must not exceed {self._call.n_max}")
+        return self.counts
 
 
 class _HistogramCall(ctypes.Structure):

@@ -160,7 +160,7 @@ class Runner:
 
         told = (keep if trace is True else trace) or None
         job = _Job(self, space, engine, backend, threads, choices, told, watch)
-        if watch is not None or engine == "dense" or len(choices) < len(self.prepared) + len(self.heads):
+        if watch is not None or not job.by_library or len(choices) < len(self.prepared) + len(self.heads):
             logits = job.run(x)  # choices are still to be made, or NumPy is to do it
         else:
             key = (engine, backend, x.shape, isa(), *((c.kernel, c.method) for c in choices.values()))

@@ -137,14 +137,15 @@ struct lbq_step {
 LBQ_EXPORT int lbq_steps(const struct lbq_step *steps, int64_t n, int32_t threads);
 
 /* How often each magnitude occurs at each site, over images and channels; mirrored by lbq/engine/layers.py.
- * levels [T, batch, sites, channels], none above n_max; counts [T, sites, n_max + 1], to which it is added. */
+ * levels [T, batch, sites, channels]; counts [T, sites, n_max + 1], to which it is added. Not 0 where a level exceeded
+ * n_max; the counts are then not to be used. */
 struct lbq_tally {
     int64_t timesteps, batch, sites, channels, n_max;
     const uint8_t *levels;
     int64_t *counts;
     int32_t is_signed, isa;
 };
-LBQ_EXPORT void lbq_tally(const struct lbq_tally *call);
+LBQ_EXPORT int lbq_tally(const struct lbq_tally *call);
 
 /* How many of the values [n, channels], divided by their channel's step, lie in each bin: `width` wide, from `low` on; the
  * first and the last also hold what lies beyond. */

@@ -15,7 +15,7 @@ static void (*sites_of(int isa))(const struct lbq_neuron *, int64_t, int64_t, in
     return lbq_neuron_sites_portable;
 }
 
-static void (*tally_of(int isa))(const struct lbq_tally *, int64_t, int64_t) {
+static int (*tally_of(int isa))(const struct lbq_tally *, int64_t, int64_t) {
 #if defined(LBQ_X86)
     if (isa == LBQ_AVX512) return lbq_tally_sites_avx512;
     if (isa == LBQ_AVX2) return lbq_tally_sites_avx2;
@@ -48,4 +48,4 @@ void lbq_neuron(const struct lbq_neuron *call, int threads) {
     lbq_parallel(threads, (total + r.sites_each - 1) / r.sites_each, run_unit, &r);
 }
 
-void lbq_tally(const struct lbq_tally *call) { tally_of(call->isa)(call, 0, call->timesteps * call->sites); }
+int lbq_tally(const struct lbq_tally *call) { return tally_of(call->isa)(call, 0, call->timesteps * call->sites); }

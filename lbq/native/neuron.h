@@ -134,12 +134,13 @@ INLINE int64_t equal_bytes(vc v, uint8_t level) {
 #endif
 }
 
-/* Levels first..first + SOME_LEVELS - 1 at a site; returns how many there were. */
-INLINE int64_t tally_some(const struct lbq_tally *n, const uint8_t *levels, int64_t first, int64_t *counts) {
+/* Levels first..first + SOME_LEVELS - 1 at a site; returns how many there were. beyond: is set where one exceeds n_max. */
+INLINE int64_t tally_some(const struct lbq_tally *n, const uint8_t *levels, int64_t first, int64_t *counts, vc *beyond) {
     int64_t found[SOME_LEVELS] = {0};
     for (int64_t b = 0; b < n->batch; b++)
         for (int64_t c = 0; c < n->channels; c += 4 * LANES) {
             vc v = load_bytes(levels + b * n->sites * n->channels + c, n->channels - c, n->is_signed);
+            *beyond |= (vc)(v > (uint8_t)n->n_max);
             for (int k = 0; k < SOME_LEVELS; k++) found[k] += equal_bytes(v, (uint8_t)(first + k));
         }
     int64_t sum = 0;
@@ -147,21 +148,27 @@ INLINE int64_t tally_some(const struct lbq_tally *n, const uint8_t *levels, int6
     return sum;
 }
 
-void NAME(lbq_tally_sites)(const struct lbq_tally *call, int64_t first, int64_t last) {
+int NAME(lbq_tally_sites)(const struct lbq_tally *call, int64_t first, int64_t last) {
     const struct lbq_tally own = *call, *n = &own;
+    vc beyond = {0};
     for (int64_t i = first; i < last; i++) {
         const uint8_t *levels = n->levels + (i / n->sites * n->batch * n->sites + i % n->sites) * n->channels;
         int64_t *counts = n->counts + i * (n->n_max + 1), total = n->batch * n->channels;
         if (n->n_max > MANY_LEVELS) {
             for (int64_t b = 0; b < n->batch; b++)
                 for (int64_t c = 0; c < n->channels; c++) {
-                    uint8_t level = levels[b * n->sites * n->channels + c];
-                    counts[n->is_signed && level > 127 ? 256 - level : level]++;
+                    int level = levels[b * n->sites * n->channels + c];
+                    if (n->is_signed && level > 127) level = 256 - level;
+                    if (level <= n->n_max) counts[level]++;
+                    else beyond[0] = 1;
                 }
             continue;
         }
-        for (int64_t k = 1; k <= n->n_max; k += SOME_LEVELS) total -= tally_some(n, levels, k, counts);
+        for (int64_t k = 1; k <= n->n_max; k += SOME_LEVELS) total -= tally_some(n, levels, k, counts, &beyond);
         counts[0] += total;
     }
+    int any = 0;
+    for (int j = 0; j < 4 * LANES; j++) any |= beyond[j];
+    return any;
 }
 LBQ_END
