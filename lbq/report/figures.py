@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -169,11 +170,19 @@ def _layers(found: Gathered, colour: dict[str, int]) -> list[Figure]:
     analysed = [entry for entry in analysed if max(layer.n_max for layer in entry[3].layers) > 1]
     if analysed:
         figures.append(_entropy([(i, t, a) for i, t, _, a in analysed]))
-    figures += [replace(_levels(t, g, a), id=f"levels-{i}") for i, t, g, a in analysed]
+    ids = _ids({i: t for i, t, _ in named})
+    figures += [replace(_levels(t, g, a), id=f"levels-{ids[i]}") for i, t, g, a in analysed]
     for i, t, g in named:
         if g.analysis is not None:
-            figures += [replace(figure, id=f"membranes-{i}") for figure in _membranes(t, g.analysis)]
+            figures += [replace(figure, id=f"membranes-{ids[i]}") for figure in _membranes(t, g.analysis)]
     return [figure for figure in figures if figure is not None]
+
+
+def _ids(titles: dict[int, str]) -> dict[int, str]:
+    """By series, what its figures' files are called: after its title, and its number where two have the same."""
+    slugs = {i: re.sub("[^a-z0-9]+", "-", title.lower()).strip("-") for i, title in titles.items()}
+    times = Counter(slugs.values())
+    return {i: slug if times[slug] == 1 else f"{slug}-{i}" for i, slug in slugs.items()}
 
 
 def _layer_axis(count: int) -> list[tuple[float, str]]:
