@@ -86,7 +86,9 @@ class Observer:
     def _count(self, name: str, emitted: Tensor, scale: Tensor | None) -> None:
         """emitted: what neurons put out, worth `scale` a level, or levels where that is None."""
         there = emitted.device.type != "cpu" if self.on_device is None else self.on_device
-        emitted = emitted.reshape(*emitted.shape[:2], *self.tallies.graph[name].shape)
+        shape = self.tallies.graph[name].shape
+        if emitted.shape[2:] != shape:
+            emitted = emitted.reshape(*emitted.shape[:2], *shape)
         if not there:
             signed = self.tallies.graph.spec(name).signed
             levels = (emitted.cpu() if scale is None else levels_of(emitted.cpu(), scale.cpu(), signed)).numpy()
@@ -96,10 +98,11 @@ class Observer:
             return
         for read in self._reads[name]:
             value, worth = read_of(read, emitted, emitted.new_ones((), dtype=torch.float32) if scale is None else scale)
-            if read not in self._on_device:
+            found = self._on_device.get(read)
+            if found is None:
                 size = (value.shape[0], math.prod(value.shape[3:]), self.tallies.largest(read) + 1)
-                self._on_device[read] = torch.zeros(size, dtype=torch.int64, device=value.device)
-            counting.tally(value, worth, self._on_device[read])
+                found = self._on_device[read] = torch.zeros(size, dtype=torch.int64, device=value.device)
+            counting.tally(value, worth, found)
 
     def _look_inside(self, name: str, neuron: SpikingNeuron, x: Tensor) -> None:
         if name not in self.membranes:
@@ -159,7 +162,7 @@ def read_of(read: Read, output: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
 
     Maxima are the same of levels and of what they are worth; sums are of whole numbers in float32, so they are exact.
     """
-    if read == Read(read.source):
+    if not (read.maxima or read.sums or read.over_time):
         return output, scale
     flat = output.flatten(0, 1)
     if not flat.is_floating_point():
