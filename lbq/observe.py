@@ -162,7 +162,7 @@ def read_of(read: Read, output: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
 
     Maxima are the same of levels and of what they are worth; sums are of whole numbers in float32, so they are exact.
     """
-    if not (read.maxima or read.sums or read.over_time):
+    if read.whole:
         return output, scale
     flat = output.flatten(0, 1)
     if not flat.is_floating_point():
@@ -170,7 +170,7 @@ def read_of(read: Read, output: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
     for pool in read.maxima:
         flat = F.max_pool2d(flat, pool.kernel, pool.stride, pool.padding)
     if read.sums or read.over_time:
-        flat, scale = (flat.float() / scale.reshape(-1, 1, 1)).round_(), torch.ones_like(scale)
+        flat, scale = (flat / scale.reshape(-1, 1, 1)).round_(), torch.ones_like(scale)  # float32: scale has dimensions
     if read.absolute:
         flat = flat.abs()
     for pool in read.sums:
