@@ -21,6 +21,8 @@ from numpy.typing import NDArray
 from lbq.errors import LbqError
 
 FORMAT, VERSION = "lbq analysis", 1
+GOLDEN = "golden inputs"  # in place of a dataset's name
+NO_TEST_SET = f"{GOLDEN} are no test set: give one with --data"
 
 
 @dataclass
@@ -103,6 +105,15 @@ class Trace:
     after: tuple[float, ...]
 
 
+def typical_units(levels: NDArray[np.integer]) -> list[int]:
+    """Four neurons of `levels` [T, units], from a typical active one to the busiest: by quantiles of their summed levels."""
+    total = np.abs(levels).sum(0)
+    active = np.flatnonzero(total)
+    order = active[np.argsort(total[active], kind="stable")]
+    quantiles = (0.3, 0.8, 0.97, 1.0) if len(order) else ()
+    return list(dict.fromkeys(int(order[round(q * (len(order) - 1))]) for q in quantiles))
+
+
 @dataclass(frozen=True)
 class LayerAnalysis:
     """One layer. step: mean over channels where they have their own (`step_range` then gives both ends); None where there is
@@ -139,6 +150,16 @@ class Analysis:
     layers: tuple[LayerAnalysis, ...]
     accounts: dict[str, Any] = field(default_factory=dict)
     traces: tuple[Trace, ...] = ()
+
+    @property
+    def deployed(self) -> bool:
+        """Whether it is of an integer network."""
+        return self.facts.get("kind") == "artefact"
+
+    @property
+    def golden(self) -> bool:
+        """Whether it is of the few inputs that a deployed network carries to be checked with, not of a test set."""
+        return self.facts.get("data") == GOLDEN
 
     @property
     def steps(self) -> dict[str, float]:

@@ -32,7 +32,8 @@ from lbq.tally import Tallies
 class Measurement:
     """accuracy in percent, NaN where labels are not known; `tallies` is None for a network without spikes.
 
-    complete: whether these were all test images. membranes and traces: by layer, where they were asked for.
+    complete: whether these were all test images; inputs: what they are, in words. membranes and traces: by layer, where they
+    were asked for.
     """
 
     graph: Graph | IntegerNetwork
@@ -42,6 +43,12 @@ class Measurement:
     complete: bool = True
     membranes: Mapping[str, Membrane] = field(default_factory=dict)
     traces: Sequence[Trace] = ()
+    inputs: str = "images"
+
+    @property
+    def valid_macs(self) -> int:
+        """Of the same network as an ANN, at valid positions."""
+        return sum(s.valid_macs for s in self.graph.synapses)
 
     @property
     def exact(self) -> Account | None:
@@ -61,19 +68,18 @@ class Measurement:
     @property
     def ann_energy_mj(self) -> float:
         """Modelled energy of the same network as an ANN, border-exact like `exact`."""
-        return energy_mj(Operations(float(sum(s.valid_macs for s in self.graph.synapses))))
+        return energy_mj(Operations(float(self.valid_macs)))
 
     def to_dict(self, table: Energies = HOROWITZ) -> dict[str, Any]:
         """table: prices of the paper's regime."""
         modes = {str(a.mode): _account_dict(a, table) for a in (self.exact, self.rate) if a is not None}
-        valid = sum(s.valid_macs for s in self.graph.synapses)
         return {
             "images": self.images,
             "accuracy": None if math.isnan(self.accuracy) else self.accuracy,
             "macs": self.graph.macs,
-            "valid_macs": valid,
+            "valid_macs": self.valid_macs,
             "units": self.graph.units,
-            "ann_energy_mj": energy_mj(Operations(float(valid)), table),
+            "ann_energy_mj": energy_mj(Operations(float(self.valid_macs)), table),
             **modes,
         }
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lbq.analyze import Membrane, Trace
+from lbq.analyze import Membrane, Trace, typical_units
 from lbq.kernels import counting
 from lbq.kernels.counting import unrolled
 from lbq.neuron.base import SpikingNeuron
@@ -193,17 +193,10 @@ def thresholds_of(neuron: SpikingNeuron) -> tuple[float, ...]:
 
 
 def choose_traces(name: str, neuron: SpikingNeuron, x: Tensor) -> list[Trace]:
-    """Four neurons on one image, currents `x` [T, 1, ...], from a typical active one to the busiest: by quantiles of their
-    summed levels."""
+    """A few neurons on one image, currents `x` [T, 1, ...]."""
     history = zip(*unrolled(x, neuron.constants(x), neuron.rule), strict=True)
     before, levels, after = (torch.stack(steps).flatten(1).double().cpu().numpy() for steps in history)
     currents = x[:, 0].flatten(1).double().cpu().numpy()
-    total = np.abs(levels).sum(0)
-    active = np.flatnonzero(total)
-    if not len(active):
-        return []
-    order = active[np.argsort(total[active], kind="stable")]
-    chosen = dict.fromkeys(int(order[round(q * (len(order) - 1))]) for q in (0.3, 0.8, 0.97, 1.0))
     spec = neuron.spec()
     positions = int(np.prod(x.shape[3:]))
     return [
@@ -219,5 +212,5 @@ def choose_traces(name: str, neuron: SpikingNeuron, x: Tensor) -> list[Trace]:
             levels=tuple(int(v) for v in levels[:, unit]),
             after=tuple(float(v) for v in after[:, unit]),
         )
-        for unit in chosen
+        for unit in typical_units(levels)
     ]

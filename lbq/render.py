@@ -223,7 +223,7 @@ def duration(seconds: float) -> str:
 
 
 def thousands(value: float | None) -> str:
-    return "" if value is None else f"{value / 1e3:.1f}"
+    return "" if value is None else f"{value / 1e3:,.1f}"
 
 
 def render_demo(result: DemoResult) -> None:
@@ -272,37 +272,39 @@ def render_demo(result: DemoResult) -> None:
 
 
 def render_account(measured: Measurement, costs: Costs | None) -> None:
-    from lbq.account import BACKENDS, Operations, energy_mj
+    from lbq.account import BACKENDS, Operations, energy_mj, saved
+    from lbq.analyze import GOLDEN, NO_TEST_SET
 
     console = make_console()
     if measured.exact is None or measured.rate is None or costs is None:
         console.print(
-            f"accuracy {measured.accuracy:.2f} % on {measured.images} images; no spikes: {measured.graph.macs:,} MACs, "
-            f"{1e3 * measured.ann_energy_mj:.3f} µJ per image, modelled"
+            f"accuracy {measured.accuracy:.2f} % on {measured.images} images; no spikes: {measured.valid_macs:,} MACs at valid "
+            f"positions ({measured.graph.macs:,} with padding), {1e3 * measured.ann_energy_mj:.3f} µJ per image, modelled"
         )
         return
     exact, rate = measured.exact, measured.rate
     accuracy = "" if math.isnan(measured.accuracy) else f" (accuracy {measured.accuracy:.2f} %)"
     table = make_table(
-        f"Accumulations per image, thousands, over {measured.images} images{accuracy}",
+        f"Accumulations per image, thousands, over {measured.images:,} {measured.inputs}{accuracy}",
         "synapse", "unary", "bit-sparse", "saved %", "shifted", "events", "rate x MACs",
     )  # fmt: skip
-    for name, count in [*exact.synapses.items(), ("total", exact.total)]:
-        by_rate = rate.total if name == "total" else rate.synapses[name]
+    rows = {**exact.synapses, "total": exact.total, "shortcuts, not in total": exact.shortcut_total}
+    for name, count in rows.items():
+        by_rate = rate.total if name == "total" else rate.synapses.get(name)
         table.add_row(
-            name, thousands(count.unary), thousands(count.bit_sparse), f"{count.reduction:.1f}",
-            thousands(count.shifts), thousands(count.events), thousands(by_rate.bit_sparse),
-            end_section=name == "total",
+            name, thousands(count.unary), thousands(exact.own(count)), f"{saved(exact.own(count), count.unary):.1f}",
+            thousands(0.0 if exact.unit_events else count.shifts), thousands(count.events),
+            thousands(None if by_rate is None else rate.own(by_rate)), end_section=name == "total",
         )  # fmt: skip
-    table.add_row(
-        "shortcuts, not in total", thousands(exact.shortcut_total.unary),
-        thousands(exact.shortcut_total.bit_sparse), f"{exact.shortcut_total.reduction:.1f}",
-        thousands(exact.shortcut_total.shifts), thousands(exact.shortcut_total.events),
-    )  # fmt: skip
     console.print(table)
-    console.print("rate x MACs: bit-sparse accumulations as rate times MACs, padded taps included.")
+    if measured.inputs == GOLDEN:
+        console.print(NO_TEST_SET)
     console.print(
-        f"FP MACs of the first layer {exact.fp_macs:,.0f}, formations {exact.total.formations:,.0f} per image"
+        "unary: one accumulation for each unit of a level; bit-sparse: for each set bit; shifted: those of planes above the "
+        "lowest;\nevents: for each level that is not 0; rate x MACs: bit-sparse as rate times MACs, padded taps included."
+    )
+    console.print(
+        f"FP MACs of the first layer {exact.fp_macs:,.0f}, formations {exact.operations().formations:,.0f} per image"
     )
     if exact.stem:
         planes = sum(count.bit_sparse for count in exact.stem.values())
@@ -361,16 +363,19 @@ def _render_costs(costs: Costs) -> None:
 
 
 def render_analysis(found: Analysis, folder: Path) -> None:
+    from lbq.analyze import GOLDEN, NO_TEST_SET
+
     console = make_console()
     accuracy = "" if found.accuracy is None else f", accuracy {found.accuracy:.2f} %"
     whole = "all" if found.complete else "the first"
     if not found.layers:
         console.print(f"no spikes to analyse in this network{accuracy} on {whole} {found.images:,} images")
         return
+    inputs = GOLDEN if found.golden else "images"
     n_max = max(layer.n_max for layer in found.layers)
     levels = f"P(k | k > 0) %, k = 1..{n_max}" if n_max <= 10 else "P(k = 1 | k > 0) %"
     table = make_table(
-        f"Layers over {whole} {found.images:,} images{accuracy}",
+        f"Layers over {whole} {found.images:,} {inputs}{accuracy}",
         "layer", "step", "tail", "active", "active by timestep", "entropy", levels,
     )  # fmt: skip
     for layer in found.layers:
@@ -387,6 +392,8 @@ def render_analysis(found: Analysis, folder: Path) -> None:
             " ".join(f"{100 * p:4.1f}" for p in shown),
         )
     console.print(table)
+    if found.golden:
+        console.print(NO_TEST_SET)
     summary = found.summary()
     steps_text = ""
     if found.steps:

@@ -115,7 +115,14 @@ def test_run(capsys: pytest.CaptureFixture[str], model: Path, run: Path, tmp_pat
 def test_account_of_a_deployed_network(capsys: pytest.CaptureFixture[str], model: Path) -> None:
     code, text, _ = call(capsys, "account", str(model))
     assert code == 0
-    for expected in ("over 8 images", "layer1.0.conv1", "preshifted", "pixel planes", "shortcuts"):
+    for expected in (
+        "over 8 golden inputs",
+        "golden inputs are no test set: give one with --data",
+        "layer1.0.conv1",
+        "preshifted",
+        "pixel planes",
+        "shortcuts",
+    ):
         assert expected in text
     code, text, _ = call(capsys, "account", str(model), "--data", "digits", "--limit", "16", "--json")
     facts = json.loads(text)

@@ -23,6 +23,7 @@ from lbq import cli, engine, models, paper, surrogate
 from lbq.analyze import Analysis
 from lbq.deploy import deploy
 from lbq.errors import LbqError
+from lbq.measurement import account_from
 from lbq.records import read
 from lbq.report import comma_separated, latex, markdown, render
 from lbq.report.figures import cost_figures, layer_figures, level_colour, speed_figures, training_figures
@@ -31,7 +32,7 @@ from lbq.report.schematics import box_slope, example, neuron_figures, relsg_et_s
 from lbq.report.svg import Plot, label, log_ticks, standalone, ticks
 from lbq.report.tables import Table, accounts, all_tables, images_cell
 from lbq.report.tour import png, take
-from lbq.results import Gathered, Result, gather
+from lbq.results import Gathered, Group, Result, gather
 from lbq.technology import load
 from tests.report_runs import record, runs_folder
 
@@ -59,7 +60,7 @@ def of_cifar(**changes: Any) -> Result:
     made = record(**{**base, **changes})
     made["config"] = {**made["config"], "changed": sorted(map(str, changes.items()))}
     held = json.loads((runs_folder() / "lbq-0" / "analysis" / "analysis.json").read_text())
-    return Result(made, str(changes), Analysis.from_dict(held))
+    return Result(made, str(changes), [Analysis.from_dict(held)])
 
 
 # Tables --------------------------------------------------------------------------------------------------------------
@@ -108,8 +109,9 @@ def test_costs_come_from_the_analysis(found: Gathered) -> None:
     tables = by_id(found)
     (group, exact, rate) = accounts(found.groups)[0]
     (row,) = [row for row in tables["table6-counts"].rows if row.kind == "ours"]
-    assert row.cells[3].value == pytest.approx(rate.total.bit_sparse / 1e6)
-    assert row.cells[5].value == pytest.approx(exact.total.bit_sparse / 1e6)
+    columns = tables["table6-counts"].columns
+    assert row.cells[columns.index("Bit-sparse (M)")].value == pytest.approx(rate.total.bit_sparse / 1e6)
+    assert row.cells[columns.index("Border-exact (M)")].value == pytest.approx(exact.total.bit_sparse / 1e6)
     honest = tables["honest-1"]
     assert group.title in honest.title
     assert {row.cells[0].text for row in honest.rows} >= {
@@ -122,13 +124,38 @@ def test_costs_come_from_the_analysis(found: Gathered) -> None:
     assert any("NeuroBench" in note for note in honest.notes)
 
 
+def test_several_seeds_are_averaged_everywhere(found: Gathered) -> None:
+    """Counts, energies and layers, not accuracies alone."""
+    one = of_cifar()
+    (analysis,) = one.analyses
+    rate = analysis.accounts["rate"]
+    twice = {name: {k: 2 * v for k, v in count.items()} for name, count in rate["synapses"].items()}
+    other = of_cifar(seed=1, weights_sha256="b" * 64)
+    other.record["config"] = one.record["config"]
+    other.analyses = [replace(analysis, accounts={**analysis.accounts, "rate": {**rate, "synapses": twice}})]
+    tables = by_id(Gathered([one, other]))
+    (row,) = [row for row in tables["table6-counts"].rows if row.kind == "ours"]
+    cells = dict(zip(tables["table6-counts"].columns, row.cells, strict=True))
+    bits = account_from(rate, "rate", 599).total.bit_sparse / 1e6
+    assert cells["Bit-sparse (M)"].value == pytest.approx(1.5 * bits)
+    assert cells["Bit-sparse (M)"].text == f"{1.5 * bits:,.4f} ± {bits * 0.5**0.5:,.4f}"
+    assert cells["Images"].text == "599 × 2 seeds"
+    (row,) = [row for row in tables["table7-cost"].rows if row.kind == "ours"]
+    assert "±" in row.cells[tables["table7-cost"].columns.index("Modelled energy (mJ)")].text
+    assert "seed 0" in tables["honest-1"].title
+
+
 def test_analyses_say_what_they_are_of(found: Gathered) -> None:
     analysis = found.groups[-1].analysis
     assert analysis is not None
-    assert images_cell(analysis).text == "599"
-    on_integers = replace(analysis, complete=False, facts={"kind": "artefact"})
-    assert images_cell(on_integers).text == "first 599 on integers"
-    assert images_cell(None).text == ""
+
+    def of(*analyses: Analysis) -> str:
+        return images_cell(Group([Result(record(), "x", [analysis]) for analysis in analyses])).text
+
+    assert of(analysis) == "599"
+    assert of(replace(analysis, complete=False, facts={"kind": "artefact"})) == "first 599 on integers"
+    assert of(analysis, analysis) == "599 × 2 seeds"
+    assert images_cell(Group([Result(record(), "x")])).text == ""
 
 
 def test_a_row_of_the_wrong_length_is_a_bug() -> None:
@@ -525,4 +552,4 @@ def test_own_prices_change_the_report(tmp_path: Path, found: Gathered) -> None:
     make(tmp_path / "r.md", found, "md", load(tmp_path / "t.toml"))
     text = (tmp_path / "r.md").read_text()
     assert "Technology constants: 5 nm" in text
-    assert "2.59" in next(line for line in text.splitlines() if line.startswith("| ANN | ResNet-20"))
+    assert "2.59" in next(line for line in text.splitlines() if line.startswith("| ANN | CIFAR-10 | ResNet-20"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import statistics
 from pathlib import Path
 from typing import Any
@@ -71,6 +72,47 @@ def test_an_analysis_finds_its_run(tmp_path: Path) -> None:
     assert alone.accuracy == analysis["accuracy"]
     assert alone.title == "LBQ"
     assert alone.steps == result.steps
+
+
+def test_a_run_has_analyses_as_trained_and_as_deployed(tmp_path: Path) -> None:
+    trained = json.loads((runs_folder() / "lbq-0" / "analysis" / "analysis.json").read_text())
+    facts = {**trained["facts"], "kind": "artefact"}
+    integer = {**trained, "accuracy": 91.0, "facts": facts, "traces": []}
+    part = {**integer, "accuracy": 12.0, "complete": False, "images": 700}
+    paths = [stored(tmp_path, f"{i}.json", value) for i, value in enumerate((record(), trained, part, integer))]
+    (result,) = gather(paths).results
+    assert len(result.analyses) == 3
+    assert result.analysis is not None
+    assert result.analysis.accuracy == 91.0  # the whole test set, on integers
+    assert result.integer_accuracy == 91.0
+    assert len(result.traces) == len(trained["traces"]) > 0
+    (alone,) = gather(paths[3:]).results
+    assert alone.accuracy is None
+    assert alone.integer_accuracy == 91.0
+
+
+def test_golden_inputs_are_no_test_set(tmp_path: Path) -> None:
+    made = json.loads((runs_folder() / "lbq-0" / "analysis" / "analysis.json").read_text())
+    golden = {**made, "images": 8, "facts": {**made["facts"], "kind": "artefact", "data": "golden inputs"}}
+    with pytest.raises(
+        LbqError, match=r"g.json is of 8 golden inputs.*make it again with lbq analyze model.lbq --data"
+    ):
+        gather([stored(tmp_path, "r.json", record()), stored(tmp_path, "g.json", golden)])
+
+
+def test_what_lies_beside_a_run_is_found_once(tmp_path: Path) -> None:
+    shutil.copytree(runs_folder() / "lbq-0", tmp_path / "run")
+    shutil.copytree(runs_folder() / "ann", tmp_path / "run" / "baselines" / "ann")
+    made = json.loads((tmp_path / "run" / "analysis" / "analysis.json").read_text())
+    (tmp_path / "run" / "model.analysis").mkdir()
+    stored(
+        tmp_path / "run" / "model.analysis", "analysis.json", {**made, "facts": {**made["facts"], "kind": "artefact"}}
+    )
+    for given in ([tmp_path / "run"], [tmp_path], [tmp_path / "run" / "baselines" / "ann", tmp_path / "run"]):
+        found = gather(given, read)
+        assert sorted(r.title for r in found.results) == ["ANN", "LBQ"]
+        (run,) = [r for r in found.results if r.title == "LBQ"]
+        assert [a.deployed for a in run.analyses] == [False, True]
 
 
 def test_an_integer_record_finds_its_run(tmp_path: Path) -> None:
