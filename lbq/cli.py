@@ -45,6 +45,9 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instea
 def main(arguments: list[str] | None = None) -> None:
     """Entry point of `lbq` and `python -m lbq`."""
     warnings.formatwarning = lambda message, *_: f"lbq: {message}\n"
+    # before torch is loaded: its threads would spin where they wait for each other, and where something else has taken a
+    # core, that is most of the time
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         status = app(arguments, prog_name="lbq", standalone_mode=False)
     except LbqError as error:
@@ -438,7 +441,9 @@ def report(
         list[Path], typer.Argument(help="Records, run folders, analyses, model.lbq, engine_speed.json.")
     ],
     out: Annotated[Path | None, typer.Option("-o", "--out", help="File; default report.html or report.FORMAT.")] = None,
-    format: Annotated[str, typer.Option(help="html; md, latex, csv: the tables; svg: a folder of figures.")] = "html",
+    format: Annotated[
+        str, typer.Option(help="html; md, latex: the tables; csv, svg: a folder of tables or figures.")
+    ] = "html",
     image: Annotated[
         Path | None, typer.Option(help="For the tour: an image file or uint8 .npy instead of a golden input.")
     ] = None,

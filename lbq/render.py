@@ -320,8 +320,8 @@ def render_account(measured: Measurement, costs: Costs | None) -> None:
     for backend in BACKENDS:
         mine, rated = (a.energy_mj(backend, prices) for a in (exact, rate))
         table.add_row(
-            backend, f"{exact.shifts(backend):,.0f}", f"{1e3 * mine:.3f}", f"{ann_exact / mine:.2f}",
-            f"{1e3 * rated:.3f}", f"{ann_rate / rated:.2f}",
+            backend, f"{exact.shifts(backend):,.0f}", f"{1e3 * mine:,.3f}", f"{ann_exact / mine:.2f}",
+            f"{1e3 * rated:,.3f}", f"{ann_rate / rated:.2f}",
         )  # fmt: skip
     console.print(table)
     _render_costs(costs)
@@ -336,27 +336,29 @@ def _render_costs(costs: Costs) -> None:
     )  # fmt: skip
     int8 = next(m for m in costs.methods if m.name == "ANN, int8")
     for m in costs.methods:
-        paper = "" if m.paper_uj is None else f"{m.paper_uj:.3f}"
-        table.add_row(m.name, paper, f"{m.integer_uj:.3f}", f"{m.memory_uj:.3f}", f"{int8.memory_uj / m.memory_uj:.2f}")
+        paper = "" if m.paper_uj is None else f"{m.paper_uj:,.3f}"
+        table.add_row(
+            m.name, paper, f"{m.integer_uj:,.3f}", f"{m.memory_uj:,.3f}", f"{int8.memory_uj / m.memory_uj:.2f}"
+        )
     console.print(table)
     table = make_table("Where bit planes spend it, modelled", "what", "count", "pJ each", "µJ")
     for line in costs.methods[0].lines:
-        table.add_row(line.what, f"{line.count:,.0f}", f"{line.price:g}", f"{line.microjoules:.3f}")
+        table.add_row(line.what, f"{line.count:,.0f}", f"{line.price:g}", f"{line.microjoules:,.3f}")
     console.print(table)
     table = make_table("Shifts, modelled, not in the tables above", "backend", "count", "µJ")
     for line in costs.shifts:
-        table.add_row(line.what, f"{line.count:,.0f}", f"{line.microjoules:.3f}")
+        table.add_row(line.what, f"{line.count:,.0f}", f"{line.microjoules:,.3f}")
     console.print(table)
     table = make_table(
         f"Break-even, modelled: density is {costs.density:.3f} set bits per synapse and timestep",
         "rival", "regime", "equal at",
     )  # fmt: skip
     for found in costs.break_even:
-        table.add_row(found.rival, found.regime, "never" if found.density is None else f"{found.density:.3f}")
+        table.add_row(found.rival, found.regime, found.text)
     console.print(table)
     console.print(
         f"read as other tools do (NeuroBench, syops, SpikingJelly: a level above 1 is a MAC): {costs.reading.count:,.0f} MACs, "
-        f"{costs.reading.microjoules:.3f} µJ at fp32, modelled\n"
+        f"{costs.reading.microjoules:,.3f} µJ at fp32, modelled\n"
         f"binary at equal slots: the same levels as single spikes. Memory: {prices.weight_byte:g} pJ a weight byte, used "
         f"{prices.weight_reuse:g} times; {prices.state_byte:g} pJ a byte of membranes and levels.\nprices: {prices.source}"
     )

@@ -55,6 +55,8 @@ def test_by_hand() -> None:
     by = {m.name: m for m in found.methods}
     assert by["ANN, fp32"].integer_uj == pytest.approx(4.6 * 1100e-6)
     assert by["ANN, int8"].memory_uj == pytest.approx((0.23 * 1100 + 1.25 * 1100 + 2.5 * 20) * 1e-6)
+    levels = by["quantised ANN, as many levels"]  # three bits each
+    assert levels.memory_uj == pytest.approx((0.23 * 1100 + 1.25 * 1100 + 2.5 * 20 * 3 / 8) * 1e-6)
     slots = by[UNARY]  # five binary slots for each timestep
     assert slots.integer_uj == pytest.approx((0.23 * 100 + 0.1 * (3000 + 6 + 7 + 5 * 20 * 4)) * 1e-6)
     assert found.density == 0.5
@@ -75,6 +77,15 @@ def test_at_break_even_both_cost_the_same(regime: str) -> None:
 def test_no_break_even_where_the_neurons_alone_cost_more() -> None:
     found = costs(account(neurons=10**6))
     assert {b.density for b in found.break_even if b.rival == "ANN, int8"} == {None}
+    assert {b.text for b in found.break_even if b.rival == "ANN, int8"} == {"dearer at any density"}
+
+
+@pytest.mark.parametrize(("density", "text"), [(1.5, "1.500"), (2.0, "2.000"), (2.1, "cheaper at any density")])
+def test_a_density_beyond_two_set_bits_is_out_of_reach(density: float, text: str) -> None:
+    """Of levels 0..5, the fullest are 3 and 5."""
+    (found, *_) = costs(account()).break_even
+    assert found.most == 2
+    assert replace(found, density=density).text == text
 
 
 def test_binary_networks_need_no_planes() -> None:

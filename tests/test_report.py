@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+import csv
+import io
 import json
 import math
 import re
@@ -30,7 +32,7 @@ from lbq.report.figures import cost_figures, layer_figures, level_colour, speed_
 from lbq.report.folder import make, tour_of
 from lbq.report.schematics import box_slope, example, neuron_figures, relsg_et_slope, surrogates
 from lbq.report.svg import Plot, label, log_ticks, standalone, ticks
-from lbq.report.tables import Table, accounts, all_tables, images_cell
+from lbq.report.tables import Table, accounts, all_tables, images_cells
 from lbq.report.tour import png, take
 from lbq.results import Gathered, Group, Result, gather
 from lbq.technology import load
@@ -149,13 +151,14 @@ def test_analyses_say_what_they_are_of(found: Gathered) -> None:
     analysis = found.groups[-1].analysis
     assert analysis is not None
 
-    def of(*analyses: Analysis) -> str:
-        return images_cell(Group([Result(record(), "x", [analysis]) for analysis in analyses])).text
+    def of(*analyses: Analysis) -> tuple[str, str]:
+        images, form = images_cells(Group([Result(record(), "x", [analysis]) for analysis in analyses]))
+        return images.text, form.text
 
-    assert of(analysis) == "599"
-    assert of(replace(analysis, complete=False, facts={"kind": "artefact"})) == "first 599 on integers"
-    assert of(analysis, analysis) == "599 × 2 seeds"
-    assert images_cell(Group([Result(record(), "x")])).text == ""
+    assert of(analysis) == ("599", "as trained")
+    assert of(replace(analysis, complete=False, facts={"kind": "artefact"})) == ("first 599", "on integers")
+    assert of(analysis, analysis) == ("599 × 2 seeds", "as trained")
+    assert [cell.text for cell in images_cells(Group([Result(record(), "x")]))] == ["", ""]
 
 
 def test_a_row_of_the_wrong_length_is_a_bug() -> None:
@@ -176,19 +179,29 @@ def test_markdown_latex_csv(found: Gathered) -> None:
     tex = latex(tables)
     assert tex.count(r"\begin{table}") == tex.count(r"\end{table}") == len(tables)
     assert r"$\pm$" in tex
-    assert not re.search(r"(?<!\\)[%#]", tex)
+    assert tex.startswith("% \\usepackage{booktabs,graphicx}\n")
+    assert tex.count(r"\resizebox{\textwidth}{!}{%") > 3
+    assert r"\caption{accuracy and modelled arithmetic cost (Table 7 of the LBQ paper).}" in tex
+    assert not re.search(r"(?<!\\)[%#]", tex.split("\n", 1)[1].replace("{!}{%", ""))
     for line in tex.splitlines():
         if line.endswith(r" \\"):
             assert len(re.split(r"(?<!\\)&", line)) >= 3
-    rows = comma_separated(tables).split("\n\n")
-    assert len(rows) == len(tables)
-    assert "2587.24" in rows[[t.id for t in tables].index("table7-cost")]
+    by = {table.id: list(csv.DictReader(io.StringIO(comma_separated(table)))) for table in tables}
+    assert all(len(by[table.id]) == len(table.rows) for table in tables)
+    assert float(by["table7-cost"][0]["FP MACs (M)"]) == pytest.approx(2587.24, abs=0.01)
+    (group,) = [g for g in found.groups if g.title == "LBQ"]
+    (row,) = [row for row in by["runs"] if row["Method"] == "LBQ"]
+    assert [float(row[f"Test accuracy %{part}"]) for part in ("", " sd", " n")] == pytest.approx(
+        [group.mean, group.sd, 2]
+    )
+    (alone,) = [row for row in by["runs"] if row["Method"] == "ANN"]
+    assert (alone["Test accuracy % sd"], alone["Test accuracy % n"]) == ("", "1")
 
 
 def test_spreadsheets_get_no_formulas() -> None:
     table = Table("x", "x", ("a",))
     table.add(["=1+1"])
-    assert "'=1+1" in comma_separated([table])
+    assert "'=1+1" in comma_separated(table)
 
 
 # Figures -------------------------------------------------------------------------------------------------------------
@@ -505,7 +518,7 @@ def call(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str,
     return int(stop.value.code or 0), out, err
 
 
-@pytest.mark.parametrize(("form", "suffix"), [("html", "html"), ("md", "md"), ("latex", "tex"), ("csv", "csv")])
+@pytest.mark.parametrize(("form", "suffix"), [("html", "html"), ("md", "md"), ("latex", "tex")])
 def test_the_command(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str, suffix: str
 ) -> None:

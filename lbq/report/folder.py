@@ -19,7 +19,7 @@ from lbq.report.tour import Tour, take
 from lbq.results import Gathered
 from lbq.technology import DEFAULT, Technology
 
-SUFFIXES = {"html": ".html", "md": ".md", "latex": ".tex", "csv": ".csv", "svg": ""}
+SUFFIXES = {"html": ".html", "md": ".md", "latex": ".tex", "csv": "", "svg": ""}
 
 
 def write(path: Path, text: str) -> int:
@@ -45,15 +45,17 @@ def make(
 ) -> int:
     """Write a report; returns its size. image: for the tour, instead of a deployed network's first golden input.
 
-    Where `format` is `svg`, `path` is a folder that gets one file for each figure.
+    Where `format` is `svg` or `csv`, `path` is a folder that gets one file for each figure or table.
     """
     if format == "svg":
         figures = all_figures(found, technology)
         return sum(write(path / f"{figure.id}.svg", svg.standalone(figure.svg)) for figure in figures)
     if format == "html":
         return write(path, render(found, technology, tour_of(found, image), title))
-    form = {"md": markdown, "latex": latex, "csv": comma_separated}[format]
-    return write(path, form(all_tables(found, technology)))
+    tables = all_tables(found, technology)
+    if format == "csv":
+        return sum(write(path / f"{table.id}.csv", comma_separated(table)) for table in tables)
+    return write(path, {"md": markdown, "latex": latex}[format](tables))
 
 
 def tour_of(found: Gathered, image: Path | None = None) -> Tour | None:

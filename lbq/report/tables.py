@@ -31,12 +31,17 @@ DATASETS = {
 
 @dataclass(frozen=True)
 class Cell:
-    """Text, what to sort it by where that is not the text, and the id of the place on the page that it leads to."""
+    """Text, what to sort it by where that is not the text, and the id of the place on the page that it leads to.
+
+    sd, n: of a value that is a mean over seeds.
+    """
 
     text: str
     value: float | None = None
     hint: str = ""
     link: str = ""
+    sd: float | None = None
+    n: int | None = None
 
 
 @dataclass(frozen=True)
@@ -88,7 +93,7 @@ def accuracy_cell(group: Group) -> Cell:
     spread = "1 seed" if group.sd is None else f"n = {group.n}"
     middle = f" ± {group.sd:.2f}" if group.sd is not None else ""
     hint = ", ".join(f"seed {r.record['seed']}: {r.accuracy:.2f}" for r in group.results if r.accuracy is not None)
-    return Cell(f"{group.mean:.2f}{middle} ({spread})", group.mean, hint)
+    return Cell(f"{group.mean:.2f}{middle} ({spread})", group.mean, hint, sd=group.sd, n=group.n)
 
 
 def integer_cell(group: Group) -> Cell:
@@ -104,9 +109,8 @@ def spread_cell(values: Sequence[float], digits: int) -> Cell:
     """Mean ± sample standard deviation over seeds; a single one as it is."""
     if not values:
         return Cell("")
-    mean = statistics.fmean(values)
-    spread = f" ± {statistics.stdev(values):,.{digits}f}" if len(values) > 1 else ""
-    return Cell(f"{mean:,.{digits}f}{spread}", mean)
+    mean, sd = statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None
+    return Cell(f"{mean:,.{digits}f}" + ("" if sd is None else f" ± {sd:,.{digits}f}"), mean, sd=sd, n=len(values))
 
 
 def run_id(result: Result) -> str:
@@ -159,7 +163,7 @@ def runs_table(found: Gathered) -> Table:
         numeric=frozenset({3, 4, 5, 6, 7}),
         notes=[
             "Accuracy of the last epoch on the test set; mean ± sample standard deviation over seeds, a single seed has none.",
-            "Config and weights: first digits of their SHA-256; the link leads to the whole, with configuration and log.",
+            "Config and weights: first digits of their SHA-256.",
         ],
     )
     for group in found.groups:
@@ -307,24 +311,26 @@ def layer_table(groups: Sequence[Group]) -> Table:
             "Active ratio",
             "Burst entropy",
             "P(k=1 | k>0) %",
-            "Step range",
+            "Smallest step",
+            "Largest step",
             "Step CV",
             "Images",
+            "Network ran",
             "Origin",
         ),
-        numeric=frozenset(range(3, 10)),
+        numeric=frozenset(range(3, 11)),
         notes=[
             "Burst entropy: of P(k | k > 0), divided by log N_max. CV: standard deviation over mean of the layers' steps.",
-            "Several seeds: mean ± sample standard deviation, the range over all of them.",
-            "Ours: entropy and P(k=1) where the run was analysed (lbq analyze), as trained or, where it says so, on integers.",
+            "Several seeds: mean ± sample standard deviation, the smallest and largest step of all of them.",
+            "Ours: entropy and P(k=1) where the run was analysed (lbq analyze).",
         ],
     )
     for variant, row in paper.LAYER_WISE.items():
         method = next(a.method for a in paper.ABLATION if a.variant == variant)
-        steps = "" if row.steps is None else f"{row.steps[0]:.3f} .. {row.steps[1]:.3f}"
+        low, high = row.steps or (None, None)
         table.add(
-            [method, "CIFAR-10", "ResNet-20", 300, cell(row.active, 3), cell(row.entropy, 3), cell(100 * row.first, 1), steps,
-             cell(row.variation, 2), "", "published"],
+            [method, "CIFAR-10", "ResNet-20", 300, cell(row.active, 3), cell(row.entropy, 3), cell(100 * row.first, 1),
+             cell(low, 3), cell(high, 3), cell(row.variation, 2), "", "", "published"],
             "published",
         )  # fmt: skip
     for group in groups:
@@ -341,9 +347,9 @@ def layer_table(groups: Sequence[Group]) -> Table:
                 spread_cell(active, 3),
                 spread_cell([s["normalised_entropy"] for s in summaries], 3) if burst else None,
                 spread_cell([100 * s["first_level"] for s in summaries], 1) if burst else None,
-                f"{min(learned):.3f} .. {max(learned):.3f}" if learned else "",
+                cell(min(learned), 3) if learned else None, cell(max(learned), 3) if learned else None,
                 spread_cell([_variation(steps) for steps in steps_of if len(steps) > 1], 2),
-                images_cell(group), "ours",
+                *images_cells(group), "ours",
             ],
             "ours",
         )  # fmt: skip
@@ -372,16 +378,16 @@ def accounts(groups: Sequence[Group]) -> list[tuple[Group, Account, Account]]:
     return [(group, *found[0]) for group in groups if (found := accounts_of(group))]
 
 
-def images_cell(group: Group) -> Cell:
+def images_cells(group: Group) -> tuple[Cell, Cell]:
     """How many images were analysed, of how many seeds, and on which form of the network."""
     analysis = group.analysis
     if analysis is None:
-        return Cell("")
-    where = " on integers" if analysis.deployed else ""
+        return Cell(""), Cell("")
     part = "" if analysis.complete else "first "
     seeds = len(group.analyses)
     times = "" if len(group.results) == 1 else f" × {seeds} seed{'s' * (seeds > 1)}"
-    return Cell(f"{part}{analysis.images:,}{times}{where}", float(analysis.images))
+    form = "on integers" if analysis.deployed else "as trained"
+    return Cell(f"{part}{analysis.images:,}{times}", float(analysis.images)), Cell(form)
 
 
 def method_name(group: Group) -> str:
@@ -403,6 +409,7 @@ def counts_table(groups: Sequence[Group]) -> Table:
             "Saved %",
             "Border-exact (M)",
             "Images",
+            "Network ran",
             "Origin",
         ),
         numeric=frozenset(range(3, 9)),
@@ -415,7 +422,7 @@ def counts_table(groups: Sequence[Group]) -> Table:
     for method, (unary, sparse) in paper.ACCUMULATIONS.items():
         table.add(
             [method, "CIFAR-10", "ResNet-20", 300, cell(unary), cell(sparse), cell(saved(sparse, unary)), "", "",
-             "published"],
+             "", "published"],
             "published",
         )  # fmt: skip
     for group in groups:
@@ -428,7 +435,7 @@ def counts_table(groups: Sequence[Group]) -> Table:
              spread_cell([a.total.unary / 1e6 for a in rates], digits),
              spread_cell([a.executed / 1e6 for a in rates], digits),
              spread_cell([saved(a.executed, a.total.unary) for a in rates], 2),
-             spread_cell([a.executed / 1e6 for a in exacts], digits), images_cell(group), "ours"],
+             spread_cell([a.executed / 1e6 for a in exacts], digits), *images_cells(group), "ours"],
             "ours",
         )  # fmt: skip
     return table
@@ -439,7 +446,7 @@ def cost_table(groups: Sequence[Group], technology: Technology = DEFAULT) -> Tab
         "table7-cost",
         "Table 7: accuracy and modelled arithmetic cost",
         ("Method", "Dataset", "Network", "Epochs", "Accuracy %", "On integers %", "FP MACs (M)", "Synaptic ACs (M)",
-         "Formations (M)", "Modelled energy (mJ)", "ANN / it, modelled", "Images", "Origin"),
+         "Formations (M)", "Modelled energy (mJ)", "ANN / it, modelled", "Images", "Network ran", "Origin"),
         numeric=frozenset(range(3, 12)),
         notes=[
             f"Published: {paper.CITATION}; its energies again from its counts.",
@@ -457,7 +464,7 @@ def cost_table(groups: Sequence[Group], technology: Technology = DEFAULT) -> Tab
             [row.method, "CIFAR-10", "ResNet-20", 300, cell(row.accuracy), "", cell(ops.fp_macs / 1e6),
              cell(ops.accumulations / 1e6) if row.spiking else "N/A",
              cell(ops.formations / 1e6, 3) if row.bit_planes else "N/A", cell(energy, 2),
-             cell(reference / energy) if row.spiking else "", "", "published"],
+             cell(reference / energy) if row.spiking else "", "", "", "published"],
             "published",
         )  # fmt: skip
     for group in groups:
@@ -474,7 +481,7 @@ def cost_table(groups: Sequence[Group], technology: Technology = DEFAULT) -> Tab
              spread_cell([ops.accumulations / 1e6 for ops in operations], 4 if small else 2),
              spread_cell([ops.formations / 1e6 for ops in operations], 3) if operations[0].formations else "N/A",
              spread_cell(energies, 5 if small else 2), spread_cell([a / e for a, e in zip(anns, energies, strict=True)], 2),
-             images_cell(group), "ours"],
+             *images_cells(group), "ours"],
             "ours",
         )  # fmt: skip
     return table
@@ -498,9 +505,7 @@ def honest_table(id: str, group: Group, title: str, found: Costs) -> Table:
             "ours" if method is found.methods[0] else "",
         )  # fmt: skip
     t = found.technology
-    meets = "; ".join(
-        f"{b.rival} ({b.regime}) {'never' if b.density is None else f'{b.density:.3f}'}" for b in found.break_even
-    )
+    meets = "; ".join(f"{b.rival} ({b.regime}) {b.text}" for b in found.break_even)
     shifts = "; ".join(
         f"{line.what} {line.count / 1e6:,.3f} M, {microjoules(line.microjoules).text} µJ" for line in found.shifts
     )
