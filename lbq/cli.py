@@ -220,10 +220,12 @@ def deploy(
     as_json: Json = False,
 ) -> None:
     """Make an integer network of a trained one: BatchNorm folded, steps absorbed, weights in few bits, bounds proved."""
-    from lbq import engine
+    from lbq import engine, files
     from lbq.deploy import deploy_run
     from lbq.engine.levelfile import save_levels
 
+    for path in (out, *([] if levels is None else [levels])):
+        files.check_file(path)
     made = deploy_run(run, bits, changes or [], noise)
     size = engine.save(out, made)
     net = engine.load(out)
@@ -388,14 +390,18 @@ def analyze(
     as_json: Json = False,
 ) -> None:
     """How a network uses its levels over its test set: steps, activity, distributions, entropy, membranes; with counts."""
-    if _subject(subject, changes, data, device):
+    from lbq import files
+
+    deployed = _subject(subject, changes, data, device)
+    folder = out or (subject.with_suffix(".analysis") if deployed else subject / "analysis")
+    files.check_folder(folder)
+    if deployed:
         from lbq.engine import evaluate, load
 
         net = load(subject)
         test = evaluate.golden_set(net) if data is None else evaluate.open_data(net.network, data)
         with CountProgress(str(subject), min(limit or test.size, test.size)) as progress:
             found = evaluate.analyze(net, test, _threads(None), limit, progress.advance, membranes, subject.name)
-        folder = out or subject.with_suffix(".analysis")
     else:
         from lbq.distributed import start
         from lbq.measure import analyze_run
@@ -403,7 +409,6 @@ def analyze(
         where = start(device)[1]
         with CountProgress(str(subject), limit) as progress:
             found = analyze_run(subject, where, changes or [], membranes, limit, progress.advance)
-        folder = out or subject / "analysis"
     from lbq.report.folder import write_analysis
 
     written = write_analysis(folder, found)
@@ -420,15 +425,16 @@ def record(
     note: Annotated[str, typer.Option(help="A sentence that goes into the record.")] = "",
 ) -> None:
     """Everything that a reader needs to believe and repeat a run, as one JSON file that outlives its weights."""
+    from lbq import files
     from lbq.records import record_of
 
+    if out is not None:
+        files.check_file(out)
     made = record_of(run, note)
     if out is None:
         _print_json(made)
         return
-    from lbq.report.folder import write
-
-    write(out, json.dumps(made, indent=1) + "\n")
+    files.write(out, json.dumps(made, indent=1) + "\n")
     make_console().print(f"{out}: {made['variant']} on {made['dataset']}, {made['test_accuracy']:.2f} %")
 
 
@@ -450,7 +456,11 @@ def report(
 
     if format not in SUFFIXES:
         raise LbqError(f"--format must be one of {', '.join(SUFFIXES)}, got {format!r}")
+    from lbq import files
     from lbq.results import gather
+
+    target = out or Path(f"report{SUFFIXES[format]}")
+    (files.check_folder if format == "svg" else files.check_file)(target)
 
     def read_run(folder: Path) -> dict[str, Any]:
         from lbq.records import read
@@ -458,7 +468,6 @@ def report(
         return read(folder)
 
     found = gather(results, read_run)
-    target = out or Path(f"report{SUFFIXES[format]}")
     size = make(target, found, format, _technology(technology), image, title)
     unfinished = f", {len(found.unfinished)} not finished" if found.unfinished else ""
     make_console().print(f"{target}: {size_of(size)}, {len(found.finished)} finished runs{unfinished}")

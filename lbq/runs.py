@@ -24,8 +24,8 @@ from safetensors.torch import load_file
 from safetensors.torch import save as serialise
 from torch import Tensor
 
+from lbq import files
 from lbq._version import __version__
-from lbq.checkpoint import sync_folder, write_whole
 from lbq.config import Config
 from lbq.errors import ConfigError, RunError
 from lbq.kernels.choose import choose
@@ -115,23 +115,13 @@ def _commit() -> str:
 
 def write_text(path: Path, text: str) -> None:
     """A small file, whole or not at all."""
-    _write_final(path, text.encode())
-
-
-def _write_final(path: Path, data: bytes) -> None:
-    temporary = path.with_name(f".{path.name}.partial")
-    write_whole(temporary, data)
-    try:
-        os.replace(temporary, path)
-        sync_folder(path.parent)
-    except OSError as error:
-        raise RunError(f"cannot write {path}: {error.strerror}") from error
+    files.write(path, text, RunError)
 
 
 def write_weights(folder: Path, state: Mapping[str, Tensor]) -> None:
     """`weights.safetensors`. Cloned: a tail shared between layers is one tensor under several names."""
     stored = {k: v.detach().cpu().clone().contiguous() for k, v in state.items()}
-    _write_final(folder / "weights.safetensors", serialise(stored))
+    files.write(folder / "weights.safetensors", serialise(stored), RunError)
 
 
 def save(

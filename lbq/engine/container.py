@@ -15,7 +15,6 @@ import hashlib
 import json
 import math
 import mmap
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lbq import files
 from lbq.errors import ArtefactError
 
 DTYPES: dict[str, type[np.integer[Any]]] = {
@@ -58,18 +58,7 @@ def encode(tensors: Mapping[str, NDArray[Any]], text: str) -> bytes:
 
 def write(path: Path | str, tensors: Mapping[str, NDArray[Any]], text: str) -> int:
     """Write a file, whole or not at all; returns its size in bytes."""
-    path, data = Path(path), encode(tensors, text)
-    temporary = path.with_name(f".{path.name}.partial")
-    try:
-        with open(temporary, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise ArtefactError(f"cannot write {path}: {error.strerror}") from error
-    return len(data)
+    return files.write(path, encode(tensors, text), ArtefactError)
 
 
 def read(path: Path | str) -> tuple[Tensors, str]:
