@@ -308,6 +308,8 @@ Constants = Annotated[
 
 def _subject(path: Path, changes: list[str] | None, data: str | None, device: str | None) -> bool:
     """Whether it is a deployed network; options that are for the other kind are refused."""
+    if not path.exists():
+        raise LbqError(f"{path} does not exist: give a run folder, or a model.lbq that `lbq deploy` wrote")
     deployed = path.is_file()
     if deployed and (changes or device is not None):
         raise LbqError("key=value and --device are for a run folder; a deployed network takes --data")

@@ -27,9 +27,7 @@ ANALYSIS = Path("analysis") / "analysis.json"
 
 def record_of(run: Path | str, note: str = "") -> dict[str, Any]:
     """The record of a finished run folder. `weights.sha256` may stand for weights that were not kept."""
-    folder = runs.check_folder(run, "config.toml", "metrics.jsonl")
-    if not (folder / "result.json").exists():
-        raise RunError(f"{folder} has no result.json: the run is not finished; continue it with --resume auto")
+    folder = runs.check_folder(run, "config.toml", "result.json", "metrics.jsonl")
     config, result = runs.load_config(folder), read_json(folder / "result.json")
     try:
         environment = result["environment"]

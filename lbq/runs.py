@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -137,13 +138,30 @@ def save(
 
 
 def check_folder(run: Path | str, *needed: str) -> Path:
-    folder = Path(run)
+    """The folder of a run, where it holds the files that are needed; otherwise what is wrong with it and what to do."""
+    folder, remedy = Path(run), "give one that `lbq demo` or `lbq train` wrote"
+    if not folder.exists():
+        raise RunError(f"{folder} does not exist: a run folder is needed, {remedy}")
     if not folder.is_dir():
-        raise RunError(f"{folder} is not a run folder: give one that `lbq demo` or `lbq train` wrote")
-    for name in needed:
-        if not (folder / name).is_file():
-            raise RunError(f"{folder} is not a complete run folder: {name} is missing")
-    return folder
+        raise RunError(f"{folder} is not a run folder: {remedy}")
+    missing = next((name for name in needed if not (folder / name).is_file()), None)
+    if missing is None:
+        return folder
+    if not (folder / "config.toml").is_file():
+        raise RunError(f"{folder} is not a run folder, config.toml is missing: {remedy}")
+    if not (folder / "result.json").is_file():
+        epochs, where = load_config(folder).train.epochs, shlex.quote(str(folder))
+        raise RunError(
+            f"the run {folder} is not finished, {epochs_done(folder)} of {epochs} epochs are: continue it with "
+            f"lbq train {shlex.quote(str(folder / 'config.toml'))} --out {where} --resume auto"
+        )
+    raise RunError(f"{folder} is not a complete run folder, {missing} is missing: restore the file or train again")
+
+
+def epochs_done(folder: Path) -> int:
+    """Epochs in a run's log; a last line that was cut off in writing does not count."""
+    metrics = folder / "metrics.jsonl"
+    return metrics.read_bytes().count(b"\n") if metrics.is_file() else 0
 
 
 def load_config(run: Path | str, changes: Iterable[str] = ()) -> Config:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 from pathlib import Path
 
@@ -58,9 +59,9 @@ def test_the_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("nowhere", "is not a run folder"),
-        ("half", "the run is not finished; continue it with --resume auto"),
-        ("empty", "config.toml is missing"),
+        ("nowhere", "nowhere does not exist: a run folder is needed"),
+        ("half", "is not finished, 1 of 2 epochs are: continue it with lbq train "),
+        ("empty", "config.toml is missing: give one that `lbq demo` or `lbq train` wrote"),
         ("foreign", "it was written by another version of lbq, or by hand"),
         ("damaged", "result.json cannot be read as JSON"),
         ("list", "must hold a JSON object"),
@@ -105,6 +106,27 @@ def test_a_checksum_may_stand_for_weights(tmp_path: Path) -> None:
     (folder / "weights.safetensors").unlink()
     (folder / "weights.sha256").write_text(whole["weights_sha256"] + "  weights.safetensors\n")
     assert records.record_of(folder)["weights_sha256"] == whole["weights_sha256"]
+
+
+@pytest.mark.parametrize("command", ["eval", "account", "analyze", "deploy", "record"])
+def test_an_unfinished_run_is_named_with_what_continues_it(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, command: str
+) -> None:
+    folder = tmp_path / "a run"
+    shutil.copytree(runs_folder() / "lbq-1", folder)
+    for name in ("weights.safetensors", "result.json"):
+        (folder / name).unlink()
+    out = ["-o", str(tmp_path / "out")] if command in ("analyze", "deploy", "record") else []
+    code, _, err = call(capsys, command, str(folder), *out)
+    assert (code, err.count("\n")) == (2, 1)
+    assert f"the run {folder} is not finished, 2 of 2 epochs are: continue it with lbq train " in err
+    if command == "record":  # does it, and can the run be used then?
+        remedy = shlex.split(err.partition("with lbq ")[2])
+        assert call(capsys, *remedy)[0] == 0
+        assert call(capsys, command, str(folder), *out)[0] == 0
+    else:  # stopped in the first epoch
+        (folder / "metrics.jsonl").unlink()
+        assert "is not finished, 0 of 2 epochs are" in call(capsys, command, str(folder), *out)[2]
 
 
 def test_an_unfinished_run_has_a_log_but_no_accuracy() -> None:
