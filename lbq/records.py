@@ -14,6 +14,7 @@ from typing import Any
 from lbq import analyze, runs
 from lbq.analyze import Analysis
 from lbq.config import Config
+from lbq.data import digits
 from lbq.errors import RunError
 from lbq.neuron import QuantReLU, SpikingNeuron
 from lbq.results import read_json
@@ -21,6 +22,7 @@ from lbq.train import build
 
 NAMES = {"relu": "ann"}  # what a variant is called in tables, where the neuron's name is another
 OFFICIAL = "official 50,000 / 10,000"
+SPLITS = {"cifar10": OFFICIAL, "cifar100": OFFICIAL, "digits": digits.SPLIT, "folder": "the folder's own train and val"}
 FORMAT, VERSION = "lbq record", 1
 ANALYSIS = Path("analysis") / "analysis.json"
 
@@ -33,7 +35,7 @@ def record_of(run: Path | str, note: str = "") -> dict[str, Any]:
         environment = result["environment"]
         record = {
             **_plan(config),
-            "split": _split(config, result["data"]),
+            "split": split_of(config, result["data"]),
             "test_accuracy": result["accuracy"],
             "arithmetic": "float",
             "train_loss": round(result["train_loss"], 5),
@@ -158,11 +160,11 @@ def describe(config: Config) -> dict[str, Any]:
     return found
 
 
-def _split(config: Config, data: Mapping[str, str]) -> str:
-    if "split" in data:
-        return data["split"]
-    official = OFFICIAL if config.data.name in ("cifar10", "cifar100") else "official"
-    return f"{official}, {config.data.holdout:g} held out of training" if config.data.holdout else official
+def split_of(config: Config, data: Mapping[str, str]) -> str:
+    """What was trained on and what tested. data: as the source of a run tells it; the readers of events name their split."""
+    split = data.get("split") or SPLITS.get(config.data.name, "official")
+    images = f", {data['images']} images" if "images" in data else ""
+    return split + images + (f", {config.data.holdout:g} held out of training" if config.data.holdout else "")
 
 
 def _short(line: Mapping[str, Any]) -> dict[str, Any]:

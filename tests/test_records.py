@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from lbq import cli, records
+from lbq.config import Config
 from lbq.errors import LbqError, RunError
 from tests.report_runs import runs_folder
 
@@ -28,6 +29,7 @@ def test_a_record_holds_what_a_reader_needs() -> None:
     assert (made["format"], made["version"]) == ("lbq record", 1)
     assert (made["dataset"], made["model"], made["variant"]) == ("digits", "resnet8w2", "lbq")
     assert (made["step"], made["surrogate"], made["n_max"]) == ("learned", "relsg_et", 5)
+    assert made["split"] == "test where index % 3 == 2"
     assert made["test_accuracy"] == result["accuracy"]
     assert made["config_hash"] == result["config_hash"]
     assert len(made["weights_sha256"]) == 64
@@ -36,6 +38,21 @@ def test_a_record_holds_what_a_reader_needs() -> None:
     assert made["note"] == "a note"
     assert made["analysis"]["facts"]["weights_sha256"] == made["weights_sha256"]
     assert "note" not in records.record_of(runs_folder() / "lbq-1")
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "split"),
+    [
+        ("digits", {}, "test where index % 3 == 2, 0.1 held out of training"),
+        ("cifar100", {}, "official 50,000 / 10,000, 0.1 held out of training"),
+        ("mnist", {}, "official, 0.1 held out of training"),
+        ("folder", {"images": "7 + 3"}, "the folder's own train and val, 7 + 3 images, 0.1 held out of training"),
+        ("cifar10_dvs", {"split": "our list"}, "our list, 0.1 held out of training"),
+    ],
+)
+def test_the_split_is_what_the_data_says(name: str, data: dict[str, str], split: str) -> None:
+    tree = {"data": {"name": name, "holdout": 0.1, "root": "x"}}
+    assert records.split_of(Config.from_dict(tree), data) == split
 
 
 def test_variants_say_what_they_are() -> None:
