@@ -342,15 +342,19 @@ def account(
     if run is None:
         from lbq.account import cost_table
         from lbq.paper import cost_rows
+        from lbq.technology import PAPER
 
         rows = cost_table(cost_rows(), prices.paper)
+        credit = prices.credit(*PAPER)
         if as_json:
-            _print_json(rows)
+            _print_json([row | {"Prices": credit} for row in rows])
         else:
-            table = make_table("Accuracy and modelled arithmetic cost, from the paper's own counts", *rows[0])
+            own = "" if prices.as_published else " at other prices"
+            table = make_table(f"Accuracy and modelled arithmetic cost, from the paper's own counts{own}", *rows[0])
             for row in rows:
                 table.add_row(*row.values())
             make_console().print(table)
+            make_console().print(f"prices: {credit}")
         return
     if _subject(run, changes, data, device):
         from lbq.engine import load
@@ -373,7 +377,7 @@ def account(
     if as_json:
         _print_json({**measured.to_dict(prices.paper), "costs": None if honest is None else honest.to_dict()})
     else:
-        render_account(measured, honest)
+        render_account(measured, honest, prices)
 
 
 @app.command()
