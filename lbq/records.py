@@ -108,8 +108,8 @@ def _tree(config: Config) -> dict[str, Any]:
 def log_of(run: Path | str) -> list[dict[str, Any]]:
     """The epochs of a run folder, shortened; a last line that was cut off in writing is left out."""
     path = Path(run) / "metrics.jsonl"
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
     try:
+        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
         return [_short(json.loads(line)) for line in lines if line.endswith("\n")]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise RunError(f"{path} is not the log of a run ({type(error).__name__}: {error})") from error
