@@ -214,7 +214,7 @@ class Counter:
         stem = [s for s in graph.synapses if s.source == INPUT]
         weighted = [s for s in graph.synapses if s.source != INPUT and s.kind == "conv"]
         formed: dict[str, float] = {}
-        for read in {self._read(s) for s in weighted}:  # once per tensor, however many synapses read it
+        for read in dict.fromkeys(map(self._read, weighted)):  # once per tensor, however many synapses read it
             formed[read.source] = formed.get(read.source, 0.0) + _sum(tallies, read, popcount) / tallies.images
         summed = [tallies.read(s) for s in weighted] if self.mode == "exact" else []
 

@@ -223,10 +223,12 @@ def deploy(
     as_json: Json = False,
 ) -> None:
     """Make an integer network of a trained one: BatchNorm folded, steps absorbed, weights in few bits, bounds proved."""
-    from lbq import engine
+    from lbq import engine, files
     from lbq.deploy import deploy_run
     from lbq.engine.levelfile import save_levels
 
+    for path in (out, *([] if levels is None else [levels])):
+        files.check_file(path)
     made = deploy_run(run, bits, changes or [], noise)
     size = engine.save(out, made)
     net = engine.load(out)
@@ -309,6 +311,8 @@ Constants = Annotated[
 
 def _subject(path: Path, changes: list[str] | None, data: str | None, device: str | None) -> bool:
     """Whether it is a deployed network; options that are for the other kind are refused."""
+    if not path.exists():
+        raise LbqError(f"{path} does not exist: give a run folder, or a model.lbq that `lbq deploy` wrote")
     deployed = path.is_file()
     if deployed and (changes or device is not None):
         raise LbqError("key=value and --device are for a run folder; a deployed network takes --data")
@@ -341,15 +345,19 @@ def account(
     if run is None:
         from lbq.account import cost_table
         from lbq.paper import cost_rows
+        from lbq.technology import PAPER
 
         rows = cost_table(cost_rows(), prices.paper)
+        credit = prices.credit(*PAPER)
         if as_json:
-            _print_json(rows)
+            _print_json([row | {"Prices": credit} for row in rows])
         else:
-            table = make_table("Accuracy and modelled arithmetic cost, from the paper's own counts", *rows[0])
+            own = "" if prices.as_published else " at other prices"
+            table = make_table(f"Accuracy and modelled arithmetic cost, from the paper's own counts{own}", *rows[0])
             for row in rows:
                 table.add_row(*row.values())
             make_console().print(table)
+            make_console().print(f"prices: {credit}")
         return
     if _subject(run, changes, data, device):
         from lbq.engine import load
@@ -372,7 +380,7 @@ def account(
     if as_json:
         _print_json({**measured.to_dict(prices.paper), "costs": None if honest is None else honest.to_dict()})
     else:
-        render_account(measured, honest)
+        render_account(measured, honest, prices)
 
 
 @app.command()
@@ -391,14 +399,18 @@ def analyze(
     as_json: Json = False,
 ) -> None:
     """How a network uses its levels over its test set: steps, activity, distributions, entropy, membranes; with counts."""
-    if _subject(subject, changes, data, device):
+    from lbq import files
+
+    deployed = _subject(subject, changes, data, device)
+    folder = out or (subject.with_suffix(".analysis") if deployed else subject / "analysis")
+    files.check_folder(folder)
+    if deployed:
         from lbq.engine import evaluate, load
 
         net = load(subject)
         test = evaluate.golden_set(net) if data is None else evaluate.open_data(net.network, data)
         with CountProgress(str(subject), min(limit or test.size, test.size)) as progress:
             found = evaluate.analyze(net, test, _threads(None), limit, progress.advance, membranes, subject.name)
-        folder = out or subject.with_suffix(".analysis")
     else:
         from lbq.distributed import start
         from lbq.measure import analyze_run
@@ -406,7 +418,6 @@ def analyze(
         where = start(device)[1]
         with CountProgress(str(subject), limit) as progress:
             found = analyze_run(subject, where, changes or [], membranes, limit, progress.advance)
-        folder = out or subject / "analysis"
     from lbq.report.folder import write_analysis
 
     written = write_analysis(folder, found)
@@ -423,15 +434,16 @@ def record(
     note: Annotated[str, typer.Option(help="A sentence that goes into the record.")] = "",
 ) -> None:
     """Everything that a reader needs to believe and repeat a run, as one JSON file that outlives its weights."""
+    from lbq import files
     from lbq.records import record_of
 
+    if out is not None:
+        files.check_file(out)
     made = record_of(run, note)
     if out is None:
         _print_json(made)
         return
-    from lbq.report.folder import write
-
-    write(out, json.dumps(made, indent=1) + "\n")
+    files.write(out, json.dumps(made, indent=1) + "\n")
     make_console().print(f"{out}: {made['variant']} on {made['dataset']}, {made['test_accuracy']:.2f} %")
 
 
@@ -455,7 +467,11 @@ def report(
 
     if format not in SUFFIXES:
         raise LbqError(f"--format must be one of {', '.join(SUFFIXES)}, got {format!r}")
+    from lbq import files
     from lbq.results import gather
+
+    target = out or Path(f"report{SUFFIXES[format]}")
+    (files.check_folder if format == "svg" else files.check_file)(target)
 
     def read_run(folder: Path) -> dict[str, Any]:
         from lbq.records import read
@@ -463,7 +479,6 @@ def report(
         return read(folder)
 
     found = gather(results, read_run)
-    target = out or Path(f"report{SUFFIXES[format]}")
     size = make(target, found, format, _technology(technology), image, title)
     unfinished = f", {len(found.unfinished)} not finished" if found.unfinished else ""
     make_console().print(f"{target}: {size_of(size)}, {len(found.finished)} finished runs{unfinished}")

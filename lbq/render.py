@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from lbq.engine.evaluate import Evaluation
     from lbq.job import Plan
     from lbq.measurement import Measurement
+    from lbq.technology import Technology
     from lbq.train import EpochRecord
 
 
@@ -271,15 +272,18 @@ def render_demo(result: DemoResult) -> None:
     console.print(f"\nrun folder {result.folder}, {result.seconds:.0f} s\nreport {result.report}: open it in a browser")
 
 
-def render_account(measured: Measurement, costs: Costs | None) -> None:
+def render_account(measured: Measurement, costs: Costs | None, technology: Technology) -> None:
     from lbq.account import BACKENDS, Operations, energy_mj, saved
     from lbq.analyze import GOLDEN, NO_TEST_SET
+    from lbq.technology import PAPER
 
     console = make_console()
     if measured.exact is None or measured.rate is None or costs is None:
         console.print(
             f"accuracy {measured.accuracy:.2f} % on {measured.images} images; no spikes: {measured.valid_macs:,} MACs at valid "
-            f"positions ({measured.graph.macs:,} with padding), {1e3 * measured.ann_energy_mj:.3f} µJ per image, modelled"
+            f"positions ({measured.graph.macs:,} with padding), "
+            f"{1e3 * measured.to_dict(technology.paper)['ann_energy_mj']:.3f} µJ per image, modelled\n"
+            f"prices: {technology.credit('fp32_mac')}"
         )
         return
     exact, rate = measured.exact, measured.rate
@@ -311,10 +315,10 @@ def render_account(measured: Measurement, costs: Costs | None) -> None:
         console.print(f"the first layer as additions by pixel planes {planes:,.0f} per image, not in the total")
     console.print(f"additions into sums over windows and time {exact.pool_adds:,.0f} per image, not in the total")
     console.print(f"active ratio {exact.active_ratio:.3f}, mean over layers\n")
-    prices = costs.technology.paper
+    prices = technology.paper
     ann_exact, ann_rate = (energy_mj(Operations(a.ann_macs), prices) for a in (exact, rate))
     table = make_table(
-        f"Modelled energy per image, µJ, in the paper's regime ({costs.technology.name})",
+        f"Modelled energy per image, µJ, in the paper's regime ({technology.label(*PAPER, 'shift')})",
         "backend", "shifts", "exact", "ANN / it", "rate x MACs", "ANN / it",
     )  # fmt: skip
     for backend in BACKENDS:
@@ -331,7 +335,7 @@ def _render_costs(costs: Costs) -> None:
     """What the paper's regime leaves out. Everything in it is modelled."""
     console, prices = make_console(), costs.technology
     table = make_table(
-        f"Beyond the paper's regime, µJ per image, modelled ({prices.name})",
+        f"Beyond the paper's regime, µJ per image, modelled ({prices.label()})",
         "method", "paper's regime", "integer arithmetic", "with memory", "int8 ANN / it",
     )  # fmt: skip
     int8 = next(m for m in costs.methods if m.name == "ANN, int8")
@@ -360,7 +364,7 @@ def _render_costs(costs: Costs) -> None:
         f"read as other tools do (NeuroBench, syops, SpikingJelly: a level above 1 is a MAC): {costs.reading.count:,.0f} MACs, "
         f"{costs.reading.microjoules:,.3f} µJ at fp32, modelled\n"
         f"binary at equal slots: the same levels as single spikes. Memory: {prices.weight_byte:g} pJ a weight byte, used "
-        f"{prices.weight_reuse:g} times; {prices.state_byte:g} pJ a byte of membranes and levels.\nprices: {prices.source}"
+        f"{prices.weight_reuse:g} times; {prices.state_byte:g} pJ a byte of membranes and levels.\nprices: {prices.credit()}"
     )
 
 

@@ -13,11 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lbq import analyze, engine
+from lbq import analyze, engine, schema
 from lbq.analyze import Analysis, Trace
 from lbq.errors import LbqError, RunError
 
-NEEDED = ("dataset", "model", "variant", "timesteps", "epochs", "seed", "config_hash", "config", "log")
 TITLES = {
     "ann": "ANN",
     "lif": "Binary LIF",
@@ -214,7 +213,7 @@ def gather(paths: Sequence[Path | str], read_run: Callable[[Path], dict[str, Any
         if path.is_dir():
             if read_run is None:
                 raise LbqError(f"{path} is a run folder: make a record of it with lbq record")
-            found.results.append(_with_analysis(read_run(path), str(path)))
+            found.results.append(_checked(read_run(path), str(path)))
             if (path / ARCHIVE).is_file():
                 found.results[-1].artefact = path / ARCHIVE
                 found.artefacts.append(path / ARCHIVE)
@@ -233,8 +232,10 @@ def gather(paths: Sequence[Path | str], read_run: Callable[[Path], dict[str, Any
     _attach(found, analyses)
     for value, path in integers:
         owner = next((r for r in found.results if Path(r.source).name == value["of"]), None)
-        if owner is None or not isinstance(value.get("test_accuracy"), int | float):
+        if owner is None:
             raise LbqError(f"{path} is of the integer network of {value['of']}: give that record too")
+        if (wrong := schema.problem(value, schema.INTEGER_RECORD)) is not None:
+            raise LbqError(f"{path} is damaged: {wrong}; restore it")
         owner.integer = value
     _refuse_twins(found.results)
     if not (found.results or found.artefacts or found.benchmarks):
@@ -270,7 +271,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """The object that a JSON file holds."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise RunError(f"{path} cannot be read as JSON: {' '.join(str(error).split())[:100]}") from error
     if not isinstance(value, dict):
         raise RunError(f"{path} must hold a JSON object: a record or an analysis")
@@ -280,18 +281,22 @@ def read_json(path: Path) -> dict[str, Any]:
 def _record(value: dict[str, Any], path: Path) -> Result:
     if value.get("format", "lbq record") != "lbq record" or value.get("version", 1) != 1:
         raise LbqError(
-            f"{path} is {value.get('format')!r}, version {value.get('version')!r}: not a record of version 1"
+            f"{path} is {value.get('format')!r}, version {value.get('version')!r}: not a record of version 1; make it again "
+            "with lbq record RUN, or use the lbq that wrote it"
         )
-    missing = [key for key in NEEDED if key not in value]
+    missing = [key for key in schema.RECORD.needed if key not in value]
     if missing:
         raise LbqError(f"{path} is not a record of lbq: {', '.join(missing)} missing; make one with lbq record RUN")
-    well = isinstance(value["config"], dict) and isinstance(value["log"], list)
-    if not well or not (value.get("unfinished") or isinstance(value.get("test_accuracy"), int | float)):
-        raise LbqError(f"{path} is damaged: its accuracy, configuration or log is not what a record holds")
-    return _with_analysis(value, str(path))
+    return _checked(value, str(path))
 
 
-def _with_analysis(record: dict[str, Any], source: str) -> Result:
+def _checked(record: dict[str, Any], source: str) -> Result:
+    """A result whose record holds what the rest of the program takes for granted."""
+    wrong = schema.problem(record, schema.RECORD)
+    if wrong is None and not record.get("unfinished"):
+        wrong = schema.problem(record, schema.FINISHED)
+    if wrong is not None:
+        raise LbqError(f"{source} is damaged: {wrong}; restore it, or make it again with lbq record RUN")
     held = record.get("analysis")
     return Result(record, source, [Analysis.from_dict(held, f"{source}: analysis")] if held else [])
 

@@ -341,7 +341,8 @@ def test_an_ann_has_nothing_to_analyse(capsys: pytest.CaptureFixture[str], tmp_p
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["nowhere"], "nowhere is not a run folder"),
+        (["nowhere"], "nowhere does not exist: give a run folder"),
+        (["/nowhere/model.lbq"], "/nowhere/model.lbq does not exist: give a run folder, or a model.lbq"),
         (["RUN", "--data", "digits"], "--data is for a deployed network"),
         (["MODEL", "data.root=x"], "are for a run folder"),
         (["MODEL", "--device", "cpu"], "are for a run folder"),

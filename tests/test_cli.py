@@ -167,17 +167,31 @@ def test_account_of_a_run(capsys: pytest.CaptureFixture[str], demo_run: tuple[Pa
     again = json.loads(out)["exact"]
     by_hand = 4.6 * again["fp_macs"] + 1.8 * again["total"]["bit_sparse"] + 0.1 * again["total"]["formations"]
     assert again["energy_mj"]["fused"] == pytest.approx(1e-9 * by_hand)
+    code, out, _ = call(capsys, "account", str(folder), "--technology", str(prices), "--limit", "20")
+    assert "prices: fp32_add: mine (me); the rest: 45 nm CMOS, 0.9 V (M. Horowitz" in out
     code, out, _ = call(capsys, "account", str(folder / "baselines" / "ann"))
     assert code == 0
     assert "no spikes" in out
+    prices.write_text('name = "mine"\nsource = "me"\nfp32_mac = 9.2\n')
+    _, dear, _ = call(capsys, "account", str(folder / "baselines" / "ann"), "--technology", str(prices))
+    assert "prices: mine (me)" in dear
+    usual, doubled = (float(re.findall(r"([\d.]+) µJ", text)[0]) for text in (out, dear))
+    assert doubled == pytest.approx(2 * usual, abs=0.002)
 
 
-def test_account_of_the_paper(capsys: pytest.CaptureFixture[str]) -> None:
+def test_account_of_the_paper(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     code, out, _ = call(capsys, "account", "--paper")
     assert code == 0
     assert "13.72" in out
     code, out, _ = call(capsys, "account", "--paper", "--json")
     assert json.loads(out)[4]["ANN energy / energy"] == "13.72"
+    assert "45 nm CMOS" in json.loads(out)[0]["Prices"]
+    prices = tmp_path / "prices.toml"
+    prices.write_text('name = "mine"\nsource = "me"\nfp32_add = 1.8\n')
+    code, out, _ = call(capsys, "account", "--paper", "--technology", str(prices))
+    assert code == 0
+    assert "from the paper's own counts at other prices" in out
+    assert "prices: fp32_add: mine (me); the rest: 45 nm CMOS, 0.9 V (M. Horowitz" in out
     code, _, err = call(capsys, "account", "--paper", "--technology", "none.toml")
     assert code == 2
     assert "none.toml cannot be read" in err
@@ -230,7 +244,7 @@ def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
         (["demo", "--out", "."], ". exists already"),
         (["demo", "--out", "/dev/null/run"], "cannot write under"),
         (["account", "somewhere", "--paper"], "give a run folder or a model.lbq, or --paper"),
-        (["account", "nowhere"], "nowhere is not a run folder"),
+        (["account", "nowhere"], "nowhere does not exist: give a run folder, or a model.lbq"),
     ],
 )
 def test_mistakes_end_in_one_line_and_exit_code_2(
@@ -257,7 +271,7 @@ def test_interrupt_leaves_nothing_behind(
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("command", [["demo"], ["account", "somewhere"]])
+@pytest.mark.parametrize("command", [["demo"], ["account", "."]])
 def test_commands_that_need_torch_say_so(command: list[str]) -> None:
     code = f"import sys; sys.modules['torch'] = None; from lbq.cli import main; main({command!r})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
@@ -322,7 +336,7 @@ def test_train_and_eval(
         (["data.name=cifar10"], "data.root must name the folder of cifar10"),
         (["data.name=cifar10", "data.root=nowhere"], "nowhere"),
         (["model.id=vgg11"], "model.id vgg11: layer 'maxpool': (512, 1, 1) is too small"),
-        (["train.init_from=nowhere"], "train.init_from: nowhere is not a run folder"),
+        (["train.init_from=nowhere"], "train.init_from: nowhere does not exist"),
     ],
 )
 def test_mistakes_in_training_leave_nothing_behind(

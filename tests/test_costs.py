@@ -11,7 +11,7 @@ import pytest
 from lbq.account import Account, Count, LayerActivity
 from lbq.costs import PLANES, UNARY, costs
 from lbq.errors import ConfigError
-from lbq.technology import CONSTANTS, DEFAULT, load
+from lbq.technology import CONSTANTS, DEFAULT, PAPER, load
 
 
 def account(density: float = 0.5, **changes: object) -> Account:
@@ -103,6 +103,13 @@ def test_technology_from_a_file(tmp_path: Path) -> None:
     found = load(toml)
     assert (found.name, found.int8_mac, found.fp32_mac) == ("7 nm", 0.07, 4.6)
     assert {n: o for n, _, o in found.table()}["int8_mac"] == "a datasheet"
+    assert found.credit() == f"int8_mac: 7 nm (a datasheet); the rest: {DEFAULT.name} ({DEFAULT.source})"
+    assert found.label() == "7 nm and 45 nm CMOS, 0.9 V"
+    assert found.credit("int8_mac") == "7 nm (a datasheet)"
+    assert found.credit(*PAPER) == DEFAULT.credit() == f"{DEFAULT.name} ({DEFAULT.source})"
+    assert (found.label(*PAPER), found.label("int8_mac")) == (DEFAULT.name, "7 nm")
+    assert found.as_published
+    assert found.to_dict()["credit"] == found.credit()
     (tmp_path / "t.json").write_text(json.dumps({"name": "x", "source": "y", "weight_reuse": 8}))
     cheap = costs(account(), load(tmp_path / "t.json"))
     assert cheap.methods[0].memory_uj < costs(account()).methods[0].memory_uj
@@ -115,11 +122,13 @@ def test_technology_from_a_file(tmp_path: Path) -> None:
     [
         ("", "must hold name"),
         ("int8_mac = 1.0", "must have name"),
+        ("int8mac = 1.0", "did you mean 'int8_mac'"),
+        ('nam = "a"', "did you mean 'name'"),
         ('name = "a"\nsource = "b"\nint8mac = 1.0', "did you mean 'int8_mac'"),
         ('name = "a"\nsource = "b"\nint8_mac = -1', "not negative"),
         ('name = "a"\nsource = "b"\nint8_mac = true', "number of picojoules"),
         ('name = "a"\nsource = "b"\nint8_mac = nan', "number of picojoules"),
-        ('name = "a"\nsource = "b"\nweight_reuse = 0', "weight_reuse"),
+        ('name = "a"\nsource = "b"\nweight_reuse = 0', "weight_reuse must be a number above 0, the accumulations"),
         ("not toml", "cannot be read"),
     ],
 )

@@ -565,4 +565,21 @@ def test_own_prices_change_the_report(tmp_path: Path, found: Gathered) -> None:
     make(tmp_path / "r.md", found, "md", load(tmp_path / "t.toml"))
     text = (tmp_path / "r.md").read_text()
     assert "Technology constants: 5 nm" in text
-    assert "2.59" in next(line for line in text.splitlines() if line.startswith("| ANN | CIFAR-10 | ResNet-20"))
+    ann = next(line for line in text.splitlines() if line.startswith("| ANN | CIFAR-10 | ResNet-20"))
+    assert "2.59" in ann
+    assert ann.endswith("| published counts, other prices |")
+    assert "at the prices below: not the energies that it published" in text
+    assert "Prices: fp32_mac: 5 nm (a guess); the rest: 45 nm CMOS, 0.9 V (M. Horowitz" in text
+    make(tmp_path / "r.html", found, technology=load(tmp_path / "t.toml"))
+    page = (tmp_path / "r.html").read_text()
+    assert "in the paper&#x27;s regime (5 nm and 45 nm CMOS, 0.9 V)" in page
+
+
+def test_prices_that_the_paper_does_not_use_leave_its_rows_published(tmp_path: Path, found: Gathered) -> None:
+    (tmp_path / "t.toml").write_text('name = "5 nm"\nsource = "a guess"\nint8_mac = 0.01\n')
+    make(tmp_path / "r.md", found, "md", load(tmp_path / "t.toml"))
+    text = (tmp_path / "r.md").read_text()
+    seven = text.partition("Table 7")[2].partition("Beyond the paper")[0]
+    assert "| published |" in seven
+    assert "a guess" not in seven
+    assert "Prices: int8_mac: 5 nm (a guess); the rest: 45 nm CMOS, 0.9 V (M. Horowitz" in text

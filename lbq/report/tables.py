@@ -13,7 +13,7 @@ from lbq.account import Account, energy_mj, saved
 from lbq.costs import Costs, costs
 from lbq.measurement import account_from
 from lbq.results import Gathered, Group, Result, names
-from lbq.technology import DEFAULT, Technology
+from lbq.technology import DEFAULT, PAPER, Technology
 
 Kind = Literal["", "published", "ours"]
 DATASETS = {
@@ -449,10 +449,11 @@ def cost_table(groups: Sequence[Group], technology: Technology = DEFAULT) -> Tab
          "Formations (M)", "Modelled energy (mJ)", "ANN / it, modelled", "Images", "Network ran", "Origin"),
         numeric=frozenset(range(3, 12)),
         notes=[
-            f"Published: {paper.CITATION}; its energies again from its counts.",
+            f"Published: {paper.CITATION}; its energies again from its counts"
+            + ("." if technology.as_published else ", at the prices below: not the energies that it published."),
             f"Modelled, never measured: {technology.fp32_mac:g} pJ for a MAC, {technology.fp32_add:g} pJ for an accumulation, "
-            f"{technology.int32_add:g} pJ for a formation ({technology.name}; {technology.source}). Memory, routing and state "
-            "updates are not in it.",
+            f"{technology.int32_add:g} pJ for a formation. Memory, routing and state updates are not in it.",
+            f"Prices: {technology.credit(*PAPER)}.",
             "Counted as rate x MACs, padded taps included, as the paper counts; the tables below: at valid positions only.",
         ],
     )  # fmt: skip
@@ -464,7 +465,8 @@ def cost_table(groups: Sequence[Group], technology: Technology = DEFAULT) -> Tab
             [row.method, "CIFAR-10", "ResNet-20", 300, cell(row.accuracy), "", cell(ops.fp_macs / 1e6),
              cell(ops.accumulations / 1e6) if row.spiking else "N/A",
              cell(ops.formations / 1e6, 3) if row.bit_planes else "N/A", cell(energy, 2),
-             cell(reference / energy) if row.spiking else "", "", "", "published"],
+             cell(reference / energy) if row.spiking else "", "", "",
+             "published" if technology.as_published else "published counts, other prices"],
             "published",
         )  # fmt: skip
     for group in groups:
@@ -531,10 +533,10 @@ def microjoules(value: float | None) -> Cell:
 def technology_table(technology: Technology) -> Table:
     table = Table(
         "technology",
-        f"Technology constants: {technology.name}",
+        f"Technology constants: {technology.label()}",
         ("Constant", "pJ", "Origin"),
         numeric=frozenset({1}),
-        notes=[f"{technology.source}. Replace them with --technology FILE (TOML or JSON)."],
+        notes=[f"Prices: {technology.credit()}. Replace them with --technology FILE (TOML or JSON)."],
     )
     for name, value, origin in technology.table():
         table.add([name, Cell(f"{value:g}", value), origin])
