@@ -344,20 +344,24 @@ def account(
     prices = _technology(technology)
     if run is None:
         from lbq.account import cost_table
-        from lbq.paper import cost_rows
+        from lbq.paper import accumulation_table, cost_rows
         from lbq.technology import PAPER
 
-        rows = cost_table(cost_rows(), prices.paper)
+        counts, costs_of = accumulation_table(), cost_table(cost_rows(), prices.paper)
         credit = prices.credit(*PAPER)
         if as_json:
-            _print_json([row | {"Prices": credit} for row in rows])
-        else:
-            own = "" if prices.as_published else " at other prices"
-            table = make_table(f"Accuracy and modelled arithmetic cost, from the paper's own counts{own}", *rows[0])
+            _print_json({"accumulations": counts, "modelled_cost": costs_of, "prices": credit})
+            return
+        own = "" if prices.as_published else " at other prices"
+        for title, rows in (
+            ("Accumulations per image, published", counts),
+            (f"Accuracy and modelled arithmetic cost, from the paper's own counts{own}", costs_of),
+        ):
+            table = make_table(title, *rows[0])
             for row in rows:
                 table.add_row(*row.values())
             make_console().print(table)
-            make_console().print(f"prices: {credit}")
+        make_console().print(f"prices: {credit}")
         return
     if _subject(run, changes, data, device):
         from lbq.engine import load

@@ -184,8 +184,12 @@ def test_account_of_the_paper(capsys: pytest.CaptureFixture[str], tmp_path: Path
     assert code == 0
     assert "13.72" in out
     code, out, _ = call(capsys, "account", "--paper", "--json")
-    assert json.loads(out)[4]["ANN energy / energy"] == "13.72"
-    assert "45 nm CMOS" in json.loads(out)[0]["Prices"]
+    value = json.loads(out)
+    assert value["modelled_cost"][4]["ANN energy / energy"] == "13.72"
+    assert value["accumulations"][3] == {
+        "Method": "LBQ (5)", "Unary (M)": "1,589.90", "Bit-sparse (M)": "945.69", "Saved (%)": "40.52",
+    }  # fmt: skip
+    assert "45 nm CMOS" in value["prices"]
     prices = tmp_path / "prices.toml"
     prices.write_text('name = "mine"\nsource = "me"\nfp32_add = 1.8\n')
     code, out, _ = call(capsys, "account", "--paper", "--technology", str(prices))
@@ -221,6 +225,16 @@ def test_doctor_without_torch(capsys: pytest.CaptureFixture[str], monkeypatch: p
     code, out, _ = call(capsys, "doctor")
     assert code == 0
     assert "training needs PyTorch: pip install 'lbq[train]'" in out
+
+
+@pytest.mark.parametrize(("given", "expected"), [(None, "PASSIVE"), ("ACTIVE", "ACTIVE")])
+def test_threads_that_wait_do_not_spin(given: str | None, expected: str) -> None:
+    """Unless the user wants them to."""
+    code = "import os, lbq.cli\ntry: lbq.cli.main(['--version'])\nfinally: print(os.environ['OMP_WAIT_POLICY'])"
+    environment = {k: v for k, v in os.environ.items() if k != "OMP_WAIT_POLICY"}
+    environment |= {"OMP_WAIT_POLICY": given} if given else {}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
+    assert done.stdout.split()[-1] == expected
 
 
 def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
