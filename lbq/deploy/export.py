@@ -52,6 +52,7 @@ def deploy(
     graph = lower(exact, input_shape, timesteps, static)
     if mean is not None:
         graph = on_pixels(graph, mean, std if std is not None else [1.0] * len(mean), scale)
+    facts = {**(facts or {}), "golden": "noise" if examples is None else "given"}
     network = quantise(absorb(fold_gain(graph)), bits, classes, scale if mean is not None else 255, facts)
     if examples is None:
         lead = (GOLDEN,) if static else (graph.timesteps, GOLDEN)
