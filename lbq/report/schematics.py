@@ -104,10 +104,10 @@ def _membrane(traces: Sequence[Trace], where: str) -> Figure:
             plot.segment((plot.at_x(at - 0.5), plot.top), (plot.at_x(at - 0.5), plot.bottom), "grid")
         for i, level in enumerate(t.levels):
             u, v, x = t.before[i] / t.step, t.after[i] / t.step, at + i
-            colour = level_colour(max(abs(level), 1), t.n_max) if level else "var(--grid)"
             top, bottom = plot.at_y(max(u, 0)), plot.at_y(min(u, 0))
-            plot.rect(plot.at_x(x) + 2, top, plot.at_x(x + 1) - plot.at_x(x) - 14, bottom - top, fill=colour,
-                      tip=f"t = {i + 1}: U = {u:.2f} γ, S = {level}")  # fmt: skip
+            look = {"fill": level_colour(abs(level), t.n_max)} if level else {"kind": "silent"}
+            plot.rect(plot.at_x(x) + 2, top, plot.at_x(x + 1) - plot.at_x(x) - 14, bottom - top,
+                      tip=f"t = {i + 1}: U = {u:.2f} γ, S = {level}", **look)  # fmt: skip
             edge = plot.at_x(x + 1) - 7
             if level:
                 plot.segment((edge, plot.at_y(u)), (edge, plot.at_y(v)), "axis")
@@ -120,6 +120,10 @@ def _membrane(traces: Sequence[Trace], where: str) -> Figure:
         "reset, which takes one step away wherever S > 0. What is left, times β, is there at the next timestep."
     )
     return Figure("neuron", "Figures 1 and 2 (a): from membrane to level", caption, plot.svg())
+
+
+def _additions(count: int) -> str:
+    return f"{count} addition{'' if count == 1 else 's'} for each synapse"
 
 
 def _execution(trace: Trace, real: bool) -> Figure:
@@ -135,14 +139,14 @@ def _execution(trace: Trace, real: bool) -> Figure:
     for i in range(min(level, 8)):
         drawing.rect(8 + 36 * i, 34, 31, 26, fill=colour)
         drawing.text(23 + 36 * i, 80, "+ Ŵ", "middle")
-    drawing.text(min(8 + 36 * level, 290) + 8, 52, f"{level} additions for each synapse", kind="soft")
+    drawing.text(min(8 + 36 * level, 290) + 8, 52, _additions(level), kind="soft")
     drawing.text(8, 116, f"by bit planes, {level} = ({level:0{planes}b})₂", kind="bold")
     for i, k in enumerate(reversed(range(planes))):
         bit = level >> k & 1
         style = {"fill": colour} if bit else {"fill": "none", "stroke": "var(--soft)", "stroke_dasharray": "3 3"}
         drawing.rect(8 + 64 * i, 128, 56, 26, **style)
         drawing.text(36 + 64 * i, 174, f"+ {2**k if k else ''}Ŵ" if bit else "skipped", "middle", "" if bit else "soft")
-    drawing.text(8 + 64 * planes + 12, 146, f"{level.bit_count()} additions for each synapse", kind="soft")
+    drawing.text(8 + 64 * planes + 12, 146, _additions(level.bit_count()), kind="soft")
     caption = (
         f"{'The busiest level of the traces' if real else 'A level'}. The step has been absorbed into the weights, Ŵ = γW; "
         "plane k adds 2^k Ŵ, and planes without a bit add nothing."
