@@ -237,6 +237,13 @@ def test_epochs_are_whole_numbers() -> None:
     assert "cut off" not in loss.caption
 
 
+def test_accuracies_end_at_a_hundred() -> None:
+    log = [{"epoch": 20, "loss": 0.1, "test_accuracy": 99.0}]
+    figures = {f.id: f for f in training_figures(Gathered([of_cifar(epochs=20, log=log)]))}
+    shown = re.findall(r'text-anchor="end" class="soft">([\d.]+)<', figures["training-test_accuracy"].svg)
+    assert max(map(float, shown)) == 100
+
+
 def test_points_of_costs_are_numbered_and_listed() -> None:
     results = [of_cifar(seed=i, test_accuracy=95 + 0.1 * i, variant=v) for i, v in enumerate(("lbq", "v1", "v3"))]
     energy, counts = cost_figures(accounts(Gathered(results).groups))
@@ -345,7 +352,7 @@ def test_a_number_belongs_to_one_point(points: list[tuple[int, int]]) -> None:
     plot.numbers([((float(x), float(y)), str(i)) for i, (x, y) in enumerate(points)])
     drawn = {
         int(i): (float(x), float(y) - 4)
-        for x, y, i in re.findall(r'<text x="([\d.]+)" y="([\d.]+)"[^>]*bold small">(\d+)<', plot.svg())
+        for x, y, i in re.findall(r'<text x="([\d.]+)" y="([\d.]+)"[^>]*bold small halo">(\d+)<', plot.svg())
     }
     lines = [
         tuple(map(float, ends)) for ends in re.findall(r'x1="([\d.]+)" y1="([\d.]+)" x2="([\d.]+)" y2', plot.svg())

@@ -106,7 +106,7 @@ def _counts(ours: Sequence[_Ours]) -> Figure:
             for series, value in enumerate(values):
                 plot.mark(*plot.at((starts[n] + i, value)), series, 4.5, f"{o.name}, N_max {n}: {value:.1f} M")
             x, y = plot.at((starts[n] + i, max(values)))
-            plot.text(x, y - 9, str(o.number), "middle", "bold small")
+            plot.text(x, y - 9, str(o.number), "middle", "bold small halo")
             rows.append((o.number, o.name, f"{values[0]:.1f} and {values[1]:.1f} M"))
     plot.legend([("unary", 0), ("bit-sparse", 1)])
     plot.listing([(str(number), None, f"{name}, ours", value) for number, name, value in sorted(rows)])

@@ -115,7 +115,7 @@ def _entropy(analysed: Sequence[tuple[int, str, Analysis]], dataset: str) -> Fig
         for slope in (-1, 1):
             plot.path([(x - 4, y - 4 * slope), (x + 4, y + 4 * slope)], "line s7")
         side = -1 if variant == "v1" else 1  # V1 and LBQ lie close together
-        plot.text(x + 7 * side, y + 4, variant.upper(), "start" if side > 0 else "end", "soft small")
+        plot.text(x + 7 * side, y + 4, variant.upper(), "start" if side > 0 else "end", "small halo")
     plot.legend([(name, i) for i, name, _ in analysed])
     caption = "Small: layers; large: mean over layers; ×: the means that the paper publishes."
     return Figure("entropy", "Figure 4 (b)", caption, plot.svg())

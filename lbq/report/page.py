@@ -84,7 +84,8 @@ def _neuron(found: Gathered) -> list[Figure]:
     )
     if group is None or group.analysis is None:
         return [*neuron_figures([], ""), surrogates()]
-    return [*neuron_figures(group.analysis.traces, f"{group.title}, {group.record['model']}"), surrogates()]
+    of = f"{group.title}, {group.record['model']}, {dataset_name(group)}"
+    return [*neuron_figures(group.analysis.traces, of), surrogates()]
 
 
 def _document(title: str, sections: Sequence[tuple[str, str, str]]) -> str:

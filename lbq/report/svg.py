@@ -54,6 +54,7 @@ RULES = (
     + "".join(f"svg.plot .s{i}{{stroke:var(--s{i});fill:var(--s{i})}}svg.plot .line.s{i}{{fill:none}}" for i in range(SERIES))
     + "svg.plot .mark{stroke-width:1.5}svg.plot .hollow{fill:var(--paper)}svg.plot text{stroke:none}"
     "svg.plot .bold{font-weight:600}svg.plot .small{font-size:11px}"
+    "svg.plot .halo{stroke:var(--paper);stroke-width:3px;paint-order:stroke}"
 )  # fmt: skip
 
 
@@ -305,7 +306,7 @@ class Plot(Drawing):
             r, place = best
             if r > near:
                 self.segment(self._along(point, place, 6), self._along(point, place, r - 6), "axis")
-            self.text(place[0], place[1] + 4, text, "middle", "bold small")
+            self.text(place[0], place[1] + 4, text, "middle", "bold small halo")
 
     @staticmethod
     def _along(a: Point, b: Point, distance: float) -> Point:

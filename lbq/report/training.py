@@ -10,7 +10,7 @@ from lbq.report.figures import Figure, by_dataset, names, padded
 from lbq.report.svg import Plot, Point, label, whole_ticks
 from lbq.results import Gathered, Result
 
-FEW = 8  # epochs up to which the whole of training is on the axis
+FEW = 30  # epochs up to which the whole of training is on the axis
 
 
 def training_figures(found: Gathered) -> list[Figure]:
@@ -45,7 +45,8 @@ def _of_one_length(results: Sequence[Result], colour: dict[str, int], dataset: s
         values = [y for curve in curves for _, y in curve]
         late = [y for curve in curves for y in _late(curve)]
         seen = (min(values), max(late)) if key == "loss" else (min(late), max(values))
-        span = padded(seen)
+        low, high = padded(seen)
+        span = (max(low, 0.0), high if key == "loss" else min(high, 100.0))
         plot = _over_epochs(
             title,
             f"{title} over epochs; at the end: "
