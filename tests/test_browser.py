@@ -203,7 +203,7 @@ def test_a_single_epoch_is_drawn(page: Page) -> None:
 
 
 def test_the_outputs_bars_are_printed(page: Page) -> None:
-    """Also where a browser leaves out backgrounds, as it does by default. The last test of this page: it takes the rest away."""
+    """Also where a browser leaves out backgrounds, as it does by default. The last of this page: it takes the rest away."""
 
     def blue() -> int:
         """How many shapes the printed page fills with the bars' colour."""
