@@ -5,6 +5,7 @@
 
 The aim is at most 1.3 times the plain evaluation. With --model, also the deployed network on one thread. Times are the best of
 several; ratios are within one run. On the CPU they are the process's own, which others disturb little: set OMP_NUM_THREADS=1.
+Counts become accounts and analyses in the time that is taken; starting, loading and writing files are left out.
 Tensors above 32 MiB, as resnet20w128 has at batch 32, glibc maps anew each time, and one would measure that: so 16 by default.
 "First batch" is the same for one batch alone: what a measurement costs whatever the number of images, but for that batch.
 """
@@ -84,8 +85,8 @@ def main() -> None:
 
     ways: dict[str, Callable[[int], object]] = {
         "plain evaluation": plain,
-        "account": lambda images: measure(net, source, limit=images, precision=precision),
-        "analyze": lambda images: measure(net, source, limit=images, precision=precision, membranes=32),
+        "account": lambda images: measure(net, source, limit=images, precision=precision).to_dict(),
+        "analyze": lambda images: measure(net, source, limit=images, precision=precision, membranes=32).analysis({}),
     }
     first, gpu = min(given.batch, given.images), device.type == "cuda"
     compare(f"{config.model.id} on {given.device}", ways, given.images, given.repeats, first, gpu)
@@ -94,8 +95,8 @@ def main() -> None:
         test = open_data(deployed.network, given.data)
         ways = {
             "plain evaluation": lambda images: evaluate(deployed, test, limit=images),
-            "account": lambda images: measure_deployed(deployed, test, limit=images),
-            "analyze": lambda images: measure_deployed(deployed, test, limit=images, membranes=32),
+            "account": lambda images: measure_deployed(deployed, test, limit=images).to_dict(),
+            "analyze": lambda images: measure_deployed(deployed, test, limit=images, membranes=32).analysis({}),
         }
         compare(f"{given.model.name}, one thread", ways, given.images, given.repeats)
 

@@ -75,6 +75,11 @@ def energy_mj(ops: Operations, table: Energies = HOROWITZ, q: float = 1.0) -> fl
     return picojoules * 1e-9
 
 
+def saved(few: float, many: float) -> float:
+    """Percent of `many` that `few` leaves out."""
+    return 100 * (1 - few / many) if many else 0.0
+
+
 @dataclass
 class Count:
     """Counts of one synapse, or a total. Floats, because they are per image.
@@ -102,7 +107,7 @@ class Count:
     @property
     def reduction(self) -> float:
         """Percent of the unary accumulations that bit-sparse execution saves."""
-        return 100 * (1 - self.bit_sparse / self.unary) if self.unary else 0.0
+        return saved(self.bit_sparse, self.unary)
 
 
 @dataclass(frozen=True)
@@ -145,6 +150,15 @@ class Account:
         total.formations = sum(self.formations.values())
         return total
 
+    def own(self, count: Count) -> float:
+        """The accumulations of a count as this network runs: one for each event where all are unit events, else one for each
+        set bit."""
+        return count.events if self.unit_events else count.bit_sparse
+
+    @property
+    def executed(self) -> float:
+        return self.own(self.total)
+
     @property
     def shortcut_total(self) -> Count:
         return sum(self.shortcuts.values(), Count())
@@ -160,8 +174,8 @@ class Account:
         """What the paper's energy model prices. Binary and ternary events need no formation."""
         total = self.total
         if self.unit_events:
-            return Operations(self.fp_macs, total.events)
-        return Operations(self.fp_macs, total.bit_sparse, total.formations, self.shifts(backend))
+            return Operations(self.fp_macs, self.executed)
+        return Operations(self.fp_macs, self.executed, total.formations, self.shifts(backend))
 
     def energy_mj(self, backend: Backend = "preshifted", table: Energies = HOROWITZ, q: float = 1.0) -> float:
         return energy_mj(self.operations(backend), table, q)
@@ -200,7 +214,7 @@ class Counter:
         stem = [s for s in graph.synapses if s.source == INPUT]
         weighted = [s for s in graph.synapses if s.source != INPUT and s.kind == "conv"]
         formed: dict[str, float] = {}
-        for read in {self._read(s) for s in weighted}:  # once per tensor, however many synapses read it
+        for read in dict.fromkeys(map(self._read, weighted)):  # once per tensor, however many synapses read it
             formed[read.source] = formed.get(read.source, 0.0) + _sum(tallies, read, popcount) / tallies.images
         summed = [tallies.read(s) for s in weighted] if self.mode == "exact" else []
 

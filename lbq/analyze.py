@@ -11,16 +11,19 @@ import io
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from lbq import schema
 from lbq.errors import LbqError
 
 FORMAT, VERSION = "lbq analysis", 1
+GOLDEN = "golden inputs"  # in place of a dataset's name
+NO_TEST_SET = f"{GOLDEN} are no test set: give one with --data"
 
 
 @dataclass
@@ -73,8 +76,11 @@ class Membrane:
 
     @classmethod
     def empty(cls, timesteps: int, thresholds: Sequence[float]) -> Membrane:
-        bins = round((math.ceil(max(thresholds)) + cls.ABOVE - cls.LOW) / cls.WIDTH)
-        return cls(np.zeros((timesteps, bins), np.int64), tuple(thresholds))
+        return cls(np.zeros((timesteps, cls.bins(thresholds)), np.int64), tuple(thresholds))
+
+    @classmethod
+    def bins(cls, thresholds: Sequence[float]) -> int:
+        return round((math.ceil(max(thresholds)) + cls.ABOVE - cls.LOW) / cls.WIDTH)
 
     def add(self, timestep: int, r: NDArray[np.floating]) -> None:
         bins = self.counts.shape[1]
@@ -101,6 +107,15 @@ class Trace:
     before: tuple[float, ...]
     levels: tuple[int, ...]
     after: tuple[float, ...]
+
+
+def typical_units(levels: NDArray[np.integer]) -> list[int]:
+    """Four neurons of `levels` [T, units], from a typical active one to the busiest: by quantiles of their summed levels."""
+    total = np.abs(levels).sum(0)
+    active = np.flatnonzero(total)
+    order = active[np.argsort(total[active], kind="stable")]
+    quantiles = (0.3, 0.8, 0.97, 1.0) if len(order) else ()
+    return list(dict.fromkeys(int(order[round(q * (len(order) - 1))]) for q in quantiles))
 
 
 @dataclass(frozen=True)
@@ -139,6 +154,16 @@ class Analysis:
     layers: tuple[LayerAnalysis, ...]
     accounts: dict[str, Any] = field(default_factory=dict)
     traces: tuple[Trace, ...] = ()
+
+    @property
+    def deployed(self) -> bool:
+        """Whether it is of an integer network."""
+        return self.facts.get("kind") == "artefact"
+
+    @property
+    def golden(self) -> bool:
+        """Whether it is of the few inputs that a deployed network carries to be checked with, not of a test set."""
+        return self.facts.get("data") == GOLDEN
 
     @property
     def steps(self) -> dict[str, float]:
@@ -196,18 +221,18 @@ class Analysis:
                 f"{where} is not an analysis of version {VERSION} (it says {value.get('format')!r}, "
                 f"{value.get('version')!r}): make it again with lbq analyze"
             )
-        try:
-            return cls(
-                images=int(value["images"]),
-                complete=bool(value["complete"]),
-                accuracy=None if value["accuracy"] is None else float(value["accuracy"]),
-                facts=dict(value["facts"]),
-                layers=tuple(_layer_from(entry) for entry in value["layers"]),
-                accounts=dict(value["accounts"]),
-                traces=tuple(_trace_from(entry) for entry in value["traces"]),
-            )
-        except (KeyError, TypeError, ValueError) as error:
-            raise LbqError(f"{where} is damaged ({type(error).__name__}: {error}): make it again") from error
+        wrong = schema.problem(value, schema.ANALYSIS) or _misshapen(value)
+        if wrong is not None:
+            raise LbqError(f"{where} is damaged: {wrong}; make it again with lbq analyze")
+        return cls(
+            images=value["images"],
+            complete=value["complete"],
+            accuracy=value["accuracy"],
+            facts=dict(value["facts"]),
+            layers=tuple(_layer_from(entry) for entry in value["layers"]),
+            accounts=dict(value["accounts"]),
+            traces=tuple(_trace_from(entry) for entry in value["traces"]),
+        )
 
     def table(self) -> list[dict[str, Any]]:
         """One row for each layer and timestep (`all`: over time)."""
@@ -243,7 +268,7 @@ def load(path: Path | str) -> Analysis:
     """An analysis from its JSON file."""
     try:
         value = json.loads(Path(path).read_text())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise LbqError(f"{path} cannot be read as JSON: {' '.join(str(error).split())[:100]}") from error
     return Analysis.from_dict(value if isinstance(value, dict) else {}, str(path))
 
@@ -267,19 +292,35 @@ def _layer_dict(layer: LayerAnalysis) -> dict[str, Any]:
     }
 
 
+def _misshapen(value: Mapping[str, Any]) -> str | None:
+    """What a schema does not see: whether the sizes of lists that belong together agree."""
+    for i, layer in enumerate(value["layers"]):
+        where, membrane = f"layers[{i}]", layer["membrane"]
+        if any(len(row) != layer["n_max"] + 1 or not sum(row) for row in layer["levels"]):
+            return f"{where}.levels must count the levels 0 to {layer['n_max']} of at least one neuron at each timestep"
+        if membrane is not None:
+            bins = Membrane.bins(membrane["thresholds"])
+            if any(len(row) != bins for row in membrane["counts"]):
+                return f"{where}.membrane.counts must have {bins} bins at each timestep, as its thresholds say"
+    for i, trace in enumerate(value["traces"]):
+        if len({len(trace[key]) for key in ("current", "before", "levels", "after")}) > 1:
+            return f"traces[{i}] must give current, before, levels and after at the same timesteps"
+    accounts = value["accounts"]
+    if ("exact" in accounts) != ("rate" in accounts):
+        return "accounts must hold exact and rate, or neither"
+    return None
+
+
 def _layer_from(entry: Mapping[str, Any]) -> LayerAnalysis:
     membrane = entry["membrane"]
-    levels = np.array(entry["levels"], np.int64)
-    if levels.ndim != 2 or levels.shape[1] != entry["n_max"] + 1:
-        raise ValueError(f"levels of layer {entry['name']}")
     return LayerAnalysis(
-        name=str(entry["name"]),
+        name=entry["name"],
         shape=tuple(entry["shape"]),
-        n_max=int(entry["n_max"]),
+        n_max=entry["n_max"],
         step=entry["step"],
         step_range=None if entry["step_range"] is None else tuple(entry["step_range"]),
         tail=entry["tail"],
-        levels=levels,
+        levels=np.array(entry["levels"], np.int64),
         membrane=None
         if membrane is None
         else Membrane(np.array(membrane["counts"], np.int64), tuple(membrane["thresholds"])),
@@ -287,5 +328,6 @@ def _layer_from(entry: Mapping[str, Any]) -> LayerAnalysis:
 
 
 def _trace_from(entry: Mapping[str, Any]) -> Trace:
-    fields: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in entry.items()}
-    return Trace(**fields)
+    known = ((f.name, entry[f.name]) for f in fields(Trace))
+    values: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in known}
+    return Trace(**values)

@@ -12,7 +12,6 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as serialise
 from torch import Tensor
 
+from lbq import files
 from lbq.errors import RunError
 
 FORMAT = "lbq-checkpoint-1"
@@ -42,22 +42,11 @@ class Loaded:
 
 def save(folder: Path, tensors: Mapping[str, Tensor], values: Tree) -> Path:
     """Write `last.safetensors` in `folder`, keeping the one before as `previous.safetensors`."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise RunError(f"cannot write {folder}: {error.strerror}") from error
     stored = {name: t.detach().to("cpu", copy=True).contiguous() for name, t in tensors.items()}
     text = json.dumps(values, sort_keys=True, allow_nan=False)
     metadata = {"format": FORMAT, "values": text, "sha256": digest(stored, text)}
-    last, temporary = folder / LAST, folder / f".{LAST}.partial"
-    write_whole(temporary, serialise(stored, metadata))
-    try:
-        if last.exists():
-            os.replace(last, folder / PREVIOUS)
-        os.replace(temporary, last)
-        sync_folder(folder)
-    except OSError as error:
-        raise RunError(f"cannot write {last}: {error.strerror}; the checkpoint before it is kept") from error
+    last = folder / LAST
+    files.write(last, serialise(stored, metadata), RunError, keep_as=folder / PREVIOUS)
     return last
 
 
@@ -88,7 +77,7 @@ def set_aside(loaded: Loaded) -> None:
         last = loaded.path.with_name(LAST)
         try:
             os.replace(last, last.with_name("damaged.safetensors"))
-            sync_folder(last.parent)
+            files.sync_folder(last.parent)
         except OSError as error:
             raise RunError(f"cannot rename {last}: {error.strerror}") from error
 
@@ -125,25 +114,3 @@ def digest(tensors: Mapping[str, Tensor], text: str) -> str:
         total.update(f"\n{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
         total.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b"")
     return total.hexdigest()
-
-
-def write_whole(path: Path, data: bytes) -> None:
-    """Write `data` and flush it to disk; a failure leaves no file under that name."""
-    try:
-        with open(path, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError as error:
-        with suppress(OSError):
-            path.unlink()
-        raise RunError(f"cannot write {path}: {error.strerror}; free some space or choose another folder") from error
-
-
-def sync_folder(folder: Path) -> None:
-    """Make renames in `folder` durable."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -45,6 +45,9 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instea
 def main(arguments: list[str] | None = None) -> None:
     """Entry point of `lbq` and `python -m lbq`."""
     warnings.formatwarning = lambda message, *_: f"lbq: {message}\n"
+    # before torch is loaded: its threads would spin where they wait for each other, and where something else has taken a
+    # core, that is most of the time
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         status = app(arguments, prog_name="lbq", standalone_mode=False)
     except LbqError as error:
@@ -220,10 +223,12 @@ def deploy(
     as_json: Json = False,
 ) -> None:
     """Make an integer network of a trained one: BatchNorm folded, steps absorbed, weights in few bits, bounds proved."""
-    from lbq import engine
+    from lbq import engine, files
     from lbq.deploy import deploy_run
     from lbq.engine.levelfile import save_levels
 
+    for path in (out, *([] if levels is None else [levels])):
+        files.check_file(path)
     made = deploy_run(run, bits, changes or [], noise)
     size = engine.save(out, made)
     net = engine.load(out)
@@ -306,6 +311,8 @@ Constants = Annotated[
 
 def _subject(path: Path, changes: list[str] | None, data: str | None, device: str | None) -> bool:
     """Whether it is a deployed network; options that are for the other kind are refused."""
+    if not path.exists():
+        raise LbqError(f"{path} does not exist: give a run folder, or a model.lbq that `lbq deploy` wrote")
     deployed = path.is_file()
     if deployed and (changes or device is not None):
         raise LbqError("key=value and --device are for a run folder; a deployed network takes --data")
@@ -337,16 +344,24 @@ def account(
     prices = _technology(technology)
     if run is None:
         from lbq.account import cost_table
-        from lbq.paper import cost_rows
+        from lbq.paper import accumulation_table, cost_rows
+        from lbq.technology import PAPER
 
-        rows = cost_table(cost_rows(), prices.paper)
+        counts, costs_of = accumulation_table(), cost_table(cost_rows(), prices.paper)
+        credit = prices.credit(*PAPER)
         if as_json:
-            _print_json(rows)
-        else:
-            table = make_table("Accuracy and modelled arithmetic cost, from the paper's own counts", *rows[0])
+            _print_json({"accumulations": counts, "modelled_cost": costs_of, "prices": credit})
+            return
+        own = "" if prices.as_published else " at other prices"
+        for title, rows in (
+            ("Accumulations per image, published", counts),
+            (f"Accuracy and modelled arithmetic cost, from the paper's own counts{own}", costs_of),
+        ):
+            table = make_table(title, *rows[0])
             for row in rows:
                 table.add_row(*row.values())
             make_console().print(table)
+        make_console().print(f"prices: {credit}")
         return
     if _subject(run, changes, data, device):
         from lbq.engine import load
@@ -369,7 +384,7 @@ def account(
     if as_json:
         _print_json({**measured.to_dict(prices.paper), "costs": None if honest is None else honest.to_dict()})
     else:
-        render_account(measured, honest)
+        render_account(measured, honest, prices)
 
 
 @app.command()
@@ -388,14 +403,18 @@ def analyze(
     as_json: Json = False,
 ) -> None:
     """How a network uses its levels over its test set: steps, activity, distributions, entropy, membranes; with counts."""
-    if _subject(subject, changes, data, device):
+    from lbq import files
+
+    deployed = _subject(subject, changes, data, device)
+    folder = out or (subject.with_suffix(".analysis") if deployed else subject / "analysis")
+    files.check_folder(folder)
+    if deployed:
         from lbq.engine import evaluate, load
 
         net = load(subject)
         test = evaluate.golden_set(net) if data is None else evaluate.open_data(net.network, data)
         with CountProgress(str(subject), min(limit or test.size, test.size)) as progress:
             found = evaluate.analyze(net, test, _threads(None), limit, progress.advance, membranes, subject.name)
-        folder = out or subject.with_suffix(".analysis")
     else:
         from lbq.distributed import start
         from lbq.measure import analyze_run
@@ -403,7 +422,6 @@ def analyze(
         where = start(device)[1]
         with CountProgress(str(subject), limit) as progress:
             found = analyze_run(subject, where, changes or [], membranes, limit, progress.advance)
-        folder = out or subject / "analysis"
     from lbq.report.folder import write_analysis
 
     written = write_analysis(folder, found)
@@ -420,15 +438,16 @@ def record(
     note: Annotated[str, typer.Option(help="A sentence that goes into the record.")] = "",
 ) -> None:
     """Everything that a reader needs to believe and repeat a run, as one JSON file that outlives its weights."""
+    from lbq import files
     from lbq.records import record_of
 
+    if out is not None:
+        files.check_file(out)
     made = record_of(run, note)
     if out is None:
         _print_json(made)
         return
-    from lbq.report.folder import write
-
-    write(out, json.dumps(made, indent=1) + "\n")
+    files.write(out, json.dumps(made, indent=1) + "\n")
     make_console().print(f"{out}: {made['variant']} on {made['dataset']}, {made['test_accuracy']:.2f} %")
 
 
@@ -438,7 +457,9 @@ def report(
         list[Path], typer.Argument(help="Records, run folders, analyses, model.lbq, engine_speed.json.")
     ],
     out: Annotated[Path | None, typer.Option("-o", "--out", help="File; default report.html or report.FORMAT.")] = None,
-    format: Annotated[str, typer.Option(help="html; md, latex, csv: the tables; svg: a folder of figures.")] = "html",
+    format: Annotated[
+        str, typer.Option(help="html; md, latex: the tables; csv, svg: a folder of tables or figures.")
+    ] = "html",
     image: Annotated[
         Path | None, typer.Option(help="For the tour: an image file or uint8 .npy instead of a golden input.")
     ] = None,
@@ -450,7 +471,11 @@ def report(
 
     if format not in SUFFIXES:
         raise LbqError(f"--format must be one of {', '.join(SUFFIXES)}, got {format!r}")
+    from lbq import files
     from lbq.results import gather
+
+    target = out or Path(f"report{SUFFIXES[format]}")
+    (files.check_folder if format == "svg" else files.check_file)(target)
 
     def read_run(folder: Path) -> dict[str, Any]:
         from lbq.records import read
@@ -458,7 +483,6 @@ def report(
         return read(folder)
 
     found = gather(results, read_run)
-    target = out or Path(f"report{SUFFIXES[format]}")
     size = make(target, found, format, _technology(technology), image, title)
     unfinished = f", {len(found.unfinished)} not finished" if found.unfinished else ""
     make_console().print(f"{target}: {size_of(size)}, {len(found.finished)} finished runs{unfinished}")

@@ -52,11 +52,19 @@ class Method:
 
 @dataclass(frozen=True)
 class BreakEven:
-    """Set bits per synapse and timestep at which bit planes cost what a rival costs; None: they never do."""
+    """Set bits per synapse and timestep at which bit planes cost what a rival costs; None where they always cost more.
+    most: set bits that a level can have."""
 
     rival: str
     regime: str
     density: float | None
+    most: int
+
+    @property
+    def text(self) -> str:
+        if self.density is None:
+            return "dearer at any density"
+        return "cheaper at any density" if self.density > self.most else f"{self.density:.3f}"
 
 
 @dataclass(frozen=True)
@@ -114,12 +122,13 @@ def costs(account: Account, technology: Technology = DEFAULT) -> Costs:
         paper = energy_mj(Operations(account.fp_macs, count, formations), technology.paper)
         return Method(name, note, 1e3 * paper, lines)
 
-    def dense(name: str, note: str, price: float, size: float, paper: float | None) -> Method:
-        macs, activations = account.ann_macs, float(account.neurons)
+    def dense(name: str, note: str, price: float, weight: float, activation: float, paper: float | None) -> Method:
+        """weight, activation: their bytes."""
+        macs, sent = account.ann_macs, account.neurons * activation
         lines = (
             Line("MACs", macs, price, "integer"),
-            Line("weight bytes", macs * size / technology.weight_reuse, technology.weight_byte, "memory"),
-            Line("activation bytes, written and read", 2 * activations * size, technology.state_byte, "memory"),
+            Line("weight bytes", macs * weight / technology.weight_reuse, technology.weight_byte, "memory"),
+            Line("activation bytes, written and read", 2 * sent, technology.state_byte, "memory"),
         )
         return Method(name, note, paper, lines)
 
@@ -134,10 +143,10 @@ def costs(account: Account, technology: Technology = DEFAULT) -> Costs:
         ]  # fmt: skip
     fp32 = 1e3 * energy_mj(Operations(account.ann_macs), technology.paper)
     methods += [
-        dense("ANN, fp32", "the paper's reference", technology.fp32_mac, FLOAT_BYTES, fp32),
-        dense("ANN, int8", "8-bit weights and activations", technology.int8_mac, 1, None),
-        dense(f"quantised ANN, levels 0..{account.n_max}", "one pass, dense, 8-bit weights; its zeros are not skipped",
-              technology.int8_mac, 1, None),
+        dense("ANN, fp32", "the paper's reference", technology.fp32_mac, FLOAT_BYTES, FLOAT_BYTES, fp32),
+        dense("ANN, int8", "8-bit weights and activations", technology.int8_mac, 1, 1, None),
+        dense("quantised ANN, as many levels", f"one pass, dense, 8-bit weights, activations of {planes} bits; its zeros are "
+              "not skipped", technology.int8_mac, 1, planes / 8, None),
     ]  # fmt: skip
     return Costs(
         technology=technology,
@@ -150,7 +159,8 @@ def costs(account: Account, technology: Technology = DEFAULT) -> Costs:
         ),
         reading=Line("levels above 1 as MACs", total.events, technology.fp32_mac, "paper"),
         density=own / hidden if hidden else 0.0,
-        break_even=_break_even(ours, methods, own / hidden if hidden else 0.0),
+        break_even=_break_even(ours, methods, own / hidden if hidden else 0.0,
+                               max(level.bit_count() for level in range(account.n_max + 1))),
     )  # fmt: skip
 
 
@@ -163,7 +173,7 @@ def _of(count: Count, name: str, unit_events: bool) -> float:
     return {SIGNED: count.signed_digits, UNARY: count.unary}.get(name, count.bit_sparse)
 
 
-def _break_even(ours: Method, methods: list[Method], density: float) -> tuple[BreakEven, ...]:
+def _break_even(ours: Method, methods: list[Method], density: float, most: int) -> tuple[BreakEven, ...]:
     """The density at which our cost, of which a part is in proportion to it, meets the rival's."""
     found = []
     for regime in ("integer", "memory"):
@@ -175,5 +185,5 @@ def _break_even(ours: Method, methods: list[Method], density: float) -> tuple[Br
                 continue
             room = (rival.memory_uj if regime == "memory" else rival.integer_uj) - fixed
             meets = density * room / variable if room > 0 and variable else None
-            found.append(BreakEven(rival.name, regime, meets))
+            found.append(BreakEven(rival.name, regime, meets, most))
     return tuple(found)

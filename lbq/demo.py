@@ -18,6 +18,7 @@ from lbq.config import Config
 from lbq.data.sources import Source, open_source
 from lbq.deploy.check import AbsorptionCheck, IntegerCheck, check_absorption, check_integers
 from lbq.deploy.export import deploy_trained, test_set
+from lbq.engine.evaluate import analyze
 from lbq.measure import Measurement, measure
 from lbq.models import BurstNet
 from lbq.report.folder import make, write_analysis
@@ -129,6 +130,7 @@ def run_demo(folder: Path | str, watcher: Watcher, seed: int = 0, epochs: int = 
         test = test_set(config)
         size = engine.save(partial / ARTEFACT, deploy_trained(net, config, test))
         check = check_integers(net, source, engine.load(partial / ARTEFACT), test, size)
+        write_analysis((partial / ARTEFACT).with_suffix(".analysis"), analyze(engine.load(partial / ARTEFACT), test))
         checks = {"absorption": asdict(absorption), "integers": asdict(check)}
         runs.write_text(partial / "checks.json", json.dumps(checks, indent=2) + "\n")
     if not (absorption.passed and check.passed):
@@ -200,7 +202,7 @@ def _summarise(method: str, net: BurstNet, measured: Measurement, seconds: float
         seconds=seconds,
         active_ratio=account.active_ratio if account else None,
         unary_acs=total.unary if total else None,
-        bit_sparse_acs=total.bit_sparse if total else None,
+        bit_sparse_acs=account.executed if account else None,
         formations=account.operations().formations if account else None,
         fp_macs=account.fp_macs if account else float(sum(s.valid_macs for s in measured.graph.synapses)),
         energy_uj=1e3 * (account.energy_mj() if account else measured.ann_energy_mj),

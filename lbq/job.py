@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 import torch
 
-from lbq import checkpoint, runs
+from lbq import checkpoint, files, runs
 from lbq.config import Config
 from lbq.data.sources import open_source
 from lbq.deploy import lower
@@ -95,6 +95,7 @@ class Job:
                 runs.check_folder(self.config.train.init_from, "weights.safetensors")
             except RunError as error:
                 raise RunError(f"train.init_from: {error}") from error
+        files.check_folder(self.folder, RunError)
         # first what may be wrong with configuration and data, so that a mistake leaves no folder behind
         source = open_source(self.config, self.device)
         self.trainer = Trainer(self.config, source, self.device, self.world, self._between_steps)

@@ -18,6 +18,7 @@ from lbq.analyze import Analysis
 from lbq.data.sources import Source, open_source
 from lbq.deploy.lower import lower
 from lbq.measurement import Measurement as Measurement
+from lbq.neuron.base import unchanging
 from lbq.neuron.record import record_levels
 from lbq.observe import Observer
 from lbq.tally import Tallies
@@ -77,7 +78,8 @@ def measure(
                 net(torch.cat(sample, along))
             sample.clear()
 
-    with train.evaluating(net), cast, observer.counting(net) if observer else nullcontext():
+    counting = observer.counting(net) if observer else nullcontext()
+    with train.evaluating(net), unchanging(net), cast, counting:
         for x, labels in source.eval_batches("test"):
             if limit is not None and images + len(labels) > limit:
                 labels = labels[: limit - images]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,6 @@ from lbq.account import (
 )
 from lbq.analyze import Analysis, LayerAnalysis, LevelHistogram, Membrane, Trace
 from lbq.engine.network import IntegerNetwork
-from lbq.errors import LbqError
 from lbq.graph import Graph
 from lbq.tally import Tallies
 
@@ -32,7 +31,8 @@ from lbq.tally import Tallies
 class Measurement:
     """accuracy in percent, NaN where labels are not known; `tallies` is None for a network without spikes.
 
-    complete: whether these were all test images. membranes and traces: by layer, where they were asked for.
+    complete: whether these were all test images; inputs: what they are, in words. membranes and traces: by layer, where they
+    were asked for.
     """
 
     graph: Graph | IntegerNetwork
@@ -42,6 +42,12 @@ class Measurement:
     complete: bool = True
     membranes: Mapping[str, Membrane] = field(default_factory=dict)
     traces: Sequence[Trace] = ()
+    inputs: str = "images"
+
+    @property
+    def valid_macs(self) -> int:
+        """Of the same network as an ANN, at valid positions."""
+        return sum(s.valid_macs for s in self.graph.synapses)
 
     @property
     def exact(self) -> Account | None:
@@ -61,19 +67,18 @@ class Measurement:
     @property
     def ann_energy_mj(self) -> float:
         """Modelled energy of the same network as an ANN, border-exact like `exact`."""
-        return energy_mj(Operations(float(sum(s.valid_macs for s in self.graph.synapses))))
+        return energy_mj(Operations(float(self.valid_macs)))
 
     def to_dict(self, table: Energies = HOROWITZ) -> dict[str, Any]:
         """table: prices of the paper's regime."""
         modes = {str(a.mode): _account_dict(a, table) for a in (self.exact, self.rate) if a is not None}
-        valid = sum(s.valid_macs for s in self.graph.synapses)
         return {
             "images": self.images,
             "accuracy": None if math.isnan(self.accuracy) else self.accuracy,
             "macs": self.graph.macs,
-            "valid_macs": valid,
+            "valid_macs": self.valid_macs,
             "units": self.graph.units,
-            "ann_energy_mj": energy_mj(Operations(float(valid)), table),
+            "ann_energy_mj": energy_mj(Operations(float(self.valid_macs)), table),
             **modes,
         }
 
@@ -142,29 +147,22 @@ def _account_dict(account: Account, table: Energies) -> dict[str, Any]:
 
 
 def account_from(value: Mapping[str, Any], mode: Mode, images: int) -> Account:
-    """The account that an analysis holds under `accounts[mode]`."""
-    try:
-        return Account(
-            mode=mode,
-            images=images,
-            synapses={name: Count(**count) for name, count in value["synapses"].items()},
-            shortcuts={name: Count(**count) for name, count in value["shortcuts"].items()},
-            stem={name: Count(**count) for name, count in value["stem"].items()},
-            layers={name: LayerActivity(**activity) for name, activity in value["layers"].items()},
-            formations=dict(value["formations"]),
-            **{
-                key: value[key]
-                for key in (
-                    "fp_macs",
-                    "ann_macs",
-                    "pool_adds",
-                    "unit_events",
-                    "timesteps",
-                    "neurons",
-                    "n_max",
-                    "outputs",
-                )
-            },
-        )
-    except (KeyError, TypeError, AttributeError) as error:
-        raise LbqError(f"the counts of an analysis are damaged ({error}): make it again with lbq analyze") from error
+    """The account that an analysis, checked when it was read, holds under `accounts[mode]`."""
+    return Account(
+        mode=mode,
+        images=images,
+        synapses={name: _known(Count, count) for name, count in value["synapses"].items()},
+        shortcuts={name: _known(Count, count) for name, count in value["shortcuts"].items()},
+        stem={name: _known(Count, count) for name, count in value["stem"].items()},
+        layers={name: _known(LayerActivity, activity) for name, activity in value["layers"].items()},
+        formations=dict(value["formations"]),
+        **{
+            key: value[key]
+            for key in ("fp_macs", "ann_macs", "pool_adds", "unit_events", "timesteps", "neurons", "n_max", "outputs")
+        },
+    )
+
+
+def _known(kind: type[Any], value: Mapping[str, Any]) -> Any:
+    """A dataclass from its fields; a newer file may hold more."""
+    return kind(**{f.name: value[f.name] for f in fields(kind)})

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lbq.analyze import Membrane, Trace
+from lbq.analyze import Membrane, Trace, typical_units
 from lbq.kernels import counting
 from lbq.kernels.counting import unrolled
 from lbq.neuron.base import SpikingNeuron
@@ -86,7 +86,9 @@ class Observer:
     def _count(self, name: str, emitted: Tensor, scale: Tensor | None) -> None:
         """emitted: what neurons put out, worth `scale` a level, or levels where that is None."""
         there = emitted.device.type != "cpu" if self.on_device is None else self.on_device
-        emitted = emitted.reshape(*emitted.shape[:2], *self.tallies.graph[name].shape)
+        shape = self.tallies.graph[name].shape
+        if emitted.shape[2:] != shape:
+            emitted = emitted.reshape(*emitted.shape[:2], *shape)
         if not there:
             signed = self.tallies.graph.spec(name).signed
             levels = (emitted.cpu() if scale is None else levels_of(emitted.cpu(), scale.cpu(), signed)).numpy()
@@ -96,10 +98,11 @@ class Observer:
             return
         for read in self._reads[name]:
             value, worth = read_of(read, emitted, emitted.new_ones((), dtype=torch.float32) if scale is None else scale)
-            if read not in self._on_device:
+            found = self._on_device.get(read)
+            if found is None:
                 size = (value.shape[0], math.prod(value.shape[3:]), self.tallies.largest(read) + 1)
-                self._on_device[read] = torch.zeros(size, dtype=torch.int64, device=value.device)
-            counting.tally(value, worth, self._on_device[read])
+                found = self._on_device[read] = torch.zeros(size, dtype=torch.int64, device=value.device)
+            counting.tally(value, worth, found)
 
     def _look_inside(self, name: str, neuron: SpikingNeuron, x: Tensor) -> None:
         if name not in self.membranes:
@@ -159,7 +162,7 @@ def read_of(read: Read, output: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
 
     Maxima are the same of levels and of what they are worth; sums are of whole numbers in float32, so they are exact.
     """
-    if read == Read(read.source):
+    if read.whole:
         return output, scale
     flat = output.flatten(0, 1)
     if not flat.is_floating_point():
@@ -167,7 +170,7 @@ def read_of(read: Read, output: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
     for pool in read.maxima:
         flat = F.max_pool2d(flat, pool.kernel, pool.stride, pool.padding)
     if read.sums or read.over_time:
-        flat, scale = (flat.float() / scale.reshape(-1, 1, 1)).round_(), torch.ones_like(scale)
+        flat, scale = (flat / scale.reshape(-1, 1, 1)).round_(), torch.ones_like(scale)  # float32: scale has dimensions
     if read.absolute:
         flat = flat.abs()
     for pool in read.sums:
@@ -190,17 +193,10 @@ def thresholds_of(neuron: SpikingNeuron) -> tuple[float, ...]:
 
 
 def choose_traces(name: str, neuron: SpikingNeuron, x: Tensor) -> list[Trace]:
-    """Four neurons on one image, currents `x` [T, 1, ...], from a typical active one to the busiest: by quantiles of their
-    summed levels."""
+    """A few neurons on one image, currents `x` [T, 1, ...]."""
     history = zip(*unrolled(x, neuron.constants(x), neuron.rule), strict=True)
     before, levels, after = (torch.stack(steps).flatten(1).double().cpu().numpy() for steps in history)
     currents = x[:, 0].flatten(1).double().cpu().numpy()
-    total = np.abs(levels).sum(0)
-    active = np.flatnonzero(total)
-    if not len(active):
-        return []
-    order = active[np.argsort(total[active], kind="stable")]
-    chosen = dict.fromkeys(int(order[round(q * (len(order) - 1))]) for q in (0.3, 0.8, 0.97, 1.0))
     spec = neuron.spec()
     positions = int(np.prod(x.shape[3:]))
     return [
@@ -216,5 +212,5 @@ def choose_traces(name: str, neuron: SpikingNeuron, x: Tensor) -> list[Trace]:
             levels=tuple(int(v) for v in levels[:, unit]),
             after=tuple(float(v) for v in after[:, unit]),
         )
-        for unit in chosen
+        for unit in typical_units(levels)
     ]

@@ -14,6 +14,7 @@ from typing import Any
 from lbq import analyze, runs
 from lbq.analyze import Analysis
 from lbq.config import Config
+from lbq.data import digits
 from lbq.errors import RunError
 from lbq.neuron import QuantReLU, SpikingNeuron
 from lbq.results import read_json
@@ -21,21 +22,20 @@ from lbq.train import build
 
 NAMES = {"relu": "ann"}  # what a variant is called in tables, where the neuron's name is another
 OFFICIAL = "official 50,000 / 10,000"
+SPLITS = {"cifar10": OFFICIAL, "cifar100": OFFICIAL, "digits": digits.SPLIT, "folder": "the folder's own train and val"}
 FORMAT, VERSION = "lbq record", 1
 ANALYSIS = Path("analysis") / "analysis.json"
 
 
 def record_of(run: Path | str, note: str = "") -> dict[str, Any]:
     """The record of a finished run folder. `weights.sha256` may stand for weights that were not kept."""
-    folder = runs.check_folder(run, "config.toml", "metrics.jsonl")
-    if not (folder / "result.json").exists():
-        raise RunError(f"{folder} has no result.json: the run is not finished; continue it with --resume auto")
+    folder = runs.check_folder(run, "config.toml", "result.json", "metrics.jsonl")
     config, result = runs.load_config(folder), read_json(folder / "result.json")
     try:
         environment = result["environment"]
         record = {
             **_plan(config),
-            "split": _split(config, result["data"]),
+            "split": split_of(config, result["data"]),
             "test_accuracy": result["accuracy"],
             "arithmetic": "float",
             "train_loss": round(result["train_loss"], 5),
@@ -108,8 +108,8 @@ def _tree(config: Config) -> dict[str, Any]:
 def log_of(run: Path | str) -> list[dict[str, Any]]:
     """The epochs of a run folder, shortened; a last line that was cut off in writing is left out."""
     path = Path(run) / "metrics.jsonl"
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
     try:
+        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
         return [_short(json.loads(line)) for line in lines if line.endswith("\n")]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise RunError(f"{path} is not the log of a run ({type(error).__name__}: {error})") from error
@@ -160,11 +160,11 @@ def describe(config: Config) -> dict[str, Any]:
     return found
 
 
-def _split(config: Config, data: Mapping[str, str]) -> str:
-    if "split" in data:
-        return data["split"]
-    official = OFFICIAL if config.data.name in ("cifar10", "cifar100") else "official"
-    return f"{official}, {config.data.holdout:g} held out of training" if config.data.holdout else official
+def split_of(config: Config, data: Mapping[str, str]) -> str:
+    """What was trained on and what tested. data: as the source of a run tells it; the readers of events name their split."""
+    split = data.get("split") or SPLITS.get(config.data.name, "official")
+    images = f", {data['images']} images" if "images" in data else ""
+    return split + images + (f", {config.data.holdout:g} held out of training" if config.data.holdout else "")
 
 
 def _short(line: Mapping[str, Any]) -> dict[str, Any]:

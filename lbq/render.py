@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from lbq.engine.evaluate import Evaluation
     from lbq.job import Plan
     from lbq.measurement import Measurement
+    from lbq.technology import Technology
     from lbq.train import EpochRecord
 
 
@@ -223,7 +224,7 @@ def duration(seconds: float) -> str:
 
 
 def thousands(value: float | None) -> str:
-    return "" if value is None else f"{value / 1e3:.1f}"
+    return "" if value is None else f"{value / 1e3:,.1f}"
 
 
 def render_demo(result: DemoResult) -> None:
@@ -271,55 +272,60 @@ def render_demo(result: DemoResult) -> None:
     console.print(f"\nrun folder {result.folder}, {result.seconds:.0f} s\nreport {result.report}: open it in a browser")
 
 
-def render_account(measured: Measurement, costs: Costs | None) -> None:
-    from lbq.account import BACKENDS, Operations, energy_mj
+def render_account(measured: Measurement, costs: Costs | None, technology: Technology) -> None:
+    from lbq.account import BACKENDS, Operations, energy_mj, saved
+    from lbq.analyze import GOLDEN, NO_TEST_SET
+    from lbq.technology import PAPER
 
     console = make_console()
     if measured.exact is None or measured.rate is None or costs is None:
         console.print(
-            f"accuracy {measured.accuracy:.2f} % on {measured.images} images; no spikes: {measured.graph.macs:,} MACs, "
-            f"{1e3 * measured.ann_energy_mj:.3f} µJ per image, modelled"
+            f"accuracy {measured.accuracy:.2f} % on {measured.images} images; no spikes: {measured.valid_macs:,} MACs at valid "
+            f"positions ({measured.graph.macs:,} with padding), "
+            f"{1e3 * measured.to_dict(technology.paper)['ann_energy_mj']:.3f} µJ per image, modelled\n"
+            f"prices: {technology.credit('fp32_mac')}"
         )
         return
     exact, rate = measured.exact, measured.rate
     accuracy = "" if math.isnan(measured.accuracy) else f" (accuracy {measured.accuracy:.2f} %)"
     table = make_table(
-        f"Accumulations per image, thousands, over {measured.images} images{accuracy}",
+        f"Accumulations per image, thousands, over {measured.images:,} {measured.inputs}{accuracy}",
         "synapse", "unary", "bit-sparse", "saved %", "shifted", "events", "rate x MACs",
     )  # fmt: skip
-    for name, count in [*exact.synapses.items(), ("total", exact.total)]:
-        by_rate = rate.total if name == "total" else rate.synapses[name]
+    rows = {**exact.synapses, "total": exact.total, "shortcuts, not in total": exact.shortcut_total}
+    for name, count in rows.items():
+        by_rate = rate.total if name == "total" else rate.synapses.get(name)
         table.add_row(
-            name, thousands(count.unary), thousands(count.bit_sparse), f"{count.reduction:.1f}",
-            thousands(count.shifts), thousands(count.events), thousands(by_rate.bit_sparse),
-            end_section=name == "total",
+            name, thousands(count.unary), thousands(exact.own(count)), f"{saved(exact.own(count), count.unary):.1f}",
+            thousands(0.0 if exact.unit_events else count.shifts), thousands(count.events),
+            thousands(None if by_rate is None else rate.own(by_rate)), end_section=name == "total",
         )  # fmt: skip
-    table.add_row(
-        "shortcuts, not in total", thousands(exact.shortcut_total.unary),
-        thousands(exact.shortcut_total.bit_sparse), f"{exact.shortcut_total.reduction:.1f}",
-        thousands(exact.shortcut_total.shifts), thousands(exact.shortcut_total.events),
-    )  # fmt: skip
     console.print(table)
-    console.print("rate x MACs: bit-sparse accumulations as rate times MACs, padded taps included.")
+    if measured.inputs == GOLDEN:
+        console.print(NO_TEST_SET)
     console.print(
-        f"FP MACs of the first layer {exact.fp_macs:,.0f}, formations {exact.total.formations:,.0f} per image"
+        "unary: one accumulation for each unit of a level; bit-sparse: for each set bit; shifted: those of planes above the "
+        "lowest;\nevents: for each level that is not 0; rate x MACs: bit-sparse as rate times MACs, padded taps included."
+    )
+    console.print(
+        f"FP MACs of the first layer {exact.fp_macs:,.0f}, formations {exact.operations().formations:,.0f} per image"
     )
     if exact.stem:
         planes = sum(count.bit_sparse for count in exact.stem.values())
         console.print(f"the first layer as additions by pixel planes {planes:,.0f} per image, not in the total")
     console.print(f"additions into sums over windows and time {exact.pool_adds:,.0f} per image, not in the total")
     console.print(f"active ratio {exact.active_ratio:.3f}, mean over layers\n")
-    prices = costs.technology.paper
+    prices = technology.paper
     ann_exact, ann_rate = (energy_mj(Operations(a.ann_macs), prices) for a in (exact, rate))
     table = make_table(
-        f"Modelled energy per image, µJ, in the paper's regime ({costs.technology.name})",
+        f"Modelled energy per image, µJ, in the paper's regime ({technology.label(*PAPER, 'shift')})",
         "backend", "shifts", "exact", "ANN / it", "rate x MACs", "ANN / it",
     )  # fmt: skip
     for backend in BACKENDS:
         mine, rated = (a.energy_mj(backend, prices) for a in (exact, rate))
         table.add_row(
-            backend, f"{exact.shifts(backend):,.0f}", f"{1e3 * mine:.3f}", f"{ann_exact / mine:.2f}",
-            f"{1e3 * rated:.3f}", f"{ann_rate / rated:.2f}",
+            backend, f"{exact.shifts(backend):,.0f}", f"{1e3 * mine:,.3f}", f"{ann_exact / mine:.2f}",
+            f"{1e3 * rated:,.3f}", f"{ann_rate / rated:.2f}",
         )  # fmt: skip
     console.print(table)
     _render_costs(costs)
@@ -329,48 +335,53 @@ def _render_costs(costs: Costs) -> None:
     """What the paper's regime leaves out. Everything in it is modelled."""
     console, prices = make_console(), costs.technology
     table = make_table(
-        f"Beyond the paper's regime, µJ per image, modelled ({prices.name})",
+        f"Beyond the paper's regime, µJ per image, modelled ({prices.label()})",
         "method", "paper's regime", "integer arithmetic", "with memory", "int8 ANN / it",
     )  # fmt: skip
     int8 = next(m for m in costs.methods if m.name == "ANN, int8")
     for m in costs.methods:
-        paper = "" if m.paper_uj is None else f"{m.paper_uj:.3f}"
-        table.add_row(m.name, paper, f"{m.integer_uj:.3f}", f"{m.memory_uj:.3f}", f"{int8.memory_uj / m.memory_uj:.2f}")
+        paper = "" if m.paper_uj is None else f"{m.paper_uj:,.3f}"
+        table.add_row(
+            m.name, paper, f"{m.integer_uj:,.3f}", f"{m.memory_uj:,.3f}", f"{int8.memory_uj / m.memory_uj:.2f}"
+        )
     console.print(table)
     table = make_table("Where bit planes spend it, modelled", "what", "count", "pJ each", "µJ")
     for line in costs.methods[0].lines:
-        table.add_row(line.what, f"{line.count:,.0f}", f"{line.price:g}", f"{line.microjoules:.3f}")
+        table.add_row(line.what, f"{line.count:,.0f}", f"{line.price:g}", f"{line.microjoules:,.3f}")
     console.print(table)
     table = make_table("Shifts, modelled, not in the tables above", "backend", "count", "µJ")
     for line in costs.shifts:
-        table.add_row(line.what, f"{line.count:,.0f}", f"{line.microjoules:.3f}")
+        table.add_row(line.what, f"{line.count:,.0f}", f"{line.microjoules:,.3f}")
     console.print(table)
     table = make_table(
         f"Break-even, modelled: density is {costs.density:.3f} set bits per synapse and timestep",
         "rival", "regime", "equal at",
     )  # fmt: skip
     for found in costs.break_even:
-        table.add_row(found.rival, found.regime, "never" if found.density is None else f"{found.density:.3f}")
+        table.add_row(found.rival, found.regime, found.text)
     console.print(table)
     console.print(
         f"read as other tools do (NeuroBench, syops, SpikingJelly: a level above 1 is a MAC): {costs.reading.count:,.0f} MACs, "
-        f"{costs.reading.microjoules:.3f} µJ at fp32, modelled\n"
+        f"{costs.reading.microjoules:,.3f} µJ at fp32, modelled\n"
         f"binary at equal slots: the same levels as single spikes. Memory: {prices.weight_byte:g} pJ a weight byte, used "
-        f"{prices.weight_reuse:g} times; {prices.state_byte:g} pJ a byte of membranes and levels.\nprices: {prices.source}"
+        f"{prices.weight_reuse:g} times; {prices.state_byte:g} pJ a byte of membranes and levels.\nprices: {prices.credit()}"
     )
 
 
 def render_analysis(found: Analysis, folder: Path) -> None:
+    from lbq.analyze import GOLDEN, NO_TEST_SET
+
     console = make_console()
     accuracy = "" if found.accuracy is None else f", accuracy {found.accuracy:.2f} %"
     whole = "all" if found.complete else "the first"
     if not found.layers:
         console.print(f"no spikes to analyse in this network{accuracy} on {whole} {found.images:,} images")
         return
+    inputs = GOLDEN if found.golden else "images"
     n_max = max(layer.n_max for layer in found.layers)
     levels = f"P(k | k > 0) %, k = 1..{n_max}" if n_max <= 10 else "P(k = 1 | k > 0) %"
     table = make_table(
-        f"Layers over {whole} {found.images:,} images{accuracy}",
+        f"Layers over {whole} {found.images:,} {inputs}{accuracy}",
         "layer", "step", "tail", "active", "active by timestep", "entropy", levels,
     )  # fmt: skip
     for layer in found.layers:
@@ -387,6 +398,8 @@ def render_analysis(found: Analysis, folder: Path) -> None:
             " ".join(f"{100 * p:4.1f}" for p in shown),
         )
     console.print(table)
+    if found.golden:
+        console.print(NO_TEST_SET)
     summary = found.summary()
     steps_text = ""
     if found.steps:

@@ -13,11 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lbq import analyze, engine
-from lbq.analyze import Analysis
+from lbq import analyze, engine, schema
+from lbq.analyze import Analysis, Trace
 from lbq.errors import LbqError, RunError
 
-NEEDED = ("dataset", "model", "variant", "timesteps", "epochs", "seed", "config_hash", "config", "log")
 TITLES = {
     "ann": "ANN",
     "lif": "Binary LIF",
@@ -38,14 +37,30 @@ ARCHIVE = "model.lbq"
 
 @dataclass
 class Result:
-    """One run. record: as in results/*.json; source: the file or folder it came from; artefact: its deployed network;
-    integer: the record of its integer network, which says `of` which record it is."""
+    """One run. record: as in results/*.json; source: the file or folder it came from; analyses: of the network as trained
+    and as deployed; artefact: its deployed network; integer: the record of that, which says `of` which record it is."""
 
     record: dict[str, Any]
     source: str
-    analysis: Analysis | None = None
+    analyses: list[Analysis] = field(default_factory=list)
     artefact: Path | None = None
     integer: dict[str, Any] | None = None
+
+    @property
+    def analysis(self) -> Analysis | None:
+        """For layers and counts: of the whole test set rather than of a part, on integers rather than as trained."""
+        return max(self.analyses, key=lambda a: (a.complete, a.deployed, a.images), default=None)
+
+    @property
+    def traces(self) -> tuple[Trace, ...]:
+        return next((a.traces for a in self.analyses if a.traces), ())
+
+    @property
+    def integer_accuracy(self) -> float | None:
+        """Of the deployed network on the whole test set."""
+        if self.integer is not None:
+            return float(self.integer["test_accuracy"])
+        return next((a.accuracy for a in self.analyses if a.deployed and a.complete), None)
 
     @property
     def finished(self) -> bool:
@@ -63,6 +78,11 @@ class Result:
         surrogate = self.record.get("surrogate", "")
         if surrogate == "box_et" and variant in ("v1", "v3"):
             title = title.replace("box)", "box-ET)")
+        neuron = self.record["config"].get("neuron", {})
+        if neuron.get("per_channel"):
+            title += ", a step per channel"
+        if (membrane := neuron.get("membrane", "lif")) != "lif":
+            title += f", {str(membrane).upper()} membrane"
         if gradient := self.record.get("step_gradient"):
             title += f", {gradient.upper()} step gradient"
         if self.record["config"].get("optim", {}).get("norm_decay"):
@@ -124,8 +144,22 @@ class Group:
         return statistics.stdev(self.accuracies) if self.n > 1 else None
 
     @property
+    def integer_accuracies(self) -> list[float]:
+        return [a for r in self.results if (a := r.integer_accuracy) is not None]
+
+    @property
+    def analyses(self) -> list[Analysis]:
+        """One of each seed that was analysed."""
+        return [r.analysis for r in self.results if r.analysis is not None]
+
+    @property
     def analysis(self) -> Analysis | None:
-        return next((r.analysis for r in self.results if r.analysis is not None), None)
+        """Of the first seed that was analysed."""
+        return next(iter(self.analyses), None)
+
+    @property
+    def traces(self) -> tuple[Trace, ...]:
+        return next((r.traces for r in self.results if r.traces), ())
 
 
 @dataclass
@@ -152,6 +186,21 @@ class Gathered:
         return list(groups.values())
 
 
+def names(results: Sequence[Result]) -> list[str]:
+    """Titles that tell results apart: the dataset, network, epochs and seed only where they differ."""
+    parts = [[r.title] for r in results]
+    for key, text in (("dataset", "{}"), ("model", "{}"), ("timesteps", "T={}"), ("n_max", "N={}"), ("epochs", "{} ep"),
+                      ("seed", "seed {}")):  # fmt: skip
+        counted = [
+            r for r in results if key not in ("timesteps", "n_max") or r.record.get("n_max")
+        ]  # an ANN has neither
+        if len({str(r.record.get(key)) for r in counted}) > 1:
+            for part, r in zip(parts, results, strict=True):
+                if r in counted:
+                    part.append(text.format(r.record.get(key)))
+    return [", ".join(part) for part in parts]
+
+
 def gather(paths: Sequence[Path | str], read_run: Callable[[Path], dict[str, Any]] | None = None) -> Gathered:
     """Read everything that is named. A folder may be a run, or hold runs and records.
 
@@ -160,11 +209,11 @@ def gather(paths: Sequence[Path | str], read_run: Callable[[Path], dict[str, Any
     found = Gathered()
     analyses: list[tuple[Analysis, str]] = []
     integers: list[tuple[dict[str, Any], Path]] = []
-    for path in [p for given in paths for p in _expanded(Path(given))]:
+    for path in dict.fromkeys(p for given in paths for p in _expanded(Path(given))):
         if path.is_dir():
             if read_run is None:
                 raise LbqError(f"{path} is a run folder: make a record of it with lbq record")
-            found.results.append(_with_analysis(read_run(path), str(path)))
+            found.results.append(_checked(read_run(path), str(path)))
             if (path / ARCHIVE).is_file():
                 found.results[-1].artefact = path / ARCHIVE
                 found.artefacts.append(path / ARCHIVE)
@@ -183,8 +232,10 @@ def gather(paths: Sequence[Path | str], read_run: Callable[[Path], dict[str, Any
     _attach(found, analyses)
     for value, path in integers:
         owner = next((r for r in found.results if Path(r.source).name == value["of"]), None)
-        if owner is None or not isinstance(value.get("test_accuracy"), int | float):
+        if owner is None:
             raise LbqError(f"{path} is of the integer network of {value['of']}: give that record too")
+        if (wrong := schema.problem(value, schema.INTEGER_RECORD)) is not None:
+            raise LbqError(f"{path} is damaged: {wrong}; restore it")
         owner.integer = value
     _refuse_twins(found.results)
     if not (found.results or found.artefacts or found.benchmarks):
@@ -201,18 +252,26 @@ def _expanded(path: Path) -> Iterable[Path]:
             raise LbqError(f"{path} is neither a record or analysis (.json) nor a deployed network (.lbq)")
         return [path]
     if (path / "config.toml").exists():
-        return [path]
+        return [path, *_beside(path)]
     inside = sorted(p for p in path.iterdir() if p.suffix == ".json" or (p / "config.toml").exists())
     if not inside:
         raise LbqError(f"{path} holds no runs and no records: give a run folder, or a folder of records")
-    return inside
+    return [found for p in inside for found in (p, *_beside(p))]
+
+
+def _beside(run: Path) -> Iterable[Path]:
+    """What else lies in a run folder: the analysis of its deployed network, and the demo's baselines."""
+    analysis = (run / ARCHIVE).with_suffix(".analysis") / "analysis.json"
+    baselines = run / "baselines"
+    inside = sorted(p for p in baselines.iterdir() if (p / "config.toml").exists()) if baselines.is_dir() else []
+    return [*([analysis] if analysis.is_file() else []), *inside]
 
 
 def read_json(path: Path) -> dict[str, Any]:
     """The object that a JSON file holds."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise RunError(f"{path} cannot be read as JSON: {' '.join(str(error).split())[:100]}") from error
     if not isinstance(value, dict):
         raise RunError(f"{path} must hold a JSON object: a record or an analysis")
@@ -222,20 +281,24 @@ def read_json(path: Path) -> dict[str, Any]:
 def _record(value: dict[str, Any], path: Path) -> Result:
     if value.get("format", "lbq record") != "lbq record" or value.get("version", 1) != 1:
         raise LbqError(
-            f"{path} is {value.get('format')!r}, version {value.get('version')!r}: not a record of version 1"
+            f"{path} is {value.get('format')!r}, version {value.get('version')!r}: not a record of version 1; make it again "
+            "with lbq record RUN, or use the lbq that wrote it"
         )
-    missing = [key for key in NEEDED if key not in value]
+    missing = [key for key in schema.RECORD.needed if key not in value]
     if missing:
         raise LbqError(f"{path} is not a record of lbq: {', '.join(missing)} missing; make one with lbq record RUN")
-    well = isinstance(value["config"], dict) and isinstance(value["log"], list)
-    if not well or not (value.get("unfinished") or isinstance(value.get("test_accuracy"), int | float)):
-        raise LbqError(f"{path} is damaged: its accuracy, configuration or log is not what a record holds")
-    return _with_analysis(value, str(path))
+    return _checked(value, str(path))
 
 
-def _with_analysis(record: dict[str, Any], source: str) -> Result:
+def _checked(record: dict[str, Any], source: str) -> Result:
+    """A result whose record holds what the rest of the program takes for granted."""
+    wrong = schema.problem(record, schema.RECORD)
+    if wrong is None and not record.get("unfinished"):
+        wrong = schema.problem(record, schema.FINISHED)
+    if wrong is not None:
+        raise LbqError(f"{source} is damaged: {wrong}; restore it, or make it again with lbq record RUN")
     held = record.get("analysis")
-    return Result(record, source, Analysis.from_dict(held, f"{source}: analysis") if held else None)
+    return Result(record, source, [Analysis.from_dict(held, f"{source}: analysis")] if held else [])
 
 
 def _attach(found: Gathered, analyses: list[tuple[Analysis, str]]) -> None:
@@ -249,11 +312,16 @@ def _attach(found: Gathered, analyses: list[tuple[Analysis, str]]) -> None:
         return by_weights.get(weights) if weights else by_config.get(str(facts.get("config_hash")))
 
     for analysis, source in analyses:
+        if analysis.golden:
+            raise LbqError(
+                f"{source} is of {analysis.images} golden inputs, not of a test set: make it again with "
+                "lbq analyze model.lbq --data FOLDER"
+            )
         owner = owner_of(analysis.facts)
         if owner is None:
             found.results.append(_standing_alone(analysis, source))
-        elif owner.analysis is None or analysis.images > owner.analysis.images:
-            owner.analysis = analysis
+        else:
+            owner.analyses.append(analysis)
     for path in found.artefacts:
         owner = owner_of(engine.load(path).network.facts)
         if owner is not None:
@@ -275,10 +343,10 @@ def _standing_alone(analysis: Analysis, source: str) -> Result:
         "weights_sha256": facts.get("weights_sha256", ""),
         "config": {"analysis": source},
         "log": [],
-        "test_accuracy": analysis.accuracy if analysis.complete else None,
+        "test_accuracy": analysis.accuracy if analysis.complete and not analysis.deployed else None,
         "steps": analysis.steps,
     }
-    return Result(record, source, analysis)
+    return Result(record, source, [analysis])
 
 
 def _refuse_twins(results: Sequence[Result]) -> None:

@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -24,8 +25,8 @@ from safetensors.torch import load_file
 from safetensors.torch import save as serialise
 from torch import Tensor
 
+from lbq import files
 from lbq._version import __version__
-from lbq.checkpoint import sync_folder, write_whole
 from lbq.config import Config
 from lbq.errors import ConfigError, RunError
 from lbq.kernels.choose import choose
@@ -115,23 +116,13 @@ def _commit() -> str:
 
 def write_text(path: Path, text: str) -> None:
     """A small file, whole or not at all."""
-    _write_final(path, text.encode())
-
-
-def _write_final(path: Path, data: bytes) -> None:
-    temporary = path.with_name(f".{path.name}.partial")
-    write_whole(temporary, data)
-    try:
-        os.replace(temporary, path)
-        sync_folder(path.parent)
-    except OSError as error:
-        raise RunError(f"cannot write {path}: {error.strerror}") from error
+    files.write(path, text, RunError)
 
 
 def write_weights(folder: Path, state: Mapping[str, Tensor]) -> None:
     """`weights.safetensors`. Cloned: a tail shared between layers is one tensor under several names."""
     stored = {k: v.detach().cpu().clone().contiguous() for k, v in state.items()}
-    _write_final(folder / "weights.safetensors", serialise(stored))
+    files.write(folder / "weights.safetensors", serialise(stored), RunError)
 
 
 def save(
@@ -147,13 +138,30 @@ def save(
 
 
 def check_folder(run: Path | str, *needed: str) -> Path:
-    folder = Path(run)
+    """The folder of a run, where it holds the files that are needed; otherwise what is wrong with it and what to do."""
+    folder, remedy = Path(run), "give one that `lbq demo` or `lbq train` wrote"
+    if not folder.exists():
+        raise RunError(f"{folder} does not exist: a run folder is needed, {remedy}")
     if not folder.is_dir():
-        raise RunError(f"{folder} is not a run folder: give one that `lbq demo` or `lbq train` wrote")
-    for name in needed:
-        if not (folder / name).is_file():
-            raise RunError(f"{folder} is not a complete run folder: {name} is missing")
-    return folder
+        raise RunError(f"{folder} is not a run folder: {remedy}")
+    missing = next((name for name in needed if not (folder / name).is_file()), None)
+    if missing is None:
+        return folder
+    if not (folder / "config.toml").is_file():
+        raise RunError(f"{folder} is not a run folder, config.toml is missing: {remedy}")
+    if not (folder / "result.json").is_file():
+        epochs, where = load_config(folder).train.epochs, shlex.quote(str(folder))
+        raise RunError(
+            f"the run {folder} is not finished, {epochs_done(folder)} of {epochs} epochs are: continue it with "
+            f"lbq train {shlex.quote(str(folder / 'config.toml'))} --out {where} --resume auto"
+        )
+    raise RunError(f"{folder} is not a complete run folder, {missing} is missing: restore the file or train again")
+
+
+def epochs_done(folder: Path) -> int:
+    """Epochs in a run's log; a last line that was cut off in writing does not count."""
+    metrics = folder / "metrics.jsonl"
+    return metrics.read_bytes().count(b"\n") if metrics.is_file() else 0
 
 
 def load_config(run: Path | str, changes: Iterable[str] = ()) -> Config:

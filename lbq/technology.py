@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import tomllib
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,8 @@ HOROWITZ_2014 = "M. Horowitz, Computing's energy problem (and what we can do abo
 
 @dataclass(frozen=True)
 class Technology:
-    """Picojoules per operation or byte. `origin` says where each number comes from."""
+    """Picojoules per operation or byte; weight_reuse: accumulations for each weight fetched. `origin` says where each
+    number comes from; `name` and `source` are of those that differ from the default's."""
 
     name: str = "45 nm CMOS, 0.9 V"
     source: str = HOROWITZ_2014
@@ -54,16 +56,46 @@ class Technology:
         """Name, value and origin of every constant."""
         return [(name, getattr(self, name), self.origin.get(name, self.source)) for name in CONSTANTS]
 
+    def _own(self, constants: Sequence[str]) -> list[str]:
+        """Those of `constants` that are not the default's."""
+        mine, default = self._values(), DEFAULT._values()
+        return [name for name in constants if mine[name] != default[name]]
+
+    def _values(self) -> dict[str, tuple[float, str]]:
+        return {name: (value, origin) for name, value, origin in self.table()}
+
+    def label(self, *constants: str) -> str:
+        """The name of what prices `constants` (all where none are named), of both tables where they are mixed."""
+        of = constants or CONSTANTS
+        own = self._own(of)
+        return " and ".join([self.name] * bool(own) + [DEFAULT.name] * (len(own) < len(of)))
+
+    def credit(self, *constants: str) -> str:
+        """Name and source of the prices of `constants` (all where none are named): which come from where."""
+        of = constants or CONSTANTS
+        own = self._own(of)
+        mine, default = f"{self.name} ({self.source})", f"{DEFAULT.name} ({DEFAULT.source})"
+        if not own:
+            return default
+        return mine if len(own) == len(of) else f"{', '.join(own)}: {mine}; the rest: {default}"
+
+    @property
+    def as_published(self) -> bool:
+        """Whether it prices the paper's operations as the paper does."""
+        return all(getattr(self, name) == getattr(DEFAULT, name) for name in PAPER)
+
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        return {**asdict(self), "credit": self.credit()}
 
 
 CONSTANTS = tuple(f.name for f in fields(Technology) if f.name not in ("name", "source", "origin"))
+PAPER = ("fp32_mac", "fp32_add", "int32_add")  # what the paper prices: MACs, accumulations, formations
 DEFAULT = Technology()
 
 
 def load(path: Path | str) -> Technology:
-    """A table from a TOML or JSON file: `name`, `source` and any of the constants; what it leaves out stays as it is here."""
+    """A table from a TOML or JSON file: `name`, `source` and any of the constants. A price that it leaves out stays the
+    default's; name and source it must have, since a price without a source says nothing."""
     path = Path(path)
     try:
         text = path.read_text(encoding="utf-8")
@@ -72,6 +104,11 @@ def load(path: Path | str) -> Technology:
         raise ConfigError(f"technology {path} cannot be read: {' '.join(str(error).split())[:120]}") from error
     if not isinstance(given, dict) or not given:
         raise ConfigError(f"technology {path} must hold name, source and constants, such as int32_add = 0.1")
+    for key in given:
+        if key not in ("name", "source", *CONSTANTS):
+            raise ConfigError(
+                f"technology {path}: unknown constant {key!r}{nearest(key, ('name', 'source', *CONSTANTS))}"
+            )
     for key in ("name", "source"):
         if not isinstance(given.get(key), str):
             raise ConfigError(f"technology {path} must have {key}, a text that says where its numbers come from")
@@ -79,10 +116,13 @@ def load(path: Path | str) -> Technology:
     for key, value in given.items():
         if key in ("name", "source"):
             continue
-        if key not in CONSTANTS:
-            raise ConfigError(f"technology {path}: unknown constant {key!r}{nearest(key, CONSTANTS)}")
         number = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf
-        if not number or (key == "weight_reuse" and value <= 0):
+        if key == "weight_reuse" and not (number and value > 0):
+            raise ConfigError(
+                f"technology {path}: weight_reuse must be a number above 0, the accumulations for each weight fetched, got "
+                f"{value!r}"
+            )
+        if not number:
             raise ConfigError(f"technology {path}: {key} must be a number of picojoules, not negative, got {value!r}")
         origin[key] = given["source"]
     return replace(DEFAULT, **given, origin=origin)

@@ -207,6 +207,13 @@ def test_formations_are_counted_once_per_tensor() -> None:
     assert exact.formations["layer3.0.sn2"] == pytest.approx(pooled)
 
 
+def test_formations_are_in_the_order_of_the_network() -> None:
+    """Not in that of a set, which changes from process to process: equal networks give equal files."""
+    graph, levels = tiny()
+    sources = [s.source for s in graph.synapses if s.kind == "conv" and s.source != INPUT]
+    assert list(count(graph, levels).formations) == list(dict.fromkeys(sources))
+
+
 def test_shifts_by_backend() -> None:
     graph, levels = tiny()
     account = count(graph, levels)

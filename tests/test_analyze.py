@@ -30,6 +30,7 @@ from lbq.neuron.record import record_levels
 from lbq.observe import Observer, thresholds_of
 from lbq.tally import Tallies
 from tests.report_runs import runs_folder
+from tests.small_nets import deployed, pixels
 
 
 def call(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
@@ -148,6 +149,46 @@ def test_traces_follow_the_equations() -> None:
             assert trace.levels[t] == level
             v = trace.before[t] - trace.alpha * trace.step * (level > 0)
             assert trace.after[t] == pytest.approx(v, rel=1e-5, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("neuron", "kind"),
+    [
+        ("lbq", "once"),
+        ({"name": "lbq", "membrane": "if", "alpha": 0.7}, "once"),
+        ("ternary", "once"),
+        ("ilif", "level"),
+        ("lif", "once"),
+    ],
+)
+def test_traces_of_a_deployed_network_follow_its_definition(neuron: Any, kind: str) -> None:
+    net = deployed("resnet8w4", neuron, timesteps=3)
+    x = pixels(3, 3, 8, 8)
+    test = TestSet("x", (3, 8, 8), True, 3, lambda start, stop: x[start:stop])
+    found = measure_deployed(net, test, membranes=2)
+    assert found.traces
+    name = net.network.layers[len(net.network.layers) // 2].name
+    spec, layer = net.network.spec(name), net.network[name]
+    assert spec.reset_kind == kind
+    levels = net.run(x[:1], "dense", trace=True).levels
+    assert levels is not None
+    unit_levels = levels[name][:, 0].reshape(3, -1)
+    for trace in found.traces:
+        assert trace.layer == name
+        assert trace.levels == tuple(unit_levels[:, trace.unit].tolist())
+        channel = trace.unit // math.prod(layer.shape[1:])
+        worth = float(layer.unit[channel]) / 2.0**layer.fraction
+        assert trace.step == pytest.approx(worth * spec.thresholds[channel, 0])
+        for t, (before, level, after) in enumerate(zip(trace.before, trace.levels, trace.after, strict=True)):
+            reached = spec.thresholds[channel] <= round((abs(before) if spec.signed else before) / worth)
+            assert abs(level) == reached.sum()
+            drop = spec.reset[channel] * (level if kind == "level" else np.sign(level)) * worth
+            assert after == pytest.approx(before - drop)
+            if t + 1 < 3 and spec.decay_reset:
+                assert trace.before[t + 1] == pytest.approx(trace.leak * after + trace.current[t + 1], abs=worth)
+    silent = measure_deployed(net, test)
+    assert not silent.traces
+    assert not silent.membranes
 
 
 def test_thresholds_of_other_neurons() -> None:
@@ -300,7 +341,8 @@ def test_an_ann_has_nothing_to_analyse(capsys: pytest.CaptureFixture[str], tmp_p
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["nowhere"], "nowhere is not a run folder"),
+        (["nowhere"], "nowhere does not exist: give a run folder"),
+        (["/nowhere/model.lbq"], "/nowhere/model.lbq does not exist: give a run folder, or a model.lbq"),
         (["RUN", "--data", "digits"], "--data is for a deployed network"),
         (["MODEL", "data.root=x"], "are for a run folder"),
         (["MODEL", "--device", "cpu"], "are for a run folder"),

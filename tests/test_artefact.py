@@ -145,7 +145,7 @@ def test_files_that_are_not_there_or_not_files(tmp_path: Path) -> None:
         file.truncate(container.MOST_BYTES + 1)  # sparse
     assert "at most" in refused(huge)
     with pytest.raises(ArtefactError, match="cannot write"):
-        container.write(tmp_path / "no" / "folder.lbq", {}, "")
+        container.write(huge / "no-folder.lbq", {}, "")
 
 
 def test_nothing_half_written_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

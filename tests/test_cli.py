@@ -48,8 +48,8 @@ def test_demo_json_and_run_folder(demo_run: tuple[Path, dict[str, Any], str]) ->
     assert summary["integer_check"] is True
     names = {p.name for p in folder.iterdir()}
     assert names == {
-        "analysis", "baselines", "checks.json", "config.toml", "metrics.jsonl", "model.lbq", "report.html", "result.json",
-        "weights.safetensors",
+        "analysis", "baselines", "checks.json", "config.toml", "metrics.jsonl", "model.analysis", "model.lbq", "report.html",
+        "result.json", "weights.safetensors",
     }  # fmt: skip
     result = json.loads((folder / "result.json").read_text())
     checks = json.loads((folder / "checks.json").read_text())
@@ -167,17 +167,35 @@ def test_account_of_a_run(capsys: pytest.CaptureFixture[str], demo_run: tuple[Pa
     again = json.loads(out)["exact"]
     by_hand = 4.6 * again["fp_macs"] + 1.8 * again["total"]["bit_sparse"] + 0.1 * again["total"]["formations"]
     assert again["energy_mj"]["fused"] == pytest.approx(1e-9 * by_hand)
+    code, out, _ = call(capsys, "account", str(folder), "--technology", str(prices), "--limit", "20")
+    assert "prices: fp32_add: mine (me); the rest: 45 nm CMOS, 0.9 V (M. Horowitz" in out
     code, out, _ = call(capsys, "account", str(folder / "baselines" / "ann"))
     assert code == 0
     assert "no spikes" in out
+    prices.write_text('name = "mine"\nsource = "me"\nfp32_mac = 9.2\n')
+    _, dear, _ = call(capsys, "account", str(folder / "baselines" / "ann"), "--technology", str(prices))
+    assert "prices: mine (me)" in dear
+    usual, doubled = (float(re.findall(r"([\d.]+) µJ", text)[0]) for text in (out, dear))
+    assert doubled == pytest.approx(2 * usual, abs=0.002)
 
 
-def test_account_of_the_paper(capsys: pytest.CaptureFixture[str]) -> None:
+def test_account_of_the_paper(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     code, out, _ = call(capsys, "account", "--paper")
     assert code == 0
     assert "13.72" in out
     code, out, _ = call(capsys, "account", "--paper", "--json")
-    assert json.loads(out)[4]["ANN energy / energy"] == "13.72"
+    value = json.loads(out)
+    assert value["modelled_cost"][4]["ANN energy / energy"] == "13.72"
+    assert value["accumulations"][3] == {
+        "Method": "LBQ (5)", "Unary (M)": "1,589.90", "Bit-sparse (M)": "945.69", "Saved (%)": "40.52",
+    }  # fmt: skip
+    assert "45 nm CMOS" in value["prices"]
+    prices = tmp_path / "prices.toml"
+    prices.write_text('name = "mine"\nsource = "me"\nfp32_add = 1.8\n')
+    code, out, _ = call(capsys, "account", "--paper", "--technology", str(prices))
+    assert code == 0
+    assert "from the paper's own counts at other prices" in out
+    assert "prices: fp32_add: mine (me); the rest: 45 nm CMOS, 0.9 V (M. Horowitz" in out
     code, _, err = call(capsys, "account", "--paper", "--technology", "none.toml")
     assert code == 2
     assert "none.toml cannot be read" in err
@@ -209,6 +227,16 @@ def test_doctor_without_torch(capsys: pytest.CaptureFixture[str], monkeypatch: p
     assert "training needs PyTorch: pip install 'lbq[train]'" in out
 
 
+@pytest.mark.parametrize(("given", "expected"), [(None, "PASSIVE"), ("ACTIVE", "ACTIVE")])
+def test_threads_that_wait_do_not_spin(given: str | None, expected: str) -> None:
+    """Unless the user wants them to."""
+    code = "import os, lbq.cli\ntry: lbq.cli.main(['--version'])\nfinally: print(os.environ['OMP_WAIT_POLICY'])"
+    environment = {k: v for k, v in os.environ.items() if k != "OMP_WAIT_POLICY"}
+    environment |= {"OMP_WAIT_POLICY": given} if given else {}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
+    assert done.stdout.split()[-1] == expected
+
+
 def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert call(capsys, "--version") == (0, f"lbq {lbq.__version__}\n", "")
     code, out, err = call(capsys)
@@ -230,7 +258,7 @@ def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
         (["demo", "--out", "."], ". exists already"),
         (["demo", "--out", "/dev/null/run"], "cannot write under"),
         (["account", "somewhere", "--paper"], "give a run folder or a model.lbq, or --paper"),
-        (["account", "nowhere"], "nowhere is not a run folder"),
+        (["account", "nowhere"], "nowhere does not exist: give a run folder, or a model.lbq"),
     ],
 )
 def test_mistakes_end_in_one_line_and_exit_code_2(
@@ -257,7 +285,7 @@ def test_interrupt_leaves_nothing_behind(
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("command", [["demo"], ["account", "somewhere"]])
+@pytest.mark.parametrize("command", [["demo"], ["account", "."]])
 def test_commands_that_need_torch_say_so(command: list[str]) -> None:
     code = f"import sys; sys.modules['torch'] = None; from lbq.cli import main; main({command!r})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
@@ -322,7 +350,7 @@ def test_train_and_eval(
         (["data.name=cifar10"], "data.root must name the folder of cifar10"),
         (["data.name=cifar10", "data.root=nowhere"], "nowhere"),
         (["model.id=vgg11"], "model.id vgg11: layer 'maxpool': (512, 1, 1) is too small"),
-        (["train.init_from=nowhere"], "train.init_from: nowhere is not a run folder"),
+        (["train.init_from=nowhere"], "train.init_from: nowhere does not exist"),
     ],
 )
 def test_mistakes_in_training_leave_nothing_behind(

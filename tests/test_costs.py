@@ -11,7 +11,7 @@ import pytest
 from lbq.account import Account, Count, LayerActivity
 from lbq.costs import PLANES, UNARY, costs
 from lbq.errors import ConfigError
-from lbq.technology import CONSTANTS, DEFAULT, load
+from lbq.technology import CONSTANTS, DEFAULT, PAPER, load
 
 
 def account(density: float = 0.5, **changes: object) -> Account:
@@ -55,6 +55,8 @@ def test_by_hand() -> None:
     by = {m.name: m for m in found.methods}
     assert by["ANN, fp32"].integer_uj == pytest.approx(4.6 * 1100e-6)
     assert by["ANN, int8"].memory_uj == pytest.approx((0.23 * 1100 + 1.25 * 1100 + 2.5 * 20) * 1e-6)
+    levels = by["quantised ANN, as many levels"]  # three bits each
+    assert levels.memory_uj == pytest.approx((0.23 * 1100 + 1.25 * 1100 + 2.5 * 20 * 3 / 8) * 1e-6)
     slots = by[UNARY]  # five binary slots for each timestep
     assert slots.integer_uj == pytest.approx((0.23 * 100 + 0.1 * (3000 + 6 + 7 + 5 * 20 * 4)) * 1e-6)
     assert found.density == 0.5
@@ -75,6 +77,15 @@ def test_at_break_even_both_cost_the_same(regime: str) -> None:
 def test_no_break_even_where_the_neurons_alone_cost_more() -> None:
     found = costs(account(neurons=10**6))
     assert {b.density for b in found.break_even if b.rival == "ANN, int8"} == {None}
+    assert {b.text for b in found.break_even if b.rival == "ANN, int8"} == {"dearer at any density"}
+
+
+@pytest.mark.parametrize(("density", "text"), [(1.5, "1.500"), (2.0, "2.000"), (2.1, "cheaper at any density")])
+def test_a_density_beyond_two_set_bits_is_out_of_reach(density: float, text: str) -> None:
+    """Of levels 0..5, the fullest are 3 and 5."""
+    (found, *_) = costs(account()).break_even
+    assert found.most == 2
+    assert replace(found, density=density).text == text
 
 
 def test_binary_networks_need_no_planes() -> None:
@@ -92,6 +103,13 @@ def test_technology_from_a_file(tmp_path: Path) -> None:
     found = load(toml)
     assert (found.name, found.int8_mac, found.fp32_mac) == ("7 nm", 0.07, 4.6)
     assert {n: o for n, _, o in found.table()}["int8_mac"] == "a datasheet"
+    assert found.credit() == f"int8_mac: 7 nm (a datasheet); the rest: {DEFAULT.name} ({DEFAULT.source})"
+    assert found.label() == "7 nm and 45 nm CMOS, 0.9 V"
+    assert found.credit("int8_mac") == "7 nm (a datasheet)"
+    assert found.credit(*PAPER) == DEFAULT.credit() == f"{DEFAULT.name} ({DEFAULT.source})"
+    assert (found.label(*PAPER), found.label("int8_mac")) == (DEFAULT.name, "7 nm")
+    assert found.as_published
+    assert found.to_dict()["credit"] == found.credit()
     (tmp_path / "t.json").write_text(json.dumps({"name": "x", "source": "y", "weight_reuse": 8}))
     cheap = costs(account(), load(tmp_path / "t.json"))
     assert cheap.methods[0].memory_uj < costs(account()).methods[0].memory_uj
@@ -104,11 +122,13 @@ def test_technology_from_a_file(tmp_path: Path) -> None:
     [
         ("", "must hold name"),
         ("int8_mac = 1.0", "must have name"),
+        ("int8mac = 1.0", "did you mean 'int8_mac'"),
+        ('nam = "a"', "did you mean 'name'"),
         ('name = "a"\nsource = "b"\nint8mac = 1.0', "did you mean 'int8_mac'"),
         ('name = "a"\nsource = "b"\nint8_mac = -1', "not negative"),
         ('name = "a"\nsource = "b"\nint8_mac = true', "number of picojoules"),
         ('name = "a"\nsource = "b"\nint8_mac = nan', "number of picojoules"),
-        ('name = "a"\nsource = "b"\nweight_reuse = 0', "weight_reuse"),
+        ('name = "a"\nsource = "b"\nweight_reuse = 0', "weight_reuse must be a number above 0, the accumulations"),
         ("not toml", "cannot be read"),
     ],
 )

@@ -115,7 +115,14 @@ def test_run(capsys: pytest.CaptureFixture[str], model: Path, run: Path, tmp_pat
 def test_account_of_a_deployed_network(capsys: pytest.CaptureFixture[str], model: Path) -> None:
     code, text, _ = call(capsys, "account", str(model))
     assert code == 0
-    for expected in ("over 8 images", "layer1.0.conv1", "preshifted", "pixel planes", "shortcuts"):
+    for expected in (
+        "over 8 golden inputs",
+        "golden inputs are no test set: give one with --data",
+        "layer1.0.conv1",
+        "preshifted",
+        "pixel planes",
+        "shortcuts",
+    ):
         assert expected in text
     code, text, _ = call(capsys, "account", str(model), "--data", "digits", "--limit", "16", "--json")
     facts = json.loads(text)
@@ -168,12 +175,14 @@ def test_a_level_that_differs_is_found(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["deploy", "nowhere"], "nowhere is not a run folder"),
+        (["deploy", "nowhere"], "nowhere does not exist"),
         (["deploy", "RUN", "--bits", "9"], "bits must be 4, 5, 6, 7, 8 or 16, got 9"),
-        (["deploy", "RUN", "-o", "no/folder/model.lbq"], "cannot write no/folder/model.lbq"),
+        (["deploy", "RUN", "-o", "/dev/null/model.lbq"], "cannot write /dev/null/model.lbq"),
         (["deploy", "RUN", "data.name=cifar10"], "data.root must name the folder of cifar10"),
         (["run", "nowhere.lbq"], "nowhere.lbq cannot be read: No such file"),
         (["run", "."], ". is not a file"),
+        (["run", "README"], "README: it is not a deployed network, or was cut off: give a model.lbq"),
+        (["run", "WEIGHTS"], "its header lacks the entries lbq and sha256: give a model.lbq"),
         (["run", "MODEL", "nowhere"], "'nowhere' is not what the network was trained on: give digits"),
         (["run", "MODEL", "digits", "--engine", "fast"], "engine must be one of auto, dense, bitplane, cuda"),
         (["run", "MODEL", "digits", "--against", "fast"], "engine must be one of auto, dense, bitplane, cuda"),
@@ -197,8 +206,9 @@ def test_mistakes_end_in_one_line(
     message: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    named = [{"RUN": str(run), "MODEL": str(model)}.get(a, a) for a in arguments]
-    code, out, err = call(capsys, *named)
+    (tmp_path / "README").write_text("# A title, and no network")
+    known = {"RUN": str(run), "MODEL": str(model), "WEIGHTS": str(run / "weights.safetensors")}
+    code, out, err = call(capsys, *(known.get(a, a) for a in arguments))
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert message in err
 

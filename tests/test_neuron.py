@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from lbq import BurstNeuron
 from lbq.kernels.reference import BurstState, Constants, Rule, burst_levels, burst_sequence, burst_step
 from lbq.neuron import LIF, NEURONS, LadderNeuron, SpikingNeuron, create
+from lbq.neuron.base import unchanging
 from lbq.surrogate import SURROGATES
 from tests import oracle
 
@@ -358,3 +359,18 @@ def test_burst_step_equals_the_equations_once() -> None:
     assert emission.level.item() == 3
     assert emission.scaled.item() == pytest.approx(1.2)
     assert state.v.item() == pytest.approx(0.9)
+
+
+def test_constants_are_worked_out_once_while_nothing_changes() -> None:
+    first, second = BurstNeuron(5), BurstNeuron(5, channels=3)
+    net, x = torch.nn.Sequential(first, second), torch.rand(2, 4, 3, 2, 2)
+    before = net(x)
+    with unchanging(net):
+        assert torch.equal(net(x), before)
+        assert first.constants(x) is first.constants(x[:, :1])
+        assert second.constants(x[..., 0]).step.shape == (3, 1)
+        assert not net(x).requires_grad
+    with torch.no_grad():
+        first.get_parameter("rho").add_(1)
+    assert not torch.equal(net(x), before)
+    assert net(x).requires_grad

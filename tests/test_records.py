@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 from pathlib import Path
 
 import pytest
 
 from lbq import cli, records
+from lbq.config import Config
 from lbq.errors import LbqError, RunError
 from tests.report_runs import runs_folder
 
@@ -27,6 +29,7 @@ def test_a_record_holds_what_a_reader_needs() -> None:
     assert (made["format"], made["version"]) == ("lbq record", 1)
     assert (made["dataset"], made["model"], made["variant"]) == ("digits", "resnet8w2", "lbq")
     assert (made["step"], made["surrogate"], made["n_max"]) == ("learned", "relsg_et", 5)
+    assert made["split"] == "test where index % 3 == 2"
     assert made["test_accuracy"] == result["accuracy"]
     assert made["config_hash"] == result["config_hash"]
     assert len(made["weights_sha256"]) == 64
@@ -35,6 +38,21 @@ def test_a_record_holds_what_a_reader_needs() -> None:
     assert made["note"] == "a note"
     assert made["analysis"]["facts"]["weights_sha256"] == made["weights_sha256"]
     assert "note" not in records.record_of(runs_folder() / "lbq-1")
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "split"),
+    [
+        ("digits", {}, "test where index % 3 == 2, 0.1 held out of training"),
+        ("cifar100", {}, "official 50,000 / 10,000, 0.1 held out of training"),
+        ("mnist", {}, "official, 0.1 held out of training"),
+        ("folder", {"images": "7 + 3"}, "the folder's own train and val, 7 + 3 images, 0.1 held out of training"),
+        ("cifar10_dvs", {"split": "our list"}, "our list, 0.1 held out of training"),
+    ],
+)
+def test_the_split_is_what_the_data_says(name: str, data: dict[str, str], split: str) -> None:
+    tree = {"data": {"name": name, "holdout": 0.1, "root": "x"}}
+    assert records.split_of(Config.from_dict(tree), data) == split
 
 
 def test_variants_say_what_they_are() -> None:
@@ -58,9 +76,9 @@ def test_the_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("nowhere", "is not a run folder"),
-        ("half", "the run is not finished; continue it with --resume auto"),
-        ("empty", "config.toml is missing"),
+        ("nowhere", "nowhere does not exist: a run folder is needed"),
+        ("half", "is not finished, 1 of 2 epochs are: continue it with lbq train "),
+        ("empty", "config.toml is missing: give one that `lbq demo` or `lbq train` wrote"),
         ("foreign", "it was written by another version of lbq, or by hand"),
         ("damaged", "result.json cannot be read as JSON"),
         ("list", "must hold a JSON object"),
@@ -105,6 +123,27 @@ def test_a_checksum_may_stand_for_weights(tmp_path: Path) -> None:
     (folder / "weights.safetensors").unlink()
     (folder / "weights.sha256").write_text(whole["weights_sha256"] + "  weights.safetensors\n")
     assert records.record_of(folder)["weights_sha256"] == whole["weights_sha256"]
+
+
+@pytest.mark.parametrize("command", ["eval", "account", "analyze", "deploy", "record"])
+def test_an_unfinished_run_is_named_with_what_continues_it(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, command: str
+) -> None:
+    folder = tmp_path / "a run"
+    shutil.copytree(runs_folder() / "lbq-1", folder)
+    for name in ("weights.safetensors", "result.json"):
+        (folder / name).unlink()
+    out = ["-o", str(tmp_path / "out")] if command in ("analyze", "deploy", "record") else []
+    code, _, err = call(capsys, command, str(folder), *out)
+    assert (code, err.count("\n")) == (2, 1)
+    assert f"the run {folder} is not finished, 2 of 2 epochs are: continue it with lbq train " in err
+    if command == "record":  # does it, and can the run be used then?
+        remedy = shlex.split(err.partition("with lbq ")[2])
+        assert call(capsys, *remedy)[0] == 0
+        assert call(capsys, command, str(folder), *out)[0] == 0
+    else:  # stopped in the first epoch
+        (folder / "metrics.jsonl").unlink()
+        assert "is not finished, 0 of 2 epochs are" in call(capsys, command, str(folder), *out)[2]
 
 
 def test_an_unfinished_run_has_a_log_but_no_accuracy() -> None:

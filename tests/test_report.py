@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+import csv
+import io
 import itertools
 import json
 import math
@@ -26,6 +28,7 @@ from lbq import cli, engine, models, paper, surrogate
 from lbq.analyze import Analysis, LayerAnalysis, Membrane
 from lbq.deploy import deploy
 from lbq.errors import LbqError
+from lbq.measurement import account_from
 from lbq.records import read
 from lbq.report import comma_separated, latex, markdown, render
 from lbq.report.costs import cost_figures, speed_figures
@@ -34,10 +37,10 @@ from lbq.report.folder import make, tour_of
 from lbq.report.layers import analysis_figures, layer_figures
 from lbq.report.schematics import box_slope, example, neuron_figures, relsg_et_slope, surrogates
 from lbq.report.svg import DARK, LIGHT, Plot, label, log_ticks, shade, standalone, ticks, whole_ticks
-from lbq.report.tables import Table, accounts, all_tables, images_cell
+from lbq.report.tables import Table, accounts, all_tables, images_cells
 from lbq.report.tour import LINE, Picture, level_pixel, png, take
 from lbq.report.training import training_figures
-from lbq.results import Gathered, Result, gather
+from lbq.results import Gathered, Group, Result, gather
 from lbq.technology import load
 from tests.report_runs import record, runs_folder
 
@@ -65,7 +68,7 @@ def of_cifar(**changes: Any) -> Result:
     made = record(**{**base, **changes})
     made["config"] = {**made["config"], "changed": sorted(map(str, changes.items()))}
     held = json.loads((runs_folder() / "lbq-0" / "analysis" / "analysis.json").read_text())
-    return Result(made, str(changes), Analysis.from_dict(held))
+    return Result(made, str(changes), [Analysis.from_dict(held)])
 
 
 # Tables --------------------------------------------------------------------------------------------------------------
@@ -114,8 +117,9 @@ def test_costs_come_from_the_analysis(found: Gathered) -> None:
     tables = by_id(found)
     (group, exact, rate) = accounts(found.groups)[0]
     (row,) = [row for row in tables["table6-counts"].rows if row.kind == "ours"]
-    assert row.cells[3].value == pytest.approx(rate.total.bit_sparse / 1e6)
-    assert row.cells[5].value == pytest.approx(exact.total.bit_sparse / 1e6)
+    columns = tables["table6-counts"].columns
+    assert row.cells[columns.index("Bit-sparse (M)")].value == pytest.approx(rate.total.bit_sparse / 1e6)
+    assert row.cells[columns.index("Border-exact (M)")].value == pytest.approx(exact.total.bit_sparse / 1e6)
     honest = tables["honest-1"]
     assert group.title in honest.title
     assert {row.cells[0].text for row in honest.rows} >= {
@@ -128,13 +132,39 @@ def test_costs_come_from_the_analysis(found: Gathered) -> None:
     assert any("NeuroBench" in note for note in honest.notes)
 
 
+def test_several_seeds_are_averaged_everywhere(found: Gathered) -> None:
+    """Counts, energies and layers, not accuracies alone."""
+    one = of_cifar()
+    (analysis,) = one.analyses
+    rate = analysis.accounts["rate"]
+    twice = {name: {k: 2 * v for k, v in count.items()} for name, count in rate["synapses"].items()}
+    other = of_cifar(seed=1, weights_sha256="b" * 64)
+    other.record["config"] = one.record["config"]
+    other.analyses = [replace(analysis, accounts={**analysis.accounts, "rate": {**rate, "synapses": twice}})]
+    tables = by_id(Gathered([one, other]))
+    (row,) = [row for row in tables["table6-counts"].rows if row.kind == "ours"]
+    cells = dict(zip(tables["table6-counts"].columns, row.cells, strict=True))
+    bits = account_from(rate, "rate", 599).total.bit_sparse / 1e6
+    assert cells["Bit-sparse (M)"].value == pytest.approx(1.5 * bits)
+    assert cells["Bit-sparse (M)"].text == f"{1.5 * bits:,.4f} ± {bits * 0.5**0.5:,.4f}"
+    assert cells["Images"].text == "599 × 2 seeds"
+    (row,) = [row for row in tables["table7-cost"].rows if row.kind == "ours"]
+    assert "±" in row.cells[tables["table7-cost"].columns.index("Modelled energy (mJ)")].text
+    assert "seed 0" in tables["honest-1"].title
+
+
 def test_analyses_say_what_they_are_of(found: Gathered) -> None:
     analysis = found.groups[-1].analysis
     assert analysis is not None
-    assert images_cell(analysis).text == "599"
-    on_integers = replace(analysis, complete=False, facts={"kind": "artefact"})
-    assert images_cell(on_integers).text == "first 599 on integers"
-    assert images_cell(None).text == ""
+
+    def of(*analyses: Analysis) -> tuple[str, str]:
+        images, form = images_cells(Group([Result(record(), "x", [analysis]) for analysis in analyses]))
+        return images.text, form.text
+
+    assert of(analysis) == ("599", "as trained")
+    assert of(replace(analysis, complete=False, facts={"kind": "artefact"})) == ("first 599", "on integers")
+    assert of(analysis, analysis) == ("599 × 2 seeds", "as trained")
+    assert [cell.text for cell in images_cells(Group([Result(record(), "x")]))] == ["", ""]
 
 
 def test_a_row_of_the_wrong_length_is_a_bug() -> None:
@@ -155,19 +185,29 @@ def test_markdown_latex_csv(found: Gathered) -> None:
     tex = latex(tables)
     assert tex.count(r"\begin{table}") == tex.count(r"\end{table}") == len(tables)
     assert r"$\pm$" in tex
-    assert not re.search(r"(?<!\\)[%#]", tex)
+    assert tex.startswith("% \\usepackage{booktabs,graphicx}\n")
+    assert tex.count(r"\resizebox{\textwidth}{!}{%") > 3
+    assert r"\caption{accuracy and modelled arithmetic cost (Table 7 of the LBQ paper).}" in tex
+    assert not re.search(r"(?<!\\)[%#]", tex.split("\n", 1)[1].replace("{!}{%", ""))
     for line in tex.splitlines():
         if line.endswith(r" \\"):
             assert len(re.split(r"(?<!\\)&", line)) >= 3
-    rows = comma_separated(tables).split("\n\n")
-    assert len(rows) == len(tables)
-    assert "2587.24" in rows[[t.id for t in tables].index("table7-cost")]
+    by = {table.id: list(csv.DictReader(io.StringIO(comma_separated(table)))) for table in tables}
+    assert all(len(by[table.id]) == len(table.rows) for table in tables)
+    assert float(by["table7-cost"][0]["FP MACs (M)"]) == pytest.approx(2587.24, abs=0.01)
+    (group,) = [g for g in found.groups if g.title == "LBQ"]
+    (row,) = [row for row in by["runs"] if row["Method"] == "LBQ"]
+    assert [float(row[f"Test accuracy %{part}"]) for part in ("", " sd", " n")] == pytest.approx(
+        [group.mean, group.sd, 2]
+    )
+    (alone,) = [row for row in by["runs"] if row["Method"] == "ANN"]
+    assert (alone["Test accuracy % sd"], alone["Test accuracy % n"]) == ("", "1")
 
 
 def test_spreadsheets_get_no_formulas() -> None:
     table = Table("x", "x", ("a",))
     table.add(["=1+1"])
-    assert "'=1+1" in comma_separated([table])
+    assert "'=1+1" in comma_separated(table)
 
 
 # Figures -------------------------------------------------------------------------------------------------------------
@@ -645,7 +685,7 @@ def call(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str,
     return int(stop.value.code or 0), out, err
 
 
-@pytest.mark.parametrize(("form", "suffix"), [("html", "html"), ("md", "md"), ("latex", "tex"), ("csv", "csv")])
+@pytest.mark.parametrize(("form", "suffix"), [("html", "html"), ("md", "md"), ("latex", "tex")])
 def test_the_command(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str, suffix: str
 ) -> None:
@@ -692,4 +732,21 @@ def test_own_prices_change_the_report(tmp_path: Path, found: Gathered) -> None:
     make(tmp_path / "r.md", found, "md", load(tmp_path / "t.toml"))
     text = (tmp_path / "r.md").read_text()
     assert "Technology constants: 5 nm" in text
-    assert "2.59" in next(line for line in text.splitlines() if line.startswith("| ANN | ResNet-20"))
+    ann = next(line for line in text.splitlines() if line.startswith("| ANN | CIFAR-10 | ResNet-20"))
+    assert "2.59" in ann
+    assert ann.endswith("| published counts, other prices |")
+    assert "at the prices below: not the energies that it published" in text
+    assert "Prices: fp32_mac: 5 nm (a guess); the rest: 45 nm CMOS, 0.9 V (M. Horowitz" in text
+    make(tmp_path / "r.html", found, technology=load(tmp_path / "t.toml"))
+    page = (tmp_path / "r.html").read_text()
+    assert "in the paper&#x27;s regime (5 nm and 45 nm CMOS, 0.9 V)" in page
+
+
+def test_prices_that_the_paper_does_not_use_leave_its_rows_published(tmp_path: Path, found: Gathered) -> None:
+    (tmp_path / "t.toml").write_text('name = "5 nm"\nsource = "a guess"\nint8_mac = 0.01\n')
+    make(tmp_path / "r.md", found, "md", load(tmp_path / "t.toml"))
+    text = (tmp_path / "r.md").read_text()
+    seven = text.partition("Table 7")[2].partition("Beyond the paper")[0]
+    assert "| published |" in seven
+    assert "a guess" not in seven
+    assert "Prices: int8_mac: 5 nm (a guess); the rest: 45 nm CMOS, 0.9 V (M. Horowitz" in text

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import shutil
 import statistics
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,7 @@ import pytest
 
 from lbq.errors import LbqError
 from lbq.records import read
-from lbq.report.tables import runs_table
+from lbq.report.tables import all_tables, runs_table
 from lbq.results import Result, gather
 from tests.report_runs import record, runs_folder
 
@@ -73,6 +75,47 @@ def test_an_analysis_finds_its_run(tmp_path: Path) -> None:
     assert alone.steps == result.steps
 
 
+def test_a_run_has_analyses_as_trained_and_as_deployed(tmp_path: Path) -> None:
+    trained = json.loads((runs_folder() / "lbq-0" / "analysis" / "analysis.json").read_text())
+    facts = {**trained["facts"], "kind": "artefact"}
+    integer = {**trained, "accuracy": 91.0, "facts": facts, "traces": []}
+    part = {**integer, "accuracy": 12.0, "complete": False, "images": 700}
+    paths = [stored(tmp_path, f"{i}.json", value) for i, value in enumerate((record(), trained, part, integer))]
+    (result,) = gather(paths).results
+    assert len(result.analyses) == 3
+    assert result.analysis is not None
+    assert result.analysis.accuracy == 91.0  # the whole test set, on integers
+    assert result.integer_accuracy == 91.0
+    assert len(result.traces) == len(trained["traces"]) > 0
+    (alone,) = gather(paths[3:]).results
+    assert alone.accuracy is None
+    assert alone.integer_accuracy == 91.0
+
+
+def test_golden_inputs_are_no_test_set(tmp_path: Path) -> None:
+    made = json.loads((runs_folder() / "lbq-0" / "analysis" / "analysis.json").read_text())
+    golden = {**made, "images": 8, "facts": {**made["facts"], "kind": "artefact", "data": "golden inputs"}}
+    with pytest.raises(
+        LbqError, match=r"g.json is of 8 golden inputs.*make it again with lbq analyze model.lbq --data"
+    ):
+        gather([stored(tmp_path, "r.json", record()), stored(tmp_path, "g.json", golden)])
+
+
+def test_what_lies_beside_a_run_is_found_once(tmp_path: Path) -> None:
+    shutil.copytree(runs_folder() / "lbq-0", tmp_path / "run")
+    shutil.copytree(runs_folder() / "ann", tmp_path / "run" / "baselines" / "ann")
+    made = json.loads((tmp_path / "run" / "analysis" / "analysis.json").read_text())
+    (tmp_path / "run" / "model.analysis").mkdir()
+    stored(
+        tmp_path / "run" / "model.analysis", "analysis.json", {**made, "facts": {**made["facts"], "kind": "artefact"}}
+    )
+    for given in ([tmp_path / "run"], [tmp_path], [tmp_path / "run" / "baselines" / "ann", tmp_path / "run"]):
+        found = gather(given, read)
+        assert sorted(r.title for r in found.results) == ["ANN", "LBQ"]
+        (run,) = [r for r in found.results if r.title == "LBQ"]
+        assert [a.deployed for a in run.analyses] == [False, True]
+
+
 def test_an_integer_record_finds_its_run(tmp_path: Path) -> None:
     integer = {"of": "r.json", "test_accuracy": 93.5, "arithmetic": "integer: 8-bit"}
     paths = [stored(tmp_path, "i.json", integer), stored(tmp_path, "r.json", record())]
@@ -128,6 +171,92 @@ def test_damage_and_twins_are_refused(tmp_path: Path) -> None:
         gather([stored(tmp_path, "a.json", record(test_accuracy=None))])
     with pytest.raises(LbqError, match="same run: give it once"):
         gather([stored(tmp_path, "b.json", record()), stored(tmp_path, "c.json", record())])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"n_max": "five"}, "n_max must be a whole number, not negative, not 'five'"),
+        ({"epochs": None}, "epochs must be a whole number, not negative, not None"),
+        ({"timesteps": 0}, "timesteps must be a whole number above 0, not 0"),
+        ({"seed": True}, "seed must be a whole number, not negative, not True"),
+        ({"log": [1, 2]}, r"log\[0\] must be an object, not 1"),
+        ({"log": [{"epoch": 1, "loss": "x"}]}, r"log\[0\].loss must be a number, not 'x'"),
+        ({"log": [{"loss": 1.0}]}, r"log\[0\].epoch is missing"),
+        ({"log": {}}, "log must be a list, not {}"),
+        ({"config": []}, r"config must be an object, not \[\]"),
+        ({"config": {"optim": 3}}, "config.optim must be an object, not 3"),
+        ({"steps": {"sn1": "x" * 99}}, "steps.sn1 must be a number, not 'xxx.*\\.\\.\\."),
+        ({"test_accuracy": math.nan}, "test_accuracy must be a number from 0 to 100, not nan"),
+        ({"test_accuracy": 900}, "test_accuracy must be a number from 0 to 100, not 900"),
+        ({"test_accuracy": None}, "test_accuracy must be a number from 0 to 100, not None"),
+        ({"versions": "1.0"}, "versions must be an object"),
+        ({"step_gradient": 1}, "step_gradient must be a text"),
+        ({"unfinished": "no"}, "unfinished must be true or false"),
+        ({"version": 99}, "version 99: not a record of version 1; make it again with lbq record RUN"),
+    ],
+    ids=str,
+)
+def test_damaged_records_are_named_with_the_field(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    path = stored(tmp_path, "a.json", record(**change))
+    with pytest.raises(LbqError, match=f"a.json .*{message}"):
+        gather([path])
+
+
+def test_a_damaged_run_folder_is_named_with_the_field() -> None:
+    with pytest.raises(LbqError, match="lbq-1 is damaged: active.sn1 must be a number, not 'half'"):
+        gather([runs_folder() / "lbq-1"], lambda folder: record(active={"sn1": "half"}))
+
+
+def test_a_damaged_record_of_integers(tmp_path: Path) -> None:
+    whole = stored(tmp_path, "a.json", record())
+    for accuracy in (101, math.nan, "high"):
+        with pytest.raises(LbqError, match=r"b.json is damaged: test_accuracy must be a number from 0 to 100"):
+            gather([whole, stored(tmp_path, "b.json", {"of": "a.json", "test_accuracy": accuracy})])
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "message"),
+    [
+        ("layers.0.membrane", {"counts": [[1]], "thresholds": []}, r"layers\[0\].membrane.thresholds must be a list"),
+        ("layers.0.membrane", {"counts": [[1]], "thresholds": [1.0]}, r"layers\[0\].membrane.counts must have 72 bins"),
+        ("layers.0.membrane", {"counts": [[1]]}, r"layers\[0\].membrane.thresholds is missing"),
+        ("layers.0.levels", [[1, 2]], r"layers\[0\].levels must count the levels 0 to 5 of at least one neuron"),
+        ("layers.0.levels", [[0, 0, 0, 0, 0, 0]], r"layers\[0\].levels must count the levels 0 to 5"),
+        ("layers.0.levels", [[2**70, 0, 0, 0, 0, 0]], r"layers\[0\].levels\[0\]\[0\] must be a whole number"),
+        ("layers.1.step", "x", r"layers\[1\].step must be a number"),
+        ("images", 0, "images must be a whole number above 0"),
+        ("accuracy", 900, "accuracy must be a number from 0 to 100"),
+        ("facts.timesteps", "two", "facts.timesteps must be a whole number"),
+        ("accounts.exact.fp_macs", 0, "accounts.exact.fp_macs must be a number above 0"),
+        ("accounts.exact.synapses", {"x": {}}, "accounts.exact.synapses.x.unary is missing"),
+        ("accounts.rate", None, "accounts.rate must be an object"),
+        ("accounts.rate", ..., "accounts must hold exact and rate, or neither"),
+        ("traces.0.levels", [1], r"traces\[0\] must give current, before, levels and after at the same timesteps"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_damaged_analyses_are_named_with_the_field(tmp_path: Path, place: str, value: Any, message: str) -> None:
+    whole = json.loads((runs_folder() / "lbq-0" / "analysis" / "analysis.json").read_text())
+    *path, last = (int(key) if key.isdigit() else key for key in place.split("."))
+    inner = whole
+    for key in path:
+        inner = inner[key]
+    inner[last] = value
+    if value is ...:
+        del inner[last]
+    with pytest.raises(LbqError, match=f"a.json is damaged: {message}.*; make it again with lbq analyze"):
+        gather([stored(tmp_path, "a.json", whole)])
+    with pytest.raises(LbqError, match=f"r.json: analysis is damaged: {message}"):
+        gather([stored(tmp_path, "r.json", record(analysis=whole))])
+
+
+def test_what_a_newer_file_says_besides_is_passed_over(tmp_path: Path) -> None:
+    whole = json.loads((runs_folder() / "lbq-0" / "analysis" / "analysis.json").read_text())
+    for place in (whole, whole["layers"][0], whole["traces"][0], whole["accounts"]["exact"]["synapses"]["fc"]):
+        place["later"] = 1
+    found = gather([stored(tmp_path, "a.json", whole)])
+    assert all_tables(found)
 
 
 def test_titles() -> None:

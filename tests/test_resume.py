@@ -23,7 +23,7 @@ from typing import IO, Any
 import pytest
 import torch
 
-from lbq import checkpoint, cli, job, models, optim, runs
+from lbq import checkpoint, cli, files, job, models, optim, runs
 from lbq.config import Config
 from lbq.data import digits
 from lbq.deploy import lower
@@ -368,7 +368,7 @@ class Disk:
         self.log: list[str] = []
         for name in ("fsync", "replace", "rename", "truncate", "unlink", "mkdir", "link"):
             monkeypatch.setattr(os, name, self._wrap(name, getattr(os, name)))
-        for module in (checkpoint, job, runs):
+        for module in (files, job, runs):
             monkeypatch.setattr(module, "open", self._open, raising=False)
 
     def touch(self, what: str) -> None:

@@ -255,9 +255,9 @@ def test_a_shared_tail_survives_saving(tmp_path: Path) -> None:
 
 def test_broken_run_folders_are_named(trained: tuple[Path, models.BurstNet, Config], tmp_path: Path) -> None:
     folder, net, config = trained
-    with pytest.raises(RunError, match="nowhere is not a run folder"):
+    with pytest.raises(RunError, match="nowhere does not exist"):
         lbq.load(tmp_path / "nowhere")
-    with pytest.raises(RunError, match="config.toml is missing"):
+    with pytest.raises(RunError, match="is not a run folder, config.toml is missing: give one"):
         lbq.load(tmp_path)
     broken = tmp_path / "broken"
     runs.save(broken, net, config, [], {})

@@ -29,8 +29,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lbq.data.base import Dataset, Images
-from lbq.data.download import Progress, fetch, sync_folder
+from lbq.data.download import Progress, fetch
 from lbq.errors import DataError, nearest
+from lbq.files import sync_folder
 
 HOME = "https://www.cs.toronto.edu/~kriz/"
 PIXELS = 3 * 32 * 32

@@ -13,6 +13,7 @@ import numpy as np
 from lbq.data.base import Dataset, Images
 
 MAX_VALUE = 16
+SPLIT = "test where index % 3 == 2"
 
 
 def load_digits() -> Dataset:
@@ -24,4 +25,4 @@ def load_digits() -> Dataset:
     mean, std = (float(pixels.mean()),), (float(pixels.std()),)
     classes = tuple(map(str, range(10)))
     train, test = (Images(images[part], labels[part], classes, mean, std, MAX_VALUE) for part in (~held_out, held_out))
-    return Dataset.build("digits", train, test, "embedded; test where index % 3 == 2")
+    return Dataset.build("digits", train, test, f"embedded; {SPLIT}")

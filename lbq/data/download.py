@@ -18,6 +18,7 @@ from typing import BinaryIO
 
 from lbq._version import __version__
 from lbq.errors import DataError
+from lbq.files import sync_folder
 
 Progress = Callable[[int, int | None], None]
 """Called with the bytes done and the bytes in all (None where unknown)."""
@@ -162,14 +163,3 @@ def _publish(partial: Path, target: Path) -> None:
         os.fsync(file.fileno())
     os.replace(partial, target)
     sync_folder(target.parent)
-
-
-def sync_folder(folder: Path) -> None:
-    """Make a rename in `folder` last, where the system can (Windows cannot open folders)."""
-    if os.name == "nt":
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

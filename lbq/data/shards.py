@@ -160,8 +160,11 @@ def _stored(path: Path, stamp: str) -> dict[str, NDArray[np.int64]] | None:
 def _store(path: Path, stamp: str, tables: dict[str, NDArray[np.int64]]) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
     with suppress(OSError):  # a read-only folder is scanned each time
-        with open(temporary, "wb") as file:
-            np.savez(file, stamp=np.array(stamp), train=tables["train"], val=tables["val"])
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
+        try:
+            with open(temporary, "wb") as file:
+                np.savez(file, stamp=np.array(stamp), train=tables["train"], val=tables["val"])
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)

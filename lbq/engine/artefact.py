@@ -185,9 +185,12 @@ class _Reader:
 
     def network(self, value: Any) -> tuple[IntegerNetwork, Golden | None]:
         if not isinstance(value, dict) or value.get("format") != FORMAT:
-            raise ArtefactError("it is not a deployed network")
+            raise ArtefactError(f"it is not a deployed network: {container.REMEDY}")
         if value.get("version") != VERSION:
-            raise ArtefactError(f"its format has version {str(value.get('version'))[:20]}, this lbq reads {VERSION}")
+            raise ArtefactError(
+                f"its format has version {str(value.get('version'))[:20]}, this lbq reads {VERSION}: deploy it again, or use "
+                "the lbq that wrote it"
+            )
         top = _Fields(
             value, "the description",
             "format", "version", "producer", "input", "layers", "readout", "scale", "classes", "facts", "golden",

@@ -15,7 +15,6 @@ import hashlib
 import json
 import math
 import mmap
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lbq import files
 from lbq.errors import ArtefactError
 
 DTYPES: dict[str, type[np.integer[Any]]] = {
@@ -33,6 +33,7 @@ MOST_BYTES = 2**32
 MOST_HEADER = 2**27
 ALIGNMENT = 8
 PLACEHOLDER = "0" * 64
+REMEDY = "give a model.lbq that `lbq deploy` wrote"
 
 Tensors = dict[str, NDArray[Any]]
 
@@ -58,18 +59,7 @@ def encode(tensors: Mapping[str, NDArray[Any]], text: str) -> bytes:
 
 def write(path: Path | str, tensors: Mapping[str, NDArray[Any]], text: str) -> int:
     """Write a file, whole or not at all; returns its size in bytes."""
-    path, data = Path(path), encode(tensors, text)
-    temporary = path.with_name(f".{path.name}.partial")
-    try:
-        with open(temporary, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise ArtefactError(f"cannot write {path}: {error.strerror}") from error
-    return len(data)
+    return files.write(path, encode(tensors, text), ArtefactError)
 
 
 def read(path: Path | str) -> tuple[Tensors, str]:
@@ -78,13 +68,13 @@ def read(path: Path | str) -> tuple[Tensors, str]:
     try:
         size = path.stat().st_size
         if not path.is_file():
-            raise ArtefactError(f"{path} is not a file: give a model.lbq that `lbq deploy` wrote")
+            raise ArtefactError(f"{path} is not a file: {REMEDY}")
         if size > MOST_BYTES:
             raise ArtefactError(f"{path} is not a deployed network: it has {size} bytes, at most {MOST_BYTES} are read")
         with open(path, "rb") as file:
             data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
     except OSError as error:
-        raise ArtefactError(f"{path} cannot be read: {error.strerror}") from error
+        raise ArtefactError(f"{path} cannot be read: {error.strerror}; {REMEDY}") from error
     try:
         return decode(data)
     except ArtefactError as error:
@@ -110,14 +100,14 @@ def forget(tensor: NDArray[Any]) -> None:
 def decode(data: bytes | mmap.mmap) -> tuple[Tensors, str]:
     """What `encode` was given."""
     if len(data) < 8:
-        raise ArtefactError("it is too short for a deployed network")
+        raise ArtefactError(f"it is too short for a deployed network: {REMEDY}")
     length = int.from_bytes(data[:8], "little")
     if length > min(MOST_HEADER, len(data) - 8):
-        raise ArtefactError("it is not a safetensors file, or was cut off")
+        raise ArtefactError(f"it is not a deployed network, or was cut off: {REMEDY}, or copy it again")
     header = parse_json(data[8 : 8 + length], "its header")
     metadata = header.pop("__metadata__", None) if isinstance(header, dict) else None
     if not isinstance(metadata, dict) or set(metadata) != {"lbq", "sha256"}:
-        raise ArtefactError("it is not a deployed network: its header lacks the entries lbq and sha256")
+        raise ArtefactError(f"it is not a deployed network, its header lacks the entries lbq and sha256: {REMEDY}")
     text, digest = metadata["lbq"], metadata["sha256"]
     if not isinstance(text, str) or not isinstance(digest, str):
         raise ArtefactError("it is not a deployed network: lbq and sha256 in its header must be strings")

@@ -13,20 +13,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lbq.analyze import Analysis, Membrane
+from lbq.analyze import GOLDEN, Analysis
 from lbq.data import folder
 from lbq.data.testset import EVAL_RATIO, FILES, TestSet, open_arrays, open_test
 from lbq.engine.choose import Choice
 from lbq.engine.engine import Engine, Network
-from lbq.engine.layers import histogram
 from lbq.engine.levels import Integers
+from lbq.engine.membranes import Membranes
 from lbq.engine.native import Counts
-from lbq.engine.network import MEMBRANE_BOUND, IntegerNetwork
+from lbq.engine.network import IntegerNetwork
 from lbq.engine.runner import Output
 from lbq.errors import ArtefactError, DataError
 from lbq.graph import INPUT
 from lbq.measurement import Measurement
-from lbq.native import library
 from lbq.tally import Tallies
 
 BATCH = 256
@@ -133,7 +132,7 @@ def golden_set(net: Network) -> TestSet:
         raise ArtefactError("the network carries no golden inputs: give data with --data")
     inputs, static = net.golden.inputs, net.network.static
     return TestSet(
-        name="golden inputs",
+        name=GOLDEN,
         shape=net.network.input_shape,
         static=static,
         size=len(net.golden.logits),
@@ -154,7 +153,7 @@ def measure(
     membranes: look at the membranes of every n-th image of the set; 0: of none.
     """
     network = net.network
-    found = _Membranes(network)
+    found = Membranes(network)
     parts: dict[int, Tallies] = {}  # of each thread its own
     images = correct = 0
 
@@ -190,33 +189,8 @@ def measure(
         tallies.add_counts(part.counts, 0)
     tallies.images = images
     accuracy = math.nan if test.labels is None else 100 * correct / images
-    return Measurement(network, images, accuracy, tallies, images == test.size, found.layers)
-
-
-class _Membranes:
-    """Histograms of membranes in units of each channel's first threshold."""
-
-    def __init__(self, network: IntegerNetwork) -> None:
-        self.network = network
-        self.layers: dict[str, Membrane] = {}
-        self._steps: dict[str, NDArray[np.float64]] = {}
-
-    def add(self, name: str, timestep: int, u: NDArray[np.int32]) -> None:
-        if name not in self.layers:
-            thresholds = self.network.spec(name).thresholds.astype(np.float64)
-            reached = thresholds[:, 0] < MEMBRANE_BOUND  # one at the bound belongs to a channel without inputs
-            step = np.where(reached, thresholds[:, 0], np.inf)
-            ratios = (
-                np.median(thresholds[reached] / step[reached, None], axis=0) if reached.any() else thresholds[0] / 1e9
-            )
-            self.layers[name] = Membrane.empty(self.network.timesteps, [round(float(r), 3) for r in ratios])
-            self._steps[name] = step
-        membrane, step = self.layers[name], self._steps[name]
-        if library() is None:
-            membrane.add(timestep, u / step)
-        else:
-            bins = membrane.counts.shape[1]
-            membrane.counts[timestep] += histogram(u, step, Membrane.LOW, Membrane.WIDTH, bins)
+    inputs = GOLDEN if test.name == GOLDEN else "images"
+    return Measurement(network, images, accuracy, tallies, images == test.size, found.layers, found.traces(), inputs)
 
 
 def analyze(

@@ -318,41 +318,42 @@ def norm_backward(grad: Tensor, x: Tensor, norm: Norm, totals: Tensor) -> Tensor
 # --------------------------------------------------------------------------------------------------------------------
 
 
-def tally(x: Tensor, scale: Tensor, counts: Tensor) -> None:
-    """Add to `counts` [T, H * W, n_max + 1] (int64) how often each magnitude 1..n_max of `x / scale` occurs in `x`
-    [T, B, C, H, W]; scale is a scalar or `[C]`. The column of zeros is left alone: it is what remains."""
-    x = x.flatten(3)  # a view, where height and width lie as one
-    steps, batch, channels, positions = x.shape
-    if x.numel() == 0:
-        return
-    last = x.stride(2) <= x.stride(3)
+class Tally(NamedTuple):
+    """How levels are counted: the grid, the numbers that the kernel takes, its tile of positions and channels."""
+
+    grid: tuple[int, int, int]
+    numbers: tuple[int, ...]
+    bp: int
+    bc: int
+
+
+@lru_cache(maxsize=256)  # a network asks for the same few, batch after batch
+def tally_of(shape: Sequence[int], stride: Sequence[int], n_max: int, programs: int) -> Tally:
+    """For levels [T, B, C, positions]."""
+    steps, batch, channels, positions = shape
+    last = stride[2] <= stride[3]
     near, far = (triton.next_power_of_2(size) for size in ((channels, positions) if last else (positions, channels)))
     high = min(far, TALLIED // min(near, WIDTH))
     wide = min(near, TALLIED // high)
     bc, bp = (wide, high) if last else (high, wide)
-    n_max = counts.shape[2] - 1
     blocks, groups = -(-positions // bp), -(-n_max // FIELDS)
     total = batch * -(-channels // bc)
-    each = -(-total // max(1, ADDING_ROWS // (blocks * groups * steps)))
+    each = -(-total // max(1, programs // (blocks * groups * steps)))
     each = min(max(each, FEWEST), 2**BITS - 1, total)
+    numbers = (batch, channels, positions, n_max, *stride, groups, each)
+    return Tally((blocks * groups, steps, -(-total // each)), numbers, bp, bc)
+
+
+def tally(x: Tensor, scale: Tensor, counts: Tensor) -> None:
+    """Add to `counts` [T, H * W, n_max + 1] (int64) how often each magnitude 1..n_max of `x / scale` occurs in `x`
+    [T, B, C, H, W]; scale is a scalar or `[C]`. The column of zeros is left alone: it is what remains."""
+    x = x.flatten(3)  # a view, where height and width lie as one
+    if x.numel() == 0:
+        return
+    grid, numbers, bp, bc = tally_of(x.shape, x.stride(), counts.shape[2] - 1, ADDING_ROWS)
     with on_device(x):
-        tiles.tally[(blocks * groups, steps, -(-total // each))](
-            x,
-            scale,
-            counts,
-            batch,
-            channels,
-            positions,
-            n_max,
-            *x.stride(),
-            groups,
-            each,
-            SCALES=scale.dim() > 0,
-            FIELDS=FIELDS,
-            BITS=BITS,
-            BP=bp,
-            BC=bc,
-            **OPTIONS,
+        tiles.tally[grid](
+            x, scale, counts, *numbers, SCALES=scale.dim() > 0, FIELDS=FIELDS, BITS=BITS, BP=bp, BC=bc, **OPTIONS
         )
 
 

@@ -522,7 +522,7 @@ def tally(
         tl.atomic_add(at, found.to(tl.int64), known, sem="relaxed")
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["programs", "tiles"])  # which a last, smaller batch changes
 def membranes(
     x, counts, step, leak, alpha, gain, n_max, low, fineness, bins, rows, channels, inner, elements, x_time, programs, tiles,
     T: tl.constexpr, STEPS: tl.constexpr, LEAK: tl.constexpr, GAIN: tl.constexpr, ROUNDING: tl.constexpr,

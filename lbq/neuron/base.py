@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
 from numbers import Integral, Real
 from typing import Any, Literal
 
@@ -117,6 +119,7 @@ class SpikingNeuron(nn.Module, ABC):
     alpha: Tensor
     beta: Tensor
     eta: Tensor
+    kept: dict[Any, Constants] | None = None  # constants, while `unchanging` is entered
 
     def __init__(
         self,
@@ -188,6 +191,14 @@ class SpikingNeuron(nn.Module, ABC):
 
     def constants(self, x: Tensor) -> Constants:
         """The layer's numbers in the arithmetic's dtype, shaped for one timestep of `x` [T, B, ...]."""
+        if self.kept is None:
+            return self._constants(x)
+        kind = (x.dtype, x.dim())
+        if kind not in self.kept:
+            self.kept[kind] = self._constants(x)
+        return self.kept[kind]
+
+    def _constants(self, x: Tensor) -> Constants:
         dtype = compute_dtype(x)
 
         def cast(value: Tensor | float) -> Tensor | float:
@@ -291,6 +302,21 @@ class SpikingNeuron(nn.Module, ABC):
         low, high = ("?", "?") if step.is_meta else (f"{step.min():.4g}", f"{step.max():.4g}")
         shown = f"[{low}..{high}]" if step.dim() else low
         return f"n_max={self.n_max}, step={shown}, membrane={self.membrane!r}, surrogate={self.surrogate.name!r}"
+
+
+@contextmanager
+def unchanging(net: nn.Module) -> Iterator[None]:
+    """Without gradients, for a while in which nothing trains: neurons work out their steps and other constants once, not in
+    every forward pass, which on a GPU takes as many launches as the rest of a layer."""
+    neurons = [module for module in net.modules() if isinstance(module, SpikingNeuron)]
+    for neuron in neurons:
+        neuron.kept = {}
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for neuron in neurons:
+            neuron.kept = None
 
 
 def _kind(x: Any) -> str:

@@ -13,7 +13,7 @@ from lbq.errors import LbqError
 from lbq.report.figures import Figure, padded
 from lbq.report.svg import Plot
 from lbq.results import Group
-from lbq.technology import DEFAULT, Technology
+from lbq.technology import DEFAULT, PAPER, Technology
 
 SETTING = "CIFAR-10, ResNet-20 (resnet20w128)"
 RIVAL = "int8 ANN once, onnxruntime"  # as benchmarks/engine_speed.py calls it
@@ -45,7 +45,8 @@ def cost_figures(measured: Sequence[tuple[Group, Account, Account]], technology:
 def _accuracy_energy(ours: Sequence[_Ours], technology: Technology) -> Figure:
     """Points are numbered, since no name of theirs would fit beside them; the list below says which is which."""
     published = [(row.method, energy_mj(row.operations, technology.paper), row.accuracy) for row in paper.cost_rows()]
-    points = [(str(i), 0, f"{name}, published", e, a) for i, (name, e, a) in enumerate(published, 1)]
+    theirs = "published" if technology.as_published else "published counts, other prices"
+    points = [(str(i), 0, f"{name}, {theirs}", e, a) for i, (name, e, a) in enumerate(published, 1)]
     points += [
         (str(o.number), 1, f"{o.name}, ours", energy_mj(o.account.operations(), technology.paper), o.group.mean)
         for o in ours
@@ -66,7 +67,7 @@ def _accuracy_energy(ours: Sequence[_Ours], technology: Technology) -> Figure:
         plot.mark(*plot.at((e, a)), series, 4.5, f"{number}: {name}: {e:.2f} mJ, {a:.2f} %", hollow=series == 0)
     plot.numbers([(plot.at((e, a)), number) for number, _, _, e, a in points])
     plot.listing([(n, series, name, f"{e:.2f} mJ, {a:.2f} %") for n, series, name, e, a in points], hollow=[0])
-    caption = f"Energy is modelled, in the paper's regime ({technology.name}), counts as rate x MACs."
+    caption = f"Energy is modelled, in the paper's regime ({technology.label(*PAPER)}), counts as rate x MACs."
     if ours:
         caption += " Our accuracy and the published one come from different budgets: see the tables."
     return Figure("accuracy-energy", plot.title, caption, plot.svg())

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from lbq.report.svg import shade
 from lbq.report.tables import DATASETS
-from lbq.results import Gathered, Result
+from lbq.results import Gathered
 
 
 @dataclass(frozen=True)
@@ -29,21 +29,6 @@ def level_colour(k: int, n_max: int) -> str:
 def series_of(found: Gathered) -> dict[str, int]:
     """One colour for each run, the same in all figures: by where it came from."""
     return {result.source: i for i, result in enumerate(found.results)}
-
-
-def names(results: Sequence[Result]) -> list[str]:
-    """Titles that tell results apart: the dataset, network, epochs and seed only where they differ."""
-    parts = [[r.title] for r in results]
-    for key, text in (("dataset", "{}"), ("model", "{}"), ("timesteps", "T={}"), ("n_max", "N={}"), ("epochs", "{} ep"),
-                      ("seed", "seed {}")):  # fmt: skip
-        counted = [
-            r for r in results if key not in ("timesteps", "n_max") or r.record.get("n_max")
-        ]  # an ANN has neither
-        if len({str(r.record.get(key)) for r in counted}) > 1:
-            for part, r in zip(parts, results, strict=True):
-                if r in counted:
-                    part.append(text.format(r.record.get(key)))
-    return [", ".join(part) for part in parts]
 
 
 def padded(values: Sequence[float], floor: float | None = None) -> tuple[float, float]:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
-from lbq import engine
+from lbq import engine, files
 from lbq.analyze import Analysis
 from lbq.engine.evaluate import read_input
 from lbq.errors import LbqError
@@ -19,20 +18,7 @@ from lbq.report.tour import Tour, take
 from lbq.results import Gathered
 from lbq.technology import DEFAULT, Technology
 
-SUFFIXES = {"html": ".html", "md": ".md", "latex": ".tex", "csv": ".csv", "svg": ""}
-
-
-def write(path: Path, text: str) -> int:
-    """Replace `path` by `text`; returns its size in bytes."""
-    data = text.encode()
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_bytes(data)
-        os.replace(partial, path)
-    except OSError as error:
-        raise LbqError(f"cannot write {path}: {error.strerror}") from error
-    return len(data)
+SUFFIXES = {"html": ".html", "md": ".md", "latex": ".tex", "csv": "", "svg": ""}
 
 
 def make(
@@ -45,15 +31,17 @@ def make(
 ) -> int:
     """Write a report; returns its size. image: for the tour, instead of a deployed network's first golden input.
 
-    Where `format` is `svg`, `path` is a folder that gets one file for each figure.
+    Where `format` is `svg` or `csv`, `path` is a folder that gets one file for each figure or table.
     """
     if format == "svg":
         figures = all_figures(found, technology)
-        return sum(write(path / f"{figure.id}.svg", svg.standalone(figure.svg)) for figure in figures)
+        return sum(files.write(path / f"{figure.id}.svg", svg.standalone(figure.svg)) for figure in figures)
     if format == "html":
-        return write(path, render(found, technology, tour_of(found, image), title))
-    form = {"md": markdown, "latex": latex, "csv": comma_separated}[format]
-    return write(path, form(all_tables(found, technology)))
+        return files.write(path, render(found, technology, tour_of(found, image), title))
+    tables = all_tables(found, technology)
+    if format == "csv":
+        return sum(files.write(path / f"{table.id}.csv", comma_separated(table)) for table in tables)
+    return files.write(path, {"md": markdown, "latex": latex}[format](tables))
 
 
 def tour_of(found: Gathered, image: Path | None = None) -> Tour | None:
@@ -74,10 +62,10 @@ def tour_of(found: Gathered, image: Path | None = None) -> Tour | None:
 
 def write_analysis(folder: Path, analysis: Analysis) -> list[Path]:
     """`analysis.json`, `layers.csv` and one SVG for each figure."""
-    files = {"analysis.json": json.dumps(analysis.to_dict(), separators=(",", ":")) + "\n"}
+    texts = {"analysis.json": json.dumps(analysis.to_dict(), separators=(",", ":")) + "\n"}
     if analysis.layers:
-        files["layers.csv"] = analysis.csv()
-        files |= {f"{name}.svg": svg.standalone(figure.svg) for name, figure in analysis_figures(analysis).items()}
-    for name, text in files.items():
-        write(folder / name, text)
-    return [folder / name for name in files]
+        texts["layers.csv"] = analysis.csv()
+        texts |= {f"{name}.svg": svg.standalone(figure.svg) for name, figure in analysis_figures(analysis).items()}
+    for name, text in texts.items():
+        files.write(folder / name, text)
+    return [folder / name for name in texts]

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from lbq.report.tables import Table
 
+WIDE = 7  # columns that fit a page at this size
 LATEX = {
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$", "†": r"$^{\dagger}$", "µ": r"$\mu$", "γ": r"$\gamma$",
@@ -37,8 +38,8 @@ def _bar(text: str) -> str:
 
 
 def latex(tables: Sequence[Table]) -> str:
-    """booktabs tables that compile as they are with \\usepackage{booktabs}."""
-    parts = []
+    """Tables that compile as they are with the packages that the first line names; numbered by the paper they are put in."""
+    parts = ["% \\usepackage{booktabs,graphicx}\n"]
     for table in tables:
         columns = "".join("r" if i in table.numeric else "l" for i in range(len(table.columns)))
         lines = [" & ".join(map(_escape, table.columns)) + r" \\", r"\midrule"]
@@ -49,10 +50,13 @@ def latex(tables: Sequence[Table]) -> str:
             lines.append(" & ".join(texts) + r" \\")
         notes = " ".join(map(_escape, table.notes))
         body = "\n  ".join(lines)
+        caption = re.sub(r"^(Table \d+): (.*)$", r"\2 (\1 of the LBQ paper)", table.title)
+        wide = len(table.columns) > WIDE
+        start, end = ("  \\resizebox{\\textwidth}{!}{%\n", "}") if wide else ("", "")
         parts.append(
             "\\begin{table}\n  \\centering\\footnotesize\n"
-            f"  \\caption{{{_escape(table.title)}.}}\n  \\label{{tab:{table.id}}}\n"
-            f"  \\begin{{tabular}}{{{columns}}}\n  \\toprule\n  {body}\n  \\bottomrule\n  \\end{{tabular}}\n"
+            f"  \\caption{{{_escape(caption)}.}}\n  \\label{{tab:{table.id}}}\n{start}"
+            f"  \\begin{{tabular}}{{{columns}}}\n  \\toprule\n  {body}\n  \\bottomrule\n  \\end{{tabular}}{end}\n"
             + (f"  \\par\\smallskip {notes}\n" if notes else "")
             + "\\end{table}\n"
         )
@@ -63,21 +67,24 @@ def _escape(text: str) -> str:
     return re.sub("|".join(map(re.escape, LATEX)), lambda m: LATEX[m[0]], text)
 
 
-def comma_separated(tables: Sequence[Table]) -> str:
-    """One table after the other, an empty line between; the first column names the table. Numbers are written in full."""
+def comma_separated(table: Table) -> str:
+    """Numbers in full, without thousands' commas. A column of means over seeds is followed by their deviation and number."""
+    means = [any(row.cells[i].n is not None for row in table.rows) for i in range(len(table.columns))]
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    for i, table in enumerate(tables):
-        if i:
-            out.write("\n")
-        writer.writerow(["table", *table.columns])
-        for row in table.rows:
-            writer.writerow([table.id, *(_plain(c.text) for c in row.cells)])
+    writer.writerow(
+        name for column, mean in zip(table.columns, means, strict=True)
+        for name in ((column, f"{column} sd", f"{column} n") if mean else (column,))
+    )  # fmt: skip
+    for row in table.rows:
+        cells: list[object] = []
+        for cell, mean in zip(row.cells, means, strict=True):
+            cells.append(_plain(cell.text) if cell.value is None else f"{cell.value:.10g}")
+            cells += ["" if v is None else f"{v:.10g}" for v in (cell.sd, cell.n)] if mean else []
+        writer.writerow(cells)
     return out.getvalue()
 
 
 def _plain(text: str) -> str:
-    """Thousands without commas; a text that a spreadsheet would take for a formula is quoted."""
-    if re.fullmatch(r"-?\d{1,3}(,\d{3})*(\.\d+)?", text):
-        return text.replace(",", "")
+    """A text that a spreadsheet would take for a formula is quoted."""
     return f"'{text}" if text[:1] in ("=", "+", "@") else text

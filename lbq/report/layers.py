@@ -10,10 +10,10 @@ from dataclasses import replace
 
 from lbq import paper
 from lbq.analyze import Analysis, LayerAnalysis, Membrane
-from lbq.report.figures import Figure, by_dataset, level_colour, names
+from lbq.report.figures import Figure, by_dataset, level_colour
 from lbq.report.svg import Drawing, Plot, number
 from lbq.report.tables import DATASETS
-from lbq.results import Gathered, Group
+from lbq.results import Gathered, Group, names
 
 
 def layer_figures(found: Gathered) -> list[Figure]:

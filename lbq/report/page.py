@@ -13,13 +13,13 @@ from lbq import paper
 from lbq._version import __version__
 from lbq.report import svg
 from lbq.report.costs import cost_figures, speed_figures
-from lbq.report.figures import Figure, names
+from lbq.report.figures import Figure
 from lbq.report.layers import layer_figures
 from lbq.report.schematics import neuron_figures, surrogates
 from lbq.report.tables import Table, accounts, all_tables, dataset_name, run_id, short
 from lbq.report.tour import SILENT, Picture, Tour, level_pixel
 from lbq.report.training import training_figures
-from lbq.results import Gathered, Result
+from lbq.results import Gathered, Result, names
 from lbq.technology import DEFAULT, Technology
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
@@ -78,14 +78,14 @@ def all_figures(found: Gathered, technology: Technology = DEFAULT) -> list[Figur
 def _neuron(found: Gathered) -> list[Figure]:
     """Figs. 1 to 3, on traces of the network that has the most to show."""
     group = max(
-        (g for g in found.groups if g.analysis is not None and g.analysis.traces),
+        (g for g in found.groups if g.traces),
         key=lambda g: (g.record["variant"] == "lbq", g.record.get("n_max", 0)),
         default=None,
     )
-    if group is None or group.analysis is None:
+    if group is None:
         return [*neuron_figures([], ""), surrogates()]
     of = f"{group.title}, {group.record['model']}, {dataset_name(group)}"
-    return [*neuron_figures(group.analysis.traces, of), surrogates()]
+    return [*neuron_figures(group.traces, of), surrogates()]
 
 
 def _document(title: str, sections: Sequence[tuple[str, str, str]]) -> str:

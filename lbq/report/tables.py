@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from lbq import paper
-from lbq.account import Account, Count, energy_mj
-from lbq.analyze import Analysis
+from lbq.account import Account, energy_mj, saved
 from lbq.costs import Costs, costs
 from lbq.measurement import account_from
-from lbq.results import Gathered, Group, Result
-from lbq.technology import DEFAULT, Technology
+from lbq.results import Gathered, Group, Result, names
+from lbq.technology import DEFAULT, PAPER, Technology
 
 Kind = Literal["", "published", "ours"]
 DATASETS = {
@@ -31,12 +31,17 @@ DATASETS = {
 
 @dataclass(frozen=True)
 class Cell:
-    """Text, what to sort it by where that is not the text, and the id of the place on the page that it leads to."""
+    """Text, what to sort it by where that is not the text, and the id of the place on the page that it leads to.
+
+    sd, n: of a value that is a mean over seeds.
+    """
 
     text: str
     value: float | None = None
     hint: str = ""
     link: str = ""
+    sd: float | None = None
+    n: int | None = None
 
 
 @dataclass(frozen=True)
@@ -88,16 +93,24 @@ def accuracy_cell(group: Group) -> Cell:
     spread = "1 seed" if group.sd is None else f"n = {group.n}"
     middle = f" ± {group.sd:.2f}" if group.sd is not None else ""
     hint = ", ".join(f"seed {r.record['seed']}: {r.accuracy:.2f}" for r in group.results if r.accuracy is not None)
-    return Cell(f"{group.mean:.2f}{middle} ({spread})", group.mean, hint)
+    return Cell(f"{group.mean:.2f}{middle} ({spread})", group.mean, hint, sd=group.sd, n=group.n)
 
 
 def integer_cell(group: Group) -> Cell:
     """Mean accuracy of the deployed networks, where every seed has one that was run on the whole test set."""
-    found = [r.integer["test_accuracy"] for r in group.results if r.integer is not None]
-    if not found or len(found) < group.n:
+    found = group.integer_accuracies
+    if not found or len(found) < len(group.results):
         return Cell("")
     hint = "; ".join(str(r.integer.get("arithmetic", "")) for r in group.results if r.integer is not None)
-    return cell(sum(found) / len(found), hint=hint)
+    return replace(spread_cell(found, 2), hint=hint)
+
+
+def spread_cell(values: Sequence[float], digits: int) -> Cell:
+    """Mean ± sample standard deviation over seeds; a single one as it is."""
+    if not values:
+        return Cell("")
+    mean, sd = statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None
+    return Cell(f"{mean:,.{digits}f}" + ("" if sd is None else f" ± {sd:,.{digits}f}"), mean, sd=sd, n=len(values))
 
 
 def run_id(result: Result) -> str:
@@ -118,10 +131,11 @@ def all_tables(found: Gathered, technology: Technology = DEFAULT) -> list[Table]
     tables += accuracy_tables(groups)
     tables.append(ablation_table(groups))
     tables.append(layer_table(groups))
+    tables += [counts_table(groups), cost_table(groups, technology)]
     measured = accounts(groups)
-    tables += [counts_table(measured), cost_table(measured, technology)]
-    for i, (group, exact, _) in enumerate(measured, 1):
-        tables.append(honest_table(f"honest-{i}", group, costs(exact, technology)))
+    titles = names([group.first for group, _, _ in measured])
+    for i, ((group, exact, _), title) in enumerate(zip(measured, titles, strict=True), 1):
+        tables.append(honest_table(f"honest-{i}", group, title, costs(exact, technology)))
     tables.append(technology_table(technology))
     return tables
 
@@ -149,7 +163,7 @@ def runs_table(found: Gathered) -> Table:
         numeric=frozenset({3, 4, 5, 6, 7}),
         notes=[
             "Accuracy of the last epoch on the test set; mean ± sample standard deviation over seeds, a single seed has none.",
-            "Config and weights: first digits of their SHA-256; the link leads to the whole, with configuration and log.",
+            "Config and weights: first digits of their SHA-256.",
         ],
     )
     for group in found.groups:
@@ -293,43 +307,49 @@ def layer_table(groups: Sequence[Group]) -> Table:
             "Method",
             "Dataset",
             "Network",
+            "Epochs",
             "Active ratio",
             "Burst entropy",
             "P(k=1 | k>0) %",
-            "Step range",
+            "Smallest step",
+            "Largest step",
             "Step CV",
             "Images",
+            "Network ran",
             "Origin",
         ),
-        numeric=frozenset(range(3, 9)),
+        numeric=frozenset(range(3, 11)),
         notes=[
             "Burst entropy: of P(k | k > 0), divided by log N_max. CV: standard deviation over mean of the layers' steps.",
-            "Ours: entropy and P(k=1) where the run was analysed (lbq analyze), as trained or, where it says so, on integers.",
+            "Several seeds: mean ± sample standard deviation, the smallest and largest step of all of them.",
+            "Ours: entropy and P(k=1) where the run was analysed (lbq analyze).",
         ],
     )
     for variant, row in paper.LAYER_WISE.items():
         method = next(a.method for a in paper.ABLATION if a.variant == variant)
-        steps = "" if row.steps is None else f"{row.steps[0]:.3f} .. {row.steps[1]:.3f}"
+        low, high = row.steps or (None, None)
         table.add(
-            [method, "CIFAR-10", "ResNet-20", cell(row.active, 3), cell(row.entropy, 3), cell(100 * row.first, 1), steps,
-             cell(row.variation, 2), "", "published"],
+            [method, "CIFAR-10", "ResNet-20", 300, cell(row.active, 3), cell(row.entropy, 3), cell(100 * row.first, 1),
+             cell(low, 3), cell(high, 3), cell(row.variation, 2), "", "", "published"],
             "published",
         )  # fmt: skip
     for group in groups:
-        analysis, active, steps_of = group.analysis, group.first.active, group.first.steps
+        active = [statistics.fmean(r.active.values()) for r in group.results if r.active]
         if not active:
             continue
-        summary = analysis.summary() if analysis and analysis.layers else {}
+        summaries = [a.summary() for a in group.analyses if a.layers]
         burst = (group.record.get("n_max") or 0) > 1  # with one level only, there is nothing to distribute
-        learned = [] if group.record.get("step") == "fixed" else list(steps_of.values())
+        steps_of = [list(r.steps.values()) for r in group.results if r.steps and group.record.get("step") != "fixed"]
+        learned = [step for steps in steps_of for step in steps]
         table.add(
             [
-                group.title, dataset_name(group), str(group.record["model"]), cell(sum(active.values()) / len(active), 3),
-                cell(summary.get("normalised_entropy"), 3) if burst else None,
-                cell(100 * summary["first_level"], 1) if burst and summary else None,
-                f"{min(learned):.3f} .. {max(learned):.3f}" if learned else "",
-                cell(_variation(learned), 2) if len(learned) > 1 else None,
-                images_cell(analysis), "ours",
+                group.title, dataset_name(group), str(group.record["model"]), int(group.record["epochs"]),
+                spread_cell(active, 3),
+                spread_cell([s["normalised_entropy"] for s in summaries], 3) if burst else None,
+                spread_cell([100 * s["first_level"] for s in summaries], 1) if burst else None,
+                cell(min(learned), 3) if learned else None, cell(max(learned), 3) if learned else None,
+                spread_cell([_variation(steps) for steps in steps_of if len(steps) > 1], 2),
+                *images_cells(group), "ours",
             ],
             "ours",
         )  # fmt: skip
@@ -344,25 +364,30 @@ def _variation(values: Sequence[float]) -> float:
 # Costs, all modelled -------------------------------------------------------------------------------------------------
 
 
+def accounts_of(group: Group) -> list[tuple[Account, Account]]:
+    """Both accounts, border-exact and by rate, of each seed that was counted."""
+    return [
+        (account_from(a.accounts["exact"], "exact", a.images), account_from(a.accounts["rate"], "rate", a.images))
+        for a in group.analyses
+        if "exact" in a.accounts
+    ]
+
+
 def accounts(groups: Sequence[Group]) -> list[tuple[Group, Account, Account]]:
-    """Groups whose counts are known, with both accounts."""
-    found = []
-    for group in groups:
-        analysis = group.analysis
-        if analysis is not None and "exact" in analysis.accounts:
-            exact = account_from(analysis.accounts["exact"], "exact", analysis.images)
-            rate = account_from(analysis.accounts["rate"], "rate", analysis.images)
-            found.append((group, exact, rate))
-    return found
+    """Groups whose counts are known, with both accounts of their first seed."""
+    return [(group, *found[0]) for group in groups if (found := accounts_of(group))]
 
 
-def images_cell(analysis: Analysis | None) -> Cell:
-    """How many images were analysed, and on which form of the network."""
+def images_cells(group: Group) -> tuple[Cell, Cell]:
+    """How many images were analysed, of how many seeds, and on which form of the network."""
+    analysis = group.analysis
     if analysis is None:
-        return Cell("")
-    where = " on integers" if analysis.facts.get("kind") == "artefact" else ""
+        return Cell(""), Cell("")
     part = "" if analysis.complete else "first "
-    return Cell(f"{part}{analysis.images:,}{where}", float(analysis.images))
+    seeds = len(group.analyses)
+    times = "" if len(group.results) == 1 else f" × {seeds} seed{'s' * (seeds > 1)}"
+    form = "on integers" if analysis.deployed else "as trained"
+    return Cell(f"{part}{analysis.images:,}{times}", float(analysis.images)), Cell(form)
 
 
 def method_name(group: Group) -> str:
@@ -370,44 +395,66 @@ def method_name(group: Group) -> str:
     return f"{group.title} ({n_max})" if n_max and n_max > 1 else group.title
 
 
-def counts_table(measured: Sequence[tuple[Group, Account, Account]]) -> Table:
+def counts_table(groups: Sequence[Group]) -> Table:
     table = Table(
         "table6-counts",
         "Table 6: synaptic accumulations per image under unary and bit-sparse execution",
-        ("Method", "Network", "Unary (M)", "Bit-sparse (M)", "Saved %", "Border-exact (M)", "Images", "Origin"),
-        numeric=frozenset(range(2, 7)),
+        (
+            "Method",
+            "Dataset",
+            "Network",
+            "Epochs",
+            "Unary (M)",
+            "Bit-sparse (M)",
+            "Saved %",
+            "Border-exact (M)",
+            "Images",
+            "Network ran",
+            "Origin",
+        ),
+        numeric=frozenset(range(3, 9)),
         notes=[
-            f"Published: {paper.CITATION}, CIFAR-10, ResNet-20, T = 2; N_max in brackets.",
+            f"Published: {paper.CITATION}, T = 2; N_max in brackets. Several seeds: mean ± sample standard deviation.",
             "Unary and bit-sparse: rate x MACs, padded taps included, as the paper counts. Border-exact: bit-sparse at valid "
             "positions only, the readout once on its sums.",
         ],
     )
     for method, (unary, sparse) in paper.ACCUMULATIONS.items():
-        saved = Count(unary=unary, bit_sparse=sparse).reduction
-        table.add([method, "ResNet-20", cell(unary), cell(sparse), cell(saved), "", "", "published"], "published")
-    for group, exact, rate in measured:
-        total, border = rate.total, exact.total
-        own = (total.events, border.events) if rate.unit_events else (total.bit_sparse, border.bit_sparse)
         table.add(
-            [method_name(group), str(group.record["model"]), cell(total.unary / 1e6, 2), cell(own[0] / 1e6, 2),
-             cell(0.0 if rate.unit_events else total.reduction), cell(own[1] / 1e6, 2), images_cell(group.analysis), "ours"],
+            [method, "CIFAR-10", "ResNet-20", 300, cell(unary), cell(sparse), cell(saved(sparse, unary)), "", "",
+             "", "published"],
+            "published",
+        )  # fmt: skip
+    for group in groups:
+        if not (found := accounts_of(group)):
+            continue
+        rates, exacts = [rate for _, rate in found], [exact for exact, _ in found]
+        digits = 2 if rates[0].executed > 1e6 else 4  # of millions
+        table.add(
+            [method_name(group), dataset_name(group), str(group.record["model"]), int(group.record["epochs"]),
+             spread_cell([a.total.unary / 1e6 for a in rates], digits),
+             spread_cell([a.executed / 1e6 for a in rates], digits),
+             spread_cell([saved(a.executed, a.total.unary) for a in rates], 2),
+             spread_cell([a.executed / 1e6 for a in exacts], digits), *images_cells(group), "ours"],
             "ours",
         )  # fmt: skip
     return table
 
 
-def cost_table(measured: Sequence[tuple[Group, Account, Account]], technology: Technology = DEFAULT) -> Table:
+def cost_table(groups: Sequence[Group], technology: Technology = DEFAULT) -> Table:
     table = Table(
         "table7-cost",
         "Table 7: accuracy and modelled arithmetic cost",
-        ("Method", "Network", "Accuracy %", "FP MACs (M)", "Synaptic ACs (M)", "Formations (M)", "Modelled energy (mJ)",
-         "ANN / it, modelled", "Origin"),
-        numeric=frozenset(range(2, 8)),
+        ("Method", "Dataset", "Network", "Epochs", "Accuracy %", "On integers %", "FP MACs (M)", "Synaptic ACs (M)",
+         "Formations (M)", "Modelled energy (mJ)", "ANN / it, modelled", "Images", "Network ran", "Origin"),
+        numeric=frozenset(range(3, 12)),
         notes=[
-            f"Published: {paper.CITATION}; its energies again from its counts.",
+            f"Published: {paper.CITATION}; its energies again from its counts"
+            + ("." if technology.as_published else ", at the prices below: not the energies that it published."),
             f"Modelled, never measured: {technology.fp32_mac:g} pJ for a MAC, {technology.fp32_add:g} pJ for an accumulation, "
-            f"{technology.int32_add:g} pJ for a formation ({technology.name}; {technology.source}). Memory, routing and state "
-            "updates are not in it.",
+            f"{technology.int32_add:g} pJ for a formation. Memory, routing and state updates are not in it.",
+            f"Prices: {technology.credit(*PAPER)}.",
+            "Counted as rate x MACs, padded taps included, as the paper counts; the tables below: at valid positions only.",
         ],
     )  # fmt: skip
     rows = paper.cost_rows()
@@ -415,28 +462,40 @@ def cost_table(measured: Sequence[tuple[Group, Account, Account]], technology: T
     for row in rows:
         ops, energy = row.operations, energy_mj(row.operations, technology.paper)
         table.add(
-            [row.method, "ResNet-20", cell(row.accuracy), cell(ops.fp_macs / 1e6), cell(ops.accumulations / 1e6) if row.spiking
-             else "N/A", cell(ops.formations / 1e6, 3) if row.bit_planes else "N/A", cell(energy, 2),
-             cell(reference / energy) if row.spiking else "", "published"],
+            [row.method, "CIFAR-10", "ResNet-20", 300, cell(row.accuracy), "", cell(ops.fp_macs / 1e6),
+             cell(ops.accumulations / 1e6) if row.spiking else "N/A",
+             cell(ops.formations / 1e6, 3) if row.bit_planes else "N/A", cell(energy, 2),
+             cell(reference / energy) if row.spiking else "", "", "",
+             "published" if technology.as_published else "published counts, other prices"],
             "published",
         )  # fmt: skip
-    for group, _, rate in measured:
-        ops = rate.operations()
-        energy, ann = energy_mj(ops, technology.paper), rate.ann_macs * technology.fp32_mac * 1e-9
+    for group in groups:
+        rates = [rate for _, rate in accounts_of(group)]
+        if not rates:
+            continue
+        operations = [rate.operations() for rate in rates]
+        energies = [energy_mj(ops, technology.paper) for ops in operations]
+        anns = [rate.ann_macs * technology.fp32_mac * 1e-9 for rate in rates]
+        small = energies[0] < 0.1  # an image of a few pixels
         table.add(
-            [method_name(group), str(group.record["model"]), accuracy_cell(group), cell(ops.fp_macs / 1e6),
-             cell(ops.accumulations / 1e6), cell(ops.formations / 1e6, 3) if ops.formations else "N/A",
-             cell(energy, 2 if energy >= 0.1 else 5), cell(ann / energy), "ours"],
+            [method_name(group), dataset_name(group), str(group.record["model"]), int(group.record["epochs"]),
+             accuracy_cell(group), integer_cell(group), cell(operations[0].fp_macs / 1e6, 4 if small else 2),
+             spread_cell([ops.accumulations / 1e6 for ops in operations], 4 if small else 2),
+             spread_cell([ops.formations / 1e6 for ops in operations], 3) if operations[0].formations else "N/A",
+             spread_cell(energies, 5 if small else 2), spread_cell([a / e for a, e in zip(anns, energies, strict=True)], 2),
+             *images_cells(group), "ours"],
             "ours",
         )  # fmt: skip
     return table
 
 
-def honest_table(id: str, group: Group, found: Costs) -> Table:
+def honest_table(id: str, group: Group, title: str, found: Costs) -> Table:
+    """title: what tells the group from others."""
+    seed = f", seed {group.record['seed']}" if len(group.results) > 1 else ""
     table = Table(
         id,
-        f"Beyond the paper's table: {method_name(group)}, {group.record['model']}, T = {group.record['timesteps']}, "
-        "modelled µJ per image",
+        f"Beyond the paper's table: {title}, {group.record['model']}, T = {group.record['timesteps']}{seed}; modelled µJ per "
+        "image",
         ("Method", "Paper's regime", "Integer arithmetic", "With memory", "int8 ANN / it", "Note"),
         numeric=frozenset({1, 2, 3, 4}),
     )
@@ -448,9 +507,7 @@ def honest_table(id: str, group: Group, found: Costs) -> Table:
             "ours" if method is found.methods[0] else "",
         )  # fmt: skip
     t = found.technology
-    meets = "; ".join(
-        f"{b.rival} ({b.regime}) {'never' if b.density is None else f'{b.density:.3f}'}" for b in found.break_even
-    )
+    meets = "; ".join(f"{b.rival} ({b.regime}) {b.text}" for b in found.break_even)
     shifts = "; ".join(
         f"{line.what} {line.count / 1e6:,.3f} M, {microjoules(line.microjoules).text} µJ" for line in found.shifts
     )
@@ -476,10 +533,10 @@ def microjoules(value: float | None) -> Cell:
 def technology_table(technology: Technology) -> Table:
     table = Table(
         "technology",
-        f"Technology constants: {technology.name}",
+        f"Technology constants: {technology.label()}",
         ("Constant", "pJ", "Origin"),
         numeric=frozenset({1}),
-        notes=[f"{technology.source}. Replace them with --technology FILE (TOML or JSON)."],
+        notes=[f"Prices: {technology.credit()}. Replace them with --technology FILE (TOML or JSON)."],
     )
     for name, value, origin in technology.table():
         table.add([name, Cell(f"{value:g}", value), origin])

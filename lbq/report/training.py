@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from lbq.report.figures import Figure, by_dataset, names, padded
+from lbq.report.figures import Figure, by_dataset, padded
 from lbq.report.svg import Plot, Point, label, whole_ticks
-from lbq.results import Gathered, Result
+from lbq.results import Gathered, Result, names
 
 FEW = 30  # epochs up to which the whole of training is on the axis
 

@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 
 from lbq.data.events import read_bounded
 from lbq.errors import DataError
+from lbq.files import sync_folder
 
 Sample = tuple[NDArray[np.uint8], int]  # frames [T, 2, H, W] and a label
 _FORMAT = 1
@@ -100,7 +101,7 @@ def _write(entry: Path, facts: Mapping[str, Any], parts: Mapping[str, Iterable[S
         with open(temporary / "index.json", "w", encoding="utf-8") as file:
             file.write(text + "\n")
             _sync(file)
-        _sync_folder(temporary)
+        sync_folder(temporary)
         _put_in_place(temporary, entry, discarded, facts)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -118,7 +119,7 @@ def _put_in_place(temporary: Path, entry: Path, discarded: Path, facts: Mapping[
     except OSError as error:
         if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
             raise
-    _sync_folder(entry.parent)
+    sync_folder(entry.parent)
 
 
 def _write_part(folder: Path, part: str, samples: Iterable[Sample]) -> dict[str, Any]:
@@ -198,13 +199,3 @@ def _open(path: Path, facts: Mapping[str, Any]) -> NDArray[Any] | None:
 def _sync(file: IO[Any]) -> None:
     file.flush()
     os.fsync(file.fileno())
-
-
-def _sync_folder(folder: Path) -> None:
-    """Makes names in a folder durable, where the system can."""
-    if hasattr(os, "O_DIRECTORY"):
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)

@@ -1,0 +1,102 @@
+"""Files that appear whole or not at all, and the question whether they could, before long work. No torch.
+
+A file is written under another name beside its own, `.NAME.partial`, flushed to disk and renamed. Only regular files are
+ever replaced: a device, a pipe or a folder of that name is refused, and of a symbolic link the file it leads to is replaced.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from contextlib import suppress
+from pathlib import Path
+
+from lbq.errors import LbqError
+
+
+def write(path: Path | str, data: bytes | str, error: type[LbqError] = LbqError, keep_as: Path | None = None) -> int:
+    """Make or replace `path`, and folders above it that are missing; returns its size in bytes.
+
+    error: what is raised, in one line, when that fails; nothing half-written is left then. keep_as: a name for what `path`
+    held before.
+    """
+    data = data.encode() if isinstance(data, str) else data
+    target = _target(Path(path), error)
+    temporary = target.with_name(f".{target.name}.partial")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if os.path.lexists(temporary):  # left by a process that was killed
+            temporary.unlink()
+        with open(temporary, "xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        if keep_as is not None and target.exists():
+            os.replace(target, keep_as)
+        os.replace(temporary, target)
+        sync_folder(target.parent)
+    except (Exception, KeyboardInterrupt) as reason:
+        with suppress(OSError):
+            temporary.unlink()
+        if isinstance(reason, OSError):
+            raise error(_cannot(path, reason)) from reason
+        raise
+    return len(data)
+
+
+def check_file(path: Path | str, error: type[LbqError] = LbqError) -> None:
+    """Refuse now what `write` would refuse after the work."""
+    path = Path(path)
+    _check_place(_target(path, error).parent, path, error)
+
+
+def check_folder(path: Path | str, error: type[LbqError] = LbqError) -> None:
+    """The same for a folder that is to hold files: it is one that takes them, or can be made."""
+    path = Path(path)
+    if os.path.exists(path) and not path.is_dir():
+        raise error(f"cannot write {path}: it is a file, give a folder")
+    _check_place(path, path, error)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make a rename in `folder` last, where the system can (Windows cannot open folders)."""
+    if os.name == "nt":
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _target(path: Path, error: type[LbqError]) -> Path:
+    """The file that writing to `path` makes or replaces: at the end of its symbolic links."""
+    try:
+        mode = os.stat(path).st_mode
+    except FileNotFoundError:
+        mode = stat.S_IFREG  # to be made; a link may lead to nothing yet
+    except OSError as reason:
+        raise error(_cannot(path, reason)) from reason
+    if stat.S_ISDIR(mode):
+        raise error(f"cannot write {path}: it is a folder, give the name of a file")
+    if not stat.S_ISREG(mode):
+        raise error(f"cannot write {path}: it is a device or a pipe, give the name of a file")
+    return Path(os.path.realpath(path)) if path.is_symlink() else path
+
+
+def _check_place(folder: Path, path: Path, error: type[LbqError]) -> None:
+    """The first folder from `folder` upwards that exists must take files."""
+    while not os.path.exists(folder) and folder != folder.parent:
+        folder = folder.parent
+    if not folder.is_dir():
+        raise error(f"cannot write {path}: {folder} is not a folder")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise error(f"cannot write {path}: {folder} may not be written, choose another place")
+
+
+def _cannot(path: Path | str, reason: OSError) -> str:
+    full = reason.errno in (errno.ENOSPC, errno.EDQUOT)
+    return f"cannot write {path}: {reason.strerror or reason}" + (
+        "; free some space or choose another place" if full else ""
+    )

@@ -1,0 +1,146 @@
+"""Files are written whole or not at all; what is no regular file is never replaced; what cannot be written is said first."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lbq import deploy, files, job, measure, records, results
+from lbq.errors import LbqError, RunError
+from tests.report_runs import runs_folder
+from tests.test_cli import call
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_a_file_is_made_and_replaced_with_its_folders(tmp_path: Path) -> None:
+    path = tmp_path / "a" / "b" / "x.txt"
+    assert files.write(path, "é") == 2
+    assert files.write(path, b"new", keep_as=path.with_name("old.txt")) == 3
+    assert path.read_bytes() == b"new"
+    assert path.with_name("old.txt").read_text() == "é"
+    assert names(path.parent) == ["old.txt", "x.txt"]
+
+
+def test_a_pipe_and_a_folder_are_refused_and_stay(tmp_path: Path) -> None:
+    pipe, folder = tmp_path / "pipe", tmp_path / "folder"
+    os.mkfifo(pipe)
+    folder.mkdir()
+    for act in (lambda path: files.write(path, "x"), files.check_file):
+        with pytest.raises(LbqError, match=r"cannot write .*pipe: it is a device or a pipe, give the name of a file"):
+            act(pipe)
+        with pytest.raises(LbqError, match=r"cannot write .*folder: it is a folder, give the name of a file"):
+            act(folder)
+    assert stat.S_ISFIFO(pipe.stat().st_mode)
+    assert names(tmp_path) == ["folder", "pipe"]
+
+
+def test_a_link_stays_and_its_file_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    link, pipe, loop = tmp_path / "link", tmp_path / "to-pipe", tmp_path / "loop"
+    link.symlink_to("there/file")  # does not exist yet
+    for text in ("first", "second"):
+        files.write(link, text)
+        assert link.is_symlink()
+        assert (tmp_path / "there" / "file").read_text() == text
+    os.mkfifo(tmp_path / "pipe")
+    pipe.symlink_to("pipe")
+    loop.symlink_to("loop")
+    for path in (pipe, loop):
+        with pytest.raises(LbqError, match="cannot write"):
+            files.write(path, "x")
+        assert path.is_symlink()
+    assert names(tmp_path) == ["link", "loop", "pipe", "there", "to-pipe"]
+    assert names(tmp_path / "there") == ["file"]
+
+
+@pytest.mark.parametrize("call", ["fsync", "replace"])
+@pytest.mark.parametrize("reason", [OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), KeyboardInterrupt()], ids=str)
+def test_nothing_half_written_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, reason: BaseException
+) -> None:
+    path = tmp_path / "x.txt"
+    path.write_text("old")
+
+    def fail(*_: Any) -> None:
+        raise reason
+
+    monkeypatch.setattr(os, call, fail)
+    full = isinstance(reason, OSError)
+    with pytest.raises(RunError if full else KeyboardInterrupt, match="free some space" if full else None):
+        files.write(path, "new", RunError)
+    assert path.read_text() == "old"
+    assert names(tmp_path) == ["x.txt"]
+
+
+def test_what_a_killed_process_left_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "other").write_text("other")
+    (tmp_path / ".x.txt.partial").symlink_to("other")
+    files.write(tmp_path / "x.txt", "x")
+    assert (tmp_path / "other").read_text() == "other"
+    assert names(tmp_path) == ["other", "x.txt"]
+
+
+def test_places_are_checked_without_touching_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    files.check_folder(tmp_path / "new" / "folder")
+    files.check_file(tmp_path / "new" / "x.txt")
+    monkeypatch.chdir(tmp_path)
+    files.check_file("x.txt")
+    with pytest.raises(LbqError, match=r"cannot write .*file: it is a file, give a folder"):
+        files.check_folder(tmp_path / "file")
+    with pytest.raises(LbqError, match=r"cannot write .*file is not a folder"):
+        files.check_folder(tmp_path / "file" / "folder")
+    with pytest.raises(LbqError, match=r"cannot write .*file/x.txt"):
+        files.check_file(tmp_path / "file" / "x.txt")
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    with pytest.raises(LbqError, match="may not be written, choose another place"):
+        files.check_folder(tmp_path / "new")
+    assert names(tmp_path) == ["file"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["analyze", "RUN", "-o", "FILE"], "it is a file, give a folder"),
+        (["deploy", "RUN", "-o", "PIPE"], "it is a device or a pipe"),
+        (["deploy", "RUN", "-o", "model.lbq", "--levels", "."], "it is a folder, give the name of a file"),
+        (["record", "RUN", "-o", "PIPE"], "it is a device or a pipe"),
+        (["report", "RUN", "-o", "PIPE"], "it is a device or a pipe"),
+        (["report", "RUN", "-o", "FILE", "--format", "svg"], "it is a file, give a folder"),
+        (["train", "CONFIG", "--out", "FILE"], "it is a file, give a folder"),
+    ],
+)
+def test_the_commands_look_where_they_write_before_they_work(
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    message: str,
+) -> None:
+    run = runs_folder() / "lbq-0"
+
+    def work(*_: Any, **__: Any) -> None:
+        raise AssertionError("work was begun")
+
+    for module, name in (
+        (measure, "analyze_run"), (deploy, "deploy_run"), (records, "record_of"), (results, "gather"), (job, "open_source"),
+    ):  # fmt: skip
+        monkeypatch.setattr(module, name, work)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "FILE").write_text("mine")
+    os.mkfifo(tmp_path / "PIPE")
+    named = {"RUN": str(run), "CONFIG": str(run / "config.toml")}
+    code, _, err = call(capsys, *(named.get(a, a) for a in arguments))
+    assert code == 2
+    assert message in err
+    assert err.count("\n") == 1
+    assert (tmp_path / "FILE").read_text() == "mine"
+    assert names(tmp_path) == ["FILE", "PIPE"]
