@@ -17,6 +17,7 @@ import argparse
 import itertools
 import json
 import os
+import platform
 import subprocess
 import sys
 import tempfile
@@ -72,12 +73,21 @@ def main() -> None:
             engine.save(path, engine.Network(base))
         result["start"] = start_up(path)
         result["two processes"] = two_processes(path, repeats)
+    result["machine"] = processor()
     result["features"] = native.report().features
     result["sweeps"] = sweeps(base, images, repeats)
     given.out.mkdir(parents=True, exist_ok=True)
     (given.out / "engine_speed.json").write_text(json.dumps(result, indent=2) + "\n")
     plot(result["sweeps"], given.out / "engine_speed.png")
     print(f"wrote {given.out / 'engine_speed.json'} and engine_speed.png")
+
+
+def processor() -> str:
+    """The processor's name, as the system says it."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    named = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return named[0] if named else platform.processor() or platform.machine()
 
 
 def best(function: Callable[[], Any], repeats: int) -> float:

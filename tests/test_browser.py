@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import base64
+import re
+import zlib
 from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
@@ -56,7 +61,9 @@ def test_figures_and_tour_are_there(page: Page) -> None:
 
 
 def test_tables_sort_by_click_and_by_key(page: Page) -> None:
-    table, accuracy = "table7-cost", 2
+    table = "table7-cost"
+    heads = page.run(f"[...document.querySelectorAll('#{table} thead th')].map(h => h.textContent)")
+    accuracy = heads.index("Accuracy %")
     head = f"document.querySelector('#{table} thead').rows[0].cells[{accuracy}]"
     before = column(page, table, accuracy)
     page.run(f"{head}.querySelector('button').click()")
@@ -121,21 +128,14 @@ def test_a_run_leads_to_its_record(page: Page) -> None:
     assert page.errors == []
 
 
-@pytest.mark.parametrize("width", [1280, 768, 390])
-def test_nothing_is_wider_than_the_window(page: Page, width: int) -> None:
-    page.resize(width)
-    assert page.run("document.documentElement.scrollWidth") <= width
-    assert (
-        page.run("Math.max(...[...document.querySelectorAll('figure')].map(f => f.getBoundingClientRect().right))")
-        <= width
-    )
-    page.resize(1280)
-
-
 def test_text_in_figures_does_not_overlap(page: Page) -> None:
     """Labels of one figure, as the browser lays them out."""
-    overlapping = page.run(
-        """[...document.querySelectorAll('#training figure, #layers figure:not(.wide), #neuron figure')].flatMap(f => {
+    assert overlapping(page) == []
+
+
+def overlapping(page: Page) -> list[str]:
+    return page.run(
+        """[...document.querySelectorAll('figure[id]')].flatMap(f => {
           const boxes = [...f.querySelectorAll('svg text')].map(t => [t.textContent, t.getBoundingClientRect()]);
           const bad = [];
           for (let i = 0; i < boxes.length; i++) for (let j = 0; j < i; j++) {
@@ -147,7 +147,6 @@ def test_text_in_figures_does_not_overlap(page: Page) -> None:
           return bad;
         })"""
     )
-    assert overlapping == []
 
 
 def test_headings_images_and_tables_have_names(page: Page) -> None:
@@ -168,3 +167,114 @@ def test_the_skip_link_is_first_on_the_keyboard(page: Page) -> None:
     page.run("document.body.tabIndex = -1; document.body.focus()")
     page.press("Tab")
     assert page.run("document.activeElement.className") == "skip"
+
+
+def compare(page: Page, first: str, second: str) -> dict[str, str]:
+    """Compare the first runs `r` of which these JavaScript conditions hold; captions by title."""
+    page.run(
+        f"""(() => {{ const runs = JSON.parse(document.getElementById('runs-data').textContent);
+          document.getElementById('run-a').value = runs.findIndex(r => {first});
+          document.getElementById('run-b').value = runs.findIndex(r => {second});
+          document.getElementById('run-b').dispatchEvent(new Event('change')); }})()"""
+    )
+    pairs = (
+        "[...document.querySelectorAll('#compared figure')].map(f => [f.querySelector('svg').ariaLabel, f.innerText])"
+    )
+    return dict(page.run(pairs))
+
+
+def test_only_what_is_drawn_is_named(page: Page) -> None:
+    found = compare(page, "!r.curves.steps.length && !r.facts.unfinished", "r.curves.steps.length")
+    assert "solid, circles: ANN" in found["Training loss by epoch"]
+    assert "solid" not in found["Step γ by layer"]
+    assert "dashed, squares: LBQ" in found["Step γ by layer"]
+
+
+def test_a_single_epoch_is_drawn(page: Page) -> None:
+    """As a point in the middle of an axis, whose numbers differ."""
+    compare(page, "r.facts.unfinished", "r.facts.unfinished")
+    marks = page.run("[...document.querySelectorAll('#compared svg')].map(s => s.querySelectorAll('.mark').length)")
+    assert len(marks) >= 1
+    assert set(marks) == {2}
+    ticks = page.run(
+        "[...document.querySelectorAll('#compared svg')].map(s => [...s.querySelectorAll('text.soft')].map(t => t.textContent))"
+    )
+    assert all(len(texts) >= 3 and texts[-1] == "1" for texts in ticks)  # of y, and the epoch
+    assert all(len(set(texts[:-1])) == len(texts) - 1 for texts in ticks)
+    assert page.errors == []
+
+
+def test_the_outputs_bars_are_printed(page: Page) -> None:
+    """Also where a browser leaves out backgrounds, as it does by default. The last of this page: it takes the rest away."""
+
+    def blue() -> int:
+        """How many shapes the printed page fills with the bars' colour."""
+        data = base64.b64decode(page.call("Page.printToPDF", printBackground=False)["data"])
+        count = 0
+        for stream in re.findall(rb"stream\r?\n(.*?)endstream", data, re.DOTALL):
+            with suppress(zlib.error):  # fonts and pictures may be packed otherwise
+                count += len(re.findall(rb"0 \.447\d* \.698\d* rg", zlib.decompress(stream)))
+        return count
+
+    page.run("document.querySelectorAll('main > section:not(#tour)').forEach(s => s.remove())")
+    assert blue() == page.run("document.querySelectorAll('.bars i').length") > 0
+
+
+@pytest.fixture(scope="module")
+def crowded(page: Page, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
+    """Our own records: many runs, long names, long file names. After it, the page is another."""
+    path = tmp_path_factory.mktemp("page") / "crowded.html"
+    make(path, gather([Path(__file__).parent.parent / "results"]))
+    page.open(path)
+    yield page
+    page.call("Emulation.setEmulatedMedia", media="")
+    page.resize(1280)
+
+
+@pytest.mark.parametrize("width", [1280, 768, 390, 320])
+def test_nothing_is_wider_than_the_window(crowded: Page, width: int) -> None:
+    crowded.resize(width)
+    assert crowded.run("innerWidth") == width  # a phone's grows with what is too wide
+    assert crowded.run("document.scrollingElement.scrollWidth") <= width
+    right = "Math.max(...[...document.querySelectorAll('figure, select')].map(f => f.getBoundingClientRect().right))"
+    assert crowded.run(right) <= width
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_text_in_figures_can_be_read(crowded: Page, width: int) -> None:
+    crowded.resize(width)
+    sizes = crowded.run(
+        """[...document.querySelectorAll('figure svg')].map(s => s.getBoundingClientRect().width / s.viewBox.baseVal.width
+          * Math.min(...[...s.querySelectorAll('text')].map(t => parseFloat(getComputedStyle(t).fontSize))))"""
+    )
+    assert min(sizes) >= 10
+    assert overlapping(crowded) == []
+
+
+def test_what_scrolls_sideways_shows_it(crowded: Page) -> None:
+    """On a phone the runs' table fades out at its right, until it is scrolled to its end; rows stay low."""
+    crowded.resize(390)
+    table = "document.querySelector('#runs').parentElement"
+    wait = "new Promise(done => requestAnimationFrame(() => setTimeout(done, 60)))"
+    crowded.run(wait)
+    assert crowded.run(f"{table}.classList.contains('more')") is True
+    crowded.run(f"{table}.scrollLeft = 1e6")
+    crowded.run(wait)
+    assert crowded.run(f"{table}.classList.contains('more')") is False
+    assert crowded.run("document.querySelector('#runs tbody tr:nth-child(4)').getBoundingClientRect().height") < 60
+    crowded.resize(1400)
+    crowded.run(wait)
+    assert crowded.run(f"{table}.scrollWidth - {table}.clientWidth") == 0
+    assert crowded.run(f"{table}.classList.contains('more')") is False
+
+
+def test_on_paper_nothing_is_cut(crowded: Page) -> None:
+    """A4 within its margins is 717 pixels wide."""
+    crowded.call("Emulation.setEmulatedMedia", media="print")
+    crowded.resize(717)
+    crowded.run("document.querySelectorAll('#tables details, #costs details').forEach(d => d.open = true)")
+    cut = crowded.run(
+        """[...document.querySelectorAll('main table, main svg')]
+          .filter(e => e.getBoundingClientRect().right > 717).map(e => e.id)"""
+    )
+    assert cut == []

@@ -10,8 +10,8 @@ from lbq.analyze import Analysis
 from lbq.engine.evaluate import read_input
 from lbq.errors import LbqError
 from lbq.report import svg
-from lbq.report.figures import analysis_figures
 from lbq.report.formats import comma_separated, latex, markdown
+from lbq.report.layers import analysis_figures
 from lbq.report.page import all_figures, render
 from lbq.report.tables import all_tables
 from lbq.report.tour import Tour, take

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from html import escape
 from importlib.resources import files
@@ -11,10 +12,13 @@ from typing import Any
 from lbq import paper
 from lbq._version import __version__
 from lbq.report import svg
-from lbq.report.figures import Figure, cost_figures, layer_figures, speed_figures, training_figures
+from lbq.report.costs import cost_figures, speed_figures
+from lbq.report.figures import Figure
+from lbq.report.layers import layer_figures
 from lbq.report.schematics import neuron_figures, surrogates
 from lbq.report.tables import Table, accounts, all_tables, dataset_name, run_id, short
-from lbq.report.tour import Picture, Tour
+from lbq.report.tour import SILENT, Picture, Tour, level_pixel
+from lbq.report.training import training_figures
 from lbq.results import Gathered, Result, names
 from lbq.technology import DEFAULT, Technology
 
@@ -80,7 +84,8 @@ def _neuron(found: Gathered) -> list[Figure]:
     )
     if group is None:
         return [*neuron_figures([], ""), surrogates()]
-    return [*neuron_figures(group.traces, f"{group.title}, {group.record['model']}"), surrogates()]
+    of = f"{group.title}, {group.record['model']}, {dataset_name(group)}"
+    return [*neuron_figures(group.traces, of), surrogates()]
 
 
 def _document(title: str, sections: Sequence[tuple[str, str, str]]) -> str:
@@ -90,7 +95,7 @@ def _document(title: str, sections: Sequence[tuple[str, str, str]]) -> str:
     themes = (
         f":root{{color-scheme:light dark;{light}}}@media(prefers-color-scheme:dark){{:root{{{dark}}}}}"
         f":root[data-theme=light]{{color-scheme:light;{light}}}:root[data-theme=dark]{{color-scheme:dark;{dark}}}"
-        f"@media print{{:root,:root[data-theme]{{{light}}}}}"
+        f"@media print{{:root,:root[data-theme]{{color-scheme:light;{light}}}}}"
     )
     links = "".join(f'<li><a href="#{id}">{escape(heading)}</a></li>' for id, heading, _ in sections)
     body = "".join(
@@ -115,7 +120,7 @@ def _document(title: str, sections: Sequence[tuple[str, str, str]]) -> str:
 def _cards(found: Gathered) -> str:
     """A line of the most telling numbers."""
     groups = [g for g in found.groups if g.mean is not None]
-    cards = [("finished runs", str(len(found.finished))), ("configurations", str(len(found.groups)))]
+    cards = [_counted(len(found.finished), "finished run"), _counted(len(found.groups), "configuration")]
     if found.unfinished:
         cards.append(("not finished", str(len(found.unfinished))))
     for dataset in dict.fromkeys(g.record["dataset"] for g in groups):
@@ -123,6 +128,10 @@ def _cards(found: Gathered) -> str:
         cards.append((f"highest on {dataset_name(best)}: {best.title}", f"{best.mean:.2f} %"))
     inside = "".join(f'<div class="card"><b>{escape(value)}</b>{escape(name)}</div>' for name, value in cards)
     return f'<div class="cards">{inside}</div>' if found.results else ""
+
+
+def _counted(count: int, name: str) -> tuple[str, str]:
+    return (name if count == 1 else f"{name}s"), str(count)
 
 
 def _table(table: Table, folded: bool = False) -> str:
@@ -139,7 +148,7 @@ def _table(table: Table, folded: bool = False) -> str:
             text = f'<a href="#{c.link}">{escape(c.text)}</a>' if c.link else escape(c.text)
             cells.append(f"<td{_numeric(table, i)}{value}{hint}>{text}</td>")
         rows.append(f'<tr class="{row.kind}">{"".join(cells)}</tr>' if row.kind else f"<tr>{''.join(cells)}</tr>")
-    notes = "".join(f'<p class="note">{escape(note)}</p>' for note in table.notes)
+    notes = "".join(f'<p class="note">{_note(note)}</p>' for note in table.notes)
     body = (
         f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(table.title)}">'
         f'<table class="sortable" id="{escape(table.id)}"><caption>{escape(table.title)}</caption>'
@@ -151,6 +160,11 @@ def _table(table: Table, folded: bool = False) -> str:
     return f"<details><summary>{escape(table.title)}{why}</summary>{body}</details>"
 
 
+def _note(text: str) -> str:
+    """What stands in backticks is code."""
+    return re.sub("`([^`]+)`", r"<code>\1</code>", escape(text))
+
+
 def _numeric(table: Table, column: int) -> str:
     return ' class="n"' if column in table.numeric else ""
 
@@ -159,35 +173,33 @@ def _figures(figures: Sequence[Figure]) -> str:
     if not figures:
         return ""
     inside = "".join(
-        f'<figure id="figure-{escape(f.id)}"{" class=wide" if f.wide else ""}>{f.svg}'
+        f'<figure id="figure-{escape(f.id)}"{" class=wide" if f.wide else ""}><div class="drawing" tabindex="0">{f.svg}</div>'
         f"<figcaption><b>{escape(f.title)}.</b> {escape(f.caption)}</figcaption></figure>"
         for f in figures
     )
     return f'<div class="figures">{inside}</div>'
 
 
-def _image(picture: Picture, largest: int, caption: str) -> str:
-    """Enlarged by a whole number, so that every level is a square."""
-    scale = max(largest // max(picture.width, picture.height), 1)
+def _image(picture: Picture, caption: str) -> str:
     return (
-        f'<figure><img class="px" alt="{escape(picture.text)}" src="{picture.address}" width="{picture.width * scale}" '
-        f'height="{picture.height * scale}"><figcaption>{escape(caption)}</figcaption></figure>'
+        f'<figure><img class="px" alt="{escape(picture.text)}" src="{picture.address}" width="{picture.width}" '
+        f'height="{picture.height}"><figcaption>{escape(caption)}</figcaption></figure>'
     )
 
 
 def _tour(tour: Tour) -> str:
-    shown = tour.image[:4]
-    start = "".join(_image(p, 192, p.text) for p in shown)
+    start = "".join(_image(p, p.text) for p in tour.image[:4])
     stops = []
     for stop in tour.stops:
         channels, height, width = stop.shape
-        levels = "".join(_image(p, 420, f"levels, t = {t + 1}") for t, p in enumerate(stop.levels[:2]))
+        levels = "".join(_image(p, f"levels, t = {t + 1}") for t, p in enumerate(stop.levels[:2]))
+        worth = [2**k for k in reversed(range(len(stop.planes)))]
         planes = "".join(
-            _image(p, 240, f"plane {len(stop.planes) - 1 - i}, worth {2 ** (len(stop.planes) - 1 - i)}")
-            for i, p in enumerate(stop.planes)
+            _image(p, f"plane {value.bit_length() - 1}, worth {value}")
+            for p, value in zip(stop.planes, worth, strict=True)
         )
         stops.append(
-            f'<div class="stop"><div><h4>{escape(stop.layer)}</h4><small>{channels} channels of {height} × {width}; '
+            f'<div class="stop"><div><h3>{escape(stop.layer)}</h3><small>{channels} channels of {height} × {width}; '
             f"{100 * stop.active:.1f} % active; {stop.additions:.3f} set bits and {stop.unary:.3f} unary spikes per neuron-step"
             f'</small></div><div><div class="strip">{levels}</div><div class="strip">{planes}</div></div></div>'
         )
@@ -198,10 +210,24 @@ def _tour(tour: Tour) -> str:
     truth = f" It is labelled {escape(tour.truth)}." if tour.truth else ""
     return (
         "<p>One image through the deployed network on integers, from the trace of its engine. For each layer, its busiest "
-        "channels: levels at the first timesteps (light: 1, dark: highest; nearly white: silent), then the bit planes of the "
-        "first timestep, the highest first. A black pixel is one set bit: one addition for each synapse that reads it.</p>"
-        f'<div class="strip">{start}</div>{"".join(stops)}<h3>Output</h3><p>{truth}</p><div class="bars">{bars}</div>'
+        "channels: levels at the first timesteps, then the bit planes of the first timestep, the highest first. A black pixel "
+        "is one set bit: one addition for each synapse that reads it.</p>"
+        f'{_key(tour)}<div class="strip">{start}</div>{"".join(stops)}<h3>Output</h3>'
+        f"<p>The likeliest classes, as a softmax of the network's logits.{truth}</p>"
+        f'<div class="bars">{bars}</div>'
     )
+
+
+def _key(tour: Tour) -> str:
+    """Which colour is which level; layers may differ in how many they have."""
+    keys = []
+    for n_max in sorted({stop.n_max for stop in tour.stops}):
+        few = sorted({1, n_max, *(round(1 + i * (n_max - 1) / 9) for i in range(10))})
+        colours = [(0, SILENT), *((k, level_pixel(k, n_max)) for k in few)]
+        shown = "".join(f'<span><i style="background:{colour}"></i>{k}</span>' for k, colour in colours)
+        of = f" of layers up to {n_max}" if len({stop.n_max for stop in tour.stops}) > 1 else ""
+        keys.append(f'<p class="key">level{of} {shown}</p>')
+    return "".join(keys)
 
 
 LOGGED = ("epoch", "loss", "train_accuracy", "test_accuracy", "lr", "step_min", "step_max", "seconds")

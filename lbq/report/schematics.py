@@ -73,15 +73,12 @@ def example() -> Trace:
 def neuron_figures(traces: Sequence[Trace], of: str) -> list[Figure]:
     """Figs. 1 and 2 on real traces, or on the example where there are none."""
     shown = list(traces) or [example()]
-    where = (
-        f"Real traces: {of}, layer {shown[0].layer}, first test image."
-        if traces
-        else "An illustration, not a measured trace."
-    )
-    return [_membrane(shown, where), _execution(max(shown, key=lambda t: max(t.levels)), bool(traces))]
+    where = f"{of}, layer {shown[0].layer}, first test image" if traces else "an illustration, not a measured trace"
+    busiest = max(shown, key=lambda t: max(map(abs, t.levels)))
+    return [_membrane(shown, where, bool(traces)), _execution(busiest, where, bool(traces))]
 
 
-def _membrane(traces: Sequence[Trace], where: str) -> Figure:
+def _membrane(traces: Sequence[Trace], where: str, real: bool) -> Figure:
     """Membranes as bars from zero, thresholds as lines, the reset as an arrow, the level above."""
     steps = sum(len(t.levels) + 1 for t in traces)
     high = max(max(t.n_max + 1, max(t.before) / t.step) for t in traces)
@@ -93,10 +90,9 @@ def _membrane(traces: Sequence[Trace], where: str) -> Figure:
         (low * 1.1, high * 1.08),
         "neurons, each over its timesteps",
         "membrane U in steps γ",
-        width=480,
-        height=300,
         xticks=[],
         yticks=[(k, f"{k}γ" if k else "0") for k in range(max(t.n_max for t in traces) + 1)],
+        subtitle=where,
     )  # fmt: skip
     at = 0.5
     for n, t in enumerate(traces):
@@ -104,10 +100,10 @@ def _membrane(traces: Sequence[Trace], where: str) -> Figure:
             plot.segment((plot.at_x(at - 0.5), plot.top), (plot.at_x(at - 0.5), plot.bottom), "grid")
         for i, level in enumerate(t.levels):
             u, v, x = t.before[i] / t.step, t.after[i] / t.step, at + i
-            colour = level_colour(max(abs(level), 1), t.n_max) if level else "var(--grid)"
             top, bottom = plot.at_y(max(u, 0)), plot.at_y(min(u, 0))
-            plot.rect(plot.at_x(x) + 2, top, plot.at_x(x + 1) - plot.at_x(x) - 14, bottom - top, fill=colour,
-                      tip=f"t = {i + 1}: U = {u:.2f} γ, S = {level}")  # fmt: skip
+            look = {"fill": level_colour(abs(level), t.n_max)} if level else {"kind": "silent"}
+            plot.rect(plot.at_x(x) + 2, top, plot.at_x(x + 1) - plot.at_x(x) - 14, bottom - top,
+                      tip=f"t = {i + 1}: U = {u:.2f} γ, S = {level}", **look)  # fmt: skip
             edge = plot.at_x(x + 1) - 7
             if level:
                 plot.segment((edge, plot.at_y(u)), (edge, plot.at_y(v)), "axis")
@@ -115,34 +111,41 @@ def _membrane(traces: Sequence[Trace], where: str) -> Figure:
             plot.text((plot.at_x(x) + plot.at_x(x + 1)) / 2 - 5, top - 6, f"S={level}", "middle", "bold small")
             plot.text((plot.at_x(x) + plot.at_x(x + 1)) / 2 - 5, plot.bottom + 16, f"t={i + 1}", "middle", "soft small")
         at += len(t.levels) + 1
+    of = f"Real traces: {where}" if real else where.capitalize()
     caption = (
-        f"{where} Bars: U just before emission, in steps; S counts the thresholds that it reaches, at most N_max. Arrows: the "
+        f"{of}. Bars: U just before emission, in steps; S counts the thresholds that it reaches, at most N_max. Arrows: the "
         "reset, which takes one step away wherever S > 0. What is left, times β, is there at the next timestep."
     )
     return Figure("neuron", "Figures 1 and 2 (a): from membrane to level", caption, plot.svg())
 
 
-def _execution(trace: Trace, real: bool) -> Figure:
+def _additions(count: int) -> str:
+    return f"{count} addition{'' if count == 1 else 's'} for each synapse"
+
+
+def _execution(trace: Trace, where: str, real: bool) -> Figure:
     """Fig. 2 (b): one level as bit planes and as additions of weights."""
     level = max(abs(s) for s in trace.levels) or N_MAX
     planes = max(trace.n_max.bit_length(), 1)
     drawing = Drawing(
-        480, 190, "One level by bit planes",
+        480, 230, "One level by bit planes",
         f"Level {level} has {level.bit_count()} set bits, so {level.bit_count()} additions of shifted weights replace {level}",
     )  # fmt: skip
     colour = level_colour(min(level, trace.n_max), trace.n_max)
-    drawing.text(8, 22, "by unary spikes", kind="bold")
+    drawing.text(8, 18, f"Level {level}, executed in two ways", kind="bold")
+    drawing.text(8, 35, where, kind="soft small")
+    drawing.text(8, 64, "by unary spikes")
     for i in range(min(level, 8)):
-        drawing.rect(8 + 36 * i, 34, 31, 26, fill=colour)
-        drawing.text(23 + 36 * i, 80, "+ Ŵ", "middle")
-    drawing.text(min(8 + 36 * level, 290) + 8, 52, f"{level} additions for each synapse", kind="soft")
-    drawing.text(8, 116, f"by bit planes, {level} = ({level:0{planes}b})₂", kind="bold")
+        drawing.rect(8 + 36 * i, 74, 31, 26, fill=colour)
+        drawing.text(23 + 36 * i, 120, "+ Ŵ", "middle")
+    drawing.text(min(8 + 36 * level, 290) + 8, 92, _additions(level), kind="soft")
+    drawing.text(8, 156, f"by bit planes, {level} = ({level:0{planes}b})₂")
     for i, k in enumerate(reversed(range(planes))):
         bit = level >> k & 1
         style = {"fill": colour} if bit else {"fill": "none", "stroke": "var(--soft)", "stroke_dasharray": "3 3"}
-        drawing.rect(8 + 64 * i, 128, 56, 26, **style)
-        drawing.text(36 + 64 * i, 174, f"+ {2**k if k else ''}Ŵ" if bit else "skipped", "middle", "" if bit else "soft")
-    drawing.text(8 + 64 * planes + 12, 146, f"{level.bit_count()} additions for each synapse", kind="soft")
+        drawing.rect(8 + 64 * i, 168, 56, 26, **style)
+        drawing.text(36 + 64 * i, 214, f"+ {2**k if k else ''}Ŵ" if bit else "skipped", "middle", "" if bit else "soft")
+    drawing.text(8 + 64 * planes + 12, 186, _additions(level.bit_count()), kind="soft")
     caption = (
         f"{'The busiest level of the traces' if real else 'A level'}. The step has been absorbed into the weights, Ŵ = γW; "
         "plane k adds 2^k Ŵ, and planes without a bit add nothing."

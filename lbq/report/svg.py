@@ -1,7 +1,8 @@
 """A small drawing kit: plots as SVG text, coloured by CSS variables so that they follow the page's theme. No dependency.
 
-Series differ by colour, dash and marker; colours are Okabe and Ito's, which colour-blind readers can tell apart. Every
-drawing has a title and a description for those who cannot see it.
+Series differ by colour, dash and marker; colours are Okabe and Ito's, which colour-blind readers can tell apart. Levels take
+shades whose lightness leaves the paper's step by step, so that their order survives greyscale print. Every drawing has a
+title and a description for those who cannot see it.
 """
 
 from __future__ import annotations
@@ -9,32 +10,51 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from html import escape
+from itertools import pairwise
 
 Point = tuple[float, float]
 
 DASHES = ("", "6 3", "2 3", "8 3 2 3", "4 2", "1 2", "10 4", "3 5")
 MARKERS = ("circle", "square", "triangle", "diamond", "cross", "circle", "square", "triangle")
 SERIES = len(DASHES)  # colours; further series take them again with another dash and hollow markers
+SHADES = 21  # of levels; the paper's N_max of 20 still has one for each
+
+
+def _shades(*anchors: str) -> dict[str, str]:
+    """`v0` .. `v20`, evenly along the anchors."""
+    found = {}
+    for i in range(SHADES):
+        share = i / (SHADES - 1) * (len(anchors) - 1)
+        low = min(int(share), len(anchors) - 2)
+        a, b = (tuple(int(anchors[j][k : k + 2], 16) for k in (1, 3, 5)) for j in (low, low + 1))
+        mixed = (round(x + (y - x) * (share - low)) for x, y in zip(a, b, strict=True))
+        found[f"v{i}"] = "#" + "".join(f"{c:02x}" for c in mixed)
+    return found
+
 
 # light and dark values of every variable that a drawing uses; the page defines the same ones
 LIGHT = {
     "ink": "#1b1f24", "soft": "#5b6570", "grid": "#e3e7ec", "paper": "#ffffff",
     "s0": "#0072b2", "s1": "#d55e00", "s2": "#009e73", "s3": "#aa4499", "s4": "#8c6d00",
     "s5": "#4477aa", "s6": "#882255", "s7": "#444444",
+    **_shades("#de7a00", "#d03f55", "#97278f", "#561d86", "#1d0f45"),
 }  # fmt: skip
 DARK = {
     "ink": "#e8ebee", "soft": "#a3adb8", "grid": "#30363d", "paper": "#14181d",
     "s0": "#56b4e9", "s1": "#ff9d4d", "s2": "#3fd6a6", "s3": "#e9a3d6", "s4": "#f0e442",
     "s5": "#9ec5ff", "s6": "#ff9fbf", "s7": "#cccccc",
+    **_shades("#8c5fd9", "#d65c9c", "#f58a55", "#fcbf3f", "#fdf7a0"),
 }  # fmt: skip
 RULES = (
     "svg.plot{font:13px system-ui,sans-serif;fill:var(--ink)}"
     "svg.plot .soft{fill:var(--soft)}svg.plot .axis{stroke:var(--soft);fill:none}"
     "svg.plot .grid{stroke:var(--grid);fill:none}svg.plot .rule{stroke:var(--soft);stroke-dasharray:4 4;fill:none}"
+    "svg.plot .silent{stroke:var(--soft);fill:none}"
     "svg.plot .line{fill:none;stroke-width:2;stroke-linejoin:round}"
     + "".join(f"svg.plot .s{i}{{stroke:var(--s{i});fill:var(--s{i})}}svg.plot .line.s{i}{{fill:none}}" for i in range(SERIES))
     + "svg.plot .mark{stroke-width:1.5}svg.plot .hollow{fill:var(--paper)}svg.plot text{stroke:none}"
     "svg.plot .bold{font-weight:600}svg.plot .small{font-size:11px}"
+    "svg.plot .halo{stroke:var(--paper);stroke-width:3px;paint-order:stroke}"
 )  # fmt: skip
 
 
@@ -76,6 +96,16 @@ def log_ticks(low: float, high: float) -> list[float]:
     return [m * 10.0**d for d in decades for m in leads if low * 0.999 <= m * 10.0**d <= high * 1.001]
 
 
+def whole_ticks(low: float, high: float) -> list[float]:
+    """Of a quantity that is counted, such as epochs."""
+    return [t for t in ticks(low, high) if t == round(t)]
+
+
+def shade(k: int, n_max: int) -> str:
+    """The variable of level k = 1..n_max, from the shade nearest to the paper to the one furthest from it."""
+    return f"v{round((k - 1) / max(n_max - 1, 1) * (SHADES - 1))}"
+
+
 def label(value: float) -> str:
     return f"{value:.4g}".replace("e+0", "e").replace("e-0", "e-")
 
@@ -84,9 +114,33 @@ def dash_of(series: int) -> str:
     return DASHES[(series + 3 * (series // SERIES)) % SERIES]
 
 
-def _overlap(a: tuple[float, float, float, float], b: tuple[float, float, float, float]) -> bool:
-    """Of boxes (left, top, right, bottom)."""
+Box = tuple[float, float, float, float]  # left, top, right, bottom
+
+
+def _around(point: Point, x: float, y: float) -> Box:
+    return point[0] - x, point[1] - y, point[0] + x, point[1] + y
+
+
+def _overlap(a: Box, b: Box) -> bool:
     return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]
+
+
+def _between(points: Sequence[Point], top: float, bottom: float) -> list[list[Point]]:
+    """The pieces of a line that lie between two heights, cut where it crosses them."""
+    pieces: list[list[Point]] = []
+    for (x, y), (to_x, to_y) in pairwise(points):
+        rise = to_y - y
+        start, end = sorted(((top - y) / rise, (bottom - y) / rise)) if rise else (0.0, float(top <= y <= bottom))
+        start, end = max(start, 0.0), min(end, 1.0)
+        if start >= end:
+            continue
+        first = (x, y) if start == 0 else (x + start * (to_x - x), y + start * rise)
+        last = (to_x, to_y) if end == 1 else (x + end * (to_x - x), y + end * rise)
+        if pieces and pieces[-1][-1] == first:
+            pieces[-1].append(last)
+        else:
+            pieces.append([first, last])
+    return pieces
 
 
 class Drawing:
@@ -171,15 +225,15 @@ class Plot(Drawing):
         ylog: bool = False,
         xticks: Iterable[tuple[float, str]] | None = None,
         yticks: Iterable[tuple[float, str]] | None = None,
-        right: float = 14,
-        heading: bool = True,
+        subtitle: str = "",
     ) -> None:
+        height += 17 if subtitle else 0
         super().__init__(width, height, title, description)
         self.x, self.y, self.xlog, self.ylog = x, y, xlog, ylog
-        self.left, self.right, self.top, self.bottom = 62.0, width - right, 30.0 if heading else 12.0, height - 44.0
-        self.entries: list[tuple[str, int, bool]] = []
-        if heading:
-            self.text(self.left, 18, title, kind="bold")
+        self.left, self.right, self.top, self.bottom = 62.0, width - 14, 47.0 if subtitle else 30.0, height - 44.0
+        self.text(self.left, 18, title, kind="bold")
+        if subtitle:
+            self.text(self.left, 35, subtitle, kind="soft small")
         for value, text in yticks if yticks is not None else [(v, label(v)) for v in self._ticks(y, ylog)]:
             at = self.at_y(value)
             self.segment((self.left, at), (self.right, at), "grid")
@@ -213,50 +267,74 @@ class Plot(Drawing):
     def at(self, point: Point) -> Point:
         return self.at_x(point[0]), self.at_y(point[1])
 
-    def line(self, points: Sequence[Point], series: int, marks: bool = False, tips: Sequence[str] = ()) -> None:
-        if len(points) > 1:
-            self.path([self.at(p) for p in points], f"line s{series % SERIES}", dash_of(series))
-        if marks or len(points) == 1:
-            for i, p in enumerate(points):
-                self.mark(*self.at(p), series, 3.4, tips[i] if i < len(tips) else "")
+    def line(self, points: Sequence[Point], series: int, tips: Sequence[str] = (), hollow: bool = False) -> None:
+        """Marked at its points, or at eight of many; what lies above or below the axes is cut off."""
+        drawn = [self.at(p) for p in points]
+        for piece in _between(drawn, self.top, self.bottom):
+            self.path(piece, f"line s{series % SERIES}", dash_of(series))
+        every = 1 if len(points) <= 20 else math.ceil(len(points) / 8)
+        for i in range(series * every // 5 % every, len(points), every):  # not all series at the same places
+            if self.top - 1 <= drawn[i][1] <= self.bottom + 1:
+                self.mark(*drawn[i], series, 3.4, tips[i] if i < len(tips) else "", hollow)
 
-    def level(self, y: float, text: str = "") -> None:
-        """A dashed horizontal rule with a note at its right end."""
-        self.segment((self.left, self.at_y(y)), (self.right, self.at_y(y)), "rule")
-        if text:
-            self.text(self.right - 2, self.at_y(y) - 5, text, "end", "soft small")
+    def numbers(self, points: Sequence[tuple[Point, str]]) -> None:
+        """Short labels of points of the drawing: beside them where no other point is as near, else apart and joined by a line.
 
-    def names(self, points: Sequence[tuple[float, float, str, str]]) -> None:
-        """Small labels (x, y, text, class) beside points of the drawing, moved until none lies on another or on a point."""
-        taken = [(x - 6, y - 6, x + 6, y + 6) for x, y, _, _ in points]
-        for x, y, text, kind in points:
-            wide = (6.2 if "bold" in kind else 5.8) * len(text)
+        No label lies on a point or on another label, and no line crosses one, as long as places are left.
+        """
+        taken = [_around(point, 6, 6) for point, _ in points]
+        for point, text in points:
+            near = 11 + 3 * len(text)
+            others = [box for box in taken if box != _around(point, 6, 6)]
             places = [
-                (x + dx if dx > 0 else x + dx - wide, y + dy) for dy in (4, -7, 14, -19, 26, -31, 38) for dx in (9, -9)
+                (r, (point[0] + r * math.cos(turn * math.pi / 8), point[1] - r * math.sin(turn * math.pi / 8)))
+                for r in (near, 24, 34, 46, 60, 76)
+                for turn in (0, 8, 4, 12, 2, 6, 14, 10, 1, 7, 15, 9, 3, 5, 13, 11)
             ]
-            boxes = [(at, (at[0], at[1] - 9, at[0] + wide, at[1] + 2)) for at in places]
-            inside = [
-                (at, b)
-                for at, b in boxes
-                if b[0] >= self.left and b[2] <= self.width and self.top <= b[1] <= self.bottom
-            ]
-            free = [(at, b) for at, b in inside if not any(_overlap(b, other) for other in taken)]
-            (tx, ty), box = (free or inside or boxes)[0]
-            if abs(ty - y) > 15:
-                self.segment((x, y), (tx if tx > x else tx + wide, ty - 4), "grid")
-            self.text(tx, ty, text, kind=f"{kind} small")
-            taken.append(box)
+            best = places[0]
+            for r, place in places:
+                box = _around(place, 3.5 * len(text) + 1, 6)
+                way = [self._along(point, place, d) for d in range(7, r - 5, 3)] if r > near else []
+                boxes = [box, *(_around(at, 1, 1) for at in way)]
+                if r == near and any(math.dist(place, other) < r + 4 for other, _ in points if other != point):
+                    continue
+                inside = self.left <= box[0] and box[2] <= self.right and self.top <= box[1] and box[3] <= self.bottom
+                if inside and not any(_overlap(mine, other) for mine in boxes for other in others):
+                    best = (r, place)
+                    taken += boxes
+                    break
+            r, place = best
+            if r > near:
+                self.segment(self._along(point, place, 6), self._along(point, place, r - 6), "axis")
+            self.text(place[0], place[1] + 4, text, "middle", "bold small halo")
 
-    def legend(self, entries: Sequence[tuple[str, int]], hollow: Sequence[bool] = ()) -> None:
+    @staticmethod
+    def _along(a: Point, b: Point, distance: float) -> Point:
+        share = distance / math.dist(a, b)
+        return a[0] + share * (b[0] - a[0]), a[1] + share * (b[1] - a[1])
+
+    def listing(self, rows: Sequence[tuple[str, int | None, str, str]], hollow: Sequence[int] = ()) -> None:
+        """Below the plot, a row for each (number, series, name, value), marked where it has a series; the drawing grows."""
+        y = self.height + 14
+        for text, series, name, value in rows:
+            self.text(24, y, text, "end", "bold")
+            if series is not None:
+                self.mark(40, y - 4, series, 4, hollow=series in hollow)
+            self.text(34 if series is None else 54, y, name)
+            self.text(self.right, y, value, "end", "soft")
+            y += 18
+        self.height = y - 6
+
+    def legend(self, entries: Sequence[tuple[str, int]]) -> None:
         """Below the plot, as many to a row as fit; the drawing grows."""
         x, y = self.left, self.height + 14
-        for i, (text, series) in enumerate(entries):
-            wide = 34 + 6.9 * len(text)
+        for text, series in entries:
+            wide = 34 + 7.5 * len(text)
             if x + wide > self.width and x > self.left:
                 x, y = self.left, y + 20
             middle = y - 4
             self.path([(x, middle), (x + 22, middle)], f"line s{series % SERIES}", dash_of(series))
-            self.mark(x + 11, middle, series, 4, hollow=bool(hollow) and hollow[i])
+            self.mark(x + 11, middle, series, 4)
             self.text(x + 28, y, text)
             x += wide + 12
         self.height = y + 10

@@ -9,26 +9,30 @@ import base64
 import struct
 import zlib
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lbq.engine import Network
 from lbq.engine.levels import bit_planes
-from lbq.report.figures import level_colour
+from lbq.report.svg import LIGHT, shade
 
 CHANNELS = 12  # that are shown of each layer: the busiest
-GAP = [154, 163, 173]
+SILENT, GAP = "#ffffff", "#9aa3ad"  # level 0, and the lines between channels
+LINE = 2  # how thick those are, whatever a layer's size
+IMAGE, LEVELS, PLANES = 192, 420, 240  # the largest side of a picture, in pixels
 
 
 @dataclass(frozen=True)
 class Picture:
-    """A PNG as a data address. width: of the original, in pixels."""
+    """A PNG as a data address, width and height in pixels; scale: how many of these are one of the image or map."""
 
     address: str
     width: int
     height: int
     text: str
+    scale: int
 
 
 @dataclass(frozen=True)
@@ -66,9 +70,9 @@ def png(pixels: NDArray[np.uint8]) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows, 9)) + chunk(b"IEND", b"")
 
 
-def picture(pixels: NDArray[np.uint8], text: str) -> Picture:
+def picture(pixels: NDArray[np.uint8], text: str, scale: int) -> Picture:
     encoded = base64.b64encode(png(pixels)).decode()
-    return Picture(f"data:image/png;base64,{encoded}", pixels.shape[1], pixels.shape[0], text)
+    return Picture(f"data:image/png;base64,{encoded}", pixels.shape[1], pixels.shape[0], text, scale)
 
 
 def take(net: Network, image: NDArray[np.uint8], truth: str = "") -> Tour:
@@ -93,12 +97,18 @@ def take(net: Network, image: NDArray[np.uint8], truth: str = "") -> Tour:
 
 def _pixels(frame: NDArray[np.uint8], brightest: int, i: int, count: int) -> Picture:
     text = "the image" if count == 1 else f"frame {i + 1} of {count}"
-    if frame.shape[0] == 3:
-        scaled = frame.astype(np.float64) * 255 / brightest
-        return picture(scaled.clip(0, 255).astype(np.uint8).transpose(1, 2, 0), text)
-    summed = frame.astype(np.float64).sum(0)
-    high = brightest if count == 1 else max(float(summed.max()), 1.0)
-    return picture((summed * 255 / high).clip(0, 255).astype(np.uint8), text)
+    scale = max(IMAGE // max(frame.shape[1:]), 1)
+    values = frame.astype(np.float64)
+    if len(frame) == 3:
+        shown = values.transpose(1, 2, 0) * 255 / brightest
+    else:
+        summed = values.sum(0)
+        shown = summed * 255 / (brightest if count == 1 else max(float(summed.max()), 1.0))
+    return picture(_enlarged(shown.clip(0, 255).astype(np.uint8), scale), text, scale)
+
+
+def _enlarged(pixels: NDArray[Any], scale: int) -> NDArray[Any]:
+    return pixels.repeat(scale, 0).repeat(scale, 1)
 
 
 def _stop(net: Network, name: str, levels: NDArray[np.integer]) -> Stop:
@@ -107,14 +117,14 @@ def _stop(net: Network, name: str, levels: NDArray[np.integer]) -> Stop:
     magnitude = np.abs(levels.astype(np.int64))
     busiest = np.argsort(-magnitude.sum((0, 2, 3)), kind="stable")[:CHANNELS]
     bits = bit_planes(magnitude, spec.planes)
-    palette = _palette(spec.n_max)
+    palette = _palette(SILENT, *(level_pixel(k, spec.n_max) for k in range(1, spec.n_max + 1)))
     shown = tuple(
-        picture(palette[_mosaic(step[busiest])], f"levels of {len(busiest)} channels of {name} at timestep {t + 1}")
+        _mosaic(step[busiest], palette, LEVELS, f"levels of {len(busiest)} channels of {name} at timestep {t + 1}")
         for t, step in enumerate(magnitude)
     )
-    inked = np.array([[255] * 3, [0] * 3, GAP], np.uint8)
+    inked = _palette("#ffffff", "#000000")
     planes = tuple(
-        picture(inked[_mosaic(bits[k, 0][busiest])], f"plane {k} of {name}, worth {2**k}")
+        _mosaic(bits[k, 0][busiest], inked, PLANES, f"plane {k} of {name}, worth {2**k}")
         for k in reversed(range(spec.planes))
     )
     return Stop(
@@ -129,19 +139,27 @@ def _stop(net: Network, name: str, levels: NDArray[np.integer]) -> Stop:
     )
 
 
-def _palette(n_max: int) -> NDArray[np.uint8]:
-    """Colour of every level, silence nearly white; the last is of the gap between channels."""
-    colours = ["#f4f4f4", *(level_colour(k, n_max) for k in range(1, n_max + 1))]
-    return np.array([*([int(c[i : i + 2], 16) for i in (1, 3, 5)] for c in colours), GAP], np.uint8)
+def level_pixel(k: int, n_max: int) -> str:
+    """The colour of level k = 1..n_max in a picture, which is white in either theme."""
+    return LIGHT[shade(k, n_max)]
 
 
-def _mosaic(channels: NDArray[np.integer] | NDArray[np.bool_]) -> NDArray[np.int64]:
-    """Channels `[C, H, W]` side by side, at most six to a row, and -1 (a palette's last colour) between them."""
+def _palette(*colours: str) -> NDArray[np.uint8]:
+    """Colours by number; the last is of the lines between channels."""
+    return np.array([[int(c[i : i + 2], 16) for i in (1, 3, 5)] for c in (*colours, GAP)], np.uint8)
+
+
+def _mosaic(
+    channels: NDArray[np.integer] | NDArray[np.bool_], palette: NDArray[np.uint8], largest: int, text: str
+) -> Picture:
+    """Channels `[C, H, W]` side by side, at most six to a row, enlarged by a whole number, with even lines between them."""
     count, height, width = channels.shape
     columns = min(count, 6)
     rows = -(-count // columns)
-    out = np.full((rows * (height + 1) - 1, columns * (width + 1) - 1), -1, np.int64)
+    scale = max(min((largest // columns - LINE) // width, (largest // rows - LINE) // height), 1)
+    high, wide = height * scale + LINE, width * scale + LINE
+    out = np.full((rows * high - LINE, columns * wide - LINE), -1, np.int64)  # the palette's last colour
     for i, channel in enumerate(channels):
-        y, x = divmod(i, columns)
-        out[y * (height + 1) : y * (height + 1) + height, x * (width + 1) : x * (width + 1) + width] = channel
-    return out
+        y, x = i // columns * high, i % columns * wide
+        out[y : y + high - LINE, x : x + wide - LINE] = _enlarged(channel, scale)
+    return picture(palette[out], text, scale)

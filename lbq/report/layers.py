@@ -1,0 +1,264 @@
+"""Figure 4 with what records and analyses hold: steps, activity, entropy and levels by layer, membranes."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+
+from lbq import paper
+from lbq.analyze import Analysis, LayerAnalysis, Membrane
+from lbq.report.figures import Figure, by_dataset, level_colour
+from lbq.report.svg import Drawing, Plot, number
+from lbq.report.tables import DATASETS
+from lbq.results import Gathered, Group, names
+
+
+def layer_figures(found: Gathered) -> list[Figure]:
+    """Fig. 4 (a) steps, (b) entropy against activity, (c-f) level distributions, with what the records hold."""
+    return by_dataset(found, _layers)
+
+
+def _layers(found: Gathered, colour: dict[str, int], dataset: str) -> list[Figure]:
+    groups = [g for g in found.groups if g.first.active or g.first.steps]
+    if not groups:
+        return []
+    named = [(colour[g.first.source], t, g) for t, g in zip(names([g.first for g in groups]), groups, strict=True)]
+    figures = [_steps(named, dataset), _active(named, dataset)]
+    analysed = [(i, t, g, g.analysis) for i, t, g in named if g.analysis is not None and g.analysis.layers]
+    analysed = [entry for entry in analysed if max(layer.n_max for layer in entry[3].layers) > 1]
+    if analysed:
+        figures.append(_entropy([(i, t, a) for i, t, _, a in analysed], dataset))
+    ids = _ids({i: t for i, t, _ in named})
+    figures += [replace(_levels(f"{t}, {dataset}", g, a), id=f"levels-{ids[i]}") for i, t, g, a in analysed]
+    for i, t, g in named:
+        if g.analysis is not None:
+            figures += [replace(figure, id=f"membranes-{ids[i]}") for figure in _membranes(t, dataset, g.analysis)]
+    return [figure for figure in figures if figure is not None]
+
+
+def _ids(titles: dict[int, str]) -> dict[int, str]:
+    """By series, what its figures' files are called: after its title, and its number where two have the same."""
+    slugs = {i: re.sub("[^a-z0-9]+", "-", title.lower()).strip("-") for i, title in titles.items()}
+    times = Counter(slugs.values())
+    return {i: slug if times[slug] == 1 else f"{slug}-{i}" for i, slug in slugs.items()}
+
+
+def _layer_axis(count: int) -> list[tuple[float, str]]:
+    every = 1 if count <= 10 else 2 if count <= 20 else 5
+    return [(i, str(i)) for i in range(1, count + 1) if (i - 1) % every == 0]
+
+
+def _by_layer(title: str, label: str, subtitle: str, curves: Sequence[tuple[int, str, dict[str, float]]]) -> Plot:
+    count = max(len(values) for _, _, values in curves)
+    high = max(max(values.values()) for _, _, values in curves)
+    plot = Plot(
+        title,
+        f"{title}; "
+        + "; ".join(f"{name}: {min(v.values()):.3g} to {max(v.values()):.3g}" for _, name, v in curves),
+        (0.5, count + 0.5),
+        (0, 1.08 * high),
+        "spiking layer, from the input",
+        label,
+        xticks=_layer_axis(count),
+        subtitle=subtitle,
+    )  # fmt: skip
+    for i, name, values in curves:
+        tips = [f"{name}, {layer}: {value:.4g}" for layer, value in values.items()]
+        plot.line([(j + 1, value) for j, value in enumerate(values.values())], i, tips)
+    plot.legend([(name, i) for i, name, _ in curves])
+    return plot
+
+
+def _steps(named: Sequence[tuple[int, str, Group]], dataset: str) -> Figure | None:
+    curves = [(i, t, g.first.steps) for i, t, g in named if g.first.steps and g.record.get("step") != "fixed"]
+    if not curves:
+        return None
+    plot = _by_layer("(a) Learned step of each layer", "step γ", dataset, curves)
+    return Figure("steps", "Figure 4 (a)", "Steps after training, of the first seed.", plot.svg())
+
+
+def _active(named: Sequence[tuple[int, str, Group]], dataset: str) -> Figure | None:
+    curves = [(i, t, g.first.active) for i, t, g in named if g.first.active]
+    if not curves:
+        return None
+    plot = _by_layer("Active ratio of each layer", "active ratio", dataset, curves)
+    return Figure(
+        "active", "Activity by layer", "Share of neuron-steps with a non-zero level, over test images.", plot.svg()
+    )
+
+
+def _entropy(analysed: Sequence[tuple[int, str, Analysis]], dataset: str) -> Figure:
+    high = max(layer.histogram.active_ratio for _, _, a in analysed for layer in a.layers)
+    plot = Plot(
+        "(b) Burst entropy against active ratio",
+        "; ".join(
+            f"{name}: mean {a.mean('active_ratio'):.3f}, {a.mean('normalised_entropy'):.3f}" for _, name, a in analysed
+        ),
+        (0, max(1.08 * high, 0.3)),
+        (0, 1.02),
+        "active ratio",
+        "normalised burst entropy",
+        subtitle=dataset,
+    )
+    for i, name, a in analysed:
+        for layer in a.layers:
+            h = layer.histogram
+            plot.mark(*plot.at((h.active_ratio, h.normalised_entropy)), i, 2.6, f"{name}, {layer.name}")
+        plot.mark(
+            *plot.at((a.mean("active_ratio"), a.mean("normalised_entropy"))), i, 8, f"{name}, mean over layers", True
+        )
+    for variant, row in paper.LAYER_WISE.items():
+        x, y = plot.at((row.active, row.entropy))
+        for slope in (-1, 1):
+            plot.path([(x - 4, y - 4 * slope), (x + 4, y + 4 * slope)], "line s7")
+        side = -1 if variant == "v1" else 1  # V1 and LBQ lie close together
+        plot.text(x + 7 * side, y + 4, variant.upper(), "start" if side > 0 else "end", "small halo")
+    plot.legend([(name, i) for i, name, _ in analysed])
+    caption = "Small: layers; large: mean over layers; ×: the means that the paper publishes."
+    return Figure("entropy", "Figure 4 (b)", caption, plot.svg())
+
+
+def _levels(title: str, group: Group, analysis: Analysis) -> Figure:
+    figure = _level_bars(title, analysis)
+    part = {"v1": "(c)", "v2": "(d)", "v3": "(e)", "lbq": "(f)"}.get(str(group.record["variant"]), "")
+    if group.record.get("step_gradient"):
+        part = ""
+    return replace(figure, title=f"Figure 4 {part}".strip())
+
+
+def _level_bars(title: str, analysis: Analysis) -> Figure:
+    count, n_max = len(analysis.layers), max(layer.n_max for layer in analysis.layers)
+    plot = Plot(
+        "Use of each level, P(k | k > 0)",
+        "; ".join(
+            f"{layer.name}: " + " ".join(f"{100 * p:.0f}" for p in layer.histogram.conditional) for layer in analysis.layers
+        ),
+        (0.5, count + 0.5),
+        (0, 1),
+        "spiking layer, from the input",
+        "share of active neuron-steps",
+        xticks=_layer_axis(count),
+        subtitle=title,
+    )  # fmt: skip
+    for j, layer in enumerate(analysis.layers):
+        below = 0.0
+        for k, p in enumerate(layer.histogram.conditional, 1):
+            x, top = plot.at_x(j + 0.58), plot.at_y(below + p)
+            plot.rect(
+                x, top, plot.at_x(j + 1.42) - x, plot.at_y(below) - top, fill=level_colour(k, n_max),
+                tip=f"{layer.name}, level {k}: {100 * p:.1f} %",
+            )  # fmt: skip
+            below += float(p)
+    _level_legend(plot, n_max)
+    whole = f"all {analysis.images:,}" if analysis.complete else f"the first {analysis.images:,}"
+    caption = f"How often each non-zero level is used, over {whole} test images."
+    return Figure("levels", "Levels by layer", caption, plot.svg())
+
+
+def _level_legend(plot: Plot, n_max: int) -> None:
+    x, y = plot.left, plot.height + 14
+    plot.text(x, y, "level", kind="soft")
+    x += 40
+    for k in range(1, n_max + 1):
+        if x > plot.width - 34:
+            x, y = plot.left + 40, y + 18
+        plot.rect(x, y - 10, 12, 12, fill=level_colour(k, n_max))
+        plot.text(x + 16, y, str(k))
+        x += 36
+    plot.height = y + 10
+
+
+CELL, HIGH, GAP = 230.0, 120.0, 58.0  # of a histogram: its share of the width, its height, the room for its labels
+
+
+def _membranes(title: str, dataset: str, analysis: Analysis) -> list[Figure]:
+    """Small multiples: a histogram of r = U / step for every layer, thresholds as lines."""
+    layers = [(layer, layer.membrane) for layer in analysis.layers if layer.membrane is not None]
+    if not layers:
+        return []
+    columns = min(len(layers), 4)
+    drawing = Drawing(
+        columns * CELL, math.ceil(len(layers) / columns) * (HIGH + GAP) + 42, f"Membranes before emission: {title}",
+        f"Histograms of r = U / step of {len(layers)} layers, with the thresholds at which levels begin",
+    )  # fmt: skip
+    drawing.text(8, 18, "Membranes before emission, r = U / γ", kind="bold")
+    drawing.text(8, 35, f"{title}, {dataset}", kind="soft small")
+    for j, (layer, membrane) in enumerate(layers):
+        _histogram(drawing, j % columns * CELL + 8, j // columns * (HIGH + GAP) + 80, layer, membrane)
+    layer, membrane = layers[0]
+    watched = round(int(membrane.counts.sum()) / (len(membrane.counts) * math.prod(layer.shape)))
+    caption = (
+        f"r = U / γ just before emission, all timesteps, on {watched:,} of {analysis.images:,} test images; dashed: where the "
+        "levels begin. Each histogram has a height of its own; the share that lies beyond its axis stands above it."
+    )
+    return [Figure("membranes", drawing.title, caption, drawing.svg(), wide=True)]
+
+
+def _histogram(drawing: Drawing, left: float, top: float, layer: LayerAnalysis, membrane: Membrane) -> None:
+    counts = membrane.counts.sum(0)
+    beyond = float(counts[0] + counts[-1]) / max(float(counts.sum()), 1.0)
+    counts[0] = counts[-1] = 0
+    wide, bottom, peak = CELL - 22, top + HIGH, max(float(counts.max()), 1.0)
+    each = wide / len(counts)
+
+    def at(r: float) -> float:
+        return left + (r - Membrane.LOW) / Membrane.WIDTH * each
+
+    step = f"γ {layer.step:.3g}; " if layer.step else ""
+    drawing.text(left, top - 20, layer.name, kind="bold small")
+    drawing.text(left, top - 6, f"{step}{100 * beyond:.1f} % beyond the axis", kind="soft small")
+    points = [(left, bottom)]
+    for b, value in enumerate(counts):
+        y = bottom - float(value) / peak * HIGH
+        points += [(left + b * each, y), (left + (b + 1) * each, y)]
+    points.append((left + wide, bottom))
+    joined = " ".join(f"{number(x)},{number(y)}" for x, y in points)
+    drawing.add(f'<polygon points="{joined}" class="s0" fill-opacity="0.75"/>')
+    rising = membrane.thresholds[:40]
+    thresholds = (*(-r for r in reversed(rising)), *rising) if _signed(layer, membrane) else rising
+    for threshold in thresholds:
+        drawing.segment((at(threshold), top), (at(threshold), bottom), "rule")
+    written: list[tuple[float, float]] = [(left + wide - 8, left + wide)]
+    for mark in dict.fromkeys((0.0, thresholds[-1], thresholds[0], rising[0])):  # those that collide are left out
+        text, x = f"{mark:g}".replace("-", "−"), at(mark)
+        ends = (x - 3.2 * len(text) - 2, x + 3.2 * len(text) + 2)
+        if all(ends[1] < start or end < ends[0] for start, end in written):
+            drawing.text(x, bottom + 13, text, "middle", "soft small")
+            written.append(ends)
+    drawing.text(left + wide, bottom + 13, "r", "end", "soft small")
+    drawing.segment((left, bottom), (left + wide, bottom))
+
+
+def _signed(layer: LayerAnalysis, membrane: Membrane) -> bool:
+    """Whether it also fires below -threshold: its activity is then that of both sides, not of one."""
+    counts, first = membrane.counts.sum(0), membrane.thresholds[0]
+    total, edges = max(float(counts.sum()), 1.0), membrane.edges
+    above = float(counts[edges[:-1] >= first - 1e-6].sum()) / total
+    below = float(counts[edges[1:] <= -first + 1e-6].sum()) / total
+    active = layer.histogram.active_ratio
+    return abs(active - above - below) < abs(active - above)
+
+
+def analysis_figures(analysis: Analysis) -> dict[str, Figure]:
+    """The figures of one analysis, by file name."""
+    title = str(analysis.facts.get("name") or analysis.facts.get("model") or "network")
+    data = str(analysis.facts.get("dataset") or analysis.facts.get("data") or "dataset not named")
+    dataset = DATASETS.get(data, data)
+    found = {}
+    if analysis.steps:
+        found["steps"] = Figure(
+            "steps", "", "", _by_layer("Step of each layer", "step γ", dataset, [(0, title, analysis.steps)]).svg()
+        )
+    active = {layer.name: layer.histogram.active_ratio for layer in analysis.layers}
+    found["active"] = Figure(
+        "active", "", "", _by_layer("Active ratio of each layer", "active ratio", dataset, [(0, title, active)]).svg()
+    )
+    if max(layer.n_max for layer in analysis.layers) > 1:
+        found["entropy"] = _entropy([(0, title, analysis)], dataset)
+        found["levels"] = _level_bars(f"{title}, {dataset}", analysis)
+    for figure in _membranes(title, dataset, analysis):
+        found["membranes"] = figure
+    return found
