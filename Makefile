@@ -1,12 +1,13 @@
 # make demo   train a small burst network on real digits, run it on integer levels, see what it costs
 # make test   lint, types, dependency rules, tests with coverage
 # make sanitize   the native library's tests with AddressSanitizer and UndefinedBehaviorSanitizer
-# Both set up .venv by themselves; the second time they start at once.
+# make report     results/report.html and docs/figures again, from the records under results
+# All set up .venv by themselves; the second time they start at once.
 
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint format sanitize clean
+.PHONY: demo test lint format report sanitize clean
 .DELETE_ON_ERROR:
 
 demo: .venv/.train
@@ -28,6 +29,10 @@ sanitize: .venv/.dev
 	@LBQ_NATIVE_LIBRARY="$$(ls build/sanitize/lbq/native/_lbq*)" LD_PRELOAD="$$($(CC) -print-file-name=libasan.so) $$($(CC) -print-file-name=libstdc++.so.6)" \
 	  ASAN_OPTIONS=detect_leaks=0 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/test_engine_native.py tests/test_native.py tests/test_steps.py tests/test_tally.py \
 	  -n 2 -p no:cacheprovider -k "not compiled and not well_formed and not stale and not fork"
+
+report: .venv/.train
+	@$(BIN)/lbq report results -o results/report.html --title "LBQ: our runs beside the published numbers"
+	@rm -f docs/figures/*.svg && $(BIN)/lbq report results --format svg -o docs/figures
 
 format: .venv/.dev
 	@$(BIN)/ruff check --fix .

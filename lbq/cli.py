@@ -485,7 +485,8 @@ def report(
     found = gather(results, read_run)
     size = make(target, found, format, _technology(technology), image, title)
     unfinished = f", {len(found.unfinished)} not finished" if found.unfinished else ""
-    make_console().print(f"{target}: {size_of(size)}, {len(found.finished)} finished runs{unfinished}")
+    runs = f"{len(found.finished)} finished run{'s' * (len(found.finished) != 1)}"
+    make_console().print(f"{target}: {size_of(size)}, {runs}{unfinished}")
 
 
 @app.command()

@@ -1,8 +1,9 @@
-"""The networks under models/: what their card says of them is true."""
+"""The networks under models/: what their card says of them is true. The report under results/: it is of the records there."""
 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
 from pathlib import Path
@@ -43,3 +44,15 @@ def test_the_headline_network_on_real_images() -> None:
     found = evaluate(net, open_data(net.network, str(folder)), threads=2, limit=256)
     assert found.accuracy is not None
     assert round(found.accuracy * 256 / 100) == 245
+
+
+def test_the_report_is_of_all_records() -> None:
+    folder = MODELS.parent / "results"
+    page = (folder / "report.html").read_text(encoding="utf-8")
+    assert len(page) < 5e6
+    records = [json.loads(path.read_text(encoding="utf-8")) for path in folder.glob("*.json")]
+    runs = [value for value in records if value.get("log")]
+    assert len(runs) >= 15
+    for value in runs:
+        assert value["weights_sha256"] in page, "make report"
+        assert f"{value['test_accuracy']:.2f}" in page

@@ -31,13 +31,15 @@ from lbq.errors import LbqError
 from lbq.measurement import account_from
 from lbq.records import read
 from lbq.report import comma_separated, latex, markdown, render
+from lbq.report.cells import Table, images_cells
+from lbq.report.cost_tables import accounts
 from lbq.report.costs import cost_figures, speed_figures
 from lbq.report.figures import level_colour
 from lbq.report.folder import make, tour_of
 from lbq.report.layers import analysis_figures, layer_figures
 from lbq.report.schematics import box_slope, example, neuron_figures, relsg_et_slope, surrogates
 from lbq.report.svg import DARK, LIGHT, Plot, label, log_ticks, shade, standalone, ticks, whole_ticks
-from lbq.report.tables import Table, accounts, all_tables, images_cells
+from lbq.report.tables import all_tables
 from lbq.report.tour import LINE, Picture, level_pixel, png, take
 from lbq.report.training import training_figures
 from lbq.results import Gathered, Group, Result, gather
@@ -533,9 +535,9 @@ def test_a_tour_of_event_frames_and_of_colours() -> None:
     colours = deploy(models.create("resnet8w2").eval(), (3, 8, 8), mean=[0.5] * 3, std=[0.2] * 3)
     assert colours.golden is not None
     image = colours.golden.inputs[0]
-    np.testing.assert_array_equal(shown(take(colours, image, "cat").image[0], 8, 8), image.transpose(1, 2, 0))
-    page = render(Gathered(artefacts=[]), tour=take(colours, image, "cat"))
-    assert "It is labelled cat." in page
+    np.testing.assert_array_equal(shown(take(colours, image).image[0], 8, 8), image.transpose(1, 2, 0))
+    page = render(Gathered(artefacts=[]), tour=take(colours, image, "The image is a <cat>."))
+    assert "The image is a &lt;cat&gt;." in page
     checked(page)
 
 
@@ -545,6 +547,15 @@ def test_tours_of_given_images(tmp_path: Path, found: Gathered) -> None:
     tour = tour_of(found, path)
     assert tour is not None
     assert decoded(tour.image[0].address).max() == 0
+    assert tour.about == "The image is i.npy, the network model.lbq."
+    golden = tour_of(found)
+    assert golden is not None
+    assert golden.about == "The image is the first golden input of model.lbq; --image shows another."
+    noise = deploy(models.create("resnet8w2", in_channels=1).eval(), (1, 8, 8))
+    engine.save(tmp_path / "noise.lbq", noise)
+    of_noise = tour_of(Gathered(artefacts=[tmp_path / "noise.lbq"]))
+    assert of_noise is not None
+    assert "the first golden input of noise.lbq, which is noise" in of_noise.about
     with pytest.raises(LbqError, match="--image needs a deployed network"):
         tour_of(Gathered(found.results), path)
     assert tour_of(Gathered(found.results)) is None

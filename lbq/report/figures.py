@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from lbq.report.cells import DATASETS
 from lbq.report.svg import shade
-from lbq.report.tables import DATASETS
 from lbq.results import Gathered
 
 

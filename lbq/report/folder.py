@@ -52,12 +52,14 @@ def tour_of(found: Gathered, image: Path | None = None) -> Tour | None:
                 "--image needs a deployed network to run it: add a model.lbq, or a run folder that holds one"
             )
         return None
-    net = engine.load(found.artefacts[0])
+    net, name = engine.load(found.artefacts[0]), found.artefacts[0].name
     if image is not None:
-        return take(net, read_input(image, net.network))
+        return take(net, read_input(image, net.network), f"The image is {image.name}, the network {name}.")
     if net.golden is None:
         return None
-    return take(net, net.golden.inputs[0] if net.network.static else net.golden.inputs[:, 0])
+    noise = ", which is noise" if net.network.facts.get("golden") == "noise" else ""
+    about = f"The image is the first golden input of {name}{noise}; --image shows another."
+    return take(net, net.golden.inputs[0] if net.network.static else net.golden.inputs[:, 0], about)
 
 
 def write_analysis(folder: Path, analysis: Analysis) -> list[Path]:

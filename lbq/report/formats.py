@@ -7,7 +7,7 @@ import io
 import re
 from collections.abc import Sequence
 
-from lbq.report.tables import Table
+from lbq.report.cells import Table
 
 WIDE = 7  # columns that fit a page at this size
 LATEX = {

@@ -10,10 +10,12 @@ from dataclasses import replace
 
 from lbq import paper
 from lbq.analyze import Analysis, LayerAnalysis, Membrane
+from lbq.report.cells import DATASETS
 from lbq.report.figures import Figure, by_dataset, level_colour
 from lbq.report.svg import Drawing, Plot, number
-from lbq.report.tables import DATASETS
 from lbq.results import Gathered, Group, names
+
+PARTS = {"v1": "(c)", "v2": "(d)", "v3": "(e)", "lbq": "(f)"}  # of Figure 4, at N_max = 5
 
 
 def layer_figures(found: Gathered) -> list[Figure]:
@@ -32,6 +34,8 @@ def _layers(found: Gathered, colour: dict[str, int], dataset: str) -> list[Figur
     if analysed:
         figures.append(_entropy([(i, t, a) for i, t, _, a in analysed], dataset))
     ids = _ids({i: t for i, t, _ in named})
+    order = list(PARTS)
+    analysed.sort(key=lambda entry: order.index(v) if (v := entry[2].record["variant"]) in order else len(order))
     figures += [replace(_levels(f"{t}, {dataset}", g, a), id=f"levels-{ids[i]}") for i, t, g, a in analysed]
     for i, t, g in named:
         if g.analysis is not None:
@@ -123,10 +127,9 @@ def _entropy(analysed: Sequence[tuple[int, str, Analysis]], dataset: str) -> Fig
 
 def _levels(title: str, group: Group, analysis: Analysis) -> Figure:
     figure = _level_bars(title, analysis)
-    part = {"v1": "(c)", "v2": "(d)", "v3": "(e)", "lbq": "(f)"}.get(str(group.record["variant"]), "")
-    if group.record.get("step_gradient"):
-        part = ""
-    return replace(figure, title=f"Figure 4 {part}".strip())
+    record = group.record
+    part = PARTS.get(str(record["variant"])) if record["n_max"] == 5 and not record.get("step_gradient") else None
+    return replace(figure, title="Levels by layer" if part is None else f"Figure 4 {part}")
 
 
 def _level_bars(title: str, analysis: Analysis) -> Figure:

@@ -12,11 +12,13 @@ from typing import Any
 from lbq import paper
 from lbq._version import __version__
 from lbq.report import svg
+from lbq.report.cells import Table, dataset_name, run_id, short
+from lbq.report.cost_tables import accounts
 from lbq.report.costs import cost_figures, speed_figures
 from lbq.report.figures import Figure
 from lbq.report.layers import layer_figures
 from lbq.report.schematics import neuron_figures, surrogates
-from lbq.report.tables import Table, accounts, all_tables, dataset_name, run_id, short
+from lbq.report.tables import all_tables
 from lbq.report.tour import SILENT, Picture, Tour, level_pixel
 from lbq.report.training import training_figures
 from lbq.results import Gathered, Result, names
@@ -120,12 +122,14 @@ def _document(title: str, sections: Sequence[tuple[str, str, str]]) -> str:
 def _cards(found: Gathered) -> str:
     """A line of the most telling numbers."""
     groups = [g for g in found.groups if g.mean is not None]
+    titles = names([g.first for g in groups])
     cards = [_counted(len(found.finished), "finished run"), _counted(len(found.groups), "configuration")]
     if found.unfinished:
         cards.append(("not finished", str(len(found.unfinished))))
     for dataset in dict.fromkeys(g.record["dataset"] for g in groups):
-        best = max((g for g in groups if g.record["dataset"] == dataset), key=lambda g: g.mean or 0.0)
-        cards.append((f"highest on {dataset_name(best)}: {best.title}", f"{best.mean:.2f} %"))
+        of = [(g, t) for g, t in zip(groups, titles, strict=True) if g.record["dataset"] == dataset]
+        best, title = max(of, key=lambda pair: pair[0].mean or 0.0)
+        cards.append((f"highest of {len(of)} on {dataset_name(best)}: {title}", f"{best.mean:.2f} %"))
     inside = "".join(f'<div class="card"><b>{escape(value)}</b>{escape(name)}</div>' for name, value in cards)
     return f'<div class="cards">{inside}</div>' if found.results else ""
 
@@ -207,13 +211,13 @@ def _tour(tour: Tour) -> str:
         f'<span>{escape(name)}</span><i style="width:{100 * share:.1f}%"></i><span>{100 * share:.1f} %</span>'
         for name, share in tour.classes
     )
-    truth = f" It is labelled {escape(tour.truth)}." if tour.truth else ""
+    about = f" {escape(tour.about)}" if tour.about else ""
     return (
-        "<p>One image through the deployed network on integers, from the trace of its engine. For each layer, its busiest "
-        "channels: levels at the first timesteps, then the bit planes of the first timestep, the highest first. A black pixel "
-        "is one set bit: one addition for each synapse that reads it.</p>"
+        f"<p>One image through the deployed network on integers, from the trace of its engine.{about} For each layer, its "
+        "busiest channels: levels at the first timesteps, then the bit planes of the first timestep, the highest first. A "
+        "black pixel is one set bit: one addition for each synapse that reads it.</p>"
         f'{_key(tour)}<div class="strip">{start}</div>{"".join(stops)}<h3>Output</h3>'
-        f"<p>The likeliest classes, as a softmax of the network's logits.{truth}</p>"
+        f"<p>The likeliest classes, as a softmax of the network's logits.</p>"
         f'<div class="bars">{bars}</div>'
     )
 

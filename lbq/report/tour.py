@@ -51,10 +51,12 @@ class Stop:
 
 @dataclass(frozen=True)
 class Tour:
+    """about: which image and network these are, in words."""
+
     image: tuple[Picture, ...]
     stops: tuple[Stop, ...]
     classes: tuple[tuple[str, float], ...]
-    truth: str = ""
+    about: str = ""
 
 
 def png(pixels: NDArray[np.uint8]) -> bytes:
@@ -75,7 +77,7 @@ def picture(pixels: NDArray[np.uint8], text: str, scale: int) -> Picture:
     return Picture(f"data:image/png;base64,{encoded}", pixels.shape[1], pixels.shape[0], text, scale)
 
 
-def take(net: Network, image: NDArray[np.uint8], truth: str = "") -> Tour:
+def take(net: Network, image: NDArray[np.uint8], about: str = "") -> Tour:
     """image: uint8 `[C, H, W]`, or `[T, C, H, W]` for an event network."""
     network = net.network
     out = net.run(image, "bitplane", trace=True)
@@ -91,7 +93,7 @@ def take(net: Network, image: NDArray[np.uint8], truth: str = "") -> Tour:
         image=tuple(_pixels(frame, network.input_max, i, len(frames)) for i, frame in enumerate(frames)),
         stops=stops,
         classes=tuple((names[i], float(shares[i])) for i in order),
-        truth=truth,
+        about=about,
     )
 
 

@@ -1,0 +1,185 @@
+"""The tables of what networks cost, the paper's and the honest ones. All energies are modelled."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from lbq import paper
+from lbq.account import Account, energy_mj, saved
+from lbq.costs import Costs
+from lbq.measurement import account_from
+from lbq.report.cells import (
+    Cell,
+    Table,
+    accuracy_cell,
+    cell,
+    dataset_name,
+    images_cells,
+    integer_cell,
+    method_name,
+    spread_cell,
+)
+from lbq.results import Group
+from lbq.technology import DEFAULT, PAPER, Technology
+
+
+def accounts_of(group: Group) -> list[tuple[Account, Account]]:
+    """Both accounts, border-exact and by rate, of each seed that was counted."""
+    return [
+        (account_from(a.accounts["exact"], "exact", a.images), account_from(a.accounts["rate"], "rate", a.images))
+        for a in group.analyses
+        if "exact" in a.accounts
+    ]
+
+
+def accounts(groups: Sequence[Group]) -> list[tuple[Group, Account, Account]]:
+    """Groups whose counts are known, with both accounts of their first seed."""
+    return [(group, *found[0]) for group in groups if (found := accounts_of(group))]
+
+
+def counts_table(groups: Sequence[Group]) -> Table:
+    table = Table(
+        "table6-counts",
+        "Table 6: synaptic accumulations per image under unary and bit-sparse execution",
+        (
+            "Method",
+            "Dataset",
+            "Network",
+            "Epochs",
+            "Unary (M)",
+            "Bit-sparse (M)",
+            "Saved %",
+            "Border-exact (M)",
+            "Images",
+            "Network ran",
+            "Origin",
+        ),
+        numeric=frozenset(range(3, 9)),
+        notes=[
+            f"Published: {paper.CITATION}, T = 2; N_max in brackets. Several seeds: mean ± sample standard deviation.",
+            "Unary and bit-sparse: rate x MACs, padded taps included, as the paper counts. Border-exact: bit-sparse at valid "
+            "positions only, the readout once on its sums.",
+        ],
+    )
+    for method, (unary, sparse) in paper.ACCUMULATIONS.items():
+        table.add(
+            [method, "CIFAR-10", "ResNet-20", 300, cell(unary), cell(sparse), cell(saved(sparse, unary)), "", "",
+             "", "published"],
+            "published",
+        )  # fmt: skip
+    for group in groups:
+        if not (found := accounts_of(group)):
+            continue
+        rates, exacts = [rate for _, rate in found], [exact for exact, _ in found]
+        digits = 2 if rates[0].executed > 1e6 else 4  # of millions
+        table.add(
+            [method_name(group), dataset_name(group), str(group.record["model"]), int(group.record["epochs"]),
+             spread_cell([a.total.unary / 1e6 for a in rates], digits),
+             spread_cell([a.executed / 1e6 for a in rates], digits),
+             spread_cell([saved(a.executed, a.total.unary) for a in rates], 2),
+             spread_cell([a.executed / 1e6 for a in exacts], digits), *images_cells(group), "ours"],
+            "ours",
+        )  # fmt: skip
+    return table
+
+
+def cost_table(groups: Sequence[Group], technology: Technology = DEFAULT) -> Table:
+    table = Table(
+        "table7-cost",
+        "Table 7: accuracy and modelled arithmetic cost",
+        ("Method", "Dataset", "Network", "Epochs", "Accuracy %", "On integers %", "FP MACs (M)", "Synaptic ACs (M)",
+         "Formations (M)", "Modelled energy (mJ)", "ANN / it, modelled", "Images", "Network ran", "Origin"),
+        numeric=frozenset(range(3, 12)),
+        notes=[
+            f"Published: {paper.CITATION}; its energies again from its counts"
+            + ("." if technology.as_published else ", at the prices below: not the energies that it published."),
+            f"Modelled, never measured: {technology.fp32_mac:g} pJ for a MAC, {technology.fp32_add:g} pJ for an accumulation, "
+            f"{technology.int32_add:g} pJ for a formation. Memory, routing and state updates are not in it.",
+            f"Prices: {technology.credit(*PAPER)}.",
+            "Counted as rate x MACs, padded taps included, as the paper counts; the tables below: at valid positions only.",
+        ],
+    )  # fmt: skip
+    rows = paper.cost_rows()
+    reference = energy_mj(rows[0].operations, technology.paper)
+    for row in rows:
+        ops, energy = row.operations, energy_mj(row.operations, technology.paper)
+        table.add(
+            [row.method, "CIFAR-10", "ResNet-20", 300, cell(row.accuracy), "", cell(ops.fp_macs / 1e6),
+             cell(ops.accumulations / 1e6) if row.spiking else "N/A",
+             cell(ops.formations / 1e6, 3) if row.bit_planes else "N/A", cell(energy, 2),
+             cell(reference / energy) if row.spiking else "", "", "",
+             "published" if technology.as_published else "published counts, other prices"],
+            "published",
+        )  # fmt: skip
+    for group in groups:
+        rates = [rate for _, rate in accounts_of(group)]
+        if not rates:
+            continue
+        operations = [rate.operations() for rate in rates]
+        energies = [energy_mj(ops, technology.paper) for ops in operations]
+        anns = [rate.ann_macs * technology.fp32_mac * 1e-9 for rate in rates]
+        small = energies[0] < 0.1  # an image of a few pixels
+        table.add(
+            [method_name(group), dataset_name(group), str(group.record["model"]), int(group.record["epochs"]),
+             accuracy_cell(group), integer_cell(group), cell(operations[0].fp_macs / 1e6, 4 if small else 2),
+             spread_cell([ops.accumulations / 1e6 for ops in operations], 4 if small else 2),
+             spread_cell([ops.formations / 1e6 for ops in operations], 3) if operations[0].formations else "N/A",
+             spread_cell(energies, 5 if small else 2), spread_cell([a / e for a, e in zip(anns, energies, strict=True)], 2),
+             *images_cells(group), "ours"],
+            "ours",
+        )  # fmt: skip
+    return table
+
+
+def honest_table(id: str, group: Group, title: str, found: Costs) -> Table:
+    """title: what tells the group from others."""
+    seed = f", seed {group.record['seed']}" if len(group.results) > 1 else ""
+    table = Table(
+        id,
+        f"Beyond the paper's table: {title}, {group.record['model']}, T = {group.record['timesteps']}{seed}; modelled µJ per "
+        "image",
+        ("Method", "Paper's regime", "Integer arithmetic", "With memory", "int8 ANN / it", "Note"),
+        numeric=frozenset({1, 2, 3, 4}),
+    )
+    int8 = next(m for m in found.methods if m.name == "ANN, int8")
+    for method in found.methods:
+        table.add(
+            [method.name, microjoules(method.paper_uj), microjoules(method.integer_uj), microjoules(method.memory_uj),
+             cell(int8.memory_uj / method.memory_uj), method.note],
+            "ours" if method is found.methods[0] else "",
+        )  # fmt: skip
+    t = found.technology
+    meets = "; ".join(f"{b.rival} ({b.regime}) {b.text}" for b in found.break_even)
+    shifts = "; ".join(
+        f"{line.what} {line.count / 1e6:,.3f} M, {microjoules(line.microjoules).text} µJ" for line in found.shifts
+    )
+    table.notes = [
+        "All energies are modelled. Counts are border-exact.",
+        "Integer arithmetic adds state updates, identity shortcuts and sums to integer prices; memory adds weight bytes "
+        f"({t.weight_byte:g} pJ, each used {t.weight_reuse:g} times), membranes and levels ({t.state_byte:g} pJ a byte).",
+        f"Density: {found.density:.3f} set bits per synapse and timestep; bit planes meet a rival's cost at: {meets}.",
+        f"Shifts, not in the table: {shifts}.",
+        f"Read as other tools do (NeuroBench, syops, SpikingJelly: a level above 1 is a MAC): "
+        f"{found.reading.count / 1e6:,.2f} M MACs, {microjoules(found.reading.microjoules).text} µJ at fp32.",
+    ]
+    return table
+
+
+def microjoules(value: float | None) -> Cell:
+    """Three digits or more."""
+    if value is None:
+        return Cell("")
+    return cell(value, 1 if value >= 100 else 2 if value >= 1 else 4)
+
+
+def technology_table(technology: Technology) -> Table:
+    table = Table(
+        "technology",
+        f"Technology constants: {technology.label()}",
+        ("Constant", "pJ", "Origin"),
+        numeric=frozenset({1}),
+        notes=[f"Prices: {technology.credit()}. Replace them with --technology FILE (TOML or JSON)."],
+    )
+    for name, value, origin in technology.table():
+        table.add([name, Cell(f"{value:g}", value), origin])
+    return table
