@@ -245,6 +245,9 @@ class Analysis:
                         "layer": layer.name,
                         "timestep": when,
                         "step": layer.step,
+                        **dict(
+                            zip(("step_min", "step_max"), layer.step_range or (layer.step, layer.step), strict=True)
+                        ),
                         "tail": layer.tail,
                         "n_max": layer.n_max,
                         "active_ratio": histogram.active_ratio,
@@ -273,8 +276,17 @@ def load(path: Path | str) -> Analysis:
     return Analysis.from_dict(value if isinstance(value, dict) else {}, str(path))
 
 
+def _quantities(histogram: LevelHistogram) -> dict[str, Any]:
+    return {
+        "active_ratio": histogram.active_ratio,
+        "mean_level": histogram.mean_level,
+        "normalised_entropy": histogram.normalised_entropy,
+        "conditional": histogram.conditional.round(6).tolist(),
+    }
+
+
 def _layer_dict(layer: LayerAnalysis) -> dict[str, Any]:
-    histogram, membrane = layer.histogram, layer.membrane
+    membrane = layer.membrane
     return {
         "name": layer.name,
         "shape": list(layer.shape),
@@ -282,9 +294,8 @@ def _layer_dict(layer: LayerAnalysis) -> dict[str, Any]:
         "step": layer.step,
         "step_range": None if layer.step_range is None else list(layer.step_range),
         "tail": layer.tail,
-        "active_ratio": histogram.active_ratio,
-        "normalised_entropy": histogram.normalised_entropy,
-        "conditional": histogram.conditional.round(6).tolist(),
+        **_quantities(layer.histogram),
+        "by_timestep": [_quantities(layer.at(t)) for t in range(len(layer.levels))],
         "levels": layer.levels.tolist(),
         "membrane": None
         if membrane is None

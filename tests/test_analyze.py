@@ -95,6 +95,10 @@ def test_means_and_timesteps_by_hand() -> None:
     rows = list(csv.DictReader(io.StringIO(found.csv())))
     assert [row["timestep"] for row in rows] == ["all", "0", "1"]
     assert [float(row["p2"]) for row in rows] == pytest.approx([1 / 3, 0, 1])
+    (layer,) = found.to_dict()["layers"]
+    for row, held in zip(rows, [layer, *layer["by_timestep"]], strict=True):
+        for key in ("active_ratio", "mean_level", "normalised_entropy"):
+            assert float(row[key]) == pytest.approx(held[key])
 
 
 @pytest.mark.parametrize("on_device", [False, True])
