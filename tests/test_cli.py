@@ -227,12 +227,13 @@ def test_doctor_without_torch(capsys: pytest.CaptureFixture[str], monkeypatch: p
     assert "training needs PyTorch: pip install 'lbq[train]'" in out
 
 
-@pytest.mark.parametrize(("given", "expected"), [(None, "PASSIVE"), ("ACTIVE", "ACTIVE")])
-def test_threads_that_wait_do_not_spin(given: str | None, expected: str) -> None:
-    """Unless the user wants them to."""
-    code = "import os, lbq.cli\ntry: lbq.cli.main(['--version'])\nfinally: print(os.environ['OMP_WAIT_POLICY'])"
-    environment = {k: v for k, v in os.environ.items() if k != "OMP_WAIT_POLICY"}
-    environment |= {"OMP_WAIT_POLICY": given} if given else {}
+@pytest.mark.parametrize(
+    ("given", "expected"), [({}, "1000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "ACTIVE"}, "None")]
+)
+def test_threads_that_wait_spin_shortly(given: dict[str, str], expected: str) -> None:
+    """Unless the user wants it otherwise."""
+    code = "import os, lbq.cli\ntry: lbq.cli.main(['--version'])\nfinally: print(os.environ.get('GOMP_SPINCOUNT'))"
+    environment = {k: v for k, v in os.environ.items() if k not in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")} | given
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
     assert done.stdout.split()[-1] == expected
 
