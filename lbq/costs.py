@@ -145,8 +145,8 @@ def costs(account: Account, technology: Technology = DEFAULT) -> Costs:
     methods += [
         dense("ANN, fp32", "the paper's reference", technology.fp32_mac, FLOAT_BYTES, FLOAT_BYTES, fp32),
         dense("ANN, int8", "8-bit weights and activations", technology.int8_mac, 1, 1, None),
-        dense("quantised ANN, as many levels", f"one pass, dense, 8-bit weights, activations of {planes} bits; its zeros are "
-              "not skipped", technology.int8_mac, 1, planes / 8, None),
+        dense("quantised ANN, as many levels", f"one pass, dense, 8-bit weights, activations of {planes} "
+              f"bit{'s' * (planes > 1)}; its zeros are not skipped", technology.int8_mac, 1, planes / 8, None),
     ]  # fmt: skip
     return Costs(
         technology=technology,

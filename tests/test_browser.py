@@ -188,6 +188,9 @@ def test_only_what_is_drawn_is_named(page: Page) -> None:
     assert "solid, circles: ANN" in found["Training loss by epoch"]
     assert "solid" not in found["Step γ by layer"]
     assert "dashed, squares: LBQ" in found["Step γ by layer"]
+    table = page.run("document.querySelector('#compared').innerText")
+    for expected in ("millions of accumulations.bit-sparse", "modelled at the paper's prices.energy_mj"):
+        assert expected in table
 
 
 def test_a_single_epoch_is_drawn(page: Page) -> None:

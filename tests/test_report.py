@@ -26,6 +26,7 @@ from hypothesis import strategies as st
 
 from lbq import cli, engine, models, paper, surrogate
 from lbq.analyze import Analysis, LayerAnalysis, Membrane
+from lbq.costs import costs
 from lbq.deploy import deploy
 from lbq.errors import LbqError
 from lbq.measurement import account_from
@@ -132,6 +133,9 @@ def test_costs_come_from_the_analysis(found: Gathered) -> None:
     }
     assert "modelled" in honest.title
     assert any("NeuroBench" in note for note in honest.notes)
+    shown = {row.cells[0].text: row.cells[honest.columns.index("Break-even, with memory")] for row in honest.rows}
+    expected = {b.rival: b.text for b in costs(exact).break_even if b.regime == "memory"}
+    assert {name: cell.text for name, cell in shown.items() if cell.text} == expected
 
 
 def test_several_seeds_are_averaged_everywhere(found: Gathered) -> None:

@@ -33,7 +33,7 @@ def accounts_of(group: Group) -> list[tuple[Account, Account]]:
 
 
 def accounts(groups: Sequence[Group]) -> list[tuple[Group, Account, Account]]:
-    """Groups whose counts are known, with both accounts of their first seed."""
+    """Groups whose counts are known, with both accounts of the first seed."""
     return [(group, *found[0]) for group in groups if (found := accounts_of(group))]
 
 
@@ -138,26 +138,30 @@ def honest_table(id: str, group: Group, title: str, found: Costs) -> Table:
         id,
         f"Beyond the paper's table: {title}, {group.record['model']}, T = {group.record['timesteps']}{seed}; modelled µJ per "
         "image",
-        ("Method", "Paper's regime", "Integer arithmetic", "With memory", "int8 ANN / it", "Note"),
-        numeric=frozenset({1, 2, 3, 4}),
-    )
+        ("Method", "Paper's regime", "Integer arithmetic", "With memory", "int8 ANN / it", "Break-even, arithmetic",
+         "Break-even, with memory", "Note"),
+        numeric=frozenset(range(1, 7)),
+    )  # fmt: skip
     int8 = next(m for m in found.methods if m.name == "ANN, int8")
+    meets = {(b.rival, b.regime): Cell(b.text, b.density) for b in found.break_even}
     for method in found.methods:
         table.add(
             [method.name, microjoules(method.paper_uj), microjoules(method.integer_uj), microjoules(method.memory_uj),
-             cell(int8.memory_uj / method.memory_uj), method.note],
+             cell(int8.memory_uj / method.memory_uj), *(meets.get((method.name, regime)) for regime in ("integer", "memory")),
+             method.note],
             "ours" if method is found.methods[0] else "",
         )  # fmt: skip
     t = found.technology
-    meets = "; ".join(f"{b.rival} ({b.regime}) {b.text}" for b in found.break_even)
     shifts = "; ".join(
         f"{line.what} {line.count / 1e6:,.3f} M, {microjoules(line.microjoules).text} µJ" for line in found.shifts
     )
+    reuse = "once" if t.weight_reuse == 1 else f"{t.weight_reuse:g} times"
     table.notes = [
         "All energies are modelled. Counts are border-exact.",
         "Integer arithmetic adds state updates, identity shortcuts and sums to integer prices; memory adds weight bytes "
-        f"({t.weight_byte:g} pJ, each used {t.weight_reuse:g} times), membranes and levels ({t.state_byte:g} pJ a byte).",
-        f"Density: {found.density:.3f} set bits per synapse and timestep; bit planes meet a rival's cost at: {meets}.",
+        f"({t.weight_byte:g} pJ, each used {reuse}), membranes and levels ({t.state_byte:g} pJ a byte).",
+        f"Break-even: the density at which bit planes would cost what this rival costs; theirs is {found.density:.3f} set bits "
+        "per synapse and timestep.",
         f"Shifts, not in the table: {shifts}.",
         f"Read as other tools do (NeuroBench, syops, SpikingJelly: a level above 1 is a MAC): "
         f"{found.reading.count / 1e6:,.2f} M MACs, {microjoules(found.reading.microjoules).text} µJ at fp32.",

@@ -13,7 +13,7 @@ from lbq import paper
 from lbq._version import __version__
 from lbq.report import svg
 from lbq.report.cells import Table, dataset_name, run_id, short
-from lbq.report.cost_tables import accounts
+from lbq.report.cost_tables import accounts, accounts_of
 from lbq.report.costs import cost_figures, speed_figures
 from lbq.report.figures import Figure
 from lbq.report.layers import layer_figures
@@ -21,7 +21,7 @@ from lbq.report.schematics import neuron_figures, surrogates
 from lbq.report.tables import all_tables
 from lbq.report.tour import SILENT, Picture, Tour, level_pixel
 from lbq.report.training import training_figures
-from lbq.results import Gathered, Result, names
+from lbq.results import Gathered, Group, Result, names
 from lbq.technology import DEFAULT, Technology
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
@@ -310,6 +310,13 @@ def _curves(result: Result, title: str) -> dict[str, Any]:
     flatten("config", record["config"])
     if result.analysis is not None and result.analysis.layers:
         flatten("analysis", {k: v for k, v in result.analysis.summary().items() if v is not None})
+    for exact, rate in accounts_of(Group([result])):
+        flatten(
+            "modelled at the paper's prices",
+            {"energy_mj": rate.energy_mj(), "ANN / it": rate.ann_energy_mj / rate.energy_mj()},
+        )
+        flatten("millions of accumulations", {"unary": rate.total.unary / 1e6, "bit-sparse": rate.executed / 1e6,
+                                              "border-exact": exact.executed / 1e6})  # fmt: skip
     curves = {
         key: [[e["epoch"], e[key]] for e in record["log"] if e.get(key) is not None]
         for key in ("loss", "test_accuracy")
