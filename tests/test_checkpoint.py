@@ -204,10 +204,10 @@ FOREIGN: dict[str, Callable[[Path], object]] = {
 def test_foreign_files_are_refused(kind: str, tmp_path: Path, two_states: tuple[Stored, Stored]) -> None:
     path = tmp_path / checkpoint.LAST
     FOREIGN[kind](path)
-    started = time.monotonic()
+    started = time.process_time()
     with pytest.raises(RunError, match=r"last\.safetensors") as caught:
         checkpoint.load(tmp_path)
-    assert time.monotonic() - started < 1
+    assert time.process_time() - started < 1
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 500
     (tmp_path / checkpoint.PREVIOUS).write_bytes(

@@ -200,10 +200,10 @@ BAD: dict[str, tuple[Decoder, bytes, str]] = {
 @pytest.mark.parametrize("case", BAD)
 def test_bad_files_are_refused_in_one_line(case: str) -> None:
     decode, data, message = BAD[case]
-    started = time.perf_counter()
+    started = time.process_time()
     with pytest.raises(DataError) as caught:
         decode(data, "some/file")
-    assert time.perf_counter() - started < 1
+    assert time.process_time() - started < 1
     text = str(caught.value)
     assert text.startswith("some/file")
     assert message in text

@@ -616,9 +616,9 @@ def checked(page: str) -> Checker:
 
 
 def test_the_page_is_whole_and_needs_nothing(found: Gathered) -> None:
-    started = time.perf_counter()
+    started = time.process_time()
     page = render(Gathered(found.results, [BENCHMARK], found.artefacts), tour=tour_of(found))
-    assert time.perf_counter() - started < 5
+    assert time.process_time() - started < 5
     assert len(page.encode()) < 5e6
     parser = checked(page)
     assert parser.tags["table"] >= 12
