@@ -366,10 +366,10 @@ def account(
         return
     if _subject(run, changes, data, device):
         from lbq.engine import load
-        from lbq.engine.evaluate import golden_set, measure, open_data
+        from lbq.engine.evaluate import inputs_of, measure
 
         net = load(run)
-        test = golden_set(net) if data is None else open_data(net.network, data)
+        test = inputs_of(net, data)
         with CountProgress(str(run), min(limit or test.size, test.size)) as progress:
             measured = measure(net, test, _threads(None), limit, progress.advance)
     else:
@@ -393,7 +393,8 @@ def analyze(
     subject: Subject,
     changes: Changes = None,
     out: Annotated[
-        Path | None, typer.Option("-o", "--out", help="Folder; default RUN/analysis, MODEL.analysis.")
+        Path | None,
+        typer.Option("-o", "--out", help="Folder; default RUN/analysis, MODEL.analysis (golden inputs: MODEL.golden)."),
     ] = None,
     data: Data = None,
     limit: Limit = None,
@@ -406,20 +407,22 @@ def analyze(
     """How a network uses its levels over its test set: steps, activity, distributions, entropy, membranes; with counts."""
     from lbq import files
 
-    deployed = _subject(subject, changes, data, device)
-    folder = out or (subject.with_suffix(".analysis") if deployed else subject / "analysis")
-    files.check_folder(folder)
-    if deployed:
+    if _subject(subject, changes, data, device):
+        from lbq.analyze import GOLDEN
         from lbq.engine import evaluate, load
 
         net = load(subject)
-        test = evaluate.golden_set(net) if data is None else evaluate.open_data(net.network, data)
+        test = evaluate.inputs_of(net, data)
+        folder = out or subject.with_suffix(".golden" if test.name == GOLDEN else ".analysis")
+        files.check_folder(folder)
         with CountProgress(str(subject), min(limit or test.size, test.size)) as progress:
             found = evaluate.analyze(net, test, _threads(None), limit, progress.advance, membranes, subject.name)
     else:
         from lbq.distributed import start
         from lbq.measure import analyze_run
 
+        folder = out or subject / "analysis"
+        files.check_folder(folder)
         where = start(device)[1]
         with CountProgress(str(subject), limit) as progress:
             found = analyze_run(subject, where, changes or [], membranes, limit, progress.advance)
@@ -476,7 +479,7 @@ def report(
     from lbq.results import gather
 
     target = out or Path(f"report{SUFFIXES[format]}")
-    (files.check_folder if format == "svg" else files.check_file)(target)
+    (files.check_file if SUFFIXES[format] else files.check_folder)(target)
 
     def read_run(folder: Path) -> dict[str, Any]:
         from lbq.records import read

@@ -99,7 +99,7 @@ def costs(account: Account, technology: Technology = DEFAULT) -> Costs:
     planes = account.n_max.bit_length()
     neuron_steps = account.timesteps * account.neurons
     hidden = sum(count.macs for count in account.synapses.values())  # synapse-steps
-    own = total.events if account.unit_events else total.bit_sparse
+    own = account.executed
 
     def spiking(name: str, note: str, count: float, formations: float, slots: int = 1, bits: int = planes) -> Method:
         """slots: timesteps for each of ours; bits: of a level that is sent."""

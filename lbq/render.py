@@ -282,7 +282,7 @@ def render_account(measured: Measurement, costs: Costs | None, technology: Techn
         console.print(
             f"accuracy {measured.accuracy:.2f} % on {measured.images} images; no spikes: {measured.valid_macs:,} MACs at valid "
             f"positions ({measured.graph.macs:,} with padding), "
-            f"{1e3 * measured.to_dict(technology.paper)['ann_energy_mj']:.3f} µJ per image, modelled\n"
+            f"{1e3 * energy_mj(Operations(measured.valid_macs), technology.paper):.3f} µJ per image, modelled\n"
             f"prices: {technology.credit('fp32_mac')}"
         )
         return
@@ -364,7 +364,7 @@ def _render_costs(costs: Costs) -> None:
         f"read as other tools do (NeuroBench, syops, SpikingJelly: a level above 1 is a MAC): {costs.reading.count:,.0f} MACs, "
         f"{costs.reading.microjoules:,.3f} µJ at fp32, modelled\n"
         f"binary at equal slots: the same levels as single spikes. Memory: {prices.weight_byte:g} pJ a weight byte, used "
-        f"{prices.weight_reuse:g} times; {prices.state_byte:g} pJ a byte of membranes and levels.\nprices: {prices.credit()}"
+        f"{prices.reuse}; {prices.state_byte:g} pJ a byte of membranes and levels.\nprices: {prices.credit()}"
     )
 
 

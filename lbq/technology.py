@@ -80,6 +80,11 @@ class Technology:
         return mine if len(own) == len(of) else f"{', '.join(own)}: {mine}; the rest: {default}"
 
     @property
+    def reuse(self) -> str:
+        """How often a weight that was fetched is used, in words."""
+        return "once" if self.weight_reuse == 1 else f"{self.weight_reuse:g} times"
+
+    @property
     def as_published(self) -> bool:
         """Whether it prices the paper's operations as the paper does."""
         return all(getattr(self, name) == getattr(DEFAULT, name) for name in PAPER)

@@ -11,16 +11,19 @@ from tempfile import mkdtemp
 from typing import Any
 
 from lbq import engine, job, records
+from lbq.analyze import Analysis
 from lbq.config import Config
 from lbq.deploy import deploy_run
 from lbq.measure import analyze_run
 from lbq.report.folder import write_analysis
+from lbq.results import Result
 from tests.small_runs import Silent
 
 SMALL: dict[str, dict[str, Any]] = {
     "model": {"id": "resnet8w2"},
     "train": {"epochs": 2, "batch_size": 256, "warmup_epochs": 0},
 }
+BENCHMARK = {"sweeps": {"active": [[0.05, 10.0, 30.0], [0.2, 25.0, 30.0], [0.5, 60.0, 30.0]]}}
 
 
 def trained(folder: Path, **neuron: Any) -> Path:
@@ -53,3 +56,18 @@ def record(**changes: Any) -> dict[str, Any]:
     made = json.loads(json.dumps(records.record_of(runs_folder() / "lbq-0")))
     made.pop("analysis", None)
     return {**made, **changes}
+
+
+def of_cifar(**changes: Any) -> Result:
+    """A made-up CIFAR-10 run of the paper's network, with real bookkeeping around it."""
+    base = {
+        "dataset": "cifar10",
+        "model": "resnet20w128",
+        "epochs": 60,
+        "test_accuracy": 95.5,
+        "weights_sha256": "a" * 64,
+    }
+    made = record(**{**base, **changes})
+    made["config"] = {**made["config"], "changed": sorted(map(str, changes.items()))}
+    held = json.loads((runs_folder() / "lbq-0" / "analysis" / "analysis.json").read_text())
+    return Result(made, str(changes), [Analysis.from_dict(held)])

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import venv
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 
 from lbq import cli, engine, runs, train
+from lbq.analyze import load
 from lbq.config import Config
 from lbq.data import load_digits
 from lbq.data.sources import open_source
@@ -115,15 +117,9 @@ def test_run(capsys: pytest.CaptureFixture[str], model: Path, run: Path, tmp_pat
 def test_account_of_a_deployed_network(capsys: pytest.CaptureFixture[str], model: Path) -> None:
     code, text, _ = call(capsys, "account", str(model))
     assert code == 0
-    for expected in (
-        "over 8 golden inputs",
-        "golden inputs are no test set: give one with --data",
-        "layer1.0.conv1",
-        "preshifted",
-        "pixel planes",
-        "shortcuts",
-    ):
+    for expected in ("over 599 images", "layer1.0.conv1", "preshifted", "pixel planes", "shortcuts"):
         assert expected in text
+    assert "golden" not in text
     code, text, _ = call(capsys, "account", str(model), "--data", "digits", "--limit", "16", "--json")
     facts = json.loads(text)
     assert facts["images"] == 16
@@ -133,6 +129,24 @@ def test_account_of_a_deployed_network(capsys: pytest.CaptureFixture[str], model
     for name, count in facts["exact"]["synapses"].items():
         assert count["bit_sparse"] * 16 == pytest.approx(out.counts[name].accumulations)
     assert facts["exact"]["stem"]["conv1"]["bit_sparse"] * 16 == pytest.approx(out.counts["conv1"].accumulations)
+
+
+def test_golden_inputs_are_called_so_and_replace_no_analysis(
+    capsys: pytest.CaptureFixture[str], model: Path, tmp_path: Path
+) -> None:
+    """Where a network's data does not come with lbq, and none is named."""
+    net, path = engine.load(model), tmp_path / "model.lbq"
+    facts = {**net.network.facts, "data": {"name": "cifar10"}}
+    engine.save(path, engine.Network(replace(net.network, facts=facts), net.golden))
+    code, text, _ = call(capsys, "account", str(path))
+    assert code == 0
+    for expected in ("over 8 golden inputs", "golden inputs are no test set: give one with --data"):
+        assert expected in text
+    code, text, _ = call(capsys, "analyze", str(path))
+    assert code == 0
+    assert "Layers over all 8 golden inputs" in text
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["model.golden", "model.lbq"]
+    assert load(tmp_path / "model.golden" / "analysis.json").golden
 
 
 def test_predict(capsys: pytest.CaptureFixture[str], model: Path, tmp_path: Path) -> None:
@@ -256,8 +270,6 @@ def test_data_that_does_not_fit_is_refused(model: Path, tmp_path: Path) -> None:
 
 
 def engine_with(net: engine.Network, facts: dict[str, Any]) -> engine.Network:
-    from dataclasses import replace
-
     return engine.Network(replace(net.network, facts={"data": facts}), net.golden)
 
 
@@ -302,7 +314,7 @@ def test_deployed_networks_run_where_torch_is_not_installed(
         assert json.loads(done.stdout)["accuracy"] > 30
     done = python(without_torch, "-m", "lbq", "account", str(model), "--json")
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["images"] == 8
+    assert json.loads(done.stdout)["images"] == 599
     np.save(tmp_path / "digit.npy", load_digits().test.images[0])
     done = python(without_torch, "-m", "lbq", "predict", str(model), str(tmp_path / "digit.npy"), "--json")
     assert done.returncode == 0, done.stderr

@@ -126,6 +126,14 @@ def _pairs(one: Output, other: Output) -> Iterator[tuple[NDArray[Any], NDArray[A
     yield one.logits, other.logits
 
 
+def inputs_of(net: Network, data: str | None) -> TestSet:
+    """What a network is measured on: the data that a user names; else its test set where that comes with lbq, or the golden
+    inputs that it carries."""
+    known = net.network.facts.get("data")
+    embedded = isinstance(known, dict) and known.get("name") == "digits"
+    return golden_set(net) if data is None and not embedded else open_data(net.network, data)
+
+
 def golden_set(net: Network) -> TestSet:
     """The inputs that a network carries, without labels."""
     if net.golden is None:

@@ -11,6 +11,7 @@ from typing import Literal
 from lbq.results import Group, Result
 
 Kind = Literal["", "published", "ours"]
+TIMESTEPS = 2  # of the networks whose counts and costs the paper publishes
 DATASETS = {
     "cifar10": "CIFAR-10",
     "cifar100": "CIFAR-100",
@@ -130,5 +131,6 @@ def images_cells(group: Group) -> tuple[Cell, Cell]:
 
 
 def method_name(group: Group) -> str:
-    n_max = group.record.get("n_max", 0)
-    return f"{group.title} ({n_max})" if n_max and n_max > 1 else group.title
+    """As in the paper's tables of costs, which are at T = 2: with N_max, and T where it is another."""
+    n_max, steps = group.record.get("n_max") or 0, group.record["timesteps"]
+    return group.title + (f" ({n_max})" if n_max > 1 else "") + (f", T = {steps}" if steps != TIMESTEPS else "")

@@ -155,11 +155,10 @@ def honest_table(id: str, group: Group, title: str, found: Costs) -> Table:
     shifts = "; ".join(
         f"{line.what} {line.count / 1e6:,.3f} M, {microjoules(line.microjoules).text} µJ" for line in found.shifts
     )
-    reuse = "once" if t.weight_reuse == 1 else f"{t.weight_reuse:g} times"
     table.notes = [
         "All energies are modelled. Counts are border-exact.",
         "Integer arithmetic adds state updates, identity shortcuts and sums to integer prices; memory adds weight bytes "
-        f"({t.weight_byte:g} pJ, each used {reuse}), membranes and levels ({t.state_byte:g} pJ a byte).",
+        f"({t.weight_byte:g} pJ, each used {t.reuse}), membranes and levels ({t.state_byte:g} pJ a byte).",
         f"Break-even: the density at which bit planes would cost what this rival costs; theirs is {found.density:.3f} set bits "
         "per synapse and timestep.",
         f"Shifts, not in the table: {shifts}.",

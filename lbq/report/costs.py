@@ -10,12 +10,13 @@ from typing import Any
 from lbq import paper
 from lbq.account import Account, energy_mj
 from lbq.errors import LbqError
+from lbq.report.cells import TIMESTEPS
 from lbq.report.figures import Figure, padded
 from lbq.report.svg import Plot
 from lbq.results import Group
 from lbq.technology import DEFAULT, PAPER, Technology
 
-SETTING = "CIFAR-10, ResNet-20 (resnet20w128)"
+SETTING = f"CIFAR-10, ResNet-20 (resnet20w128), T = {TIMESTEPS}"
 RIVAL = "int8 ANN once, onnxruntime"  # as benchmarks/engine_speed.py calls it
 
 
@@ -30,8 +31,9 @@ class _Ours:
 
 
 def cost_figures(measured: Sequence[tuple[Group, Account, Account]], technology: Technology = DEFAULT) -> list[Figure]:
+    setting = ("cifar10", "resnet20w128", TIMESTEPS)
     chosen = [
-        (g, rate) for g, _, rate in measured if (g.record["dataset"], g.record["model"]) == ("cifar10", "resnet20w128")
+        (g, rate) for g, _, rate in measured if tuple(g.record[k] for k in ("dataset", "model", "timesteps")) == setting
     ]
     alike = Counter(g.title for g, _ in chosen)
     first = len(list(paper.cost_rows())) + 1
@@ -61,7 +63,7 @@ def _accuracy_energy(ours: Sequence[_Ours], technology: Technology) -> Figure:
         "modelled arithmetic energy per image, mJ",
         "accuracy %",
         xlog=True,
-        subtitle=f"{SETTING}, T = 2",
+        subtitle=SETTING,
     )
     for number, series, name, e, a in points:
         plot.mark(*plot.at((e, a)), series, 4.5, f"{number}: {name}: {e:.2f} mJ, {a:.2f} %", hollow=series == 0)
@@ -93,7 +95,7 @@ def _counts(ours: Sequence[_Ours]) -> Figure:
         "N_max (not to scale)" if ours else "N_max",
         "accumulations per image, M",
         xticks=[(starts[n] + len(inside) / 2, str(n)) for n, inside in bands.items()],
-        subtitle=f"{SETTING}, T = 2",
+        subtitle=SETTING,
     )
     for series, name in enumerate(("unary", "bit-sparse")):
         points = [(starts[n], pair[series]) for n, pair in published.items()]
