@@ -45,8 +45,8 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instea
 def main(arguments: list[str] | None = None) -> None:
     """Entry point of `lbq` and `python -m lbq`."""
     warnings.formatwarning = lambda message, *_: f"lbq: {message}\n"
-    # before torch is loaded: its threads would spin for milliseconds where they wait for each other, and where something
-    # else has taken a core, that is most of the time
+    # before torch is loaded: its threads would spin for milliseconds where they wait for each other, which takes the cores
+    # from each other where something else runs too
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     try:
