@@ -111,8 +111,8 @@ def test_links_in_the_documentation_exist() -> None:
 
 
 def test_the_readmes_python_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All of its blocks and those on deployment, in order, in one namespace, with what the reader is told to have:
-    currents, a run, images."""
+    """All of its blocks and those on deployment, each for itself, with what the reader is told to have: currents, a run,
+    images."""
     run = tmp_path / "runs" / "demo-001"
     config = Config.from_dict({})
     runs.save(run, train.build(config), config, [], {})
@@ -120,10 +120,13 @@ def test_the_readmes_python_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     pages = [(ROOT / page).read_text() for page in ("README.md", "docs/deploy.md")]
     blocks = [block for page in pages for block in re.findall(r"```python\n(.*?)```", page, re.S)]
     assert len(blocks) == 4
-    namespace: dict[str, Any] = {"currents": torch.randn(2, 4, 6), "images": load_digits().test.images[:4]}
+    told = {"currents": torch.randn(2, 4, 6), "images": load_digits().test.images[:4]}
+    namespace: dict[str, Any] = {}
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         for block in blocks:
-            exec(block, namespace)
+            own = dict(told)
+            exec(block, own)
+            namespace |= own
     assert namespace["outputs"].shape == (2, 4, 6)
     assert namespace["logits"].shape == (4, 10)
     executed, accumulations, energy = map(float, printed.getvalue().split())
