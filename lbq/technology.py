@@ -95,6 +95,7 @@ class Technology:
 
 CONSTANTS = tuple(f.name for f in fields(Technology) if f.name not in ("name", "source", "origin"))
 PAPER = ("fp32_mac", "fp32_add", "int32_add")  # what the paper prices: MACs, accumulations, formations
+ARITHMETIC = ("fp32_mac", "fp32_add", "int8_mac", "int32_add")  # every ratio is over some of these
 DEFAULT = Technology()
 
 
@@ -127,7 +128,8 @@ def load(path: Path | str) -> Technology:
                 f"technology {path}: weight_reuse must be a number above 0, the accumulations for each weight fetched, got "
                 f"{value!r}"
             )
-        if not number:
-            raise ConfigError(f"technology {path}: {key} must be a number of picojoules, not negative, got {value!r}")
+        if not number or (key in ARITHMETIC and value == 0):
+            sign = "above 0" if key in ARITHMETIC else "not negative"
+            raise ConfigError(f"technology {path}: {key} must be a number of picojoules, {sign}, got {value!r}")
         origin[key] = given["source"]
     return replace(DEFAULT, **given, origin=origin)
