@@ -85,6 +85,10 @@ class Result:
             title += f", {str(membrane).upper()} membrane"
         if gradient := self.record.get("step_gradient"):
             title += f", {gradient.upper()} step gradient"
+        if self.record["config"].get("model", {}).get("share_tail"):
+            title += ", one tail for all layers"
+        if surrogate == "relsg_et" and neuron.get("learn_tail") is False:
+            title += ", fixed tails"
         if self.record["config"].get("optim", {}).get("norm_decay"):
             title += ", BatchNorm decayed"
         if self.record.get("versions", {}).get("kernel") == "reference":

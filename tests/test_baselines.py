@@ -193,6 +193,7 @@ def test_options_by_name() -> None:
         (lambda: MLF(levels=0), "levels"),
         (lambda: ILIF(0), "n_max"),
         (lambda: QuantReLU(0), "n_max"),
+        (lambda: QuantReLU(step_gradient="mean"), "step_gradient"),  # type: ignore[arg-type]
     ],
 )
 def test_bad_arguments_name_the_argument(make: object, name: str) -> None:

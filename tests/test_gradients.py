@@ -233,6 +233,8 @@ def test_quantised_relu_is_lsq() -> None:
     per_element = torch.tensor([0, 0, 1, 3, 4]) - r * torch.tensor([0, 1, 1, 1, 0])
     expected = (weights * per_element).sum() * torch.sigmoid(neuron.rho.detach()) / (1 * 4) ** 0.5
     torch.testing.assert_close(g_rho, expected)
+    plain = QuantReLU(4, 0.5, step_gradient="sum").double()
+    torch.testing.assert_close(gradients(plain(x), (plain.rho,))[0], expected * (1 * 4) ** 0.5)
 
 
 RULES = {

@@ -267,4 +267,10 @@ def test_titles() -> None:
     assert title(variant="v3", surrogate="box_et") == "V3 (learned + box-ET)"
     assert title(variant="mine") == "mine"
     assert title(config={"optim": {"norm_decay": True}}) == "LBQ, BatchNorm decayed"
+    assert title(config={"model": {"share_tail": True}}) == "LBQ, one tail for all layers"
+    assert title(config={"neuron": {"name": "lbq", "learn_tail": False}}) == "LBQ, fixed tails"
+    assert (
+        title(variant="v3", surrogate="box", config={"neuron": {"name": "v3", "learn_tail": False}})
+        == "V3 (learned + box)"
+    )
     assert title(versions={"kernel": "reference"}) == "LBQ, reference kernel"

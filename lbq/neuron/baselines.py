@@ -314,15 +314,23 @@ class QuantReLU(nn.Module):
     """Activation of the quantised ANN with the same levels: gamma * clip(round(x / gamma), 0, n_max), learned step.
 
     No membrane, no time: the fairness baseline that separates what the levels give from what the spiking dynamics give.
-    Trained as LSQ (Esser et al. 2020): `clip` surrogate and a step gradient scaled by 1 / sqrt(features * n_max).
+    Trained as LSQ (Esser et al. 2020): `clip` surrogate and a step gradient scaled by 1 / sqrt(features * n_max), or
+    with `step_gradient="sum"` by its plain sum, as the burst neurons train theirs.
     """
 
     rho: Tensor
 
-    def __init__(self, n_max: int = 5, step: float | None = None, learn_step: bool = True) -> None:
+    def __init__(
+        self,
+        n_max: int = 5,
+        step: float | None = None,
+        learn_step: bool = True,
+        step_gradient: Literal["sum", "lsq"] = "lsq",
+    ) -> None:
         super().__init__()
         self.n_max = check_count("n_max", n_max)
         self.surrogate = surrogates.get("clip")
+        self.step_gradient = check_choice("step_gradient", step_gradient, ("sum", "lsq"))
         register_step(self, 2 / n_max if step is None else step, learn_step)
 
     @property
@@ -332,7 +340,7 @@ class QuantReLU(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """`[T, B, ...]`, every element for itself: a sequence of one timestep."""
         dtype = compute_dtype(x)
-        step = lsq_scaled(self.step, x, self.n_max).to(dtype)
+        step = (self.step if self.step_gradient == "sum" else lsq_scaled(self.step, x, self.n_max)).to(dtype)
         nothing = step.detach().new_zeros(())
         rule = Rule(self.n_max, self.surrogate, rounding="round")
         return burst(x.unsqueeze(0), Constants(step, nothing, 1.0, nothing), rule).squeeze(0)
