@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import itertools
 import json
@@ -457,7 +458,7 @@ def built(count: int = 5, seed: int = 0) -> dict[str, list[cache.Sample]]:
 
 
 def cached(folder: Path, build: Callable[[], Any] = built, sources: str = "s", **parameters: Any) -> Any:
-    return cache.cached(folder, "name", {"size": (3, 3), **parameters}, sources, build)
+    return cache.cached(folder, "name", {"size": (3, 3), **parameters}, sources, build, (2, 2, 3, 3), 10)
 
 
 def never(*arguments: Any, **named: Any) -> Any:
@@ -514,6 +515,55 @@ def test_damage_anywhere_is_detected_and_mended(tmp_path: Path) -> None:
             assert calls or meaning == json.loads(original["index.json"]), (name, changed)
             np.testing.assert_array_equal(parts["train"].frames, np.stack([f for f, _ in built()["train"]]))
             assert sorted(p.name for p in tmp_path.iterdir()) == [entry.name]
+
+
+def forged(entry: Path, change: Callable[[Any], None]) -> None:
+    """Another index, with the checksum that belongs to it."""
+    index = json.loads((entry / "index.json").read_text())["index"]
+    change(index)
+    digest = hashlib.sha256(json.dumps(index, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+    (entry / "index.json").write_text(json.dumps({"sha256": digest, "index": index}))
+
+
+def with_array(entry: Path, name: str, array: NDArray[Any]) -> Callable[[Any], None]:
+    """Stores another array in the entry, and its checksum in the index."""
+
+    def change(index: Any) -> None:
+        np.save(entry / f"{name}.npy", array)
+        digest = hashlib.sha256(array.tobytes()).hexdigest()
+        index["arrays"][name] = {"shape": list(array.shape), "dtype": array.dtype.str, "sha256": digest}
+
+    return change
+
+
+def test_forged_entries_are_not_believed(tmp_path: Path) -> None:
+    """A dataset's folder may come from anybody, the cache in it too: an array of objects would be taken for addresses."""
+    cached(tmp_path)
+    (entry,) = tmp_path.iterdir()
+    whole = {path.name: path.read_bytes() for path in entry.iterdir()}
+
+    def objects(index: Any) -> None:
+        index["arrays"]["train.frames"] |= {"shape": [5, 2, 2, 3, 3], "dtype": "|O"}
+        (entry / "train.frames.npy").write_bytes(b"\x93NUMPY" + bytes(5 * 36 * 8))
+
+    for change in (
+        objects,
+        with_array(entry, "train.frames", np.ones((5, 2, 2, 3, 3), np.float32)),
+        with_array(entry, "train.frames", np.ones((5, 2, 2, 3, 4), np.uint8)),
+        with_array(entry, "train.frames", np.ones((4, 2, 2, 3, 3), np.uint8)),
+        with_array(entry, "train.labels", np.array([0, 1, 2, 3, 99])),
+        with_array(entry, "train.labels", np.array([0, 1, 2, 3, -1])),
+        lambda index: index.pop("arrays"),
+        lambda index: index.pop("parts"),
+        lambda index: index.update(parts=3),
+        lambda index: index["arrays"].update({"train.frames": 3}),
+        lambda index: index["arrays"]["train.frames"].update(shape=[-5, -2, 2, 3, 3]),
+        lambda index: index["arrays"]["train.frames"].update(shape=None),
+    ):
+        forged(entry, change)
+        parts = cached(tmp_path)
+        np.testing.assert_array_equal(parts["train"].frames, np.stack([f for f, _ in built()["train"]]))
+        assert {path.name: path.read_bytes() for path in entry.iterdir()} == whole  # built anew
 
 
 def _json(data: bytes) -> Any:
@@ -883,11 +933,11 @@ def test_dvs_objects(tmp_path: Path) -> None:
     objects(tmp_path)
     data = load_dvs_objects(tmp_path, 2, (8, 8), window_us=25_000)
     assert data.classes == ("box", "mug", "cutter", "pencil", "scissors")
-    assert np.bincount(data.train.labels).tolist() == [4] * 5  # the second cutter is shorter than a window
-    assert np.bincount(data.test.labels).tolist() == [4] * 5
+    assert np.bincount(data.train.labels).tolist() == [2] * 5  # two hold no event; the second cutter is too short
+    assert np.bincount(data.test.labels).tolist() == [2] * 5
     assert int(data.test.frames.sum()) == 5 * 102
     by_time = load_dvs_objects(tmp_path, 2, (8, 8), "time", window_us=25_000)
-    assert by_time.test.frames[3].sum(axis=(1, 2, 3)).tolist() == [0, 1]
+    assert by_time.test.frames[1].sum(axis=(1, 2, 3)).tolist() == [0, 1]
     with pytest.raises(ValueError, match="^window_us must be"):
         load_dvs_objects(tmp_path, window_us=1)
     (tmp_path / "DataSet2/Tesoura.aedat").unlink()
@@ -899,11 +949,12 @@ def test_dvs_objects(tmp_path: Path) -> None:
 def test_windows_are_whole_and_disjoint(events: list[writer.Event], window_us: int) -> None:
     recording = events_of(events, 8, 8)
     first, last = (events[0][0], events[-1][0]) if events else (0, -1)
-    expected = min((last - first + 1) // window_us, 40) if events else 0
-    cut = [pair for _, pair in zip(range(40), datasets.windows(recording, window_us), strict=False)]
-    assert len(cut) == expected
-    for i, (part, (start, stop)) in enumerate(cut):
-        assert (start, stop) == (first + i * window_us, first + (i + 1) * window_us)
+    whole = (last - first + 1) // window_us
+    cut = list(datasets.windows(recording, window_us))
+    numbers = [(start - first) // window_us for _, (start, _) in cut]
+    assert numbers == sorted({n for e in events if (n := (e[0] - first) // window_us) < whole})  # none without events
+    for n, (part, (start, stop)) in zip(numbers, cut, strict=True):
+        assert (start, stop) == (first + n * window_us, first + (n + 1) * window_us)
         assert as_tuples(part) == [e for e in events if start <= e[0] < stop]
 
 

@@ -47,28 +47,42 @@ class EventSplit:
         return len(self.labels)
 
 
+_Load = Callable[[], dict[str, EventSplit] | None]
+
 def cached(
     folder: Path,
     name: str,
     parameters: Mapping[str, Any],
     sources: str,
     build: Callable[[], Mapping[str, Iterable[Sample]]],
+    shape: tuple[int, ...],
+    classes: int,
 ) -> dict[str, EventSplit]:
     """The parts of a dataset, from `folder` where it holds them, else from `build()`, whose result is kept there.
 
-    `parameters` (JSON values) are all that shapes the frames; `sources` is a fingerprint of the files they come from.
+    `parameters` (JSON values) are all that shapes the frames; `sources` is a fingerprint of the files they come from;
+    `shape` is [T, 2, H, W], and labels are below `classes`: what somebody else's entry says otherwise is not believed.
     """
+
+    def load() -> dict[str, EventSplit] | None:
+        parts = _load(entry, facts)
+        whole = parts is not None and all(
+            part.frames.shape[1:] == shape and ((part.labels >= 0) & (part.labels < classes)).all()
+            for part in parts.values()
+        )
+        return parts if whole else None
+
     made_by = {"format": _FORMAT, "name": name, "parameters": dict(parameters)}
     entry = folder / f"{name}-{hashlib.sha256(_canonical(made_by)).hexdigest()[:16]}"
     facts = json.loads(_canonical({**made_by, "sources": sources}))  # as JSON gives them back: lists for tuples
-    if (parts := _load(entry, facts)) is None:
+    if (parts := load()) is None:
         try:
-            _write(entry, facts, build())
+            _write(entry, facts, build(), load)
         except OSError as error:
             raise DataError(
                 f"cannot write the cache {entry}: {error.strerror or error}; give another folder as cache=DIR"
             ) from error
-        if (parts := _load(entry, facts)) is None:
+        if (parts := load()) is None:
             raise DataError(f"the cache {entry} does not read back as it was written: check the disk, or delete it")
     return parts
 
@@ -84,7 +98,7 @@ def _header(shape: tuple[int, ...], dtype: str) -> bytes:
     return file.getvalue()
 
 
-def _write(entry: Path, facts: Mapping[str, Any], parts: Mapping[str, Iterable[Sample]]) -> None:
+def _write(entry: Path, facts: Mapping[str, Any], parts: Mapping[str, Iterable[Sample]], load: _Load) -> None:
     entry.parent.mkdir(parents=True, exist_ok=True)
     for old in entry.parent.glob(f".{entry.name}.*"):
         if time.time() - old.stat().st_mtime > _ABANDONED:
@@ -102,16 +116,16 @@ def _write(entry: Path, facts: Mapping[str, Any], parts: Mapping[str, Iterable[S
             file.write(text + "\n")
             _sync(file)
         sync_folder(temporary)
-        _put_in_place(temporary, entry, discarded, facts)
+        _put_in_place(temporary, entry, discarded, load)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
         shutil.rmtree(discarded, ignore_errors=True)
 
 
-def _put_in_place(temporary: Path, entry: Path, discarded: Path, facts: Mapping[str, Any]) -> None:
+def _put_in_place(temporary: Path, entry: Path, discarded: Path, load: _Load) -> None:
     """Gives a finished entry its name, unless another process has finished the same one meanwhile."""
     if entry.exists():
-        if _load(entry, facts) is not None:
+        if load() is not None:
             return
         os.rename(entry, discarded)
     try:
@@ -154,46 +168,44 @@ def _write_part(folder: Path, part: str, samples: Iterable[Sample]) -> dict[str,
 
 
 def _load(entry: Path, facts: Mapping[str, Any]) -> dict[str, EventSplit] | None:
-    """The entry's parts; None where it is absent, damaged or made from other files."""
+    """The entry's parts; None where it is absent, damaged or made from other files.
+
+    The index tells the length and the checksum of an array and nothing of its kind, which is always the same.
+    """
     try:
         stored = json.loads(read_bounded(entry / "index.json", 2**20))
         index = stored["index"]
         if stored["sha256"] != hashlib.sha256(_canonical(index)).hexdigest():
             return None
-    except (DataError, ValueError, TypeError, KeyError, RecursionError):
-        return None
-    if any(index[name] != value for name, value in facts.items()):  # the checksum holds, so every key is there
-        return None
-    parts = {}
-    for part in index["parts"]:
-        frames, labels = (_open(entry / f"{part}.{kind}.npy", index["arrays"][f"{part}.{kind}"]) for kind in _KINDS)
-        if frames is None or labels is None:
+        if any(index[name] != value for name, value in facts.items()):
             return None
-        parts[part] = EventSplit(frames, np.array(labels, np.int64))
+        parts = {}
+        for part in index["parts"]:
+            frames = _open(entry / f"{part}.frames.npy", index["arrays"][f"{part}.frames"], "|u1", 5)
+            labels = _open(entry / f"{part}.labels.npy", index["arrays"][f"{part}.labels"], "<i8", 1)
+            if frames is None or labels is None or len(frames) != len(labels):
+                return None
+            parts[str(part)] = EventSplit(frames, np.array(labels, np.int64))
+    except (DataError, OSError, ValueError, TypeError, KeyError, RecursionError):
+        return None
     return parts
 
 
-_KINDS = ("frames", "labels")
-
-
-def _open(path: Path, facts: Mapping[str, Any]) -> NDArray[Any] | None:
+def _open(path: Path, facts: Mapping[str, Any], dtype: str, rank: int) -> NDArray[Any] | None:
     """The array in `path`, mapped read-only, if it is byte for byte what was written."""
-    shape, dtype = tuple(facts["shape"]), np.dtype(facts["dtype"])
-    header = _header(shape, facts["dtype"])
-    digest = hashlib.sha256()
-    try:
-        with open(path, "rb") as file:
-            if os.fstat(file.fileno()).st_size != len(header) + math.prod(shape) * dtype.itemsize:
-                return None
-            if file.read(len(header)) != header:
-                return None
-            while piece := file.read(_PIECE):
-                digest.update(piece)
-        if digest.hexdigest() != facts["sha256"]:
-            return None
-        return np.memmap(path, dtype, "r", len(header), shape)
-    except OSError:
+    shape = tuple(facts["shape"])
+    if facts["dtype"] != dtype or len(shape) != rank or not all(type(n) is int and n > 0 for n in shape):
         return None
+    header = _header(shape, dtype)
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        if os.fstat(file.fileno()).st_size != len(header) + math.prod(shape) * np.dtype(dtype).itemsize:
+            return None
+        if file.read(len(header)) != header:
+            return None
+        while piece := file.read(_PIECE):
+            digest.update(piece)
+    return np.memmap(path, dtype, "r", len(header), shape) if digest.hexdigest() == facts["sha256"] else None
 
 
 def _sync(file: IO[Any]) -> None:

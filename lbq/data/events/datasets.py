@@ -216,7 +216,7 @@ def load_dvs_objects(
     """Five objects filmed twice by a DVS128 (AEDAT 2.0): one folder trains, the other tests.
 
     Recordings (`Caixa.aedat`, also `Caixa_1.aedat`) are cut into whole windows of `window_us` microseconds from their
-    first event on. Objects that only one folder holds are left out.
+    first event on; windows without an event are left out. Objects that only one folder holds are left out.
     """
     if not 1000 <= window_us <= 10**9:
         raise ValueError(f"window_us must be 1,000 to 1,000,000,000 microseconds, got {window_us}")
@@ -243,16 +243,21 @@ def load_dvs_objects(
         used = [file for file, _ in itertools.chain(*listed.values())]
         listing = {part: [label for _, label in items] for part, items in listed.items()}
         frames = (timesteps, size, by, (128, 128))
-        how = {"window_us": window_us}
+        how = {"window_us": window_us, "empty windows": "left out"}
         return _dataset("dvs128-objects", root, cache, rule, tuple(OBJECTS), used, listing, samples, frames, how)
 
 
 def windows(events: Events, window_us: int) -> Iterator[tuple[Events, tuple[int, int]]]:
-    """The whole windows of a recording from its first event on, and their (start, stop) in microseconds."""
+    """The whole windows of a recording from its first event on, and their (start, stop) in microseconds.
+
+    Those without an event, which show nothing, are left out: there are never more windows than events.
+    """
     if len(events):
         first, last = int(events.t[0]), int(events.t[-1])
-        for start in range(first, last + 2 - window_us, window_us):
-            yield events.window(start, start + window_us), (start, start + window_us)
+        for i in np.unique((events.t - first) // window_us).tolist():
+            start, stop = first + i * window_us, first + (i + 1) * window_us
+            if stop <= last + 1:
+                yield events.window(start, stop), (start, stop)
 
 
 def read_split(text: str, where: str) -> dict[str, list[tuple[str, int]]]:
@@ -357,7 +362,15 @@ def _dataset(
         "listing": _digest(listing),
         **how,
     }
-    parts = cached(folder, name, settings, digest, lambda: {part: samples(part) for part in ("train", "test")})
+    parts = cached(
+        folder,
+        name,
+        settings,
+        digest,
+        lambda: {part: samples(part) for part in ("train", "test")},
+        shape=(timesteps, 2, *(size or sensor)),
+        classes=len(classes),
+    )
     source = f"{root} ({len(used):,} files, fingerprint {digest[:12]})"
     return EventData(parts["train"], parts["test"], classes, name, split, source)
 
