@@ -118,6 +118,12 @@ class TrainConfig:
     tensorboard: bool = False
 
 
+BOOKKEEPING = {  # settings that change no result
+    "data": ("root", "workers"),
+    "train": ("cuda_graph", "checkpoint_steps", "checkpoint_minutes", "tensorboard"),
+}
+
+
 @dataclass(frozen=True)
 class Config:
     """`neuron` holds a registry name and that neuron's own options; they are checked when the network is built."""
@@ -159,13 +165,15 @@ class Config:
 
     @property
     def hash(self) -> str:
-        """SHA-256 of the resolved configuration, independent of formatting and key order.
+        """SHA-256 of all settings that change a result, independent of formatting and key order.
 
-        How a step is launched is no part of it, and neither is a setting that came later, as long as it has its default:
-        records keep their hash.
+        Where the data lies and how a run is launched, watched and saved are no part of it, and neither is a setting that
+        came later, as long as it has its default: records keep their hash.
         """
         tree = self.to_dict()
-        del tree["train"]["cuda_graph"]
+        for part, keys in BOOKKEEPING.items():
+            for key in keys:
+                del tree[part][key]
         if not self.optim.norm_decay:
             del tree["optim"]["norm_decay"]
         return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()

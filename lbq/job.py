@@ -136,11 +136,14 @@ class Job:
             return None
         if not resume:
             raise RunError(f"{self.folder} holds a run already: continue it with --resume auto or choose another --out")
-        if runs.load_config(self.folder).hash != self.config.hash:
+        stored = runs.load_config(self.folder)
+        if stored.hash != self.config.hash:
             raise RunError(f"{config_file} differs from the configuration given: choose another --out")
         if result_file.exists():
             done: dict[str, Any] = json.loads(result_file.read_text())
             return done
+        if stored != self.config:  # the data has moved, or it is watched otherwise
+            runs.write_text(config_file, self.config.to_toml())
         return None
 
     # Saving and restoring
@@ -175,6 +178,12 @@ class Job:
             return
         if loaded.values["config_hash"] != self.config.hash:
             raise RunError(f"{loaded.path} belongs to another configuration: choose another --out")
+        began, given = loaded.values.get("data"), self.trainer.data
+        if began is not None and began != given:
+            raise RunError(
+                f"{self.folder} began with other data ({', '.join(began.values())}) than that under data.root "
+                f"({', '.join(given.values())}): give the same, or choose another --out"
+            )
         self.trainer.restore(loaded.tensors, loaded.values)
         if self.world.main:
             checkpoint.set_aside(loaded)

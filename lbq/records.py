@@ -20,6 +20,12 @@ from lbq.neuron import QuantReLU, SpikingNeuron
 from lbq.results import read_json
 from lbq.train import build
 
+CORNERS = {  # of the ablation: step and surrogate, whose tails it does not tell apart
+    ("fixed", "box"): "v1",
+    ("fixed", "relsg"): "v2",
+    ("learned", "box"): "v3",
+    ("learned", "relsg"): "lbq",
+}
 NAMES = {"relu": "ann"}  # what a variant is called in tables, where the neuron's name is another
 OFFICIAL = "official 50,000 / 10,000"
 SPLITS = {"cifar10": OFFICIAL, "cifar100": OFFICIAL, "digits": digits.SPLIT, "folder": "the folder's own train and val"}
@@ -154,6 +160,8 @@ def describe(config: Config) -> dict[str, Any]:
     step = "learned" if learned else "fixed"
     if name in ("ternary", "ternary_learned"):
         name = f"ternary_{step}"
+    if name in CORNERS.values():  # whose options may make another of it
+        name = CORNERS.get((step, neuron.surrogate.name.removesuffix("_et")), f"burst_{step}")
     found = {"variant": NAMES.get(name, name), "step": step, "surrogate": neuron.surrogate.name, "n_max": neuron.n_max}
     if learned and getattr(neuron, "step_gradient", "sum") != "sum":
         found["step_gradient"] = neuron.step_gradient

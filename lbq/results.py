@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import statistics
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any
 
 from lbq import analyze, engine, schema
 from lbq.analyze import Analysis, Trace
+from lbq.config import BOOKKEEPING
 from lbq.errors import LbqError, RunError
 
 TITLES = {
@@ -25,6 +27,7 @@ TITLES = {
     "v2": "V2 (fixed + ReLSG-ET)",
     "v3": "V3 (learned + box)",
     "burst_fixed": "Burst, fixed step",
+    "burst_learned": "Burst, learned step",
     "ternary_fixed": "Ternary, fixed",
     "ternary_learned": "Ternary, learned",
     "qann": "Quantised ANN",
@@ -33,18 +36,21 @@ TITLES = {
     "mlf": "MLF",
 }
 ARCHIVE = "model.lbq"
+USUAL = {"beta": 0.5, "alpha": 1.0, "tail": 0.5, "learn_beta": False, "learn_alpha": False, "reset_grad": True}
 
 
 @dataclass
 class Result:
     """One run. record: as in results/*.json; source: the file or folder it came from; analyses: of the network as trained
-    and as deployed; artefact: its deployed network; integer: the record of that, which says `of` which record it is."""
+    and as deployed; artefact: its deployed network; integer: the record of that, which says `of` which record it is;
+    repeat: which it is of the finished runs that have its configuration and seed."""
 
     record: dict[str, Any]
     source: str
     analyses: list[Analysis] = field(default_factory=list)
     artefact: Path | None = None
     integer: dict[str, Any] | None = None
+    repeat: int = 1
 
     @property
     def analysis(self) -> Analysis | None:
@@ -79,27 +85,46 @@ class Result:
         if surrogate == "box_et" and variant in ("v1", "v3"):
             title = title.replace("box)", "box-ET)")
         neuron = self.record["config"].get("neuron", {})
+        if variant in ("burst_fixed", "burst_learned") and surrogate:
+            title += f", {surrogate}"
         if neuron.get("per_channel"):
             title += ", a step per channel"
         if (membrane := neuron.get("membrane", "lif")) != "lif":
             title += f", {str(membrane).upper()} membrane"
         if gradient := self.record.get("step_gradient"):
             title += f", {gradient.upper()} step gradient"
+        if "n_max" in neuron and (neuron.get("step") or 2 / neuron["n_max"]) != 2 / neuron["n_max"]:
+            title += f", step from {neuron['step']:g}"
+        title += "".join(
+            f", {k.replace('_', ' ')} {neuron[k]}" for k, usual in USUAL.items() if neuron.get(k, usual) != usual
+        )
         if self.record["config"].get("model", {}).get("share_tail"):
             title += ", one tail for all layers"
         if surrogate == "relsg_et" and neuron.get("learn_tail") is False:
             title += ", fixed tails"
         if self.record["config"].get("optim", {}).get("norm_decay"):
             title += ", BatchNorm decayed"
-        if self.record.get("versions", {}).get("kernel") == "reference":
+        if self.reference:
             title += ", reference kernel"
-        return title
+        return title if self.repeat == 1 else f"{title}, run {self.repeat}"
+
+    @property
+    def reference(self) -> bool:
+        """Whether it ran by the reference kernel, which rounds BatchNorm's output as the others do not."""
+        return bool(self.record.get("versions", {}).get("kernel") == "reference")
 
     @property
     def key(self) -> str:
-        """Equal for runs that differ only in their seed."""
-        tree = {k: v for k, v in self.record["config"].items() if k != "seed"}
-        return json.dumps(tree, sort_keys=True)
+        """Equal for runs that differ only in their seed and in what changes no result. One that repeats a seed is no other
+        sample of it: it has a key of its own."""
+        tree = {
+            part: {k: v for k, v in value.items() if k not in BOOKKEEPING.get(part, ())}
+            if isinstance(value, dict)
+            else value
+            for part, value in self.record["config"].items()
+            if part != "seed"
+        }
+        return json.dumps([tree, self.reference, self.repeat], sort_keys=True)
 
     @property
     def steps(self) -> dict[str, float]:
@@ -242,6 +267,11 @@ def gather(paths: Sequence[Path | str], read_run: Callable[[Path], dict[str, Any
             raise LbqError(f"{path} is damaged: {wrong}; restore it")
         owner.integer = value
     _refuse_twins(found.results)
+    times = Counter[tuple[str, Any]]()
+    for result in found.finished:
+        seed = (result.key, result.record["seed"])
+        times[seed] += 1
+        result.repeat = times[seed]
     if not (found.results or found.artefacts or found.benchmarks):
         raise LbqError("nothing to report: give records, run folders, model.lbq files or analyses")
     return found

@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -81,8 +82,10 @@ def _wrong(value: Any, expected: str, where: str) -> str:
 
 
 def _number(low: float = -math.inf, high: float = math.inf) -> Callable[[Any], bool]:
+    low, high = max(low, -sys.float_info.max), min(high, sys.float_info.max)  # an integer may lie beyond all floats
+
     def holds(value: Any) -> bool:
-        return type(value) in (int, float) and math.isfinite(value) and low <= value <= high
+        return type(value) in (int, float) and low <= value <= high
 
     return holds
 
@@ -105,9 +108,9 @@ INTEGER = Kind("a whole number", _whole(-(2**63)))
 # ---------------------------------------------------------------------------------------------------------------------
 
 EPOCH = Fields(
-    {"epoch": COUNT},
+    {"epoch": COUNT, "loss": Maybe(NUMBER)},
     dict.fromkeys(
-        ("loss", "train_accuracy", "test_accuracy", "lr", "seconds", "step_min", "step_max"),
+        ("train_accuracy", "test_accuracy", "lr", "seconds", "step_min", "step_max"),
         Maybe(NUMBER),
     ),
 )
@@ -118,7 +121,12 @@ RECORD = Fields(
         "timesteps": POSITIVE,
         "epochs": COUNT,
         "seed": COUNT,
-        "config": Fields(optional={"optim": Fields()}),
+        "config": Fields(
+            optional={
+                **dict.fromkeys(("model", "data", "augment", "optim", "train"), Fields()),
+                "neuron": Fields(optional={"n_max": POSITIVE, "step": Maybe(ABOVE)}),
+            }
+        ),
         "log": Items(EPOCH),
     },
     {

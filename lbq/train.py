@@ -156,8 +156,14 @@ class Trainer:
             "tally": self.world.gather(self.tally).tolist(),  # one for each process
             "scaler": self.scaler.state_dict(),
             "config_hash": self.config.hash,
+            "data": self.data,
         }
         return tensors, values
+
+    @property
+    def data(self) -> dict[str, str]:
+        """What it trains on, wherever that lies."""
+        return {key: value for key, value in self.source.about.items() if key != "source"}
 
     def restore(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
         def part(prefix: str) -> dict[str, Tensor]:

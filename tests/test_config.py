@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lbq import toml
-from lbq.config import Config
+from lbq.config import BOOKKEEPING, Config
 from lbq.errors import ConfigError
 
 SCALARS = st.one_of(
@@ -43,6 +43,17 @@ def test_defaults_round_trip_through_a_file(tmp_path: Path) -> None:
     assert Config.load(path) == config
     assert config.optim.lr == 1.0  # an integer is fine where a number is asked for
     assert Config.load(path).hash == config.hash != Config().hash
+
+
+def test_the_hash_is_of_what_changes_a_result() -> None:
+    others: dict[str, Any] = {"name": "cifar10", "frames": "time", "precision": "bf16", "loss": "tet"}
+    others |= {"ema": 0.5, "holdout": 0.5, "tet_weight": 0.5, "warmup_lr": 0.05}
+    for part, keys in BOOKKEEPING.items():
+        for key, value in Config().to_dict()[part].items():
+            if key not in others:
+                others[key] = not value if isinstance(value, bool) else value + ("x" if value == "" else 1)
+            changed = Config.from_dict({part: {key: others[key]}})
+            assert (changed.hash == Config().hash) == (key in keys), key
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ from lbq.records import read
 from lbq.report.cost_tables import accounts
 from lbq.report.costs import cost_figures, speed_figures
 from lbq.report.figures import level_colour
-from lbq.report.folder import tour_of
+from lbq.report.folder import make, tour_of
 from lbq.report.layers import analysis_figures, layer_figures
 from lbq.report.schematics import box_slope, example, neuron_figures, relsg_et_slope, surrogates
 from lbq.report.svg import DARK, LIGHT, Plot, label, log_ticks, shade, standalone, ticks, whole_ticks
@@ -80,6 +80,14 @@ def test_each_dataset_has_figures_of_its_own(found: Gathered) -> None:
         assert "on UCI digits" in figures[id].title
         assert " on " not in alone[id].title
         assert ">UCI digits" in alone[id].svg  # a figure in a file of its own has nothing else to say it
+
+
+def test_a_datasets_name_is_no_path(tmp_path: Path) -> None:
+    results = [of_cifar(), of_cifar(dataset="x/../../../escaped/evil"), of_cifar(dataset="数据")]
+    make(tmp_path / "deep" / "in" / "out", Gathered(results), "svg")
+    names = {path.name for path in tmp_path.rglob("*.svg")}
+    assert {"steps.svg", "steps-x-escaped-evil.svg", "steps-2.svg"} <= names
+    assert {path.parent for path in tmp_path.rglob("*.svg")} == {tmp_path / "deep" / "in" / "out"}
 
 
 def test_runs_of_different_length_have_axes_of_their_own() -> None:

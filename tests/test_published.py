@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from lbq import engine
+from lbq.config import Config
 from lbq.engine.evaluate import evaluate, open_data
 
 MODELS = Path(__file__).parents[1] / "models"
@@ -44,6 +45,13 @@ def test_the_headline_network_on_real_images() -> None:
     found = evaluate(net, open_data(net.network, str(folder)), threads=2, limit=256)
     assert found.accuracy is not None
     assert round(found.accuracy * 256 / 100) == 245
+
+
+def test_hashes_are_of_the_configurations_that_records_hold() -> None:
+    records = [json.loads(path.read_text(encoding="utf-8")) for path in (MODELS.parent / "results").glob("*.json")]
+    for value in records:
+        if "config" in value:
+            assert Config.from_dict(value["config"]).hash == value["config_hash"], value["weights_sha256"]
 
 
 def test_the_report_is_of_all_records() -> None:

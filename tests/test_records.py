@@ -6,6 +6,7 @@ import json
 import shlex
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -58,6 +59,25 @@ def test_the_split_is_what_the_data_says(name: str, data: dict[str, str], split:
 def test_variants_say_what_they_are() -> None:
     ann = records.record_of(runs_folder() / "ann")
     assert (ann["variant"], ann["step"], ann["n_max"], ann["timesteps"]) == ("ann", "none", 0, 1)
+
+
+@pytest.mark.parametrize(
+    ("neuron", "variant"),
+    [
+        ({"name": "lbq"}, "lbq"),
+        ({"name": "lbq", "learn_step": False, "surrogate": "box"}, "v1"),
+        ({"name": "lbq", "learn_step": False}, "v2"),
+        ({"name": "v1", "learn_step": True, "surrogate": "box_et"}, "v3"),
+        ({"name": "lbq", "surrogate": "arctan"}, "burst_learned"),
+        ({"name": "v2", "surrogate": "arctan"}, "burst_fixed"),
+        ({"name": "burst_fixed"}, "burst_fixed"),
+        ({"name": "ternary", "learn_step": True}, "ternary_learned"),
+        ({"name": "qann"}, "qann"),
+    ],
+)
+def test_a_variant_is_what_its_options_make_it(neuron: dict[str, Any], variant: str) -> None:
+    tree = {"model": {"id": "resnet8w2", "timesteps": 1}, "neuron": neuron}
+    assert records.describe(Config.from_dict(tree))["variant"] == variant
 
 
 def test_the_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

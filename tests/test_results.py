@@ -42,6 +42,28 @@ def test_seeds_form_a_group(tmp_path: Path) -> None:
     assert group.title == "LBQ"
 
 
+def test_a_seed_that_is_repeated_is_no_other_sample(tmp_path: Path) -> None:
+    for i, (seed, accuracy) in enumerate([(0, 95.0), (1, 96.0), (0, 90.0)]):
+        made = record(test_accuracy=accuracy, weights_sha256=f"{i:064d}", seed=seed)
+        made["config"] = {**made["config"], "seed": seed}
+        stored(tmp_path, f"{i}.json", made)
+    groups = gather([tmp_path]).groups
+    assert [(g.title, g.n, g.mean) for g in groups] == [("LBQ", 2, 95.5), ("LBQ, run 2", 1, 90.0)]
+
+
+def test_what_changes_no_result_makes_no_other_group(tmp_path: Path) -> None:
+    paths = seeds(tmp_path, [95.0, 96.0, 97.0])
+    for path, key, value in zip(paths, ("checkpoint_minutes", "cuda_graph", "epochs"), (9.0, False, 99), strict=True):
+        made = json.loads(path.read_text())
+        made["config"]["train"][key] = value
+        path.write_text(json.dumps(made))
+    assert [g.n for g in gather(paths).groups] == [2, 1]
+    made["versions"] = {"kernel": "reference"}
+    paths[2].write_text(json.dumps({**made, "config": {**made["config"], "train": {}}}))
+    paths[1].write_text(json.dumps({**json.loads(paths[1].read_text()), "config": {**made["config"], "train": {}}}))
+    assert [g.title for g in gather(paths[1:]).groups] == ["LBQ", "LBQ, reference kernel"]
+
+
 def test_another_configuration_is_another_group(tmp_path: Path) -> None:
     paths = seeds(tmp_path, [95.0, 96.0])
     other = record(weights_sha256="f" * 64)
@@ -183,6 +205,10 @@ def test_damage_and_twins_are_refused(tmp_path: Path) -> None:
         ({"log": [1, 2]}, r"log\[0\] must be an object, not 1"),
         ({"log": [{"epoch": 1, "loss": "x"}]}, r"log\[0\].loss must be a number, not 'x'"),
         ({"log": [{"loss": 1.0}]}, r"log\[0\].epoch is missing"),
+        ({"log": [{"epoch": 1}]}, r"log\[0\].loss is missing"),
+        ({"log": [{"epoch": 1, "loss": 10**400}]}, r"log\[0\].loss must be a number, not 1000"),
+        ({"config": {"neuron": 5}}, "config.neuron must be an object, not 5"),
+        ({"config": {"neuron": {"n_max": 0}}}, "config.neuron.n_max must be a whole number above 0, not 0"),
         ({"log": {}}, "log must be a list, not {}"),
         ({"config": []}, r"config must be an object, not \[\]"),
         ({"config": {"optim": 3}}, "config.optim must be an object, not 3"),
@@ -267,6 +293,9 @@ def test_titles() -> None:
     assert title(variant="v3", surrogate="box_et") == "V3 (learned + box-ET)"
     assert title(variant="mine") == "mine"
     assert title(config={"optim": {"norm_decay": True}}) == "LBQ, BatchNorm decayed"
+    assert title(config={"neuron": {"n_max": 5, "step": 0.3, "beta": 0.9}}) == "LBQ, step from 0.3, beta 0.9"
+    assert title(config={"neuron": {"n_max": 5, "step": 0.4, "beta": 0.5}}) == "LBQ"
+    assert title(variant="burst_learned", surrogate="arctan") == "Burst, learned step, arctan"
     assert title(config={"model": {"share_tail": True}}) == "LBQ, one tail for all layers"
     assert title(config={"neuron": {"name": "lbq", "learn_tail": False}}) == "LBQ, fixed tails"
     assert (

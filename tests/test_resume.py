@@ -768,6 +768,20 @@ def test_a_checkpoint_of_another_configuration_is_refused(tmp_path: Path) -> Non
         run(config(), tmp_path / "a")
 
 
+def test_data_may_move_but_not_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(Killed):
+        run(config(), tmp_path / "run", _AtStep(0, 3, _raise(Killed)))
+    with monkeypatch.context() as other:
+        few = small_digits(49)
+        other.setattr(digits, "load_digits", lambda: few)
+        with pytest.raises(RunError, match="began with other data .digits, [0-9a-f]{64}. than that under data.root"):
+            run(config(), tmp_path / "run")
+    moved = config("data.root=elsewhere", "train.checkpoint_minutes=7.0", "data.workers=1")
+    result = run(moved, tmp_path / "run")
+    assert runs.load_config(tmp_path / "run") == moved
+    assert result["accuracy"] == run(config(), tmp_path / "whole")["accuracy"]
+
+
 # Starting from another run
 # ---------------------------------------------------------------------------------------------------------------------
 

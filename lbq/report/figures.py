@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -37,6 +38,11 @@ def padded(values: Sequence[float], floor: float | None = None) -> tuple[float, 
     return (low - room if floor is None else floor), high + room
 
 
+def slug(text: str) -> str:
+    """`text` as part of a file's name, whatever it holds."""
+    return re.sub("[^a-z0-9]+", "-", text.lower()).strip("-")
+
+
 def by_dataset(found: Gathered, draw: Callable[[Gathered, dict[str, int], str], list[Figure]]) -> list[Figure]:
     """Figures of each dataset's runs for themselves: curves of different tasks do not belong on one axis."""
     datasets = list(dict.fromkeys(str(r.record["dataset"]) for r in found.results))
@@ -45,7 +51,7 @@ def by_dataset(found: Gathered, draw: Callable[[Gathered, dict[str, int], str], 
         part = replace(found, results=[r for r in found.results if r.record["dataset"] == dataset])
         name = DATASETS.get(dataset, dataset)
         for figure in draw(part, series_of(found), name):
-            id = f"{figure.id}-{dataset}" if i else figure.id
+            id = f"{figure.id}-{slug(dataset) or i}" if i else figure.id
             figures.append(
                 replace(figure, id=id, title=f"{figure.title} on {name}" if len(datasets) > 1 else figure.title)
             )

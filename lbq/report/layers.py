@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,7 +10,7 @@ from dataclasses import replace
 from lbq import paper
 from lbq.analyze import Analysis, LayerAnalysis, Membrane
 from lbq.report.cells import DATASETS
-from lbq.report.figures import Figure, by_dataset, level_colour
+from lbq.report.figures import Figure, by_dataset, level_colour, slug
 from lbq.report.svg import Drawing, Plot, number
 from lbq.results import Gathered, Group, names
 
@@ -45,9 +44,9 @@ def _layers(found: Gathered, colour: dict[str, int], dataset: str) -> list[Figur
 
 def _ids(titles: dict[int, str]) -> dict[int, str]:
     """By series, what its figures' files are called: after its title, and its number where two have the same."""
-    slugs = {i: re.sub("[^a-z0-9]+", "-", title.lower()).strip("-") for i, title in titles.items()}
+    slugs = {i: slug(title) for i, title in titles.items()}
     times = Counter(slugs.values())
-    return {i: slug if times[slug] == 1 else f"{slug}-{i}" for i, slug in slugs.items()}
+    return {i: name if times[name] == 1 else f"{name}-{i}" for i, name in slugs.items()}
 
 
 def _layer_axis(count: int) -> list[tuple[float, str]]:

@@ -49,6 +49,7 @@ class EventSplit:
 
 _Load = Callable[[], dict[str, EventSplit] | None]
 
+
 def cached(
     folder: Path,
     name: str,
