@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from lbq.config import Config, OptimConfig
-from lbq.neuron import QuantReLU, SpikingNeuron
+from lbq.neuron import SpikingNeuron
 
 
 def parameter_groups(net: nn.Module, settings: OptimConfig) -> list[dict[str, Any]]:
@@ -17,7 +17,7 @@ def parameter_groups(net: nn.Module, settings: OptimConfig) -> list[dict[str, An
     which have a learning-rate factor of their own and never decay: decay on rho would pull the step to 0.69."""
     decayed = ("weights", "norms") if settings.norm_decay else ("weights",)
     weights = {id(m.weight) for m in net.modules() if isinstance(m, (nn.Conv2d, nn.Linear))}
-    neurons = {id(p) for m in net.modules() if isinstance(m, (SpikingNeuron, QuantReLU)) for p in m.parameters()}
+    neurons = {id(p) for m in net.modules() if isinstance(m, SpikingNeuron) for p in m.parameters()}
     groups: dict[str, list[nn.Parameter]] = {"weights": [], "norms": [], "neurons": []}
     for parameter in net.parameters():
         role = "weights" if id(parameter) in weights else "neurons" if id(parameter) in neurons else "norms"

@@ -16,7 +16,7 @@ from lbq.analyze import Analysis
 from lbq.config import Config
 from lbq.data import digits
 from lbq.errors import RunError
-from lbq.neuron import QuantReLU, SpikingNeuron
+from lbq.neuron import SpikingNeuron
 from lbq.results import read_json
 from lbq.train import build
 
@@ -152,7 +152,7 @@ def facts_of(run: Path | str) -> dict[str, Any]:
 def describe(config: Config) -> dict[str, Any]:
     """What the network's neurons are: variant, step (fixed, learned, none), its gradient, surrogate, n_max."""
     name = str(config.neuron.get("name"))
-    neurons = [m for m in build(config).modules() if isinstance(m, SpikingNeuron | QuantReLU)]
+    neurons = [m for m in build(config).modules() if isinstance(m, SpikingNeuron)]
     if not neurons:
         return {"variant": NAMES.get(name, name), "step": "none", "surrogate": "none", "n_max": 0}
     neuron = neurons[0]

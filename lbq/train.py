@@ -28,7 +28,7 @@ from lbq.data.mixing import Mixing
 from lbq.data.sources import Part, Source
 from lbq.distributed import SyncBatchNorm2d, World, synchronise_batchnorm
 from lbq.errors import ConfigError, LbqError
-from lbq.neuron import QuantReLU, SpikingNeuron
+from lbq.neuron import SpikingNeuron
 
 PRECISIONS = {"fp32": None, "fp64": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -503,7 +503,7 @@ def device_of(net: nn.Module) -> torch.device:
 @torch.no_grad()
 def neuron_steps(net: nn.Module) -> dict[str, float]:
     """Each neuron's step (the mean, where it has one per channel)."""
-    return {n: float(m.step.mean()) for n, m in net.named_modules() if isinstance(m, (SpikingNeuron, QuantReLU))}
+    return {n: float(m.step.mean()) for n, m in net.named_modules() if isinstance(m, SpikingNeuron)}
 
 
 @torch.no_grad()

@@ -90,6 +90,7 @@ CASES: list[tuple[str, Any, tuple[int, int, int], dict[str, Any]]] = [
     ("resnet8w2", "ternary", (3, 4, 4), {}),
     ("resnet8w2", "ternary_half", (3, 4, 4), {}),
     ("resnet8w2", "ilif", (3, 4, 4), {}),
+    ("resnet8w2", "qann", (3, 4, 4), {"timesteps": 1}),
     ("resnet8w2", "ladder", (3, 4, 4), {}),
     ("resnet19w64fc256", "lbq", (3, 4, 4), {}),
 ]

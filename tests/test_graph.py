@@ -89,6 +89,7 @@ CASES: list[tuple[str, Any, tuple[int, int, int]]] = [
     ("resnet8w4", "ternary", (3, 8, 8)),
     ("resnet8w4", "ternary_half", (3, 8, 8)),
     ("resnet8w4", "ilif", (3, 8, 8)),
+    ("resnet8w4", "qann", (3, 8, 8)),
     ("resnet8w4", "ladder", (3, 8, 8)),
     ("resnet18w4", "lbq", (3, 16, 16)),
     ("vgg11w4", "lbq", (3, 32, 32)),

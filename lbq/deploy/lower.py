@@ -20,9 +20,9 @@ from torch import Tensor, fx, nn
 from lbq.errors import GraphError, TooSmall
 from lbq.graph import INPUT, Array, Graph, Layer, NeuronSpec, Pool, Shape, Synapse
 from lbq.models.time import fold_time, unfold_time
-from lbq.neuron import QuantReLU, ReLU, SpikingNeuron
+from lbq.neuron import ReLU, SpikingNeuron
 
-ACTIVATIONS = (SpikingNeuron, ReLU, QuantReLU, nn.ReLU)
+ACTIVATIONS = (SpikingNeuron, ReLU, nn.ReLU)
 PASSES = (nn.Dropout, nn.Dropout2d, nn.Identity)
 STATELESS = (*PASSES, nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.Flatten)
 

@@ -11,10 +11,10 @@ from torch.nn import functional as F
 from lbq import surrogate as surrogates
 from lbq.errors import GraphError
 from lbq.graph import NeuronSpec
-from lbq.kernels.reference import BurstState, Constants, Rule, compute_dtype, straight_through
-from lbq.kernels.sequence import burst, fuses_relu, norm_relu
+from lbq.kernels.reference import BurstState, Rule, compute_dtype, straight_through
+from lbq.kernels.sequence import fuses_relu, norm_relu
 from lbq.neuron.base import Membrane, SpikingNeuron, check_choice, check_count, check_positive
-from lbq.neuron.burst import SteppedNeuron, lsq_scaled, register_step, step_of
+from lbq.neuron.burst import SteppedNeuron
 
 
 class LIF(SpikingNeuron):
@@ -310,15 +310,13 @@ class ReLU(nn.Module):
         return not self._forward_pre_hooks and fuses_relu(x, norm)
 
 
-class QuantReLU(nn.Module):
+class QuantReLU(SteppedNeuron):
     """Activation of the quantised ANN with the same levels: gamma * clip(round(x / gamma), 0, n_max), learned step.
 
-    No membrane, no time: the fairness baseline that separates what the levels give from what the spiking dynamics give.
-    Trained as LSQ (Esser et al. 2020): `clip` surrogate and a step gradient scaled by 1 / sqrt(features * n_max), or
-    with `step_gradient="sum"` by its plain sum, as the burst neurons train theirs.
+    A neuron whose membrane forgets everything: every timestep is for itself. It is the fairness baseline that separates
+    what the levels give from what the spiking dynamics give. Trained as LSQ (Esser et al. 2020): `clip` surrogate and a
+    step gradient scaled by 1 / sqrt(features * n_max), or with `step_gradient="sum"` by its plain sum, as burst neurons are.
     """
-
-    rho: Tensor
 
     def __init__(
         self,
@@ -327,23 +325,15 @@ class QuantReLU(nn.Module):
         learn_step: bool = True,
         step_gradient: Literal["sum", "lsq"] = "lsq",
     ) -> None:
-        super().__init__()
-        self.n_max = check_count("n_max", n_max)
-        self.surrogate = surrogates.get("clip")
-        self.step_gradient = check_choice("step_gradient", step_gradient, ("sum", "lsq"))
-        register_step(self, 2 / n_max if step is None else step, learn_step)
-
-    @property
-    def step(self) -> Tensor:
-        return step_of(self)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """`[T, B, ...]`, every element for itself: a sequence of one timestep."""
-        dtype = compute_dtype(x)
-        step = (self.step if self.step_gradient == "sum" else lsq_scaled(self.step, x, self.n_max)).to(dtype)
-        nothing = step.detach().new_zeros(())
-        rule = Rule(self.n_max, self.surrogate, rounding="round")
-        return burst(x.unsqueeze(0), Constants(step, nothing, 1.0, nothing), rule).squeeze(0)
-
-    def extra_repr(self) -> str:
-        return f"n_max={self.n_max}, step={'?' if self.step.is_meta else f'{self.step.item():.4g}'}"
+        check_count("n_max", n_max)
+        super().__init__(
+            step=2 / n_max if step is None else step,
+            learn_step=learn_step,
+            channels=None,
+            step_gradient=step_gradient,
+            surrogate="clip",
+            membrane="lif",
+            beta=0.0,
+            alpha=0.0,
+        )
+        self.rule = Rule(n_max, self.surrogate, rounding="round", reset_grad=False)
