@@ -79,6 +79,26 @@ class Result:
     @property
     def title(self) -> str:
         """What the method is called in tables, with what its recipe does otherwise than the others'."""
+        return self.method + (", BN decayed" if self._decays_norm else "")
+
+    @property
+    def recipe(self) -> str:
+        """How it was trained, as far as tables tell it apart from others."""
+        epochs = int(self.record["epochs"])
+        return f"{epochs} epoch{'' if epochs == 1 else 's'}" + (", BN decayed" if self._decays_norm else "")
+
+    @property
+    def _decays_norm(self) -> bool:
+        return bool(self.record["config"].get("optim", {}).get("norm_decay"))
+
+    @property
+    def plain(self) -> bool:
+        """Whether it is the method as the paper has it, with no option of ours."""
+        return self.method == TITLES.get(str(self.record["variant"])) and self.record.get("n_max", 5) in (0, 1, 5)
+
+    @property
+    def method(self) -> str:
+        """The title without the recipe."""
         variant = str(self.record["variant"])
         title = TITLES.get(variant, variant)
         surrogate = self.record.get("surrogate", "")
@@ -102,8 +122,6 @@ class Result:
             title += ", one tail for all layers"
         if surrogate == "relsg_et" and neuron.get("learn_tail") is False:
             title += ", fixed tails"
-        if self.record["config"].get("optim", {}).get("norm_decay"):
-            title += ", BatchNorm decayed"
         if self.reference:
             title += ", reference kernel"
         return title if self.repeat == 1 else f"{title}, run {self.repeat}"
@@ -215,9 +233,10 @@ class Gathered:
         return list(groups.values())
 
 
-def names(results: Sequence[Result]) -> list[str]:
-    """Titles that tell results apart: the dataset, network, epochs and seed only where they differ."""
-    parts = [[r.title] for r in results]
+def names(results: Sequence[Result], recipe: bool = True) -> list[str]:
+    """Titles that tell results apart: the dataset, network, epochs and seed only where they differ. recipe: False for
+    results of one recipe, which is named elsewhere."""
+    parts = [[r.title if recipe else r.method] for r in results]
     for key, text in (("dataset", "{}"), ("model", "{}"), ("timesteps", "T={}"), ("n_max", "N={}"), ("epochs", "{} ep"),
                       ("seed", "seed {}")):  # fmt: skip
         counted = [

@@ -264,7 +264,7 @@ def test_what_scrolls_sideways_shows_it(crowded: Page) -> None:
     crowded.run(f"{table}.scrollLeft = 1e6")
     crowded.run(wait)
     assert crowded.run(f"{table}.classList.contains('more')") is False
-    assert crowded.run("document.querySelector('#runs tbody tr:nth-child(4)').getBoundingClientRect().height") < 60
+    assert crowded.run("document.querySelector('#runs tbody tr:nth-child(4)').getBoundingClientRect().height") < 80
     crowded.resize(1400)
     crowded.run(wait)
     assert crowded.run(f"{table}.scrollWidth - {table}.clientWidth") == 0
@@ -275,7 +275,9 @@ def test_on_paper_nothing_is_cut(crowded: Page) -> None:
     """A4 within its margins is 717 pixels wide."""
     crowded.call("Emulation.setEmulatedMedia", media="print")
     crowded.resize(717)
-    crowded.run("document.querySelectorAll('#tables details, #costs details').forEach(d => d.open = true)")
+    crowded.run(
+        "document.querySelectorAll('#tables details, #layers details, #costs details').forEach(d => d.open = true)"
+    )
     cut = crowded.run(
         """[...document.querySelectorAll('main table, main svg')]
           .filter(e => e.getBoundingClientRect().right > 717).map(e => e.id)"""

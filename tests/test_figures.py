@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+import hypothesis
 import numpy as np
 import pytest
 import torch
@@ -96,8 +97,9 @@ def test_runs_of_different_length_have_axes_of_their_own() -> None:
         return of_cifar(epochs=epochs, log=log, **changes)
 
     figures = {f.id: f for f in training_figures(Gathered([run(60), run(60, variant="v3"), run(300), run(1)]))}
-    assert [id for id in figures if "accuracy" in id] == [f"training-test_accuracy-{n}ep" for n in (60, 300, 1)]
-    short, long = (figures[f"training-test_accuracy-{n}ep"] for n in (60, 300))
+    ids = ["training-test_accuracy" + suffix for suffix in ("", "-300-epochs", "-1-epoch")]  # V3 and LBQ come first
+    assert [id for id in figures if "accuracy" in id] == ids
+    short, long = figures[ids[0]], figures[ids[1]]
     assert ">CIFAR-10, 60 epochs<" in short.svg
     assert "V3" in short.svg
     assert "V3" not in long.svg
@@ -106,6 +108,38 @@ def test_runs_of_different_length_have_axes_of_their_own() -> None:
     assert min(accuracies) > 89  # the second half is above 89.6
     curve = re.findall(r'<path d="M([^"]+)" class="line', long.svg)[0]  # the legend's comes later
     assert max(float(y) for y in re.findall(r" ([\d.]+)", curve)) <= 273  # where the axis is
+
+
+def test_recipes_have_figures_of_their_own() -> None:
+    decayed = {**of_cifar().record["config"], "optim": {"norm_decay": True}}
+    results = [of_cifar(), of_cifar(variant="v3", surrogate="box"), of_cifar(n_max=10, weights_sha256="b" * 64)]
+    results += [replace(of_cifar(), record={**of_cifar().record, "config": decayed}, source="decayed")]
+    figures = {f.id: f for f in layer_figures(Gathered(results))}
+    plain, other = figures["steps"], figures["steps-60-epochs-bn-decayed"]
+    assert plain.svg.count('<path d="M') == 2 * 3  # three curves and their legend
+    assert other.svg.count('<path d="M') == 2 * 1
+    assert ">CIFAR-10, 60 epochs, BN decayed<" in other.svg
+    assert ">LBQ<" in other.svg  # what all of a figure have in common stands above it
+    assert ">LBQ, N=10<" in plain.svg
+    assert "Figure 4 (f), 60 epochs, BN decayed" in {f.title for f in figures.values()}
+    assert "Levels by layer, 60 epochs" in {f.title for f in figures.values()}  # N = 10 is not in the paper's figure
+
+
+def test_legends_stay_inside() -> None:
+    plot = Plot("t", "d", (0, 1), (0, 1))
+    plot.legend(
+        [("Quantised ANN, LSQ step gradient, one tail for all layers, BN decayed, T=2, N=5, 60 ep", 0), ("LBQ", 1)]
+    )
+    placed = re.findall(r'<text x="([\d.]+)" y="([\d.]+)" text-anchor="start">([^<]+)<', plot.svg())
+    assert [text for *_, text in placed] == [
+        "Quantised ANN, LSQ step gradient,",
+        "one tail for all layers, BN decayed, T=2, N=5,",
+        "60 ep",
+        "LBQ",
+    ]
+    assert all(float(x) + 7 * len(text) <= plot.width for x, _, text in placed)
+    assert len({y for _, y, _ in placed}) == len(placed)
+    assert max(float(y) for _, y, _ in placed) < plot.height
 
 
 def test_epochs_are_whole_numbers() -> None:
@@ -226,6 +260,7 @@ def test_ticks_are_round_and_inside(low: float, high: float) -> None:
 
 
 @given(st.lists(st.tuples(st.integers(80, 440), st.integers(60, 230)), min_size=1, max_size=12, unique=True))
+@hypothesis.example([(80, 81), (80, 78), (83, 72)])
 def test_a_number_belongs_to_one_point(points: list[tuple[int, int]]) -> None:
     """It is nearer to its own than to any other, or a line leads to it."""
     plot = Plot("t", "d", (0, 1), (0, 1), xticks=[], yticks=[])

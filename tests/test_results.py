@@ -292,7 +292,7 @@ def test_titles() -> None:
     assert title(step_gradient="lsq") == "LBQ, LSQ step gradient"
     assert title(variant="v3", surrogate="box_et") == "V3 (learned + box-ET)"
     assert title(variant="mine") == "mine"
-    assert title(config={"optim": {"norm_decay": True}}) == "LBQ, BatchNorm decayed"
+    assert title(config={"optim": {"norm_decay": True}}) == "LBQ, BN decayed"
     assert title(config={"neuron": {"n_max": 5, "step": 0.3, "beta": 0.9}}) == "LBQ, step from 0.3, beta 0.9"
     assert title(config={"neuron": {"n_max": 5, "step": 0.4, "beta": 0.5}}) == "LBQ"
     assert title(variant="burst_learned", surrogate="arctan") == "Burst, learned step, arctan"

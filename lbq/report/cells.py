@@ -130,6 +130,12 @@ def images_cells(group: Group) -> tuple[Cell, Cell]:
     return Cell(f"{part}{analysis.images:,}{times}", float(analysis.images)), Cell(form)
 
 
+def title_at(group: Group) -> str:
+    """The title in tables whose rows are at N_max = 5 unless they say otherwise."""
+    n_max = group.record.get("n_max") or 0
+    return group.title + (f", N_max = {n_max}" if n_max not in (0, 1, 5) else "")
+
+
 def method_name(group: Group) -> str:
     """As in the paper's tables of costs, which are at T = 2: with N_max, and T where it is another."""
     n_max, steps = group.record.get("n_max") or 0, group.record["timesteps"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from lbq import paper
-from lbq.account import Account, energy_mj, saved
+from lbq.account import Account, Operations, energy_mj, saved
 from lbq.costs import Costs
 from lbq.measurement import account_from
 from lbq.report.cells import (
@@ -117,7 +117,7 @@ def cost_table(groups: Sequence[Group], technology: Technology = DEFAULT) -> Tab
             continue
         operations = [rate.operations() for rate in rates]
         energies = [energy_mj(ops, technology.paper) for ops in operations]
-        anns = [rate.ann_macs * technology.fp32_mac * 1e-9 for rate in rates]
+        anns = [energy_mj(Operations(rate.ann_macs), technology.paper) for rate in rates]
         small = energies[0] < 0.1  # an image of a few pixels
         table.add(
             [method_name(group), dataset_name(group), str(group.record["model"]), int(group.record["epochs"]),

@@ -10,7 +10,7 @@ from typing import Any
 from lbq import paper
 from lbq.account import Account, energy_mj
 from lbq.errors import LbqError
-from lbq.report.cells import TIMESTEPS
+from lbq.report.cells import TIMESTEPS, title_at
 from lbq.report.figures import Figure, padded
 from lbq.report.svg import Plot
 from lbq.results import Group
@@ -35,11 +35,12 @@ def cost_figures(measured: Sequence[tuple[Group, Account, Account]], technology:
     chosen = [
         (g, rate) for g, _, rate in measured if tuple(g.record[k] for k in ("dataset", "model", "timesteps")) == setting
     ]
-    alike = Counter(g.title for g, _ in chosen)
+    alike = Counter(title_at(g) for g, _ in chosen)
     first = len(list(paper.cost_rows())) + 1
     ours = [
-        _Ours(number, f"{g.title}, {g.record['epochs']} ep" if alike[g.title] > 1 else g.title, g, rate)
+        _Ours(number, f"{name}, {g.record['epochs']} ep" if alike[name] > 1 else name, g, rate)
         for number, (g, rate) in enumerate(chosen, first)
+        for name in [title_at(g)]
     ]
     return [_accuracy_energy(ours, technology), _counts(ours)]
 

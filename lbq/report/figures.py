@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from lbq.report.cells import DATASETS
 from lbq.report.svg import shade
-from lbq.results import Gathered
+from lbq.results import Gathered, Result
 
 
 @dataclass(frozen=True)
@@ -28,14 +29,37 @@ def level_colour(k: int, n_max: int) -> str:
 
 
 def series_of(found: Gathered) -> dict[str, int]:
-    """One colour for each run, the same in all figures: by where it came from."""
-    return {result.source: i for i, result in enumerate(found.results)}
+    """A colour for each run by where it came from: the same in all figures, and in no figure that of another."""
+    times = Counter[tuple[str, str]]()
+    series = {}
+    for result in found.results:
+        figure = (str(result.record["dataset"]), result.recipe)
+        series[result.source] = times[figure]
+        times[figure] += 1
+    return series
 
 
 def padded(values: Sequence[float], floor: float | None = None) -> tuple[float, float]:
     low, high = min(values), max(values)
     room = 0.06 * (high - low) or 0.05 * abs(high) or 1.0
     return (low - room if floor is None else floor), high + room
+
+
+def by_recipe(results: Sequence[Result]) -> list[tuple[str, str, list[Result]]]:
+    """The results of each recipe: what to put behind the id of its figures, the recipe, and those results.
+
+    The one that has most of the ablation's methods comes first and has plain ids, then the longest.
+    """
+    recipes: dict[str, list[Result]] = {}
+    for result in results:
+        recipes.setdefault(result.recipe, []).append(result)
+
+    def rank(entry: tuple[str, list[Result]]) -> tuple[int, int]:
+        methods = {r.record["variant"] for r in entry[1] if r.plain} & {"v1", "v2", "v3", "lbq"}
+        return -len(methods), -int(entry[1][0].record["epochs"])
+
+    ordered = sorted(recipes.items(), key=rank)
+    return [(f"-{slug(recipe)}" if i else "", recipe, of) for i, (recipe, of) in enumerate(ordered)]
 
 
 def slug(text: str) -> str:

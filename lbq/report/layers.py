@@ -10,7 +10,7 @@ from dataclasses import replace
 from lbq import paper
 from lbq.analyze import Analysis, LayerAnalysis, Membrane
 from lbq.report.cells import DATASETS
-from lbq.report.figures import Figure, by_dataset, level_colour, slug
+from lbq.report.figures import Figure, by_dataset, by_recipe, level_colour, slug
 from lbq.report.svg import Drawing, Plot, number
 from lbq.results import Gathered, Group, names
 
@@ -23,22 +23,31 @@ def layer_figures(found: Gathered) -> list[Figure]:
 
 
 def _layers(found: Gathered, colour: dict[str, int], dataset: str) -> list[Figure]:
-    groups = [g for g in found.groups if g.first.active or g.first.steps]
-    if not groups:
-        return []
-    named = [(colour[g.first.source], t, g) for t, g in zip(names([g.first for g in groups]), groups, strict=True)]
-    figures = [_steps(named, dataset), _active(named, dataset)]
+    groups = {id(g.first): g for g in found.groups if g.first.active or g.first.steps}
+    recipes = by_recipe([g.first for g in groups.values()])
+    figures = []
+    for suffix, recipe, firsts in recipes:
+        titles = zip(names(firsts, recipe=False), firsts, strict=True)
+        named = [(colour[first.source], title, groups[id(first)]) for title, first in titles]
+        for figure in _of_one_recipe(named, f"{dataset}, {recipe}"):
+            title = figure.title if len(recipes) == 1 else f"{figure.title}, {recipe}"
+            figures.append(replace(figure, id=f"{figure.id}{suffix}", title=title))
+    return figures
+
+
+def _of_one_recipe(named: Sequence[tuple[int, str, Group]], where: str) -> list[Figure]:
+    figures = [_steps(named, where), _active(named, where)]
     analysed = [(i, t, g, g.analysis) for i, t, g in named if g.analysis is not None and g.analysis.layers]
     analysed = [entry for entry in analysed if max(layer.n_max for layer in entry[3].layers) > 1]
     if analysed:
-        figures.append(_entropy([(i, t, a) for i, t, _, a in analysed], dataset))
+        figures.append(_entropy([(i, t, a) for i, t, _, a in analysed], where))
     ids = _ids({i: t for i, t, _ in named})
     order = list(PARTS)
     analysed.sort(key=lambda entry: order.index(v) if (v := entry[2].record["variant"]) in order else len(order))
-    figures += [replace(_levels(f"{t}, {dataset}", g, a), id=f"levels-{ids[i]}") for i, t, g, a in analysed]
+    figures += [replace(_levels(f"{t}, {where}", g, a), id=f"levels-{ids[i]}") for i, t, g, a in analysed]
     for i, t, g in named:
         if g.analysis is not None:
-            figures += [replace(figure, id=f"membranes-{ids[i]}") for figure in _membranes(t, dataset, g.analysis)]
+            figures += [replace(figure, id=f"membranes-{ids[i]}") for figure in _membranes(t, where, g.analysis)]
     return [figure for figure in figures if figure is not None]
 
 
@@ -126,8 +135,7 @@ def _entropy(analysed: Sequence[tuple[int, str, Analysis]], dataset: str) -> Fig
 
 def _levels(title: str, group: Group, analysis: Analysis) -> Figure:
     figure = _level_bars(title, analysis)
-    record = group.record
-    part = PARTS.get(str(record["variant"])) if record["n_max"] == 5 and not record.get("step_gradient") else None
+    part = PARTS.get(str(group.record["variant"])) if group.first.plain else None
     return replace(figure, title="Levels by layer" if part is None else f"Figure 4 {part}")
 
 

@@ -49,8 +49,11 @@ def render(
         "look at the column of epochs before comparing.</p>",
         *(_table(table, folded=not table.has_ours) for table in published),
     )  # fmt: skip
+    layers = layer_figures(found)
+    membranes = [figure for figure in layers if figure.id.startswith("membranes")]
     add(
-        "layers", "What the layers learned", _table(tables["figure4"]), _figures(layer_figures(found)),
+        "layers", "What the layers learned", _table(tables["figure4"]),
+        _figures([figure for figure in layers if figure not in membranes]), _membranes(membranes),
     )  # fmt: skip
     costs = [table for id, table in tables.items() if id.startswith(("table6", "table7", "honest"))]
     add(
@@ -81,7 +84,7 @@ def _neuron(found: Gathered) -> list[Figure]:
     """Figs. 1 to 3, on traces of the network that has the most to show."""
     group = max(
         (g for g in found.groups if g.traces),
-        key=lambda g: (g.record["variant"] == "lbq", g.record.get("n_max", 0)),
+        key=lambda g: (g.record["variant"] == "lbq", g.first.plain, g.record.get("n_max", 0), g.record["epochs"]),
         default=None,
     )
     if group is None:
@@ -182,6 +185,15 @@ def _figures(figures: Sequence[Figure]) -> str:
         for f in figures
     )
     return f'<div class="figures">{inside}</div>'
+
+
+def _membranes(figures: Sequence[Figure]) -> str:
+    """Open where there are one or two; many would hide what comes after them."""
+    if not figures:
+        return ""
+    networks = f"{len(figures)} network{'s' * (len(figures) > 1)}"
+    opened = " open" if len(figures) <= 2 else ""
+    return f"<details{opened}><summary>Membranes before emission, of {networks}</summary>{_figures(figures)}</details>"
 
 
 def _image(picture: Picture, caption: str) -> str:

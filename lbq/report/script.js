@@ -110,5 +110,5 @@ if (holder) {
 // What is folded opens where a link leads into it, and for printing.
 const unfold = () => { const e = location.hash && document.getElementById(location.hash.slice(1)); if (e && e.tagName === "DETAILS") { e.open = true; e.scrollIntoView(); } };
 addEventListener("hashchange", unfold);
-addEventListener("beforeprint", () => { for (const d of document.querySelectorAll("#tables details, #costs details")) d.open = true; });
+addEventListener("beforeprint", () => { for (const d of document.querySelectorAll("#tables details, #layers details, #costs details")) d.open = true; });
 unfold();

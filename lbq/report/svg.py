@@ -143,6 +143,18 @@ def _between(points: Sequence[Point], top: float, bottom: float) -> list[list[Po
     return pieces
 
 
+def _broken(text: str, most: int) -> list[str]:
+    """`text` in lines of at most `most` characters, as far as its commas allow."""
+    lines = [""]
+    for part in text.split(", "):
+        if lines[-1] and len(lines[-1]) + 2 + len(part) > most:
+            lines[-1] += ","
+            lines.append(part)
+        else:
+            lines[-1] += f", {part}" if lines[-1] else part
+    return lines
+
+
 class Drawing:
     """Shapes in a box of `width` x `height` units; text is 13 units high."""
 
@@ -292,6 +304,7 @@ class Plot(Drawing):
                 for turn in (0, 8, 4, 12, 2, 6, 14, 10, 1, 7, 15, 9, 3, 5, 13, 11)
             ]
             best = places[0]
+            joined = None  # by a line that crosses something: it still says whose the label is
             for r, place in places:
                 box = _around(place, 3.5 * len(text) + 1, 6)
                 way = [self._along(point, place, d) for d in range(7, r - 5, 3)] if r > near else []
@@ -303,6 +316,12 @@ class Plot(Drawing):
                     best = (r, place)
                     taken += boxes
                     break
+                if inside and r > near and not any(_overlap(box, other) for other in others):
+                    joined = joined or (r, place, box)
+            else:
+                if joined is not None:
+                    best = joined[:2]
+                    taken.append(joined[2])
             r, place = best
             if r > near:
                 self.segment(self._along(point, place, 6), self._along(point, place, r - 6), "axis")
@@ -320,7 +339,10 @@ class Plot(Drawing):
             self.text(24, y, text, "end", "bold")
             if series is not None:
                 self.mark(40, y - 4, series, 4, hollow=series in hollow)
-            self.text(34 if series is None else 54, y, name)
+            x = 34 if series is None else 54
+            self.text(x, y, name)
+            if x + 7 * (len(name) + len(value) + 2) > self.right:
+                y += 16
             self.text(self.right, y, value, "end", "soft")
             y += 18
         self.height = y - 6
@@ -329,12 +351,16 @@ class Plot(Drawing):
         """Below the plot, as many to a row as fit; the drawing grows."""
         x, y = self.left, self.height + 14
         for text, series in entries:
-            wide = 34 + 7.5 * len(text)
+            lines = _broken(text, int((self.width - self.left - 34) / 7.5))
+            wide = 34 + 7.5 * max(map(len, lines))
             if x + wide > self.width and x > self.left:
                 x, y = self.left, y + 20
             middle = y - 4
             self.path([(x, middle), (x + 22, middle)], f"line s{series % SERIES}", dash_of(series))
             self.mark(x + 11, middle, series, 4)
-            self.text(x + 28, y, text)
+            self.text(x + 28, y, lines[0])
+            for line in lines[1:]:
+                y += 16
+                self.text(x + 28, y, line)
             x += wide + 12
         self.height = y + 10

@@ -5,7 +5,10 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
+import numpy as np
+
 from lbq import paper
+from lbq.analyze import coefficient_of_variation
 from lbq.costs import costs
 from lbq.report.cells import (
     Cell,
@@ -18,6 +21,7 @@ from lbq.report.cells import (
     run_id,
     short,
     spread_cell,
+    title_at,
 )
 from lbq.report.cost_tables import accounts, cost_table, counts_table, honest_table, technology_table
 from lbq.results import Gathered, Group, names
@@ -154,7 +158,7 @@ def accuracy_tables(groups: Sequence[Group]) -> list[Table]:
                     table.add([*head, t, cell(accuracy), "published"], "published")
         for group in ours:
             r = group.record
-            head = [group.title, "", str(r["model"]), f"{r['epochs']} epochs"]
+            head = [title_at(group), "", str(r["model"]), f"{r['epochs']} epochs"]
             t = int(r["timesteps"])
             if wide:
                 table.add([*head, *(accuracy_cell(group) if t == s else "" for s in steps), "", "ours"], "ours")
@@ -247,19 +251,14 @@ def layer_table(groups: Sequence[Group]) -> Table:
         learned = [step for steps in steps_of for step in steps]
         table.add(
             [
-                group.title, dataset_name(group), str(group.record["model"]), int(group.record["epochs"]),
+                title_at(group), dataset_name(group), str(group.record["model"]), int(group.record["epochs"]),
                 spread_cell(active, 3),
                 spread_cell([s["normalised_entropy"] for s in summaries], 3) if burst else None,
                 spread_cell([100 * s["first_level"] for s in summaries], 1) if burst else None,
                 cell(min(learned), 3) if learned else None, cell(max(learned), 3) if learned else None,
-                spread_cell([_variation(steps) for steps in steps_of if len(steps) > 1], 2),
+                spread_cell([coefficient_of_variation(np.array(steps)) for steps in steps_of if len(steps) > 1], 2),
                 *images_cells(group), "ours",
             ],
             "ours",
         )  # fmt: skip
     return table
-
-
-def _variation(values: Sequence[float]) -> float:
-    mean = sum(values) / len(values)
-    return float((sum((v - mean) ** 2 for v in values) / len(values)) ** 0.5 / mean)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from lbq.report.figures import Figure, by_dataset, padded
+from lbq.report.figures import Figure, by_dataset, by_recipe, padded
 from lbq.report.svg import Plot, Point, label, whole_ticks
 from lbq.results import Gathered, Result, names
 
@@ -14,26 +14,24 @@ FEW = 30  # epochs up to which the whole of training is on the axis
 
 
 def training_figures(found: Gathered) -> list[Figure]:
-    """Of all runs that have a log, those of equal length together; unfinished ones end early."""
+    """Of all runs that have a log, those of one recipe together; unfinished ones end early."""
     return by_dataset(found, _training)
 
 
 def _training(found: Gathered, colour: dict[str, int], dataset: str) -> list[Figure]:
-    results = [r for r in found.results if r.record["log"]]
-    lengths = list(dict.fromkeys(int(r.record["epochs"]) for r in results))
+    recipes = by_recipe([r for r in found.results if r.record["log"]])
     figures = []
-    for epochs in lengths:
-        length = f"{epochs} epoch{'' if epochs == 1 else 's'}"
-        for figure in _of_one_length([r for r in results if r.record["epochs"] == epochs], colour, dataset, length):
-            one = len(lengths) == 1
-            id = figure.id if one else f"{figure.id}-{epochs}ep"
-            figures.append(replace(figure, id=id, title=figure.title if one else f"{figure.title}, {length}"))
+    for suffix, recipe, results in recipes:
+        for figure in _of_one_recipe(results, colour, dataset, recipe):
+            title = figure.title if len(recipes) == 1 else f"{figure.title}, {recipe}"
+            figures.append(replace(figure, id=f"{figure.id}{suffix}", title=title))
     return figures
 
 
-def _of_one_length(results: Sequence[Result], colour: dict[str, int], dataset: str, length: str) -> list[Figure]:
+def _of_one_recipe(results: Sequence[Result], colour: dict[str, int], dataset: str, recipe: str) -> list[Figure]:
     titles = [
-        f"{name} (unfinished)" if not r.finished else name for name, r in zip(names(results), results, strict=True)
+        f"{name} (unfinished)" if not r.finished else name
+        for name, r in zip(names(results, recipe=False), results, strict=True)
     ]
     figures = []
     for key, title, unit in (("loss", "Training loss", "loss"), ("test_accuracy", "Test accuracy", "accuracy %")):
@@ -54,7 +52,7 @@ def _of_one_length(results: Sequence[Result], colour: dict[str, int], dataset: s
             (_first(curves, span), max(x for curve in curves for x, _ in curve)),
             span,
             unit,
-            f"{dataset}, {length}",
+            f"{dataset}, {recipe}",
         )
         shown = [(colour[r.source], t, c) for r, t, c in zip(results, titles, curves, strict=True) if c]
         for series, name, curve in shown:
@@ -65,7 +63,7 @@ def _of_one_length(results: Sequence[Result], colour: dict[str, int], dataset: s
             way = "above" if key == "loss" else "below"
             note += f" The axes show what the second half of training spans: what lies {way} is cut off."
         figures.append(Figure(f"training-{key}", title, note, plot.svg()))
-    return [*figures, *_step_ranges(results, titles, colour, f"{dataset}, {length}")]
+    return [*figures, *_step_ranges(results, titles, colour, f"{dataset}, {recipe}")]
 
 
 def _late(curve: Sequence[Point]) -> list[float]:
