@@ -48,15 +48,16 @@ def padded(values: Sequence[float], floor: float | None = None) -> tuple[float, 
 def by_recipe(results: Sequence[Result]) -> list[tuple[str, str, list[Result]]]:
     """The results of each recipe: what to put behind the id of its figures, the recipe, and those results.
 
-    The one that has most of the ablation's methods comes first and has plain ids, then the longest.
+    The one that has most of the ablation's methods comes first and has plain ids, then the longest, then the shipped one.
     """
     recipes: dict[str, list[Result]] = {}
     for result in results:
         recipes.setdefault(result.recipe, []).append(result)
 
-    def rank(entry: tuple[str, list[Result]]) -> tuple[int, int]:
-        methods = {r.record["variant"] for r in entry[1] if r.plain} & {"v1", "v2", "v3", "lbq"}
-        return -len(methods), -int(entry[1][0].record["epochs"])
+    def rank(entry: tuple[str, list[Result]]) -> tuple[int, int, str]:
+        recipe, of = entry
+        methods = {r.record["variant"] for r in of if r.plain} & {"v1", "v2", "v3", "lbq"}
+        return -len(methods), -int(of[0].record["epochs"]), "" if recipe.endswith("decayed") else recipe
 
     ordered = sorted(recipes.items(), key=rank)
     return [(f"-{slug(recipe)}" if i else "", recipe, of) for i, (recipe, of) in enumerate(ordered)]
