@@ -15,6 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from lbq._version import __version__
+from lbq.config import CHANGEABLE
 from lbq.errors import LbqError
 from lbq.render import (
     CountProgress,
@@ -40,6 +41,7 @@ app = typer.Typer(
     add_completion=False,
 )
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
+Changes = Annotated[list[str] | None, typer.Argument(help=f"For a run: key=value; keys {', '.join(CHANGEABLE)}.")]
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -156,7 +158,7 @@ def train(
 @app.command("eval")
 def evaluate(
     run: Annotated[Path, typer.Argument(help="Run folder.")],
-    changes: Annotated[list[str] | None, typer.Argument(help="key=value, such as data.root=DIR.")] = None,
+    changes: Changes = None,
     device: Annotated[str | None, typer.Option(help="cpu or cuda; default a GPU where there is one.")] = None,
     as_json: Json = False,
 ) -> None:
@@ -216,7 +218,7 @@ def _threads(given: int | None) -> int:
 @app.command()
 def deploy(
     run: Annotated[Path, typer.Argument(help="Run folder.")],
-    changes: Annotated[list[str] | None, typer.Argument(help="key=value, such as data.root=DIR.")] = None,
+    changes: Changes = None,
     out: Annotated[Path, typer.Option("-o", "--out", help="File to write.")] = Path("model.lbq"),
     bits: Annotated[int, typer.Option(help="Bits of a weight: 4 to 8, or 16.")] = 8,
     levels: Annotated[Path | None, typer.Option(help="Also write every golden level, for other engines.")] = None,
@@ -301,7 +303,6 @@ def predict(
 
 Device = Annotated[str | None, typer.Option(help="cpu or cuda; default a GPU where there is one.")]
 Subject = Annotated[Path, typer.Argument(help="Run folder, or a deployed network: model.lbq.")]
-Changes = Annotated[list[str] | None, typer.Argument(help="For a run: key=value, such as data.root=DIR.")]
 Data = Annotated[
     str | None, typer.Option(help="For model.lbq: its dataset's folder, or a .npz; default its golden inputs.")
 ]

@@ -123,6 +123,12 @@ BOOKKEEPING = {  # settings that change no result
     "train": ("cuda_graph", "checkpoint_steps", "checkpoint_minutes", "tensorboard"),
 }
 
+CHANGEABLE = (
+    "data.root",
+    "data.workers",
+    "train.batch_size",
+)  # what may be given anew for a run that is trained already
+
 
 @dataclass(frozen=True)
 class Config:
@@ -151,11 +157,12 @@ class Config:
     @classmethod
     def load(cls, path: Path | str, changes: Iterable[str] = ()) -> Config:
         """The configuration of a file, with `key=value` changes laid over it."""
-        tree = toml.merge(toml.read(path), toml.overrides(changes))
+        tree, over = toml.read(path), toml.overrides(changes)
         try:
-            return cls.from_dict(tree)
+            return cls.from_dict(toml.merge(tree, over))
         except ConfigError as error:
-            raise ConfigError(f"{path}: {error}") from error
+            where = path if _problem(tree) == str(error) else "command line"  # whose mistake it is
+            raise ConfigError(f"{where}: {error}") from error
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -179,6 +186,15 @@ class Config:
         return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
 
 
+def _problem(tree: Mapping[str, Any]) -> str:
+    """What is wrong with a configuration; empty where nothing is."""
+    try:
+        Config.from_dict(tree)
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
 _NAMES = {int: "an integer", float: "a number", str: "a string", bool: "true or false"}
 
 
@@ -192,11 +208,18 @@ def _build(kind: Any, tree: Any, path: str) -> Any:
     for key, value in tree.items():
         where = f"{path}.{key}" if path else str(key)
         if key not in hints:
-            raise ConfigError(f"unknown key {where!r}{nearest(str(key), hints)}")
+            raise ConfigError(f"unknown key {where!r}{_suggestion(str(key), hints)}")
         values[key] = _convert(hints[key], value, where)
         if key in conditions and not conditions[key]["ok"](values[key]):
             raise ConfigError(f"{where} must be {conditions[key]['expected']}, got {value!r}")
     return kind(**values)
+
+
+def _suggestion(key: str, known: Iterable[str]) -> str:
+    """Where a key belongs that is right but for its section, otherwise the nearest one of those known here."""
+    sections = {name: part for name, part in Config().to_dict().items() if isinstance(part, dict)}
+    homes = [f"{name}.{key}" for name, part in sections.items() if key in part]
+    return f"; did you mean {' or '.join(map(repr, homes))}?" if homes else nearest(key, known)
 
 
 def _convert(kind: Any, value: Any, where: str) -> Any:

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from lbq import files
 from lbq._version import __version__
-from lbq.config import Config
+from lbq.config import CHANGEABLE, Config
 from lbq.errors import ConfigError, RunError
 from lbq.kernels.choose import choose
 from lbq.models import BurstNet
@@ -165,8 +165,17 @@ def epochs_done(folder: Path) -> int:
 
 
 def load_config(run: Path | str, changes: Iterable[str] = ()) -> Config:
-    """The configuration of a run, with `key=value` changes laid over it."""
-    folder = check_folder(run, "config.toml")
+    """The configuration of a run, with `key=value` changes laid over it: of `CHANGEABLE` alone, since the rest describes
+    weights that exist."""
+    folder, changes = check_folder(run, "config.toml"), tuple(changes)
+    for change in changes:
+        key, equals, _ = change.partition("=")
+        if not equals:
+            raise RunError(f"{change!r} must have the form key=value, such as data.root=DIR")
+        if key.strip() not in CHANGEABLE:
+            raise RunError(
+                f"{key.strip()} cannot be changed, {folder} is trained already: give only {', '.join(CHANGEABLE)}"
+            )
     try:
         return Config.load(folder / "config.toml", changes)
     except ConfigError as error:

@@ -61,6 +61,10 @@ def test_the_hash_is_of_what_changes_a_result() -> None:
     [
         ({"sead": 1}, r"unknown key 'sead'; did you mean 'seed'\?"),
         ({"train": {"epoch": 1}}, r"unknown key 'train.epoch'; did you mean 'epochs'\?"),
+        ({"epochs": 1}, r"unknown key 'epochs'; did you mean 'train.epochs'\?"),
+        ({"model": {"lr": 1}}, r"unknown key 'model.lr'; did you mean 'optim.lr'\?"),
+        ({"n_max": 1}, r"unknown key 'n_max'; did you mean 'neuron.n_max'\?"),
+        ({"name": "x"}, r"did you mean 'neuron.name' or 'data.name' or 'optim.name'\?"),
         ({"zzz": 1}, r"unknown key 'zzz'; known: augment, data, model, neuron, optim, seed, train"),
         ({"train": {"epochs": 1.5}}, "train.epochs must be an integer, got 1.5"),
         ({"train": {"epochs": True}}, "train.epochs must be an integer, got True"),
@@ -101,6 +105,21 @@ def test_file_errors_name_the_file(tmp_path: Path) -> None:
         Config.load(broken)
     with pytest.raises(ConfigError, match="has no TOML form"):
         toml.write({"a": None})
+
+
+def test_a_mistake_is_blamed_on_the_file_or_on_the_command_line(tmp_path: Path) -> None:
+    path = tmp_path / "c.toml"
+    path.write_text("[train]\nepochs = 7\nwarmup_epochs = 3\n")
+    for change, message in (
+        ("train.epoch=3", "^command line: unknown key 'train.epoch'"),
+        ("train.epochs=2", r"^command line: train.warmup_epochs must be less than train.epochs \(2\), got 3"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            Config.load(path, [change])
+    path.write_text("sed = 1")
+    for changes in ([], ["train.epochs=3"]):
+        with pytest.raises(ConfigError, match="c.toml: unknown key 'sed'"):
+            Config.load(path, changes)
 
 
 def test_files_compose_and_overrides_come_last(tmp_path: Path) -> None:

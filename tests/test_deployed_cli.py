@@ -79,6 +79,49 @@ def test_deploy(capsys: pytest.CaptureFixture[str], run: Path, tmp_path: Path) -
     assert not any((image == noisy.inputs).all((1, 2, 3)).any() for image in load_digits().test.images)
 
 
+@pytest.mark.parametrize("verb", ["eval", "account", "analyze", "deploy"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        "neuron.n_max=1",
+        "neuron.name=lif",
+        "model.id=resnet20w128",
+        "model.timesteps=8",
+        "data={root='x', size=3}",
+        "seed=1",
+    ],
+)
+def test_a_trained_run_is_what_it_is(
+    capsys: pytest.CaptureFixture[str],
+    run: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    verb: str,
+    change: str,
+) -> None:
+    """What describes its weights cannot be changed: that would be ignored, or written into a file that is not so."""
+    monkeypatch.chdir(tmp_path)
+    code, out, err = call(capsys, verb, str(run), "data.workers=1", change)
+    key = change.partition("=")[0]
+    trained = (
+        f"lbq: {key} cannot be changed, {run} is trained already: give only data.root, data.workers, train.batch_size\n"
+    )
+    assert (code, out, err) == (2, "", trained)
+    assert not list(tmp_path.iterdir())
+    assert not (run / "analysis").exists()
+    code, _, err = call(capsys, verb, str(run), "somewhere")
+    assert (code, err) == (2, "lbq: 'somewhere' must have the form key=value, such as data.root=DIR\n")
+
+
+def test_where_data_lies_and_how_it_is_read_may_change(capsys: pytest.CaptureFixture[str], run: Path) -> None:
+    found = []
+    for changes in ((), ("data.root=elsewhere", "data.workers=1", "train.batch_size=7")):
+        code, text, _ = call(capsys, "eval", str(run), *changes, "--device", "cpu", "--json")
+        assert code == 0
+        found.append(json.loads(text)["accuracy"])
+    assert found[0] == found[1]
+
+
 def test_run(capsys: pytest.CaptureFixture[str], model: Path, run: Path, tmp_path: Path) -> None:
     found = {}
     for name in ("auto", "dense", "bitplane"):
@@ -192,7 +235,7 @@ def test_a_level_that_differs_is_found(
         (["deploy", "nowhere"], "nowhere does not exist"),
         (["deploy", "RUN", "--bits", "9"], "bits must be 4, 5, 6, 7, 8 or 16, got 9"),
         (["deploy", "RUN", "-o", "/dev/null/model.lbq"], "cannot write /dev/null/model.lbq"),
-        (["deploy", "RUN", "data.name=cifar10"], "data.root must name the folder of cifar10"),
+        (["deploy", "RUN", "data.name=cifar10"], "data.name cannot be changed"),
         (["run", "nowhere.lbq"], "nowhere.lbq cannot be read: No such file"),
         (["run", "."], ". is not a file"),
         (["run", "README"], "README: it is not a deployed network, or was cut off: give a model.lbq"),
