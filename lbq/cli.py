@@ -14,6 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
+from lbq import streams
 from lbq._version import __version__
 from lbq.config import CHANGEABLE
 from lbq.errors import LbqError
@@ -51,14 +52,22 @@ def main(arguments: list[str] | None = None) -> None:
     # from each other where something else runs too
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+    with streams.guarded():
+        _run(arguments)
+
+
+def _run(arguments: list[str] | None) -> None:
     try:
         status = app(arguments, prog_name="lbq", standalone_mode=False)
+        sys.stdout.flush()
     except LbqError as error:
         _fail(str(error))
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
         _fail("this command needs PyTorch, which is not installed: pip install 'lbq[train]'")
+    except BrokenPipeError:  # whoever read the output has had enough
+        sys.exit(1)
     except Exception as error:
         # the option parser's own errors, whose classes moved between versions of typer
         describe = getattr(error, "format_message", None)
