@@ -10,7 +10,7 @@ import os
 import sys
 import warnings
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -33,6 +33,9 @@ from lbq.render import (
     render_prediction,
     size_of,
 )
+
+if TYPE_CHECKING:
+    import torch
 
 app = typer.Typer(
     name="lbq",
@@ -114,8 +117,10 @@ def demo(
 ) -> None:
     """Train a burst network and three baselines on real digits, run it on integer levels, and print what it costs."""
     from lbq.demo import run_demo
+    from lbq.kernels import choose as kernels
     from lbq.runs import next_free
 
+    kernels.check("cpu")
     folder = next_free(Path("runs") / "demo") if out is None else out
     with DemoProgress() as progress:
         result = run_demo(folder, progress, seed, epochs)
@@ -173,9 +178,11 @@ def evaluate(
 ) -> None:
     """Evaluate a run's stored weights on its test set: repeats the number in its result."""
     from lbq import distributed, job
+    from lbq.kernels import choose as kernels
 
     world, where = distributed.start(device)
     try:
+        kernels.check(where.type)
         found = job.evaluate_run(run, where, world, changes or [])
     finally:
         distributed.stop()
@@ -332,6 +339,16 @@ def _subject(path: Path, changes: list[str] | None, data: str | None, device: st
     return deployed
 
 
+def _start(device: str | None) -> torch.device:
+    """The device that one process works on."""
+    from lbq.distributed import start
+    from lbq.kernels import choose as kernels
+
+    where = start(device)[1]
+    kernels.check(where.type)
+    return where
+
+
 def _technology(path: Path | None) -> Any:
     from lbq import technology
 
@@ -383,10 +400,9 @@ def account(
         with CountProgress(str(run), min(limit or test.size, test.size)) as progress:
             measured = measure(net, test, _threads(None), limit, progress.advance)
     else:
-        from lbq.distributed import start
         from lbq.measure import measure_run
 
-        where = start(device)[1]
+        where = _start(device)
         with CountProgress(str(run), limit) as progress:
             measured = measure_run(run, where, changes or [], limit=limit, progress=progress.advance)
     from lbq.costs import costs
@@ -428,12 +444,11 @@ def analyze(
         with CountProgress(str(subject), min(limit or test.size, test.size)) as progress:
             found = evaluate.analyze(net, test, _threads(None), limit, progress.advance, membranes, subject.name)
     else:
-        from lbq.distributed import start
         from lbq.measure import analyze_run
 
         folder = out or subject / "analysis"
         files.check_folder(folder)
-        where = start(device)[1]
+        where = _start(device)
         with CountProgress(str(subject), limit) as progress:
             found = analyze_run(subject, where, changes or [], membranes, limit, progress.advance)
     from lbq.report.folder import write_analysis

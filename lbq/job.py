@@ -26,7 +26,7 @@ from lbq.data.sources import open_source
 from lbq.deploy import lower
 from lbq.distributed import World
 from lbq.errors import ConfigError, GraphError, LbqError, RunError, TooSmall
-from lbq.kernels.choose import choose
+from lbq.kernels import choose as kernels
 from lbq.train import EpochRecord, Trainer
 
 CHECKPOINTS = "checkpoints"
@@ -96,6 +96,7 @@ class Job:
             except RunError as error:
                 raise RunError(f"train.init_from: {error}") from error
         files.check_folder(self.folder, RunError)
+        kernels.check(self.device.type)
         # first what may be wrong with configuration and data, so that a mistake leaves no folder behind
         source = open_source(self.config, self.device)
         self.trainer = Trainer(self.config, source, self.device, self.world, self._between_steps)
@@ -308,7 +309,7 @@ class Job:
         except GraphError:  # a network without an integer form trains as well
             pass
         local = t.batch_size // (t.accumulate * self.world.size)
-        kernel = choose(self.device.type).kernel
+        kernel = kernels.choose(self.device.type).kernel
         half = 2 if kernel == "fused" else 4  # the reference computes in float32 whatever it is given
         size = {"fp64": 8, "fp32": 4, "bf16": half, "fp16": half}[t.precision]
         sites = None if units is None else units * self.config.model.timesteps * local

@@ -227,6 +227,30 @@ def test_doctor_without_torch(capsys: pytest.CaptureFixture[str], monkeypatch: p
     assert "training needs PyTorch: pip install 'lbq[train]'" in out
 
 
+@pytest.mark.parametrize("verb", ["train", "eval", "account", "analyze", "demo"])
+def test_a_kernel_that_cannot_run_here_is_refused(
+    capsys: pytest.CaptureFixture[str],
+    config_file: Path,
+    demo_run: tuple[Path, dict[str, Any], str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    verb: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("LBQ_KERNEL", "fused")
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    subject = {"train": [str(config_file)], "demo": []}.get(verb, [str(demo_run[0])])
+    device = [] if verb == "demo" else ["--device", "cpu"]
+    code, out, err = call(capsys, verb, *subject, *device)
+    assert (code, out) == (2, "")
+    assert err == "lbq: LBQ_KERNEL=fused: the fused kernel needs a CUDA device, not cpu; or leave LBQ_KERNEL out\n"
+    assert not list(tmp_path.iterdir())
+    found = choose("cpu")  # what a neuron on this device does beside one on a GPU
+    assert found.kernel != "fused"
+    assert found.reason.startswith("the fused kernel needs a CUDA device, not cpu; ")
+    assert choose("cuda").kernel == "fused"
+
+
 @pytest.mark.parametrize(
     ("given", "expected"), [({}, "1000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "ACTIVE"}, "None")]
 )

@@ -22,7 +22,7 @@ from torch import Tensor
 from lbq import BurstNeuron, native
 from lbq.errors import LbqError
 from lbq.kernels import native as kernel
-from lbq.kernels.choose import choose
+from lbq.kernels.choose import choose, use
 from lbq.kernels.reference import Constants, Rule, burst_sequence
 from lbq.models import create
 from lbq.surrogate import SURROGATES, Surrogate
@@ -307,8 +307,11 @@ def test_compiled_without_a_graph_break() -> None:
 
 def test_no_second_derivative_and_it_says_so() -> None:
     x = currents((2, 3, 4))
-    with pytest.raises(NotImplementedError, match="no second derivative: set LBQ_NATIVE=off"):
+    with pytest.raises(NotImplementedError, match="no second derivative: set LBQ_KERNEL=reference"):
         torch.autograd.grad(BurstNeuron(5)(x).sum(), x, create_graph=True)
+    with use("reference"):
+        (slope,) = torch.autograd.grad(BurstNeuron(5)(x).sum(), x, create_graph=True)
+    assert slope.requires_grad
 
 
 def test_what_it_refuses_has_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:

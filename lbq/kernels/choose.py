@@ -53,11 +53,32 @@ def asked() -> str:
     return _asked[-1] if _asked else os.environ.get(VARIABLE, "")
 
 
+def unfit(device: str) -> str | None:
+    """Why the kernel asked for by name can run nothing on `device`; None where it can, or where none is asked for."""
+    if asked() != "fused":
+        return None
+    if not TRITON:
+        return "the fused kernel needs the package triton: pip install triton"
+    interpreted = os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "true", "yes", "on", "y")
+    return None if device == "cuda" or interpreted else f"the fused kernel needs a CUDA device, not {device}"
+
+
+def check(device: str) -> None:
+    """Refuse to begin work on `device` by a kernel that cannot run there."""
+    if reason := unfit(device):
+        raise ConfigError(f"{VARIABLE}={asked()}: {reason}; or leave {VARIABLE} out")
+
+
 def choose(device: str = "cpu") -> Choice:
     """The kernel that a neuron on `device` (cpu, cuda) runs. Sequences that it cannot compute go to the reference."""
-    name = asked()
-    if name:
+    name, reason = asked(), unfit(device)
+    if name and reason is None:
         return Choice(known(name), "asked for by name")
+    found = _usual(device)
+    return found if reason is None else Choice(found.kernel, f"{reason}; {found.reason}")
+
+
+def _usual(device: str) -> Choice:
     if device == "cpu":
         found = native.report()
         if found.reason is None:

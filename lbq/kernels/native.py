@@ -2,7 +2,7 @@
 
 It computes what `reference` defines: the same levels bit for bit, and its gradients up to the rounding of sums, which
 here run in double and in an order that depends on the shape alone. Only x is kept for the backward pass, which
-recomputes the membrane; a second derivative is refused (LBQ_NATIVE=off has it).
+recomputes the membrane; a second derivative is refused (the reference has it).
 
 The C code sees a sequence as `[T, outer, channels, inner]`, each timestep a dense slab. Any dense layout of `[B, ...]`
 (contiguous, channels_last) is only read that way, also where all timesteps are the same memory.
@@ -229,7 +229,7 @@ class _Burst(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         if torch.is_grad_enabled():  # as under create_graph=True
-            raise NotImplementedError("the native neuron kernel has no second derivative: set LBQ_NATIVE=off")
+            raise NotImplementedError("the native neuron kernel has no second derivative: set LBQ_KERNEL=reference")
         x, step, scale = ctx.saved_tensors
         needs = ctx.needs_input_grad
         wanted = needs[0], needs[3], any(needs[4:7])
