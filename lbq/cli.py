@@ -9,6 +9,8 @@ import json
 import os
 import sys
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,7 +19,7 @@ import typer
 from lbq import streams
 from lbq._version import __version__
 from lbq.config import CHANGEABLE
-from lbq.errors import LbqError
+from lbq.errors import DataError, LbqError
 from lbq.render import (
     CountProgress,
     DemoProgress,
@@ -87,6 +89,15 @@ def _run(arguments: list[str] | None) -> None:
 def _fail(message: str, code: int = 2) -> None:
     sys.stderr.write(f"lbq: {' '.join(message.split())}\n")
     sys.exit(code)
+
+
+@contextmanager
+def _data_of_a_run() -> Iterator[None]:
+    """A run says where its data lay when it was trained: where it cannot be read, the user may know better."""
+    try:
+        yield
+    except DataError as error:
+        raise DataError(f"{error}; where the run's data lies elsewhere now, add data.root=DIR") from error
 
 
 def _print_json(value: Any) -> None:
@@ -183,7 +194,8 @@ def evaluate(
     world, where = distributed.start(device)
     try:
         kernels.check(where.type)
-        found = job.evaluate_run(run, where, world, changes or [])
+        with _data_of_a_run():
+            found = job.evaluate_run(run, where, world, changes or [])
     finally:
         distributed.stop()
     if not world.main:
@@ -248,7 +260,8 @@ def deploy(
 
     for path in (out, *([] if levels is None else [levels])):
         files.check_file(path)
-    made = deploy_run(run, bits, changes or [], noise)
+    with _data_of_a_run():
+        made = deploy_run(run, bits, changes or [], noise)
     size = engine.save(out, made)
     net = engine.load(out)
     verified = net.verify("bitplane")
@@ -403,7 +416,7 @@ def account(
         from lbq.measure import measure_run
 
         where = _start(device)
-        with CountProgress(str(run), limit) as progress:
+        with _data_of_a_run(), CountProgress(str(run), limit) as progress:
             measured = measure_run(run, where, changes or [], limit=limit, progress=progress.advance)
     from lbq.costs import costs
 
@@ -449,7 +462,7 @@ def analyze(
         folder = out or subject / "analysis"
         files.check_folder(folder)
         where = _start(device)
-        with CountProgress(str(subject), limit) as progress:
+        with _data_of_a_run(), CountProgress(str(subject), limit) as progress:
             found = analyze_run(subject, where, changes or [], membranes, limit, progress.advance)
     from lbq.report.folder import write_analysis
 

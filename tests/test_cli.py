@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -419,10 +420,19 @@ def test_data_from_real_files(capsys: pytest.CaptureFixture[str], tmp_path: Path
 
 
 def test_data_mistakes(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    text, archive = tmp_path / "notes.md", tmp_path / "mine.tar"
+    text.write_text("# my notes")
+    with tarfile.open(archive, "w") as file:
+        file.add(text)
     for arguments, message in (
         (["svhn", "--root", str(tmp_path / "x")], "'svhn' cannot be prepared; known: cifar10, cifar100"),
         (["cifar10", "--root", str(tmp_path / "x"), "--from", str(tmp_path)], "CIFAR-10 is not in"),
+        *(
+            (["cifar10", "--root", str(tmp_path / "x"), "--from", str(mine)], f"{mine.name} cannot be read as .tar.gz")
+            for mine in (text, archive)
+        ),
     ):
         code, out, err = call(capsys, "data", *arguments)
         assert (code, out, err.count("\n")) == (2, "", 1)
         assert message in err
+        assert "delete" not in err  # what a user gives stays the user's

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import venv
 from dataclasses import replace
@@ -120,6 +121,23 @@ def test_where_data_lies_and_how_it_is_read_may_change(capsys: pytest.CaptureFix
         assert code == 0
         found.append(json.loads(text)["accuracy"])
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("verb", ["eval", "account", "analyze", "deploy"])
+def test_where_its_data_has_gone_a_run_asks_for_the_folder(
+    capsys: pytest.CaptureFixture[str], run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(run, tmp_path / "run")
+    settings = (run / "config.toml").read_text()
+    for name, message in (("nmnist", "does not exist"), ("cifar10", "CIFAR-10 is not in"), ("folder", "train")):
+        moved = settings.replace('name = "digits"\nroot = ""', f'name = "{name}"\nroot = "gone"')
+        assert moved != settings
+        (tmp_path / "run" / "config.toml").write_text(moved)
+        code, out, err = call(capsys, verb, "run")
+        assert (code, out, err.count("\n")) == (2, "", 1)
+        assert message in err
+        assert err.endswith("; where the run's data lies elsewhere now, add data.root=DIR\n")
 
 
 def test_run(capsys: pytest.CaptureFixture[str], model: Path, run: Path, tmp_path: Path) -> None:

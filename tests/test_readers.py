@@ -310,6 +310,18 @@ def test_missing_cifar_says_what_to_do(tmp_path: Path) -> None:
         cifar.load_cifar100(tmp_path / "file")
 
 
+def test_the_folder_of_the_other_cifar_is_named(tiny: dict[str, Tiny], tmp_path: Path) -> None:
+    for packed in (False, True):
+        other = tmp_path / f"other{packed}"
+        tiny["cifar100"].put(other, "python", packed)
+        for read in (cifar.load_cifar10, lambda root: cifar.prepare_cifar("cifar10", tmp_path / "new", root)):
+            with pytest.raises(DataError, match=r"other.* holds CIFAR-100: give the folder of CIFAR-10$"):
+                read(other)
+    (tmp_path / "otherFalse" / "test").unlink()  # what is not whole is not the other one either
+    with pytest.raises(DataError, match="CIFAR-10 is not in .*otherFalse: run `lbq data cifar10"):
+        cifar.load_cifar10(tmp_path / "otherFalse")
+
+
 def test_incomplete_and_damaged_cifar_is_named(tiny: dict[str, Tiny], tmp_path: Path) -> None:
     root = tiny["cifar10"].put(tmp_path / "cifar-10-batches-bin", "binary", False)
     good = (root / "data_batch_3.bin").read_bytes()
@@ -319,7 +331,7 @@ def test_incomplete_and_damaged_cifar_is_named(tiny: dict[str, Tiny], tmp_path: 
     for bad, message in (
         (good[:-1], f"data_batch_3.bin has {len(good) - 1} bytes instead of {len(good)}"),
         (good + b"x", f"has {len(good) + 1} or more bytes instead of {len(good)}"),
-        (good[:-1] + bytes([good[-1] ^ 1]), "data_batch_3.bin is damaged or another file: md5 .* instead of .* delete"),
+        (good[:-1] + bytes([good[-1] ^ 1]), "data_batch_3.bin is damaged or another file: md5 .* instead of .*; get the official"),
     ):
         (root / "data_batch_3.bin").write_bytes(bad)
         with pytest.raises(DataError, match=message) as error:
@@ -434,7 +446,7 @@ def test_hostile_archives(tiny: dict[str, Tiny], tmp_path: Path, monkeypatch: py
     big.size = 1 << 40
     path.write_bytes(gzip.compress(big.tobuf() + bytes(50_000_000), 1))
     monkeypatch.setattr(cifar, "MAX_UNPACKED", 5_000_000)
-    with memory_under(20_000_000), pytest.raises(DataError, match="cannot be read .too large."):
+    with memory_under(20_000_000), pytest.raises(DataError, match=r"cannot be read as .tar.gz \(too large"):
         cifar.load_cifar10(tmp_path)
 
 

@@ -191,6 +191,7 @@ class _Found:
 def _load(spec: Spec, root: Path) -> Dataset:
     found = _find(spec, root)
     if found is None:
+        _refuse_other(spec, root)
         a, b = spec.binary.archive, spec.python.archive
         raise DataError(
             f"{spec.title} is not in {root}: run `{spec.command.replace('DIR', str(root))}`, or download {a.name} "
@@ -246,6 +247,17 @@ def _find(spec: Spec, root: Path) -> _Found | None:
     return None
 
 
+def _refuse_other(spec: Spec, root: Path) -> None:
+    """Say so where `root` holds the other dataset."""
+    for other in SPECS.values():
+        try:
+            there = _find(other, root)
+        except DataError:  # incomplete, which is of no interest here
+            continue
+        if there is not None:
+            raise DataError(f"{there.path} holds {other.title}: give the folder of {spec.title}")
+
+
 def _find_source(spec: Spec, source: Path) -> _Found:
     """The dataset in a folder, or an archive of any name."""
     try:
@@ -255,6 +267,7 @@ def _find_source(spec: Spec, source: Path) -> _Found:
         raise DataError(f"cannot read {source}: {error.strerror}") from error
     found = _find(spec, source)
     if found is None:
+        _refuse_other(spec, source)
         raise DataError(
             f"{spec.title} is not in {source}: give {spec.binary.archive.name}, {spec.python.archive.name} "
             "or a folder with the files of either"
@@ -291,7 +304,7 @@ def _read(path: Path, file: File) -> bytes:
 
 
 def _verify(data: bytes, file: File, where: Path) -> None:
-    remedy = "delete it and get the official file again"
+    remedy = "get the official file again"
     if len(data) != file.size:
         more = "or more " if len(data) > file.size else ""
         raise DataError(f"{where} has {len(data)} {more}bytes instead of {file.size}: {remedy}")
@@ -335,7 +348,7 @@ def _unpack(spec: Spec, path: Path) -> tuple[Form, dict[str, bytes]]:
                             return form, contents
     except (OSError, EOFError, tarfile.TarError, zlib.error, ValueError, ArithmeticError, RecursionError) as error:
         raise DataError(
-            f"{path} cannot be read ({error}): delete it and get {archives} from {HOME}cifar.html again"
+            f"{path} cannot be read as .tar.gz ({error}): {spec.title} is {archives} from {HOME}cifar.html"
         ) from error
     raise DataError(f"{path} does not hold {spec.title}: expected {archives} from {HOME}cifar.html")
 
@@ -390,7 +403,7 @@ def _from_pickle(spec: Spec, data: bytes, where: Path) -> NDArray[np.uint8]:
         pixels = batch[b"data"].values
         return np.concatenate([*labels, np.ascontiguousarray(pixels).reshape(-1, PIXELS)], axis=1)
     except (pickle.UnpicklingError, EOFError, LookupError, AttributeError, TypeError, ArithmeticError, ValueError) as e:
-        raise DataError(f"{where} is no batch of {spec.title} ({e}): delete it and get the official file again") from e
+        raise DataError(f"{where} is no batch of {spec.title} ({e}): get the official file again") from e
 
 
 # Writing the binary form

@@ -148,4 +148,4 @@ def _file(folder: Path, stem: str) -> Path | None:
 
 
 def _bad(path: Path, what: str) -> DataError:
-    return DataError(f"{path} {what}: delete it and get the official file again")
+    return DataError(f"{path} {what}: get the official file again")
