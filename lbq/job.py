@@ -62,6 +62,9 @@ class Watcher(Protocol):
 
     def resumed(self, epoch: int, batch: int, notes: tuple[str, ...]) -> None: ...
 
+    def restarted(self, log: Path) -> None:
+        """There was a log, now under this name, but no checkpoint."""
+
     def step(self, epoch: int, batch: int, batches: int, samples_per_second: float) -> None: ...
 
     def epoch(self, record: EpochRecord) -> None: ...
@@ -175,7 +178,7 @@ class Job:
             if self.config.train.init_from:
                 self.initialised_from(self.config.train.init_from)
             if self.world.main:
-                self._cut_metrics(0)
+                self._set_metrics_aside()
             return
         if loaded.values["config_hash"] != self.config.hash:
             raise RunError(f"{loaded.path} belongs to another configuration: choose another --out")
@@ -202,6 +205,20 @@ class Job:
                 os.truncate(self.metrics, length)
         except OSError as error:
             raise RunError(f"cannot write {self.metrics}: {error.strerror}") from error
+
+    def _set_metrics_aside(self) -> None:
+        """Keep the log of a training whose checkpoints are gone, under a name of its own."""
+        if not self.metrics.exists() or not self.metrics.stat().st_size:
+            return
+        number = 1
+        while (kept := self.metrics.with_name(f"{self.metrics.name}.{number}")).exists():
+            number += 1
+        try:
+            os.replace(self.metrics, kept)
+            files.sync_folder(self.folder)
+        except OSError as error:
+            raise RunError(f"cannot rename {self.metrics}: {error.strerror}") from error
+        self.watcher.restarted(kept)
 
     def initialised_from(self, run: str) -> None:
         """Start from the weights of another run: everything of the same name and shape (an ANN's synapses, for example)."""

@@ -134,6 +134,9 @@ class TrainProgress:
             self.console.print(f"passed over: {note}")
         self.console.print(f"continuing at epoch {epoch + 1}, step {batch + 1}")
 
+    def restarted(self, log: Path) -> None:
+        self.console.print(f"no checkpoint found: training starts again at epoch 1; the log so far is kept as {log}")
+
     def step(self, epoch: int, batch: int, batches: int, samples_per_second: float) -> None:
         if self.task is None:
             self.task = self.bar.add_task("", total=batches, note="")

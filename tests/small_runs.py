@@ -49,6 +49,7 @@ class Silent:
     def __init__(self) -> None:
         self.plans: list[job.Plan] = []
         self.resumptions: list[tuple[int, int, tuple[str, ...]]] = []
+        self.logs: list[Path] = []  # set aside
         self.steps: list[tuple[int, int]] = []
         self.records: list[EpochRecord] = []
 
@@ -57,6 +58,9 @@ class Silent:
 
     def resumed(self, epoch: int, batch: int, notes: tuple[str, ...]) -> None:
         self.resumptions.append((epoch, batch, notes))
+
+    def restarted(self, log: Path) -> None:
+        self.logs.append(log)
 
     def step(self, epoch: int, batch: int, batches: int, samples_per_second: float) -> None:
         self.steps.append((epoch, batch))

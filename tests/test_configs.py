@@ -243,6 +243,7 @@ BAD = {
     "warm-up": ("[train]\nepochs = 2\nwarmup_epochs = 2", "train.warmup_epochs must be less than train.epochs"),
     "accumulate": ("[train]\nbatch_size = 64\naccumulate = 3", "train.accumulate must divide train.batch_size"),
     "crop and shift": ("[augment]\ncrop = 1\nshift = 1", "augment.crop and augment.shift"),
+    "cutout of everything": ("[augment]\ncutout = 8", "augment.cutout must be less than 8, the side of an image of digits"),
     "events on images": ("[augment]\nevents = true", "augment.events is for event frames"),
     "crop of resized crops": (
         '[model]\nnum_classes = 1000\n[data]\nname = "imagenet"\nroot = "."\n[augment]\ncrop = 4',

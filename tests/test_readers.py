@@ -331,7 +331,10 @@ def test_incomplete_and_damaged_cifar_is_named(tiny: dict[str, Tiny], tmp_path: 
     for bad, message in (
         (good[:-1], f"data_batch_3.bin has {len(good) - 1} bytes instead of {len(good)}"),
         (good + b"x", f"has {len(good) + 1} or more bytes instead of {len(good)}"),
-        (good[:-1] + bytes([good[-1] ^ 1]), "data_batch_3.bin is damaged or another file: md5 .* instead of .*; get the official"),
+        (
+            good[:-1] + bytes([good[-1] ^ 1]),
+            "data_batch_3.bin is damaged or another file: md5 .* instead of .*; get the official",
+        ),
     ):
         (root / "data_batch_3.bin").write_bytes(bad)
         with pytest.raises(DataError, match=message) as error:

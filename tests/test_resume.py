@@ -11,6 +11,7 @@ import json
 import multiprocessing
 import os
 import random
+import shutil
 import signal
 import sys
 import time
@@ -577,6 +578,41 @@ def test_metrics_that_lost_their_lines_are_named(tmp_path: Path) -> None:
         run(config(), tmp_path, _AtStep(1, 2, _raise(Killed)))
     (tmp_path / "metrics.jsonl").write_text("")
     with pytest.raises(RunError, match=r"metrics\.jsonl is shorter than its checkpoint says"):
+        run(config(), tmp_path)
+
+
+def test_without_a_checkpoint_it_starts_again_says_so_and_keeps_the_log(tmp_path: Path) -> None:
+    run(config(), tmp_path / "whole")
+    folder = tmp_path / "run"
+    logs = []
+    for number in (1, 2):
+        with pytest.raises(Killed):
+            run(config(), folder, _AtStep(number, 2, _raise(Killed)))
+        logs.append((folder / "metrics.jsonl").read_bytes())
+        assert logs[-1].count(b"\n") == number
+        shutil.rmtree(folder / job.CHECKPOINTS)
+        watcher = _AtStep(0, 1, _raise(Killed))
+        with pytest.raises(Killed):
+            run(config(), folder, watcher)
+        assert watcher.logs == [folder / f"metrics.jsonl.{number}"]
+        assert not (folder / "metrics.jsonl").exists()
+    last = Silent()
+    run(config(), folder, last)  # nothing logged since: nothing to keep or to say
+    assert (last.resumptions, last.logs) == ([], [])
+    assert [(folder / f"metrics.jsonl.{n}").read_bytes() for n in (1, 2)] == logs
+    assert differences(contents(tmp_path / "whole"), contents(folder)) == []
+
+
+def test_a_log_that_cannot_be_kept_stops_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(Killed):
+        run(config(), tmp_path, _AtStep(1, 2, _raise(Killed)))
+    shutil.rmtree(tmp_path / job.CHECKPOINTS)
+
+    def refuse(*_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(os, "replace", refuse)
+    with pytest.raises(RunError, match=r"cannot rename .*metrics\.jsonl: Permission denied"):
         run(config(), tmp_path)
 
 

@@ -162,6 +162,8 @@ def test_folder_refusals(pictures: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="augment.crop, shift and events do not apply"):
         open_source(Config.from_dict({**folder_config(pictures).to_dict(), "augment": {"crop": 4}}))
     tree = folder_config(pictures).to_dict()
+    with pytest.raises(ConfigError, match="augment.cutout must be less than .*, the side of an image of folder"):
+        open_source(Config.from_dict({**tree, "augment": {"cutout": tree["data"]["size"] or 224}}))
     tree["data"]["name"] = "imagenet"
     with pytest.raises(DataError, match="holds 2 classes, ImageNet-1K has 1000"):
         open_source(Config.from_dict(tree))

@@ -43,6 +43,9 @@ class Quiet:
     def resumed(self, epoch: int, batch: int, notes: tuple[str, ...]) -> None:
         self.notes.append((epoch, batch, notes))
 
+    def restarted(self, log: Path) -> None:
+        self.notes.append(log)
+
     def step(self, epoch: int, batch: int, batches: int, samples_per_second: float) -> None:
         assert batch <= batches
 

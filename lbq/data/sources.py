@@ -74,6 +74,11 @@ def held_out(count: int, share: float) -> tuple[NDArray[np.int64], NDArray[np.in
     return np.sort(order[kept:]), np.sort(order[:kept])
 
 
+def _check_cutout(square: int, side: int, name: str) -> None:
+    if square >= side:
+        raise ConfigError(f"augment.cutout must be less than {side}, the side of an image of {name}, got {square}")
+
+
 class ImageSource:
     """Images as uint8 on the device; augmentation and normalisation happen there."""
 
@@ -85,6 +90,7 @@ class ImageSource:
             raise ConfigError(
                 f"augment.crop and augment.shift must be at most {train.images.shape[2] // 2} for {dataset.name}"
             )
+        _check_cutout(a.cutout, min(train.images.shape[2:]), dataset.name)
         if a.crop and a.shift:
             raise ConfigError("augment.crop and augment.shift exclude each other: set one of them to 0")
         if a.events:
@@ -208,6 +214,7 @@ class FolderSource:
         self.name, self.classes, self.device, self.index = d.name, len(index.classes), device, index
         self.batch_size, self.workers = config.train.batch_size, d.workers
         self.side = d.size or 224
+        _check_cutout(a.cutout, self.side, d.name)
         self.shape = (3, self.side, self.side)
         self.augment = ImageAugment(
             flip=a.flip, policy=a.policy or None, cutout=a.cutout, mean=IMAGENET_MEAN, std=IMAGENET_STD
