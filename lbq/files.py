@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -21,28 +22,54 @@ def write(path: Path | str, data: bytes | str, error: type[LbqError] = LbqError,
     error: what is raised, in one line, when that fails; nothing half-written is left then. keep_as: a name for what `path`
     held before.
     """
-    data = data.encode() if isinstance(data, str) else data
-    target = _target(Path(path), error)
-    temporary = target.with_name(f".{target.name}.partial")
+    return _write({Path(path): data}, error, keep_as)
+
+
+def write_all(folder: Path | str, contents: Mapping[str, bytes | str], error: type[LbqError] = LbqError) -> int:
+    """The same for several files of a folder, by name: none gets its name before all are on disk."""
+    return _write({Path(folder, name): data for name, data in contents.items()}, error)
+
+
+def _write(contents: Mapping[Path, bytes | str], error: type[LbqError], keep_as: Path | None = None) -> int:
+    targets = {path: _target(path, error) for path in contents}
+    staged: dict[Path, Path] = {}  # what is written already, and which name it gets
+    made = _missing(target.parent for target in targets.values())
+    path, size = Path(), 0
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        if os.path.lexists(temporary):  # left by a process that was killed
-            temporary.unlink()
-        with open(temporary, "xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        if keep_as is not None and target.exists():
-            os.replace(target, keep_as)
-        os.replace(temporary, target)
-        sync_folder(target.parent)
+        for path, data in contents.items():
+            target = targets[path]
+            temporary = target.with_name(f".{target.name}.partial")
+            target.parent.mkdir(parents=True, exist_ok=True)
+            if os.path.lexists(temporary):  # left by a process that was killed
+                temporary.unlink()
+            staged[temporary] = target
+            with open(temporary, "xb") as file:
+                size += file.write(data.encode() if isinstance(data, str) else data)
+                file.flush()
+                os.fsync(file.fileno())
+        for temporary, target in staged.items():
+            if keep_as is not None and target.exists():
+                os.replace(target, keep_as)
+            os.replace(temporary, target)
+        for folder in {target.parent for target in staged.values()}:
+            sync_folder(folder)
     except (Exception, KeyboardInterrupt) as reason:
-        with suppress(OSError):
-            temporary.unlink()
+        for leftover in staged:
+            with suppress(OSError):
+                leftover.unlink()
+        for folder in made:
+            with suppress(OSError):
+                folder.rmdir()
         if isinstance(reason, OSError):
             raise error(_cannot(path, reason)) from reason
         raise
-    return len(data)
+    return size
+
+
+def _missing(folders: Iterable[Path]) -> list[Path]:
+    """Those folders and the ones above them that do not exist yet, the innermost first."""
+    found = {place for folder in folders for place in (folder, *folder.parents) if not os.path.exists(place)}
+    return sorted(found, key=lambda place: len(place.parts), reverse=True)
 
 
 def check_file(path: Path | str, error: type[LbqError] = LbqError) -> None:

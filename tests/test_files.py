@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 
 from lbq import deploy, files, job, measure, records, results
+from lbq.analyze import load
 from lbq.errors import LbqError, RunError
-from tests.report_runs import runs_folder
+from lbq.report.folder import make, write_analysis
+from tests.report_runs import of_cifar, runs_folder
 from tests.test_cli import call
 
 
@@ -27,6 +29,61 @@ def test_a_file_is_made_and_replaced_with_its_folders(tmp_path: Path) -> None:
     assert path.read_bytes() == b"new"
     assert path.with_name("old.txt").read_text() == "é"
     assert names(path.parent) == ["old.txt", "x.txt"]
+
+
+def test_several_files_appear_together_or_not_at_all(tmp_path: Path) -> None:
+    contents: dict[str, bytes | str] = {"a.txt": "first", "b.txt": "second", "c.txt": b"third"}
+    folder = tmp_path / "new" / "one"
+    for name in contents:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(files, "open", opener(name), raising=False)
+            with pytest.raises(LbqError, match=rf"cannot write .*{name}: File too large"):
+                files.write_all(folder, contents)
+        assert names(tmp_path) == []  # nor is a folder left that was not there
+    assert files.write_all(folder, contents) == 16
+    assert names(folder) == ["a.txt", "b.txt", "c.txt"]
+    (folder / "c.txt").unlink()
+    (folder / "c.txt").mkdir()  # which cannot be replaced: then the others are not either
+    with pytest.raises(LbqError, match=r"cannot write .*c.txt: it is a folder"):
+        files.write_all(folder, dict.fromkeys(contents, "new"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(files, "open", opener("b.txt"), raising=False)
+        with pytest.raises(LbqError, match=r"cannot write .*b.txt: File too large"):
+            files.write_all(folder, {"a.txt": "new", "b.txt": "new"})
+    assert names(folder) == ["a.txt", "b.txt", "c.txt"]
+    assert [(folder / name).read_text() for name in ("a.txt", "b.txt")] == ["first", "second"]
+
+
+@pytest.mark.parametrize(("format", "last"), [("svg", "steps.svg"), ("csv", "technology.csv")])
+def test_a_report_in_many_files_is_whole_or_absent(tmp_path: Path, format: str, last: str) -> None:
+    target = tmp_path / "report"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(files, "open", opener(last), raising=False)
+        with pytest.raises(LbqError, match="File too large"):
+            make(target, results.Gathered([of_cifar()]), format)
+    assert names(tmp_path) == []
+    make(target, results.Gathered([of_cifar()]), format)
+    assert last in names(target)
+
+
+def test_an_analysis_is_whole_or_absent(tmp_path: Path) -> None:
+    found = load(runs_folder() / "lbq-0" / "analysis" / "analysis.json")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(files, "open", opener("layers.csv"), raising=False)
+        with pytest.raises(LbqError, match=r"layers.csv: File too large"):
+            write_analysis(tmp_path / "analysis", found)
+    assert names(tmp_path) == []
+
+
+def opener(name: str) -> Any:
+    """`open` that fails for one file, as under `ulimit -f`."""
+
+    def refuse(path: Path, mode: str) -> Any:
+        if name in path.name:
+            raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
+        return open(path, mode)
+
+    return refuse
 
 
 def test_a_pipe_and_a_folder_are_refused_and_stay(tmp_path: Path) -> None:

@@ -35,12 +35,12 @@ def make(
     """
     if format == "svg":
         figures = all_figures(found, technology)
-        return sum(files.write(path / f"{figure.id}.svg", svg.standalone(figure.svg)) for figure in figures)
+        return files.write_all(path, {f"{figure.id}.svg": svg.standalone(figure.svg) for figure in figures})
     if format == "html":
         return files.write(path, render(found, technology, tour_of(found, image), title))
     tables = all_tables(found, technology)
     if format == "csv":
-        return sum(files.write(path / f"{table.id}.csv", comma_separated(table)) for table in tables)
+        return files.write_all(path, {f"{table.id}.csv": comma_separated(table) for table in tables})
     return files.write(path, {"md": markdown, "latex": latex}[format](tables))
 
 
@@ -68,6 +68,5 @@ def write_analysis(folder: Path, analysis: Analysis) -> list[Path]:
     if analysis.layers:
         texts["layers.csv"] = analysis.csv()
         texts |= {f"{name}.svg": svg.standalone(figure.svg) for name, figure in analysis_figures(analysis).items()}
-    for name, text in texts.items():
-        files.write(folder / name, text)
+    files.write_all(folder, texts)
     return [folder / name for name in texts]
