@@ -39,6 +39,9 @@ from lbq.render import (
 if TYPE_CHECKING:
     import torch
 
+    from lbq.data.testset import TestSet
+    from lbq.engine import Network
+
 app = typer.Typer(
     name="lbq",
     help="Train spiking networks that learn their own burst resolution; run them as integer, bit-sparse networks.",
@@ -333,7 +336,10 @@ def predict(
 Device = Annotated[str | None, typer.Option(help="cpu or cuda; default a GPU where there is one.")]
 Subject = Annotated[Path, typer.Argument(help="Run folder, or a deployed network: model.lbq.")]
 Data = Annotated[
-    str | None, typer.Option(help="For model.lbq: its dataset's folder, or a .npz; default its golden inputs.")
+    str | None,
+    typer.Option(
+        help="For model.lbq: its dataset's folder, or a .npz; default digits where it is for them, else its golden inputs."
+    ),
 ]
 Constants = Annotated[
     Path | None, typer.Option("--technology", help="TOML or JSON with your own prices: see docs/analysis.md.")
@@ -362,6 +368,13 @@ def _start(device: str | None) -> torch.device:
     return where
 
 
+def _is_noise(net: Network, test: TestSet) -> bool:
+    """Whether a deployed network is measured on golden inputs that were drawn at random."""
+    from lbq.analyze import GOLDEN
+
+    return test.name == GOLDEN and net.network.facts.get("golden") == "noise"
+
+
 def _technology(path: Path | None) -> Any:
     from lbq import technology
 
@@ -382,7 +395,7 @@ def account(
     """Count a trained network's operations on its test images and model their energy, layer by layer."""
     if paper == (run is not None):
         raise LbqError("account: give a run folder or a model.lbq, or --paper for the paper's own counts")
-    prices = _technology(technology)
+    prices, noise = _technology(technology), False
     if run is None:
         from lbq.account import cost_table
         from lbq.paper import accumulation_table, cost_rows
@@ -410,6 +423,7 @@ def account(
 
         net = load(run)
         test = inputs_of(net, data)
+        noise = _is_noise(net, test)
         with CountProgress(str(run), min(limit or test.size, test.size)) as progress:
             measured = measure(net, test, _threads(None), limit, progress.advance)
     else:
@@ -424,7 +438,7 @@ def account(
     if as_json:
         _print_json({**measured.to_dict(prices.paper), "costs": None if honest is None else honest.to_dict()})
     else:
-        render_account(measured, honest, prices)
+        render_account(measured, honest, prices, noise)
 
 
 @app.command()
@@ -446,12 +460,14 @@ def analyze(
     """How a network uses its levels over its test set: steps, activity, distributions, entropy, membranes; with counts."""
     from lbq import files
 
+    noise = False
     if _subject(subject, changes, data, device):
         from lbq.analyze import GOLDEN
         from lbq.engine import evaluate, load
 
         net = load(subject)
         test = evaluate.inputs_of(net, data)
+        noise = _is_noise(net, test)
         folder = out or subject.with_suffix(".golden" if test.name == GOLDEN else ".analysis")
         files.check_folder(folder)
         with CountProgress(str(subject), min(limit or test.size, test.size)) as progress:
@@ -470,7 +486,7 @@ def analyze(
     if as_json:
         _print_json({**found.to_dict(), "written": [str(path) for path in written]})
     else:
-        render_analysis(found, folder)
+        render_analysis(found, folder, noise)
 
 
 @app.command()

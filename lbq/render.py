@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from lbq.technology import Technology
     from lbq.train import EpochRecord
 
+NOISE = " (random noise, no images)"
+
 
 # -------------------------------------------------------------------------------------------------------------
 
@@ -275,7 +277,8 @@ def render_demo(result: DemoResult) -> None:
     console.print(f"\nrun folder {result.folder}, {result.seconds:.0f} s\nreport {result.report}: open it in a browser")
 
 
-def render_account(measured: Measurement, costs: Costs | None, technology: Technology) -> None:
+def render_account(measured: Measurement, costs: Costs | None, technology: Technology, noise: bool = False) -> None:
+    """noise: whether the inputs that it was measured on are random."""
     from lbq.account import BACKENDS, Operations, energy_mj, saved
     from lbq.analyze import GOLDEN, NO_TEST_SET
     from lbq.technology import PAPER
@@ -292,7 +295,7 @@ def render_account(measured: Measurement, costs: Costs | None, technology: Techn
     exact, rate = measured.exact, measured.rate
     accuracy = "" if math.isnan(measured.accuracy) else f" (accuracy {measured.accuracy:.2f} %)"
     table = make_table(
-        f"Accumulations per image, thousands, over {measured.images:,} {measured.inputs}{accuracy}",
+        f"Accumulations per image, thousands, over {measured.images:,} {measured.inputs}{NOISE * noise}{accuracy}",
         "synapse", "unary", "bit-sparse", "saved %", "shifted", "events", "rate x MACs",
     )  # fmt: skip
     rows = {**exact.synapses, "total": exact.total, "shortcuts, not in total": exact.shortcut_total}
@@ -371,7 +374,7 @@ def _render_costs(costs: Costs) -> None:
     )
 
 
-def render_analysis(found: Analysis, folder: Path) -> None:
+def render_analysis(found: Analysis, folder: Path, noise: bool = False) -> None:
     from lbq.analyze import GOLDEN, NO_TEST_SET
 
     console = make_console()
@@ -384,7 +387,7 @@ def render_analysis(found: Analysis, folder: Path) -> None:
     n_max = max(layer.n_max for layer in found.layers)
     levels = f"P(k | k > 0) %, k = 1..{n_max}" if n_max <= 10 else "P(k = 1 | k > 0) %"
     table = make_table(
-        f"Layers over {whole} {found.images:,} {inputs}{accuracy}",
+        f"Layers over {whole} {found.images:,} {inputs}{NOISE * noise}{accuracy}",
         "layer", "step", "tail", "active", "active by timestep", "entropy", levels,
     )  # fmt: skip
     for layer in found.layers:

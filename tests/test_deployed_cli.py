@@ -208,6 +208,15 @@ def test_golden_inputs_are_called_so_and_replace_no_analysis(
     assert "Layers over all 8 golden inputs" in text
     assert sorted(p.name for p in tmp_path.iterdir()) == ["model.golden", "model.lbq"]
     assert load(tmp_path / "model.golden" / "analysis.json").golden
+    own = tmp_path / "own.lbq"  # of a network that was deployed without images
+    engine.save(own, deployed("resnet8w2"))
+    for verb, expected in (("account", "over 8 golden inputs"), ("analyze", "Layers over all 8 golden inputs")):
+        assert "random noise" not in call(capsys, verb, str(path))[1]
+        assert f"{expected} (random noise, no images)" in call(capsys, verb, str(own))[1]
+    np.savez(tmp_path / "own.npz", images=pixels(3, 3, 8, 8))
+    assert "over 3 images\n" in call(capsys, "account", str(own), "--data", str(tmp_path / "own.npz"))[1].replace(
+        "  ", ""
+    )
 
 
 def test_predict(capsys: pytest.CaptureFixture[str], model: Path, tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ def test_several_files_appear_together_or_not_at_all(tmp_path: Path) -> None:
     assert [(folder / name).read_text() for name in ("a.txt", "b.txt")] == ["first", "second"]
 
 
-@pytest.mark.parametrize(("format", "last"), [("svg", "steps.svg"), ("csv", "technology.csv")])
+@pytest.mark.parametrize(("format", "last"), [("svg", "surrogates.svg"), ("csv", "technology.csv")])
 def test_a_report_in_many_files_is_whole_or_absent(tmp_path: Path, format: str, last: str) -> None:
     target = tmp_path / "report"
     with pytest.MonkeyPatch.context() as patch:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import csv
 import io
 import itertools
+import json
 import re
+import shutil
 import time
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -376,6 +378,23 @@ def test_bad_input(capsys: pytest.CaptureFixture[str], arguments: list[str], mes
     assert code == 2
     assert message in err
     assert err.count("\n") == 1
+
+
+def test_the_documented_commands_work_in_their_order(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(runs_folder() / "lbq-0", "run")
+    shutil.copy("run/model.lbq", "model.lbq")
+    Path("engine_speed.json").write_text(json.dumps(BENCHMARK))
+    block = (
+        (Path(__file__).parent.parent / "docs" / "analysis.md").read_text().partition("```sh\n")[2].partition("```")[0]
+    )
+    commands = [line.partition("#")[0].split()[1:] for line in block.splitlines()]
+    assert [command[0] for command in commands] == ["analyze", "account", "record", "report", "report"]
+    for command in commands:
+        code, _, err = call(capsys, *("run" if word == "RUN" else word for word in command))
+        assert code == 0, err
 
 
 def test_own_prices_change_the_report(tmp_path: Path, found: Gathered) -> None:
