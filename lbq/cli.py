@@ -338,7 +338,7 @@ Subject = Annotated[Path, typer.Argument(help="Run folder, or a deployed network
 Data = Annotated[
     str | None,
     typer.Option(
-        help="For model.lbq: its dataset's folder, or a .npz; default digits where it is for them, else its golden inputs."
+        help="For model.lbq: its dataset's folder, or a .npz; default its golden inputs, for digits their test set."
     ),
 ]
 Constants = Annotated[

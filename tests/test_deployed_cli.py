@@ -219,6 +219,13 @@ def test_golden_inputs_are_called_so_and_replace_no_analysis(
     )
 
 
+def test_help_says_what_a_run_takes_and_what_the_data_are(capsys: pytest.CaptureFixture[str]) -> None:
+    for verb in ("eval", "deploy", "account", "analyze"):
+        text = " ".join(call(capsys, verb, "--help")[1].replace("│", " ").split())
+        assert "For a run: key=value; keys data.root, data.workers, train.batch_size." in text
+        assert ("default its golden inputs, for digits their test set." in text) == (verb in ("account", "analyze"))
+
+
 def test_predict(capsys: pytest.CaptureFixture[str], model: Path, tmp_path: Path) -> None:
     image = pytest.importorskip("PIL.Image")
     net = engine.load(model)
