@@ -213,6 +213,11 @@ def test_wrong_level_files_are_refused(tmp_path: Path, good: Path) -> None:
         container.write(path, {"a": np.zeros((2, 1), np.uint8)}, text)
         with pytest.raises(LbqError, match="holds no levels|not described as it is stored"):
             load_levels(path)
+    for planes, signed in ((9, False), (9, True), (1, True), (0, False)):
+        text = json.dumps({"format": "lbq levels", "version": 1, "layers": {"a": {"shape": [3], "signed": signed}}})
+        container.write(path, {"a": np.zeros((planes, 1), np.uint8)}, text)
+        with pytest.raises(LbqError, match="not described as it is stored"):
+            load_levels(path)
 
 
 def test_a_file_may_be_replaced_while_its_network_runs(tmp_path: Path) -> None:
