@@ -10,6 +10,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, prune
 from torch.optim.swa_utils import AveragedModel
@@ -24,7 +25,7 @@ from lbq.models import fold_time, over_time, unfold_time
 from lbq.neuron import BurstNeuron
 from lbq.neuron.record import record_levels
 from tests import small_runs
-from tests.small_nets import deployed, pixels, same, small
+from tests.small_nets import pixels, same, small
 
 SHAPE = (1, 8, 8)
 Forward = Callable[[Any, Tensor], Tensor]
@@ -254,6 +255,15 @@ def test_a_network_in_training_mode_deploys_as_in_evaluation() -> None:
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # of torch.compile itself
 def test_networks_are_taken_out_of_their_wrappers(wrap: Any) -> None:
     assert same(made(wrap(Own())).run(pixels(2, *SHAPE)), made(Own()).run(pixels(2, *SHAPE)))
+
+
+def test_networks_are_taken_out_of_distributed_training(tmp_path: Path) -> None:
+    dist.init_process_group("gloo", f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        wrapped = nn.parallel.DistributedDataParallel(Own())
+        assert same(made(wrapped).run(pixels(2, *SHAPE)), made(Own()).run(pixels(2, *SHAPE)))
+    finally:
+        dist.destroy_process_group()
 
 
 def test_wrappers_inside_and_hooks_on_them_are_refused() -> None:
@@ -492,8 +502,3 @@ def test_std_or_scale_alone_is_honoured() -> None:
             logits = net.double()(torch.from_numpy(values)).numpy()
         np.testing.assert_allclose(found.logits * found.scale, logits, atol=0.02 * np.ptp(logits))
     assert not same(deploy(net, SHAPE).run(x), deploy(net, SHAPE, std=[0.01]).run(x))
-
-
-def test_runs_of_event_data_stay_as_they_were() -> None:
-    """Without mean nothing is normalised, whatever the dataset's scale."""
-    assert deployed("resnet8w2", shape=SHAPE).network.input_max == 255
