@@ -22,17 +22,11 @@ import torch
 from torch import Tensor, fx, nn
 
 from lbq.deploy.faithful import own_method
+from lbq.deploy.trace import ACTIVATIONS, LAYERS, NORMS, PASSES, POOLS, STATELESS, traced
 from lbq.errors import GraphError, TooSmall
 from lbq.graph import INPUT, Array, Graph, Layer, NeuronSpec, Pool, Shape, Synapse
 from lbq.models.time import fold_time, unfold_time
-from lbq.neuron import ReLU, SpikingNeuron
-
-ACTIVATIONS = (SpikingNeuron, ReLU, nn.ReLU)
-PASSES = (nn.Dropout, nn.Dropout2d, nn.Identity)
-POOLS = (nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d)
-STATELESS = (*PASSES, *POOLS, nn.Flatten)
-NORMS = (nn.BatchNorm1d, nn.BatchNorm2d)
-LAYERS = (*ACTIVATIONS, *NORMS, *STATELESS, nn.Conv2d, nn.Linear)
+from lbq.neuron import SpikingNeuron
 
 # What stands in front of a value: [B, ...] of a static input, [1, B, ...], [T, B, ...], or [T * B, ...] folded.
 Time = Literal["none", "one", "all", "folded"]
@@ -66,38 +60,6 @@ Value = Levels | Current
 READOUT = "readout"  # the name of the last layer, which has no neuron
 
 
-class _Tracer(fx.Tracer):
-    """Layers that lowering knows are leaves, those that only derive from them too."""
-
-    def __init__(self, static: bool) -> None:
-        super().__init__()
-        self.dimensions = 4 if static else 5  # of the input
-
-    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        if isinstance(m, PASSES) and own_method(m):
-            return False  # its own forward is traced like any other
-        return isinstance(m, LAYERS) or super().is_leaf_module(m, module_qualified_name)
-
-    def proxy(self, node: fx.Node) -> fx.Proxy:
-        return _Input(node, self, self.dimensions) if node.op == "placeholder" else super().proxy(node)
-
-
-class _Input(fx.Proxy):
-    """The network's input, whose number of dimensions is known, so that `*x.shape` and `x.dim()` can be traced."""
-
-    def __init__(self, node: fx.Node, tracer: fx.Tracer, dimensions: int) -> None:
-        super().__init__(node, tracer)
-        self.dimensions = dimensions
-
-    @property
-    def shape(self) -> tuple[Any, ...]:
-        sizes: Any = self.tracer.create_proxy("call_function", getattr, (self, "shape"), {})
-        return tuple(sizes[i] for i in range(self.dimensions))
-
-    def dim(self) -> int:
-        return self.dimensions
-
-
 @torch.no_grad()
 def lower(
     net: nn.Module,
@@ -119,20 +81,7 @@ def lower(
     shape = tuple(input_shape) if isinstance(input_shape, Sequence) else ()
     if len(shape) != 3 or not all(isinstance(size, int) and size > 0 for size in shape):
         raise GraphError(f"input_shape must be (channels, height, width), got {input_shape!r}")
-    return _Lowering(net, _traced(net, static), shape, int(steps), static, weights).run()
-
-
-def _traced(net: nn.Module, static: bool) -> fx.Graph:
-    try:
-        options = {  # arguments with defaults, such as per_step=False, keep them
-            name: parameter.default
-            for name, parameter in inspect.signature(net.forward).parameters.items()
-            if parameter.default is not inspect.Parameter.empty
-        }
-        return _Tracer(static).trace(net, options)
-    except Exception as error:  # whatever the network's own forward raises on symbolic tensors
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise GraphError(f"{type(net).__name__} cannot be traced by torch.fx: {reason}") from error
+    return _Lowering(net, traced(net, static), shape, int(steps), static, weights).run()
 
 
 class _Lowering:
