@@ -47,7 +47,7 @@ RESULTS: dict[str, Any] = {}
 class OneBatch:
     """A source that repeats one batch of random images."""
 
-    name, classes, shape, static, holdout_size = "random", 10, (3, 32, 32), True, 0
+    name, classes, shape, static, holdout_size, test_size = "random", 10, (3, 32, 32), True, 0, 0
     about: ClassVar = {"dataset": "random"}
 
     def __init__(self, batch: int) -> None:

@@ -55,6 +55,7 @@ _MODULES = frozenset(
         "graph",
         "models",
         "neuron",
+        "optim",
         "report",
         "runs",
         "surrogate",

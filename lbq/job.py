@@ -27,11 +27,14 @@ from lbq.deploy import lower
 from lbq.distributed import World
 from lbq.errors import ConfigError, GraphError, LbqError, RunError, TooSmall
 from lbq.kernels import choose as kernels
-from lbq.train import EpochRecord, Trainer
+from lbq.train import EpochRecord, Trainer, evaluate
 
 CHECKPOINTS = "checkpoints"
 SAVING_SHARE = 0.02  # of the time that saves after short epochs may take
 # Tensors that autograd keeps per neuron and timestep: BatchNorm's input and the output, and what lies between them.
+ASKING = (
+    16  # steps after which processes on GPUs ask each other whether one was told to stop: an answer waits for the GPU
+)
 VALUES_PER_SITE = {"fused": 2, "native": 3, "reference": 5}
 
 
@@ -232,8 +235,11 @@ class Job:
     def _between_steps(self, trainer: Trainer) -> bool:
         every, minutes = self.config.train.checkpoint_steps, self.config.train.checkpoint_minutes
         p = trainer.position
-        due = bool(every and p.step % every == 0) or time.monotonic() - self.saved_at > 60 * minutes
-        stop, due = self.world.any([bool(self.signal), due], self.device)
+        stop, late = bool(self.signal), time.monotonic() - self.saved_at > 60 * minutes
+        if self.world.size > 1:
+            asks = self.device.type == "cpu" or p.step % ASKING == 0
+            stop, late = self.world.any([stop, late], self.device) if asks else (False, False)
+        due = late or bool(every and p.step % every == 0)
         if stop:
             self.signal = self.signal or signal.SIGTERM
             return True
@@ -407,10 +413,8 @@ def evaluate_run(run: Path | str, device: torch.device, world: World, changes: I
     config = runs.load_config(folder, changes)
     source = open_source(config, device)
     net = runs.load(folder).to(device)
-    trainer = Trainer(config, source, device, world)
-    trainer.net = net
     stored: dict[str, Any] = {}
     if (folder / "result.json").exists():
         stored = json.loads((folder / "result.json").read_text())
-    images = sum(len(y) for _, y in source.eval_batches("test"))
-    return {"accuracy": trainer.evaluate("test"), "images": images, "stored_accuracy": stored.get("accuracy")}
+    accuracy = evaluate(net, source, "test", config.train, device, world)
+    return {"accuracy": accuracy, "images": source.test_size, "stored_accuracy": stored.get("accuracy")}

@@ -105,7 +105,7 @@ def measure(
         images,
         100 * int(correct) / images,
         tallies,
-        images != limit,
+        images == source.test_size,
         observer.membranes if observer else {},
         observer.traces if observer else (),
     )

@@ -114,13 +114,16 @@ class Measurement:
 
 
 def _step_of(graph: Graph | IntegerNetwork, name: str) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """The distance of a layer's first threshold from zero in the trained network's unit: a scalar, or one per channel."""
+    """A layer's step in the trained network's unit: a scalar, or one per channel that fires at all."""
     if isinstance(graph, Graph):
         return graph.spec(name).step
     layer = graph[name]
-    first = graph.spec(name).thresholds[:, 0].astype(np.float64) * layer.unit / 2.0**layer.fraction
-    spread = np.ptp(first) <= 0.01 * first.mean()  # rounding of one step for all channels
-    return np.array(np.median(first)) if spread else first
+    steps = graph.spec(name).steps * layer.unit / 2.0**layer.fraction
+    steps = steps[np.isfinite(steps)]
+    if not len(steps):
+        return np.array(0.0)
+    alike = np.ptp(steps) <= 0.01 * steps.mean()  # one for all channels, rounded
+    return np.array(np.median(steps)) if alike else steps
 
 
 def _account_dict(account: Account, table: Energies) -> dict[str, Any]:

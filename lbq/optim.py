@@ -12,10 +12,16 @@ from lbq.config import Config, OptimConfig
 from lbq.neuron import SpikingNeuron
 
 
-def parameter_groups(net: nn.Module, settings: OptimConfig) -> list[dict[str, Any]]:
-    """Three roles: synaptic weights (decayed), BatchNorm and biases, and the neurons' own (step, tail, leak, reset, mixing),
-    which have a learning-rate factor of their own and never decay: decay on rho would pull the step to 0.69."""
-    decayed = ("weights", "norms") if settings.norm_decay else ("weights",)
+def parameter_groups(
+    net: nn.Module, weight_decay: float, *, norm_decay: bool = False, neuron_lr: float = 1.0
+) -> list[dict[str, Any]]:
+    """The parameters of a network for any optimiser of PyTorch, `torch.optim.SGD(parameter_groups(net, 5e-4), lr=0.1)`.
+
+    Three roles: weights of convolutions and linear layers (decayed), BatchNorm, biases and all else (decayed where
+    `norm_decay`), and the neurons' own (step, tail, leak, reset, mixing), which never decay: decay on rho would pull the
+    step to 0.69. neuron_lr: a factor on the neurons' learning rate, for `set_learning_rate`; optimisers ignore it.
+    """
+    decayed = ("weights", "norms") if norm_decay else ("weights",)
     weights = {id(m.weight) for m in net.modules() if isinstance(m, (nn.Conv2d, nn.Linear))}
     neurons = {id(p) for m in net.modules() if isinstance(m, SpikingNeuron) for p in m.parameters()}
     groups: dict[str, list[nn.Parameter]] = {"weights": [], "norms": [], "neurons": []}
@@ -26,8 +32,8 @@ def parameter_groups(net: nn.Module, settings: OptimConfig) -> list[dict[str, An
         {
             "params": members,
             "role": role,
-            "weight_decay": settings.weight_decay if role in decayed else 0.0,
-            "factor": settings.neuron_lr if role == "neurons" else 1.0,
+            "weight_decay": weight_decay if role in decayed else 0.0,
+            "factor": neuron_lr if role == "neurons" else 1.0,
         }
         for role, members in groups.items()
         if members
@@ -36,7 +42,7 @@ def parameter_groups(net: nn.Module, settings: OptimConfig) -> list[dict[str, An
 
 def make_optimiser(net: nn.Module, settings: OptimConfig) -> torch.optim.Optimizer:
     """On a GPU all of it lies there, the learning rate too: an update is then a few launches, and can be recorded."""
-    groups = parameter_groups(net, settings)
+    groups = parameter_groups(net, settings.weight_decay, norm_decay=settings.norm_decay, neuron_lr=settings.neuron_lr)
     device = groups[0]["params"][0].device
     gpu = device.type == "cuda"
     for group in groups:

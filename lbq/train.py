@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from lbq import models, optim
 from lbq.capture import CapturedStep
-from lbq.config import Config
+from lbq.config import Config, TrainConfig
 from lbq.data.ahead import ahead
 from lbq.data.mixing import Mixing
 from lbq.data.sources import Part, Source
@@ -337,15 +337,10 @@ class Trainer:
         return self._runner
 
     def autocast(self) -> Any:
-        dtype = PRECISIONS[self.config.train.precision]
-        return nullcontext() if dtype is None else torch.autocast(self.device.type, dtype=dtype)
+        return autocast(self.config.train, self.device)
 
     def _cast(self, x: Tensor) -> Tensor:
-        if self.config.train.precision == "fp64":
-            x = x.double()
-        if self.config.train.channels_last and x.dim() == 4:
-            x = x.contiguous(memory_format=torch.channels_last)
-        return x
+        return cast(x, self.config.train)
 
     def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
         """Cross-entropy of the mean logits, or TET (Deng et al. 2022): cross-entropy at every timestep plus a pull to 1."""
@@ -412,18 +407,46 @@ class Trainer:
 
     def evaluate(self, part: Part, active: dict[str, float] | None = None) -> float:
         """Accuracy in percent over the whole of `part`, whatever the processes; fills `active` with active ratios."""
-        counts = torch.zeros(2, dtype=torch.float64, device=self.device)
         self.world.share(self.net.buffers())  # BatchNorm's statistics, where every process has its own
-        ratios = _ActiveRatios(self.net) if active is not None else nullcontext()
-        with torch.no_grad(), evaluating(self.net), ratios:
-            for x, labels in self.source.eval_batches(part, self.world.rank, self.world.size):
-                with self.autocast():
-                    logits = self.net(self._cast(x))
-                counts += torch.tensor([float((logits.argmax(1) == labels).sum()), len(labels)], device=self.device)
-        correct, seen = self.world.sum(counts).tolist()
-        if active is not None and isinstance(ratios, _ActiveRatios):
-            active.update(ratios.result(self.world))
-        return 100 * correct / seen
+        return evaluate(self.net, self.source, part, self.config.train, self.device, self.world, active)
+
+
+def autocast(settings: TrainConfig, device: torch.device) -> Any:
+    dtype = PRECISIONS[settings.precision]
+    return nullcontext() if dtype is None else torch.autocast(device.type, dtype=dtype)
+
+
+def cast(x: Tensor, settings: TrainConfig) -> Tensor:
+    """A batch in the dtype and memory format that the network runs in."""
+    if settings.precision == "fp64":
+        x = x.double()
+    if settings.channels_last and x.dim() == 4:
+        x = x.contiguous(memory_format=torch.channels_last)
+    return x
+
+
+def evaluate(
+    net: nn.Module,
+    source: Source,
+    part: Part,
+    settings: TrainConfig,
+    device: torch.device,
+    world: World,
+    active: dict[str, float] | None = None,
+) -> float:
+    """Accuracy in percent over the whole of `part`, whatever the processes; fills `active` with active ratios."""
+    counts = torch.zeros(2, dtype=torch.float64, device=device)
+    ratios = _ActiveRatios(net) if active is not None else nullcontext()
+    with torch.no_grad(), evaluating(net), ratios:
+        for x, labels in source.eval_batches(part, world.rank, world.size):
+            with autocast(settings, device):
+                logits = net(cast(x, settings))
+            counts[0] += (logits.argmax(1) == labels).sum()  # which the GPU adds up without being waited for
+            counts[1] += len(labels)
+    correct, seen = world.sum(counts).tolist()
+    if active is not None and isinstance(ratios, _ActiveRatios):
+        active.update(ratios.result(world))
+    return float(100 * correct / seen)
 
 
 class _ActiveRatios:

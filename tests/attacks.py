@@ -143,6 +143,7 @@ CHANGES: dict[str, Callable[[Tree, Tensors], Any]] = {
     "text is a list": lambda tree, _: "[]",
     "text holds NaN": lambda tree, _: json.dumps(tree).replace('"scale": ', '"scale": NaN, "x": ', 1),
     "text holds Infinity": _set("scale", value=float("inf")),
+    "a number beyond all floats": _set("scale", value=10**400),
     "text says scale twice": lambda tree, _: json.dumps(tree)[:-1] + ', "scale": 1.0}',
     "another format": _set("format", value="onnx"),
     "a later version": _set("version", value=2),

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -13,6 +14,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from lbq import analyze, cli, engine, models, runs
 from lbq.account import Counter, Mode, count
@@ -26,11 +28,12 @@ from lbq.engine.evaluate import open_data
 from lbq.errors import LbqError
 from lbq.measure import measure, passes
 from lbq.neuron import ILIF, BurstNeuron, LadderNeuron
+from lbq.neuron.burst import SteppedNeuron
 from lbq.neuron.record import record_levels
 from lbq.observe import Observer, thresholds_of
 from lbq.tally import Tallies
 from tests.report_runs import runs_folder
-from tests.small_nets import deployed, pixels
+from tests.small_nets import MEAN, STD, deployed, pixels, small
 
 
 def call(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
@@ -182,7 +185,7 @@ def test_traces_of_a_deployed_network_follow_its_definition(neuron: Any, kind: s
         assert trace.levels == tuple(unit_levels[:, trace.unit].tolist())
         channel = trace.unit // math.prod(layer.shape[1:])
         worth = float(layer.unit[channel]) / 2.0**layer.fraction
-        assert trace.step == pytest.approx(worth * spec.thresholds[channel, 0])
+        assert trace.step == pytest.approx(worth * spec.steps[channel])
         for t, (before, level, after) in enumerate(zip(trace.before, trace.levels, trace.after, strict=True)):
             reached = spec.thresholds[channel] <= round((abs(before) if spec.signed else before) / worth)
             assert abs(level) == reached.sum()
@@ -193,6 +196,39 @@ def test_traces_of_a_deployed_network_follow_its_definition(neuron: Any, kind: s
     silent = measure_deployed(net, test)
     assert not silent.traces
     assert not silent.membranes
+
+
+@pytest.mark.parametrize(
+    "neuron",
+    ["lbq", {"name": "lbq", "per_channel": True}, "lif", "ternary_learned", "ilif", {"name": "qann", "n_max": 3}],
+)
+def test_deployed_networks_have_the_trained_steps(neuron: Any) -> None:
+    trained = small("resnet8w4", neuron)
+    with torch.no_grad():
+        for name, module in trained.named_modules():
+            if isinstance(module, SteppedNeuron) and module.step.dim() == 0:
+                norm = trained.get_submodule(name.replace("sn", "bn"))
+                assert isinstance(norm, nn.BatchNorm2d)
+                norm.weight[1] = 0  # a channel that does not hear its inputs
+            if isinstance(module, SteppedNeuron) and module.learn_step:
+                module.rho += torch.rand_like(module.rho)
+    net = deploy(trained, (3, 8, 8), mean=MEAN, std=STD)
+    test = TestSet("x", (3, 8, 8), True, 3, lambda start, stop: pixels(3, 3, 8, 8)[start:stop])
+    graph = lower(trained, (3, 8, 8))
+    for layer in measure_deployed(net, test, membranes=2).analysis({}).layers:
+        expected = graph.spec(layer.name).step
+        assert layer.step == pytest.approx(float(expected.mean()), rel=2e-3)
+        assert (layer.step_range is None) == (expected.size == 1)
+
+
+def test_a_channel_that_never_fires_has_no_step() -> None:
+    neuron = deployed("resnet8w2").network.layers[0].neuron
+    assert neuron is not None
+    spec = replace(
+        neuron,
+        thresholds=np.array([[100, 200, 300, 400, 500], [2**30] * 5, [100, 2**29, 2**30, 2**30, 2**30]], np.int32),
+    )
+    assert spec.steps.tolist() == [100, math.inf, 100]
 
 
 def test_thresholds_of_other_neurons() -> None:
@@ -210,6 +246,7 @@ def test_a_run_is_measured_as_it_is_evaluated() -> None:
     levels = [one.levels for one in passes(net, source)]
     everything = measure(net, source)
     assert everything.complete
+    assert measure(net, source, limit=source.test_size).complete
     for name, histogram in everything.histograms.items():
         expected = np.bincount(np.concatenate([level[name].ravel() for level in levels]), minlength=6)
         np.testing.assert_array_equal(histogram.counts, expected)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -213,6 +215,21 @@ def test_wrong_level_files_are_refused(tmp_path: Path, good: Path) -> None:
         container.write(path, {"a": np.zeros((2, 1), np.uint8)}, text)
         with pytest.raises(LbqError, match="holds no levels|not described as it is stored"):
             load_levels(path)
+    for planes, signed in ((9, False), (9, True), (1, True), (0, False)):
+        text = json.dumps({"format": "lbq levels", "version": 1, "layers": {"a": {"shape": [3], "signed": signed}}})
+        container.write(path, {"a": np.zeros((planes, 1), np.uint8)}, text)
+        with pytest.raises(LbqError, match="not described as it is stored"):
+            load_levels(path)
+
+
+def test_a_network_can_be_copied_and_sent_to_other_processes(good: Path) -> None:
+    net = engine.load(good)
+    x = pixels(2, *net.network.input_shape)
+    expected = net.run(x).logits
+    for other in (copy.deepcopy(net), pickle.loads(pickle.dumps(net))):
+        assert np.array_equal(other.run(x).logits, expected)
+        assert other.verify() == net.verify()
+    assert "spiking layers, T = 2" in repr(net)
 
 
 def test_a_file_may_be_replaced_while_its_network_runs(tmp_path: Path) -> None:

@@ -304,6 +304,29 @@ def test_mistakes_end_in_one_line(
     assert message in err
 
 
+def test_files_that_are_not_what_their_name_says(model: Path, tmp_path: Path) -> None:
+    network = engine.load(model).network
+    archive, array = tmp_path / "archive.npy", tmp_path / "array.npz"
+    np.savez(tmp_path / "x.npz", images=pixels(400, 1, 8, 8) // 16)
+    (tmp_path / "x.npz").rename(archive)
+    np.save(tmp_path / "y.npy", pixels(1, 8, 8))
+    (tmp_path / "y.npy").rename(array)
+    huge = tmp_path / "huge.npy"
+    with open(huge, "wb") as file:
+        np.lib.format.write_array_header_1_0(file, {"descr": "|u1", "fortran_order": False, "shape": (2**46,)})
+    for path in (archive, huge):
+        with pytest.raises(DataError, match=f"{path.name} cannot be read as .npy"):
+            read_input(path, network)
+    packed = tmp_path / "packed.npz"
+    np.savez_compressed(packed, images=pixels(400, 1, 8, 8) // 16)
+    data = bytearray(packed.read_bytes())
+    data[200:260] = bytes(60)
+    packed.write_bytes(data)
+    for path in (array, packed):
+        with pytest.raises(DataError, match=f"{path.name} cannot be read as .npz"):
+            open_arrays(path, True)
+
+
 def test_data_that_does_not_fit_is_refused(model: Path, tmp_path: Path) -> None:
     net = engine.load(model)
     np.savez(tmp_path / "a.npz", images=pixels(2, 3, 8, 8))
@@ -318,6 +341,17 @@ def test_data_that_does_not_fit_is_refused(model: Path, tmp_path: Path) -> None:
         np.savez(tmp_path / "b.npz", **arrays)
         with pytest.raises(DataError, match=message):
             open_arrays(tmp_path / "b.npz", True)
+    for arrays, message in (
+        ({"images": pixels(2, 1, 8, 8)}, "b.npz has values up to 2.., the network was trained on 0 to 16: scale them"),
+        ({"images": pixels(2, 1, 8, 8) // 16, "labels": np.array([1, 10])}, "labels from 1 to 10, .* classes 0 to 9"),
+        ({"images": pixels(2, 1, 8, 8) // 16, "labels": np.array([-1, 9])}, "labels from -1 to 9"),
+    ):  # fmt: skip
+        np.savez(tmp_path / "b.npz", **arrays)
+        with pytest.raises(DataError, match=message):
+            open_data(net.network, str(tmp_path / "b.npz"))
+    np.save(tmp_path / "a.npy", pixels(1, 8, 8))
+    with pytest.raises(DataError, match="a.npy has values up to 2.., the network was trained on 0 to 16"):
+        read_input(tmp_path / "a.npy", net.network)
     own = deployed("resnet8w2")
     with pytest.raises(DataError, match="does not say which dataset"):
         open_data(own.network, "somewhere")

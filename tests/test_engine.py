@@ -498,6 +498,26 @@ class Slow:
         assert method in self.seconds
 
 
+def test_kernels_too_large_for_the_native_library_run_in_numpy() -> None:
+    class Wide(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.sn = nn.Conv2d(3, 2, 3, padding=1), BurstNeuron()
+            self.wide, self.sn1 = nn.Conv2d(2, 2, 17, padding=8), BurstNeuron()
+            self.pool, self.fc = nn.AdaptiveAvgPool2d(1), nn.Linear(2, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = self.sn1(over_time(self.sn(over_time(x, self.conv, timesteps=2)), self.wide))
+            return over_time(over_time(x, self.pool).flatten(2), self.fc, spatial=1).mean(0)
+
+    torch.manual_seed(0)
+    net = deploy(warmed(Wide(), 3, 6, 6), (3, 6, 6), timesteps=2)
+    x = pixels(2, 3, 6, 6)
+    expected = net.run(x, "dense", trace=True)
+    for engine in ("auto", "bitplane"):
+        assert same(net.run(x, engine, trace=True), expected)
+
+
 def test_auto_compares_the_density_with_a_measured_cross_over(monkeypatch: pytest.MonkeyPatch) -> None:
     net = deployed("resnet8w2", shape=(3, 4, 4)).network
     prepared = Prepared(net.layers[1].convs[0], 5, False)

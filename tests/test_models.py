@@ -96,6 +96,7 @@ def test_event_net_with_stride_two_stem() -> None:
         ({"name": "qann", "n_max": 3}, QuantReLU),
         (lambda: BurstNeuron(n_max=2), BurstNeuron),
         (nn.SiLU, nn.SiLU),
+        (BurstNeuron, BurstNeuron),
         (LMHT, LMHT),
         (lambda channels: BurstNeuron(channels=channels), BurstNeuron),
     ],
@@ -136,6 +137,10 @@ def test_gradients_reach_every_parameter(id: str) -> None:
         ({"id": "resnet8w8", "neuron": "lbqx"}, "unknown neuron"),
         ({"id": "resnet8w8", "neuron": {"n_max": 3}}, "give a 'name'"),
         ({"id": "resnet8w8", "neuron": 3}, "neuron must be"),
+        (
+            {"id": "resnet8w8", "neuron": BurstNeuron()},
+            r"neuron must be a function that makes one for each layer: pass neuron=lambda: BurstNeuron\(...\)",
+        ),
         ({"id": "resnet8w8", "neuron": lambda: 3}, "must return a torch.nn.Module"),
         ({"id": "vgg11", "stem_stride": 2}, "stem_stride applies"),
         ({"id": "resnet18", "stem_stride": 2}, "stem_stride applies"),

@@ -26,9 +26,9 @@ NEURONS = [
 ]
 
 
-def names_by_role(net: nn.Module, settings: OptimConfig) -> dict[str, set[str]]:
+def names_by_role(net: nn.Module) -> dict[str, set[str]]:
     names = {id(p): name for name, p in net.named_parameters()}
-    return {g["role"]: {names[id(p)] for p in g["params"]} for g in optim.parameter_groups(net, settings)}
+    return {g["role"]: {names[id(p)] for p in g["params"]} for g in optim.parameter_groups(net, 0.1)}
 
 
 @pytest.mark.parametrize("neuron", NEURONS, ids=lambda n: "-".join(n))
@@ -36,12 +36,11 @@ def names_by_role(net: nn.Module, settings: OptimConfig) -> dict[str, set[str]]:
 def test_every_parameter_is_in_exactly_one_group(id: str, neuron: dict[str, object]) -> None:
     with torch.device("meta") if id.startswith("resnet19") else torch.device("cpu"):
         net = models.create(id, neuron=neuron)
-    settings = OptimConfig(weight_decay=0.3, neuron_lr=0.25)
-    groups = optim.parameter_groups(net, settings)
+    groups = optim.parameter_groups(net, 0.3, neuron_lr=0.25)
     members = [parameter for group in groups for parameter in group["params"]]
     assert len(members) == len(set(members))
     assert set(members) == set(net.parameters())
-    by_role = names_by_role(net, settings)
+    by_role = names_by_role(net)
     weights = {f"{n}.weight" for n, m in net.named_modules() if isinstance(m, (nn.Conv2d, nn.Linear))}
     assert by_role["weights"] == weights
     inside = {
@@ -55,7 +54,7 @@ def test_every_parameter_is_in_exactly_one_group(id: str, neuron: dict[str, obje
 
 def test_a_shared_tail_is_one_parameter() -> None:
     net = models.create("resnet8w4", share_tail=True)
-    roles = names_by_role(net, OptimConfig())
+    roles = names_by_role(net)
     assert sum(name.endswith("eta") for name in roles["neurons"]) == 1
     assert sum(name.endswith("rho") for name in roles["neurons"]) == 7
 
@@ -77,12 +76,24 @@ def test_what_decays_and_that_neurons_have_their_own_rate(name: str, norms: bool
         parameter.grad = torch.zeros_like(parameter)
     optimiser.step()
     moved = {k for k, v in net.named_parameters() if not torch.equal(v, before[k])}
-    roles = names_by_role(net, settings)
+    roles = names_by_role(net)
     assert moved == roles["weights"] | (roles["norms"] if norms else set())
     rates = {group["role"]: group["lr"] for group in optimiser.param_groups}
     assert rates == {"weights": 0.2, "norms": 0.2, "neurons": 0.1}
     shrunk = 1 - 0.2 * 0.1 * {"sgd": 1.9, "adamw": 1}[name]  # Nesterov adds the momentum of this very step
     assert torch.allclose(net.fc.weight, before["fc.weight"] * shrunk)
+
+
+def test_the_groups_suit_a_plain_loop() -> None:
+    """With gradients of zero only what decays moves: no step, no tail, no BatchNorm."""
+    net = models.create("resnet8w4")
+    before = copy.deepcopy(net.state_dict())
+    optimiser = torch.optim.SGD(optim.parameter_groups(net, 0.1), lr=0.2)
+    for parameter in net.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimiser.step()
+    moved = {k for k, v in net.named_parameters() if not torch.equal(v, before[k])}
+    assert moved == names_by_role(net)["weights"]
 
 
 def test_nesterov_sgd_by_hand() -> None:

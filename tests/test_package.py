@@ -119,7 +119,7 @@ def test_the_readmes_python_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.chdir(tmp_path)
     pages = [(ROOT / page).read_text() for page in ("README.md", "docs/deploy.md")]
     blocks = [block for page in pages for block in re.findall(r"```python\n(.*?)```", page, re.S)]
-    assert len(blocks) == 4
+    assert len(blocks) == 5
     told = {"currents": torch.randn(2, 4, 6), "images": load_digits().test.images[:4]}
     namespace: dict[str, Any] = {}
     with contextlib.redirect_stdout(io.StringIO()) as printed:
@@ -129,7 +129,12 @@ def test_the_readmes_python_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
             namespace |= own
     assert namespace["outputs"].shape == (2, 4, 6)
     assert namespace["logits"].shape == (4, 10)
-    executed, accumulations, energy = map(float, printed.getvalue().split())
-    assert executed / 4 > accumulations > 0
+    executed, counted, compared = printed.getvalue().splitlines()
+    accumulations, energy = map(float, counted.split())
+    assert float(executed) / 4 > accumulations > 0
     assert energy > 0
     assert namespace["out"].logits.shape == (4, 10)
+    found = re.fullmatch(r"([\d.]+)% as in PyTorch, ([\d.]+)% right", compared)
+    assert found is not None
+    assert float(found[1]) > 98
+    assert float(found[2]) > 90

@@ -117,8 +117,10 @@ def test_shards_give_what_the_folder_gives(pictures: Path, tmp_path: Path) -> No
     stored = (tmp_path / shards.INDEX).stat().st_mtime_ns
     assert len(shards.scan_shards(tmp_path).train) == 32
     assert (tmp_path / shards.INDEX).stat().st_mtime_ns == stored  # the second time reads the index
-    (tmp_path / shards.INDEX).write_bytes(b"damaged")
-    assert len(shards.scan_shards(tmp_path).test) == 14  # and a damaged one is made again
+    whole = (tmp_path / shards.INDEX).read_bytes()
+    for damaged in (b"damaged", whole[:-30], whole[:60] + bytes(8) + whole[68:]):
+        (tmp_path / shards.INDEX).write_bytes(damaged)
+        assert len(shards.scan_shards(tmp_path).test) == 14  # and a damaged one is made again
 
 
 def test_bad_shards_are_refused(pictures: Path, tmp_path: Path) -> None:

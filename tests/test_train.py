@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 import lbq
 from lbq import job, models, optim, runs, train
-from lbq.config import Config, OptimConfig
+from lbq.config import Config
 from lbq.data import load_digits
 from lbq.data.sources import open_source
 from lbq.distributed import World
@@ -97,7 +97,7 @@ def test_source_gives_what_the_dataset_holds() -> None:
 
 def test_every_parameter_is_in_one_group_and_only_weights_decay() -> None:
     net = models.create("resnet8w4", neuron={"name": "lbq", "learn_beta": True, "learn_alpha": True})
-    groups = {g["role"]: g for g in optim.parameter_groups(net, OptimConfig(weight_decay=0.1, neuron_lr=0.5))}
+    groups = {g["role"]: g for g in optim.parameter_groups(net, 0.1, neuron_lr=0.5)}
     names = {id(p): name for name, p in net.named_parameters()}
     members = {role: {names[id(p)] for p in g["params"]} for role, g in groups.items()}
     assert sum(map(len, members.values())) == len(set().union(*members.values())) == len(names)

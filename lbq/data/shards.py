@@ -21,6 +21,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from lbq.data.arrays import load_archive
 from lbq.data.folder import EXTENSIONS
 from lbq.errors import DataError
 
@@ -149,10 +150,10 @@ def _class_names(path: Path, count: int) -> tuple[str, ...]:
 def _stored(path: Path, stamp: str) -> dict[str, NDArray[np.int64]] | None:
     """The index in `path`, or None where it is absent, of other shards, or damaged."""
     try:
-        with np.load(path, allow_pickle=False) as archive:
-            if str(archive["stamp"]) == stamp:
-                return {part: archive[part].astype(np.int64) for part in ("train", "val")}
-    except (OSError, ValueError, KeyError, EOFError):
+        stored = load_archive(path, "stamp", "train", "val")
+        if str(stored["stamp"]) == stamp:
+            return {part: stored[part].astype(np.int64) for part in ("train", "val")}
+    except (DataError, KeyError, ValueError):
         pass
     return None
 

@@ -48,6 +48,7 @@ class Source(Protocol):
     static: bool
     train_size: int
     holdout_size: int
+    test_size: int
     about: dict[str, str]
 
     def train_batches(self, batches: Sequence[Tensor], epoch: int, seed: int) -> Iterator[Batch]:
@@ -115,7 +116,7 @@ class ImageSource:
             border="replicate" if a.shift else "fill",
         )
         trains, kept = held_out(len(train), config.data.holdout)
-        self.train_size, self.holdout_size = len(trains), len(kept)
+        self.train_size, self.holdout_size, self.test_size = len(trains), len(kept), len(dataset.test)
         self.about = {"dataset": dataset.name, "source": dataset.source, "sha256": dataset.checksum}
 
         def on_device(array: NDArray[Any]) -> Tensor:
@@ -157,7 +158,7 @@ class EventSource:
         self.augment = EventAugment() if a.events else None
         self.data = data
         self.numbers, kept = held_out(len(data.train.labels), d.holdout)
-        self.train_size, self.holdout_size = len(self.numbers), len(kept)
+        self.train_size, self.holdout_size, self.test_size = len(self.numbers), len(kept), len(data.test)
         self.parts = {
             "test": (data.test.frames, data.test.labels, np.arange(len(data.test.labels))),
             "holdout": (data.train.frames, data.train.labels, kept),
@@ -220,7 +221,7 @@ class FolderSource:
             flip=a.flip, policy=a.policy or None, cutout=a.cutout, mean=IMAGENET_MEAN, std=IMAGENET_STD
         )
         self.numbers, self.kept = held_out(len(index.train), d.holdout)
-        self.train_size, self.holdout_size = len(self.numbers), len(self.kept)
+        self.train_size, self.holdout_size, self.test_size = len(self.numbers), len(self.kept), len(index.test)
         self.about = {"dataset": d.name, "source": str(index.root), "images": f"{len(index.train)} + {len(index.test)}"}
 
     def _load(

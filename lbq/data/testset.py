@@ -5,7 +5,6 @@ Also where a dataset's name becomes its reader, for `lbq.data.sources` too.
 
 from __future__ import annotations
 
-import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -17,6 +16,7 @@ from numpy.typing import NDArray
 
 from lbq.config import DATASETS
 from lbq.data import digits, folder, shards
+from lbq.data.arrays import load_archive
 from lbq.data.base import Dataset
 from lbq.data.events.datasets import EventData
 from lbq.errors import ConfigError, DataError, nearest
@@ -164,11 +164,7 @@ def _files(name: str, index: folder.FolderIndex | shards.ShardIndex, side: int) 
 def open_arrays(path: Path | str, static: bool) -> TestSet:
     """Inputs of your own from a .npz file: `images` uint8 `[N, C, H, W]` (or `[N, T, C, H, W]`), perhaps `labels` [N]."""
     path = Path(path)
-    try:
-        with np.load(path, allow_pickle=False) as stored:
-            arrays = {name: stored[name] for name in ("images", "labels") if name in stored.files}
-    except (OSError, ValueError, zipfile.BadZipFile, EOFError) as error:
-        raise DataError(f"{path} cannot be read as .npz: {' '.join(str(error).split())[:100]}") from error
+    arrays = load_archive(path, "images", "labels")
     images, labels = arrays.get("images"), arrays.get("labels")
     if images is None or images.dtype != np.uint8 or images.ndim != (4 if static else 5):
         expected = "[N, C, H, W]" if static else "[N, T, C, H, W]"

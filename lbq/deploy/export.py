@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import copy
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from torch import nn
 from lbq import runs
 from lbq.config import Config
 from lbq.data.testset import TestSet, open_test
+from lbq.deploy.faithful import exact_copy
 from lbq.deploy.lower import lower
 from lbq.deploy.quantise import quantise
 from lbq.deploy.rewrites import absorb, fold_gain, on_pixels
@@ -32,7 +33,7 @@ def deploy(
     *,
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
-    scale: int = 255,
+    scale: int | None = None,
     timesteps: int | None = None,
     static: bool = True,
     bits: int = 8,
@@ -42,22 +43,53 @@ def deploy(
 ) -> Network:
     """The integer network of a trained one, with golden vectors: `lbq.engine.save(path, deploy(net, ...))`.
 
-    net: any network that torch.fx can trace, with neurons of `lbq.neuron`, in evaluation mode.
-    mean, std, scale: how images were normalised for it, (pixel / scale - mean) / std; without mean, inputs go in as
-        they are (event counts, with static=False).
+    net: a network of layers that have an integer form, with neurons of `lbq.neuron`, that torch.fx can trace
+        (docs/deploy.md); as in evaluation mode. Hooks and layers with a forward of their own are refused.
+    mean, std, scale: how images were normalised for it, (pixel / scale - mean) / std; one of them alone leaves the others
+        at 0, 1 and 255. Without any of them, inputs go in as they are (event counts, with static=False).
     bits: of the weights: 4 to 8, or 16. classes: their names. examples: uint8 inputs for the golden vectors,
-        `[B, C, H, W]` or `[T, B, C, H, W]`; default random ones.
+        `[B, C, H, W]` or `[T, B, C, H, W]`; default random ones. facts: where it comes from, as JSON values.
     """
-    exact = copy.deepcopy(net).cpu().double()  # softplus in float32 would give slightly other steps
-    graph = lower(exact, input_shape, timesteps, static)
-    if mean is not None:
-        graph = on_pixels(graph, mean, std if std is not None else [1.0] * len(mean), scale)
+    graph = lower(exact_copy(net), input_shape, timesteps, static)
+    channels, input_max = graph.input_shape[0], 255 if scale is None else scale
+    if isinstance(input_max, bool) or not isinstance(input_max, int) or not 1 <= input_max <= 255:
+        raise GraphError(
+            f"scale must be a whole number from 1 to 255, what the brightest pixel is stored as, got {scale!r}"
+        )
+    if mean is not None or std is not None or scale is not None:
+        means, deviations = _numbers("mean", mean, channels, 0.0), _numbers("std", std, channels, 1.0)
+        if min(deviations) <= 0:
+            raise GraphError(f"std must be positive, got {std!r}")
+        graph = on_pixels(graph, means, deviations, input_max)
     facts = {**(facts or {}), "golden": "noise" if examples is None else "given"}
-    network = quantise(absorb(fold_gain(graph)), bits, classes, scale if mean is not None else 255, facts)
+    try:
+        json.dumps(facts, sort_keys=True, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise GraphError(f"facts must be JSON values under names: {error}") from error
+    network = quantise(absorb(fold_gain(graph)), bits, classes, input_max, facts)
+    lead = () if static else (graph.timesteps,)
     if examples is None:
-        lead = (GOLDEN,) if static else (graph.timesteps, GOLDEN)
-        examples = np.random.default_rng(0).integers(0, network.input_max + 1, (*lead, *input_shape), np.uint8)
+        size = (*lead, GOLDEN, *graph.input_shape)
+        examples = np.random.default_rng(0).integers(0, input_max + 1, size, np.uint8)
+    examples = np.asarray(examples)
+    batch = examples.shape[len(lead)] if examples.ndim > len(lead) else 0
+    if examples.dtype != np.uint8 or not batch or examples.shape != (*lead, batch, *graph.input_shape):
+        expected = ", ".join(map(str, (*lead, "B", *graph.input_shape)))
+        raise GraphError(f"examples must be uint8 [{expected}], got {examples.dtype} {list(examples.shape)}")
     return with_golden(network, examples)
+
+
+def _numbers(name: str, given: Sequence[float] | None, channels: int, default: float) -> list[float]:
+    """One finite number for each channel."""
+    if given is None:
+        return [default] * channels
+    try:
+        values = np.asarray(given, np.float64)
+    except (TypeError, ValueError):
+        values = np.zeros(())
+    if values.shape != (channels,) or not np.isfinite(values).all():
+        raise GraphError(f"{name} must be a list of {channels} finite numbers, one for each channel, got {given!r}")
+    return values.tolist()
 
 
 def with_golden(network: IntegerNetwork, examples: NDArray[np.uint8]) -> Network:
@@ -97,7 +129,7 @@ def deploy_trained(
         test.shape,
         mean=test.mean or None,
         std=test.std or None,
-        scale=test.scale,
+        scale=test.scale if test.mean else None,
         timesteps=config.model.timesteps,
         static=test.static,
         bits=bits,

@@ -3,28 +3,33 @@
 The network is traced with torch.fx, neurons and PyTorch's own layers being leaves, and its trace is interpreted on
 symbolic values: a tensor is either the levels of one layer (possibly pooled) or a current, that is a sum of synapses
 and a bias. BatchNorm folds into the synapses of a current; an addition joins two currents, levels entering it through
-an identity synapse; a neuron turns a current into a new layer. What does not fit is refused with the layer's name.
+an identity synapse; a neuron turns a current into a new layer. Each value knows whether time stands in front of it: a
+static input gets it once, by `over_time`, expand, repeat or stack. What does not fit is refused with the layer's name.
 """
 
 from __future__ import annotations
 
 import inspect
+import math
 import operator
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from numbers import Integral
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
 from torch import Tensor, fx, nn
 
+from lbq.deploy.faithful import own_method
+from lbq.deploy.trace import ACTIVATIONS, LAYERS, NORMS, PASSES, POOLS, STATELESS, traced
 from lbq.errors import GraphError, TooSmall
 from lbq.graph import INPUT, Array, Graph, Layer, NeuronSpec, Pool, Shape, Synapse
 from lbq.models.time import fold_time, unfold_time
-from lbq.neuron import ReLU, SpikingNeuron
+from lbq.neuron import SpikingNeuron
 
-ACTIVATIONS = (SpikingNeuron, ReLU, nn.ReLU)
-PASSES = (nn.Dropout, nn.Dropout2d, nn.Identity)
-STATELESS = (*PASSES, nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.Flatten)
+# What stands in front of a value: [B, ...] of a static input, [1, B, ...], [T, B, ...], or [T * B, ...] folded.
+Time = Literal["none", "one", "all", "folded"]
 
 
 @dataclass(frozen=True)
@@ -36,6 +41,7 @@ class Levels:
     pools: tuple[Pool, ...] = ()
     factor: float = 1.0
     flat: bool = False
+    time: Time = "none"
 
 
 @dataclass(frozen=True)
@@ -47,14 +53,11 @@ class Current:
     shape: Shape
     flat: bool = False
     averaged: bool = False
+    time: Time = "none"
 
 
 Value = Levels | Current
-
-
-class _Tracer(fx.Tracer):
-    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return isinstance(m, (*ACTIVATIONS, nn.BatchNorm2d)) or super().is_leaf_module(m, module_qualified_name)
+READOUT = "readout"  # the name of the last layer, which has no neuron
 
 
 @torch.no_grad()
@@ -70,23 +73,15 @@ def lower(
     timesteps: default `net.timesteps`. static: one image shown at every timestep, or event frames.
     weights: False where the structure is enough, as for counting: weights are then NaN in their shapes, and nothing folds.
     """
-    if timesteps is None:
-        timesteps = getattr(net, "timesteps", None)
-        if not isinstance(timesteps, int):
-            raise GraphError(f"{type(net).__name__} has no attribute 'timesteps': pass timesteps=")
-    options = {  # arguments with defaults, such as per_step=False, keep them
-        name: parameter.default
-        for name, parameter in inspect.signature(net.forward).parameters.items()
-        if parameter.default is not inspect.Parameter.empty
-    }
-    shape = tuple(input_shape)
+    steps: Any = getattr(net, "timesteps", None) if timesteps is None else timesteps
+    if steps is None:
+        raise GraphError(f"{type(net).__name__} has no attribute 'timesteps': pass timesteps=")
+    if isinstance(steps, bool) or not isinstance(steps, Integral) or steps < 1:
+        raise GraphError(f"timesteps must be a whole number of at least 1, got {steps!r}")
+    shape = tuple(input_shape) if isinstance(input_shape, Sequence) else ()
     if len(shape) != 3 or not all(isinstance(size, int) and size > 0 for size in shape):
         raise GraphError(f"input_shape must be (channels, height, width), got {input_shape!r}")
-    try:
-        trace = _Tracer().trace(net, options)
-    except (fx.proxy.TraceError, TypeError, ValueError) as error:
-        raise GraphError(f"{type(net).__name__} cannot be traced by torch.fx: {error}") from error
-    return _Lowering(net, trace, shape, timesteps, static, weights).run()
+    return _Lowering(net, traced(net, static), shape, int(steps), static, weights).run()
 
 
 class _Lowering:
@@ -97,6 +92,7 @@ class _Lowering:
         self.trace, self.input_shape, self.timesteps, self.static = trace, input_shape, timesteps, static
         self.weights = weights
         self.values: dict[fx.Node, Value] = {}
+        self.sizes: dict[fx.Node, Any] = {}  # of values; a batch is -1
         self.layers: list[Layer] = []
         self.used: set[str] = set()
 
@@ -104,11 +100,13 @@ class _Lowering:
         for node in self.trace.nodes:
             if node.op == "placeholder":
                 if not self.values:
-                    self.values[node] = Levels(INPUT, self.input_shape)
+                    self.values[node] = Levels(INPUT, self.input_shape, time="none" if self.static else "all")
             elif node.op == "output":
                 return self._finish(node)
             elif node.op == "get_attr":
                 raise GraphError(f"layer {node.target!r}: a bare parameter in the network's forward is not supported")
+            elif self._is_size(node):
+                continue
             elif inputs := [self.values[a] for a in node.all_input_nodes if a in self.values]:
                 self.values[node] = self._apply(node, inputs)
             # what does not depend on the input are fx's checks of the arguments with defaults
@@ -121,7 +119,7 @@ class _Lowering:
             raise GraphError("the network must return the current of its last linear layer (its logits)")
         if not value.averaged:
             raise GraphError("the network must average its logits over time: return logits.mean(0)")
-        readout = Layer("readout", value.synapses, value.bias, value.shape)
+        readout = Layer(READOUT, value.synapses, value.bias, value.shape)
         return Graph(self.input_shape, self.timesteps, self.static, tuple(self.layers), readout)
 
     # One fx node ---------------------------------------------------------------------------------------------------
@@ -131,41 +129,129 @@ class _Lowering:
         value = inputs[0]
         if node.op == "call_module":
             return self._module(str(node.target), self.modules[str(node.target)], value)
-        target = node.target
+        target, rest = node.target, self._resolved(node.args[1:])
         if target is fold_time:
-            return value
+            return self._fold(value)
         if target is unfold_time:
             return self._unfold(where, node, value)
+        if (shown := self._shown(where, node, value, rest)) is not None:
+            return shown
         if target in (operator.add, torch.add, "add"):
             if len(inputs) != 2 or node.kwargs:
                 raise GraphError(f"{where}: only the plain sum of two tensors is supported")
             return self._sum(where, inputs[0], inputs[1])
         if target in (torch.flatten, "flatten"):
-            return self._flatten(where, value, *node.args[1:])
-        over = node.args[1:] or tuple(v for k, v in node.kwargs.items() if k == "dim")
-        if target in ("mean", torch.mean) and over in ((0,), ([0],), ((0,),)) and isinstance(value, Current):
-            return replace(value, averaged=True)
+            return self._fold(value) if rest == (0, 1) and value.time == "all" else self._flatten(where, value, *rest)
+        if target in (torch.unflatten, "unflatten") and value.time == "folded" and rest == (0, (self.timesteps, -1)):
+            return replace(value, time="all")
+        if target in ("mean", torch.mean):
+            return self._mean(where, value, rest, node.kwargs)
         if target in (torch.relu, nn.functional.relu, "relu"):
             return self._activation(node.name, None, value)
         name = target if isinstance(target, str) else getattr(target, "__name__", str(target))
         raise GraphError(f"{where}: operation {name!r} has no integer form here")
 
+    # Time ----------------------------------------------------------------------------------------------------------
+
+    def _is_size(self, node: fx.Node) -> bool:
+        """Whether a node is `x.shape`, `x.size()` or a part of them; what it is, is noted."""
+        source = node.args[0] if node.args else None
+        if not isinstance(source, fx.Node):
+            return False
+        index: Any = ...
+        if source in self.values and (node.target == "size" or (node.target is getattr and node.args[1] == "shape")):
+            found: Any = self._sizes(self.values[source])
+            if node.target == "size" and len(node.args) == 2:
+                index = node.args[1]
+        elif source in self.sizes and node.target is operator.getitem:
+            found, index = self.sizes[source], node.args[1]
+        else:
+            return False
+        try:
+            self.sizes[node] = found if index is ... else found[index]
+        except (IndexError, TypeError) as error:
+            raise GraphError(f"{node.name} in the network's forward: its tensor has no such dimension") from error
+        return True
+
+    def _sizes(self, value: Value) -> tuple[int | None, ...]:
+        front = {"none": (-1,), "one": (1, -1), "all": (self.timesteps, -1), "folded": (None,)}[value.time]
+        return front + ((math.prod(value.shape),) if value.flat else value.shape)
+
+    def _resolved(self, args: Any) -> Any:
+        """Arguments of a node with the sizes in them as numbers."""
+        if isinstance(args, (tuple, list)):
+            return tuple(self._resolved(a) for a in args)
+        return self.sizes.get(args, args) if isinstance(args, fx.Node) else args
+
+    def _fold(self, value: Value) -> Value:
+        return replace(value, time="folded" if value.time == "all" else "none" if value.time == "one" else value.time)
+
     def _unfold(self, where: str, node: fx.Node, value: Value) -> Value:
         """Time begins where a static input unfolds; it must begin with the timesteps that the graph will run."""
         bound = inspect.signature(unfold_time).bind(*node.args, **node.kwargs).arguments
         like = self.values.get(bound["like"])
-        if (
-            self.static
-            and isinstance(like, Levels)
-            and like.source == INPUT
-            and bound.get("timesteps") != self.timesteps
-        ):
-            raise GraphError(f"{where}: the network runs {bound.get('timesteps')} timesteps, not {self.timesteps}")
-        return value
+        if like is None or value.time != self._fold(like).time:
+            raise GraphError(f"{where}: it must unfold what was computed from fold_time of the same tensor")
+        return (
+            replace(value, time=like.time) if like.time != "none" else self._begin(where, value, bound.get("timesteps"))
+        )
+
+    def _begin(self, where: str, value: Value, steps: Any) -> Value:
+        """A static value, shown at each of `steps` timesteps."""
+        if value.time not in ("none", "one"):
+            raise GraphError(f"{where}: only an image without time in front can be shown at every timestep")
+        if steps != self.timesteps:
+            raise GraphError(f"{where}: the network runs {steps} timesteps, not {self.timesteps}")
+        return replace(value, time="all")
+
+    def _shown(self, where: str, node: fx.Node, value: Value, rest: tuple[Any, ...]) -> Value | None:
+        """The plain ways to put time in front, or None where `node` is none of them: unsqueeze(0), [None], and then expand
+        or repeat; expand and repeat alone; torch.stack([x] * T)."""
+        target = node.target
+        if target in (torch.unsqueeze, "unsqueeze", operator.getitem):
+            new = ((None,), ((None, ...),)) if target is operator.getitem else ((0,),)
+            if value.time != "none" or node.kwargs or rest not in new:
+                return None
+            return replace(value, time="one") if self.timesteps > 1 else self._begin(where, value, 1)
+        if target is torch.stack:
+            copies = cast(Sequence[Any], node.args[0])
+            if any(x is not copies[0] for x in copies) or (*rest, *node.kwargs.values()) not in ((), (0,)):
+                raise GraphError(f"{where}: only the same image, stacked in front for every timestep, is supported")
+            return self._begin(where, value, len(copies))
+        if target not in ("expand", "repeat"):
+            return None
+        sizes = rest[0] if len(rest) == 1 else rest
+        behind = (-1, *self._sizes(value)[1 if value.time == "none" else 2 :])
+        kept = [{-1, size} if target == "expand" else {1} for size in behind]
+        if node.kwargs or len(sizes) != 1 + len(kept) or any(s not in k for s, k in zip(sizes[1:], kept, strict=True)):
+            raise GraphError(f"{where}: {target} is supported only to show an image at every timestep, in front")
+        return self._begin(where, value, sizes[0])
+
+    def _mean(self, where: str, value: Value, rest: tuple[Any, ...], options: dict[str, Any]) -> Current:
+        if (rest or tuple(options.values())) not in ((0,), ((0,),), ([0],)) or len(rest) + len(options) != 1:
+            raise GraphError(f"{where}: operation 'mean' has no integer form here but as the mean over time, mean(0)")
+        if isinstance(value, Levels):
+            raise GraphError(
+                f"{where}: the mean of a neuron's outputs has no integer form here: apply the last linear layer at every "
+                "timestep, and average its logits"
+            )
+        if value.time != "all":
+            raise GraphError(
+                f"{where}: mean(0) must be over time, and there is no time in front: return [T, B, ...] to it"
+            )
+        return replace(value, averaged=True, time="none")
+
+    # Layers --------------------------------------------------------------------------------------------------------
 
     def _module(self, name: str, module: nn.Module, value: Value) -> Value:
+        kind = type(module).__name__
+        if isinstance(module, LAYERS) and (method := own_method(module)):
+            raise GraphError(
+                f"layer {name!r}: {kind} has a {method} of its own, which the integer network would leave out: use the "
+                "layer that it derives from, and write what it adds as layers of the network"
+            )
         if name in self.used and not isinstance(module, STATELESS):
-            raise GraphError(f"layer {name!r} is used twice: give each place its own {type(module).__name__}")
+            raise GraphError(f"layer {name!r} is used twice: give each place its own {kind}")
         self.used.add(name)
         if isinstance(module, ACTIVATIONS):
             return self._activation(name, module, value)
@@ -173,17 +259,21 @@ class _Lowering:
             return value
         if isinstance(module, nn.Flatten):
             return self._flatten(name, value, module.start_dim, module.end_dim)
-        if isinstance(module, (nn.BatchNorm1d, nn.BatchNorm2d)):
+        if isinstance(module, (*NORMS, *POOLS, nn.Conv2d)) and value.time in ("one", "all"):
+            raise GraphError(
+                f"layer {name!r}: {kind} knows no time in front: apply it with lbq.models.over_time(x, layer)"
+            )
+        if isinstance(module, NORMS):
             return self._batch_norm(name, module, value)
         if not isinstance(value, Levels):
-            raise GraphError(f"layer {name!r}: {type(module).__name__} must read a neuron's output or the input")
+            raise GraphError(f"layer {name!r}: {kind} must read a neuron's output or the input")
         if isinstance(module, nn.Conv2d):
             return self._conv(name, module, value)
         if isinstance(module, nn.Linear):
             return self._linear(name, module, value)
-        if isinstance(module, (nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d)):
+        if isinstance(module, POOLS):
             return self._pool(name, module, value)
-        raise GraphError(f"layer {name!r}: {type(module).__name__} has no integer form here")
+        raise GraphError(f"layer {name!r}: {kind} has no integer form here")
 
     def _activation(self, name: str, module: nn.Module | None, value: Value) -> Levels:
         if isinstance(value, Levels):
@@ -191,7 +281,16 @@ class _Lowering:
         if value.averaged:
             raise GraphError(f"layer {name!r}: a neuron cannot follow the mean over time")
         spec: NeuronSpec | None = None
+        if name in (INPUT, READOUT):
+            raise GraphError(
+                f"layer {name!r}: the graph has an {INPUT} and a {READOUT} itself: give the neuron another name"
+            )
         if isinstance(module, SpikingNeuron):
+            if value.time != "all":
+                raise GraphError(
+                    f"layer {name!r}: a neuron needs time in front, [T, B, ...]: lbq.models.over_time(x, layer, "
+                    "timesteps=T) shows an image at every timestep"
+                )
             try:
                 spec = module.spec()
             except GraphError as error:
@@ -200,7 +299,7 @@ class _Lowering:
         shortcuts = (s for s in value.synapses if s.kind == "identity")
         synapses = convs + tuple(replace(s, name=f"{name}.shortcut{i or ''}") for i, s in enumerate(shortcuts))
         self.layers.append(Layer(name, synapses, value.bias, value.shape, spec))
-        return Levels(name, value.shape, flat=value.flat)
+        return Levels(name, value.shape, flat=value.flat, time=value.time)
 
     def _batch_norm(self, name: str, bn: nn.BatchNorm1d | nn.BatchNorm2d, value: Value) -> Current:
         if bn.running_mean is None or bn.running_var is None:
@@ -242,7 +341,7 @@ class _Lowering:
             stride, padding, dilation, conv.groups,
         )  # fmt: skip
         bias = np.zeros(weight.shape[0]) if conv.bias is None else self._array(conv.bias)
-        return Current((synapse,), bias, out_shape)
+        return Current((synapse,), bias, out_shape, time=value.time)
 
     def _linear(self, name: str, linear: nn.Linear, value: Levels) -> Current:
         channels, height, width = value.shape
@@ -257,7 +356,7 @@ class _Lowering:
             name, value.source, "conv", self._scaled(weight, value.factor), value.shape, out_shape, value.pools
         )
         bias = np.zeros(weight.shape[0]) if linear.bias is None else self._array(linear.bias)
-        return Current((synapse,), bias, out_shape)
+        return Current((synapse,), bias, out_shape, time=value.time)
 
     def _pool(self, name: str, module: nn.MaxPool2d | nn.AvgPool2d | nn.AdaptiveAvgPool2d, value: Levels) -> Levels:
         if value.source == INPUT:
@@ -286,15 +385,20 @@ class _Lowering:
 
     def _flatten(self, where: str, value: Value, start: Any = 0, end: Any = -1) -> Value:
         """Flattening of everything behind the batch; with time in front, that begins at dimension 2, else at 1."""
-        if start not in (1, 2, -3) or end != -1:
-            raise GraphError(f"{where}: flatten all of channels, height and width together")
+        if start not in (-3, 2 if value.time in ("one", "all") else 1) or end != -1:
+            raise GraphError(
+                f"{where}: flatten all of channels, height and width together, and nothing in front of them"
+            )
         return replace(value, flat=True)
 
     def _sum(self, where: str, left: Value, right: Value) -> Current:
         a, b = (self._as_current(where, v) if isinstance(v, Levels) else v for v in (left, right))
         if a.shape != b.shape or a.flat != b.flat:
             raise GraphError(f"{where}: shapes {a.shape} and {b.shape} differ")
-        return Current((*a.synapses, *b.synapses), a.bias + b.bias, a.shape, a.flat)
+        if (a.time == "folded") != (b.time == "folded"):
+            raise GraphError(f"{where}: one of its operands has time in front, the other has it folded into the batch")
+        time: Time = a.time if a.time == b.time else "all" if "all" in (a.time, b.time) else "one"  # as they broadcast
+        return Current((*a.synapses, *b.synapses), a.bias + b.bias, a.shape, a.flat, time=time)
 
     def _as_current(self, where: str, value: Levels) -> Current:
         if value.source == INPUT:
@@ -304,7 +408,7 @@ class _Lowering:
             f"{value.source}->identity", value.source, "identity", np.full(channels, value.factor),
             value.shape, value.shape, value.pools,
         )  # fmt: skip
-        return Current((synapse,), np.zeros(channels), value.shape, value.flat)
+        return Current((synapse,), np.zeros(channels), value.shape, value.flat, time=value.time)
 
     def _array(self, tensor: Tensor) -> Array:
         return tensor.detach().cpu().double().numpy() if self.weights else np.broadcast_to(np.nan, tensor.shape)

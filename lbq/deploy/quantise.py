@@ -6,6 +6,7 @@ its membrane: as many as the proved bound of |U| allows. What cannot be exact en
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lbq.engine.artefact import MOST_STEPS
 from lbq.engine.network import (
     FLOAT64_BOUND,
     LARGEST_PIXEL,
@@ -32,6 +34,7 @@ STEM_BITS, HEAD_BITS = 8, 16  # at least these: the first layer sees 8-bit pixel
 FINEST = 8  # a unit is never finer than the step / 2^(bits + 8), so that dead channels are harmless
 MOST_FRACTION = 20
 LEAK_BITS = 16
+NAME = r"[^\x00-\x1f/]{1,200}"  # as lbq.engine.artefact reads them
 
 
 def quantise(
@@ -51,6 +54,7 @@ def quantise(
         raise GraphError("the graph's steps are not absorbed yet: call lbq.deploy.absorb(graph) first")
     if not graph.layers:
         raise GraphError("the network has no spiking layer: there is nothing to deploy")
+    check_names(graph, classes)
     shell = IntegerNetwork(graph.input_shape, graph.timesteps, graph.static, (), _empty(graph.readout), 1.0)
     layers: list[IntegerLayer] = []
     for layer in graph.layers:
@@ -64,6 +68,23 @@ def quantise(
     if readout_bound(network) >= FLOAT64_BOUND:
         raise GraphError("readout: its sums may reach 2^53: use fewer timesteps or a smaller last layer")
     return network
+
+
+def check_names(graph: Graph, classes: Sequence[str]) -> None:
+    """Refuse names and numbers that the file of a network cannot hold."""
+    count = graph.readout.shape[0]
+    named = list(classes) if not isinstance(classes, str) else [classes]
+    if not all(isinstance(name, str) for name in named):
+        raise GraphError(f"classes must be names, got {named[:3]!r}: give strings, or none")
+    if len(named) not in (0, count):
+        raise GraphError(f"classes must be {count} names, one for each output, or none, got {len(named)}")
+    for name in (*(s.name for s in graph.synapses), *(layer.name for layer in graph.layers)):
+        if name == INPUT or not re.fullmatch(NAME, name):
+            raise GraphError(
+                f"layer {name!r}: a file has no room for this name: give it one other than {INPUT!r}, without '/'"
+            )
+    if graph.timesteps > MOST_STEPS:
+        raise GraphError(f"timesteps must be at most {MOST_STEPS}, got {graph.timesteps}")
 
 
 def _empty(readout: Layer) -> IntegerLayer:

@@ -77,7 +77,7 @@ class Prepared:
             return "grouped or dilated"
         if self.largest > (127 if self.signed else 255):
             return "pooled sums above 8 bits"
-        if self.synapse.weight[0].size >= native.MOST_ROWS:
+        if self.synapse.weight[0].size >= native.MOST_ROWS or self.synapse.weight[0, 0].size > native.MOST_TAPS:
             return "a kernel of very many weights"
         return None if fallback() is None else "not built"
 

@@ -30,7 +30,7 @@ DTYPES: dict[str, type[np.integer[Any]]] = {
 }  # fmt: skip
 NAMES = {np.dtype(dtype): name for name, dtype in DTYPES.items()}
 MOST_BYTES = 2**32
-MOST_HEADER = 2**27
+MOST_HEADER = 2**22  # a network of a hundred layers has a hundredth of it; parsing takes 25 times as much memory
 ALIGNMENT = 8
 PLACEHOLDER = "0" * 64
 REMEDY = "give a model.lbq that `lbq deploy` wrote"
@@ -50,6 +50,10 @@ def encode(tensors: Mapping[str, NDArray[Any]], text: str) -> bytes:
         header[name] = {"dtype": NAMES[value.dtype], "shape": list(value.shape), "data_offsets": [start, end]}
     encoded = json.dumps(header, separators=(",", ":"), sort_keys=True).encode()
     encoded += b" " * (-len(encoded) % ALIGNMENT)
+    if len(encoded) > MOST_HEADER:
+        raise ArtefactError(
+            f"its description takes {len(encoded):,} bytes, at most {MOST_HEADER:,} are read: give fewer facts"
+        )
     parts = [len(encoded).to_bytes(8, "little"), encoded]
     parts += (tensors[name].astype(tensors[name].dtype.newbyteorder("<"), copy=False).tobytes() for name in order)
     data = b"".join(parts)

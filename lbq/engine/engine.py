@@ -31,6 +31,20 @@ class Network:
         self._runner: Runner | None = None
         self._cuda: dict[str, Any] = {}
 
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies and other processes, which prepare their own kernels."""
+        return {"network": self.network, "golden": self.golden}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        Network.__init__(self, **state)
+
+    def __repr__(self) -> str:
+        net = self.network
+        return (
+            f"Network({net.facts.get('model', 'own network')}: {list(net.input_shape)} -> {net.readout.shape[0]} classes, "
+            f"{len(net.layers)} spiking layers, T = {net.timesteps}, {net.parameters:,} weights)"
+        )
+
     def run(
         self,
         images: NDArray[np.uint8],

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from lbq.analyze import GOLDEN, Analysis
 from lbq.data import folder
+from lbq.data.arrays import load_array
 from lbq.data.testset import EVAL_RATIO, FILES, TestSet, open_arrays, open_test
 from lbq.engine.choose import Choice
 from lbq.engine.engine import Engine, Network
@@ -78,7 +79,21 @@ def open_data(network: IntegerNetwork, data: str | None) -> TestSet:
         test = open_test(name, data or "", network.timesteps, size, frames, window)
     if test.static != network.static or test.shape != network.input_shape:
         raise DataError(f"{test.name} has inputs {test.shape}, the network reads {network.input_shape}")
+    if data is not None and data.endswith(".npz"):
+        _check_range(test.read(0, test.size), network, data)
+    labels, outputs = test.labels, network.readout.shape[0]
+    if labels is not None and len(labels) and not 0 <= labels.min() <= labels.max() < outputs:
+        raise DataError(
+            f"{test.name} has labels from {labels.min()} to {labels.max()}, the network knows classes 0 to {outputs - 1}"
+        )
     return test
+
+
+def _check_range(values: NDArray[np.uint8], network: IntegerNetwork, where: Path | str) -> None:
+    if values.size and (most := int(values.max())) > network.input_max:
+        raise DataError(
+            f"{where} has values up to {most}, the network was trained on 0 to {network.input_max}: scale them to that"
+        )
 
 
 _DEFAULTS = {"size": 0, "frames": "count", "window_ms": 1000}
@@ -233,12 +248,10 @@ def read_input(path: Path | str, network: IntegerNetwork) -> NDArray[np.uint8]:
     path, shape = Path(path), network.input_shape
     if path.suffix == ".npy":
         expected = shape if network.static else (network.timesteps, *shape)
-        try:
-            array = np.load(path, allow_pickle=False)
-        except (OSError, ValueError, EOFError) as error:
-            raise DataError(f"{path} cannot be read as .npy: {' '.join(str(error).split())[:100]}") from error
+        array = load_array(path)
         if array.dtype != np.uint8 or array.shape != expected:
             raise DataError(f"{path} must be uint8 {list(expected)}, not {array.dtype} {list(array.shape)}")
+        _check_range(array, network, path)
         return np.asarray(array, np.uint8)
     if not network.static or shape[0] not in (1, 3) or shape[1] != shape[2]:
         raise DataError(f"the network reads {list(shape)}, which is no square image: give a uint8 .npy file")

@@ -96,8 +96,8 @@ def neuron_step(
         raise ValueError(f"thresholds must be [{channels}, n_max] with 8-bit levels, got {list(thresholds.shape)}")
     if reset.shape != (channels,) or bias.shape not in ((channels,), out.shape[1:]):
         raise ValueError(f"reset must be [{channels}] and bias that or {list(out.shape[1:])}")
-    if leak is not None and not (1 <= leak[1] <= 31 and 0 <= leak[0] <= 1 << leak[1]):
-        raise ValueError(f"leak must be (m, k) with k in 1..31 and m <= 2^k, got {leak}")
+    if leak is not None and not (1 <= leak[1] <= 30 and 0 <= leak[0] <= 1 << leak[1]):
+        raise ValueError(f"leak must be (m, k) with k in 1..30 and m <= 2^k, got {leak}")
     if any(w.shape != (channels,) or s.shape != out.shape or s.itemsize != 1 for w, s in shortcuts):
         raise ValueError(f"shortcuts must be weights [{channels}] with 8-bit levels {list(out.shape)}")
     if membranes is not None and (membranes.shape != out.shape or membranes.dtype != np.int32):

@@ -49,7 +49,8 @@ def load_levels(path: Path | str) -> dict[str, NDArray[Any]]:
         whole = isinstance(shape, list) and all(type(n) is int and 0 < n < 2**31 for n in shape)
         values = math.prod(shape or ()) if whole else MOST_VALUES + 1
         fits = packed.dtype == np.uint8 and packed.ndim == 2 and values <= MOST_VALUES
-        if not fits or type(signed) is not bool or packed.shape[1] != -(-values // 8) or not 1 <= len(packed) <= 9:
+        fits = fits and type(signed) is bool and packed.shape[1] == -(-values // 8)
+        if not fits or not (2 if signed else 1) <= len(packed) <= 8:  # of int8 and uint8
             raise ArtefactError(f"{path}: layer {name!r} is not described as it is stored")
         bits = np.unpackbits(packed, axis=1, count=values).astype(np.int16)
         magnitudes = bits[:-1] if signed else bits

@@ -9,13 +9,13 @@ from numpy.typing import NDArray
 
 from lbq.analyze import Membrane, Trace, typical_units
 from lbq.engine.layers import histogram
-from lbq.engine.network import MEMBRANE_BOUND, IntegerNetwork, rounded_leak
+from lbq.engine.network import IntegerNetwork, rounded_leak
 from lbq.engine.neuron import count_thresholds
 from lbq.native import library
 
 
 class Membranes:
-    """`add` what `Network.watch` tells. layers: histograms, in units of each channel's first threshold."""
+    """`add` what `Network.watch` tells. layers: histograms, in units of each channel's step."""
 
     def __init__(self, network: IntegerNetwork) -> None:
         self.network = network
@@ -26,9 +26,9 @@ class Membranes:
 
     def add(self, name: str, timestep: int, u: NDArray[np.int32]) -> None:
         if name not in self.layers:
-            thresholds = self.network.spec(name).thresholds.astype(np.float64)
-            reached = thresholds[:, 0] < MEMBRANE_BOUND  # one at the bound belongs to a channel without inputs
-            step = np.where(reached, thresholds[:, 0], np.inf)
+            spec = self.network.spec(name)
+            thresholds, step = spec.thresholds.astype(np.float64), spec.steps
+            reached = np.isfinite(step)  # not where a channel has no inputs
             ratios = (
                 np.median(thresholds[reached] / step[reached, None], axis=0) if reached.any() else thresholds[0] / 1e9
             )
@@ -68,16 +68,16 @@ class Membranes:
         for unit in typical_units(unit_levels):
             channel = unit // positions
             worth = float(layer.unit[channel]) / 2.0**layer.fraction
-            first = float(spec.thresholds[channel, 0])
+            step = float(spec.steps[channel])
             current_, before_, after_ = (tuple(worth * flat(v)[:, unit]) for v in (current, before, after))
             found.append(
                 Trace(
                     layer=layer.name,
                     unit=unit,
-                    step=first * worth,
+                    step=step * worth,
                     n_max=spec.n_max,
                     leak=1.0 if spec.leak is None else spec.leak[0] / 2.0 ** spec.leak[1],
-                    alpha=float(spec.reset[channel]) / first,
+                    alpha=float(spec.reset[channel]) / step,
                     current=tuple(map(float, current_)),
                     before=tuple(map(float, before_)),
                     levels=tuple(map(int, unit_levels[:, unit])),

@@ -58,6 +58,15 @@ class IntegerNeuron:
         return self.n_max.bit_length()
 
     @property
+    def steps(self) -> NDArray[np.float64]:
+        """How far thresholds lie apart, by channel: their mean distance, or the threshold itself where it is the only one;
+        infinite for a channel that never fires."""
+        first, last = self.thresholds[:, 0].astype(np.float64), self.thresholds[:, -1].astype(np.float64)
+        whole = last < MEMBRANE_BOUND
+        apart = (last - first) / (self.n_max - 1) if self.n_max > 1 else first
+        return np.where(whole, apart, np.where(first < MEMBRANE_BOUND, first, np.inf))
+
+    @property
     def dtype(self) -> type[np.uint8] | type[np.int8]:
         """Of its levels."""
         return np.int8 if self.signed else np.uint8

@@ -90,6 +90,8 @@ class Emission(NamedTuple):
 class _StraightThrough(torch.autograd.Function):
     """S in the forward pass, dB in the backward pass: B(r) + sg(S - B(r)) without its rounding error."""
 
+    generate_vmap_rule = True
+
     @staticmethod
     def forward(r: Tensor, level: Tensor, tail: Tensor, n_max: int, surrogate: Surrogate, signed: bool) -> Tensor:
         return level.clone()
@@ -113,11 +115,34 @@ class _StraightThrough(torch.autograd.Function):
         return grad_r, None, grad_tail, None, None, None
 
 
+class _WithForwardMode(_StraightThrough):
+    """The same with a forward-mode derivative, for torch.func; torch.compile traces no function that has one."""
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        _StraightThrough.setup_context(ctx, inputs, output)
+        ctx.save_for_forward(inputs[0], inputs[2])
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Tensor | None) -> Tensor:
+        r, tail = ctx.saved_tensors
+        surrogate: Surrogate = ctx.surrogate
+        magnitude = r.abs() if ctx.signed else r
+        along = torch.zeros_like(r)
+        if tangents[0] is not None:
+            along = along + tangents[0] * surrogate.slope(magnitude, ctx.n_max, tail)
+        if tangents[2] is not None and surrogate.tail_slope is not None:
+            bend = surrogate.tail_slope(magnitude, ctx.n_max, tail)
+            along = along + tangents[2] * (bend * r.sign() if ctx.signed else bend)
+        return along
+
+
 def straight_through(
     r: Tensor, level: Tensor, tail: Tensor, n_max: int, surrogate: Surrogate, signed: bool = False
 ) -> Tensor:
     """Eq. ste_level without its outer step: `level` forward, gradients of B(r) (odd in r where `signed`)."""
-    out: Tensor = _StraightThrough.apply(r, level, tail, n_max, surrogate, signed)  # type: ignore[no-untyped-call]
+    function = _StraightThrough if torch.compiler.is_compiling() else _WithForwardMode
+    out: Tensor = function.apply(r, level, tail, n_max, surrogate, signed)  # type: ignore[no-untyped-call]
     return out
 
 

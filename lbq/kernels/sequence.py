@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+import torch
 from torch import Tensor, nn
 
 from lbq.kernels import native
@@ -17,9 +20,21 @@ def kernel_on(device: str) -> str:
 kernel_on._dynamo_marked_constant = True  # type: ignore[attr-defined]  # torch.compiler's own marker imports the compiler
 
 
+def _in_memory(tensors: Iterable[object]) -> bool:
+    """Whether a kernel can read these tensors where they lie: not inside torch.func, not fake, not lazily negated.
+
+    torch.compile and torch.export are told of the kernels as operators and may trace what they like.
+    """
+    return torch.compiler.is_compiling() or all(
+        type(t) in (Tensor, nn.Parameter) and not t.is_neg() and not torch._C._functorch.is_functorch_wrapped_tensor(t)
+        for t in tensors
+        if isinstance(t, Tensor)
+    )
+
+
 def burst(x: Tensor, constants: Constants, rule: Rule) -> Tensor:
     """Scaled outputs of the sequence of currents `x` [T, B, ...], from rest."""
-    kernel = kernel_on(x.device.type)
+    kernel = kernel_on(x.device.type) if _in_memory((x, *constants)) else "reference"
     if kernel == "native" and native.supports(x, constants, rule) is None:
         return native.burst_sequence(x, constants, rule)
     if kernel == "fused":
@@ -32,7 +47,7 @@ def burst(x: Tensor, constants: Constants, rule: Rule) -> Tensor:
 
 def fuses_norm(x: Tensor, norm: nn.Module, rule: Rule, timesteps: int) -> bool:
     """Whether BatchNorm `norm` of `x` [N, C, ...] can run in one pass with the neuron behind it."""
-    if kernel_on(x.device.type) != "fused":
+    if kernel_on(x.device.type) != "fused" or not _in_memory((x, *norm.parameters())):
         return False
     from lbq.kernels import fused
 
@@ -42,7 +57,7 @@ def fuses_norm(x: Tensor, norm: nn.Module, rule: Rule, timesteps: int) -> bool:
 
 def fuses_relu(x: Tensor, norm: nn.Module) -> bool:
     """Whether BatchNorm `norm` of `x` [N, C, ...] can run in one pass with a ReLU behind it."""
-    if kernel_on(x.device.type) != "fused":
+    if kernel_on(x.device.type) != "fused" or not _in_memory((x, *norm.parameters())):
         return False
     from lbq.kernels import fused
 

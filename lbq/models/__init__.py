@@ -24,7 +24,9 @@ from lbq.errors import ConfigError, nearest
 from lbq.models.resnet import BurstNet as BurstNet
 from lbq.models.resnet import MakeNeuron, ResNet
 from lbq.models.time import fire as fire
+from lbq.models.time import fold_time as fold_time
 from lbq.models.time import over_time as over_time
+from lbq.models.time import unfold_time as unfold_time
 from lbq.models.vgg import STAGES as VGG_STAGES
 from lbq.models.vgg import VGG
 
@@ -135,6 +137,9 @@ def _neuron_maker(neuron: NeuronChoice, timesteps: int) -> MakeNeuron:
             if option in options:
                 raise ConfigError(f"neuron {name!r} has no option {option!r}: the network sets it")
         return lambda channels: neurons.create(name, timesteps=timesteps, channels=channels, **options)
+    if isinstance(neuron, nn.Module):
+        kind = type(neuron).__name__
+        raise ConfigError(f"neuron must be a function that makes one for each layer: pass neuron=lambda: {kind}(...)")
     if not callable(neuron):
         raise ConfigError(f"neuron must be a name, a mapping or a callable, got {type(neuron).__name__}")
     factory = neuron

@@ -1,9 +1,13 @@
 """Where time enters a network: folding `[T, B, ...]` into a batch for layers without memory, and back.
 
-The two halves are leaves to torch.fx, so that a network that uses them can be traced whatever its input's dimensions.
+The two halves are leaves to torch.fx, wherever they are called, so that a network that uses them can be traced whatever
+its input's dimensions.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
 
 import torch.fx
 from torch import Tensor, nn
@@ -13,6 +17,8 @@ from lbq.neuron import ReLU, SpikingNeuron
 
 def fold_time(x: Tensor, spatial: int = 3) -> Tensor:
     """`[T, B, ...]` to `[T * B, ...]`; a static batch `[B, ...]` (one dimension fewer) passes unchanged."""
+    if (traced := _leaf(fold_time, x, spatial)) is not None:
+        return traced
     if x.dim() not in (spatial + 1, spatial + 2):
         behind = "C, H, W" if spatial == 3 else "F"
         raise ValueError(f"x must be [B, {behind}] or [T, B, {behind}], got shape {tuple(x.shape)}")
@@ -22,6 +28,8 @@ def fold_time(x: Tensor, spatial: int = 3) -> Tensor:
 def unfold_time(y: Tensor, like: Tensor, timesteps: int | None = None, spatial: int = 3) -> Tensor:
     """The inverse, for `y` computed from `fold_time(like)`. A static batch is shown at every timestep: a view with
     stride 0 in time, no copy."""
+    if (traced := _leaf(unfold_time, y, like, timesteps, spatial)) is not None:
+        return traced
     if like.dim() == spatial + 2:
         return y.unflatten(0, like.shape[:2])
     if timesteps is None:
@@ -29,8 +37,11 @@ def unfold_time(y: Tensor, like: Tensor, timesteps: int | None = None, spatial: 
     return y.unsqueeze(0).expand(timesteps, *y.shape)
 
 
-torch.fx.wrap("fold_time")
-torch.fx.wrap("unfold_time")
+def _leaf(function: Callable[..., Tensor], x: Any, *args: Any) -> Tensor | None:
+    """While torch.fx traces, the call of `function` as one node; else None."""
+    if not isinstance(x, torch.fx.Proxy):
+        return None
+    return cast(Tensor, x.tracer.create_proxy("call_function", function, (x, *args), {}))
 
 
 def over_time(x: Tensor, *layers: nn.Module, timesteps: int | None = None, spatial: int = 3) -> Tensor:

@@ -75,6 +75,8 @@ class _UnitInterval(torch.autograd.Function):
     A plain clamp would freeze a parameter for good once the optimiser has stepped over an end.
     """
 
+    generate_vmap_rule = True
+
     @staticmethod
     def forward(value: Tensor) -> Tensor:
         return value.clamp(0, 1)

@@ -129,6 +129,8 @@ class _MixRows(torch.autograd.Function):
     """weights [T, T] @ x [T, N] for long rows. The gradient of the weights has few outputs and very long sums, which matrix
     products are not made for: it is taken as one dot product for each."""
 
+    generate_vmap_rule = True
+
     @staticmethod
     def forward(weights: Tensor, x: Tensor) -> Tensor:
         return weights @ x

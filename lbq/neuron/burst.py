@@ -48,6 +48,8 @@ def step_of(module: nn.Module) -> Tensor:
 
 
 class _ScaleGradient(torch.autograd.Function):
+    generate_vmap_rule = True
+
     @staticmethod
     def forward(value: Tensor, factor: float) -> Tensor:
         return value.clone()

@@ -1,0 +1,79 @@
+"""Is a network what its layers say? Lowering reads numbers off layers that it knows and never runs them, so whatever else
+changes what a layer computes must be found and refused: a forward of its own, hooks, wrappers around the network.
+
+Parametrisations (`torch.nn.utils.parametrize`) need no care: a layer's weight is then the computed one.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from torch import nn
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.optim.swa_utils import AveragedModel
+
+from lbq.errors import GraphError
+
+COMPUTING = ("forward", "_conv_forward", "constants", "_constants", "_scaled_step", "check_input")
+KNOWN = ("torch.nn.modules.", "lbq.")  # whose methods mean what lowering takes them to mean
+WRAPPERS = (AveragedModel, DataParallel, DistributedDataParallel)
+REMEDIES = {  # hooks with which older utilities of PyTorch compute weights, and what makes them ordinary weights again
+    "WeightNorm": "torch.nn.utils.remove_weight_norm",
+    "SpectralNorm": "torch.nn.utils.remove_spectral_norm",
+}
+
+
+def own_method(module: nn.Module) -> str | None:
+    """The name of a method by which a layer computes something else than the class that it derives from, or None."""
+    for name in COMPUTING:
+        definer = next((c for c in type(module).__mro__ if name in vars(c)), None)
+        if name in vars(module) or (definer is not None and not definer.__module__.startswith(KNOWN)):
+            return name
+    return None
+
+
+def check_unwatched(name: str, module: nn.Module) -> None:
+    """Refuse forward hooks, which may change what a layer takes or gives."""
+    where = f"layer {name!r}" if name else f"the network ({type(module).__name__})"
+    for kind, hooks in (("pre-hook", module._forward_pre_hooks), ("hook", module._forward_hooks)):
+        for hook in hooks.values():
+            raise GraphError(
+                f"{where} has a forward {kind} ({_called(hook)}), which the integer network would leave out: {_remedy(hook)}"
+            )
+
+
+def _called(hook: Any) -> str:
+    return str(getattr(hook, "__qualname__", type(hook).__name__))
+
+
+def _remedy(hook: Any) -> str:
+    if type(hook).__name__ in REMEDIES:
+        return f"make its weight an ordinary one first, by {REMEDIES[type(hook).__name__]}"
+    if any(c.__name__ == "BasePruningMethod" for c in type(hook).__mro__):
+        return "make the pruned weights ordinary ones first, by torch.nn.utils.prune.remove"
+    return "remove it first"
+
+
+def inside(module: nn.Module) -> nn.Module | None:
+    """What torch.compile, DataParallel, DistributedDataParallel or AveragedModel (here the average) stands around."""
+    compiled = module._modules.get("_orig_mod")
+    return module.module if compiled is None and isinstance(module, WRAPPERS) else compiled
+
+
+def exact_copy(net: nn.Module) -> nn.Module:
+    """The network itself, in float64 and evaluation mode on the CPU: softplus in float32 would give slightly other steps."""
+    if not isinstance(net, nn.Module):
+        raise GraphError(f"net must be a torch.nn.Module, got {type(net).__name__}")
+    while (inner := inside(net)) is not None:
+        check_unwatched("", net)
+        net = inner
+    for name, module in net.named_modules():
+        check_unwatched(name, module)
+        if inside(module) is not None:
+            raise GraphError(f"layer {name!r} is wrapped in {type(module).__name__}: put what is inside in its place")
+    try:
+        made = copy.deepcopy(net)
+    except Exception as error:
+        raise GraphError(f"{type(net).__name__} cannot be copied: {' '.join(str(error).split())}") from error
+    return made.cpu().double().eval()

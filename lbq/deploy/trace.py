@@ -1,0 +1,65 @@
+"""Trace a network with torch.fx for lowering: which layers are leaves, and what is known of its input."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from torch import fx, nn
+
+from lbq.deploy.faithful import own_method
+from lbq.errors import GraphError
+from lbq.neuron import ReLU, SpikingNeuron
+
+ACTIVATIONS = (SpikingNeuron, ReLU, nn.ReLU)
+PASSES = (nn.Dropout, nn.Dropout2d, nn.Identity)
+POOLS = (nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d)
+STATELESS = (*PASSES, *POOLS, nn.Flatten)
+NORMS = (nn.BatchNorm1d, nn.BatchNorm2d)
+LAYERS = (*ACTIVATIONS, *NORMS, *STATELESS, nn.Conv2d, nn.Linear)
+
+
+def traced(net: nn.Module, static: bool) -> fx.Graph:
+    """The calls of the network's forward on one input, `[B, C, H, W]` where static, else `[T, B, C, H, W]`."""
+    try:
+        options = {  # arguments with defaults, such as per_step=False, keep them
+            name: parameter.default
+            for name, parameter in inspect.signature(net.forward).parameters.items()
+            if parameter.default is not inspect.Parameter.empty
+        }
+        return _Tracer(static).trace(net, options)
+    except Exception as error:  # whatever the network's own forward raises on symbolic tensors
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise GraphError(f"{type(net).__name__} cannot be traced by torch.fx: {reason}") from error
+
+
+class _Tracer(fx.Tracer):
+    """Layers that lowering knows are leaves, those that only derive from them too."""
+
+    def __init__(self, static: bool) -> None:
+        super().__init__()
+        self.dimensions = 4 if static else 5  # of the input
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        if isinstance(m, PASSES) and own_method(m):
+            return False  # its own forward is traced like any other
+        return isinstance(m, LAYERS) or super().is_leaf_module(m, module_qualified_name)
+
+    def proxy(self, node: fx.Node) -> fx.Proxy:
+        return _Input(node, self, self.dimensions) if node.op == "placeholder" else super().proxy(node)
+
+
+class _Input(fx.Proxy):
+    """The network's input, whose number of dimensions is known, so that `*x.shape` and `x.dim()` can be traced."""
+
+    def __init__(self, node: fx.Node, tracer: fx.Tracer, dimensions: int) -> None:
+        super().__init__(node, tracer)
+        self.dimensions = dimensions
+
+    @property
+    def shape(self) -> tuple[Any, ...]:
+        sizes: Any = self.tracer.create_proxy("call_function", getattr, (self, "shape"), {})
+        return tuple(sizes[i] for i in range(self.dimensions))
+
+    def dim(self) -> int:
+        return self.dimensions

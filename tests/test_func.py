@@ -1,0 +1,104 @@
+"""Neurons under torch.func, under fake tensors and on views that hide a sign: the same results, by the reference kernel."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._subclasses import FakeTensorMode
+from torch.func import functional_call, grad, jacfwd, jacrev, vmap
+
+from lbq import models
+from lbq.neuron import BurstNeuron, create
+
+NEURONS: list[dict[str, Any]] = [
+    {"name": "lbq"},
+    {"name": "lbq", "learn_beta": True, "learn_alpha": True},
+    {"name": "lbq", "step_gradient": "lsq"},
+    {"name": "v3"},
+    {"name": "ladder"},
+    {"name": "lif"},
+    {"name": "plif"},
+    {"name": "ternary_learned"},
+    {"name": "ilif"},
+    {"name": "lmht", "timesteps": 3},
+    {"name": "mlf"},
+    {"name": "qann"},
+]
+
+
+@pytest.mark.filterwarnings("ignore:torch.searchsorted:UserWarning")  # inside vmap nothing can be made contiguous
+@pytest.mark.parametrize("options", NEURONS, ids=str)
+def test_gradients_of_samples_by_torch_func(options: dict[str, Any]) -> None:
+    """Of currents and of the neuron's own parameters: as from one sample after the other."""
+    neuron = create(**options)
+    torch.manual_seed(0)
+    samples, weights = torch.randn(4, 3, 1, 6), torch.randn(3, 1, 6)
+    parameters: dict[str, Tensor] = dict(neuron.named_parameters())
+
+    def weighted(parameters: dict[str, Tensor], x: Tensor) -> Tensor:
+        out: Tensor = functional_call(neuron, parameters, (x,))
+        return (out * weights).sum()
+
+    by_parameters, by_x = vmap(grad(weighted, argnums=(0, 1)), in_dims=(None, 0))(parameters, samples)
+    for i, sample in enumerate(samples):
+        x = sample.clone().requires_grad_()
+        expected = torch.autograd.grad((neuron(x) * weights).sum(), [x, *parameters.values()])
+        torch.testing.assert_close(by_x[i], expected[0], rtol=1e-4, atol=1e-5)
+        for name, value in zip(parameters, expected[1:], strict=True):
+            torch.testing.assert_close(by_parameters[name][i], value, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script.:DeprecationWarning")  # PyTorch's own doing
+@pytest.mark.parametrize("options", [{"name": "lbq"}, {"name": "ternary_learned", "surrogate": "box_et"}], ids=str)
+def test_forward_mode_agrees_with_reverse_mode(options: dict[str, Any]) -> None:
+    neuron = create(**options).double()
+    torch.manual_seed(1)
+    x = torch.randn(3, 2, 2, dtype=torch.float64)
+    torch.testing.assert_close(jacfwd(neuron)(x), jacrev(neuron)(x))
+    parameters: dict[str, Tensor] = dict(neuron.named_parameters())
+
+    def out(parameters: dict[str, Tensor]) -> Tensor:
+        found: Tensor = functional_call(neuron, parameters, (x,))
+        return found
+
+    forward, reverse = jacfwd(out)(parameters), jacrev(out)(parameters)
+    assert forward.keys() == reverse.keys()
+    for name, value in reverse.items():
+        torch.testing.assert_close(forward[name], value)
+
+
+def test_gradients_of_samples_of_a_network() -> None:
+    net = models.create("resnet8w4", num_classes=3, timesteps=2, in_channels=1).eval()
+    torch.manual_seed(2)
+    images, labels = torch.randn(3, 1, 8, 8), torch.tensor([0, 2, 1])
+    parameters: dict[str, Tensor] = dict(net.named_parameters())
+    buffers = dict(net.named_buffers())
+
+    def loss(parameters: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(functional_call(net, (parameters, buffers), (x[None],)), y[None])
+
+    found = vmap(grad(loss), in_dims=(None, 0, 0))(parameters, images, labels)
+    for i in range(3):
+        net.zero_grad()
+        nn.functional.cross_entropy(net(images[i : i + 1]), labels[i : i + 1]).backward()
+        for name, parameter in net.named_parameters():
+            torch.testing.assert_close(found[name][i], parameter.grad, rtol=1e-3, atol=1e-5)
+
+
+def test_fake_tensors_have_shapes_and_no_memory() -> None:
+    with FakeTensorMode():
+        out = BurstNeuron()(torch.randn(2, 3, 4))
+    assert out.shape == (2, 3, 4)
+
+
+def test_a_lazily_negated_view_is_read_with_its_sign() -> None:
+    torch.manual_seed(3)
+    x = torch.randn(2, 3, 4)
+    lazy = torch._neg_view(x)
+    assert lazy.is_neg()
+    neuron = BurstNeuron()
+    assert torch.equal(neuron(lazy), neuron(-x))
+    assert neuron(lazy).any()
