@@ -105,7 +105,7 @@ class Result:
         if surrogate == "box_et" and variant in ("v1", "v3"):
             title = title.replace("box)", "box-ET)")
         neuron = self.record["config"].get("neuron", {})
-        if variant in ("burst_fixed", "burst_learned") and surrogate:
+        if variant in ("burst_fixed", "burst_learned") and surrogate not in ("", "relsg_et"):
             title += f", {surrogate}"
         if neuron.get("per_channel"):
             title += ", a step per channel"

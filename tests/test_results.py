@@ -295,6 +295,7 @@ def test_titles() -> None:
     assert title(config={"optim": {"norm_decay": True}}) == "LBQ, BN decayed"
     assert title(config={"neuron": {"n_max": 5, "step": 0.3, "beta": 0.9}}) == "LBQ, step from 0.3, beta 0.9"
     assert title(config={"neuron": {"n_max": 5, "step": 0.4, "beta": 0.5}}) == "LBQ"
+    assert title(variant="burst_fixed") == "Burst, fixed step"
     assert title(variant="burst_learned", surrogate="arctan") == "Burst, learned step, arctan"
     assert title(config={"model": {"share_tail": True}}) == "LBQ, one tail for all layers"
     assert title(config={"neuron": {"name": "lbq", "learn_tail": False}}) == "LBQ, fixed tails"

@@ -188,11 +188,11 @@ def _figures(figures: Sequence[Figure]) -> str:
 
 
 def _membranes(figures: Sequence[Figure]) -> str:
-    """Open where there are one or two; many would hide what comes after them."""
+    """Open where there are a few; many would hide what comes after them."""
     if not figures:
         return ""
     networks = f"{len(figures)} network{'s' * (len(figures) > 1)}"
-    opened = " open" if len(figures) <= 2 else ""
+    opened = " open" if len(figures) <= 4 else ""
     return f"<details{opened}><summary>Membranes before emission, of {networks}</summary>{_figures(figures)}</details>"
 
 
