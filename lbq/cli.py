@@ -21,6 +21,7 @@ from lbq._version import __version__
 from lbq.config import CHANGEABLE
 from lbq.errors import DataError, LbqError
 from lbq.render import (
+    NOISE,
     CountProgress,
     DemoProgress,
     DownloadProgress,
@@ -436,7 +437,9 @@ def account(
 
     honest = None if measured.exact is None else costs(measured.exact, prices)
     if as_json:
-        _print_json({**measured.to_dict(prices.paper), "costs": None if honest is None else honest.to_dict()})
+        inputs = measured.inputs + NOISE * noise
+        costs_of_it = None if honest is None else honest.to_dict()
+        _print_json({"inputs": inputs, **measured.to_dict(prices.paper), "costs": costs_of_it})
     else:
         render_account(measured, honest, prices, noise)
 
