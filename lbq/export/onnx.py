@@ -67,7 +67,9 @@ def onnx_model(network: IntegerNetwork, form: Form = "sequence", source: Path | 
         raise LbqError("writing ONNX needs the package onnx: pip install 'lbq[onnx]'") from error
     size = sum(s.weight.nbytes for s in network.synapses)
     if size > MOST_BYTES:
-        raise GraphError(f"the network has {size:,} bytes of weights, and an ONNX file ends at 2 GiB: use model.lbq itself")
+        raise GraphError(
+            f"the network has {size:,} bytes of weights, and an ONNX file ends at 2 GiB: use model.lbq itself"
+        )
     graph = _Graph(network, form).build()
     model = onnx.helper.make_model(
         graph,
@@ -180,7 +182,7 @@ class _Graph:
         states = {layer.name: f"membrane.{layer.name}" for layer in net.layers} if step else {}
         static = net.static or step
         name = ("image" if net.static else "frame") + ("" if step else "s")
-        lead: list[str | int] = ["batch"] if static else [net.timesteps, "batch"]
+        lead: list[Any] = ["batch"] if static else [net.timesteps, "batch"]
         inputs = [helper.make_tensor_value_info(name, TensorProto.UINT8, lead + shape)]
         outputs = [helper.make_tensor_value_info("logits", TensorProto.INT64, ["batch", classes])]
         frames = self._frames(name, 1 if static else net.timesteps)
@@ -211,7 +213,9 @@ class _Graph:
         if count == 1 and (self.network.static or self.form == "step"):
             return [self._cast(name, np.float32, "pixels")]
         return [
-            self._cast(self._node("Gather", [name, self._constant(f"t{t}", np.int64(t))], axis=0), np.float32, f"frame{t}")
+            self._cast(
+                self._node("Gather", [name, self._constant(f"t{t}", np.int64(t))], axis=0), np.float32, f"frame{t}"
+            )
             for t in range(count)
         ]
 
@@ -315,7 +319,7 @@ class _Graph:
         chosen = split(s, self.network.largest(s), self.network.negative(s))
         weights = self._weights(s, chosen.weights)
         digits = list(self._digits(self._read(s), chosen))
-        attributes = {
+        attributes: dict[str, Any] = {
             "strides": list(s.stride),
             "pads": [*s.padding, *s.padding],
             "dilations": list(s.dilation),
@@ -373,12 +377,18 @@ class _Graph:
         return found
 
     def _pool(self, levels: str, p: Pool, shape: Shape) -> str:
-        window = {"kernel_shape": list(p.kernel), "strides": list(p.stride), "pads": [*p.padding, *p.padding]}
+        window: dict[str, Any] = {
+            "kernel_shape": list(p.kernel),
+            "strides": list(p.stride),
+            "pads": [*p.padding, *p.padding],
+        }
         if p.kind == "max":
             return self._node("MaxPool", [levels], **window)
         if p.kernel == shape[1:] and not any(p.padding):
             return self._node("ReduceSum", [levels, self._number(np.array([2, 3], np.int64))], keepdims=1)
-        ones = self._constant(f"ones/{shape[0]}x{p.kernel[0]}x{p.kernel[1]}", np.ones((shape[0], 1, *p.kernel), np.int8))
+        ones = self._constant(
+            f"ones/{shape[0]}x{p.kernel[0]}x{p.kernel[1]}", np.ones((shape[0], 1, *p.kernel), np.int8)
+        )
         return self._node("Conv", [levels, self._cast(ones, np.float32)], group=shape[0], **window)
 
     def _shape(self, source: str) -> Shape:
