@@ -64,7 +64,10 @@ def nir_graph(
     """The same as an object of the package nir, whose types it has checked."""
     if reset not in RESETS:
         raise LbqError(f"reset must be one of {', '.join(RESETS)}, got {reset!r}")
-    if not graph.absorbed or any(layer.neuron is not None and layer.neuron.gain != 1 for layer in graph.layers):
+    for layer in graph.layers:
+        if layer.neuron is None:
+            raise GraphError(f"layer {layer.name!r}: NIR has no such activation, its neurons spike: use another neuron")
+    if not graph.absorbed or any(graph.spec(layer.name).gain != 1 for layer in graph.layers):
         raise GraphError("NIR needs weights that act on spikes: pass absorb(fold_gain(graph)), both of lbq.deploy")
     if graph.offset is not None:
         raise GraphError("NIR has no pixels with an offset: pass the graph as it was before on_pixels")
@@ -88,9 +91,7 @@ class _Writer:
         graph = self.graph
         self.sources[INPUT] = self._add("input", nir.Input({"input": np.array(graph.input_shape)}))
         for layer in graph.layers:
-            if layer.neuron is None:
-                raise GraphError(f"layer {layer.name!r}: NIR has no such activation, its neurons spike; {INSTEAD}")
-            node = self._neuron(layer, layer.neuron)
+            node = self._neuron(layer, graph.spec(layer.name))
             self.sources[layer.name] = self._add(layer.name, node)
             self._synapses(layer, self.sources[layer.name])
         output = self._add("output", nir.Output({"output": np.array(_size(graph.readout))}))
@@ -120,7 +121,7 @@ class _Writer:
         if spec.signed:
             raise GraphError(f"{where}: its spikes have a sign, and NIR's have none: {INSTEAD}, or an unsigned neuron")
         threshold = self._threshold(where, spec)
-        ones = np.ones(_size(layer), self.dtype)
+        ones: NDArray[Any] = np.ones(_size(layer), self.dtype)
         shaped = ones * threshold.reshape(-1, *[1] * (ones.ndim - 1)).astype(self.dtype)
         zeros = np.zeros_like(ones)
         if spec.leak == 1:
@@ -140,7 +141,7 @@ class _Writer:
         if spec.rounding == "strict":
             return threshold
         if not subtracts:  # above the number before it is the same as at or above it
-            given = threshold.astype(self.dtype)
+            given: NDArray[Any] = threshold.astype(self.dtype)
             return np.nextafter(given, np.zeros_like(given))
         if not self.accept_ties:
             raise GraphError(
@@ -196,27 +197,25 @@ class _Writer:
         source = self.sources[s.source]
         shape = self.graph.input_shape if s.source == INPUT else self.graph[s.source].shape
         flat = s.source != INPUT and len(_size(self.graph[s.source])) == 1
-        for i, pool in enumerate(s.pools):
-            if pool.kernel == (1, 1) and pool.stride == (1, 1) and not any(pool.padding):
-                continue
+        size = _size(layer)
+        pools = [p for p in s.pools if (p.kernel, p.stride, p.padding) != ((1, 1), (1, 1), (0, 0))]
+        if flat and (pools or len(size) > 1):
+            raise GraphError(
+                f"layer {layer.name!r}: it reads {s.source!r}, which has one place only, with padding, and NIR's vectors have "
+                f"none: {INSTEAD}"
+            )
+        for i, pool in enumerate(pools):
             source = self._then(source, f"{name}:pool{i}", self._pool(layer, pool))
             shape = pool.output(shape)
+        if len(size) == 1 and not flat:
+            source = self._then(source, f"{name}:flatten", nir.Flatten({"input": np.array(shape)}, 0, -1))
         if s.kind == "identity":
-            scale = np.ones(_size(layer), self.dtype) * self._array(s.weight).reshape(
-                -1, *[1] * (len(_size(layer)) - 1)
-            )
-            node, leaves_flat = nir.Scale(scale), flat
-        elif s.weight.shape[2:] == shape[1:] and s.groups == 1 and not any(s.padding):
-            if not flat:
-                source = self._then(source, f"{name}:flatten", nir.Flatten({"input": np.array(shape)}, 0, -1))
-            weight = self._array(s.weight.reshape(len(s.weight), -1))
-            node, leaves_flat = nir.Affine(weight, self._array(bias)), True
+            node = nir.Scale(np.ones(size, self.dtype) * self._array(s.weight).reshape(-1, *[1] * (len(size) - 1)))
+        elif len(size) == 1:
+            node = nir.Affine(self._array(_matrix(s)), self._array(bias))
         else:
-            node, leaves_flat = self._conv(layer, s, bias), False
-        last = self._then(source, name, node)
-        if len(_size(layer)) == 1 and not leaves_flat:
-            last = self._then(last, f"{name}:flat", nir.Flatten({"input": np.array(s.out_shape)}, 0, -1))
-        self.edges.append((last, target))
+            node = self._conv(layer, s, bias)
+        self.edges.append((self._then(source, name, node), target))
 
     def _conv(self, layer: Layer, s: Synapse, bias: Array) -> Any:
         import nir
@@ -266,7 +265,7 @@ class _Writer:
 
 
 def _size(layer: Layer) -> tuple[int, ...]:
-    """Of a layer in NIR: channels alone where there is one place only, as after a linear layer."""
+    """Of a layer in NIR: a vector where there is one place only, as after a linear layer."""
     return layer.shape[:1] if layer.shape[1:] == (1, 1) else layer.shape
 
 
@@ -278,6 +277,18 @@ def _ungrouped(s: Synapse) -> Array:
     for g in range(s.groups):
         full[g * step : (g + 1) * step, g * per_group : (g + 1) * per_group] = s.weight[g * step : (g + 1) * step]
     return full
+
+
+def _matrix(s: Synapse) -> Array:
+    """A convolution whose output has one place as a matrix `[O, C * H * W]` on its flattened input."""
+    weight = _ungrouped(s)
+    channels, height, width = s.in_shape
+    full = np.zeros((len(weight), channels, height, width))
+    for ky, kx in np.ndindex(weight.shape[2:]):
+        y, x = (k * d - p for k, d, p in zip((ky, kx), s.dilation, s.padding, strict=True))
+        if 0 <= y < height and 0 <= x < width:
+            full[:, :, y, x] = weight[:, :, ky, kx]
+    return full.reshape(len(weight), -1)
 
 
 def _first(value: Array) -> float:
