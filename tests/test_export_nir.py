@@ -26,6 +26,7 @@ from lbq.neuron.record import record_levels
 from tests.small_nets import Branches, normalised, pixels, small, warmed
 
 nir = pytest.importorskip("nir", reason="the package nir is not installed: pip install 'lbq[nir]'")
+h5py = pytest.importorskip("h5py", reason="h5py, which nir needs, is not installed: pip install 'lbq[nir]'")
 
 
 class Reader:
@@ -168,7 +169,7 @@ def test_integrate_and_fire_is_exact(tmp_path: Path) -> None:
 def test_another_reset_gives_other_spikes(tmp_path: Path) -> None:
     """Why the caller must say what the reader does."""
     graph, x = own(lambda: LIF(membrane="if")), images(4, 2, 6, 6)
-    write_nir(graph, tmp_path / "net.nir", dtype=np.float64)
+    write_nir(graph, tmp_path / "net.nir", "subtract", dtype=np.float64)
     ours, theirs = (read(tmp_path / "net.nir", x, graph, reset)[0]["sn"] for reset in ("subtract", "v_reset"))
     assert (ours != theirs).any()
 
@@ -190,7 +191,7 @@ def test_leaky_neurons_are_exact_where_the_reset_is_the_threshold(neuron: Any, t
 def test_neurons_that_fire_at_the_threshold_need_leave(neuron: Any, tmp_path: Path) -> None:
     graph = own(neuron)
     with pytest.raises(GraphError, match="layer 'sn': it fires where U equals the threshold.*accept_ties=True"):
-        nir_graph(graph)
+        nir_graph(graph, "subtract")
     check(graph, images(4, 2, 6, 6), tmp_path / "net.nir", accept_ties=True)
 
 
@@ -219,7 +220,9 @@ def test_two_shortcuts_of_one_name_add_up(tmp_path: Path) -> None:
     halves = replace(shortcut, weight=shortcut.weight / 2)
     twice = changed(graph, (conv, halves, halves))
     check(twice, images(4, 2, 6, 6), tmp_path / "net.nir")
-    assert len(nir_graph(twice).nodes) == len(nir_graph(graph).nodes) + 2  # a shortcut and its pool
+    assert (
+        len(nir_graph(twice, "subtract").nodes) == len(nir_graph(graph, "subtract").nodes) + 2
+    )  # a shortcut and its pool
 
 
 def test_events(tmp_path: Path) -> None:
@@ -231,15 +234,16 @@ def test_events(tmp_path: Path) -> None:
 
 def test_the_file_is_float32_and_says_how_it_is_meant(tmp_path: Path) -> None:
     graph = own(lambda: LIF(membrane="if"))
-    size = write_nir(graph, tmp_path / "net.nir")
+    size = write_nir(graph, tmp_path / "net.nir", "subtract")
     assert size == (tmp_path / "net.nir").stat().st_size
     found = nir.read(tmp_path / "net.nir")
     assert {type(node).__name__ for node in found.nodes.values()} == {
         "Input", "Conv2d", "IF", "SumPool2d", "Scale", "Flatten", "Affine", "Output",
     }  # fmt: skip
     assert found.nodes["sn"].v_threshold.dtype == found.nodes["sn:conv"].weight.dtype == np.float32
-    said = {name: value.decode() if isinstance(value, bytes) else value for name, value in found.metadata.items()}
-    assert (said["reset"], said["dt"], said["timesteps"]) == ("subtract", 1, 4)
+    with h5py.File(tmp_path / "net.nir") as file:
+        said = {name: value[()] for name, value in file["node/metadata"].items()}
+    assert (said["reset"], said["dt"], said["timesteps"]) == (b"subtract", 1, 4)
 
 
 # What is refused -------------------------------------------------------------------------------------------------------
@@ -254,7 +258,7 @@ def test_the_file_is_float32_and_says_how_it_is_meant(tmp_path: Path) -> None:
 ], ids=str)  # fmt: skip
 def test_lossy_neurons_are_refused_by_name(neuron: Any, reason: str, tmp_path: Path) -> None:
     with pytest.raises(GraphError, match=reason):
-        write_nir(lowered(small("resnet8w2", neuron), (3, 8, 8)), tmp_path / "net.nir")
+        write_nir(lowered(small("resnet8w2", neuron), (3, 8, 8)), tmp_path / "net.nir", "subtract")
     assert not list(tmp_path.iterdir())
 
 
@@ -282,16 +286,16 @@ def changed(graph: Graph, synapses: tuple[Synapse, ...]) -> Graph:
 def test_layers_without_a_counterpart_are_refused_by_name() -> None:
     def refused(net: nn.Module, reason: str, size: int = 6) -> None:
         with pytest.raises(GraphError, match=reason):
-            nir_graph(lowered(net.double().eval(), (2, size, size)))
+            nir_graph(lowered(net.double().eval(), (2, size, size)), "subtract")
 
     refused(Odd(nn.MaxPool2d(2), nn.Conv2d(4, 4, 3)), "layer 'sn2': NIR has no max-pooling: use average pooling")
     refused(Odd(nn.AvgPool2d(2), nn.Conv2d(4, 4, (1, 3))), "layer 'sn2': its kernel is 1 by 3")
     refused(Odd(nn.Conv2d(4, 4, 1, padding=1)), "layer 'sn2': it reads 'sn1', which has one place only", size=1)
     graph = own(lambda: LIF(membrane="if"))
     with pytest.raises(GraphError, match="layer 'sn1': it has a bias but no convolution"):
-        nir_graph(changed(graph, graph["sn1"].synapses[1:]))
+        nir_graph(changed(graph, graph["sn1"].synapses[1:]), "subtract")
     with pytest.raises(GraphError, match="layer 'sn1': NIR has no such activation"):
-        nir_graph(lower(small("resnet8w2", "relu", timesteps=1), (3, 8, 8)))
+        nir_graph(lower(small("resnet8w2", "relu", timesteps=1), (3, 8, 8)), "subtract")
 
 
 def test_arguments_and_stages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -300,13 +304,13 @@ def test_arguments_and_stages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         nir_graph(graph, "soft")  # type: ignore[arg-type]
     made = lower(warmed(Branches(), 3, 6, 6), (3, 6, 6))
     with pytest.raises(GraphError, match=r"pass absorb\(fold_gain\(graph\)\)"):
-        nir_graph(made)
+        nir_graph(made, "subtract")
     with pytest.raises(GraphError, match=r"pass absorb\(fold_gain\(graph\)\)"):
-        nir_graph(absorb(lower(warmed(Own(lambda: BurstNeuron(1, membrane="plif")), 2, 6, 6), (2, 6, 6))))
+        nir_graph(absorb(lower(warmed(Own(lambda: BurstNeuron(1, membrane="plif")), 2, 6, 6), (2, 6, 6))), "subtract")
     with pytest.raises(GraphError, match="before on_pixels"):
-        nir_graph(on_pixels(graph, [0.5] * 2, [0.25] * 2, 255))
+        nir_graph(on_pixels(graph, [0.5] * 2, [0.25] * 2, 255), "subtract")
     with pytest.raises(LbqError, match="it is a folder"):
-        write_nir(graph, tmp_path)
+        write_nir(graph, tmp_path, "subtract")
     monkeypatch.setitem(sys.modules, "nir", None)
     with pytest.raises(LbqError, match=r"needs the package nir: pip install 'lbq\[nir\]'"):
-        nir_graph(graph)
+        nir_graph(graph, "subtract")

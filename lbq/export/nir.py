@@ -6,9 +6,9 @@ written only where this reading gives exactly the trained network's spikes, and 
 - one timestep is dt = 1, by forward Euler: `LIF` is v += ((v_leak - v) + r I) / tau, `IF` is v += r I, from v = 0;
 - a spike is 1, emitted where v > v_threshold, strictly, and read in the same timestep;
 - several edges into a node add up;
-- after a spike v loses v_threshold (`subtract`: NIR's paper, and what most readers do), or becomes v_reset, which is 0 here
-  (`v_reset`: the package's text from 1.0.6 on). The two are one in continuous time and differ in steps, so the caller says
-  which of them the reader follows. With a single timestep nothing depends on it.
+- after a spike v loses v_threshold (`subtract`: what the package nir says up to 1.0.5), or becomes v_reset, which is 0 here
+  (`v_reset`: what it says from 1.0.6 on). The two are one in continuous time and differ in steps, so the caller says which
+  of them the reader follows. With a single timestep nothing depends on it.
 
 So U[t] = beta V[t-1] + x[t] is tau = 1 / (1 - beta) and r = tau, or an `IF` for beta = 1. A burst of more than one level, a
 signed spike, a reset other than these two and a maximum have no counterpart. One could be put together from `Threshold`
@@ -40,9 +40,7 @@ INSTEAD = "use model.lbq, or ONNX or C made of it"
 CLOSE = 1e-12  # relative: a reset and a threshold this close are one number
 
 
-def write_nir(
-    graph: Graph, path: Path | str, reset: Reset = "subtract", accept_ties: bool = False, dtype: type = np.float32
-) -> int:
+def write_nir(graph: Graph, path: Path | str, reset: Reset, accept_ties: bool = False, dtype: type = np.float32) -> int:
     """Write a network as a .nir file (HDF5); returns its size in bytes.
 
     graph: absorbed, as from `absorb(fold_gain(lower(net, input_shape)))` of lbq.deploy.
@@ -58,9 +56,7 @@ def write_nir(
     return files.write(path, buffer.getvalue())
 
 
-def nir_graph(
-    graph: Graph, reset: Reset = "subtract", accept_ties: bool = False, dtype: type = np.float32
-) -> nir.NIRGraph:
+def nir_graph(graph: Graph, reset: Reset, accept_ties: bool = False, dtype: type = np.float32) -> nir.NIRGraph:
     """The same as an object of the package nir, whose types it has checked."""
     if reset not in RESETS:
         raise LbqError(f"reset must be one of {', '.join(RESETS)}, got {reset!r}")
