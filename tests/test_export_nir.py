@@ -21,7 +21,7 @@ from lbq.export.nir import nir_graph, write_nir
 from lbq.graph import Graph, Synapse
 from lbq.kernels.reference import Rule
 from lbq.models import over_time
-from lbq.neuron import LIF, BurstNeuron, LadderNeuron
+from lbq.neuron import ILIF, LIF, BurstNeuron, LadderNeuron
 from lbq.neuron.record import record_levels
 from tests.small_nets import Branches, normalised, pixels, small, warmed
 
@@ -120,7 +120,11 @@ class Own(nn.Module):
             nn.BatchNorm2d(4),
         )
         self.sn1 = neuron()
-        self.conv2, self.bn2, self.sn2 = nn.Conv2d(4, 6, 5, stride=3, padding=1), nn.BatchNorm2d(6), neuron()
+        self.conv2, self.bn2, self.sn2 = (
+            nn.Conv2d(4, 6, 3, stride=3, padding=2, dilation=2),
+            nn.BatchNorm2d(6),
+            neuron(),
+        )
         self.conv3, self.bn3, self.sn3 = nn.Conv2d(6, 6, 3, padding=1, groups=3), nn.BatchNorm2d(6), neuron()
         self.fc1, self.bn4, self.sn4 = nn.Linear(6, 6), nn.BatchNorm1d(6), neuron()
         self.fc = nn.Linear(6, 3)
@@ -211,7 +215,8 @@ def test_hard_resets_for_readers_that_set_v_reset(tmp_path: Path) -> None:
 def test_one_timestep_depends_on_no_reset(tmp_path: Path) -> None:
     for reset in ("subtract", "v_reset"):
         check(own(LIF, timesteps=1), images(4, 2, 6, 6), tmp_path / "net.nir", reset)
-    check(own(lambda: BurstNeuron(n_max=1, step=0.4), timesteps=1), images(4, 2, 6, 6), tmp_path / "net.nir")
+    for neuron in (lambda: BurstNeuron(n_max=1, step=0.4), lambda: ILIF(n_max=1, step=0.8)):
+        check(own(neuron, timesteps=1), images(4, 2, 6, 6), tmp_path / "net.nir", "subtract")
 
 
 def test_two_shortcuts_of_one_name_add_up(tmp_path: Path) -> None:
