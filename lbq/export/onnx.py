@@ -171,7 +171,6 @@ class _Graph:
         self.made: dict[str, int] = {}
         self.scope = ""
         self.cached: dict[tuple[Any, ...], str] = {}  # what is computed once for all timesteps
-        self.readers = {s.source for s in network.synapses}
 
     def build(self) -> onnx.GraphProto:
         from onnx import TensorProto, helper
@@ -185,7 +184,7 @@ class _Graph:
         lead: list[Any] = ["batch"] if static else [net.timesteps, "batch"]
         inputs = [helper.make_tensor_value_info(name, TensorProto.UINT8, lead + shape)]
         outputs = [helper.make_tensor_value_info("logits", TensorProto.INT64, ["batch", classes])]
-        frames = self._frames(name, 1 if static else net.timesteps)
+        frames = self._frames(name, static)
         self.states: dict[str, str | None] = {layer.name: states.get(layer.name) for layer in net.layers}
         sums: str | None = "sums" if step else None
         for t in range(1 if step else net.timesteps):
@@ -208,16 +207,12 @@ class _Graph:
                 outputs.append(helper.make_tensor_value_info(f"next.{given}", kind, ["batch", *size]))
         return helper.make_graph(self.nodes, "lbq", inputs, outputs, list(self.constants.values()))
 
-    def _frames(self, name: str, count: int) -> list[str]:
-        """The input at each timestep as float32 `[B, C, H, W]`."""
-        if count == 1 and (self.network.static or self.form == "step"):
+    def _frames(self, name: str, static: bool) -> list[str]:
+        """The input as float32 `[B, C, H, W]`: the one there is, or one for each timestep."""
+        if static:
             return [self._cast(name, np.float32, "pixels")]
-        return [
-            self._cast(
-                self._node("Gather", [name, self._constant(f"t{t}", np.int64(t))], axis=0), np.float32, f"frame{t}"
-            )
-            for t in range(count)
-        ]
+        at = [self._number(np.int64(t)) for t in range(self.network.timesteps)]
+        return [self._cast(self._node("Gather", [name, t], axis=0), np.float32) for t in at]
 
     # Layers ------------------------------------------------------------------------------------------------------------
 
