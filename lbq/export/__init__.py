@@ -1,0 +1,1 @@
+"""Networks in other formats. Each module is one format, and imports what it needs when it is used."""
