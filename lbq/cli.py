@@ -333,6 +333,24 @@ def predict(
         render_prediction(found)
 
 
+@app.command("export")
+def export_deployed(
+    model: Model,
+    out: Annotated[Path, typer.Option("-o", "--out", help="Where to write; for c, a folder.")],
+    format: Annotated[str, typer.Option(help="c: C99 sources that need nothing but a compiler.")] = "c",
+    name: Annotated[str, typer.Option(help="What the names of its functions and files begin with.")] = "model",
+    as_json: Json = False,
+) -> None:
+    """Write a deployed network in another form, for other programs: the same integers, bit for bit."""
+    from lbq.export import export
+
+    facts = export(model, out, format, name)
+    if as_json:
+        _print_json({key: value for key, value in facts.items() if key != "text"})
+    else:
+        make_console().print(facts["text"])
+
+
 Device = Annotated[str | None, typer.Option(help="cpu or cuda; default a GPU where there is one.")]
 Subject = Annotated[Path, typer.Argument(help="Run folder, or a deployed network: model.lbq.")]
 Data = Annotated[

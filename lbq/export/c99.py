@@ -10,6 +10,7 @@ import hashlib
 import math
 import re
 from importlib import resources
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
@@ -85,17 +86,16 @@ class Sources:
         self.golden = golden or _noise(network)
         self.constant_bytes = 0
         self._arrays: list[str] = []
-        self._said: list[str] = []  # texts that are not ours, in which nothing is renamed
+        self._said: list[str] = []
         self.levels = -(-self.schedule.levels // 4) * 4
         self.memory_bytes = 4 * self.schedule.words + self.levels
-        self._data = self._tables()
+        self._tables = self._data()
 
     def files(self) -> dict[str, str]:
         """By name."""
         folder = resources.files("lbq.export") / "c"
         texts = {name: (folder / name).read_text(encoding="utf-8") for name in FIXED}
-        texts |= {"model.h": self._header(), "model_data.c": self._data}
-        texts["example.c"] = self._example((folder / "example.c").read_text(encoding="utf-8"))
+        texts |= {"model.h": self._header(), "model_data.c": self._tables, "example.c": self._example(folder)}
         order = ("model.h", "model.c", "model_net.h", "model_data.c", "example.c", "Makefile")
         return {_renamed(name, self.name): self._finished(texts[name]) for name in order}
 
@@ -103,7 +103,7 @@ class Sources:
         return re.sub(r"@(\d+)@", lambda found: self._said[int(found[1])], _renamed(text, self.name))
 
     def _say(self, text: str) -> str:
-        """A mark where `text` will stand."""
+        """A mark where `text` will stand, in which nothing is renamed."""
         self._said.append(text)
         return f"@{len(self._said) - 1}@"
 
@@ -175,7 +175,7 @@ int model_best(const int64_t *logits);
 
     # model_data.c ------------------------------------------------------------------------------------------------------
 
-    def _tables(self) -> str:
+    def _data(self) -> str:
         plan, net = self.schedule, self.network
         synapses: list[str] = []
         layers = [self._layer(i, step, synapses) for i, step in enumerate(plan.layers)]
@@ -212,12 +212,12 @@ int model_best(const int64_t *logits);
             "/* The network's constants; written by lbq export. */\n"
             '#include <stddef.h>\n#include <stdint.h>\n\n#include "model.h"\n#include "model_net.h"\n'
         )
-        return "\n".join([head, *self._arrays, *(table for table in tables if table)])
+        return "\n".join([head, self._say("\n".join(self._arrays)), *(table for table in tables if table)])
 
     def _layer(self, index: int, step: LayerStep, synapses: list[str]) -> str:
         layer, first = step.layer, len(synapses)
         neuron = self.network.spec(layer.name)
-        self._arrays.append(f"/* layer {index}: {self._say(_comment(layer.name))} */")
+        self._arrays.append(f"/* layer {index}: {_comment(layer.name)} */")
         for synapse, source in zip(layer.synapses, step.sources, strict=True):
             synapses.append(self._synapse(synapse, source, len(synapses)))
         bias = self._array(f"bias_{index}", _channels_last(layer))
@@ -247,12 +247,13 @@ int model_best(const int64_t *logits);
 
     # example.c ---------------------------------------------------------------------------------------------------------
 
-    def _example(self, text: str) -> str:
+    def _example(self, folder: Traversable) -> str:
+        text = (folder / "example.c").read_text(encoding="utf-8")
         inputs = self.golden.inputs if self.network.static else self.golden.inputs.swapaxes(0, 1)
         for key, value in {
             "examples": str(len(inputs)),
             "origin": self.origin,
-            "inputs": ",\n".join(f"{{\n{_wrapped(one.reshape(-1))}\n}}" for one in inputs),
+            "inputs": self._say(",\n".join(f"{{\n{_wrapped(one.reshape(-1))}\n}}" for one in inputs)),
             "logits": ",\n".join(f"{{\n{_wrapped(one)}\n}}" for one in self.golden.logits),
         }.items():
             text = text.replace(f"@{key}@", value)
@@ -291,10 +292,9 @@ def _table(kind: str, name: str, rows: list[str]) -> str:
 
 def _wrapped(values: NDArray[Any]) -> str:
     """Numbers with commas between, in lines of at most WIDTH characters."""
-    suffix = "LL" if values.dtype == np.int64 else ""
-    texts = [f"{value}{suffix}" for value in values.tolist()]
-    each = max(WIDTH // (max(map(len, texts)) + 1), 1)
-    return ",\n".join(",".join(texts[i : i + each]) for i in range(0, len(texts), each))
+    longest = max(len(str(values.min())), len(str(values.max())))
+    numbers, each = values.tolist(), WIDTH // (longest + 1)
+    return ",\n".join(",".join(map(str, numbers[i : i + each])) for i in range(0, len(numbers), each))
 
 
 def _comment(text: str) -> str:
