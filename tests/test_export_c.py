@@ -188,22 +188,25 @@ def random_network(seed: int, reset: Reset, decay_reset: bool, signed: bool) -> 
         conv("b2", "a", np.int16, (1, 3), padding=(0, 1), pools=(Pool("max", (3, 3), (1, 1), (1, 1)),)),
         conv("b3", INPUT, np.int8, (1, 3), padding=(0, 1)),
     )
-    c = layer("c", identity("c1", "b"), conv("c2", "b", np.int8, (1, 1), groups=4))  # cannot take b's place
+    c = layer(
+        "c", identity("c1", "b"), conv("c2", "b", np.int8, (1, 1), groups=4)
+    )  # cannot take b's place: it is read again
     d = layer("d", conv("d1", "a", np.int8, (1, 3), padding=(0, 1)), identity("d2", "c"))  # takes c's
     twice = (Pool("max", (2, 2), (2, 1), (1, 0)), Pool("sum", (2, 3), (1, 2), (0, 1)))
     e = layer(
         "e", identity("e1", "d", twice), identity("e2", "b", twice), conv("e3", "a", np.int8, (2, 2), stride=(2, 2))
     )
+    f = layer("f", identity("f1", "e"), conv("f2", "e", np.int8, (3, 3), padding=(1, 1)))  # nor e's: neighbours read it
     whole = (Pool("sum", shapes["d"][1:], (1, 1)),)
     end = (*twice, Pool("sum", e.shape[1:], (1, 1)))
     synapses = (
-        conv("r1", "e", np.int16, e.shape[1:]),
+        conv("r1", "f", np.int16, f.shape[1:]),
         conv("r2", "d", np.int8, (1, 1), pools=whole),
         identity("r3", "b", end),
     )
     bias = random.integers(-(2**40), 2**40, 4, np.int64)
     readout = IntegerLayer("readout", synapses, bias, (4, 1, 1), 0, None, np.ones(4))
-    return IntegerNetwork(input_shape, timesteps, static, (a, b, c, d, e), readout, 1.0)
+    return IntegerNetwork(input_shape, timesteps, static, (a, b, c, d, e, f), readout, 1.0)
 
 
 GEOMETRY = {"stride": (1, 1), "padding": (0, 0), "dilation": (1, 1)}
@@ -229,7 +232,7 @@ def test_random_networks_give_the_engines_logits(tmp_path: Path) -> None:
         levels = net.run(x, "dense", trace=True).levels
         assert levels is not None
         busy |= {name for name, level in levels.items() if len(np.unique(level)) > 2}
-    assert busy == {"a", "b", "c", "d", "e"}
+    assert busy == {"a", "b", "c", "d", "e", "f"}
     assert {net.network.static for net, _ in nets.values()} == {True, False}
     run_together(tmp_path, nets, *sanitizers())
 

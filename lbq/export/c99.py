@@ -82,8 +82,9 @@ class Sources:
     ) -> None:
         self.network, self.name, self.checksum = network, name, checksum
         self.schedule = Schedule(network)
-        self.origin = "The golden inputs that came with the network" if golden else "Noise, and what lbq's engine gave"
-        self.golden = golden or _noise(network)
+        given = golden is not None and len(golden.logits) > 0
+        self.origin = "The golden inputs that came with the network" if given else "Noise, and what lbq's engine gave"
+        self.golden = golden if golden is not None and given else _noise(network)
         self.constant_bytes = 0
         self._arrays: list[str] = []
         self._said: list[str] = []
