@@ -359,6 +359,14 @@ def test_the_command_writes_a_folder_that_builds_and_checks_itself(
     assert (done.returncode, done.stdout.splitlines()[-1]) == (1, "7 of 8 inputs give the expected logits")
 
 
+def test_the_documentations_c_compiles(model: Path, tmp_path: Path) -> None:
+    page = (Path(__file__).parent.parent / "docs" / "deploy.md").read_text()
+    (block,) = re.findall(r"```c\n(.*?)```", page, re.S)
+    export(model, tmp_path)
+    (tmp_path / "page.c").write_text(block)
+    compile_(tmp_path, ["-c", "page.c"], (), "page.o")
+
+
 def test_the_command_names_the_network_and_says_what_it_wrote(
     capsys: pytest.CaptureFixture[str], model: Path, tmp_path: Path
 ) -> None:

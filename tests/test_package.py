@@ -49,7 +49,7 @@ def test_import_is_light() -> None:
 def test_without_torch_everything_but_training_imports() -> None:
     out = python(
         "import sys; sys.modules['torch']=None\n"
-        "import lbq.account, lbq.analyze, lbq.cli, lbq.config, lbq.data, lbq.doctor, lbq.engine, lbq.export, lbq.graph, lbq.paper\n"
+        "import lbq.account, lbq.analyze, lbq.cli, lbq.config, lbq.data, lbq.doctor, lbq.engine, lbq.graph, lbq.paper\n"
         "from lbq.data import load_digits; print(len(load_digits().train))\n"
         "try: lbq.BurstNeuron\n"
         "except ModuleNotFoundError as e: print(e)"
