@@ -226,16 +226,20 @@ int model_best(const int64_t *logits);
         reset = self._array(f"reset_{index}", neuron.reset)
         m, k = neuron.leak or (1, 0)
         shape = _numbers(step.target, first, len(layer.synapses), layer.fraction, int(layer.bias.ndim == 3))
-        return f"{{{shape}, {bias}, {thresholds}, {reset}, {neuron.n_max}, {_reset(neuron)}, {m}, {k}}}"
+        row = f"{shape}, {bias}, {thresholds}, {reset}, {neuron.n_max}, {_reset(neuron)}, {m}, {k}"
+        return self._row(row, layer.name)
 
     def _synapse(self, synapse: Synapse, source: int, index: int) -> str:
         if synapse.kind == "identity":
             name = self._array(f"identity_{index}", synapse.weight.astype(np.int32))
-            return f"{{{source}, {name}, NULL, NULL, {_numbers(*[0] * 9)}}}"
+            return self._row(f"{source}, {name}, NULL, NULL, {_numbers(*[0] * 9)}", synapse.name)
         name = self._array(f"weights_{index}", synapse.weight.transpose(2, 3, 1, 0))
         pointers = f"{name}, NULL" if synapse.weight.dtype == np.int8 else f"NULL, {name}"
         numbers = (*synapse.weight.shape[2:], *synapse.stride, *synapse.padding, *synapse.dilation, synapse.groups)
-        return f"{{{source}, NULL, {pointers}, {_numbers(*numbers)}}}"
+        return self._row(f"{source}, NULL, {pointers}, {_numbers(*numbers)}", synapse.name)
+
+    def _row(self, values: str, name: str) -> str:
+        return f"{{{values}}} /* {self._say(_comment(name))} */"
 
     def _array(self, name: str, values: NDArray[Any]) -> str:
         self.constant_bytes += values.nbytes

@@ -16,7 +16,7 @@ static const int64_t expected[EXAMPLES][MODEL_CLASSES] = {
 @logits@
 };
 
-static model_memory memory; /* a few hundred kilobytes do not belong on a stack */
+static model_memory memory; /* not on the stack, which may be too small for it */
 
 int main(void)
 {
