@@ -297,12 +297,13 @@ def test_names_from_a_file_are_only_text(tmp_path: Path) -> None:
     """Whatever they are: they end no comment and no string, and nothing in them is renamed."""
     hostile = 'model_a "??/ \\', "*/ MODEL_b /*\n#error", "grün @0@", "%s%n", ""
     net = replace(deployed().network, classes=hostile, facts={"model": hostile[1], "data": {"name": "??/model_x"}})
-    first = net.layers[0]
-    text = {**Sources(replace(net, readout=replace(net.readout, name=hostile[1])), "two").files()}
+    head = net.readout
+    renamed = tuple(replace(s, name=hostile[1]) for s in head.synapses)
+    text = Sources(replace(net, readout=replace(head, synapses=renamed)), "two").files()
     for name, content in text.items():
         (tmp_path / name).write_text(content)
     assert "* / MODEL_b / *.#error" in text["two.h"]
-    assert first.name in text["two_data.c"]
+    assert "* / MODEL_b / *.#error" in text["two_data.c"]
     show = '#include <stdio.h>\n#include "two.h"\nint main(void) { for (int i = 0; i < TWO_CLASSES; i++) '
     (tmp_path / "show.c").write_text(
         show + 'printf("%s|", two_class_names[i]); return two_run(NULL, NULL, NULL) != 1; }\n'
