@@ -334,6 +334,48 @@ def predict(
         render_prediction(found)
 
 
+@app.command("export")
+def export_network(
+    subject: Annotated[Path, typer.Argument(help="A deployed network, model.lbq; for nir a run folder.")],
+    changes: Changes = None,
+    out: Annotated[Path | None, typer.Option("-o", "--out", help="Where to write: a folder for c, else a file.")] = None,
+    format: Annotated[str, typer.Option(help="c, onnx, onnx-step (one timestep with explicit state) or nir.")] = "c",
+    name: Annotated[str, typer.Option(help="For c: what the names of its functions and files begin with.")] = "model",
+    reset: Annotated[str | None, typer.Option(help="For nir: what the reader does after a spike, subtract or v_reset.")] = None,
+    accept_ties: Annotated[bool, typer.Option("--accept-ties", help="For nir: neurons that fire at U = threshold.")] = False,
+    as_json: Json = False,
+) -> None:  # fmt: skip
+    """Write a network in another form, for other programs: deployed ones give the same integers, bit for bit."""
+    from lbq.export import check_format, export
+
+    if out is None:
+        raise LbqError("export: say where to with -o")
+    if check_format(format) != "nir":
+        if changes:
+            raise LbqError("key=value is for a run folder, which --format nir takes")
+        facts = export(subject, out, format, name)
+    else:
+        if reset is None:
+            raise LbqError(
+                "NIR leaves open what follows a spike: say what your reader does with --reset subtract or v_reset"
+            )
+        from lbq.deploy.export import graph_of_run
+        from lbq.export.nir import write_nir
+
+        with _data_of_a_run():
+            graph = graph_of_run(subject, changes or [])
+        size = write_nir(graph, out, reset, accept_ties)  # type: ignore[arg-type]  # which checks it
+        facts = {
+            "path": str(out),
+            "bytes": size,
+            "text": f"{out}: {size / 1e6:.2f} MB, every spike as trained, read as docs/nir.md says",
+        }
+    if as_json:
+        _print_json({key: value for key, value in facts.items() if key != "text"})
+    else:
+        make_console().print(facts["text"])
+
+
 Device = Annotated[str | None, typer.Option(help="cpu or cuda; default a GPU where there is one.")]
 Subject = Annotated[Path, typer.Argument(help="Run folder, or a deployed network: model.lbq.")]
 Data = Annotated[

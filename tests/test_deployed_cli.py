@@ -213,7 +213,10 @@ def test_golden_inputs_are_called_so_and_replace_no_analysis(
     for verb, expected in (("account", "over 8 golden inputs"), ("analyze", "Layers over all 8 golden inputs")):
         assert "random noise" not in call(capsys, verb, str(path))[1]
         assert f"{expected} (random noise, no images)" in call(capsys, verb, str(own))[1]
-    assert json.loads(call(capsys, "account", str(own), "--json")[1])["inputs"] == "golden inputs (random noise, no images)"
+    assert (
+        json.loads(call(capsys, "account", str(own), "--json")[1])["inputs"]
+        == "golden inputs (random noise, no images)"
+    )
     np.savez(tmp_path / "own.npz", images=pixels(3, 3, 8, 8))
     assert "over 3 images\n" in call(capsys, "account", str(own), "--data", str(tmp_path / "own.npz"))[1].replace(
         "  ", ""

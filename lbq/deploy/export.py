@@ -22,7 +22,7 @@ from lbq.engine import Network
 from lbq.engine.artefact import Golden, level_digests
 from lbq.engine.network import IntegerNetwork
 from lbq.errors import GraphError
-from lbq.graph import Shape
+from lbq.graph import Graph, Shape
 
 GOLDEN = 8  # inputs that an artefact carries
 
@@ -109,6 +109,14 @@ def deploy_run(run: Path | str, bits: int = 8, changes: Iterable[str] = (), nois
     net = runs.load(run)
     origin = {"config_hash": runs.load_config(run).hash, "weights_sha256": runs.weights_checksum(run)}
     return deploy_trained(net, config, test_set(config), bits, origin, noise)
+
+
+def graph_of_run(run: Path | str, changes: Iterable[str] = ()) -> Graph:
+    """The network of a run folder on real numbers, steps absorbed, for inputs normalised as in training."""
+    config = runs.load_config(run, changes)
+    test = test_set(config)
+    net = exact_copy(runs.load(run))
+    return absorb(fold_gain(lower(net, test.shape, config.model.timesteps, test.static)))
 
 
 def deploy_trained(

@@ -1,1 +1,45 @@
-"""Networks in other formats. Each module is one format, and imports what it needs when it is used."""
+"""Networks in other forms, for other programs. What deployed ones compute is defined in docs/deploy.md. No torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from lbq.errors import LbqError, nearest
+
+FORMATS = {
+    "c": "C99 sources that need nothing but a compiler",
+    "onnx": "an ONNX model of standard operators, all timesteps in one",
+    "onnx-step": "the same for one timestep, with explicit state",
+    "nir": "a NIR graph of a trained run, where that loses nothing",
+}
+
+
+def check_format(format: str) -> str:
+    if format not in FORMATS:
+        raise LbqError(f"--format {format!r} is not known{nearest(format, FORMATS)}")
+    return format
+
+
+def export(model: Path | str, out: Path | str, format: str = "c", name: str = "model") -> dict[str, Any]:
+    """Write the network of a model.lbq in another form.
+
+    out: where to; a folder for `c`, else a file. name: what the network is called there, in C. Returns what was written, as
+    JSON values: `path`, and `text`, a line for people.
+    """
+    model, out = Path(model), Path(out)
+    if check_format(format) == "nir":
+        raise LbqError("NIR is written from a trained run, not from a deployed network: its neurons do not round")
+    if format == "c":
+        from lbq.export import c99
+
+        return c99.export(model, out, name)
+    from lbq.engine import load
+    from lbq.export.onnx import write_onnx
+
+    size = write_onnx(load(model).network, out, "step" if format == "onnx-step" else "sequence", model)
+    return {
+        "path": str(out),
+        "bytes": size,
+        "text": f"{out}: {size / 1e6:.2f} MB, the engine's integers in ONNX operators",
+    }

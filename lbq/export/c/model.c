@@ -1,0 +1,325 @@
+/* Runs an integer spiking network. C99; no allocation, no floating point, no state between calls.
+
+   Layers run one after the other, each over all its timesteps, position by position: only levels (one byte each) are kept
+   for a whole layer, membranes and currents for the channels of one position. At every timestep
+
+       U = leak(V) + (sum of W * S) * 2^fraction + bias + (sum of identity * S)
+       S = how many thresholds U reaches;   V = U - reset where S is not 0
+
+   The exporter has proved that no sum here, in any order, leaves int32 (in the readout: int64). */
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include "model.h"
+#include "model_net.h"
+
+/* Fails to compile where the memory is not laid out as model.h says. */
+typedef char model_memory_is_as_stated[sizeof(model_memory) == MODEL_MEMORY_BYTES ? 1 : -1];
+
+typedef struct {
+    const uint8_t *image;
+    model_memory *memory;
+} context;
+
+/* Where currents are summed: one of the two, with a value for each output channel. */
+typedef struct {
+    int32_t *narrow;
+    int64_t *wide;
+} sums;
+
+/* Levels -------------------------------------------------------------------------------------------------------------- */
+
+static int32_t read_level(const context *run, const model_tensor *tensor, size_t index)
+{
+    switch (tensor->kind) {
+    case MODEL_IMAGE:
+        return run->image[index];
+    case MODEL_UNSIGNED_LEVELS:
+        return run->memory->levels[tensor->offset + index];
+    case MODEL_SIGNED_LEVELS: {
+        const uint8_t byte = run->memory->levels[tensor->offset + index];
+        return byte < 128 ? (int32_t)byte : (int32_t)byte - 256;
+    }
+    default:
+        return run->memory->words[tensor->offset + index];
+    }
+}
+
+static void write_level(const context *run, const model_tensor *tensor, size_t index, int32_t value)
+{
+    if (tensor->kind == MODEL_SUMS)
+        run->memory->words[tensor->offset + index] = value;
+    else
+        run->memory->levels[tensor->offset + index] = (uint8_t)((uint32_t)value & 255u);
+}
+
+/* Of channel 0 at one place; channels are `channel_distance` apart. */
+static size_t place(const model_tensor *tensor, int32_t frame, int32_t y, int32_t x)
+{
+    const size_t area = (size_t)tensor->height * (size_t)tensor->width, channels = (size_t)tensor->channels;
+    const size_t first = tensor->frames == 1 ? 0 : (size_t)frame * area * channels;
+    const size_t position = (size_t)y * (size_t)tensor->width + (size_t)x;
+    return first + (tensor->kind == MODEL_IMAGE ? position : position * channels);
+}
+
+static size_t channel_distance(const model_tensor *tensor)
+{
+    return tensor->kind == MODEL_IMAGE ? (size_t)tensor->height * (size_t)tensor->width : 1;
+}
+
+/* Pools --------------------------------------------------------------------------------------------------------------- */
+
+static int32_t pooled(const context *run, const model_pool *pool, int32_t frame, int32_t y, int32_t x, int32_t c)
+{
+    const model_tensor *source = &model_net.tensors[pool->source];
+    int32_t found = 0, empty = 1; /* padding adds nothing and never wins */
+    int32_t ky, kx;
+    for (ky = 0; ky < pool->kernel_h; ky++) {
+        const int32_t row = y * pool->stride_h + ky - pool->padding_h;
+        if (row < 0 || row >= source->height)
+            continue;
+        for (kx = 0; kx < pool->kernel_w; kx++) {
+            const int32_t column = x * pool->stride_w + kx - pool->padding_w;
+            int32_t value;
+            if (column < 0 || column >= source->width)
+                continue;
+            value = read_level(run, source, place(source, frame, row, column) + (size_t)c);
+            if (pool->kind == MODEL_SUM)
+                found += value;
+            else if (empty || value > found)
+                found = value;
+            empty = 0;
+        }
+    }
+    return found;
+}
+
+static void run_pool(const context *run, const model_pool *pool)
+{
+    const model_tensor *target = &model_net.tensors[pool->target];
+    int32_t t, y, x, c;
+    for (t = 0; t < target->frames; t++)
+        for (y = 0; y < target->height; y++)
+            for (x = 0; x < target->width; x++) {
+                const size_t here = place(target, t, y, x);
+                for (c = 0; c < target->channels; c++)
+                    write_level(run, target, here + (size_t)c, pooled(run, pool, t, y, x, c));
+            }
+}
+
+/* Synapses ------------------------------------------------------------------------------------------------------------ */
+
+/* Add `count` weights from `row` on, times a level, to the sums from output channel `first` on. */
+static void add_row(const model_synapse *synapse, size_t row, int32_t count, int32_t level, sums into, size_t first)
+{
+    int32_t o;
+    if (synapse->weights8 != NULL) {
+        const int8_t *restrict w = synapse->weights8 + row;
+        if (into.wide != NULL) {
+            int64_t *restrict sum = into.wide + first;
+            for (o = 0; o < count; o++)
+                sum[o] += (int64_t)level * w[o];
+        } else {
+            int32_t *restrict sum = into.narrow + first;
+            for (o = 0; o < count; o++)
+                sum[o] += level * w[o];
+        }
+    } else {
+        const int16_t *restrict w = synapse->weights16 + row;
+        if (into.wide != NULL) {
+            int64_t *restrict sum = into.wide + first;
+            for (o = 0; o < count; o++)
+                sum[o] += (int64_t)level * w[o];
+        } else {
+            int32_t *restrict sum = into.narrow + first;
+            for (o = 0; o < count; o++)
+                sum[o] += level * w[o];
+        }
+    }
+}
+
+/* A convolution's currents at one output position: a row of weights for every input that is not zero. */
+static void add_conv(const context *run, const model_synapse *synapse, int32_t frame, int32_t y, int32_t x,
+                     int32_t outputs, sums into)
+{
+    const model_tensor *source = &model_net.tensors[synapse->source];
+    const int32_t group_inputs = source->channels / synapse->groups, group_outputs = outputs / synapse->groups;
+    const size_t apart = channel_distance(source);
+    int32_t ky, kx, group, i;
+    for (ky = 0; ky < synapse->kernel_h; ky++) {
+        const int32_t row = y * synapse->stride_h + ky * synapse->dilation_h - synapse->padding_h;
+        if (row < 0 || row >= source->height)
+            continue;
+        for (kx = 0; kx < synapse->kernel_w; kx++) {
+            const int32_t column = x * synapse->stride_w + kx * synapse->dilation_w - synapse->padding_w;
+            const size_t tap = (size_t)(ky * synapse->kernel_w + kx) * (size_t)group_inputs;
+            size_t input;
+            if (column < 0 || column >= source->width)
+                continue;
+            input = place(source, frame, row, column);
+            for (group = 0; group < synapse->groups; group++) {
+                const size_t first = (size_t)group * (size_t)group_outputs;
+                for (i = 0; i < group_inputs; i++, input += apart) {
+                    const int32_t level = read_level(run, source, input);
+                    if (level != 0)
+                        add_row(synapse, (tap + (size_t)i) * (size_t)outputs + first, group_outputs, level, into, first);
+                }
+            }
+        }
+    }
+}
+
+/* Neurons ------------------------------------------------------------------------------------------------------------- */
+
+/* value * m / 2^k, half rounding up. Complements keep the shift on numbers that are not negative, where C defines it. */
+static int32_t leaked(int32_t value, int32_t m, int32_t k)
+{
+    int64_t product;
+    if (k == 0)
+        return value;
+    product = (int64_t)value * m + ((int64_t)1 << (k - 1));
+    return (int32_t)(product >= 0 ? product >> k : ~(~product >> k));
+}
+
+static int32_t fired(const int32_t *thresholds, int32_t n_max, int32_t has_sign, int32_t u)
+{
+    const int32_t magnitude = has_sign && u < 0 ? -u : u;
+    int32_t level = 0;
+    while (level < n_max && magnitude >= thresholds[level])
+        level++;
+    return has_sign && u < 0 ? -level : level;
+}
+
+static int32_t sign(int32_t value)
+{
+    return (value > 0) - (value < 0);
+}
+
+/* The neurons of one position at one timestep. current: [channel]; membrane: [channel], V of the timestep before. */
+static void update_neurons(const context *run, const model_layer *layer, int32_t t, int32_t y, int32_t x,
+                           const int32_t *current, int32_t *membrane)
+{
+    const model_tensor *target = &model_net.tensors[layer->target];
+    const model_synapse *synapses = model_net.synapses + layer->first;
+    const size_t here = place(target, t, y, x), before = place(target, t > 0 ? t - 1 : 0, y, x);
+    const int32_t *bias = layer->bias;
+    int32_t c, s;
+    if (layer->bias_map)
+        bias += place(target, 0, y, x);
+    for (c = 0; c < target->channels; c++) {
+        int32_t u = current[c] * ((int32_t)1 << layer->fraction) + bias[c];
+        int32_t level;
+        for (s = 0; s < layer->count; s++)
+            if (synapses[s].identity != NULL) {
+                const model_tensor *source = &model_net.tensors[synapses[s].source];
+                u += synapses[s].identity[c] * read_level(run, source, place(source, t, y, x) + (size_t)c);
+            }
+        if (t > 0) {
+            u += leaked(membrane[c], layer->leak_m, layer->leak_k);
+            if (layer->reset_kind == MODEL_RESET_ONCE_LATE)
+                u -= layer->reset[c] * sign(read_level(run, target, before + (size_t)c));
+            else if (layer->reset_kind == MODEL_RESET_LEVEL_LATE)
+                u -= layer->reset[c] * read_level(run, target, before + (size_t)c);
+        }
+        level = fired(layer->thresholds + (size_t)c * (size_t)layer->n_max, layer->n_max,
+                      target->kind == MODEL_SIGNED_LEVELS, u);
+        write_level(run, target, here + (size_t)c, level);
+        if (layer->reset_kind == MODEL_RESET_ONCE)
+            u -= layer->reset[c] * sign(level);
+        else if (layer->reset_kind == MODEL_RESET_LEVEL)
+            u -= layer->reset[c] * level;
+        else if (layer->reset_kind == MODEL_RESET_HARD && level != 0)
+            u = 0;
+        membrane[c] = u;
+    }
+}
+
+/* Layers -------------------------------------------------------------------------------------------------------------- */
+
+/* Add the convolutions of what all timesteps share, a static image, or of what each has for itself. */
+static void add_convs(const context *run, const model_layer *layer, int32_t shared, int32_t t, int32_t y, int32_t x,
+                      int32_t *current)
+{
+    const int32_t outputs = model_net.tensors[layer->target].channels;
+    int32_t s;
+    sums into;
+    into.narrow = current;
+    into.wide = NULL;
+    for (s = layer->first; s < layer->first + layer->count; s++) {
+        const model_synapse *synapse = &model_net.synapses[s];
+        if (synapse->identity == NULL && (model_net.tensors[synapse->source].frames == 1) == shared)
+            add_conv(run, synapse, t, y, x, outputs, into);
+    }
+}
+
+static void run_layer(const context *run, const model_layer *layer)
+{
+    const model_tensor *target = &model_net.tensors[layer->target];
+    const size_t channels = (size_t)target->channels, bytes = channels * sizeof(int32_t);
+    int32_t *shared = run->memory->words, *current = shared + channels, *membrane = current + channels;
+    int32_t t, y, x;
+    for (y = 0; y < target->height; y++)
+        for (x = 0; x < target->width; x++) {
+            memset(shared, 0, bytes);
+            add_convs(run, layer, 1, 0, y, x, shared);
+            for (t = 0; t < target->frames; t++) {
+                memcpy(current, shared, bytes);
+                add_convs(run, layer, 0, t, y, x, current);
+                update_neurons(run, layer, t, y, x, current, membrane);
+            }
+        }
+}
+
+/* Levels of all timesteps, summed in 64 bits. */
+static void run_readout(const context *run, int64_t *logits)
+{
+    int32_t s, t, c;
+    sums into;
+    into.narrow = NULL;
+    into.wide = logits;
+    for (c = 0; c < MODEL_CLASSES; c++)
+        logits[c] = model_net.readout_bias[c];
+    for (s = model_net.readout_first; s < model_net.readout_first + model_net.readout_count; s++) {
+        const model_synapse *synapse = &model_net.synapses[s];
+        const model_tensor *source = &model_net.tensors[synapse->source];
+        for (t = 0; t < MODEL_TIMESTEPS; t++) {
+            if (synapse->identity == NULL)
+                add_conv(run, synapse, t, 0, 0, MODEL_CLASSES, into);
+            else
+                for (c = 0; c < MODEL_CLASSES; c++)
+                    logits[c] += (int64_t)synapse->identity[c] *
+                                 read_level(run, source, place(source, t, 0, 0) + (size_t)c);
+        }
+    }
+}
+
+/* Interface ----------------------------------------------------------------------------------------------------------- */
+
+int model_run(const uint8_t *input, int64_t *logits, model_memory *memory)
+{
+    context run;
+    int32_t i;
+    if (input == NULL || logits == NULL || memory == NULL)
+        return 1;
+    run.image = input;
+    run.memory = memory;
+    for (i = 0; i < model_net.step_count; i++) {
+        const model_step *step = &model_net.steps[i];
+        if (step->kind == MODEL_POOL_STEP)
+            run_pool(&run, &model_net.pools[step->index]);
+        else
+            run_layer(&run, &model_net.layers[step->index]);
+    }
+    run_readout(&run, logits);
+    return 0;
+}
+
+int model_best(const int64_t *logits)
+{
+    int best = 0, c;
+    for (c = 1; c < MODEL_CLASSES; c++)
+        if (logits[c] > logits[best])
+            best = c;
+    return best;
+}

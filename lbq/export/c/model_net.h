@@ -1,0 +1,76 @@
+/* The network as tables: model_data.c fills them in, model.c runs them. Not part of the interface, which is model.h. */
+#ifndef MODEL_NET_H
+#define MODEL_NET_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "model.h"
+
+/* What a tensor holds, and where. The image is planar, [frame][channel][row][column], and belongs to the caller. Levels
+   lie in memory->levels and sums of pooled levels in memory->words, both [frame][row][column][channel]. */
+enum { MODEL_IMAGE, MODEL_UNSIGNED_LEVELS, MODEL_SIGNED_LEVELS, MODEL_SUMS };
+
+typedef struct {
+    int32_t kind;
+    int32_t frames; /* 1: the same at every timestep, else MODEL_TIMESTEPS */
+    int32_t channels, height, width;
+    size_t offset; /* of its first value */
+} model_tensor;
+
+/* A convolution: weights [kernel row][kernel column][input channel of the group][output channel], 8 or 16 bits wide. Or,
+   where identity is not NULL, a residual shortcut: one factor per channel. */
+typedef struct {
+    int32_t source; /* the tensor that it reads */
+    const int32_t *identity;
+    const int8_t *weights8;
+    const int16_t *weights16;
+    int32_t kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w, dilation_h, dilation_w, groups;
+} model_synapse;
+
+enum { MODEL_MAX, MODEL_SUM };
+
+typedef struct {
+    int32_t kind;
+    int32_t source, target; /* tensors */
+    int32_t kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w;
+} model_pool;
+
+/* What is taken off a membrane that has fired: reset, reset times the level, or all of it. Late: at the next timestep,
+   after the leak. */
+enum { MODEL_RESET_ONCE, MODEL_RESET_LEVEL, MODEL_RESET_HARD, MODEL_RESET_ONCE_LATE, MODEL_RESET_LEVEL_LATE };
+
+typedef struct {
+    int32_t target; /* the tensor that it writes */
+    int32_t first, count; /* its synapses */
+    int32_t fraction; /* fractional bits of the membrane */
+    int32_t bias_map; /* whether bias is [row][column][channel], else [channel] */
+    const int32_t *bias;
+    const int32_t *thresholds; /* [channel][n_max], not decreasing */
+    const int32_t *reset; /* [channel] */
+    int32_t n_max;
+    int32_t reset_kind;
+    int32_t leak_m, leak_k; /* the membrane is kept times m / 2^k; k = 0: all of it */
+} model_layer;
+
+/* Steps in the order in which they run: layers, and pools between them. */
+enum { MODEL_POOL_STEP, MODEL_LAYER_STEP };
+
+typedef struct {
+    int32_t kind, index;
+} model_step;
+
+typedef struct {
+    const model_tensor *tensors;
+    const model_synapse *synapses;
+    const model_pool *pools;
+    const model_layer *layers;
+    const model_step *steps;
+    int32_t step_count;
+    int32_t readout_first, readout_count; /* its synapses */
+    const int64_t *readout_bias; /* [class] */
+} model_network;
+
+extern const model_network model_net;
+
+#endif
