@@ -368,7 +368,7 @@ def export_network(
         facts = {
             "path": str(out),
             "bytes": size,
-            "text": f"{out}: {size / 1e6:.2f} MB, every spike as trained, read as docs/nir.md says",
+            "text": f"{out}: {size / 1e6:.2f} MB; docs/nir.md says how it must be read",
         }
     if as_json:
         _print_json({key: value for key, value in facts.items() if key != "text"})

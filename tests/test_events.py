@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
 import itertools
-import json
 import os
 import random
 import shutil
@@ -25,7 +23,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from lbq.data.events import Events, cache, check_size, datasets, frames, read_bounded
+from lbq.data.events import Events, check_size, datasets, frames, read_bounded
 from lbq.data.events.aedat2 import decode_aedat2, read_aedat2
 from lbq.data.events.aedat3 import decode_aedat3, read_aedat3
 from lbq.data.events.datasets import load_cifar10_dvs, load_dvs_gesture, load_dvs_objects, load_nmnist, read_split
@@ -446,226 +444,6 @@ def test_wrong_frame_arguments() -> None:
             to_frames(events, **arguments)
 
 
-# ---- cache
-
-
-def built(count: int = 5, seed: int = 0) -> dict[str, list[cache.Sample]]:
-    rng = np.random.default_rng(seed)
-    return {
-        part: [(rng.integers(0, 256, (2, 2, 3, 3), np.uint8), int(rng.integers(10))) for _ in range(n)]
-        for part, n in (("train", count), ("test", 2))
-    }
-
-
-def cached(folder: Path, build: Callable[[], Any] = built, sources: str = "s", **parameters: Any) -> Any:
-    return cache.cached(folder, "name", {"size": (3, 3), **parameters}, sources, build, (2, 2, 3, 3), 10)
-
-
-def never(*arguments: Any, **named: Any) -> Any:
-    raise AssertionError("decoded again")
-
-
-def test_second_load_does_not_decode(tmp_path: Path) -> None:
-    first = cached(tmp_path)
-    second = cached(tmp_path, never)
-    for part, samples in built().items():
-        for loaded in (first[part], second[part]):
-            assert isinstance(loaded.frames, np.memmap)
-            assert len(loaded) == len(samples)
-            np.testing.assert_array_equal(loaded.frames, np.stack([f for f, _ in samples]))
-            assert loaded.labels.tolist() == [y for _, y in samples]
-    (entry,) = tmp_path.iterdir()
-    np.testing.assert_array_equal(np.load(entry / "train.frames.npy"), first["train"].frames)  # a plain .npy file
-    np.testing.assert_array_equal(np.load(entry / "test.labels.npy"), first["test"].labels)
-
-
-def test_cache_is_keyed_by_parameters_and_sources(tmp_path: Path) -> None:
-    cached(tmp_path)
-    assert len(cached(tmp_path, lambda: built(7), timesteps=3)["train"]) == 7
-    assert len(list(tmp_path.iterdir())) == 2
-    assert len(cached(tmp_path, never)["train"]) == 5
-    assert len(cached(tmp_path, lambda: built(6), sources="changed")["train"]) == 6
-    assert len(list(tmp_path.iterdir())) == 2
-
-
-def test_damage_anywhere_is_detected_and_mended(tmp_path: Path) -> None:
-    cached(tmp_path)
-    (entry,) = tmp_path.iterdir()
-    rng = random.Random(0)
-    original = {path.name: path.read_bytes() for path in entry.iterdir()}
-    assert len(original) == 5
-    for name, content in original.items():
-        offsets = {0, len(content) - 1, *(rng.randrange(len(content)) for _ in range(8))}
-        changes = [content[:i] + bytes([content[i] ^ 1 << rng.randrange(8)]) + content[i + 1 :] for i in offsets]
-        for changed in [*changes, content[:-1], content[:10], b"", content + b"\0", None]:
-            if name == "index.json" and changed in (content[:-1],):
-                continue  # the last line's end carries nothing
-            if changed is None:
-                (entry / name).unlink()
-            else:
-                (entry / name).write_bytes(changed)
-            calls: list[int] = []
-
-            def build(calls: list[int] = calls) -> Any:
-                calls.append(1)
-                return built()
-
-            parts = cached(tmp_path, build)
-            meaning = None if changed is None or name != "index.json" else _json(changed)
-            assert calls or meaning == json.loads(original["index.json"]), (name, changed)
-            np.testing.assert_array_equal(parts["train"].frames, np.stack([f for f, _ in built()["train"]]))
-            assert sorted(p.name for p in tmp_path.iterdir()) == [entry.name]
-
-
-def forged(entry: Path, change: Callable[[Any], None]) -> None:
-    """Another index, with the checksum that belongs to it."""
-    index = json.loads((entry / "index.json").read_text())["index"]
-    change(index)
-    digest = hashlib.sha256(json.dumps(index, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
-    (entry / "index.json").write_text(json.dumps({"sha256": digest, "index": index}))
-
-
-def with_array(entry: Path, name: str, array: NDArray[Any]) -> Callable[[Any], None]:
-    """Stores another array in the entry, and its checksum in the index."""
-
-    def change(index: Any) -> None:
-        np.save(entry / f"{name}.npy", array)
-        digest = hashlib.sha256(array.tobytes()).hexdigest()
-        index["arrays"][name] = {"shape": list(array.shape), "dtype": array.dtype.str, "sha256": digest}
-
-    return change
-
-
-def test_forged_entries_are_not_believed(tmp_path: Path) -> None:
-    """A dataset's folder may come from anybody, the cache in it too: an array of objects would be taken for addresses."""
-    cached(tmp_path)
-    (entry,) = tmp_path.iterdir()
-    whole = {path.name: path.read_bytes() for path in entry.iterdir()}
-
-    def objects(index: Any) -> None:
-        index["arrays"]["train.frames"] |= {"shape": [5, 2, 2, 3, 3], "dtype": "|O"}
-        (entry / "train.frames.npy").write_bytes(b"\x93NUMPY" + bytes(5 * 36 * 8))
-
-    for change in (
-        objects,
-        with_array(entry, "train.frames", np.ones((5, 2, 2, 3, 3), np.float32)),
-        with_array(entry, "train.frames", np.ones((5, 2, 2, 3, 4), np.uint8)),
-        with_array(entry, "train.frames", np.ones((4, 2, 2, 3, 3), np.uint8)),
-        with_array(entry, "train.labels", np.array([0, 1, 2, 3, 99])),
-        with_array(entry, "train.labels", np.array([0, 1, 2, 3, -1])),
-        lambda index: index.pop("arrays"),
-        lambda index: index.pop("parts"),
-        lambda index: index.update(parts=3),
-        lambda index: index["arrays"].update({"train.frames": 3}),
-        lambda index: index["arrays"]["train.frames"].update(shape=[-5, -2, 2, 3, 3]),
-        lambda index: index["arrays"]["train.frames"].update(shape=None),
-    ):
-        forged(entry, change)
-        parts = cached(tmp_path)
-        np.testing.assert_array_equal(parts["train"].frames, np.stack([f for f, _ in built()["train"]]))
-        assert {path.name: path.read_bytes() for path in entry.iterdir()} == whole  # built anew
-
-
-def _json(data: bytes) -> Any:
-    try:
-        return json.loads(data)
-    except ValueError:
-        return None
-
-
-def test_an_interrupted_build_leaves_nothing(tmp_path: Path) -> None:
-    def fails() -> Any:
-        def samples() -> Any:
-            yield built()["train"][0]
-            raise DataError("file 2 is damaged")
-
-        return {"train": samples()}
-
-    with pytest.raises(DataError, match="file 2 is damaged"):
-        cached(tmp_path, fails)
-    assert list(tmp_path.iterdir()) == []
-    with pytest.raises(DataError, match="train part of the dataset has no samples"):
-        cached(tmp_path, lambda: {"train": []})
-    with pytest.raises(ValueError, match="frames must all be uint8"):
-        cached(tmp_path, lambda: {"train": [built()["train"][0], (np.zeros((1, 2, 3, 3), np.uint8), 0)]})
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_remains_of_killed_builds_are_removed_when_old(tmp_path: Path) -> None:
-    cached(tmp_path)
-    (entry,) = tmp_path.iterdir()
-    shutil.rmtree(entry)
-    for name in ("new.1.a", "new.2.b"):
-        (tmp_path / f".{entry.name}.{name}").mkdir()
-    os.utime(tmp_path / f".{entry.name}.new.1.a", (0, 0))
-    cached(tmp_path)
-    assert sorted(p.name for p in tmp_path.iterdir()) == [f".{entry.name}.new.2.b", entry.name]
-
-
-@pytest.mark.parametrize("call", ["fsync", "rename", "open"])
-def test_failing_writes_are_named_and_leave_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
-    """Whichever call to the system fails, at whatever time, the error is one line and the next load is right."""
-    real_call = getattr(os, call)
-    for k in range(30):
-        seen = 0
-
-        def fail(*arguments: Any, k: int = k, **named: Any) -> Any:
-            nonlocal seen
-            seen += 1
-            if seen == k + 1:
-                raise OSError(28, "No space left on device")
-            return real_call(*arguments, **named)
-
-        with monkeypatch.context() as patch:
-            patch.setattr(os, call, fail)
-            try:
-                parts = cached(tmp_path)
-            except DataError as error:
-                text = str(error)
-                assert "No space left on device; give another folder" in text or "does not read back" in text
-            else:
-                assert len(parts["train"]) == 5
-        assert not [p for p in tmp_path.iterdir() if p.name.startswith(".")]
-        np.testing.assert_array_equal(cached(tmp_path)["train"].frames, np.stack([f for f, _ in built()["train"]]))
-        shutil.rmtree(next(tmp_path.iterdir()))
-        if seen <= k:
-            break
-    assert k > 0
-
-
-def test_another_process_may_finish_first(tmp_path: Path) -> None:
-    def slow() -> Any:
-        cached(tmp_path)  # the other process, meanwhile
-        return built(9)
-
-    assert len(cached(tmp_path, slow)["train"]) == 5
-    assert len(list(tmp_path.iterdir())) == 1
-
-
-def test_a_rename_that_loses_the_race(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rename = os.rename
-
-    def late(source: Path, target: Path) -> None:
-        monkeypatch.setattr(os, "rename", rename)
-        cached(tmp_path)
-        rename(source, target)
-
-    monkeypatch.setattr(os, "rename", late)
-    assert len(cached(tmp_path, lambda: built(9))["train"]) == 5
-
-
-def test_a_disk_that_forgets_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache, "_load", lambda entry, facts: None)
-    with pytest.raises(DataError, match="does not read back as it was written"):
-        cached(tmp_path)
-
-
-def test_cache_that_cannot_be_written(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(DataError, match="cannot write the cache .* give another folder as cache=DIR"):
-        cached(tmp_path / "file")
-
-
 # ---- splits
 
 
@@ -744,7 +522,7 @@ def test_cifar10_dvs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         data.train.frames, [("airplane", 0), ("airplane", 1), ("airplane", 5), ("truck", 10)], strict=True
     ):
         np.testing.assert_array_equal(frame, to_frames(events_of(recordings[key]), 4, size=(32, 32)))
-    monkeypatch.setattr(datasets, "decode_aedat2", never)
+    monkeypatch.delattr(datasets, "decode_aedat2")  # the second time decodes nothing
     again = load_cifar10_dvs(tmp_path / "data", 4, (32, 32), split=split)
     np.testing.assert_array_equal(again.test.frames, data.test.frames)
     with pytest.raises(AssertionError, match="decoded again"):
