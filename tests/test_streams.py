@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from lbq import engine, streams
+from lbq import engine
+from lbq.cli import streams
 from tests.small_nets import deployed
 
 FULL = Path("/dev/full")

@@ -1,4 +1,4 @@
-"""What the command line shows: progress on stderr, tables on stdout. rich is imported when something is shown."""
+"""What the command line prints: tables on stdout. rich is imported when something is shown."""
 
 from __future__ import annotations
 
@@ -9,21 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.progress import TaskID
 
     from lbq.analyze import Analysis
     from lbq.costs import Costs
     from lbq.demo import DemoResult
     from lbq.engine.evaluate import Evaluation
-    from lbq.job import Plan
     from lbq.measurement import Measurement
     from lbq.technology import Technology
-    from lbq.train import EpochRecord
 
 NOISE = " (random noise, no images)"
-
-
-# -------------------------------------------------------------------------------------------------------------
 
 
 def make_console(stderr: bool = False) -> Console:
@@ -46,176 +40,6 @@ def make_table(title: str, first: str, *columns: str) -> Any:
     for column in columns:
         table.add_column(column, justify="right")
     return table
-
-
-class DemoProgress:
-    """A bar on a terminal, a plain line now and then elsewhere; both on stderr."""
-
-    def __init__(self) -> None:
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-        self.console = make_console(stderr=True)
-        self.bars = Progress(
-            TextColumn("{task.description:<18}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[note]}"),
-            TimeElapsedColumn(),
-            console=self.console,
-            disable=not self.console.is_terminal,
-        )
-        self.tasks: dict[str, TaskID] = {}
-
-    def __enter__(self) -> DemoProgress:
-        self.bars.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.bars.stop()
-
-    def start(self, method: str, epochs: int) -> None:
-        from lbq.demo import TITLES
-
-        self.tasks[method] = self.bars.add_task(TITLES[method], total=epochs, note="")
-
-    def epoch(self, method: str, record: EpochRecord) -> None:
-        note = f"loss {record.loss:.3f}  train {record.train_accuracy:5.1f} %"
-        self.bars.update(self.tasks[method], advance=1, note=note)
-        if not self.console.is_terminal and (record.epoch % 5 == 0 or record.epoch == 1):
-            self.console.print(f"{method:<12} epoch {record.epoch:>3}  {note}  {record.seconds:.1f} s")
-
-    def done(self, method: str, accuracy: float, seconds: float) -> None:
-        self.bars.update(self.tasks[method], note=f"test {accuracy:5.2f} %")
-        if not self.console.is_terminal:
-            self.console.print(f"{method:<12} test {accuracy:.2f} %  {seconds:.1f} s")
-
-    def stage(self, text: str) -> None:
-        self.console.print(text)
-
-
-class TrainProgress:
-    """The plan, then a bar for each epoch on a terminal or a plain line elsewhere, with the time left; on stderr."""
-
-    def __init__(self) -> None:
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
-        self.console = make_console(stderr=True)
-        self.bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[note]}"),
-            console=self.console,
-            transient=True,
-            disable=not self.console.is_terminal,
-        )
-        self.task: TaskID | None = None
-        self.epochs = self.samples = 0
-
-    def __enter__(self) -> TrainProgress:
-        self.bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.bar.stop()
-
-    def plan(self, plan: Plan) -> None:
-        self.epochs, self.samples = plan.epochs, plan.steps_per_epoch * plan.batch_size
-        macs = "" if plan.macs is None else f", {plan.macs / 1e6:.1f} M MACs, {plan.neurons:,} neurons"
-        memory = "" if plan.memory_gib is None else f", about {plan.memory_gib:.2f} GiB of activations (estimated)"
-        source = ", ".join(f"{k} {v[:12] if k == 'sha256' else v}" for k, v in plan.data.items())
-        self.console.print(f"network  {plan.model}, T = {plan.timesteps}, {plan.parameters:,} parameters{macs}")
-        self.console.print(f"data     {source}; {plan.train_samples:,} training samples")
-        self.console.print(
-            f"training {plan.epochs} epochs x {plan.steps_per_epoch} steps of {plan.batch_size} on {plan.processes} x "
-            f"{plan.device}, {plan.kernel} kernel{memory}"
-        )
-
-    def resumed(self, epoch: int, batch: int, notes: tuple[str, ...]) -> None:
-        for note in notes:
-            self.console.print(f"passed over: {note}")
-        self.console.print(f"continuing at epoch {epoch + 1}, step {batch + 1}")
-
-    def restarted(self, log: Path) -> None:
-        self.console.print(f"no checkpoint found: training starts again at epoch 1; the log so far is kept as {log}")
-
-    def step(self, epoch: int, batch: int, batches: int, samples_per_second: float) -> None:
-        if self.task is None:
-            self.task = self.bar.add_task("", total=batches, note="")
-        left = ""
-        if samples_per_second:
-            samples = (self.epochs - epoch) * self.samples - batch * self.samples / batches
-            left = f"{samples_per_second:,.0f} samples/s, {duration(samples / samples_per_second)} left"
-        self.bar.update(self.task, description=f"epoch {epoch + 1}/{self.epochs}", completed=batch, note=left)
-        if not self.console.is_terminal and epoch == 0 and batch == min(20, batches):
-            self.console.print(f"step {batch}: {left}")
-
-    def epoch(self, record: EpochRecord) -> None:
-        test = "" if record.test_accuracy is None else f"  test {record.test_accuracy:.2f} %"
-        test += "" if record.holdout_accuracy is None else f"  held out {record.holdout_accuracy:.2f} %"
-        low, high = (min(record.steps.values()), max(record.steps.values())) if record.steps else (0.0, 0.0)
-        steps = f"  steps {low:.3f}..{high:.3f}" if record.steps else ""
-        self.console.print(
-            f"epoch {record.epoch}/{self.epochs}  loss {record.loss:.4f}  train {record.train_accuracy:.2f} %{test}{steps}  "
-            f"{record.samples_per_second:,.0f} samples/s"
-        )
-
-
-class DownloadProgress:
-    """Bytes received, as a bar on a terminal."""
-
-    def __init__(self, name: str) -> None:
-        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
-
-        console = make_console(stderr=True)
-        self.bar = Progress(
-            TextColumn(name),
-            BarColumn(),
-            DownloadColumn(),
-            TransferSpeedColumn(),
-            console=console,
-            disable=not console.is_terminal,
-        )
-        self.task = self.bar.add_task(name, total=None)
-
-    def __enter__(self) -> DownloadProgress:
-        self.bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.bar.stop()
-
-    def progress(self, done: int, total: int | None) -> None:
-        self.bar.update(self.task, completed=done, total=total)
-
-
-class CountProgress:
-    """A bar of so many samples on a terminal, nothing elsewhere; on stderr."""
-
-    def __init__(self, name: str, total: int | None) -> None:
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-        console = make_console(stderr=True)
-        self.bar = Progress(
-            TextColumn(name),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(),
-            console=console,
-            transient=True,
-            disable=not console.is_terminal,
-        )
-        self.task = self.bar.add_task(name, total=total)
-
-    def __enter__(self) -> CountProgress:
-        self.bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.bar.stop()
-
-    def advance(self, samples: int) -> None:
-        self.bar.advance(self.task, samples)
 
 
 def size_of(count: int) -> str:

@@ -1,0 +1,141 @@
+"""Commands about networks of integers: deploy, run, predict, export."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lbq.cli.base import Changes, Json, Limit, Run, data_of_a_run, print_json, thread_count
+from lbq.cli.progress import CountProgress
+from lbq.cli.render import make_console, render_deployed, render_evaluation, render_prediction
+from lbq.errors import LbqError
+
+Model = Annotated[Path, typer.Argument(help="A deployed network, such as model.lbq.")]
+Threads = Annotated[int | None, typer.Option(min=1, max=256, help="CPU threads; default all of them.")]
+
+
+def deploy(
+    run: Run,
+    changes: Changes = None,
+    out: Annotated[Path, typer.Option("-o", "--out", help="File to write.")] = Path("model.lbq"),
+    bits: Annotated[int, typer.Option(help="Bits of a weight: 4 to 8, or 16.")] = 8,
+    levels: Annotated[Path | None, typer.Option(help="Also write every golden level, for other engines.")] = None,
+    noise: Annotated[bool, typer.Option("--noise", help="Golden inputs are noise, not images of the dataset.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Make an integer network of a trained one: BatchNorm folded, steps absorbed, weights in few bits, bounds proved."""
+    from lbq import engine, files
+    from lbq.deploy import deploy_run
+    from lbq.engine.levelfile import save_levels
+
+    for path in (out, *([] if levels is None else [levels])):
+        files.check_file(path)
+    with data_of_a_run():
+        made = deploy_run(run, bits, changes or [], noise)
+    size = engine.save(out, made)
+    net = engine.load(out)
+    verified = net.verify("bitplane")
+    if levels is not None and net.golden is not None:
+        traced = net.run(net.golden.inputs, "dense", trace=True).levels
+        save_levels(levels, traced or {})
+    network = net.network
+    facts = {
+        "path": str(out),
+        "bytes": size,
+        "weights": network.parameters,
+        "layers": len(network.layers),
+        "timesteps": network.timesteps,
+        "bits": bits,
+        "verified": verified,
+        "levels": None if levels is None else str(levels),
+    }
+    if as_json:
+        print_json(facts)
+    else:
+        render_deployed(facts)
+
+
+def run(
+    model: Model,
+    data: Annotated[str | None, typer.Argument(help="Its dataset's folder, or .npz with images and labels.")] = None,
+    engine: Annotated[str, typer.Option(help="auto, dense, bitplane or cuda; all give the same bits.")] = "auto",
+    against: Annotated[str | None, typer.Option(help="Also run this engine, and compare every level.")] = None,
+    threads: Threads = None,
+    limit: Limit = None,
+    as_json: Json = False,
+) -> None:
+    """Run a deployed network on a test set: accuracy, throughput, and what was executed, synapse by synapse."""
+    from lbq.engine import load
+    from lbq.engine.evaluate import evaluate, open_data
+
+    net = load(model)
+    test = open_data(net.network, data)
+    with CountProgress(str(model), min(limit or test.size, test.size)) as progress:
+        found = evaluate(net, test, engine, thread_count(threads), limit, progress.advance, against)  # type: ignore[arg-type]
+    if as_json:
+        print_json(found.to_dict())
+    else:
+        render_evaluation(found)
+    if found.differing:
+        raise typer.Exit(1)
+
+
+def predict(
+    model: Model,
+    image: Annotated[Path, typer.Argument(help="An image file, or a uint8 .npy array.")],
+    top: Annotated[int, typer.Option(min=1, help="How many classes to print.")] = 5,
+    as_json: Json = False,
+) -> None:
+    """Classify one image with a deployed network."""
+    from lbq.engine import load
+    from lbq.engine.evaluate import ranking, read_input
+
+    net = load(model)
+    found = ranking(net, read_input(image, net.network))[:top]
+    if as_json:
+        print_json(found)
+    else:
+        render_prediction(found)
+
+
+def export(
+    subject: Annotated[Path, typer.Argument(help="A deployed network, model.lbq; for nir a run folder.")],
+    changes: Changes = None,
+    out: Annotated[Path | None, typer.Option("-o", "--out", help="Where to write: a folder for c, else a file.")] = None,
+    format: Annotated[str, typer.Option(help="c, onnx, onnx-step (one timestep with explicit state) or nir.")] = "c",
+    name: Annotated[str, typer.Option(help="For c: what the names of its functions and files begin with.")] = "model",
+    reset: Annotated[str | None, typer.Option(help="For nir: what the reader does after a spike, subtract or v_reset.")] = None,
+    accept_ties: Annotated[bool, typer.Option("--accept-ties", help="For nir: neurons that fire at U = threshold.")] = False,
+    as_json: Json = False,
+) -> None:  # fmt: skip
+    """Write a network in another form, for other programs: deployed ones give the same integers, bit for bit."""
+    from lbq import export as exports
+
+    if out is None:
+        raise LbqError("export: say where to with -o")
+    if exports.check_format(format) != "nir":
+        if changes:
+            raise LbqError("key=value is for a run folder, which --format nir takes")
+        facts = exports.export(subject, out, format, name)
+    else:
+        if reset is None:
+            raise LbqError(
+                "NIR leaves open what follows a spike: say what your reader does with --reset subtract or v_reset"
+            )
+        from lbq.deploy.export import graph_of_run
+        from lbq.export.nir import write_nir
+
+        with data_of_a_run():
+            graph = graph_of_run(subject, changes or [])
+        size = write_nir(graph, out, reset, accept_ties)  # type: ignore[arg-type]  # which checks it
+        facts = {
+            "path": str(out),
+            "bytes": size,
+            "text": f"{out}: {size / 1e6:.2f} MB; docs/nir.md says how it must be read",
+        }
+    if as_json:
+        print_json({key: value for key, value in facts.items() if key != "text"})
+    else:
+        make_console().print(facts["text"])

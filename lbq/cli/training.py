@@ -1,0 +1,145 @@
+"""Commands that train: demo, train, eval, and data and doctor, which come before."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lbq.cli.base import Changes, Device, Json, Run, data_of_a_run, fail, print_json
+from lbq.cli.progress import DemoProgress, DownloadProgress, TrainProgress
+from lbq.cli.render import make_console, make_table, render_demo
+from lbq.errors import LbqError
+
+
+def demo(
+    out: Annotated[Path | None, typer.Option(help="Run folder to write; default runs/demo-001, -002, ...")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of weights, order and augmentation.")] = 0,
+    epochs: Annotated[int, typer.Option(min=1, help="Epochs for each of the four networks.")] = 20,
+    as_json: Json = False,
+) -> None:
+    """Train a burst network and three baselines on real digits, run it on integer levels, and print what it costs."""
+    from lbq.demo import run_demo
+    from lbq.kernels import choose as kernels
+    from lbq.runs import next_free
+
+    kernels.check("cpu")
+    folder = next_free(Path("runs") / "demo") if out is None else out
+    with DemoProgress() as progress:
+        result = run_demo(folder, progress, seed, epochs)
+    if as_json:
+        print_json(result.summary())
+    else:
+        render_demo(result)
+
+
+def train(
+    config: Annotated[Path, typer.Argument(help="A TOML configuration, such as configs/digits/lbq.toml.")],
+    changes: Annotated[list[str] | None, typer.Argument(help="key=value, such as train.epochs=3.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Run folder; default runs/FOLDER-NAME-sSEED.")] = None,
+    resume: Annotated[str, typer.Option(help="auto: continue what the folder holds; never: refuse it.")] = "never",
+    device: Device = None,
+    compile: Annotated[bool, typer.Option("--compile", help="train.compile=true")] = False,
+    deterministic: Annotated[bool, typer.Option("--deterministic", help="train.deterministic=true")] = False,
+    as_json: Json = False,
+) -> None:
+    """Train a configuration. Under torchrun (torchrun --nproc-per-node=N -m lbq train ...) on several processes."""
+    if resume not in ("auto", "never"):
+        raise LbqError(f"--resume must be auto or never, got {resume!r}")
+    from lbq import distributed, job
+    from lbq.config import Config
+
+    flags = ["train.compile=true"] * compile + ["train.deterministic=true"] * deterministic
+    settings = Config.load(config, [*(changes or []), *flags])
+    name = f"{config.parent.name}-{config.stem}" if config.parent.name else config.stem
+    folder = out or Path("runs") / f"{name}-s{settings.seed}"
+    world, where = distributed.start(device)
+    try:
+        with TrainProgress() as progress:
+            result = job.train(settings, folder, progress, device=where, world=world, resume=resume == "auto")
+    except job.Stopped as stopped:
+        fail(str(stopped), stopped.code)
+    finally:
+        distributed.stop()
+    if not world.main:
+        return
+    if as_json:
+        print_json({**result, "run": str(folder)})
+    else:
+        make_console().print(
+            f"test accuracy {result['accuracy']:.2f} % after epoch {result['epoch']}, run folder {folder}"
+        )
+
+
+def evaluate(
+    run: Run,
+    changes: Changes = None,
+    device: Device = None,
+    as_json: Json = False,
+) -> None:
+    """Evaluate a run's stored weights on its test set: repeats the number in its result."""
+    from lbq import distributed, job
+    from lbq.kernels import choose as kernels
+
+    world, where = distributed.start(device)
+    try:
+        kernels.check(where.type)
+        with data_of_a_run():
+            found = job.evaluate_run(run, where, world, changes or [])
+    finally:
+        distributed.stop()
+    if not world.main:
+        return
+    if as_json:
+        print_json(found)
+        return
+    stored = found["stored_accuracy"]
+    make_console().print(
+        f"test accuracy {found['accuracy']:.2f} % on {found['images']} images"
+        + ("" if stored is None else f"; the run's result says {stored:.2f} %")
+    )
+
+
+def data(
+    name: Annotated[str, typer.Argument(help="cifar10 or cifar100.")],
+    root: Annotated[Path, typer.Option(help="Folder to put it in.")],
+    source: Annotated[Path | None, typer.Option("--from", help="An archive or folder you have already.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Fetch a dataset, or take it from files you have, and verify it."""
+    from lbq.data import cifar
+
+    if name not in cifar.SPECS:
+        raise LbqError(f"data: {name!r} cannot be prepared; known: {', '.join(cifar.SPECS)}. Others: see docs/data.md")
+    with DownloadProgress(f"{name}") as download:
+        path = cifar.prepare_cifar(name, root, source, download.progress)
+    loaded = cifar.load_cifar10(root) if name == "cifar10" else cifar.load_cifar100(root)
+    facts = {"path": str(path), "train": len(loaded.train), "test": len(loaded.test), "sha256": loaded.checksum}
+    if as_json:
+        print_json(facts)
+    else:
+        make_console().print(f"{name}: {facts['train']:,} + {facts['test']:,} images in {path}, verified")
+
+
+def doctor(as_json: Json = False) -> None:
+    """Print versions, devices, and which kernels will run and why."""
+    from lbq.doctor import examine
+
+    facts = examine()
+    if as_json:
+        print_json(facts)
+        return
+    console = make_console()
+    console.print(f"lbq {facts['lbq']}, Python {facts['python']}, {facts['platform']}, {facts['cpus']} CPUs")
+    table = make_table("", "package", "version")
+    for name, version in facts["packages"].items():
+        table.add_row(name, version or "not installed")
+    console.print(table)
+    for device in facts["devices"]:
+        kernel = facts["kernels"][device["name"].split(":")[0]]
+        console.print(f"{device['name']}: {device['detail']}; kernel {kernel['kernel']} ({kernel['reason']})")
+    engine = facts["engine"]
+    console.print(f"deployed networks: {engine['kernel']} kernels ({engine['reason']})")
+    for line in facts["advice"]:
+        console.print(f"note: {line}")
