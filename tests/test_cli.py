@@ -24,6 +24,7 @@ from lbq.kernels.choose import choose
 from lbq.measure import measure
 from lbq.records import record_of
 from lbq.runs import load_config
+from tests.reading import real
 
 
 def call(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
@@ -409,9 +410,7 @@ def test_out_of_memory_says_what_to_change(
 
 
 def test_data_from_real_files(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    source = Path(os.environ.get("LBQ_DATA", "")) / "cifar10"
-    if not os.environ.get("LBQ_DATA") or not source.is_dir():
-        pytest.skip("set LBQ_DATA to a folder that holds cifar10")
+    source = real("cifar10")
     code, out, _ = call(capsys, "data", "cifar10", "--root", str(tmp_path / "c"), "--from", str(source))
     assert code == 0
     assert "50,000 + 10,000 images" in out
@@ -436,3 +435,4 @@ def test_data_mistakes(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> No
         assert (code, out, err.count("\n")) == (2, "", 1)
         assert message in err
         assert "delete" not in err  # what a user gives stays the user's
+    assert not (tmp_path / "x").exists()

@@ -31,16 +31,10 @@ from lbq.data.events.frames import slice_bounds, to_frames
 from lbq.data.events.nmnist import decode_nmnist, read_nmnist
 from lbq.errors import DataError
 from tests import aedat_writer as writer
+from tests.reading import real
 
 Decoder = Callable[[bytes, str], Events]
 SPLITS = Path(datasets.__file__).parents[1] / "splits"
-
-
-def real(name: str) -> Path:
-    folder = Path(os.environ.get("LBQ_DATA", "")) / name
-    if not os.environ.get("LBQ_DATA") or not folder.is_dir():
-        pytest.skip(f"set LBQ_DATA to a folder that holds {name}")
-    return folder
 
 
 def as_tuples(events: Events) -> list[writer.Event]:

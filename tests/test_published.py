@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 from pathlib import Path
-
-import pytest
 
 from lbq import engine
 from lbq.config import Config
 from lbq.engine.evaluate import evaluate, open_data
+from tests.reading import real
 
 MODELS = Path(__file__).parents[1] / "models"
 HEADLINE = MODELS / "cifar10_resnet20w128_t2_lbq.lbq"
@@ -38,9 +36,7 @@ def test_the_headline_network_gives_its_golden_levels() -> None:
 
 def test_the_headline_network_on_real_images() -> None:
     """Integers are the same everywhere: so is the number of images that it gets right."""
-    folder = Path(os.environ.get("LBQ_DATA", "")) / "cifar10"
-    if not os.environ.get("LBQ_DATA") or not folder.is_dir():
-        pytest.skip("set LBQ_DATA to a folder that holds cifar10")
+    folder = real("cifar10")
     net = engine.load(HEADLINE)
     found = evaluate(net, open_data(net.network, str(folder)), threads=2, limit=256)
     assert found.accuracy is not None

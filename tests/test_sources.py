@@ -23,13 +23,7 @@ from lbq.engine import evaluate
 from lbq.errors import ConfigError, DataError
 from lbq.measure import measure
 from lbq.train import Trainer
-
-
-def real(name: str) -> Path:
-    folder = Path(os.environ.get("LBQ_DATA", "")) / name
-    if not os.environ.get("LBQ_DATA") or not folder.is_dir():
-        pytest.skip(f"set LBQ_DATA to a folder that holds {name}")
-    return folder
+from tests.reading import real
 
 
 @pytest.fixture(scope="module")

@@ -20,6 +20,7 @@ import tarfile
 import tempfile
 import zlib
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path, PurePosixPath
@@ -410,11 +411,15 @@ def _from_pickle(spec: Spec, data: bytes, where: Path) -> NDArray[np.uint8]:
 
 
 def _write(spec: Spec, root: Path, found: _Found, progress: Progress | None) -> Path:
-    """Write the binary form's folder into `root` under a temporary name, verify its bytes, then rename it."""
+    """Write the binary form's folder into `root` under a temporary name, verify its bytes, then rename it.
+
+    What fails leaves nothing behind, not even the folders on the way to it.
+    """
     folder = root / spec.binary.folder
     total = sum(file.size for file in spec.binary.files)
     done = 0
     try:
+        missing = [path for path in (root, *root.parents) if not path.exists()]
         root.mkdir(parents=True, exist_ok=True)
         partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".partial", dir=root))
         try:
@@ -434,6 +439,9 @@ def _write(spec: Spec, root: Path, found: _Found, progress: Progress | None) -> 
             sync_folder(root)
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)
+            with suppress(OSError):  # not empty: someone else's
+                for path in missing:
+                    path.rmdir()
             raise
     except OSError as error:
         raise DataError(f"cannot write {folder}: {error.strerror}: free space or choose another root") from error
