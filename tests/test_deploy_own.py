@@ -309,6 +309,17 @@ def by_hand(m: Any, x: Tensor) -> Tensor:
     return rest(m, m.sn(m.bn(m.conv(x.flatten(0, 1))).unflatten(0, (steps, batch))))
 
 
+def by_views(m: Any, x: Tensor, whole: bool) -> Tensor:
+    """As in by_hand, by view and reshape throughout; sizes given or left to PyTorch."""
+    steps, batch, channels, height, width = x.shape
+    x = current(m, x.reshape(steps * batch if whole else -1, channels, height, width))
+    x = m.sn(x.view(steps, batch if whole else -1, 4, height, width))
+    x = m.bn2(m.conv2(torch.reshape(x, (-1, 4, x.size(3), 8))))
+    x = m.sn2(x.view(steps, x.shape[0] // steps, *([4, 8, 8] if whole else [-1, 8, 8])))
+    x = m.pool(x.view(-1, 4, 8, 8)).view(steps, batch, 4 if whole else -1)
+    return m.fc(x.view(-1, x.shape[-1])).view(steps, -1, 5).mean(0)
+
+
 WAYS: dict[str, Forward] = {
     "unsqueeze_expand": lambda m, x: folded(m, x.unsqueeze(0).expand(3, -1, -1, -1, -1)),
     "unsqueeze_expand_sizes": lambda m, x: folded(m, torch.unsqueeze(x, 0).expand((3, x.shape[0], 1, x.size(2), 8))),
@@ -325,6 +336,10 @@ WAYS: dict[str, Forward] = {
     "one_folded": lambda m, x: rest(m, m.sn(over_time(x[None], m.conv, m.bn).expand(3, -1, -1, -1, -1))),
     "halves": lambda m, x: rest(m, m.sn(unfold_time(current(m, fold_time(x)), x, 3))),
     "by_hand": lambda m, x: by_hand(m, torch.stack([x] * 3)),
+    "by_views": lambda m, x: by_views(m, x.expand(3, *x.shape), False),
+    "by_views_with_sizes": lambda m, x: by_views(m, x.expand(3, *x.shape), True),
+    "image_by_views": lambda m, x: folded(m, torch.stack([x.view(x.size(0), -1).view(-1, 1, 8, 8)] * 3)),
+    "one_by_views": lambda m, x: rest(m, m.sn(torch.stack([current(m, x[None].view(x.shape))] * 3))),
     "linear_without_fold": lambda m, x: m.fc(
         over_time(m.sn2(over_time(m.sn(over_time(x, m.conv, m.bn, timesteps=3)), m.conv2, m.bn2)), m.pool).flatten(2)
     ).mean(0),
@@ -390,6 +405,22 @@ def test_a_static_current_is_added_at_every_timestep() -> None:
         (lambda m, x: rest(m, m.sn(current(m, torch.stack([x] * 3)))), "layer 'conv': Conv2d knows no .*over_time"),
         (lambda m, x: rest(m, m.sn(unfold_time(current(m, x), torch.stack([x] * 3)))), "from fold_time of the same"),
         (lambda m, x: rest(m, m.sn(torch.stack([x] * 3).flatten(1))), "flatten all of channels"),
+        *(
+            (lambda m, x, sizes=sizes: folded(m, torch.stack([x] * 3).view(*sizes(x))), "it may join or split time and batch")
+            for sizes in (
+                lambda x: (x.shape[0], 3, 1, 8, 8),
+                lambda x: (-1, 3, 1, 8, 8),
+                lambda x: (3, -1, 1, 4, 16),
+                lambda x: (3, -1, -1, 8, 8),
+                lambda x: (3, 4, 1, 8, 8),
+                lambda x: (3, x.shape[0] * 8, 8),
+                lambda x: (0, -1),
+                lambda x: (torch.float32,),
+                lambda x: (x,),
+            )
+        ),
+        (lambda m, x: folded(m, x * 3), "'mul' has no integer form"),
+        (lambda m, x: rest(m, m.sn(m.bn(m.conv(x.expand(3, *x.shape).flatten(0, 1))).unflatten(0, (2, -1)))), "join or split"),
         (lambda m, x: m.fc(m.pool(current(m, x).relu()).flatten(1)).mean(0), "there is no time in front"),
         (lambda m, x: m.fc(m.sn(over_time(x, m.conv, timesteps=3)).mean(0)), "average its logits"),
         (lambda m, x: plain(m, x).mean(0, keepdim=True), "but as the mean over time, mean.0."),

@@ -14,6 +14,7 @@ import math
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from numbers import Integral
 from typing import Any, Literal, cast
 
@@ -58,6 +59,7 @@ class Current:
 
 Value = Levels | Current
 READOUT = "readout"  # the name of the last layer, which has no neuron
+BATCH = 2**61 - 1  # stands for the batch's size: a prime, so that products of sizes can be told apart
 
 
 @torch.no_grad()
@@ -92,7 +94,7 @@ class _Lowering:
         self.trace, self.input_shape, self.timesteps, self.static = trace, input_shape, timesteps, static
         self.weights = weights
         self.values: dict[fx.Node, Value] = {}
-        self.sizes: dict[fx.Node, Any] = {}  # of values; a batch is -1
+        self.sizes: dict[fx.Node, Any] = {}  # of values, and what is computed from them
         self.layers: list[Layer] = []
         self.used: set[str] = set()
 
@@ -142,8 +144,10 @@ class _Lowering:
             return self._sum(where, inputs[0], inputs[1])
         if target in (torch.flatten, "flatten"):
             return self._fold(value) if rest == (0, 1) and value.time == "all" else self._flatten(where, value, *rest)
-        if target in (torch.unflatten, "unflatten") and value.time == "folded" and rest == (0, (self.timesteps, -1)):
-            return replace(value, time="all")
+        if target in (torch.unflatten, "unflatten") and value.time == "folded" and len(rest) == 2 and rest[0] == 0:
+            return self._reshape(where, value, (*rest[1], *self._sizes(value)[1:]))
+        if target in (torch.reshape, "reshape", "view") and not node.kwargs:
+            return self._reshape(where, value, rest[0] if len(rest) == 1 else rest)
         if target in ("mean", torch.mean):
             return self._mean(where, value, rest, node.kwargs)
         if target in (torch.relu, nn.functional.relu, "relu"):
@@ -154,7 +158,12 @@ class _Lowering:
     # Time ----------------------------------------------------------------------------------------------------------
 
     def _is_size(self, node: fx.Node) -> bool:
-        """Whether a node is `x.shape`, `x.size()` or a part of them; what it is, is noted."""
+        """Whether a node is `x.shape`, `x.size()`, a part of them or their product; what it is, is noted."""
+        if node.target in (operator.mul, operator.floordiv):
+            factors = self._resolved(node.args)
+            if known := all(isinstance(size, int) for size in factors):
+                self.sizes[node] = cast(Any, node.target)(*factors)
+            return known
         source = node.args[0] if node.args else None
         if not isinstance(source, fx.Node):
             return False
@@ -173,8 +182,9 @@ class _Lowering:
             raise GraphError(f"{node.name} in the network's forward: its tensor has no such dimension") from error
         return True
 
-    def _sizes(self, value: Value) -> tuple[int | None, ...]:
-        front = {"none": (-1,), "one": (1, -1), "all": (self.timesteps, -1), "folded": (None,)}[value.time]
+    def _sizes(self, value: Value) -> tuple[int, ...]:
+        steps = self.timesteps
+        front = {"none": (BATCH,), "one": (1, BATCH), "all": (steps, BATCH), "folded": (steps * BATCH,)}[value.time]
         return front + ((math.prod(value.shape),) if value.flat else value.shape)
 
     def _resolved(self, args: Any) -> Any:
@@ -185,6 +195,19 @@ class _Lowering:
 
     def _fold(self, value: Value) -> Value:
         return replace(value, time="folded" if value.time == "all" else "none" if value.time == "one" else value.time)
+
+    def _reshape(self, where: str, value: Value, sizes: Any) -> Value:
+        """What view and reshape may do: fold or unfold time and batch, flatten channels, height and width or undo it."""
+        if isinstance(sizes, (tuple, list)) and all(isinstance(size, int) for size in sizes):
+            known, total = math.prod(size for size in sizes if size != -1), math.prod(self._sizes(value))
+            wanted = tuple(total // known if size == -1 and known else size for size in sizes)
+            other: dict[Time, Time] = {"one": "none", "all": "folded", "folded": "all"}
+            for time, flat in product((value.time, other.get(value.time, value.time)), (False, True)):
+                if self._sizes(found := replace(value, time=time, flat=flat)) == wanted:
+                    return found
+        raise GraphError(
+            f"{where}: it may join or split time and batch, or channels, height and width, in that order; nothing else"
+        )
 
     def _unfold(self, where: str, node: fx.Node, value: Value) -> Value:
         """Time begins where a static input unfolds; it must begin with the timesteps that the graph will run."""
@@ -221,7 +244,7 @@ class _Lowering:
         if target not in ("expand", "repeat"):
             return None
         sizes = rest[0] if len(rest) == 1 else rest
-        behind = (-1, *self._sizes(value)[1 if value.time == "none" else 2 :])
+        behind = self._sizes(value)[0 if value.time == "none" else 1 :]
         kept = [{-1, size} if target == "expand" else {1} for size in behind]
         if node.kwargs or len(sizes) != 1 + len(kept) or any(s not in k for s, k in zip(sizes[1:], kept, strict=True)):
             raise GraphError(f"{where}: {target} is supported only to show an image at every timestep, in front")
@@ -345,8 +368,8 @@ class _Lowering:
 
     def _linear(self, name: str, linear: nn.Linear, value: Levels) -> Current:
         channels, height, width = value.shape
-        if not value.flat and (height, width) != (1, 1):
-            raise GraphError(f"layer {name!r}: flatten or pool {value.shape} before a linear layer")
+        if not value.flat:
+            raise GraphError(f"layer {name!r}: flatten {value.shape} before a linear layer")
         weight = self._array(linear.weight)
         if weight.shape[1] != channels * height * width:
             raise GraphError(f"layer {name!r}: expects {weight.shape[1]} inputs, gets {value.shape}")
@@ -356,7 +379,7 @@ class _Lowering:
             name, value.source, "conv", self._scaled(weight, value.factor), value.shape, out_shape, value.pools
         )
         bias = np.zeros(weight.shape[0]) if linear.bias is None else self._array(linear.bias)
-        return Current((synapse,), bias, out_shape, time=value.time)
+        return Current((synapse,), bias, out_shape, flat=True, time=value.time)
 
     def _pool(self, name: str, module: nn.MaxPool2d | nn.AvgPool2d | nn.AdaptiveAvgPool2d, value: Levels) -> Levels:
         if value.source == INPUT:
