@@ -593,7 +593,7 @@ def test_the_choice_and_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_doctor_names_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert doctor.examine()["kernels"]["cpu"] == {"kernel": "fused", "reason": "asked for by name"}
+    assert doctor.examine()["kernels"][DEVICE] == {"kernel": "fused", "reason": "asked for by name"}
 
 
 def test_over_time_and_fire_agree() -> None:
