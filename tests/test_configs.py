@@ -174,7 +174,8 @@ def test_ablation_capacity_and_fairness() -> None:
     binary, quantised = load("fairness/binary_t10"), load("fairness/qann_n5")
     assert binary.model.timesteps == slots.neuron["n_max"] * slots.model.timesteps
     assert binary.neuron == load("ablation/binary").neuron
-    assert quantised.neuron == {"name": "qann", "n_max": slots.neuron["n_max"], "step": slots.neuron["step"]}
+    same = {"n_max": slots.neuron["n_max"], "step": slots.neuron["step"], "step_gradient": "sum"}
+    assert quantised.neuron == {"name": "qann", **same}
     assert quantised.model.timesteps == 1
 
 
