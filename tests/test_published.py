@@ -30,7 +30,7 @@ def test_the_headline_network_gives_its_golden_levels() -> None:
     assert net.verify("auto") == 8
     assert net.network.classes[3] == "cat"
     assert net.network.facts["weights_sha256"] in (
-        MODELS.parent / "results" / "cifar10_resnet20w128_t2_lbq_300ep_s0.json"
+        MODELS.parent / "results" / "cifar10_resnet20w128_t2_lbq_nd_300ep_s0.json"
     ).read_text(encoding="utf-8")
 
 
@@ -40,7 +40,7 @@ def test_the_headline_network_on_real_images() -> None:
     net = engine.load(HEADLINE)
     found = evaluate(net, open_data(net.network, str(folder)), threads=2, limit=256)
     assert found.accuracy is not None
-    assert round(found.accuracy * 256 / 100) == 245
+    assert round(found.accuracy * 256 / 100) == 248
 
 
 def test_hashes_are_of_the_configurations_that_records_hold() -> None:
