@@ -49,6 +49,7 @@ _MODULES = frozenset(
         "account",
         "analyze",
         "config",
+        "convert",
         "data",
         "deploy",
         "engine",

@@ -85,7 +85,8 @@ def unfinished_of(run: Path | str) -> dict[str, Any]:
 
 def read(run: Path | str) -> dict[str, Any]:
     """The record of a run folder, finished or not."""
-    return record_of(run) if (Path(run) / "result.json").exists() else unfinished_of(run)
+    finished = any((Path(run) / name).exists() for name in ("result.json", runs.CONVERSION))
+    return record_of(run) if finished else unfinished_of(run)
 
 
 def _plan(config: Config) -> dict[str, Any]:

@@ -33,6 +33,8 @@ from lbq.kernels.choose import choose
 from lbq.models import BurstNet
 from lbq.train import build
 
+CONVERSION = "conversion.json"  # of a folder that `lbq convert` wrote: what its network was made of
+
 
 @contextmanager
 def new_folder(path: Path | str) -> Iterator[Path]:
@@ -149,6 +151,10 @@ def check_folder(run: Path | str, *needed: str) -> Path:
         return folder
     if not (folder / "config.toml").is_file():
         raise RunError(f"{folder} is not a run folder, config.toml is missing: {remedy}")
+    if (folder / CONVERSION).is_file():
+        raise RunError(
+            f"{folder} was converted from an ANN, not trained, and has no {missing}: train on with train.init_from={folder}"
+        )
     if not (folder / "result.json").is_file():
         epochs, where = load_config(folder).train.epochs, shlex.quote(str(folder))
         raise RunError(

@@ -29,6 +29,7 @@ COMMANDS: dict[str, Callable[..., None]] = {  # in the order of the help
     "demo": training.demo,
     "train": training.train,
     "eval": training.evaluate,
+    "convert": training.convert,
     "data": training.data,
     "deploy": deployed.deploy,
     "run": deployed.run,

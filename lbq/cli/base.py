@@ -8,12 +8,15 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
 from lbq.config import CHANGEABLE
 from lbq.errors import DataError
+
+if TYPE_CHECKING:
+    import torch
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
 Run = Annotated[Path, typer.Argument(help="Run folder.")]
@@ -45,3 +48,13 @@ def thread_count(given: int | None = None) -> int:
     if given is None and hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return given or os.cpu_count() or 1
+
+
+def start(device: str | None) -> torch.device:
+    """The device that one process works on."""
+    from lbq import distributed
+    from lbq.kernels import choose as kernels
+
+    where = distributed.start(device)[1]
+    kernels.check(where.type)
+    return where

@@ -8,14 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lbq.cli.base import Changes, Device, Json, Limit, data_of_a_run, print_json, thread_count
+from lbq.cli.base import Changes, Device, Json, Limit, data_of_a_run, print_json, start, thread_count
 from lbq.cli.progress import CountProgress
 from lbq.cli.render import NOISE, make_console, make_table, render_account, render_analysis, size_of
 from lbq.errors import LbqError
 
 if TYPE_CHECKING:
-    import torch
-
     from lbq.data.testset import TestSet
     from lbq.engine import Network
     from lbq.technology import Technology
@@ -41,16 +39,6 @@ def _subject(path: Path, changes: list[str] | None, data: str | None, device: st
     if not deployed and data is not None:
         raise LbqError("--data is for a deployed network, model.lbq; a run takes data.root=DIR")
     return deployed
-
-
-def _start(device: str | None) -> torch.device:
-    """The device that one process works on."""
-    from lbq.distributed import start
-    from lbq.kernels import choose as kernels
-
-    where = start(device)[1]
-    kernels.check(where.type)
-    return where
 
 
 def _is_noise(net: Network, test: TestSet) -> bool:
@@ -95,7 +83,7 @@ def account(
     else:
         from lbq.measure import measure_run
 
-        where = _start(device)
+        where = start(device)
         with data_of_a_run(), CountProgress(str(run), limit) as progress:
             measured = measure_run(run, where, changes or [], limit=limit, progress=progress.advance)
     from lbq.costs import costs
@@ -166,7 +154,7 @@ def analyze(
 
         folder = out or subject / "analysis"
         files.check_folder(folder)
-        where = _start(device)
+        where = start(device)
         with data_of_a_run(), CountProgress(str(subject), limit) as progress:
             found = analyze_run(subject, where, changes or [], membranes, limit, progress.advance)
     from lbq.report.folder import write_analysis

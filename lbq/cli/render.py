@@ -244,6 +244,18 @@ def render_analysis(found: Analysis, folder: Path, noise: bool = False) -> None:
     console.print(f"analysis.json, layers.csv and figures in {folder}")
 
 
+def render_conversion(found: Mapping[str, Any]) -> None:
+    table = make_table("Steps chosen, and what they miss of the ANN's activations", "layer", "step", "error %")
+    for name, layer in found["layers"].items():
+        table.add_row(name, f"{layer['step']:.4f}", f"{100 * layer['error']:.2f}")
+    console = make_console()
+    console.print(table)
+    console.print(
+        f"{found['run']}: test accuracy {found['accuracy']:.2f} % on {found['test_images']} images, the ANN's is "
+        f"{found['ann_accuracy']:.2f} %"
+    )
+
+
 def render_deployed(facts: Mapping[str, Any]) -> None:
     console = make_console()
     console.print(

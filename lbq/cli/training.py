@@ -1,4 +1,4 @@
-"""Commands that train: demo, train, eval, and data and doctor, which come before."""
+"""Commands that train: demo, train, eval, convert, and data and doctor, which come before."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from lbq.cli.base import Changes, Device, Json, Run, data_of_a_run, fail, print_json
+from lbq.cli.base import Changes, Device, Json, Run, data_of_a_run, fail, print_json, start
 from lbq.cli.progress import DemoProgress, DownloadProgress, TrainProgress
-from lbq.cli.render import make_console, make_table, render_demo
+from lbq.cli.render import make_console, make_table, render_conversion, render_demo
 from lbq.errors import LbqError
 
 
@@ -99,6 +99,29 @@ def evaluate(
         f"test accuracy {found['accuracy']:.2f} % on {found['images']} images"
         + ("" if stored is None else f"; the run's result says {stored:.2f} %")
     )
+
+
+def convert(
+    run: Annotated[Path, typer.Argument(help="Run folder of an ANN: neuron.name=relu.")],
+    changes: Annotated[
+        list[str] | None, typer.Argument(help="key=value: neuron.name=..., its options, model.timesteps, data.root.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option("-o", "--out", help="Run folder to write; default RUN-converted.")] = None,
+    images: Annotated[int, typer.Option(help="Training images from which steps are chosen.")] = 256,
+    device: Device = None,
+    as_json: Json = False,
+) -> None:
+    """Make a burst network of a trained ANN, without training: steps chosen from data, layer by layer."""
+    from lbq.convert import convert_run
+
+    folder = out or run.with_name(f"{run.name}-converted")
+    console = make_console(stderr=True)
+    with data_of_a_run():
+        found = convert_run(run, folder, changes or [], images, start(device), console.print)
+    if as_json:
+        print_json(found)
+    else:
+        render_conversion(found)
 
 
 def data(

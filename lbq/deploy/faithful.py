@@ -63,6 +63,11 @@ def inside(module: nn.Module) -> nn.Module | None:
 
 def exact_copy(net: nn.Module) -> nn.Module:
     """The network itself, in float64 and evaluation mode on the CPU: softplus in float32 would give slightly other steps."""
+    return plain_copy(net).cpu().double().eval()
+
+
+def plain_copy(net: nn.Module) -> nn.Module:
+    """A copy of the network without what was wrapped around it, where its layers are all that computes in it."""
     if not isinstance(net, nn.Module):
         raise GraphError(f"net must be a torch.nn.Module, got {type(net).__name__}")
     while (inner := inside(net)) is not None:
@@ -73,7 +78,6 @@ def exact_copy(net: nn.Module) -> nn.Module:
         if inside(module) is not None:
             raise GraphError(f"layer {name!r} is wrapped in {type(module).__name__}: put what is inside in its place")
     try:
-        made = copy.deepcopy(net)
+        return copy.deepcopy(net)
     except Exception as error:
         raise GraphError(f"{type(net).__name__} cannot be copied: {' '.join(str(error).split())}") from error
-    return made.cpu().double().eval()

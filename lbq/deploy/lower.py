@@ -83,7 +83,7 @@ def lower(
     shape = tuple(input_shape) if isinstance(input_shape, Sequence) else ()
     if len(shape) != 3 or not all(isinstance(size, int) and size > 0 for size in shape):
         raise GraphError(f"input_shape must be (channels, height, width), got {input_shape!r}")
-    return _Lowering(net, traced(net, static), shape, int(steps), static, weights).run()
+    return _Lowering(net, traced(net, 4 if static else 5), shape, int(steps), static, weights).run()
 
 
 class _Lowering:

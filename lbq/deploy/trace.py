@@ -19,15 +19,15 @@ NORMS = (nn.BatchNorm1d, nn.BatchNorm2d)
 LAYERS = (*ACTIVATIONS, *NORMS, *STATELESS, nn.Conv2d, nn.Linear)
 
 
-def traced(net: nn.Module, static: bool) -> fx.Graph:
-    """The calls of the network's forward on one input, `[B, C, H, W]` where static, else `[T, B, C, H, W]`."""
+def traced(net: nn.Module, dimensions: int) -> fx.Graph:
+    """The calls of the network's forward on one input of so many dimensions."""
     try:
         options = {  # arguments with defaults, such as per_step=False, keep them
             name: parameter.default
             for name, parameter in inspect.signature(net.forward).parameters.items()
             if parameter.default is not inspect.Parameter.empty
         }
-        return _Tracer(static).trace(net, options)
+        return _Tracer(dimensions).trace(net, options)
     except Exception as error:  # whatever the network's own forward raises on symbolic tensors
         reason = " ".join(str(error).split()) or type(error).__name__
         raise GraphError(f"{type(net).__name__} cannot be traced by torch.fx: {reason}") from error
@@ -36,9 +36,9 @@ def traced(net: nn.Module, static: bool) -> fx.Graph:
 class _Tracer(fx.Tracer):
     """Layers that lowering knows are leaves, those that only derive from them too."""
 
-    def __init__(self, static: bool) -> None:
+    def __init__(self, dimensions: int) -> None:
         super().__init__()
-        self.dimensions = 4 if static else 5  # of the input
+        self.dimensions = dimensions  # of the input
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         if isinstance(m, PASSES) and own_method(m):

@@ -84,7 +84,7 @@ def create(
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise ConfigError(f"model: {name} must be an integer >= 1, got {value!r}")
     build = _builder(id)
-    make = _neuron_maker(neuron, timesteps)
+    make = neuron_maker(neuron, timesteps)
     if stem_stride != 1:
         sizes_ok = build.func is ResNet and build.options.get("stem") != "imagenet"
         if not sizes_ok:
@@ -125,7 +125,8 @@ def _builder(id: str) -> _Builder:
     raise ConfigError(f"model: unknown id {id!r}{nearest(id, IDS)}")
 
 
-def _neuron_maker(neuron: NeuronChoice, timesteps: int) -> MakeNeuron:
+def neuron_maker(neuron: NeuronChoice, timesteps: int) -> MakeNeuron:
+    """What makes a neuron for a layer of so many channels, from a choice as `create` takes it."""
     if isinstance(neuron, str):
         neuron = {"name": neuron}
     if isinstance(neuron, Mapping):

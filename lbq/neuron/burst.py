@@ -47,6 +47,16 @@ def step_of(module: nn.Module) -> Tensor:
     return gamma(module.rho) if fixed is None else fixed  # type: ignore[arg-type]
 
 
+@torch.no_grad()
+def set_step(module: nn.Module, step: Tensor) -> None:
+    """Change what `register_step` gave: to one number, or one for each channel."""
+    fixed = getattr(module, "fixed_step", None)
+    if fixed is not None:
+        fixed.copy_(step)
+    else:
+        module.rho.copy_(torch.stack([initial_rho(float(s)) for s in step.reshape(-1)]).reshape(step.shape))  # type: ignore[operator]
+
+
 class _ScaleGradient(torch.autograd.Function):
     generate_vmap_rule = True
 

@@ -1,0 +1,93 @@
+"""The run folder of a trained ANN, converted to one of a burst network."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lbq import runs, toml
+from lbq.config import CHANGEABLE, AugmentConfig, Config
+from lbq.convert.calibration import calibrate
+from lbq.data.sources import open_source
+from lbq.distributed import World
+from lbq.errors import ConfigError, RunError
+from lbq.train import build, evaluate
+
+IMAGES = 256
+TIMESTEPS = "model.timesteps"
+
+
+def convert_run(
+    run: Path | str,
+    out: Path | str,
+    changes: Iterable[str] = (),
+    images: int = IMAGES,
+    device: torch.device | str = "cpu",
+    stage: Callable[[str], None] = lambda _: None,
+) -> dict[str, Any]:
+    """Write a run folder with the burst network of an ANN's, and say how good it is.
+
+    changes: `neuron.name=...` and that neuron's options (default lbq), `model.timesteps=...` (default 2), and where data lies.
+    images: training images, not augmented and drawn by the run's seed, from which steps are chosen.
+    stage: told what comes next, for there is a minute of it.
+    """
+    folder = runs.check_folder(run, "config.toml", "weights.safetensors")
+    old = runs.load_config(folder)
+    if old.neuron.get("name") != "relu":
+        raise RunError(
+            f"{folder} is no ANN, its neurons are {old.neuron.get('name')}: give a run with neuron.name=relu"
+        )
+    new = _changed(old, changes)
+    where = torch.device(device)
+    source = open_source(replace(new, augment=AugmentConfig()), where)
+    if not source.static:
+        raise RunError(f"{folder} reads event frames, which have their time: only ANNs of images can be converted")
+    if not 2 <= images <= source.train_size:
+        raise RunError(f"images must be from 2 to the {source.train_size} that there are to train with, got {images}")
+    with runs.new_folder(out) as made:
+        stage(f"choosing steps from {images} training images")
+        ann, net = runs.load(folder).to(where), build(new).to(where)
+        if new.train.precision == "fp64":
+            net.double()
+        weights = ann.state_dict()
+        net.load_state_dict({**net.state_dict(), **weights})
+        drawn = torch.randperm(source.train_size, generator=torch.Generator().manual_seed(new.seed))[:images]
+        x = next(iter(source.train_batches([drawn], 0, new.seed)))[0].to(next(net.parameters()).dtype)
+        fits = calibrate(net, ann, x)
+        stage("testing both")
+        accuracies = [evaluate(n, source, "test", new.train, where, World()) for n in (ann, net)]
+        facts = {
+            "from": str(folder),
+            "from_sha256": runs.weights_checksum(folder),
+            "images": images,
+            "ann_accuracy": accuracies[0],
+            "accuracy": accuracies[1],
+            "test_images": source.test_size,
+            "layers": {name: asdict(fit) for name, fit in fits.items()},
+        }
+        runs.write_text(made / "config.toml", new.to_toml())
+        runs.write_weights(made, net.state_dict())
+        runs.write_text(made / runs.CONVERSION, json.dumps(facts, indent=2) + "\n")
+    return {**facts, "run": str(out)}
+
+
+def _changed(config: Config, changes: Iterable[str]) -> Config:
+    """The ANN's configuration with other neurons and timesteps."""
+    given = tuple(changes)
+    try:
+        over = toml.overrides(given)
+        for key in (change.partition("=")[0].strip() for change in given):
+            if not key.startswith("neuron.") and key not in (TIMESTEPS, *CHANGEABLE):
+                known = ", ".join((TIMESTEPS, *CHANGEABLE))
+                raise ConfigError(f"{key} cannot be changed, the ANN is trained already: give only neuron.*, {known}")
+        tree = config.to_dict()
+        tree["neuron"] = {"name": "lbq"}
+        tree["model"]["timesteps"] = 2
+        return Config.from_dict(toml.merge(tree, over))
+    except ConfigError as error:
+        raise RunError(f"command line: {error}") from error

@@ -1,0 +1,388 @@
+"""Burst networks made of trained ANNs: every shape of network, what is chosen, what is refused, and the command."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lbq import cli, engine, job, models, runs
+from lbq.config import Config
+from lbq.convert import Fit, calibrate, convert
+from lbq.data.digits import load_digits
+from lbq.deploy import deploy
+from lbq.distributed import World
+from lbq.errors import ConfigError, GraphError
+from lbq.neuron import BurstNeuron
+from tests.small_runs import Silent
+
+FINE = {"name": "ilif", "n_max": 255, "membrane": "if"}  # levels so fine that little is lost
+Forward = Callable[[Any, Tensor], Tensor]
+
+
+class Net(nn.Module):
+    """Layers for all forwards below; BatchNorm has statistics of its own."""
+
+    def __init__(self, forward: Forward, **replaced: nn.Module) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.function = forward
+        self.conv, self.bn = nn.Conv2d(3, 6, 3, padding=1, bias=False), nn.BatchNorm2d(6)
+        self.conv2, self.bn2 = nn.Conv2d(6, 6, 3, padding=1), nn.BatchNorm2d(6)
+        self.act, self.act2, self.fc = nn.ReLU(), nn.ReLU(), nn.Linear(6, 4)
+        self.pool, self.wide, self.norm = nn.AdaptiveAvgPool2d(1), nn.Linear(6 * 64, 4), nn.BatchNorm1d(4)
+        for name, module in replaced.items():
+            self.add_module(name, module)
+        with torch.no_grad():
+            for norm in (self.bn, self.bn2, self.norm):
+                norm.running_mean.uniform_(-0.3, 0.3)  # type: ignore[union-attr]
+                norm.running_var.uniform_(0.2, 2.0)  # type: ignore[union-attr]
+        self.eval()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(self, x)
+
+
+def head(m: Any, x: Tensor) -> Tensor:
+    return m.fc(m.pool(x).flatten(1))
+
+
+def with_in_place(m: Any, x: Tensor) -> Tensor:
+    x = m.bn(m.conv(x))
+    y = m.conv2(F.relu(x, inplace=True))
+    y += x  # which is rectified by now
+    return head(m, y.relu_())
+
+
+def by_sizes(m: Any, x: Tensor) -> Tensor:
+    """The batch's size is asked of the image, and used behind the neurons."""
+    y = m.act(m.bn(m.conv(x)))
+    return m.wide(y.view(x.shape[0], -1))
+
+
+FORWARDS: dict[str, Forward] = {
+    "modules": lambda m, x: head(m, m.act2(m.bn2(m.conv2(m.act(m.bn(m.conv(x))))))),
+    "one_module_twice": lambda m, x: head(m, m.act(m.bn2(m.conv2(m.act(m.bn(m.conv(x))))))),
+    "functions": lambda m, x: head(m, F.relu(m.bn2(m.conv2(torch.relu(m.bn(m.conv(x))))))),
+    "methods_and_modules": lambda m, x: head(m, m.act(m.bn2(m.conv2(m.bn(m.conv(x)).relu())).relu() * 0.5)),
+    "relu6": lambda m, x: head(m, F.relu6(m.bn2(m.conv2(F.relu(input=m.bn(m.conv(x))))))),
+    "residual": lambda m, x: head(m, m.act2(m.bn2(m.conv2(y := m.act(m.bn(m.conv(x))))) + y)),
+    "residual_before_the_first_neuron": lambda m, x: head(m, m.act2(m.conv2(m.act(y := m.bn(m.conv(x)))) + y)),
+    "activation_and_its_input": lambda m, x: head(m, m.act2(m.conv2((y := m.bn(m.conv(x))) + m.act(y)))),
+    "in_place": with_in_place,
+    "sizes_of_the_image": by_sizes,
+    "sizes_of_activations": lambda m, x: m.wide((y := m.act(m.conv2(m.bn(m.conv(x))))).reshape(y.size(0), -1)),
+    "features": lambda m, x: m.norm(m.wide(m.act(m.bn(m.conv(x))).flatten(1))).relu(),
+    "without_norms": lambda m, x: head(m, m.act2(m.conv2(m.act(m.conv(x))))),
+    "no_neuron_at_the_end": lambda m, x: m.act(m.conv2(m.act(m.conv(x)))).mean((2, 3)),
+}
+
+
+def images(count: int = 64, *shape: int) -> Tensor:
+    return torch.randn(count, *(shape or (3, 8, 8)), generator=torch.Generator().manual_seed(1))
+
+
+def unlike(a: Tensor, b: Tensor) -> float:
+    return float(((a - b).square().mean() / b.var()).detach())
+
+
+@pytest.mark.parametrize("name", FORWARDS)
+def test_fine_levels_give_the_anns_logits(name: str) -> None:
+    ann = Net(FORWARDS[name])
+    before = copy.deepcopy(ann.state_dict())
+    made = convert(ann, images(), timesteps=3, neuron=FINE)
+    fresh = torch.randn(32, 3, 8, 8)
+    with torch.no_grad():
+        assert made(fresh).shape == ann(fresh).shape
+        assert unlike(made(fresh), ann(fresh)) < 1e-3
+        coarse = convert(ann, images(), timesteps=1, neuron={"name": "ilif", "n_max": 2})
+        assert unlike(made(fresh), ann(fresh)) < unlike(coarse(fresh), ann(fresh))
+    assert all(torch.equal(value, before[key]) for key, value in ann.state_dict().items())
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in (*ann.modules(), *made.modules()))
+    assert made.timesteps == 3
+    assert all(fit.error < 1e-3 for fit in made.fits.values())
+
+
+def test_networks_of_features() -> None:
+    torch.manual_seed(0)
+    ann = nn.Sequential(nn.Linear(12, 20), nn.ReLU(), nn.Linear(20, 20), nn.ReLU(inplace=True), nn.Linear(20, 3))
+    x = images(256, 12)
+    assert unlike(convert(ann, x, neuron=FINE)(x), ann(x)) < 1e-3
+
+
+def test_what_comes_before_the_first_neuron_runs_once() -> None:
+    seen: dict[str, int] = {}
+    made = convert(Net(FORWARDS["modules"]), images(), timesteps=4)
+    for name in ("conv", "conv2"):
+        made.net.get_submodule(name).register_forward_hook(lambda m, i, o, n=name: seen.__setitem__(n, len(o)))
+    made(images(5))
+    assert seen == {"conv": 5, "conv2": 20}
+
+
+def test_scales_and_shifts_make_good_for_what_levels_lose() -> None:
+    """The paper's neuron rounds down, and amplifies over time: without them nothing of the logits is left."""
+    ann, x = Net(FORWARDS["modules"]), images(256)
+    made = convert(ann, x, timesteps=2, neuron="lbq")
+    stepped = copy.deepcopy(made)
+    own = ann.state_dict()
+    stepped.net.load_state_dict({k: own.get(k, v) for k, v in made.net.state_dict().items()})
+    with torch.no_grad():
+        assert unlike(made(x), ann(x)) < 0.5 * unlike(stepped(x), ann(x))
+        np.testing.assert_allclose(made(x).mean(0), ann(x).mean(0), atol=1e-4)
+
+
+def test_the_step_is_the_best_of_its_grid() -> None:
+    ann, x = nn.Sequential(nn.Linear(4, 6), nn.ReLU()), images(200, 4)
+    snn = nn.Sequential(nn.Linear(4, 6), BurstNeuron(n_max=3))
+    snn.load_state_dict({**snn.state_dict(), **ann.state_dict()})
+    with torch.no_grad():
+        neuron = snn[1]
+        assert isinstance(neuron, BurstNeuron)
+        currents, wanted = snn[0](x)[None].repeat(2, 1, 1), ann(x)
+
+        def error(step: float) -> float:
+            trial = BurstNeuron(n_max=3, step=step)
+            return float((trial(currents).mean(0) - wanted).square().mean() / wanted.square().mean())
+
+        class Shown(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.net = snn
+
+            def forward(self, x: Tensor) -> Tensor:
+                return snn(x[None].repeat(2, 1, 1))
+
+        class Named(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.net = ann
+
+            def forward(self, x: Tensor) -> Tensor:
+                return ann(x)
+
+        fit = calibrate(Shown(), Named(), x)["net.1"]
+        assert fit.step == pytest.approx(float(neuron.step), rel=1e-6)
+        assert fit.error == pytest.approx(error(fit.step), rel=1e-3)
+        assert all(fit.error <= error(fit.step * 2 ** (0.125 * i)) + 1e-9 for i in range(-8, 9) if i)
+
+
+def test_one_step_for_each_channel_fits_better() -> None:
+    ann, x = Net(FORWARDS["modules"]), images(256)
+    with torch.no_grad():
+        ann.bn.weight.copy_(torch.tensor([0.05, 0.1, 0.2, 1, 3, 6]))
+    one, each = (convert(ann, x, timesteps=1, neuron={"name": "lbq", "per_channel": p}) for p in (False, True))
+    steps = each.net.get_submodule("act").step
+    assert isinstance(steps, Tensor)
+    assert steps.shape == (6,)
+    assert steps[5] > 8 * steps[0]
+    assert each.fits["act"].error <= one.fits["act"].error
+    assert unlike(each(x), ann(x)) < unlike(one(x), ann(x))
+
+
+@pytest.mark.parametrize("neuron", ["lbq", "v1", {"name": "qann", "n_max": 7}, {"name": "lbq", "per_channel": True}])
+def test_it_deploys(neuron: Any) -> None:
+    steps = 1 if isinstance(neuron, dict) and neuron["name"] == "qann" else 2
+    made = convert(Net(FORWARDS["residual"]), images(256), timesteps=steps, neuron=neuron)
+    x = np.random.default_rng(0).integers(0, 256, (16, 3, 8, 8), np.uint8)
+    network = deploy(made, (3, 8, 8), bits=16, mean=[0.5] * 3, std=[0.25] * 3)
+    with torch.no_grad():
+        logits = made.double()((torch.from_numpy(x).double() / 255 - 0.5) / 0.25).numpy()
+    found = network.run(x)
+    np.testing.assert_allclose(found.logits * found.scale, logits, atol=0.05 * np.ptp(logits))
+    assert list(network.network.layers)
+
+
+def test_it_trains_further() -> None:
+    made = convert(Net(FORWARDS["residual"]), images())
+    made.train()
+    made(images(8)).square().sum().backward()
+    grads = {name: p.grad for name, p in made.named_parameters()}
+    assert all(grads[f"net.{name}"] is not None for name in ("conv.weight", "act.rho", "act2.eta", "fc.bias"))
+
+
+def test_a_layer_without_activations_keeps_its_step() -> None:
+    ann = Net(FORWARDS["modules"])
+    with torch.no_grad():
+        ann.bn.bias.fill_(-1e3)
+    assert convert(ann, images()).fits["act"] == Fit(pytest.approx(0.4), 0.0)  # type: ignore[arg-type]
+
+
+def test_networks_of_the_same_names_by_pairs() -> None:
+    """As `lbq convert` does: the same network of lbq.models, as an ANN and with burst neurons."""
+    torch.manual_seed(0)
+    ann = models.create("resnet8w4", neuron="relu", timesteps=1)
+    ann(images(64)).sum().backward()  # statistics
+    snn = models.create("resnet8w4", neuron=FINE, timesteps=2)
+    snn.load_state_dict({**snn.state_dict(), **ann.state_dict()})
+    fits = calibrate(snn, ann.eval(), images(64))
+    assert list(fits) == ["sn1", *(f"layer{i}.0.sn{j}" for i in (1, 2, 3) for j in (1, 2))]
+    assert unlike(snn.eval()(images(64)), ann(images(64))) < 1e-3
+    assert snn.training is False
+
+
+# What is refused --------------------------------------------------------------------------------------------------------
+
+
+class Lengthened(nn.ReLU):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + 1
+
+
+@pytest.mark.parametrize(
+    ("ann", "message"),
+    [
+        (Net(lambda m, x: head(m, m.conv(x))), "Net has no ReLU, in whose place"),
+        (Net(lambda m, x: head(m, F.gelu(m.act(m.conv(x))))), "gelu in the network's forward: gelu is no ReLU"),
+        (Net(lambda m, x: head(m, m.act(m.conv(x)).sigmoid())), "sigmoid in the network's forward: sigmoid is no ReLU"),
+        (Net(FORWARDS["modules"], act2=nn.SiLU()), "layer 'act2': SiLU is no ReLU, and levels begin at 0"),
+        (Net(FORWARDS["modules"], act=Lengthened()), "layer 'act': Lengthened is no ReLU"),
+        (Net(lambda m, x: head(m, m.act(m.conv(x))).softmax(1)), "leave out a last softmax"),
+        (Net(lambda m, x: (m.act(m.conv(x)), x)), "must return one tensor"),  # type: ignore[arg-type, return-value]
+        (Net(lambda m, x: m.act(m.conv(x)) if x.sum() > 0 else x), "cannot be traced by torch.fx"),
+        (models.create("resnet8w2", neuron="relu", timesteps=1), "knows time already.*calibrate"),
+        ("resnet18", "net must be a torch.nn.Module, got str"),
+    ],
+)
+def test_what_cannot_be_converted(ann: Any, message: str) -> None:
+    with pytest.raises(GraphError, match=message):
+        convert(ann, images())
+
+
+def test_hooks_are_refused() -> None:
+    ann = Net(FORWARDS["modules"])
+    ann.conv.register_forward_hook(lambda m, i, o: o + 1)
+    with pytest.raises(GraphError, match="layer 'conv' has a forward hook"):
+        convert(ann, images())
+
+
+@pytest.mark.parametrize("given", [images(1), torch.zeros(4, 3, 8, 8, dtype=torch.uint8), [1, 2], torch.zeros(4)])
+def test_images_are_checked(given: Any) -> None:
+    with pytest.raises(GraphError, match="images must be a floating-point tensor of two inputs or more"):
+        convert(Net(FORWARDS["modules"]), given)
+
+
+def test_arguments_are_checked() -> None:
+    ann = Net(FORWARDS["modules"])
+    with pytest.raises(GraphError, match="timesteps must be an integer >= 1, got 0"):
+        convert(ann, images(), timesteps=0)
+    with pytest.raises(ConfigError, match="unknown neuron 'lqb'; did you mean"):
+        convert(ann, images(), neuron="lqb")
+    for neuron in ("lif", "ternary"):
+        with pytest.raises(GraphError, match="layer 'act': .* has no step to choose for activations from 0 up"):
+            convert(ann, images(), neuron=neuron)
+    with pytest.raises(GraphError, match="layer '1' of the spiking network.*the ANN must have one of that name"):
+        calibrate(nn.Sequential(nn.Linear(4, 4), BurstNeuron()), nn.Sequential(nn.Linear(4, 4)), images(4, 4))
+    with pytest.raises(GraphError, match="Sequential has no spiking neuron"):
+        calibrate(nn.Sequential(nn.Linear(4, 4)), nn.Sequential(nn.Linear(4, 4)), images(4, 4))
+
+
+# Runs -------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def ann_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "ann"
+    settings = Config.from_dict(
+        {
+            "model": {"id": "resnet8w8", "timesteps": 1},
+            "neuron": {"name": "relu"},
+            "augment": {"shift": 1},
+            "optim": {"lr": 0.1},
+            "train": {"epochs": 4, "batch_size": 32},
+        }
+    )
+    job.train(settings, folder, Silent(), device=torch.device("cpu"), world=World(), resume=False)
+    return folder
+
+
+def call(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as stop:
+        cli.main([str(a) for a in arguments])
+    out, err = capsys.readouterr()
+    return int(stop.value.code or 0), out, err
+
+
+def test_a_run_is_converted_tested_deployed_and_trained_on(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, ann_run: Path
+) -> None:
+    out = tmp_path / "snn"
+    code, text, _ = call(capsys, "convert", ann_run, "-o", out, "neuron.n_max=7", "model.timesteps=3", "--json")
+    assert code == 0
+    found = json.loads(text)
+    assert found["accuracy"] > found["ann_accuracy"] - 5 > 80
+    assert found["from_sha256"] == runs.weights_checksum(ann_run)
+    assert json.loads((out / "conversion.json").read_text())["layers"] == found["layers"]
+    config = runs.load_config(out)
+    assert (config.neuron, config.model.timesteps) == ({"name": "lbq", "n_max": 7}, 3)
+    net = runs.load(out)
+    assert {n: pytest.approx(float(m.step.detach())) for n, m in net.named_modules() if isinstance(m, BurstNeuron)} == {
+        n: layer["step"] for n, layer in found["layers"].items()
+    }
+    code, text, _ = call(capsys, "eval", out, "--json")
+    assert json.loads(text)["accuracy"] == found["accuracy"]
+    assert call(capsys, "deploy", out, "-o", tmp_path / "m.lbq")[0] == 0
+    deployed = engine.load(tmp_path / "m.lbq").run(load_digits().test.images).predictions
+    assert 100 * (deployed == load_digits().test.labels).mean() > found["accuracy"] - 3
+    for command in (["record", out], ["report", out, "-o", tmp_path / "r.html"]):
+        code, _, err = call(capsys, *command)
+        assert (code, err.count("\n")) == (2, 1)
+        assert f"{out} was converted from an ANN, not trained" in err
+    code, text, _ = call(
+        capsys, "train", out / "config.toml", "train.epochs=1", f"train.init_from={out}", "optim.lr=0.001", "--out",
+        tmp_path / "on", "--json",
+    )  # fmt: skip
+    assert code == 0
+    assert json.loads(text)["accuracy"] > found["accuracy"] - 3
+
+
+def test_it_shows_what_it_chose(capsys: pytest.CaptureFixture[str], tmp_path: Path, ann_run: Path) -> None:
+    copied = tmp_path / "ann"
+    copied.mkdir()
+    for name in ("config.toml", "weights.safetensors"):
+        (copied / name).write_bytes((ann_run / name).read_bytes())
+    code, text, err = call(capsys, "convert", copied, "neuron.name=v3")
+    assert code == 0
+    assert "layer3.0.sn2" in text
+    assert f"{tmp_path / 'ann-converted'}: test accuracy" in text
+    assert "choosing steps from 256 training images" in err
+    assert runs.load_config(tmp_path / "ann-converted").neuron == {"name": "v3"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["train.epochs=3"], "train.epochs cannot be changed, the ANN is trained already"),
+        (["neuron.nmax=3"], "neuron 'lbq' has no option 'nmax'; did you mean 'n_max'"),
+        (["neuron.name=lif"], "LIF has no step to choose"),
+        (["model.timesteps=0"], "model.timesteps must be"),
+        (["--images", "1"], "images must be from 2 to the 1198"),
+        (["--images", "5000"], "images must be from 2 to the 1198"),
+        (["neuron"], "must have the form key=value"),
+    ],
+)
+def test_mistakes_leave_no_folder(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, ann_run: Path, arguments: list[str], message: str
+) -> None:
+    code, out, err = call(capsys, "convert", ann_run, "-o", tmp_path / "out", *arguments)
+    assert (code, out) == (2, "")
+    assert message in err.splitlines()[-1]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_only_anns_and_new_folders(capsys: pytest.CaptureFixture[str], tmp_path: Path, ann_run: Path) -> None:
+    out = tmp_path / "snn"
+    assert call(capsys, "convert", ann_run, "-o", out, "--images", "32")[0] == 0
+    code, _, err = call(capsys, "convert", out, "-o", tmp_path / "again")
+    assert code == 2
+    assert f"{out} is no ANN, its neurons are lbq" in err
+    code, _, err = call(capsys, "convert", ann_run, "-o", out)
+    assert code == 2
+    assert f"{out} exists already" in err
