@@ -111,15 +111,15 @@ def test_links_in_the_documentation_exist() -> None:
 
 
 def test_the_readmes_python_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All of its blocks and those on deployment, each for itself, with what the reader is told to have: currents, a run,
+    """All of its blocks and those on deployment and conversion, each for itself, with what the reader is told to have: currents, a run,
     images."""
     run = tmp_path / "runs" / "demo-001"
     config = Config.from_dict({})
     runs.save(run, train.build(config), config, [], {})
     monkeypatch.chdir(tmp_path)
-    pages = [(ROOT / page).read_text() for page in ("README.md", "docs/deploy.md")]
+    pages = [(ROOT / page).read_text() for page in ("README.md", "docs/deploy.md", "docs/convert.md")]
     blocks = [block for page in pages for block in re.findall(r"```python\n(.*?)```", page, re.S)]
-    assert len(blocks) == 5
+    assert len(blocks) == 6
     told = {"currents": torch.randn(2, 4, 6), "images": load_digits().test.images[:4]}
     namespace: dict[str, Any] = {}
     with contextlib.redirect_stdout(io.StringIO()) as printed:
@@ -129,7 +129,7 @@ def test_the_readmes_python_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
             namespace |= own
     assert namespace["outputs"].shape == (2, 4, 6)
     assert namespace["logits"].shape == (4, 10)
-    executed, counted, compared = printed.getvalue().splitlines()
+    executed, counted, compared, *converted = printed.getvalue().splitlines()
     accumulations, energy = map(float, counted.split())
     assert float(executed) / 4 > accumulations > 0
     assert energy > 0
@@ -138,3 +138,5 @@ def test_the_readmes_python_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert found is not None
     assert float(found[1]) > 98
     assert float(found[2]) > 90
+    assert [line.split()[0] for line in converted] == ["ANN", "burst", "integers"]
+    assert all(float(line.split()[1].rstrip("%")) > 90 for line in converted)
