@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.nn.utils import parametrizations, prune
 from torch.optim.swa_utils import AveragedModel
 
@@ -455,6 +456,61 @@ def test_event_frames_have_their_time() -> None:
     np.testing.assert_allclose(found.logits * found.scale, logits, atol=0.02 * np.ptp(logits))
     with pytest.raises(GraphError, match="only an image without time in front"):
         deploy(Own(WAYS["stack"]), SHAPE, static=False)
+
+
+def pooled(pool: Callable[[Tensor], Tensor]) -> Forward:
+    """Two layers, then `pool` from [T * B, 4, 8, 8] to [T * B, 4], then logits."""
+
+    def forward(m: Any, x: Tensor) -> Tensor:
+        x = m.sn2(over_time(m.sn(over_time(x, m.conv, m.bn, timesteps=3)), m.conv2, m.bn2))
+        return m.fc(pool(fold_time(x))).unflatten(0, (3, -1)).mean(0)
+
+    return forward
+
+
+FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "adaptive": lambda x: F.adaptive_avg_pool2d(x, 1).flatten(1),
+    "adaptive_named": lambda x: F.adaptive_avg_pool2d(input=x, output_size=(1, 1)).view(-1, 4),
+    "mean": lambda x: x.mean((2, 3)),
+    "mean_from_the_end": lambda x: torch.mean(x, dim=[-1, -2], keepdim=True).flatten(1),
+    "average": lambda x: F.avg_pool2d(x, 8).flatten(1),
+    "averages": lambda x: F.avg_pool2d(F.avg_pool2d(x, kernel_size=4, stride=4), 2).flatten(1),
+    "dropout": lambda x: F.dropout2d(F.dropout(x, 0.5, False), training=False).mean((2, 3)),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_functions_are_the_layers_that_do_the_same(name: str) -> None:
+    expected, found = made(Own()), made(Own(pooled(FUNCTIONS[name])))
+    x = pixels(4, *SHAPE)
+    a, b = (n.run(x, "bitplane", trace=True) for n in (expected, found))
+    np.testing.assert_array_equal(a.predictions, b.predictions)
+    assert a.levels is not None
+    assert b.levels is not None
+    assert all(np.array_equal(a.levels[layer], b.levels[layer]) for layer in a.levels)
+    np.testing.assert_allclose(a.logits * a.scale, b.logits * b.scale, rtol=0.02)
+
+
+@pytest.mark.parametrize("pool", [lambda x: F.max_pool2d(x, 2, padding=1), lambda x: torch.max_pool2d(x, 3, 2)])
+def test_maximum_by_functions(pool: Callable[[Tensor], Tensor]) -> None:
+    net = Own(pooled(lambda x: pool(x).mean((2, 3))))
+    close(net, made(net))
+
+
+@pytest.mark.parametrize(
+    ("pool", "message"),
+    [
+        (lambda x: F.dropout(x).mean((2, 3)), "operation 'dropout' has no integer form here"),
+        (lambda x: F.max_pool2d(x, 2, ceil_mode=True).mean((2, 3)), "ceil_mode and dilated pooling"),
+        (lambda x: F.adaptive_avg_pool2d(x, 2).flatten(1), "adaptive pooling only to 1x1"),
+        (lambda x: x.mean((1, 3)), "'mean' has no integer form here but as the mean over time"),
+        (lambda x: x.mean((2, 3), dtype=torch.float64), "'mean' has no integer form here but as the mean over time"),
+        (lambda x: F.lp_pool2d(x, 2, 8).flatten(1), "has no integer form here"),
+    ],
+)
+def test_functions_without_integer_form(pool: Callable[[Tensor], Tensor], message: str) -> None:
+    with pytest.raises(GraphError, match=message):
+        made(Own(pooled(pool)))
 
 
 # Arguments --------------------------------------------------------------------------------------------------------------

@@ -111,8 +111,8 @@ def test_links_in_the_documentation_exist() -> None:
 
 
 def test_the_readmes_python_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All of its blocks and those on deployment and conversion, each for itself, with what the reader is told to have: currents, a run,
-    images."""
+    """All of its blocks and those on deployment and conversion, each for itself, with what the reader is told to have:
+    currents, a run, images."""
     run = tmp_path / "runs" / "demo-001"
     config = Config.from_dict({})
     runs.save(run, train.build(config), config, [], {})

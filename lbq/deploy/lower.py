@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from lbq.deploy.faithful import own_method
+from lbq.deploy.functional import as_layer
 from lbq.deploy.trace import ACTIVATIONS, LAYERS, NORMS, PASSES, POOLS, STATELESS, traced
 from lbq.errors import GraphError, TooSmall
 from lbq.graph import INPUT, Array, Graph, Layer, NeuronSpec, Pool, Shape, Synapse
@@ -138,6 +139,8 @@ class _Lowering:
             return self._unfold(where, node, value)
         if (shown := self._shown(where, node, value, rest)) is not None:
             return shown
+        if (layer := as_layer(target, rest, node.kwargs)) is not None:
+            return self._module(node.name, layer, value)
         if target in (operator.add, torch.add, "add"):
             if len(inputs) != 2 or node.kwargs:
                 raise GraphError(f"{where}: only the plain sum of two tensors is supported")
@@ -250,7 +253,9 @@ class _Lowering:
             raise GraphError(f"{where}: {target} is supported only to show an image at every timestep, in front")
         return self._begin(where, value, sizes[0])
 
-    def _mean(self, where: str, value: Value, rest: tuple[Any, ...], options: dict[str, Any]) -> Current:
+    def _mean(self, where: str, value: Value, rest: tuple[Any, ...], options: dict[str, Any]) -> Value:
+        if isinstance(value, Levels) and (keeps := self._pools(value, rest, options)) is not None:
+            return replace(self._pool(where, nn.AdaptiveAvgPool2d(1), value), flat=not keeps)
         if (rest or tuple(options.values())) not in ((0,), ((0,),), ([0],)) or len(rest) + len(options) != 1:
             raise GraphError(f"{where}: operation 'mean' has no integer form here but as the mean over time, mean(0)")
         if isinstance(value, Levels):
@@ -263,6 +268,14 @@ class _Lowering:
                 f"{where}: mean(0) must be over time, and there is no time in front: return [T, B, ...] to it"
             )
         return replace(value, averaged=True, time="none")
+
+    def _pools(self, value: Levels, rest: tuple[Any, ...], options: dict[str, Any]) -> bool | None:
+        """Whether a mean over height and width keeps them as 1 x 1; None for other means."""
+        given = dict(zip(("dim", "keepdim"), rest, strict=False)) | options
+        axes, rank = given.pop("dim", None), len(self._sizes(value))
+        keeps = given.pop("keepdim", False)
+        over = {axis % rank for axis in axes} if isinstance(axes, (tuple, list)) else set()
+        return keeps if over == {rank - 2, rank - 1} and not value.flat and not given else None
 
     # Layers --------------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,48 @@
+"""Functions as the layers that do the same, so that lowering need know layers alone."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+
+def _max_pool2d(
+    kernel_size: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil_mode: Any = False,
+    return_indices: Any = False,
+) -> nn.Module:
+    return nn.MaxPool2d(kernel_size, stride, padding, dilation, return_indices, ceil_mode)
+
+
+def _dropout(p: float = 0.5, training: bool = True, inplace: bool = False) -> nn.Module | None:  # noqa: ARG001
+    return None if training else nn.Identity()
+
+
+LAYERS: dict[Any, Callable[..., nn.Module | None]] = {
+    F.max_pool2d: _max_pool2d,
+    torch.max_pool2d: _max_pool2d,
+    F.avg_pool2d: nn.AvgPool2d,
+    F.adaptive_avg_pool2d: nn.AdaptiveAvgPool2d,
+    F.dropout: _dropout,
+    F.dropout2d: _dropout,
+}
+
+
+def as_layer(target: Any, arguments: tuple[Any, ...], options: Mapping[str, Any]) -> nn.Module | None:
+    """The layer that the function `target` is with these arguments behind its input; None for other functions."""
+    make = LAYERS.get(target)
+    if make is None:
+        return None
+    try:
+        bound = inspect.signature(make).bind(*arguments, **{k: v for k, v in options.items() if k != "input"})
+        return make(*bound.args, **bound.kwargs)
+    except TypeError:  # arguments that the layer does not have
+        return None
