@@ -292,6 +292,8 @@ def test_lines_are_cut_at_the_axes() -> None:
     assert max(heights) == pytest.approx(plot.bottom)
     assert paths[0][0][0] == pytest.approx(plot.at_x(2 / 3), abs=0.01)
     assert plot.svg().count("<circle") == 3  # no mark outside
+    plot.line([(-1, 1), (0, 0.9)], 0)
+    assert plot.svg().count("<circle") == 4  # nor before the first epoch that is shown
 
 
 def test_more_series_than_colours_can_be_told_apart() -> None:

@@ -286,8 +286,9 @@ class Plot(Drawing):
             self.path(piece, f"line s{series % SERIES}", dash_of(series))
         every = 1 if len(points) <= 20 else math.ceil(len(points) / 8)
         for i in range(series * every // 5 % every, len(points), every):  # not all series at the same places
-            if self.top - 1 <= drawn[i][1] <= self.bottom + 1:
-                self.mark(*drawn[i], series, 3.4, tips[i] if i < len(tips) else "", hollow)
+            x, y = drawn[i]
+            if self.left - 1 <= x <= self.right + 1 and self.top - 1 <= y <= self.bottom + 1:
+                self.mark(x, y, series, 3.4, tips[i] if i < len(tips) else "", hollow)
 
     def numbers(self, points: Sequence[tuple[Point, str]]) -> None:
         """Short labels of points of the drawing: beside them where no other point is as near, else apart and joined by a line.
