@@ -339,6 +339,7 @@ WAYS: dict[str, Forward] = {
     "by_hand": lambda m, x: by_hand(m, torch.stack([x] * 3)),
     "by_views": lambda m, x: by_views(m, x.expand(3, *x.shape), False),
     "by_views_with_sizes": lambda m, x: by_views(m, x.expand(3, *x.shape), True),
+    "sizes_by_name": lambda m, x: folded(m, x.expand(3, x.size(dim=0), x.size(dim=1), 8, 8)),
     "image_by_views": lambda m, x: folded(m, torch.stack([x.view(x.size(0), -1).view(-1, 1, 8, 8)] * 3)),
     "one_by_views": lambda m, x: rest(m, m.sn(torch.stack([current(m, x[None].view(x.shape))] * 3))),
     "linear_without_fold": lambda m, x: m.fc(
@@ -378,6 +379,33 @@ def test_a_static_current_is_added_at_every_timestep() -> None:
     net = Own(forward)
     net.skip = nn.Conv2d(1, 4, 1)
     close(net, made(net))
+
+
+def before_and_behind(m: Any, x: Tensor) -> Tensor:
+    """As in residual networks whose blocks begin with an activation: a current is rectified, and added further on."""
+    y = over_time(x, m.conv, m.bn, timesteps=3)
+    z = m.sn2(over_time(m.sn(y), m.conv2, m.bn2) + y)
+    return over_time(over_time(z, m.pool).flatten(2), m.fc, spatial=1).mean(0)
+
+
+def twice_into_one(m: Any, x: Tensor) -> Tensor:
+    y = over_time(m.sn(over_time(x, m.conv, timesteps=3)), m.conv2)
+    z = m.sn2(over_time(y, m.bn) + over_time(y, m.bn2))
+    return m.fc(over_time(z, m.pool).flatten(start_dim=2)).mean(0)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("function", [before_and_behind, twice_into_one])
+def test_a_current_may_be_read_twice(function: Forward, tmp_path: Path) -> None:
+    """Each reader has a synapse of its own: their units differ."""
+    net = Own(function)
+    network = made(net)
+    names = [synapse.name for layer in network.network.layers for synapse in layer.synapses]
+    assert len(set(names)) == len(names) == 3
+    lbq.engine.save(tmp_path / "net.lbq", network)
+    loaded = lbq.engine.load(tmp_path / "net.lbq")
+    x = pixels(4, *SHAPE)
+    assert same(network.run(x, "dense", trace=True), loaded.run(x, "bitplane", trace=True))
+    close(net, loaded, x)
 
 
 @pytest.mark.parametrize(

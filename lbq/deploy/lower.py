@@ -14,7 +14,7 @@ import math
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import chain, count, product
 from numbers import Integral
 from typing import Any, Literal, cast
 
@@ -98,6 +98,7 @@ class _Lowering:
         self.sizes: dict[fx.Node, Any] = {}  # of values, and what is computed from them
         self.layers: list[Layer] = []
         self.used: set[str] = set()
+        self.synapses: set[str] = set()  # names given
 
     def run(self) -> Graph:
         for node in self.trace.nodes:
@@ -122,7 +123,7 @@ class _Lowering:
             raise GraphError("the network must return the current of its last linear layer (its logits)")
         if not value.averaged:
             raise GraphError("the network must average its logits over time: return logits.mean(0)")
-        readout = Layer(READOUT, value.synapses, value.bias, value.shape)
+        readout = Layer(READOUT, self._named(value.synapses), value.bias, value.shape)
         return Graph(self.input_shape, self.timesteps, self.static, tuple(self.layers), readout)
 
     # One fx node ---------------------------------------------------------------------------------------------------
@@ -146,9 +147,16 @@ class _Lowering:
                 raise GraphError(f"{where}: only the plain sum of two tensors is supported")
             return self._sum(where, inputs[0], inputs[1])
         if target in (torch.flatten, "flatten"):
-            return self._fold(value) if rest == (0, 1) and value.time == "all" else self._flatten(where, value, *rest)
+            first, last = (*rest, *(0, -1)[len(rest) :])
+            first, last = node.kwargs.get("start_dim", first), node.kwargs.get("end_dim", last)
+            return (
+                self._fold(value)
+                if (first, last, value.time) == (0, 1, "all")
+                else self._flatten(where, value, first, last)
+            )
         if target in (torch.unflatten, "unflatten") and value.time == "folded" and len(rest) == 2 and rest[0] == 0:
-            return self._reshape(where, value, (*rest[1], *self._sizes(value)[1:]))
+            sizes = (*rest[1], *self._sizes(value)[1:]) if isinstance(rest[1], tuple) else None
+            return self._reshape(where, value, sizes)
         if target in (torch.reshape, "reshape", "view") and not node.kwargs:
             return self._reshape(where, value, rest[0] if len(rest) == 1 else rest)
         if target in ("mean", torch.mean):
@@ -173,8 +181,8 @@ class _Lowering:
         index: Any = ...
         if source in self.values and (node.target == "size" or (node.target is getattr and node.args[1] == "shape")):
             found: Any = self._sizes(self.values[source])
-            if node.target == "size" and len(node.args) == 2:
-                index = node.args[1]
+            if node.target == "size":
+                index = next(iter((*node.args[1:], *node.kwargs.values())), ...)
         elif source in self.sizes and node.target is operator.getitem:
             found, index = self.sizes[source], node.args[1]
         else:
@@ -334,8 +342,17 @@ class _Lowering:
         convs = tuple(s for s in value.synapses if s.kind == "conv")
         shortcuts = (s for s in value.synapses if s.kind == "identity")
         synapses = convs + tuple(replace(s, name=f"{name}.shortcut{i or ''}") for i, s in enumerate(shortcuts))
-        self.layers.append(Layer(name, synapses, value.bias, value.shape, spec))
+        self.layers.append(Layer(name, self._named(synapses), value.bias, value.shape, spec))
         return Levels(name, value.shape, flat=value.flat, time=value.time)
+
+    def _named(self, synapses: Sequence[Synapse]) -> tuple[Synapse, ...]:
+        """With names of their own: a current that two layers read is computed for each of them, in its own units."""
+        made = []
+        for synapse in synapses:
+            names = chain([synapse.name], (f"{synapse.name}_{i}" for i in count(2)))
+            made.append(replace(synapse, name=next(name for name in names if name not in self.synapses)))
+            self.synapses.add(made[-1].name)
+        return tuple(made)
 
     def _batch_norm(self, name: str, bn: nn.BatchNorm1d | nn.BatchNorm2d, value: Value) -> Current:
         if bn.running_mean is None or bn.running_var is None:
@@ -419,7 +436,7 @@ class _Lowering:
             raise TooSmall(f"layer {name!r}: {value.shape} is too small to pool: use larger images or another network")
         return replace(value, shape=shape, pools=(*value.pools, pool), factor=value.factor * factor)
 
-    def _flatten(self, where: str, value: Value, start: Any = 0, end: Any = -1) -> Value:
+    def _flatten(self, where: str, value: Value, start: Any, end: Any) -> Value:
         """Flattening of everything behind the batch; with time in front, that begins at dimension 2, else at 1."""
         if start not in (-3, 2 if value.time in ("one", "all") else 1) or end != -1:
             raise GraphError(
