@@ -127,3 +127,17 @@ def _cannot(path: Path | str, reason: OSError) -> str:
     return f"cannot write {path}: {reason.strerror or reason}" + (
         "; free some space or choose another place" if full else ""
     )
+
+
+def make_folders(path: Path) -> list[Path]:
+    """Make a folder and those on the way to it, and say which were missing, innermost first."""
+    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+    path.mkdir(parents=True, exist_ok=True)
+    return missing
+
+
+def remove_folders(made: list[Path]) -> None:
+    """Undo `make_folders` after a failure, as far as nothing lies in them."""
+    with suppress(OSError):
+        for folder in made:
+            folder.rmdir()

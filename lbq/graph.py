@@ -8,6 +8,7 @@ input) or a residual identity; pooling acts on the source's levels. Layers are i
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
@@ -164,6 +165,9 @@ class Layered(Generic[L]):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_by_name", {layer.name: layer for layer in self.layers})
+        twice = [name for name, times in Counter(s.name for s in self.synapses).items() if times > 1]
+        if twice:
+            raise GraphError(f"synapse {twice[0]!r} stands in the network twice: give each a name of its own")
 
     def __getitem__(self, name: str) -> L:
         return self._by_name[name]

@@ -141,6 +141,10 @@ class Job:
                 raise RunError(f"{self.folder} is not empty and not a run folder: choose another with --out")
             runs.write_text(config_file, self.config.to_toml())
             return None
+        if (self.folder / runs.CONVERSION).exists():
+            raise RunError(
+                f"{self.folder} holds a converted network: train from it with train.init_from={self.folder} and another --out"
+            )
         if not resume:
             raise RunError(f"{self.folder} holds a run already: continue it with --resume auto or choose another --out")
         stored = runs.load_config(self.folder)

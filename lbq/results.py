@@ -306,10 +306,15 @@ def _expanded(path: Path) -> Iterable[Path]:
         return [path]
     if (path / "config.toml").exists():
         return [path, *_beside(path)]
-    inside = sorted(p for p in path.iterdir() if p.suffix == ".json" or (p / "config.toml").exists())
+    inside = sorted(p for p in path.iterdir() if p.suffix == ".json" or _is_run(p))
     if not inside:
         raise LbqError(f"{path} holds no runs and no records: give a run folder, or a folder of records")
     return [found for p in inside for found in (p, *_beside(p))]
+
+
+def _is_run(path: Path) -> bool:
+    """Whether a folder is a run that has, or will have, a result; a converted network has none."""
+    return (path / "config.toml").exists() and not (path / "conversion.json").exists()
 
 
 def _beside(run: Path) -> Iterable[Path]:

@@ -43,7 +43,7 @@ def new_folder(path: Path | str) -> Iterator[Path]:
     if path.exists():
         raise RunError(f"{path} exists already: choose another folder or remove it")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        missing = files.make_folders(path.parent)
         partial = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".partial", dir=path.parent))
     except OSError as error:
         raise RunError(f"cannot write under {path.parent}: {error.strerror}") from error
@@ -53,6 +53,7 @@ def new_folder(path: Path | str) -> Iterator[Path]:
         os.rename(partial, path)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
+        files.remove_folders(missing)
         raise
 
 

@@ -510,13 +510,14 @@ def first_bad_layer(net: nn.Module, x: Tensor) -> str:
 
 @contextmanager
 def evaluating(net: nn.Module) -> Iterator[None]:
-    """Evaluation mode for a while; the network's mode is restored."""
-    was_training = net.training
+    """Evaluation mode for a while; the mode of each of its layers is restored."""
+    modes = [(module, module.training) for module in net.modules()]
     net.eval()
     try:
         yield
     finally:
-        net.train(was_training)
+        for module, training in modes:
+            module.training = training
 
 
 def device_of(net: nn.Module) -> torch.device:

@@ -68,6 +68,13 @@ def by_sizes(m: Any, x: Tensor) -> Tensor:
     return m.wide(y.view(x.shape[0], -1))
 
 
+def aliased(m: Any, x: Tensor) -> Tensor:
+    """A view is rectified in place, and what it is a view of is read."""
+    y = m.conv(x)
+    y.flatten(1).relu_()
+    return head(m, m.act(m.conv2(y)))
+
+
 FORWARDS: dict[str, Forward] = {
     "modules": lambda m, x: head(m, m.act2(m.bn2(m.conv2(m.act(m.bn(m.conv(x))))))),
     "one_module_twice": lambda m, x: head(m, m.act(m.bn2(m.conv2(m.act(m.bn(m.conv(x))))))),
@@ -228,6 +235,80 @@ def test_networks_of_the_same_names_by_pairs() -> None:
     assert snn.training is False
 
 
+def test_the_modes_of_layers_and_the_images_stay(tmp_path: Path) -> None:
+    ann, x = Net(FORWARDS["residual"]), images()
+    ann.train()
+    ann.bn.eval()  # frozen
+    before, kept = [m.training for m in ann.modules()], x.clone()
+    made = convert(ann, x)
+    assert [m.training for m in ann.modules()] == before
+    assert torch.equal(x, kept)
+    assert not any(m.training for m in made.modules())
+    torch.save(made, tmp_path / "made.pt")
+    loaded = torch.load(tmp_path / "made.pt", weights_only=False)
+    assert torch.equal(loaded(x), made(x))
+    with torch.inference_mode():
+        other = convert(ann, x)
+    other.train()(x).sum().backward()  # as if made elsewhere
+
+
+def test_calibration_is_whole_or_not_at_all() -> None:
+    """A network of other widths behind its first layers."""
+    ann = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 5), nn.ReLU())
+    snn = nn.Sequential(nn.Linear(4, 6), BurstNeuron(), nn.Linear(6, 7), BurstNeuron())
+    snn.train()
+    before = copy.deepcopy(snn.state_dict())
+
+    class Shown(nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            return snn(x[None].repeat(2, 1, 1))
+
+    with pytest.raises(GraphError, match="layer '0.2' has other shapes in the two networks"):
+        calibrate(Shown(snn), nn.Sequential(ann), images(32, 4))
+    assert all(torch.equal(value, before[name]) for name, value in snn.state_dict().items())
+    assert snn.training
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in snn.modules())
+
+
+def test_activations_that_are_rare_small_or_of_unequal_channels() -> None:
+    ann, x = Net(FORWARDS["modules"]), images(256)
+    with torch.no_grad():
+        ann.bn.weight.mul_(1e-6)
+        ann.bn.bias.mul_(0)
+    assert 3.9e-6 < convert(ann, x, neuron={"name": "lbq", "n_max": 255}).fits["act"].step < 5e-6
+    rare = nn.Sequential(nn.Linear(1, 1), nn.ReLU(), nn.Linear(1, 1))
+    with torch.no_grad():
+        rare[0].weight.fill_(1)  # type: ignore[operator]
+        rare[0].bias.fill_(-3.5)  # type: ignore[operator]
+    seen = torch.randn(10000, 1, generator=torch.Generator().manual_seed(0))
+    fit = convert(rare, seen, neuron={"name": "ilif", "n_max": 15}).fits["1"]
+    assert fit.step < 0.1  # three of ten thousand are above 0, by 0.5 at the most
+    assert 0 < fit.error < 0.1
+    with torch.no_grad():
+        ann.bn.weight.copy_(torch.tensor([1e-3, 1e-2, 1e-1, 1, 10, 100]))
+    steps = convert(ann, x, neuron={"name": "lbq", "per_channel": True}).net.get_submodule("act").step
+    assert isinstance(steps, Tensor)
+    assert float((steps.max() / steps.min()).detach()) > 1e4
+
+
+def test_weights_of_two_layers_are_not_scaled() -> None:
+    ann = nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 2))
+    ann[2].weight = ann[0].weight
+    made = convert(ann, images(64, 6), timesteps=1)
+    assert torch.equal(made.net.get_parameter("2.weight"), ann.get_parameter("0.weight"))
+    assert not torch.equal(made.net.get_parameter("4.weight"), ann.get_parameter("4.weight"))
+
+
+def test_a_residual_network_of_pre_activations_deploys() -> None:
+    made = convert(Net(FORWARDS["residual_before_the_first_neuron"]), images(256), neuron={"name": "lbq", "n_max": 7})
+    network = deploy(made, (3, 8, 8), bits=16, mean=[0.5] * 3, std=[0.25] * 3)
+    x = np.random.default_rng(0).integers(0, 256, (16, 3, 8, 8), np.uint8)
+    with torch.no_grad():
+        logits = made.double()((torch.from_numpy(x).double() / 255 - 0.5) / 0.25).numpy()
+    found = network.run(x)
+    np.testing.assert_allclose(found.logits * found.scale, logits, atol=0.05 * np.ptp(logits))
+
+
 # What is refused --------------------------------------------------------------------------------------------------------
 
 
@@ -249,6 +330,18 @@ class Lengthened(nn.ReLU):
         (Net(lambda m, x: m.act(m.conv(x)) if x.sum() > 0 else x), "cannot be traced by torch.fx"),
         (models.create("resnet8w2", neuron="relu", timesteps=1), "knows time already.*calibrate"),
         ("resnet18", "net must be a torch.nn.Module, got str"),
+        (Net(lambda m, x: head(m, m.act(m.conv(x.mul_(0.5)).flatten(0, 1).unsqueeze(0)))), "does not run on images"),
+        (
+            Net(lambda m, x: head(m, m.act(m.conv2(x)))),
+            "Net does not run on images of shape .64, 3, 8, 8. and torch.float32",
+        ),
+        (
+            Net(lambda m, x: m.wide(F.relu(m.conv(x)).transpose(0, 1).relu().transpose(0, 1).flatten(1))),
+            "batch in front",
+        ),
+        (Net(lambda m, x: F.log_softmax(head(m, m.act(m.conv(x))), 1)), "log_softmax is no ReLU"),
+        (Net(lambda m, x: head(m, m.act(m.conv(x)).sigmoid_())), "sigmoid is no ReLU"),
+        (Net(aliased), "gives other outputs as torch.fx traces it: something is computed in place"),
     ],
 )
 def test_what_cannot_be_converted(ann: Any, message: str) -> None:
@@ -269,8 +362,24 @@ def test_images_are_checked(given: Any) -> None:
         convert(Net(FORWARDS["modules"]), given)
 
 
+def test_what_is_not_finite_is_refused() -> None:
+    ann, x = Net(FORWARDS["modules"]), images()
+    x[3, 0, 0, 0] = float("nan")
+    with pytest.raises(GraphError, match="images must be finite"):
+        convert(ann, x)
+    with torch.no_grad():
+        ann.bn2.weight[0] = float("inf")
+    with pytest.raises(GraphError, match="layer 'bn2' of the ANN gives NaN or infinity"):
+        convert(ann, images())
+
+
 def test_arguments_are_checked() -> None:
     ann = Net(FORWARDS["modules"])
+    shared = BurstNeuron()
+    with pytest.raises(GraphError, match="layer 'act2': the neuron stands elsewhere already"):
+        convert(ann, images(), neuron=lambda: shared)
+    with pytest.raises(GraphError, match="layer 'act': ReLU has no step to choose"):
+        convert(ann, images(), neuron="relu")
     with pytest.raises(GraphError, match="timesteps must be an integer >= 1, got 0"):
         convert(ann, images(), timesteps=0)
     with pytest.raises(ConfigError, match="unknown neuron 'lqb'; did you mean"):
@@ -335,6 +444,12 @@ def test_a_run_is_converted_tested_deployed_and_trained_on(
         code, _, err = call(capsys, *command)
         assert (code, err.count("\n")) == (2, 1)
         assert f"{out} was converted from an ANN, not trained" in err
+    assert call(capsys, "report", tmp_path, "-o", tmp_path / "r.html")[2].count("holds no runs and no records") == 1
+    weights = (out / "weights.safetensors").read_bytes()
+    code, _, err = call(capsys, "train", out / "config.toml", "--out", out, "--resume", "auto")
+    assert code == 2
+    assert f"{out} holds a converted network: train from it with train.init_from={out}" in err
+    assert (out / "weights.safetensors").read_bytes() == weights
     code, text, _ = call(
         capsys, "train", out / "config.toml", "train.epochs=1", f"train.init_from={out}", "optim.lr=0.001", "--out",
         tmp_path / "on", "--json",
@@ -371,10 +486,28 @@ def test_it_shows_what_it_chose(capsys: pytest.CaptureFixture[str], tmp_path: Pa
 def test_mistakes_leave_no_folder(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, ann_run: Path, arguments: list[str], message: str
 ) -> None:
-    code, out, err = call(capsys, "convert", ann_run, "-o", tmp_path / "out", *arguments)
+    code, out, err = call(capsys, "convert", ann_run, "-o", tmp_path / "far" / "out", *arguments)
     assert (code, out) == (2, "")
     assert message in err.splitlines()[-1]
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_ann_that_was_shown_images_twice_is_the_same(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, ann_run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown = tmp_path / "ann"
+    shown.mkdir()
+    (shown / "weights.safetensors").write_bytes((ann_run / "weights.safetensors").read_bytes())
+    text = (ann_run / "config.toml").read_text()
+    (shown / "config.toml").write_text(text.replace("timesteps = 1", "timesteps = 2"))
+    monkeypatch.chdir(shown)
+    found = [
+        json.loads(call(capsys, "convert", run, "-o", tmp_path / name, "--json")[1])
+        for run, name in ((".", "a"), (ann_run, "b"))
+    ]
+    assert found[0]["layers"] == found[1]["layers"]
+    assert call(capsys, "convert", ".")[0] == 0
+    assert (tmp_path / "ann-converted" / "conversion.json").exists()
 
 
 def test_only_anns_and_new_folders(capsys: pytest.CaptureFixture[str], tmp_path: Path, ann_run: Path) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import torch
 from torch import Tensor, fx, nn
 
 from lbq.convert.calibration import Fit as Fit
@@ -15,6 +16,7 @@ from lbq.convert.calibration import calibrate as calibrate
 from lbq.convert.calibration import checked
 from lbq.convert.rewrite import over_time, separate
 from lbq.convert.run import convert_run as convert_run
+from lbq.deploy.faithful import plain_copy
 from lbq.errors import GraphError
 from lbq.models import NeuronChoice, neuron_maker
 from lbq.neuron.base import check_count
@@ -27,6 +29,7 @@ class Converted(nn.Module):
     def __init__(self, net: fx.GraphModule, timesteps: int, fits: Mapping[str, Fit]) -> None:
         super().__init__()
         self.net, self.timesteps, self.fits = net, timesteps, dict(fits)
+        self.train(net.training)
 
     def forward(self, images: Tensor) -> Tensor:
         logits: Tensor = self.net(images)
@@ -37,13 +40,35 @@ def convert(ann: nn.Module, images: Tensor, *, timesteps: int = 2, neuron: Neuro
     """A burst network that does what `ann` does, as well as its levels allow: images `[B, ...]` in, logits out, averaged over
     time. It can be trained further, and deployed.
 
-    images: some hundred inputs as `ann` takes them, of the training set; labels are not needed.
+    images: a few hundred inputs as `ann` takes them, of the training set; labels are not needed.
     neuron: as for `lbq.models.create`; it must have a step. Weights are copied, `ann` stays as it is.
     """
     try:
         steps = check_count("timesteps", timesteps)
     except ValueError as error:
         raise GraphError(str(error)) from error
-    plain = separate(ann, checked(images).dim())
-    made = over_time(plain, images, steps, neuron_maker(neuron, steps))
-    return Converted(made, steps, calibrate(made, plain, images))
+    with torch.inference_mode(False), torch.no_grad():
+        own = plain_copy(ann).eval()
+        plain = separate(own, checked(images).dim())
+        _compare(plain, own, images)
+        made = over_time(plain, images, steps, neuron_maker(neuron, steps))
+        return Converted(made, steps, calibrate(made, plain, images))
+
+
+def _compare(plain: nn.Module, ann: nn.Module, images: Tensor) -> None:
+    """Refuse a network that does something else as torch.fx traces it, or that cannot run."""
+    try:
+        expected, found = ann(images.clone()), plain(images.clone())
+    except Exception as error:  # whatever the network's own forward raises
+        raise GraphError(
+            f"{type(ann).__name__} does not run on images of shape {tuple(images.shape)} and {images.dtype}: "
+            f"{' '.join(str(error).split())[:200]}"
+        ) from error
+    if not isinstance(expected, Tensor):
+        return  # refused further on
+    scale = float(expected.abs().nan_to_num(0.0, 0.0).max())
+    if not torch.allclose(found, expected, rtol=1e-3, atol=1e-3 * scale, equal_nan=True):
+        raise GraphError(
+            f"{type(ann).__name__} gives other outputs as torch.fx traces it: something is computed in place that another "
+            "part of the network reads; write it out of place"
+        )

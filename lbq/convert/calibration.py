@@ -21,13 +21,14 @@ import torch
 from torch import Tensor, nn
 
 from lbq.errors import GraphError
-from lbq.neuron import SpikingNeuron
+from lbq.neuron import ReLU, SpikingNeuron
 from lbq.neuron.burst import SteppedNeuron, set_step
 from lbq.train import evaluating
 
-AFFINE = (nn.BatchNorm1d, nn.BatchNorm2d, nn.Conv2d, nn.Linear)
+AFFINE = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
 SAMPLE = 2**18  # activations of a layer that are looked at
 GRID = torch.linspace(-4, 1, 41).exp2().tolist()  # steps that are tried, in parts of the largest activation / n_max
+SMALLEST = 4e-6  # step: softplus has none below 2e-6
 SLOPES = 4.0  # how far a scale may go from 1, either way: what correlates with nothing has none
 
 
@@ -40,47 +41,66 @@ class Fit:
     error: float
 
 
-@torch.no_grad()
 def calibrate(snn: nn.Module, ann: nn.Module, images: Tensor) -> dict[str, Fit]:
     """Choose the steps of `snn`, and scales and shifts of its layers, in place; what came out of it, neuron by neuron.
 
     Both networks take `images`; a neuron's activations are the outputs of the ANN's layer of the same name.
     """
-    neurons = {name: module for name, module in snn.named_modules() if isinstance(module, SpikingNeuron)}
-    for name, neuron in neurons.items():
-        if not isinstance(neuron, SteppedNeuron) or neuron.signed:
-            raise GraphError(
-                f"layer {name!r}: {type(neuron).__name__} has no step to choose for activations from 0 up: use lbq, "
-                "another burst neuron, ilif or qann"
-            )
-    if not neurons:
-        raise GraphError(f"{type(snn).__name__} has no spiking neuron whose step could be chosen")
+    neurons = stepped_neurons(snn)
     corrected = {name: module for name, module in snn.named_modules() if _is_affine(module)}
-    wanted = _activations(ann, {*neurons, *corrected}, checked(images))
+    shared = Counter(id(p) for module in corrected.values() for p in module.parameters(recurse=False))
     fits: dict[str, Fit] = {}
 
     def fit(name: str) -> Callable[..., None]:
         def hook(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-            fits[name] = _fit_step(module, wanted[name].sample(inputs[0]), wanted[name].values)
+            fits[name] = _fit_step(module, wanted[name].sample(name, inputs[0]), wanted[name].values)
 
         return hook
 
     def correct(name: str) -> Callable[..., Tensor]:
         def hook(module: nn.Module, _: Any, output: Tensor) -> Tensor:
-            return _correct(module, output, wanted[name].sample(output).mean(0), wanted[name].values)
+            return _correct(module, output, wanted[name].sample(name, output).mean(0), wanted[name].values)
 
         return hook
 
-    for name in neurons:
-        if name not in wanted:
-            raise GraphError(
-                f"layer {name!r} of the spiking network fires once: the ANN must have one of that name, used once"
-            )
-    hooks = [module.register_forward_pre_hook(fit(name)) for name, module in neurons.items()]
-    hooks += [module.register_forward_hook(correct(name)) for name, module in corrected.items() if name in wanted]
-    with _removed(hooks), evaluating(snn):
-        snn(images)
+    with torch.inference_mode(False), torch.no_grad():
+        wanted = _activations(ann, {*neurons, *corrected}, checked(images))
+        for name in neurons:
+            if name not in wanted:
+                raise GraphError(
+                    f"layer {name!r} of the spiking network: the ANN must have one of that name, used once, whose outputs are "
+                    "[B, ...]"
+                )
+        hooks = [module.register_forward_pre_hook(fit(name)) for name, module in neurons.items()]
+        hooks += [
+            module.register_forward_hook(correct(name))
+            for name, module in corrected.items()
+            if name in wanted and all(shared[id(p)] == 1 for p in module.parameters(recurse=False))
+        ]
+        before = {name: value.clone() for name, value in snn.state_dict().items()}
+        try:
+            with _removed(hooks), evaluating(snn):
+                snn(images.clone())
+        except BaseException:
+            snn.load_state_dict(before)
+            raise
     return fits
+
+
+def stepped_neurons(snn: nn.Module) -> dict[str, SteppedNeuron]:
+    """The neurons of a network by name; each must have a step that can be chosen."""
+    found: dict[str, SteppedNeuron] = {}
+    for name, module in snn.named_modules():
+        if isinstance(module, SteppedNeuron) and not module.signed:
+            found[name] = module
+        elif isinstance(module, SpikingNeuron | ReLU):
+            raise GraphError(
+                f"layer {name!r}: {type(module).__name__} has no step to choose for activations from 0 up: use lbq, "
+                "another burst neuron, ilif or qann"
+            )
+    if not found:
+        raise GraphError(f"{type(snn).__name__} has no spiking neuron whose step could be chosen")
+    return found
 
 
 @dataclass(frozen=True)
@@ -93,8 +113,12 @@ class _Activations:
     batch: int
     rows: Tensor
 
-    def sample(self, x: Tensor) -> Tensor:
+    def sample(self, name: str, x: Tensor) -> Tensor:
         """The same rows of another network's outputs `[T, B, ...]`, `[T * B, ...]` or `[B, ...]`, as `[T, rows, channels]`."""
+        if x.numel() % (self.batch * math.prod(self.shape)) or x.shape[-len(self.shape) :] != self.shape:
+            raise GraphError(
+                f"layer {name!r} has other shapes in the two networks: {tuple(x.shape)}, [B, ...] {self.shape}"
+            )
         return _rows(x.reshape(-1, self.batch, *self.shape), self.last)[:, self.rows]
 
 
@@ -107,7 +131,11 @@ def _activations(ann: nn.Module, names: set[str], images: Tensor) -> dict[str, _
     def watch(name: str) -> Callable[..., None]:
         def hook(module: nn.Module, _: Any, output: Tensor) -> None:
             calls[name] += 1
-            x = output if output.shape[0] == batch else output[0]  # [1, B, ...], of networks that know time
+            x = output[0] if output.shape[:2] == (1, batch) else output  # of networks that know time
+            if x.shape[0] != batch or x.dim() < 2:
+                return
+            if not bool(x.isfinite().all()):
+                raise GraphError(f"layer {name!r} of the ANN gives NaN or infinity: look at its weights and the images")
             last = isinstance(module, nn.Linear)
             laid = _rows(x[None], last)[0]
             chosen = torch.randperm(len(laid), generator=torch.Generator().manual_seed(0))
@@ -117,7 +145,7 @@ def _activations(ann: nn.Module, names: set[str], images: Tensor) -> dict[str, _
         return hook
 
     with _removed([m.register_forward_hook(watch(n)) for n, m in ann.named_modules() if n in names]), evaluating(ann):
-        ann(images)
+        ann(images.clone())
     return {name: value for name, value in found.items() if calls[name] == 1}
 
 
@@ -143,21 +171,26 @@ def _is_affine(module: nn.Module) -> bool:
 def _fit_step(neuron: nn.Module, currents: Tensor, wanted: Tensor) -> Fit:
     """Set the step for which the mean output over `currents` [T, rows, channels] is nearest to `wanted` [rows, channels]."""
     assert isinstance(neuron, SteppedNeuron)
-    top = float(
-        wanted.float().flatten().sort().values[-1 - wanted.numel() // 1000]
-    )  # but for the highest in a thousand
-    if not 0 < top < math.inf:
+    top = _top(wanted)
+    if not top:
         return Fit(float(neuron.step.mean()), 0.0)  # silent on all images: as it began
-    steps = torch.tensor([top / neuron.n_max * part for part in GRID])
+    each = torch.tensor([_top(channel) or top for channel in wanted.T] if neuron.step.dim() else top)
+    steps = [(each / neuron.n_max * part).clamp_min(SMALLEST) for part in GRID]
 
     def error(step: Tensor) -> Tensor:
         set_step(neuron, step)
         return (neuron.forward(currents).mean(0) - wanted).float().square().mean(0)  # of each channel
 
-    errors = torch.stack([error(step) for step in steps])
+    errors = torch.stack([error(step) for step in steps]).cpu()
     best = errors.argmin(0) if neuron.step.dim() else errors.mean(1).argmin()
-    left = error(steps[best.cpu()]).mean() / wanted.float().square().mean()
+    left = error(torch.stack(steps).gather(0, best[None])[0]).mean() / wanted.float().square().mean()
     return Fit(float(neuron.step.mean()), float(left))
+
+
+def _top(wanted: Tensor) -> float:
+    """The largest activation but for one in a thousand of those above 0; 0 where none is."""
+    above = wanted[wanted > 0].float().sort().values
+    return float(above[-1 - len(above) // 1000]) if len(above) else 0.0
 
 
 def _correct(module: nn.Module, output: Tensor, found: Tensor, wanted: Tensor) -> Tensor:
@@ -175,4 +208,6 @@ def _correct(module: nn.Module, output: Tensor, found: Tensor, wanted: Tensor) -
 def checked(images: Tensor) -> Tensor:
     if not isinstance(images, Tensor) or not images.is_floating_point() or images.dim() < 2 or len(images) < 2:
         raise GraphError("images must be a floating-point tensor of two inputs or more, as the ANN takes them")
+    if not bool(images.isfinite().all()):
+        raise GraphError("images must be finite, and hold NaN or infinity")
     return images

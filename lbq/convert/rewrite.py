@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.fx.passes.shape_prop import ShapeProp
 
-from lbq.deploy.faithful import own_method, plain_copy
+from lbq.deploy.faithful import own_method
 from lbq.deploy.trace import traced
 from lbq.errors import GraphError
 from lbq.models import fold_time, unfold_time
@@ -23,18 +23,19 @@ FUNCTIONS: dict[Any, type[nn.Module]] = {
     nn.functional.relu6: nn.ReLU6,
 }
 IN_PLACE = (torch.relu_, "relu_")
-OTHERS = {"celu", "elu", "gelu", "glu", "hardswish", "hardtanh", "leaky_relu", "mish", "prelu", "selu", "sigmoid", "silu",
-          "softmax", "softplus", "tanh"}  # fmt: skip
+OTHERS = {"celu", "elu", "gelu", "glu", "hardsigmoid", "hardswish", "hardtanh", "leaky_relu", "log_softmax",
+          "logsigmoid", "mish", "prelu", "rrelu", "selu", "sigmoid", "silu", "softmax", "softmin", "softplus", "softsign",
+          "tanh"}  # fmt: skip
 
 
-def separate(ann: nn.Module, dimensions: int) -> fx.GraphModule:
-    """A copy of the network, traced, in which every place that rectifies has a module of its own, none of them in place."""
-    net = plain_copy(ann).eval()
+def separate(net: nn.Module, dimensions: int) -> fx.GraphModule:
+    """The network, traced, in which every place that rectifies has a module of its own, none of them in place."""
     plain = fx.GraphModule(net, traced(net, dimensions))
     modules = dict(plain.named_modules())
     taken = {name for name, module in modules.items() if not isinstance(module, RECTIFIERS)}
     found = 0
     for node in list(plain.graph.nodes):
+        node.type = None  # annotations that are strings cannot be saved
         module = modules.get(str(node.target)) if node.op == "call_module" else None
         if node.target in (fold_time, unfold_time) or isinstance(module, SpikingNeuron):
             raise GraphError(
@@ -69,7 +70,8 @@ def separate(ann: nn.Module, dimensions: int) -> fx.GraphModule:
 def _rectifier(node: fx.Node, module: nn.Module | None) -> type[nn.Module] | None:
     """The kind of rectifier that a node is, or None; activations of other kinds are refused."""
     if module is None:
-        name, where = getattr(node.target, "__name__", node.target), f"{node.name} in the network's forward"
+        name = str(getattr(node.target, "__name__", node.target)).rstrip("_")  # in place or not
+        where = f"{node.name} in the network's forward"
         if name not in OTHERS:
             return FUNCTIONS.get(node.target)
     else:
@@ -88,10 +90,17 @@ def over_time(plain: fx.GraphModule, images: Tensor, timesteps: int, make: MakeN
     runs once; where its sizes are used further on, everything runs at every timestep."""
     net = copy.deepcopy(plain)
     graph = net.graph
-    ShapeProp(net).propagate(images[:2])
     rectifiers = [
         n for n in graph.nodes if n.op == "call_module" and isinstance(net.get_submodule(n.target), RECTIFIERS)
     ]
+    for size in {min(len(images), 3), 2}:  # more than one, to tell a batch from a dimension of the same size
+        ShapeProp(net).propagate(images[:size].clone())
+        for node in rectifiers:
+            shape = node.meta["tensor_meta"].shape
+            if len(shape) < 2 or shape[0] != size:
+                raise GraphError(
+                    f"layer {node.target!r}: what it rectifies must have the batch in front, and features behind it"
+                )
     image, out = graph.find_nodes(op="placeholder")[0], graph.output_node()
     static, moving = _following(graph, {image}), _following(graph, set(rectifiers))
     logits = out.args[0]
@@ -114,6 +123,10 @@ def over_time(plain: fx.GraphModule, images: Tensor, timesteps: int, make: MakeN
     for node in rectifiers:
         shape = node.meta["tensor_meta"].shape
         neuron = make(shape[1]).to(images.device).train(net.training)
+        if any(neuron is module for module in net.modules()):
+            raise GraphError(
+                f"layer {node.target!r}: the neuron stands elsewhere already: make a fresh one for each place"
+            )
         net.set_submodule(node.target, neuron)
         with graph.inserting_after(node):
             folded = graph.call_method("flatten", (node, 0, 1))

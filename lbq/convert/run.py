@@ -12,10 +12,11 @@ import torch
 
 from lbq import runs, toml
 from lbq.config import CHANGEABLE, AugmentConfig, Config
-from lbq.convert.calibration import calibrate
+from lbq.convert.calibration import calibrate, stepped_neurons
 from lbq.data.sources import open_source
 from lbq.distributed import World
 from lbq.errors import ConfigError, RunError
+from lbq.models import BurstNet
 from lbq.train import build, evaluate
 
 IMAGES = 256
@@ -43,6 +44,8 @@ def convert_run(
             f"{folder} is no ANN, its neurons are {old.neuron.get('name')}: give a run with neuron.name=relu"
         )
     new = _changed(old, changes)
+    net = build(new)
+    stepped_neurons(net)
     where = torch.device(device)
     source = open_source(replace(new, augment=AugmentConfig()), where)
     if not source.static:
@@ -51,11 +54,10 @@ def convert_run(
         raise RunError(f"images must be from 2 to the {source.train_size} that there are to train with, got {images}")
     with runs.new_folder(out) as made:
         stage(f"choosing steps from {images} training images")
-        ann, net = runs.load(folder).to(where), build(new).to(where)
+        ann, net = _ann(folder, old).to(where), net.to(where)
         if new.train.precision == "fp64":
             net.double()
-        weights = ann.state_dict()
-        net.load_state_dict({**net.state_dict(), **weights})
+        net.load_state_dict({**net.state_dict(), **ann.state_dict()})
         drawn = torch.randperm(source.train_size, generator=torch.Generator().manual_seed(new.seed))[:images]
         x = next(iter(source.train_batches([drawn], 0, new.seed)))[0].to(next(net.parameters()).dtype)
         fits = calibrate(net, ann, x)
@@ -74,6 +76,14 @@ def convert_run(
         runs.write_weights(made, net.state_dict())
         runs.write_text(made / runs.CONVERSION, json.dumps(facts, indent=2) + "\n")
     return {**facts, "run": str(out)}
+
+
+def _ann(folder: Path, config: Config) -> BurstNet:
+    """The ANN, which sees an image once however often it is shown: without memory, that is the same."""
+    trained = runs.load(folder)
+    ann = build(replace(config, model=replace(config.model, timesteps=1))).to(next(trained.parameters()).dtype)
+    ann.load_state_dict(trained.state_dict())
+    return ann.eval()
 
 
 def _changed(config: Config, changes: Iterable[str]) -> Config:

@@ -20,7 +20,6 @@ import tarfile
 import tempfile
 import zlib
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path, PurePosixPath
@@ -29,10 +28,10 @@ from typing import IO, ClassVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from lbq import files
 from lbq.data.base import Dataset, Images
 from lbq.data.download import Progress, fetch
 from lbq.errors import DataError, nearest
-from lbq.files import sync_folder
 
 HOME = "https://www.cs.toronto.edu/~kriz/"
 PIXELS = 3 * 32 * 32
@@ -419,8 +418,7 @@ def _write(spec: Spec, root: Path, found: _Found, progress: Progress | None) -> 
     total = sum(file.size for file in spec.binary.files)
     done = 0
     try:
-        missing = [path for path in (root, *root.parents) if not path.exists()]
-        root.mkdir(parents=True, exist_ok=True)
+        missing = files.make_folders(root)
         partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".partial", dir=root))
         try:
             for file, records in _records(spec, found):
@@ -434,14 +432,12 @@ def _write(spec: Spec, root: Path, found: _Found, progress: Progress | None) -> 
                 if progress is not None:
                     progress(done, total)
             partial.chmod(0o755)
-            sync_folder(partial)
+            files.sync_folder(partial)
             os.rename(partial, folder)
-            sync_folder(root)
+            files.sync_folder(root)
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)
-            with suppress(OSError):  # not empty: someone else's
-                for path in missing:
-                    path.rmdir()
+            files.remove_folders(missing)
             raise
     except OSError as error:
         raise DataError(f"cannot write {folder}: {error.strerror}: free space or choose another root") from error

@@ -147,8 +147,8 @@ class _Lowering:
                 raise GraphError(f"{where}: only the plain sum of two tensors is supported")
             return self._sum(where, inputs[0], inputs[1])
         if target in (torch.flatten, "flatten"):
-            first, last = (*rest, *(0, -1)[len(rest) :])
-            first, last = node.kwargs.get("start_dim", first), node.kwargs.get("end_dim", last)
+            given: dict[str, Any] = {**dict(zip(("start_dim", "end_dim"), rest, strict=False)), **node.kwargs}
+            first, last = given.get("start_dim", 0), given.get("end_dim", -1)
             return (
                 self._fold(value)
                 if (first, last, value.time) == (0, 1, "all")

@@ -36,7 +36,7 @@ def traced(net: nn.Module, dimensions: int) -> fx.Graph:
 class _Tracer(fx.Tracer):
     """Layers that lowering knows are leaves, those that only derive from them too."""
 
-    def __init__(self, dimensions: int) -> None:
+    def __init__(self, dimensions: int = 4) -> None:  # torch.load of a traced network makes one without arguments
         super().__init__()
         self.dimensions = dimensions  # of the input
 
