@@ -44,7 +44,7 @@ def test_the_headline_network_on_real_images() -> None:
 
 
 def test_hashes_are_of_the_configurations_that_records_hold() -> None:
-    records = [json.loads(path.read_text(encoding="utf-8")) for path in (MODELS.parent / "results").glob("*.json")]
+    records = [json.loads(path.read_text(encoding="utf-8")) for path in (MODELS.parent / "results").rglob("*.json")]
     for value in records:
         if "config" in value:
             assert Config.from_dict(value["config"]).hash == value["config_hash"], value["weights_sha256"]
