@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -401,6 +402,11 @@ def test_a_current_may_be_read_twice(function: Forward, tmp_path: Path) -> None:
     network = made(net)
     names = [synapse.name for layer in network.network.layers for synapse in layer.synapses]
     assert len(set(names)) == len(names) == 3
+    graph = lower(net, SHAPE)
+    first, second = graph.layers
+    one_name = dataclasses.replace(second, synapses=tuple(dataclasses.replace(s, name="conv") for s in second.synapses))
+    with pytest.raises(GraphError, match="synapse 'conv' stands in the network twice"):
+        dataclasses.replace(graph, layers=(first, one_name))
     lbq.engine.save(tmp_path / "net.lbq", network)
     loaded = lbq.engine.load(tmp_path / "net.lbq")
     x = pixels(4, *SHAPE)

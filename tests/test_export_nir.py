@@ -219,11 +219,11 @@ def test_one_timestep_depends_on_no_reset(tmp_path: Path) -> None:
         check(own(neuron, timesteps=1), images(4, 2, 6, 6), tmp_path / "net.nir", "subtract")
 
 
-def test_two_shortcuts_of_one_name_add_up(tmp_path: Path) -> None:
+def test_two_shortcuts_into_one_layer_add_up(tmp_path: Path) -> None:
     graph = own(lambda: LIF(membrane="if"))
     conv, shortcut = graph["sn1"].synapses
     halves = replace(shortcut, weight=shortcut.weight / 2)
-    twice = changed(graph, (conv, halves, halves))
+    twice = changed(graph, (conv, halves, replace(halves, name="another")))
     check(twice, images(4, 2, 6, 6), tmp_path / "net.nir")
     assert (
         len(nir_graph(twice, "subtract").nodes) == len(nir_graph(graph, "subtract").nodes) + 2

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -39,10 +38,4 @@ LAYERS: dict[Any, Callable[..., nn.Module | None]] = {
 def as_layer(target: Any, arguments: tuple[Any, ...], options: Mapping[str, Any]) -> nn.Module | None:
     """The layer that the function `target` is with these arguments behind its input; None for other functions."""
     make = LAYERS.get(target)
-    if make is None:
-        return None
-    try:
-        bound = inspect.signature(make).bind(*arguments, **{k: v for k, v in options.items() if k != "input"})
-        return make(*bound.args, **bound.kwargs)
-    except TypeError:  # arguments that the layer does not have
-        return None
+    return None if make is None else make(*arguments, **{k: v for k, v in options.items() if k != "input"})
