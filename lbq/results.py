@@ -36,6 +36,7 @@ TITLES = {
     "mlf": "MLF",
 }
 ARCHIVE = "model.lbq"
+CONVERSION = "conversion.json"  # of a folder that `lbq convert` wrote: what its network was made of
 USUAL = {"beta": 0.5, "alpha": 1.0, "tail": 0.5, "learn_beta": False, "learn_alpha": False, "reset_grad": True}
 
 
@@ -314,7 +315,7 @@ def _expanded(path: Path) -> Iterable[Path]:
 
 def _is_run(path: Path) -> bool:
     """Whether a folder is a run that has, or will have, a result; a converted network has none."""
-    return (path / "config.toml").exists() and not (path / "conversion.json").exists()
+    return (path / "config.toml").exists() and not (path / CONVERSION).exists()
 
 
 def _beside(run: Path) -> Iterable[Path]:

@@ -31,9 +31,8 @@ from lbq.config import CHANGEABLE, Config
 from lbq.errors import ConfigError, RunError
 from lbq.kernels.choose import choose
 from lbq.models import BurstNet
+from lbq.results import CONVERSION as CONVERSION
 from lbq.train import build
-
-CONVERSION = "conversion.json"  # of a folder that `lbq convert` wrote: what its network was made of
 
 
 @contextmanager

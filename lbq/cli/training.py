@@ -114,7 +114,8 @@ def convert(
     """Make a burst network of a trained ANN, without training: steps chosen from data, layer by layer."""
     from lbq.convert import convert_run
 
-    folder = out or (whole := run.absolute()).with_name(f"{whole.name}-converted")
+    here = run.absolute()  # "." has no name
+    folder = out or here.with_name(f"{here.name}-converted")
     console = make_console(stderr=True)
     with data_of_a_run():
         found = convert_run(run, folder, changes or [], images, start(device), console.print)

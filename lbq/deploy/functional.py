@@ -18,6 +18,7 @@ def _max_pool2d(
     ceil_mode: Any = False,
     return_indices: Any = False,
 ) -> nn.Module:
+    """In the function's order of arguments, which is not the layer's."""
     return nn.MaxPool2d(kernel_size, stride, padding, dilation, return_indices, ceil_mode)
 
 
