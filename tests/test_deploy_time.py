@@ -1,0 +1,272 @@
+"""Networks of one's own: how time comes in, sizes, currents read twice, functions in place of layers."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import lbq.engine
+from lbq.deploy import deploy, lower
+from lbq.errors import GraphError
+from lbq.models import fold_time, over_time, unfold_time
+from tests.own_nets import SHAPE, Forward, Own, close, made, plain, rest
+from tests.small_nets import pixels, same
+
+
+def folded(m: Any, x: Tensor) -> Tensor:
+    """From `[T, B, C, H, W]`, the first convolution at every timestep."""
+    return rest(m, m.sn(over_time(x, m.conv, m.bn)))
+
+
+def current(m: Any, x: Tensor) -> Tensor:
+    out: Tensor = m.bn(m.conv(x))
+    return out
+
+
+def by_hand(m: Any, x: Tensor) -> Tensor:
+    steps, batch = x.shape[:2]
+    return rest(m, m.sn(m.bn(m.conv(x.flatten(0, 1))).unflatten(0, (steps, batch))))
+
+
+def by_views(m: Any, x: Tensor, whole: bool) -> Tensor:
+    """As in by_hand, by view and reshape throughout; sizes given or left to PyTorch."""
+    steps, batch, channels, height, width = x.shape
+    x = current(m, x.reshape(steps * batch if whole else -1, channels, height, width))
+    x = m.sn(x.view(steps, batch if whole else -1, 4, height, width))
+    x = m.bn2(m.conv2(torch.reshape(x, (-1, 4, x.size(3), 8))))
+    x = m.sn2(x.view(steps, x.shape[0] // steps, *([4, 8, 8] if whole else [-1, 8, 8])))
+    x = m.pool(x.view(-1, 4, 8, 8)).view(steps, batch, 4 if whole else -1)
+    return m.fc(x.view(-1, x.shape[-1])).view(steps, -1, 5).mean(0)
+
+
+WAYS: dict[str, Forward] = {
+    "unsqueeze_expand": lambda m, x: folded(m, x.unsqueeze(0).expand(3, -1, -1, -1, -1)),
+    "unsqueeze_expand_sizes": lambda m, x: folded(m, torch.unsqueeze(x, 0).expand((3, x.shape[0], 1, x.size(2), 8))),
+    "unsqueeze_expand_shape": lambda m, x: folded(m, x.unsqueeze(0).expand(3, *x.shape)),
+    "expand": lambda m, x: folded(m, x.expand(m.timesteps, *x.shape)),
+    "stack": lambda m, x: folded(m, torch.stack([x] * m.timesteps)),
+    "stack_dim": lambda m, x: folded(m, torch.stack([x for _ in range(3)], dim=0)),
+    "repeat": lambda m, x: folded(m, x[None].repeat(3, 1, 1, 1, 1)),
+    "repeat_only": lambda m, x: folded(m, x.repeat(3, 1, 1, 1, 1)),
+    "unsqueeze_repeat": lambda m, x: folded(m, x[None, ...].repeat((3, 1, 1, 1, 1))),
+    "dimensions_asked": lambda m, x: folded(m, torch.stack([x] * 3) if x.dim() == 4 else x),
+    "current_stack": lambda m, x: rest(m, m.sn(torch.stack([current(m, x)] * 3))),
+    "current_expand": lambda m, x: rest(m, m.sn(current(m, x)[None].expand(3, -1, 4, -1, -1))),
+    "one_folded": lambda m, x: rest(m, m.sn(over_time(x[None], m.conv, m.bn).expand(3, -1, -1, -1, -1))),
+    "halves": lambda m, x: rest(m, m.sn(unfold_time(current(m, fold_time(x)), x, 3))),
+    "by_hand": lambda m, x: by_hand(m, torch.stack([x] * 3)),
+    "by_views": lambda m, x: by_views(m, x.expand(3, *x.shape), False),
+    "by_views_with_sizes": lambda m, x: by_views(m, x.expand(3, *x.shape), True),
+    "sizes_by_name": lambda m, x: folded(m, x.expand(3, x.size(dim=0), x.size(dim=1), 8, 8)),
+    "image_by_views": lambda m, x: folded(m, torch.stack([x.view(x.size(0), -1).view(-1, 1, 8, 8)] * 3)),
+    "one_by_views": lambda m, x: rest(m, m.sn(torch.stack([current(m, x[None].view(x.shape))] * 3))),
+    "linear_without_fold": lambda m, x: m.fc(
+        over_time(m.sn2(over_time(m.sn(over_time(x, m.conv, m.bn, timesteps=3)), m.conv2, m.bn2)), m.pool).flatten(2)
+    ).mean(0),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_every_way_to_show_an_image_is_over_times(way: str) -> None:
+    """The same network as with over_time(..., timesteps=3), in PyTorch and on integers, and so in counts."""
+    x, net = pixels(4, *SHAPE), Own(WAYS[way])
+    with torch.no_grad():
+        values = torch.randn(4, *SHAPE)
+        torch.testing.assert_close(net(values), Own()(values))
+    expected, found = made(Own()), made(net)
+    assert found.network.timesteps == 3
+    assert found.network.static
+    a, b = (n.run(x, "bitplane", trace=True) for n in (expected, found))
+    assert same(a, b)
+    assert a.counts == b.counts
+
+
+def test_one_timestep_needs_a_dimension_only() -> None:
+    one = made(Own(lambda m, x: folded(m, x[None]), timesteps=1))
+    assert same(one.run(pixels(2, *SHAPE)), made(Own(timesteps=1)).run(pixels(2, *SHAPE)))
+
+
+def test_a_static_current_is_added_at_every_timestep() -> None:
+    """[B, ...] + [T, B, ...], as PyTorch broadcasts it."""
+
+    def forward(m: Any, x: Tensor) -> Tensor:
+        hidden = over_time(m.sn(over_time(x, m.conv, m.bn, timesteps=3)), m.conv2, m.bn2)
+        out = m.sn2(hidden + m.skip(x))
+        return over_time(over_time(out, m.pool).flatten(2), m.fc, spatial=1).mean(0)
+
+    net = Own(forward)
+    net.skip = nn.Conv2d(1, 4, 1)
+    close(net, made(net))
+
+
+def before_and_behind(m: Any, x: Tensor) -> Tensor:
+    """As in residual networks whose blocks begin with an activation: a current is rectified, and added further on."""
+    y = over_time(x, m.conv, m.bn, timesteps=3)
+    z = m.sn2(over_time(m.sn(y), m.conv2, m.bn2) + y)
+    return over_time(over_time(z, m.pool).flatten(2), m.fc, spatial=1).mean(0)
+
+
+def twice_into_one(m: Any, x: Tensor) -> Tensor:
+    y = over_time(m.sn(over_time(x, m.conv, timesteps=3)), m.conv2)
+    z = m.sn2(over_time(y, m.bn) + over_time(y, m.bn2))
+    return m.fc(over_time(z, m.pool).flatten(start_dim=2)).mean(0)
+
+
+@pytest.mark.parametrize("function", [before_and_behind, twice_into_one])
+def test_a_current_may_be_read_twice(function: Forward, tmp_path: Path) -> None:
+    """Each reader has a synapse of its own: their units differ."""
+    net = Own(function)
+    network = made(net)
+    names = [synapse.name for layer in network.network.layers for synapse in layer.synapses]
+    assert len(set(names)) == len(names) == 3
+    graph = lower(net, SHAPE)
+    first, second = graph.layers
+    one_name = dataclasses.replace(second, synapses=tuple(dataclasses.replace(s, name="conv") for s in second.synapses))
+    with pytest.raises(GraphError, match="synapse 'conv' stands in the network twice"):
+        dataclasses.replace(graph, layers=(first, one_name))
+    lbq.engine.save(tmp_path / "net.lbq", network)
+    loaded = lbq.engine.load(tmp_path / "net.lbq")
+    x = pixels(4, *SHAPE)
+    assert same(network.run(x, "dense", trace=True), loaded.run(x, "bitplane", trace=True))
+    close(net, loaded, x)
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (lambda m, x: folded(m, torch.stack([x] * 4)), "the network runs 4 timesteps, not 3"),
+        (lambda m, x: folded(m, x.expand(4, *x.shape)), "the network runs 4 timesteps, not 3"),
+        (lambda m, x: folded(m, torch.stack([x] * 3, dim=1)), "only the same image, stacked in front"),
+        (lambda m, x: folded(m, torch.stack([x, x.clone(), x])), "'clone' has no integer form"),
+        (
+            lambda m, x: rest(m, m.sn(torch.stack([y := m.conv(x), m.bn(y), y]))),
+            "only the same image, stacked in front",
+        ),
+        (lambda m, x: folded(m, x[None].repeat(3, 2, 1, 1, 1)), "repeat is supported only to show an image"),
+        (lambda m, x: folded(m, x[None].expand(3, 2, 1, 8, 8)), "expand is supported only to show an image"),
+        (lambda m, x: folded(m, x[None].expand(3, -1, 4, -1, -1)), "expand is supported only to show an image"),
+        (lambda m, x: folded(m, x[None].expand(3, -1)), "expand is supported only to show an image"),
+        (lambda m, x: folded(m, torch.stack([torch.stack([x] * 3)] * 3)), "only an image without time in front"),
+        (lambda m, x: folded(m, x.unsqueeze(1)), "'unsqueeze' has no integer form"),
+        (lambda m, x: folded(m, x[0]), "'getitem' has no integer form"),
+        (lambda m, x: folded(m, x.expand(3, *current(m, x).shape)), "cannot be traced by torch.fx: Proxy object cannot"),
+        (lambda m, x: by_hand(m, x.expand(x.shape[4], *x.shape)), "cannot be traced by torch.fx: tuple index out of range"),
+        (lambda m, x: folded(m, x.expand(current(m, x).shape[4], *x.shape)), "has no such dimension"),
+        (lambda m, x: rest(m, m.sn(current(m, x))), "layer 'sn': a neuron needs time in front"),
+        (lambda m, x: rest(m, m.sn(current(m, fold_time(torch.stack([x] * 3))))), "layer 'sn': a neuron needs time"),
+        (lambda m, x: rest(m, m.sn(current(m, torch.stack([x] * 3)))), "layer 'conv': Conv2d knows no .*over_time"),
+        (lambda m, x: rest(m, m.sn(unfold_time(current(m, x), torch.stack([x] * 3)))), "from fold_time of the same"),
+        (lambda m, x: rest(m, m.sn(torch.stack([x] * 3).flatten(1))), "flatten all of channels"),
+        *(
+            (lambda m, x, sizes=sizes: folded(m, torch.stack([x] * 3).view(*sizes(x))), "it may join or split time and batch")
+            for sizes in (
+                lambda x: (x.shape[0], 3, 1, 8, 8),
+                lambda x: (-1, 3, 1, 8, 8),
+                lambda x: (3, -1, 1, 4, 16),
+                lambda x: (3, -1, -1, 8, 8),
+                lambda x: (3, 4, 1, 8, 8),
+                lambda x: (3, x.shape[0] * 8, 8),
+                lambda x: (0, -1),
+                lambda x: (torch.float32,),
+                lambda x: (x,),
+            )
+        ),
+        (lambda m, x: folded(m, x * 3), "'mul' has no integer form"),
+        (lambda m, x: rest(m, m.sn(m.bn(m.conv(x.expand(3, *x.shape).flatten(0, 1))).unflatten(0, (2, -1)))), "join or split"),
+        (lambda m, x: m.fc(m.pool(current(m, x).relu()).flatten(1)).mean(0), "there is no time in front"),
+        (lambda m, x: m.fc(m.sn(over_time(x, m.conv, timesteps=3)).mean(0)), "average its logits"),
+        (lambda m, x: plain(m, x).mean(0, keepdim=True), "but as the mean over time, mean.0."),
+        (lambda m, x: plain(m, x).mean(), "but as the mean over time, mean.0."),
+        (
+            lambda m, x: rest(m, m.sn(over_time(x, m.conv, timesteps=3) + current(m, fold_time(torch.stack([x] * 3))))),
+            "'conv' is used twice",
+        ),
+    ],
+)  # fmt: skip
+def test_time_that_is_not_where_it_should_be_is_refused(function: Forward, message: str) -> None:
+    with pytest.raises(GraphError, match=message):
+        made(Own(function))
+
+
+def test_folded_and_unfolded_currents_do_not_add() -> None:
+    def forward(m: Any, x: Tensor) -> Tensor:
+        levels = m.sn(over_time(x, m.conv, m.bn, timesteps=3))
+        return rest(m, over_time(levels, m.conv2) + m.bn2(fold_time(levels)))
+
+    with pytest.raises(GraphError, match="one of its operands has time in front, the other has it folded"):
+        made(Own(forward))
+
+
+def test_event_frames_have_their_time() -> None:
+    net = Own(by_hand)
+    network = deploy(net, SHAPE, static=False, bits=16)
+    x = np.random.default_rng(0).integers(0, 4, (3, 2, *SHAPE), np.uint8)
+    with torch.no_grad():
+        logits = net.double()(torch.from_numpy(x).double()).numpy()
+    found = network.run(x)
+    np.testing.assert_allclose(found.logits * found.scale, logits, atol=0.02 * np.ptp(logits))
+    with pytest.raises(GraphError, match="only an image without time in front"):
+        deploy(Own(WAYS["stack"]), SHAPE, static=False)
+
+
+def pooled(pool: Callable[[Tensor], Tensor]) -> Forward:
+    """Two layers, then `pool` from [T * B, 4, 8, 8] to [T * B, 4], then logits."""
+
+    def forward(m: Any, x: Tensor) -> Tensor:
+        x = m.sn2(over_time(m.sn(over_time(x, m.conv, m.bn, timesteps=3)), m.conv2, m.bn2))
+        return m.fc(pool(fold_time(x))).unflatten(0, (3, -1)).mean(0)
+
+    return forward
+
+
+FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "adaptive": lambda x: F.adaptive_avg_pool2d(x, 1).flatten(1),
+    "adaptive_named": lambda x: F.adaptive_avg_pool2d(input=x, output_size=(1, 1)).view(-1, 4),
+    "mean": lambda x: x.mean((2, 3)),
+    "mean_from_the_end": lambda x: torch.mean(x, dim=[-1, -2], keepdim=True).flatten(1),
+    "average": lambda x: F.avg_pool2d(x, 8).flatten(1),
+    "averages": lambda x: F.avg_pool2d(F.avg_pool2d(x, kernel_size=4, stride=4), 2).flatten(1),
+    "dropout": lambda x: F.dropout2d(F.dropout(x, 0.5, False), training=False).mean((2, 3)),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_functions_are_the_layers_that_do_the_same(name: str) -> None:
+    expected, found = made(Own()), made(Own(pooled(FUNCTIONS[name])))
+    x = pixels(4, *SHAPE)
+    a, b = (n.run(x, "bitplane", trace=True) for n in (expected, found))
+    np.testing.assert_array_equal(a.predictions, b.predictions)
+    assert a.levels is not None
+    assert b.levels is not None
+    assert all(np.array_equal(a.levels[layer], b.levels[layer]) for layer in a.levels)
+    np.testing.assert_allclose(a.logits * a.scale, b.logits * b.scale, rtol=0.02)
+
+
+@pytest.mark.parametrize("pool", [lambda x: F.max_pool2d(x, 2, padding=1), lambda x: torch.max_pool2d(x, 3, 2)])
+def test_maximum_by_functions(pool: Callable[[Tensor], Tensor]) -> None:
+    net = Own(pooled(lambda x: pool(x).mean((2, 3))))
+    close(net, made(net))
+
+
+@pytest.mark.parametrize(
+    ("pool", "message"),
+    [
+        (lambda x: F.dropout(x).mean((2, 3)), "operation 'dropout' has no integer form here"),
+        (lambda x: F.max_pool2d(x, 2, ceil_mode=True).mean((2, 3)), "ceil_mode and dilated pooling"),
+        (lambda x: F.adaptive_avg_pool2d(x, 2).flatten(1), "adaptive pooling only to 1x1"),
+        (lambda x: x.mean((1, 3)), "'mean' has no integer form here but as the mean over time"),
+        (lambda x: x.mean((2, 3), dtype=torch.float64), "'mean' has no integer form here but as the mean over time"),
+        (lambda x: F.lp_pool2d(x, 2, 8).flatten(1), "has no integer form here"),
+    ],
+)
+def test_functions_without_integer_form(pool: Callable[[Tensor], Tensor], message: str) -> None:
+    with pytest.raises(GraphError, match=message):
+        made(Own(pooled(pool)))
