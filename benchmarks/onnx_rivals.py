@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import onnx
 import onnxruntime as ort
+import onnxscript  # noqa: F401  which torch.onnx.export needs: the caller leaves these rivals out where one is missing
 import torch
 from onnx import TensorProto, helper, numpy_helper
 from onnxruntime import quantization

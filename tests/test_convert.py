@@ -455,7 +455,7 @@ def test_a_run_is_converted_tested_deployed_and_trained_on(
         tmp_path / "on", "--json",
     )  # fmt: skip
     assert code == 0
-    assert json.loads(text)["accuracy"] > found["accuracy"] - 3
+    assert json.loads(text)["accuracy"] > found["accuracy"] - 5
 
 
 def test_it_shows_what_it_chose(capsys: pytest.CaptureFixture[str], tmp_path: Path, ann_run: Path) -> None:

@@ -358,11 +358,13 @@ def test_report_and_forced_paths(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_missing_stale_or_broken_library_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert native.find(tmp_path) is None
-    assert "was not built" in str(native.open_library(None))
     broken = tmp_path / "_lbq.so"
-    broken.write_bytes(b"not a library")
-    assert native.find(tmp_path) == broken
+    with monkeypatch.context() as patch:
+        patch.delenv("LBQ_NATIVE_LIBRARY", raising=False)
+        assert native.find(tmp_path) is None
+        broken.write_bytes(b"not a library")
+        assert native.find(tmp_path) == broken
+    assert "was not built" in str(native.open_library(None))
     assert "cannot be loaded" in str(native.open_library(broken))
     with monkeypatch.context() as patch:
         patch.setattr(native, "source_hash", lambda: "other")
