@@ -33,7 +33,7 @@ FMA = isinstance(tiles.burst_forward, triton.JITFunction)  # the interpreter's f
 
 
 class Slab(NamedTuple):
-    """How kernels go over one dense timestep (see `tiles`): in tiles of br rows and bc columns."""
+    """How kernels go over one dense timestep (see `tiles.slab`): in tiles of br rows and bc columns."""
 
     rows: int
     channels: int
