@@ -134,7 +134,8 @@ def test_lbq_reaches_97_percent_and_its_integers_agree() -> None:
 
 def test_account_of_a_run(capsys: pytest.CaptureFixture[str], demo_run: tuple[Path, dict[str, Any], str]) -> None:
     folder, summary, _ = demo_run
-    code, out, _ = call(capsys, "account", str(folder), "--device", "cpu", "--json")  # as the demo: a GPU rounds otherwise
+    on = ["--device", "cpu"]  # as the demo: a GPU rounds otherwise
+    code, out, _ = call(capsys, "account", str(folder), *on, "--json")
     assert code == 0
     facts = json.loads(out)
     assert round(facts["accuracy"], 2) == summary["accuracy"]["lbq"]
