@@ -21,7 +21,7 @@ from pathlib import Path
 
 import torch
 
-from lbq import engine, runs, train
+from lbq import engine, evaluation, runs
 from lbq.data.sources import open_source
 from lbq.engine.evaluate import evaluate, open_data
 from lbq.engine.evaluate import measure as measure_deployed
@@ -64,7 +64,7 @@ def main() -> None:
     device = torch.device(given.device)
     net = runs.load(given.run).to(device)
     source = open_source(config, device)
-    precision = train.PRECISIONS[config.train.precision]
+    precision = evaluation.PRECISIONS[config.train.precision]
     if device.type == "cuda":
         net = net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 

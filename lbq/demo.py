@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from lbq import engine, records, runs, train
+from lbq import engine, evaluation, records, runs, train
 from lbq.analyze import LevelHistogram
 from lbq.config import Config
 from lbq.data.sources import Source, open_source
@@ -143,7 +143,7 @@ def run_demo(folder: Path | str, watcher: Watcher, seed: int = 0, epochs: int = 
     make(page, made, title="LBQ on UCI digits")
     return DemoResult(
         methods=results,
-        steps=train.neuron_steps(net),
+        steps=evaluation.neuron_steps(net),
         histograms=measured.histograms,
         absorption=absorption,
         check=check,
@@ -165,8 +165,8 @@ def _save(
     """One method's run folder, with what a record needs, and its analysis."""
     details = {
         "train_loss": metrics[-1]["loss"],
-        "steps": train.neuron_steps(net),
-        "tails": train.neuron_tails(net),
+        "steps": evaluation.neuron_steps(net),
+        "tails": evaluation.neuron_tails(net),
         "active": {name: histogram.active_ratio for name, histogram in measured.histograms.items()},
         "levels": {name: histogram.counts.tolist() for name, histogram in measured.histograms.items()},
         "training_seconds": result.seconds,
@@ -174,7 +174,7 @@ def _save(
         "data": source.about,
     }
     runs.save(folder, net, config, metrics, {**asdict(result), **details})
-    analysis = measured.analysis({"kind": "run", **records.facts_of(folder)}, train.neuron_tails(net))
+    analysis = measured.analysis({"kind": "run", **records.facts_of(folder)}, evaluation.neuron_tails(net))
     write_analysis(folder / records.ANALYSIS.parent, analysis)
 
 

@@ -26,8 +26,9 @@ from lbq.data.sources import open_source
 from lbq.deploy import lower
 from lbq.distributed import World
 from lbq.errors import ConfigError, GraphError, LbqError, RunError, TooSmall
+from lbq.evaluation import evaluate
 from lbq.kernels import choose as kernels
-from lbq.train import EpochRecord, Trainer, evaluate
+from lbq.train import EpochRecord, Trainer
 
 CHECKPOINTS = "checkpoints"
 SAVING_SHARE = 0.02  # of the time that saves after short epochs may take

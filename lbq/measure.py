@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from lbq import runs, train
+from lbq import evaluation, runs
 from lbq.analyze import Analysis
 from lbq.data.sources import Source, open_source
 from lbq.deploy.lower import lower
@@ -41,7 +41,7 @@ def passes(net: nn.Module, source: Source) -> Iterator[Pass]:
     """The test part of `source` through `net` in evaluation mode and in its own precision, batch by batch."""
     parameter = next(net.parameters())
     for x, labels in source.eval_batches("test"):
-        with record_levels(net) as levels, train.evaluating(net):
+        with record_levels(net) as levels, evaluation.evaluating(net):
             logits = net(x.to(parameter))
         yield Pass(x, labels.cpu().numpy(), logits.double().cpu().numpy(), levels)
 
@@ -79,7 +79,7 @@ def measure(
             sample.clear()
 
     counting = observer.counting(net) if observer else nullcontext()
-    with train.evaluating(net), unchanging(net), cast, counting:
+    with evaluation.evaluating(net), unchanging(net), cast, counting:
         for x, labels in source.eval_batches("test"):
             if limit is not None and images + len(labels) > limit:
                 labels = labels[: limit - images]
@@ -129,7 +129,7 @@ def measure_run(
         open_source(config, device),
         membranes=membranes,
         limit=limit,
-        precision=train.PRECISIONS[config.train.precision],
+        precision=evaluation.PRECISIONS[config.train.precision],
         progress=progress,
     )
 
@@ -146,4 +146,4 @@ def analyze_run(
     from lbq.records import facts_of
 
     measured = measure_run(run, device, changes, membranes, limit, progress)
-    return measured.analysis({"kind": "run", **facts_of(run)}, train.neuron_tails(runs.load(run)))
+    return measured.analysis({"kind": "run", **facts_of(run)}, evaluation.neuron_tails(runs.load(run)))

@@ -13,12 +13,12 @@ from typing import Any
 
 from lbq import analyze, runs
 from lbq.analyze import Analysis
+from lbq.build import build
 from lbq.config import Config
 from lbq.data import digits
 from lbq.errors import RunError
 from lbq.neuron import SpikingNeuron
 from lbq.results import read_json
-from lbq.train import build
 
 CORNERS = {  # of the ablation: step and surrogate, whose tails it does not tell apart
     ("fixed", "box"): "v1",

@@ -7,7 +7,6 @@ from a checkpoint, at any batch, gives the same bytes as one that was never inte
 
 from __future__ import annotations
 
-import hashlib
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -20,17 +19,16 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
-from lbq import models, optim
+from lbq import evaluation, optim
+from lbq.build import build, stream_seed
 from lbq.capture import CapturedStep
-from lbq.config import Config, TrainConfig
+from lbq.config import Config
 from lbq.data.ahead import ahead
 from lbq.data.mixing import Mixing
 from lbq.data.sources import Part, Source
 from lbq.distributed import SyncBatchNorm2d, World, synchronise_batchnorm
 from lbq.errors import ConfigError, LbqError
 from lbq.neuron import SpikingNeuron
-
-PRECISIONS = {"fp32": None, "fp64": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @dataclass
@@ -67,29 +65,6 @@ class EpochRecord:
 
 class Diverged(LbqError):
     """The loss is no longer a number."""
-
-
-def stream_seed(seed: int, *purpose: object) -> int:
-    """A seed of its own for each (seed, purpose...)."""
-    text = "/".join(map(str, (seed, *purpose)))
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") >> 1
-
-
-def build(config: Config) -> models.BurstNet:
-    """The configured network with weights drawn from the configured seed; the caller's random state is untouched."""
-    m = config.model
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(stream_seed(config.seed, "weights"))
-        return models.create(
-            m.id,
-            m.num_classes,
-            m.timesteps,
-            config.neuron,
-            in_channels=m.in_channels,
-            stem_stride=m.stem_stride,
-            dropout=m.dropout,
-            share_tail=m.share_tail,
-        )
 
 
 class Trainer:
@@ -251,8 +226,8 @@ class Trainer:
             samples_per_second=len(order) * t.batch_size / seconds,
             test_accuracy=test,
             holdout_accuracy=holdout,
-            steps=neuron_steps(self.net),
-            tails=neuron_tails(self.net),
+            steps=evaluation.neuron_steps(self.net),
+            tails=evaluation.neuron_tails(self.net),
             active=active,
         )
 
@@ -265,7 +240,7 @@ class Trainer:
             x, labels = next(micro)
             self._seed_stream(part)
             x, targets = self.mixing(x, labels, self.config.seed, position.epoch, position.batch * t.accumulate + part)
-            x = self._cast(x)
+            x = evaluation.cast(x, t)
             if captured is None:
                 self._backward(x, targets, labels, last=part == t.accumulate - 1)
             else:
@@ -337,10 +312,7 @@ class Trainer:
         return self._runner
 
     def autocast(self) -> Any:
-        return autocast(self.config.train, self.device)
-
-    def _cast(self, x: Tensor) -> Tensor:
-        return cast(x, self.config.train)
+        return evaluation.autocast(self.config.train, self.device)
 
     def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
         """Cross-entropy of the mean logits, or TET (Deng et al. 2022): cross-entropy at every timestep plus a pull to 1."""
@@ -408,73 +380,7 @@ class Trainer:
     def evaluate(self, part: Part, active: dict[str, float] | None = None) -> float:
         """Accuracy in percent over the whole of `part`, whatever the processes; fills `active` with active ratios."""
         self.world.share(self.net.buffers())  # BatchNorm's statistics, where every process has its own
-        return evaluate(self.net, self.source, part, self.config.train, self.device, self.world, active)
-
-
-def autocast(settings: TrainConfig, device: torch.device) -> Any:
-    dtype = PRECISIONS[settings.precision]
-    return nullcontext() if dtype is None else torch.autocast(device.type, dtype=dtype)
-
-
-def cast(x: Tensor, settings: TrainConfig) -> Tensor:
-    """A batch in the dtype and memory format that the network runs in."""
-    if settings.precision == "fp64":
-        x = x.double()
-    if settings.channels_last and x.dim() == 4:
-        x = x.contiguous(memory_format=torch.channels_last)
-    return x
-
-
-def evaluate(
-    net: nn.Module,
-    source: Source,
-    part: Part,
-    settings: TrainConfig,
-    device: torch.device,
-    world: World,
-    active: dict[str, float] | None = None,
-) -> float:
-    """Accuracy in percent over the whole of `part`, whatever the processes; fills `active` with active ratios."""
-    counts = torch.zeros(2, dtype=torch.float64, device=device)
-    ratios = _ActiveRatios(net) if active is not None else nullcontext()
-    with torch.no_grad(), evaluating(net), ratios:
-        for x, labels in source.eval_batches(part, world.rank, world.size):
-            with autocast(settings, device):
-                logits = net(cast(x, settings))
-            counts[0] += (logits.argmax(1) == labels).sum()  # which the GPU adds up without being waited for
-            counts[1] += len(labels)
-    correct, seen = world.sum(counts).tolist()
-    if active is not None and isinstance(ratios, _ActiveRatios):
-        active.update(ratios.result(world))
-    return float(100 * correct / seen)
-
-
-class _ActiveRatios:
-    """Share of non-zero outputs of every neuron, over all forward passes while it is entered."""
-
-    def __init__(self, net: nn.Module) -> None:
-        self.neurons = {n: m for n, m in net.named_modules() if isinstance(m, SpikingNeuron)}
-        self.sums: dict[str, Tensor] = {}
-
-    def __enter__(self) -> None:
-        def watch(name: str) -> Any:
-            def hook(_module: nn.Module, _inputs: Any, output: Tensor) -> None:
-                pair = torch.stack([(output != 0).sum(), torch.tensor(output.numel(), device=output.device)]).double()
-                self.sums[name] = self.sums.get(name, torch.zeros_like(pair)) + pair
-
-            return hook
-
-        self.handles = [m.register_forward_hook(watch(n)) for n, m in self.neurons.items()]
-
-    def __exit__(self, *_: object) -> None:
-        for handle in self.handles:
-            handle.remove()
-
-    def result(self, world: World) -> dict[str, float]:
-        if not self.neurons:
-            return {}
-        everything = world.sum(torch.stack([self.sums[n] for n in self.neurons]))
-        return {n: float(s[0] / s[1]) for n, s in zip(self.neurons, everything, strict=True)}
+        return evaluation.evaluate(self.net, self.source, part, self.config.train, self.device, self.world, active)
 
 
 @torch.no_grad()
@@ -506,35 +412,3 @@ def first_bad_layer(net: nn.Module, x: Tensor) -> str:
         for handle in handles:
             handle.remove()
     return f"layer {found[0]!r}" if found else "the loss"
-
-
-@contextmanager
-def evaluating(net: nn.Module) -> Iterator[None]:
-    """Evaluation mode for a while; the mode of each of its layers is restored."""
-    modes = [(module, module.training) for module in net.modules()]
-    net.eval()
-    try:
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training
-
-
-def device_of(net: nn.Module) -> torch.device:
-    return next(net.parameters()).device
-
-
-@torch.no_grad()
-def neuron_steps(net: nn.Module) -> dict[str, float]:
-    """Each neuron's step (the mean, where it has one per channel)."""
-    return {n: float(m.step.mean()) for n, m in net.named_modules() if isinstance(m, SpikingNeuron)}
-
-
-@torch.no_grad()
-def neuron_tails(net: nn.Module) -> dict[str, float]:
-    """Each neuron's tail coefficient, where its surrogate has one."""
-    return {
-        n: float(m.tail)
-        for n, m in net.named_modules()
-        if isinstance(m, SpikingNeuron) and m.surrogate.tail is not None
-    }

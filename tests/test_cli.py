@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import lbq
-from lbq import cli, train
+from lbq import cli, evaluation, train
 from lbq.data.sources import open_source
 from lbq.demo import demo_config
 from lbq.deploy.check import check_absorption, check_integers
@@ -128,7 +128,7 @@ def test_lbq_reaches_97_percent_and_its_integers_agree() -> None:
     assert check.passed
     assert check.accuracy >= measured.accuracy - 1
     assert check.predictions_agree > 98.5
-    steps = train.neuron_steps(net).values()
+    steps = evaluation.neuron_steps(net).values()
     assert max(steps) / min(steps) > 1.5  # layers chose different resolutions
 
 

@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from lbq import cli
+from lbq.build import build
 from lbq.config import Config
-from lbq.train import build
 
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "configs"

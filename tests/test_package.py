@@ -15,7 +15,8 @@ import pytest
 import torch
 
 import lbq
-from lbq import runs, train
+from lbq import runs
+from lbq.build import build
 from lbq.config import Config
 from lbq.data import load_digits
 
@@ -115,7 +116,7 @@ def test_the_readmes_python_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     currents, a run, images."""
     run = tmp_path / "runs" / "demo-001"
     config = Config.from_dict({})
-    runs.save(run, train.build(config), config, [], {})
+    runs.save(run, build(config), config, [], {})
     monkeypatch.chdir(tmp_path)
     pages = [(ROOT / page).read_text() for page in ("README.md", "docs/deploy.md", "docs/convert.md")]
     blocks = [block for page in pages for block in re.findall(r"```python\n(.*?)```", page, re.S)]

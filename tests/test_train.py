@@ -13,7 +13,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import lbq
-from lbq import job, models, optim, runs, train
+from lbq import evaluation, job, models, optim, runs, train
+from lbq.build import build
 from lbq.config import Config
 from lbq.data import load_digits
 from lbq.data.sources import open_source
@@ -114,10 +115,10 @@ def test_same_seed_same_bytes(trained: tuple[Path, models.BurstNet, Config]) -> 
     records = list(trainer.fit())
     saved = load_file(folder / "weights.safetensors")
     assert all(torch.equal(value, saved[name]) for name, value in trainer.net.state_dict().items())
-    other = train.build(Config.from_dict({**SMALL, "seed": 6}))
-    assert not torch.equal(other.state_dict()["conv1.weight"], train.build(config).state_dict()["conv1.weight"])
+    other = build(Config.from_dict({**SMALL, "seed": 6}))
+    assert not torch.equal(other.state_dict()["conv1.weight"], build(config).state_dict()["conv1.weight"])
     before = torch.get_rng_state()
-    train.build(config)
+    build(config)
     assert torch.equal(torch.get_rng_state(), before)  # the caller's random state is his own
     assert records[1].loss < records[0].loss
     assert set(records[0].steps) == set(records[0].tails) == set(records[0].active)
@@ -125,7 +126,7 @@ def test_same_seed_same_bytes(trained: tuple[Path, models.BurstNet, Config]) -> 
 
 def test_training_moves_steps_and_tails(trained: tuple[Path, models.BurstNet, Config]) -> None:
     _, net, _ = trained
-    steps, tails = train.neuron_steps(net), train.neuron_tails(net)
+    steps, tails = evaluation.neuron_steps(net), evaluation.neuron_tails(net)
     assert len(steps) == 7
     assert all(abs(step - 0.4) > 1e-6 for step in steps.values())
     assert all(abs(tail - 0.5) > 1e-6 for tail in tails.values())
@@ -194,7 +195,7 @@ def test_starting_from_another_run(trained: tuple[Path, models.BurstNet, Config]
     watched = job.Job(config, tmp_path / "run", Look(), torch.device("cpu"), World())
     watched.run(resume=False)
     name = "layer3.0.conv2.weight"
-    theirs, fresh = net.state_dict()[name], train.build(config).state_dict()[name]
+    theirs, fresh = net.state_dict()[name], build(config).state_dict()[name]
     assert (started[0] - theirs).abs().max() < 0.05 < (fresh - theirs).abs().max()
     other = Config.from_dict({**SMALL, "model": {"id": "resnet8w8"}, "train": {"epochs": 1, "init_from": str(folder)}})
     with pytest.raises(RunError, match="no weight of .* fits"):
@@ -246,7 +247,7 @@ def test_a_run_folder_loads_back(trained: tuple[Path, models.BurstNet, Config]) 
 
 def test_a_shared_tail_survives_saving(tmp_path: Path) -> None:
     config = Config.from_dict({"model": {"id": "resnet8w4", "share_tail": True}})
-    net = train.build(config)
+    net = build(config)
     first = next(m for m in net.modules() if isinstance(m, BurstNeuron))
     with torch.no_grad():
         first.eta.fill_(1.5)

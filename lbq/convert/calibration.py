@@ -21,9 +21,9 @@ import torch
 from torch import Tensor, nn
 
 from lbq.errors import GraphError
+from lbq.evaluation import evaluating
 from lbq.neuron import ReLU, SpikingNeuron
 from lbq.neuron.burst import SteppedNeuron, set_step
-from lbq.train import evaluating
 
 AFFINE = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
 SAMPLE = 2**18  # activations of a layer that are looked at

@@ -11,13 +11,14 @@ from typing import Any
 import torch
 
 from lbq import runs, toml
+from lbq.build import build
 from lbq.config import CHANGEABLE, AugmentConfig, Config
 from lbq.convert.calibration import calibrate, stepped_neurons
 from lbq.data.sources import open_source
 from lbq.distributed import World
 from lbq.errors import ConfigError, RunError
+from lbq.evaluation import evaluate
 from lbq.models import BurstNet
-from lbq.train import build, evaluate
 
 IMAGES = 256
 TIMESTEPS = "model.timesteps"

@@ -1,0 +1,111 @@
+"""A network's accuracy over a part of a dataset, and what its neurons are like."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lbq.config import TrainConfig
+from lbq.data.sources import Part, Source
+from lbq.distributed import World
+from lbq.neuron import SpikingNeuron
+
+PRECISIONS = {"fp32": None, "fp64": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def autocast(settings: TrainConfig, device: torch.device) -> Any:
+    dtype = PRECISIONS[settings.precision]
+    return nullcontext() if dtype is None else torch.autocast(device.type, dtype=dtype)
+
+
+def cast(x: Tensor, settings: TrainConfig) -> Tensor:
+    """A batch in the dtype and memory format that the network runs in."""
+    if settings.precision == "fp64":
+        x = x.double()
+    if settings.channels_last and x.dim() == 4:
+        x = x.contiguous(memory_format=torch.channels_last)
+    return x
+
+
+def evaluate(
+    net: nn.Module,
+    source: Source,
+    part: Part,
+    settings: TrainConfig,
+    device: torch.device,
+    world: World,
+    active: dict[str, float] | None = None,
+) -> float:
+    """Accuracy in percent over the whole of `part`, whatever the processes; fills `active` with active ratios."""
+    counts = torch.zeros(2, dtype=torch.float64, device=device)
+    ratios = _ActiveRatios(net) if active is not None else nullcontext()
+    with torch.no_grad(), evaluating(net), ratios:
+        for x, labels in source.eval_batches(part, world.rank, world.size):
+            with autocast(settings, device):
+                logits = net(cast(x, settings))
+            counts[0] += (logits.argmax(1) == labels).sum()  # which the GPU adds up without being waited for
+            counts[1] += len(labels)
+    correct, seen = world.sum(counts).tolist()
+    if active is not None and isinstance(ratios, _ActiveRatios):
+        active.update(ratios.result(world))
+    return float(100 * correct / seen)
+
+
+class _ActiveRatios:
+    """Share of non-zero outputs of every neuron, over all forward passes while it is entered."""
+
+    def __init__(self, net: nn.Module) -> None:
+        self.neurons = {n: m for n, m in net.named_modules() if isinstance(m, SpikingNeuron)}
+        self.sums: dict[str, Tensor] = {}
+
+    def __enter__(self) -> None:
+        def watch(name: str) -> Any:
+            def hook(_module: nn.Module, _inputs: Any, output: Tensor) -> None:
+                pair = torch.stack([(output != 0).sum(), torch.tensor(output.numel(), device=output.device)]).double()
+                self.sums[name] = self.sums.get(name, torch.zeros_like(pair)) + pair
+
+            return hook
+
+        self.handles = [m.register_forward_hook(watch(n)) for n, m in self.neurons.items()]
+
+    def __exit__(self, *_: object) -> None:
+        for handle in self.handles:
+            handle.remove()
+
+    def result(self, world: World) -> dict[str, float]:
+        if not self.neurons:
+            return {}
+        everything = world.sum(torch.stack([self.sums[n] for n in self.neurons]))
+        return {n: float(s[0] / s[1]) for n, s in zip(self.neurons, everything, strict=True)}
+
+
+@contextmanager
+def evaluating(net: nn.Module) -> Iterator[None]:
+    """Evaluation mode for a while; the mode of each of its layers is restored."""
+    modes = [(module, module.training) for module in net.modules()]
+    net.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+@torch.no_grad()
+def neuron_steps(net: nn.Module) -> dict[str, float]:
+    """Each neuron's step (the mean, where it has one per channel)."""
+    return {n: float(m.step.mean()) for n, m in net.named_modules() if isinstance(m, SpikingNeuron)}
+
+
+@torch.no_grad()
+def neuron_tails(net: nn.Module) -> dict[str, float]:
+    """Each neuron's tail coefficient, where its surrogate has one."""
+    return {
+        n: float(m.tail)
+        for n, m in net.named_modules()
+        if isinstance(m, SpikingNeuron) and m.surrogate.tail is not None
+    }
