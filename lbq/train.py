@@ -30,6 +30,8 @@ from lbq.distributed import SyncBatchNorm2d, World, synchronise_batchnorm
 from lbq.errors import ConfigError, LbqError
 from lbq.neuron import SpikingNeuron
 
+COLLAPSED = 1e-4  # of the step that a layer began with; trained networks stay above a hundredth
+
 
 @dataclass
 class Position:
@@ -100,6 +102,7 @@ class Trainer:
         self.average = optim.Average(self.net, config.train.ema) if config.train.ema else None
         a = config.augment
         self.mixing = Mixing(a.mixup, a.cutmix, a.mix_prob, a.label_smoothing, config.model.num_classes)
+        self._first_steps = evaluation.neuron_steps(self.net)
         self._runner: nn.Module | None = None
         self._captured: CapturedStep | None = None
 
@@ -161,6 +164,7 @@ class Trainer:
     def start_from(self, weights: dict[str, Tensor]) -> None:
         """Begin with these weights in place of drawn ones, in the averages too."""
         self.net.load_state_dict(weights, strict=False)
+        self._first_steps = evaluation.neuron_steps(self.net)
         if self.average is not None:
             self.average = optim.Average(self.net, self.average.decay)
 
@@ -205,6 +209,7 @@ class Trainer:
             if self.between_steps is not None and self.between_steps(self):
                 return None
         self.settle()
+        self.check_steps()
         epoch = self.position.epoch + 1
         loss, correct, seen = self.world.sum(self.tally.clone()).tolist()
         seconds = time.perf_counter() - started
@@ -350,6 +355,18 @@ class Trainer:
                 f"{bad[0]} is no longer finite after epoch {p.epoch + 1}, step {p.batch}: "
                 f"lower optim.lr ({self.config.optim.lr:g}) or use a longer warm-up"
             )
+        self.check_steps()
+
+    def check_steps(self) -> None:
+        """Stop where a learned step has collapsed: softplus has no slope left there, so that no training brings it back."""
+        for name, step in evaluation.neuron_steps(self.net).items():
+            if step < COLLAPSED * self._first_steps[name]:
+                p, o = self.position, self.config.optim
+                raise Diverged(
+                    f"the step of layer {name!r} fell from {self._first_steps[name]:.3g} to {step:.3g} by epoch {p.epoch + 1}, "
+                    f"step {p.batch}: lower optim.neuron_lr ({o.neuron_lr:g}) or optim.lr ({o.lr:g}), or set "
+                    f"neuron.step_gradient=lsq"
+                )
 
     def _refuse(self, loss: Tensor, position: Position, x: Tensor) -> None:
         value = float(loss)

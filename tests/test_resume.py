@@ -644,13 +644,13 @@ def call(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, list
 
 def test_divergence_names_layer_and_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file, out = tmp_path / "wild.toml", tmp_path / "run"
-    file.write_text(config("optim.lr=1e30", "train.warmup_epochs=0").to_toml())
+    file.write_text(config("optim.lr=1e38", "train.warmup_epochs=0", "optim.neuron_lr=1e-40").to_toml())
     code, messages = call(capsys, "train", str(file), "--out", str(out), "--device", "cpu")
     assert code == 2
     assert len(messages) == 1
     assert "loss became" in messages[0]
     assert "epoch 1, step 2, first in layer '" in messages[0]
-    assert "lower optim.lr (1e+30)" in messages[0]
+    assert "lower optim.lr (1e+38)" in messages[0]
     loaded = checkpoint.load(out / job.CHECKPOINTS)
     assert loaded is not None
     assert loaded.values["position"]["step"] == 1
@@ -716,6 +716,18 @@ def test_a_nan_in_the_data_is_named() -> None:
     made.source.train_batches = batches  # type: ignore[method-assign, assignment]
     with pytest.raises(Diverged, match="epoch 1, step 1, first in the input"):
         list(made.fit())
+
+
+def test_a_step_that_collapses_stops_training(tmp_path: Path) -> None:
+    """Softplus has no slope there, so the layer would stay dead for the rest of the run."""
+    wild = config("neuron.name=v3", "neuron.surrogate=box_et", "optim.neuron_lr=1e5", "optim.lr=0.1")
+    with pytest.raises(
+        Diverged, match=r"the step of layer '.*' fell from 0\.4 to .* by epoch 1, step \d+: lower optim"
+    ) as e:
+        run(wild, tmp_path / "run")
+    assert "\n" not in str(e.value)
+    tame = config("neuron.name=v3", "neuron.surrogate=box_et")
+    run(tame, tmp_path / "tame")
 
 
 def test_an_overflow_of_half_precision_is_found_where_it_happens() -> None:
