@@ -162,8 +162,8 @@ class _SumOverProcesses(torch.autograd.Function):
 class SyncBatchNorm2d(nn.BatchNorm2d):
     """BatchNorm whose training statistics are those of all processes together, on any device and in any precision.
 
-    One all-reduce each way of sums, squared deviations being taken from the common mean, so that the result equals a
-    single process's on the whole batch. `alone`: take this process's statistics, as plain BatchNorm does.
+    Two all-reduces each way, of sums and of squared deviations from the common mean, so that the result equals a single
+    process's on the whole batch. `alone`: take this process's statistics, as plain BatchNorm does.
     """
 
     alone = False

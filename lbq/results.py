@@ -98,6 +98,13 @@ class Result:
         return self.method == TITLES.get(str(self.record["variant"])) and self.record.get("n_max", 5) in (0, 1, 5)
 
     @property
+    def prominence(self) -> tuple[bool, bool, bool, int, float]:
+        """The highest is shown where one run has to stand for all: the paper's method and dataset, trained longest and best."""
+        record = self.record
+        epochs, accuracy = int(record["epochs"]), self.accuracy or 0.0
+        return record["variant"] == "lbq", self.plain, record["dataset"] == "cifar10", epochs, accuracy
+
+    @property
     def method(self) -> str:
         """The title without the recipe."""
         variant = str(self.record["variant"])

@@ -56,7 +56,7 @@ def test_figures_and_tour_are_there(page: Page) -> None:
     images = page.run("[...document.querySelectorAll('img.px')].map(i => i.complete && i.naturalWidth > 0)")
     assert len(images) >= 35
     assert all(images)
-    inked = page.run("getComputedStyle(document.querySelector('#figure-steps .line')).stroke")
+    inked = page.run("getComputedStyle(document.querySelector('[id^=figure-steps] .line')).stroke")
     assert inked == "rgb(0, 158, 115)"  # the third run's colour
 
 
@@ -108,7 +108,8 @@ def test_two_runs_are_compared(page: Page) -> None:
     rows = "[...document.querySelectorAll('#compared tbody tr')].map(r => r.cells[0].textContent)"
     assert "config.neuron.name" in page.run(rows)
     page.run(
-        "(() => { const s = document.getElementById('run-b'); s.value = '0'; s.dispatchEvent(new Event('change')); })()"
+        "(() => { const [a, b] = ['run-a', 'run-b'].map(id => document.getElementById(id)); "
+        "b.value = a.value; b.dispatchEvent(new Event('change')); })()"
     )
     assert page.run(rows) == ["nothing"]
     page.run(

@@ -26,6 +26,8 @@ from lbq.report.cells import Table, images_cells
 from lbq.report.cost_tables import accounts
 from lbq.report.costs import cost_figures
 from lbq.report.folder import make, tour_of
+from lbq.report.page import all_figures
+from lbq.report.svg import standalone
 from lbq.report.tables import all_tables
 from lbq.results import Gathered, Group, Result, gather
 from lbq.technology import load
@@ -255,7 +257,7 @@ def test_the_page_is_whole_and_needs_nothing(found: Gathered) -> None:
         "unfinished",
         "table2-cifar-10",
         "table7-cost",
-        "figure-steps",
+        "figure-surrogates",
         "figure-speed",
         "tour",
         "compare",
@@ -289,11 +291,18 @@ def test_hostile_records_cannot_break_out() -> None:
     assert "onerror=alert" not in re.sub(r"&lt;img src=x onerror|\\u003cimg src=x onerror", "", page)
 
 
-def test_our_own_records_make_a_page() -> None:
-    ours = gather([Path(__file__).parent.parent / "results"])
-    assert len(ours.finished) >= 5
-    parser = checked(render(ours))
-    assert "figure-steps" in parser.ids
+def test_our_own_page_and_figures_are_of_our_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What `make report` writes lies in the repository: byte for byte what the records give now."""
+    monkeypatch.chdir(Path(__file__).parent.parent)
+    ours = gather([Path("results")])
+    page = render(ours, title="LBQ: our runs beside the published numbers")
+    parser = checked(page)
+    assert "figure-steps-60-epochs-bn-decayed-cifar10" in parser.ids
+    assert page == Path("results/report.html").read_text(encoding="utf-8"), "stale: make report"
+    figures = {f.id: standalone(f.svg) for f in all_figures(ours)}
+    assert {p.stem: p.read_text(encoding="utf-8") for p in Path("docs/figures").iterdir()} == figures, (
+        "stale: make report"
+    )
 
 
 def test_small_words_of_the_page(found: Gathered) -> None:
@@ -347,7 +356,8 @@ def test_figures_as_files(capsys: pytest.CaptureFixture[str], tmp_path: Path) ->
     code, _, _ = call(capsys, "report", str(runs_folder()), "--format", "svg", "-o", str(tmp_path / "f"))
     assert code == 0
     files = {path.stem: path for path in (tmp_path / "f").iterdir()}
-    assert {"steps", "active", "training-loss", "surrogates", "neuron", "counts"} <= set(files)
+    kinds = {re.sub(r"-\d+-epochs?-digits$", "", name) for name in files}
+    assert {"steps", "active", "training-loss", "surrogates", "neuron", "counts"} <= kinds
     for path in files.values():
         root = ElementTree.parse(path).getroot()
         assert root.tag == "{http://www.w3.org/2000/svg}svg"

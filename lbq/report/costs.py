@@ -92,14 +92,17 @@ def _counts(ours: Sequence[_Ours]) -> Figure:
         "Accumulations against N_max",
         "; ".join(f"N_max {n}: unary {u:.0f} M, bit-sparse {b:.0f} M" for n, (u, b) in published.items()),
         (0, end),
-        (0, 1.1 * max(max(pair) for pair in pairs)),
+        (0, 1.1 * max(max(pair) for pair in pairs) / 1e3),
         "N_max (not to scale)" if ours else "N_max",
-        "accumulations per image, M",
+        "accumulations per image, billions",
         xticks=[(starts[n] + len(inside) / 2, str(n)) for n, inside in bands.items()],
         subtitle=SETTING,
     )
+    for start in list(starts.values())[1:] if ours else ():
+        border = plot.at_x(start - 0.75)
+        plot.segment((border, plot.top), (border, plot.bottom), "grid")
     for series, name in enumerate(("unary", "bit-sparse")):
-        points = [(starts[n], pair[series]) for n, pair in published.items()]
+        points = [(starts[n], pair[series] / 1e3) for n, pair in published.items()]
         tips = [f"published, N_max {n}, {name}: {pair[series]:.1f} M" for n, pair in published.items()]
         plot.line(points, series, tips, hollow=True)
     rows = []
@@ -108,8 +111,8 @@ def _counts(ours: Sequence[_Ours]) -> Figure:
             total = o.account.total
             values = (total.unary / 1e6, total.bit_sparse / 1e6)
             for series, value in enumerate(values):
-                plot.mark(*plot.at((starts[n] + i, value)), series, 4.5, f"{o.name}, N_max {n}: {value:.1f} M")
-            x, y = plot.at((starts[n] + i, max(values)))
+                plot.mark(*plot.at((starts[n] + i, value / 1e3)), series, 4.5, f"{o.name}, N_max {n}: {value:.1f} M")
+            x, y = plot.at((starts[n] + i, max(values) / 1e3))
             plot.text(x, y - 9, str(o.number), "middle", "bold small halo")
             rows.append((o.number, o.name, f"{values[0]:.1f} and {values[1]:.1f} M"))
     plot.legend([("unary", 0), ("bit-sparse", 1)])

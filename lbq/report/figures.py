@@ -48,7 +48,7 @@ def padded(values: Sequence[float], floor: float | None = None) -> tuple[float, 
 def by_recipe(results: Sequence[Result]) -> list[tuple[str, str, list[Result]]]:
     """The results of each recipe: what to put behind the id of its figures, the recipe, and those results.
 
-    The one that has most of the ablation's methods comes first and has plain ids, then the longest, then the shipped one.
+    The one that has most of the ablation's methods comes first, then the longest, then the shipped one.
     """
     recipes: dict[str, list[Result]] = {}
     for result in results:
@@ -59,8 +59,7 @@ def by_recipe(results: Sequence[Result]) -> list[tuple[str, str, list[Result]]]:
         methods = {r.record["variant"] for r in of if r.plain} & {"v1", "v2", "v3", "lbq"}
         return -len(methods), -int(of[0].record["epochs"]), "" if recipe.endswith("decayed") else recipe
 
-    ordered = sorted(recipes.items(), key=rank)
-    return [(f"-{slug(recipe)}" if i else "", recipe, of) for i, (recipe, of) in enumerate(ordered)]
+    return [(f"-{slug(recipe)}", recipe, of) for recipe, of in sorted(recipes.items(), key=rank)]
 
 
 def slug(text: str) -> str:
@@ -69,15 +68,20 @@ def slug(text: str) -> str:
 
 
 def by_dataset(found: Gathered, draw: Callable[[Gathered, dict[str, int], str], list[Figure]]) -> list[Figure]:
-    """Figures of each dataset's runs for themselves: curves of different tasks do not belong on one axis."""
+    """Figures of each dataset's runs for themselves: curves of different tasks do not belong on one axis.
+
+    Ids say dataset and recipe even where there is one of each, so that a result more renames no file.
+    """
+    known = list(DATASETS)
     datasets = list(dict.fromkeys(str(r.record["dataset"]) for r in found.results))
+    datasets.sort(key=lambda dataset: known.index(dataset) if dataset in known else len(known))
     figures = []
     for i, dataset in enumerate(datasets):
         part = replace(found, results=[r for r in found.results if r.record["dataset"] == dataset])
         name = DATASETS.get(dataset, dataset)
-        for figure in draw(part, series_of(found), name):
-            id = f"{figure.id}-{slug(dataset) or i}" if i else figure.id
-            figures.append(
-                replace(figure, id=id, title=f"{figure.title} on {name}" if len(datasets) > 1 else figure.title)
-            )
+        where = f" on {name}" if len(datasets) > 1 else ""
+        figures += [
+            replace(figure, id=f"{figure.id}-{slug(dataset) or i}", title=f"{figure.title}{where}")
+            for figure in draw(part, series_of(found), name)
+        ]
     return figures

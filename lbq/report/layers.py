@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import replace
 
 from lbq import paper
@@ -40,7 +40,9 @@ def _of_one_recipe(named: Sequence[tuple[int, str, Group]], where: str) -> list[
     analysed = [(i, t, g, g.analysis) for i, t, g in named if g.analysis is not None and g.analysis.layers]
     analysed = [entry for entry in analysed if max(layer.n_max for layer in entry[3].layers) > 1]
     if analysed:
-        figures.append(_entropy([(i, t, a) for i, t, _, a in analysed], where))
+        plain = {i for i, _, g, _ in analysed if g.first.plain and g.record["variant"] in PARTS}
+        on_paper = analysed[0][2].record["dataset"] == "cifar10"
+        figures.append(_entropy([(i, t, a) for i, t, _, a in analysed], where, plain, on_paper))
     ids = _ids({i: t for i, t, _ in named})
     order = list(PARTS)
     analysed.sort(key=lambda entry: order.index(v) if (v := entry[2].record["variant"]) in order else len(order))
@@ -102,8 +104,12 @@ def _active(named: Sequence[tuple[int, str, Group]], dataset: str) -> Figure | N
     )
 
 
-def _entropy(analysed: Sequence[tuple[int, str, Analysis]], dataset: str) -> Figure:
-    high = max(layer.histogram.active_ratio for _, _, a in analysed for layer in a.layers)
+def _entropy(
+    analysed: Sequence[tuple[int, str, Analysis]], dataset: str, plain: Set[int] = frozenset(), on_paper: bool = False
+) -> Figure:
+    """Means of all networks, and the layers of the `plain` ones, or of all where none is; `on_paper`: the paper's means too."""
+    by_layer = [entry for entry in analysed if entry[0] in plain] or analysed
+    high = max(layer.histogram.active_ratio for _, _, a in by_layer for layer in a.layers)
     plot = Plot(
         "(b) Burst entropy against active ratio",
         "; ".join(
@@ -115,22 +121,26 @@ def _entropy(analysed: Sequence[tuple[int, str, Analysis]], dataset: str) -> Fig
         "normalised burst entropy",
         subtitle=dataset,
     )
-    for i, name, a in analysed:
+    for i, name, a in by_layer:
         for layer in a.layers:
             h = layer.histogram
             plot.mark(*plot.at((h.active_ratio, h.normalised_entropy)), i, 2.6, f"{name}, {layer.name}")
-        plot.mark(
-            *plot.at((a.mean("active_ratio"), a.mean("normalised_entropy"))), i, 8, f"{name}, mean over layers", True
-        )
-    for variant, row in paper.LAYER_WISE.items():
-        x, y = plot.at((row.active, row.entropy))
-        for slope in (-1, 1):
-            plot.path([(x - 4, y - 4 * slope), (x + 4, y + 4 * slope)], "line s7")
-        side = -1 if variant == "v1" else 1  # V1 and LBQ lie close together
-        plot.text(x + 7 * side, y + 4, variant.upper(), "start" if side > 0 else "end", "small halo")
+    for i, name, a in analysed:
+        mean = plot.at((a.mean("active_ratio"), a.mean("normalised_entropy")))
+        plot.mark(*mean, i, 8, f"{name}, mean over layers", True)
+    caption = "Small: layers; large: mean over layers"
+    if on_paper:
+        caption += "; ×: the means that the paper publishes"
+        for variant, row in paper.LAYER_WISE.items():
+            x, y = plot.at((row.active, row.entropy))
+            for slope in (-1, 1):
+                plot.path([(x - 4, y - 4 * slope), (x + 4, y + 4 * slope)], "line s7")
+            side = -1 if variant == "v1" else 1  # V1 and LBQ lie close together
+            plot.text(x + 7 * side, y + 4, variant.upper(), "start" if side > 0 else "end", "small halo")
     plot.legend([(name, i) for i, name, _ in analysed])
-    caption = "Small: layers; large: mean over layers; ×: the means that the paper publishes."
-    return Figure("entropy", "Figure 4 (b)", caption, plot.svg())
+    if len(by_layer) < len(analysed):
+        caption += ". Layers are shown of the networks that the paper's figure has"
+    return Figure("entropy", "Figure 4 (b)", f"{caption}.", plot.svg())
 
 
 def _levels(title: str, group: Group, analysis: Analysis) -> Figure:
@@ -267,7 +277,7 @@ def analysis_figures(analysis: Analysis) -> dict[str, Figure]:
         "active", "", "", _by_layer("Active ratio of each layer", "active ratio", dataset, [(0, title, active)]).svg()
     )
     if max(layer.n_max for layer in analysis.layers) > 1:
-        found["entropy"] = _entropy([(0, title, analysis)], dataset)
+        found["entropy"] = _entropy([(0, title, analysis)], dataset, on_paper=data == "cifar10")
         found["levels"] = _level_bars(f"{title}, {dataset}", analysis)
     for figure in _membranes(title, dataset, analysis):
         found["membranes"] = figure

@@ -81,12 +81,8 @@ def all_figures(found: Gathered, technology: Technology = DEFAULT) -> list[Figur
 
 
 def _neuron(found: Gathered) -> list[Figure]:
-    """Figs. 1 to 3, on traces of the network that has the most to show."""
-    group = max(
-        (g for g in found.groups if g.traces),
-        key=lambda g: (g.record["variant"] == "lbq", g.first.plain, g.record.get("n_max", 0), g.record["epochs"]),
-        default=None,
-    )
+    """Figs. 1 to 3, on traces of the network that stands for all."""
+    group = max((g for g in found.groups if g.traces), key=lambda g: g.first.prominence, default=None)
     if group is None:
         return [*neuron_figures([], ""), surrogates()]
     of = f"{group.title}, {group.record['model']}, {dataset_name(group)}"
@@ -278,6 +274,10 @@ def _compare(found: Gathered) -> str:
     results = found.results
     if len(results) < 2:
         return ""
+    first, *others = sorted(range(len(results)), key=lambda i: results[i].prominence, reverse=True)
+    second = next(
+        (i for i in others if results[i].key != results[first].key), others[0]
+    )  # not another seed, if possible
     titles = names(results)
     data = [_curves(result, title) for result, title in zip(results, titles, strict=True)]
     text = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
@@ -289,8 +289,8 @@ def _compare(found: Gathered) -> str:
         )
 
     return (
-        f'<div class="pick"><label>first <select id="run-a">{options(0)}</select></label>'
-        f'<label>second <select id="run-b">{options(1)}</select></label></div><div id="compared" aria-live="polite"></div>'
+        f'<div class="pick"><label>first <select id="run-a">{options(first)}</select></label>'
+        f'<label>second <select id="run-b">{options(second)}</select></label></div><div id="compared" aria-live="polite"></div>'
         f'<script type="application/json" id="runs-data">{text}</script>'
     )
 
@@ -317,6 +317,7 @@ def _curves(result: Result, title: str) -> dict[str, Any]:
         "config_hash",
         "weights_sha256",
         "unfinished",
+        "versions",
     )
     flatten("", {k: short(record[k], 16) if k.endswith(("hash", "sha256")) else record[k] for k in kept if k in record})
     flatten("config", record["config"])
