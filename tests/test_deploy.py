@@ -48,11 +48,12 @@ def test_one_unit_per_channel_is_shared_by_all_convolutions_into_it() -> None:
     first, second = np.zeros((3, 2, 1, 1)), np.zeros((3, 2, 1, 1))
     first[:, 0, 0, 0], second[:, 1, 0, 0] = [1.27, -0.3, 0], [0.2, 2.54, 0]
     layer = Layer("sn", (conv(first), conv(second, name="other")), np.zeros(3), (3, 4, 4), SPEC)
-    unit = shared_unit(layer, np.full(3, 0.5), 8)
+    largest = {"conv": 5, "other": 5}
+    unit = shared_unit(layer, np.full(3, 0.5), 8, largest)
     np.testing.assert_allclose(unit, [0.01, 0.02, 0.5 / 2**16])  # the last channel is dead
     assert integer_weights(layer.synapses[0], unit, 8).weight[:, 0, 0, 0].tolist() == [127, -15, 0]
     assert integer_weights(layer.synapses[1], unit, 8).weight[:, 1, 0, 0].tolist() == [20, 127, 0]
-    np.testing.assert_allclose(shared_unit(layer, np.full(3, 0.5), 4)[:2], [1.27 / 7, 2.54 / 7])
+    np.testing.assert_allclose(shared_unit(layer, np.full(3, 0.5), 4, largest)[:2], [1.27 / 7, 2.54 / 7])
 
 
 @pytest.mark.parametrize(

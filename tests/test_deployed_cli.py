@@ -16,6 +16,7 @@ import pytest
 
 from lbq import cli, engine, runs, train
 from lbq.analyze import load
+from lbq.cli.base import thread_count
 from lbq.config import Config
 from lbq.data import load_digits
 from lbq.data.sources import open_source
@@ -56,8 +57,18 @@ def model(run: Path) -> Path:
     return path
 
 
+def test_no_more_threads_than_the_engines_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(384)), raising=False)
+    assert thread_count() == 256
+    assert thread_count(3) == 3
+
+
 def test_deploy(capsys: pytest.CaptureFixture[str], run: Path, tmp_path: Path) -> None:
     out = tmp_path / "a.lbq"
+    code, _, err = call(capsys, "deploy", str(run), "-o", str(out), "--levels", str(out))
+    assert (code, err.count("\n")) == (2, 1)
+    assert "is the file of the network: give another name" in err
+    assert not out.exists()
     code, text, _ = call(capsys, "deploy", str(run), "-o", str(out), "--levels", str(tmp_path / "a.levels"))
     assert code == 0
     assert f"{out}: " in text

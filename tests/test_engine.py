@@ -569,7 +569,7 @@ def test_the_gpu_engine_refuses_what_float32_cannot_hold() -> None:
     ):
         TorchRunner(replace(network, layers=tuple(layers)), "cpu")
     wide = tuple(replace(s, weight=np.ones(s.weight.shape, np.int16)) for s in network.layers[0].synapses)
-    with pytest.raises(LbqError, match="'conv1' needs more than 8 bits"):
+    with pytest.raises(LbqError, match="'conv1' has 16-bit weights: use another engine, or --bits 8"):
         TorchRunner(replace(network, layers=(replace(network.layers[0], synapses=wide),)), "cpu")
     if not torch.cuda.is_available():
         with pytest.raises(LbqError, match="needs a GPU"):

@@ -376,6 +376,13 @@ def test_the_command_names_the_network_and_says_what_it_wrote(
     assert "6 files" in text.replace("\n", " ")
     assert (tmp_path / "c" / "eyes_data.c").exists()
     assert "int eyes_run(const uint8_t *input" in (tmp_path / "c" / "eyes.h").read_text()
+    assert call(capsys, "export", model, "-o", tmp_path / "c", "--name", "eyes")[0] == 0  # its own files are replaced
+
+
+@pytest.mark.parametrize("name", ["size", "int32", "INTMAX"])
+def test_names_whose_macros_c_has_already(model: Path, tmp_path: Path, name: str) -> None:
+    export(model, tmp_path, name)
+    compile_(tmp_path, [f"{name}.c", f"{name}_data.c", "example.c"], ())
 
 
 @pytest.mark.parametrize(
@@ -384,7 +391,10 @@ def test_the_command_names_the_network_and_says_what_it_wrote(
         (["--name", "2nd"], "--name '2nd' cannot begin the names of C"),
         (["--name", "a-b"], "--name 'a-b' cannot begin the names of C"),
         (["--name", "_a"], "--name '_a' cannot begin the names of C"),
-        (["--name", "example"], "--name example is the name of the example"),
+        (["--name", "example"], "--name example is the name of a file beside it"),
+        (["--name", "Makefile"], "--name Makefile is the name of a file beside it"),
+        (["-o", "mine"], "mine/Makefile is there already and was not written by lbq export: give another folder"),
+        (["-o", ""], "export: say where to with -o"),
         (["--format", "cc"], "--format 'cc' is not known; did you mean 'c'?"),
         (["-o", "file"], "cannot write file: it is a file, give a folder"),
         (["-o", "file/in"], "cannot write file/in: file is not a folder"),
@@ -402,6 +412,8 @@ def test_what_cannot_be_written_is_one_line(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").write_text("x")
     (tmp_path / "taken" / "model.c").mkdir(parents=True)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "Makefile").write_text("all:\n")
     code, out, err = call(capsys, "export", model, "-o", "c", *arguments)
     assert (code, out) == (2, "")
     assert err.startswith(f"lbq: {message}")

@@ -44,10 +44,13 @@ def data_of_a_run() -> Iterator[None]:
 
 
 def thread_count(given: int | None = None) -> int:
-    """As asked for, else every processor that this process may use."""
-    if given is None and hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return given or os.cpu_count() or 1
+    """As asked for, else every processor that this process may use, as far as the engines take them."""
+    from lbq.engine.engine import MOST_THREADS
+
+    if given is not None:
+        return given
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(usable, MOST_THREADS)
 
 
 def start(device: str | None) -> torch.device:

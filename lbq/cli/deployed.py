@@ -32,6 +32,8 @@ def deploy(
 
     for path in (out, *([] if levels is None else [levels])):
         files.check_file(path)
+    if levels is not None and levels.resolve() == out.resolve():
+        raise LbqError(f"--levels {levels} is the file of the network: give another name")
     with data_of_a_run():
         made = deploy_run(run, bits, changes or [], noise)
     size = engine.save(out, made)
@@ -103,7 +105,7 @@ def predict(
 def export(
     subject: Annotated[Path, typer.Argument(help="A deployed network, model.lbq; for nir a run folder.")],
     changes: Changes = None,
-    out: Annotated[Path | None, typer.Option("-o", "--out", help="Where to write: a folder for c, else a file.")] = None,
+    out: Annotated[str | None, typer.Option("-o", "--out", help="Where to write: a folder for c, else a file.")] = None,
     format: Annotated[str, typer.Option(help="c, onnx, onnx-step (one timestep with explicit state) or nir.")] = "c",
     name: Annotated[str, typer.Option(help="For c: what the names of its functions and files begin with.")] = "model",
     reset: Annotated[str | None, typer.Option(help="For nir: what the reader does after a spike, subtract or v_reset.")] = None,
@@ -113,7 +115,7 @@ def export(
     """Write a network in another form, for other programs: deployed ones give the same integers, bit for bit."""
     from lbq import export as exports
 
-    if out is None:
+    if not out:
         raise LbqError("export: say where to with -o")
     if exports.check_format(format) != "nir":
         if changes:

@@ -205,7 +205,8 @@ def _open(path: Path | Opens, size: int | None, seed: int | None = None) -> Imag
         raise
     except Exception as error:  # Pillow's decoders raise almost anything on a broken file
         reason = " ".join(str(error).split()) or type(error).__name__
-        raise DataError(f"{path} cannot be decoded ({reason}): replace or remove it") from error
+        kinds = ", ".join(kind.upper() for kind in FORMATS)
+        raise DataError(f"{path} cannot be decoded as {kinds} ({reason}): replace or remove it") from error
 
 
 def _rgb(image: Image) -> Image:

@@ -170,7 +170,9 @@ def open_arrays(path: Path | str, static: bool) -> TestSet:
         expected = "[N, C, H, W]" if static else "[N, T, C, H, W]"
         raise DataError(f"{path} must hold 'images', uint8 {expected}")
     if labels is not None and (labels.shape != images.shape[:1] or labels.dtype.kind not in "iu"):
-        raise DataError(f"{path}: 'labels' must be {len(images)} whole numbers")
+        raise DataError(
+            f"{path}: 'labels' must be {len(images)} whole numbers, one for each of 'images' along its first axis"
+        )
     channels, height, width = images.shape[-3:]
     return TestSet(
         name=path.name,

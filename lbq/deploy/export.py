@@ -61,6 +61,8 @@ def deploy(
         if min(deviations) <= 0:
             raise GraphError(f"std must be positive, got {std!r}")
         graph = on_pixels(graph, means, deviations, input_max)
+    if facts is not None and not isinstance(facts, Mapping):
+        raise GraphError(f"facts must be JSON values under names, got {facts!r:.40}")
     facts = {**(facts or {}), "golden": "noise" if examples is None else "given"}
     try:
         json.dumps(facts, sort_keys=True, allow_nan=False)

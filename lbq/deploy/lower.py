@@ -48,13 +48,15 @@ class Levels:
 
 @dataclass(frozen=True)
 class Current:
-    """Sum of synapses + bias; `flat`: flattened before; `averaged`: the readout's mean over time."""
+    """Sum of synapses + bias; `flat`: flattened before; `averaged`: the readout's mean over time; `mixed`: such a mean is a
+    part of it, which another mean over time leaves as it is, but which no neuron can read."""
 
     synapses: tuple[Synapse, ...]
     bias: Array
     shape: Shape
     flat: bool = False
     averaged: bool = False
+    mixed: bool = False
     time: Time = "none"
 
 
@@ -140,7 +142,8 @@ class _Lowering:
             return self._unfold(where, node, value)
         if (shown := self._shown(where, node, value, rest)) is not None:
             return shown
-        if (layer := as_layer(target, rest, node.kwargs)) is not None:
+        options = {key: self._resolved(option) for key, option in node.kwargs.items()}
+        if (layer := as_layer(target, rest, options)) is not None:
             return self._module(node.name, layer, value)
         if target in (operator.add, torch.add, "add"):
             if len(inputs) != 2 or node.kwargs:
@@ -322,7 +325,7 @@ class _Lowering:
     def _activation(self, name: str, module: nn.Module | None, value: Value) -> Levels:
         if isinstance(value, Levels):
             value = self._as_current(name, value)
-        if value.averaged:
+        if value.averaged or value.mixed:
             raise GraphError(f"layer {name!r}: a neuron cannot follow the mean over time")
         spec: NeuronSpec | None = None
         if name in (INPUT, READOUT):
@@ -339,6 +342,11 @@ class _Lowering:
                 spec = module.spec()
             except GraphError as error:
                 raise GraphError(f"layer {name!r}: {error}") from error
+            if (steps := np.size(spec.step)) not in (1, value.shape[0]):
+                raise GraphError(
+                    f"layer {name!r}: it has {steps} steps for {value.shape[0]} channels of {value.shape[1:]}: flatten behind "
+                    "the neuron, or give it one step"
+                )
         convs = tuple(s for s in value.synapses if s.kind == "conv")
         shortcuts = (s for s in value.synapses if s.kind == "identity")
         synapses = convs + tuple(replace(s, name=f"{name}.shortcut{i or ''}") for i, s in enumerate(shortcuts))
@@ -451,7 +459,10 @@ class _Lowering:
         if (a.time == "folded") != (b.time == "folded"):
             raise GraphError(f"{where}: one of its operands has time in front, the other has it folded into the batch")
         time: Time = a.time if a.time == b.time else "all" if "all" in (a.time, b.time) else "one"  # as they broadcast
-        return Current((*a.synapses, *b.synapses), a.bias + b.bias, a.shape, a.flat, time=time)
+        means = a.averaged or b.averaged
+        both = means and time == "none"  # the other is a mean as well, or does not change over time
+        mixed = a.mixed or b.mixed or (means and not both)
+        return Current((*a.synapses, *b.synapses), a.bias + b.bias, a.shape, a.flat, both, mixed, time)
 
     def _as_current(self, where: str, value: Levels) -> Current:
         if value.source == INPUT:

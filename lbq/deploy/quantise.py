@@ -6,7 +6,6 @@ its membrane: as many as the proved bound of |U| allows. What cannot be exact en
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -14,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lbq.engine.artefact import MOST_STEPS
+from lbq.engine.artefact import MOST_STEPS, is_name
 from lbq.engine.network import (
     FLOAT64_BOUND,
     LARGEST_PIXEL,
@@ -32,9 +31,9 @@ from lbq.graph import INPUT, Array, Graph, Layer, NeuronSpec, Synapse
 BITS = (4, 5, 6, 7, 8, 16)
 STEM_BITS, HEAD_BITS = 8, 16  # at least these: the first layer sees 8-bit pixels, the last decides
 FINEST = 8  # a unit is never finer than the step / 2^(bits + 8), so that dead channels are harmless
+ALONE = 20  # bits of the largest current where no channel has weights
 MOST_FRACTION = 20
 LEAK_BITS = 16
-NAME = r"[^\x00-\x1f/]{1,200}"  # as lbq.engine.artefact reads them
 
 
 def quantise(
@@ -78,8 +77,13 @@ def check_names(graph: Graph, classes: Sequence[str]) -> None:
         raise GraphError(f"classes must be names, got {named[:3]!r}: give strings, or none")
     if len(named) not in (0, count):
         raise GraphError(f"classes must be {count} names, one for each output, or none, got {len(named)}")
+    for name in named:
+        if not is_name(name):
+            raise GraphError(
+                f"classes: {name[:40]!a} is no name: give 1 to 200 characters, none of them a control character"
+            )
     for name in (*(s.name for s in graph.synapses), *(layer.name for layer in graph.layers)):
-        if name == INPUT or not re.fullmatch(NAME, name):
+        if name == INPUT or "/" in name or not is_name(name):
             raise GraphError(
                 f"layer {name!r}: a file has no room for this name: give it one other than {INPUT!r}, without '/'"
             )
@@ -99,10 +103,10 @@ def _layer(layer: Layer, before: IntegerNetwork, bits: int, offset: Array | None
     check_finite(layer)
     if any(s.source == INPUT for s in layer.synapses):
         bits = max(bits, STEM_BITS)
-    unit = shared_unit(layer, np.broadcast_to(spec.step, layer.shape[:1]), bits)
+    largest = {s.name: before.largest(s) for s in layer.synapses}
+    unit = shared_unit(layer, np.broadcast_to(spec.step, layer.shape[:1]), bits, largest)
     convs = {s.name: integer_weights(s, unit, bits) for s in layer.synapses if s.kind == "conv"}
     bias = bias_in_units(layer, convs, unit, offset)
-    largest = {s.name: before.largest(s) for s in layer.synapses}
     for fraction in reversed(range(MOST_FRACTION + 1)):
         fine = unit / 2**fraction
         identities = {s.name: integer_identity(s, fine) for s in layer.synapses if s.kind == "identity"}
@@ -132,6 +136,23 @@ def _layer(layer: Layer, before: IntegerNetwork, bits: int, offset: Array | None
 
 def check_neuron(name: str, spec: NeuronSpec) -> None:
     """Refuse what a neuron's integer form cannot express."""
+    thresholds = 1.0 if spec.thresholds is None else spec.thresholds
+    constants = (
+        ("step", spec.step),
+        ("scale", spec.scale),
+        ("reset", spec.alpha),
+        ("leak", spec.leak),
+        ("gain", spec.gain),
+    )
+    for what, value in (*constants, ("thresholds", thresholds)):
+        if not np.isfinite(np.asarray(value)).all():
+            raise GraphError(f"layer {name!r}: its {what} is not finite: did training diverge?")
+    if not (np.asarray(spec.step) > 0).all():
+        raise GraphError(f"layer {name!r}: its step is {float(np.min(spec.step)):g}: a step is above 0")
+    if not (0 <= spec.leak <= 1 and spec.alpha >= 0):
+        raise GraphError(
+            f"layer {name!r}: its leak is {spec.leak:g} and its reset {spec.alpha:g}: a leak is in [0, 1], a reset at least 0"
+        )
     if spec.gain != 1.0:
         raise GraphError(f"layer {name!r}: its gain is not folded yet: call lbq.deploy.fold_gain(graph) first")
     most = 127 if spec.signed else 255
@@ -147,17 +168,25 @@ def check_finite(layer: Layer) -> None:
             raise GraphError(f"layer {name!r}: its weights or bias are not finite: did training diverge?")
 
 
-def shared_unit(layer: Layer, step: Array, bits: int) -> Array:
+def shared_unit(layer: Layer, step: Array, bits: int, largest: Mapping[str, int]) -> Array:
     """q_c `[C]`: the largest weight of any convolution into channel c, over 2^(bits-1) - 1.
 
-    But no finer than step / 2^(bits + 8) (of a current, where pixels come in: they count to 255, and not to a few).
+    But no finer than step / 2^(bits + 8) (of a current, where pixels come in: they count to 255, and not to a few). A channel
+    whose weights are below that, a pruned one for example, takes a unit in which its currents, by bias and shortcuts, are no
+    larger than those of the others: it must not take fractional bits from them. largest: by synapse, of what it reads.
     """
     whole = LARGEST_PIXEL if any(s.source == INPUT for s in layer.synapses) else 1
-    unit = step / (whole * 2 ** (bits + FINEST))
-    for synapse in layer.synapses:
-        if synapse.kind == "conv":
-            unit = np.maximum(unit, np.abs(synapse.weight).max((1, 2, 3), initial=0) / largest_weight(bits))
-    return np.asarray(unit, np.float64)
+    least = step / (whole * 2 ** (bits + FINEST))
+    heaviest, inflow = np.zeros(len(step)), np.abs(layer.bias)
+    for s in layer.synapses:
+        magnitude = np.abs(s.weight).reshape(len(step), -1)
+        inflow = inflow + magnitude.sum(1) * largest[s.name]
+        if s.kind == "conv":
+            heaviest = np.maximum(heaviest, magnitude.max(1, initial=0))
+    unit = np.maximum(least, heaviest / largest_weight(bits))
+    live = heaviest / largest_weight(bits) >= least
+    most = (inflow / unit)[live].max() if live.any() else 2**ALONE
+    return np.asarray(np.where(live, unit, np.maximum(unit, inflow / most)), np.float64)
 
 
 def largest_weight(bits: int) -> int:

@@ -36,7 +36,7 @@ from lbq.errors import ArtefactError
 from lbq.graph import INPUT, Pool, Shape, Synapse
 
 FORMAT, VERSION = "lbq integer network", 1
-MOST_LAYERS, MOST_SYNAPSES, MOST_STEPS, MOST_UNITS = 4096, 64, 4096, 2**28
+MOST_LAYERS, MOST_SYNAPSES, MOST_POOLS, MOST_STEPS, MOST_UNITS = 4096, 64, 8, 4096, 2**28
 MOST_FRACTION, MOST_LEAK = 20, 16
 
 
@@ -109,6 +109,10 @@ def save(path: Path | str, network: IntegerNetwork, golden: Golden | None = None
     if golden is not None:
         tensors["golden/input"], tensors["golden/logits"] = golden.inputs, golden.logits
         text["golden"] = {name: list(digests) for name, digests in golden.digests.items()}
+    try:
+        _Reader(tensors).network(text)
+    except ArtefactError as error:
+        raise ArtefactError(f"{path}: no file can hold this network: {error}") from error
     return container.write(path, tensors, json.dumps(text, separators=(",", ":"), sort_keys=True, allow_nan=False))
 
 
@@ -159,17 +163,24 @@ class _Fields:
         return value
 
     def integer(self, key: str, low: int, high: int) -> int:
-        return int(self.take(key, int, lambda v: low <= v <= high))
+        return self._inside(key, self.take(key, int), low, high)
 
     def pair(self, key: str, low: int, high: int) -> tuple[int, int]:
-        def ok(v: list[Any]) -> bool:
-            return len(v) == 2 and all(type(x) is int and low <= x <= high for x in v)
+        first, second = self.take(key, list, lambda v: len(v) == 2 and all(type(x) is int for x in v))
+        return self._inside(key, first, low, high), self._inside(key, second, low, high)
 
-        first, second = self.take(key, list, ok)
-        return first, second
+    def _inside(self, key: str, value: int, low: int, high: int) -> int:
+        if not low <= value <= high:
+            raise ArtefactError(f"{self.where}: {key} must be in {low}..{high}, not {str(value)[:40]}")
+        return value
 
     def name(self, key: str) -> str:
-        return str(self.take(key, str, lambda v: re.fullmatch(r"[^\x00-\x1f/]{1,200}", v) is not None))
+        return str(self.take(key, str, lambda v: "/" not in v and is_name(v)))
+
+
+def is_name(text: str) -> bool:
+    """Whether a text can be shown and written anywhere: no control characters, no half of a character."""
+    return re.fullmatch(r"[^\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]{1,200}", text) is not None
 
 
 def _number(value: Any) -> bool:
@@ -262,7 +273,8 @@ class _Reader:
 
     def _synapses(self, value: Any, where: str) -> tuple[tuple[Synapse, ...], Shape]:
         if not isinstance(value, list) or not 1 <= len(value) <= MOST_SYNAPSES:
-            raise ArtefactError(f"{where}: synapses must be a list of 1 to {MOST_SYNAPSES}")
+            count = f", not {len(value)}" if isinstance(value, list) else ""
+            raise ArtefactError(f"{where}: synapses must be a list of 1 to {MOST_SYNAPSES}{count}")
         found = tuple(self._synapse(one) for one in value)
         if len({s.out_shape for s in found}) != 1:
             raise ArtefactError(f"{where}: its synapses give different shapes: {[s.out_shape for s in found][:4]}")
@@ -277,7 +289,9 @@ class _Reader:
         source = fields.take("source", str)
         if source not in self.shapes:
             raise ArtefactError(f"{where} reads {source[:40]!r}, which is neither the input nor a layer before it")
-        pools = tuple(self._pool(p, where) for p in fields.take("pools", list, lambda v: len(v) <= 8))
+        pools = tuple(self._pool(p, where) for p in fields.take("pools", list))
+        if len(pools) > MOST_POOLS:
+            raise ArtefactError(f"{where}: it may have {MOST_POOLS} pools at most, one after another, not {len(pools)}")
         in_shape = self.shapes[source]
         for i, p in enumerate(pools):
             if source == INPUT or (p.kind == "max" and any(q.kind == "sum" for q in pools[:i])):
@@ -320,7 +334,7 @@ class _Reader:
         fields = _Fields(value, f"{where}: a pool", "kind", "kernel", "stride", "padding")
         kind = fields.take("kind", str, lambda v: v in ("max", "sum"))
         pool = Pool(
-            kind, fields.pair("kernel", 1, 2**10), fields.pair("stride", 1, 2**10), fields.pair("padding", 0, 2**9)
+            kind, fields.pair("kernel", 1, 2**16), fields.pair("stride", 1, 2**16), fields.pair("padding", 0, 2**15)
         )
         if any(2 * p > k for p, k in zip(pool.padding, pool.kernel, strict=True)):
             raise ArtefactError(f"{where}: a pool's padding is more than half its kernel")
@@ -414,4 +428,9 @@ class _Reader:
     def _classes(self, value: Any, count: int) -> tuple[str, ...]:
         if not isinstance(value, list) or len(value) not in (0, count) or not all(isinstance(v, str) for v in value):
             raise ArtefactError(f"classes must be {count} names or none")
+        for name in value:
+            if not is_name(name):
+                raise ArtefactError(
+                    f"classes: {name[:40]!a} is no name: it is empty, too long, or has control characters"
+                )
         return tuple(value)

@@ -41,8 +41,13 @@ class TorchRunner:
                     f"engine {device}: the sums of {s.name!r} may reach {bound}, which float32 does not hold exactly: "
                     "use another engine, or export with fewer bits"
                 )
-            if s.weight.dtype != np.int8 or network.largest(s) > 255:
-                raise LbqError(f"engine {device}: {s.name!r} needs more than 8 bits: use another engine, or --bits 8")
+            if s.weight.dtype != np.int8:
+                raise LbqError(f"engine {device}: {s.name!r} has 16-bit weights: use another engine, or --bits 8")
+            if (largest := network.largest(s)) > 255:
+                raise LbqError(
+                    f"engine {device}: {s.name!r} reads sums of pooled levels up to {largest}, more than 8 bits: use another "
+                    "engine"
+                )
         self.weights = {
             s.name: self._tensor(s.weight).float().reshape(s.groups, s.weight.shape[0] // s.groups, -1)
             for layer in network.layers

@@ -18,6 +18,7 @@ from lbq.errors import ArtefactError, LbqError
 
 Engine = Literal["auto", "dense", "bitplane", "cuda"]
 ENGINES: tuple[Engine, ...] = ("auto", "dense", "bitplane", "cuda")
+MOST_THREADS = 256
 
 
 class Network:
@@ -68,8 +69,8 @@ class Network:
             raise LbqError(f"engine must be one of {', '.join(ENGINES)}, got {engine!r}")
         if backend not in BACKENDS:
             raise LbqError(f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
-        if type(threads) is not int or not 1 <= threads <= 256:
-            raise LbqError(f"threads must be a whole number in 1..256, got {threads!r}")
+        if type(threads) is not int or not 1 <= threads <= MOST_THREADS:
+            raise LbqError(f"threads must be a whole number in 1..{MOST_THREADS}, got {threads!r}")
         if engine == "cuda":
             return self.on_device("cuda").run(x, trace, progress)
         if self._runner is None:

@@ -27,7 +27,11 @@ def export(model: Path | str, out: Path | str, format: str = "c", name: str = "m
     out: where to; a folder for `c`, else a file. name: what the network is called there, in C. Returns what was written, as
     JSON values: `path`, and `text`, a line for people.
     """
+    if not str(out):
+        raise LbqError("export: say where to with -o")
     model, out = Path(model), Path(out)
+    if out.exists() and out.samefile(model):
+        raise LbqError(f"{out} is the network that is to be exported: give another name with -o")
     if check_format(format) == "nir":
         raise LbqError("NIR is written from a trained run, not from a deployed network: its neurons do not round")
     if format == "c":

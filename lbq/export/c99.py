@@ -26,6 +26,7 @@ from lbq.errors import LbqError
 from lbq.export.schedule import LayerStep, Schedule
 from lbq.graph import Synapse
 
+START = 24  # bytes that a file of an export begins with, whatever the network
 FIXED = ("model.c", "model_net.h", "Makefile")  # but for names
 WIDTH = 116  # of lines of numbers
 TENSORS = {
@@ -45,6 +46,8 @@ def export(model: Path, out: Path, name: str = "model") -> dict[str, Any]:
         checksum = hashlib.file_digest(file, "sha256").hexdigest()
     made = Sources(net.network, name, net.golden, checksum)
     contents = made.files()
+    for file_name, text in contents.items():
+        check_ours(out / file_name, text)
     size = files.write_all(out, contents)
     facts = {
         "path": str(out),
@@ -67,8 +70,17 @@ def check_name(name: str) -> None:
         raise LbqError(
             f"--name {name!r} cannot begin the names of C: give a letter, then up to 39 letters, digits and underscores"
         )
-    if name == "example":
-        raise LbqError("--name example is the name of the example: give another one")
+    if name.lower() in ("example", "makefile"):
+        raise LbqError(f"--name {name} is the name of a file beside it: give another one")
+
+
+def check_ours(path: Path, text: str) -> None:
+    """Refuse to replace a file that no export wrote: all of one name begin alike."""
+    if not path.is_file():
+        return
+    with open(path, "rb") as file:
+        if file.read(START) != text.encode()[:START]:
+            raise LbqError(f"{path} is there already and was not written by lbq export: give another folder")
 
 
 class Sources:
@@ -191,7 +203,7 @@ int model_best(const int64_t *logits);
             for t in plan.tensors
         ]
         pools = [
-            f"{{MODEL_{p.pool.kind.upper()}, {p.source}, {p.target}, "
+            f"{{MODEL_POOL_{p.pool.kind.upper()}, {p.source}, {p.target}, "
             f"{_numbers(*p.pool.kernel, *p.pool.stride, *p.pool.padding)}}}"
             for p in plan.pools
         ]

@@ -97,11 +97,6 @@ def unit_interval(value: Tensor) -> Tensor:
     return out
 
 
-def _within(value: Tensor) -> Tensor:
-    """A learned number kept in [0, 1]; one that is not learned was checked when it was given."""
-    return unit_interval(value) if value.requires_grad else value
-
-
 def register(module: nn.Module, name: str, value: Tensor, learned: bool) -> None:
     """A parameter where learned, else a buffer under the same name: its value is in every state_dict."""
     if check_flag(f"learn_{LEARNED.get(name, name)}", learned):
@@ -185,7 +180,12 @@ class SpikingNeuron(nn.Module, ABC):
     def leak(self) -> Tensor | float:
         if self.membrane == "plif":
             return 1 - torch.sigmoid(self.decay_logit)
-        return _within(self.beta) if self.membrane == "lif" else 1.0
+        return self._within("beta") if self.membrane == "lif" else 1.0
+
+    def _within(self, name: str) -> Tensor:
+        """A learned number kept in [0, 1], also while it is frozen; one that is not learned was checked when it was given."""
+        value: Tensor = getattr(self, name)
+        return unit_interval(value) if value.requires_grad or name not in self._buffers else value
 
     @property
     def gain(self) -> Tensor | float:
@@ -214,7 +214,7 @@ class SpikingNeuron(nn.Module, ABC):
             step=spread(self._scaled_step(x)),
             tail=self.tail.to(dtype),
             leak=cast(self.leak),
-            alpha=_within(self.alpha).to(dtype),
+            alpha=self._within("alpha").to(dtype),
             gain=cast(self.gain),
             scale=None if self.scale is None else spread(self.scale),
             thresholds=None if self.thresholds is None else self.thresholds.to(dtype),
@@ -292,7 +292,7 @@ class SpikingNeuron(nn.Module, ABC):
             scale=array(self.step if self.scale is None else self.scale),
             leak=number(self.leak),
             gain=number(self.gain),
-            alpha=number(_within(self.alpha)),
+            alpha=number(self._within("alpha")),
             rounding=rule.rounding,
             reset=rule.reset,
             decay_reset=rule.decay_reset,

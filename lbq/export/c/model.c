@@ -85,7 +85,7 @@ static int32_t pooled(const context *run, const model_pool *pool, int32_t frame,
             if (column < 0 || column >= source->width)
                 continue;
             value = read_level(run, source, place(source, frame, row, column) + (size_t)c);
-            if (pool->kind == MODEL_SUM)
+            if (pool->kind == MODEL_POOL_SUM)
                 found += value;
             else if (empty || value > found)
                 found = value;

@@ -28,7 +28,7 @@ typedef struct {
     int32_t kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w, dilation_h, dilation_w, groups;
 } model_synapse;
 
-enum { MODEL_MAX, MODEL_SUM };
+enum { MODEL_POOL_MAX, MODEL_POOL_SUM };
 
 typedef struct {
     int32_t kind;

@@ -1,0 +1,151 @@
+"""Deployment at its edges: means over time, frozen constants, pruned channels, numbers that cannot be, files that cannot."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import lbq.engine
+from lbq.errors import ArtefactError, GraphError
+from lbq.models import over_time
+from lbq.models.time import fold_time, unfold_time
+from lbq.neuron import BurstNeuron
+from tests.own_nets import SHAPE, Own, close, made, rest
+
+
+def _mean_inside(m: Any, x: Tensor) -> Tensor:
+    x = m.sn(over_time(x, m.conv, m.bn, timesteps=m.timesteps))
+    current = over_time(x, m.conv2)
+    x = m.sn2(current + current.mean(0))
+    return over_time(over_time(x, m.pool).flatten(2), m.fc, spatial=1).mean(0)
+
+
+def test_a_mean_over_time_in_front_of_a_neuron_is_refused() -> None:
+    with pytest.raises(GraphError, match="layer 'sn2': a neuron cannot follow the mean over time"):
+        made(Own(_mean_inside))
+
+
+def test_sums_of_means_are_logits() -> None:
+    def both(m: Any, x: Tensor) -> Tensor:
+        x = m.sn2(over_time(m.sn(over_time(x, m.conv, m.bn, timesteps=m.timesteps)), m.conv2, m.bn2))
+        x = over_time(x, m.pool).flatten(2)
+        return over_time(x, m.fc, spatial=1).mean(0) + over_time(x, m.second, spatial=1).mean(0)
+
+    def nested(m: Any, x: Tensor) -> Tensor:
+        x = m.sn2(over_time(m.sn(over_time(x, m.conv, m.bn, timesteps=m.timesteps)), m.conv2, m.bn2))
+        x = over_time(x, m.pool).flatten(2)
+        return (over_time(x, m.fc, spatial=1).mean(0) + over_time(x, m.second, spatial=1)).mean(0)
+
+    for function in (both, nested):
+        net = Own(function)
+        net.second = nn.Linear(4, 5)
+        close(net, made(net))
+
+
+def test_sizes_may_be_given_by_name() -> None:
+    def pooled(m: Any, x: Tensor) -> Tensor:
+        x = m.sn2(over_time(m.sn(over_time(x, m.conv, m.bn, timesteps=m.timesteps)), m.conv2, m.bn2))
+        x = unfold_time(nn.functional.avg_pool2d(fold_time(x), kernel_size=x.size(3)), x)
+        return over_time(x.flatten(2), m.fc, spatial=1).mean(0)
+
+    net = Own(pooled)
+    close(net, made(net))
+
+
+@pytest.mark.parametrize(("name", "value"), [("alpha", 1.4), ("beta", 1.2), ("beta", -0.1)])
+def test_a_frozen_network_deploys_as_it_did_before(name: str, value: float) -> None:
+    net, neuron = Own(), BurstNeuron(step=0.3, learn_alpha=True, learn_beta=True)
+    net.sn = neuron
+    with torch.no_grad():
+        getattr(neuron, name).fill_(value)
+    x = torch.rand(2, *SHAPE, generator=torch.Generator().manual_seed(1))
+    before = net(x).detach()
+    net.requires_grad_(False)
+    assert torch.equal(net(x), before)
+    close(net, made(net))
+
+
+def test_a_channel_for_each_place_behind_flatten_is_refused() -> None:
+    def flat(m: Any, x: Tensor) -> Tensor:
+        x = m.wide(over_time(x, m.conv, m.bn, timesteps=m.timesteps).flatten(2))
+        return over_time(x, m.head, spatial=1).mean(0)
+
+    net = Own(flat)
+    net.wide, net.head = BurstNeuron(channels=256), nn.Linear(256, 5)
+    with pytest.raises(GraphError, match=r"layer 'wide': it has 256 steps for 4 channels of \(8, 8\): flatten behind"):
+        made(net)
+
+
+@pytest.mark.parametrize("bits", [8, 16])
+def test_a_pruned_channel_takes_no_resolution_from_the_others(bits: int) -> None:
+    net = Own()
+    whole = made(net, bits=bits).network.layers[1]
+    with torch.no_grad():
+        net.bn2.weight[0], net.bn2.bias[0] = 0.0, 3.0
+    pruned = made(net, bits=bits)
+    layer = pruned.network.layers[1]
+    assert layer.fraction == whole.fraction
+    assert layer.neuron is not None
+    assert whole.neuron is not None
+    np.testing.assert_array_equal(layer.neuron.thresholds[1:], whole.neuron.thresholds[1:])
+    assert int(layer.neuron.thresholds[0, 0]) >= int(layer.neuron.thresholds[1:, 0].min())
+    close(net, made(net))
+
+
+def test_neurons_without_weights_in_front_of_them_deploy_with_any_bits() -> None:
+    def behind(m: Any, x: Tensor) -> Tensor:
+        return rest(m, m.second(over_time(m.sn(over_time(x, m.conv, m.bn, timesteps=m.timesteps)), m.pool2)))
+
+    for bits in (4, 8, 16):
+        net = Own(behind)
+        net.sn, net.pool2, net.second = (
+            BurstNeuron(31, step=0.4),
+            nn.MaxPool2d(2),
+            BurstNeuron(5, step=0.1, membrane="if"),
+        )
+        assert made(net, bits=bits).verify() == 8
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("alpha", math.nan, "its reset is not finite: did training diverge"),
+        ("beta", math.nan, "its leak is not finite: did training diverge"),
+        ("beta", 2.0, r"its leak is 2 and its reset 1: a leak is in \[0, 1\]"),
+        ("rho", math.inf, "its step is not finite"),
+    ],
+)
+def test_constants_that_cannot_be_are_refused(name: str, value: float, message: str) -> None:
+    net = Own()
+    net.sn = BurstNeuron(step=0.3)
+    with torch.no_grad():
+        getattr(net.sn, name).fill_(value)
+    with pytest.raises(GraphError, match=f"layer 'sn': {message}"):
+        made(net)
+
+
+def test_what_no_file_can_hold_is_not_written(tmp_path: Path) -> None:
+    def branches(m: Any, x: Tensor) -> Tensor:
+        current = over_time(x, m.conv, m.bn, timesteps=m.timesteps)
+        for one in m.more:
+            current = current + over_time(x, one, timesteps=m.timesteps)
+        return rest(m, m.sn(current))
+
+    net = Own(branches)
+    net.more = nn.ModuleList(nn.Conv2d(1, 4, 1) for _ in range(64))
+    network = made(net)
+    with pytest.raises(ArtefactError, match="no file can hold this network: layer 'sn': .* a list of 1 to 64, not 65"):
+        lbq.engine.save(tmp_path / "m.lbq", network)
+    assert not (tmp_path / "m.lbq").exists()
+
+
+@pytest.mark.parametrize("name", ["\ud800", "a\x1b[31m", "two\nlines", ""])
+def test_names_of_classes_can_be_shown_anywhere(name: str) -> None:
+    with pytest.raises(GraphError, match="classes: .* is no name"):
+        made(Own(), classes=[name, "b", "c", "d", "e"])
