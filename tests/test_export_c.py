@@ -381,7 +381,7 @@ def test_the_command_names_the_network_and_says_what_it_wrote(
 
 @pytest.mark.parametrize("name", ["size", "int32", "INTMAX"])
 def test_names_whose_macros_c_has_already(model: Path, tmp_path: Path, name: str) -> None:
-    export(model, tmp_path, name)
+    export(model, tmp_path, name=name)
     compile_(tmp_path, [f"{name}.c", f"{name}_data.c", "example.c"], ())
 
 
@@ -418,7 +418,7 @@ def test_what_cannot_be_written_is_one_line(
     assert (code, out) == (2, "")
     assert err.startswith(f"lbq: {message}")
     assert err.count("\n") == 1
-    assert sorted(p.name for p in tmp_path.rglob("*")) == ["file", "model.c", "taken"]
+    assert sorted(p.name for p in tmp_path.rglob("*")) == ["Makefile", "file", "mine", "model.c", "taken"]
 
 
 def test_a_missing_model_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
