@@ -35,7 +35,7 @@ def _at_least(default: Any, low: float) -> Any:
 
 
 def _positive(default: float) -> Any:
-    return _checked(default, "> 0", lambda v: v > 0)
+    return _checked(default, "> 0 and at most 3.4e38", lambda v: 0 < v <= 3.4e38)  # what float32 holds
 
 
 def _share(default: float) -> Any:

@@ -13,6 +13,7 @@ from lbq.config import TrainConfig
 from lbq.data.sources import Part, Source
 from lbq.distributed import World
 from lbq.neuron import SpikingNeuron
+from lbq.neuron.base import only_outputs
 
 PRECISIONS = {"fp32": None, "fp64": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -60,15 +61,17 @@ class _ActiveRatios:
 
     def __init__(self, net: nn.Module) -> None:
         self.neurons = {n: m for n, m in net.named_modules() if isinstance(m, SpikingNeuron)}
-        self.sums: dict[str, Tensor] = {}
+        device = next(net.parameters()).device
+        self.sums = {name: torch.zeros(2, dtype=torch.float64, device=device) for name in self.neurons}
 
     def __enter__(self) -> None:
         def watch(name: str) -> Any:
             def hook(_module: nn.Module, _inputs: Any, output: Tensor) -> None:
-                pair = torch.stack([(output != 0).sum(), torch.tensor(output.numel(), device=output.device)]).double()
-                self.sums[name] = self.sums.get(name, torch.zeros_like(pair)) + pair
+                self.sums[name] += torch.stack(
+                    [(output != 0).sum(), torch.tensor(output.numel(), device=output.device)]
+                )
 
-            return hook
+            return only_outputs(hook)
 
         self.handles = [m.register_forward_hook(watch(n)) for n, m in self.neurons.items()]
 
@@ -80,7 +83,7 @@ class _ActiveRatios:
         if not self.neurons:
             return {}
         everything = world.sum(torch.stack([self.sums[n] for n in self.neurons]))
-        return {n: float(s[0] / s[1]) for n, s in zip(self.neurons, everything, strict=True)}
+        return {n: float(s[0] / s[1].clamp(min=1)) for n, s in zip(self.neurons, everything, strict=True)}
 
 
 @contextmanager

@@ -110,18 +110,21 @@ class Job:
         plan = self._plan()
         lock = runs.locked(self.folder) if self.world.main else nullcontext()
         with lock, deterministic(self.config.train.deterministic), self._signals():
-            if self.world.main:
-                done = self._prepare(resume)
-                if done is not None and self.world.size == 1:
-                    return done
-            self.world.barrier()
+            done = self._prepare(resume) if self.world.main else None
+            (finished,) = self.world.any([done is not None], self.device)
+            if finished:
+                return done or {}
             if self.world.main:
                 self.watcher.plan(plan)
             self._restore()
             try:
                 for record in self.trainer.fit():
                     self._finish_epoch(record)
-            except torch.OutOfMemoryError as error:
+            except (torch.OutOfMemoryError, MemoryError) as error:
+                raise LbqError(self._out_of_memory()) from error
+            except RuntimeError as error:
+                if "can't allocate memory" not in str(error):  # as the allocator of CPUs says it
+                    raise
                 raise LbqError(self._out_of_memory()) from error
             (stop,) = self.world.any([bool(self.signal)], self.device)
             if stop:
@@ -191,7 +194,7 @@ class Job:
         if loaded.values["config_hash"] != self.config.hash:
             raise RunError(f"{loaded.path} belongs to another configuration: choose another --out")
         began, given = loaded.values.get("data"), self.trainer.data
-        if began is not None and began != given:
+        if began is not None and any(began[key] != given[key] for key in began.keys() & given.keys()):
             raise RunError(
                 f"{self.folder} began with other data ({', '.join(began.values())}) than that under data.root "
                 f"({', '.join(given.values())}): give the same, or choose another --out"

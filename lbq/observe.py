@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from lbq.analyze import Membrane, Trace, typical_units
 from lbq.kernels import counting
 from lbq.kernels.counting import unrolled
-from lbq.neuron.base import SpikingNeuron
+from lbq.neuron.base import SpikingNeuron, only_outputs
 from lbq.tally import Counts, Read, Tallies, level_counts
 
 MOST_FROM_OUTPUT = 100  # bfloat16 has 8 bits: up to here, output / scale rounds to the level without doubt
@@ -54,7 +54,7 @@ class Observer:
                 if not self._looking:
                     self._count(name, neuron.levels(inputs[0]) if scale is None else output, scale)
 
-            return observe
+            return observe if scale is None else only_outputs(observe)
 
         with torch.no_grad():
             scales = {name: (n, scale_of(n) if tells_levels(n) else None) for name, n in _neurons(net).items()}

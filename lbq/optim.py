@@ -7,9 +7,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
 
 from lbq.config import Config, OptimConfig
 from lbq.neuron import SpikingNeuron
+
+PARAMETRISED = "parametrizations.weight."  # what a parametrised weight is computed from
 
 
 def parameter_groups(
@@ -17,12 +20,16 @@ def parameter_groups(
 ) -> list[dict[str, Any]]:
     """The parameters of a network for any optimiser of PyTorch, `torch.optim.SGD(parameter_groups(net, 5e-4), lr=0.1)`.
 
-    Three roles: weights of convolutions and linear layers (decayed), BatchNorm, biases and all else (decayed where
-    `norm_decay`), and the neurons' own (step, tail, leak, reset, mixing), which never decay: decay on rho would pull the
-    step to 0.69. neuron_lr: a factor on the neurons' learning rate, for `set_learning_rate`; optimisers ignore it.
+    Three roles: weights of convolutions and linear layers, or what these are computed from (decayed), BatchNorm, biases and
+    all else (decayed where `norm_decay`), and the neurons' own (step, tail, leak, reset, mixing), which never decay: decay
+    on rho would pull the step to 0.69. neuron_lr: a factor on the neurons' learning rate, for `set_learning_rate`;
+    optimisers ignore it.
     """
     decayed = ("weights", "norms") if norm_decay else ("weights",)
-    weights = {id(m.weight) for m in net.modules() if isinstance(m, (nn.Conv2d, nn.Linear))}
+    layers = [m for m in net.modules() if isinstance(m, (_ConvNd, nn.Linear))]
+    weights = {
+        id(p) for m in layers for name, p in m.named_parameters() if name == "weight" or name.startswith(PARAMETRISED)
+    }
     neurons = {id(p) for m in net.modules() if isinstance(m, SpikingNeuron) for p in m.parameters()}
     groups: dict[str, list[nn.Parameter]] = {"weights": [], "norms": [], "neurons": []}
     for parameter in net.parameters():

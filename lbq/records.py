@@ -37,7 +37,14 @@ def record_of(run: Path | str, note: str = "") -> dict[str, Any]:
     """The record of a finished run folder. `weights.sha256` may stand for weights that were not kept."""
     folder = runs.check_folder(run, "config.toml", "result.json", "metrics.jsonl")
     config, result = runs.load_config(folder), read_json(folder / "result.json")
+    log = log_of(folder)
     try:
+        epoch, accuracy = result["epoch"], result["accuracy"]
+        if log and (log[-1]["epoch"] != epoch or abs((log[-1].get("test_accuracy") or 0.0) - accuracy) > 1e-3):
+            raise RunError(
+                f"{folder}: metrics.jsonl ends with epoch {log[-1]['epoch']} and {log[-1].get('test_accuracy')} %, result.json "
+                f"says epoch {epoch} and {accuracy:.5f} %: they are not of one training; train it again"
+            )
         environment = result["environment"]
         record = {
             **_plan(config),
@@ -58,7 +65,7 @@ def record_of(run: Path | str, note: str = "") -> dict[str, Any]:
             "tails": result["tails"],
             "active": result["active"],
             "config": _tree(config),
-            "log": log_of(folder),
+            "log": log,
         }
     except (KeyError, TypeError, AttributeError) as error:
         raise RunError(

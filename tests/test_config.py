@@ -71,6 +71,7 @@ def test_the_hash_is_of_what_changes_a_result() -> None:
         ({"optim": {"lr": "fast"}}, "optim.lr must be a number"),
         ({"optim": {"lr": float("nan")}}, "optim.lr must be finite"),
         ({"optim": {"lr": 0}}, "optim.lr must be > 0"),
+        ({"optim": {"lr": 1e300}}, "optim.lr must be > 0 and at most 3.4e38"),
         ({"optim": {"name": "adam"}}, "optim.name must be one of 'sgd', 'adamw'"),
         ({"train": {"epochs": 0}}, "train.epochs must be >= 1"),
         ({"train": {"batch_size": 1}}, "train.batch_size must be >= 2"),

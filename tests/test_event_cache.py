@@ -16,6 +16,7 @@ import pytest
 from numpy.typing import NDArray
 
 from lbq.data.events import cache
+from lbq.data.events.datasets import cache_folder
 from lbq.errors import DataError
 
 
@@ -234,3 +235,12 @@ def test_cache_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(DataError, match="cannot write the cache .* give another folder as cache=DIR"):
         cached(tmp_path / "file")
+
+
+def test_where_nothing_may_be_written_the_cache_lies_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "mine"))
+    assert cache_folder(tmp_path, "d" * 64) == tmp_path / ".lbq-cache"
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    assert cache_folder(tmp_path, "d" * 64) == tmp_path / "mine" / "lbq" / ("d" * 16)
+    (tmp_path / ".lbq-cache").mkdir()  # which somebody who may has made
+    assert cache_folder(tmp_path, "d" * 64) == tmp_path / ".lbq-cache"

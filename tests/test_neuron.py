@@ -14,9 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lbq import BurstNeuron
+from lbq.kernels.choose import use
 from lbq.kernels.reference import BurstState, Constants, Rule, burst_levels, burst_sequence, burst_step
 from lbq.neuron import LIF, NEURONS, LadderNeuron, SpikingNeuron, create
-from lbq.neuron.base import unchanging
+from lbq.neuron.base import is_watched, only_outputs, unchanging
 from lbq.surrogate import SURROGATES
 from tests import oracle
 
@@ -374,3 +375,39 @@ def test_constants_are_worked_out_once_while_nothing_changes() -> None:
         first.get_parameter("rho").add_(1)
     assert not torch.equal(net(x), before)
     assert net(x).requires_grad
+
+
+@pytest.mark.parametrize("kernel", ["reference", "native"])
+def test_what_one_timestep_does_not_need_has_a_gradient_of_zero(kernel: Any) -> None:
+    """Not none, which several processes would wait for."""
+    neuron = BurstNeuron(learn_beta=True, learn_alpha=True)
+    with use(kernel):
+        neuron(torch.rand(1, 2, 3)).sum().backward()
+    for name in ("beta", "alpha"):
+        grad = getattr(neuron, name).grad
+        assert grad is not None
+        assert float(grad) == 0
+
+
+def test_batched_gradients_say_which_kernel_has_them() -> None:
+    x = torch.rand(3, 2, 4)
+    with use("reference"):
+        jacobian = torch.autograd.functional.jacobian(BurstNeuron(), x, vectorize=True)
+    assert jacobian.shape == (*x.shape, *x.shape)
+    with (
+        use("native"),
+        pytest.raises(NotImplementedError, match="batched gradients run by the reference kernel alone"),
+    ):
+        torch.autograd.functional.jacobian(BurstNeuron(), x, vectorize=True)
+
+
+def test_hooks_that_may_look_at_the_input_keep_batchnorm_outside() -> None:
+    neuron = BurstNeuron()
+    assert not is_watched(neuron)
+    neuron.register_forward_hook(only_outputs(lambda *_: None))
+    assert not is_watched(neuron)
+    for register in ("forward_pre_hook", "forward_hook", "full_backward_hook", "full_backward_pre_hook"):
+        handle = getattr(neuron, f"register_{register}")(lambda *_: None)
+        assert is_watched(neuron), register
+        handle.remove()
+        assert not is_watched(neuron)

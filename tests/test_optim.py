@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch.nn.utils import parametrizations
 
 from lbq import models, optim
 from lbq.config import Config, OptimConfig
@@ -231,3 +232,16 @@ def test_optimiser_state_round_trip(name: str, layout: str) -> None:
         moving = [i for i, size in enumerate(value.shape) if size > 1]
         assert [value.stride(i) for i in moving] == [again[key].stride(i) for i in moving]
         assert again[key].data_ptr() != stored[key].data_ptr()
+
+
+def test_weights_of_every_convolution_decay_parametrised_ones_too() -> None:
+    net = nn.Sequential(
+        nn.Conv1d(1, 2, 3), nn.Conv3d(1, 2, 3), nn.ConvTranspose2d(1, 2, 3), parametrizations.weight_norm(nn.Conv2d(1, 2, 3)),
+        parametrizations.orthogonal(nn.Linear(4, 4)), nn.BatchNorm2d(2),
+    )  # fmt: skip
+    groups = {group["role"]: {id(p) for p in group["params"]} for group in optim.parameter_groups(net, 5e-4)}
+    weights = {name for name, p in net.named_parameters() if id(p) in groups["weights"]}
+    assert weights == {
+        "0.weight", "1.weight", "2.weight", "3.parametrizations.weight.original0", "3.parametrizations.weight.original1",
+        "4.parametrizations.weight.original",
+    }  # fmt: skip

@@ -176,3 +176,13 @@ def test_an_unfinished_run_has_a_log_but_no_accuracy() -> None:
 
 def test_errors_are_the_users() -> None:
     assert issubclass(RunError, LbqError)
+
+
+def test_a_log_of_another_training_is_no_record(tmp_path: Path) -> None:
+    run = shutil.copytree(runs_folder() / "lbq-0", tmp_path / "run")
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    (run / "metrics.jsonl").write_text(lines[0] + "\n")
+    with pytest.raises(
+        RunError, match=r"metrics.jsonl ends with epoch 1 .* result.json says epoch 2 .* not of one training"
+    ):
+        records.record_of(run)

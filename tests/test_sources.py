@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import shutil
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,8 @@ from PIL import Image
 from lbq import engine, runs
 from lbq.config import Config
 from lbq.data import shards
-from lbq.data.sources import FolderSource, open_source
-from lbq.data.testset import open_test
+from lbq.data.sources import FolderSource, fingerprint, open_source
+from lbq.data.testset import load_images, open_test
 from lbq.deploy import deploy_run
 from lbq.engine import evaluate
 from lbq.errors import ConfigError, DataError
@@ -309,3 +310,39 @@ def test_an_event_network_from_training_to_its_deployed_file(recordings: Path, t
     np.savez(tmp_path / "frames.npz", images=test.read(0, 4).swapaxes(0, 1))
     own = evaluate.open_data(net.network, str(tmp_path / "frames.npz"))
     assert np.array_equal(own.read(1, 3), test.read(1, 3))
+
+
+def test_a_damaged_picture_is_one_line_whoever_decodes_it(pictures: Path, tmp_path: Path) -> None:
+    root = shutil.copytree(pictures, tmp_path / "copy")
+    (root / "train" / "dark" / "3.png").write_bytes(b"\x89PNG but no more")
+    for workers in (0, 1):
+        source = FolderSource(folder_config(root), torch.device("cpu"))
+        source.workers = workers
+        with pytest.raises(DataError) as caught:
+            list(source.train_batches([torch.arange(source.train_size)], 0, 0))
+        assert "\n" not in str(caught.value)
+        assert str(caught.value).startswith(
+            f"{root / 'train' / 'dark' / '3.png'} cannot be decoded as JPEG, PNG, BMP, WEBP"
+        )
+
+
+def test_other_labels_are_other_data(pictures: Path, tmp_path: Path) -> None:
+    root = shutil.copytree(pictures, tmp_path / "copy")
+    (first, second), config = ((open_source(folder_config(r)).about for r in (pictures, root)), folder_config(root))
+    assert first["labels"] == second["labels"]  # wherever they lie
+    (root / "train" / "dark" / "3.png").rename(root / "train" / "bright" / "z.png")
+    assert open_source(config).about["labels"] != second["labels"]
+    assert fingerprint(np.array([0, 1])) != fingerprint(np.array([1, 0]))
+
+
+@pytest.mark.parametrize("share", [0.0001, 0.9999])
+def test_a_holdout_leaves_some_on_both_sides(share: float) -> None:
+    with pytest.raises(
+        ConfigError, match=r"data.holdout .* of 1198 samples keeps .* apart: it must leave some on both sides"
+    ):
+        open_source(Config.from_dict({"data": {"name": "digits", "holdout": share}}))
+
+
+def test_names_of_no_dataset_are_refused() -> None:
+    with pytest.raises(DataError, match="'cifar11' is no dataset of images in memory; did you mean 'cifar10'"):
+        load_images("cifar11", "x")

@@ -6,6 +6,7 @@ whole of its held-out or test part, divided among processes.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal, Protocol
 
@@ -31,7 +32,7 @@ from lbq.data.testset import (
     load_images,
     scan_files,
 )
-from lbq.errors import ConfigError
+from lbq.errors import ConfigError, DataError
 
 Part = Literal["test", "holdout"]
 FileSplit = folder.FolderSplit | shards.ShardSplit
@@ -72,7 +73,16 @@ def held_out(count: int, share: float) -> tuple[NDArray[np.int64], NDArray[np.in
     """Sample numbers that train and those kept apart: the same for every seed and run."""
     order = np.random.default_rng(0).permutation(count)
     kept = round(share * count)
+    if share and not 0 < kept < count:
+        raise ConfigError(
+            f"data.holdout {share:g} of {count} samples keeps {kept} apart: it must leave some on both sides"
+        )
     return np.sort(order[kept:]), np.sort(order[:kept])
+
+
+def fingerprint(*labels: NDArray[np.int64]) -> str:
+    """Of the labels of all samples, in order: another dataset, or one that was sorted anew, has another."""
+    return hashlib.sha256(b"".join(np.asarray(part, np.int64).tobytes() for part in labels)).hexdigest()[:12]
 
 
 def _check_cutout(square: int, side: int, name: str) -> None:
@@ -163,7 +173,8 @@ class EventSource:
             "test": (data.test.frames, data.test.labels, np.arange(len(data.test.labels))),
             "holdout": (data.train.frames, data.train.labels, kept),
         }
-        self.about = {"dataset": data.name, "source": data.source, "split": data.split}
+        labels = fingerprint(data.train.labels, data.test.labels)
+        self.about = {"dataset": data.name, "source": data.source, "split": data.split, "labels": labels}
 
     def _batch(self, frames: NDArray[np.uint8], labels: NDArray[np.int64], chosen: NDArray[np.int64]) -> Batch:
         x = torch.from_numpy(np.ascontiguousarray(frames[chosen])).to(self.device)
@@ -222,7 +233,8 @@ class FolderSource:
         )
         self.numbers, self.kept = held_out(len(index.train), d.holdout)
         self.train_size, self.holdout_size, self.test_size = len(self.numbers), len(self.kept), len(index.test)
-        self.about = {"dataset": d.name, "source": str(index.root), "images": f"{len(index.train)} + {len(index.test)}"}
+        counts, labels = f"{len(index.train)} + {len(index.test)}", fingerprint(index.train.labels, index.test.labels)
+        self.about = {"dataset": d.name, "source": str(index.root), "images": counts, "labels": labels}
 
     def _load(
         self, split: FileSplit, batches: list[list[int]], train: tuple[int, int] | None
@@ -233,8 +245,11 @@ class FolderSource:
             num_workers=self.workers,
             pin_memory=self.device.type == "cuda",
         )
-        for x, y, numbers in loader:
-            yield tuple(t.to(self.device, non_blocking=True) for t in (x, y, numbers))
+        try:
+            for x, y, numbers in loader:
+                yield tuple(t.to(self.device, non_blocking=True) for t in (x, y, numbers))
+        except DataError as error:  # of a worker, which says it with its traceback
+            raise DataError(str(error).rsplit("DataError: ", 1)[-1].strip()) from None
 
     def train_batches(self, batches: Sequence[Tensor], epoch: int, seed: int) -> Iterator[Batch]:
         chosen = [self.numbers[batch.numpy()].tolist() for batch in batches]

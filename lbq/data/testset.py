@@ -37,7 +37,10 @@ def load_images(name: str, root: Path | str) -> Dataset:
         return load_idx(needed(name, root), name)
     from lbq.data import cifar
 
-    return cifar.load_cifar10(needed(name, root)) if name == "cifar10" else cifar.load_cifar100(needed(name, root))
+    load = {"cifar10": cifar.load_cifar10, "cifar100": cifar.load_cifar100}.get(name)
+    if load is None:
+        raise DataError(f"{name!r} is no dataset of images in memory{nearest(name, DATASETS)}")
+    return load(needed(name, root))
 
 
 def load_events(name: str, root: Path | str, timesteps: int, size: int, frames: str, window_ms: int) -> EventData:

@@ -19,7 +19,7 @@ from torch.autograd.function import once_differentiable
 
 from lbq.kernels import launch
 from lbq.kernels.launch import Neuron, Norm, decode, encode, sequence_like, settled
-from lbq.kernels.reference import Constants, Rule
+from lbq.kernels.reference import Constants, Rule, check_plain
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 LONGEST = 32  # timesteps that one program holds in registers
@@ -92,6 +92,7 @@ class _Burst(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        check_plain(grad)
         return _burst_grads(ctx, grad, _burst_backward)
 
 
@@ -152,6 +153,7 @@ class _NormBurst(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        check_plain(grad)
         return _norm_burst_grads(ctx, grad, _norm_burst_backward)
 
 

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from lbq import native
 from lbq.errors import LbqError
-from lbq.kernels.reference import Constants, Rule
+from lbq.kernels.reference import Constants, Rule, check_plain
 from lbq.surrogate import SURROGATES
 
 ROUNDINGS = {"floor": 0, "strict": 1, "round": 2, "trunc": 3, "half": 4}  # the enums of burst_rules.h
@@ -230,6 +230,7 @@ class _Burst(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         if torch.is_grad_enabled():  # as under create_graph=True
             raise NotImplementedError("the native neuron kernel has no second derivative: set LBQ_KERNEL=reference")
+        check_plain(grad)
         x, step, scale = ctx.saved_tensors
         needs = ctx.needs_input_grad
         wanted = needs[0], needs[3], any(needs[4:7])

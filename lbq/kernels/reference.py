@@ -224,7 +224,23 @@ def burst_sequence(
     for current in x.unbind(0):
         emission, state = burst_step(current.to(dtype), state, constants, rule)
         outputs.append(emission.scaled.to(x.dtype))
-    return (torch.stack(outputs) if outputs else x.clone()), state
+    out = torch.stack(outputs) if outputs else x.clone()
+    return (_touched(out, constants) if len(outputs) == 1 else out), state
+
+
+def check_plain(grad: Tensor) -> None:
+    """Refuse gradients of autograd's `is_grads_batched` and the like, which have no memory that a faster kernel could read."""
+    of = torch._C._functorch
+    if of.is_functorch_wrapped_tensor(grad) or of.is_legacy_batchedtensor(grad):
+        raise NotImplementedError("batched gradients run by the reference kernel alone: set LBQ_KERNEL=reference")
+
+
+def _touched(out: Tensor, constants: Constants) -> Tensor:
+    """With gradients of 0, not none, for what only a second timestep needs: as the other kernels, and as DDP expects it."""
+    for unused in (constants.leak, constants.alpha):
+        if isinstance(unused, Tensor) and unused.requires_grad:
+            out = out + 0 * unused.to(out.dtype)
+    return out
 
 
 @torch.no_grad()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from numbers import Integral, Real
 from typing import Any, Literal
@@ -45,8 +45,8 @@ def check_flag(name: str, value: Any) -> bool:
 
 
 def check_positive(name: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, Real) or not 0 < float(value) < math.inf:
-        raise ValueError(f"{name} must be a positive finite number, got {value!r}")
+    if isinstance(value, bool) or not isinstance(value, Real) or not 0 < float(value) <= torch.finfo(torch.float32).max:
+        raise ValueError(f"{name} must be a positive finite number (of float32), got {value!r}")
     return float(value)
 
 
@@ -103,6 +103,18 @@ def register(module: nn.Module, name: str, value: Tensor, learned: bool) -> None
         module.register_parameter(name, nn.Parameter(value))
     else:
         module.register_buffer(name, value)
+
+
+def only_outputs(hook: Callable[..., None]) -> Callable[..., None]:
+    """Mark a forward hook that looks at outputs alone: BatchNorm may then run in one pass with what it watches."""
+    hook.only_outputs = True  # type: ignore[attr-defined]
+    return hook
+
+
+def is_watched(module: nn.Module) -> bool:
+    """Whether a hook may look at what a module receives, or at its gradient, which no pass together with BatchNorm shows."""
+    hooks = module._forward_pre_hooks or module._backward_pre_hooks or module._backward_hooks
+    return bool(hooks) or not all(hasattr(hook, "only_outputs") for hook in module._forward_hooks.values())
 
 
 class SpikingNeuron(nn.Module, ABC):
@@ -251,7 +263,7 @@ class SpikingNeuron(nn.Module, ABC):
     def fuses(self, x: Tensor, norm: nn.Module, timesteps: int) -> bool:
         """Whether this neuron takes BatchNorm `norm` of `x` [N, C, ...] into its own pass."""
         plain = type(self).forward is SpikingNeuron.forward and self.thresholds is None
-        return plain and not self._forward_pre_hooks and fuses_norm(x, norm, self.rule, timesteps)
+        return plain and not is_watched(self) and fuses_norm(x, norm, self.rule, timesteps)
 
     def forward_step(self, x: Tensor, state: BurstState | None = None) -> tuple[Tensor, BurstState]:
         """One timestep of current `x` [B, ...]; pass the returned state to the next call, None at the start."""

@@ -13,7 +13,7 @@ from lbq.errors import GraphError
 from lbq.graph import NeuronSpec
 from lbq.kernels.reference import BurstState, Rule, compute_dtype, straight_through
 from lbq.kernels.sequence import fuses_relu, norm_relu
-from lbq.neuron.base import Membrane, SpikingNeuron, check_choice, check_count, check_positive
+from lbq.neuron.base import Membrane, SpikingNeuron, check_choice, check_count, check_positive, is_watched
 from lbq.neuron.burst import SteppedNeuron
 
 
@@ -309,7 +309,7 @@ class ReLU(nn.Module):
         return norm_relu(x.flatten(0, 1), norm, *constants, added).unflatten(0, x.shape[:2])  # type: ignore[arg-type]
 
     def fuses(self, x: Tensor, norm: nn.Module, timesteps: int) -> bool:  # noqa: ARG002 - time is nothing to it
-        return not self._forward_pre_hooks and fuses_relu(x, norm)
+        return not is_watched(self) and fuses_relu(x, norm)
 
 
 class QuantReLU(SteppedNeuron):

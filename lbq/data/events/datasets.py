@@ -188,7 +188,7 @@ def load_nmnist(
         if rule == "official folders" and not allow_partial and counts != {"train": 60_000, "test": 10_000}:
             raise DataError(
                 f"{root} holds {counts['train']:,} + {counts['test']:,} of N-MNIST's 60,000 + 10,000 recordings: "
-                "extract it again, or allow_partial"
+                "extract it again (or load it in Python with allow_partial=True)"
             )
 
         def samples(part: str) -> Iterator[Sample]:
@@ -353,7 +353,7 @@ def _dataset(
     to_frames(Events(np.zeros(0, np.int64), nothing, nothing, np.zeros(0, np.uint8), *sensor), timesteps, by, size)
     digest = _digest([(PurePosixPath(file.where).name, file.stamp) for file in used])
     top = Path(root)
-    folder = Path(cache) if cache is not None else (top if top.is_dir() else top.parent) / ".lbq-cache"
+    folder = Path(cache) if cache is not None else cache_folder(top if top.is_dir() else top.parent, digest)
     settings = {
         "timesteps": timesteps,
         "size": size or sensor,
@@ -373,6 +373,14 @@ def _dataset(
     )
     source = f"{root} ({len(used):,} files, fingerprint {digest[:12]})"
     return EventData(parts["train"], parts["test"], classes, name, split, source)
+
+
+def cache_folder(top: Path, digest: str) -> Path:
+    """Where decoded frames are kept: beside the recordings or, where nothing can be written there, in the user's cache."""
+    beside = top / ".lbq-cache"
+    if beside.is_dir() or os.access(top, os.W_OK | os.X_OK):
+        return beside
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lbq" / digest[:16]
 
 
 def _digest(value: object) -> str:
