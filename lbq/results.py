@@ -38,6 +38,7 @@ TITLES = {
 ARCHIVE = "model.lbq"
 CONVERSION = "conversion.json"  # of a folder that `lbq convert` wrote: what its network was made of
 USUAL = {"beta": 0.5, "alpha": 1.0, "tail": 0.5, "learn_beta": False, "learn_alpha": False, "reset_grad": True}
+SIDES = {"cifar10": 32, "cifar100": 32, "mnist": 28, "fashion_mnist": 28}  # of images that have one size only
 
 
 @dataclass
@@ -141,8 +142,8 @@ class Result:
 
     @property
     def key(self) -> str:
-        """Equal for runs that differ only in their seed and in what changes no result. One that repeats a seed is no other
-        sample of it: it has a key of its own."""
+        """Equal for runs that differ only in their seed, in what changes no result, and in whether a default is spelt out. One
+        that repeats a seed is no other sample of it: it has a key of its own."""
         tree = {
             part: {k: v for k, v in value.items() if k not in BOOKKEEPING.get(part, ())}
             if isinstance(value, dict)
@@ -150,6 +151,20 @@ class Result:
             for part, value in self.record["config"].items()
             if part != "seed"
         }
+        said = {k: self.record.get(k) for k in ("variant", "step", "surrogate", "n_max", "step_gradient")}
+        neuron, n_max = tree.get("neuron", {}), self.record.get("n_max")
+        usual = {
+            **USUAL,
+            "step": 2 / n_max if n_max else None,
+            "learn_tail": True,
+            "membrane": "lif",
+            "per_channel": False,
+        }
+        tree["neuron"] = {k: v for k, v in neuron.items() if k not in (*said, "name") or k == "step"}
+        tree["neuron"] = {k: v for k, v in tree["neuron"].items() if usual.get(k) != v} | {"is": said}
+        side = SIDES.get(self.record["dataset"])
+        if side is not None and tree.get("data", {}).get("size") == side:
+            tree["data"]["size"] = 0  # as they are
         return json.dumps([tree, self.reference, self.repeat], sort_keys=True)
 
     @property

@@ -6,6 +6,7 @@ import json
 import math
 import shutil
 import statistics
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,8 @@ import pytest
 from lbq.errors import LbqError
 from lbq.records import read
 from lbq.report.tables import all_tables, runs_table
-from lbq.results import Result, gather
-from tests.report_runs import record, runs_folder
+from lbq.results import Gathered, Result, gather
+from tests.report_runs import of_cifar, record, runs_folder
 
 
 def stored(folder: Path, name: str, value: Any) -> Path:
@@ -304,3 +305,16 @@ def test_titles() -> None:
         == "V3 (learned + box)"
     )
     assert title(versions={"kernel": "reference"}) == "LBQ, reference kernel"
+
+
+def test_defaults_that_are_spelt_out_are_the_same_settings() -> None:
+    def run(seed: int, neuron: dict[str, Any], size: int = 0) -> Result:
+        made = of_cifar()
+        config = {**made.record["config"], "seed": seed, "neuron": neuron, "data": {"name": "cifar10", "size": size}}
+        return replace(made, record={**made.record, "seed": seed, "weights_sha256": str(seed) * 64, "config": config})
+
+    spelt = {"name": "lbq", "n_max": 5, "step": 0.4, "beta": 0.5, "surrogate": "relsg_et"}
+    runs = [run(0, {"name": "lbq"}), run(1, spelt, 32), run(2, {"name": "lbq", "n_max": 5})]
+    assert [len(group.results) for group in Gathered(runs).groups] == [3]
+    other = [run(3, {**spelt, "beta": 0.25}), run(4, {**spelt, "step": 0.2}), run(5, {**spelt, "learn_tail": False})]
+    assert [len(group.results) for group in Gathered([*runs, *other]).groups] == [3, 1, 1, 1]
