@@ -143,6 +143,8 @@ class Account:
     neurons: int = 0  # per timestep
     n_max: int = 1  # the highest level of any layer
     outputs: int = 0  # accumulators that weighted synapses fill, the first layer's left out, over all timesteps
+    level_bits: int = 0  # of a level as it is sent, with its sign; 0 in older files
+    horner: float = 0.0  # shifts where planes are added from the highest down, one for each output and plane above 0
 
     @property
     def total(self) -> Count:
@@ -216,7 +218,9 @@ class Counter:
         formed: dict[str, float] = {}
         for read in dict.fromkeys(map(self._read, weighted)):  # once per tensor, however many synapses read it
             formed[read.source] = formed.get(read.source, 0.0) + _sum(tallies, read, popcount) / tallies.images
-        summed = [tallies.read(s) for s in weighted] if self.mode == "exact" else []
+        added = dict.fromkeys(tallies.read(s) for s in graph.synapses if s.source != INPUT) if self._sums else ()
+
+        specs = [graph.spec(layer.name) for layer in graph.layers]
 
         def macs(synapses: Iterable[Synapse]) -> int:
             return sum(s.valid_macs if self.mode == "exact" else s.macs for s in synapses)
@@ -230,14 +234,37 @@ class Counter:
             shortcuts={s.name: self._count(s) for s in graph.synapses if s.kind == "identity"},
             layers={layer.name: _activity(tallies.by_timestep(layer.name)) for layer in graph.layers},
             formations=formed,
-            pool_adds=sum(_sum(tallies, r.plain, _nonzero) for r in summed if r != r.plain) / tallies.images,
+            pool_adds=sum(self._additions(r) for r in added if r != r.plain) / tallies.images,
             unit_events=tallies.unit_events,
             stem={s.name: self._count(s) for s in stem if Read(INPUT) in tallies.counts},
             timesteps=graph.timesteps,
             neurons=graph.units,
-            n_max=max(graph.spec(layer.name).n_max for layer in graph.layers),
+            n_max=max(spec.n_max for spec in specs),
             outputs=sum(math.prod(s.out_shape) * len(tallies.counts[self._read(s)]) for s in weighted),
+            level_bits=max(spec.n_max.bit_length() + spec.signed for spec in specs),
+            horner=sum(
+                math.prod(s.out_shape) * len(tallies.counts[r]) * (tallies.largest(r).bit_length() - 1)
+                for s in weighted
+                for r in [self._read(s)]
+            ),
         )
+
+    @property
+    def _sums(self) -> bool:
+        """Whether levels are summed before weights meet them: not in the paper's counts, nor where every event goes alone."""
+        return self.mode == "exact" and not self.tallies.unit_events
+
+    def _additions(self, read: Read) -> float:
+        """Of non-zero levels into windows and over time, each into as many windows as hold its position."""
+        tallies = self.tallies
+        counts = tallies.counts[read.plain].sum(0)  # [positions, n_max + 1]
+        active = counts @ _nonzero(np.arange(counts.shape[1]))
+        if not read.sums:
+            return float(active.sum())
+        shape = self.graph[read.source].shape
+        for pool in read.maxima:
+            shape = pool.output(shape)
+        return float(active @ read.sums[0].coverage(shape).ravel())
 
     def _read(self, synapse: Synapse) -> Read:
         """The paper counts at the neurons' own rate, before anything is summed."""

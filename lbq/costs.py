@@ -7,6 +7,7 @@ shortcut do), `memory` (and the bytes moved, for a named hierarchy). All energie
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -52,8 +53,8 @@ class Method:
 
 @dataclass(frozen=True)
 class BreakEven:
-    """Set bits per synapse and timestep at which bit planes cost what a rival costs; None where they always cost more.
-    most: set bits that a level can have."""
+    """Set bits per synapse and timestep at which bit planes cost what a rival costs; None where they always cost more, infinite
+    where nothing in their cost grows with it. most: set bits that a level can have."""
 
     rival: str
     regime: str
@@ -89,17 +90,18 @@ class Costs:
             "shifts": [{**asdict(line), "microjoules": line.microjoules} for line in self.shifts],
             "other_tools": {**asdict(self.reading), "microjoules": self.reading.microjoules},
             "density": self.density,
-            "break_even": [asdict(b) for b in self.break_even],
+            "break_even": [{**asdict(b), "density": _finite(b.density)} for b in self.break_even],
         }  # fmt: skip
 
 
 def costs(account: Account, technology: Technology = DEFAULT) -> Costs:
     """Of border-exact counts (`mode="exact"`)."""
     total = account.total
-    planes = account.n_max.bit_length()
+    planes = account.level_bits or account.n_max.bit_length()
     neuron_steps = account.timesteps * account.neurons
     hidden = sum(count.macs for count in account.synapses.values())  # synapse-steps
     own = account.executed
+    horner = account.horner if account.level_bits else account.outputs * (planes - 1)
 
     def spiking(name: str, note: str, count: float, formations: float, slots: int = 1, bits: int = planes) -> Method:
         """slots: timesteps for each of ours; bits: of a level that is sent."""
@@ -133,7 +135,7 @@ def costs(account: Account, technology: Technology = DEFAULT) -> Costs:
         return Method(name, note, paper, lines)
 
     formed = 0.0 if account.unit_events else total.formations
-    ours = spiking(PLANES, "as executed", own, formed)
+    ours = spiking(PLANES, "one addition for each event" if account.unit_events else "as executed", own, formed)
     methods = [ours]
     if not account.unit_events:
         methods += [
@@ -155,22 +157,30 @@ def costs(account: Account, technology: Technology = DEFAULT) -> Costs:
             Line("pre-shifted weights", 0, technology.shift, "integer"),
             Line("fused into the accumulation", 0, technology.shift, "integer"),
             Line("explicit, one for each accumulation above plane 0", account.shifts("explicit"), technology.shift, "integer"),
-            Line("Horner, one for each output and plane above 0", account.outputs * (planes - 1), technology.shift, "integer"),
+            Line("Horner, one for each output and plane above 0", horner, technology.shift, "integer"),
         ),
-        reading=Line("levels above 1 as MACs", total.events, technology.fp32_mac, "paper"),
+        reading=Line("levels above 1 as MACs", 0.0 if account.unit_events else total.events, technology.fp32_mac, "paper"),
         density=own / hidden if hidden else 0.0,
-        break_even=_break_even(ours, methods, own / hidden if hidden else 0.0,
-                               max(level.bit_count() for level in range(account.n_max + 1))),
+        break_even=_break_even(ours, methods, own / hidden if hidden else 0.0, most_set_bits(account.n_max)),
     )  # fmt: skip
 
 
 PLANES, SIGNED, UNARY = "bit planes", "signed digits", "binary at equal slots"
 
 
+def most_set_bits(n_max: int) -> int:
+    """That a level up to n_max can have."""
+    return (n_max + 1).bit_length() - 1
+
+
 def _of(count: Count, name: str, unit_events: bool) -> float:
     if unit_events:
         return count.events
     return {SIGNED: count.signed_digits, UNARY: count.unary}.get(name, count.bit_sparse)
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is None or math.isfinite(value) else None
 
 
 def _break_even(ours: Method, methods: list[Method], density: float, most: int) -> tuple[BreakEven, ...]:
@@ -184,6 +194,6 @@ def _break_even(ours: Method, methods: list[Method], density: float, most: int) 
             if rival.name in (PLANES, SIGNED, UNARY):
                 continue
             room = (rival.memory_uj if regime == "memory" else rival.integer_uj) - fixed
-            meets = density * room / variable if room > 0 and variable else None
+            meets = None if room <= 0 else density * room / variable if variable else math.inf
             found.append(BreakEven(rival.name, regime, meets, most))
     return tuple(found)

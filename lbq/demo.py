@@ -164,6 +164,7 @@ def _save(
 ) -> None:
     """One method's run folder, with what a record needs, and its analysis."""
     details = {
+        "epoch": metrics[-1]["epoch"],
         "train_loss": metrics[-1]["loss"],
         "steps": evaluation.neuron_steps(net),
         "tails": evaluation.neuron_tails(net),

@@ -68,6 +68,14 @@ class Pool:
             for size, k, s, p in zip((h, w), self.kernel, self.stride, self.padding, strict=True)
         )  # type: ignore[return-value]
 
+    def coverage(self, shape: Shape) -> NDArray[np.int64]:
+        """`[H, W]`: how many windows hold each position of what is pooled."""
+        outputs, sides = self.output(shape)[1:], []
+        for size, out, k, s, p in zip(shape[1:], outputs, self.kernel, self.stride, self.padding, strict=True):
+            inside = np.arange(size)[:, None] + p - s * np.arange(out)
+            sides.append(((inside >= 0) & (inside < k)).sum(1))
+        return np.outer(*sides)
+
 
 @dataclass(frozen=True)
 class Synapse:

@@ -62,7 +62,7 @@ def measure(
     precision: to compute in on a GPU, other than the network's own.
     """
     graph = lower(net, source.shape, static=source.static, weights=False)
-    spiking = all(layer.neuron is not None for layer in graph.layers)
+    spiking = bool(graph.layers) and all(layer.neuron is not None for layer in graph.layers)
     tallies = Tallies(graph) if spiking else None
     observer = None if tallies is None else Observer(tallies)
     parameter = next(net.parameters())

@@ -138,6 +138,8 @@ def _account_dict(account: Account, table: Energies) -> dict[str, Any]:
         "neurons": account.neurons,
         "n_max": account.n_max,
         "outputs": account.outputs,
+        "level_bits": account.level_bits,
+        "horner": account.horner,
         "unit_events": account.unit_events,
         "shifts": {backend: account.shifts(backend) for backend in BACKENDS},
         "energy_mj": {backend: account.energy_mj(backend, table) for backend in BACKENDS},
@@ -163,6 +165,7 @@ def account_from(value: Mapping[str, Any], mode: Mode, images: int) -> Account:
             key: value[key]
             for key in ("fp_macs", "ann_macs", "pool_adds", "unit_events", "timesteps", "neurons", "n_max", "outputs")
         },
+        **{key: value[key] for key in ("level_bits", "horner") if key in value},
     )
 
 

@@ -39,10 +39,10 @@ def record_of(run: Path | str, note: str = "") -> dict[str, Any]:
     config, result = runs.load_config(folder), read_json(folder / "result.json")
     log = log_of(folder)
     try:
-        epoch, accuracy = result["epoch"], result["accuracy"]
-        if log and (log[-1]["epoch"] != epoch or abs((log[-1].get("test_accuracy") or 0.0) - accuracy) > 1e-3):
+        epoch, accuracy, last = result.get("epoch"), result["accuracy"], log[-1] if log else {}
+        if log and epoch and (last["epoch"] != epoch or abs((last.get("test_accuracy") or 0.0) - accuracy) > 1e-3):
             raise RunError(
-                f"{folder}: metrics.jsonl ends with epoch {log[-1]['epoch']} and {log[-1].get('test_accuracy')} %, result.json "
+                f"{folder}: metrics.jsonl ends with epoch {last['epoch']} and {last.get('test_accuracy')} %, result.json "
                 f"says epoch {epoch} and {accuracy:.5f} %: they are not of one training; train it again"
             )
         environment = result["environment"]
@@ -54,7 +54,7 @@ def record_of(run: Path | str, note: str = "") -> dict[str, Any]:
             "train_loss": round(result["train_loss"], 5),
             "config_hash": result["config_hash"],
             "weights_sha256": runs.weights_checksum(folder),
-            "data_sha256": result["data"].get("sha256", ""),
+            "data_sha256": result["data"].get("sha256") or result["data"].get("labels", ""),
             "hardware": environment["machine"],
             "versions": {k: environment[k] for k in ("lbq", "python", "torch", "kernel")},
             "commit": environment["commit"],

@@ -38,6 +38,8 @@ TITLES = {
 ARCHIVE = "model.lbq"
 CONVERSION = "conversion.json"  # of a folder that `lbq convert` wrote: what its network was made of
 USUAL = {"beta": 0.5, "alpha": 1.0, "tail": 0.5, "learn_beta": False, "learn_alpha": False, "reset_grad": True}
+SINGLE = {"lif": "arctan", "ternary_fixed": "box", "ternary_learned": "box"}  # their usual surrogates
+BURSTS = ("lbq", "v1", "v2", "v3", "burst", "qann")  # variants with several levels
 SIDES = {"cifar10": 32, "cifar100": 32, "mnist": 28, "fashion_mnist": 28}  # of images that have one size only
 
 
@@ -96,7 +98,13 @@ class Result:
     @property
     def plain(self) -> bool:
         """Whether it is the method as the paper has it, with no option of ours."""
-        return self.method == TITLES.get(str(self.record["variant"])) and self.record.get("n_max", 5) in (0, 1, 5)
+        return self.method == TITLES.get(str(self.record["variant"])) and self.has_usual_levels
+
+    @property
+    def has_usual_levels(self) -> bool:
+        """As many as the paper has where it does not say how many: 5, but for neurons that have one."""
+        n_max = self.record.get("n_max", 5)
+        return n_max == 5 or (n_max in (0, 1) and not str(self.record["variant"]).startswith(BURSTS))
 
     @property
     def prominence(self) -> tuple[bool, bool, bool, int, float]:
@@ -113,6 +121,8 @@ class Result:
         surrogate = self.record.get("surrogate", "")
         if surrogate == "box_et" and variant in ("v1", "v3"):
             title = title.replace("box)", "box-ET)")
+        if surrogate not in (SINGLE.get(variant, surrogate), ""):
+            title += f", {surrogate}"
         neuron = self.record["config"].get("neuron", {})
         if variant in ("burst_fixed", "burst_learned") and surrogate not in ("", "relsg_et"):
             title += f", {surrogate}"
@@ -165,7 +175,10 @@ class Result:
         side = SIDES.get(self.record["dataset"])
         if side is not None and tree.get("data", {}).get("size") == side:
             tree["data"]["size"] = 0  # as they are
-        return json.dumps([tree, self.reference, self.repeat], sort_keys=True)
+        if not tree.get("optim", {}).get("norm_decay", True):
+            del tree["optim"]["norm_decay"]  # which older records do not name
+        data = [self.record.get("data_sha256"), self.record.get("split")]
+        return json.dumps([tree, data, self.reference, self.repeat], sort_keys=True)
 
     @property
     def steps(self) -> dict[str, float]:
@@ -218,9 +231,17 @@ class Group:
         return [a for r in self.results if (a := r.integer_accuracy) is not None]
 
     @property
+    def analysed(self) -> list[tuple[Result, Analysis]]:
+        """One analysis of each seed that has one. Where they are unlike, deployed or not, of other images, those that are most:
+        a mean over others would be of nothing."""
+        pairs = [(r, r.analysis) for r in self.results if r.analysis is not None]
+        kinds = Counter[tuple[bool, bool, int]]((a.complete, a.deployed, a.images) for _, a in pairs)
+        most = max(kinds, key=lambda kind: (kinds[kind], kind), default=None)
+        return [(r, a) for r, a in pairs if (a.complete, a.deployed, a.images) == most]
+
+    @property
     def analyses(self) -> list[Analysis]:
-        """One of each seed that was analysed."""
-        return [r.analysis for r in self.results if r.analysis is not None]
+        return [a for _, a in self.analysed]
 
     @property
     def analysis(self) -> Analysis | None:
@@ -302,9 +323,15 @@ def gather(paths: Sequence[Path | str], read_run: Callable[[Path], dict[str, Any
                 found.results.append(_record(value, path))
     _attach(found, analyses)
     for value, path in integers:
-        owner = next((r for r in found.results if Path(r.source).name == value["of"]), None)
-        if owner is None:
+        named = [r for r in found.results if Path(r.source).name == value["of"]]
+        owners = [r for r in named if Path(r.source).parent == path.parent] or named
+        if not owners:
             raise LbqError(f"{path} is of the integer network of {value['of']}: give that record too")
+        if len(owners) > 1:
+            raise LbqError(
+                f"{path} is of {value['of']}, and there are {len(owners)} of that name: put it beside its record"
+            )
+        owner = owners[0]
         if (wrong := schema.problem(value, schema.INTEGER_RECORD)) is not None:
             raise LbqError(f"{path} is damaged: {wrong}; restore it")
         owner.integer = value
@@ -379,7 +406,12 @@ def _checked(record: dict[str, Any], source: str) -> Result:
     if wrong is not None:
         raise LbqError(f"{source} is damaged: {wrong}; restore it, or make it again with lbq record RUN")
     held = record.get("analysis")
-    return Result(record, source, [Analysis.from_dict(held, f"{source}: analysis")] if held else [])
+    analyses = [Analysis.from_dict(held, f"{source}: analysis")] if held else []
+    for analysis in analyses:
+        theirs, ours = analysis.facts.get("weights_sha256"), record.get("weights_sha256")
+        if theirs and ours and theirs != ours:
+            raise LbqError(f"{source}: its analysis is of other weights: make it again with lbq analyze and lbq record")
+    return Result(record, source, analyses)
 
 
 def _attach(found: Gathered, analyses: list[tuple[Analysis, str]]) -> None:
@@ -400,9 +432,14 @@ def _attach(found: Gathered, analyses: list[tuple[Analysis, str]]) -> None:
             )
         owner = owner_of(analysis.facts)
         if owner is None:
-            found.results.append(_standing_alone(analysis, source))
+            owner = _standing_alone(analysis, source)
+            found.results.append(owner)
+            if weights := owner.record["weights_sha256"]:
+                by_weights[weights] = owner
         else:
             owner.analyses.append(analysis)
+            if "analysis" in owner.record["config"] and owner.accuracy is None:  # which stands alone
+                owner.record["test_accuracy"] = _float_accuracy(analysis)
     for path in found.artefacts:
         owner = owner_of(engine.load(path).network.facts)
         if owner is not None:
@@ -412,7 +449,7 @@ def _attach(found: Gathered, analyses: list[tuple[Analysis, str]]) -> None:
 def _standing_alone(analysis: Analysis, source: str) -> Result:
     """A result of which only an analysis is left: no log, no configuration beyond its facts."""
     facts = analysis.facts
-    record = {
+    record: dict[str, Any] = {
         "dataset": facts.get("dataset", "?"),
         "model": facts.get("model", "?"),
         "variant": facts.get("variant", "?"),
@@ -424,10 +461,15 @@ def _standing_alone(analysis: Analysis, source: str) -> Result:
         "weights_sha256": facts.get("weights_sha256", ""),
         "config": {"analysis": source},
         "log": [],
-        "test_accuracy": analysis.accuracy if analysis.complete and not analysis.deployed else None,
+        "test_accuracy": _float_accuracy(analysis),
         "steps": analysis.steps,
+        **{key: facts[key] for key in ("step", "surrogate", "step_gradient") if key in facts},
     }
     return Result(record, source, [analysis])
+
+
+def _float_accuracy(analysis: Analysis) -> float | None:
+    return analysis.accuracy if analysis.complete and not analysis.deployed else None
 
 
 def _refuse_twins(results: Sequence[Result]) -> None:

@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import math
+import re
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
@@ -60,6 +61,8 @@ def problem(value: Any, schema: Schema, where: str = "") -> str | None:
     else:
         if not isinstance(value, dict):
             return _wrong(value, "an object", where)
+        if odd := next((key for key in value if not _text(key)), None):
+            return f"{where or 'it'} has the key {odd[:40]!a}, which has control characters"
         known: Mapping[str, Schema]
         if isinstance(schema, Values):
             known = dict.fromkeys(value, schema.of)
@@ -94,13 +97,20 @@ def _whole(low: int) -> Callable[[Any], bool]:
     return lambda value: type(value) is int and low <= value < 2**63
 
 
-TEXT = Kind("a text", lambda value: isinstance(value, str))
+def _text(value: Any) -> bool:
+    """That can be written anywhere: whole characters, none that control a terminal or end a line."""
+    return isinstance(value, str) and re.search(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]", value) is None
+
+
+TEXT = Kind("a text without control characters", _text)
+LEVELS = Kind("a whole number from 1 to 65535", lambda value: type(value) is int and 0 < value < 2**16)
 FLAG = Kind("true or false", lambda value: isinstance(value, bool))
 NUMBER = Kind("a number", _number())
 AMOUNT = Kind("a number, not negative", _number(0))
 ABOVE = Kind("a number above 0", _number(math.ulp(0.0)))
 PERCENT = Kind("a number from 0 to 100", _number(0, 100))
 COUNT = Kind("a whole number, not negative", _whole(0))
+TALLY = Kind("a whole number, not negative", lambda value: type(value) is int and 0 <= value < 2**53)  # which add up
 POSITIVE = Kind("a whole number above 0", _whole(1))
 INTEGER = Kind("a whole number", _whole(-(2**63)))
 
@@ -153,7 +163,7 @@ ACCOUNT = Fields(
         "unit_events": FLAG,
         "timesteps": POSITIVE,
         "neurons": COUNT,
-        "n_max": POSITIVE,
+        "n_max": LEVELS,
         "outputs": COUNT,
         "layers": Values(Fields({f.name: AMOUNT for f in fields(LayerActivity)})),
         "formations": Values(AMOUNT),
@@ -164,20 +174,21 @@ LAYER = Fields(
     {
         "name": TEXT,
         "shape": Items(POSITIVE),
-        "n_max": POSITIVE,
+        "n_max": LEVELS,
         "step": Maybe(NUMBER),
         "step_range": Maybe(Items(NUMBER, 2)),
         "tail": Maybe(NUMBER),
-        "levels": Items(Items(COUNT, 2), 1),
-        "membrane": Maybe(Fields({"counts": Items(Items(COUNT, 1), 1), "thresholds": Items(NUMBER, 1)})),
+        "levels": Items(Items(TALLY, 2), 1),
+        "membrane": Maybe(Fields({"counts": Items(Items(TALLY, 1), 1), "thresholds": Items(NUMBER, 1)})),
     }
 )
 TRACE = Fields(
     {
         "layer": TEXT,
         "unit": COUNT,
-        "n_max": POSITIVE,
-        **dict.fromkeys(("step", "leak", "alpha"), NUMBER),
+        "n_max": LEVELS,
+        "step": ABOVE,
+        **dict.fromkeys(("leak", "alpha"), NUMBER),
         **dict.fromkeys(("current", "before", "after"), Items(NUMBER, 1)),
         "levels": Items(INTEGER, 1),
     }

@@ -6,7 +6,7 @@ Every energy made from it is modelled, never measured.
 from __future__ import annotations
 
 import json
-import math
+import sys
 import tomllib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -106,7 +106,7 @@ def load(path: Path | str) -> Technology:
     try:
         text = path.read_text(encoding="utf-8")
         given: Any = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"technology {path} cannot be read: {' '.join(str(error).split())[:120]}") from error
     if not isinstance(given, dict) or not given:
         raise ConfigError(f"technology {path} must hold name, source and constants, such as int32_add = 0.1")
@@ -122,7 +122,7 @@ def load(path: Path | str) -> Technology:
     for key, value in given.items():
         if key in ("name", "source"):
             continue
-        number = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf
+        number = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= sys.float_info.max
         if key == "weight_reuse" and not (number and value > 0):
             raise ConfigError(
                 f"technology {path}: weight_reuse must be a number above 0, the accumulations for each weight fetched, got "

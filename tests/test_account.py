@@ -27,7 +27,7 @@ from lbq.deploy.absorbed import execute
 from lbq.engine import Network
 from lbq.engine.levels import pool
 from lbq.errors import GraphError
-from lbq.graph import INPUT, Graph
+from lbq.graph import INPUT, Graph, Pool
 
 # The paper's table "Accuracy and modeled arithmetic-cost comparison on CIFAR-10 using ResNet-20"
 PUBLISHED = """
@@ -292,3 +292,14 @@ def test_wrong_levels_are_refused() -> None:
         Counter(graph, "fast")  # type: ignore[arg-type]
     with pytest.raises(GraphError, match="not a spiking neuron"):
         Counter(lower(models.create("resnet8w2", neuron="relu"), (3, 8, 8)))
+
+
+@pytest.mark.parametrize(("kernel", "stride", "padding"), [(2, 2, 0), (3, 1, 0), (3, 3, 0), (3, 2, 1)])
+def test_windows_that_hold_each_position(kernel: int, stride: int, padding: int) -> None:
+    pool = Pool("sum", (kernel, kernel), (stride, stride), (padding, padding))
+    _, height, width = pool.output((1, 5, 7))
+    held = np.zeros((5 + 2 * padding, 7 + 2 * padding), int)
+    for y in range(height):
+        for x in range(width):
+            held[y * stride : y * stride + kernel, x * stride : x * stride + kernel] += 1
+    np.testing.assert_array_equal(pool.coverage((1, 5, 7)), held[padding : padding + 5, padding : padding + 7])

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from lbq.account import Account, Count, LayerActivity
-from lbq.costs import PLANES, UNARY, costs
+from lbq.costs import PLANES, UNARY, costs, most_set_bits
 from lbq.errors import ConfigError
 from lbq.technology import CONSTANTS, DEFAULT, PAPER, load
 
@@ -141,3 +141,7 @@ def test_bad_technology(tmp_path: Path, text: str, message: str) -> None:
         load(path)
     with pytest.raises(ConfigError, match="cannot be read"):
         load(tmp_path / "none.toml")
+
+
+def test_most_set_bits_in_closed_form() -> None:
+    assert all(most_set_bits(n) == max(level.bit_count() for level in range(n + 1)) for n in range(1, 300))

@@ -14,8 +14,9 @@ import pytest
 
 from lbq.errors import LbqError
 from lbq.records import read
-from lbq.report.tables import all_tables, runs_table
-from lbq.results import Gathered, Result, gather
+from lbq.report.cells import title_at
+from lbq.report.tables import all_tables, layer_table, runs_table
+from lbq.results import Gathered, Group, Result, gather
 from tests.report_runs import of_cifar, record, runs_folder
 
 
@@ -318,3 +319,45 @@ def test_defaults_that_are_spelt_out_are_the_same_settings() -> None:
     assert [len(group.results) for group in Gathered(runs).groups] == [3]
     other = [run(3, {**spelt, "beta": 0.25}), run(4, {**spelt, "step": 0.2}), run(5, {**spelt, "learn_tail": False})]
     assert [len(group.results) for group in Gathered([*runs, *other]).groups] == [3, 1, 1, 1]
+
+
+def test_runs_on_other_data_are_no_seeds_of_one_setting() -> None:
+    def run(seed: int, **changes: Any) -> Result:
+        made = of_cifar()
+        return replace(made, record={**made.record, "seed": seed, "weights_sha256": str(seed) * 64, **changes})
+
+    runs = [run(0, data_sha256="a"), run(1, data_sha256="b"), run(2, data_sha256="a", split="another")]
+    assert [len(group.results) for group in Gathered(runs).groups] == [1, 1, 1]
+
+
+def test_one_level_is_not_the_papers_five() -> None:
+    one = of_cifar(n_max=1)
+    assert not one.plain
+    assert "N_max = 1" in title_at(Group([one]))
+    assert of_cifar(variant="lif", n_max=1, surrogate="arctan").has_usual_levels
+    assert of_cifar(variant="lif", n_max=1, surrogate="sigmoid").title == "Binary LIF, sigmoid"
+
+
+def test_an_integer_record_belongs_to_the_record_beside_it(tmp_path: Path) -> None:
+    for name, seed in (("a", 0), ("b", 1)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "rec.json").write_text(json.dumps(record(seed=seed, weights_sha256=name * 64)))
+    integer = {"of": "rec.json", "test_accuracy": 12.34}
+    (tmp_path / "b" / "rec_int8.json").write_text(json.dumps(integer))
+    found = gather([tmp_path / "a", tmp_path / "b"])
+    assert [r.integer_accuracy for r in found.results] == [None, 12.34]
+    (tmp_path / "c.json").write_text(json.dumps(integer))
+    with pytest.raises(LbqError, match="and there are 2 of that name: put it beside its record"):
+        gather([tmp_path / "a", tmp_path / "b" / "rec.json", tmp_path / "c.json"])
+
+
+def test_only_like_analyses_are_averaged() -> None:
+    def analysed(seed: int, images: int, complete: bool) -> Result:
+        made = gather([runs_folder() / "lbq-0"], read).results[0]
+        first = replace(made.analyses[0], images=images, complete=complete)
+        return replace(made, record={**made.record, "seed": seed, "weights_sha256": str(seed) * 64}, analyses=[first])
+
+    group = Group([analysed(0, 5, False), analysed(1, 599, True), analysed(2, 599, True)])
+    assert [r.record["seed"] for r, _ in group.analysed] == [1, 2]
+    (row,) = [r for r in layer_table([group]).rows if r.kind == "ours"]
+    assert any("599 × 2 seeds" in c.text for c in row.cells)

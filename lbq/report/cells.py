@@ -132,8 +132,7 @@ def images_cells(group: Group) -> tuple[Cell, Cell]:
 
 def title_at(group: Group) -> str:
     """The title in tables whose rows are at N_max = 5 unless they say otherwise."""
-    n_max = group.record.get("n_max") or 0
-    return group.title + (f", N_max = {n_max}" if n_max not in (0, 1, 5) else "")
+    return group.title + ("" if group.first.has_usual_levels else f", N_max = {group.record.get('n_max')}")
 
 
 def method_name(group: Group) -> str:

@@ -133,7 +133,8 @@ def cost_table(groups: Sequence[Group], technology: Technology = DEFAULT) -> Tab
 
 def honest_table(id: str, group: Group, title: str, found: Costs) -> Table:
     """title: what tells the group from others."""
-    seed = f", seed {group.record['seed']}" if len(group.results) > 1 else ""
+    counted = next((r for r, a in group.analysed if "exact" in a.accounts), group.first)
+    seed = f", seed {counted.record['seed']}" if len(group.results) > 1 else ""
     table = Table(
         id,
         f"Beyond the paper's table: {title}, {group.record['model']}, T = {group.record['timesteps']}{seed}; modelled µJ per "

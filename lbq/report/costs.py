@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -11,6 +12,7 @@ from lbq import paper
 from lbq.account import Account, energy_mj
 from lbq.errors import LbqError
 from lbq.report.cells import TIMESTEPS, title_at
+from lbq.report.cost_tables import accounts_of
 from lbq.report.figures import Figure, padded
 from lbq.report.svg import Plot
 from lbq.results import Group
@@ -51,7 +53,7 @@ def _accuracy_energy(ours: Sequence[_Ours], technology: Technology) -> Figure:
     theirs = "published" if technology.as_published else "published counts, other prices"
     points = [(str(i), 0, f"{name}, {theirs}", e, a) for i, (name, e, a) in enumerate(published, 1)]
     points += [
-        (str(o.number), 1, f"{o.name}, ours", energy_mj(o.account.operations(), technology.paper), o.group.mean)
+        (str(o.number), 1, f"{o.name}, ours", _energy(o.group, technology), o.group.mean)
         for o in ours
         if o.group.mean is not None
     ]
@@ -74,6 +76,11 @@ def _accuracy_energy(ours: Sequence[_Ours], technology: Technology) -> Figure:
     if ours:
         caption += " Our accuracy and the published one come from different budgets: see the tables."
     return Figure("accuracy-energy", plot.title, caption, plot.svg())
+
+
+def _energy(group: Group, technology: Technology) -> float:
+    """Mean over seeds, mJ."""
+    return statistics.fmean(energy_mj(rate.operations(), technology.paper) for _, rate in accounts_of(group))
 
 
 def _counts(ours: Sequence[_Ours]) -> Figure:

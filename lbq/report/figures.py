@@ -75,13 +75,15 @@ def by_dataset(found: Gathered, draw: Callable[[Gathered, dict[str, int], str], 
     known = list(DATASETS)
     datasets = list(dict.fromkeys(str(r.record["dataset"]) for r in found.results))
     datasets.sort(key=lambda dataset: known.index(dataset) if dataset in known else len(known))
-    figures = []
+    figures: list[Figure] = []
+    slugs = [slug(dataset) for dataset in datasets]
     for i, dataset in enumerate(datasets):
+        file = slugs[i] if slugs[i] and slugs[i] not in slugs[:i] else f"{slugs[i]}-{i}".strip("-")
         part = replace(found, results=[r for r in found.results if r.record["dataset"] == dataset])
         name = DATASETS.get(dataset, dataset)
         where = f" on {name}" if len(datasets) > 1 else ""
         figures += [
-            replace(figure, id=f"{figure.id}-{slug(dataset) or i}", title=f"{figure.title}{where}")
+            replace(figure, id=f"{figure.id}-{file}", title=f"{figure.title}{where}")
             for figure in draw(part, series_of(found), name)
         ]
     return figures

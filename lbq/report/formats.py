@@ -6,6 +6,7 @@ import csv
 import io
 import re
 from collections.abc import Sequence
+from html import escape
 
 from lbq.report.cells import Table
 
@@ -34,7 +35,7 @@ def markdown(tables: Sequence[Table]) -> str:
 
 
 def _bar(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ")
+    return escape(" ".join(text.split()), quote=False).replace("|", "\\|")
 
 
 def latex(tables: Sequence[Table]) -> str:
@@ -64,7 +65,7 @@ def latex(tables: Sequence[Table]) -> str:
 
 
 def _escape(text: str) -> str:
-    return re.sub("|".join(map(re.escape, LATEX)), lambda m: LATEX[m[0]], text)
+    return re.sub("|".join(map(re.escape, LATEX)), lambda m: LATEX[m[0]], " ".join(text.split()))
 
 
 def comma_separated(table: Table) -> str:
@@ -87,4 +88,8 @@ def comma_separated(table: Table) -> str:
 
 def _plain(text: str) -> str:
     """A text that a spreadsheet would take for a formula is quoted."""
-    return f"'{text}" if text[:1] in ("=", "+", "@") else text
+    return f"'{text}" if text[:1] in ("=", "+", "@", "\t") or (text[:1] == "-" and not _is_number(text)) else text
+
+
+def _is_number(text: str) -> bool:
+    return re.fullmatch(r"-?[\d.,]+", text) is not None

@@ -275,9 +275,8 @@ def _compare(found: Gathered) -> str:
     if len(results) < 2:
         return ""
     first, *others = sorted(range(len(results)), key=lambda i: results[i].prominence, reverse=True)
-    second = next(
-        (i for i in others if results[i].key != results[first].key), others[0]
-    )  # not another seed, if possible
+    unlike = (i for i in others if results[i].finished and results[i].key != results[first].key)
+    second = next(unlike, others[0])  # not another seed, if possible
     titles = names(results)
     data = [_curves(result, title) for result, title in zip(results, titles, strict=True)]
     text = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")

@@ -197,7 +197,7 @@ def ablation_table(groups: Sequence[Group]) -> Table:
         for group in groups:
             r = group.record
             same = r["variant"] == row.variant and dataset_name(group) == "CIFAR-10" and r["model"] == "resnet20w128"
-            if same and r["timesteps"] == row.timesteps and r.get("n_max", 0) in (0, 1, 5):
+            if same and r["timesteps"] == row.timesteps and group.first.has_usual_levels:
                 table.add(
                     [group.title, row.output, str(r.get("step", "")), str(r.get("surrogate", "")), int(r["timesteps"]),
                      f"{r['epochs']} epochs", accuracy_cell(group), "ours"],
@@ -215,6 +215,7 @@ def layer_table(groups: Sequence[Group]) -> Table:
             "Method",
             "Dataset",
             "Network",
+            "T",
             "Epochs",
             "Active ratio",
             "Burst entropy",
@@ -226,7 +227,7 @@ def layer_table(groups: Sequence[Group]) -> Table:
             "Network ran",
             "Origin",
         ),
-        numeric=frozenset(range(3, 11)),
+        numeric=frozenset(range(3, 12)),
         notes=[
             "Burst entropy: of P(k | k > 0), divided by log N_max. CV: standard deviation over mean of the layers' steps.",
             "Several seeds: mean ± sample standard deviation, the smallest and largest step of all of them.",
@@ -237,22 +238,23 @@ def layer_table(groups: Sequence[Group]) -> Table:
         method = next(a.method for a in paper.ABLATION if a.variant == variant)
         low, high = row.steps or (None, None)
         table.add(
-            [method, "CIFAR-10", "ResNet-20", 300, cell(row.active, 3), cell(row.entropy, 3), cell(100 * row.first, 1),
+            [method, "CIFAR-10", "ResNet-20", 2, 300, cell(row.active, 3), cell(row.entropy, 3), cell(100 * row.first, 1),
              cell(low, 3), cell(high, 3), cell(row.variation, 2), "", "", "published"],
             "published",
         )  # fmt: skip
     for group in groups:
-        active = [statistics.fmean(r.active.values()) for r in group.results if r.active]
+        summaries = [a.summary() for a in group.analyses if a.layers]
+        active = [s["active_ratio"] for s in summaries]
+        active = active or [statistics.fmean(r.active.values()) for r in group.results if r.active]
         if not active:
             continue
-        summaries = [a.summary() for a in group.analyses if a.layers]
         burst = (group.record.get("n_max") or 0) > 1  # with one level only, there is nothing to distribute
         steps_of = [list(r.steps.values()) for r in group.results if r.steps and group.record.get("step") != "fixed"]
         learned = [step for steps in steps_of for step in steps]
         table.add(
             [
-                title_at(group), dataset_name(group), str(group.record["model"]), int(group.record["epochs"]),
-                spread_cell(active, 3),
+                title_at(group), dataset_name(group), str(group.record["model"]), int(group.record["timesteps"]),
+                int(group.record["epochs"]), spread_cell(active, 3),
                 spread_cell([s["normalised_entropy"] for s in summaries], 3) if burst else None,
                 spread_cell([100 * s["first_level"] for s in summaries], 1) if burst else None,
                 cell(min(learned), 3) if learned else None, cell(max(learned), 3) if learned else None,

@@ -76,7 +76,7 @@ def _first(curves: Sequence[Sequence[Point]], span: tuple[float, float]) -> floa
     """The epoch from which on something is to be seen."""
     seen = []
     for curve in filter(None, curves):
-        inside = next(i for i, (_, y) in enumerate(curve) if span[0] <= y <= span[1])
+        inside = next((i for i, (_, y) in enumerate(curve) if span[0] <= y <= span[1]), 0)
         seen.append(curve[max(inside - 1, 0)][0])
     return min(seen)
 
@@ -93,7 +93,7 @@ def _step_ranges(
     results: Sequence[Result], titles: Sequence[str], colour: dict[str, int], subtitle: str
 ) -> list[Figure]:
     logs: list[tuple[int, str, list[dict[str, Any]]]] = [
-        (colour[r.source], title, [e for e in r.record["log"] if "step_min" in e])
+        (colour[r.source], title, [e for e in r.record["log"] if None not in (e.get("step_min"), e.get("step_max"))])
         for r, title in zip(results, titles, strict=True)
         if r.record.get("step") != "fixed"
     ]
