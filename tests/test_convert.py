@@ -6,7 +6,7 @@ import copy
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -519,3 +519,78 @@ def test_only_anns_and_new_folders(capsys: pytest.CaptureFixture[str], tmp_path:
     code, _, err = call(capsys, "convert", ann_run, "-o", out)
     assert code == 2
     assert f"{out} exists already" in err
+
+
+class Plain(nn.Module):
+    """Two convolutions; `forward` is what is tested."""
+
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.function = function
+        self.c0, self.c1, self.fc = nn.Conv2d(1, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1), nn.Linear(256, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.function(self, x)
+        return out
+
+
+def test_what_changes_in_place_before_the_first_neuron_is_refused() -> None:
+    def in_place(m: Any, x: Tensor) -> Tensor:
+        x = m.c0(x)
+        x.add_(F.relu(m.c1(x)))
+        return m.fc(F.relu(x).flatten(1))
+
+    def out_of_place(m: Any, x: Tensor) -> Tensor:
+        x = m.c0(x)
+        x = x + F.relu(m.c1(x))
+        return m.fc(F.relu(x).flatten(1))
+
+    images = torch.rand(16, 1, 8, 8)
+    with pytest.raises(
+        GraphError, match="gives other outputs with time in front: write what comes before its first ReLU out"
+    ):
+        convert(Plain(in_place), images)
+    convert(Plain(out_of_place), images)
+
+
+def test_constants_without_a_batch_are_not_shown_over_time() -> None:
+    def with_places(m: Any, x: Tensor) -> Tensor:
+        places = torch.arange(x.shape[-1]) / 8
+        return m.fc((F.relu(m.c1(F.relu(m.c0(x)))) + places).flatten(1))
+
+    net = Plain(with_places)
+    images = torch.rand(32, 1, 8, 8)
+    made = convert(net, images, timesteps=2, neuron={"name": "ilif", "n_max": 255})
+    with torch.no_grad():
+        expected = net(images)
+        assert torch.allclose(made(images), expected, atol=0.02 * float(expected.abs().max()))
+
+
+def test_random_networks_are_told_so() -> None:
+    net = Plain(lambda m, x: m.fc(F.dropout(F.relu(m.c1(F.relu(m.c0(x)))).flatten(1))))
+    with pytest.raises(GraphError, match="gives other outputs for the same images: something in it is random"):
+        convert(net, torch.rand(16, 1, 8, 8))
+
+
+class Standardised(nn.Conv2d):
+    def forward(self, input: Tensor) -> Tensor:
+        w = self.weight
+        w = (w - w.mean((1, 2, 3), keepdim=True)) / (w.std((1, 2, 3), keepdim=True) + 1e-5)
+        return F.conv2d(input, w, self.bias, self.stride, self.padding)
+
+
+def test_layers_with_a_forward_of_their_own_are_left_as_they_are() -> None:
+    net = Plain(lambda m, x: m.fc(F.relu(m.c1(F.relu(m.c0(x)))).flatten(1)))
+    net.c1 = Standardised(4, 4, 3, padding=1)
+    made = convert(net, torch.rand(32, 1, 8, 8))
+    theirs = made.net.get_submodule("c1")
+    assert torch.equal(cast(Any, theirs).weight, net.c1.weight)
+    assert torch.equal(cast(Any, theirs).bias, cast(Any, net.c1).bias)
+    assert not torch.equal(cast(Any, made.net.get_submodule("fc")).weight, net.fc.weight)  # which is corrected
+
+
+def test_a_conversion_chooses_steps_itself(capsys: pytest.CaptureFixture[str], tmp_path: Path, ann_run: Path) -> None:
+    code, _, err = call(capsys, "convert", ann_run, "-o", tmp_path / "snn", "neuron.step=0.3")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "neuron.step is what a conversion chooses" in err

@@ -16,8 +16,10 @@ from PIL import Image
 
 from lbq import engine, runs
 from lbq.config import Config
-from lbq.data import shards
-from lbq.data.sources import FolderSource, fingerprint, open_source
+from lbq.data import shards, sources
+from lbq.data.events.cache import EventSplit
+from lbq.data.events.datasets import EventData
+from lbq.data.sources import EventSource, FolderSource, fingerprint, open_source
 from lbq.data.testset import load_images, open_test
 from lbq.deploy import deploy_run
 from lbq.engine import evaluate
@@ -346,3 +348,47 @@ def test_a_holdout_leaves_some_on_both_sides(share: float) -> None:
 def test_names_of_no_dataset_are_refused() -> None:
     with pytest.raises(DataError, match="'cifar11' is no dataset of images in memory; did you mean 'cifar10'"):
         load_images("cifar11", "x")
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (
+            ("a.jpg", "a.cls", "b.1.jpg", "b.1.cls"),
+            "b.1.jpg has a dot in its key, which ends at the first one: rename it",
+        ),
+        (("a.jpg", "a.png", "a.cls"), "a.png is a second image of its key"),
+    ],
+)
+def test_shards_lose_no_image_in_silence(names: tuple[str, ...], message: str, tmp_path: Path) -> None:
+    for part in ("train", "val"):
+        with tarfile.open(tmp_path / f"{part}-000.tar", "w") as archive:
+            for name in names:
+                data = b"0" if name.endswith("cls") else b"image"
+                info = tarfile.TarInfo(name)
+                info.size = len(data)
+                archive.addfile(info, io.BytesIO(data))
+    with pytest.raises(DataError, match=message):
+        shards.scan_shards(tmp_path)
+
+
+@pytest.mark.parametrize(("name", "flip"), [("dvs_gesture", 0.0), ("cifar10_dvs", 0.5)])
+def test_left_and_right_hands_are_not_exchanged(name: str, flip: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    part = EventSplit(np.zeros((4, 2, 2, 8, 8), np.uint8), np.array([0, 1, 0, 1]))
+    data = EventData(part, part, ("a", "b"), name, "rule", "somewhere")
+    monkeypatch.setattr(sources, "load_events", lambda *_: data)
+    tree: dict[str, Any] = {
+        "data": {"name": name, "root": "x"},
+        "augment": {"events": True},
+        "model": {"in_channels": 2, "num_classes": 2},
+    }
+    source = open_source(Config.from_dict(tree))
+    assert isinstance(source, EventSource)
+    assert source.augment is not None
+    assert source.augment.flip == flip
+    tree["data"]["holdout"] = 0.25
+    if name == "dvs_gesture":
+        with pytest.raises(ConfigError, match="several samples of each recording, which would lie on both sides"):
+            open_source(Config.from_dict(tree))
+    else:
+        assert open_source(Config.from_dict(tree)).holdout_size == 1

@@ -51,6 +51,7 @@ def convert(ann: nn.Module, images: Tensor, *, timesteps: int = 2, neuron: Neuro
         own = plain_copy(ann).eval()
         plain = separate(own, checked(images).dim())
         _compare(plain, own, images)
+        _compare_over_time(over_time(plain, images, steps, None), plain, images)
         made = over_time(plain, images, steps, neuron_maker(neuron, steps))
         return Converted(made, steps, calibrate(made, plain, images))
 
@@ -66,9 +67,31 @@ def _compare(plain: nn.Module, ann: nn.Module, images: Tensor) -> None:
         ) from error
     if not isinstance(expected, Tensor):
         return  # refused further on
-    scale = float(expected.abs().nan_to_num(0.0, 0.0).max())
-    if not torch.allclose(found, expected, rtol=1e-3, atol=1e-3 * scale, equal_nan=True):
+    if not _alike(ann(images.clone()), expected):
+        raise GraphError(
+            f"{type(ann).__name__} gives other outputs for the same images: something in it is random, such as "
+            "F.dropout(x) without training=self.training"
+        )
+    if not _alike(found, expected):
         raise GraphError(
             f"{type(ann).__name__} gives other outputs as torch.fx traces it: something is computed in place that another "
             "part of the network reads; write it out of place"
         )
+
+
+def _compare_over_time(timed: nn.Module, plain: nn.Module, images: Tensor) -> None:
+    """Refuse a network that does something else with time in front, ReLUs and all."""
+    advice = "write what comes before its first ReLU out of place, and give constants no batch of their own"
+    try:
+        found, expected = timed(images.clone()), plain(images.clone())
+    except Exception as error:
+        raise GraphError(
+            f"the network cannot run with time in front: {' '.join(str(error).split())[:200]}; {advice}"
+        ) from error
+    if not _alike(found, expected):
+        raise GraphError(f"the network gives other outputs with time in front: {advice}")
+
+
+def _alike(found: Tensor, expected: Tensor) -> bool:
+    scale = float(expected.abs().nan_to_num(0.0, 0.0).max())
+    return torch.allclose(found, expected, rtol=1e-3, atol=1e-3 * scale, equal_nan=True)

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lbq.deploy.faithful import own_method
 from lbq.errors import GraphError
 from lbq.evaluation import evaluating
 from lbq.neuron import ReLU, SpikingNeuron
@@ -164,8 +165,9 @@ def _removed(hooks: list[Any]) -> Iterator[None]:
 
 
 def _is_affine(module: nn.Module) -> bool:
-    """Whether a layer has scales and shifts of its own, which can be changed."""
-    return isinstance(module, AFFINE) and module.bias is not None and not hasattr(module, "parametrizations")
+    """Whether a layer has scales and shifts of its own, which can be changed, and does with them what its class does."""
+    plain = isinstance(module, AFFINE) and module.bias is not None and not hasattr(module, "parametrizations")
+    return plain and own_method(module) is None
 
 
 def _fit_step(neuron: nn.Module, currents: Tensor, wanted: Tensor) -> Fit:

@@ -85,16 +85,18 @@ def _rectifier(node: fx.Node, module: nn.Module | None) -> type[nn.Module] | Non
     )
 
 
-def over_time(plain: fx.GraphModule, images: Tensor, timesteps: int, make: MakeNeuron) -> fx.GraphModule:
+def over_time(plain: fx.GraphModule, images: Tensor, timesteps: int, make: MakeNeuron | None) -> fx.GraphModule:
     """The same network with neurons in place of rectifiers, time folded into the batch. What comes before the first neuron
-    runs once; where its sizes are used further on, everything runs at every timestep."""
+    runs once; where its sizes are used further on, everything runs at every timestep. make: None keeps the rectifiers."""
     net = copy.deepcopy(plain)
     graph = net.graph
     rectifiers = [
         n for n in graph.nodes if n.op == "call_module" and isinstance(net.get_submodule(n.target), RECTIFIERS)
     ]
+    alone: set[fx.Node] = set()  # tensors that have no batch in front
     for size in {min(len(images), 3), 2}:  # more than one, to tell a batch from a dimension of the same size
         ShapeProp(net).propagate(images[:size].clone())
+        alone |= {n for n in graph.nodes if (shape := _shape(n)) is not None and shape[:1] != (size,)}
         for node in rectifiers:
             shape = node.meta["tensor_meta"].shape
             if len(shape) < 2 or shape[0] != size:
@@ -119,15 +121,16 @@ def over_time(plain: fx.GraphModule, images: Tensor, timesteps: int, make: MakeN
             user.replace_input_with(image, whole)
     else:
         for node, x in entering:
-            node.replace_input_with(x, shown(x, node))
+            if x not in alone:
+                node.replace_input_with(x, shown(x, node))
     for node in rectifiers:
-        shape = node.meta["tensor_meta"].shape
-        neuron = make(shape[1]).to(images.device).train(net.training)
-        if any(neuron is module for module in net.modules()):
-            raise GraphError(
-                f"layer {node.target!r}: the neuron stands elsewhere already: make a fresh one for each place"
-            )
-        net.set_submodule(node.target, neuron)
+        if make is not None:
+            neuron = make(node.meta["tensor_meta"].shape[1]).to(images.device).train(net.training)
+            if any(neuron is module for module in net.modules()):
+                raise GraphError(
+                    f"layer {node.target!r}: the neuron stands elsewhere already: make a fresh one for each place"
+                )
+            net.set_submodule(node.target, neuron)
         with graph.inserting_after(node):
             folded = graph.call_method("flatten", (node, 0, 1))
         node.replace_all_uses_with(folded, delete_user_cb=lambda user, folded=folded: user is not folded)
@@ -139,6 +142,12 @@ def over_time(plain: fx.GraphModule, images: Tensor, timesteps: int, make: MakeN
     graph.lint()
     net.recompile()
     return net
+
+
+def _shape(node: fx.Node) -> tuple[int, ...] | None:
+    """Of the tensor that a node gives, as it was propagated last; None where it gives something else."""
+    shape = getattr(node.meta.get("tensor_meta"), "shape", None)
+    return None if shape is None else tuple(shape)
 
 
 def _following(graph: fx.Graph, first: set[fx.Node]) -> set[fx.Node]:

@@ -96,6 +96,8 @@ def _changed(config: Config, changes: Iterable[str]) -> Config:
             if not key.startswith("neuron.") and key not in (TIMESTEPS, *CHANGEABLE):
                 known = ", ".join((TIMESTEPS, *CHANGEABLE))
                 raise ConfigError(f"{key} cannot be changed, the ANN is trained already: give only neuron.*, {known}")
+            if key == "neuron.step":
+                raise ConfigError("neuron.step is what a conversion chooses, from data: leave it out")
         tree = config.to_dict()
         tree["neuron"] = {"name": "lbq"}
         tree["model"]["timesteps"] = 2

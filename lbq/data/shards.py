@@ -116,9 +116,15 @@ def _scan(shards: tuple[Path, ...]) -> NDArray[np.int64]:
                     if f".{kind.lower()}" in EXTENSIONS:
                         if not 0 < member.size <= MAX_IMAGE:
                             raise DataError(f"{shard}: {member.name} has {member.size} bytes: make the shard again")
+                        if key in images:
+                            raise DataError(f"{shard}: {member.name} is a second image of its key: a key has one")
                         images[key] = (member.offset_data, member.size)
                     elif kind == "cls":
                         labels[key] = _label(archive, member, shard)
+                    elif f".{kind.lower().rpartition('.')[2]}" in (*EXTENSIONS, ".cls"):
+                        raise DataError(
+                            f"{shard}: {member.name} has a dot in its key, which ends at the first one: rename it"
+                        )
         except (tarfile.TarError, OSError, EOFError) as error:
             raise DataError(f"{shard} cannot be read ({error}): copy or make it again") from error
         unlabelled = sorted(images.keys() - labels.keys())

@@ -69,6 +69,12 @@ def open_source(config: Config, device: torch.device | str = "cpu") -> Source:
     return ImageSource(config, load_images(data.name, data.root), where)
 
 
+CHIRAL = (
+    "dvs_gesture",
+)  # its left and right hands are classes of their own: a mirrored sample would have another's label
+RECORDINGS = ("dvs_gesture", "dvs_objects")  # several samples come from one recording, and are alike
+
+
 def held_out(count: int, share: float) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Sample numbers that train and those kept apart: the same for every seed and run."""
     order = np.random.default_rng(0).permutation(count)
@@ -161,11 +167,15 @@ class EventSource:
         a = config.augment
         if a.crop or a.shift or a.policy or a.cutout:
             raise ConfigError(f"augment.crop, shift, policy and cutout are for images; {d.name} has augment.events")
+        if d.holdout and d.name in RECORDINGS:
+            raise ConfigError(
+                f"data.holdout: {d.name} has several samples of each recording, which would lie on both sides: leave it at 0"
+            )
         self.name, self.classes, self.device = d.name, len(data.classes), device
         self.batch_size = config.train.batch_size
         height, width = data.train.frames.shape[3:]
         self.shape = (2, int(height), int(width))
-        self.augment = EventAugment() if a.events else None
+        self.augment = EventAugment(flip=0.0 if d.name in CHIRAL else 0.5) if a.events else None
         self.data = data
         self.numbers, kept = held_out(len(data.train.labels), d.holdout)
         self.train_size, self.holdout_size, self.test_size = len(self.numbers), len(kept), len(data.test)

@@ -235,7 +235,7 @@ def load_dvs_objects(
 
         def samples(part: str) -> Iterator[Sample]:
             for file, label in listed[part]:
-                events = decode_aedat2(file.read(MAX_BYTES), file.where)
+                events = decode_aedat2(file.read(MAX_BYTES), file.where, sort_within_us=LATE_US)
                 for window, span in windows(events, window_us):
                     yield to_frames(window, timesteps, by, size, span if by == "time" else None), label
 
