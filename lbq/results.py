@@ -40,6 +40,8 @@ CONVERSION = "conversion.json"  # of a folder that `lbq convert` wrote: what its
 USUAL = {"beta": 0.5, "alpha": 1.0, "tail": 0.5, "learn_beta": False, "learn_alpha": False, "reset_grad": True}
 SINGLE = {"lif": "arctan", "ternary_fixed": "box", "ternary_learned": "box"}  # their usual surrogates
 BURSTS = ("lbq", "v1", "v2", "v3", "burst", "qann")  # variants with several levels
+UNNAMED = {"learn_tail": True, "membrane": "lif", "per_channel": False}  # and what titles do not name
+TOLD = ("name", "surrogate", "n_max", "step_gradient")  # of a neuron, by the record itself
 SIDES = {"cifar10": 32, "cifar100": 32, "mnist": 28, "fashion_mnist": 28}  # of images that have one size only
 
 
@@ -154,31 +156,26 @@ class Result:
     def key(self) -> str:
         """Equal for runs that differ only in their seed, in what changes no result, and in whether a default is spelt out. One
         that repeats a seed is no other sample of it: it has a key of its own."""
+        record, n_max = self.record, self.record.get("n_max")
+        usual: dict[str, dict[str, tuple[Any, ...]]] = {
+            "neuron": {k: (v,) for k, v in {**USUAL, **UNNAMED, "step": 2 / n_max if n_max else None}.items()},
+            "data": {"size": (0, SIDES.get(record["dataset"], 0))},
+            "optim": {"norm_decay": (False,)},
+        }
+
+        def matters(part: str, key: str, value: Any) -> bool:
+            told = part == "neuron" and key in TOLD
+            return not (told or key in BOOKKEEPING.get(part, ()) or value in usual.get(part, {}).get(key, ()))
+
         tree = {
-            part: {k: v for k, v in value.items() if k not in BOOKKEEPING.get(part, ())}
-            if isinstance(value, dict)
-            else value
-            for part, value in self.record["config"].items()
+            part: {k: v for k, v in value.items() if matters(part, k, v)} if isinstance(value, dict) else value
+            for part, value in record["config"].items()
             if part != "seed"
         }
-        said = {k: self.record.get(k) for k in ("variant", "step", "surrogate", "n_max", "step_gradient")}
-        neuron, n_max = tree.get("neuron", {}), self.record.get("n_max")
-        usual = {
-            **USUAL,
-            "step": 2 / n_max if n_max else None,
-            "learn_tail": True,
-            "membrane": "lif",
-            "per_channel": False,
-        }
-        tree["neuron"] = {k: v for k, v in neuron.items() if k not in (*said, "name") or k == "step"}
-        tree["neuron"] = {k: v for k, v in tree["neuron"].items() if usual.get(k) != v} | {"is": said}
-        side = SIDES.get(self.record["dataset"])
-        if side is not None and tree.get("data", {}).get("size") == side:
-            tree["data"]["size"] = 0  # as they are
-        if not tree.get("optim", {}).get("norm_decay", True):
-            del tree["optim"]["norm_decay"]  # which older records do not name
-        data = [self.record.get("data_sha256"), self.record.get("split")]
-        return json.dumps([tree, data, self.reference, self.repeat], sort_keys=True)
+        told = [
+            record.get(k) for k in ("variant", "step", "surrogate", "n_max", "step_gradient", "data_sha256", "split")
+        ]
+        return json.dumps([tree, told, self.reference, self.repeat], sort_keys=True)
 
     @property
     def steps(self) -> dict[str, float]:
