@@ -242,7 +242,9 @@ class Counter:
             n_max=max(spec.n_max for spec in specs),
             outputs=sum(math.prod(s.out_shape) * len(tallies.counts[self._read(s)]) for s in weighted),
             level_bits=max(spec.n_max.bit_length() + spec.signed for spec in specs),
-            horner=sum(
+            horner=0
+            if tallies.unit_events
+            else sum(
                 math.prod(s.out_shape) * len(tallies.counts[r]) * (tallies.largest(r).bit_length() - 1)
                 for s in weighted
                 for r in [self._read(s)]

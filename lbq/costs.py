@@ -90,7 +90,7 @@ class Costs:
             "shifts": [{**asdict(line), "microjoules": line.microjoules} for line in self.shifts],
             "other_tools": {**asdict(self.reading), "microjoules": self.reading.microjoules},
             "density": self.density,
-            "break_even": [{**asdict(b), "density": _finite(b.density)} for b in self.break_even],
+            "break_even": [{**asdict(b), "density": _finite(b.density), "text": b.text} for b in self.break_even],
         }  # fmt: skip
 
 

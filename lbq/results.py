@@ -39,7 +39,8 @@ ARCHIVE = "model.lbq"
 CONVERSION = "conversion.json"  # of a folder that `lbq convert` wrote: what its network was made of
 USUAL = {"beta": 0.5, "alpha": 1.0, "tail": 0.5, "learn_beta": False, "learn_alpha": False, "reset_grad": True}
 SINGLE = {"lif": "arctan", "ternary_fixed": "box", "ternary_learned": "box"}  # their usual surrogates
-BURSTS = ("lbq", "v1", "v2", "v3", "burst", "qann")  # variants with several levels
+BURST_NEURONS = ("lbq", "v1", "v2", "v3", "burst")  # variants that are a BurstNeuron
+BURSTS = (*BURST_NEURONS, "qann")  # variants with several levels
 UNNAMED = {"learn_tail": True, "membrane": "lif", "per_channel": False}  # and what titles do not name
 TOLD = ("name", "surrogate", "n_max", "step_gradient")  # of a neuron, by the record itself
 SIDES = {"cifar10": 32, "cifar100": 32, "mnist": 28, "fashion_mnist": 28}  # of images that have one size only
@@ -157,8 +158,9 @@ class Result:
         """Equal for runs that differ only in their seed, in what changes no result, and in whether a default is spelt out. One
         that repeats a seed is no other sample of it: it has a key of its own."""
         record, n_max = self.record, self.record.get("n_max")
+        bursts = str(record["variant"]).startswith(BURST_NEURONS)  # the others have other defaults
         usual: dict[str, dict[str, tuple[Any, ...]]] = {
-            "neuron": {k: (v,) for k, v in {**USUAL, **UNNAMED, "step": 2 / n_max if n_max else None}.items()},
+            "neuron": {k: (v,) for k, v in {**USUAL, **UNNAMED, "step": 2 / n_max}.items()} if n_max and bursts else {},
             "data": {"size": (0, SIDES.get(record["dataset"], 0))},
             "optim": {"norm_decay": (False,)},
         }
@@ -172,10 +174,13 @@ class Result:
             for part, value in record["config"].items()
             if part != "seed"
         }
-        told = [
-            record.get(k) for k in ("variant", "step", "surrogate", "n_max", "step_gradient", "data_sha256", "split")
-        ]
+        told = [record.get(k) for k in ("variant", "step", "surrogate", "n_max", "step_gradient", "split")]
         return json.dumps([tree, told, self.reference, self.repeat], sort_keys=True)
+
+    @property
+    def data(self) -> str:
+        """What tells the data from other data of the same name; empty in older records of events and folders."""
+        return str(self.record.get("data_sha256") or "")
 
     @property
     def steps(self) -> dict[str, float]:
@@ -268,10 +273,19 @@ class Gathered:
 
     @property
     def groups(self) -> list[Group]:
-        groups: dict[str, Group] = {}
+        groups: list[Group] = []
+        by_key: dict[str, list[Group]] = {}
         for result in self.finished:
-            groups.setdefault(result.key, Group([])).results.append(result)
-        return list(groups.values())
+            alike = by_key.setdefault(result.key, [])
+            group = next(
+                (g for g in alike if all(r.data in (result.data, "") or not result.data for r in g.results)), None
+            )
+            if group is None:
+                group = Group([])
+                alike.append(group)
+                groups.append(group)
+            group.results.append(result)
+        return groups
 
 
 def names(results: Sequence[Result], recipe: bool = True) -> list[str]:
@@ -333,9 +347,9 @@ def gather(paths: Sequence[Path | str], read_run: Callable[[Path], dict[str, Any
             raise LbqError(f"{path} is damaged: {wrong}; restore it")
         owner.integer = value
     _refuse_twins(found.results)
-    times = Counter[tuple[str, Any]]()
+    times = Counter[tuple[str, str, Any]]()
     for result in found.finished:
-        seed = (result.key, result.record["seed"])
+        seed = (result.key, result.data, result.record["seed"])
         times[seed] += 1
         result.repeat = times[seed]
     if not (found.results or found.artefacts or found.benchmarks):

@@ -103,7 +103,7 @@ def _text(value: Any) -> bool:
 
 
 TEXT = Kind("a text without control characters", _text)
-LEVELS = Kind("a whole number from 1 to 65535", lambda value: type(value) is int and 0 < value < 2**16)
+LEVELS = Kind("a whole number from 1 to 2^20", lambda value: type(value) is int and 0 < value <= 2**20)
 FLAG = Kind("true or false", lambda value: isinstance(value, bool))
 NUMBER = Kind("a number", _number())
 AMOUNT = Kind("a number, not negative", _number(0))

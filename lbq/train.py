@@ -29,6 +29,7 @@ from lbq.data.sources import Part, Source
 from lbq.distributed import SyncBatchNorm2d, World, synchronise_batchnorm
 from lbq.errors import ConfigError, LbqError
 from lbq.neuron import SpikingNeuron
+from lbq.neuron.burst import STEP_EPS
 
 COLLAPSED = 1e-4  # of the step that a layer began with; trained networks stay above a hundredth
 
@@ -135,6 +136,7 @@ class Trainer:
             "scaler": self.scaler.state_dict(),
             "config_hash": self.config.hash,
             "data": self.data,
+            "first_steps": self._first_steps,
         }
         return tensors, values
 
@@ -152,6 +154,9 @@ class Trainer:
         if self.average is not None:
             for name, value in part("average/").items():
                 self.average.state[name].copy_(value)
+        self._first_steps = values.get("first_steps") or evaluation.neuron_steps(
+            self.net
+        )  # which older checkpoints lack
         self.position = Position(**values["position"])
         tallies = torch.tensor(values["tally"], dtype=torch.float64, device=self.device)
         if len(tallies) == self.world.size:
@@ -360,10 +365,11 @@ class Trainer:
     def check_steps(self) -> None:
         """Stop where a learned step has collapsed: softplus has no slope left there, so that no training brings it back."""
         for name, step in evaluation.neuron_steps(self.net).items():
-            if step < COLLAPSED * self._first_steps[name]:
+            first = self._first_steps[name]
+            if step < first and step < max(COLLAPSED * first, 2 * STEP_EPS):
                 p, o = self.position, self.config.optim
                 raise Diverged(
-                    f"the step of layer {name!r} fell from {self._first_steps[name]:.3g} to {step:.3g} by epoch {p.epoch + 1}, "
+                    f"the step of layer {name!r} fell from {first:.3g} to {step:.3g} by epoch {p.epoch + 1}, "
                     f"step {p.batch}: lower optim.neuron_lr ({o.neuron_lr:g}) or optim.lr ({o.lr:g}), or set "
                     f"neuron.step_gradient=lsq"
                 )

@@ -12,7 +12,9 @@ import torch
 from torch import Tensor, nn
 
 import lbq.engine
+from lbq.deploy.quantise import integer_weights, shared_unit
 from lbq.errors import ArtefactError, GraphError
+from lbq.graph import Layer, Synapse
 from lbq.models import over_time
 from lbq.models.time import fold_time, unfold_time
 from lbq.neuron import BurstNeuron
@@ -149,3 +151,15 @@ def test_what_no_file_can_hold_is_not_written(tmp_path: Path) -> None:
 def test_names_of_classes_can_be_shown_anywhere(name: str) -> None:
     with pytest.raises(GraphError, match="classes: .* is no name"):
         made(Own(), classes=[name, "b", "c", "d", "e"])
+
+
+def test_many_small_weights_are_not_taken_for_none() -> None:
+    """Each is below the finest unit that a step allows, together they are several steps."""
+    weight = np.zeros((2, 576, 1, 1))
+    weight[0, 0], weight[1] = 1.0, 0.5 / 600
+    synapse = Synapse("conv", "a", "conv", weight, (576, 1, 1), (2, 1, 1), absorbed=True)
+    layer = Layer("sn", (synapse,), np.full(2, 0.5), (2, 1, 1))
+    unit = shared_unit(layer, np.full(2, 0.5), 8, {"conv": 5})
+    assert np.abs(integer_weights(synapse, unit, 8).weight[1]).min() > 100
+    weight[1] = 0.5 / 1e6  # and these are none, so that the bias sets the unit
+    assert shared_unit(layer, np.full(2, 0.5), 8, {"conv": 5})[1] == pytest.approx(0.5 / (5 * 127 + 0.5 * 127))

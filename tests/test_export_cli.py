@@ -60,6 +60,7 @@ def test_nir_of_a_run(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Non
         (["MODEL", "data.root=x", "--format", "onnx", "-o", "a.onnx"], "key=value is for a run folder"),
         (["MODEL", "--format", "onxx", "-o", "a"], "--format 'onxx' is not known; did you mean 'onnx'?"),
         (["MODEL"], "say where to with -o"),
+        (["missing.lbq", "--format", "onnx", "-o", "."], "missing.lbq cannot be read"),
         (["MODEL", "--format", "onnx", "-o", "MODEL"], "is the network that is to be exported: give another name with -o"),
         (["RUN", "--format", "onnx", "-o", "a.onnx"], "is not a file"),
     ],

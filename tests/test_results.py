@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import math
 import shutil
@@ -13,10 +14,11 @@ from typing import Any
 import pytest
 
 from lbq.errors import LbqError
+from lbq.neuron import BurstNeuron
 from lbq.records import read
 from lbq.report.cells import title_at
 from lbq.report.tables import all_tables, layer_table, runs_table
-from lbq.results import Gathered, Group, Result, gather
+from lbq.results import UNNAMED, USUAL, Gathered, Group, Result, gather
 from tests.report_runs import of_cifar, record, runs_folder
 
 
@@ -361,3 +363,30 @@ def test_only_like_analyses_are_averaged() -> None:
     assert [r.record["seed"] for r, _ in group.analysed] == [1, 2]
     (row,) = [r for r in layer_table([group]).rows if r.kind == "ours"]
     assert any("599 × 2 seeds" in c.text for c in row.cells)
+
+
+def test_usual_settings_are_the_neurons_defaults() -> None:
+    defaults = {name: p.default for name, p in inspect.signature(BurstNeuron).parameters.items()}
+    for name, value in {**USUAL, **UNNAMED}.items():
+        if name != "per_channel":  # which configurations say in place of channels
+            assert defaults[name] == value, name
+
+
+def test_other_neurons_have_other_defaults() -> None:
+    def run(seed: int, neuron: dict[str, Any]) -> Result:
+        made = of_cifar(variant="ilif", n_max=5)
+        config = {**of_cifar().record["config"], "neuron": {"name": "ilif", **neuron}}
+        return replace(made, record={**made.record, "seed": seed, "weights_sha256": str(seed) * 64, "config": config})
+
+    assert len(Gathered([run(0, {}), run(1, {"beta": 0.5}), run(2, {"step": 0.4})]).groups) == 3
+
+
+def test_older_records_do_not_name_their_data() -> None:
+    def run(seed: int, data: str) -> Result:
+        made = of_cifar()
+        return replace(
+            made, record={**made.record, "seed": seed, "weights_sha256": str(seed) * 64, "data_sha256": data}
+        )
+
+    runs = [run(0, ""), run(1, "a"), run(2, "b"), run(3, "a")]
+    assert [[r.record["seed"] for r in group.results] for group in Gathered(runs).groups] == [[0, 1, 3], [2]]

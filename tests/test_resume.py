@@ -30,6 +30,7 @@ from lbq.data import digits
 from lbq.deploy import lower
 from lbq.distributed import World
 from lbq.errors import LbqError, RunError
+from lbq.neuron import BurstNeuron
 from lbq.train import Diverged, EpochRecord, Trainer
 from tests.small_runs import Contents, Silent, config, contents, differences, small_digits, state_of, timeless, trainer
 
@@ -728,6 +729,23 @@ def test_a_step_that_collapses_stops_training(tmp_path: Path) -> None:
     assert "\n" not in str(e.value)
     tame = config("neuron.name=v3", "neuron.surrogate=box_et")
     run(tame, tmp_path / "tame")
+
+
+def test_small_steps_may_collapse_too_and_first_ones_are_remembered() -> None:
+    made = trainer(config("neuron.name=lbq", "neuron.step=0.005"))
+    neuron = made.net.sn1
+    assert isinstance(neuron, BurstNeuron)
+    with torch.no_grad():
+        neuron.rho.fill_(-50.0)
+    with pytest.raises(Diverged, match="the step of layer 'sn1' fell from 0.005 to 1e-06"):
+        made.check_steps()
+    began = trainer(config())
+    began.start_from(
+        {name: torch.full_like(v, -10.0) for name, v in began.net.state_dict().items() if name.endswith("rho")}
+    )
+    again = trainer(config())
+    again.restore(*began.state())
+    again.check_steps()  # 4.6e-5 is what they began with
 
 
 def test_an_overflow_of_half_precision_is_found_where_it_happens() -> None:

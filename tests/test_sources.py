@@ -355,7 +355,7 @@ def test_names_of_no_dataset_are_refused() -> None:
     [
         (
             ("a.jpg", "a.cls", "b.1.jpg", "b.1.cls"),
-            "b.1.jpg has a dot in its key, which ends at the first one: rename it",
+            "b.1.jpg belongs to no image, since a key ends at its first dot: rename it",
         ),
         (("a.jpg", "a.png", "a.cls"), "a.png is a second image of its key"),
     ],
@@ -370,6 +370,16 @@ def test_shards_lose_no_image_in_silence(names: tuple[str, ...], message: str, t
                 archive.addfile(info, io.BytesIO(data))
     with pytest.raises(DataError, match=message):
         shards.scan_shards(tmp_path)
+
+
+def test_shards_may_hold_more_than_images(tmp_path: Path) -> None:
+    for part in ("train", "val"):
+        with tarfile.open(tmp_path / f"{part}-000.tar", "w") as archive:
+            for name in ("a.jpg", "a.cls", "a.seg.png", "._a.jpg", "__MACOSX/._a.jpg", "a.json"):
+                info = tarfile.TarInfo(name)
+                info.size = 1
+                archive.addfile(info, io.BytesIO(b"0"))
+    assert len(shards.scan_shards(tmp_path).train) == 1
 
 
 @pytest.mark.parametrize(("name", "flip"), [("dvs_gesture", 0.0), ("cifar10_dvs", 0.5)])

@@ -105,12 +105,13 @@ def _scan(shards: tuple[Path, ...]) -> NDArray[np.int64]:
     for number, shard in enumerate(shards):
         images: dict[str, tuple[int, int]] = {}
         labels: dict[str, int] = {}
+        others: dict[str, str] = {}
         try:
             with tarfile.open(shard, "r:") as archive:
                 for member in archive:
-                    if not member.isfile():
-                        continue
                     folder, _, name = member.name.rpartition("/")
+                    if not member.isfile() or name.startswith("."):
+                        continue
                     key, _, kind = name.partition(".")
                     key = f"{folder}/{key}"
                     if f".{kind.lower()}" in EXTENSIONS:
@@ -121,12 +122,12 @@ def _scan(shards: tuple[Path, ...]) -> NDArray[np.int64]:
                         images[key] = (member.offset_data, member.size)
                     elif kind == "cls":
                         labels[key] = _label(archive, member, shard)
-                    elif f".{kind.lower().rpartition('.')[2]}" in (*EXTENSIONS, ".cls"):
-                        raise DataError(
-                            f"{shard}: {member.name} has a dot in its key, which ends at the first one: rename it"
-                        )
+                    elif f".{kind.lower().rpartition('.')[2]}" in EXTENSIONS:
+                        others[key] = member.name  # a mask, for example, of an image of that key
         except (tarfile.TarError, OSError, EOFError) as error:
             raise DataError(f"{shard} cannot be read ({error}): copy or make it again") from error
+        if lost := sorted(others[key] for key in others.keys() - images.keys()):
+            raise DataError(f"{shard}: {lost[0]} belongs to no image, since a key ends at its first dot: rename it")
         unlabelled = sorted(images.keys() - labels.keys())
         if unlabelled or not images:
             what = f"{unlabelled[0]!r} has no .cls beside it" if unlabelled else "it holds no image"

@@ -31,7 +31,10 @@ from lbq.graph import INPUT, Array, Graph, Layer, NeuronSpec, Synapse
 BITS = (4, 5, 6, 7, 8, 16)
 STEM_BITS, HEAD_BITS = 8, 16  # at least these: the first layer sees 8-bit pixels, the last decides
 FINEST = 8  # a unit is never finer than the step / 2^(bits + 8), so that dead channels are harmless
-ALONE = 20  # bits of the largest current where no channel has weights
+NEGLIGIBLE = (
+    64  # the weights of a channel do not matter where together they move its membrane by less than this part of a step
+)
+ALONE = 20  # bits of the largest current where no channel has weights that matter
 MOST_FRACTION = 20
 LEAK_BITS = 16
 
@@ -172,21 +175,25 @@ def shared_unit(layer: Layer, step: Array, bits: int, largest: Mapping[str, int]
     """q_c `[C]`: the largest weight of any convolution into channel c, over 2^(bits-1) - 1.
 
     But no finer than step / 2^(bits + 8) (of a current, where pixels come in: they count to 255, and not to a few). A channel
-    whose weights are below that, a pruned one for example, takes a unit in which its currents, by bias and shortcuts, are no
-    larger than those of the others: it must not take fractional bits from them. largest: by synapse, of what it reads.
+    whose weights lie below that and cannot matter even together, a pruned one for example, takes a unit in which its bias and
+    shortcuts are no larger than the currents of the others: it must not take fractional bits from them.
+
+    largest: by synapse, of what it reads.
     """
     whole = LARGEST_PIXEL if any(s.source == INPUT for s in layer.synapses) else 1
     least = step / (whole * 2 ** (bits + FINEST))
-    heaviest, inflow = np.zeros(len(step)), np.abs(layer.bias)
+    heaviest, weighted, steady = np.zeros(len(step)), np.zeros(len(step)), np.abs(layer.bias)
     for s in layer.synapses:
         magnitude = np.abs(s.weight).reshape(len(step), -1)
-        inflow = inflow + magnitude.sum(1) * largest[s.name]
         if s.kind == "conv":
             heaviest = np.maximum(heaviest, magnitude.max(1, initial=0))
+            weighted = weighted + magnitude.sum(1) * largest[s.name]
+        else:
+            steady = steady + magnitude.sum(1) * largest[s.name]
     unit = np.maximum(least, heaviest / largest_weight(bits))
-    live = heaviest / largest_weight(bits) >= least
-    most = (inflow / unit)[live].max() if live.any() else 2**ALONE
-    return np.asarray(np.where(live, unit, np.maximum(unit, inflow / most)), np.float64)
+    pruned = (heaviest / largest_weight(bits) < least) & (weighted < step / NEGLIGIBLE)
+    most = ((weighted + steady) / unit)[~pruned].max() if not pruned.all() else 2**ALONE
+    return np.asarray(np.where(pruned, np.maximum(unit, steady / most), unit), np.float64)
 
 
 def largest_weight(bits: int) -> int:

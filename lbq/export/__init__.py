@@ -30,7 +30,7 @@ def export(model: Path | str, out: Path | str, format: str = "c", name: str = "m
     if not str(out):
         raise LbqError("export: say where to with -o")
     model, out = Path(model), Path(out)
-    if out.exists() and out.samefile(model):
+    if out.exists() and model.exists() and out.samefile(model):
         raise LbqError(f"{out} is the network that is to be exported: give another name with -o")
     if check_format(format) == "nir":
         raise LbqError("NIR is written from a trained run, not from a deployed network: its neurons do not round")

@@ -70,7 +70,7 @@ def slug(text: str) -> str:
 def by_dataset(found: Gathered, draw: Callable[[Gathered, dict[str, int], str], list[Figure]]) -> list[Figure]:
     """Figures of each dataset's runs for themselves: curves of different tasks do not belong on one axis.
 
-    Ids say dataset and recipe even where there is one of each, so that a result more renames no file.
+    Ids say dataset and recipe even where there is one of each, so that another of them renames no file.
     """
     known = list(DATASETS)
     datasets = list(dict.fromkeys(str(r.record["dataset"]) for r in found.results))

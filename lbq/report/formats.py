@@ -88,8 +88,5 @@ def comma_separated(table: Table) -> str:
 
 def _plain(text: str) -> str:
     """A text that a spreadsheet would take for a formula is quoted."""
-    return f"'{text}" if text[:1] in ("=", "+", "@", "\t") or (text[:1] == "-" and not _is_number(text)) else text
-
-
-def _is_number(text: str) -> bool:
-    return re.fullmatch(r"-?[\d.,]+", text) is not None
+    negative = re.fullmatch(r"-[\d.,\s±%-]*", text) is not None
+    return f"'{text}" if text[:1] in ("=", "+", "@", "\t") or (text[:1] == "-" and not negative) else text

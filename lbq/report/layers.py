@@ -110,6 +110,7 @@ def _entropy(
     """Means of all networks, and the layers of the `plain` ones, or of all where none is; `on_paper`: the paper's means too."""
     by_layer = [entry for entry in analysed if entry[0] in plain] or analysed
     high = max(layer.histogram.active_ratio for _, _, a in by_layer for layer in a.layers)
+    high = max(high, *(a.mean("active_ratio") for _, _, a in analysed))
     plot = Plot(
         "(b) Burst entropy against active ratio",
         "; ".join(
