@@ -52,8 +52,7 @@ def test_gradients_of_samples_by_torch_func(options: dict[str, Any]) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.script.:DeprecationWarning")  # PyTorch's own doing
-@pytest.mark.filterwarnings("ignore:torch.searchsorted:UserWarning")
-@pytest.mark.parametrize("options", [*NEURONS, {"name": "ternary_learned", "surrogate": "box_et"}], ids=str)
+@pytest.mark.parametrize("options", [{"name": "lbq"}, {"name": "ternary_learned", "surrogate": "box_et"}], ids=str)
 def test_forward_mode_agrees_with_reverse_mode(options: dict[str, Any]) -> None:
     neuron = create(**options).double()
     torch.manual_seed(1)
@@ -65,8 +64,6 @@ def test_forward_mode_agrees_with_reverse_mode(options: dict[str, Any]) -> None:
         found: Tensor = functional_call(neuron, parameters, (x,))
         return found
 
-    if not parameters:
-        return
     forward, reverse = jacfwd(out)(parameters), jacrev(out)(parameters)
     assert forward.keys() == reverse.keys()
     for name, value in reverse.items():

@@ -86,10 +86,6 @@ class _UnitInterval(torch.autograd.Function):
         ctx.save_for_backward(inputs[0])
 
     @staticmethod
-    def jvp(ctx: Any, *tangents: Tensor) -> Tensor:  # 1, also where descent would not be let through
-        return tangents[0].clone()
-
-    @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Tensor:
         (grad,) = grads
         (value,) = ctx.saved_tensors

@@ -69,10 +69,6 @@ class _ScaleGradient(torch.autograd.Function):
         ctx.factor = inputs[1]
 
     @staticmethod
-    def jvp(ctx: Any, *tangents: Tensor) -> Tensor:
-        return tangents[0] * ctx.factor
-
-    @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
         return grads[0] * ctx.factor, None
 
