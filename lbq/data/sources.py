@@ -69,9 +69,8 @@ def open_source(config: Config, device: torch.device | str = "cpu") -> Source:
     return ImageSource(config, load_images(data.name, data.root), where)
 
 
-CHIRAL = (
-    "dvs_gesture",
-)  # its left and right hands are classes of their own: a mirrored sample would have another's label
+# left and right hands are classes of their own: a mirrored sample would have another's label
+CHIRAL = ("dvs_gesture",)
 RECORDINGS = ("dvs_gesture", "dvs_objects")  # several samples come from one recording, and are alike
 
 
