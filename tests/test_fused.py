@@ -394,15 +394,19 @@ def test_what_it_would_not_honour_keeps_the_modules_apart(
     assert out.shape == x.shape
 
 
-def test_a_residual_that_broadcasts_and_levels_beyond_the_kernel_are_left_to_pytorch(
+def test_a_residual_that_broadcasts_or_promotes_and_levels_beyond_the_kernel_are_left_to_pytorch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     calls = count_calls(monkeypatch)
     x, residual = randn(2, 3, 4, 2, 2), randn(3, 4, 2, 2)
     fire(x, nn.Identity(), norm_of(4), BurstNeuron().to(DEVICE), residual=residual)
     assert calls == ["burst"]
+    out = fire(x.bfloat16(), nn.Identity(), norm_of(4), BurstNeuron().to(DEVICE), residual=randn(2, 3, 4, 2, 2))
+    assert calls == ["burst", "burst"]
+    assert out.dtype == torch.float32  # as the sum of both has it
+    calls.clear()
     fire(x, nn.Identity(), norm_of(4), BurstNeuron(2**21, step=1.0).to(DEVICE))
-    assert calls == ["burst"]
+    assert calls == []
 
 
 def test_a_hook_on_the_neuron_sees_the_output() -> None:

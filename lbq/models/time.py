@@ -70,15 +70,15 @@ def fire(
 ) -> Tensor:
     """neuron(over_time(x, layer, norm) + residual), `[T, B, ...]`.
 
-    With a kernel that computes BatchNorm, the add and the neuron in one pass, it does so; hooks on `norm` and hooks that
-    look at the neuron's input keep them apart.
+    With a kernel that computes BatchNorm, the add and the neuron in one pass, it does so. Hooks on `norm`, hooks that look
+    at the neuron's input and a residual that must be broadcast or promoted keep them apart.
     """
     y = layer(fold_time(x))
     if isinstance(neuron, SpikingNeuron | ReLU) and not isinstance(y, torch.fx.Proxy):
         shown = x.dim() == y.dim()  # a static batch
         steps = timesteps if shown else x.shape[0]
         sequence = y if shown else y.unflatten(0, x.shape[:2])
-        fits = residual is None or residual.shape == sequence.shape  # a broadcast is left to PyTorch
+        fits = residual is None or (residual.shape, residual.dtype) == (sequence.shape, sequence.dtype)
         if steps is not None and fits and not (shown and residual is not None) and neuron.fuses(y, norm, steps):
             return neuron(sequence, norm=norm, residual=residual, timesteps=steps if shown else None)
     y = unfold_time(norm(y), x, timesteps)
