@@ -8,28 +8,24 @@ and kept in `cache` (default: `.lbq-cache` inside the folder). NumPy only.
 from __future__ import annotations
 
 import hashlib
-import io
 import itertools
 import json
 import os
 import re
-import tarfile
-import zipfile
-import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from importlib.resources import files as resources
 from pathlib import Path, PurePosixPath
 
 import numpy as np
 
-from lbq.data.events import MAX_BYTES, Events, check_size, nmnist, read_bounded
+from lbq.data.events import MAX_BYTES, Events, nmnist, read_bounded
 from lbq.data.events.aedat2 import decode_aedat2
 from lbq.data.events.aedat3 import decode_aedat3
 from lbq.data.events.cache import EventSplit, Sample, cached
 from lbq.data.events.frames import By, to_frames
+from lbq.data.events.tree import MAX_TEXT, File, pick, tree_of
 from lbq.errors import DataError
 
 CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
@@ -39,7 +35,6 @@ GESTURES = (
 )  # fmt: skip
 OBJECTS = {"box": "Caixa", "mug": "Caneca", "cutter": "Estilete", "pencil": "Lapiseira", "scissors": "Tesoura"}
 LATE_US = 10_000  # early DVS128 firmware delivered some events late: loaders sort within 10 ms and refuse beyond
-_MAX_TEXT = 2**20
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,22 +47,6 @@ class EventData:
     name: str
     split: str
     source: str
-
-
-@dataclass(frozen=True)
-class _File:
-    """A file of a dataset, on disk or inside an archive. `stamp` changes when its content does."""
-
-    where: str
-    stamp: str
-    archived: bool
-    read: Callable[[int], bytes]  # given the most bytes to accept
-
-    def text(self) -> str:
-        try:
-            return self.read(_MAX_TEXT).decode("utf-8-sig")
-        except UnicodeDecodeError as error:
-            raise DataError(f"{self.where} is not text: the file is damaged") from error
 
 
 def load_cifar10_dvs(
@@ -89,8 +68,8 @@ def load_cifar10_dvs(
     public readers do, so that objects stand upright; whether left and right are then as in CIFAR-10 is not known.
     """
     rule, parts = _cifar10_split(split)
-    with _tree(root) as tree:
-        found = _pick(tree, r"cifar10_([a-z]+)_([0-9]+)\.aedat")
+    with tree_of(root) as tree:
+        found = pick(tree, r"cifar10_([a-z]+)_([0-9]+)\.aedat")
         wanted = [(label, str(number)) for label, number in itertools.chain(*parts.values())]
         missing = [f"cifar10_{label}_{number}.aedat" for label, number in wanted if (label, number) not in found]
         _refuse_missing(root, "CIFAR10-DVS", missing, len(wanted))
@@ -123,10 +102,10 @@ def load_dvs_gesture(
     The recordings named in `trials_to_train.txt` and `trials_to_test.txt` are cut by their `*_labels.csv`, one sample
     per row: start <= t < end. With by="time", slices divide that interval.
     """
-    with _tree(root) as tree:
+    with tree_of(root) as tree:
         pattern = r"(user[^/]*\.aedat|user[^/]*_labels\.csv|trials_to_[a-z]+\.txt)"
-        found = {name: file for (name,), file in _pick(tree, pattern, fold=False).items()}
-        trials: dict[str, list[tuple[_File, list[tuple[int, int, int]]]]] = {}
+        found = {name: file for (name,), file in pick(tree, pattern, fold=False).items()}
+        trials: dict[str, list[tuple[File, list[tuple[int, int, int]]]]] = {}
         used = []
         for part in ("train", "test"):
             _refuse_missing(root, "DVS128-Gesture", [n for n in (f"trials_to_{part}.txt",) if n not in found], 1)
@@ -163,6 +142,7 @@ def load_nmnist(
     by: By = "count",
     *,
     cache: Path | str | None = None,
+    sort_within_us: int = LATE_US,
     allow_partial: bool = False,
 ) -> EventData:
     """N-MNIST, 34x34: folders or archives `Train` and `Test` of `<digit>/<number>.bin`, 60,000 and 10,000 recordings.
@@ -170,15 +150,15 @@ def load_nmnist(
     Other numbers are refused unless `allow_partial`. Also reads a folder of `<number>.bs2` files whose labels are
     listed in `train*.txt` and `test*.txt`, lines of number and digit: small selections of N-MNIST are published so.
     """
-    with _tree(root) as tree:
+    with tree_of(root) as tree:
         rule = "official folders"
-        listed: dict[str, list[tuple[_File, int]]] = {"train": [], "test": []}
-        for (part, digit, _), file in sorted(_pick(tree, r"(train|test)/([0-9])/([0-9]+)\.bin").items()):
+        listed: dict[str, list[tuple[File, int]]] = {"train": [], "test": []}
+        for (part, digit, _), file in sorted(pick(tree, r"(train|test)/([0-9])/([0-9]+)\.bin").items()):
             listed[part].append((file, int(digit)))
         if not any(listed.values()):
             rule = "lists beside the recordings"
-            recordings = _pick(tree, r"([0-9]+)\.bs2")
-            for (part, _), file in sorted(_pick(tree, r"(train|test)([^/]*)\.txt").items()):
+            recordings = pick(tree, r"([0-9]+)\.bs2")
+            for (part, _), file in sorted(pick(tree, r"(train|test)([^/]*)\.txt").items()):
                 listed[part] += _labelled(file, recordings)
         counts = {part: len(items) for part, items in listed.items()}
         if not all(counts.values()):
@@ -193,13 +173,15 @@ def load_nmnist(
 
         def samples(part: str) -> Iterator[Sample]:
             for file, label in listed[part]:
-                events = nmnist.decode_nmnist(file.read(nmnist.MAX_BYTES), file.where)
+                data = file.read(nmnist.MAX_BYTES)
+                events = nmnist.decode_nmnist(data, file.where, sort_within_us=sort_within_us)
                 yield to_frames(events, timesteps, by, size), label
 
         used = [file for file, _ in itertools.chain(*listed.values())]
         listing = {part: [label for _, label in items] for part, items in listed.items()}
+        how = {"sort_within_us": sort_within_us}
         frames = (timesteps, size, by, (nmnist.SIZE, nmnist.SIZE))
-        return _dataset("n-mnist", root, cache, rule, tuple("0123456789"), used, listing, samples, frames, {})
+        return _dataset("n-mnist", root, cache, rule, tuple("0123456789"), used, listing, samples, frames, how)
 
 
 def load_dvs_objects(
@@ -222,9 +204,9 @@ def load_dvs_objects(
         raise ValueError(f"window_us must be 1,000 to 1,000,000,000 microseconds, got {window_us}")
     folders = {"train": train_folder, "test": test_folder}
     names = "|".join(OBJECTS.values())
-    with _tree(root) as tree:
-        found = _pick(tree, rf"([^/]+)/({names})((?:_[0-9]+)?)\.aedat", fold=False)
-        listed: dict[str, list[tuple[_File, int]]] = {}
+    with tree_of(root) as tree:
+        found = pick(tree, rf"([^/]+)/({names})((?:_[0-9]+)?)\.aedat", fold=False)
+        listed: dict[str, list[tuple[File, int]]] = {}
         for part, folder in folders.items():
             listed[part] = [
                 (file, list(OBJECTS.values()).index(key[1])) for key, file in sorted(found.items()) if key[0] == folder
@@ -287,13 +269,13 @@ def _cifar10_split(split: str | Path) -> tuple[str, dict[str, list[tuple[str, in
         name = f"cifar10_dvs_{split}.txt"
         return name, read_split((resources("lbq.data") / "splits" / name).read_text("utf-8"), name)
     try:
-        text = read_bounded(split, _MAX_TEXT).decode()
+        text = read_bounded(split, MAX_TEXT).decode()
     except UnicodeDecodeError as error:
         raise DataError(f"{split} is not text") from error
     return f"{Path(split).name} (sha256 {hashlib.sha256(text.encode()).hexdigest()[:12]})", read_split(text, str(split))
 
 
-def _gestures(file: _File) -> list[tuple[int, int, int]]:
+def _gestures(file: File) -> list[tuple[int, int, int]]:
     """(label from 0, start, end in microseconds) of every row of a `*_labels.csv`."""
     header, *lines = file.text().splitlines() or [""]
     rows = []
@@ -310,7 +292,7 @@ def _gestures(file: _File) -> list[tuple[int, int, int]]:
     return rows
 
 
-def _labelled(table: _File, recordings: Mapping[tuple[str, ...], _File]) -> list[tuple[_File, int]]:
+def _labelled(table: File, recordings: Mapping[tuple[str, ...], File]) -> list[tuple[File, int]]:
     """The recordings that a list of 'number digit' lines names."""
     rows = []
     for line_number, line in enumerate(table.text().splitlines(), 1):
@@ -339,7 +321,7 @@ def _dataset(
     cache: Path | str | None,
     split: str,
     classes: tuple[str, ...],
-    used: list[_File],
+    used: list[File],
     listing: object,
     samples: Callable[[str], Iterator[Sample]],
     frames: tuple[int, tuple[int, int] | None, By, tuple[int, int]],
@@ -385,116 +367,3 @@ def cache_folder(top: Path, digest: str) -> Path:
 
 def _digest(value: object) -> str:
     return hashlib.sha256(json.dumps(value).encode()).hexdigest()
-
-
-def _pick(tree: Mapping[str, _File], pattern: str, fold: bool = True) -> dict[tuple[str, ...], _File]:
-    """Files whose path ends in `pattern`, by its groups (in lower case if `fold`). Extracted files outrank archives."""
-    end = re.compile(rf"(?:.*/)?{pattern}", re.IGNORECASE if fold else 0)
-    found: dict[tuple[str, ...], _File] = {}
-    for name, file in tree.items():
-        if match := end.fullmatch(name):
-            key = tuple(g.lower() for g in match.groups()) if fold else match.groups()
-            if key not in found:
-                found[key] = file
-            elif not file.archived or found[key].archived:
-                raise DataError(f"{found[key].where} and {file.where} are the same recording: keep one of them")
-    return found
-
-
-@contextmanager
-def _tree(root: Path | str) -> Iterator[dict[str, _File]]:
-    """All files under a folder, then those in its .zip and .tar archives, by their path; or those of one archive."""
-    top = Path(root)
-    tree: dict[str, _File] = {}
-    with ExitStack() as stack:
-        archives = [top]
-        if top.is_dir():
-            archives = []
-            for folder, folders, names in os.walk(top):
-                folders[:] = sorted(f for f in folders if not f.startswith("."))
-                for name in sorted(n for n in names if not n.startswith(".")):
-                    path = Path(folder, name)
-                    if path.suffix.lower() in (".zip", ".tar"):
-                        archives.append(path)
-                    else:
-                        tree[path.relative_to(top).as_posix()] = _on_disk(path)
-        elif not top.exists():
-            raise DataError(f"{top} does not exist: give the folder that holds the dataset")
-        for archive in archives:
-            for name, file in _members(archive, stack):
-                tree[f"{archive.name}/{name}"] = file
-        yield tree
-
-
-def _on_disk(path: Path) -> _File:
-    status = path.lstat() if path.is_symlink() and not path.exists() else path.stat()
-    return _File(str(path), f"{status.st_size}:{status.st_mtime_ns}", False, lambda limit: read_bounded(path, limit))
-
-
-_BROKEN = (
-    OSError,
-    EOFError,
-    ValueError,
-    RuntimeError,
-    NotImplementedError,
-    zipfile.BadZipFile,
-    tarfile.TarError,
-    zlib.error,
-)
-
-
-def _members(archive: Path, stack: ExitStack) -> Iterator[tuple[str, _File]]:
-    """The regular files of an archive, to be read in place: no path of a member is ever opened or written."""
-    try:
-        if archive.suffix.lower() == ".zip":
-            yield from _zip_members(archive, stack.enter_context(zipfile.ZipFile(archive)))
-        elif archive.suffix.lower() == ".tar":
-            yield from _tar_members(archive, stack.enter_context(tarfile.TarFile(archive)))
-        else:
-            raise DataError(f"{archive} is no folder, .zip or .tar: extract it and give the folder")
-    except _BROKEN as error:
-        raise DataError(f"{archive} is damaged or cannot be read ({error}): download it again") from error
-
-
-def _zip_members(archive: Path, opened: zipfile.ZipFile) -> Iterator[tuple[str, _File]]:
-    for info in opened.infolist():
-        if not info.is_dir() and not _clutter(info.filename):
-
-            def read(info: zipfile.ZipInfo = info) -> bytes:
-                with opened.open(info) as member:  # asking for so many bytes bounds what a bomb inflates to
-                    return member.read(info.file_size + 1)
-
-            yield info.filename, _member(archive, info.filename, info.file_size, f"{info.CRC:08x}", read)
-
-
-def _tar_members(archive: Path, opened: tarfile.TarFile) -> Iterator[tuple[str, _File]]:
-    changed = archive.stat().st_mtime_ns
-    for info in opened:
-        if info.isreg() and not _clutter(info.name):
-
-            def read(info: tarfile.TarInfo = info) -> bytes:
-                with opened.extractfile(info) or io.BytesIO() as member:
-                    return member.read()
-
-            yield info.name, _member(archive, info.name, info.size, f"{changed}:{info.offset}", read)
-
-
-def _clutter(name: str) -> bool:
-    """Hidden files, what macOS adds to archives, and paths that climb."""
-    return any(part.startswith((".", "__MACOSX")) for part in PurePosixPath(name).parts)
-
-
-def _member(archive: Path, name: str, size: int, stamp: str, read: Callable[[], bytes]) -> _File:
-    where = f"{archive}/{name}"
-
-    def bounded(limit: int) -> bytes:
-        check_size(where, size, limit)
-        try:
-            data = read()
-        except _BROKEN as error:
-            raise DataError(f"{where} cannot be read ({error}): the archive is damaged, or encrypted") from error
-        if len(data) != size:
-            raise DataError(f"{where} has not the {size:,} bytes that the archive states: the archive is damaged")
-        return data
-
-    return _File(where, f"{size}:{stamp}", True, bounded)

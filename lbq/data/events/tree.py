@@ -1,0 +1,151 @@
+"""The files of a dataset, extracted or left in .zip and .tar archives, by their path.
+
+Members of archives are read in place: no path of a member is ever opened or written.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from lbq.data.events import check_size, read_bounded
+from lbq.errors import DataError
+
+MAX_TEXT = 2**20  # bytes of a list or table
+
+
+@dataclass(frozen=True)
+class File:
+    """A file of a dataset, on disk or inside an archive. `stamp` changes when its content does."""
+
+    where: str
+    stamp: str
+    archived: bool
+    read: Callable[[int], bytes]  # given the most bytes to accept
+
+    def text(self) -> str:
+        try:
+            return self.read(MAX_TEXT).decode("utf-8-sig")
+        except UnicodeDecodeError as error:
+            raise DataError(f"{self.where} is not text: the file is damaged") from error
+
+
+def pick(tree: Mapping[str, File], pattern: str, fold: bool = True) -> dict[tuple[str, ...], File]:
+    """Files whose path ends in `pattern`, by its groups (in lower case if `fold`). Extracted files outrank archives."""
+    end = re.compile(rf"(?:.*/)?{pattern}", re.IGNORECASE if fold else 0)
+    found: dict[tuple[str, ...], File] = {}
+    for name, file in tree.items():
+        if match := end.fullmatch(name):
+            key = tuple(g.lower() for g in match.groups()) if fold else match.groups()
+            if key not in found:
+                found[key] = file
+            elif not file.archived or found[key].archived:
+                raise DataError(f"{found[key].where} and {file.where} are the same recording: keep one of them")
+    return found
+
+
+@contextmanager
+def tree_of(root: Path | str) -> Iterator[dict[str, File]]:
+    """All files under a folder, then those in its .zip and .tar archives, by their path; or those of one archive."""
+    top = Path(root)
+    tree: dict[str, File] = {}
+    with ExitStack() as stack:
+        archives = [top]
+        if top.is_dir():
+            archives = []
+            for folder, folders, names in os.walk(top):
+                folders[:] = sorted(f for f in folders if not f.startswith("."))
+                for name in sorted(n for n in names if not n.startswith(".")):
+                    path = Path(folder, name)
+                    if path.suffix.lower() in (".zip", ".tar"):
+                        archives.append(path)
+                    else:
+                        tree[path.relative_to(top).as_posix()] = _on_disk(path)
+        elif not top.exists():
+            raise DataError(f"{top} does not exist: give the folder that holds the dataset")
+        for archive in archives:
+            for name, file in _members(archive, stack):
+                tree[f"{archive.name}/{name}"] = file
+        yield tree
+
+
+def _on_disk(path: Path) -> File:
+    status = path.lstat() if path.is_symlink() and not path.exists() else path.stat()
+    return File(str(path), f"{status.st_size}:{status.st_mtime_ns}", False, lambda limit: read_bounded(path, limit))
+
+
+_BROKEN = (
+    OSError,
+    EOFError,
+    ValueError,
+    RuntimeError,
+    NotImplementedError,
+    zipfile.BadZipFile,
+    tarfile.TarError,
+    zlib.error,
+)
+
+
+def _members(archive: Path, stack: ExitStack) -> Iterator[tuple[str, File]]:
+    """The regular files of an archive, to be read in place: no path of a member is ever opened or written."""
+    try:
+        if archive.suffix.lower() == ".zip":
+            yield from _zip_members(archive, stack.enter_context(zipfile.ZipFile(archive)))
+        elif archive.suffix.lower() == ".tar":
+            yield from _tar_members(archive, stack.enter_context(tarfile.TarFile(archive)))
+        else:
+            raise DataError(f"{archive} is no folder, .zip or .tar: extract it and give the folder")
+    except _BROKEN as error:
+        raise DataError(f"{archive} is damaged or cannot be read ({error}): download it again") from error
+
+
+def _zip_members(archive: Path, opened: zipfile.ZipFile) -> Iterator[tuple[str, File]]:
+    for info in opened.infolist():
+        if not info.is_dir() and not _clutter(info.filename):
+
+            def read(info: zipfile.ZipInfo = info) -> bytes:
+                with opened.open(info) as member:  # asking for so many bytes bounds what a bomb inflates to
+                    return member.read(info.file_size + 1)
+
+            yield info.filename, _member(archive, info.filename, info.file_size, f"{info.CRC:08x}", read)
+
+
+def _tar_members(archive: Path, opened: tarfile.TarFile) -> Iterator[tuple[str, File]]:
+    changed = archive.stat().st_mtime_ns
+    for info in opened:
+        if info.isreg() and not _clutter(info.name):
+
+            def read(info: tarfile.TarInfo = info) -> bytes:
+                with opened.extractfile(info) or io.BytesIO() as member:
+                    return member.read()
+
+            yield info.name, _member(archive, info.name, info.size, f"{changed}:{info.offset}", read)
+
+
+def _clutter(name: str) -> bool:
+    """Hidden files, what macOS adds to archives, and paths that climb."""
+    return any(part.startswith((".", "__MACOSX")) for part in PurePosixPath(name).parts)
+
+
+def _member(archive: Path, name: str, size: int, stamp: str, read: Callable[[], bytes]) -> File:
+    where = f"{archive}/{name}"
+
+    def bounded(limit: int) -> bytes:
+        check_size(where, size, limit)
+        try:
+            data = read()
+        except _BROKEN as error:
+            raise DataError(f"{where} cannot be read ({error}): the archive is damaged, or encrypted") from error
+        if len(data) != size:
+            raise DataError(f"{where} has not the {size:,} bytes that the archive states: the archive is damaged")
+        return data
+
+    return File(where, f"{size}:{stamp}", True, bounded)
