@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
-from lbq import checkpoint, job, toml
+from lbq import checkpoint, job, runs, toml
 from lbq.config import Config
+from lbq.data import digits
 from lbq.data.base import Dataset
 from lbq.data.digits import load_digits
 from lbq.data.sources import ImageSource
@@ -100,3 +102,38 @@ def contents(folder: Path) -> Contents:
 def differences(a: Contents, b: Contents) -> list[str]:
     """Names of what differs."""
     return sorted(key for key in a.keys() | b.keys() if a.get(key) != b.get(key))
+
+
+def use_few_digits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Train on a few digits, and record no commit."""
+    few = small_digits()
+    monkeypatch.setattr(digits, "load_digits", lambda: few)
+    monkeypatch.setattr(runs, "_commit", lambda: "")
+
+
+def run(settings: Config, folder: Path, watcher: job.Watcher | None = None) -> dict[str, Any]:
+    return job.train(settings, folder, watcher or Silent(), resume=True)
+
+
+class Killed(BaseException):
+    """Stands for SIGKILL: nothing that catches errors catches it."""
+
+
+def raising(error: type[BaseException]) -> Callable[[], None]:
+    def act() -> None:
+        raise error
+
+    return act
+
+
+class AtStep(Silent):
+    """Acts when a step is reported, which is before it is saved."""
+
+    def __init__(self, epoch: int, batch: int, action: Callable[[], object]) -> None:
+        super().__init__()
+        self.when, self.action = (epoch, batch), action
+
+    def step(self, epoch: int, batch: int, batches: int, samples_per_second: float) -> None:
+        super().step(epoch, batch, batches, samples_per_second)
+        if (epoch, batch) == self.when:
+            self.action()

@@ -6,17 +6,13 @@
 from __future__ import annotations
 
 import errno
-import importlib.util
-import json
 import multiprocessing
 import os
 import random
-import shutil
 import signal
 import sys
 import time
 import traceback
-import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
@@ -24,28 +20,36 @@ from typing import IO, Any
 import pytest
 import torch
 
-from lbq import checkpoint, cli, files, job, models, optim, runs
+from lbq import checkpoint, cli, files, job, models, runs
 from lbq.config import Config
 from lbq.data import digits
 from lbq.deploy import lower
 from lbq.distributed import World
 from lbq.errors import LbqError, RunError
-from lbq.neuron import BurstNeuron
-from lbq.train import Diverged, EpochRecord, Trainer
-from tests.small_runs import Contents, Silent, config, contents, differences, small_digits, state_of, timeless, trainer
+from lbq.train import Trainer
+from tests.small_runs import (
+    AtStep,
+    Contents,
+    Killed,
+    Silent,
+    config,
+    contents,
+    differences,
+    raising,
+    run,
+    small_digits,
+    state_of,
+    timeless,
+    trainer,
+    use_few_digits,
+)
 
 STEPS = 12
 
 
 @pytest.fixture(autouse=True)
 def few_digits(monkeypatch: pytest.MonkeyPatch) -> None:
-    few = small_digits()
-    monkeypatch.setattr(digits, "load_digits", lambda: few)
-    monkeypatch.setattr(runs, "_commit", lambda: "")
-
-
-def run(settings: Config, folder: Path, watcher: job.Watcher | None = None) -> dict[str, Any]:
-    return job.train(settings, folder, watcher or Silent(), resume=True)
+    use_few_digits(monkeypatch)
 
 
 # Every batch boundary
@@ -358,10 +362,6 @@ def test_signals_save_and_stop(helper: Ask) -> None:
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-class Killed(BaseException):
-    """Stands for SIGKILL: nothing that catches errors catches it."""
-
-
 class Disk:
     """Counts what reaches the file system; the operation `fail_at` fails, or is the process's last."""
 
@@ -448,7 +448,7 @@ def test_a_damaged_checkpoint_is_passed_over_and_never_takes_the_good_ones_place
     folder = tmp_path / "run"
     checkpoints = folder / job.CHECKPOINTS
     with pytest.raises(Killed):
-        run(settings, folder, _AtStep(1, 2, _raise(Killed)))
+        run(settings, folder, AtStep(1, 2, raising(Killed)))
     last = checkpoints / checkpoint.LAST
     last.write_bytes(last.read_bytes()[:-1] + b"!")
     real = os.replace
@@ -468,342 +468,8 @@ def test_a_damaged_checkpoint_is_passed_over_and_never_takes_the_good_ones_place
     assert differences(contents(tmp_path / "whole"), contents(folder)) == []
 
 
-def _raise(error: type[BaseException]) -> Callable[[], None]:
-    def act() -> None:
-        raise error
-
-    return act
-
-
-class _AtStep(Silent):
-    """Acts when a step is reported, which is before it is saved."""
-
-    def __init__(self, epoch: int, batch: int, action: Callable[[], object]) -> None:
-        super().__init__()
-        self.when, self.action = (epoch, batch), action
-
-    def step(self, epoch: int, batch: int, batches: int, samples_per_second: float) -> None:
-        super().step(epoch, batch, batches, samples_per_second)
-        if (epoch, batch) == self.when:
-            self.action()
-
-
-# Within this process: signals, the lock, folders
+# What may change between
 # ---------------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_is_obeyed_between_steps(number: signal.Signals, tmp_path: Path) -> None:
-    before = signal.getsignal(number)
-    settings = config("train.checkpoint_steps=0")
-    watcher = _AtStep(1, 1, lambda: signal.raise_signal(number))
-    with pytest.raises(job.Stopped, match=f"stopped by {number.name}") as caught:
-        run(settings, tmp_path / "run", watcher)
-    assert caught.value.code == 128 + number
-    assert watcher.steps[-1] == (1, 1)
-    assert signal.getsignal(number) == before
-    again = Silent()
-    run(settings, tmp_path / "run", again)
-    assert again.resumptions == [(1, 2, ())]  # the step that was under way is kept
-    assert again.steps[0] == (1, 3)
-    run(settings, tmp_path / "whole")
-    assert differences(contents(tmp_path / "whole"), contents(tmp_path / "run")) == []
-
-
-def test_a_second_interrupt_does_not_wait(tmp_path: Path) -> None:
-    def twice() -> None:
-        signal.raise_signal(signal.SIGINT)
-        signal.raise_signal(signal.SIGINT)
-
-    usual = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            run(config(), tmp_path / "run", _AtStep(1, 1, twice))
-    finally:
-        signal.signal(signal.SIGINT, usual)
-    run(config(), tmp_path / "run")
-    run(config(), tmp_path / "whole")
-    assert differences(contents(tmp_path / "whole"), contents(tmp_path / "run")) == []
-
-
-def test_saving_by_time(tmp_path: Path) -> None:
-    settings = config("train.checkpoint_steps=0", "train.checkpoint_minutes=1e-9")
-    with pytest.raises(Killed):
-        run(settings, tmp_path, _AtStep(1, 3, _raise(Killed)))
-    loaded = checkpoint.load(tmp_path / job.CHECKPOINTS)
-    assert loaded is not None
-    assert loaded.values["position"]["step"] == 6
-
-
-def test_saving_takes_little_of_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Short epochs do not each end with a slow save, but the last one does."""
-    saved: list[int] = []
-    original = checkpoint.save
-
-    def slow(folder: Path, tensors: Any, values: dict[str, Any]) -> None:
-        time.sleep(0.5)
-        saved.append(values["position"]["epoch"])
-        original(folder, tensors, values)
-
-    monkeypatch.setattr(checkpoint, "save", slow)
-    settings = config("train.epochs=6", "train.checkpoint_steps=0")
-    run(settings, tmp_path / "run")
-    assert len(saved) < 6
-    assert saved[0] == 1
-    assert saved[-1] == 6
-    assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 6
-
-
-def test_a_finished_run_is_not_trained_again(tmp_path: Path) -> None:
-    result = run(config(), tmp_path)
-    watcher = Silent()
-    assert run(config(), tmp_path, watcher) == result
-    assert not watcher.plans
-    assert not watcher.steps
-    with pytest.raises(RunError, match="holds a run already: continue it with --resume auto"):
-        job.train(config(), tmp_path, Silent())
-    with pytest.raises(RunError, match=r"config\.toml differs from the configuration given"):
-        run(config("seed=4"), tmp_path)
-
-
-def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "thesis.tex").write_text("")
-    with pytest.raises(RunError, match="is not empty and not a run folder"):
-        run(config(), tmp_path)
-    assert sorted(p.name for p in tmp_path.iterdir()) == [".lock", "thesis.tex"]
-
-
-def test_metrics_that_lost_their_lines_are_named(tmp_path: Path) -> None:
-    """Growing the file with zeros would hide it until the end."""
-    with pytest.raises(Killed):
-        run(config(), tmp_path, _AtStep(1, 2, _raise(Killed)))
-    (tmp_path / "metrics.jsonl").write_text("")
-    with pytest.raises(RunError, match=r"metrics\.jsonl is shorter than its checkpoint says"):
-        run(config(), tmp_path)
-
-
-def test_without_a_checkpoint_it_starts_again_says_so_and_keeps_the_log(tmp_path: Path) -> None:
-    run(config(), tmp_path / "whole")
-    folder = tmp_path / "run"
-    logs = []
-    for number in (1, 2):
-        with pytest.raises(Killed):
-            run(config(), folder, _AtStep(number, 2, _raise(Killed)))
-        logs.append((folder / "metrics.jsonl").read_bytes())
-        assert logs[-1].count(b"\n") == number
-        shutil.rmtree(folder / job.CHECKPOINTS)
-        watcher = _AtStep(0, 1, _raise(Killed))
-        with pytest.raises(Killed):
-            run(config(), folder, watcher)
-        assert watcher.logs == [folder / f"metrics.jsonl.{number}"]
-        assert not (folder / "metrics.jsonl").exists()
-    last = Silent()
-    run(config(), folder, last)  # nothing logged since: nothing to keep or to say
-    assert (last.resumptions, last.logs) == ([], [])
-    assert [(folder / f"metrics.jsonl.{n}").read_bytes() for n in (1, 2)] == logs
-    assert differences(contents(tmp_path / "whole"), contents(folder)) == []
-
-
-def test_a_log_that_cannot_be_kept_stops_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(Killed):
-        run(config(), tmp_path, _AtStep(1, 2, _raise(Killed)))
-    shutil.rmtree(tmp_path / job.CHECKPOINTS)
-
-    def refuse(*_: object) -> None:
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr(os, "replace", refuse)
-    with pytest.raises(RunError, match=r"cannot rename .*metrics\.jsonl: Permission denied"):
-        run(config(), tmp_path)
-
-
-def test_two_jobs_in_one_folder(tmp_path: Path) -> None:
-    refused: list[str] = []
-
-    def intrude() -> None:
-        with pytest.raises(RunError) as caught:
-            run(config(), tmp_path / "run")
-        refused.append(str(caught.value))
-
-    run(config(), tmp_path / "run", _AtStep(1, 1, intrude))
-    assert len(refused) == 1
-    assert "is being written by another process" in refused[0]
-    run(config(), tmp_path / "whole")
-    assert differences(contents(tmp_path / "whole"), contents(tmp_path / "run")) == []
-
-
-# Losses that are no numbers
-# ---------------------------------------------------------------------------------------------------------------------
-
-
-def call(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, list[str]]:
-    with pytest.raises(SystemExit) as stop:
-        cli.main(list(arguments))
-    lines = capsys.readouterr().err.splitlines()
-    return int(stop.value.code or 0), [line for line in lines if line.startswith("lbq: ")]
-
-
-def test_divergence_names_layer_and_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file, out = tmp_path / "wild.toml", tmp_path / "run"
-    file.write_text(config("optim.lr=1e38", "train.warmup_epochs=0", "optim.neuron_lr=1e-40").to_toml())
-    code, messages = call(capsys, "train", str(file), "--out", str(out), "--device", "cpu")
-    assert code == 2
-    assert len(messages) == 1
-    assert "loss became" in messages[0]
-    assert "epoch 1, step 2, first in layer '" in messages[0]
-    assert "lower optim.lr (1e+38)" in messages[0]
-    loaded = checkpoint.load(out / job.CHECKPOINTS)
-    assert loaded is not None
-    assert loaded.values["position"]["step"] == 1
-
-
-def plant(layer: str, step: int, where: str) -> Callable[[], None]:
-    """A NaN in a layer's weight, or in its gradient, at one step."""
-    right = Trainer._step
-
-    def changed(self: Trainer, micro: Any) -> None:
-        handle = None
-        if self.position.step == step:
-            weight = self.net.get_submodule(layer).weight
-            assert isinstance(weight, torch.nn.Parameter)
-            if where == "weight":
-                weight.data.view(-1)[0] = float("nan")
-            else:
-                handle = weight.register_hook(lambda grad: grad * float("nan"))
-        right(self, micro)
-        if handle is not None:
-            handle.remove()
-
-    def setup() -> None:
-        Trainer._step = changed  # type: ignore[method-assign]
-
-    return setup
-
-
-@pytest.mark.parametrize(
-    ("layer", "where", "found"),
-    [
-        ("layer2.0.conv2", "weight", "epoch 2, step 3, first in layer 'layer2.0.conv2'"),
-        ("conv1", "gradient", r"conv1\.weight is no longer finite after epoch 2, step 3"),  # the loss was still finite
-    ],
-)
-def test_a_nan_stops_and_the_last_good_checkpoint_stays(
-    layer: str, where: str, found: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Trainer, "_step", Trainer._step)  # put back afterwards
-        plant(layer, 6, where)()
-        with pytest.raises(Diverged, match=found) as caught:
-            run(config(), tmp_path / "run")
-    assert "\n" not in str(caught.value)
-    loaded = checkpoint.load(tmp_path / "run" / job.CHECKPOINTS)
-    assert loaded is not None
-    assert loaded.values["position"]["step"] == 6
-    assert all(value.isfinite().all() for value in loaded.tensors.values())
-    run(config(), tmp_path / "run")  # the cause removed, it goes on
-    run(config(), tmp_path / "whole")
-    assert differences(contents(tmp_path / "whole"), contents(tmp_path / "run")) == []
-
-
-def test_a_nan_in_the_data_is_named() -> None:
-    made = trainer(config())
-    right = made.source.train_batches
-
-    def batches(*arguments: Any) -> Iterator[Any]:
-        for x, y in right(*arguments):
-            x[0, 0, 0, 0] = float("nan")
-            yield x, y
-
-    made.source.train_batches = batches  # type: ignore[method-assign, assignment]
-    with pytest.raises(Diverged, match="epoch 1, step 1, first in the input"):
-        list(made.fit())
-
-
-def test_a_step_that_collapses_stops_training(tmp_path: Path) -> None:
-    """Softplus has no slope there, so the layer would stay dead for the rest of the run."""
-    wild = config("neuron.name=v3", "neuron.surrogate=box_et", "optim.neuron_lr=1e5", "optim.lr=0.1")
-    with pytest.raises(
-        Diverged, match=r"the step of layer '.*' fell from 0\.4 to .* by epoch 1, step \d+: lower optim"
-    ) as e:
-        run(wild, tmp_path / "run")
-    assert "\n" not in str(e.value)
-    tame = config("neuron.name=v3", "neuron.surrogate=box_et")
-    run(tame, tmp_path / "tame")
-
-
-def test_small_steps_may_collapse_too_and_first_ones_are_remembered() -> None:
-    made = trainer(config("neuron.name=lbq", "neuron.step=0.005"))
-    neuron = made.net.sn1
-    assert isinstance(neuron, BurstNeuron)
-    with torch.no_grad():
-        neuron.rho.fill_(-50.0)
-    with pytest.raises(Diverged, match="the step of layer 'sn1' fell from 0.005 to 1e-06"):
-        made.check_steps()
-    began = trainer(config())
-    began.start_from(
-        {name: torch.full_like(v, -10.0) for name, v in began.net.state_dict().items() if name.endswith("rho")}
-    )
-    again = trainer(config())
-    again.restore(*began.state())
-    again.check_steps()  # 4.6e-5 is what they began with
-
-
-def test_an_overflow_of_half_precision_is_found_where_it_happens() -> None:
-    made = trainer(config("train.precision=fp16"))
-    with torch.no_grad():
-        made.net.fc.weight.fill_(1e5)  # fine in float32
-    with pytest.raises(Diverged, match="first in layer 'fc'"):
-        list(made.fit())
-
-
-def test_out_of_memory_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(self: Trainer) -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory, and a paragraph of advice")
-
-    monkeypatch.setattr(Trainer, "fit", full)
-    with pytest.raises(
-        LbqError, match=r"out of memory at batch 12, T = 2 .*: raise train\.accumulate \(now 1\) or lower"
-    ):
-        run(config(), tmp_path)
-
-
-def test_deterministic_is_for_the_run_alone(tmp_path: Path) -> None:
-    seen: list[bool] = []
-    watcher = _AtStep(0, 1, lambda: seen.append(torch.are_deterministic_algorithms_enabled()))
-    run(config("train.deterministic=true"), tmp_path / "a", watcher)
-    assert seen == [True]
-    assert not torch.are_deterministic_algorithms_enabled()
-    run(config(), tmp_path / "b")
-    assert runs.read_weights(tmp_path / "a").keys() == runs.read_weights(tmp_path / "b").keys()
-    assert (tmp_path / "a/weights.safetensors").read_bytes() == (tmp_path / "b/weights.safetensors").read_bytes()
-
-
-def test_tensorboard_is_an_option(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    written: list[tuple[str, float, int]] = []
-
-    class SummaryWriter:
-        def __init__(self, folder: str) -> None:
-            assert folder == str(tmp_path / "a" / "tensorboard")
-
-        def __enter__(self) -> SummaryWriter:
-            return self
-
-        def __exit__(self, *_: object) -> None:
-            pass
-
-        def add_scalar(self, name: str, value: float, epoch: int) -> None:
-            written.append((name, value, epoch))
-
-    module = types.ModuleType("torch.utils.tensorboard")
-    module.SummaryWriter = SummaryWriter  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", module)
-    find = importlib.util.find_spec
-    there = find("json")  # as if the package were there
-    monkeypatch.setattr("importlib.util.find_spec", lambda name, *a: there if name == "tensorboard" else find(name, *a))
-    watcher = Silent()
-    run(config("train.tensorboard=true"), tmp_path / "a", watcher)
-    assert ("loss", watcher.records[1].loss, 2) in written
-    assert ("steps/layer1.0.sn2", watcher.records[2].steps["layer1.0.sn2"], 3) in written
 
 
 def test_another_number_of_processes_may_continue(tmp_path: Path) -> None:
@@ -827,7 +493,7 @@ def test_another_number_of_processes_may_continue(tmp_path: Path) -> None:
 def test_a_checkpoint_of_another_configuration_is_refused(tmp_path: Path) -> None:
     for name, changes in (("a", []), ("b", ["seed=4"])):
         with pytest.raises(Killed):
-            run(config(*changes), tmp_path / name, _AtStep(0, 3, _raise(Killed)))
+            run(config(*changes), tmp_path / name, AtStep(0, 3, raising(Killed)))
     last = Path(job.CHECKPOINTS) / checkpoint.LAST
     (tmp_path / "a" / last).write_bytes((tmp_path / "b" / last).read_bytes())
     with pytest.raises(RunError, match=r"last\.safetensors belongs to another configuration"):
@@ -836,7 +502,7 @@ def test_a_checkpoint_of_another_configuration_is_refused(tmp_path: Path) -> Non
 
 def test_data_may_move_but_not_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(Killed):
-        run(config(), tmp_path / "run", _AtStep(0, 3, _raise(Killed)))
+        run(config(), tmp_path / "run", AtStep(0, 3, raising(Killed)))
     with monkeypatch.context() as other:
         few = small_digits(49)
         other.setattr(digits, "load_digits", lambda: few)
@@ -846,38 +512,3 @@ def test_data_may_move_but_not_change(tmp_path: Path, monkeypatch: pytest.Monkey
     result = run(moved, tmp_path / "run")
     assert runs.load_config(tmp_path / "run") == moved
     assert result["accuracy"] == run(config(), tmp_path / "whole")["accuracy"]
-
-
-# Starting from another run
-# ---------------------------------------------------------------------------------------------------------------------
-
-
-def test_averages_start_from_the_weights_that_training_starts_from(tmp_path: Path) -> None:
-    run(config(), tmp_path / "ann")
-    settings = config(
-        f"train.init_from={tmp_path / 'ann'}", "optim.lr=1e-30", "train.epochs=1", "train.warmup_epochs=0"
-    )
-    run(settings, tmp_path / "tuned")
-    theirs, ours = runs.read_weights(tmp_path / "ann"), runs.read_weights(tmp_path / "tuned")
-    assert torch.allclose(theirs["conv1.weight"], ours["conv1.weight"])
-    with pytest.raises(RunError, match=r"train\.init_from: no weight of .* fits this network"):
-        run(config(f"train.init_from={tmp_path / 'ann'}", "model.id=resnet8w3"), tmp_path / "other")
-
-
-def test_records_and_result(tmp_path: Path) -> None:
-    watcher = Silent()
-    result = run(config("data.holdout=0.2", "train.eval_every=2", "train.batch_size=10"), tmp_path, watcher)
-    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    assert lines == [json.loads(json.dumps(record.to_dict())) for record in watcher.records]
-    assert [line["test_accuracy"] is None for line in lines] == [True, False, False]
-    assert all(isinstance(record, EpochRecord) for record in watcher.records)
-    assert result["accuracy"] == lines[-1]["test_accuracy"]
-    assert result["best_on_holdout"] == max(lines[1:], key=lambda line: line["holdout_accuracy"])["epoch"]
-    assert len(lines[0]["steps"]) == len(lines[0]["tails"]) == len(lines[1]["active"]) == 7
-    (plan,) = watcher.plans
-    assert (plan.steps_per_epoch, plan.train_samples) == (4, 40)
-    net = runs.load(tmp_path)
-    assert plan.parameters == sum(p.numel() for p in net.parameters())
-    found = job.evaluate_run(tmp_path, torch.device("cpu"), World())
-    assert found == {"accuracy": result["accuracy"], "images": 31, "stored_accuracy": result["accuracy"]}
-    assert optim.learning_rate(11, 4, config()) == pytest.approx(lines[-1]["lr"])

@@ -1,0 +1,260 @@
+"""A training job around its loop: signals, saving, its folder and lock, options, what it starts from and writes."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import signal
+import sys
+import time
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lbq import checkpoint, job, optim, runs
+from lbq.distributed import World
+from lbq.errors import RunError
+from lbq.train import EpochRecord
+from tests.small_runs import (
+    AtStep,
+    Killed,
+    Silent,
+    config,
+    contents,
+    differences,
+    raising,
+    run,
+    use_few_digits,
+)
+
+
+@pytest.fixture(autouse=True)
+def few_digits(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_few_digits(monkeypatch)
+
+
+# Within this process: signals, the lock, folders
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_is_obeyed_between_steps(number: signal.Signals, tmp_path: Path) -> None:
+    before = signal.getsignal(number)
+    settings = config("train.checkpoint_steps=0")
+    watcher = AtStep(1, 1, lambda: signal.raise_signal(number))
+    with pytest.raises(job.Stopped, match=f"stopped by {number.name}") as caught:
+        run(settings, tmp_path / "run", watcher)
+    assert caught.value.code == 128 + number
+    assert watcher.steps[-1] == (1, 1)
+    assert signal.getsignal(number) == before
+    again = Silent()
+    run(settings, tmp_path / "run", again)
+    assert again.resumptions == [(1, 2, ())]  # the step that was under way is kept
+    assert again.steps[0] == (1, 3)
+    run(settings, tmp_path / "whole")
+    assert differences(contents(tmp_path / "whole"), contents(tmp_path / "run")) == []
+
+
+def test_a_second_interrupt_does_not_wait(tmp_path: Path) -> None:
+    def twice() -> None:
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+
+    usual = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            run(config(), tmp_path / "run", AtStep(1, 1, twice))
+    finally:
+        signal.signal(signal.SIGINT, usual)
+    run(config(), tmp_path / "run")
+    run(config(), tmp_path / "whole")
+    assert differences(contents(tmp_path / "whole"), contents(tmp_path / "run")) == []
+
+
+def test_saving_by_time(tmp_path: Path) -> None:
+    settings = config("train.checkpoint_steps=0", "train.checkpoint_minutes=1e-9")
+    with pytest.raises(Killed):
+        run(settings, tmp_path, AtStep(1, 3, raising(Killed)))
+    loaded = checkpoint.load(tmp_path / job.CHECKPOINTS)
+    assert loaded is not None
+    assert loaded.values["position"]["step"] == 6
+
+
+def test_saving_takes_little_of_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Short epochs do not each end with a slow save, but the last one does."""
+    saved: list[int] = []
+    original = checkpoint.save
+
+    def slow(folder: Path, tensors: Any, values: dict[str, Any]) -> None:
+        time.sleep(0.5)
+        saved.append(values["position"]["epoch"])
+        original(folder, tensors, values)
+
+    monkeypatch.setattr(checkpoint, "save", slow)
+    settings = config("train.epochs=6", "train.checkpoint_steps=0")
+    run(settings, tmp_path / "run")
+    assert len(saved) < 6
+    assert saved[0] == 1
+    assert saved[-1] == 6
+    assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 6
+
+
+def test_a_finished_run_is_not_trained_again(tmp_path: Path) -> None:
+    result = run(config(), tmp_path)
+    watcher = Silent()
+    assert run(config(), tmp_path, watcher) == result
+    assert not watcher.plans
+    assert not watcher.steps
+    with pytest.raises(RunError, match="holds a run already: continue it with --resume auto"):
+        job.train(config(), tmp_path, Silent())
+    with pytest.raises(RunError, match=r"config\.toml differs from the configuration given"):
+        run(config("seed=4"), tmp_path)
+
+
+def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("")
+    with pytest.raises(RunError, match="is not empty and not a run folder"):
+        run(config(), tmp_path)
+    assert sorted(p.name for p in tmp_path.iterdir()) == [".lock", "thesis.tex"]
+
+
+def test_metrics_that_lost_their_lines_are_named(tmp_path: Path) -> None:
+    """Growing the file with zeros would hide it until the end."""
+    with pytest.raises(Killed):
+        run(config(), tmp_path, AtStep(1, 2, raising(Killed)))
+    (tmp_path / "metrics.jsonl").write_text("")
+    with pytest.raises(RunError, match=r"metrics\.jsonl is shorter than its checkpoint says"):
+        run(config(), tmp_path)
+
+
+def test_without_a_checkpoint_it_starts_again_says_so_and_keeps_the_log(tmp_path: Path) -> None:
+    run(config(), tmp_path / "whole")
+    folder = tmp_path / "run"
+    logs = []
+    for number in (1, 2):
+        with pytest.raises(Killed):
+            run(config(), folder, AtStep(number, 2, raising(Killed)))
+        logs.append((folder / "metrics.jsonl").read_bytes())
+        assert logs[-1].count(b"\n") == number
+        shutil.rmtree(folder / job.CHECKPOINTS)
+        watcher = AtStep(0, 1, raising(Killed))
+        with pytest.raises(Killed):
+            run(config(), folder, watcher)
+        assert watcher.logs == [folder / f"metrics.jsonl.{number}"]
+        assert not (folder / "metrics.jsonl").exists()
+    last = Silent()
+    run(config(), folder, last)  # nothing logged since: nothing to keep or to say
+    assert (last.resumptions, last.logs) == ([], [])
+    assert [(folder / f"metrics.jsonl.{n}").read_bytes() for n in (1, 2)] == logs
+    assert differences(contents(tmp_path / "whole"), contents(folder)) == []
+
+
+def test_a_log_that_cannot_be_kept_stops_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(Killed):
+        run(config(), tmp_path, AtStep(1, 2, raising(Killed)))
+    shutil.rmtree(tmp_path / job.CHECKPOINTS)
+
+    def refuse(*_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(os, "replace", refuse)
+    with pytest.raises(RunError, match=r"cannot rename .*metrics\.jsonl: Permission denied"):
+        run(config(), tmp_path)
+
+
+def test_two_jobs_in_one_folder(tmp_path: Path) -> None:
+    refused: list[str] = []
+
+    def intrude() -> None:
+        with pytest.raises(RunError) as caught:
+            run(config(), tmp_path / "run")
+        refused.append(str(caught.value))
+
+    run(config(), tmp_path / "run", AtStep(1, 1, intrude))
+    assert len(refused) == 1
+    assert "is being written by another process" in refused[0]
+    run(config(), tmp_path / "whole")
+    assert differences(contents(tmp_path / "whole"), contents(tmp_path / "run")) == []
+
+
+# Options
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def test_deterministic_is_for_the_run_alone(tmp_path: Path) -> None:
+    seen: list[bool] = []
+    watcher = AtStep(0, 1, lambda: seen.append(torch.are_deterministic_algorithms_enabled()))
+    run(config("train.deterministic=true"), tmp_path / "a", watcher)
+    assert seen == [True]
+    assert not torch.are_deterministic_algorithms_enabled()
+    run(config(), tmp_path / "b")
+    assert runs.read_weights(tmp_path / "a").keys() == runs.read_weights(tmp_path / "b").keys()
+    assert (tmp_path / "a/weights.safetensors").read_bytes() == (tmp_path / "b/weights.safetensors").read_bytes()
+
+
+def test_tensorboard_is_an_option(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[tuple[str, float, int]] = []
+
+    class SummaryWriter:
+        def __init__(self, folder: str) -> None:
+            assert folder == str(tmp_path / "a" / "tensorboard")
+
+        def __enter__(self) -> SummaryWriter:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+        def add_scalar(self, name: str, value: float, epoch: int) -> None:
+            written.append((name, value, epoch))
+
+    module = types.ModuleType("torch.utils.tensorboard")
+    module.SummaryWriter = SummaryWriter  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", module)
+    find = importlib.util.find_spec
+    there = find("json")  # as if the package were there
+    monkeypatch.setattr("importlib.util.find_spec", lambda name, *a: there if name == "tensorboard" else find(name, *a))
+    watcher = Silent()
+    run(config("train.tensorboard=true"), tmp_path / "a", watcher)
+    assert ("loss", watcher.records[1].loss, 2) in written
+    assert ("steps/layer1.0.sn2", watcher.records[2].steps["layer1.0.sn2"], 3) in written
+
+
+# Starting from another run
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def test_averages_start_from_the_weights_that_training_starts_from(tmp_path: Path) -> None:
+    run(config(), tmp_path / "ann")
+    settings = config(
+        f"train.init_from={tmp_path / 'ann'}", "optim.lr=1e-30", "train.epochs=1", "train.warmup_epochs=0"
+    )
+    run(settings, tmp_path / "tuned")
+    theirs, ours = runs.read_weights(tmp_path / "ann"), runs.read_weights(tmp_path / "tuned")
+    assert torch.allclose(theirs["conv1.weight"], ours["conv1.weight"])
+    with pytest.raises(RunError, match=r"train\.init_from: no weight of .* fits this network"):
+        run(config(f"train.init_from={tmp_path / 'ann'}", "model.id=resnet8w3"), tmp_path / "other")
+
+
+def test_records_and_result(tmp_path: Path) -> None:
+    watcher = Silent()
+    result = run(config("data.holdout=0.2", "train.eval_every=2", "train.batch_size=10"), tmp_path, watcher)
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert lines == [json.loads(json.dumps(record.to_dict())) for record in watcher.records]
+    assert [line["test_accuracy"] is None for line in lines] == [True, False, False]
+    assert all(isinstance(record, EpochRecord) for record in watcher.records)
+    assert result["accuracy"] == lines[-1]["test_accuracy"]
+    assert result["best_on_holdout"] == max(lines[1:], key=lambda line: line["holdout_accuracy"])["epoch"]
+    assert len(lines[0]["steps"]) == len(lines[0]["tails"]) == len(lines[1]["active"]) == 7
+    (plan,) = watcher.plans
+    assert (plan.steps_per_epoch, plan.train_samples) == (4, 40)
+    net = runs.load(tmp_path)
+    assert plan.parameters == sum(p.numel() for p in net.parameters())
+    found = job.evaluate_run(tmp_path, torch.device("cpu"), World())
+    assert found == {"accuracy": result["accuracy"], "images": 31, "stored_accuracy": result["accuracy"]}
+    assert optim.learning_rate(11, 4, config()) == pytest.approx(lines[-1]["lr"])
