@@ -146,7 +146,7 @@ def _table(table: Table, folded: bool = False) -> str:
     for row in table.rows:
         cells = []
         for i, c in enumerate(row.cells):
-            value = "" if c.value is None else f' data-v="{c.value!r}"'
+            value = "" if c.value is None else f' data-v="{c.value:.12g}"'
             hint = f' title="{escape(c.hint)}"' if c.hint else ""
             text = f'<a href="#{c.link}">{escape(c.text)}</a>' if c.link else escape(c.text)
             cells.append(f"<td{_numeric(table, i)}{value}{hint}>{text}</td>")
@@ -254,7 +254,7 @@ def _details(result: Result, title: str) -> str:
     log = [[entry.get(key) for key in LOGGED] for entry in record["log"]]
     head = "".join(f'<th scope="col"><button type="button">{escape(key)}</button></th>' for key in LOGGED)
     rows = "".join(
-        "<tr>" + "".join("<td></td>" if v is None else f'<td data-v="{v!r}">{v:.5g}</td>' for v in entry) + "</tr>"
+        "<tr>" + "".join("<td></td>" if v is None else f'<td data-v="{v:.12g}">{v:.5g}</td>' for v in entry) + "</tr>"
         for entry in log
     )
     table = (
