@@ -19,10 +19,10 @@ from lbq.data.sources import Source, open_source
 from lbq.deploy.check import AbsorptionCheck, IntegerCheck, check_absorption, check_integers
 from lbq.deploy.export import deploy_trained, test_set
 from lbq.engine.evaluate import analyze
+from lbq.gather import gather
 from lbq.measure import Measurement, measure
 from lbq.models import BurstNet
 from lbq.report.folder import make, write_analysis
-from lbq.results import gather
 
 INITIAL_STEP = 0.4
 ARTEFACT = "model.lbq"

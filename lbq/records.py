@@ -17,8 +17,8 @@ from lbq.build import build
 from lbq.config import Config
 from lbq.data import digits
 from lbq.errors import RunError
+from lbq.gather import read_json
 from lbq.neuron import SpikingNeuron
-from lbq.results import read_json
 
 CORNERS = {  # of the ablation: step and surrogate, whose tails it does not tell apart
     ("fixed", "box"): "v1",

@@ -1,7 +1,7 @@
-"""From what a user names (records, run folders, deployed networks, analyses, benchmarks) to results that a report can show.
+"""Results that a report can show: single runs, what to call them, and which of them are seeds of one thing.
 
 Runs that differ in nothing but their seed form a `Group` with mean and standard deviation. A run that is not finished is
-kept apart and enters no mean.
+kept apart and enters no mean. `lbq.gather` reads them from files.
 """
 
 from __future__ import annotations
@@ -9,15 +9,13 @@ from __future__ import annotations
 import json
 import statistics
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lbq import analyze, engine, schema
 from lbq.analyze import Analysis, Trace
 from lbq.config import BOOKKEEPING
-from lbq.errors import LbqError, RunError
 
 TITLES = {
     "ann": "ANN",
@@ -35,8 +33,6 @@ TITLES = {
     "ilif": "I-LIF",
     "mlf": "MLF",
 }
-ARCHIVE = "model.lbq"
-CONVERSION = "conversion.json"  # of a folder that `lbq convert` wrote: what its network was made of
 USUAL = {"beta": 0.5, "alpha": 1.0, "tail": 0.5, "learn_beta": False, "learn_alpha": False, "reset_grad": True}
 SINGLE = {"lif": "arctan", "ternary_fixed": "box", "ternary_learned": "box"}  # their usual surrogates
 BURST_NEURONS = ("lbq", "v1", "v2", "v3", "burst")  # variants that are a BurstNeuron
@@ -302,193 +298,3 @@ def names(results: Sequence[Result], recipe: bool = True) -> list[str]:
                 if r in counted:
                     part.append(text.format(r.record.get(key)))
     return [", ".join(part) for part in parts]
-
-
-def gather(paths: Sequence[Path | str], read_run: Callable[[Path], dict[str, Any]] | None = None) -> Gathered:
-    """Read everything that is named. A folder may be a run, or hold runs and records.
-
-    read_run: from a run folder to its record, as `lbq.records.read` does; it needs torch, and nothing else here does.
-    """
-    found = Gathered()
-    analyses: list[tuple[Analysis, str]] = []
-    integers: list[tuple[dict[str, Any], Path]] = []
-    for path in dict.fromkeys(p for given in paths for p in _expanded(Path(given))):
-        if path.is_dir():
-            if read_run is None:
-                raise LbqError(f"{path} is a run folder: make a record of it with lbq record")
-            found.results.append(_checked(read_run(path), str(path)))
-            if (path / ARCHIVE).is_file():
-                found.results[-1].artefact = path / ARCHIVE
-                found.artefacts.append(path / ARCHIVE)
-        elif path.suffix == ".lbq":
-            found.artefacts.append(path)
-        else:
-            value = read_json(path)
-            if value.get("format") == analyze.FORMAT:
-                analyses.append((Analysis.from_dict(value, str(path)), str(path)))
-            elif isinstance(value.get("of"), str):
-                integers.append((value, path))
-            elif "sweeps" in value:
-                found.benchmarks.append(value)
-            else:
-                found.results.append(_record(value, path))
-    _attach(found, analyses)
-    for value, path in integers:
-        named = [r for r in found.results if Path(r.source).name == value["of"]]
-        owners = [r for r in named if Path(r.source).parent == path.parent] or named
-        if not owners:
-            raise LbqError(f"{path} is of the integer network of {value['of']}: give that record too")
-        if len(owners) > 1:
-            raise LbqError(
-                f"{path} is of {value['of']}, and there are {len(owners)} of that name: put it beside its record"
-            )
-        owner = owners[0]
-        if (wrong := schema.problem(value, schema.INTEGER_RECORD)) is not None:
-            raise LbqError(f"{path} is damaged: {wrong}; restore it")
-        owner.integer = value
-    _refuse_twins(found.results)
-    times = Counter[tuple[str, str, Any]]()
-    for result in found.finished:
-        seed = (result.key, result.data, result.record["seed"])
-        times[seed] += 1
-        result.repeat = times[seed]
-    if not (found.results or found.artefacts or found.benchmarks):
-        raise LbqError("nothing to report: give records, run folders, model.lbq files or analyses")
-    return found
-
-
-def _expanded(path: Path) -> Iterable[Path]:
-    """The path itself, or what a folder that is no run holds: runs, and records in JSON."""
-    if not path.exists():
-        raise LbqError(f"{path} does not exist: give a record, a run folder, a model.lbq or an analysis")
-    if path.is_file():
-        if path.suffix not in (".json", ".lbq"):
-            raise LbqError(f"{path} is neither a record or analysis (.json) nor a deployed network (.lbq)")
-        return [path]
-    if (path / "config.toml").exists():
-        return [path, *_beside(path)]
-    inside = sorted(p for p in path.iterdir() if p.suffix == ".json" or _is_run(p))
-    if not inside:
-        raise LbqError(f"{path} holds no runs and no records: give a run folder, or a folder of records")
-    return [found for p in inside for found in (p, *_beside(p))]
-
-
-def _is_run(path: Path) -> bool:
-    """Whether a folder is a run that has, or will have, a result; a converted network has none."""
-    return (path / "config.toml").exists() and not (path / CONVERSION).exists()
-
-
-def _beside(run: Path) -> Iterable[Path]:
-    """What else lies in a run folder: the analysis of its deployed network, and the demo's baselines."""
-    analysis = (run / ARCHIVE).with_suffix(".analysis") / "analysis.json"
-    baselines = run / "baselines"
-    inside = sorted(p for p in baselines.iterdir() if (p / "config.toml").exists()) if baselines.is_dir() else []
-    return [*([analysis] if analysis.is_file() else []), *inside]
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """The object that a JSON file holds."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise RunError(f"{path} cannot be read as JSON: {' '.join(str(error).split())[:100]}") from error
-    if not isinstance(value, dict):
-        raise RunError(f"{path} must hold a JSON object: a record or an analysis")
-    return value
-
-
-def _record(value: dict[str, Any], path: Path) -> Result:
-    if value.get("format", "lbq record") != "lbq record" or value.get("version", 1) != 1:
-        raise LbqError(
-            f"{path} is {value.get('format')!r}, version {value.get('version')!r}: not a record of version 1; make it again "
-            "with lbq record RUN, or use the lbq that wrote it"
-        )
-    missing = [key for key in schema.RECORD.needed if key not in value]
-    if missing:
-        raise LbqError(f"{path} is not a record of lbq: {', '.join(missing)} missing; make one with lbq record RUN")
-    return _checked(value, str(path))
-
-
-def _checked(record: dict[str, Any], source: str) -> Result:
-    """A result whose record holds what the rest of the program takes for granted."""
-    wrong = schema.problem(record, schema.RECORD)
-    if wrong is None and not record.get("unfinished"):
-        wrong = schema.problem(record, schema.FINISHED)
-    if wrong is not None:
-        raise LbqError(f"{source} is damaged: {wrong}; restore it, or make it again with lbq record RUN")
-    held = record.get("analysis")
-    analyses = [Analysis.from_dict(held, f"{source}: analysis")] if held else []
-    for analysis in analyses:
-        theirs, ours = analysis.facts.get("weights_sha256"), record.get("weights_sha256")
-        if theirs and ours and theirs != ours:
-            raise LbqError(f"{source}: its analysis is of other weights: make it again with lbq analyze and lbq record")
-    return Result(record, source, analyses)
-
-
-def _attach(found: Gathered, analyses: list[tuple[Analysis, str]]) -> None:
-    """Give every analysis and deployed network to its run; an analysis without one stands for itself."""
-    by_weights = {r.record.get("weights_sha256"): r for r in found.results if r.record.get("weights_sha256")}
-    by_config = {r.record["config_hash"]: r for r in found.results}
-
-    def owner_of(facts: Mapping[str, Any]) -> Result | None:
-        """By its weights; a file that does not name them (or an older one) by its configuration."""
-        weights = facts.get("weights_sha256")
-        return by_weights.get(weights) if weights else by_config.get(str(facts.get("config_hash")))
-
-    for analysis, source in analyses:
-        if analysis.golden:
-            raise LbqError(
-                f"{source} is of {analysis.images} golden inputs, not of a test set: make it again with "
-                "lbq analyze model.lbq --data FOLDER"
-            )
-        owner = owner_of(analysis.facts)
-        if owner is None:
-            owner = _standing_alone(analysis, source)
-            found.results.append(owner)
-            if weights := owner.record["weights_sha256"]:
-                by_weights[weights] = owner
-        else:
-            owner.analyses.append(analysis)
-            if "analysis" in owner.record["config"] and owner.accuracy is None:  # which stands alone
-                owner.record["test_accuracy"] = _float_accuracy(analysis)
-    for path in found.artefacts:
-        owner = owner_of(engine.load(path).network.facts)
-        if owner is not None:
-            owner.artefact = path
-
-
-def _standing_alone(analysis: Analysis, source: str) -> Result:
-    """A result of which only an analysis is left: no log, no configuration beyond its facts."""
-    facts = analysis.facts
-    record: dict[str, Any] = {
-        "dataset": facts.get("dataset", "?"),
-        "model": facts.get("model", "?"),
-        "variant": facts.get("variant", "?"),
-        "n_max": facts.get("n_max", max((layer.n_max for layer in analysis.layers), default=0)),
-        "timesteps": facts.get("timesteps", 0),
-        "epochs": facts.get("epochs", 0),
-        "seed": facts.get("seed", 0),
-        "config_hash": facts.get("config_hash", ""),
-        "weights_sha256": facts.get("weights_sha256", ""),
-        "config": {"analysis": source},
-        "log": [],
-        "test_accuracy": _float_accuracy(analysis),
-        "steps": analysis.steps,
-        **{key: facts[key] for key in ("step", "surrogate", "step_gradient") if key in facts},
-    }
-    return Result(record, source, [analysis])
-
-
-def _float_accuracy(analysis: Analysis) -> float | None:
-    return analysis.accuracy if analysis.complete and not analysis.deployed else None
-
-
-def _refuse_twins(results: Sequence[Result]) -> None:
-    """The same run given twice would count twice in a mean."""
-    seen: dict[str, str] = {}
-    for result in results:
-        weights = result.record.get("weights_sha256")
-        if result.finished and weights:
-            if weights in seen:
-                raise LbqError(f"{result.source} and {seen[weights]} are the same run: give it once")
-            seen[weights] = result.source

@@ -30,9 +30,9 @@ from lbq._version import __version__
 from lbq.build import build
 from lbq.config import CHANGEABLE, Config
 from lbq.errors import ConfigError, RunError
+from lbq.gather import CONVERSION as CONVERSION
 from lbq.kernels.choose import choose
 from lbq.models import BurstNet
-from lbq.results import CONVERSION as CONVERSION
 
 
 @contextmanager

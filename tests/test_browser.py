@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from lbq.gather import gather
 from lbq.records import read
 from lbq.report.folder import make
-from lbq.results import gather
 from tests import browser
 from tests.browser import Page
 from tests.report_runs import runs_folder

@@ -24,6 +24,7 @@ from lbq import engine, models, paper, surrogate
 from lbq.analyze import Analysis, LayerAnalysis, Membrane
 from lbq.deploy import deploy
 from lbq.errors import LbqError
+from lbq.gather import gather
 from lbq.records import read
 from lbq.report.cost_tables import accounts
 from lbq.report.costs import cost_figures, speed_figures
@@ -34,7 +35,7 @@ from lbq.report.schematics import box_slope, example, neuron_figures, relsg_et_s
 from lbq.report.svg import DARK, LIGHT, Plot, label, log_ticks, shade, standalone, ticks, whole_ticks
 from lbq.report.tour import LINE, Picture, level_pixel, png, take
 from lbq.report.training import training_figures
-from lbq.results import Gathered, Result, gather
+from lbq.results import Gathered, Result
 from tests.report_runs import BENCHMARK, of_cifar, runs_folder
 
 

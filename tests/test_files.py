@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from lbq import deploy, files, job, measure, records, results
+from lbq import deploy, files, gather, job, measure, records, results
 from lbq.analyze import load
 from lbq.errors import LbqError, RunError
 from lbq.report.folder import make, write_analysis
@@ -188,7 +188,7 @@ def test_the_commands_look_where_they_write_before_they_work(
         raise AssertionError("work was begun")
 
     for module, name in (
-        (measure, "analyze_run"), (deploy, "deploy_run"), (records, "record_of"), (results, "gather"), (job, "open_source"),
+        (measure, "analyze_run"), (deploy, "deploy_run"), (records, "record_of"), (gather, "gather"), (job, "open_source"),
     ):  # fmt: skip
         monkeypatch.setattr(module, name, work)
     monkeypatch.chdir(tmp_path)

@@ -19,6 +19,7 @@ import pytest
 from lbq import cli, paper
 from lbq.analyze import Analysis
 from lbq.costs import costs
+from lbq.gather import gather
 from lbq.measurement import account_from
 from lbq.records import read
 from lbq.report import comma_separated, latex, markdown, render
@@ -29,7 +30,7 @@ from lbq.report.folder import make, tour_of
 from lbq.report.page import all_figures
 from lbq.report.svg import standalone
 from lbq.report.tables import all_tables
-from lbq.results import Gathered, Group, Result, gather
+from lbq.results import Gathered, Group, Result
 from lbq.technology import load
 from tests.report_runs import BENCHMARK, of_cifar, record, runs_folder
 

@@ -14,11 +14,12 @@ from typing import Any
 import pytest
 
 from lbq.errors import LbqError
+from lbq.gather import gather
 from lbq.neuron import BurstNeuron
 from lbq.records import read
 from lbq.report.cells import title_at
 from lbq.report.tables import all_tables, layer_table, runs_table
-from lbq.results import UNNAMED, USUAL, Gathered, Group, Result, gather
+from lbq.results import UNNAMED, USUAL, Gathered, Group, Result
 from tests.report_runs import of_cifar, record, runs_folder
 
 

@@ -205,7 +205,7 @@ def report(
     if format not in SUFFIXES:
         raise LbqError(f"--format must be one of {', '.join(SUFFIXES)}, got {format!r}")
     from lbq import files
-    from lbq.results import gather
+    from lbq.gather import gather
 
     target = out or Path(f"report{SUFFIXES[format]}")
     (files.check_file if SUFFIXES[format] else files.check_folder)(target)
