@@ -297,8 +297,13 @@ REFUSED: list[tuple[Any, dict[str, nn.Module], str]] = [
     ),
     (
         lambda m, x: head(m, m.sn2(over_time(stem(m, x), m.c))),
-        {"c": nn.Conv2d(4, 4, 3, padding="same")},
-        "zero padding given as numbers",
+        {"c": nn.Conv2d(4, 4, 3, padding=1, padding_mode="reflect")},
+        "only padding with zeros is supported, not 'reflect'",
+    ),
+    (
+        lambda m, x: head(m, m.sn2(over_time(stem(m, x), m.c))),
+        {"c": nn.Conv2d(4, 4, (3, 2), padding="same")},
+        "layer 'c': padding='same' of an even kernel",
     ),
     (
         lambda m, x: head(m, m.sn2(over_time(stem(m, x), m.conv2, m.b))),
@@ -349,6 +354,14 @@ def test_flattened_neurons_and_named_arguments() -> None:
 
     net = warmed(Forward(forward, **parts(fc=nn.Linear(4 * 64, 2))), 3, 8, 8)
     compare(net, lower(net, (3, 8, 8)), torch.randn(2, 3, 8, 8, dtype=torch.float64))
+
+
+@pytest.mark.parametrize(
+    "conv", [nn.Conv2d(4, 4, (3, 5), padding="same", dilation=(2, 1)), nn.Conv2d(4, 4, 3, padding="valid")]
+)
+def test_padding_by_name(conv: nn.Conv2d) -> None:
+    net = Forward(lambda m, x: head(m, m.sn2(over_time(stem(m, x), m.c))), **parts(c=conv))
+    compare(warmed(net, 3, 8, 8), lower(net, (3, 8, 8)), torch.randn(2, 3, 8, 8, dtype=torch.float64))
 
 
 def test_lmht_network_is_refused_with_the_layers_name() -> None:

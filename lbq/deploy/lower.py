@@ -1,10 +1,10 @@
 """Lower a PyTorch network to an `lbq.graph.Graph`.
 
-The network is traced with torch.fx, neurons and PyTorch's own layers being leaves, and its trace is interpreted on
-symbolic values: a tensor is either the levels of one layer (possibly pooled) or a current, that is a sum of synapses
-and a bias. BatchNorm folds into the synapses of a current; an addition joins two currents, levels entering it through
-an identity synapse; a neuron turns a current into a new layer. Each value knows whether time stands in front of it: a
-static input gets it once, by `over_time`, expand, repeat or stack. What does not fit is refused with the layer's name.
+The network is traced with torch.fx, neurons and PyTorch's own layers being leaves, and its trace is interpreted on the
+symbolic values of `currents`: BatchNorm folds into the synapses of a current, an addition joins two currents, levels
+entering it through an identity synapse, and a neuron turns a current into a new layer. Each value knows whether time
+stands in front of it: a static input gets it once, by `over_time`, expand, repeat or stack. What does not fit is refused
+with the layer's name.
 """
 
 from __future__ import annotations
@@ -13,54 +13,36 @@ import inspect
 import math
 import operator
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain, count, product
 from numbers import Integral
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
-from torch import Tensor, fx, nn
+from torch import fx, nn
 
+from lbq.deploy.currents import (
+    Current,
+    Levels,
+    Numbers,
+    Time,
+    Value,
+    add,
+    as_current,
+    batch_norm,
+    conv,
+    linear,
+    pooled,
+)
 from lbq.deploy.faithful import own_method
 from lbq.deploy.functional import as_layer
 from lbq.deploy.trace import ACTIVATIONS, LAYERS, NORMS, PASSES, POOLS, STATELESS, traced
-from lbq.errors import GraphError, TooSmall
-from lbq.graph import INPUT, Array, Graph, Layer, NeuronSpec, Pool, Shape, Synapse
+from lbq.errors import GraphError
+from lbq.graph import INPUT, Graph, Layer, NeuronSpec, Shape, Synapse
 from lbq.models.time import fold_time, unfold_time
 from lbq.neuron import SpikingNeuron
 
-# What stands in front of a value: [B, ...] of a static input, [1, B, ...], [T, B, ...], or [T * B, ...] folded.
-Time = Literal["none", "one", "all", "folded"]
-
-
-@dataclass(frozen=True)
-class Levels:
-    """Outputs of the layer `source` (or the input), pooled; `factor` is the 1/n of average pools."""
-
-    source: str
-    shape: Shape
-    pools: tuple[Pool, ...] = ()
-    factor: float = 1.0
-    flat: bool = False
-    time: Time = "none"
-
-
-@dataclass(frozen=True)
-class Current:
-    """Sum of synapses + bias; `flat`: flattened before; `averaged`: the readout's mean over time; `mixed`: such a mean is a
-    part of it, which another mean over time leaves as it is, but which no neuron can read."""
-
-    synapses: tuple[Synapse, ...]
-    bias: Array
-    shape: Shape
-    flat: bool = False
-    averaged: bool = False
-    mixed: bool = False
-    time: Time = "none"
-
-
-Value = Levels | Current
 READOUT = "readout"  # the name of the last layer, which has no neuron
 BATCH = 2**61 - 1  # stands for the batch's size: a prime, so that products of sizes can be told apart
 
@@ -95,7 +77,7 @@ class _Lowering:
     ) -> None:
         self.modules = dict(net.named_modules())
         self.trace, self.input_shape, self.timesteps, self.static = trace, input_shape, timesteps, static
-        self.weights = weights
+        self.numbers = Numbers(weights)
         self.values: dict[fx.Node, Value] = {}
         self.sizes: dict[fx.Node, Any] = {}  # of values, and what is computed from them
         self.layers: list[Layer] = []
@@ -148,7 +130,7 @@ class _Lowering:
         if target in (operator.add, torch.add, "add"):
             if len(inputs) != 2 or node.kwargs:
                 raise GraphError(f"{where}: only the plain sum of two tensors is supported")
-            return self._sum(where, inputs[0], inputs[1])
+            return add(where, inputs[0], inputs[1])
         if target in (torch.flatten, "flatten"):
             given: dict[str, Any] = {**dict(zip(("start_dim", "end_dim"), rest, strict=False)), **node.kwargs}
             first, last = given.get("start_dim", 0), given.get("end_dim", -1)
@@ -266,7 +248,7 @@ class _Lowering:
 
     def _mean(self, where: str, value: Value, rest: tuple[Any, ...], options: dict[str, Any]) -> Value:
         if isinstance(value, Levels) and (keeps := self._pools(value, rest, options)) is not None:
-            return replace(self._pool(where, nn.AdaptiveAvgPool2d(1), value), flat=not keeps)
+            return replace(pooled(where, nn.AdaptiveAvgPool2d(1), value), flat=not keeps)
         if (rest or tuple(options.values())) not in ((0,), ((0,),), ([0],)) or len(rest) + len(options) != 1:
             raise GraphError(f"{where}: operation 'mean' has no integer form here but as the mean over time, mean(0)")
         if isinstance(value, Levels):
@@ -311,20 +293,20 @@ class _Lowering:
                 f"layer {name!r}: {kind} knows no time in front: apply it with lbq.models.over_time(x, layer)"
             )
         if isinstance(module, NORMS):
-            return self._batch_norm(name, module, value)
+            return batch_norm(name, module, value, self.numbers)
         if not isinstance(value, Levels):
             raise GraphError(f"layer {name!r}: {kind} must read a neuron's output or the input")
         if isinstance(module, nn.Conv2d):
-            return self._conv(name, module, value)
+            return conv(name, module, value, self.numbers)
         if isinstance(module, nn.Linear):
-            return self._linear(name, module, value)
+            return linear(name, module, value, self.numbers)
         if isinstance(module, POOLS):
-            return self._pool(name, module, value)
+            return pooled(name, module, value)
         raise GraphError(f"layer {name!r}: {kind} has no integer form here")
 
     def _activation(self, name: str, module: nn.Module | None, value: Value) -> Levels:
         if isinstance(value, Levels):
-            value = self._as_current(name, value)
+            value = as_current(name, value)
         if value.averaged or value.mixed:
             raise GraphError(f"layer {name!r}: a neuron cannot follow the mean over time")
         spec: NeuronSpec | None = None
@@ -362,88 +344,6 @@ class _Lowering:
             self.synapses.add(made[-1].name)
         return tuple(made)
 
-    def _batch_norm(self, name: str, bn: nn.BatchNorm1d | nn.BatchNorm2d, value: Value) -> Current:
-        if bn.running_mean is None or bn.running_var is None:
-            raise GraphError(f"layer {name!r}: BatchNorm without running statistics cannot be folded")
-        current = self._as_current(name, value) if isinstance(value, Levels) else value
-        if current.shape[0] != bn.num_features or (current.flat and current.shape[1:] != (1, 1)):
-            raise GraphError(f"layer {name!r}: expects {bn.num_features} channels, gets {current.shape}")
-        mean, var = self._array(bn.running_mean), self._array(bn.running_var)
-        scale = 1 / np.sqrt(var + bn.eps)
-        shift = -mean * scale
-        if bn.affine:
-            scale = scale * self._array(bn.weight)
-            shift = shift * self._array(bn.weight) + self._array(bn.bias)
-
-        def fold(s: Synapse) -> Synapse:
-            factor = scale if s.kind == "identity" else scale[:, None, None, None]
-            return replace(s, weight=self._scaled(s.weight, factor))
-
-        return replace(current, synapses=tuple(fold(s) for s in current.synapses), bias=current.bias * scale + shift)
-
-    def _conv(self, name: str, conv: nn.Conv2d, value: Levels) -> Current:
-        if conv.in_channels != value.shape[0]:
-            raise GraphError(f"layer {name!r}: expects {conv.in_channels} channels, gets {value.shape}")
-        if conv.padding_mode != "zeros" or isinstance(conv.padding, str) or value.flat:
-            raise GraphError(f"layer {name!r}: only zero padding given as numbers is supported")
-        weight = self._array(conv.weight)
-        stride, padding, dilation = _pair(conv.stride), _pair(conv.padding), _pair(conv.dilation)
-        height, width = (
-            (size + 2 * p - d * (k - 1) - 1) // s + 1
-            for size, p, d, k, s in zip(value.shape[1:], padding, dilation, weight.shape[2:], stride, strict=True)
-        )
-        if min(height, width) < 1:
-            raise TooSmall(
-                f"layer {name!r}: {value.shape} is too small for its kernel: use larger images or another network"
-            )
-        out_shape = (weight.shape[0], height, width)
-        synapse = Synapse(
-            name, value.source, "conv", self._scaled(weight, value.factor), value.shape, out_shape, value.pools,
-            stride, padding, dilation, conv.groups,
-        )  # fmt: skip
-        bias = np.zeros(weight.shape[0]) if conv.bias is None else self._array(conv.bias)
-        return Current((synapse,), bias, out_shape, time=value.time)
-
-    def _linear(self, name: str, linear: nn.Linear, value: Levels) -> Current:
-        channels, height, width = value.shape
-        if not value.flat:
-            raise GraphError(f"layer {name!r}: flatten {value.shape} before a linear layer")
-        weight = self._array(linear.weight)
-        if weight.shape[1] != channels * height * width:
-            raise GraphError(f"layer {name!r}: expects {weight.shape[1]} inputs, gets {value.shape}")
-        weight = weight.reshape(weight.shape[0], *value.shape)
-        out_shape = (weight.shape[0], 1, 1)
-        synapse = Synapse(
-            name, value.source, "conv", self._scaled(weight, value.factor), value.shape, out_shape, value.pools
-        )
-        bias = np.zeros(weight.shape[0]) if linear.bias is None else self._array(linear.bias)
-        return Current((synapse,), bias, out_shape, flat=True, time=value.time)
-
-    def _pool(self, name: str, module: nn.MaxPool2d | nn.AvgPool2d | nn.AdaptiveAvgPool2d, value: Levels) -> Levels:
-        if value.source == INPUT:
-            raise GraphError(f"layer {name!r}: pooling the raw input is not supported")
-        size = value.shape[1:]
-        if isinstance(module, nn.AdaptiveAvgPool2d):
-            if module.output_size not in (1, (1, 1)):
-                raise GraphError(f"layer {name!r}: adaptive pooling only to 1x1, not {module.output_size}")
-            pool = Pool("sum", size, size)
-        else:
-            if module.ceil_mode or (isinstance(module, nn.MaxPool2d) and _pair(module.dilation) != (1, 1)):
-                raise GraphError(f"layer {name!r}: ceil_mode and dilated pooling are not supported")
-            kind = "max" if isinstance(module, nn.MaxPool2d) else "sum"
-            pool = Pool(cast(Any, kind), _pair(module.kernel_size), _pair(module.stride), _pair(module.padding))
-            if isinstance(module, nn.AvgPool2d) and module.divisor_override:
-                raise GraphError(f"layer {name!r}: divisor_override is not supported")
-            if isinstance(module, nn.AvgPool2d) and pool.padding != (0, 0) and not module.count_include_pad:
-                raise GraphError(f"layer {name!r}: padded average pooling needs count_include_pad=True")
-        if pool.kind == "max" and value.pools and value.pools[-1].kind == "sum":
-            raise GraphError(f"layer {name!r}: max-pooling an average is not supported")
-        factor = 1.0 if pool.kind == "max" else 1.0 / (pool.kernel[0] * pool.kernel[1])
-        shape = pool.output(value.shape)
-        if min(shape[1:]) < 1:
-            raise TooSmall(f"layer {name!r}: {value.shape} is too small to pool: use larger images or another network")
-        return replace(value, shape=shape, pools=(*value.pools, pool), factor=value.factor * factor)
-
     def _flatten(self, where: str, value: Value, start: Any, end: Any) -> Value:
         """Flattening of everything behind the batch; with time in front, that begins at dimension 2, else at 1."""
         if start not in (-3, 2 if value.time in ("one", "all") else 1) or end != -1:
@@ -451,35 +351,3 @@ class _Lowering:
                 f"{where}: flatten all of channels, height and width together, and nothing in front of them"
             )
         return replace(value, flat=True)
-
-    def _sum(self, where: str, left: Value, right: Value) -> Current:
-        a, b = (self._as_current(where, v) if isinstance(v, Levels) else v for v in (left, right))
-        if a.shape != b.shape or a.flat != b.flat:
-            raise GraphError(f"{where}: shapes {a.shape} and {b.shape} differ")
-        if (a.time == "folded") != (b.time == "folded"):
-            raise GraphError(f"{where}: one of its operands has time in front, the other has it folded into the batch")
-        time: Time = a.time if a.time == b.time else "all" if "all" in (a.time, b.time) else "one"  # as they broadcast
-        means = a.averaged or b.averaged
-        both = means and time == "none"  # the other is a mean as well, or does not change over time
-        mixed = a.mixed or b.mixed or (means and not both)
-        return Current((*a.synapses, *b.synapses), a.bias + b.bias, a.shape, a.flat, both, mixed, time)
-
-    def _as_current(self, where: str, value: Levels) -> Current:
-        if value.source == INPUT:
-            raise GraphError(f"{where}: the raw input must pass a convolution or a linear layer first")
-        channels = value.shape[0]
-        synapse = Synapse(
-            f"{value.source}->identity", value.source, "identity", np.full(channels, value.factor),
-            value.shape, value.shape, value.pools,
-        )  # fmt: skip
-        return Current((synapse,), np.zeros(channels), value.shape, value.flat, time=value.time)
-
-    def _array(self, tensor: Tensor) -> Array:
-        return tensor.detach().cpu().double().numpy() if self.weights else np.broadcast_to(np.nan, tensor.shape)
-
-    def _scaled(self, weight: Array, factor: Array | float) -> Array:
-        return weight * factor if self.weights else weight
-
-
-def _pair(value: Any) -> tuple[int, int]:
-    return (value, value) if isinstance(value, int) else (int(value[0]), int(value[1]))

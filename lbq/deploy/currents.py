@@ -1,0 +1,191 @@
+"""The layers of PyTorch that carry currents, on symbolic values: what each makes of levels or of a current.
+
+A tensor of the network is either the levels of one layer (possibly pooled) or a current, that is a sum of synapses and a
+bias. `lower` goes through a network by these.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Literal, cast
+
+import numpy as np
+from torch import Tensor, nn
+
+from lbq.errors import GraphError, TooSmall
+from lbq.graph import INPUT, Array, Pool, Shape, Synapse
+
+# What stands in front of a value: [B, ...] of a static input, [1, B, ...], [T, B, ...], or [T * B, ...] folded.
+Time = Literal["none", "one", "all", "folded"]
+
+
+@dataclass(frozen=True)
+class Levels:
+    """Outputs of the layer `source` (or the input), pooled; `factor` is the 1/n of average pools."""
+
+    source: str
+    shape: Shape
+    pools: tuple[Pool, ...] = ()
+    factor: float = 1.0
+    flat: bool = False
+    time: Time = "none"
+
+
+@dataclass(frozen=True)
+class Current:
+    """Sum of synapses + bias; `flat`: flattened before; `averaged`: the readout's mean over time; `mixed`: such a mean is a
+    part of it, which another mean over time leaves as it is, but which no neuron can read."""
+
+    synapses: tuple[Synapse, ...]
+    bias: Array
+    shape: Shape
+    flat: bool = False
+    averaged: bool = False
+    mixed: bool = False
+    time: Time = "none"
+
+
+Value = Levels | Current
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """Weights in float64 or, where they are not `known` because the structure is enough, NaN in their shapes, which takes no
+    memory and folds into nothing."""
+
+    known: bool
+
+    def of(self, tensor: Tensor) -> Array:
+        return tensor.detach().cpu().double().numpy() if self.known else np.broadcast_to(np.nan, tensor.shape)
+
+    def scaled(self, weight: Array, factor: Array | float) -> Array:
+        return weight * factor if self.known else weight
+
+
+def conv(name: str, module: nn.Conv2d, value: Levels, numbers: Numbers) -> Current:
+    if module.in_channels != value.shape[0]:
+        raise GraphError(f"layer {name!r}: expects {module.in_channels} channels, gets {value.shape}")
+    if value.flat:
+        raise GraphError(f"layer {name!r}: it reads a flattened tensor: put it before the flatten")
+    weight = numbers.of(module.weight)
+    stride, padding, dilation = _pair(module.stride), _padding(name, module), _pair(module.dilation)
+    height, width = (
+        (size + 2 * p - d * (k - 1) - 1) // s + 1
+        for size, p, d, k, s in zip(value.shape[1:], padding, dilation, weight.shape[2:], stride, strict=True)
+    )
+    if min(height, width) < 1:
+        raise TooSmall(
+            f"layer {name!r}: {value.shape} is too small for its kernel: use larger images or another network"
+        )
+    out_shape = (weight.shape[0], height, width)
+    synapse = Synapse(
+        name, value.source, "conv", numbers.scaled(weight, value.factor), value.shape, out_shape, value.pools,
+        stride, padding, dilation, module.groups,
+    )  # fmt: skip
+    bias = np.zeros(weight.shape[0]) if module.bias is None else numbers.of(module.bias)
+    return Current((synapse,), bias, out_shape, time=value.time)
+
+
+def _padding(name: str, module: nn.Conv2d) -> tuple[int, int]:
+    if module.padding_mode != "zeros":
+        raise GraphError(f"layer {name!r}: only padding with zeros is supported, not {module.padding_mode!r}")
+    if not isinstance(module.padding, str):
+        return _pair(module.padding)
+    if module.padding == "valid":
+        return 0, 0
+    (high, odd), (wide, odd_too) = (
+        divmod(d * (k - 1), 2) for d, k in zip(module.dilation, module.kernel_size, strict=True)
+    )
+    if odd or odd_too:
+        raise GraphError(f"layer {name!r}: padding='same' of an even kernel pads its sides unequally: use an odd one")
+    return high, wide
+
+
+def linear(name: str, module: nn.Linear, value: Levels, numbers: Numbers) -> Current:
+    channels, height, width = value.shape
+    if not value.flat:
+        raise GraphError(f"layer {name!r}: flatten {value.shape} before a linear layer")
+    weight = numbers.of(module.weight)
+    if weight.shape[1] != channels * height * width:
+        raise GraphError(f"layer {name!r}: expects {weight.shape[1]} inputs, gets {value.shape}")
+    weight = weight.reshape(weight.shape[0], *value.shape)
+    out_shape = (weight.shape[0], 1, 1)
+    synapse = Synapse(
+        name, value.source, "conv", numbers.scaled(weight, value.factor), value.shape, out_shape, value.pools
+    )
+    bias = np.zeros(weight.shape[0]) if module.bias is None else numbers.of(module.bias)
+    return Current((synapse,), bias, out_shape, flat=True, time=value.time)
+
+
+def batch_norm(name: str, bn: nn.BatchNorm1d | nn.BatchNorm2d, value: Value, numbers: Numbers) -> Current:
+    if bn.running_mean is None or bn.running_var is None:
+        raise GraphError(f"layer {name!r}: BatchNorm without running statistics cannot be folded")
+    current = as_current(name, value) if isinstance(value, Levels) else value
+    if current.shape[0] != bn.num_features or (current.flat and current.shape[1:] != (1, 1)):
+        raise GraphError(f"layer {name!r}: expects {bn.num_features} channels, gets {current.shape}")
+    mean, var = numbers.of(bn.running_mean), numbers.of(bn.running_var)
+    scale = 1 / np.sqrt(var + bn.eps)
+    shift = -mean * scale
+    if bn.affine:
+        scale = scale * numbers.of(bn.weight)
+        shift = shift * numbers.of(bn.weight) + numbers.of(bn.bias)
+
+    def fold(s: Synapse) -> Synapse:
+        factor = scale if s.kind == "identity" else scale[:, None, None, None]
+        return replace(s, weight=numbers.scaled(s.weight, factor))
+
+    return replace(current, synapses=tuple(fold(s) for s in current.synapses), bias=current.bias * scale + shift)
+
+
+def pooled(name: str, module: nn.MaxPool2d | nn.AvgPool2d | nn.AdaptiveAvgPool2d, value: Levels) -> Levels:
+    if value.source == INPUT:
+        raise GraphError(f"layer {name!r}: pooling the raw input is not supported")
+    size = value.shape[1:]
+    if isinstance(module, nn.AdaptiveAvgPool2d):
+        if module.output_size not in (1, (1, 1)):
+            raise GraphError(f"layer {name!r}: adaptive pooling only to 1x1, not {module.output_size}")
+        pool = Pool("sum", size, size)
+    else:
+        if module.ceil_mode or (isinstance(module, nn.MaxPool2d) and _pair(module.dilation) != (1, 1)):
+            raise GraphError(f"layer {name!r}: ceil_mode and dilated pooling are not supported")
+        kind = "max" if isinstance(module, nn.MaxPool2d) else "sum"
+        pool = Pool(cast(Any, kind), _pair(module.kernel_size), _pair(module.stride), _pair(module.padding))
+        if isinstance(module, nn.AvgPool2d) and module.divisor_override:
+            raise GraphError(f"layer {name!r}: divisor_override is not supported")
+        if isinstance(module, nn.AvgPool2d) and pool.padding != (0, 0) and not module.count_include_pad:
+            raise GraphError(f"layer {name!r}: padded average pooling needs count_include_pad=True")
+    if pool.kind == "max" and value.pools and value.pools[-1].kind == "sum":
+        raise GraphError(f"layer {name!r}: max-pooling an average is not supported")
+    factor = 1.0 if pool.kind == "max" else 1.0 / (pool.kernel[0] * pool.kernel[1])
+    shape = pool.output(value.shape)
+    if min(shape[1:]) < 1:
+        raise TooSmall(f"layer {name!r}: {value.shape} is too small to pool: use larger images or another network")
+    return replace(value, shape=shape, pools=(*value.pools, pool), factor=value.factor * factor)
+
+
+def add(where: str, left: Value, right: Value) -> Current:
+    a, b = (as_current(where, v) if isinstance(v, Levels) else v for v in (left, right))
+    if a.shape != b.shape or a.flat != b.flat:
+        raise GraphError(f"{where}: shapes {a.shape} and {b.shape} differ")
+    if (a.time == "folded") != (b.time == "folded"):
+        raise GraphError(f"{where}: one of its operands has time in front, the other has it folded into the batch")
+    time: Time = a.time if a.time == b.time else "all" if "all" in (a.time, b.time) else "one"  # as they broadcast
+    means = a.averaged or b.averaged
+    both = means and time == "none"  # the other is a mean as well, or does not change over time
+    mixed = a.mixed or b.mixed or (means and not both)
+    return Current((*a.synapses, *b.synapses), a.bias + b.bias, a.shape, a.flat, both, mixed, time)
+
+
+def as_current(where: str, value: Levels) -> Current:
+    if value.source == INPUT:
+        raise GraphError(f"{where}: the raw input must pass a convolution or a linear layer first")
+    channels = value.shape[0]
+    synapse = Synapse(
+        f"{value.source}->identity", value.source, "identity", np.full(channels, value.factor),
+        value.shape, value.shape, value.pools,
+    )  # fmt: skip
+    return Current((synapse,), np.zeros(channels), value.shape, value.flat, time=value.time)
+
+
+def _pair(value: Any) -> tuple[int, int]:
+    return (value, value) if isinstance(value, int) else (int(value[0]), int(value[1]))
