@@ -134,11 +134,13 @@ def cost_table(groups: Sequence[Group], technology: Technology = DEFAULT) -> Tab
 def honest_table(id: str, group: Group, title: str, found: Costs) -> Table:
     """title: what tells the group from others."""
     counted = next((r for r, a in group.analysed if "exact" in a.accounts), group.first)
-    seed = f", seed {counted.record['seed']}" if len(group.results) > 1 else ""
+    facts = [group.record["model"], f"T={group.record['timesteps']}"]
+    if len(group.results) > 1:
+        facts.append(f"seed {counted.record['seed']}")
+    named = ", ".join([title, *(fact for fact in facts if fact not in title.split(", "))])
     table = Table(
         id,
-        f"Beyond the paper's table: {title}, {group.record['model']}, T = {group.record['timesteps']}{seed}; modelled µJ per "
-        "image",
+        f"Beyond the paper's table: {named}; modelled µJ per image",
         ("Method", "Paper's regime", "Integer arithmetic", "With memory", "int8 ANN / it", "Break-even, arithmetic",
          "Break-even, with memory", "Note"),
         numeric=frozenset(range(1, 7)),
