@@ -140,6 +140,8 @@ class Result:
             title += ", one tail for all layers"
         if surrogate == "relsg_et" and neuron.get("learn_tail") is False:
             title += ", fixed tails"
+        if (factor := self.record["config"].get("optim", {}).get("neuron_lr", 1.0)) != 1.0:
+            title += f", neurons' lr × {factor:g}"
         if self.reference:
             title += ", reference kernel"
         return title if self.repeat == 1 else f"{title}, run {self.repeat}"
