@@ -42,7 +42,8 @@ class Surrogate:
 
 def _tails(r: Tensor, low: float, high: float) -> Tensor:
     """exp(-distance to [low, high]): 1 inside, decaying outside, never overflowing."""
-    return torch.exp(torch.minimum(r - low, high - r).clamp(max=0))
+    outside = torch.minimum(r - low, high - r)
+    return torch.exp(torch.where(outside < 0, outside, 0))  # a clamp would have a slope at the edge too
 
 
 def _tail_bend(r: Tensor, low: float, high: float) -> Tensor:
@@ -116,7 +117,7 @@ def _arctan_slope(d: Tensor) -> Tensor:
 
 
 def _rectangular(d: Tensor) -> Tensor:
-    return (d + 0.5).clamp(0, 1)
+    return torch.where(d < 0.5, d + 0.5, 1).clamp(min=0)
 
 
 def _rectangular_slope(d: Tensor) -> Tensor:

@@ -8,9 +8,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
-from torch.func import functional_call, grad, jacfwd, jacrev, vmap
+from torch.autograd import forward_ad
+from torch.func import functional_call, grad, jacfwd, jacrev, jvp, vmap
 
 from lbq import models
+from lbq import surrogate as surrogates
+from lbq.kernels.reference import straight_through
 from lbq.neuron import BurstNeuron, create
 
 NEURONS: list[dict[str, Any]] = [
@@ -52,22 +55,66 @@ def test_gradients_of_samples_by_torch_func(options: dict[str, Any]) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.script.:DeprecationWarning")  # PyTorch's own doing
-@pytest.mark.parametrize("options", [{"name": "lbq"}, {"name": "ternary_learned", "surrogate": "box_et"}], ids=str)
+@pytest.mark.parametrize("options", [*NEURONS, {"name": "ternary_learned", "surrogate": "box_et"}], ids=str)
 def test_forward_mode_agrees_with_reverse_mode(options: dict[str, Any]) -> None:
     neuron = create(**options).double()
     torch.manual_seed(1)
     x = torch.randn(3, 2, 2, dtype=torch.float64)
-    torch.testing.assert_close(jacfwd(neuron)(x), jacrev(neuron)(x))
+    reverse = torch.autograd.functional.jacobian(neuron, x)
+    torch.testing.assert_close(jacfwd(neuron)(x), reverse)
+    torch.testing.assert_close(jacrev(neuron)(x), reverse)
+    with forward_ad.dual_level():
+        along = forward_ad.unpack_dual(neuron(forward_ad.make_dual(x, torch.ones_like(x)))).tangent
+    torch.testing.assert_close(along, reverse.sum((3, 4, 5)))
     parameters: dict[str, Tensor] = dict(neuron.named_parameters())
 
     def out(parameters: dict[str, Tensor]) -> Tensor:
         found: Tensor = functional_call(neuron, parameters, (x,))
         return found
 
-    forward, reverse = jacfwd(out)(parameters), jacrev(out)(parameters)
-    assert forward.keys() == reverse.keys()
-    for name, value in reverse.items():
-        torch.testing.assert_close(forward[name], value)
+    if parameters:
+        torch.testing.assert_close(jacfwd(out)(parameters), jacrev(out)(parameters))
+
+
+@pytest.mark.parametrize("name", surrogates.SURROGATES)
+@pytest.mark.parametrize("signed", [False, True])
+def test_slopes_are_the_same_at_every_kink(name: str, signed: bool) -> None:
+    """Where B has no derivative, torch.func takes the one that the backward pass takes."""
+    surrogate, n_max = surrogates.SURROGATES[name], 1 if signed else 3
+    r = torch.arange(-8.0, 9.0, dtype=torch.float64) / 2
+    level = torch.zeros_like(r)
+    tail = torch.tensor(0.3, dtype=torch.float64)
+
+    def emitted(r: Tensor, tail: Tensor) -> Tensor:
+        return straight_through(r, level, tail, n_max, surrogate, signed).sum()
+
+    r.requires_grad_(), tail.requires_grad_()
+    usual = torch.autograd.grad(emitted(r, tail), (r, tail), materialize_grads=True)
+    torch.testing.assert_close(grad(emitted, argnums=(0, 1))(r, tail), usual)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*requires_grad:UserWarning")  # PyTorch's own doing
+@pytest.mark.parametrize("options", [{"name": "lbq"}, {"name": "plif"}, {"name": "ternary_learned"}], ids=str)
+def test_torch_func_compiled(options: dict[str, Any]) -> None:
+    neuron = create(**options)
+    torch.manual_seed(4)
+    x = torch.randn(2, 3, 4)
+    parameters = {name: value.detach() for name, value in neuron.named_parameters()}
+
+    def loss(parameters: dict[str, Tensor], x: Tensor) -> Tensor:
+        out: Tensor = functional_call(neuron, parameters, (x,))
+        return out.square().sum()
+
+    def tangent(x: Tensor) -> Tensor:
+        found: Tensor = jvp(lambda x: neuron(x), (x,), (torch.ones_like(x),))[1]
+        return found
+
+    for function, inputs in (
+        (grad(loss), (parameters, x)),
+        (vmap(grad(loss), (None, 1)), (parameters, x)),
+        (tangent, (x,)),
+    ):
+        torch.testing.assert_close(torch.compile(function, backend="aot_eager")(*inputs), function(*inputs))
 
 
 def test_gradients_of_samples_of_a_network() -> None:

@@ -20,6 +20,7 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from lbq.surrogate import Surrogate
 
@@ -87,19 +88,24 @@ class Emission(NamedTuple):
     level: Tensor
 
 
+def transformed() -> bool:
+    """Whether torch.func or forward-mode differentiation is at work, which take plain operations only."""
+    return torch._C._functorch.maybe_current_level() is not None or forward_ad._current_level >= 0
+
+
+transformed._dynamo_marked_constant = True  # type: ignore[attr-defined]  # torch.compiler's own marker imports the compiler
+
+
 class _StraightThrough(torch.autograd.Function):
     """S in the forward pass, dB in the backward pass: B(r) + sg(S - B(r)) without its rounding error."""
 
-    generate_vmap_rule = True
-
     @staticmethod
-    def forward(r: Tensor, level: Tensor, tail: Tensor, n_max: int, surrogate: Surrogate, signed: bool) -> Tensor:
-        return level.clone()
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        r, _, tail, ctx.n_max, ctx.surrogate, ctx.signed = inputs
+    def forward(
+        ctx: Any, r: Tensor, level: Tensor, tail: Tensor, n_max: int, surrogate: Surrogate, signed: bool
+    ) -> Tensor:
         ctx.save_for_backward(r, tail)
+        ctx.n_max, ctx.surrogate, ctx.signed = n_max, surrogate, signed
+        return level.clone()
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
@@ -115,35 +121,21 @@ class _StraightThrough(torch.autograd.Function):
         return grad_r, None, grad_tail, None, None, None
 
 
-class _WithForwardMode(_StraightThrough):
-    """The same with a forward-mode derivative, for torch.func; torch.compile traces no function that has one."""
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        _StraightThrough.setup_context(ctx, inputs, output)
-        ctx.save_for_forward(inputs[0], inputs[2])
-
-    @staticmethod
-    def jvp(ctx: Any, *tangents: Tensor | None) -> Tensor:
-        r, tail = ctx.saved_tensors
-        surrogate: Surrogate = ctx.surrogate
-        magnitude = r.abs() if ctx.signed else r
-        along = torch.zeros_like(r)
-        if tangents[0] is not None:
-            along = along + tangents[0] * surrogate.slope(magnitude, ctx.n_max, tail)
-        if tangents[2] is not None and surrogate.tail_slope is not None:
-            bend = surrogate.tail_slope(magnitude, ctx.n_max, tail)
-            along = along + tangents[2] * (bend * r.sign() if ctx.signed else bend)
-        return along
-
-
 def straight_through(
     r: Tensor, level: Tensor, tail: Tensor, n_max: int, surrogate: Surrogate, signed: bool = False
 ) -> Tensor:
     """Eq. ste_level without its outer step: `level` forward, gradients of B(r) (odd in r where `signed`)."""
-    function = _StraightThrough if torch.compiler.is_compiling() else _WithForwardMode
-    out: Tensor = function.apply(r, level, tail, n_max, surrogate, signed)  # type: ignore[no-untyped-call]
-    return out
+    if not transformed():
+        out: Tensor = _StraightThrough.apply(r, level, tail, n_max, surrogate, signed)  # type: ignore[no-untyped-call]
+        return out
+    if surrogate.tail_slope is None:
+        tail = tail.detach()
+    if signed:  # sign(r) * B(|r|), with its slope at 0, where tails do not move it
+        tail = torch.where(r == 0, tail.detach(), tail)
+        smooth = torch.where(r < 0, -surrogate.level(-r, n_max, tail), surrogate.level(r, n_max, tail))
+    else:
+        smooth = surrogate.level(r, n_max, tail)
+    return level + (smooth - smooth.detach())
 
 
 def quantise(r: Tensor, n_max: int, rounding: Rounding = "floor") -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from lbq.kernels import native
 from lbq.kernels.choose import choose
-from lbq.kernels.reference import Constants, Rule, burst_sequence
+from lbq.kernels.reference import Constants, Rule, burst_sequence, transformed
 
 
 def kernel_on(device: str) -> str:
@@ -25,10 +25,10 @@ def _in_memory(tensors: Iterable[object]) -> bool:
 
     torch.compile and torch.export are told of the kernels as operators and may trace what they like.
     """
+    if transformed():
+        return False
     return torch.compiler.is_compiling() or all(
-        type(t) in (Tensor, nn.Parameter) and not t.is_neg() and not torch._C._functorch.is_functorch_wrapped_tensor(t)
-        for t in tensors
-        if isinstance(t, Tensor)
+        type(t) in (Tensor, nn.Parameter) and not t.is_neg() for t in tensors if isinstance(t, Tensor)
     )
 
 

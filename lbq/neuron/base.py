@@ -25,6 +25,7 @@ from lbq.kernels.reference import (
     burst_levels,
     burst_step,
     compute_dtype,
+    transformed,
 )
 from lbq.kernels.sequence import burst, fuses_norm, norm_burst
 
@@ -75,15 +76,10 @@ class _UnitInterval(torch.autograd.Function):
     A plain clamp would freeze a parameter for good once the optimiser has stepped over an end.
     """
 
-    generate_vmap_rule = True
-
     @staticmethod
-    def forward(value: Tensor) -> Tensor:
+    def forward(ctx: Any, value: Tensor) -> Tensor:
+        ctx.save_for_backward(value)
         return value.clamp(0, 1)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
-        ctx.save_for_backward(inputs[0])
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Tensor:
@@ -93,6 +89,9 @@ class _UnitInterval(torch.autograd.Function):
 
 
 def unit_interval(value: Tensor) -> Tensor:
+    """`value` clamped to [0, 1]; under torch.func its gradient passes beyond the ends both ways."""
+    if transformed():
+        return value.detach().clamp(0, 1) + (value - value.detach())
     out: Tensor = _UnitInterval.apply(value)  # type: ignore[no-untyped-call]
     return out
 

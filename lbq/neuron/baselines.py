@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from lbq import surrogate as surrogates
 from lbq.errors import GraphError
 from lbq.graph import NeuronSpec
-from lbq.kernels.reference import BurstState, Rule, compute_dtype, straight_through
+from lbq.kernels.reference import BurstState, Rule, compute_dtype, straight_through, transformed
 from lbq.kernels.sequence import fuses_relu, norm_relu
 from lbq.neuron.base import Membrane, SpikingNeuron, check_choice, check_count, check_positive, is_watched
 from lbq.neuron.burst import SteppedNeuron
@@ -129,15 +129,10 @@ class _MixRows(torch.autograd.Function):
     """weights [T, T] @ x [T, N] for long rows. The gradient of the weights has few outputs and very long sums, which matrix
     products are not made for: it is taken as one dot product for each."""
 
-    generate_vmap_rule = True
-
     @staticmethod
-    def forward(weights: Tensor, x: Tensor) -> Tensor:
+    def forward(ctx: Any, weights: Tensor, x: Tensor) -> Tensor:
+        ctx.save_for_backward(weights, x)
         return weights @ x
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:
@@ -148,6 +143,8 @@ class _MixRows(torch.autograd.Function):
 
 
 def mix_rows(weights: Tensor, x: Tensor) -> Tensor:
+    if transformed():
+        return weights @ x
     out: Tensor = _MixRows.apply(weights, x)  # type: ignore[no-untyped-call]
     return out
 

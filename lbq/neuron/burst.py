@@ -57,27 +57,10 @@ def set_step(module: nn.Module, step: Tensor) -> None:
         module.rho.copy_(torch.stack([initial_rho(float(s)) for s in step.reshape(-1)]).reshape(step.shape))  # type: ignore[operator]
 
 
-class _ScaleGradient(torch.autograd.Function):
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(value: Tensor, factor: float) -> Tensor:
-        return value.clone()
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, float], output: Tensor) -> None:
-        ctx.factor = inputs[1]
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        return grads[0] * ctx.factor, None
-
-
 def lsq_scaled(step: Tensor, x: Tensor, n_max: int) -> Tensor:
     """`step` with its gradient scaled by 1 / sqrt(features that share it * n_max), for `x` [T, B, ...] (LSQ)."""
     features = max(math.prod(x.shape[2:]) // step.numel(), 1)
-    out: Tensor = _ScaleGradient.apply(step, 1 / math.sqrt(features * n_max))  # type: ignore[no-untyped-call]
-    return out
+    return step.detach() + 1 / math.sqrt(features * n_max) * (step - step.detach())
 
 
 class SteppedNeuron(SpikingNeuron):
