@@ -175,7 +175,7 @@ def test_the_command_line_refuses_attacks_with_code_2(
 
 def test_a_network_without_golden_vectors(tmp_path: Path) -> None:
     engine.save(tmp_path / "a.lbq", engine.Network(deployed("resnet8w2").network))
-    network, golden = read_artefact(tmp_path / "a.lbq")
+    network, golden, _ = read_artefact(tmp_path / "a.lbq")
     assert golden is None
     assert network.parameters > 0
 
@@ -245,11 +245,29 @@ def test_a_file_may_be_replaced_while_its_network_runs(tmp_path: Path) -> None:
     assert np.array_equal(before.logits, again.logits)
 
 
+@pytest.mark.parametrize("size", [0, 1000, None])
+def test_a_file_that_is_written_to_gives_no_more_results(tmp_path: Path, size: int | None) -> None:
+    path = tmp_path / "model.lbq"
+    engine.save(path, deployed("resnet8w4"))
+    net = engine.load(path)
+    x = pixels(2, 3, 8, 8)
+    net.run(x)
+    with open(path, "r+b") as file:
+        file.write(b"other bytes") if size is None else file.truncate(size)
+    for engines in engine.ENGINES[:3]:
+        with pytest.raises(
+            ArtefactError, match=r"model\.lbq was written to while its network was in use: load it again"
+        ):
+            net.run(x, engines)
+    with pytest.raises(ArtefactError, match="was written to"):
+        net.watch(x, lambda *_: None)
+
+
 def test_forgotten_tensors_are_read_again(tmp_path: Path) -> None:
     path = tmp_path / "some.lbq"
     values = np.arange(100_000, dtype=np.int32)
     container.write(path, {"a": values, "b": values[:3].astype(np.int8)}, "{}")
-    found, _ = container.read(path)
+    found, _, _ = container.read(path)
     for name, expected in (("a", values), ("b", values[:3])):
         container.forget(found[name])
         assert np.array_equal(found[name], expected)

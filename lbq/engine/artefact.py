@@ -131,16 +131,16 @@ def _describe(synapse: Synapse) -> dict[str, Any]:
 # Reading ---------------------------------------------------------------------------------------------------------------
 
 
-def load(path: Path | str) -> tuple[IntegerNetwork, Golden | None]:
-    """Read a network and check all of it."""
-    tensors, text = container.read(path)
+def load(path: Path | str) -> tuple[IntegerNetwork, Golden | None, container.Mapped]:
+    """Read a network and check all of it; its weights lie in the file, which must stay as it is."""
+    tensors, text, file = container.read(path)
     try:
         found = _Reader(tensors).network(container.parse_json(text, "its description"))
     except ArtefactError as error:
         raise ArtefactError(f"{path}: {error}") from error
     for tensor in tensors.values():
         container.forget(tensor)  # the checks have read all of it
-    return found
+    return (*found, file)
 
 
 class _Fields:

@@ -6,7 +6,8 @@ deterministically, so that equal networks are equal files. `__metadata__` holds 
 bit of padding, is therefore seen. Reading trusts nothing: every offset, shape and type is checked before it is used.
 
 A file is mapped, not copied, so that weights need not be in memory twice once a kernel has its own form of them. It must
-stay as it is while the network is in use; replacing it by another file, as `write` does, is safe.
+stay as it is while the network is in use, and `Mapped` says whether it did; replacing it by another file, as `write`
+does, is safe.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ import hashlib
 import json
 import math
 import mmap
+import os
+import weakref
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -66,8 +69,28 @@ def write(path: Path | str, tensors: Mapping[str, NDArray[Any]], text: str) -> i
     return files.write(path, encode(tensors, text), ArtefactError)
 
 
-def read(path: Path | str) -> tuple[Tensors, str]:
-    """The tensors of a file (read-only views of its bytes) and its text."""
+class Mapped:
+    """A mapped file, of which `check` says in one line that it was written to since."""
+
+    def __init__(self, path: Path, descriptor: int) -> None:
+        self.path, self.descriptor = path, os.dup(descriptor)
+        weakref.finalize(self, os.close, self.descriptor)
+        self.state = self._state()
+
+    def _state(self) -> tuple[int, int]:
+        found = os.fstat(self.descriptor)
+        return found.st_size, found.st_mtime_ns
+
+    def check(self) -> None:
+        if self._state() != self.state:
+            raise ArtefactError(
+                f"{self.path} was written to while its network was in use: load it again, and replace such files by renaming "
+                "another (mv), not in place (cp)"
+            )
+
+
+def read(path: Path | str) -> tuple[Tensors, str, Mapped]:
+    """The tensors of a file (read-only views of its bytes), its text, and the file."""
     path = Path(path)
     try:
         size = path.stat().st_size
@@ -76,11 +99,12 @@ def read(path: Path | str) -> tuple[Tensors, str]:
         if size > MOST_BYTES:
             raise ArtefactError(f"{path} is not a deployed network: it has {size} bytes, at most {MOST_BYTES} are read")
         with open(path, "rb") as file:
+            mapped = Mapped(path, file.fileno())
             data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
     except OSError as error:
         raise ArtefactError(f"{path} cannot be read: {error.strerror}; {REMEDY}") from error
     try:
-        return decode(data)
+        return (*decode(data), mapped)
     except ArtefactError as error:
         raise ArtefactError(f"{path}: {error}") from error
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 
 from lbq.engine import artefact
 from lbq.engine.artefact import Golden, level_digests
+from lbq.engine.container import Mapped
 from lbq.engine.native import BACKENDS, Backend
 from lbq.engine.network import IntegerNetwork
 from lbq.engine.runner import Output, Runner, Trace, Watch
@@ -27,8 +29,8 @@ class Network:
     network: its integers. golden: what it must give for inputs that came with it, or None.
     """
 
-    def __init__(self, network: IntegerNetwork, golden: Golden | None = None) -> None:
-        self.network, self.golden = network, golden
+    def __init__(self, network: IntegerNetwork, golden: Golden | None = None, file: Mapped | None = None) -> None:
+        self.network, self.golden, self._file = network, golden, file
         self._runner: Runner | None = None
         self._cuda: dict[str, Any] = {}
 
@@ -71,20 +73,23 @@ class Network:
             raise LbqError(f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
         if type(threads) is not int or not 1 <= threads <= MOST_THREADS:
             raise LbqError(f"threads must be a whole number in 1..{MOST_THREADS}, got {threads!r}")
-        if engine == "cuda":
-            return self.on_device("cuda").run(x, trace, progress)
-        if self._runner is None:
-            self._runner = Runner(self.network)
-        return self._runner.run(x, engine, trace, threads, backend, progress)
+        with self._unchanged():
+            if engine == "cuda":
+                return self.on_device("cuda").run(x, trace, progress)
+            if self._runner is None:
+                self._runner = Runner(self.network)
+            return self._runner.run(x, engine, trace, threads, backend, progress)
 
     def watch(self, images: NDArray[np.uint8], told: Watch, trace: bool | Trace = False) -> Output:
         """Run images and tell every layer's membranes before emission: told(layer, timestep, int32 [B, H, W, C]).
 
         trace: as for `run`.
         """
-        if self._runner is None:
-            self._runner = Runner(self.network)
-        return self._runner.run(self._checked(images), trace=trace, watch=told)
+        x = self._checked(images)
+        with self._unchanged():
+            if self._runner is None:
+                self._runner = Runner(self.network)
+            return self._runner.run(x, trace=trace, watch=told)
 
     def on_device(self, device: str) -> Any:
         """The network in PyTorch on a device: `cuda`, or `cpu` to look at the same arithmetic without a GPU."""
@@ -93,6 +98,15 @@ class Network:
 
             self._cuda[device] = TorchRunner(self.network, device)
         return self._cuda[device]
+
+    @contextmanager
+    def _unchanged(self) -> Iterator[None]:
+        """Refuse results where the file that holds the weights was written to, before or meanwhile."""
+        if self._file is not None:
+            self._file.check()
+        yield
+        if self._file is not None:
+            self._file.check()
 
     def _checked(self, images: NDArray[np.uint8]) -> NDArray[np.uint8]:
         net = self.network

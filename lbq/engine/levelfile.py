@@ -36,7 +36,7 @@ def save_levels(path: Path | str, levels: Mapping[str, NDArray[Any]]) -> int:
 
 def load_levels(path: Path | str) -> dict[str, NDArray[Any]]:
     """Levels by layer, as they were saved."""
-    tensors, text = container.read(path)
+    tensors, text, _ = container.read(path)
     described = container.parse_json(text, f"{path}: its description")
     layers = described.get("layers") if isinstance(described, dict) else None
     if not isinstance(layers, dict) or described.get("format") != FORMAT or set(layers) != set(tensors):
