@@ -16,15 +16,21 @@ PARAMETRISED = "parametrizations.weight."  # what a parametrised weight is compu
 
 
 def parameter_groups(
-    net: nn.Module, weight_decay: float, *, norm_decay: bool = False, neuron_lr: float = 1.0
+    net: nn.Module,
+    weight_decay: float,
+    *,
+    norm_decay: bool = False,
+    lr: float | None = None,
+    neuron_lr: float = 1.0,
 ) -> list[dict[str, Any]]:
     """The parameters of a network for any optimiser of PyTorch, `torch.optim.SGD(parameter_groups(net, 5e-4), lr=0.1)`.
 
     Three roles: weights of convolutions and linear layers, or what these are computed from (decayed), BatchNorm, biases and
     all else (decayed where `norm_decay`), and the neurons' own (step, tail, leak, reset, mixing), which never decay: decay
-    on rho would pull the step to 0.69. neuron_lr: a factor on the neurons' learning rate, for `set_learning_rate`;
-    optimisers ignore it.
+    on rho would pull the step to 0.69. lr: of all groups, the neurons' times `neuron_lr`; without it, the optimiser's.
     """
+    if lr is None and neuron_lr != 1.0:
+        raise ValueError(f"neuron_lr is a factor on lr, got {neuron_lr!r}: give lr too")
     decayed = ("weights", "norms") if norm_decay else ("weights",)
     layers = [m for m in net.modules() if isinstance(m, (_ConvNd, nn.Linear))]
     weights = {
@@ -40,7 +46,8 @@ def parameter_groups(
             "params": members,
             "role": role,
             "weight_decay": weight_decay if role in decayed else 0.0,
-            "factor": neuron_lr if role == "neurons" else 1.0,
+            "factor": (factor := neuron_lr if role == "neurons" else 1.0),
+            **({} if lr is None else {"lr": lr * factor}),
         }
         for role, members in groups.items()
         if members
@@ -49,11 +56,12 @@ def parameter_groups(
 
 def make_optimiser(net: nn.Module, settings: OptimConfig) -> torch.optim.Optimizer:
     """On a GPU all of it lies there, the learning rate too: an update is then a few launches, and can be recorded."""
-    groups = parameter_groups(net, settings.weight_decay, norm_decay=settings.norm_decay, neuron_lr=settings.neuron_lr)
+    o = settings
+    groups = parameter_groups(net, o.weight_decay, norm_decay=o.norm_decay, lr=o.lr, neuron_lr=o.neuron_lr)
     device = groups[0]["params"][0].device
     gpu = device.type == "cuda"
-    for group in groups:
-        group["lr"] = torch.tensor(settings.lr, device=device) if gpu else settings.lr
+    for group in groups if gpu else ():
+        group["lr"] = torch.tensor(group["lr"], device=device)
     fused = True if gpu else None
     if settings.name == "adamw":
         return torch.optim.AdamW(groups, capturable=gpu, fused=fused)

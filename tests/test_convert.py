@@ -256,6 +256,7 @@ def test_calibration_is_whole_or_not_at_all() -> None:
     """A network of other widths behind its first layers."""
     ann = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 5), nn.ReLU())
     snn = nn.Sequential(nn.Linear(4, 6), BurstNeuron(), nn.Linear(6, 7), BurstNeuron())
+    snn[0].load_state_dict(ann[0].state_dict())
     snn.train()
     before = copy.deepcopy(snn.state_dict())
 
@@ -268,6 +269,16 @@ def test_calibration_is_whole_or_not_at_all() -> None:
     assert all(torch.equal(value, before[name]) for name, value in snn.state_dict().items())
     assert snn.training
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in snn.modules())
+
+
+def test_a_network_of_other_weights_is_refused() -> None:
+    ann = models.create("resnet8w4", neuron="relu", timesteps=1).eval()
+    snn = models.create("resnet8w4", neuron={"name": "lbq", "n_max": 15}).eval()
+    with pytest.raises(GraphError, match=r"^the spiking network has other weights than the ANN: load them first, snn\.load"):
+        calibrate(snn, ann, images(16, 3, 8, 8))
+    snn.load_state_dict(ann.state_dict(), strict=False)
+    for _ in range(2):  # scales that the first has changed are no other weights
+        assert max(fit.error for fit in calibrate(snn, ann, images(16, 3, 8, 8)).values()) < 0.5
 
 
 def test_activations_that_are_rare_small_or_of_unequal_channels() -> None:

@@ -260,6 +260,8 @@ def test_what_cannot_be_copied_traced_or_is_no_network() -> None:
         ({"mean": [float("nan")]}, "^mean must be .*got .nan.$"),
         ({"mean": ["a"]}, "^mean must be a list"),
         ({"mean": [0.5] * 3}, "^mean must be a list of 1 finite"),
+        ({"mean": [80.0]}, r"^mean is of pixel / 255, at most 1, got \[80.0\]: divide mean and std by 255"),
+        ({"mean": [9.0], "scale": 16}, "^mean is of pixel / 16, .* by 16"),
         ({"std": [float("inf")]}, "^std must be a list"),
         ({"std": [0.0]}, "^std must be positive"),
         ({"timesteps": "3"}, "^timesteps must be a whole number of at least 1, got '3'"),
@@ -317,4 +319,5 @@ def test_std_or_scale_alone_is_honoured() -> None:
         with torch.no_grad():
             logits = net.double()(torch.from_numpy(values)).numpy()
         np.testing.assert_allclose(found.logits * found.scale, logits, atol=0.02 * np.ptp(logits))
-    assert not same(deploy(net, SHAPE).run(x), deploy(net, SHAPE, std=[0.01]).run(x))
+    with pytest.raises(GraphError, match=r"^say how images were normalised, \(pixel / scale - mean\) / std: scale=255"):
+        deploy(net, SHAPE)

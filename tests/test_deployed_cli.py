@@ -255,6 +255,11 @@ def test_predict(capsys: pytest.CaptureFixture[str], model: Path, tmp_path: Path
     assert len(found) == 5
     assert 0 < sum(entry["share"] for entry in found) <= 1.0001
     assert [e["logit"] for e in found] == sorted((e["logit"] for e in found), reverse=True)
+    turned = image.Exif()
+    turned[0x0112] = 6  # to be shown turned right by a quarter
+    image.fromarray(np.rot90(pixel)).save(tmp_path / "turned.png", exif=turned)
+    code, text, _ = call(capsys, "predict", str(model), str(tmp_path / "turned.png"), "--json")
+    assert json.loads(text) == found
     np.save(tmp_path / "digit.npy", digits.images[chosen])
     code, text, _ = call(capsys, "predict", str(model), str(tmp_path / "digit.npy"), "--top", "1")
     assert text.startswith(str(digits.labels[chosen]))

@@ -511,7 +511,7 @@ def test_kernels_too_large_for_the_native_library_run_in_numpy() -> None:
             return over_time(over_time(x, self.pool).flatten(2), self.fc, spatial=1).mean(0)
 
     torch.manual_seed(0)
-    net = deploy(warmed(Wide(), 3, 6, 6), (3, 6, 6), timesteps=2)
+    net = deploy(warmed(Wide(), 3, 6, 6), (3, 6, 6), timesteps=2, scale=255)
     x = pixels(2, 3, 6, 6)
     expected = net.run(x, "dense", trace=True)
     for engine in ("auto", "bitplane"):

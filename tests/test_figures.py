@@ -431,7 +431,7 @@ def test_tours_of_given_images(tmp_path: Path, found: Gathered) -> None:
     golden = tour_of(found)
     assert golden is not None
     assert golden.about == "The image is the first golden input of model.lbq; --image shows another."
-    noise = deploy(models.create("resnet8w2", in_channels=1).eval(), (1, 8, 8))
+    noise = deploy(models.create("resnet8w2", in_channels=1).eval(), (1, 8, 8), scale=255)
     engine.save(tmp_path / "noise.lbq", noise)
     of_noise = tour_of(Gathered(artefacts=[tmp_path / "noise.lbq"]))
     assert of_noise is not None

@@ -179,6 +179,29 @@ def test_pickling_and_printing(name: str) -> None:
         assert repr(create(name, timesteps=2, channels=4))
 
 
+@pytest.mark.parametrize("channels", [None, 3])
+def test_a_learned_step_loads_as_a_fixed_one_and_back(channels: int | None) -> None:
+    learned, fixed = (BurstNeuron(5, learn_step=flag, channels=channels) for flag in (True, False))
+    learned.step = 0.7 if channels is None else torch.tensor([0.2, 0.7, 1.5])
+    fixed.load_state_dict(learned.state_dict())
+    assert torch.equal(fixed.step, learned.step)
+    again = BurstNeuron(5, channels=channels)
+    again.load_state_dict(fixed.state_dict())
+    torch.testing.assert_close(again.step, fixed.step)
+    assert set(learned.state_dict()) ^ set(fixed.state_dict()) == {"rho", "fixed_step"}  # neither was changed
+
+
+def test_a_step_can_be_set() -> None:
+    for neuron in (BurstNeuron(5), BurstNeuron(5, learn_step=False), BurstNeuron(5, channels=2)):
+        neuron.step = 0.25
+        torch.testing.assert_close(neuron.step.detach(), torch.full_like(neuron.step, 0.25))
+        for wrong in (0, -1.0, torch.ones(3), float("nan")):
+            with pytest.raises(ValueError, match="step must be positive, one number or as many as there are channels"):
+                neuron.step = wrong
+    with pytest.raises(ValueError, match="step must be larger than 2e-06"):
+        BurstNeuron(5).step = 1e-7
+
+
 @pytest.mark.parametrize("step", [i / 20 for i in range(1, 40)])
 def test_a_fixed_step_is_the_step_asked_for(step: float) -> None:
     neuron = BurstNeuron(5, step, learn_step=False)
@@ -283,7 +306,9 @@ def test_learned_beta_recovers_after_overshooting() -> None:
 
 
 def test_repr_names_what_matters() -> None:
-    assert repr(BurstNeuron()) == "BurstNeuron(n_max=5, step=0.4, membrane='lif', surrogate='relsg_et')"
+    assert repr(BurstNeuron()) == (
+        "BurstNeuron(n_max=5, step=0.4, membrane='lif', beta=0.5, alpha=1, surrogate='relsg_et')"
+    )
     assert "[0.4..0.4]" in repr(BurstNeuron(channels=2))
 
 

@@ -37,7 +37,7 @@ def names_by_role(net: nn.Module) -> dict[str, set[str]]:
 def test_every_parameter_is_in_exactly_one_group(id: str, neuron: dict[str, object]) -> None:
     with torch.device("meta") if id.startswith("resnet19") else torch.device("cpu"):
         net = models.create(id, neuron=neuron)
-    groups = optim.parameter_groups(net, 0.3, neuron_lr=0.25)
+    groups = optim.parameter_groups(net, 0.3, lr=0.2, neuron_lr=0.25)
     members = [parameter for group in groups for parameter in group["params"]]
     assert len(members) == len(set(members))
     assert set(members) == set(net.parameters())
@@ -51,6 +51,22 @@ def test_every_parameter_is_in_exactly_one_group(id: str, neuron: dict[str, obje
     for group in groups:
         assert group["weight_decay"] == (0.3 if group["role"] == "weights" else 0)
         assert group["factor"] == (0.25 if group["role"] == "neurons" else 1)
+        assert group["lr"] == 0.2 * group["factor"]
+
+
+def test_a_learning_rate_for_neurons_in_a_loop_of_ones_own() -> None:
+    net = models.create("resnet8w4")
+    optimiser = torch.optim.SGD(optim.parameter_groups(net, 0.0, lr=0.5, neuron_lr=0.1), lr=7.0)
+    before = [p.detach().clone() for p in net.parameters()]
+    for parameter in net.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimiser.step()
+    for (name, after), value in zip(net.named_parameters(), before, strict=True):
+        torch.testing.assert_close(
+            value - after, torch.full_like(value, 0.05 if "rho" in name or "eta" in name else 0.5)
+        )
+    with pytest.raises(ValueError, match="neuron_lr is a factor on lr, got 0.1: give lr too"):
+        optim.parameter_groups(net, 0.0, neuron_lr=0.1)
 
 
 def test_a_shared_tail_is_one_parameter() -> None:

@@ -98,7 +98,7 @@ def test_source_gives_what_the_dataset_holds() -> None:
 
 def test_every_parameter_is_in_one_group_and_only_weights_decay() -> None:
     net = models.create("resnet8w4", neuron={"name": "lbq", "learn_beta": True, "learn_alpha": True})
-    groups = {g["role"]: g for g in optim.parameter_groups(net, 0.1, neuron_lr=0.5)}
+    groups = {g["role"]: g for g in optim.parameter_groups(net, 0.1, lr=0.2, neuron_lr=0.5)}
     names = {id(p): name for name, p in net.named_parameters()}
     members = {role: {names[id(p)] for p in g["params"]} for role, g in groups.items()}
     assert sum(map(len, members.values())) == len(set().union(*members.values())) == len(names)

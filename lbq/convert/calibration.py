@@ -26,7 +26,8 @@ from lbq.evaluation import evaluating
 from lbq.neuron import ReLU, SpikingNeuron
 from lbq.neuron.burst import SteppedNeuron, set_step
 
-AFFINE = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
+LAYERS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
+AFFINE = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, *LAYERS)
 SAMPLE = 2**18  # activations of a layer that are looked at
 GRID = torch.linspace(-4, 1, 41).exp2().tolist()  # steps that are tried, in parts of the largest activation / n_max
 SMALLEST = 4e-6  # step: softplus has none below 2e-6
@@ -45,7 +46,8 @@ class Fit:
 def calibrate(snn: nn.Module, ann: nn.Module, images: Tensor) -> dict[str, Fit]:
     """Choose the steps of `snn`, and scales and shifts of its layers, in place; what came out of it, neuron by neuron.
 
-    Both networks take `images`; a neuron's activations are the outputs of the ANN's layer of the same name.
+    Both networks take `images`, and have the same weights; a neuron's activations are the outputs of the ANN's layer of the
+    same name.
     """
     neurons = stepped_neurons(snn)
     corrected = {name: module for name, module in snn.named_modules() if _is_affine(module)}
@@ -72,6 +74,7 @@ def calibrate(snn: nn.Module, ann: nn.Module, images: Tensor) -> dict[str, Fit]:
                     f"layer {name!r} of the spiking network: the ANN must have one of that name, used once, whose outputs are "
                     "[B, ...]"
                 )
+        _check_weights(snn, ann)
         hooks = [module.register_forward_pre_hook(fit(name)) for name, module in neurons.items()]
         hooks += [
             module.register_forward_hook(correct(name))
@@ -86,6 +89,22 @@ def calibrate(snn: nn.Module, ann: nn.Module, images: Tensor) -> dict[str, Fit]:
             snn.load_state_dict(before)
             raise
     return fits
+
+
+def _check_weights(snn: nn.Module, ann: nn.Module) -> None:
+    """Refuse a network that is not the ANN's but for scales: one with weights of its own, which no step can make good for."""
+    theirs, alike = dict(ann.named_modules()), []
+    for name, module in snn.named_modules():
+        if isinstance(module, LAYERS) and isinstance(other := theirs.get(name), LAYERS):
+            if module.weight.shape != other.weight.shape:
+                continue
+            ours, given = (m.weight.detach().flatten(1).double().cpu() for m in (module, other))
+            alike.append(nn.functional.cosine_similarity(ours, given).mean().item())
+    if alike and max(alike) < 0.5:
+        raise GraphError(
+            "the spiking network has other weights than the ANN: load them first, "
+            "snn.load_state_dict(ann.state_dict(), strict=False)"
+        )
 
 
 def stepped_neurons(snn: nn.Module) -> dict[str, SteppedNeuron]:

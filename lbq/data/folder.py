@@ -1,7 +1,7 @@
 """Images in folders, `root/train/<class>/*` and `root/val/<class>/*` (or `test`): ImageNet's usual layout, or your own.
 
 NumPy, and Pillow for decoding, imported when the first image is opened. Images are uint8 `[3, H, W]`, RGB. EXIF
-orientation is ignored, as it is in the usual ImageNet pipelines.
+orientation is ignored, as it is in the usual ImageNet pipelines, unless `upright` asks for it.
 """
 
 from __future__ import annotations
@@ -139,9 +139,9 @@ def random_resized_crop(image: NDArray[np.uint8], size: int, seed: int) -> NDArr
     return _array(_cut(_image(image), crop_box(image.shape[1], image.shape[2], seed), size))
 
 
-def load_eval(path: Path | Opens, resize: int, crop: int) -> NDArray[np.uint8]:
-    """`eval_crop(decode(path, resize), resize, crop)` with fewer copies."""
-    return _array(_eval_crop(_open(path, resize), resize, crop))
+def load_eval(path: Path | Opens, resize: int, crop: int, upright: bool = False) -> NDArray[np.uint8]:
+    """`eval_crop(decode(path, resize), resize, crop)` with fewer copies. upright: turned as its EXIF orientation says."""
+    return _array(_eval_crop(_open(path, resize, upright=upright), resize, crop))
 
 
 def load_train(path: Path | Opens, size: int, seed: int) -> NDArray[np.uint8]:
@@ -182,7 +182,7 @@ def _pillow() -> ModuleType:
     return PIL.Image
 
 
-def _open(path: Path | Opens, size: int | None, seed: int | None = None) -> Image:
+def _open(path: Path | Opens, size: int | None, seed: int | None = None, upright: bool = False) -> Image:
     """The image as RGB; with a seed, its random crop of `size`; a JPEG decoded no larger than `size` needs."""
     pil = _pillow()
     try:
@@ -193,7 +193,7 @@ def _open(path: Path | Opens, size: int | None, seed: int | None = None) -> Imag
             if seed is None or size is None:
                 if size is not None:
                     image.draft(None, (size, size))  # only JPEGs can; others pass
-                return _rgb(image)
+                return _rgb(_turned(image) if upright else image)
             box = crop_box(height, width, seed)
             shrink = min(box[2:]) // size
             if shrink > 1 and (reduced := image.draft(None, (width // shrink, height // shrink))) is not None:
@@ -207,6 +207,13 @@ def _open(path: Path | Opens, size: int | None, seed: int | None = None) -> Imag
         reason = " ".join(str(error).split()) or type(error).__name__
         kinds = ", ".join(kind.upper() for kind in FORMATS)
         raise DataError(f"{path} cannot be decoded as {kinds} ({reason}): replace or remove it") from error
+
+
+def _turned(image: Image) -> Image:
+    from PIL import ImageOps
+
+    turned: Image = ImageOps.exif_transpose(image)
+    return turned
 
 
 def _rgb(image: Image) -> Image:

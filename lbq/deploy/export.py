@@ -45,8 +45,9 @@ def deploy(
 
     net: a network of layers that have an integer form, with neurons of `lbq.neuron`, that torch.fx can trace
         (docs/deploy.md); as in evaluation mode. Hooks and layers with a forward of their own are refused.
-    mean, std, scale: how images were normalised for it, (pixel / scale - mean) / std; one of them alone leaves the others
-        at 0, 1 and 255. Without any of them, inputs go in as they are (event counts, with static=False).
+    mean, std, scale: how images were normalised for it, (pixel / scale - mean) / std, scale being what the brightest pixel
+        is stored as; one of them alone leaves the others at 0, 1 and 255. Images need at least one of them; event frames
+        (static=False) go in as they are without.
     bits: of the weights: 4 to 8, or 16. classes: their names. examples: uint8 inputs for the golden vectors,
         `[B, C, H, W]` or `[T, B, C, H, W]`; default random ones. facts: where it comes from, as JSON values.
     """
@@ -60,7 +61,16 @@ def deploy(
         means, deviations = _numbers("mean", mean, channels, 0.0), _numbers("std", std, channels, 1.0)
         if min(deviations) <= 0:
             raise GraphError(f"std must be positive, got {std!r}")
+        if max(means) > 1:
+            raise GraphError(
+                f"mean is of pixel / {input_max}, at most 1, got {mean!r}: divide mean and std by {input_max}"
+            )
         graph = on_pixels(graph, means, deviations, input_max)
+    elif static:
+        raise GraphError(
+            "say how images were normalised, (pixel / scale - mean) / std: scale=255 where that was pixel / 255 alone, "
+            "mean=... and std=... else"
+        )
     if facts is not None and not isinstance(facts, Mapping):
         raise GraphError(f"facts must be JSON values under names, got {facts!r:.40}")
     facts = {**(facts or {}), "golden": "noise" if examples is None else "given"}

@@ -244,7 +244,7 @@ def analyze(
 
 
 def read_input(path: Path | str, network: IntegerNetwork) -> NDArray[np.uint8]:
-    """One input from a file: an image, scaled and cropped to what the network reads, or a uint8 .npy array."""
+    """One input from a file: an image, upright, scaled and cropped to what the network reads, or a uint8 .npy array."""
     path, shape = Path(path), network.input_shape
     if path.suffix == ".npy":
         expected = shape if network.static else (network.timesteps, *shape)
@@ -259,7 +259,7 @@ def read_input(path: Path | str, network: IntegerNetwork) -> NDArray[np.uint8]:
         raise DataError(f"{path} is not a file: give an image")
     side, data = shape[1], network.facts.get("data")
     files = isinstance(data, dict) and data.get("name") in FILES
-    image = folder.load_eval(path, round(side * EVAL_RATIO) if files else side, side).astype(np.float64)
+    image = folder.load_eval(path, round(side * EVAL_RATIO) if files else side, side, upright=True).astype(np.float64)
     if shape[0] == 1:
         image = np.tensordot([0.299, 0.587, 0.114], image, 1)[None]
     return np.rint(image * (network.input_max / 255)).astype(np.uint8)

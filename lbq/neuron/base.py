@@ -311,10 +311,15 @@ class SpikingNeuron(nn.Module, ABC):
         )
 
     def extra_repr(self) -> str:
-        step = self.step.detach()
-        low, high = ("?", "?") if step.is_meta else (f"{step.min():.4g}", f"{step.max():.4g}")
-        shown = f"[{low}..{high}]" if step.dim() else low
-        return f"n_max={self.n_max}, step={shown}, membrane={self.membrane!r}, surrogate={self.surrogate.name!r}"
+        def shown(value: Tensor) -> str:
+            low, high = ("?", "?") if value.is_meta else (f"{value.min():.4g}", f"{value.max():.4g}")
+            return f"[{low}..{high}]" if value.dim() else low
+
+        beta = f" beta={shown(self.beta.detach())}," if self.membrane == "lif" else ""
+        return (
+            f"n_max={self.n_max}, step={shown(self.step.detach())}, membrane={self.membrane!r},{beta} "
+            f"alpha={shown(self.alpha.detach())}, surrogate={self.surrogate.name!r}"
+        )
 
 
 @contextmanager

@@ -32,6 +32,11 @@ def initial_rho(step: float, channels: int | None = None) -> Tensor:
     return rho if channels is None else rho.repeat(check_count("channels", channels))
 
 
+def rho_of(step: Tensor) -> Tensor:
+    """The inverse of `gamma`, of any shape."""
+    return torch.stack([initial_rho(float(s)) for s in step.detach().reshape(-1)]).reshape(step.shape)
+
+
 def register_step(module: nn.Module, step: float, learned: bool, channels: int | None = None) -> None:
     """A learned step as the parameter `rho`; a fixed one, exactly as given, as the buffer `fixed_step`."""
     rho = initial_rho(step, channels)
@@ -54,7 +59,7 @@ def set_step(module: nn.Module, step: Tensor) -> None:
     if fixed is not None:
         fixed.copy_(step)
     else:
-        module.rho.copy_(torch.stack([initial_rho(float(s)) for s in step.reshape(-1)]).reshape(step.shape))  # type: ignore[operator]
+        module.rho.copy_(rho_of(step))  # type: ignore[operator]
 
 
 def lsq_scaled(step: Tensor, x: Tensor, n_max: int) -> Tensor:
@@ -87,9 +92,26 @@ class SteppedNeuron(SpikingNeuron):
         """gamma: a scalar, or `[channels]`."""
         return step_of(self)
 
+    @step.setter
+    def step(self, value: float | Tensor) -> None:
+        """One number, or one for each channel."""
+        given = torch.as_tensor(value, dtype=torch.float64).detach().cpu()
+        if given.shape not in ((), self.step.shape) or not (given > 0).all():
+            raise ValueError(f"step must be positive, one number or as many as there are channels, got {value!r}")
+        set_step(self, given.expand(self.step.shape))
+
     @property
     def learn_step(self) -> bool:
         return "rho" in self._parameters
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        """A learned step may be loaded as a fixed one, and the other way round."""
+        rho, fixed = f"{prefix}rho", f"{prefix}fixed_step"
+        if not self.learn_step and rho in state_dict and fixed not in state_dict:
+            state_dict[fixed] = gamma(state_dict.pop(rho).detach())
+        elif self.learn_step and fixed in state_dict and rho not in state_dict:
+            state_dict[rho] = rho_of(state_dict.pop(fixed))
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
     def _scaled_step(self, x: Tensor) -> Tensor:
         return self.step if self.step_gradient == "sum" else lsq_scaled(self.step, x, self.n_max)
