@@ -205,7 +205,7 @@ class Counter:
         self.graph, self.mode = graph, mode
         self.tallies = Tallies(graph) if tallies is None else tallies
 
-    def add(self, levels: Mapping[str, NDArray[np.integer]]) -> None:
+    def add(self, levels: Mapping[str, NDArray[np.integer]] | None) -> None:
         """Levels of every layer for one batch: see `Tallies.add`."""
         self.tallies.add(levels)
 
@@ -222,14 +222,14 @@ class Counter:
 
         specs = [graph.spec(layer.name) for layer in graph.layers]
 
-        def macs(synapses: Iterable[Synapse]) -> int:
-            return sum(s.valid_macs if self.mode == "exact" else s.macs for s in synapses)
-
+        exact = self.mode == "exact"
         return Account(
             mode=self.mode,
             images=tallies.images,
-            fp_macs=float(macs(stem) * (1 if graph.static else graph.timesteps)),
-            ann_macs=float(macs(graph.synapses)),
+            fp_macs=float(
+                sum(s.valid_macs if exact else s.macs for s in stem) * (1 if graph.static else graph.timesteps)
+            ),
+            ann_macs=float(graph.valid_macs if exact else graph.macs),
             synapses={s.name: self._count(s) for s in weighted},
             shortcuts={s.name: self._count(s) for s in graph.synapses if s.kind == "identity"},
             layers={layer.name: _activity(tallies.by_timestep(layer.name)) for layer in graph.layers},
@@ -321,8 +321,10 @@ def _activity(by_timestep: NDArray[np.int64]) -> LayerActivity:
                            (_nonzero(values), values, popcount(values).astype(np.int64))))  # fmt: skip
 
 
-def count(graph: Graph | IntegerNetwork, levels: Mapping[str, NDArray[np.integer]], mode: Mode = "exact") -> Account:
-    """Counts of one batch of recorded levels."""
+def count(
+    graph: Graph | IntegerNetwork, levels: Mapping[str, NDArray[np.integer]] | None, mode: Mode = "exact"
+) -> Account:
+    """Counts of one batch of recorded levels, such as a network gives that is run with trace=True."""
     counter = Counter(graph, mode)
     counter.add(levels)
     return counter.account()

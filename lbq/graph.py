@@ -83,6 +83,8 @@ class Synapse:
 
     weight: `[O, I / groups, kh, kw]`, or `[C]` for kind `identity`; real-valued here, integers in a deployed network.
     absorbed: whether the source's scale has been multiplied into the weight, so that it acts on integer levels.
+    copy_of: the synapse whose convolution this is once more, because several layers read its current, or because it reads
+        a sum and this is another summand's; an ANN computes it once.
     """
 
     name: str
@@ -97,6 +99,7 @@ class Synapse:
     dilation: tuple[int, int] = (1, 1)
     groups: int = 1
     absorbed: bool = False
+    copy_of: str = ""
 
     @property
     def macs(self) -> int:
@@ -191,7 +194,12 @@ class Layered(Generic[L]):
     @property
     def macs(self) -> int:
         """Multiply-accumulates of one pass through the whole network as an ANN, padded taps included."""
-        return sum(s.macs for s in self.synapses)
+        return sum(s.macs for s in self.synapses if not s.copy_of)
+
+    @property
+    def valid_macs(self) -> int:
+        """The same at valid positions only."""
+        return sum(s.valid_macs for s in self.synapses if not s.copy_of)
 
     @property
     def units(self) -> int:

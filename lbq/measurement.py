@@ -47,7 +47,7 @@ class Measurement:
     @property
     def valid_macs(self) -> int:
         """Of the same network as an ANN, at valid positions."""
-        return sum(s.valid_macs for s in self.graph.synapses)
+        return self.graph.valid_macs
 
     @property
     def exact(self) -> Account | None:

@@ -138,11 +138,13 @@ class Tallies:
         windows = math.prod(math.prod(p.kernel) for p in read.sums)
         return level * windows * (self.graph.timesteps if read.over_time else 1)
 
-    def add(self, levels: Mapping[str, Integers]) -> None:
+    def add(self, levels: Mapping[str, Integers] | None) -> None:
         """Levels of every layer for one batch, `[T, B, C, H, W]` or with the last three flattened.
 
         Levels of the source `input` are pixels, `[1, B, C, H, W]` for a static image; they may be left out.
         """
+        if levels is None:
+            raise GraphError("there are no levels to count: run the network with trace=True")
         missing = [layer.name for layer in self.graph.layers if layer.name not in levels]
         if missing:
             raise GraphError(f"no levels were recorded for layer {missing[0]!r}")

@@ -274,7 +274,9 @@ def test_calibration_is_whole_or_not_at_all() -> None:
 def test_a_network_of_other_weights_is_refused() -> None:
     ann = models.create("resnet8w4", neuron="relu", timesteps=1).eval()
     snn = models.create("resnet8w4", neuron={"name": "lbq", "n_max": 15}).eval()
-    with pytest.raises(GraphError, match=r"^the spiking network has other weights than the ANN: load them first, snn\.load"):
+    with pytest.raises(
+        GraphError, match=r"^the spiking network has other weights than the ANN: load them first, snn\.load"
+    ):
         calibrate(snn, ann, images(16, 3, 8, 8))
     snn.load_state_dict(ann.state_dict(), strict=False)
     for _ in range(2):  # scales that the first has changed are no other weights

@@ -409,6 +409,21 @@ def test_a_residual_that_broadcasts_or_promotes_and_levels_beyond_the_kernel_are
     assert calls == []
 
 
+def test_features_without_height_and_width() -> None:
+    """A linear layer and BatchNorm1d, spatial=1: in one pass, and as its parts."""
+    torch.manual_seed(2)
+    linear, norm = nn.Linear(5, 4).to(DEVICE), nn.BatchNorm1d(4).to(DEVICE)
+    x, seen = randn(2, 6, 5), []
+    for kernel in ("reference", "fused"):
+        ours, neuron = copy.deepcopy(norm), BurstNeuron().to(DEVICE)
+        with use(kernel):
+            out = fire(x, linear, ours, neuron, spatial=1)
+        (grad,) = torch.autograd.grad(out.square().sum(), neuron.rho)
+        seen.append((out, grad, ours.running_mean))
+    for found, expected in zip(*seen, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
 def test_a_hook_on_the_neuron_sees_the_output() -> None:
     seen: list[Tensor] = []
     norm, neuron, x = norm_of(4), BurstNeuron().to(DEVICE), randn(2, 3, 4, 2, 2)

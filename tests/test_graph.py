@@ -282,7 +282,7 @@ REFUSED: list[tuple[Any, dict[str, nn.Module], str]] = [
     (lambda m, x: head(m, m.sn2(stem(m, x).mean(0))), {}, "no integer form"),
     (lambda m, x: head(m, stem(m, x)) if x.sum() > 0 else x, {}, "cannot be traced"),
     (lambda m, x: head(m, stem(m, over_time(x, m.pool2))), {"pool2": nn.MaxPool2d(2)}, "raw input"),
-    (lambda m, x: head(m, over_time(stem(m, x), m.p)), {"p": nn.AdaptiveAvgPool2d(2)}, "only to 1x1"),
+    (lambda m, x: head(m, over_time(stem(m, x), m.p)), {"p": nn.AdaptiveAvgPool2d(3)}, "unequal size"),
     (lambda m, x: head(m, over_time(stem(m, x), m.p)), {"p": nn.MaxPool2d(2, ceil_mode=True)}, "ceil_mode"),
     (lambda m, x: head(m, over_time(stem(m, x), m.p)), {"p": nn.AvgPool2d(2, divisor_override=3)}, "divisor"),
     (
@@ -362,6 +362,49 @@ def test_flattened_neurons_and_named_arguments() -> None:
 def test_padding_by_name(conv: nn.Conv2d) -> None:
     net = Forward(lambda m, x: head(m, m.sn2(over_time(stem(m, x), m.c))), **parts(c=conv))
     compare(warmed(net, 3, 8, 8), lower(net, (3, 8, 8)), torch.randn(2, 3, 8, 8, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("size", [8, (2, 4), (None, 2), (1, None)])
+def test_adaptive_pooling_to_even_windows(size: Any) -> None:
+    extra = {"p": nn.AdaptiveAvgPool2d(size), "conv3": nn.Conv2d(4, 4, 1)}
+    net = Forward(lambda m, x: head(m, m.sn2(over_time(stem(m, x), m.p, m.conv3))), **parts(**extra))
+    compare(warmed(net, 3, 8, 8), lower(net, (3, 8, 8)), torch.randn(2, 3, 8, 8, dtype=torch.float64))
+
+
+def test_synchronised_batch_norm_is_batch_norm() -> None:
+    net = warmed(models.create("resnet8w4"), 3, 8, 8)
+    graph = lower(net, (3, 8, 8))
+    other = lower(nn.SyncBatchNorm.convert_sync_batchnorm(net).eval(), (3, 8, 8))
+    for found, expected in zip(other.synapses, graph.synapses, strict=True):
+        np.testing.assert_array_equal(found.weight, expected.weight)
+
+
+class TwoInputs(nn.Module):
+    timesteps = 2
+
+    def __init__(self, reads: bool) -> None:
+        super().__init__()
+        self.net, self.reads = Forward(lambda m, x: head(m, stem(m, x)), **parts()), reads
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        found: Tensor = self.net(x + y if self.reads else x)
+        return found
+
+
+def test_a_second_input_is_named() -> None:
+    with pytest.raises(GraphError, match="^TwoInputs reads a second input, 'y': a deployed network has one"):
+        lower(TwoInputs(True), (3, 8, 8))
+    assert lower(TwoInputs(False), (3, 8, 8)).macs > 0
+
+
+def test_what_is_wrong_with_time_or_tracing_is_said() -> None:
+    events = Forward(lambda m, x: head(m, m.sn(over_time(x, m.conv))), **parts())
+    with pytest.raises(GraphError, match="does not say how often it is shown; for event frames, .* pass static=False"):
+        lower(events, (3, 8, 8))
+    assert lower(events, (3, 8, 8), static=False).timesteps == 2
+    inside = Forward(lambda m, x: head(m, over_time(stem(m, x), nn.MaxPool2d(2))), **parts())
+    with pytest.raises(GraphError, match="torch.fx: MaxPool2d is made in its forward: make it in __init__"):
+        lower(inside, (3, 8, 8))
 
 
 def test_lmht_network_is_refused_with_the_layers_name() -> None:

@@ -162,6 +162,17 @@ def test_misuse_of_time_is_refused() -> None:
         models.over_time(x, nn.Sequential(nn.Conv2d(3, 4, 3), BurstNeuron()), timesteps=2)
 
 
+def test_functions_and_signals_over_time() -> None:
+    x = torch.randn(2, 3, 4, 8)
+    out = models.over_time(x, nn.Conv1d(4, 5, 3), torch.relu, spatial=2)
+    assert out.shape == (2, 3, 5, 6)
+    assert (out >= 0).all()
+    with pytest.raises(
+        ValueError, match=r"x must be \[B, C, L\] or \[T, B, C, L\], got shape \(2, 3\); spatial=2 says"
+    ):
+        models.over_time(torch.randn(2, 3), torch.relu, spatial=2)
+
+
 def test_every_listed_id_builds() -> None:
     for id in models.IDS:
         with torch.device("meta"):

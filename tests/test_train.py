@@ -64,6 +64,12 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, models.Burs
 
 def test_digits_are_the_real_ones() -> None:
     data = load_digits()
+    assert torch.from_numpy(data.train.images).stride() == (
+        64,
+        64,
+        8,
+        1,
+    )  # no dimension of 1 that looks like channels last
     assert (len(data.train), len(data.test)) == (1198, 599)
     assert data.train.images.shape == (1198, 1, 8, 8)
     assert data.train.images.max() == 16

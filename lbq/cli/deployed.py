@@ -22,7 +22,10 @@ def deploy(
     out: Annotated[Path, typer.Option("-o", "--out", help="File to write.")] = Path("model.lbq"),
     bits: Annotated[int, typer.Option(help="Bits of a weight: 4 to 8, or 16.")] = 8,
     levels: Annotated[Path | None, typer.Option(help="Also write every golden level, for other engines.")] = None,
-    noise: Annotated[bool, typer.Option("--noise", help="Golden inputs are noise, not images of the dataset.")] = False,
+    noise: Annotated[
+        bool,
+        typer.Option("--noise", help="Golden inputs are noise, not images of the dataset, which is read all the same."),
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Make an integer network of a trained one: BatchNorm folded, steps absorbed, weights in few bits, bounds proved."""

@@ -19,7 +19,7 @@ SPLIT = "test where index % 3 == 2"
 def load_digits() -> Dataset:
     """Images `[N, 1, 8, 8]` with values 0..16; mean and deviation are the training images'."""
     with files("lbq.data").joinpath("digits.npz").open("rb") as file, np.load(file, allow_pickle=False) as archive:
-        images, labels = archive["images"][:, None], archive["labels"].astype(np.int64)
+        images, labels = archive["images"].reshape(-1, 1, 8, 8), archive["labels"].astype(np.int64)
     held_out = np.arange(len(labels)) % 3 == 2
     pixels = images[~held_out] / MAX_VALUE
     mean, std = (float(pixels.mean()),), (float(pixels.std()),)

@@ -117,7 +117,9 @@ def linear(name: str, module: nn.Linear, value: Levels, numbers: Numbers) -> Cur
     return Current((synapse,), bias, out_shape, flat=True, time=value.time)
 
 
-def batch_norm(name: str, bn: nn.BatchNorm1d | nn.BatchNorm2d, value: Value, numbers: Numbers) -> Current:
+def batch_norm(
+    name: str, bn: nn.BatchNorm1d | nn.BatchNorm2d | nn.SyncBatchNorm, value: Value, numbers: Numbers
+) -> Current:
     if bn.running_mean is None or bn.running_var is None:
         raise GraphError(f"layer {name!r}: BatchNorm without running statistics cannot be folded")
     current = as_current(name, value) if isinstance(value, Levels) else value
@@ -142,9 +144,15 @@ def pooled(name: str, module: nn.MaxPool2d | nn.AvgPool2d | nn.AdaptiveAvgPool2d
         raise GraphError(f"layer {name!r}: pooling the raw input is not supported")
     size = value.shape[1:]
     if isinstance(module, nn.AdaptiveAvgPool2d):
-        if module.output_size not in (1, (1, 1)):
-            raise GraphError(f"layer {name!r}: adaptive pooling only to 1x1, not {module.output_size}")
-        pool = Pool("sum", size, size)
+        given: Any = module.output_size
+        wanted = given if isinstance(given, tuple) else (given, given)
+        outputs = tuple(have if want is None else want for have, want in zip(size, wanted, strict=True))
+        if outputs == size:
+            return value
+        if any(have % want for have, want in zip(size, outputs, strict=True)):
+            raise GraphError(f"layer {name!r}: adaptive pooling from {size} to {outputs} has windows of unequal size")
+        kernel = (size[0] // outputs[0], size[1] // outputs[1])
+        pool = Pool("sum", kernel, kernel)
     else:
         if module.ceil_mode or (isinstance(module, nn.MaxPool2d) and _pair(module.dilation) != (1, 1)):
             raise GraphError(f"layer {name!r}: ceil_mode and dilated pooling are not supported")
@@ -174,6 +182,19 @@ def add(where: str, left: Value, right: Value) -> Current:
     both = means and time == "none"  # the other is a mean as well, or does not change over time
     mixed = a.mixed or b.mixed or (means and not both)
     return Current((*a.synapses, *b.synapses), a.bias + b.bias, a.shape, a.flat, both, mixed, time)
+
+
+def summands(value: Current) -> list[Levels]:
+    """The levels that a current is the plain sum of; empty where it is anything else, or nothing known to be."""
+    if value.averaged or value.mixed or any(s.kind != "identity" for s in value.synapses) or value.bias.any():
+        return []
+    factors = [np.unique(s.weight) for s in value.synapses]
+    if any(len(factor) != 1 or not factor[0] > 0 for factor in factors):  # BatchNorm has folded into it
+        return []
+    return [
+        Levels(s.source, value.shape, s.pools, float(factor[0]), value.flat, value.time)
+        for s, factor in zip(value.synapses, factors, strict=True)
+    ]
 
 
 def as_current(where: str, value: Levels) -> Current:

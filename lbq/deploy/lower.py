@@ -14,6 +14,7 @@ import math
 import operator
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import reduce
 from itertools import chain, count, product
 from numbers import Integral
 from typing import Any, cast
@@ -34,6 +35,7 @@ from lbq.deploy.currents import (
     conv,
     linear,
     pooled,
+    summands,
 )
 from lbq.deploy.faithful import own_method
 from lbq.deploy.functional import as_layer
@@ -83,6 +85,7 @@ class _Lowering:
         self.layers: list[Layer] = []
         self.used: set[str] = set()
         self.synapses: set[str] = set()  # names given
+        self.first: dict[str, str] = {}  # and which of them each convolution got first
 
     def run(self) -> Graph:
         for node in self.trace.nodes:
@@ -219,6 +222,11 @@ class _Lowering:
         """A static value, shown at each of `steps` timesteps."""
         if value.time not in ("none", "one"):
             raise GraphError(f"{where}: only an image without time in front can be shown at every timestep")
+        if steps is None:
+            raise GraphError(
+                f"{where}: an image enters here, and timesteps= does not say how often it is shown; for event frames, which "
+                "have time in front, pass static=False"
+            )
         if steps != self.timesteps:
             raise GraphError(f"{where}: the network runs {steps} timesteps, not {self.timesteps}")
         return replace(value, time="all")
@@ -247,8 +255,8 @@ class _Lowering:
         return self._begin(where, value, sizes[0])
 
     def _mean(self, where: str, value: Value, rest: tuple[Any, ...], options: dict[str, Any]) -> Value:
-        if isinstance(value, Levels) and (keeps := self._pools(value, rest, options)) is not None:
-            return replace(pooled(where, nn.AdaptiveAvgPool2d(1), value), flat=not keeps)
+        if (keeps := self._pools(value, rest, options)) is not None:
+            return replace(self._read(where, nn.AdaptiveAvgPool2d(1), value), flat=not keeps)
         if (rest or tuple(options.values())) not in ((0,), ((0,),), ([0],)) or len(rest) + len(options) != 1:
             raise GraphError(f"{where}: operation 'mean' has no integer form here but as the mean over time, mean(0)")
         if isinstance(value, Levels):
@@ -262,7 +270,7 @@ class _Lowering:
             )
         return replace(value, averaged=True, time="none")
 
-    def _pools(self, value: Levels, rest: tuple[Any, ...], options: dict[str, Any]) -> bool | None:
+    def _pools(self, value: Value, rest: tuple[Any, ...], options: dict[str, Any]) -> bool | None:
         """Whether a mean over height and width keeps them as 1 x 1; None for other means."""
         given = dict(zip(("dim", "keepdim"), rest, strict=False)) | options
         axes, rank = given.pop("dim", None), len(self._sizes(value))
@@ -294,15 +302,29 @@ class _Lowering:
             )
         if isinstance(module, NORMS):
             return batch_norm(name, module, value, self.numbers)
-        if not isinstance(value, Levels):
-            raise GraphError(f"layer {name!r}: {kind} must read a neuron's output or the input")
-        if isinstance(module, nn.Conv2d):
-            return conv(name, module, value, self.numbers)
-        if isinstance(module, nn.Linear):
-            return linear(name, module, value, self.numbers)
-        if isinstance(module, POOLS):
-            return pooled(name, module, value)
-        raise GraphError(f"layer {name!r}: {kind} has no integer form here")
+        if not isinstance(module, (nn.Conv2d, nn.Linear, *POOLS)):
+            raise GraphError(f"layer {name!r}: {kind} has no integer form here")
+        return self._read(name, module, value)
+
+    def _read(self, name: str, module: nn.Module, value: Value) -> Value:
+        """What a convolution, linear layer or pool makes of levels, or of a sum of them: what it makes of each, added up."""
+        if isinstance(value, Levels):
+            if isinstance(module, nn.Conv2d):
+                return conv(name, module, value, self.numbers)
+            if isinstance(module, nn.Linear):
+                return linear(name, module, value, self.numbers)
+            return pooled(name, cast(Any, module), value)
+        if isinstance(module, nn.MaxPool2d) or not (parts := summands(value)):
+            kind = type(module).__name__
+            what = (
+                "a neuron's output" if isinstance(module, POOLS) else "the input, a neuron's output or a sum of these"
+            )
+            raise GraphError(f"layer {name!r}: {kind} must read {what}: put a neuron in front of it")
+        found = [self._read(name, module, part) for part in parts]
+        for i, one in enumerate(found[1:], 1):
+            if isinstance(one, Current):  # a convolution's bias, which the first has already
+                found[i] = replace(one, bias=np.zeros_like(one.bias))
+        return reduce(lambda a, b: add(name, a, b), found)
 
     def _activation(self, name: str, module: nn.Module | None, value: Value) -> Levels:
         if isinstance(value, Levels):
@@ -340,8 +362,10 @@ class _Lowering:
         made = []
         for synapse in synapses:
             names = chain([synapse.name], (f"{synapse.name}_{i}" for i in count(2)))
-            made.append(replace(synapse, name=next(name for name in names if name not in self.synapses)))
-            self.synapses.add(made[-1].name)
+            name = next(name for name in names if name not in self.synapses)
+            copied = self.first.setdefault(synapse.name, name) if synapse.kind == "conv" else name
+            made.append(replace(synapse, name=name, copy_of="" if copied == name else copied))
+            self.synapses.add(name)
         return tuple(made)
 
     def _flatten(self, where: str, value: Value, start: Any, end: Any) -> Value:

@@ -15,7 +15,7 @@ ACTIVATIONS = (SpikingNeuron, ReLU, nn.ReLU)
 PASSES = (nn.Dropout, nn.Dropout2d, nn.Identity)
 POOLS = (nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d)
 STATELESS = (*PASSES, *POOLS, nn.Flatten)
-NORMS = (nn.BatchNorm1d, nn.BatchNorm2d)
+NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.SyncBatchNorm)
 LAYERS = (*ACTIVATIONS, *NORMS, *STATELESS, nn.Conv2d, nn.Linear)
 
 
@@ -27,10 +27,16 @@ def traced(net: nn.Module, dimensions: int) -> fx.Graph:
             for name, parameter in inspect.signature(net.forward).parameters.items()
             if parameter.default is not inspect.Parameter.empty
         }
-        return _Tracer(dimensions).trace(net, options)
+        graph = _Tracer(dimensions).trace(net, options)
     except Exception as error:  # whatever the network's own forward raises on symbolic tensors
         reason = " ".join(str(error).split()) or type(error).__name__
         raise GraphError(f"{type(net).__name__} cannot be traced by torch.fx: {reason}") from error
+    _, *others = (node for node in graph.nodes if node.op == "placeholder")
+    if used := [
+        node.name for node in others if node.users and node.target in inspect.signature(net.forward).parameters
+    ]:
+        raise GraphError(f"{type(net).__name__} reads a second input, {used[0]!r}: a deployed network has one")
+    return graph
 
 
 class _Tracer(fx.Tracer):
@@ -44,6 +50,14 @@ class _Tracer(fx.Tracer):
         if isinstance(m, PASSES) and own_method(m):
             return False  # its own forward is traced like any other
         return isinstance(m, LAYERS) or super().is_leaf_module(m, module_qualified_name)
+
+    def path_of_module(self, mod: nn.Module) -> str:
+        try:
+            return super().path_of_module(mod)
+        except NameError as error:
+            raise GraphError(
+                f"{type(mod).__name__} is made in its forward: make it in __init__, as an attribute, or call the function"
+            ) from error
 
     def proxy(self, node: fx.Node) -> fx.Proxy:
         return _Input(node, self, self.dimensions) if node.op == "placeholder" else super().proxy(node)

@@ -125,6 +125,8 @@ def _describe(synapse: Synapse) -> dict[str, Any]:
     if synapse.kind == "conv":
         described |= {name: list(getattr(synapse, name)) for name in ("stride", "padding", "dilation")}
         described["groups"] = synapse.groups
+        if synapse.copy_of:
+            described["copy_of"] = synapse.copy_of
     return described
 
 
@@ -283,6 +285,8 @@ class _Reader:
     def _synapse(self, value: Any) -> Synapse:
         kind = value.get("kind") if isinstance(value, dict) else None
         more = ("stride", "padding", "dilation", "groups") if kind == "conv" else ()
+        if kind == "conv" and "copy_of" in value:
+            more = (*more, "copy_of")
         fields = _Fields(value, "a synapse", "name", "source", "kind", "pools", *more)
         name = self._new_name(fields, "synapse")
         where = f"synapse {name!r}"
@@ -326,8 +330,11 @@ class _Reader:
         )
         out_shape = (outputs, height, width)
         self._fits(where, out_shape)
+        copied = fields.name("copy_of") if "copy_of" in fields.value else ""
+        if copied and (copied == name or ("synapse", copied) not in self.names):
+            raise ArtefactError(f"{where}: it is a copy of {copied!r}, which is no synapse before it")
         return Synapse(
-            name, source, "conv", weight, in_shape, out_shape, pools, stride, padding, dilation, groups, absorbed=True
+            name, source, "conv", weight, in_shape, out_shape, pools, stride, padding, dilation, groups, True, copied
         )
 
     def _pool(self, value: Any, where: str) -> Pool:

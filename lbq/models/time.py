@@ -20,8 +20,11 @@ def fold_time(x: Tensor, spatial: int = 3) -> Tensor:
     if (traced := _leaf(fold_time, x, spatial)) is not None:
         return traced
     if x.dim() not in (spatial + 1, spatial + 2):
-        behind = "C, H, W" if spatial == 3 else "F"
-        raise ValueError(f"x must be [B, {behind}] or [T, B, {behind}], got shape {tuple(x.shape)}")
+        behind = {1: "F", 2: "C, L", 3: "C, H, W"}.get(spatial, f"{spatial} more")
+        raise ValueError(
+            f"x must be [B, {behind}] or [T, B, {behind}], got shape {tuple(x.shape)}; spatial={spatial} says how many "
+            "dimensions stand behind the batch"
+        )
     return x.flatten(0, 1) if x.dim() == spatial + 2 else x
 
 
@@ -44,16 +47,18 @@ def _leaf(function: Callable[..., Tensor], x: Any, *args: Any) -> Tensor | None:
     return cast(Tensor, x.tracer.create_proxy("call_function", function, (x, *args), {}))
 
 
-def over_time(x: Tensor, *layers: nn.Module, timesteps: int | None = None, spatial: int = 3) -> Tensor:
-    """Apply layers without memory to every timestep of `x` [T, B, ...] at once.
+def over_time(
+    x: Tensor, *layers: nn.Module | Callable[[Tensor], Tensor], timesteps: int | None = None, spatial: int = 3
+) -> Tensor:
+    """Apply layers without memory, or functions, to every timestep of `x` [T, B, ...] at once.
 
     BatchNorm then takes its statistics over T * B. A static `x` [B, ...] goes through the layers once and becomes
-    `[timesteps, B, ...]` after them. `spatial` is the number of dimensions behind the batch: 3 for images, 1 for
-    features.
+    `[timesteps, B, ...]` after them. `spatial` is the number of dimensions behind the batch: 3 for images, 2 for signals
+    [C, L], 1 for features.
     """
     y = fold_time(x, spatial)
     for layer in layers:
-        if any(isinstance(module, SpikingNeuron) for module in layer.modules()):
+        if isinstance(layer, nn.Module) and any(isinstance(module, SpikingNeuron) for module in layer.modules()):
             raise ValueError(f"layers must not hold a neuron, which needs time in front: call {layer} on [T, B, ...]")
         y = layer(y)
     return unfold_time(y, x, timesteps, spatial)
@@ -67,13 +72,14 @@ def fire(
     *,
     residual: Tensor | None = None,
     timesteps: int | None = None,
+    spatial: int = 3,
 ) -> Tensor:
-    """neuron(over_time(x, layer, norm) + residual), `[T, B, ...]`.
+    """neuron(over_time(x, layer, norm) + residual), `[T, B, ...]`; timesteps and spatial as there.
 
     With a kernel that computes BatchNorm, the add and the neuron in one pass, it does so. Hooks on `norm`, hooks that look
     at the neuron's input and a residual that must be broadcast or promoted keep them apart.
     """
-    y = layer(fold_time(x))
+    y = layer(fold_time(x, spatial))
     if isinstance(neuron, SpikingNeuron | ReLU) and not isinstance(y, torch.fx.Proxy):
         shown = x.dim() == y.dim()  # a static batch
         steps = timesteps if shown else x.shape[0]
@@ -81,5 +87,5 @@ def fire(
         fits = residual is None or (residual.shape, residual.dtype) == (sequence.shape, sequence.dtype)
         if steps is not None and fits and not (shown and residual is not None) and neuron.fuses(y, norm, steps):
             return neuron(sequence, norm=norm, residual=residual, timesteps=steps if shown else None)
-    y = unfold_time(norm(y), x, timesteps)
+    y = unfold_time(norm(y), x, timesteps, spatial)
     return neuron(y if residual is None else y + residual)
