@@ -326,6 +326,8 @@ class Trainer:
 
     def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
         """Cross-entropy of the mean logits, or TET (Deng et al. 2022): cross-entropy at every timestep plus a pull to 1."""
+        if logits.dtype != torch.float64:
+            logits = logits.float()  # soft targets would lose a thousandth in half precision
         targets = targets.to(logits.dtype)
         if self.config.train.loss == "ce":
             return F.cross_entropy(logits, targets)

@@ -7,6 +7,7 @@ import json
 import pickle
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from lbq.engine import container
 from lbq.engine.artefact import load as read_artefact
 from lbq.engine.levelfile import load_levels, save_levels
 from lbq.errors import ArtefactError, LbqError
+from lbq.graph import Pool
 from tests.attacks import CHANGES, attacks
 from tests.small_nets import deployed, pixels
 
@@ -243,6 +245,14 @@ def test_a_file_may_be_replaced_while_its_network_runs(tmp_path: Path) -> None:
     engine.save(path, network)
     again = net.run(x, "dense")
     assert np.array_equal(before.logits, again.logits)
+
+
+def test_pooled_sums_beyond_int32_are_refused(tmp_path: Path) -> None:
+    net = deployed("resnet8w4").network
+    (synapse,) = net.readout.synapses
+    wide = replace(synapse, pools=(Pool("sum", (2**16, 2**13), (2**16, 2**13), (2**15, 2**12)),))
+    with pytest.raises(ArtefactError, match=r"synapse 'fc': its pooled levels may reach 5368709120, beyond int32"):
+        engine.save(tmp_path / "a.lbq", engine.Network(replace(net, readout=replace(net.readout, synapses=(wide,)))))
 
 
 @pytest.mark.parametrize("size", [0, 1000, None])

@@ -6,6 +6,8 @@ Guarantee (b): every engine gives identical levels and logits, bit for bit.
 from __future__ import annotations
 
 import re
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -20,7 +22,9 @@ from torch.nn import functional as F
 from lbq import models
 from lbq.deploy import deploy
 from lbq.engine import ENGINES, Network, numpy_kernels
+from lbq.engine import native as native_kernels
 from lbq.engine.choose import Prepared
+from lbq.engine.container import forget
 from lbq.engine.cuda import TorchRunner
 from lbq.engine.layers import Emitted
 from lbq.engine.levels import bit_planes, planes_of, pool, popcount
@@ -405,6 +409,23 @@ def test_event_networks_read_frames_at_every_timestep() -> None:
         assert same(dense, other)
     assert net.run(x[:, 1], "dense").logits[0].tolist() == dense.logits[1].tolist()
     assert net.verify("bitplane") == 8
+
+
+def test_first_calls_in_several_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forms of weights that one thread has just made, another may drop."""
+
+    def slow(tensor: Any) -> None:
+        time.sleep(0.001)
+        forget(tensor)
+
+    monkeypatch.setattr(native_kernels, "forget", slow)
+    x = pixels(2, 3, 8, 8)
+    expected = deployed().run(x).logits
+    for _ in range(3):
+        net = Network(deployed().network)
+        with ThreadPoolExecutor(8) as pool:
+            for found in pool.map(net.run, [x] * 8):
+                assert np.array_equal(found.logits, expected)
 
 
 def test_batches_chunks_and_threads_do_not_matter() -> None:

@@ -31,7 +31,6 @@ from lbq.engine.network import (
     membrane_bound,
     readout_bound,
 )
-from lbq.errors import GraphError
 from lbq.export import export
 from lbq.export.c99 import Sources
 from lbq.export.schedule import Schedule
@@ -269,13 +268,6 @@ def test_a_residual_network_needs_two_maps_of_its_widest_stage() -> None:
     plan = Schedule(net)
     assert plan.levels == 2 * net.timesteps * net["layer1.0.sn1"].units
     assert plan.words == 3 * 16 + net.timesteps * 16 * (net.largest(net.readout.synapses[0]) > 255)
-
-
-def test_sums_beyond_int32_are_refused() -> None:
-    net = random_network(0, "once", True, False)
-    first = replace(net.readout.synapses[1], pools=(Pool("sum", (2**10, 2**10), (1, 1), (2**9, 2**9)),) * 2)
-    with pytest.raises(GraphError, match=r"synapse 'r2': its pooled levels may reach \d+, beyond int32"):
-        Schedule(replace(net, readout=replace(net.readout, synapses=(first,))))
 
 
 # The files -------------------------------------------------------------------------------------------------------------

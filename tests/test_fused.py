@@ -21,7 +21,7 @@ pytest.importorskip("triton", reason="the fused kernels need triton")
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lbq import doctor, models
+from lbq import doctor, models, native
 from lbq.errors import ConfigError
 from lbq.kernels import choose, fused, launch, reference
 from lbq.kernels.choose import use
@@ -588,8 +588,9 @@ def test_what_it_does_not_compute_it_says() -> None:
     assert "timesteps" in str(fused.supports(torch.float32, 33, neuron.rule))
     assert "thresholds" in str(fused.supports(torch.float32, 2, LadderNeuron().rule, ladder=True))
     assert "levels" in str(fused.supports(torch.float32, 2, BurstNeuron(2**21, step=1.0).rule))
-    odd = reference.Rule(3, dataclasses.replace(neuron.surrogate, name="own"))
-    assert "own" in str(fused.supports(torch.float32, 2, odd))
+    for name in ("own", neuron.surrogate.name):  # a curve of one's own, whatever it is called
+        odd = reference.Rule(3, dataclasses.replace(neuron.surrogate, name=name))
+        assert f"surrogate '{name}' is not in the kernel" in str(fused.supports(torch.float32, 2, odd))
     for value in (x.double(), torch.zeros(33, 1, 3)):
         assert torch.equal(neuron(value), by_reference(value, neuron))  # and the reference does it
 
@@ -604,6 +605,18 @@ def test_the_choice_and_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     assert choose.choose("mps").kernel == "reference"
     monkeypatch.setenv("LBQ_KERNEL", "reference")
     assert choose.choose("cuda").reason == "asked for by name"
+    monkeypatch.setenv("LBQ_KERNEL", "native")
+    assert choose.choose("cpu").kernel == ("native" if native.library() is not None else "reference")
+    for device in ("cuda", "mps"):
+        found = choose.choose(device)
+        assert found.kernel == "reference"
+        assert f"the native kernel is for CPUs, not {device}" in found.reason
+        with pytest.raises(
+            ConfigError, match=f"LBQ_KERNEL=native: the native kernel is for CPUs, not {device}; or leave"
+        ):
+            choose.check(device)
+    monkeypatch.setattr(native, "report", lambda: native.Report(None, (), None, "none was built"))
+    assert choose.choose("cpu").kernel == "reference"
     monkeypatch.setenv("LBQ_KERNEL", "fusd")
     with pytest.raises(ConfigError, match=r"LBQ_KERNEL: unknown kernel 'fusd'.*fused"):
         choose.choose("cpu")

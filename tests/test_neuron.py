@@ -12,11 +12,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 
 from lbq import BurstNeuron
 from lbq.kernels.choose import use
 from lbq.kernels.reference import BurstState, Constants, Rule, burst_levels, burst_sequence, burst_step
-from lbq.neuron import LIF, NEURONS, LadderNeuron, SpikingNeuron, create
+from lbq.neuron import LIF, NEURONS, LadderNeuron, ReLU, SpikingNeuron, create
 from lbq.neuron.base import is_watched, only_outputs, unchanging
 from lbq.surrogate import SURROGATES
 from tests import oracle
@@ -189,6 +190,22 @@ def test_a_learned_step_loads_as_a_fixed_one_and_back(channels: int | None) -> N
     again.load_state_dict(fixed.state_dict())
     torch.testing.assert_close(again.step, fixed.step)
     assert set(learned.state_dict()) ^ set(fixed.state_dict()) == {"rho", "fixed_step"}  # neither was changed
+
+
+@pytest.mark.parametrize("kernel", ["reference", "native"])
+def test_what_has_no_part_in_the_outputs_has_a_gradient_of_zero(kernel: str) -> None:
+    neuron = BurstNeuron(learn_alpha=True, reset_grad=False)
+    with use(kernel):
+        neuron(torch.rand(3, 2, 4)).sum().backward()
+    assert neuron.alpha.grad == 0
+
+
+@pytest.mark.parametrize("neuron", [BurstNeuron(), ReLU()], ids=["burst", "relu"])
+def test_a_residual_needs_a_norm(neuron: nn.Module) -> None:
+    x = torch.randn(2, 3, 4)
+    for extra in ({"residual": x}, {"timesteps": 7}):
+        with pytest.raises(ValueError, match="^norm must be given with residual and timesteps"):
+            neuron(x, **extra)
 
 
 def test_a_step_can_be_set() -> None:

@@ -22,6 +22,7 @@ from lbq.distributed import World
 from lbq.errors import ConfigError, LbqError, RunError
 from lbq.measure import measure, measure_run
 from lbq.neuron import BurstNeuron
+from tests.small_runs import config, trainer
 
 SMALL: dict[str, Any] = {
     "model": {"id": "resnet8w4"},
@@ -60,6 +61,16 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, models.Burs
     folder = tmp_path_factory.mktemp("runs") / "small"
     job.train(config, folder, Quiet())
     return folder, runs.load(folder), config
+
+
+def test_soft_targets_are_not_rounded() -> None:
+    """Labels smoothed over many classes: their sum, and so the loss, would be 0.2 % too small in half precision."""
+    made = trainer(config())
+    logits = torch.randn(4, 1000).bfloat16()
+    targets = torch.full((4, 1000), 1e-4)
+    targets[:, 3] += 0.9
+    expected = torch.nn.functional.cross_entropy(logits.double(), targets.double())
+    torch.testing.assert_close(made.loss(logits, targets).double(), expected, rtol=1e-6, atol=0)
 
 
 def test_digits_are_the_real_ones() -> None:

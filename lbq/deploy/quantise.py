@@ -19,10 +19,12 @@ from lbq.engine.network import (
     LARGEST_PIXEL,
     LEAST_THRESHOLD,
     MEMBRANE_BOUND,
+    SUM_BOUND,
     IntegerLayer,
     IntegerNetwork,
     IntegerNeuron,
     membrane_bound,
+    pooled_bound,
     readout_bound,
 )
 from lbq.errors import GraphError
@@ -69,6 +71,11 @@ def quantise(
     )
     if readout_bound(network) >= FLOAT64_BOUND:
         raise GraphError("readout: its sums may reach 2^53: use fewer timesteps or a smaller last layer")
+    name, most = pooled_bound(network)
+    if most >= SUM_BOUND:
+        raise GraphError(
+            f"synapse {name!r}: its pooled levels may reach {most}, beyond int32: use a smaller n_max or window"
+        )
     return network
 
 

@@ -26,10 +26,12 @@ from lbq.engine.network import (
     FLOAT64_BOUND,
     LEAST_THRESHOLD,
     MEMBRANE_BOUND,
+    SUM_BOUND,
     IntegerLayer,
     IntegerNetwork,
     IntegerNeuron,
     membrane_bound,
+    pooled_bound,
     readout_bound,
 )
 from lbq.errors import ArtefactError
@@ -232,6 +234,9 @@ class _Reader:
             facts=top.take("facts", dict),
         )
         self._prove(readout.name, bound, readout_bound(network), FLOAT64_BOUND)
+        synapse, most = pooled_bound(network)
+        if most >= SUM_BOUND:
+            raise ArtefactError(f"synapse {synapse!r}: its pooled levels may reach {most}, beyond int32")
         golden = None if value["golden"] is None else self._golden(value["golden"], network)
         if extra := sorted(set(self.tensors) - self.used):
             raise ArtefactError(f"tensor {extra[0]!r} belongs to nothing")

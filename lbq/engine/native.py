@@ -217,7 +217,8 @@ class PackedConv:
 
     def form(self, name: str, block: int = 0) -> NDArray[Any]:
         """The weights as a method reads them, made when first asked for."""
-        if (name, block) not in self._forms:
+        found = self._forms.get((name, block))  # another thread may drop it meanwhile
+        if found is None:
             form: dict[str, Callable[[], NDArray[Any]]] = {
                 "bytes": lambda: self._bytes(block),
                 "words": lambda: self._blocks(block, np.int16),
@@ -226,9 +227,9 @@ class PackedConv:
                 "tiles": self._tiles,
                 "totals": lambda: self.weights.sum((1, 2, 3), dtype=np.int32),
             }
-            self._forms[name, block] = form[name]()
+            found = self._forms[name, block] = form[name]()
             forget(self.weights)
-        return self._forms[name, block]
+        return found
 
     def keep(self, method: Method) -> None:
         """Drop the forms that other methods read; they are made again if needed."""

@@ -26,6 +26,7 @@ from lbq.graph import INPUT, Layered, Shape, Synapse
 MEMBRANE_BOUND = 2**30  # |U| and |V| are proved to stay below it
 FLOAT32_BOUND = 2**24  # integers below it add up exactly in float32
 FLOAT64_BOUND = 2**53
+SUM_BOUND = 2**31  # of pooled levels
 LEAST_THRESHOLD = 64  # below it, rounding the first threshold would move it by nearly a percent or more
 LARGEST_PIXEL = 255  # inputs are uint8
 
@@ -186,6 +187,14 @@ def membrane_bound(layer: IntegerLayer, largest: Mapping[str, int], timesteps: i
         if worst >= SATURATED:
             break
     return worst
+
+
+def pooled_bound(network: IntegerNetwork) -> tuple[str, int]:
+    """The synapse whose pooled levels, the readout's summed over time, may be largest, and how large."""
+    found = [(network.largest(s), s.name) for layer in network.layers for s in layer.synapses]
+    found += [(network.largest(s) * network.timesteps, s.name) for s in network.readout.synapses]
+    most, name = max(found)
+    return name, most
 
 
 def readout_bound(network: IntegerNetwork) -> int:

@@ -12,10 +12,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from lbq.engine.network import IntegerLayer, IntegerNetwork
-from lbq.errors import GraphError
 from lbq.graph import INPUT, Pool, Shape, Synapse
-
-INT32 = 2**31
 
 Kind = Literal["image", "unsigned", "signed", "sums"]
 Step = tuple[Literal["pool", "layer"], int]
@@ -111,8 +108,6 @@ class Schedule:
         source = self._pooled(synapse, count - 1)
         found, p = self.tensors[source], synapse.pools[count - 1]
         largest = found.largest * (math.prod(p.kernel) if p.kind == "sum" else 1)
-        if largest >= INT32:
-            raise GraphError(f"synapse {synapse.name!r}: its pooled levels may reach {largest}, beyond int32")
         signed = self.network.negative(synapse)
         kind: Kind = "sums" if largest > (127 if signed else 255) else "signed" if signed else "unsigned"
         target = self._add(key, Tensor(kind, found.frames, p.output(found.shape), largest))

@@ -55,6 +55,8 @@ def asked() -> str:
 
 def unfit(device: str) -> str | None:
     """Why the kernel asked for by name can run nothing on `device`; None where it can, or where none is asked for."""
+    if asked() == "native":
+        return f"the native kernel is for CPUs, not {device}" if device != "cpu" else native.report().reason
     if asked() != "fused":
         return None
     if not TRITON:

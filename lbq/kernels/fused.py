@@ -20,11 +20,12 @@ from torch.autograd.function import once_differentiable
 from lbq.kernels import launch
 from lbq.kernels.launch import Neuron, Norm, decode, encode, sequence_like, settled
 from lbq.kernels.reference import Constants, Rule, check_plain
+from lbq.surrogate import SURROGATES
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 LONGEST = 32  # timesteps that one program holds in registers
 LARGEST = 1 << 20  # levels that the kernel's rounding is exact for
-SURROGATES = {"relsg_et", "box", "box_et", "clip", "arctan", "rectangular", "sigmoid", "triangle"}
+SLOPES = {"relsg_et", "box", "box_et", "clip", "arctan", "rectangular", "sigmoid", "triangle"}
 
 
 # The neuron alone
@@ -239,8 +240,8 @@ def supports(dtype: torch.dtype, timesteps: int, rule: Rule, ladder: bool = Fals
         return f"more than {LONGEST} timesteps are computed by the reference"
     if rule.n_max > LARGEST:
         return f"more than {LARGEST} levels are computed by the reference"
-    if rule.surrogate.name not in SURROGATES:
-        return f"the surrogate {rule.surrogate.name} is not in the kernel"
+    if rule.surrogate.name not in SLOPES or SURROGATES[rule.surrogate.name] is not rule.surrogate:
+        return f"the surrogate {rule.surrogate.name!r} is not in the kernel"
     return None
 
 

@@ -15,6 +15,7 @@ division, never a product with 1 / step, which gives another level at exact mult
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -217,7 +218,10 @@ def burst_sequence(
         emission, state = burst_step(current.to(dtype), state, constants, rule)
         outputs.append(emission.scaled.to(x.dtype))
     out = torch.stack(outputs) if outputs else x.clone()
-    return (_touched(out, constants) if len(outputs) == 1 else out), state
+    unused = [constants.leak] if len(outputs) == 1 else []
+    if len(outputs) == 1 or not rule.reset_grad:
+        unused.append(constants.alpha)
+    return _touched(out, unused), state
 
 
 def check_plain(grad: Tensor) -> None:
@@ -227,11 +231,11 @@ def check_plain(grad: Tensor) -> None:
         raise NotImplementedError("batched gradients run by the reference kernel alone: set LBQ_KERNEL=reference")
 
 
-def _touched(out: Tensor, constants: Constants) -> Tensor:
-    """With gradients of 0, not none, for what only a second timestep needs: as the other kernels, and as DDP expects it."""
-    for unused in (constants.leak, constants.alpha):
-        if isinstance(unused, Tensor) and unused.requires_grad:
-            out = out + 0 * unused.to(out.dtype)
+def _touched(out: Tensor, unused: Iterable[Tensor | float]) -> Tensor:
+    """With gradients of 0, not none, for what plays no part: as the other kernels, and as DDP expects it."""
+    for value in unused:
+        if isinstance(value, Tensor) and value.requires_grad:
+            out = out + 0 * value.to(out.dtype)
     return out
 
 

@@ -104,6 +104,14 @@ def register(module: nn.Module, name: str, value: Tensor, learned: bool) -> None
         module.register_buffer(name, value)
 
 
+def check_alone(residual: Tensor | None, timesteps: int | None) -> None:
+    """Refuse what only a neuron that computes BatchNorm too would look at."""
+    if residual is not None or timesteps is not None:
+        raise ValueError(
+            "norm must be given with residual and timesteps: add the one and show the other yourself, or use fire"
+        )
+
+
 def only_outputs(hook: Callable[..., None]) -> Callable[..., None]:
     """Mark a forward hook that looks at outputs alone: BatchNorm may then run in one pass with what it watches."""
     hook.only_outputs = True  # type: ignore[attr-defined]
@@ -254,6 +262,7 @@ class SpikingNeuron(nn.Module, ABC):
         them in the same pass; `x` is then what enters BatchNorm. With `timesteps` it is `[B, ...]`, shown that often.
         """
         if norm is None:
+            check_alone(residual, timesteps)
             self.check_input(x)
             return burst(x, self.constants(x), self.rule)
         sequence = self.check_input(x if timesteps is None else x.unsqueeze(0).expand(timesteps, *x.shape))

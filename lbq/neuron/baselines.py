@@ -13,7 +13,7 @@ from lbq.errors import GraphError
 from lbq.graph import NeuronSpec
 from lbq.kernels.reference import BurstState, Rule, compute_dtype, straight_through, transformed
 from lbq.kernels.sequence import fuses_relu, norm_relu
-from lbq.neuron.base import Membrane, SpikingNeuron, check_choice, check_count, check_positive, is_watched
+from lbq.neuron.base import Membrane, SpikingNeuron, check_alone, check_choice, check_count, check_positive, is_watched
 from lbq.neuron.burst import SteppedNeuron
 
 
@@ -297,6 +297,7 @@ class ReLU(nn.Module):
     ) -> Tensor:
         """As `SpikingNeuron.forward`."""
         if norm is None:
+            check_alone(residual, timesteps)
             return F.relu(x)
         constants = self.one.float(), self.zero.float()
         if timesteps is not None:
