@@ -28,11 +28,10 @@ TIMEOUT = timedelta(minutes=10)  # how long processes wait for each other
 
 @dataclass(frozen=True)
 class World:
-    """This process among all: `rank` of `size`, and its number on this machine."""
+    """This process among all: `rank` of `size`."""
 
     rank: int = 0
     size: int = 1
-    local_rank: int = 0
 
     @property
     def main(self) -> bool:
@@ -101,7 +100,7 @@ def start(device: str | None = None) -> tuple[World, torch.device]:
         dist.init_process_group(
             "nccl" if kind == "cuda" else "gloo", store=store, rank=rank, world_size=size, timeout=TIMEOUT
         )
-    return World(dist.get_rank(), dist.get_world_size(), local), where
+    return World(dist.get_rank(), dist.get_world_size()), where
 
 
 def unused_part(store: Store, rank: int, size: int) -> Store:

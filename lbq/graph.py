@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
@@ -52,6 +53,21 @@ class NeuronSpec:
         return self.rounding in ("trunc", "half")
 
 
+def output_size(
+    size: Iterable[int],
+    kernel: Iterable[int],
+    stride: Iterable[int],
+    padding: Iterable[int],
+    dilation: Iterable[int] = (1, 1),
+) -> tuple[int, int]:
+    """Height and width that a convolution or pool makes of (height, width)."""
+    height, width = (
+        (n + 2 * p - d * (k - 1) - 1) // s + 1
+        for n, k, s, p, d in zip(size, kernel, stride, padding, dilation, strict=True)
+    )
+    return height, width
+
+
 @dataclass(frozen=True)
 class Pool:
     """Pooling of integer levels: `max`, or `sum` (an average whose 1/n is folded into the synapse's weight)."""
@@ -62,11 +78,7 @@ class Pool:
     padding: tuple[int, int] = (0, 0)
 
     def output(self, shape: Shape) -> Shape:
-        c, h, w = shape
-        return c, *(
-            (size + 2 * p - k) // s + 1
-            for size, k, s, p in zip((h, w), self.kernel, self.stride, self.padding, strict=True)
-        )  # type: ignore[return-value]
+        return shape[0], *output_size(shape[1:], self.kernel, self.stride, self.padding)
 
     def coverage(self, shape: Shape) -> NDArray[np.int64]:
         """`[H, W]`: how many windows hold each position of what is pooled."""

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from lbq.analyze import Membrane, Trace, typical_units
 from lbq.kernels import counting
 from lbq.kernels.counting import unrolled
-from lbq.neuron.base import SpikingNeuron, only_outputs
+from lbq.neuron.base import SpikingNeuron, attached, only_outputs
 from lbq.tally import Counts, Read, Tallies, level_counts
 
 MOST_FROM_OUTPUT = 100  # bfloat16 has 8 bits: up to here, output / scale rounds to the level without doubt
@@ -61,7 +61,7 @@ class Observer:
             # a hook before the neuron keeps BatchNorm out of it, so that what it receives is its current
             handles = [n.register_forward_pre_hook(lambda *_: None) for n, scale in scales.values() if scale is None]
             handles += [n.register_forward_hook(hook(name, scale)) for name, (n, scale) in scales.items()]
-            with _held(handles):
+            with attached(handles):
                 yield
 
     @contextmanager
@@ -78,7 +78,7 @@ class Observer:
         ]
         self._looking = True
         try:
-            with _held(handles), torch.no_grad():
+            with attached(handles), torch.no_grad():
                 yield
         finally:
             self._looking = False
@@ -126,15 +126,6 @@ class Observer:
 
 def _neurons(net: nn.Module) -> dict[str, SpikingNeuron]:
     return {name: module for name, module in net.named_modules() if isinstance(module, SpikingNeuron)}
-
-
-@contextmanager
-def _held(handles: list[Any]) -> Iterator[None]:
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def tells_levels(neuron: SpikingNeuron) -> bool:

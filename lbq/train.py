@@ -29,6 +29,7 @@ from lbq.data.sources import Part, Source
 from lbq.distributed import SyncBatchNorm2d, World, synchronise_batchnorm
 from lbq.errors import ConfigError, LbqError
 from lbq.neuron import SpikingNeuron
+from lbq.neuron.base import attached
 from lbq.neuron.burst import STEP_EPS
 
 COLLAPSED = 1e-4  # of the step that a layer began with; trained networks stay above a hundredth
@@ -431,9 +432,6 @@ def first_bad_layer(net: nn.Module, x: Tensor) -> str:
             module.alone = True
     leaves = [(n, m) for n, m in net.named_modules() if n and (not list(m.children()) or isinstance(m, SpikingNeuron))]
     handles = [m.register_forward_hook(watch(n)) for n, m in leaves]
-    try:
+    with attached(handles):
         net(x)
-    finally:
-        for handle in handles:
-            handle.remove()
     return f"layer {found[0]!r}" if found else "the loss"

@@ -262,7 +262,7 @@ def process(rank: int, folder: Path) -> None:
     digits.load_digits = lambda: few
     runs._commit = lambda: ""
     dist.init_process_group("gloo", init_method=f"file://{folder / 'meeting'}", rank=rank, world_size=2)
-    world = World(rank, 2, rank)
+    world = World(rank, 2)
     assert world.main == (rank == 0)
     assert world.any([rank == 1, False, True], CPU) == [True, False, True]
     assert world.gather(torch.tensor([rank, 5])).tolist() == [[0, 5], [1, 5]]
@@ -375,7 +375,7 @@ def test_synchronised_batchnorm_within_one_process(dtype: torch.dtype, monkeypat
         tolerance = 0.05 if dtype == torch.bfloat16 else 1e-4
         torch.testing.assert_close(b.grad, a.grad, rtol=tolerance, atol=tolerance)
         assert_close(dict(plain.state_dict()), dict(ours.state_dict()), 1e-3 if dtype == torch.bfloat16 else 1e-5)
-        world = World(0, 2, 0)
+        world = World(0, 2)
         assert world.any([True, False], CPU) == [True, False]
         assert world.sum(torch.ones(2)).tolist() == [1, 1]
         world.share(ours.buffers())
@@ -424,12 +424,12 @@ def test_a_nan_in_one_process_stops_both(pair: list[dict[str, Any]]) -> None:
 
 def test_the_order_is_a_permutation_and_needs_a_fitting_batch() -> None:
     source = ImageSource(config(), small_digits(), CPU)
-    orders = [Trainer(config(), source, CPU, World(0, size, 0)).order(1) for size in (1, 2, 3)]
+    orders = [Trainer(config(), source, CPU, World(0, size)).order(1) for size in (1, 2, 3)]
     for order in orders[1:]:
         assert torch.equal(order.flatten(), orders[0].flatten())
     assert not torch.equal(Trainer(config(), source).order(2), orders[0])
     with pytest.raises(ConfigError, match=r"multiple of train\.accumulate x processes \(1 x 5\), got 12"):
-        Trainer(config(), source, CPU, World(0, 5, 0))
+        Trainer(config(), source, CPU, World(0, 5))
 
 
 def test_restarted_processes_do_not_meet_old_ones() -> None:

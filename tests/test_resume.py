@@ -485,7 +485,7 @@ def test_another_number_of_processes_may_continue(tmp_path: Path) -> None:
     second = trainer(settings)
     second.restore({k: v.clone() for k, v in tensors.items()}, values)
     assert [timeless(record.to_dict()) for record in second.fit()] == expected[1:]
-    other = trainer(settings, world=World(1, 3, 1))
+    other = trainer(settings, world=World(1, 3))
     other.restore(tensors, values)
     assert other.tally.tolist() == [0, 0, 0]
 

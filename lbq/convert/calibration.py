@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +23,7 @@ from lbq.deploy.faithful import own_method
 from lbq.errors import GraphError
 from lbq.evaluation import evaluating
 from lbq.neuron import ReLU, SpikingNeuron
+from lbq.neuron.base import attached
 from lbq.neuron.burst import SteppedNeuron, set_step
 
 LAYERS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
@@ -83,7 +83,7 @@ def calibrate(snn: nn.Module, ann: nn.Module, images: Tensor) -> dict[str, Fit]:
         ]
         before = {name: value.clone() for name, value in snn.state_dict().items()}
         try:
-            with _removed(hooks), evaluating(snn):
+            with attached(hooks), evaluating(snn):
                 snn(images.clone())
         except BaseException:
             snn.load_state_dict(before)
@@ -164,7 +164,7 @@ def _activations(ann: nn.Module, names: set[str], images: Tensor) -> dict[str, _
 
         return hook
 
-    with _removed([m.register_forward_hook(watch(n)) for n, m in ann.named_modules() if n in names]), evaluating(ann):
+    with attached([m.register_forward_hook(watch(n)) for n, m in ann.named_modules() if n in names]), evaluating(ann):
         ann(images.clone())
     return {name: value for name, value in found.items() if calls[name] == 1}
 
@@ -172,15 +172,6 @@ def _activations(ann: nn.Module, names: set[str], images: Tensor) -> dict[str, _
 def _rows(x: Tensor, last: bool) -> Tensor:
     """`[T, B, C, ...]`, or `[T, B, ..., C]` where `last`, as `[T, rows, C]`."""
     return (x if last else x.movedim(2, -1)).flatten(1, -2)
-
-
-@contextmanager
-def _removed(hooks: list[Any]) -> Iterator[None]:
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 def _is_affine(module: nn.Module) -> bool:

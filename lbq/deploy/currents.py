@@ -13,7 +13,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from lbq.errors import GraphError, TooSmall
-from lbq.graph import INPUT, Array, Pool, Shape, Synapse
+from lbq.graph import INPUT, Array, Pool, Shape, Synapse, output_size
 
 # What stands in front of a value: [B, ...] of a static input, [1, B, ...], [T, B, ...], or [T * B, ...] folded.
 Time = Literal["none", "one", "all", "folded"]
@@ -69,10 +69,7 @@ def conv(name: str, module: nn.Conv2d, value: Levels, numbers: Numbers) -> Curre
         raise GraphError(f"layer {name!r}: it reads a flattened tensor: put it before the flatten")
     weight = numbers.of(module.weight)
     stride, padding, dilation = _pair(module.stride), _padding(name, module), _pair(module.dilation)
-    height, width = (
-        (size + 2 * p - d * (k - 1) - 1) // s + 1
-        for size, p, d, k, s in zip(value.shape[1:], padding, dilation, weight.shape[2:], stride, strict=True)
-    )
+    height, width = output_size(value.shape[1:], weight.shape[2:], stride, padding, dilation)
     if min(height, width) < 1:
         raise TooSmall(
             f"layer {name!r}: {value.shape} is too small for its kernel: use larger images or another network"

@@ -35,7 +35,7 @@ from lbq.engine.network import (
     readout_bound,
 )
 from lbq.errors import ArtefactError
-from lbq.graph import INPUT, Pool, Shape, Synapse
+from lbq.graph import INPUT, Pool, Shape, Synapse, output_size
 
 FORMAT, VERSION = "lbq integer network", 1
 MOST_LAYERS, MOST_SYNAPSES, MOST_POOLS, MOST_STEPS, MOST_UNITS = 4096, 64, 8, 4096, 2**28
@@ -329,11 +329,7 @@ class _Reader:
         outputs, per_group, *kernel = weight.shape
         if per_group * groups != in_shape[0] or outputs % groups:
             raise ArtefactError(f"{where}: its weight {list(weight.shape)} does not fit {in_shape} in {groups} groups")
-        height, width = (
-            (size + 2 * p - d * (k - 1) - 1) // s + 1
-            for size, p, d, k, s in zip(in_shape[1:], padding, dilation, kernel, stride, strict=True)
-        )
-        out_shape = (outputs, height, width)
+        out_shape = (outputs, *output_size(in_shape[1:], kernel, stride, padding, dilation))
         self._fits(where, out_shape)
         copied = fields.name("copy_of") if "copy_of" in fields.value else ""
         if copied and (copied == name or ("synapse", copied) not in self.names):

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from lbq import native
 from lbq.engine.native import Backend, Counts
 from lbq.engine.tape import Step, address, library, perform, ready
-from lbq.graph import Pool
+from lbq.graph import Pool, output_size
 
 RESETS: dict[str, int] = {"once": 0, "level": 1, "hard": 2}  # the enum of native.h
 
@@ -164,10 +164,7 @@ class PoolStep(Step):
         if levels.ndim != 4 or levels.dtype not in (np.uint8, np.int8) or not levels.flags.c_contiguous:
             raise ValueError(f"levels must be contiguous uint8 or int8 [B, H, W, C], got {levels.dtype} {levels.shape}")
         batch, height, width, channels = levels.shape
-        size = [
-            (n + 2 * p - k) // s + 1
-            for n, k, s, p in zip((height, width), pool.kernel, pool.stride, pool.padding, strict=True)
-        ]
+        size = output_size((height, width), pool.kernel, pool.stride, pool.padding)
         covered = all(2 * p <= k for p, k in zip(pool.padding, pool.kernel, strict=True))  # no window of padding alone
         if min(size) < 1 or not covered or (wide and pool.kind == "max"):
             raise ValueError(f"levels {list(levels.shape)} cannot be pooled by {pool}")

@@ -21,6 +21,7 @@ from lbq.engine.container import forget
 from lbq.engine.levels import row_sums
 from lbq.engine.tape import Step, address, aligned, perform
 from lbq.errors import LbqError
+from lbq.graph import output_size
 
 Method = Literal["bitplane", "dense", "level"]
 Backend = Literal["horner", "preshifted", "explicit"]
@@ -145,8 +146,7 @@ class PackedConv:
         self._forms: dict[tuple[str, int], NDArray[Any]] = {}
 
     def output_size(self, height: int, width: int) -> tuple[int, int]:
-        (sh, sw), (ph, pw) = self.stride, self.padding
-        return (height + 2 * ph - self.kh) // sh + 1, (width + 2 * pw - self.kw) // sw + 1
+        return output_size((height, width), (self.kh, self.kw), self.stride, self.padding)
 
     def run(
         self,

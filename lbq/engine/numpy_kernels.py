@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from lbq.engine.levels import Integers, bit_planes, planes_of, row_sums
 from lbq.engine.native import BACKENDS, METHODS, Backend, Counts, Method
+from lbq.graph import output_size
 
 EXACT_IN_FLOAT32, EXACT_IN_FLOAT64 = 2**24, 2**53
 GATHERED = 2**22  # weights gathered at a time, about
@@ -73,14 +74,7 @@ class PackedConv:
         self._dense: dict[type, NDArray[Any]] = {}
 
     def output_size(self, height: int, width: int) -> tuple[int, int]:
-        sizes = (
-            (size + 2 * p - d * (k - 1) - 1) // s + 1
-            for size, k, s, p, d in zip(
-                (height, width), (self.kh, self.kw), self.stride, self.padding, self.dilation, strict=True
-            )
-        )
-        out_height, out_width = sizes
-        return out_height, out_width
+        return output_size((height, width), (self.kh, self.kw), self.stride, self.padding, self.dilation)
 
     def run(
         self,

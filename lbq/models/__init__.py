@@ -15,7 +15,8 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Mapping
-from typing import Any
+from functools import partial
+from typing import Any, Literal
 
 from torch import nn
 
@@ -86,11 +87,10 @@ def create(
     build = _builder(id)
     make = neuron_maker(neuron, timesteps)
     if stem_stride != 1:
-        sizes_ok = build.func is ResNet and build.options.get("stem") != "imagenet"
-        if not sizes_ok:
+        if build.func is not ResNet or build.keywords.get("stem") == "imagenet":
             raise ConfigError(f"model: stem_stride applies to CIFAR-stem ResNets, not to {id!r}")
-        build.options["stem_stride"] = stem_stride
-    net = build.func(make, num_classes=num_classes, timesteps=timesteps, in_channels=in_channels, **build.options)
+        build = partial(build, stem_stride=stem_stride)
+    net: BurstNet = build(make, num_classes=num_classes, timesteps=timesteps, in_channels=in_channels)
     if dropout:
         if isinstance(dropout, bool) or not isinstance(dropout, (int, float)) or not 0 <= dropout < 1:
             raise ConfigError(f"model: dropout must be in [0, 1), got {dropout!r}")
@@ -100,28 +100,23 @@ def create(
     return net
 
 
-class _Builder:
-    def __init__(self, func: Callable[..., BurstNet], **options: Any) -> None:
-        self.func, self.options = func, options
-
-
-def _builder(id: str) -> _Builder:
+def _builder(id: str) -> partial[Any]:
     if not isinstance(id, str):
         raise ConfigError(f"model: id must be a string such as 'resnet20w128', got {id!r}")
     if match := re.fullmatch(r"resnet(18|34)(?:w([1-9]\d{0,3}))?", id):
         depth, base = int(match[1]), int(match[2] or 64)
-        stem = "cifar" if match[2] else "imagenet"
+        stem: Literal["cifar", "imagenet"] = "cifar" if match[2] else "imagenet"
         widths = [base * 2**i for i in range(4)]
-        return _Builder(ResNet, blocks=FOUR_STAGES[depth], widths=widths, stem_width=base, stem=stem)
+        return partial(ResNet, blocks=FOUR_STAGES[depth], widths=widths, stem_width=base, stem=stem)
     if id == "resnet19w128":
-        return _Builder(ResNet, blocks=(3, 3, 2), widths=(128, 256, 512), stem_width=128)
+        return partial(ResNet, blocks=(3, 3, 2), widths=(128, 256, 512), stem_width=128)
     if id == "resnet19w64fc256":
-        return _Builder(ResNet, blocks=(3, 3, 2), widths=(128, 256, 512), stem_width=64, hidden=256)
+        return partial(ResNet, blocks=(3, 3, 2), widths=(128, 256, 512), stem_width=64, hidden=256)
     if (match := re.fullmatch(r"resnet(\d+)w([1-9]\d{0,3})", id)) and int(match[1]) in THREE_STAGE_DEPTHS:
         count, base = (int(match[1]) - 2) // 6, int(match[2])
-        return _Builder(ResNet, blocks=(count,) * 3, widths=(base, 2 * base, 4 * base), stem_width=base)
+        return partial(ResNet, blocks=(count,) * 3, widths=(base, 2 * base, 4 * base), stem_width=base)
     if (match := re.fullmatch(r"vgg(\d+)(?:w([1-9]\d{0,3}))?", id)) and int(match[1]) in VGG_STAGES:
-        return _Builder(VGG, depth=int(match[1]), width=int(match[2] or 64))
+        return partial(VGG, depth=int(match[1]), width=int(match[2] or 64))
     raise ConfigError(f"model: unknown id {id!r}{nearest(id, IDS)}")
 
 

@@ -9,6 +9,10 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#if defined(__BYTE_ORDER__) && __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "the kernels read bytes in little-endian order; without them lbq runs in NumPy and PyTorch"
+#endif
+
 #if defined(__x86_64__) || defined(__i386__)
 #define LBQ_X86 1
 #endif

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from numbers import Integral, Real
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from lbq import surrogate as surrogates
 from lbq.graph import NeuronSpec
@@ -116,6 +117,14 @@ def only_outputs(hook: Callable[..., None]) -> Callable[..., None]:
     """Mark a forward hook that looks at outputs alone: BatchNorm may then run in one pass with what it watches."""
     hook.only_outputs = True  # type: ignore[attr-defined]
     return hook
+
+
+def attached(handles: Iterable[RemovableHandle]) -> ExitStack:
+    """A context at whose end these hooks are removed."""
+    stack = ExitStack()
+    for handle in handles:
+        stack.enter_context(handle)
+    return stack
 
 
 def is_watched(module: nn.Module) -> bool:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from lbq.neuron.base import SpikingNeuron
+from lbq.neuron.base import SpikingNeuron, attached
 
 
 @contextmanager
@@ -26,8 +26,5 @@ def record_levels(net: nn.Module) -> Iterator[dict[str, NDArray[np.integer[Any]]
         for name, module in net.named_modules()
         if isinstance(module, SpikingNeuron)
     ]
-    try:
+    with attached(handles):
         yield levels
-    finally:
-        for handle in handles:
-            handle.remove()
