@@ -27,10 +27,11 @@ from lbq.engine.evaluate import measure as measure_deployed
 from lbq.engine.evaluate import open_data
 from lbq.errors import LbqError
 from lbq.measure import measure, passes
-from lbq.neuron import ILIF, BurstNeuron, LadderNeuron
+from lbq.models import over_time
+from lbq.neuron import ILIF, LIF, BurstNeuron, LadderNeuron
 from lbq.neuron.burst import SteppedNeuron
 from lbq.neuron.record import record_levels
-from lbq.observe import Observer, thresholds_of
+from lbq.observe import Observer, choose_traces, thresholds_of
 from lbq.tally import Tallies
 from tests.report_runs import runs_folder
 from tests.small_nets import MEAN, STD, deployed, pixels, small
@@ -196,6 +197,49 @@ def test_traces_of_a_deployed_network_follow_its_definition(neuron: Any, kind: s
     silent = measure_deployed(net, test)
     assert not silent.traces
     assert not silent.membranes
+
+
+def test_traced_units_go_from_a_typical_one_to_the_busiest() -> None:
+    """100 active ones among silent ones, of which number k has levels that add up to k, positive and negative."""
+    total = np.random.default_rng(0).permutation(np.concatenate([np.zeros(50, np.int64), np.arange(1, 101)]))
+    levels = np.stack([total // 2, total // 2 - total])
+    found = analyze.typical_units(levels)
+    assert total[found].tolist() == [31, 80, 97, 100]  # above 30, 79 and 96 of the 99 others, and above all
+    assert analyze.typical_units(levels[:, total == 100]) == [0]  # none twice
+    assert analyze.typical_units(levels[:, total == 0]) == []
+
+
+def test_a_trace_with_a_late_reset_by_hand() -> None:
+    """Eq. lif, beta 1/2 and a threshold of 1: what a spike takes off is shown at once, though it is not decayed."""
+    x = torch.tensor([1.5, 0.25, 1.0, 0.75, 0.5]).reshape(5, 1, 1, 1, 1)
+    (trace,) = choose_traces("sn", LIF(), x)
+    assert trace.before == (1.5, 0.0, 1.0, 1.25, 0.125)  # 1.5; 0.75 + 0.25 - 1; 0 + 1; 0.5 + 0.75; 0.625 + 0.5 - 1
+    assert trace.levels == (1, 0, 0, 1, 0)  # 1 itself is not above the threshold
+    assert trace.after == (0.5, 0.0, 1.0, 0.25, 0.125)
+    assert trace.current == tuple(x.flatten().tolist())
+
+
+class OneLayer(nn.Module):
+    """A static image, so that the only neurons receive the same current at every timestep."""
+
+    def __init__(self, neuron: nn.Module) -> None:
+        super().__init__()
+        self.timesteps = 5
+        self.conv, self.sn, self.fc = nn.Conv2d(3, 4, 3), neuron, nn.Linear(4 * 6 * 6, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return over_time(self.sn(over_time(x, self.conv, timesteps=5)).flatten(2), self.fc, spatial=1).mean(0)
+
+
+@pytest.mark.parametrize("neuron", [LIF(threshold=0.3), BurstNeuron(step=0.2), ILIF(step=0.2)])
+def test_traces_of_a_deployed_network_give_a_static_image_one_current(neuron: nn.Module) -> None:
+    torch.manual_seed(0)
+    net = deploy(OneLayer(neuron).eval(), (3, 8, 8), mean=MEAN, std=STD)
+    test = TestSet("x", (3, 8, 8), True, 1, lambda start, stop: pixels(1, 3, 8, 8)[start:stop])
+    found = measure_deployed(net, test, membranes=1).traces
+    assert sum(sum(trace.levels[:-1]) for trace in found) > 3  # spikes after which something is received
+    for trace in found:
+        assert trace.current == pytest.approx(5 * [trace.current[0]], rel=1e-9)
 
 
 @pytest.mark.parametrize(

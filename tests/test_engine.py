@@ -5,6 +5,7 @@ Guarantee (b): every engine gives identical levels and logits, bit for bit.
 
 from __future__ import annotations
 
+import itertools
 import re
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -301,6 +302,29 @@ def test_no_membrane_passes_its_proved_bound(
                 assert abs(v) <= bound
             else:
                 v, pending = u, int(drop)
+
+
+@pytest.mark.parametrize(
+    ("kind", "leak", "worst"),
+    [
+        ("once", None, 930),  # 70, then 70 + 0 - 1000
+        ("once", (1, 1), 965),  # 70, then 35 + 0 - 1000
+        ("level", None, 1870),  # 60, 60 + 70 = 130, then 130 + 0 - 2000
+        ("level", (1, 1), 1935),  # 60, 30 + 100 = 130, then 65 + 0 - 2000
+    ],
+)
+def test_the_bound_knows_that_a_late_reset_may_far_exceed_its_threshold(kind: Any, leak: Any, worst: int) -> None:
+    """A reset that comes a timestep late takes the membrane far below 0: tried with all sequences of a few currents."""
+    neuron = IntegerNeuron(2, False, np.array([[64, 128]], np.int32), np.array([1000], np.int32), kind, leak, False)
+    found = 0
+    for currents in itertools.product((0, 60, 70, 100), repeat=3):
+        u = drop = 0
+        for x in currents:
+            u = (u if leak is None else (u + 1) // 2) + x - drop
+            level = (u >= 64) + (u >= 128)
+            drop = 1000 * (level if kind == "level" else min(level, 1))
+            found = max(found, abs(u))
+    assert found == worst <= membrane_bound(layer_of(neuron), {"conv": 100}, 3)
 
 
 def test_bounds_saturate_instead_of_overflowing() -> None:
