@@ -29,7 +29,7 @@ from lbq.config import Config
 from lbq.data import digits
 from lbq.data.sources import ImageSource
 from lbq.distributed import SyncBatchNorm2d, World, synchronise_batchnorm
-from lbq.errors import ConfigError, LbqError
+from lbq.errors import ConfigError, LbqError, RunError
 from lbq.train import Diverged, Trainer
 from tests.small_runs import Silent, config, contents, differences, small_digits, timeless, trainer
 
@@ -243,6 +243,29 @@ def separate_statistics(world: World, folder: Path) -> Any:
     return found
 
 
+def astray(world: World, folder: Path) -> Any:
+    """Each process finds a folder of its own: in that of process 0 there is a checkpoint, in the other there is none."""
+    settings, mine = config(), folder / str(world.rank)
+
+    def lost() -> None:
+        raise Lost
+
+    if world.main:
+        undo = after_step(2, lost)
+        try:
+            job.train(settings, mine, Silent(), device=CPU, world=World())
+        except Lost:
+            pass
+        finally:
+            undo()
+    world.barrier()
+    try:
+        job.train(settings, mine, Silent(), device=CPU, world=world, resume=True)
+    except RunError as error:
+        return str(error)
+    return "trained"
+
+
 TOGETHER: list[Case] = [
     frozen,
     accumulated,
@@ -252,6 +275,7 @@ TOGETHER: list[Case] = [
     layers,
     lone_nan,
     jobs,
+    astray,
     separate_statistics,
 ]
 
@@ -266,6 +290,10 @@ def process(rank: int, folder: Path) -> None:
     assert world.main == (rank == 0)
     assert world.any([rank == 1, False, True], CPU) == [True, False, True]
     assert world.gather(torch.tensor([rank, 5])).tolist() == [[0, 5], [1, 5]]
+    assert world.agree(0, CPU)
+    assert world.agree(10**6, CPU)
+    assert not world.agree(10**6 + rank, CPU)
+    assert not world.agree(2 * rank - 1, CPU)  # -1 and 1
     found = {case.__name__: case(world, folder / case.__name__) for case in TOGETHER}
     (folder / f"{rank}.pickle").write_bytes(pickle.dumps(found))
     distributed.stop()
@@ -415,6 +443,14 @@ def test_jobs_of_two_processes_resume_exactly(pair: list[dict[str, Any]], folder
     assert main["bare"] == main["result"]
     assert main["untouched"]
     assert (other["result"], other["plans"], main["plans"]) == ({}, 0, 1)  # one process speaks and writes
+
+
+def test_processes_that_find_different_checkpoints_stop(pair: list[dict[str, Any]], folder: Path) -> None:
+    for rank in range(2):
+        found, where = pair[rank]["astray"], folder / "astray" / str(rank)
+        assert found == f"the processes find different checkpoints in {where}: put it on a file system they share"
+    assert (folder / "astray" / "0" / job.CHECKPOINTS).exists()
+    assert not (folder / "astray" / "1" / job.CHECKPOINTS).exists()
 
 
 def test_a_nan_in_one_process_stops_both(pair: list[dict[str, Any]]) -> None:

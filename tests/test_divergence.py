@@ -138,6 +138,10 @@ def test_small_steps_may_collapse_too_and_first_ones_are_remembered() -> None:
     again = trainer(config())
     again.restore(*began.state())
     again.check_steps()  # 4.6e-5 is what they began with
+    began.start_from(
+        {name: torch.full_like(v, -50.0) for name, v in began.net.state_dict().items() if name.endswith("rho")}
+    )
+    began.check_steps()  # nor did steps fall that began at the smallest there is
 
 
 def test_an_overflow_of_half_precision_is_found_where_it_happens() -> None:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import json
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
 
 import lbq
 from lbq import evaluation, job, models, optim, runs, train
@@ -22,7 +27,7 @@ from lbq.distributed import World
 from lbq.errors import ConfigError, LbqError, RunError
 from lbq.measure import measure, measure_run
 from lbq.neuron import BurstNeuron
-from tests.small_runs import config, trainer
+from tests import small_runs
 
 SMALL: dict[str, Any] = {
     "model": {"id": "resnet8w4"},
@@ -65,7 +70,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, models.Burs
 
 def test_soft_targets_are_not_rounded() -> None:
     """Labels smoothed over many classes: their sum, and so the loss, would be 0.2 % too small in half precision."""
-    made = trainer(config())
+    made = small_runs.trainer(small_runs.config())
     logits = torch.randn(4, 1000).bfloat16()
     targets = torch.full((4, 1000), 1e-4)
     targets[:, 3] += 0.9
@@ -179,6 +184,55 @@ def test_options_of_the_trainer_all_train(tmp_path: Path) -> None:
     found = job.evaluate_run(tmp_path / "run", torch.device("cpu"), World())
     assert found["accuracy"] == found["stored_accuracy"] == result["accuracy"]
     assert watcher.plans[0].train_samples == 958
+
+
+def test_the_tet_loss_by_hand() -> None:
+    """Two timesteps, two samples, two classes: cross-entropy of each timestep's logits, and how far these are from 1."""
+    trainer = small_runs.trainer(small_runs.config("train.loss=tet", "train.tet_weight=0.25"))
+    a = math.log(3)  # logits (0, a) are probabilities 1/4 and 3/4
+    logits = torch.tensor([[[0, a], [0, 0]], [[a, 0], [1, 1]]], dtype=torch.float64)
+    entropy = (math.log(4 / 3) + math.log(2) + math.log(4) + math.log(2)) / 4
+    distance = (1 + (a - 1) ** 2 + 1 + 1 + (a - 1) ** 2 + 1 + 0 + 0) / 8
+    found = trainer.loss(logits, torch.tensor([[0, 1], [1, 0]]))
+    assert found.item() == pytest.approx(0.75 * entropy + 0.25 * distance, rel=1e-12)
+
+
+def test_every_epoch_has_an_order_of_its_own() -> None:
+    trainer = small_runs.trainer(small_runs.config("model.dropout=0"))
+    right, read = trainer.source.train_batches, []
+
+    def batches(chosen: Sequence[Tensor], epoch: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
+        read.append(torch.cat(list(chosen)).tolist())
+        return right(chosen, epoch, seed)
+
+    trainer.source.train_batches = batches  # type: ignore[method-assign, assignment]
+    assert [record.epoch for record in trainer.fit()] == [1, 2, 3]
+    assert [len(set(order)) for order in read] == [48, 48, 48]  # four batches of twelve, none of the 50 samples twice
+    for one, other in ((0, 1), (0, 2), (1, 2)):
+        # two independent orders agree at one place on the average, and at ten hardly ever
+        assert sum(a == b for a, b in zip(read[one], read[other], strict=True)) < 10
+
+
+def test_processes_divide_what_is_evaluated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of three looks at a third of the images, together at all of them once; their counts are added."""
+    settings = small_runs.config("train.batch_size=4")
+    source = small_runs.trainer(settings).source
+    seen: list[list[bytes]] = []
+    counts: list[Tensor] = []
+
+    class SaysZero(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            seen[-1].extend(image.numpy().tobytes() for image in x)
+            return torch.eye(10)[:1].repeat(len(x), 1)
+
+    monkeypatch.setattr(torch.distributed, "all_reduce", lambda tensor: counts.append(tensor.clone()))
+    for rank in range(3):
+        seen.append([])
+        evaluation.evaluate(SaysZero(), source, "test", settings.train, torch.device("cpu"), World(rank, 3, rank))
+    assert [len(images) for images in seen] == [11, 10, 10]
+    images, labels = (torch.cat(parts) for parts in zip(*source.eval_batches("test"), strict=True))
+    assert Counter(itertools.chain(*seen)) == Counter(image.numpy().tobytes() for image in images)
+    assert torch.stack(counts).sum(0).tolist() == [int((labels == 0).sum()), 31]
 
 
 def test_accumulation_changes_nothing_but_batchnorm(monkeypatch: pytest.MonkeyPatch) -> None:
