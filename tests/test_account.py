@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
 from lbq import models, paper
 from lbq.account import (
@@ -28,6 +29,8 @@ from lbq.engine import Network
 from lbq.engine.levels import pool
 from lbq.errors import GraphError
 from lbq.graph import INPUT, Graph, Pool
+from lbq.models import over_time
+from lbq.neuron import BurstNeuron
 
 # The paper's table "Accuracy and modeled arithmetic-cost comparison on CIFAR-10 using ResNet-20"
 PUBLISHED = """
@@ -256,6 +259,50 @@ def test_pooling_additions_have_their_own_line() -> None:
     fired = (levels["layer3.0.sn2"] != 0).sum() / 2
     assert count(graph, levels).pool_adds == fired > 0
     assert count(graph, levels, "rate").pool_adds == 0
+
+
+class Windows(nn.Module):
+    """Means over windows that overlap, between two layers."""
+
+    def __init__(self, pooling: nn.Module, size: int) -> None:
+        super().__init__()
+        self.timesteps = 2
+        self.conv, self.sn, self.pooling = nn.Conv2d(3, 2, 1), BurstNeuron(3), pooling
+        self.conv2, self.sn2, self.fc = nn.Conv2d(2, 4, 1), BurstNeuron(3), nn.Linear(4 * size * size, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.sn(over_time(x, self.conv, timesteps=2))
+        x = self.sn2(over_time(x, self.pooling, self.conv2))
+        return over_time(x.flatten(2), self.fc, spatial=1).mean(0)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "stride", "padding", "size"), [(3, 1, 0, 3), (3, 2, 1, 3), (2, 1, 0, 4), (2, 2, 0, 2)]
+)
+def test_additions_into_overlapping_windows_equal_brute_force(
+    kernel: int, stride: int, padding: int, size: int
+) -> None:
+    """Each non-zero level is added into every window that holds it, one addition at a time."""
+    graph = lower(Windows(nn.AvgPool2d(kernel, stride, padding), size).eval(), (3, 5, 5))
+    random = np.random.default_rng(0)
+    levels = {layer.name: random.integers(0, 4, (2, 3, *layer.shape)) for layer in graph.layers}
+    additions = int((levels["sn2"] != 0).sum())  # over time, in front of the readout
+    for plane in levels["sn"].reshape(-1, 5, 5):
+        for oy, ox, ky, kx in np.ndindex(size, size, kernel, kernel):
+            y, x = oy * stride + ky - padding, ox * stride + kx - padding
+            additions += bool(0 <= y < 5 and 0 <= x < 5 and plane[y, x])
+    assert count(graph, levels).pool_adds == pytest.approx(additions / 3)
+
+
+def test_horners_shifts_by_hand() -> None:
+    """One for each output and plane above the lowest: levels up to 5 have three planes."""
+    graph, levels = tiny()
+    outputs = (
+        2 * (2 * 8 * 8) + 3 * (4 * 4 * 4) + 3 * (8 * 2 * 2)
+    )  # of convolutions that read levels, shortcuts' among them
+    # the head reads sums over 2 timesteps and 2 x 2 positions, up to 40: six planes
+    assert count(graph, levels).horner == 2 * outputs * 2 + 10 * 5
+    assert count(graph, levels, "rate").horner == 2 * (outputs + 10) * 2  # and here it reads levels
 
 
 def test_batches_add_up() -> None:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import lbq.engine
 from lbq.deploy.quantise import integer_weights, shared_unit
 from lbq.errors import ArtefactError, GraphError
-from lbq.graph import Layer, Synapse
+from lbq.graph import INPUT, Layer, Synapse
 from lbq.models import over_time
 from lbq.models.time import fold_time, unfold_time
 from lbq.neuron import BurstNeuron
@@ -163,3 +163,33 @@ def test_many_small_weights_are_not_taken_for_none() -> None:
     assert np.abs(integer_weights(synapse, unit, 8).weight[1]).min() > 100
     weight[1] = 0.5 / 1e6  # and these are none, so that the bias sets the unit
     assert shared_unit(layer, np.full(2, 0.5), 8, {"conv": 5})[1] == pytest.approx(0.5 / (5 * 127 + 0.5 * 127))
+
+
+@pytest.mark.parametrize(("part", "kept"), [(2.5, True), (10, True), (60, True), (70, False), (1000, False)])
+def test_no_weights_are_dropped_that_move_a_membrane_by_a_64th_of_a_step(part: float, kept: bool) -> None:
+    """20 weights that with all levels at 5 are worth 1 / part of a step, in a channel whose bias is a hundred steps."""
+    step = 0.5
+    weight = np.ones((2, 20, 1, 1))
+    weight[1] = step / part / (20 * 5)
+    synapse = Synapse("conv", "a", "conv", weight, (20, 1, 1), (2, 1, 1), absorbed=True)
+    layer = Layer("sn", (synapse,), np.array([0.0, 50.0]), (2, 1, 1))
+    unit = shared_unit(layer, np.full(2, step), 8, {"conv": 5})
+    integer = integer_weights(synapse, unit, 8).weight[1].astype(np.float64)
+    assert bool(integer.all()) == kept
+    lost = np.abs(weight[1] - integer * unit[1]).sum() * 5  # of a current, at most
+    assert lost < step / 64
+    if kept:
+        assert lost < step / 1000
+    else:  # then it takes no more fractional bits than the other: its bias is as large as the other's currents
+        assert 50 / unit[1] == pytest.approx(20 * 5 / unit[0])
+
+
+def test_small_weights_of_pixels_keep_their_digits() -> None:
+    """A pixel counts to 255, so that weights matter that no level would make felt."""
+    weight = np.linspace(-1e-5, 1e-5, 27).reshape(1, 3, 3, 3)  # 0.036 at most, a fourteenth of a step
+    synapse = Synapse("conv", INPUT, "conv", weight, (3, 3, 3), (1, 1, 1), absorbed=True)
+    layer = Layer("sn", (synapse,), np.zeros(1), (1, 1, 1))
+    unit = shared_unit(layer, np.full(1, 0.5), 8, {"conv": 255})
+    integer = integer_weights(synapse, unit, 8).weight.astype(np.float64)
+    assert np.abs(integer).max() == 127
+    assert np.abs(weight - integer * unit[0]).sum() * 255 < 0.5 / 1000
