@@ -140,6 +140,14 @@ def test_mlf_counts_membranes() -> None:
     assert x_.grad.abs().sum() > 0
 
 
+def test_mlf_at_its_thresholds_by_hand() -> None:
+    """Membranes of thresholds 1/2 and 3/2 that leak by half: one that is just reached does not fire."""
+    neuron = MLF(levels=2, threshold=0.5, spacing=1.0, beta=0.5)
+    x = torch.tensor([0.5, 0.25, 0.75, 1.0, 0.875]).reshape(5, 1)
+    # both 0.5; both 0.5; both 1, the first fires; 1 and 1.5, the first fires; 0.875 and 1.625, both fire
+    assert neuron(x).flatten().tolist() == [0, 0, 1, 1, 2]
+
+
 def test_lmht_and_mlf_refuse_deployment_with_the_reason() -> None:
     with pytest.raises(GraphError, match="mixes timesteps"):
         LMHT(2).spec()

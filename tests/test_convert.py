@@ -304,6 +304,43 @@ def test_activations_that_are_rare_small_or_of_unequal_channels() -> None:
     assert float((steps.max() / steps.min()).detach()) > 1e4
 
 
+def test_one_activation_in_a_thousand_does_not_set_the_steps_that_are_tried() -> None:
+    """Two thousand up to 1, and one of 1000: steps are tried from 1/16 to 2 times 1 / n_max."""
+    ann = nn.Sequential(nn.Linear(1, 1), nn.ReLU(), nn.Linear(1, 1))
+    with torch.no_grad():
+        ann[0].weight.fill_(1)  # type: ignore[operator]
+        ann[0].bias.fill_(0)  # type: ignore[operator]
+    x = torch.cat([torch.arange(1, 2001) / 2000, torch.tensor([1000.0])])[:, None]
+    step = convert(ann, x, timesteps=1, neuron={"name": "ilif", "n_max": 10}).fits["1"].step
+    assert 0.1 / 16 - 1e-6 < step < 0.2 + 1e-6
+    few = torch.cat([torch.arange(1, 101) / 100, torch.tensor([1000.0])])[:, None]  # one of a hundred does
+    assert convert(ann, few, timesteps=1, neuron={"name": "ilif", "n_max": 10}).fits["1"].step > 100 / 16 - 1e-3
+
+
+def test_scales_go_no_further_than_a_factor_of_four() -> None:
+    """Channels that are half, a tenth, twenty times and the opposite of the ANN's."""
+
+    class OneStep(nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            x = x[None]
+            for layer in self:
+                x = layer(x)
+            return x
+
+    torch.manual_seed(0)
+    ann = nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 3))
+    snn = OneStep(nn.Linear(6, 4), BurstNeuron(n_max=15), nn.Linear(4, 3))
+    snn.load_state_dict({**snn.state_dict(), **ann.state_dict()})
+    first, theirs = cast(nn.Linear, snn[0]), cast(nn.Linear, ann[0])
+    x = images(100, 6)
+    with torch.no_grad():
+        first.weight.mul_(torch.tensor([[0.5], [0.1], [20.0], [-1.0]]))
+        calibrate(snn, ann, x)
+        factors = torch.tensor([0.5 * 2, 0.1 * 4, 20 / 4, -1 / 4])  # 2, 10, 1/20 and -1 would have been the nearest
+        torch.testing.assert_close(first.weight, theirs.weight * factors[:, None])
+        torch.testing.assert_close(first(x).mean(0), theirs(x).mean(0))  # shifts make good for the mean all the same
+
+
 def test_weights_of_two_layers_are_not_scaled() -> None:
     ann = nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 2))
     ann[2].weight = ann[0].weight
