@@ -124,6 +124,29 @@ def test_cifar10_dvs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         load_cifar10_dvs(tmp_path / "data", 4, (32, 32), split=split)
 
 
+def test_what_was_decoded_with_late_events_is_not_taken_for_what_refuses_them(tmp_path: Path) -> None:
+    """The cache holds frames of recordings whose time goes back by 5 ms; who allows 4 ms is told."""
+    late = [(5000, 2, 2, 1), (0, 1, 1, 1), (9000, 3, 3, 0)]
+    split = write(tmp_path / "split.txt", "train truck 1\ntest truck 2\n")
+    for number in (1, 2):
+        write(tmp_path / "cifar" / "truck" / f"cifar10_truck_{number}.aedat", writer.aedat2(late))
+    for part, name in (("train", "user01_led"), ("test", "user02_led")):
+        write(tmp_path / "gesture" / f"{name}.aedat", writer.aedat3(late))
+        write(tmp_path / "gesture" / f"{name}_labels.csv", HEADER + "1,0,10000\n")
+        write(tmp_path / "gesture" / f"trials_to_{part}.txt", f"{name}.aedat\n")
+        write(tmp_path / "nmnist" / part.title() / "4" / "00001.bin", writer.nmnist(late))
+    loaders: dict[str, Any] = {
+        "cifar": lambda **how: load_cifar10_dvs(tmp_path / "cifar", 3, split=split, **how),
+        "gesture": lambda **how: load_dvs_gesture(tmp_path / "gesture", 3, **how),
+        "nmnist": lambda **how: load_nmnist(tmp_path / "nmnist", 3, allow_partial=True, **how),
+    }
+    for load in loaders.values():
+        assert load().train.frames.sum((0, 2, 3, 4)).tolist() == [1, 1, 1]
+        with pytest.raises(DataError, match="time goes back at event 1"):
+            load(sort_within_us=4000)
+        assert len(load(sort_within_us=5000).train.frames) == 1
+
+
 def test_cifar10_dvs_from_archives(tmp_path: Path) -> None:
     cifar(tmp_path / "data")
     split = write(tmp_path / "split.txt", SPLIT)

@@ -172,6 +172,17 @@ def test_large_jpegs_are_decoded_small(tmp_path: Path) -> None:
     assert np.array_equal(folder.load_train(png, 50, 3), folder.random_resized_crop(array, 50, 3))
 
 
+def test_crops_are_not_decoded_smaller_than_they_will_be(tmp_path: Path) -> None:
+    """Half as large, a crop that is twice `size` wide but not twice as high would have too few rows."""
+    path = saved(tmp_path / "x.jpg", Image.fromarray(picture(240, 320)), quality=95)
+    whole = folder.decode(path)
+    boxes = {seed: folder.crop_box(240, 320, seed)[2:] for seed in range(200)}
+    oblong = [seed for seed, (height, width) in boxes.items() if min(height, width) < 2 * 80 <= max(height, width)]
+    assert len(oblong) > 10
+    for seed in oblong:
+        assert np.array_equal(folder.load_train(path, 80, seed), folder.random_resized_crop(whole, 80, seed))
+
+
 @QUICK
 @given(height=st.integers(1, 70), width=st.integers(1, 70), resize=st.integers(1, 40), data=st.data())
 def test_eval_crop_is_resize_then_centre(height: int, width: int, resize: int, data: st.DataObject) -> None:
