@@ -199,6 +199,43 @@ def test_traces_of_a_deployed_network_follow_its_definition(neuron: Any, kind: s
     assert not silent.membranes
 
 
+class OneLayer(nn.Module):
+    """A static image, so that the only neurons receive the same current at every timestep."""
+
+    def __init__(
+        self, neuron: nn.Module, timesteps: int = 5, channels: tuple[int, int] = (3, 4), kernel: int = 3, side: int = 8
+    ) -> None:
+        super().__init__()
+        self.timesteps = timesteps
+        self.conv, self.sn = nn.Conv2d(*channels, kernel), neuron
+        self.fc = nn.Linear(channels[1] * (side - kernel + 1) ** 2, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.sn(over_time(x, self.conv, timesteps=self.timesteps))
+        return over_time(x.flatten(2), self.fc, spatial=1).mean(0)
+
+
+@pytest.mark.parametrize("on_device", [False, True])
+def test_levels_that_half_precision_cannot_tell_apart_are_counted_all_the_same(on_device: bool) -> None:
+    """bfloat16 has 8 bits: of levels beyond 128, times a step, not all come back when divided by it."""
+    step = 0.0107
+    net = OneLayer(BurstNeuron(n_max=255, step=step), timesteps=1, channels=(1, 1), kernel=1, side=16).eval()
+    nn.init.ones_(net.conv.weight)
+    net.conv.bias = None
+    x = ((torch.arange(256) + 0.5) * step).bfloat16().float().reshape(1, 1, 16, 16)
+    r = x.double().numpy().ravel() / step
+    levels = np.floor(r).astype(int)
+    assert np.abs(r - np.rint(r)).min() > 0.01  # none is on the brink
+    back = (torch.from_numpy(levels) * step).bfloat16().double() / step
+    assert (np.rint(back.numpy()) != levels).sum() == 30
+    tallies = Tallies(lower(net, (1, 16, 16)))
+    observer = Observer(tallies, on_device=on_device)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16), observer.counting(net):
+        net(x)
+    observer.finish(1)
+    assert tallies.by_timestep("sn")[0].tolist() == np.bincount(levels, minlength=256).tolist()
+
+
 def test_traced_units_go_from_a_typical_one_to_the_busiest() -> None:
     """100 active ones among silent ones, of which number k has levels that add up to k, positive and negative."""
     total = np.random.default_rng(0).permutation(np.concatenate([np.zeros(50, np.int64), np.arange(1, 101)]))
@@ -217,18 +254,6 @@ def test_a_trace_with_a_late_reset_by_hand() -> None:
     assert trace.levels == (1, 0, 0, 1, 0)  # 1 itself is not above the threshold
     assert trace.after == (0.5, 0.0, 1.0, 0.25, 0.125)
     assert trace.current == tuple(x.flatten().tolist())
-
-
-class OneLayer(nn.Module):
-    """A static image, so that the only neurons receive the same current at every timestep."""
-
-    def __init__(self, neuron: nn.Module) -> None:
-        super().__init__()
-        self.timesteps = 5
-        self.conv, self.sn, self.fc = nn.Conv2d(3, 4, 3), neuron, nn.Linear(4 * 6 * 6, 3)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return over_time(self.sn(over_time(x, self.conv, timesteps=5)).flatten(2), self.fc, spatial=1).mean(0)
 
 
 @pytest.mark.parametrize("neuron", [LIF(threshold=0.3), BurstNeuron(step=0.2), ILIF(step=0.2)])

@@ -80,6 +80,16 @@ def test_no_break_even_where_the_neurons_alone_cost_more() -> None:
     assert {b.text for b in found.break_even if b.rival == "ANN, int8"} == {"dearer at any density"}
 
 
+def test_no_break_even_where_both_cost_the_same_without_a_spike() -> None:
+    """100 MACs in the first layer of either, and nothing but them: every spike makes it dearer."""
+    made = account(ann_macs=100.0, neurons=0, shortcuts={}, pool_adds=0.0)
+    found = {(b.rival, b.regime): b for b in costs(made).break_even}
+    assert costs(made).density > 0
+    for regime in ("integer", "memory"):
+        assert found["ANN, int8", regime].text == "dearer at any density"
+        assert found["ANN, fp32", regime].density is not None  # whose MACs are dearer themselves
+
+
 @pytest.mark.parametrize(("density", "text"), [(1.5, "1.500"), (2.0, "2.000"), (2.1, "cheaper at any density")])
 def test_a_density_beyond_two_set_bits_is_out_of_reach(density: float, text: str) -> None:
     """Of levels 0..5, the fullest are 3 and 5."""

@@ -25,7 +25,7 @@ from lbq.engine import Network
 from lbq.engine.levels import row_sums
 from lbq.engine.network import FLOAT32_BOUND, IntegerLayer, IntegerNetwork, IntegerNeuron, rounded_leak
 from lbq.errors import GraphError, LbqError
-from lbq.export.onnx import onnx_model, split, write_onnx
+from lbq.export.onnx import Split, onnx_model, split, write_onnx
 from lbq.graph import INPUT, Pool, Synapse
 from tests.small_nets import CASES, Branches, deployed, pixels, warmed
 
@@ -230,6 +230,16 @@ def test_no_part_of_a_split_reaches_2_to_the_24(kind: Any, inputs: int, largest:
     parts = [weight.astype(np.int64)] if chosen.weights == 1 else [weight - 256 * high, high]
     heaviest = max(int(np.abs(part).sum((1, 2, 3)).max()) for part in parts)
     assert heaviest * max(int(np.abs(digit).max()) for digit in digits) < FLOAT32_BOUND
+
+
+def test_the_highest_digit_of_a_negative_level_is_one_larger() -> None:
+    """-65535 is -256 * 256 + 1, and 65535 is 255 * 256 + 255. Weights that add up to 65600 take 255, but not 256."""
+    weight = np.full((1, 517, 1, 1), 127, np.int8)
+    weight[0, -1] = 68
+    synapse = Synapse("conv", "a", "conv", weight, (517, 1, 1), (1, 1, 1))
+    assert 65600 * 255 < 2**24 < 65600 * 256
+    assert split(synapse, 65535, signed=False) == Split(1, 2, 8)
+    assert split(synapse, 65535, signed=True) == Split(1, 3, 6)
 
 
 def test_what_float32_cannot_hold_is_refused_by_name() -> None:

@@ -114,6 +114,12 @@ def test_a_run_has_analyses_as_trained_and_as_deployed(tmp_path: Path) -> None:
     assert result.analysis.accuracy == 91.0  # the whole test set, on integers
     assert result.integer_accuracy == 91.0
     assert len(result.traces) == len(trained["traces"]) > 0
+    (without,) = gather(paths[:3]).results
+    assert without.analysis is not None
+    assert (
+        without.analysis.accuracy == trained["accuracy"] != 12.0
+    )  # of the whole set, rather than on integers of a part
+    assert without.integer_accuracy is None
     (alone,) = gather(paths[3:]).results
     assert alone.accuracy is None
     assert alone.integer_accuracy == 91.0
