@@ -228,7 +228,7 @@ def test_processes_divide_what_is_evaluated(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(torch.distributed, "all_reduce", lambda tensor: counts.append(tensor.clone()))
     for rank in range(3):
         seen.append([])
-        evaluation.evaluate(SaysZero(), source, "test", settings.train, torch.device("cpu"), World(rank, 3, rank))
+        evaluation.evaluate(SaysZero(), source, "test", settings.train, torch.device("cpu"), World(rank, 3))
     assert [len(images) for images in seen] == [11, 10, 10]
     images, labels = (torch.cat(parts) for parts in zip(*source.eval_batches("test"), strict=True))
     assert Counter(itertools.chain(*seen)) == Counter(image.numpy().tobytes() for image in images)
