@@ -170,8 +170,7 @@ class Job:
 
     def _save(self) -> None:
         began = time.monotonic()
-        self.trainer.settle()
-        self.trainer.check_weights()
+        self.trainer.check()
         tensors, values = self.trainer.state()
         if self.world.main:
             values["metrics_bytes"] = self.metrics.stat().st_size if self.metrics.exists() else 0

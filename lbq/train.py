@@ -7,11 +7,10 @@ from a checkpoint, at any batch, gives the same bytes as one that was never inte
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
@@ -26,13 +25,9 @@ from lbq.config import Config
 from lbq.data.ahead import ahead
 from lbq.data.mixing import Mixing
 from lbq.data.sources import Part, Source
-from lbq.distributed import SyncBatchNorm2d, World, synchronise_batchnorm
-from lbq.errors import ConfigError, LbqError
-from lbq.neuron import SpikingNeuron
-from lbq.neuron.base import attached
-from lbq.neuron.burst import STEP_EPS
-
-COLLAPSED = 1e-4  # of the step that a layer began with; trained networks stay above a hundredth
+from lbq.distributed import World, synchronise_batchnorm
+from lbq.divergence import Sentinel
+from lbq.errors import ConfigError
 
 
 @dataclass
@@ -67,10 +62,6 @@ class EpochRecord:
         return asdict(self)
 
 
-class Diverged(LbqError):
-    """The loss is no longer a number."""
-
-
 class Trainer:
     """Trains the configured network on `source`. Call `fit`, a generator of epoch records.
 
@@ -90,7 +81,6 @@ class Trainer:
         self.between_steps = between_steps
         self.position = Position()
         self.tally = torch.zeros(3, dtype=torch.float64, device=self.device)  # loss, correct, seen in this epoch so far
-        self._unchecked: tuple[Tensor, Position, Any] | None = None
         self._check()
         self.net = build(config).to(self.device)
         if config.train.precision == "fp64":
@@ -104,7 +94,7 @@ class Trainer:
         self.average = optim.Average(self.net, config.train.ema) if config.train.ema else None
         a = config.augment
         self.mixing = Mixing(a.mixup, a.cutmix, a.mix_prob, a.label_smoothing, config.model.num_classes)
-        self._first_steps = evaluation.neuron_steps(self.net)
+        self.sentinel = Sentinel(self.net, config, self.device)
         self._runner: nn.Module | None = None
         self._captured: CapturedStep | None = None
 
@@ -137,7 +127,7 @@ class Trainer:
             "scaler": self.scaler.state_dict(),
             "config_hash": self.config.hash,
             "data": self.data,
-            "first_steps": self._first_steps,
+            "first_steps": self.sentinel.first_steps,
         }
         return tensors, values
 
@@ -155,7 +145,7 @@ class Trainer:
         if self.average is not None:
             for name, value in part("average/").items():
                 self.average.state[name].copy_(value)
-        self._first_steps = values.get("first_steps") or evaluation.neuron_steps(
+        self.sentinel.first_steps = values.get("first_steps") or evaluation.neuron_steps(
             self.net
         )  # which older checkpoints lack
         self.position = Position(**values["position"])
@@ -170,7 +160,7 @@ class Trainer:
     def start_from(self, weights: dict[str, Tensor]) -> None:
         """Begin with these weights in place of drawn ones, in the averages too."""
         self.net.load_state_dict(weights, strict=False)
-        self._first_steps = evaluation.neuron_steps(self.net)
+        self.sentinel.first_steps = evaluation.neuron_steps(self.net)
         if self.average is not None:
             self.average = optim.Average(self.net, self.average.decay)
 
@@ -214,8 +204,8 @@ class Trainer:
             self._step(micro)
             if self.between_steps is not None and self.between_steps(self):
                 return None
-        self.settle()
-        self.check_steps()
+        self.sentinel.settle()
+        self.sentinel.check_steps(self.position)
         epoch = self.position.epoch + 1
         loss, correct, seen = self.world.sum(self.tally.clone()).tolist()
         seconds = time.perf_counter() - started
@@ -255,7 +245,7 @@ class Trainer:
             if captured is None:
                 self._backward(x, targets, labels, last=part == t.accumulate - 1)
             else:
-                self._check_finite(captured(x, targets, labels), x)
+                self.sentinel.look(captured(x, targets, labels), x, self.position)
         if captured is None:
             self._update()
         position.batch += 1
@@ -271,7 +261,7 @@ class Trainer:
                 logits = runner(x, per_step=t.loss == "tet")
                 loss = self.loss(logits, targets)
             if check:
-                self._check_finite(loss, x)
+                self.sentinel.look(loss, x, self.position)
             self.scaler.scale(loss / t.accumulate).backward()
         mean = logits.detach().mean(0) if t.loss == "tet" else logits.detach()
         correct = (mean.argmax(1) == labels).sum()
@@ -336,56 +326,10 @@ class Trainer:
         every = F.cross_entropy(logits.flatten(0, 1), targets.repeat(logits.shape[0], 1))
         return (1 - weight) * every + weight * (logits - 1).square().mean()
 
-    def _check_finite(self, loss: Tensor, x: Tensor) -> None:
-        """Stop on a loss that is not a number. On a GPU the loss of the step before is looked at, so that nothing waits."""
-        self.settle()
-        if self.device.type == "cuda":
-            value = loss.detach().to("cpu", non_blocking=True)
-            event = torch.cuda.Event()
-            event.record()
-            self._unchecked = (value, replace(self.position), (event, x))
-        else:
-            self._refuse(loss.detach(), self.position, x)
-
-    def settle(self) -> None:
-        """Look at a loss that is still unchecked; called before anything is saved."""
-        if self._unchecked is not None:
-            (value, position, (event, x)), self._unchecked = self._unchecked, None
-            event.synchronize()
-            self._refuse(value, position, x)
-
-    def check_weights(self) -> None:
-        """Stop where a step made a weight infinite or no number though its loss was finite; called before saving."""
-        bad = [n for n, v in self.net.state_dict().items() if v.is_floating_point() and not v.isfinite().all()]
-        if bad:
-            p = self.position
-            raise Diverged(
-                f"{bad[0]} is no longer finite after epoch {p.epoch + 1}, step {p.batch}: "
-                f"lower optim.lr ({self.config.optim.lr:g}) or use a longer warm-up"
-            )
-        self.check_steps()
-
-    def check_steps(self) -> None:
-        """Stop where a learned step has collapsed: softplus has no slope left there, so that no training brings it back."""
-        for name, step in evaluation.neuron_steps(self.net).items():
-            first = self._first_steps[name]
-            if step < first and step < max(COLLAPSED * first, 2 * STEP_EPS):
-                p, o = self.position, self.config.optim
-                raise Diverged(
-                    f"the step of layer {name!r} fell from {first:.3g} to {step:.3g} by epoch {p.epoch + 1}, "
-                    f"step {p.batch}: lower optim.neuron_lr ({o.neuron_lr:g}) or optim.lr ({o.lr:g}), or set "
-                    f"neuron.step_gradient=lsq"
-                )
-
-    def _refuse(self, loss: Tensor, position: Position, x: Tensor) -> None:
-        value = float(loss)
-        if not math.isfinite(value):
-            with self.autocast():  # half precision overflows where float32 would not
-                layer = first_bad_layer(self.net, x)
-            raise Diverged(
-                f"loss became {value} in epoch {position.epoch + 1}, step {position.batch + 1}, first in "
-                f"{layer}: lower optim.lr ({self.config.optim.lr:g}) or use a longer warm-up"
-            )
+    def check(self) -> None:
+        """Stop where training went wrong; called before anything is saved."""
+        self.sentinel.settle()
+        self.sentinel.check_weights(self.position)
 
     # Evaluation
     # ----------------------------------------------------------------------------------------------------------
@@ -407,31 +351,3 @@ class Trainer:
         """Accuracy in percent over the whole of `part`, whatever the processes; fills `active` with active ratios."""
         self.world.share(self.net.buffers())  # BatchNorm's statistics, where every process has its own
         return evaluation.evaluate(self.net, self.source, part, self.config.train, self.device, self.world, active)
-
-
-@torch.no_grad()
-def first_bad_layer(net: nn.Module, x: Tensor) -> str:
-    """The first layer, in execution order, whose output or parameters are not finite; for a network given up.
-
-    No other process is waited for: it may have stopped already.
-    """
-    found: list[str] = []
-
-    def watch(name: str) -> Any:
-        def hook(module: nn.Module, _inputs: Any, output: Any) -> None:
-            bad = isinstance(output, Tensor) and not output.isfinite().all()
-            if bad or not all(p.isfinite().all() for p in module.parameters(recurse=False)):
-                found.append(name)
-
-        return hook
-
-    if not x.isfinite().all():
-        return "the input"
-    for module in net.modules():
-        if isinstance(module, SyncBatchNorm2d):
-            module.alone = True
-    leaves = [(n, m) for n, m in net.named_modules() if n and (not list(m.children()) or isinstance(m, SpikingNeuron))]
-    handles = [m.register_forward_hook(watch(n)) for n, m in leaves]
-    with attached(handles):
-        net(x)
-    return f"layer {found[0]!r}" if found else "the loss"

@@ -83,7 +83,7 @@ def test_steps_that_cannot_be_captured_run_as_they_are(options: dict[str, Any]) 
 
 @needs_gpu
 def test_a_nan_in_a_captured_step_is_found_one_step_later() -> None:
-    from lbq.train import Diverged
+    from lbq.divergence import Diverged
 
     config = settings()
     config = replace(config, optim=replace(config.optim, lr=1e30))

@@ -29,8 +29,9 @@ from lbq.config import Config
 from lbq.data import digits
 from lbq.data.sources import ImageSource
 from lbq.distributed import SyncBatchNorm2d, World, synchronise_batchnorm
+from lbq.divergence import Diverged
 from lbq.errors import ConfigError, LbqError, RunError
-from lbq.train import Diverged, Trainer
+from lbq.train import Trainer
 from tests.small_runs import Silent, config, contents, differences, small_digits, timeless, trainer
 
 Case = Callable[[World, Path], Any]

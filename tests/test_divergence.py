@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from lbq import checkpoint, cli, job
+from lbq.divergence import Diverged
 from lbq.errors import LbqError
 from lbq.neuron import BurstNeuron
-from lbq.train import Diverged, Trainer
+from lbq.train import Trainer
 from tests.small_runs import (
     config,
     contents,
@@ -130,18 +131,18 @@ def test_small_steps_may_collapse_too_and_first_ones_are_remembered() -> None:
     with torch.no_grad():
         neuron.rho.fill_(-50.0)
     with pytest.raises(Diverged, match="the step of layer 'sn1' fell from 0.005 to 1e-06"):
-        made.check_steps()
+        made.sentinel.check_steps(made.position)
     began = trainer(config())
     began.start_from(
         {name: torch.full_like(v, -10.0) for name, v in began.net.state_dict().items() if name.endswith("rho")}
     )
     again = trainer(config())
     again.restore(*began.state())
-    again.check_steps()  # 4.6e-5 is what they began with
+    again.sentinel.check_steps(again.position)  # 4.6e-5 is what they began with
     began.start_from(
         {name: torch.full_like(v, -50.0) for name, v in began.net.state_dict().items() if name.endswith("rho")}
     )
-    began.check_steps()  # nor did steps fall that began at the smallest there is
+    began.sentinel.check_steps(began.position)  # nor did steps fall that began at the smallest there is
 
 
 def test_an_overflow_of_half_precision_is_found_where_it_happens() -> None:
