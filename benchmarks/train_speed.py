@@ -202,10 +202,9 @@ def kernels() -> None:
         copy = show(
             f"copy {tuple(shape)}", 2 * x.numel() * 2 / seconds(lambda x=x, other=other: other.copy_(x)) / 1e12, "TB/s"
         )
-        from lbq.kernels import fused, launch
+        from lbq.kernels import fused
 
-        settings = (*fused._flat(constants), neuron.n_max, launch.encode(neuron.rule))
-        settings = tuple(s.detach() if isinstance(s, Tensor) else s for s in settings)
+        settings = tuple(s.detach() if isinstance(s, Tensor) else s for s in fused.neuron_of(constants, neuron.rule))
         forward = seconds(lambda x=x, s=settings: torch.ops.lbq.burst(x, *s))
         both = forward + seconds(lambda x=x, g=grad, s=settings: torch.ops.lbq.burst_backward(g, x, *s, "step tail"))
         show(f"neuron alone T={timesteps} forward, share of copy", 2 * x.numel() * 2 / forward / 1e12 / copy, "")

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 
 from lbq import doctor, models, native
 from lbq.errors import ConfigError
-from lbq.kernels import choose, fused, launch, reference
+from lbq.kernels import choose, fused, launch, layout, reference
 from lbq.kernels.choose import use
 from lbq.models import fire, over_time
 from lbq.neuron import ILIF, LIF, LMHT, MLF, BurstNeuron, LadderNeuron, ReLU, SpikingNeuron, Ternary
@@ -186,10 +186,10 @@ def test_dense_layouts_are_kept_and_none_is_copied() -> None:
     """A timestep's memory order goes through; gradients in another order are brought into it."""
     x = channels_last(randn(2, 3, 4, 5, 5))
     neuron = BurstNeuron().to(DEVICE)
-    assert launch.settled(x) is x
+    assert layout.settled(x) is x
     assert neuron(x).stride() == x.stride()
     repeated = x[:1].expand(2, *x.shape[1:])
-    assert launch.settled(repeated) is repeated
+    assert layout.settled(repeated) is repeated
     assert_same(neuron, x)  # with a contiguous gradient
 
 
@@ -468,7 +468,7 @@ def test_relu_after_batchnorm_in_one_pass(case: str) -> None:
 def test_channels_last_stays_channels_last_both_ways(neuron: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """No gradient is laid out anew on its way back: copies that no result shows, and that cost half of the speed."""
     kept = []
-    original = launch.ordered_like
+    original = layout.ordered_like
 
     def watch(y: Tensor, x: Tensor) -> Tensor:
         out = original(y, x)
@@ -640,13 +640,13 @@ def test_over_time_and_fire_agree() -> None:
 def test_slabs_cover_everything_once() -> None:
     """Rows of programs times tiles times rows of a tile reach the last row, and no program has nothing to do."""
     for rows, channels in ((1, 1), (7, 3), (1000, 128), (123457, 130), (65536, 512)):
-        slab = launch.slab_of((rows, channels, 1, 1), (channels, 1, channels, channels), True, 1024)
+        slab = layout.slab_of((rows, channels, 1, 1), (channels, 1, channels, channels), True, 1024)
         for wanted in (1, 528, 4224):
             programs, columns, each = slab.share(wanted)
             assert programs * each * slab.br >= rows > (each - 1) * programs * slab.br
             assert (programs - 1) * slab.br < rows
             assert columns * slab.bc >= channels
-    assert all(a >= b for a, b in pairwise(launch.tile_for(t) for t in range(1, 33)))
+    assert all(a >= b for a, b in pairwise(layout.tile_for(t) for t in range(1, 33)))
 
 
 COMPILE = """

@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from lbq.kernels import launch
-from lbq.kernels.launch import Neuron, Norm, decode, encode, sequence_like, settled
+from lbq.kernels.launch import Neuron, Norm, decode, encode
+from lbq.kernels.layout import sequence_like, settled
 from lbq.kernels.reference import Constants, Rule, check_plain
 from lbq.surrogate import SURROGATES
 

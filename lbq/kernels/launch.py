@@ -1,4 +1,4 @@
-"""Launches of the kernels in `tiles`: how tensors lie in memory, how many programs run, which variant is compiled.
+"""Launches of the kernels in `tiles`: how many programs run, which variant is compiled.
 
 Shapes alone decide block sizes and the order of partial sums: the same bytes every time.
 """
@@ -6,7 +6,6 @@ Shapes alone decide block sizes and the order of partial sums: the same bytes ev
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -15,96 +14,17 @@ import triton
 from torch import Tensor
 
 from lbq.kernels import tiles
+from lbq.kernels.layout import WIDTH, is_dense, on_device, ordered_like, sequence_like, settled, slab_of, tile_for
 from lbq.kernels.reference import SIGNED, Rule
 
 PROGRAMS = 4224  # of a kernel that passes over data: many on each of a large GPU's processors, and the same everywhere
 ADDING_ROWS, ADDING = 2112, 528  # of one that also adds up: all into one sum, or each its own by channel
 OPTIONS = {"num_warps": 4, "enable_fp_fusion": False}  # a fused multiply-add would give other levels
 SUMS = ("current", "hat", "step", "scale", "tail", "leak", "alpha", "gain")
-WIDTH = 128  # columns of a tile, and length of the rows that a slab is cut into where channels do not matter
 TALLIED = 1024  # elements of a tile whose levels are counted,
 FIELDS, BITS = 5, 6  # how many levels share a word with how many bits each,
 FEWEST = 8  # and how many tiles a program adds up at least, so that its last sums cost little beside them
 FMA = isinstance(tiles.burst_forward, triton.JITFunction)  # the interpreter's fused multiply-add rounds twice
-
-
-# Layouts
-# --------------------------------------------------------------------------------------------------------------------
-
-
-class Slab(NamedTuple):
-    """How kernels go over one dense timestep (see `tiles.slab`): in tiles of br rows and bc columns."""
-
-    rows: int
-    channels: int
-    inner: int
-    elements: int
-    layout: str
-    br: int
-    bc: int
-
-    def share(self, programs: int) -> tuple[int, int, int]:
-        """About so many programs: rows of programs, columns of programs, tiles for each. A function of the shape alone."""
-        columns, blocks = -(-self.channels // self.bc), -(-self.rows // self.br)
-        each = -(-blocks // max(1, programs // columns))
-        return -(-blocks // each), columns, each
-
-
-def slab_of(shape: Sequence[int], stride: Sequence[int], by_channel: bool, tile: int) -> Slab:
-    """A dense `[B, C, ...]`: rows and channels where something depends on the channel (dimension 1), else just rows."""
-    elements = 1
-    for size in shape:
-        elements *= size
-    if not by_channel:
-        return Slab(-(-elements // WIDTH), WIDTH, 1, elements, "flat", tile // WIDTH, WIDTH)
-    channels = shape[1]
-    inner = stride[1] if channels > 1 else 1
-    bc = min(WIDTH, 1 << max(channels - 1, 0).bit_length())
-    return Slab(elements // channels, channels, inner, elements, "last" if inner == 1 else "any", tile // bc, bc)
-
-
-def tile_for(timesteps: int) -> int:
-    """Elements of a tile: fewer where the backward pass keeps more of each in registers."""
-    return 1024 if timesteps <= 2 else 512 if timesteps <= 8 else 256
-
-
-def is_dense(shape: Sequence[int], stride: Sequence[int]) -> bool:
-    """Whether the elements fill their range of memory, in any order of dimensions."""
-    expected = 1
-    for step, size in sorted((step, size) for step, size in zip(stride, shape, strict=True) if size != 1):
-        if step != expected:
-            return False
-        expected *= size
-    return True
-
-
-def same_order(a: Tensor, b: Tensor) -> bool:
-    """Whether one timestep of both lies in memory in the same order."""
-    pairs = zip(a.shape[1:], a.stride()[1:], b.stride()[1:], strict=True)
-    return all(size == 1 or one == other for size, one, other in pairs)
-
-
-def settled(x: Tensor) -> Tensor:
-    """`x` [T, B, ...] with dense timesteps: itself, or a copy. Time may have any stride, also 0."""
-    return x if x.numel() == 0 or is_dense(x.shape[1:], x.stride()[1:]) else x.contiguous()
-
-
-def ordered_like(y: Tensor, x: Tensor) -> Tensor:
-    """`y` with its timesteps in the memory order of those of `x`: itself, or a copy."""
-    return y if same_order(y, x) else sequence_like(x, y.shape[0], y.dtype).copy_(y)
-
-
-def sequence_like(x: Tensor, timesteps: int | None = None, dtype: torch.dtype | None = None) -> Tensor:
-    """Empty `[T, B, ...]` whose timesteps lie as those of `x`, one after the other."""
-    elements = 1
-    for size in x.shape[1:]:
-        elements *= size
-    shape = (x.shape[0] if timesteps is None else timesteps, *x.shape[1:])
-    return torch.empty_strided(shape, (elements, *x.stride()[1:]), dtype=dtype or x.dtype, device=x.device)
-
-
-def on_device(x: Tensor) -> AbstractContextManager[Any]:
-    return torch.cuda.device(x.device) if x.is_cuda else nullcontext()
 
 
 # Rules as strings, which operators can take
@@ -162,6 +82,16 @@ class Neuron(NamedTuple):
     n_max: int
     rule: str
 
+    def given(self, *names: str) -> list[Any]:
+        """Constants as kernels take them; one that is absent, which they do not look at, as the step."""
+        values = (getattr(self, name) for name in names)
+        return [self.step if value is None else value for value in values]
+
+    @property
+    def variant(self) -> dict[str, bool]:
+        """Which of them are there."""
+        return {"STEPS": self.step.numel() > 1, "LEAK": self.leak is not None, "GAIN": self.gain is not None}
+
 
 def forward(
     x: Tensor, timesteps: int, neuron: Neuron, norm: Norm | None = None, residual: Tensor | None = None
@@ -176,19 +106,13 @@ def forward(
     programs, columns, tiles_each = slab.share(PROGRAMS)
     if residual is not None:
         residual = ordered_like(residual, x)
-    absent = neuron.step
     with on_device(x):
         tiles.burst_forward[(programs, columns)](
             x,
             x if residual is None else residual,
             out,
-            *((absent,) * 4 if norm is None else norm[:4]),
-            neuron.step,
-            absent if neuron.scale is None else neuron.scale,
-            absent if neuron.leak is None else neuron.leak,
-            neuron.alpha,
-            absent if neuron.gain is None else neuron.gain,
-            neuron.n_max,
+            *((neuron.step,) * 4 if norm is None else norm[:4]),
+            *neuron.given("step", "scale", "leak", "alpha", "gain", "n_max"),
             0.0 if norm is None else norm.eps,
             *slab[:4],
             x.stride(0) if x.shape[0] > 1 else 0,
@@ -199,10 +123,8 @@ def forward(
             T=timesteps,
             NORM=norm is not None,
             RESIDUAL=residual is not None,
-            STEPS=many,
             SCALE=neuron.scale is not None,
-            LEAK=neuron.leak is not None,
-            GAIN=neuron.gain is not None,
+            **neuron.variant,
             **forward_constants(neuron.rule),
             LAYOUT=slab.layout,
             BR=slab.br,
@@ -237,7 +159,6 @@ def backward(
         residual = ordered_like(residual, x)
     programs, columns, tiles_each = slab.share(ADDING if by_channel else ADDING_ROWS)
     partial = x.new_empty((len(wanted), programs, width), dtype=torch.float32)
-    absent = neuron.step
     with on_device(x):
         tiles.burst_backward[(programs, columns)](
             grad,
@@ -245,14 +166,8 @@ def backward(
             x if residual is None else residual,
             out,
             partial,
-            *((absent,) * 4 if norm is None else norm[:4]),
-            neuron.step,
-            absent if neuron.scale is None else neuron.scale,
-            neuron.tail,
-            absent if neuron.leak is None else neuron.leak,
-            neuron.alpha,
-            absent if neuron.gain is None else neuron.gain,
-            neuron.n_max,
+            *((neuron.step,) * 4 if norm is None else norm[:4]),
+            *neuron.given("step", "scale", "tail", "leak", "alpha", "gain", "n_max"),
             0.0 if norm is None else norm.eps,
             *slab[:4],
             x.stride(0) if x.shape[0] > 1 else 0,
@@ -265,10 +180,8 @@ def backward(
             NORM=norm is not None,
             RESIDUAL=residual is not None,
             SHOWN=shown,
-            STEPS=many,
             SCALE=neuron.scale is not None,
-            LEAK=neuron.leak is not None,
-            GAIN=neuron.gain is not None,
+            **neuron.variant,
             **decode(neuron.rule),
             **{f"SUM_{name.upper()}": wanted.index(name) if name in wanted else -1 for name in SUMS},
             WHOLE=not by_channel,
@@ -367,16 +280,11 @@ def membranes(x: Tensor, neuron: Neuron, counts: Tensor, low: float, width: floa
     slab = slab_of(x.shape[1:], x.stride()[1:], many, 2048)
     programs, columns, tiles_each = slab.share(PROGRAMS)
     bins = counts.shape[1]
-    absent = neuron.step
     with on_device(x):
         tiles.membranes[(programs, columns)](
             x,
             counts,
-            neuron.step,
-            absent if neuron.leak is None else neuron.leak,
-            neuron.alpha,
-            absent if neuron.gain is None else neuron.gain,
-            neuron.n_max,
+            *neuron.given("step", "leak", "alpha", "gain", "n_max"),
             low,
             1 / width,
             bins,
@@ -385,9 +293,7 @@ def membranes(x: Tensor, neuron: Neuron, counts: Tensor, low: float, width: floa
             programs,
             tiles_each,
             T=x.shape[0],
-            STEPS=many,
-            LEAK=neuron.leak is not None,
-            GAIN=neuron.gain is not None,
+            **neuron.variant,
             **forward_constants(neuron.rule),
             LAYOUT=slab.layout,
             BR=slab.br,
