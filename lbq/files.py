@@ -1,19 +1,26 @@
 """Files that appear whole or not at all, and the question whether they could, before long work. No torch.
 
-A file is written under another name beside its own, `.NAME.partial`, flushed to disk and renamed. Only regular files are
-ever replaced: a device, a pipe or a folder of that name is refused, and of a symbolic link the file it leads to is replaced.
+A file is written under another name beside its own, `.NAME.RANDOM.partial`, flushed to disk and renamed. Every writer has
+such a name to itself: of several that write one file at once, each writes it whole and the last to rename stays. Only regular
+files are ever replaced: a device, a pipe or a folder of that name is refused, and of a symbolic link the file it leads to is
+replaced. What a killed process left is removed by the next to write that file, a day later or more.
 """
 
 from __future__ import annotations
 
 import errno
 import os
+import re
+import secrets
 import stat
+import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
 from lbq.errors import LbqError
+
+ABANDONED = 86_400.0  # seconds after which nobody can still be writing a file
 
 
 def write(path: Path | str, data: bytes | str, error: type[LbqError] = LbqError, keep_as: Path | None = None) -> int:
@@ -38,10 +45,9 @@ def _write(contents: Mapping[Path, bytes | str], error: type[LbqError], keep_as:
     try:
         for path, data in contents.items():
             target = targets[path]
-            temporary = target.with_name(f".{target.name}.partial")
+            temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.partial")
             target.parent.mkdir(parents=True, exist_ok=True)
-            if os.path.lexists(temporary):  # left by a process that was killed
-                temporary.unlink()
+            remove_leftovers(target, ABANDONED)
             staged[temporary] = target
             with open(temporary, "xb") as file:
                 size += file.write(data.encode() if isinstance(data, str) else data)
@@ -64,6 +70,20 @@ def _write(contents: Mapping[Path, bytes | str], error: type[LbqError], keep_as:
             raise error(_cannot(path, reason)) from reason
         raise
     return size
+
+
+def leftovers(path: Path) -> list[Path]:
+    """What writers of `path` that were killed have left, and what living ones are writing now."""
+    pattern = re.compile(rf"\.{re.escape(path.name)}\.[0-9a-f]{{8}}\.partial")
+    return [place for place in path.parent.iterdir() if pattern.fullmatch(place.name)]
+
+
+def remove_leftovers(path: Path, older_than: float = 0.0) -> None:
+    """Remove those that are at least so many seconds old: all of them, for a caller who knows that nobody is writing."""
+    with suppress(OSError):  # they are in nobody's way
+        for leftover in leftovers(path):
+            if time.time() - leftover.lstat().st_mtime >= older_than:
+                leftover.unlink()
 
 
 def _missing(folders: Iterable[Path]) -> list[Path]:

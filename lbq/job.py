@@ -31,11 +31,13 @@ from lbq.kernels import choose as kernels
 from lbq.train import EpochRecord, Trainer
 
 CHECKPOINTS = "checkpoints"
+# What is written under another name first, which a killed process leaves.
+WHOLE = ("config.toml", "weights.safetensors", "result.json", f"{CHECKPOINTS}/{checkpoint.LAST}")
 SAVING_SHARE = 0.02  # of the time that saves after short epochs may take
-# Tensors that autograd keeps per neuron and timestep: BatchNorm's input and the output, and what lies between them.
 ASKING = (
     16  # steps after which processes on GPUs ask each other whether one was told to stop: an answer waits for the GPU
 )
+# Tensors that autograd keeps per neuron and timestep: BatchNorm's input and the output, and what lies between them.
 VALUES_PER_SITE = {"fused": 2, "native": 3, "reference": 5}
 
 
@@ -103,6 +105,7 @@ class Job:
             except RunError as error:
                 raise RunError(f"train.init_from: {error}") from error
         files.check_folder(self.folder, RunError)
+        self._refuse_foreign()
         kernels.check(self.device.type)
         # first what may be wrong with configuration and data, so that a mistake leaves no folder behind
         source = open_source(self.config, self.device)
@@ -137,18 +140,25 @@ class Job:
             self.world.barrier()
             return result
 
-    def _prepare(self, resume: bool) -> dict[str, Any] | None:
-        """Make the folder this job's; its result where it is complete already."""
-        config_file, result_file = self.folder / "config.toml", self.folder / "result.json"
-        if not config_file.exists():
-            if any(p.name not in (".lock", ".config.toml.partial") for p in self.folder.iterdir()):
-                raise RunError(f"{self.folder} is not empty and not a run folder: choose another with --out")
-            runs.write_text(config_file, self.config.to_toml())
-            return None
-        if (self.folder / runs.CONVERSION).exists():
+    def _refuse_foreign(self) -> None:
+        """A folder that is no training's is left as it is: asked before anything, the lock too, is put there."""
+        held = set(self.folder.iterdir()) if self.folder.exists() else set()
+        config_file = self.folder / "config.toml"
+        if held and config_file not in held and held - {self.folder / ".lock", *files.leftovers(config_file)}:
+            raise RunError(f"{self.folder} is not empty and not a run folder: choose another with --out")
+        if self.folder / runs.CONVERSION in held:
             raise RunError(
                 f"{self.folder} holds a converted network: train from it with train.init_from={self.folder} and another --out"
             )
+
+    def _prepare(self, resume: bool) -> dict[str, Any] | None:
+        """Make the folder this job's; its result where it is complete already."""
+        for name in WHOLE:  # nobody else is writing them: the folder is locked
+            files.remove_leftovers(self.folder / name)
+        config_file, result_file = self.folder / "config.toml", self.folder / "result.json"
+        if not config_file.exists():
+            runs.write_text(config_file, self.config.to_toml())
+            return None
         if not resume:
             raise RunError(f"{self.folder} holds a run already: continue it with --resume auto or choose another --out")
         stored = runs.load_config(self.folder)

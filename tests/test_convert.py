@@ -499,6 +499,7 @@ def test_a_run_is_converted_tested_deployed_and_trained_on(
     code, _, err = call(capsys, "train", out / "config.toml", "--out", out, "--resume", "auto")
     assert code == 2
     assert f"{out} holds a converted network: train from it with train.init_from={out}" in err
+    assert not (out / ".lock").exists()
     assert (out / "weights.safetensors").read_bytes() == weights
     code, text, _ = call(
         capsys, "train", out / "config.toml", "train.epochs=1", f"train.init_from={out}", "optim.lr=0.001", "--out",

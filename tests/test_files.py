@@ -137,12 +137,45 @@ def test_nothing_half_written_is_left(
     assert names(tmp_path) == ["x.txt"]
 
 
-def test_what_a_killed_process_left_is_not_followed(tmp_path: Path) -> None:
+def test_what_a_killed_process_left_is_removed_a_day_later_and_not_followed(tmp_path: Path) -> None:
     (tmp_path / "other").write_text("other")
-    (tmp_path / ".x.txt.partial").symlink_to("other")
+    left, young, another = (
+        tmp_path / f".{name}.partial" for name in ("x.txt.00000000", "x.txt.11111111", "y.22222222")
+    )
+    for place in (left, young, another):
+        place.symlink_to("other")
+    for place in (left, another):
+        os.utime(place, (0, 0), follow_symlinks=False)
     files.write(tmp_path / "x.txt", "x")
     assert (tmp_path / "other").read_text() == "other"
-    assert names(tmp_path) == ["other", "x.txt"]
+    assert names(tmp_path) == sorted([young.name, another.name, "other", "x.txt"])
+    files.remove_leftovers(tmp_path / "x.txt")  # by one who knows that nobody is writing it
+    assert names(tmp_path) == [another.name, "other", "x.txt"]
+
+
+def test_two_writers_of_one_file_do_not_disturb_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second writes all of it while the first has half: each gets its own file under the name, and both succeed."""
+    path, seen, real = tmp_path / "x.txt", [], os.fsync
+
+    def meanwhile(descriptor: int) -> None:
+        monkeypatch.setattr(os, "fsync", real)
+        files.write(path, "second")
+        seen.append(path.read_text())
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", meanwhile)
+    files.write(path, "first")
+    assert [*seen, path.read_text()] == ["second", "first"]
+    assert names(tmp_path) == ["x.txt"]
+
+
+def test_a_file_has_the_usual_permissions(tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        files.write(tmp_path / "x.txt", "x")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "x.txt").stat().st_mode) == 0o640
 
 
 def test_places_are_checked_without_touching_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -415,7 +415,10 @@ FAULTY = config(
 
 
 @pytest.mark.parametrize("kill", [False, True], ids=["error", "kill"])
-def test_every_failing_write_is_named_and_survived(kill: bool, tmp_path: Path) -> None:
+def test_every_failing_write_is_named_and_survived(kill: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        job, "SAVING_SHARE", 1e9
+    )  # a save at every epoch's end, however slow the disk: runs write alike
     run(FAULTY, tmp_path / "whole")
     expected = contents(tmp_path / "whole")
     with pytest.MonkeyPatch.context() as patch:
