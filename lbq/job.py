@@ -88,6 +88,7 @@ class Job:
     def __init__(self, config: Config, folder: Path, watcher: Watcher, device: torch.device, world: World) -> None:
         self.config, self.folder, self.watcher = config, folder, watcher
         self.device, self.world = device, world
+        self.toml = config.to_toml()  # at once: what has no such form leaves no folder behind
         self.signal = 0
         self.saved_at, self.saving = time.monotonic(), 0.0  # when, and how long it took
         self.rate_from: tuple[float, int] | None = None
@@ -157,7 +158,7 @@ class Job:
             files.remove_leftovers(self.folder / name)
         config_file, result_file = self.folder / "config.toml", self.folder / "result.json"
         if not config_file.exists():
-            runs.write_text(config_file, self.config.to_toml())
+            runs.write_text(config_file, self.toml)
             return None
         if not resume:
             raise RunError(f"{self.folder} holds a run already: continue it with --resume auto or choose another --out")
@@ -168,7 +169,7 @@ class Job:
             done: dict[str, Any] = json.loads(result_file.read_text())
             return done
         if stored != self.config:  # the data has moved, or it is watched otherwise
-            runs.write_text(config_file, self.config.to_toml())
+            runs.write_text(config_file, self.toml)
         return None
 
     # Saving and restoring

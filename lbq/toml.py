@@ -6,6 +6,7 @@ A file may name another in a top-level key `base`, relative to itself; its own t
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -36,15 +37,18 @@ def read(path: Path | str, depth: int = 0) -> dict[str, Any]:
     return merge(read(path.parent / base, depth + 1), tree)
 
 
-def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+def merge(base: Mapping[str, Any], over: Mapping[str, Any], layers: bool = True) -> dict[str, Any]:
     """`over` laid over `base`, table by table. A `neuron` table with a `name` of its own replaces the base's whole, since
-    one neuron's options mean nothing to another."""
+    one neuron's options mean nothing to another.
+
+    layers: False for parts of one layer, such as the assignments of one command line, which all count.
+    """
     merged = dict(base)
     for key, value in over.items():
         old = merged.get(key)
-        replaces = key == "neuron" and isinstance(value, Mapping) and "name" in value
+        replaces = layers and key == "neuron" and isinstance(value, Mapping) and "name" in value
         both = isinstance(old, Mapping) and isinstance(value, Mapping)
-        merged[key] = merge(old, value) if both and not replaces else value  # type: ignore[arg-type]
+        merged[key] = merge(old, value, layers) if both and not replaces else value  # type: ignore[arg-type]
     return merged
 
 
@@ -63,7 +67,7 @@ def overrides(assignments: Iterable[str]) -> dict[str, Any]:
         leaf: Any = value
         for name in reversed(names):
             leaf = {name: leaf}
-        tree = merge(tree, leaf)
+        tree = merge(tree, leaf, layers=False)
     return tree
 
 
@@ -93,6 +97,8 @@ def _value(value: Any) -> str:
     if isinstance(value, (int, float)):
         return repr(value)
     if isinstance(value, str):
+        if re.search(r"[\ud800-\udfff]", value):  # how Python shows bytes of a path that are not UTF-8
+            raise ConfigError(f"{value!a} cannot be written as TOML, it is not UTF-8: use a path whose name is")
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(_value(v) for v in value)}]"

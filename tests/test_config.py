@@ -106,6 +106,8 @@ def test_file_errors_name_the_file(tmp_path: Path) -> None:
         Config.load(broken)
     with pytest.raises(ConfigError, match="has no TOML form"):
         toml.write({"a": None})
+    with pytest.raises(ConfigError, match=r"'data\\udcff' cannot be written as TOML, it is not UTF-8"):
+        toml.write({"a": "data\udcff"})
 
 
 def test_a_mistake_is_blamed_on_the_file_or_on_the_command_line(tmp_path: Path) -> None:
@@ -136,6 +138,14 @@ def test_files_compose_and_overrides_come_last(tmp_path: Path) -> None:
     assert config.model.share_tail is True
     child.write_text("base = 'base/a.toml'\n[neuron]\nn_max = 3\n")
     assert Config.load(child).neuron == {"name": "lbq", "n_max": 3}
+
+
+@pytest.mark.parametrize("changes", [["neuron.n_max=3", "neuron.name=ilif"], ["neuron.name=ilif", "neuron.n_max=3"]])
+def test_all_assignments_of_a_command_line_count_in_any_order(tmp_path: Path, changes: list[str]) -> None:
+    path = tmp_path / "c.toml"
+    path.write_text("[neuron]\nname = 'lbq'\nstep = 0.5\n")
+    assert Config.load(path, changes).neuron == {"name": "ilif", "n_max": 3}
+    assert toml.overrides(["a={b=1}", "a.c=2", "a.b=3"]) == {"a": {"b": 3, "c": 2}}
 
 
 @pytest.mark.parametrize("assignment", ["train.epochs", "=3", "train..epochs=3", ".x=1"])

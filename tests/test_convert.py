@@ -473,7 +473,8 @@ def test_a_run_is_converted_tested_deployed_and_trained_on(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, ann_run: Path
 ) -> None:
     out = tmp_path / "snn"
-    code, text, _ = call(capsys, "convert", ann_run, "-o", out, "neuron.n_max=7", "model.timesteps=3", "--json")
+    changes = ("neuron.n_max=7", "neuron.name=lbq", "model.timesteps=3")
+    code, text, _ = call(capsys, "convert", ann_run, "-o", out, *changes, "--json")
     assert code == 0
     found = json.loads(text)
     assert found["accuracy"] > found["ann_accuracy"] - 5 > 80

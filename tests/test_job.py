@@ -18,7 +18,7 @@ import torch
 
 from lbq import checkpoint, job, optim, runs
 from lbq.distributed import World
-from lbq.errors import RunError
+from lbq.errors import ConfigError, RunError
 from lbq.train import EpochRecord
 from tests.small_runs import (
     AtStep,
@@ -121,6 +121,12 @@ def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="is not empty and not a run folder"):
         run(config(), tmp_path)
     assert [p.name for p in tmp_path.iterdir()] == ["thesis.tex"]  # and nothing is put there
+
+
+def test_a_path_that_has_no_text_leaves_no_folder(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be written as TOML"):
+        run(config("data.root=data\udcff"), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_metrics_that_lost_their_lines_are_named(tmp_path: Path) -> None:
