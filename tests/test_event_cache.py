@@ -16,7 +16,7 @@ import pytest
 from numpy.typing import NDArray
 
 from lbq.data.events import cache
-from lbq.data.events.datasets import cache_folder
+from lbq.data.events.datasets import cache_folders
 from lbq.errors import DataError
 
 
@@ -29,7 +29,7 @@ def built(count: int = 5, seed: int = 0) -> dict[str, list[cache.Sample]]:
 
 
 def cached(folder: Path, build: Callable[[], Any] = built, sources: str = "s", **parameters: Any) -> Any:
-    return cache.cached(folder, "name", {"size": (3, 3), **parameters}, sources, build, (2, 2, 3, 3), 10)
+    return cache.cached([folder], "name", {"size": (3, 3), **parameters}, sources, build, (2, 2, 3, 3), 10)
 
 
 def never(*arguments: Any, **named: Any) -> Any:
@@ -239,8 +239,25 @@ def test_cache_that_cannot_be_written(tmp_path: Path) -> None:
 
 def test_where_nothing_may_be_written_the_cache_lies_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "mine"))
-    assert cache_folder(tmp_path, "d" * 64) == tmp_path / ".lbq-cache"
-    monkeypatch.setattr(os, "access", lambda *_: False)
-    assert cache_folder(tmp_path, "d" * 64) == tmp_path / "mine" / "lbq" / ("d" * 16)
-    (tmp_path / ".lbq-cache").mkdir()  # which somebody who may has made
-    assert cache_folder(tmp_path, "d" * 64) == tmp_path / ".lbq-cache"
+    beside, own = tmp_path / ".lbq-cache", tmp_path / "mine" / "lbq" / ("d" * 16)
+    for made in (False, True):
+        if made:
+            beside.mkdir()  # by somebody who may
+        assert cache_folders(tmp_path, "d" * 64) == [beside]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(os, "access", lambda *_: False)
+            assert cache_folders(tmp_path, "d" * 64) == [beside, own]
+
+
+def test_an_entry_beside_the_data_is_used_and_others_are_kept_elsewhere(tmp_path: Path) -> None:
+    beside, own = tmp_path / "beside", tmp_path / "own"
+    cached(beside)
+
+    def both(build: Callable[[], Any], **parameters: Any) -> Any:
+        return cache.cached([beside, own], "name", {"size": (3, 3), **parameters}, "s", build, (2, 2, 3, 3), 10)
+
+    assert len(both(never)["train"]) == 5
+    assert not own.exists()
+    assert len(both(lambda: built(7), timesteps=3)["train"]) == 7
+    assert len(both(never, timesteps=3)["train"]) == 7
+    assert [len(list(folder.iterdir())) for folder in (beside, own)] == [1, 1]

@@ -18,7 +18,7 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -51,7 +51,7 @@ _Load = Callable[[], dict[str, EventSplit] | None]
 
 
 def cached(
-    folder: Path,
+    folders: Sequence[Path],
     name: str,
     parameters: Mapping[str, Any],
     sources: str,
@@ -59,13 +59,13 @@ def cached(
     shape: tuple[int, ...],
     classes: int,
 ) -> dict[str, EventSplit]:
-    """The parts of a dataset, from `folder` where it holds them, else from `build()`, whose result is kept there.
+    """The parts of a dataset, from the first of `folders` that holds them, else from `build()`, kept in the last of them.
 
     `parameters` (JSON values) are all that shapes the frames; `sources` is a fingerprint of the files they come from;
     `shape` is [T, 2, H, W], and labels are below `classes`: what somebody else's entry says otherwise is not believed.
     """
 
-    def load() -> dict[str, EventSplit] | None:
+    def load(entry: Path) -> dict[str, EventSplit] | None:
         parts = _load(entry, facts)
         whole = parts is not None and all(
             part.frames.shape[1:] == shape and ((part.labels >= 0) & (part.labels < classes)).all()
@@ -74,17 +74,19 @@ def cached(
         return parts if whole else None
 
     made_by = {"format": _FORMAT, "name": name, "parameters": dict(parameters)}
-    entry = folder / f"{name}-{hashlib.sha256(_canonical(made_by)).hexdigest()[:16]}"
+    entries = [folder / f"{name}-{hashlib.sha256(_canonical(made_by)).hexdigest()[:16]}" for folder in folders]
     facts = json.loads(_canonical({**made_by, "sources": sources}))  # as JSON gives them back: lists for tuples
-    if (parts := load()) is None:
-        try:
-            _write(entry, facts, build(), load)
-        except OSError as error:
-            raise DataError(
-                f"cannot write the cache {entry}: {error.strerror or error}; give another folder as cache=DIR"
-            ) from error
-        if (parts := load()) is None:
-            raise DataError(f"the cache {entry} does not read back as it was written: check the disk, or delete it")
+    for entry in entries:
+        if (parts := load(entry)) is not None:
+            return parts
+    try:
+        _write(entry, facts, build(), lambda: load(entry))
+    except OSError as error:
+        raise DataError(
+            f"cannot write the cache {entry}: {error.strerror or error}; give another folder as cache=DIR"
+        ) from error
+    if (parts := load(entry)) is None:
+        raise DataError(f"the cache {entry} does not read back as it was written: check the disk, or delete it")
     return parts
 
 

@@ -335,7 +335,7 @@ def _dataset(
     to_frames(Events(np.zeros(0, np.int64), nothing, nothing, np.zeros(0, np.uint8), *sensor), timesteps, by, size)
     digest = _digest([(PurePosixPath(file.where).name, file.stamp) for file in used])
     top = Path(root)
-    folder = Path(cache) if cache is not None else cache_folder(top if top.is_dir() else top.parent, digest)
+    folders = [Path(cache)] if cache is not None else cache_folders(top if top.is_dir() else top.parent, digest)
     settings = {
         "timesteps": timesteps,
         "size": size or sensor,
@@ -345,7 +345,7 @@ def _dataset(
         **how,
     }
     parts = cached(
-        folder,
+        folders,
         name,
         settings,
         digest,
@@ -357,12 +357,16 @@ def _dataset(
     return EventData(parts["train"], parts["test"], classes, name, split, source)
 
 
-def cache_folder(top: Path, digest: str) -> Path:
-    """Where decoded frames are kept: beside the recordings or, where nothing can be written there, in the user's cache."""
+def cache_folders(top: Path, digest: str) -> list[Path]:
+    """Where decoded frames are looked for; what is not found is kept in the last.
+
+    That is beside the recordings or, where nothing can be written there, in the user's cache.
+    """
     beside = top / ".lbq-cache"
-    if beside.is_dir() or os.access(top, os.W_OK | os.X_OK):
-        return beside
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lbq" / digest[:16]
+    if os.access(beside if beside.is_dir() else top, os.W_OK | os.X_OK):
+        return [beside]
+    own = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lbq" / digest[:16]
+    return [beside, own]  # somebody who may write there may have left the entry
 
 
 def _digest(value: object) -> str:
