@@ -44,6 +44,13 @@ def test_a_cut_download_continues(host: Host, tmp_path: Path) -> None:
     assert target.read_bytes() == host.body
 
 
+def test_a_download_cut_before_its_first_byte(host: Host, tmp_path: Path) -> None:
+    host.plan = ["cut:0"] * download.ATTEMPTS
+    with pytest.raises(DataError, match="cut 3 times after 0 bytes in all: run the same command again"):
+        download.fetch(host.url, tmp_path / "file", host.md5, len(host.body))
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("how", ["ignore", "shifted", "unsized"])
 def test_servers_that_resume_badly(host: Host, tmp_path: Path, how: str) -> None:
     target = tmp_path / "file"

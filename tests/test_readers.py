@@ -98,3 +98,6 @@ def test_a_dataset_is_of_one_kind() -> None:
             Dataset.build("x", train, test, "here")
     with pytest.raises(DataError, match="checksum must be 64"):
         Dataset("x", train, train, "here", "abc")
+    for parts, what in (((train, train.subset([])), "test"), ((train.subset([]), train), "train")):
+        with pytest.raises(DataError, match=rf"^x: there are no {what} images \(here\): get its files again$"):
+            Dataset.build("x", *parts, "here")

@@ -150,6 +150,8 @@ def test_bad_shards_are_refused(pictures: Path, tmp_path: Path) -> None:
     first.write_bytes(good)
     (tmp_path / "classes.txt").write_text("bright\n")
     refused("names 1 classes, but labels reach 1")
+    (tmp_path / "classes.txt").write_bytes("hell\ndüster\n".encode("latin-1"))
+    refused(r"classes.txt cannot be read as text \(.*\): save it in UTF-8")
     (tmp_path / "classes.txt").unlink()
     split = shards.scan_shards(tmp_path).train
     os.truncate(first, 600)

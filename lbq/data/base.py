@@ -97,6 +97,8 @@ class Dataset:
 
     def __post_init__(self) -> None:
         train, test = self.train, self.test
+        if empty := [part for part, images in (("train", train), ("test", test)) if not len(images)]:
+            raise DataError(f"{self.name}: there are no {empty[0]} images ({self.source}): get its files again")
         for what, a, b in (
             ("image shapes", train.images.shape[1:], test.images.shape[1:]),
             ("classes", train.classes, test.classes),

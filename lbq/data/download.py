@@ -56,8 +56,9 @@ def fetch(url: str, target: Path, md5: str, size: int | None = None, progress: P
             if complete:
                 break
         if not complete:
+            have = partial.stat().st_size if partial.is_file() else 0
             raise DataError(
-                f"the connection for {url} was cut {ATTEMPTS} times after {partial.stat().st_size} bytes in all: "
+                f"the connection for {url} was cut {ATTEMPTS} times after {have} bytes in all: "
                 f"run the same command again to continue, or {by_hand}"
             )
         found = file_md5(partial)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import os
 import tarfile
 from contextlib import suppress
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from lbq import files
 from lbq.data.arrays import load_archive
 from lbq.data.folder import EXTENSIONS
 from lbq.errors import DataError
@@ -147,7 +147,10 @@ def _label(archive: tarfile.TarFile, member: tarfile.TarInfo, shard: Path) -> in
 def _class_names(path: Path, count: int) -> tuple[str, ...]:
     if not path.exists():
         return tuple(map(str, range(count)))
-    names = tuple(path.read_text(encoding="utf-8").split("\n"))
+    try:
+        names = tuple(path.read_text(encoding="utf-8").split("\n"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path} cannot be read as text ({error}): save it in UTF-8") from error
     names = names[:-1] if names[-1] == "" else names
     if len(names) < count:
         raise DataError(f"{path} names {len(names)} classes, but labels reach {count - 1}: add the missing lines")
@@ -166,13 +169,7 @@ def _stored(path: Path, stamp: str) -> dict[str, NDArray[np.int64]] | None:
 
 
 def _store(path: Path, stamp: str, tables: dict[str, NDArray[np.int64]]) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    with suppress(OSError):  # a read-only folder is scanned each time
-        try:
-            with open(temporary, "wb") as file:
-                np.savez(file, stamp=np.array(stamp), train=tables["train"], val=tables["val"])
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
+    file = io.BytesIO()
+    np.savez(file, stamp=np.array(stamp), train=tables["train"], val=tables["val"])
+    with suppress(DataError):  # a read-only folder is scanned each time
+        files.write(path, file.getvalue(), DataError)
