@@ -10,6 +10,7 @@ import importlib.util
 import json
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -20,7 +21,7 @@ from typing import Any, Protocol
 
 import torch
 
-from lbq import checkpoint, files, runs
+from lbq import checkpoint, files, runs, schema
 from lbq.config import Config
 from lbq.data.sources import open_source
 from lbq.deploy import lower
@@ -166,8 +167,7 @@ class Job:
         if stored.hash != self.config.hash:
             raise RunError(f"{config_file} differs from the configuration given: choose another --out")
         if result_file.exists():
-            done: dict[str, Any] = json.loads(result_file.read_text())
-            return done
+            return runs.read_result(self.folder, schema.TRAINED)
         if stored != self.config:  # the data has moved, or it is watched otherwise
             runs.write_text(config_file, self.toml)
         return None
@@ -373,7 +373,13 @@ class Job:
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
-        """Note SIGTERM and SIGINT instead of dying of them; a second one has its usual effect."""
+        """Note SIGTERM and SIGINT instead of dying of them; a second one has its usual effect.
+
+        Only the main thread may set what a signal does: in another one they keep their effect.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
 
         def note(number: int, _frame: FrameType | None) -> None:
             self.signal = number
@@ -433,6 +439,6 @@ def evaluate_run(run: Path | str, device: torch.device, world: World, changes: I
     net = runs.load(folder).to(device)
     stored: dict[str, Any] = {}
     if (folder / "result.json").exists():
-        stored = json.loads((folder / "result.json").read_text())
+        stored = runs.read_result(folder)
     accuracy = evaluate(net, source, "test", config.train, device, world)
     return {"accuracy": accuracy, "images": source.test_size, "stored_accuracy": stored.get("accuracy")}

@@ -5,11 +5,11 @@ Files appear under their final names only when they are complete; one process at
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
 import platform
+import re
 import shlex
 import shutil
 import subprocess
@@ -17,7 +17,7 @@ import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 from safetensors import SafetensorError
@@ -25,12 +25,13 @@ from safetensors.torch import load_file
 from safetensors.torch import save as serialise
 from torch import Tensor
 
-from lbq import files
+from lbq import files, schema
 from lbq._version import __version__
 from lbq.build import build
 from lbq.config import CHANGEABLE, Config
 from lbq.errors import ConfigError, RunError
 from lbq.gather import CONVERSION as CONVERSION
+from lbq.gather import read_json
 from lbq.kernels.choose import choose
 from lbq.models import BurstNet
 
@@ -67,7 +68,10 @@ def next_free(stem: Path | str) -> Path:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Hold `folder` against other processes; the system releases it with this one, however it ends."""
+    """Hold `folder` against other processes; the system releases it with this one, however it ends.
+
+    Where the system has no such locks (Windows), nothing is held.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         file = open(folder / ".lock", "w")  # noqa: SIM115 - closed below
@@ -75,12 +79,20 @@ def locked(folder: Path) -> Iterator[None]:
         raise RunError(f"cannot write {folder}: {error.strerror}") from error
     with file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _lock(file)
         except BlockingIOError as error:
             raise RunError(
                 f"{folder} is being written by another process: wait for it or choose another folder"
             ) from error
         yield
+
+
+def _lock(file: IO[str]) -> None:
+    try:
+        import fcntl
+    except ImportError:
+        return
+    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def environment(device: torch.device | str = "cpu") -> dict[str, str]:
@@ -188,6 +200,18 @@ def load_config(run: Path | str, changes: Iterable[str] = ()) -> Config:
         raise RunError(str(error)) from error
 
 
+def read_result(folder: Path, expected: schema.Schema = schema.RESULT) -> dict[str, Any]:
+    """The result of a run, of the form that is expected."""
+    path = folder / "result.json"
+    try:
+        result = read_json(path)
+        if (wrong := schema.problem(result, expected)) is not None:
+            raise RunError(f"{path} is damaged: {wrong}")
+    except RunError as error:
+        raise RunError(f"{error}; remove it, and lbq train with --resume auto writes it again") from error
+    return result
+
+
 def read_weights(run: Path | str) -> dict[str, Tensor]:
     weights = check_folder(run, "weights.safetensors") / "weights.safetensors"
     try:
@@ -204,7 +228,10 @@ def weights_checksum(run: Path | str) -> str:
         with open(weights, "rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     if kept.exists():
-        return kept.read_text().split()[0]
+        words = kept.read_text(errors="replace").split()
+        if not words or not re.fullmatch("[0-9a-f]{64}", words[0]):
+            raise RunError(f"{kept} does not begin with a SHA-256: restore it, or write one with sha256sum")
+        return words[0]
     raise RunError(f"{folder} has neither weights.safetensors nor weights.sha256: its record would prove nothing")
 
 

@@ -148,6 +148,8 @@ RECORD = Fields(
         "epochs_done": COUNT,
     },
 )
+RESULT = Fields(optional={"accuracy": PERCENT, "epoch": COUNT})  # of a run; what training wrote has both
+TRAINED = Fields(RESULT.optional)
 FINISHED = Fields({"test_accuracy": PERCENT})  # and an unfinished one has none
 INTEGER_RECORD = Fields({"of": TEXT, "test_accuracy": PERCENT})
 

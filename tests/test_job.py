@@ -10,6 +10,7 @@ import signal
 import sys
 import time
 import types
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +115,41 @@ def test_a_finished_run_is_not_trained_again(tmp_path: Path) -> None:
         job.train(config(), tmp_path, Silent())
     with pytest.raises(RunError, match=r"config\.toml differs from the configuration given"):
         run(config("seed=4"), tmp_path)
+
+
+@pytest.mark.parametrize("text", ["", '{"accuracy": 9', "[]", '{"accuracy": "x", "epoch": 3}'])
+def test_a_damaged_result_is_named_and_can_be_written_again(tmp_path: Path, text: str) -> None:
+    settings = config("train.epochs=1", "train.warmup_epochs=0")
+    result = run(settings, tmp_path)
+    (tmp_path / "result.json").write_text(text)
+    again = r"result\.json .*; remove it, and lbq train with --resume auto writes it again$"
+    with pytest.raises(RunError, match=again):
+        run(settings, tmp_path)
+    with pytest.raises(RunError, match=again):
+        job.evaluate_run(tmp_path, torch.device("cpu"), World())
+    (tmp_path / "result.json").write_text("{}")  # as of a run that was not trained here
+    with pytest.raises(RunError, match=r"accuracy is missing; remove it"):
+        run(settings, tmp_path)
+    assert job.evaluate_run(tmp_path, torch.device("cpu"), World())["stored_accuracy"] is None
+    (tmp_path / "result.json").unlink()
+    assert run(settings, tmp_path) == result
+
+
+def test_training_in_another_thread_leaves_signals_alone(tmp_path: Path) -> None:
+    settings = config("train.epochs=1", "train.warmup_epochs=0")
+    before = signal.getsignal(signal.SIGTERM)
+    seen: list[Any] = []
+    watcher = AtStep(0, 1, lambda: seen.append(signal.getsignal(signal.SIGTERM)))
+    with ThreadPoolExecutor(1) as pool:
+        result = pool.submit(run, settings, tmp_path / "thread", watcher).result()
+    assert seen == [before]
+    assert result["accuracy"] == run(settings, tmp_path / "main")["accuracy"]
+
+
+def test_a_system_without_locks_locks_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "fcntl", None)  # as on Windows, where importing it fails
+    with runs.locked(tmp_path), runs.locked(tmp_path):
+        pass
 
 
 def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:

@@ -143,6 +143,10 @@ def test_a_checksum_may_stand_for_weights(tmp_path: Path) -> None:
     (folder / "weights.safetensors").unlink()
     (folder / "weights.sha256").write_text(whole["weights_sha256"] + "  weights.safetensors\n")
     assert records.record_of(folder)["weights_sha256"] == whole["weights_sha256"]
+    for text in (b"", b"weights.safetensors\n", b"\xff\n"):
+        (folder / "weights.sha256").write_bytes(text)
+        with pytest.raises(RunError, match=r"weights\.sha256 does not begin with a SHA-256"):
+            records.record_of(folder)
 
 
 @pytest.mark.parametrize("command", ["eval", "account", "analyze", "deploy", "record"])
