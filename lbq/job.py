@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import shlex
 import signal
 import threading
 import time
@@ -150,7 +151,8 @@ class Job:
             raise RunError(f"{self.folder} is not empty and not a run folder: choose another with --out")
         if self.folder / runs.CONVERSION in held:
             raise RunError(
-                f"{self.folder} holds a converted network: train from it with train.init_from={self.folder} and another --out"
+                f"{self.folder} holds a converted network: train from it with "
+                f"{shlex.quote(f'train.init_from={self.folder}')} and another --out"
             )
 
     def _prepare(self, resume: bool) -> dict[str, Any] | None:

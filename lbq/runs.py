@@ -165,7 +165,8 @@ def check_folder(run: Path | str, *needed: str) -> Path:
         raise RunError(f"{folder} is not a run folder, config.toml is missing: {remedy}")
     if (folder / CONVERSION).is_file():
         raise RunError(
-            f"{folder} was converted from an ANN, not trained, and has no {missing}: train on with train.init_from={folder}"
+            f"{folder} was converted from an ANN, not trained, and has no {missing}: train on with "
+            + shlex.quote(f"train.init_from={folder}")
         )
     if not (folder / "result.json").is_file():
         epochs, where = load_config(folder).train.epochs, shlex.quote(str(folder))

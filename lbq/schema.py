@@ -104,6 +104,9 @@ def _text(value: Any) -> bool:
 
 TEXT = Kind("a text without control characters", _text)
 LEVELS = Kind("a whole number from 1 to 2^20", lambda value: type(value) is int and 0 < value <= 2**20)
+BITS = Kind(
+    "a whole number from 0 to 22", lambda value: type(value) is int and 0 <= value <= 22
+)  # of a level and its sign
 FLAG = Kind("true or false", lambda value: isinstance(value, bool))
 NUMBER = Kind("a number", _number())
 AMOUNT = Kind("a number, not negative", _number(0))
@@ -170,7 +173,8 @@ ACCOUNT = Fields(
         "layers": Values(Fields({f.name: AMOUNT for f in fields(LayerActivity)})),
         "formations": Values(AMOUNT),
         **dict.fromkeys(("synapses", "shortcuts", "stem"), Values(COUNTS)),
-    }
+    },
+    {"level_bits": BITS, "horner": AMOUNT},  # which older files lack
 )
 LAYER = Fields(
     {

@@ -201,6 +201,8 @@ def test_the_folder_of_the_other_cifar_is_named(tiny: dict[str, Tiny], tmp_path:
     (tmp_path / "otherFalse" / "test").unlink()  # what is not whole is not the other one either
     with pytest.raises(DataError, match="CIFAR-10 is not in .*otherFalse: run `lbq data cifar10"):
         cifar.load_cifar10(tmp_path / "otherFalse")
+    with pytest.raises(DataError, match=r"run `lbq data cifar10 --root '.*/my data'`"):
+        cifar.load_cifar10(tmp_path / "my data")
 
 
 def test_incomplete_and_damaged_cifar_is_named(tiny: dict[str, Tiny], tmp_path: Path) -> None:

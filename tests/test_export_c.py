@@ -366,6 +366,7 @@ def test_the_command_names_the_network_and_says_what_it_wrote(
     code, text, _ = call(capsys, "export", model, "-o", tmp_path / "c", "--name", "eyes")
     assert code == 0
     assert "6 files" in text.replace("\n", " ")
+    assert f"`make -C '{tmp_path}/a b' check` runs" in export(model, tmp_path / "a b")["text"]
     assert (tmp_path / "c" / "eyes_data.c").exists()
     assert "int eyes_run(const uint8_t *input" in (tmp_path / "c" / "eyes.h").read_text()
     assert call(capsys, "export", model, "-o", tmp_path / "c", "--name", "eyes")[0] == 0  # its own files are replaced

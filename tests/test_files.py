@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,23 @@ def test_an_analysis_is_whole_or_absent(tmp_path: Path) -> None:
         with pytest.raises(LbqError, match=r"layers.csv: File too large"):
             write_analysis(tmp_path / "analysis", found)
     assert names(tmp_path) == []
+
+
+def test_a_new_analysis_leaves_no_figure_of_an_older_one(tmp_path: Path) -> None:
+    folder, found = tmp_path / "analysis", load(runs_folder() / "lbq-0" / "analysis" / "analysis.json")
+    bare = replace(found, layers=tuple(replace(layer, membrane=None) for layer in found.layers))
+    folder.mkdir()
+    (folder / "membranes.svg").write_text("mine")
+    assert folder / "membranes.svg" not in write_analysis(folder, bare)
+    assert (folder / "membranes.svg").read_text() == "mine"  # there was no analysis that it could be of
+    assert folder / "membranes.svg" in write_analysis(folder, found)
+    (folder / "notes.svg").write_text("mine")
+    written = write_analysis(folder, bare)
+    assert names(folder) == sorted([*(path.name for path in written), "notes.svg"])
+    assert "membranes.svg" not in names(folder)
+    (folder / "membranes.svg").mkdir()
+    with pytest.raises(LbqError, match=r"cannot remove .*membranes.svg, which is of an older analysis"):
+        write_analysis(folder, bare)
 
 
 def opener(name: str) -> Any:

@@ -159,6 +159,17 @@ def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["thesis.tex"]  # and nothing is put there
 
 
+def test_commands_quote_paths(tmp_path: Path) -> None:
+    folder = tmp_path / "a b"
+    folder.mkdir()
+    for name in ("config.toml", runs.CONVERSION):
+        (folder / name).write_text("")
+    with pytest.raises(RunError, match=rf"train from it with 'train\.init_from={folder}' and another --out"):
+        run(config(), folder)
+    with pytest.raises(RunError, match=rf"train on with 'train\.init_from={folder}'"):
+        runs.check_folder(folder, "result.json")
+
+
 def test_a_path_that_has_no_text_leaves_no_folder(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be written as TOML"):
         run(config("data.root=data\udcff"), tmp_path / "run")

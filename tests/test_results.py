@@ -267,6 +267,8 @@ def test_a_damaged_record_of_integers(tmp_path: Path) -> None:
         ("facts.timesteps", "two", "facts.timesteps must be a whole number"),
         ("accounts.exact.fp_macs", 0, "accounts.exact.fp_macs must be a number above 0"),
         ("accounts.exact.synapses", {"x": {}}, "accounts.exact.synapses.x.unary is missing"),
+        ("accounts.exact.horner", "x", "accounts.exact.horner must be a number, not negative"),
+        ("accounts.exact.level_bits", 2.5, "accounts.exact.level_bits must be a whole number from 0 to 22"),
         ("accounts.rate", None, "accounts.rate must be an object"),
         ("accounts.rate", ..., "accounts must hold exact and rate, or neither"),
         ("traces.0.levels", [1], r"traces\[0\] must give current, before, levels and after at the same timesteps"),

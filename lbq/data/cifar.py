@@ -15,6 +15,7 @@ import gzip
 import hashlib
 import os
 import pickle
+import shlex
 import shutil
 import tarfile
 import tempfile
@@ -194,7 +195,7 @@ def _load(spec: Spec, root: Path) -> Dataset:
         _refuse_other(spec, root)
         a, b = spec.binary.archive, spec.python.archive
         raise DataError(
-            f"{spec.title} is not in {root}: run `{spec.command.replace('DIR', str(root))}`, or download {a.name} "
+            f"{spec.title} is not in {root}: run `{spec.command.replace('DIR', shlex.quote(str(root)))}`, or download {a.name} "
             f"(md5 {a.md5}) or {b.name} (md5 {b.md5}) from {HOME}cifar.html into it"
         )
     *train, test = (records for _, records in _records(spec, found))

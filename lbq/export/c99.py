@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 import re
+import shlex
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -60,7 +61,8 @@ def export(model: Path, out: Path, name: str = "model") -> dict[str, Any]:
     }
     text = (
         f"{out}: {len(contents)} files; {facts['weights']:,} weights, constants of {made.constant_bytes:,} bytes, "
-        f"memory of {made.memory_bytes:,} bytes; `make -C {out} check` runs {facts['examples']} inputs and compares"
+        f"memory of {made.memory_bytes:,} bytes; `make -C {shlex.quote(str(out))} check` runs {facts['examples']} inputs and "
+        "compares"
     )
     return {**facts, "text": text}
 

@@ -34,10 +34,8 @@ SIGNED: frozenset[str] = frozenset({"trunc", "half"})
 class Rule:
     """What kind of neuron it is; no numbers that training could change.
 
-    rounding: how r = U / step becomes a level. `floor` reaches k at r >= k (the paper's), `strict` at r > k (binary
-    LIF),
-        `round` at r >= k - 1/2 (I-LIF); `trunc` and `half` are `floor` and `round` made odd, with signed levels
-        (ternary).
+    rounding: how r = U / step becomes a level. `floor` reaches k at r >= k (the paper's), `strict` at r > k (binary LIF),
+        `round` at r >= k - 1/2 (I-LIF); `trunc` and `half` are `floor` and `round` made odd, with signed levels (ternary).
     reset: `once` subtracts alpha * step where S != 0, with the sign of S (the paper's); `level` subtracts
         alpha * step * S; `hard` multiplies the membrane by 1 - alpha there.
     decay_reset: False delays the subtraction past the leak, U[t] = leak * U[t-1] + x[t] - reset[t-1] (Eq. lif).

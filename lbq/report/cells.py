@@ -48,7 +48,7 @@ class Row:
 
 @dataclass
 class Table:
-    """id: short and unique in a report. numeric: the columns that are right-aligned. ours: whether a row is of our own."""
+    """id: short and unique in a report. numeric: the columns that are right-aligned."""
 
     id: str
     title: str

@@ -11,7 +11,7 @@ from lbq.engine.evaluate import read_input
 from lbq.errors import LbqError
 from lbq.report import svg
 from lbq.report.formats import comma_separated, latex, markdown
-from lbq.report.layers import analysis_figures
+from lbq.report.layers import ANALYSIS_FIGURES, analysis_figures
 from lbq.report.page import all_figures, render
 from lbq.report.tables import all_tables
 from lbq.report.tour import Tour, take
@@ -63,10 +63,17 @@ def tour_of(found: Gathered, image: Path | None = None) -> Tour | None:
 
 
 def write_analysis(folder: Path, analysis: Analysis) -> list[Path]:
-    """`analysis.json`, `layers.csv` and one SVG for each figure."""
+    """`analysis.json`, `layers.csv` and one SVG for each figure; what an older analysis has and this one has not is removed."""
+    older = (folder / "analysis.json").exists()
     texts = {"analysis.json": json.dumps(analysis.to_dict(), separators=(",", ":")) + "\n"}
     if analysis.layers:
         texts["layers.csv"] = analysis.csv()
         texts |= {f"{name}.svg": svg.standalone(figure.svg) for name, figure in analysis_figures(analysis).items()}
     files.write_all(folder, texts)
+    ours = {"layers.csv", *(f"{name}.svg" for name in ANALYSIS_FIGURES)}
+    for stale in [folder / name for name in sorted(ours - texts.keys()) if older]:
+        try:
+            stale.unlink(missing_ok=True)
+        except OSError as error:
+            raise LbqError(f"cannot remove {stale}, which is of an older analysis: {error.strerror}") from error
     return [folder / name for name in texts]

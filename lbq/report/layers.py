@@ -263,6 +263,9 @@ def _signed(layer: LayerAnalysis, membrane: Membrane) -> bool:
     return abs(active - above - below) < abs(active - above)
 
 
+ANALYSIS_FIGURES = ("steps", "active", "entropy", "levels", "membranes")  # all that there may be
+
+
 def analysis_figures(analysis: Analysis) -> dict[str, Figure]:
     """The figures of one analysis, by file name."""
     title = str(analysis.facts.get("name") or analysis.facts.get("model") or "network")
