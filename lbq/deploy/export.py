@@ -19,8 +19,9 @@ from lbq.deploy.lower import lower
 from lbq.deploy.quantise import quantise
 from lbq.deploy.rewrites import absorb, fold_gain, on_pixels
 from lbq.engine import Network
-from lbq.engine.artefact import Golden, level_digests
+from lbq.engine.artefact import level_digests
 from lbq.engine.network import IntegerNetwork
+from lbq.engine.reading import Golden
 from lbq.errors import GraphError
 from lbq.graph import Graph, Shape
 

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lbq.engine.artefact import MOST_STEPS, is_name
 from lbq.engine.network import (
     FLOAT64_BOUND,
     LARGEST_PIXEL,
@@ -27,6 +26,7 @@ from lbq.engine.network import (
     pooled_bound,
     readout_bound,
 )
+from lbq.engine.reading import MOST_FRACTION, MOST_LEAK, MOST_STEPS, is_name
 from lbq.errors import GraphError
 from lbq.graph import INPUT, Array, Graph, Layer, NeuronSpec, Synapse
 
@@ -37,8 +37,6 @@ NEGLIGIBLE = (
     64  # the weights of a channel do not matter where together they move its membrane by less than this part of a step
 )
 ALONE = 20  # bits of the largest current where no channel has weights that matter
-MOST_FRACTION = 20
-LEAK_BITS = 16
 
 
 def quantise(
@@ -273,11 +271,11 @@ def dyadic(leak: float) -> tuple[int, int] | None:
     """(m, k) with leak = m / 2^k: the smallest k that is exact, or the nearest with 16 bits; None for a leak of 1."""
     if leak == 1.0:
         return None
-    for k in range(1, LEAK_BITS + 1):
+    for k in range(1, MOST_LEAK + 1):
         if (leak * 2**k).is_integer():
             return int(leak * 2**k), k
-    m = round(leak * 2**LEAK_BITS)
-    return None if m == 2**LEAK_BITS else (m, LEAK_BITS)
+    m = round(leak * 2**MOST_LEAK)
+    return None if m == 2**MOST_LEAK else (m, MOST_LEAK)
 
 
 def quantise_readout(readout: Layer, timesteps: int) -> tuple[IntegerLayer, float]:

@@ -11,10 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lbq.engine import artefact
-from lbq.engine.artefact import Golden, level_digests
+from lbq.engine.artefact import level_digests
 from lbq.engine.container import Mapped
 from lbq.engine.native import BACKENDS, Backend
 from lbq.engine.network import IntegerNetwork
+from lbq.engine.reading import Golden
 from lbq.engine.runner import Output, Runner, Trace, Watch
 from lbq.errors import ArtefactError, LbqError
 

@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from lbq import files
 from lbq._version import __version__
 from lbq.engine import Network, load
-from lbq.engine.artefact import Golden
 from lbq.engine.network import IntegerLayer, IntegerNetwork, IntegerNeuron
+from lbq.engine.reading import Golden
 from lbq.errors import LbqError
 from lbq.export.schedule import LayerStep, Schedule
 from lbq.graph import Synapse
