@@ -15,7 +15,6 @@ import threading
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol
@@ -25,11 +24,11 @@ import torch
 from lbq import checkpoint, files, runs, schema
 from lbq.config import Config
 from lbq.data.sources import open_source
-from lbq.deploy import lower
 from lbq.distributed import World
-from lbq.errors import ConfigError, GraphError, LbqError, RunError, TooSmall
+from lbq.errors import LbqError, RunError
 from lbq.evaluation import evaluate
 from lbq.kernels import choose as kernels
+from lbq.plan import Plan, plan_of
 from lbq.train import EpochRecord, Trainer
 
 CHECKPOINTS = "checkpoints"
@@ -39,28 +38,6 @@ SAVING_SHARE = 0.02  # of the time that saves after short epochs may take
 ASKING = (
     16  # steps after which processes on GPUs ask each other whether one was told to stop: an answer waits for the GPU
 )
-# Tensors that autograd keeps per neuron and timestep: BatchNorm's input and the output, and what lies between them.
-VALUES_PER_SITE = {"fused": 2, "native": 3, "reference": 5}
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What a job will do, known before it starts. Memory is an estimate for each process, in GiB."""
-
-    model: str
-    parameters: int
-    macs: int | None
-    neurons: int | None
-    timesteps: int
-    batch_size: int
-    processes: int
-    steps_per_epoch: int
-    epochs: int
-    memory_gib: float | None
-    device: str
-    kernel: str
-    data: dict[str, str]
-    train_samples: int
 
 
 class Watcher(Protocol):
@@ -113,7 +90,7 @@ class Job:
         # first what may be wrong with configuration and data, so that a mistake leaves no folder behind
         source = open_source(self.config, self.device)
         self.trainer = Trainer(self.config, source, self.device, self.world, self._between_steps)
-        plan = self._plan()
+        plan = plan_of(self.trainer)
         lock = runs.locked(self.folder) if self.world.main else nullcontext()
         with lock, deterministic(self.config.train.deterministic), self._signals():
             done = self._prepare(resume) if self.world.main else None
@@ -336,42 +313,8 @@ class Job:
         runs.write_text(self.folder / "result.json", json.dumps(result, indent=2) + "\n")
         return result
 
-    # The plan, signals, memory
+    # Signals, memory
     # -------------------------------------------------------------------------------------------
-
-    def _plan(self) -> Plan:
-        trainer, t = self.trainer, self.config.train
-        macs: int | None = None
-        units: int | None = None
-        try:
-            steps, source = self.config.model.timesteps, trainer.source
-            graph = lower(trainer.net, source.shape, steps, source.static, weights=False)
-            macs, units = graph.macs, graph.units
-        except TooSmall as error:
-            raise ConfigError(f"model.id {self.config.model.id}: {error}") from error
-        except GraphError:  # a network without an integer form trains as well
-            pass
-        local = t.batch_size // (t.accumulate * self.world.size)
-        kernel = kernels.choose(self.device.type).kernel
-        half = 2 if kernel == "fused" else 4  # the reference computes in float32 whatever it is given
-        size = {"fp64": 8, "fp32": 4, "bf16": half, "fp16": half}[t.precision]
-        sites = None if units is None else units * self.config.model.timesteps * local
-        return Plan(
-            model=self.config.model.id,
-            parameters=sum(p.numel() for p in trainer.net.parameters()),
-            macs=macs,
-            neurons=units,
-            timesteps=self.config.model.timesteps,
-            batch_size=t.batch_size,
-            processes=self.world.size,
-            steps_per_epoch=trainer.batches,
-            epochs=t.epochs,
-            memory_gib=None if sites is None else VALUES_PER_SITE[kernel] * sites * size / 2**30,
-            device=str(self.device),
-            kernel=kernel,
-            data=trainer.source.about,
-            train_samples=trainer.source.train_size,
-        )
 
     @contextmanager
     def _signals(self) -> Iterator[None]:

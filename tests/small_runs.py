@@ -17,6 +17,7 @@ from lbq.data import digits
 from lbq.data.base import Dataset
 from lbq.data.digits import load_digits
 from lbq.data.sources import ImageSource
+from lbq.plan import Plan
 from lbq.train import EpochRecord, Trainer
 
 Contents = dict[str, Any]
@@ -49,13 +50,13 @@ class Silent:
     """A watcher that keeps what it is told."""
 
     def __init__(self) -> None:
-        self.plans: list[job.Plan] = []
+        self.plans: list[Plan] = []
         self.resumptions: list[tuple[int, int, tuple[str, ...]]] = []
         self.logs: list[Path] = []  # set aside
         self.steps: list[tuple[int, int]] = []
         self.records: list[EpochRecord] = []
 
-    def plan(self, plan: job.Plan) -> None:
+    def plan(self, plan: Plan) -> None:
         self.plans.append(plan)
 
     def resumed(self, epoch: int, batch: int, notes: tuple[str, ...]) -> None:

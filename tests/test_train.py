@@ -27,6 +27,7 @@ from lbq.distributed import World
 from lbq.errors import ConfigError, LbqError, RunError
 from lbq.measure import measure, measure_run
 from lbq.neuron import BurstNeuron
+from lbq.plan import Plan
 from tests import small_runs
 
 SMALL: dict[str, Any] = {
@@ -40,11 +41,11 @@ class Quiet:
     """A watcher that remembers."""
 
     def __init__(self) -> None:
-        self.plans: list[job.Plan] = []
+        self.plans: list[Plan] = []
         self.epochs: list[train.EpochRecord] = []
         self.notes: list[Any] = []
 
-    def plan(self, plan: job.Plan) -> None:
+    def plan(self, plan: Plan) -> None:
         self.plans.append(plan)
 
     def resumed(self, epoch: int, batch: int, notes: tuple[str, ...]) -> None:

@@ -10,7 +10,7 @@ from lbq.cli.render import duration, make_console
 if TYPE_CHECKING:
     from rich.progress import TaskID
 
-    from lbq.job import Plan
+    from lbq.plan import Plan
     from lbq.train import EpochRecord
 
 

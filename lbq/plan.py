@@ -1,0 +1,69 @@
+"""What a training job will do, known before it starts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lbq.deploy import lower
+from lbq.errors import ConfigError, GraphError, TooSmall
+from lbq.kernels import choose as kernels
+from lbq.train import Trainer
+
+# Tensors that autograd keeps per neuron and timestep: BatchNorm's input and the output, and what lies between them.
+VALUES_PER_SITE = {"fused": 2, "native": 3, "reference": 5}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Memory is an estimate for each process, in GiB."""
+
+    model: str
+    parameters: int
+    macs: int | None
+    neurons: int | None
+    timesteps: int
+    batch_size: int
+    processes: int
+    steps_per_epoch: int
+    epochs: int
+    memory_gib: float | None
+    device: str
+    kernel: str
+    data: dict[str, str]
+    train_samples: int
+
+
+def plan_of(trainer: Trainer) -> Plan:
+    config, world, device = trainer.config, trainer.world, trainer.device
+    t = config.train
+    macs: int | None = None
+    units: int | None = None
+    try:
+        steps, source = config.model.timesteps, trainer.source
+        graph = lower(trainer.net, source.shape, steps, source.static, weights=False)
+        macs, units = graph.macs, graph.units
+    except TooSmall as error:
+        raise ConfigError(f"model.id {config.model.id}: {error}") from error
+    except GraphError:  # a network without an integer form trains as well
+        pass
+    local = t.batch_size // (t.accumulate * world.size)
+    kernel = kernels.choose(device.type).kernel
+    half = 2 if kernel == "fused" else 4  # the reference computes in float32 whatever it is given
+    size = {"fp64": 8, "fp32": 4, "bf16": half, "fp16": half}[t.precision]
+    sites = None if units is None else units * config.model.timesteps * local
+    return Plan(
+        model=config.model.id,
+        parameters=sum(p.numel() for p in trainer.net.parameters()),
+        macs=macs,
+        neurons=units,
+        timesteps=config.model.timesteps,
+        batch_size=t.batch_size,
+        processes=world.size,
+        steps_per_epoch=trainer.batches,
+        epochs=t.epochs,
+        memory_gib=None if sites is None else VALUES_PER_SITE[kernel] * sites * size / 2**30,
+        device=str(device),
+        kernel=kernel,
+        data=trainer.source.about,
+        train_samples=trainer.source.train_size,
+    )
