@@ -21,7 +21,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lbq.data import base, cifar, folder, idx
+from lbq.data import base, cifar, cifar_files, folder, idx
 from lbq.data.base import Dataset
 from lbq.errors import DataError
 from tests.hosting import Host
@@ -83,13 +83,13 @@ class Tiny:
         )
 
     @staticmethod
-    def form(form: cifar.Form, contents: list[bytes]) -> cifar.Form:
+    def form(form: cifar_files.Form, contents: list[bytes]) -> cifar_files.Form:
         *train, test = (
-            cifar.File(file.name, hashlib.md5(data).hexdigest(), len(data))
+            cifar_files.File(file.name, hashlib.md5(data).hexdigest(), len(data))
             for file, data in zip(form.files, contents, strict=True)
         )
         packed = archive(form, contents)
-        whole = cifar.File(form.archive.name, hashlib.md5(packed).hexdigest(), len(packed))
+        whole = cifar_files.File(form.archive.name, hashlib.md5(packed).hexdigest(), len(packed))
         return replace(form, archive=whole, train=tuple(train), test=test)
 
     def put(self, root: Path, form: str, packed: bool) -> Path:
@@ -113,7 +113,7 @@ class Tiny:
         assert np.array_equal(data.test.labels, labels[split:])
 
 
-def archive(form: cifar.Form, contents: list[bytes], extra: tuple[tarfile.TarInfo, ...] = ()) -> bytes:
+def archive(form: cifar_files.Form, contents: list[bytes], extra: tuple[tarfile.TarInfo, ...] = ()) -> bytes:
     out = io.BytesIO()
     with (
         gzip.GzipFile(fileobj=out, mode="wb", compresslevel=1, mtime=0) as zipped,
