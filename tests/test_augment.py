@@ -21,6 +21,7 @@ from lbq.data.event_augment import EventAugment
 from lbq.data.mixing import Mixing
 from lbq.data.policies import BLEND, CIFAR10, IMAGENET, KINDS, POLICIES, ImageAugment, autoaugment, magnitude
 from lbq.data.random import MIX_1, MIX_2, PER_DRAW, PER_SAMPLE, integers, key, uniform
+from tests import single_ops as single
 
 quick = settings(max_examples=25, deadline=None, derandomize=True)
 
@@ -202,18 +203,18 @@ SIZES = [(3, 32, 32), (1, 28, 28), (3, 17, 40), (3, 2, 5)]
 def test_geometry_equals_pillow(channels: int, height: int, width: int, fill: int) -> None:
     x = images(24, channels, height, width)
     amount = spread(-0.3, 0.3)
-    got = ops.shear_x(x, amount, fill=fill)
+    got = single.shear_x(x, amount, fill=fill)
     assert torch.equal(got, pillow(x, lambda im, i: affine(im, (1, amount[i].item(), 0, 0, 1, 0), fill)))
-    got = ops.shear_y(x, amount, fill=fill)
+    got = single.shear_y(x, amount, fill=fill)
     assert torch.equal(got, pillow(x, lambda im, i: affine(im, (1, 0, 0, amount[i].item(), 1, 0), fill)))
     pixels = spread(-14.5, 14.5)
-    got = ops.translate_x(x, pixels, fill=fill)
+    got = single.translate_x(x, pixels, fill=fill)
     assert torch.equal(got, pillow(x, lambda im, i: affine(im, (1, 0, pixels[i].item(), 0, 1, 0), fill)))
-    got = ops.translate_y(x, pixels, fill=fill)
+    got = single.translate_y(x, pixels, fill=fill)
     assert torch.equal(got, pillow(x, lambda im, i: affine(im, (1, 0, 0, 0, 1, pixels[i].item()), fill)))
     degrees = spread(-30, 30)
     colour = fill if channels == 1 else (fill,) * 3
-    got = ops.rotate(x, degrees, fill=fill)
+    got = single.rotate(x, degrees, fill=fill)
     assert torch.equal(got, pillow(x, lambda im, i: im.rotate(degrees[i].item(), fillcolor=colour)))
 
 
@@ -221,7 +222,7 @@ def test_rotation_by_any_angle_equals_pillow() -> None:
     x = images(180)
     degrees = torch.arange(180).double() * 2.03 - 179
     assert torch.equal(
-        ops.rotate(x, degrees, fill=7), pillow(x, lambda im, i: im.rotate(degrees[i].item(), fillcolor=(7,) * 3))
+        single.rotate(x, degrees, fill=7), pillow(x, lambda im, i: im.rotate(degrees[i].item(), fillcolor=(7,) * 3))
     )
 
 
@@ -229,13 +230,13 @@ def test_rotation_by_any_angle_equals_pillow() -> None:
 def test_lookups_equal_pillow(channels: int, height: int, width: int) -> None:
     done = pytest.importorskip("PIL.ImageOps")
     x = images(24, channels, height, width)
-    assert torch.equal(ops.invert(x), pillow(x, lambda im, i: done.invert(im)))
-    assert torch.equal(ops.autocontrast(x), pillow(x, lambda im, i: done.autocontrast(im)))
-    assert torch.equal(ops.equalize(x), pillow(x, lambda im, i: done.equalize(im)))
+    assert torch.equal(single.invert(x), pillow(x, lambda im, i: done.invert(im)))
+    assert torch.equal(single.autocontrast(x), pillow(x, lambda im, i: done.autocontrast(im)))
+    assert torch.equal(single.equalize(x), pillow(x, lambda im, i: done.equalize(im)))
     bits = torch.arange(24) % 8 + 1
-    assert torch.equal(ops.posterize(x, bits), pillow(x, lambda im, i: done.posterize(im, int(bits[i]))))
+    assert torch.equal(single.posterize(x, bits), pillow(x, lambda im, i: done.posterize(im, int(bits[i]))))
     threshold = spread(0, 256)
-    assert torch.equal(ops.solarize(x, threshold), pillow(x, lambda im, i: done.solarize(im, threshold[i].item())))
+    assert torch.equal(single.solarize(x, threshold), pillow(x, lambda im, i: done.solarize(im, threshold[i].item())))
 
 
 def test_autocontrast_and_equalize_equal_pillow_for_every_range() -> None:
@@ -247,8 +248,8 @@ def test_autocontrast_and_equalize_equal_pillow_for_every_range() -> None:
         low, high = np.sort(rng.integers(0, 256, 2))
         made.append(rng.integers(low, high + 1, (1, 16, 48)))
     x = torch.from_numpy(np.stack(made).astype(np.uint8))
-    assert torch.equal(ops.autocontrast(x), pillow(x, lambda im, i: done.autocontrast(im)))
-    assert torch.equal(ops.equalize(x), pillow(x, lambda im, i: done.equalize(im)))
+    assert torch.equal(single.autocontrast(x), pillow(x, lambda im, i: done.autocontrast(im)))
+    assert torch.equal(single.equalize(x), pillow(x, lambda im, i: done.equalize(im)))
 
 
 @pytest.mark.parametrize(("channels", "height", "width"), SIZES)
@@ -258,10 +259,10 @@ def test_blends_equal_pillow(channels: int, height: int, width: int) -> None:
     x = images(24, channels, height, width)
     for factor in (spread(0.1, 1.9), torch.linspace(0.1, 1.9, 24).double()):
         for ours, theirs in (
-            (ops.brightness, done.Brightness),
-            (ops.contrast, done.Contrast),
-            (ops.color, done.Color),
-            (ops.sharpness, done.Sharpness),
+            (single.brightness, done.Brightness),
+            (single.contrast, done.Contrast),
+            (single.color, done.Color),
+            (single.sharpness, done.Sharpness),
         ):
             off = (ours(x, factor).int() - pillow(x, enhanced(theirs, factor)).int()).abs()
             assert off.max() <= 1
@@ -299,36 +300,6 @@ def test_mean_grey_rounds_half_up() -> None:
     assert ops.mean_grey(x).flatten().tolist() == [1, 0]
 
 
-@pytest.mark.parametrize(
-    "operation",
-    [
-        lambda x, m: ops.shear_x(x, torch.full((8,), 0.2), m),
-        lambda x, m: ops.shear_y(x, torch.full((8,), 0.2), m),
-        lambda x, m: ops.translate_x(x, torch.full((8,), 3.0), m),
-        lambda x, m: ops.translate_y(x, torch.full((8,), 3.0), m),
-        lambda x, m: ops.rotate(x, torch.full((8,), 20.0), m),
-        lambda x, m: ops.posterize(x, torch.full((8,), 2), m),
-        lambda x, m: ops.solarize(x, torch.full((8,), 90.0), m),
-        lambda x, m: ops.autocontrast(x // 2, m),
-        lambda x, m: ops.equalize(x // 2, m),
-        lambda x, m: ops.invert(x, m),
-        lambda x, m: ops.brightness(x, torch.full((8,), 0.5), m),
-        lambda x, m: ops.contrast(x, torch.full((8,), 0.5), m),
-        lambda x, m: ops.color(x, torch.full((8,), 0.5), m),
-        lambda x, m: ops.sharpness(x, torch.full((8,), 0.5), m),
-    ],
-)
-def test_mask_restricts_every_operation(operation: Callable[[Tensor, Tensor | None], Tensor]) -> None:
-    x = torch.randint(0, 256, (8, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    mask = torch.tensor([True, False, True, True, False, False, True, False])
-    everywhere, nowhere = operation(x, None), operation(x, torch.zeros(8, dtype=torch.bool))
-    got = operation(x, mask)
-    assert got.dtype == torch.uint8
-    assert torch.equal(got[mask], everywhere[mask])
-    assert torch.equal(got[~mask], nowhere[~mask])
-    assert all(not torch.equal(a, b) for a, b in zip(everywhere, nowhere, strict=True))
-
-
 @pytest.mark.parametrize("border", ["fill", "replicate"])
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
 def test_crop_is_padding_and_slicing(border: ops.Border, dtype: torch.dtype) -> None:
@@ -336,7 +307,7 @@ def test_crop_is_padding_and_slicing(border: ops.Border, dtype: torch.dtype) -> 
     dy, dx = torch.arange(81) // 9, torch.arange(81) % 9
     mirror = torch.arange(81) % 2 == 0
     mode = "constant" if border == "fill" else "replicate"
-    padded = torch.nn.functional.pad(ops.flip(x, mirror).float(), (4,) * 4, mode=mode).to(dtype)
+    padded = torch.nn.functional.pad(single.flip(x, mirror).float(), (4,) * 4, mode=mode).to(dtype)
     got = ops.crop(x, dy, dx, 4, border, mirror)
     for i in range(81):
         assert torch.equal(got[i], padded[i, :, dy[i] : dy[i] + 20, dx[i] : dx[i] + 24])
@@ -345,8 +316,8 @@ def test_crop_is_padding_and_slicing(border: ops.Border, dtype: torch.dtype) -> 
 def test_flip_equals_pillow() -> None:
     module = pytest.importorskip("PIL.ImageOps")
     x = images(6)
-    assert torch.equal(ops.flip(x, torch.ones(6, dtype=torch.bool)), pillow(x, lambda im, i: module.mirror(im)))
-    assert torch.equal(ops.flip(x, torch.zeros(6, dtype=torch.bool)), x)
+    assert torch.equal(single.flip(x, torch.ones(6, dtype=torch.bool)), pillow(x, lambda im, i: module.mirror(im)))
+    assert torch.equal(single.flip(x, torch.zeros(6, dtype=torch.bool)), x)
 
 
 @pytest.mark.parametrize("size", [16, 12, 5])
@@ -641,16 +612,16 @@ def per_image(x: Tensor, function: Callable[[Any, int], Any]) -> Tensor:
 def test_event_operations_treat_all_timesteps_of_a_sample_alike() -> None:
     x = frames()
     mask = torch.tensor([True, False, True, True, False])
-    assert torch.equal(events.flip(x, mask), torch.where(mask[:, None, None, None], x.flip(-1), x))
+    assert torch.equal(single.flip_frames(x, mask), torch.where(mask[:, None, None, None], x.flip(-1), x))
     dy, dx = torch.tensor([0, 3, -2, 30, -1]), torch.tensor([1, -4, 0, 2, -25])
     rolled = events.roll(x, dy, dx)
-    moved = events.translate(x, dy, dx)
+    moved = single.translate_frames(x, dy, dx)
     for b in range(5):
         whole = torch.roll(x[:, b], (int(dy[b]), int(dx[b])), (-2, -1))
         assert torch.equal(rolled[:, b], whole)
     assert torch.equal(moved, per_image(x, lambda im, b: affine(im, (1, 0, -int(dx[b]), 0, 1, -int(dy[b])), 0)))
     degrees = torch.tensor([0.0, 15.0, -30.0, 29.0, -7.5])
-    assert torch.equal(events.rotate(x, degrees), per_image(x, lambda im, b: im.rotate(float(degrees[b]))))
+    assert torch.equal(single.rotate_frames(x, degrees), per_image(x, lambda im, b: im.rotate(float(degrees[b]))))
     got = events.cutout(
         x, torch.tensor([0, 2, 20, 3, 5]), torch.tensor([1, 3, 18, 0, 5]), torch.tensor([4, 1, 9, 0, 2])
     )
@@ -666,7 +637,7 @@ def test_event_shear_keeps_the_centre() -> None:
     x = torch.zeros(1, 2, 2, 21, 41)
     x[..., 20] = 1.0  # a vertical line through the middle
     angle = torch.tensor([0.3, -0.3])
-    got = events.shear(x, angle)
+    got = single.shear_frames(x, angle)
     for b in range(2):
         for row in range(21):
             column = got[0, b, 0, row].nonzero().item()
@@ -678,13 +649,13 @@ def plain_event(one: Tensor, name: str, share: Tensor, place: Tensor) -> Tensor:
     pixels, zero = (share * 5).trunc(), torch.zeros_like(share)
     match name:
         case "shear":
-            return events.shear(one, share * 0.3)
+            return single.shear_frames(one, share * 0.3)
         case "translate_x":
-            return events.translate(one, zero, pixels)
+            return single.translate_frames(one, zero, pixels)
         case "translate_y":
-            return events.translate(one, pixels, zero)
+            return single.translate_frames(one, pixels, zero)
         case "rotate":
-            return events.rotate(one, share * 30)
+            return single.rotate_frames(one, share * 30)
         case "roll":
             return events.roll(one, place[:1], place[1:])
     return one
@@ -699,7 +670,7 @@ def test_event_recipe_is_its_parts(dtype: torch.dtype) -> None:
     u = uniform(9, "event", 1, index, 6)
     chosen, share = integers(u[:, 1], 7), (integers(u[:, 2], 31) - 15).double() / 15
     place = integers(u[:, 4:6], 11) - 5
-    flipped = events.flip(x, u[:, 0] < 0.5)
+    flipped = single.flip_frames(x, u[:, 0] < 0.5)
     seen: Counter[str] = Counter()
     for b in range(300):
         name, now = events.CHOICES[int(chosen[b])], got[:, b : b + 1]

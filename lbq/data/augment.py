@@ -3,8 +3,7 @@
 Images are uint8 `[B, C, H, W]`, parameters `[B]` on the same device, and the result is uint8 and equal to Pillow's,
 image by image: lookup tables and nearest-neighbour affine maps to the bit (Pillow's 16.16 fixed-point arithmetic is
 repeated here), blends as Pillow computes them in float32 where the compiler does not fuse (x86-64; a fused multiply-add
-can differ by 1). `mask` (bool `[B]`) restricts an operation to some images. The geometry works on any dtype and on
-`[T, B, C, H, W]`, alike for all timesteps of a sample.
+can differ by 1). The geometry works on any dtype and on `[T, B, C, H, W]`, alike for all timesteps of a sample.
 """
 
 from __future__ import annotations
@@ -93,36 +92,6 @@ def centred(matrix: Tensor, height: int, width: int) -> Tensor:
     return torch.stack([matrix[..., 0], matrix[..., 1], offset + _constant((x, y), torch.float64, matrix.device)], -1)
 
 
-def shear_x(x: Tensor, amount: Tensor, mask: Tensor | None = None, fill: int = 128) -> Tensor:
-    """`amount` in pixels per row."""
-    return _where(mask, transform(x, fixed(shear_x_matrix(amount)), fill), x)
-
-
-def shear_y(x: Tensor, amount: Tensor, mask: Tensor | None = None, fill: int = 128) -> Tensor:
-    """`amount` in pixels per column."""
-    return _where(mask, transform(x, fixed(shear_y_matrix(amount)), fill), x)
-
-
-def translate_x(x: Tensor, pixels: Tensor, mask: Tensor | None = None, fill: int = 128) -> Tensor:
-    """To the left by `pixels`, which may be a fraction (nearest pixel)."""
-    return _where(mask, transform(x, fixed(translate_matrix(pixels, torch.zeros_like(pixels))), fill), x)
-
-
-def translate_y(x: Tensor, pixels: Tensor, mask: Tensor | None = None, fill: int = 128) -> Tensor:
-    """Up by `pixels`, which may be a fraction (nearest pixel)."""
-    return _where(mask, transform(x, fixed(translate_matrix(torch.zeros_like(pixels), pixels)), fill), x)
-
-
-def rotate(x: Tensor, degrees: Tensor, mask: Tensor | None = None, fill: int = 128) -> Tensor:
-    """Counter-clockwise about the centre."""
-    return _where(mask, transform(x, fixed(rotate_matrix(degrees, *x.shape[-2:])), fill), x)
-
-
-def flip(x: Tensor, mask: Tensor) -> Tensor:
-    """Left to right where `mask` holds."""
-    return _where(mask, x.flip(-1), x)
-
-
 def crop(
     x: Tensor, dy: Tensor, dx: Tensor, padding: int, border: Border = "fill", mirror: Tensor | None = None
 ) -> Tensor:
@@ -191,31 +160,6 @@ def equalize_table(x: Tensor) -> Tensor:
     return torch.where(step > 0, table, _levels(x)).to(torch.uint8)
 
 
-def posterize(x: Tensor, bits: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Keep the upper `bits` (1..8) of each value."""
-    return _where(mask, lookup(x, posterize_table(bits)), x)
-
-
-def solarize(x: Tensor, threshold: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Invert values from `threshold` (0..256) up."""
-    return _where(mask, lookup(x, solarize_table(threshold)), x)
-
-
-def autocontrast(x: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Stretch each channel's range to 0..255."""
-    return _where(mask, lookup(x, autocontrast_table(x)), x)
-
-
-def equalize(x: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Flatten each channel's histogram."""
-    return _where(mask, lookup(x, equalize_table(x)), x)
-
-
-def invert(x: Tensor, mask: Tensor | None = None) -> Tensor:
-    """255 - x."""
-    return _where(mask, 255 - x, x)
-
-
 # --- blends: between a degenerate image (factor 0) and the image (factor 1), and beyond ---
 
 
@@ -256,30 +200,6 @@ def smooth(x: Tensor) -> Tensor:
     return out
 
 
-def brightness(x: Tensor, factor: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Towards (or away from) black."""
-    image = x.to(torch.float32)
-    return _where(mask, blend(torch.zeros_like(image), image, factor), x)
-
-
-def contrast(x: Tensor, factor: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Towards the image's mean grey."""
-    image = x.to(torch.float32)
-    return _where(mask, blend(mean_grey(grey(image)), image, factor), x)
-
-
-def color(x: Tensor, factor: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Towards the grey image."""
-    image = x.to(torch.float32)
-    return _where(mask, blend(grey(image), image, factor), x)
-
-
-def sharpness(x: Tensor, factor: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Towards the smoothed image."""
-    image = x.to(torch.float32)
-    return _where(mask, blend(smooth(image), image, factor), x)
-
-
 # --- to numbers that a network takes ---
 
 
@@ -300,10 +220,6 @@ def normalise(
 def _constant(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """A small constant, copied to the device once: each copy from the host would wait for the device."""
     return torch.tensor(values, dtype=dtype, device=device)
-
-
-def _where(mask: Tensor | None, new: Tensor, old: Tensor) -> Tensor:
-    return new if mask is None else torch.where(mask[:, None, None, None], new, old)
 
 
 @functools.lru_cache(maxsize=256)

@@ -25,29 +25,9 @@ CHOICES = ("none", "shear", "translate_x", "translate_y", "rotate", "cutout", "r
 SPIKFORMER = ("none", "shear", "translate_x", "translate_y", "rotate", "cutout")
 
 
-def flip(x: Tensor, mask: Tensor) -> Tensor:
-    """Left to right, the samples where `mask` (bool [B]) holds."""
-    return ops.flip(x, mask)
-
-
 def roll(x: Tensor, dy: Tensor, dx: Tensor) -> Tensor:
     """Down by `dy` and right by `dx` whole pixels; what leaves on one side comes in on the other."""
     return ops.transform(x, ops.fixed(ops.translate_matrix(-dx, -dy)), border="wrap")
-
-
-def translate(x: Tensor, dy: Tensor, dx: Tensor) -> Tensor:
-    """Down by `dy` and right by `dx` pixels; zeros come in."""
-    return ops.transform(x, ops.fixed(ops.translate_matrix(-dx, -dy)))
-
-
-def rotate(x: Tensor, degrees: Tensor) -> Tensor:
-    """Counter-clockwise about the centre; zeros come in."""
-    return ops.transform(x, ops.fixed(ops.rotate_matrix(degrees, *x.shape[-2:])))
-
-
-def shear(x: Tensor, radians: Tensor) -> Tensor:
-    """Rows move sideways in proportion to their distance from the centre row; zeros come in."""
-    return ops.transform(x, ops.fixed(_shear_matrix(radians, *x.shape[-2:])))
 
 
 def cutout(x: Tensor, top: Tensor, left: Tensor, size: Tensor) -> Tensor:
@@ -55,7 +35,7 @@ def cutout(x: Tensor, top: Tensor, left: Tensor, size: Tensor) -> Tensor:
     return ops.erase(x, top, left, size)
 
 
-def _shear_matrix(radians: Tensor, height: int, width: int) -> Tensor:
+def shear_matrix(radians: Tensor, height: int, width: int) -> Tensor:
     return ops.centred(ops.shear_x_matrix(-torch.tan(radians.to(torch.float64))), height, width)
 
 
@@ -112,7 +92,7 @@ def _coefficients(recipe: EventAugment, height: int, width: int, device: torch.d
     zero = torch.zeros_like(steps)
     pixels = (steps * recipe.translate).trunc()
     matrices = {
-        "shear": _shear_matrix(steps * recipe.shear, height, width),
+        "shear": shear_matrix(steps * recipe.shear, height, width),
         "translate_x": ops.translate_matrix(-pixels, zero),
         "translate_y": ops.translate_matrix(zero, -pixels),
         "rotate": ops.rotate_matrix(steps * recipe.rotate, height, width),
