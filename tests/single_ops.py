@@ -5,6 +5,10 @@ Training composes them: `lbq.data.policies` and `lbq.data.event_augment`.
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
+import pytest
 import torch
 from torch import Tensor
 
@@ -112,3 +116,25 @@ def rotate_frames(x: Tensor, degrees: Tensor) -> Tensor:
 def shear_frames(x: Tensor, radians: Tensor) -> Tensor:
     """Rows move sideways in proportion to their distance from the centre row; zeros come in."""
     return ops.transform(x, ops.fixed(event_augment.shear_matrix(radians, *x.shape[-2:])))
+
+
+def frames(batch: int = 5, steps: int = 3, height: int = 24, width: int = 20, seed: int = 0) -> Tensor:
+    """Sparse counts, other at every timestep."""
+    x = torch.randint(0, 12, (steps, batch, 2, height, width), generator=torch.Generator().manual_seed(seed))
+    return (x - 6).clamp_min(0).to(torch.uint8)
+
+
+# --- of Pillow, and of chance ---
+
+
+def affine(image: Any, matrix: tuple[float, ...], fill: int) -> Any:
+    module = pytest.importorskip("PIL.Image")
+    colour = fill if image.mode == "L" else (fill,) * 3
+    return image.transform(image.size, module.Transform.AFFINE, matrix, fillcolor=colour)
+
+
+def chi_square(counts: Tensor) -> float:
+    """Deviations from an even spread, in standard deviations of the chi-square distribution."""
+    expected = counts.sum().item() / counts.numel()
+    freedom = counts.numel() - 1
+    return (((counts - expected) ** 2 / expected).sum().item() - freedom) / math.sqrt(2 * freedom)
