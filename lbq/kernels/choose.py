@@ -77,7 +77,7 @@ def choose(device: str = "cpu") -> Choice:
     if name and reason is None:
         return Choice(known(name), "asked for by name")
     found = _usual(device)
-    return found if reason is None else Choice(found.kernel, f"{reason}; {found.reason}")
+    return found if reason is None or reason in found.reason else Choice(found.kernel, f"{reason}; {found.reason}")
 
 
 def _usual(device: str) -> Choice:
