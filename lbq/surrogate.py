@@ -43,7 +43,7 @@ class Surrogate:
 def _tails(r: Tensor, low: float, high: float) -> Tensor:
     """exp(-distance to [low, high]): 1 inside, decaying outside, never overflowing."""
     outside = torch.minimum(r - low, high - r)
-    return torch.exp(torch.where(outside < 0, outside, 0))  # a clamp would have a slope at the edge too
+    return torch.exp(torch.where(outside >= 0, 0, outside))  # a clamp would have a slope at the edge; NaN stays NaN
 
 
 def _tail_bend(r: Tensor, low: float, high: float) -> Tensor:

@@ -269,8 +269,15 @@ def test_a_file_that_is_written_to_gives_no_more_results(tmp_path: Path, size: i
             ArtefactError, match=r"model\.lbq was written to while its network was in use: load it again"
         ):
             net.run(x, engines)
-    with pytest.raises(ArtefactError, match="was written to"):
-        net.watch(x, lambda *_: None)
+    for use in (
+        lambda: net.watch(x, lambda *_: None),
+        lambda: net.on_device("cpu"),
+        lambda: engine.save(tmp_path / "other.lbq", net),
+        lambda: copy.copy(net).run(x),
+    ):
+        with pytest.raises(ArtefactError, match="was written to"):
+            use()
+    assert not (tmp_path / "other.lbq").exists()
 
 
 def test_forgotten_tensors_are_read_again(tmp_path: Path) -> None:

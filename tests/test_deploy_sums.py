@@ -156,6 +156,55 @@ def test_a_layer_may_have_the_name_of_a_copy() -> None:
     assert names == [("conv2", ""), ("conv2_2", "conv2"), ("conv2_2_2", "")]
 
 
+def twice(m: Any, x: Tensor) -> Tensor:
+    x = m.sn0(m.stem(x))
+    return m.head(m.sn1(over_time(x + x, m.conv1, m.bn1)))
+
+
+def summed(m: Any, x: Tensor) -> Tensor:
+    x = m.sn0(m.stem(x))
+    return m.head(sum([m.sn1(over_time(x, m.conv1, m.bn1)), x, x]))
+
+
+def in_place(m: Any, x: Tensor) -> Tensor:
+    x = m.sn0(m.stem(x))
+    y = over_time(x, m.conv1, m.bn1)
+    y += x
+    return m.head(m.sn1(y))
+
+
+def read_again(m: Any, x: Tensor) -> Tensor:
+    x = m.sn0(m.stem(x))
+    kept = x
+    x += m.sn1(over_time(x, m.conv1, m.bn1))
+    return m.head(m.sn2(over_time(kept, m.conv2, m.bn2)) + x)
+
+
+@pytest.mark.parametrize("join", [twice, summed, in_place])
+def test_other_ways_to_write_sums(join: Callable[[Any, Tensor], Tensor]) -> None:
+    net = Blocks(join).double()
+    compare(net, lower(net, SHAPE), torch.randn(4, *SHAPE, dtype=torch.float64))
+
+
+def test_a_sum_in_place_of_what_is_read_again_is_refused() -> None:
+    with pytest.raises(GraphError, match=r"\+= changes a tensor that is read again afterwards: write x = x \+ y"):
+        lower(Blocks(read_again), SHAPE)
+
+
+def test_a_chain_of_too_many_sums_is_refused() -> None:
+    def chain(m: Any, x: Tensor) -> Tensor:
+        x = m.sn0(m.stem(x))
+        return m.head(m.sn1(over_time(sum([x] * 64, x), m.conv1)))
+
+    with pytest.raises(GraphError, match="layer 'sn1' has 65 synapses, at most 64: put a neuron behind an addition"):
+        deploy(Blocks(chain), SHAPE, scale=255)
+
+
+def fresh_norm(m: Any, x: Tensor) -> Tensor:
+    x = m.sn0(m.stem(x))
+    return m.head(m.sn1(over_time(over_time(x + x, m.fresh), m.conv1)))
+
+
 def after_norm(m: Any, x: Tensor) -> Tensor:
     x = m.sn0(m.stem(x))
     return m.head(m.sn1(over_time(over_time(x, m.bn1), m.conv1)))
@@ -176,6 +225,7 @@ def maximum(m: Any, x: Tensor) -> Tensor:
 @pytest.mark.parametrize(
     ("join", "message"),
     [
+        (fresh_norm, "layer 'conv1': Conv2d must read the input, a neuron's output or a sum of these"),
         (
             after_norm,
             "layer 'conv1': Conv2d must read the input, a neuron's output or a sum of these: put a neuron in front",
@@ -188,13 +238,24 @@ def maximum(m: Any, x: Tensor) -> Tensor:
     ],
 )
 def test_what_reads_anything_else_is_refused_by_name(join: Callable[[Any, Tensor], Tensor], message: str) -> None:
-    extra = {"most": nn.MaxPool2d(2), "layer": nn.LayerNorm([4, 8, 8]), "group": nn.GroupNorm(2, 4)}
+    extra = {
+        "fresh": nn.BatchNorm2d(4, eps=0),
+        "most": nn.MaxPool2d(2),
+        "layer": nn.LayerNorm([4, 8, 8]),
+        "group": nn.GroupNorm(2, 4),
+    }
     with pytest.raises(GraphError, match=message):
         lower(Blocks(join, **extra), SHAPE)
 
 
 @pytest.mark.parametrize(
-    ("value", "message"), [("conv9", "no synapse before it"), ("conv2_2", "no synapse before it"), (3, "not possible")]
+    ("value", "message"),
+    [
+        ("conv9", "no convolution before it"),
+        ("conv2_2", "no convolution before it"),
+        ("conv0", "which is another convolution"),
+        (3, "not possible"),
+    ],
 )
 def test_copies_of_nothing_are_refused(tmp_path: Path, value: Any, message: str) -> None:
     path = tmp_path / "net.lbq"

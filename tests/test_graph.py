@@ -364,7 +364,7 @@ def test_padding_by_name(conv: nn.Conv2d) -> None:
     compare(warmed(net, 3, 8, 8), lower(net, (3, 8, 8)), torch.randn(2, 3, 8, 8, dtype=torch.float64))
 
 
-@pytest.mark.parametrize("size", [8, (2, 4), (None, 2), (1, None)])
+@pytest.mark.parametrize("size", [8, (2, 4), [4, 2], (None, 2), (1, None)])
 def test_adaptive_pooling_to_even_windows(size: Any) -> None:
     extra = {"p": nn.AdaptiveAvgPool2d(size), "conv3": nn.Conv2d(4, 4, 1)}
     net = Forward(lambda m, x: head(m, m.sn2(over_time(stem(m, x), m.p, m.conv3))), **parts(**extra))

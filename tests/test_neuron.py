@@ -212,11 +212,15 @@ def test_a_step_can_be_set() -> None:
     for neuron in (BurstNeuron(5), BurstNeuron(5, learn_step=False), BurstNeuron(5, channels=2)):
         neuron.step = 0.25
         torch.testing.assert_close(neuron.step.detach(), torch.full_like(neuron.step, 0.25))
-        for wrong in (0, -1.0, torch.ones(3), float("nan")):
-            with pytest.raises(ValueError, match="step must be positive, one number or as many as there are channels"):
+        for wrong in (0, -1.0, 1e-7, 1e300, torch.ones(3), float("nan"), float("inf")):
+            with pytest.raises(ValueError, match="step must be larger than 2e-06 and finite, one number or as many as"):
                 neuron.step = wrong
-    with pytest.raises(ValueError, match="step must be larger than 2e-06"):
-        BurstNeuron(5).step = 1e-7
+    exact = BurstNeuron(5).double()
+    exact.step = 0.3
+    assert exact.step.item() == pytest.approx(0.3, rel=1e-14)
+    half = BurstNeuron(5).bfloat16()
+    half.load_state_dict(BurstNeuron(5, learn_step=False).bfloat16().state_dict(), assign=True)
+    assert {value.dtype for value in half.state_dict().values()} == {torch.bfloat16}
 
 
 @pytest.mark.parametrize("step", [i / 20 for i in range(1, 40)])

@@ -92,6 +92,13 @@ def test_single_threshold_surrogates_peak_or_plateau_at_one(name: str) -> None:
     assert at == pytest.approx(1.0)
 
 
+@pytest.mark.parametrize("name", SURROGATES)
+def test_nan_has_no_slope(name: str) -> None:
+    """It must not look like a number to what follows; a hard edge has none there."""
+    found = SURROGATES[name].slope(torch.tensor(float("nan")), 3, torch.tensor(0.5))
+    assert found.isnan() or (name in ("box", "clip", "rectangular") and found == 0)
+
+
 def test_unknown_name_is_refused_with_the_nearest() -> None:
     with pytest.raises(ValueError, match="surrogate.*did you mean 'relsg_et'"):
         surrogate.get("relsg")

@@ -34,7 +34,7 @@ class Levels:
 @dataclass(frozen=True)
 class Current:
     """Sum of synapses + bias; `flat`: flattened before; `averaged`: the readout's mean over time; `mixed`: such a mean is a
-    part of it, which another mean over time leaves as it is, but which no neuron can read."""
+    part of it, which another mean over time leaves as it is, but which no neuron can read; `plain`: levels, added up."""
 
     synapses: tuple[Synapse, ...]
     bias: Array
@@ -43,6 +43,7 @@ class Current:
     averaged: bool = False
     mixed: bool = False
     time: Time = "none"
+    plain: bool = False
 
 
 Value = Levels | Current
@@ -133,7 +134,8 @@ def batch_norm(
         factor = scale if s.kind == "identity" else scale[:, None, None, None]
         return replace(s, weight=numbers.scaled(s.weight, factor))
 
-    return replace(current, synapses=tuple(fold(s) for s in current.synapses), bias=current.bias * scale + shift)
+    synapses = tuple(fold(s) for s in current.synapses)
+    return replace(current, synapses=synapses, bias=current.bias * scale + shift, plain=False)
 
 
 def pooled(name: str, module: nn.MaxPool2d | nn.AvgPool2d | nn.AdaptiveAvgPool2d, value: Levels) -> Levels:
@@ -142,11 +144,11 @@ def pooled(name: str, module: nn.MaxPool2d | nn.AvgPool2d | nn.AdaptiveAvgPool2d
     size = value.shape[1:]
     if isinstance(module, nn.AdaptiveAvgPool2d):
         given: Any = module.output_size
-        wanted = given if isinstance(given, tuple) else (given, given)
+        wanted = tuple(given) if isinstance(given, (tuple, list)) else (given, given)
         outputs = tuple(have if want is None else want for have, want in zip(size, wanted, strict=True))
         if outputs == size:
             return value
-        if any(have % want for have, want in zip(size, outputs, strict=True)):
+        if any(want < 1 or have % want for have, want in zip(size, outputs, strict=True)):
             raise GraphError(f"layer {name!r}: adaptive pooling from {size} to {outputs} has windows of unequal size")
         kernel = (size[0] // outputs[0], size[1] // outputs[1])
         pool = Pool("sum", kernel, kernel)
@@ -178,20 +180,15 @@ def add(where: str, left: Value, right: Value) -> Current:
     means = a.averaged or b.averaged
     both = means and time == "none"  # the other is a mean as well, or does not change over time
     mixed = a.mixed or b.mixed or (means and not both)
-    return Current((*a.synapses, *b.synapses), a.bias + b.bias, a.shape, a.flat, both, mixed, time)
+    plain = a.plain and b.plain
+    return Current((*a.synapses, *b.synapses), a.bias + b.bias, a.shape, a.flat, both, mixed, time, plain)
 
 
 def summands(value: Current) -> list[Levels]:
-    """The levels that a current is the plain sum of; empty where it is anything else, or nothing known to be."""
-    if value.averaged or value.mixed or any(s.kind != "identity" for s in value.synapses) or value.bias.any():
+    """The levels that a current is the plain sum of; empty where it is anything else."""
+    if not value.plain:
         return []
-    factors = [np.unique(s.weight) for s in value.synapses]
-    if any(len(factor) != 1 or not factor[0] > 0 for factor in factors):  # BatchNorm has folded into it
-        return []
-    return [
-        Levels(s.source, value.shape, s.pools, float(factor[0]), value.flat, value.time)
-        for s, factor in zip(value.synapses, factors, strict=True)
-    ]
+    return [Levels(s.source, value.shape, s.pools, float(s.weight[0]), value.flat, value.time) for s in value.synapses]
 
 
 def as_current(where: str, value: Levels) -> Current:
@@ -202,7 +199,7 @@ def as_current(where: str, value: Levels) -> Current:
         f"{value.source}->identity", value.source, "identity", np.full(channels, value.factor),
         value.shape, value.shape, value.pools,
     )  # fmt: skip
-    return Current((synapse,), np.zeros(channels), value.shape, value.flat, time=value.time)
+    return Current((synapse,), np.zeros(channels), value.shape, value.flat, time=value.time, plain=True)
 
 
 def _pair(value: Any) -> tuple[int, int]:

@@ -64,13 +64,14 @@ def deploy(
             raise GraphError(f"std must be positive, got {std!r}")
         if max(means) > 1:
             raise GraphError(
-                f"mean is of pixel / {input_max}, at most 1, got {mean!r}: divide mean and std by {input_max}"
+                f"mean is of pixel / scale, at most 1, got {mean!r} with scale={input_max}: where mean and std are of pixels, "
+                "divide both by the brightest one (255), and give that as scale"
             )
         graph = on_pixels(graph, means, deviations, input_max)
     elif static:
         raise GraphError(
             "say how images were normalised, (pixel / scale - mean) / std: scale=255 where that was pixel / 255 alone, "
-            "mean=... and std=... else"
+            "std=[1/255] for each channel where pixels went in as they are, mean=... and std=... else"
         )
     if facts is not None and not isinstance(facts, Mapping):
         raise GraphError(f"facts must be JSON values under names, got {facts!r:.40}")

@@ -130,10 +130,8 @@ class _Lowering:
         options = {key: self._resolved(option) for key, option in node.kwargs.items()}
         if (layer := as_layer(target, rest, options)) is not None:
             return self._module(node.name, layer, value)
-        if target in (operator.add, torch.add, "add"):
-            if len(inputs) != 2 or node.kwargs:
-                raise GraphError(f"{where}: only the plain sum of two tensors is supported")
-            return add(where, inputs[0], inputs[1])
+        if target in (operator.add, operator.iadd, torch.add, "add"):
+            return self._add(where, node)
         if target in (torch.flatten, "flatten"):
             given: dict[str, Any] = {**dict(zip(("start_dim", "end_dim"), rest, strict=False)), **node.kwargs}
             first, last = given.get("start_dim", 0), given.get("end_dim", -1)
@@ -153,6 +151,21 @@ class _Lowering:
             return self._activation(node.name, None, value)
         name = target if isinstance(target, str) else getattr(target, "__name__", str(target))
         raise GraphError(f"{where}: operation {name!r} has no integer form here")
+
+    def _add(self, where: str, node: fx.Node) -> Value:
+        operands = [self.values.get(a, a) if isinstance(a, fx.Node) else a for a in node.args]
+        if node.target is operator.iadd and any(node < user for user in cast(fx.Node, node.args[0]).users):
+            raise GraphError(f"{where}: += changes a tensor that is read again afterwards: write x = x + y")
+        if len(operands) == 2 and not node.kwargs:
+            left, right = operands
+            if isinstance(left, Levels | Current) and isinstance(right, Levels | Current):
+                return add(where, left, right)
+            for value, other in ((left, right), (right, left)):
+                if (
+                    isinstance(value, Levels | Current) and type(other) in (int, float) and other == 0
+                ):  # as sum() begins
+                    return value
+        raise GraphError(f"{where}: only the plain sum of two tensors is supported")
 
     # Time ----------------------------------------------------------------------------------------------------------
 

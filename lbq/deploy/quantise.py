@@ -26,7 +26,7 @@ from lbq.engine.network import (
     pooled_bound,
     readout_bound,
 )
-from lbq.engine.reading import MOST_FRACTION, MOST_LEAK, MOST_STEPS, is_name
+from lbq.engine.reading import MOST_FRACTION, MOST_LEAK, MOST_STEPS, MOST_SYNAPSES, is_name
 from lbq.errors import GraphError
 from lbq.graph import INPUT, Array, Graph, Layer, NeuronSpec, Synapse
 
@@ -94,6 +94,12 @@ def check_names(graph: Graph, classes: Sequence[str]) -> None:
         if name == INPUT or "/" in name or not is_name(name):
             raise GraphError(
                 f"layer {name!r}: a file has no room for this name: give it one other than {INPUT!r}, without '/'"
+            )
+    for layer in graph.all_layers:
+        if len(layer.synapses) > MOST_SYNAPSES:
+            raise GraphError(
+                f"layer {layer.name!r} has {len(layer.synapses)} synapses, at most {MOST_SYNAPSES}: put a neuron behind an "
+                "addition in the chain of sums that it reads"
             )
     if graph.timesteps > MOST_STEPS:
         raise GraphError(f"timesteps must be at most {MOST_STEPS}, got {graph.timesteps}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import operator
 from typing import Any
 
 from torch import fx, nn
@@ -60,10 +61,17 @@ class _Tracer(fx.Tracer):
             ) from error
 
     def proxy(self, node: fx.Node) -> fx.Proxy:
-        return _Input(node, self, self.dimensions) if node.op == "placeholder" else super().proxy(node)
+        return _Input(node, self, self.dimensions) if node.op == "placeholder" else _Value(node, self)
 
 
-class _Input(fx.Proxy):
+class _Value(fx.Proxy):
+    """A tensor whose `+=` is told from `+`: others may read it afterwards."""
+
+    def __iadd__(self, other: Any) -> fx.Proxy:
+        return self.tracer.create_proxy("call_function", operator.iadd, (self, other), {})
+
+
+class _Input(_Value):
     """The network's input, whose number of dimensions is known, so that `*x.shape` and `x.dim()` can be traced."""
 
     def __init__(self, node: fx.Node, tracer: fx.Tracer, dimensions: int) -> None:

@@ -35,6 +35,9 @@ class Network:
         self._runner: Runner | None = None
         self._cuda: dict[str, Any] = {}
 
+    def __copy__(self) -> Network:
+        return Network(self.network, self.golden, self._file)
+
     def __getstate__(self) -> dict[str, Any]:
         """For copies and other processes, which prepare their own kernels."""
         return {"network": self.network, "golden": self.golden}
@@ -94,6 +97,7 @@ class Network:
 
     def on_device(self, device: str) -> Any:
         """The network in PyTorch on a device: `cuda`, or `cpu` to look at the same arithmetic without a GPU."""
+        self.check_file()
         if device not in self._cuda:
             from lbq.engine.cuda import TorchRunner
 
@@ -103,9 +107,12 @@ class Network:
     @contextmanager
     def _unchanged(self) -> Iterator[None]:
         """Refuse results where the file that holds the weights was written to, before or meanwhile."""
-        if self._file is not None:
-            self._file.check()
+        self.check_file()
         yield
+        self.check_file()
+
+    def check_file(self) -> None:
+        """Refuse to go on where the file that the weights lie in was written to."""
         if self._file is not None:
             self._file.check()
 
@@ -146,4 +153,5 @@ def load(path: Path | str) -> Network:
 
 def save(path: Path | str, network: Network) -> int:
     """Write a network's file; returns its size in bytes."""
+    network.check_file()
     return artefact.save(path, network.network, network.golden)

@@ -91,11 +91,16 @@ def _number(value: Any) -> bool:
     return type(value) in (int, float) and 0 < value <= sys.float_info.max  # an integer may lie beyond all floats
 
 
+def _form(conv: Synapse) -> tuple[Any, ...]:
+    return conv.weight.shape, conv.out_shape, conv.stride, conv.padding, conv.dilation, conv.groups
+
+
 class Reader:
     def __init__(self, tensors: container.Tensors) -> None:
         self.tensors = tensors
         self.used: set[str] = set()
         self.names: set[tuple[str, str]] = set()  # layers and synapses have names of their own
+        self.convs: dict[str, Synapse] = {}
         self.shapes: dict[str, Shape] = {}
         self.levels: dict[str, int] = {}  # the largest level of each source
 
@@ -232,11 +237,17 @@ class Reader:
         out_shape = (outputs, *output_size(in_shape[1:], kernel, stride, padding, dilation))
         self._fits(where, out_shape)
         copied = fields.name("copy_of") if "copy_of" in fields.value else ""
-        if copied and (copied == name or ("synapse", copied) not in self.names):
-            raise ArtefactError(f"{where}: it is a copy of {copied!r}, which is no synapse before it")
-        return Synapse(
+        made = Synapse(
             name, source, "conv", weight, in_shape, out_shape, pools, stride, padding, dilation, groups, True, copied
         )
+        if copied:
+            other = self.convs.get(copied)
+            if other is None:
+                raise ArtefactError(f"{where}: it is a copy of {copied!r}, which is no convolution before it")
+            if other.copy_of or _form(other) != _form(made):
+                raise ArtefactError(f"{where}: it is a copy of {copied!r}, which is another convolution")
+        self.convs[name] = made
+        return made
 
     def _pool(self, value: Any, where: str) -> Pool:
         fields = _Fields(value, f"{where}: a pool", "kind", "kernel", "stride", "padding")

@@ -34,7 +34,8 @@ def initial_rho(step: float, channels: int | None = None) -> Tensor:
 
 def rho_of(step: Tensor) -> Tensor:
     """The inverse of `gamma`, of any shape."""
-    return torch.stack([initial_rho(float(s)) for s in step.detach().reshape(-1)]).reshape(step.shape)
+    y = step.detach().double() - STEP_EPS
+    return (y + torch.log(-torch.expm1(-y))).to(step.dtype)
 
 
 def register_step(module: nn.Module, step: float, learned: bool, channels: int | None = None) -> None:
@@ -95,9 +96,12 @@ class SteppedNeuron(SpikingNeuron):
     @step.setter
     def step(self, value: float | Tensor) -> None:
         """One number, or one for each channel."""
-        given = torch.as_tensor(value, dtype=torch.float64).detach().cpu()
-        if given.shape not in ((), self.step.shape) or not (given > 0).all():
-            raise ValueError(f"step must be positive, one number or as many as there are channels, got {value!r}")
+        given = torch.as_tensor(value, dtype=torch.float64, device="cpu").detach()
+        least, most = 2 * STEP_EPS, torch.finfo(torch.float32).max
+        if given.shape not in ((), self.step.shape) or not ((given > least) & (given < most)).all():
+            raise ValueError(
+                f"step must be larger than {least:g} and finite, one number or as many as there are channels, got {value!r}"
+            )
         set_step(self, given.expand(self.step.shape))
 
     @property
