@@ -25,7 +25,8 @@ from lbq.engine import Network
 from lbq.engine.levels import row_sums
 from lbq.engine.network import FLOAT32_BOUND, IntegerLayer, IntegerNetwork, IntegerNeuron, rounded_leak
 from lbq.errors import GraphError, LbqError
-from lbq.export.onnx import Split, onnx_model, split, write_onnx
+from lbq.export.onnx import onnx_model, write_onnx
+from lbq.export.split import Split, split
 from lbq.graph import INPUT, Pool, Synapse
 from tests.small_nets import CASES, Branches, deployed, pixels, warmed
 

@@ -20,18 +20,16 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from lbq import files
 from lbq._version import __version__
-from lbq.engine.levels import row_sums
-from lbq.engine.network import FLOAT32_BOUND, IntegerLayer, IntegerNetwork, IntegerNeuron
+from lbq.engine.network import IntegerLayer, IntegerNetwork, IntegerNeuron
 from lbq.errors import GraphError, LbqError
+from lbq.export.split import BYTE, Split, split
 from lbq.graph import INPUT, Pool, Shape, Synapse
 
 if TYPE_CHECKING:
@@ -41,7 +39,6 @@ Form = Literal["sequence", "step"]
 FORMS: tuple[Form, ...] = ("sequence", "step")
 OPSET, IR_VERSION = 17, 8  # of 2022, so that older runtimes read it
 MOST_BYTES = 2**31 - 2**20  # protobuf ends at 2 GiB
-BYTE = 8
 POSITIVE = 2**48  # |V * m| stays below 2^46 for the proved bound of V and m up to 2^16
 
 
@@ -108,54 +105,6 @@ def _properties(network: IntegerNetwork, form: Form, source: Path | str | None) 
         except OSError as error:
             raise LbqError(f"{source} cannot be read: {error.strerror}; give the model.lbq of the network") from error
     return text
-
-
-# How a convolution stays exact -----------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Split:
-    """A convolution as a sum of ones that are exact in float32.
-
-    weights: 1, or 2 where the 16-bit weights are split into bytes. digits: of the levels, `bits` wide each.
-    """
-
-    weights: int
-    digits: int
-    bits: int
-
-    @property
-    def parts(self) -> int:
-        return self.weights * self.digits
-
-
-def split(synapse: Synapse, largest: int, signed: bool) -> Split:
-    """The fewest parts of which none can reach 2^24; refuses where there are none."""
-    planes, weight = largest.bit_length(), synapse.weight
-    candidates = []
-    heaviest = {1: int(row_sums(weight).max(initial=0))}
-    if weight.dtype == np.int16:
-        heaviest[2] = max(int(row_sums(part).max(initial=0)) for part in _bytes(weight.astype(np.int64)))
-    for weights, heavy in heaviest.items():
-        for digits in range(1, planes + 1):
-            bits = -(-planes // digits)
-            # the highest digit of a negative level is rounded down
-            level = largest if digits == 1 else 2**bits - (not signed)
-            if heavy * level < FLOAT32_BOUND and largest < FLOAT32_BOUND:
-                candidates.append(Split(weights, digits, bits))
-                break
-    if not candidates:
-        raise GraphError(
-            f"synapse {synapse.name!r}: its sums reach {heaviest[1] * largest:,}, too many weights for one output to be exact "
-            "in float32: use model.lbq itself, or fewer inputs"
-        )
-    return min(candidates, key=lambda s: s.parts)
-
-
-def _bytes(weight: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Low and high byte: weight = low + 256 * high with low in -128..127."""
-    high = (weight + 128) >> BYTE
-    return weight - (high << BYTE), high
 
 
 # The graph -------------------------------------------------------------------------------------------------------------
