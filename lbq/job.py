@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol
@@ -307,6 +308,9 @@ class Job:
             "training_seconds": sum(line["seconds"] for line in lines),
             "processes": self.world.size,
             "data": self.trainer.source.about,
+            "inputs": json.loads(
+                json.dumps(asdict(self.trainer.source.inputs))
+            ),  # as it will be read: lists for tuples
             "config_hash": self.config.hash,
             "environment": runs.environment(self.device),
         }

@@ -16,6 +16,7 @@ import subprocess
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
 from typing import IO, Any
 
@@ -29,6 +30,7 @@ from lbq import files, schema
 from lbq._version import __version__
 from lbq.build import build
 from lbq.config import CHANGEABLE, Config
+from lbq.data.base import Inputs
 from lbq.errors import ConfigError, RunError
 from lbq.gather import CONVERSION as CONVERSION
 from lbq.gather import read_json
@@ -211,6 +213,16 @@ def read_result(folder: Path, expected: schema.Schema = schema.RESULT) -> dict[s
     except RunError as error:
         raise RunError(f"{error}; remove it, and lbq train with --resume auto writes it again") from error
     return result
+
+
+def read_inputs(run: Path | str) -> Inputs | None:
+    """What the network of a run reads; None where the run does not say, as older ones and converted networks do not."""
+    folder = check_folder(run)
+    known = read_result(folder).get("inputs") if (folder / "result.json").exists() else None
+    if known is None:
+        return None
+    values: dict[str, Any] = {f.name: tuple(v) if isinstance(v := known[f.name], list) else v for f in fields(Inputs)}
+    return Inputs(**values)
 
 
 def read_weights(run: Path | str) -> dict[str, Tensor]:

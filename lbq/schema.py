@@ -151,8 +151,23 @@ RECORD = Fields(
         "epochs_done": COUNT,
     },
 )
-RESULT = Fields(optional={"accuracy": PERCENT, "epoch": COUNT})  # of a run; what training wrote has both
-TRAINED = Fields(RESULT.optional)
+INPUTS = Fields(
+    {
+        "name": TEXT,
+        "shape": Kind(
+            "three whole numbers above 0", lambda v: isinstance(v, list) and len(v) == 3 and all(map(_whole(1), v))
+        ),
+        "static": FLAG,
+        "classes": Items(TEXT),
+        "mean": Items(NUMBER),
+        "std": Items(ABOVE),
+        "scale": POSITIVE,
+    }
+)
+RESULT = Fields(
+    optional={"accuracy": PERCENT, "epoch": COUNT, "inputs": INPUTS}
+)  # of a run; what training wrote has both
+TRAINED = Fields({"accuracy": PERCENT, "epoch": COUNT}, {"inputs": INPUTS})
 FINISHED = Fields({"test_accuracy": PERCENT})  # and an unfinished one has none
 INTEGER_RECORD = Fields({"of": TEXT, "test_accuracy": PERCENT})
 

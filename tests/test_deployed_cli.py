@@ -7,7 +7,7 @@ import os
 import shutil
 import subprocess
 import venv
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -149,6 +149,36 @@ def test_where_its_data_has_gone_a_run_asks_for_the_folder(
         assert (code, out, err.count("\n")) == (2, "", 1)
         assert message in err
         assert err.endswith("; where the run's data lies elsewhere now, add data.root=DIR\n")
+
+
+def test_noise_needs_no_data(
+    capsys: pytest.CaptureFixture[str], run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert call(capsys, "deploy", str(run), "--noise", "-o", "here.lbq")[0] == 0
+    shutil.copytree(run, "run")
+    settings = Path("run/config.toml").read_text()
+    moved = settings.replace('name = "digits"\nroot = ""', 'name = "cifar10"\nroot = "gone"')  # as if it were on a disk
+    Path("run/config.toml").write_text(moved)
+    reads = open_source(Config.from_dict({})).inputs
+    Path("run/result.json").write_text(json.dumps({"inputs": asdict(reads)}))
+    assert call(capsys, "deploy", "run", "--noise", "-o", "gone.lbq")[0] == 0
+    here, gone = (engine.load(name).network for name in ("here.lbq", "gone.lbq"))
+    assert (here.classes, here.input_shape, here.input_max) == (gone.classes, gone.input_shape, gone.input_max)
+    for one, other in zip(here.synapses, gone.synapses, strict=True):
+        assert np.array_equal(one.weight, other.weight)
+    assert np.array_equal(here.layers[0].bias, gone.layers[0].bias)  # which mean and deviation went into
+    result = json.loads(Path("run/result.json").read_text())
+    result["inputs"]["shape"] = [1, 8]
+    Path("run/result.json").write_text(json.dumps(result))
+    code, _, err = call(capsys, "deploy", "run", "--noise", "-o", "bad.lbq")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "result.json is damaged: inputs.shape must be three whole numbers above 0, not [1, 8]" in err
+    del result["inputs"]  # as older runs have none
+    Path("run/result.json").write_text(json.dumps(result))
+    code, _, err = call(capsys, "deploy", "run", "--noise", "-o", "bad.lbq")
+    assert code == 2
+    assert "CIFAR-10 is not in gone" in err
 
 
 def test_run(capsys: pytest.CaptureFixture[str], model: Path, run: Path, tmp_path: Path) -> None:

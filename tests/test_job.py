@@ -302,6 +302,11 @@ def test_records_and_result(tmp_path: Path) -> None:
     assert [line["test_accuracy"] is None for line in lines] == [True, False, False]
     assert all(isinstance(record, EpochRecord) for record in watcher.records)
     assert result["accuracy"] == lines[-1]["test_accuracy"]
+    reads = runs.read_inputs(tmp_path)
+    assert reads is not None
+    assert (reads.name, reads.shape, reads.static, reads.scale) == ("digits", (1, 8, 8), True, 16)
+    assert reads.classes == tuple("0123456789")
+    assert len(reads.mean) == len(reads.std) == 1
     assert result["best_on_holdout"] == max(lines[1:], key=lambda line: line["holdout_accuracy"])["epoch"]
     assert len(lines[0]["steps"]) == len(lines[0]["tails"]) == len(lines[1]["active"]) == 7
     (plan,) = watcher.plans

@@ -22,6 +22,7 @@ from lbq.data.events.datasets import EventData
 from lbq.data.sources import EventSource, FolderSource, fingerprint, open_source
 from lbq.data.testset import load_images, open_test
 from lbq.deploy import deploy_run
+from lbq.deploy.export import test_set
 from lbq.engine import evaluate
 from lbq.errors import ConfigError, DataError
 from lbq.measure import measure
@@ -54,6 +55,11 @@ def folder_config(root: Path, **train: Any) -> Config:
             "train": {"epochs": 4, "batch_size": 8, **train},
         }
     )
+
+
+def test_what_a_network_reads_is_the_same_for_training_and_for_deployment(pictures: Path) -> None:
+    for config in (Config.from_dict({"data": {"name": "digits"}}), folder_config(pictures)):
+        assert open_source(config).inputs == test_set(config).inputs
 
 
 def test_a_folder_of_pictures_trains(pictures: Path) -> None:

@@ -24,7 +24,7 @@ def deploy(
     levels: Annotated[Path | None, typer.Option(help="Also write every golden level, for other engines.")] = None,
     noise: Annotated[
         bool,
-        typer.Option("--noise", help="Golden inputs are noise, not images of the dataset, which is read all the same."),
+        typer.Option("--noise", help="Golden inputs are noise, not images of the dataset, which is then not needed."),
     ] = False,
     as_json: Json = False,
 ) -> None:

@@ -19,6 +19,20 @@ from lbq.errors import DataError
 CHUNK = 1 << 24  # bytes hashed at a time, so that a memory-mapped file need not fit in memory
 
 
+@dataclass(frozen=True)
+class Inputs:
+    """What a network reads: images of `shape` (C, H, W) or, where not `static`, event frames of it. In training they were
+    (pixel / scale - mean) / std, or as they are where mean is empty."""
+
+    name: str
+    shape: tuple[int, int, int]
+    static: bool = True
+    classes: tuple[str, ...] = ()
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+    scale: int = 255
+
+
 @dataclass(frozen=True, eq=False)
 class Images:
     """Images `[N, C, H, W]` uint8 (an array or a memory map) and labels `[N]` int64 in 0..len(classes)-1.

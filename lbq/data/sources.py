@@ -18,7 +18,7 @@ from torch import Tensor
 from lbq.config import Config
 from lbq.data import folder, shards
 from lbq.data.augment import normalise
-from lbq.data.base import Dataset
+from lbq.data.base import Dataset, Inputs
 from lbq.data.event_augment import EventAugment
 from lbq.data.policies import ImageAugment
 from lbq.data.random import key
@@ -41,7 +41,8 @@ Batch = tuple[Tensor, Tensor]  # inputs on the device, labels
 
 class Source(Protocol):
     """name, classes and shape (C, H, W) describe the data; `static`: images, otherwise event frames [T, B, C, H, W];
-    `about` goes into run records: where the data came from, its checksum and its split."""
+    `inputs` says all that deployment needs of it; `about` goes into run records: where the data came from, its checksum and its
+    split."""
 
     name: str
     classes: int
@@ -50,6 +51,7 @@ class Source(Protocol):
     train_size: int
     holdout_size: int
     test_size: int
+    inputs: Inputs
     about: dict[str, str]
 
     def train_batches(self, batches: Sequence[Tensor], epoch: int, seed: int) -> Iterator[Batch]:
@@ -118,6 +120,7 @@ class ImageSource:
         self.name, self.classes = dataset.name, len(train.classes)
         channels, height, width = train.images.shape[1:]
         self.shape = (channels, height, width)
+        self.inputs = Inputs(dataset.name, self.shape, True, train.classes, train.mean, train.std, train.scale)
         self.device, self.batch_size = device, config.train.batch_size
         self.dataset = dataset
         self.augment = ImageAugment(
@@ -174,6 +177,7 @@ class EventSource:
         self.batch_size = config.train.batch_size
         height, width = data.train.frames.shape[3:]
         self.shape = (2, int(height), int(width))
+        self.inputs = Inputs(d.name, self.shape, False, data.classes)
         self.augment = EventAugment(flip=0.0 if d.name in CHIRAL else 0.5) if a.events else None
         self.data = data
         self.numbers, kept = held_out(len(data.train.labels), d.holdout)
@@ -237,6 +241,7 @@ class FolderSource:
         self.side = d.size or 224
         _check_cutout(a.cutout, self.side, d.name)
         self.shape = (3, self.side, self.side)
+        self.inputs = Inputs(d.name, self.shape, True, tuple(index.classes), IMAGENET_MEAN, IMAGENET_STD)
         self.augment = ImageAugment(
             flip=a.flip, policy=a.policy or None, cutout=a.cutout, mean=IMAGENET_MEAN, std=IMAGENET_STD
         )

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from lbq.config import DATASETS
 from lbq.data import digits, folder, shards
 from lbq.data.arrays import load_archive
-from lbq.data.base import Dataset
+from lbq.data.base import Dataset, Inputs
 from lbq.data.events.datasets import EventData
 from lbq.errors import ConfigError, DataError, nearest
 
@@ -97,6 +97,10 @@ class TestSet:
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
     scale: int = 255
+
+    @property
+    def inputs(self) -> Inputs:
+        return Inputs(self.name, self.shape, self.static, self.classes, self.mean, self.std, self.scale)
 
     def batches(self, size: int, limit: int | None = None) -> Iterator[tuple[NDArray[np.uint8], slice]]:
         """Inputs, and which samples they are."""

@@ -13,6 +13,7 @@ from torch import nn
 
 from lbq import runs
 from lbq.config import Config
+from lbq.data.base import Inputs
 from lbq.data.testset import TestSet, open_test
 from lbq.deploy.faithful import exact_copy
 from lbq.deploy.lower import lower
@@ -117,12 +118,15 @@ def with_golden(network: IntegerNetwork, examples: NDArray[np.uint8]) -> Network
 def deploy_run(run: Path | str, bits: int = 8, changes: Iterable[str] = (), noise: bool = False) -> Network:
     """The network of a run folder, its golden inputs the first test images of the dataset it was trained on.
 
-    noise: random ones instead, for files that are published where the dataset must not be.
+    noise: random ones instead, for files that are published where the dataset must not be; it is then not needed either.
     """
     config = runs.load_config(run, changes)
     net = runs.load(run)
     origin = {"config_hash": runs.load_config(run).hash, "weights_sha256": runs.weights_checksum(run)}
-    return deploy_trained(net, config, test_set(config), bits, origin, noise)
+    if not noise:
+        return deploy_trained(net, config, test_set(config), bits, origin)
+    inputs = runs.read_inputs(run) or test_set(config).inputs
+    return _deployed(net, config, inputs, None, bits, origin)
 
 
 def graph_of_run(run: Path | str, changes: Iterable[str] = ()) -> Graph:
@@ -134,29 +138,37 @@ def graph_of_run(run: Path | str, changes: Iterable[str] = ()) -> Graph:
 
 
 def deploy_trained(
-    net: nn.Module,
-    config: Config,
-    test: TestSet,
-    bits: int = 8,
-    origin: Mapping[str, str] | None = None,
-    noise: bool = False,
+    net: nn.Module, config: Config, test: TestSet, bits: int = 8, origin: Mapping[str, str] | None = None
 ) -> Network:
     """origin: what identifies the run that it came from; default the configuration's hash."""
+    return _deployed(net, config, test.inputs, test.read(0, min(GOLDEN, test.size)), bits, origin)
+
+
+def _deployed(
+    net: nn.Module,
+    config: Config,
+    reads: Inputs,
+    examples: NDArray[np.uint8] | None,
+    bits: int,
+    origin: Mapping[str, str] | None,
+) -> Network:
     d = config.data
-    if test.shape[0] != config.model.in_channels:
-        raise GraphError(f"the network reads {config.model.in_channels} channels, but {test.name} has {test.shape[0]}")
+    if reads.shape[0] != config.model.in_channels:
+        raise GraphError(
+            f"the network reads {config.model.in_channels} channels, but {reads.name} has {reads.shape[0]}"
+        )
     data = {"name": d.name, "size": d.size, "frames": d.frames, "window_ms": d.window_ms}
     return deploy(
         net,
-        test.shape,
-        mean=test.mean or None,
-        std=test.std or None,
-        scale=test.scale if test.mean else None,
+        reads.shape,
+        mean=reads.mean or None,
+        std=reads.std or None,
+        scale=reads.scale if reads.mean else None,
         timesteps=config.model.timesteps,
-        static=test.static,
+        static=reads.static,
         bits=bits,
-        classes=test.classes if len(test.classes) == config.model.num_classes else (),
-        examples=None if noise else test.read(0, min(GOLDEN, test.size)),
+        classes=reads.classes if len(reads.classes) == config.model.num_classes else (),
+        examples=examples,
         facts={"model": config.model.id, "bits": bits, "data": data, **(origin or {"config_hash": config.hash})},
     )
 
