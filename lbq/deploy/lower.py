@@ -153,18 +153,15 @@ class _Lowering:
         raise GraphError(f"{where}: operation {name!r} has no integer form here")
 
     def _add(self, where: str, node: fx.Node) -> Value:
-        operands = [self.values.get(a, a) if isinstance(a, fx.Node) else a for a in node.args]
         if node.target is operator.iadd and any(node < user for user in cast(fx.Node, node.args[0]).users):
             raise GraphError(f"{where}: += changes a tensor that is read again afterwards: write x = x + y")
+        operands = [self.values.get(a, a) if isinstance(a, fx.Node) else a for a in node.args]
+        values = [x for x in operands if isinstance(x, Levels | Current)]
         if len(operands) == 2 and not node.kwargs:
-            left, right = operands
-            if isinstance(left, Levels | Current) and isinstance(right, Levels | Current):
-                return add(where, left, right)
-            for value, other in ((left, right), (right, left)):
-                if (
-                    isinstance(value, Levels | Current) and type(other) in (int, float) and other == 0
-                ):  # as sum() begins
-                    return value
+            if len(values) == 2:
+                return add(where, *values)
+            if 0 in operands:  # as sum() begins
+                return values[0]
         raise GraphError(f"{where}: only the plain sum of two tensors is supported")
 
     # Time ----------------------------------------------------------------------------------------------------------
