@@ -308,9 +308,8 @@ class Job:
             "training_seconds": sum(line["seconds"] for line in lines),
             "processes": self.world.size,
             "data": self.trainer.source.about,
-            "inputs": json.loads(
-                json.dumps(asdict(self.trainer.source.inputs))
-            ),  # as it will be read: lists for tuples
+            # lists for tuples, as it will be read
+            "inputs": json.loads(json.dumps(asdict(self.trainer.source.inputs))),
             "config_hash": self.config.hash,
             "environment": runs.environment(self.device),
         }
