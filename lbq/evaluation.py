@@ -23,6 +23,14 @@ def autocast(settings: TrainConfig, device: torch.device) -> Any:
     return nullcontext() if dtype is None else torch.autocast(device.type, dtype=dtype)
 
 
+def emulated(settings: TrainConfig, device: torch.device) -> bool:
+    """Whether a CPU lacks instructions for the precision: torch then computes convolutions some hundred times slower."""
+    if device.type != "cpu" or PRECISIONS[settings.precision] is None:
+        return False
+    native = getattr(torch.ops.mkldnn, f"_is_mkldnn_{settings.precision}_supported", None)
+    return native is not None and not native()
+
+
 def cast(x: Tensor, settings: TrainConfig) -> Tensor:
     """A batch in the dtype and memory format that the network runs in."""
     if settings.precision == "fp64":

@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol
@@ -27,7 +27,7 @@ from lbq.config import Config
 from lbq.data.sources import open_source
 from lbq.distributed import World
 from lbq.errors import LbqError, RunError
-from lbq.evaluation import evaluate
+from lbq.evaluation import emulated, evaluate
 from lbq.kernels import choose as kernels
 from lbq.plan import Plan, plan_of
 from lbq.train import EpochRecord, Trainer
@@ -380,7 +380,10 @@ def train(
 
 
 def evaluate_run(run: Path | str, device: torch.device, world: World, changes: Iterable[str] = ()) -> dict[str, Any]:
-    """Accuracy of a run's stored weights on its test set, beside what its result says."""
+    """Accuracy of a run's stored weights on its test set, beside what its result says.
+
+    In the precision it was trained in; in float32 where this CPU could only emulate that.
+    """
     folder = runs.check_folder(run, "config.toml", "weights.safetensors")
     config = runs.load_config(folder, changes)
     source = open_source(config, device)
@@ -388,5 +391,12 @@ def evaluate_run(run: Path | str, device: torch.device, world: World, changes: I
     stored: dict[str, Any] = {}
     if (folder / "result.json").exists():
         stored = runs.read_result(folder)
-    accuracy = evaluate(net, source, "test", config.train, device, world)
-    return {"accuracy": accuracy, "images": source.test_size, "stored_accuracy": stored.get("accuracy")}
+    settings = replace(config.train, precision="fp32") if emulated(config.train, device) else config.train
+    accuracy = evaluate(net, source, "test", settings, device, world)
+    return {
+        "accuracy": accuracy,
+        "images": source.test_size,
+        "stored_accuracy": stored.get("accuracy"),
+        "precision": settings.precision,
+        "trained_in": config.train.precision,
+    }

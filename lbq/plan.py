@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from lbq.deploy import lower
 from lbq.errors import ConfigError, GraphError, TooSmall
+from lbq.evaluation import emulated
 from lbq.kernels import choose as kernels
 from lbq.train import Trainer
 
@@ -29,6 +30,7 @@ class Plan:
     memory_gib: float | None
     device: str
     kernel: str
+    emulated: str | None  # the precision, where this CPU has no instructions for it
     data: dict[str, str]
     train_samples: int
 
@@ -64,6 +66,7 @@ def plan_of(trainer: Trainer) -> Plan:
         memory_gib=None if sites is None else VALUES_PER_SITE[kernel] * sites * size / 2**30,
         device=str(device),
         kernel=kernel,
+        emulated=t.precision if emulated(t, device) else None,
         data=trainer.source.about,
         train_samples=trainer.source.train_size,
     )

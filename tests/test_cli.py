@@ -369,6 +369,27 @@ def test_train_and_eval(
     assert (code, "differs from the configuration given" in err) == (2, True)
 
 
+@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed:UserWarning")  # torch says it too, where it is so
+def test_a_precision_without_instructions(
+    capsys: pytest.CaptureFixture[str], config_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """bf16 takes forever on a CPU that only emulates it: training says so, and evaluation is in fp32."""
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False)
+    folder = str(tmp_path / "run")
+    half = ["train.precision=bf16", "train.epochs=1"]
+    _, _, err = call(capsys, "train", str(config_file), *SMALL, *half, "--device", "cpu", "--out", folder)
+    assert "slow     this CPU has no instructions for bf16" in err
+    _, out, _ = call(capsys, "eval", folder, "--device", "cpu")
+    assert out.endswith("in bf16, for which this CPU has no instructions: this is fp32\n")
+    _, out, _ = call(capsys, "eval", folder, "--device", "cpu", "--json")
+    assert (json.loads(out)["precision"], json.loads(out)["trained_in"]) == ("fp32", "bf16")
+
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: True)
+    _, out, _ = call(capsys, "eval", folder, "--device", "cpu", "--json")
+    assert json.loads(out)["precision"] == "bf16"
+    assert json.loads(out)["accuracy"] == json.loads(out)["stored_accuracy"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

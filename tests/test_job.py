@@ -314,5 +314,11 @@ def test_records_and_result(tmp_path: Path) -> None:
     net = runs.load(tmp_path)
     assert plan.parameters == sum(p.numel() for p in net.parameters())
     found = job.evaluate_run(tmp_path, torch.device("cpu"), World())
-    assert found == {"accuracy": result["accuracy"], "images": 31, "stored_accuracy": result["accuracy"]}
+    assert found == {
+        "accuracy": result["accuracy"],
+        "images": 31,
+        "stored_accuracy": result["accuracy"],
+        "precision": "fp32",
+        "trained_in": "fp32",
+    }
     assert optim.learning_rate(11, 4, config()) == pytest.approx(lines[-1]["lr"])

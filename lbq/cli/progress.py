@@ -96,6 +96,11 @@ class TrainProgress:
             f"training {plan.epochs} epochs x {plan.steps_per_epoch} steps of {plan.batch_size} on {plan.processes} x "
             f"{plan.device}, {plan.kernel} kernel{memory}"
         )
+        if plan.emulated:
+            self.console.print(
+                f"slow     this CPU has no instructions for {plan.emulated}: its convolutions are some hundred times slower "
+                f"than in fp32; train.precision=fp32"
+            )
 
     def resumed(self, epoch: int, batch: int, notes: tuple[str, ...]) -> None:
         for note in notes:

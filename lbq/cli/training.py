@@ -94,10 +94,15 @@ def evaluate(
     if as_json:
         print_json(found)
         return
-    stored = found["stored_accuracy"]
+    stored, trained = found["stored_accuracy"], found["trained_in"]
     make_console().print(
         f"test accuracy {found['accuracy']:.2f} % on {found['images']} images"
         + ("" if stored is None else f"; the run's result says {stored:.2f} %")
+        + (
+            ""
+            if found["precision"] == trained
+            else f", in {trained}, for which this CPU has no instructions: this is fp32"
+        )
     )
 
 
