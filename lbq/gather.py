@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -65,9 +65,21 @@ def gather(paths: Sequence[Path | str], read_run: Callable[[Path], dict[str, Any
         seed = (result.key, result.data, result.record["seed"])
         times[seed] += 1
         result.repeat = times[seed]
+    _tell_batches(found.results)
     if not (found.results or found.artefacts or found.benchmarks):
         raise LbqError("nothing to report: give records, run folders, model.lbq files or analyses")
     return found
+
+
+def _tell_batches(results: Iterable[Result]) -> None:
+    alike = defaultdict(list)
+    for result in results:
+        shown = [result.record.get(k) for k in ("dataset", "model", "timesteps", "n_max", "epochs")]
+        alike[result.title, *shown].append(result)
+    for some in alike.values():
+        told = len({result.record.get("batch_size") for result in some}) > 1
+        for result in some:
+            result.batch_told = told
 
 
 def _expanded(path: Path) -> Iterable[Path]:

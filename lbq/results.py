@@ -46,7 +46,8 @@ SIDES = {"cifar10": 32, "cifar100": 32, "mnist": 28, "fashion_mnist": 28}  # of 
 class Result:
     """One run. record: as in results/*.json; source: the file or folder it came from; analyses: of the network as trained
     and as deployed; artefact: its deployed network; integer: the record of that, which says `of` which record it is;
-    repeat: which it is of the finished runs that have its configuration and seed."""
+    repeat: which it is of the finished runs that have its configuration and seed. batch_told: whether its name says its
+    batch, as one must that has another batch than a run of the same name."""
 
     record: dict[str, Any]
     source: str
@@ -54,6 +55,7 @@ class Result:
     artefact: Path | None = None
     integer: dict[str, Any] | None = None
     repeat: int = 1
+    batch_told: bool = False
 
     @property
     def analysis(self) -> Analysis | None:
@@ -97,7 +99,7 @@ class Result:
     @property
     def plain(self) -> bool:
         """Whether it is the method as the paper has it, with no option of ours."""
-        return self.method == TITLES.get(str(self.record["variant"])) and self.has_usual_levels
+        return self._kind == TITLES.get(str(self.record["variant"])) and self.has_usual_levels
 
     @property
     def has_usual_levels(self) -> bool:
@@ -115,6 +117,10 @@ class Result:
     @property
     def method(self) -> str:
         """The title without the recipe."""
+        return self._kind + (f", batch {self.record.get('batch_size')}" if self.batch_told else "")
+
+    @property
+    def _kind(self) -> str:
         variant = str(self.record["variant"])
         title = TITLES.get(variant, variant)
         surrogate = self.record.get("surrogate", "")

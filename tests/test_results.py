@@ -19,7 +19,7 @@ from lbq.neuron import BurstNeuron
 from lbq.records import read
 from lbq.report.cells import title_at
 from lbq.report.tables import all_tables, layer_table, runs_table
-from lbq.results import UNNAMED, USUAL, Gathered, Group, Result
+from lbq.results import UNNAMED, USUAL, Gathered, Group, Result, names
 from tests.report_runs import of_cifar, record, runs_folder
 
 
@@ -54,6 +54,16 @@ def test_a_seed_that_is_repeated_is_no_other_sample(tmp_path: Path) -> None:
         stored(tmp_path, f"{i}.json", made)
     groups = gather([tmp_path]).groups
     assert [(g.title, g.n, g.mean) for g in groups] == [("LBQ", 2, 95.5), ("LBQ, run 2", 1, 90.0)]
+
+
+def test_names_say_the_batch_where_nothing_else_tells_runs_apart(tmp_path: Path) -> None:
+    for i, (batch, epochs) in enumerate([(64, 300), (256, 300), (64, 60)]):
+        made = record(weights_sha256=f"{i:064d}", batch_size=batch, epochs=epochs)
+        made["config"] = {**made["config"], "train": {"batch_size": batch, "epochs": epochs}}
+        stored(tmp_path, f"{i}.json", made)
+    results = gather([tmp_path]).results
+    assert [(r.title, r.plain) for r in results] == [("LBQ, batch 64", True), ("LBQ, batch 256", True), ("LBQ", True)]
+    assert names(results) == ["LBQ, batch 64, 300 ep", "LBQ, batch 256, 300 ep", "LBQ, 60 ep"]
 
 
 def test_what_changes_no_result_makes_no_other_group(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -37,12 +36,11 @@ def cost_figures(measured: Sequence[tuple[Group, Account, Account]], technology:
     chosen = [
         (g, rate) for g, _, rate in measured if tuple(g.record[k] for k in ("dataset", "model", "timesteps")) == setting
     ]
-    alike = Counter(title_at(g) for g, _ in chosen)
+    budgets = len({g.record["epochs"] for g, _ in chosen})
     first = len(list(paper.cost_rows())) + 1
     ours = [
-        _Ours(number, f"{name}, {g.record['epochs']} ep" if alike[name] > 1 else name, g, rate)
+        _Ours(number, title_at(g) + (f", {g.record['epochs']} ep" if budgets > 1 else ""), g, rate)
         for number, (g, rate) in enumerate(chosen, first)
-        for name in [title_at(g)]
     ]
     return [_accuracy_energy(ours, technology), _counts(ours)]
 
