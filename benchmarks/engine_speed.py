@@ -18,6 +18,7 @@ import itertools
 import json
 import os
 import platform
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -83,10 +84,12 @@ def main() -> None:
 
 
 def processor() -> str:
-    """The processor's name, as the system says it."""
+    """The processor's name, as the system says it: /proc/cpuinfo for x86, lscpu for Arm too."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
-    named = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    if shutil.which("lscpu"):
+        lines += subprocess.run(["lscpu"], capture_output=True, text=True, check=False).stdout.splitlines()
+    named = [line.split(":", 1)[1].strip() for line in lines if line.lower().startswith("model name")]
     return named[0] if named else platform.processor() or platform.machine()
 
 

@@ -10,6 +10,8 @@
  * end: it is bias * (sum of 2^k over all set bits).
  *
  * A row of 64 outputs has output j in byte 2 j and output 32 + j in byte 2 j + 1, so that low and high hold neighbours.
+ * NEON has additions that widen, and needs no such trick: there low and high are the sums of a register's lower and upper
+ * half, two additions for 16 weights.
  */
 #include <string.h>
 #if defined(LBQ_FOR_AVX512) || defined(LBQ_FOR_AVX2)
@@ -25,6 +27,7 @@
 #define PER_LINE (64 / BYTES)  /* registers of 64 outputs */
 #define MAX_PARTS (2 * PER_LINE)
 #define UNROLL _Pragma("GCC unroll 8")
+#define LBQ_AHEAD 16 /* entries between a row that is added and one that is fetched; with a group less than LBQ_SLACK */
 typedef uint8_t vb __attribute__((vector_size(BYTES)));
 typedef uint16_t vw __attribute__((vector_size(BYTES)));
 
@@ -56,6 +59,12 @@ INLINE uint64_t set_bits(const uint8_t *p, uint8_t bit) {
         found |= (uint64_t)(uint32_t)~zero << (32 * half);
     }
     return found;
+#elif defined(LBQ_FOR_NEON)
+    const uint8x16_t place = vreinterpretq_u8_u64(vdupq_n_u64(0x8040201008040201u)), wanted = vdupq_n_u8(bit);
+    uint8x16_t v[4];
+    UNROLL for (int i = 0; i < 4; i++) v[i] = vandq_u8(vtstq_u8(vld1q_u8(p + 16 * i), wanted), place);
+    uint8x16_t sum = vpaddq_u8(vpaddq_u8(v[0], v[1]), vpaddq_u8(v[2], v[3]));
+    return vgetq_lane_u64(vreinterpretq_u64_u8(vpaddq_u8(sum, sum)), 0);
 #else
     uint64_t found = 0;
     for (int part = 0; part < 8; part++) {
@@ -257,6 +266,15 @@ INLINE vw carry(vw *sum, vw a, vw b) {
 }
 #endif
 
+/* low and high of a row, added. */
+INLINE void add_row(vw *low, vw *high, vw x) {
+#if defined(LBQ_FOR_NEON)
+    *low = vaddw_u8(*low, vget_low_u8((vb)x)), *high = vaddw_high_u8(*high, (vb)x);
+#else
+    *low += x, *high += x >> 8;
+#endif
+}
+
 /* The sum of n rows as low and high. The last group is full, see lbq_pixel. */
 INLINE void sum_rows(int parts, int by_four, const uint8_t *rows, int64_t size, const uint16_t *ids, int64_t n, vw *low,
                      vw *high) {
@@ -269,18 +287,21 @@ INLINE void sum_rows(int parts, int by_four, const uint8_t *rows, int64_t size, 
     for (int64_t i = 0; i < n; i += LBQ_GROUP) {
         const uint8_t *row[LBQ_GROUP];
         UNROLL for (int g = 0; g < LBQ_GROUP; g++) row[g] = row_at(rows, size, ids[i + g]);
+#if defined(LBQ_FOR_NEON) /* a block of weights is larger than the nearest cache; entries to come, or beyond the last */
+        UNROLL for (int g = 0; g < LBQ_GROUP; g++) __builtin_prefetch(rows + ids[i + LBQ_AHEAD + g] * size);
+#endif
         UNROLL for (int v = 0; v < parts; v++) {
             vw a = load_row(row[0] + v * BYTES), b = load_row(row[1] + v * BYTES);
             vw c = load_row(row[2] + v * BYTES), d = load_row(row[3] + v * BYTES);
             if (by_four) {
-                vw x = add_bytes(add_bytes(a, b), add_bytes(c, d));
-                low[v] += x;
-                high[v] += x >> 8;
+                add_row(&low[v], &high[v], add_bytes(add_bytes(a, b), add_bytes(c, d)));
             } else {
 #if defined(LBQ_FOR_AVX512)
                 vw two = carry(&ones[v], a, b), more = carry(&ones[v], c, d), four = carry(&twos[v], two, more);
-                low[v] += four;
-                high[v] += four >> 8;
+                add_row(&low[v], &high[v], four);
+#elif defined(LBQ_FOR_NEON)
+                add_row(&low[v], &high[v], a), add_row(&low[v], &high[v], b);
+                add_row(&low[v], &high[v], c), add_row(&low[v], &high[v], d);
 #else
                 low[v] += (a + b) + (c + d);
                 high[v] += ((a >> 8) + (b >> 8)) + ((c >> 8) + (d >> 8));
@@ -300,10 +321,14 @@ INLINE void sum_rows(int parts, int by_four, const uint8_t *rows, int64_t size, 
 /* What low and high hold, in the order of outputs. */
 INLINE void unpack(int parts, const vw *low, const vw *high, uint16_t *found) {
     UNROLL for (int v = 0; v < parts; v++) {
-        vw even = low[v] - (high[v] << 8);
+#if defined(LBQ_FOR_NEON)
+        vw even = vuzp1q_u16(low[v], high[v]), odd = vuzp2q_u16(low[v], high[v]);
+#else
+        vw even = low[v] - (high[v] << 8), odd = high[v];
+#endif
         uint16_t *at = found + v / PER_LINE * 64 + v % PER_LINE * (BYTES / 2);
         memcpy(at, &even, sizeof even);
-        memcpy(at + 32, &high[v], sizeof high[v]);
+        memcpy(at + 32, &odd, sizeof odd);
     }
 }
 
@@ -464,8 +489,14 @@ INLINE void levels_block(const struct lbq_conv *c, const struct lbq_pixel *p, in
                 const uint8_t *row = row_at(rows, size, ids[i]);
                 UNROLL for (int v = 0; v < parts; v++) {
                     vw x = load_row(row + v * BYTES);
+#if defined(LBQ_FOR_NEON)
+                    uint8x16_t value = vdupq_n_u8((uint8_t)values[i]);
+                    low[v] = vmlal_u8(low[v], vget_low_u8((vb)x), vget_low_u8(value));
+                    high[v] = vmlal_high_u8(high[v], (vb)x, value);
+#else
                     low[v] += x * values[i];
                     high[v] += (x >> 8) * values[i];
+#endif
                 }
                 total += values[i];
             }
@@ -551,31 +582,46 @@ __attribute__((target(LBQ_TARGET ",avx512vnni"))) static void NAME(dense_quads)(
 #if defined(__clang__)
 #define DOTPROD __attribute__((target("dotprod")))
 #else
-#define DOTPROD __attribute__((target("arch=armv8.2-a+dotprod"))) /* as GCC declares the intrinsics */
+#define DOTPROD __attribute__((target("arch=armv8.2-a+dotprod")))
 #endif
+/* Lane l of every x, four inputs, times the weights of 16 outputs, each of which has four in a row. As assembly: some
+ * compilers declare the instruction only where a whole file may use it, and others load all weights first and run out of
+ * registers. */
+#define LANE(l)                                                                                     \
+    UNROLL for (int j = 0; j < 4; j++) {                                                            \
+        int8x16_t w = vld1q_s8(weights + 256 * (l) + 16 * j);                                       \
+        UNROLL for (int i = 0; i < LBQ_DENSE_TILE; i++)                                             \
+            __asm__ volatile("sdot %0.4s, %1.16b, %2.4b[" #l "]" : "+w"(acc[i][j]) : "w"(w), "w"(x[i])); \
+    }
 static DOTPROD void NAME(dense_quads)(const struct lbq_conv *c, const uint8_t *const at[LBQ_DENSE_TILE], int64_t line,
                                       int64_t block, int32_t sums[LBQ_DENSE_TILE][64]) {
-    int64_t quads = (c->inputs + 3) / 4;
+    int64_t quads = (c->inputs + 3) / 4, taken = c->kw * quads;
     for (int part = 0; part < 64; part += 16) {
-        const int8_t *weights = c->quads + block * c->kh * c->kw * quads * 256 + part * 4;
+        const int8_t *weights = c->quads + block * c->kh * taken * 256 + part * 4;
         int32x4_t acc[LBQ_DENSE_TILE][4];
         UNROLL for (int i = 0; i < LBQ_DENSE_TILE; i++)
             UNROLL for (int j = 0; j < 4; j++) acc[i][j] = vdupq_n_s32(0);
-        for (int64_t ky = 0; ky < c->kh; ky++)
-            for (int64_t q = 0, offset = ky * line; q < c->kw * quads; q++, offset += 4, weights += 256) {
-                int8x16_t w[4];
-                UNROLL for (int j = 0; j < 4; j++) w[j] = vld1q_s8(weights + 16 * j);
+        for (int64_t ky = 0; ky < c->kh; ky++) {
+            int64_t q = 0, offset = ky * line;
+            int8x16_t x[LBQ_DENSE_TILE];
+            for (; q + 4 <= taken; q += 4, offset += 16, weights += 4 * 256) {
+                UNROLL for (int i = 0; i < LBQ_DENSE_TILE; i++) x[i] = vld1q_s8((const int8_t *)at[i] + offset);
+                LANE(0) LANE(1) LANE(2) LANE(3)
+            }
+            for (; q < taken; q++, offset += 4, weights += 256) {
                 UNROLL for (int i = 0; i < LBQ_DENSE_TILE; i++) {
                     int32_t four;
                     memcpy(&four, at[i] + offset, 4);
-                    int8x16_t x = vreinterpretq_s8_s32(vdupq_n_s32(four));
-                    UNROLL for (int j = 0; j < 4; j++) acc[i][j] = vdotq_s32(acc[i][j], w[j], x);
+                    x[i] = vreinterpretq_s8_s32(vdupq_n_s32(four));
                 }
+                LANE(0)
             }
+        }
         UNROLL for (int i = 0; i < LBQ_DENSE_TILE; i++)
             UNROLL for (int j = 0; j < 4; j++) vst1q_s32(sums[i] + part + 4 * j, acc[i][j]);
     }
 }
+#undef LANE
 #endif
 
 static void NAME(dense_pairs)(const struct lbq_conv *c, const int16_t *const at[LBQ_DENSE_TILE], int64_t line,

@@ -10,6 +10,8 @@ static void (*sites_of(int isa))(const struct lbq_neuron *, int64_t, int64_t, in
 #if defined(LBQ_X86)
     if (isa == LBQ_AVX512) return lbq_neuron_sites_avx512;
     if (isa == LBQ_AVX2) return lbq_neuron_sites_avx2;
+#elif defined(LBQ_ARM)
+    if (isa == LBQ_NEON) return lbq_neuron_sites_neon;
 #endif
     (void)isa;
     return lbq_neuron_sites_portable;
@@ -19,6 +21,8 @@ static int (*tally_of(int isa))(const struct lbq_tally *, int64_t, int64_t) {
 #if defined(LBQ_X86)
     if (isa == LBQ_AVX512) return lbq_tally_sites_avx512;
     if (isa == LBQ_AVX2) return lbq_tally_sites_avx2;
+#elif defined(LBQ_ARM)
+    if (isa == LBQ_NEON) return lbq_tally_sites_neon;
 #endif
     (void)isa;
     return lbq_tally_sites_portable;

@@ -1,12 +1,21 @@
-/* The template of neuron.c: see there. A tile is LANES channels of one site, for all timesteps in registers. */
+/* The template of neuron.c: see there. A tile is LANES channels of one site, or where registers are small TOGETHER times as
+ * many, for all timesteps in registers. */
 #include <string.h>
 #if defined(LBQ_FOR_AVX512) || defined(LBQ_FOR_AVX2)
 #include <immintrin.h>
+#elif defined(LBQ_FOR_NEON)
+#include <arm_neon.h>
 #endif
 
 #include "isa.h"
 #include "neuron_sets.h"
 
+#if defined(LBQ_FOR_NEON)
+#define TOGETHER 4
+#else
+#define TOGETHER 1
+#endif
+#define EACH _Pragma("GCC unroll 4") for (int g = 0; g < together; g++)
 typedef int32_t vi __attribute__((vector_size(4 * LANES)));
 typedef uint32_t vu __attribute__((vector_size(4 * LANES)));
 typedef int64_t vl __attribute__((vector_size(8 * LANES)));
@@ -19,11 +28,30 @@ INLINE vi load(const int32_t *p, int64_t lanes, int32_t fill) {
     return v;
 }
 
+#if defined(LBQ_FOR_NEON) /* where gcc converts one by one */
+INLINE vi from_bytes(vb v, int is_signed) {
+    uint8x8_t bytes = vreinterpret_u8_u32(vdup_n_u32((uint32_t)v));
+    return is_signed ? (vi)vmovl_s16(vget_low_s16(vmovl_s8(vreinterpret_s8_u8(bytes))))
+                     : (vi)vmovl_u16(vget_low_u16(vmovl_u8(bytes)));
+}
+INLINE vb to_bytes(vi v) {
+    uint16x4_t words = vmovn_u32((uint32x4_t)v);
+    return (vb)vget_lane_u32(vreinterpret_u32_u8(vmovn_u16(vcombine_u16(words, words))), 0);
+}
+#else
+INLINE vi from_bytes(vb v, int is_signed) {
+    return is_signed ? __builtin_convertvector((vs)v, vi) : __builtin_convertvector(v, vi);
+}
+INLINE vb to_bytes(vi v) { return __builtin_convertvector(v, vb); }
+#endif
+
 INLINE vi load_levels(const uint8_t *p, int64_t lanes, int is_signed) {
     vb v = {0};
     memcpy(&v, p, lanes == LANES ? sizeof v : (size_t)lanes);
-    return is_signed ? __builtin_convertvector((vs)v, vi) : __builtin_convertvector(v, vi);
+    return from_bytes(v, is_signed);
 }
+
+INLINE void store(void *p, const void *from, int64_t bytes) { memcpy(p, from, (size_t)bytes); }
 
 /* x where the mask is 0, -x where it is -1. */
 INLINE vi with_sign(vi x, vi negative) { return (x ^ negative) - negative; }
@@ -48,40 +76,46 @@ INLINE vi set_bits(vi level, int64_t n_max) {
 }
 
 INLINE void tile(const struct lbq_neuron *n, struct kind is, int64_t image, int64_t site, int64_t c, int64_t lanes,
-                 vi *active, vi *bits) {
+                 int together, vi *active, vi *bits) {
     int64_t channels = n->channels, step = n->batch * n->sites * channels;
     int64_t at = (image * n->sites + site) * channels + c;
     const int32_t *current = n->currents ? n->currents + at : NULL;
-    vi bias = load(n->bias + (n->bias_map ? site * channels : 0) + c, lanes, 0), reset = load(n->reset + c, lanes, 0);
-    vi v = {0}, pending = {0};
+    const int32_t *biases = n->bias + (n->bias_map ? site * channels : 0) + c;
+    vi bias[TOGETHER], reset[TOGETHER], v[TOGETHER], pending[TOGETHER];
+    EACH bias[g] = load(biases + g * LANES, lanes, 0), reset[g] = load(n->reset + c + g * LANES, lanes, 0);
+    EACH v[g] = pending[g] = (vi){0};
     for (int64_t t = 0; t < n->timesteps; t++, at += step) {
-        vi u = bias + leaked(v, n->leak_m, n->leak_k) - pending, level = {0}, negative = {0};
+        vi u[TOGETHER];
+        EACH u[g] = bias[g] + leaked(v[g], n->leak_m, n->leak_k) - pending[g];
         if (current) {
-            u += (vi)((vu)load(current, lanes, 0) << n->fraction);
+            EACH u[g] += (vi)((vu)load(current + g * LANES, lanes, 0) << n->fraction);
             if (!n->is_static) current += step;
         }
         for (int64_t i = 0; i < n->identities; i++)
-            u += load(n->identity_weights[i] + c, lanes, 0) *
-                 load_levels(n->identity_levels[i] + at, lanes, n->identity_signed[i]);
-        if (n->membranes) memcpy(n->membranes + at, &u, lanes == LANES ? sizeof u : (size_t)lanes * 4);
-        if (is.is_signed) negative = u < 0;
-        vi size = is.is_signed ? with_sign(u, negative) : u;
-        const int32_t *threshold = n->thresholds + c;
-        _Pragma("GCC unroll 5") for (int64_t k = 0; k < is.n_max; k++, threshold += channels)
-            level -= size >= load(threshold, lanes, INT32_MAX);
-        vi fired = level != 0;
-        *active -= fired;
-        *bits += set_bits(level, is.n_max);
-        vi emitted = is.is_signed ? with_sign(level, negative) : level;
-        vb bytes = __builtin_convertvector(emitted, vb);
-        memcpy(n->levels + at, &bytes, lanes == LANES ? sizeof bytes : (size_t)lanes);
-        if (is.reset_kind == RESET_TO_HARD) {
-            v = u & ~fired;
-            continue;
+            EACH u[g] += load(n->identity_weights[i] + c + g * LANES, lanes, 0) *
+                         load_levels(n->identity_levels[i] + at + g * LANES, lanes, n->identity_signed[i]);
+        if (n->membranes) EACH store(n->membranes + at + g * LANES, &u[g], lanes * 4);
+        EACH {
+            vi level = {0}, negative = {0};
+            if (is.is_signed) negative = u[g] < 0;
+            vi size = is.is_signed ? with_sign(u[g], negative) : u[g];
+            const int32_t *threshold = n->thresholds + c + g * LANES;
+            _Pragma("GCC unroll 5") for (int64_t k = 0; k < is.n_max; k++, threshold += channels)
+                level -= size >= load(threshold, lanes, INT32_MAX);
+            vi fired = level != 0;
+            *active -= fired;
+            *bits += set_bits(level, is.n_max);
+            vi emitted = is.is_signed ? with_sign(level, negative) : level;
+            vb bytes = to_bytes(emitted);
+            store(n->levels + at + g * LANES, &bytes, lanes);
+            if (is.reset_kind == RESET_TO_HARD) {
+                v[g] = u[g] & ~fired;
+                continue;
+            }
+            vi drop = is.reset_kind == RESET_TO_LEVEL ? reset[g] * emitted : with_sign(reset[g] & fired, negative);
+            v[g] = is.decay_reset ? u[g] - drop : u[g];
+            if (!is.decay_reset) pending[g] = drop;
         }
-        vi drop = is.reset_kind == RESET_TO_LEVEL ? reset * emitted : with_sign(reset & fired, negative);
-        v = is.decay_reset ? u - drop : u;
-        if (!is.decay_reset) pending = drop;
     }
 }
 
@@ -90,8 +124,10 @@ INLINE void sites(const struct lbq_neuron *n, struct kind is, int64_t first, int
     int64_t image = first / n->sites, site = first % n->sites;
     for (int64_t i = first; i < last; i++) {
         int64_t c = 0;
-        for (; c + LANES <= n->channels; c += LANES) tile(n, is, image, site, c, LANES, &active, &bits);
-        if (c < n->channels) tile(n, is, image, site, c, n->channels - c, &active, &bits);
+        for (; c + TOGETHER * LANES <= n->channels; c += TOGETHER * LANES)
+            tile(n, is, image, site, c, LANES, TOGETHER, &active, &bits);
+        for (; c < n->channels; c += LANES)
+            tile(n, is, image, site, c, n->channels - c < LANES ? n->channels - c : LANES, 1, &active, &bits);
         if (++site == n->sites) image++, site = 0;
     }
     for (int j = 0; j < LANES; j++) counts[0] += active[j], counts[1] += bits[j];
@@ -126,6 +162,8 @@ INLINE int64_t equal_bytes(vc v, uint8_t level) {
     return __builtin_popcountll(_mm512_cmpeq_epi8_mask((__m512i)v, _mm512_set1_epi8((char)level)));
 #elif defined(LBQ_FOR_AVX2)
     return __builtin_popcount((uint32_t)_mm256_movemask_epi8((__m256i)(v == level)));
+#elif defined(LBQ_FOR_NEON)
+    return vaddvq_u8((uint8x16_t)(v == level) & 1);
 #else
     ve ones = (ve)(v == level) & 0x0101010101010101u;
     uint64_t sum = 0;
