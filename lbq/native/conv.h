@@ -345,7 +345,7 @@ INLINE void flush(int parts, const vw *low, const vw *high, int shift, int negat
         for (int j = 0; j < parts * BYTES; j++) sums[j] = (sums[j] << shift) + found[j];
 }
 
-/* Horner over the planes that low and high hold, in their 16 bits where the result fits (narrow): sums = it (fresh), or
+/* The planes that low and high hold, added up in their 16 bits where the result fits (narrow): sums = it (fresh), or
  * sums +- it; then low and high are empty. */
 INLINE void flush_planes(int parts, int planes, vw low[][MAX_PARTS], vw high[][MAX_PARTS], uint32_t bias, int narrow,
                          int negative, int fresh, uint32_t *sums) {
@@ -364,9 +364,9 @@ INLINE void flush_planes(int parts, int planes, vw low[][MAX_PARTS], vw high[][M
     } else {
         UNROLL for (int k = 0; k < planes; k++) unpack(parts, low[k], high[k], found[k]);
         for (int64_t j = 0; j < parts * BYTES; j++) {
-            uint32_t sum = found[planes - 1][j];
-            UNROLL for (int k = planes - 2; k >= 0; k--) sum = (sum << 1) + found[k][j];
-            sum -= bias;
+            uint32_t sum = found[0][j] - bias;
+            if (planes > 1) sum += (uint32_t)found[1][j] << 1;
+            if (planes > 2) sum += (uint32_t)found[2][j] << 2;
             sums[j] = fresh ? sum : negative ? sums[j] - sum : sums[j] + sum;
         }
     }
