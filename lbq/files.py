@@ -14,8 +14,8 @@ import re
 import secrets
 import stat
 import time
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from lbq.errors import LbqError
@@ -70,6 +70,28 @@ def _write(contents: Mapping[Path, bytes | str], error: type[LbqError], keep_as:
             raise error(_cannot(path, reason)) from reason
         raise
     return size
+
+
+@contextmanager
+def held(folder: Path, busy: LbqError) -> Iterator[None]:
+    """Hold a folder against other processes that ask for it so; `busy` is raised where one has it. The system releases it with
+    this process, however that ends; where it knows no such locks, nothing is held."""
+    try:
+        import fcntl
+    except ImportError:
+        yield
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise busy from error
+        except OSError:  # a file system without locks
+            pass
+        yield
+    finally:
+        os.close(handle)
 
 
 def leftovers(path: Path) -> list[Path]:

@@ -29,6 +29,22 @@ def test_a_whole_download(host: Host, tmp_path: Path) -> None:
     assert target.read_bytes() == host.body
 
 
+def test_a_folder_takes_one_download_at_a_time(host: Host, tmp_path: Path) -> None:
+    """Two would write one partial file; the second is told, and the first goes on."""
+    refused: list[str] = []
+
+    def another(done: int, total: int | None) -> None:
+        with pytest.raises(DataError, match="another process downloads to") as error:
+            download.fetch(host.url, tmp_path / "file", host.md5)
+        refused.append(one_line(error))
+
+    download.fetch(host.url, tmp_path / "file", host.md5, progress=another)
+    assert refused
+    assert (tmp_path / "file").read_bytes() == host.body
+    (tmp_path / "file").unlink()
+    download.fetch(host.url, tmp_path / "file", host.md5)  # it is free again
+
+
 def test_a_cut_download_continues(host: Host, tmp_path: Path) -> None:
     target = tmp_path / "file"
     host.plan = ["cut:100000", "cut:0", "cut:50000"]

@@ -18,7 +18,7 @@ from typing import BinaryIO
 
 from lbq._version import __version__
 from lbq.errors import DataError
-from lbq.files import sync_folder
+from lbq.files import held, sync_folder
 
 Progress = Callable[[int, int | None], None]
 """Called with the bytes done and the bytes in all (None where unknown)."""
@@ -38,7 +38,8 @@ def fetch(url: str, target: Path, md5: str, size: int | None = None, progress: P
     """Download `url` to `target`, of `size` bytes where known, and verify its MD5.
 
     Bytes go to `target` + ".partial", which stays when the connection is cut: the next call continues it if the
-    server can, else starts again. A target that is already there and right is left as it is.
+    server can, else starts again. A target that is already there and right is left as it is. The folder takes one download
+    at a time.
     """
     by_hand = f"download {url} by hand (md5 {md5}) to {target}"
     if urllib.parse.urlsplit(url).scheme not in ("http", "https"):
@@ -48,28 +49,36 @@ def fetch(url: str, target: Path, md5: str, size: int | None = None, progress: P
         if target.is_file() and file_md5(target) == md5:
             return
         target.parent.mkdir(parents=True, exist_ok=True)
-        if partial.is_file() and size is not None and partial.stat().st_size > size:
-            partial.unlink()
-        complete = False
-        for _ in range(ATTEMPTS):
-            complete = _transfer(url, partial, size, progress, by_hand)
-            if complete:
-                break
-        if not complete:
-            have = partial.stat().st_size if partial.is_file() else 0
-            raise DataError(
-                f"the connection for {url} was cut {ATTEMPTS} times after {have} bytes in all: "
-                f"run the same command again to continue, or {by_hand}"
-            )
-        found = file_md5(partial)
-        if found != md5:
-            partial.unlink()
-            raise DataError(f"{url} gave a file with md5 {found} instead of {md5}: it was removed; {by_hand}")
-        _publish(partial, target)
+        busy = DataError(f"another process downloads to {target.parent}: wait for it, then run the same command again")
+        with held(target.parent, busy):
+            _fetch(url, partial, target, md5, size, progress, by_hand)
     except OSError as error:  # of the disk: errors of the network end in _transfer
         raise DataError(
             f"cannot write {target}: {error.strerror or error}: free space or choose another root"
         ) from error
+
+
+def _fetch(
+    url: str, partial: Path, target: Path, md5: str, size: int | None, progress: Progress | None, by_hand: str
+) -> None:
+    if partial.is_file() and size is not None and partial.stat().st_size > size:
+        partial.unlink()
+    complete = False
+    for _ in range(ATTEMPTS):
+        complete = _transfer(url, partial, size, progress, by_hand)
+        if complete:
+            break
+    if not complete:
+        have = partial.stat().st_size if partial.is_file() else 0
+        raise DataError(
+            f"the connection for {url} was cut {ATTEMPTS} times after {have} bytes in all: "
+            f"run the same command again to continue, or {by_hand}"
+        )
+    found = file_md5(partial)
+    if found != md5:
+        partial.unlink()
+        raise DataError(f"{url} gave a file with md5 {found} instead of {md5}: it was removed; {by_hand}")
+    _publish(partial, target)
 
 
 def _transfer(url: str, partial: Path, size: int | None, progress: Progress | None, by_hand: str) -> bool:
