@@ -60,24 +60,26 @@ def gather(paths: Sequence[Path | str], read_run: Callable[[Path], dict[str, Any
             raise LbqError(f"{path} is damaged: {wrong}; restore it")
         owner.integer = value
     _refuse_twins(found.results)
+    _tell_batches(found.results)  # before repeats are named: those of one batch are told from another's too
     times = Counter[tuple[str, str, Any]]()
     for result in found.finished:
         seed = (result.key, result.data, result.record["seed"])
         times[seed] += 1
         result.repeat = times[seed]
-    _tell_batches(found.results)
     if not (found.results or found.artefacts or found.benchmarks):
         raise LbqError("nothing to report: give records, run folders, model.lbq files or analyses")
     return found
 
 
 def _tell_batches(results: Iterable[Result]) -> None:
+    """Have names say the batch of runs that differ in it and would be called the same; of an analysis it is not known."""
     alike = defaultdict(list)
     for result in results:
-        shown = [result.record.get(k) for k in ("dataset", "model", "timesteps", "n_max", "epochs")]
-        alike[result.title, *shown].append(result)
+        if result.record.get("batch_size") is not None:
+            shown = [result.record.get(k) for k in ("dataset", "model", "timesteps", "n_max", "epochs")]
+            alike[result.title, *shown].append(result)
     for some in alike.values():
-        told = len({result.record.get("batch_size") for result in some}) > 1
+        told = len({result.record["batch_size"] for result in some}) > 1
         for result in some:
             result.batch_told = told
 

@@ -117,7 +117,7 @@ class Result:
     @property
     def method(self) -> str:
         """The title without the recipe."""
-        return self._kind + (f", batch {self.record.get('batch_size')}" if self.batch_told else "")
+        return self._kind + (f", batch {self.record['batch_size']}" if self.batch_told else "")
 
     @property
     def _kind(self) -> str:

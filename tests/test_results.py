@@ -66,6 +66,39 @@ def test_names_say_the_batch_where_nothing_else_tells_runs_apart(tmp_path: Path)
     assert names(results) == ["LBQ, batch 64, 300 ep", "LBQ, batch 256, 300 ep", "LBQ, 60 ep"]
 
 
+@pytest.mark.parametrize("shown", ["dataset", "model", "timesteps", "n_max", "epochs"])
+def test_names_leave_the_batch_out_where_something_else_tells_runs_apart(tmp_path: Path, shown: str) -> None:
+    first = record(weights_sha256="a" * 64, batch_size=64)
+    other = "mlp" if isinstance(first[shown], str) else first[shown] + 1
+    second = {**first, "weights_sha256": "b" * 64, "batch_size": 256, shown: other}
+    results = gather([stored(tmp_path, f"{i}.json", made) for i, made in enumerate((first, second))]).results
+    assert [r.batch_told for r in results] == [False, False]
+
+
+def test_a_repeat_says_its_batch_too(tmp_path: Path) -> None:
+    for i, batch in enumerate((64, 256, 64)):
+        made = record(weights_sha256=f"{i:064d}", batch_size=batch)
+        made["config"] = {**made["config"], "train": {"batch_size": batch}}
+        stored(tmp_path, f"{i}.json", made)
+    assert [r.title for r in gather([tmp_path]).results] == [
+        "LBQ, batch 64",
+        "LBQ, batch 256",
+        "LBQ, run 2, batch 64",
+    ]
+
+
+def test_a_batch_that_is_not_known_is_not_told(tmp_path: Path) -> None:
+    """As of an analysis without its run."""
+    unknown = record(weights_sha256="a" * 64)
+    unknown.pop("batch_size")
+    known = [record(weights_sha256=str(i) * 64, batch_size=batch) for i, batch in enumerate((64, 256))]
+    for i, made in enumerate(known):
+        made["config"] = {**made["config"], "train": {"batch_size": i}}
+    paths = [stored(tmp_path, f"{i}.json", made) for i, made in enumerate([unknown, *known])]
+    assert [r.title for r in gather(paths[:2]).results] == ["LBQ", "LBQ"]
+    assert [r.title for r in gather(paths).results] == ["LBQ", "LBQ, batch 64", "LBQ, batch 256"]
+
+
 def test_what_changes_no_result_makes_no_other_group(tmp_path: Path) -> None:
     paths = seeds(tmp_path, [95.0, 96.0, 97.0])
     for path, key, value in zip(paths, ("checkpoint_minutes", "cuda_graph", "epochs"), (9.0, False, 99), strict=True):
