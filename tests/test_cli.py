@@ -380,7 +380,7 @@ def test_a_precision_without_instructions(
     _, _, err = call(capsys, "train", str(config_file), *SMALL, *half, "--device", "cpu", "--out", folder)
     assert "slow     this CPU has no instructions for bf16" in err
     _, out, _ = call(capsys, "eval", folder, "--device", "cpu")
-    assert out.endswith("in bf16, for which this CPU has no instructions: this is fp32\n")
+    assert " images, in fp32, since this CPU has no instructions for bf16; the run's result says" in out
     _, out, _ = call(capsys, "eval", folder, "--device", "cpu", "--json")
     assert (json.loads(out)["precision"], json.loads(out)["trained_in"]) == ("fp32", "bf16")
 
@@ -388,6 +388,12 @@ def test_a_precision_without_instructions(
     _, out, _ = call(capsys, "eval", folder, "--device", "cpu", "--json")
     assert json.loads(out)["precision"] == "bf16"
     assert json.loads(out)["accuracy"] == json.loads(out)["stored_accuracy"]
+    _, out, _ = call(capsys, "eval", folder, "--device", "cpu")
+    assert "fp32" not in out
+    Path(folder, "result.json").unlink()
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False)
+    _, out, _ = call(capsys, "eval", folder, "--device", "cpu")
+    assert out.endswith(" images, in fp32, since this CPU has no instructions for bf16\n")
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ import torch
 from lbq import checkpoint, job, optim, runs
 from lbq.distributed import World
 from lbq.errors import ConfigError, RunError
+from lbq.evaluation import emulated
 from lbq.train import EpochRecord
 from tests.small_runs import (
     AtStep,
@@ -322,3 +323,32 @@ def test_records_and_result(tmp_path: Path) -> None:
         "trained_in": "fp32",
     }
     assert optim.learning_rate(11, 4, config()) == pytest.approx(lines[-1]["lr"])
+
+
+def test_which_precisions_are_emulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half ones, on a CPU, each as torch says of it; not where torch cannot say."""
+    cpu = torch.device("cpu")
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False)
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_fp16_supported", lambda: True)
+    found = {p: emulated(config(f"train.precision={p}").train, cpu) for p in ("fp32", "fp64", "bf16", "fp16")}
+    assert found == {"fp32": False, "fp64": False, "bf16": True, "fp16": False}
+    half = config("train.precision=bf16").train
+    assert not emulated(half, torch.device("cuda"))
+    monkeypatch.setattr(torch.ops, "mkldnn", types.SimpleNamespace())
+    assert not emulated(half, cpu)
+
+
+def test_a_run_is_evaluated_in_the_precision_that_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run(config("train.precision=bf16", "train.epochs=1", "train.warmup_epochs=0"), tmp_path)
+    used: list[str] = []
+
+    def watched(*given: Any) -> float:
+        used.append(given[3].precision)
+        return 0.0
+
+    monkeypatch.setattr(job, "evaluate", watched)
+    for has in (True, False):
+        monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda has=has: has)
+        found = job.evaluate_run(tmp_path, torch.device("cpu"), World())
+        assert (found["precision"], found["trained_in"]) == (used[-1], "bf16")
+    assert used == ["bf16", "fp32"]

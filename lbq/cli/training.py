@@ -97,12 +97,8 @@ def evaluate(
     stored, trained = found["stored_accuracy"], found["trained_in"]
     make_console().print(
         f"test accuracy {found['accuracy']:.2f} % on {found['images']} images"
+        + ("" if found["precision"] == trained else f", in fp32, since this CPU has no instructions for {trained}")
         + ("" if stored is None else f"; the run's result says {stored:.2f} %")
-        + (
-            ""
-            if found["precision"] == trained
-            else f", in {trained}, for which this CPU has no instructions: this is fp32"
-        )
     )
 
 
