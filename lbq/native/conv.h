@@ -27,7 +27,8 @@
 #define PER_LINE (64 / BYTES)  /* registers of 64 outputs */
 #define MAX_PARTS (2 * PER_LINE)
 #define UNROLL _Pragma("GCC unroll 8")
-#define LBQ_AHEAD 16 /* entries between a row that is added and one that is fetched; with a group less than LBQ_SLACK */
+#define LBQ_AHEAD 16 /* entries between a row that is added and one that is fetched */
+_Static_assert(LBQ_AHEAD + LBQ_GROUP <= LBQ_SLACK, "lists are read no further beyond their end than there is room");
 typedef uint8_t vb __attribute__((vector_size(BYTES)));
 typedef uint16_t vw __attribute__((vector_size(BYTES)));
 
