@@ -184,6 +184,15 @@ def test_the_flush_comes_exactly_in_time(isa: str) -> None:
             agree(levels, weights, (1, 1), (0, 0), threads=(1,))
 
 
+@pytest.mark.parametrize(("low", "high"), [(-31, 32), (-32, 32), (-16, 48), (0, 63), (0, 64)])
+def test_four_rows_are_added_as_bytes_only_where_they_fit(isa: str, low: int, high: int) -> None:
+    """Four times 63 fit a byte, four times 64 do not."""
+    weights = np.full((64, 9, 1, 1), high, np.int8)
+    weights[1] = low
+    for level, dtype in ((1, np.uint8), (5, np.uint8), (7, np.uint8), (8, np.uint8), (-5, np.int8)):
+        agree(np.full((1, 1, 1, 9), level, dtype), weights, (1, 1), (0, 0), threads=(1,))
+
+
 def test_the_most_rows_that_have_numbers(isa: str) -> None:
     """65535 weight rows; the row of zeros behind them, which fills groups, has the last number of 16 bits."""
     rng = np.random.default_rng(0)

@@ -311,7 +311,7 @@ def test_records_and_result(tmp_path: Path) -> None:
     assert result["best_on_holdout"] == max(lines[1:], key=lambda line: line["holdout_accuracy"])["epoch"]
     assert len(lines[0]["steps"]) == len(lines[0]["tails"]) == len(lines[1]["active"]) == 7
     (plan,) = watcher.plans
-    assert (plan.steps_per_epoch, plan.train_samples) == (4, 40)
+    assert (plan.steps_per_epoch, plan.train_samples, plan.emulated) == (4, 40, None)
     net = runs.load(tmp_path)
     assert plan.parameters == sum(p.numel() for p in net.parameters())
     found = job.evaluate_run(tmp_path, torch.device("cpu"), World())
