@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -29,6 +30,11 @@ def emulated(settings: TrainConfig, device: torch.device) -> bool:
         return False
     native = getattr(torch.ops.mkldnn, f"_is_mkldnn_{settings.precision}_supported", None)
     return native is not None and not native()
+
+
+def for_testing(settings: TrainConfig, device: torch.device) -> TrainConfig:
+    """The settings, in float32 where a CPU could only emulate their precision."""
+    return replace(settings, precision="fp32") if emulated(settings, device) else settings
 
 
 def cast(x: Tensor, settings: TrainConfig) -> Tensor:

@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol
@@ -27,7 +27,7 @@ from lbq.config import Config
 from lbq.data.sources import open_source
 from lbq.distributed import World
 from lbq.errors import LbqError, RunError
-from lbq.evaluation import emulated, evaluate
+from lbq.evaluation import evaluate, for_testing
 from lbq.kernels import choose as kernels
 from lbq.plan import Plan, plan_of
 from lbq.train import EpochRecord, Trainer
@@ -391,7 +391,7 @@ def evaluate_run(run: Path | str, device: torch.device, world: World, changes: I
     stored: dict[str, Any] = {}
     if (folder / "result.json").exists():
         stored = runs.read_result(folder)
-    settings = replace(config.train, precision="fp32") if emulated(config.train, device) else config.train
+    settings = for_testing(config.train, device)
     accuracy = evaluate(net, source, "test", settings, device, world)
     return {
         "accuracy": accuracy,

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from lbq import cli, engine, job, models, runs
 from lbq.config import Config
-from lbq.convert import Fit, calibrate, convert
+from lbq.convert import Fit, calibrate, convert, convert_run
 from lbq.data.digits import load_digits
 from lbq.deploy import deploy
 from lbq.distributed import World
@@ -508,6 +508,28 @@ def test_a_run_is_converted_tested_deployed_and_trained_on(
     )  # fmt: skip
     assert code == 0
     assert json.loads(text)["accuracy"] > found["accuracy"] - 5
+
+
+def test_both_are_tested_in_fp32_where_the_precision_is_emulated(
+    tmp_path: Path, ann_run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copied = tmp_path / "ann"
+    copied.mkdir()
+    (copied / "weights.safetensors").write_bytes((ann_run / "weights.safetensors").read_bytes())
+    config = (ann_run / "config.toml").read_text().replace('precision = "fp32"', 'precision = "bf16"')
+    (copied / "config.toml").write_text(config)
+    used: list[str] = []
+
+    def watched(*given: Any) -> float:
+        used.append(given[3].precision)
+        return 0.0
+
+    monkeypatch.setattr("lbq.convert.run.evaluate", watched)
+    for has in (True, False):
+        monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda has=has: has)
+        convert_run(copied, tmp_path / f"snn {has}")
+    assert used == ["bf16", "bf16", "fp32", "fp32"]
+    assert runs.load_config(tmp_path / "snn False").train.precision == "bf16"
 
 
 def test_it_shows_what_it_chose(capsys: pytest.CaptureFixture[str], tmp_path: Path, ann_run: Path) -> None:

@@ -17,7 +17,7 @@ from lbq.convert.calibration import calibrate, stepped_neurons
 from lbq.data.sources import open_source
 from lbq.distributed import World
 from lbq.errors import ConfigError, RunError
-from lbq.evaluation import evaluate
+from lbq.evaluation import evaluate, for_testing
 from lbq.models import BurstNet
 
 IMAGES = 256
@@ -63,7 +63,8 @@ def convert_run(
         x = next(iter(source.train_batches([drawn], 0, new.seed)))[0].to(next(net.parameters()).dtype)
         fits = calibrate(net, ann, x)
         stage("testing both")
-        accuracies = [evaluate(n, source, "test", new.train, where, World()) for n in (ann, net)]
+        settings = for_testing(new.train, where)
+        accuracies = [evaluate(n, source, "test", settings, where, World()) for n in (ann, net)]
         facts = {
             "from": str(folder),
             "from_sha256": runs.weights_checksum(folder),
