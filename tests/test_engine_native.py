@@ -337,6 +337,26 @@ def test_neurons_equal_the_definition(isa: str, reset_kind: Any, decay_reset: bo
             assert emitted == Emitted(int(np.count_nonzero(expected)), bits)
 
 
+@pytest.mark.parametrize("channels", [1, 3, 4, 15, 16, 20, 64, 67])
+def test_neurons_of_any_number_of_levels_and_channels(isa: str, channels: int) -> None:
+    """Set bits are counted otherwise from 8 levels on; channels come in whole tiles, in parts of one, and one by one."""
+    rng = np.random.default_rng(channels)
+    for n_max, dtype in ((2, np.uint8), (5, np.uint8), (7, np.uint8), (8, np.uint8), (255, np.uint8), (127, np.int8)):
+        shape = (6, 2, 3, channels)
+        options: dict[str, Any] = {
+            "timesteps": 3, "thresholds": np.tile(np.arange(1, n_max + 1, dtype=np.int32) * 8, (channels, 1)),
+            "reset": np.full(channels, 8, np.int32), "bias": rng.integers(-9, 9, channels).astype(np.int32), "fraction": 0,
+            "leak": (1, 1), "reset_kind": "once", "decay_reset": True, "shortcuts": [], "static": False,
+        }  # fmt: skip
+        currents = rng.integers(-9 * n_max, 9 * n_max, shape).astype(np.int32)
+        expected = neurons_in_numpy(currents, np.empty(shape, dtype), options)
+        out = np.empty(shape, dtype)
+        emitted = neuron(currents, out, **options)
+        np.testing.assert_array_equal(out, expected)
+        bits = int(np.unpackbits(np.abs(expected).astype(np.uint8)).sum())
+        assert emitted == Emitted(int(np.count_nonzero(expected)), bits)
+
+
 def test_neurons_of_large_layers_in_threads() -> None:
     rng = np.random.default_rng(1)
     currents = rng.integers(-100, 300, (4, 16, 16, 64)).astype(np.int32)
