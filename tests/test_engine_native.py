@@ -385,6 +385,7 @@ def test_what_neurons_refuse() -> None:
         ({"bias": np.ones((2, 3), np.int32)}, "reset must be"),
         ({"leak": (3, 1)}, "leak must be"),
         ({"membranes": np.empty((4, 2, 2, 3), np.int64)}, "membranes must be"),
+        ({"membranes": np.empty((4, 2, 2, 3), np.int32)[::-1]}, "membranes must be contiguous"),
         ({"shortcuts": [(np.ones(3, np.int32), out[:2])]}, "shortcuts must be"),
     ):
         with pytest.raises(ValueError, match=message):

@@ -100,8 +100,10 @@ def neuron_step(
         raise ValueError(f"leak must be (m, k) with k in 1..30 and m <= 2^k, got {leak}")
     if any(w.shape != (channels,) or s.shape != out.shape or s.itemsize != 1 for w, s in shortcuts):
         raise ValueError(f"shortcuts must be weights [{channels}] with 8-bit levels {list(out.shape)}")
-    if membranes is not None and (membranes.shape != out.shape or membranes.dtype != np.int32):
-        raise ValueError(f"membranes must be int32 {list(out.shape)}")
+    if membranes is not None and not (
+        membranes.shape == out.shape and membranes.dtype == np.int32 and membranes.flags.c_contiguous
+    ):
+        raise ValueError(f"membranes must be contiguous int32 {list(out.shape)}")
     weights = [ready(w) for w, _ in shortcuts]
     levels = [ready(s, s.dtype) for _, s in shortcuts]
     signs = np.array([s.dtype == np.int8 for s in levels], np.int32)
