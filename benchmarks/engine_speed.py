@@ -88,7 +88,8 @@ def processor() -> str:
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
     if shutil.which("lscpu"):
-        lines += subprocess.run(["lscpu"], capture_output=True, text=True, check=False).stdout.splitlines()
+        told = subprocess.run(["lscpu"], capture_output=True, text=True, check=False, env={**os.environ, "LC_ALL": "C"})
+        lines += told.stdout.splitlines()
     named = [line.split(":", 1)[1].strip() for line in lines if line.lower().startswith("model name")]
     return named[0] if named else platform.processor() or platform.machine()
 
