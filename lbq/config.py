@@ -147,7 +147,10 @@ class Config:
         config: Config = _build(cls, tree, "")
         t = config.train
         if t.warmup_epochs >= t.epochs:
-            raise ConfigError(f"train.warmup_epochs must be less than train.epochs ({t.epochs}), got {t.warmup_epochs}")
+            raise ConfigError(
+                f"train.warmup_epochs must be less than train.epochs ({t.epochs}), got {t.warmup_epochs}: for so few epochs "
+                f"add train.warmup_epochs=0"
+            )
         if t.warmup_lr > config.optim.lr:
             raise ConfigError(f"train.warmup_lr must be at most optim.lr ({config.optim.lr:g}), got {t.warmup_lr:g}")
         if t.batch_size % t.accumulate:
@@ -184,6 +187,22 @@ class Config:
         if not self.optim.norm_decay:
             del tree["optim"]["norm_decay"]
         return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
+
+
+def differences(one: Config, other: Config) -> list[str]:
+    """The settings that change a result and that two configurations have otherwise, each as `key: one's, the other's`."""
+
+    def settings(config: Config) -> dict[str, Any]:
+        return {
+            f"{part}.{key}" if key else part: value
+            for part, values in config.to_dict().items()
+            for key, value in (values.items() if isinstance(values, dict) else [("", values)])
+            if key not in BOOKKEEPING.get(part, ())
+        }
+
+    ours, theirs = settings(one), settings(other)
+    told = [key for key in {**ours, **theirs} if ours.get(key) != theirs.get(key)]
+    return [f"{key}: {json.dumps(ours.get(key))}, {json.dumps(theirs.get(key))}" for key in told]
 
 
 def _problem(tree: Mapping[str, Any]) -> str:

@@ -123,7 +123,16 @@ def run_demo(folder: Path | str, watcher: Watcher, seed: int = 0, epochs: int = 
             results[method] = _summarise(method, net, measured, seconds)
             watcher.done(method, measured.accuracy, seconds)
             where = partial if method == "lbq" else partial / "baselines" / method
-            _save(where, net, config, metrics, results[method], measured, source)
+            _save(
+                where,
+                net,
+                config,
+                metrics,
+                results[method],
+                measured,
+                source,
+                folder.name if where == partial else method,
+            )
         # the last network is LBQ's, and the folder is its run
         watcher.stage("absorbing the steps, deploying on integers, running bit plane by bit plane ...")
         absorption = check_absorption(net, source)
@@ -161,8 +170,9 @@ def _save(
     result: MethodResult,
     measured: Measurement,
     source: Source,
+    name: str,
 ) -> None:
-    """One method's run folder, with what a record needs, and its analysis."""
+    """One method's run folder, with what a record needs, and its analysis. name: what the folder will be called."""
     details = {
         "epoch": metrics[-1]["epoch"],
         "train_loss": metrics[-1]["loss"],
@@ -175,7 +185,8 @@ def _save(
         "data": source.about,
     }
     runs.save(folder, net, config, metrics, {**asdict(result), **details})
-    analysis = measured.analysis({"kind": "run", **records.facts_of(folder)}, evaluation.neuron_tails(net))
+    facts = {"kind": "run", **records.facts_of(folder), "name": name}
+    analysis = measured.analysis(facts, evaluation.neuron_tails(net))
     write_analysis(folder / records.ANALYSIS.parent, analysis)
 
 

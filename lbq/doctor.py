@@ -31,7 +31,12 @@ def _engine_facts() -> dict[str, str]:
     found = native.report()
     if found.reason is not None:
         return {"kernel": "NumPy", "reason": found.reason}
-    return {"kernel": "native", "reason": f"{found.isa}, of {', '.join(found.features)}"}
+    others = [name for name in found.features if name != found.isa]
+    paths, more = ([n for n in others if (n in native.ISAS) == wanted] for wanted in (True, False))
+    reason = (
+        f"{found.isa}" + (f" with {', '.join(more)}" if more else "") + (f"; also {', '.join(paths)}" if paths else "")
+    )
+    return {"kernel": "native", "reason": reason}
 
 
 def _version(name: str) -> str | None:

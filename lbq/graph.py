@@ -230,7 +230,9 @@ class Graph(Layered[Layer]):
         """The neuron of a layer whose levels are asked for."""
         spec = self[name].neuron
         if spec is None:
-            raise GraphError(f"layer {name!r} is not a spiking neuron: it has no integer levels")
+            raise GraphError(
+                f"layer {name!r} is not a spiking neuron: it has no integer levels; make one of an ANN with lbq convert"
+            )
         return spec
 
     @property

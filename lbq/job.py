@@ -23,7 +23,7 @@ from typing import Any, Protocol
 import torch
 
 from lbq import checkpoint, files, runs, schema
-from lbq.config import Config
+from lbq.config import Config, differences
 from lbq.data.sources import open_source
 from lbq.distributed import World
 from lbq.errors import LbqError, RunError
@@ -145,7 +145,8 @@ class Job:
             raise RunError(f"{self.folder} holds a run already: continue it with --resume auto or choose another --out")
         stored = runs.load_config(self.folder)
         if stored.hash != self.config.hash:
-            raise RunError(f"{config_file} differs from the configuration given: choose another --out")
+            told = "; ".join(differences(stored, self.config))
+            raise RunError(f"{config_file} differs from the configuration given ({told}): choose another --out")
         if result_file.exists():
             return runs.read_result(self.folder, schema.TRAINED)
         if stored != self.config:  # the data has moved, or it is watched otherwise

@@ -62,6 +62,8 @@ def test_demo_json_and_run_folder(demo_run: tuple[Path, dict[str, Any], str]) ->
     assert check["accumulations_executed"] == check["accumulations_counted"] > 0
     assert round(result["accuracy"], 2) == summary["accuracy"]["lbq"]
     assert "lbq          epoch   1" in progress  # plain lines where there is no terminal
+    analysis = json.loads((folder / "analysis" / "analysis.json").read_text())
+    assert analysis["facts"]["name"] == folder.name  # and not what it was called while it was written
     for baseline in ("ann", "lif", "burst_fixed"):
         stored = json.loads((folder / "baselines" / baseline / "result.json").read_text())
         net = lbq.load(folder / "baselines" / baseline)
@@ -366,7 +368,7 @@ def test_train_and_eval(
     code, out, _ = call(capsys, *command, "--deterministic", "--resume", "auto", "--json")
     assert (code, json.loads(out)["run"]) == (0, str(folder))
     code, _, err = call(capsys, *command, "--resume", "auto")
-    assert (code, "differs from the configuration given" in err) == (2, True)
+    assert (code, "differs from the configuration given (train.deterministic: true, false)" in err) == (2, True)
 
 
 @pytest.mark.filterwarnings("ignore:mkldnn_matmul failed:UserWarning")  # torch says it too, where it is so

@@ -226,6 +226,33 @@ def test_wrappers_inside_and_hooks_on_them_are_refused() -> None:
         made(wrapped)
 
 
+class Steps(nn.Module):
+    """Which runs its neuron timestep by timestep."""
+
+    timesteps = 2
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.flat, self.fc, self.sn, self.out = nn.Flatten(), nn.Linear(4, 3), BurstNeuron(), nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        current, state, logits = self.fc(self.flat(x)), None, []
+        for _ in range(2):
+            fired, state = self.sn.forward_step(current, state)
+            logits.append(self.out(fired))
+        return torch.stack(logits).mean(0)
+
+
+def test_what_has_no_sequence_or_no_neurons_is_told_what_to_do() -> None:
+    with pytest.raises(
+        GraphError, match="^Steps cannot be traced by torch.fx: forward_step cannot be deployed; give neurons"
+    ):
+        deploy(Steps(), (1, 2, 2), scale=255)
+    plain = nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
+    with pytest.raises(GraphError, match=r"no spiking neurons: .* with lbq\.convert\.convert"):
+        deploy(plain, (1, 2, 2), scale=255, timesteps=1)
+
+
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 def test_what_cannot_be_copied_traced_or_is_no_network() -> None:
     net = Own()

@@ -21,10 +21,11 @@ from lbq.config import Config
 from lbq.data import load_digits
 from lbq.data.sources import open_source
 from lbq.data.testset import open_arrays, open_test
+from lbq.deploy import deploy
 from lbq.engine.evaluate import evaluate, golden_set, measure, open_data, read_input
 from lbq.engine.levelfile import load_levels
-from lbq.errors import ArtefactError, ConfigError, DataError
-from tests.small_nets import deployed, pixels
+from lbq.errors import ArtefactError, ConfigError, DataError, LbqError
+from tests.small_nets import deployed, pixels, small
 
 ROOT = Path(__file__).parent.parent
 
@@ -189,6 +190,8 @@ def test_run(capsys: pytest.CaptureFixture[str], model: Path, run: Path, tmp_pat
         found[name] = json.loads(text)
     assert found["auto"]["accuracy"] == found["dense"]["accuracy"] == found["bitplane"]["accuracy"] > 60
     assert found["auto"]["images"] == 599
+    assert found["auto"]["setup_seconds"] > 0  # choosing kernels is not in the time of images
+    assert found["dense"]["setup_seconds"] == 0
     assert found["bitplane"]["counts"]["layer1.0.conv1"]["accumulations"] > 0
     assert found["dense"]["counts"]["layer1.0.conv1"]["accumulations"] == 0
     code, text, _ = call(capsys, "run", str(model), "digits", "--engine", "bitplane", "--limit", "20")
@@ -400,6 +403,8 @@ def test_data_that_does_not_fit_is_refused(model: Path, tmp_path: Path) -> None:
         with pytest.raises(DataError, match=message):
             open_data(net.network, str(tmp_path / "b.npz"))
     np.save(tmp_path / "a.npy", pixels(1, 8, 8))
+    with pytest.raises(LbqError, match="images have values up to 2.., the network was trained on 0 to 16: scale them"):
+        net.run(pixels(2, 1, 8, 8))
     with pytest.raises(DataError, match="a.npy has values up to 2.., the network was trained on 0 to 16"):
         read_input(tmp_path / "a.npy", net.network)
     own = deployed("resnet8w2")
@@ -428,6 +433,11 @@ def test_data_that_does_not_fit_is_refused(model: Path, tmp_path: Path) -> None:
         read_input(tmp_path / "flat.npy", own.network)
     with pytest.raises(DataError, match="no square image"):
         read_input("x.png", deployed("resnet8w2", shape=(2, 8, 8)).network)
+    frames = deploy(small("resnet8w2", shape=(2, 8, 8)), (2, 8, 8), static=False, scale=255).network
+    with pytest.raises(
+        DataError, match=r"reads event frames, no image: give them as a uint8 \.npy file of \[2, 2, 8, 8\]"
+    ):
+        read_input("x.png", frames)
 
 
 def engine_with(net: engine.Network, facts: dict[str, Any]) -> engine.Network:

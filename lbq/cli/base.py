@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -46,11 +45,9 @@ def data_of_a_run() -> Iterator[None]:
 def thread_count(given: int | None = None) -> int:
     """As asked for, else every processor that this process may use, as far as the engines take them."""
     from lbq.engine.engine import MOST_THREADS
+    from lbq.native import cpus
 
-    if given is not None:
-        return given
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(usable, MOST_THREADS)
+    return min(cpus(), MOST_THREADS) if given is None else given
 
 
 def start(device: str | None) -> torch.device:

@@ -93,7 +93,7 @@ def predict(
     top: Annotated[int, typer.Option(min=1, help="How many classes to print.")] = 5,
     as_json: Json = False,
 ) -> None:
-    """Classify one image with a deployed network."""
+    """Classify one image with a deployed network: turned upright, its shorter side scaled, its middle cut out."""
     from lbq.engine import load
     from lbq.engine.evaluate import ranking, read_input
 

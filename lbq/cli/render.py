@@ -273,25 +273,26 @@ def render_evaluation(found: Evaluation) -> None:
     console = make_console()
     table = make_table(
         f"Executed per image over {found.images} images, thousands",
-        "synapse", "kernel", "method", "accumulations", "formations", "why",
+        "synapse", "method", "accumulations", "formations", "why",
     )  # fmt: skip
     for name, counts in found.counts.items():
         choice = found.choices.get(name)
         planes = choice is None or choice.method != "dense"
         table.add_row(
             name,
-            choice.kernel if choice else "",
-            choice.method if choice else "shortcut",
+            ("" if choice.kernel == "native" else f"{choice.kernel} ") + choice.method if choice else "shortcut",
             thousands(counts.accumulations / found.images) if planes else "",
             thousands(counts.formations / found.images) if planes and choice else "",
-            choice.reason if choice else "one addition for each set bit",
+            choice.reason.replace("density ", "").replace("cross-over ", "") if choice else "",
         )
     console.print(table)
+    if found.engine == "auto":
+        console.print("why: set bits for each level, against how many at which planes and dense take equally long.")
     accuracy = "" if found.accuracy is None else f"accuracy {found.accuracy:.2f} % on {found.images} images; "
     threads = f"{found.threads} thread{'s' if found.threads > 1 else ''}"
     console.print(
         f"{accuracy}{found.images_per_second:,.1f} images a second, {1e3 / found.images_per_second:.2f} ms each, "
-        f"engine {found.engine}, {threads}"
+        f"engine {found.engine}, {threads}, after {found.setup_seconds:.2f} s of setup"
     )
     if found.against is not None:
         console.print(

@@ -33,6 +33,7 @@ from lbq.data.testset import (
     scan_files,
 )
 from lbq.errors import ConfigError, DataError
+from lbq.native import cpus
 
 Part = Literal["test", "holdout"]
 FileSplit = folder.FolderSplit | shards.ShardSplit
@@ -256,7 +257,7 @@ class FolderSource:
         loader = torch.utils.data.DataLoader(
             _Decoder(split, self.side, train),
             batch_sampler=batches,
-            num_workers=self.workers,
+            num_workers=min(self.workers, cpus()),  # more would wait for each other, and torch warns of it
             pin_memory=self.device.type == "cuda",
         )
         try:

@@ -108,6 +108,11 @@ class _Lowering:
         value = self.values.get(result) if isinstance(result, fx.Node) else None
         if not isinstance(value, Current):
             raise GraphError("the network must return the current of its last linear layer (its logits)")
+        if not value.averaged and not any(layer.neuron for layer in self.layers):
+            raise GraphError(
+                "the network has no spiking neurons: train it with them, or put them in place of ReLUs with "
+                "lbq.convert.convert(net, images)"
+            )
         if not value.averaged:
             raise GraphError("the network must average its logits over time: return logits.mean(0)")
         readout = Layer(READOUT, self._named(value.synapses), value.bias, value.shape)

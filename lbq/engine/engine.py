@@ -129,6 +129,10 @@ class Network:
             raise LbqError(f"images must be [{expected}], got {list(np.shape(images))}")
         if not x.size:
             raise LbqError("images must not be empty")
+        if "data" in net.facts and (most := int(x.max())) > net.input_max:  # of a dataset, whose range is known
+            raise LbqError(
+                f"images have values up to {most}, the network was trained on 0 to {net.input_max}: scale them to that"
+            )
         return x
 
     def verify(self, engine: Engine = "auto") -> int:

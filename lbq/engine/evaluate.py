@@ -30,12 +30,14 @@ from lbq.measurement import Measurement
 from lbq.tally import Tallies
 
 BATCH = 256
+FIRST = 8  # inputs that a network runs once before it is timed
 TRACED = 32  # inputs at a time where every level is kept
 
 
 @dataclass
 class Evaluation:
-    """accuracy in percent, None without labels; seconds spent in the engine alone; counts and choices by synapse.
+    """accuracy in percent, None without labels; seconds spent in the engine alone, and before them on arranging weights and
+    choosing kernels; counts and choices by synapse.
 
     against: another engine that ran the same; compared, differing: levels of all layers and timesteps, and logits.
     """
@@ -43,6 +45,7 @@ class Evaluation:
     images: int = 0
     accuracy: float | None = None
     seconds: float = 0.0
+    setup_seconds: float = 0.0
     engine: str = "auto"
     threads: int = 1
     counts: dict[str, Counts] = field(default_factory=dict)
@@ -113,6 +116,10 @@ def evaluate(
     trace = against is not None
     for x, which in test.batches(TRACED if trace else BATCH, limit):
         started = time.perf_counter()
+        if not found.images and engine != "dense":
+            net.run(x[:FIRST] if test.static else x[:, :FIRST], engine, threads=threads)
+            found.setup_seconds = time.perf_counter() - started
+            started = time.perf_counter()
         out = net.run(x, engine, trace, threads, progress=progress)
         found.seconds += time.perf_counter() - started
         if against is not None:
@@ -253,7 +260,10 @@ def read_input(path: Path | str, network: IntegerNetwork) -> NDArray[np.uint8]:
             raise DataError(f"{path} must be uint8 {list(expected)}, not {array.dtype} {list(array.shape)}")
         _check_range(array, network, path)
         return np.asarray(array, np.uint8)
-    if not network.static or shape[0] not in (1, 3) or shape[1] != shape[2]:
+    if not network.static:
+        frames = [network.timesteps, *shape]
+        raise DataError(f"the network reads event frames, no image: give them as a uint8 .npy file of {frames}")
+    if shape[0] not in (1, 3) or shape[1] != shape[2]:
         raise DataError(f"the network reads {list(shape)}, which is no square image: give a uint8 .npy file")
     if not path.is_file():
         raise DataError(f"{path} is not a file: give an image")

@@ -385,7 +385,7 @@ class _Job:
         for synapse in net.readout.synapses:
             read = self._read(synapse)
             method = "dense" if self.engine == "dense" else "bitplane"
-            reason = "asked for" if self.engine != "auto" else "the readout always runs by planes of its summed levels"
+            reason = "asked for" if self.engine != "auto" else "always by planes"
             largest = net.largest(synapse) * net.timesteps
             head = self.runner.heads.get(synapse.name)
             if head is not None and self.by_library and self.native and head.takes(read):

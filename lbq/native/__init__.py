@@ -36,6 +36,11 @@ class Report:
     reason: str | None
 
 
+def cpus() -> int:
+    """How many processors this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 @cache
 def source_hash() -> str:
     """What the sources beside this file hash to; a library built from others is not used."""
