@@ -127,7 +127,11 @@ def test_gradients_reach_every_parameter(id: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"id": "resnet20"}, "unknown id 'resnet20'; did you mean 'resnet20w1"),
+        (
+            {"id": "resnet20"},
+            "unknown id 'resnet20': several networks have this name; give a width too, as in resnet20w128",
+        ),
+        ({"id": "resnet9"}, "unknown id 'resnet9'; did you mean"),
         ({"id": "resnet21w16"}, "unknown id"),
         ({"id": "resnet20w0"}, "unknown id"),
         ({"id": "resnet8w1000000000"}, "unknown id"),

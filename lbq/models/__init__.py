@@ -117,6 +117,10 @@ def _builder(id: str) -> partial[Any]:
         return partial(ResNet, blocks=(count,) * 3, widths=(base, 2 * base, 4 * base), stem_width=base)
     if (match := re.fullmatch(r"vgg(\d+)(?:w([1-9]\d{0,3}))?", id)) and int(match[1]) in VGG_STAGES:
         return partial(VGG, depth=int(match[1]), width=int(match[2] or 64))
+    if (match := re.fullmatch(r"resnet(\d+)", id)) and int(match[1]) in (19, *THREE_STAGE_DEPTHS):
+        raise ConfigError(
+            f"model: unknown id {id!r}: several networks have this name; give a width too, as in {id}w128"
+        )
     raise ConfigError(f"model: unknown id {id!r}{nearest(id, IDS)}")
 
 
