@@ -115,8 +115,8 @@ def shape_of(line: str) -> str:
 
 
 def test_lbq_reaches_97_percent_and_its_integers_agree() -> None:
-    """What the README promises of the first run, with its own configuration."""
-    config = demo_config("lbq", seed=0, epochs=20)
+    """What the README promises of the first run, with its own configuration, in half of its epochs."""
+    config = demo_config("lbq", seed=0, epochs=10)
     source = open_source(config)
     trainer = train.Trainer(config, source)
     for _ in trainer.fit():
@@ -378,7 +378,7 @@ def test_a_precision_without_instructions(
     """bf16 takes forever on a CPU that only emulates it: training says so, and evaluation is in fp32."""
     monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False)
     folder = str(tmp_path / "run")
-    half = ["train.precision=bf16", "train.epochs=1"]
+    half = ["train.precision=bf16", "train.epochs=1", "model.id=resnet8w1"]
     _, _, err = call(capsys, "train", str(config_file), *SMALL, *half, "--device", "cpu", "--out", folder)
     assert "slow     this CPU has no instructions for bf16" in err
     _, out, _ = call(capsys, "eval", folder, "--device", "cpu")
