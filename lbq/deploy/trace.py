@@ -31,8 +31,8 @@ def traced(net: nn.Module, dimensions: int) -> fx.Graph:
         graph = _Tracer(dimensions).trace(net, options)
     except Exception as error:  # whatever the network's own forward raises on symbolic tensors
         reason = " ".join(str(error).split()) or type(error).__name__
-        if "_Value" in reason:  # a neuron was asked for one timestep
-            reason = "forward_step cannot be deployed; give neurons whole sequences [T, B, ...], as in neuron(currents)"
+        if reason.endswith("got _Value"):  # a neuron was asked for something else than its outputs
+            reason = "forward_step and levels cannot be deployed; give neurons whole sequences, as in neuron(currents)"
         raise GraphError(f"{type(net).__name__} cannot be traced by torch.fx: {reason}") from error
     _, *others = (node for node in graph.nodes if node.op == "placeholder")
     if used := [
