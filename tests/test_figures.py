@@ -312,6 +312,18 @@ def test_more_series_than_colours_can_be_told_apart() -> None:
     assert len(set(drawn)) == 16
 
 
+def test_a_curve_and_its_name_in_the_legend_belong_together() -> None:
+    """The page dims the others by this number, which also tells series of one colour apart."""
+    plot = Plot("t", "d", (0, 1), (0, 1))
+    for series in (0, 8):
+        plot.line([(0, 0), (1, 1)], series)
+    plot.legend([("LBQ", 0), ("ANN", 8)])
+    groups = {"0": "", "8": ""}
+    for group in ElementTree.fromstring(plot.svg()).iter("g"):
+        groups[group.attrib["data-of"]] += "".join(group.itertext()) + "".join(part.tag for part in group)
+    assert groups == {"0": "pathcirclecircleLBQpathcircletext", "8": "pathcirclecircleANNpathcircletext"}
+
+
 def test_small_pieces_of_plots() -> None:
     assert log_ticks(0.05, 20) == pytest.approx([0.1, 1, 10])
     assert log_ticks(1, 10) == pytest.approx([1, 2, 5, 10])

@@ -121,13 +121,12 @@ def _document(title: str, sections: Sequence[tuple[str, str, str]]) -> str:
 def _cards(found: Gathered) -> str:
     """A line of the most telling numbers."""
     groups = [g for g in found.groups if g.mean is not None]
-    titles = names([g.first for g in groups])
     cards = [_counted(len(found.finished), "finished run"), _counted(len(found.groups), "configuration")]
     if found.unfinished:
         cards.append(("not finished", str(len(found.unfinished))))
     for dataset in dict.fromkeys(g.record["dataset"] for g in groups):
-        of = [(g, t) for g, t in zip(groups, titles, strict=True) if g.record["dataset"] == dataset]
-        best, title = max(of, key=lambda pair: pair[0].mean or 0.0)
+        of = [g for g in groups if g.record["dataset"] == dataset]
+        best, title = max(zip(of, names([g.first for g in of]), strict=True), key=lambda pair: pair[0].mean or 0.0)
         cards.append((f"highest of {len(of)} on {dataset_name(best)}: {title}", f"{best.mean:.2f} %"))
     inside = "".join(f'<div class="card"><b>{escape(value)}</b>{escape(name)}</div>' for name, value in cards)
     return f'<div class="cards">{inside}</div>' if found.results else ""

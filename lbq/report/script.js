@@ -35,6 +35,16 @@ const drawn = new ResizeObserver((entries) => { for (const { target } of entries
 document.addEventListener("scroll", (event) => { if (event.target.matches?.(".scroll, .drawing")) fade(event.target); }, true);
 for (const box of document.querySelectorAll(".scroll, .drawing")) drawn.observe(box);
 
+// One curve of many: while the pointer is on it or on its name in the legend, the others are faint.
+for (const plot of document.querySelectorAll("svg.plot")) {
+  const point = (event) => {
+    const of = event.target.closest?.("[data-of]")?.dataset.of;
+    for (const part of plot.querySelectorAll("[data-of]")) part.classList.toggle("faint", of !== undefined && part.dataset.of !== of);
+  };
+  plot.addEventListener("pointerover", point);
+  plot.addEventListener("pointerleave", point);
+}
+
 // Comparing two runs: what differs, and their curves on common axes.
 const holder = document.getElementById("runs-data");
 if (holder) {

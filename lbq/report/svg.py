@@ -281,6 +281,7 @@ class Plot(Drawing):
 
     def line(self, points: Sequence[Point], series: int, tips: Sequence[str] = (), hollow: bool = False) -> None:
         """Marked at its points, or at eight of many; what lies above or below the axes is cut off."""
+        self.add(f'<g data-of="{series}">')
         drawn = [self.at(p) for p in points]
         for piece in _between(drawn, self.top, self.bottom):
             self.path(piece, f"line s{series % SERIES}", dash_of(series))
@@ -289,6 +290,7 @@ class Plot(Drawing):
             x, y = drawn[i]
             if self.left - 1 <= x <= self.right + 1 and self.top - 1 <= y <= self.bottom + 1:
                 self.mark(x, y, series, 3.4, tips[i] if i < len(tips) else "", hollow)
+        self.add("</g>")
 
     def numbers(self, points: Sequence[tuple[Point, str]]) -> None:
         """Short labels of points of the drawing: beside them where no other point is as near, else apart and joined by a line.
@@ -357,11 +359,13 @@ class Plot(Drawing):
             if x + wide > self.width and x > self.left:
                 x, y = self.left, y + 20
             middle = y - 4
+            self.add(f'<g data-of="{series}">')
             self.path([(x, middle), (x + 22, middle)], f"line s{series % SERIES}", dash_of(series))
             self.mark(x + 11, middle, series, 4)
             self.text(x + 28, y, lines[0])
             for line in lines[1:]:
                 y += 16
                 self.text(x + 28, y, line)
+            self.add("</g>")
             x += wide + 12
         self.height = y + 10
