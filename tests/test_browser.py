@@ -120,6 +120,19 @@ def test_two_runs_are_compared(page: Page) -> None:
     assert page.errors == []
 
 
+def test_a_curve_stands_out_while_the_pointer_is_on_its_name(page: Page) -> None:
+    plot = "document.querySelector('[id^=figure-training-loss] svg')"
+    parts = page.run(f"[...{plot}.querySelectorAll('[data-of]')].map(g => g.dataset.of)")
+    shown = f"[...{plot}.querySelectorAll('[data-of]')].filter(g => getComputedStyle(g).opacity === '1').map(g => g.dataset.of)"
+    assert page.run(shown) == parts
+    name = f"[...{plot}.querySelectorAll('[data-of] text')].at(-1)"
+    page.run(f"{name}.dispatchEvent(new PointerEvent('pointerover', {{bubbles: true}}))")
+    assert page.run(shown) == [parts[-1]] * 2  # the curve and its name
+    page.run(f"{plot}.dispatchEvent(new PointerEvent('pointerleave'))")
+    assert page.run(shown) == parts
+    assert page.errors == []
+
+
 def test_a_run_leads_to_its_record(page: Page) -> None:
     page.run("document.querySelector('#runs a').click()")
     page.run("new Promise(done => setTimeout(done, 50))")
