@@ -93,8 +93,8 @@ class TrainProgress:
         self.console.print(f"network  {plan.model}, T = {plan.timesteps}, {plan.parameters:,} parameters{macs}")
         self.console.print(f"data     {source}; {plan.train_samples:,} training samples")
         self.console.print(
-            f"training {plan.epochs} epochs x {plan.steps_per_epoch} steps of {plan.batch_size} on {plan.processes} x "
-            f"{plan.device}, {plan.kernel} kernel{memory}"
+            f"training {plan.epochs} epoch{'s' * (plan.epochs > 1)} x {plan.steps_per_epoch} steps of {plan.batch_size} on "
+            f"{plan.processes} x {plan.device}, {plan.kernel} kernel{memory}"
         )
         if plan.emulated:
             self.console.print(
