@@ -59,8 +59,7 @@ class Sentinel:
         bad = [n for n, v in self.net.state_dict().items() if v.is_floating_point() and not v.isfinite().all()]
         if bad:
             raise Diverged(
-                f"{bad[0]} is no longer finite after epoch {position.epoch + 1}, step {position.batch}: "
-                f"lower optim.lr ({self.config.optim.lr:g}) or use a longer warm-up"
+                f"{bad[0]} is no longer finite after epoch {position.epoch + 1}, step {position.batch}: {self._remedy}"
             )
         self.check_steps(position)
 
@@ -85,8 +84,16 @@ class Sentinel:
                 layer = first_bad_layer(self.net, x)
             raise Diverged(
                 f"loss became {value} in epoch {position.epoch + 1}, step {position.batch + 1}, first in "
-                f"{layer}: lower optim.lr ({self.config.optim.lr:g}) or use a longer warm-up"
+                f"{layer}: {self._remedy}"
             )
+
+    @property
+    def _remedy(self) -> str:
+        o = self.config.optim
+        neurons = [m for m in self.net.modules() if isinstance(m, SpikingNeuron)]
+        learned = any(p.requires_grad for neuron in neurons for p in neuron.parameters())
+        own = f" or optim.neuron_lr ({o.neuron_lr:g})" if learned else ""
+        return f"lower optim.lr ({o.lr:g}){own}, or use a longer warm-up"
 
 
 @torch.no_grad()
@@ -99,9 +106,10 @@ def first_bad_layer(net: nn.Module, x: Tensor) -> str:
 
     def watch(name: str) -> Any:
         def hook(module: nn.Module, _inputs: Any, output: Any) -> None:
-            bad = isinstance(output, Tensor) and not output.isfinite().all()
-            if bad or not all(p.isfinite().all() for p in module.parameters(recurse=False)):
-                found.append(name)
+            if not all(p.isfinite().all() for p in module.parameters(recurse=False)):
+                found.append(f"the weights of layer {name!r}")  # one bad gradient makes all that it reaches bad
+            elif isinstance(output, Tensor) and not output.isfinite().all():
+                found.append(f"layer {name!r}")
 
         return hook
 
@@ -114,4 +122,4 @@ def first_bad_layer(net: nn.Module, x: Tensor) -> str:
     handles = [m.register_forward_hook(watch(n)) for n, m in leaves]
     with attached(handles):
         net(x)
-    return f"layer {found[0]!r}" if found else "the loss"
+    return found[0] if found else "the loss"
