@@ -60,7 +60,7 @@ def gather(paths: Sequence[Path | str], read_run: Callable[[Path], dict[str, Any
             raise LbqError(f"{path} is damaged: {wrong}; restore it")
         owner.integer = value
     _refuse_twins(found.results)
-    _tell_batches(found.results)  # before repeats are named: those of one batch are told from another's too
+    _tell_apart(found.results)  # before repeats are named: those of one batch are told from another's too
     times = Counter[tuple[str, str, Any]]()
     for result in found.finished:
         seed = (result.key, result.data, result.record["seed"])
@@ -71,17 +71,23 @@ def gather(paths: Sequence[Path | str], read_run: Callable[[Path], dict[str, Any
     return found
 
 
-def _tell_batches(results: Iterable[Result]) -> None:
-    """Have names say the batch of runs that differ in it and would be called the same; of an analysis it is not known."""
+def _tell_apart(results: Iterable[Result]) -> None:
+    """Have names say the batch of runs that differ in it and would be called the same, and the learning rate of those that
+    their batch does not tell apart; of an analysis neither is known."""
     alike = defaultdict(list)
     for result in results:
         if result.record.get("batch_size") is not None:
-            shown = [result.record.get(k) for k in ("dataset", "model", "timesteps", "n_max", "epochs")]
-            alike[result.title, *shown].append(result)
+            shown = [result.record.get(k) for k in ("dataset", "model", "timesteps", "n_max")]
+            alike[result.kind, result.recipe, *shown].append(result)
     for some in alike.values():
-        told = len({result.record["batch_size"] for result in some}) > 1
+        batches = defaultdict(list)
         for result in some:
-            result.batch_told = told
+            batches[result.record["batch_size"]].append(result)
+        for batch in batches.values():
+            rates = {result.record.get("lr") for result in batch}
+            for result in batch:
+                result.batch_told = len(batches) > 1
+                result.lr_told = len(rates) > 1 and result.record.get("lr") is not None
 
 
 def _expanded(path: Path) -> Iterable[Path]:

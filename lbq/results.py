@@ -46,8 +46,8 @@ SIDES = {"cifar10": 32, "cifar100": 32, "mnist": 28, "fashion_mnist": 28}  # of 
 class Result:
     """One run. record: as in results/*.json; source: the file or folder it came from; analyses: of the network as trained
     and as deployed; artefact: its deployed network; integer: the record of that, which says `of` which record it is;
-    repeat: which it is of the finished runs that have its configuration and seed. batch_told: whether its name says its
-    batch, as one must that has another batch than a run of the same name."""
+    repeat: which it is of the finished runs that have its configuration and seed. batch_told, lr_told: whether its name says
+    its batch and learning rate, as one must that differs in them from a run of the same name."""
 
     record: dict[str, Any]
     source: str
@@ -56,6 +56,7 @@ class Result:
     integer: dict[str, Any] | None = None
     repeat: int = 1
     batch_told: bool = False
+    lr_told: bool = False
 
     @property
     def analysis(self) -> Analysis | None:
@@ -99,7 +100,8 @@ class Result:
     @property
     def plain(self) -> bool:
         """Whether it is the method as the paper has it, with no option of ours."""
-        return self._kind == TITLES.get(str(self.record["variant"])) and self.has_usual_levels
+        usual = self.kind == TITLES.get(str(self.record["variant"])) and self._neuron_lr == 1.0
+        return usual and self.has_usual_levels
 
     @property
     def has_usual_levels(self) -> bool:
@@ -117,10 +119,20 @@ class Result:
     @property
     def method(self) -> str:
         """The title without the recipe."""
-        return self._kind + (f", batch {self.record['batch_size']}" if self.batch_told else "")
+        return (
+            self.kind
+            + (f", lr {self.record['lr']:g}" if self.lr_told else "")
+            + (f", neurons' lr × {self._neuron_lr:g}" if self._neuron_lr != 1.0 else "")
+            + (f", batch {self.record['batch_size']}" if self.batch_told else "")
+        )
 
     @property
-    def _kind(self) -> str:
+    def _neuron_lr(self) -> float:
+        return float(self.record["config"].get("optim", {}).get("neuron_lr", 1.0))
+
+    @property
+    def kind(self) -> str:
+        """What was trained, whatever the learning rates and the batch."""
         variant = str(self.record["variant"])
         title = TITLES.get(variant, variant)
         surrogate = self.record.get("surrogate", "")
@@ -146,8 +158,6 @@ class Result:
             title += ", one tail for all layers"
         if surrogate == "relsg_et" and neuron.get("learn_tail") is False:
             title += ", fixed tails"
-        if (factor := self.record["config"].get("optim", {}).get("neuron_lr", 1.0)) != 1.0:
-            title += f", neurons' lr × {factor:g}"
         if self.reference:
             title += ", reference kernel"
         return title if self.repeat == 1 else f"{title}, run {self.repeat}"

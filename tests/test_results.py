@@ -75,6 +75,20 @@ def test_names_leave_the_batch_out_where_something_else_tells_runs_apart(tmp_pat
     assert [r.batch_told for r in results] == [False, False]
 
 
+def test_names_say_the_learning_rate_where_the_batch_does_not_tell_runs_apart(tmp_path: Path) -> None:
+    for i, (batch, lr, factor) in enumerate([(64, 0.025, 1.0), (256, 0.1, 1.0), (256, 0.2, 0.5)]):
+        made = record(weights_sha256=f"{i:064d}", batch_size=batch, lr=lr)
+        made["config"] = {**made["config"], "train": {"batch_size": batch}, "optim": {"lr": lr, "neuron_lr": factor}}
+        stored(tmp_path, f"{i}.json", made)
+    results = gather([tmp_path]).results
+    assert [r.title for r in results] == [
+        "LBQ, batch 64",
+        "LBQ, lr 0.1, batch 256",
+        "LBQ, lr 0.2, neurons' lr × 0.5, batch 256",
+    ]
+    assert [r.plain for r in results] == [True, True, False]
+
+
 def test_a_repeat_says_its_batch_too(tmp_path: Path) -> None:
     for i, batch in enumerate((64, 256, 64)):
         made = record(weights_sha256=f"{i:064d}", batch_size=batch)
