@@ -18,6 +18,7 @@ from lbq.deploy import deploy, lower
 from lbq.engine import container
 from lbq.errors import ArtefactError, GraphError
 from lbq.models import over_time
+from lbq.models.time import fold_time, unfold_time
 from lbq.neuron import BurstNeuron
 from tests.small_nets import pixels, same
 from tests.test_graph import compare
@@ -173,6 +174,16 @@ def in_place(m: Any, x: Tensor) -> Tensor:
     return m.head(m.sn1(y))
 
 
+def folded_in_place(m: Any, x: Tensor) -> Tensor:
+    """The tensor before it is asked for its shape alone."""
+    x = m.sn0(m.stem(x))
+    y = over_time(x, m.conv1, m.bn1)
+    folded = fold_time(y)
+    folded += fold_time(x)
+    folded += m.conv2(fold_time(x))
+    return m.head(m.sn1(unfold_time(folded, y).view(y.shape[0], -1, 4, 8, 8)))
+
+
 def read_again(m: Any, x: Tensor) -> Tensor:
     x = m.sn0(m.stem(x))
     kept = x
@@ -180,14 +191,60 @@ def read_again(m: Any, x: Tensor) -> Tensor:
     return m.head(m.sn2(over_time(kept, m.conv2, m.bn2)) + x)
 
 
-@pytest.mark.parametrize("join", [twice, summed, in_place])
+@pytest.mark.parametrize("join", [twice, summed, in_place, folded_in_place])
 def test_other_ways_to_write_sums(join: Callable[[Any, Tensor], Tensor]) -> None:
     net = Blocks(join).double()
     compare(net, lower(net, SHAPE), torch.randn(4, *SHAPE, dtype=torch.float64))
 
 
+def behind_a_view(show: Callable[[Any, Tensor], Tensor], reads_view: bool) -> Callable[[Any, Tensor], Tensor]:
+    """A sum in place, of a tensor or of a view of it, after which the other one of the two is read."""
+
+    def join(m: Any, x: Tensor) -> Tensor:
+        x = m.sn0(m.stem(x))
+        y = over_time(x, m.conv1, m.bn1)
+        view = show(m, y)
+        if reads_view:
+            y += x
+            return m.head(m.sn1(view.view(2, -1, 4, 8, 8)))
+        view += show(m, x)
+        return m.head(m.sn1(y))
+
+    return join
+
+
+VIEWS: dict[str, Callable[[Any, Tensor], Tensor]] = {
+    "view": lambda m, x: x.view(2, -1, 4, 8, 8),
+    "flatten": lambda m, x: x.flatten(2),
+    "folded": lambda m, x: fold_time(x),
+    "identity": lambda m, x: m.identity(x),
+    "dropout": lambda m, x: m.dropout(x),
+    "function": lambda m, x: nn.functional.dropout(x, 0.5, m.training),
+}
+AGAIN = r"\+= changes a tensor that is read again afterwards, itself or by a view: write x = x \+ y"
+
+
+@pytest.mark.parametrize("reads_view", [True, False])
+@pytest.mark.parametrize("show", VIEWS)
+def test_a_sum_in_place_that_a_view_shows_is_refused(show: str, reads_view: bool) -> None:
+    join = behind_a_view(VIEWS[show], reads_view)
+    with pytest.raises(GraphError, match=AGAIN):
+        lower(Blocks(join, identity=nn.Identity(), dropout=nn.Dropout()), SHAPE)
+
+
+def test_a_sum_in_place_of_an_image_that_is_shown_at_every_timestep_is_refused() -> None:
+    def join(m: Any, x: Tensor) -> Tensor:
+        y = m.conv0(x)
+        shown = y.unsqueeze(0).expand(2, -1, -1, -1, -1)
+        y += m.other(x)
+        return m.head(m.sn0(shown))
+
+    with pytest.raises(GraphError, match=AGAIN):
+        lower(Blocks(join, other=nn.Conv2d(3, 4, 1)), SHAPE)
+
+
 def test_a_sum_in_place_of_what_is_read_again_is_refused() -> None:
-    with pytest.raises(GraphError, match=r"\+= changes a tensor that is read again afterwards: write x = x \+ y"):
+    with pytest.raises(GraphError, match=AGAIN):
         lower(Blocks(read_again), SHAPE)
 
 

@@ -39,6 +39,7 @@ from lbq.deploy.currents import (
 )
 from lbq.deploy.faithful import own_method
 from lbq.deploy.functional import as_layer
+from lbq.deploy.memory import changes_what_is_read, owners
 from lbq.deploy.trace import ACTIVATIONS, LAYERS, NORMS, PASSES, POOLS, STATELESS, traced
 from lbq.errors import GraphError
 from lbq.graph import INPUT, Graph, Layer, NeuronSpec, Shape, Synapse
@@ -80,6 +81,7 @@ class _Lowering:
         self.modules = dict(net.named_modules())
         self.trace, self.input_shape, self.timesteps, self.static = trace, input_shape, timesteps, static
         self.numbers = Numbers(weights)
+        self.owners = owners(trace, self.modules)
         self.values: dict[fx.Node, Value] = {}
         self.sizes: dict[fx.Node, Any] = {}  # of values, and what is computed from them
         self.layers: list[Layer] = []
@@ -158,8 +160,10 @@ class _Lowering:
         raise GraphError(f"{where}: operation {name!r} has no integer form here")
 
     def _add(self, where: str, node: fx.Node) -> Value:
-        if node.target is operator.iadd and any(node < user for user in cast(fx.Node, node.args[0]).users):
-            raise GraphError(f"{where}: += changes a tensor that is read again afterwards: write x = x + y")
+        if node.target is operator.iadd and changes_what_is_read(node, self.owners):
+            raise GraphError(
+                f"{where}: += changes a tensor that is read again afterwards, itself or by a view: write x = x + y"
+            )
         operands = [self.values.get(a, a) if isinstance(a, fx.Node) else a for a in node.args]
         values = [x for x in operands if isinstance(x, Levels | Current)]
         if len(operands) == 2 and not node.kwargs:

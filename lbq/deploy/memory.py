@@ -1,0 +1,44 @@
+"""Which tensors of a trace share memory: a sum in place changes all of them, and lowering knows values only."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.nn import functional as F
+
+from lbq.deploy.trace import PASSES
+from lbq.models.time import fold_time, unfold_time
+
+# What may show the memory of its first tensor, of all that can be lowered
+FUNCTIONS = (fold_time, unfold_time, torch.flatten, torch.unflatten, torch.reshape, torch.unsqueeze, operator.getitem)
+METHODS = ("flatten", "unflatten", "reshape", "view", "unsqueeze", "expand")
+VIEWS: frozenset[Any] = frozenset((*FUNCTIONS, *METHODS, F.dropout, F.dropout2d, operator.iadd))
+
+
+def owners(trace: fx.Graph, modules: Mapping[str, nn.Module]) -> dict[fx.Node, fx.Node]:
+    """For each node, the one whose memory it may show; itself where it makes a tensor of its own."""
+    found: dict[fx.Node, fx.Node] = {}
+    for node in trace.nodes:
+        if node.op == "call_module":
+            shows = isinstance(modules[str(node.target)], (*PASSES, nn.Flatten))
+        else:
+            shows = node.target in VIEWS
+        found[node] = found[node.all_input_nodes[0]] if shows and node.all_input_nodes else node
+    return found
+
+
+def changes_what_is_read(node: fx.Node, owner: Mapping[fx.Node, fx.Node]) -> bool:
+    """Whether a tensor from before the sum in place `node`, in the memory that it changes, is read after it."""
+    same = (other for other, first in owner.items() if first is owner[node] and other < node)
+    return any(node < user and _reads(user, other) for other in same for user in other.users)
+
+
+def _reads(user: fx.Node, tensor: fx.Node) -> bool:
+    """Whether a node reads the numbers of a tensor, and not its shape alone."""
+    if user.target is unfold_time:
+        return user.args[0] is tensor
+    return user.target not in (getattr, "size", "dim")
