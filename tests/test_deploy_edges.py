@@ -19,7 +19,7 @@ from lbq.graph import INPUT, Layer, Synapse
 from lbq.models import over_time
 from lbq.models.time import fold_time, unfold_time
 from lbq.neuron import BurstNeuron
-from tests.own_nets import SHAPE, Own, close, made, rest
+from tests.own_nets import SHAPE, Forward, Own, close, made, rest
 
 
 def _mean_inside(m: Any, x: Tensor) -> Tensor:
@@ -32,6 +32,44 @@ def _mean_inside(m: Any, x: Tensor) -> Tensor:
 def test_a_mean_over_time_in_front_of_a_neuron_is_refused() -> None:
     with pytest.raises(GraphError, match="layer 'sn2': a neuron cannot follow the mean over time"):
         made(Own(_mean_inside))
+
+
+def _mean_of_a_sum(m: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+    """A neuron's output, and the mean over time of its sum with another's."""
+    x = m.sn(over_time(x, m.conv, m.bn, timesteps=m.timesteps))
+    return x, (x + m.sn3(x)).mean(0)
+
+
+def _mean_shown_again(m: Any, x: Tensor) -> Tensor:
+    return rest(m, over_time(_mean_of_a_sum(m, x)[1], m.shown, timesteps=m.timesteps))
+
+
+def _mean_added_again(m: Any, x: Tensor) -> Tensor:
+    levels, mean = _mean_of_a_sum(m, x)
+    return rest(m, mean + levels)
+
+
+def _mean_pooled(m: Any, x: Tensor) -> Tensor:
+    pooled = nn.functional.avg_pool2d(_mean_of_a_sum(m, x)[1], 2)
+    return rest(m, pooled.expand(m.timesteps, -1, 4, 4, 4))
+
+
+@pytest.mark.parametrize("function", [_mean_shown_again, _mean_added_again, _mean_pooled])
+def test_a_mean_over_time_of_a_sum_is_not_read_as_its_levels(function: Forward) -> None:
+    net = Own(function)
+    net.sn3, net.shown = BurstNeuron(step=0.5), nn.Identity()
+    with pytest.raises(GraphError, match="layer 'sn2': a neuron cannot follow the mean over time"):
+        made(net)
+
+
+def test_the_last_layer_may_read_the_mean_of_a_sum() -> None:
+    def means(m: Any, x: Tensor) -> Tensor:
+        x = m.sn(over_time(x, m.conv, m.bn, timesteps=m.timesteps))
+        x = m.sn2(over_time(x, m.conv2, m.bn2)) + x
+        return m.fc(m.pool(x.mean(0)).flatten(1))
+
+    net = Own(means)
+    close(net, made(net))
 
 
 def test_sums_of_means_are_logits() -> None:

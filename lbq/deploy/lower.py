@@ -343,7 +343,8 @@ class _Lowering:
         for i, one in enumerate(found[1:], 1):
             if isinstance(one, Current):  # a convolution's bias, which the first has already
                 found[i] = replace(one, bias=np.zeros_like(one.bias))
-        return reduce(lambda a, b: add(name, a, b), found)
+        total = reduce(lambda a, b: add(name, a, b), found)
+        return replace(cast(Current, total), averaged=value.averaged, mixed=value.mixed)
 
     def _activation(self, name: str, module: nn.Module | None, value: Value) -> Levels:
         if isinstance(value, Levels):
