@@ -165,6 +165,24 @@ def test_a_current_may_be_read_twice(function: Forward, tmp_path: Path) -> None:
         (lambda m, x: rest(m, m.sn(current(m, torch.stack([x] * 3)))), "layer 'conv': Conv2d knows no .*over_time"),
         (lambda m, x: rest(m, m.sn(unfold_time(current(m, x), torch.stack([x] * 3)))), "from fold_time of the same"),
         (lambda m, x: rest(m, m.sn(torch.stack([x] * 3).flatten(1))), "flatten all of channels"),
+        (lambda m, x: plain(m, x)[None].expand(3, -1, -1), "return its logits as .B, classes., without time"),
+        (lambda m, x: m.fc(fold_time(m.sn(over_time(x, m.conv, timesteps=3)).mean((3, 4)), 2)).mean(0), "give spatial=1"),
+        (
+            lambda m, x: over_time(m.sn(over_time(x, m.conv, timesteps=3)).mean((3, 4)), m.fc, spatial=2, timesteps=3).mean(0),
+            "fold_time_1 in the network's forward: spatial=2, but behind the batch it has 1: give spatial=1",
+        ),
+        (
+            lambda m, x: unfold_time(
+                m.fc(y := fold_time(m.sn(over_time(x, m.conv, timesteps=3)).mean((3, 4)), 1)), y, 3, 1
+            ).mean(0),
+            "from fold_time of the same",
+        ),
+        (
+            lambda m, x: unfold_time(
+                m.fc(fold_time(y := m.sn(over_time(x, m.conv, timesteps=3)).mean((3, 4)), 1)), y, 3, 2
+            ).mean(0),
+            "unfold_time.* give spatial=1",
+        ),
         *(
             (lambda m, x, sizes=sizes: folded(m, torch.stack([x] * 3).view(*sizes(x))), "it may join or split time and batch")
             for sizes in (

@@ -117,6 +117,8 @@ class _Lowering:
             )
         if not value.averaged:
             raise GraphError("the network must average its logits over time: return logits.mean(0)")
+        if value.time != "none":
+            raise GraphError("the network must return its logits as [B, classes], without time in front of their mean")
         readout = Layer(READOUT, self._named(value.synapses), value.bias, value.shape)
         return Graph(self.input_shape, self.timesteps, self.static, tuple(self.layers), readout)
 
@@ -129,6 +131,7 @@ class _Lowering:
             return self._module(str(node.target), self.modules[str(node.target)], value)
         target, rest = node.target, self._resolved(node.args[1:])
         if target is fold_time:
+            self._check_spatial(where, value, rest[0])
             return self._fold(value)
         if target is unfold_time:
             return self._unfold(where, node, value)
@@ -227,12 +230,19 @@ class _Lowering:
             f"{where}: it may join or split time and batch, or channels, height and width, in that order; nothing else"
         )
 
+    def _check_spatial(self, where: str, value: Value, spatial: Any) -> None:
+        """Folding tells time by the number of dimensions: with another one it would take it for the batch."""
+        behind = 1 if value.flat else 3
+        if spatial != behind:
+            raise GraphError(f"{where}: spatial={spatial}, but behind the batch it has {behind}: give spatial={behind}")
+
     def _unfold(self, where: str, node: fx.Node, value: Value) -> Value:
         """Time begins where a static input unfolds; it must begin with the timesteps that the graph will run."""
         bound = inspect.signature(unfold_time).bind(*node.args, **node.kwargs).arguments
         like = self.values.get(bound["like"])
-        if like is None or value.time != self._fold(like).time:
+        if like is None or like.time == "folded" or value.time != self._fold(like).time:
             raise GraphError(f"{where}: it must unfold what was computed from fold_time of the same tensor")
+        self._check_spatial(where, like, bound.get("spatial", 3))
         return (
             replace(value, time=like.time) if like.time != "none" else self._begin(where, value, bound.get("timesteps"))
         )
