@@ -89,8 +89,18 @@ def test_every_way_to_show_an_image_is_over_times(way: str) -> None:
     assert a.counts == b.counts
 
 
-def test_one_timestep_needs_a_dimension_only() -> None:
-    one = made(Own(lambda m, x: folded(m, x[None]), timesteps=1))
+@pytest.mark.parametrize(
+    "shown",
+    [
+        lambda x: x[None],
+        lambda x: x.unsqueeze(0).expand(1, -1, -1, -1, -1),
+        lambda x: x[None].repeat(1, 1, 1, 1, 1),
+        lambda x: x.expand(1, *x.shape),
+        lambda x: torch.stack([x]),
+    ],
+)
+def test_one_timestep_needs_a_dimension_only(shown: Callable[[Tensor], Tensor]) -> None:
+    one = made(Own(lambda m, x: folded(m, shown(x)), timesteps=1))
     assert same(one.run(pixels(2, *SHAPE)), made(Own(timesteps=1)).run(pixels(2, *SHAPE)))
 
 

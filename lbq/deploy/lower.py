@@ -276,6 +276,8 @@ class _Lowering:
             return self._begin(where, value, len(copies))
         if target not in ("expand", "repeat"):
             return None
+        if (value.time, self.timesteps) == ("all", 1):
+            value = replace(value, time="one")
         sizes = rest[0] if len(rest) == 1 else rest
         behind = self._sizes(value)[0 if value.time == "none" else 1 :]
         kept = [{-1, size} if target == "expand" else {1} for size in behind]
