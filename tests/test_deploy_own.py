@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -11,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook
 from torch.nn.utils import parametrizations, prune
 from torch.optim.swa_utils import AveragedModel
 
@@ -23,7 +25,7 @@ from lbq.models import over_time
 from lbq.neuron import BurstNeuron
 from lbq.neuron.record import record_levels
 from tests import small_runs
-from tests.own_nets import SHAPE, Own, close, made, plain, rest
+from tests.own_nets import SHAPE, Forward, Own, close, made, plain, rest
 from tests.small_nets import pixels, same, small
 
 # What a layer computes --------------------------------------------------------------------------------------------------
@@ -138,6 +140,61 @@ def test_hooks_are_refused(name: str, kind: str) -> None:
         made(net)
     handle.remove()
     close(net, made(net))
+
+
+def _asks(condition: Callable[[Tensor], bool]) -> Forward:
+    """A sum that the network makes of real tensors alone, or of torch.fx's alone."""
+
+    def forward(m: Any, x: Tensor) -> Tensor:
+        y = m.sn(over_time(x, m.conv, m.bn, timesteps=m.timesteps))
+        return rest(m, y + y if condition(y) else y)
+
+    return forward
+
+
+@pytest.mark.parametrize(
+    "condition",
+    [lambda y: isinstance(y, Tensor), torch.is_tensor, lambda y: hasattr(y, "levels"), lambda y: type(y) is Tensor],
+)
+def test_a_forward_that_asks_what_a_tensor_is_is_refused(condition: Callable[[Tensor], bool]) -> None:
+    with pytest.raises(GraphError, match="^layer 'sn2': Own computes something else than its trace by torch.fx says"):
+        made(Own(_asks(condition)))
+
+
+def test_hooks_on_all_modules_that_change_something_are_refused() -> None:
+    def doubled(module: nn.Module, inputs: Any, output: Tensor) -> Tensor | None:
+        return output * 2 if isinstance(module, nn.Linear) else None
+
+    with (
+        register_module_forward_hook(doubled),  # type: ignore[arg-type]
+        pytest.raises(GraphError, match="^its logits: Own computes something else"),
+    ):
+        made(Own())
+
+
+def test_a_network_that_does_not_run_is_refused() -> None:
+    def forward(m: Any, x: Tensor) -> Tensor:
+        y = over_time(x, m.conv, m.bn, timesteps=m.timesteps)
+        y += y  # the timesteps of an image are one memory, which PyTorch does not add to
+        return rest(m, m.sn(y))
+
+    with pytest.raises(
+        GraphError, match=r"^Own does not run on inputs \[2, 1, 8, 8\]: unsupported operation: more than one"
+    ):
+        made(Own(forward))
+
+
+def test_neurons_may_be_called_by_the_name_of_their_input() -> None:
+    net = Own(lambda m, x: rest(m, m.sn(x=over_time(x, m.conv, m.bn, timesteps=3))))
+    close(net, made(net))
+
+
+def test_event_frames_are_confirmed_as_they_are() -> None:
+    net = Own(lambda m, x: rest(m, m.sn(over_time(x, m.conv, m.bn))))
+    deploy(net, SHAPE, static=False)
+    other = Own(lambda m, x: rest(m, m.sn(over_time(x, m.conv, m.bn) if hasattr(x, "other") else over_time(x, m.conv))))
+    with pytest.raises(GraphError, match="^layer 'sn': Own computes something else"):
+        deploy(other, SHAPE, static=False)
 
 
 def test_lowering_and_measuring_do_not_mind_hooks_that_look_on() -> None:

@@ -15,6 +15,7 @@ from lbq import runs
 from lbq.config import Config
 from lbq.data.base import Inputs
 from lbq.data.testset import TestSet, open_test
+from lbq.deploy.confirm import confirm
 from lbq.deploy.faithful import exact_copy
 from lbq.deploy.lower import lower
 from lbq.deploy.quantise import quantise
@@ -27,6 +28,7 @@ from lbq.errors import GraphError
 from lbq.graph import Graph, Shape
 
 GOLDEN = 8  # inputs that an artefact carries
+CONFIRMED = 2  # inputs on which the trained network is run once more: not one, so that mixing them would be seen
 
 
 def deploy(
@@ -53,12 +55,14 @@ def deploy(
     bits: of the weights: 4 to 8, or 16. classes: their names. examples: uint8 inputs for the golden vectors,
         `[B, C, H, W]` or `[T, B, C, H, W]`; default random ones. facts: where it comes from, as JSON values.
     """
-    graph = lower(exact_copy(net), input_shape, timesteps, static)
+    exact = exact_copy(net)
+    graph = lower(exact, input_shape, timesteps, static)
     channels, input_max = graph.input_shape[0], 255 if scale is None else scale
     if isinstance(input_max, bool) or not isinstance(input_max, int) or not 1 <= input_max <= 255:
         raise GraphError(
             f"scale must be a whole number from 1 to 255, what the brightest pixel is stored as, got {scale!r}"
         )
+    deviations: list[float] = []  # of event frames, which go in as they are
     if mean is not None or std is not None or scale is not None:
         means, deviations = _numbers("mean", mean, channels, 0.0), _numbers("std", std, channels, 1.0)
         if min(deviations) <= 0:
@@ -81,7 +85,8 @@ def deploy(
         json.dumps(facts, sort_keys=True, allow_nan=False)
     except (TypeError, ValueError) as error:
         raise GraphError(f"facts must be JSON values under names: {error}") from error
-    network = quantise(absorb(fold_gain(graph)), bits, classes, input_max, facts)
+    graph = absorb(fold_gain(graph))
+    network = quantise(graph, bits, classes, input_max, facts)
     lead = () if static else (graph.timesteps,)
     if examples is None:
         size = (*lead, GOLDEN, *graph.input_shape)
@@ -91,6 +96,11 @@ def deploy(
     if examples.dtype != np.uint8 or not batch or examples.shape != (*lead, batch, *graph.input_shape):
         expected = ", ".join(map(str, (*lead, "B", *graph.input_shape)))
         raise GraphError(f"examples must be uint8 [{expected}], got {examples.dtype} {list(examples.shape)}")
+    chosen = (examples[:CONFIRMED] if static else examples[:, :CONFIRMED]).astype(np.float64)
+    seen = chosen
+    if graph.offset is not None:
+        seen = (chosen - graph.offset[:, None, None]) / (np.reshape(deviations, (-1, 1, 1)) * input_max)
+    confirm(exact, graph, seen, chosen)
     return with_golden(network, examples)
 
 

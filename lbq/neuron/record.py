@@ -18,11 +18,11 @@ def record_levels(net: nn.Module) -> Iterator[dict[str, NDArray[np.integer[Any]]
     """A dictionary that every forward pass fills with `layer name -> levels [T, B, ...]`, in execution order."""
     levels: dict[str, NDArray[np.integer[Any]]] = {}
 
-    def keep(name: str, neuron: SpikingNeuron, inputs: tuple[Tensor, ...]) -> None:
-        levels[name] = neuron.levels(inputs[0]).cpu().numpy()
+    def keep(name: str, neuron: SpikingNeuron, inputs: tuple[Tensor, ...], named: dict[str, Tensor]) -> None:
+        levels[name] = neuron.levels(inputs[0] if inputs else named["x"]).cpu().numpy()
 
     handles = [
-        module.register_forward_pre_hook(lambda m, inputs, name=name: keep(name, m, inputs))
+        module.register_forward_pre_hook(lambda m, *given, name=name: keep(name, m, *given), with_kwargs=True)
         for name, module in net.named_modules()
         if isinstance(module, SpikingNeuron)
     ]

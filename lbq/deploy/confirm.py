@@ -1,0 +1,51 @@
+"""Does a network compute what was read off its trace? It is run once, on a few inputs, and compared.
+
+torch.fx follows a symbolic tensor. What a forward does to a real one only, behind `isinstance(x, Tensor)` or in a hook on all
+modules, is in no trace, and no look at the network's layers finds it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import nn
+
+from lbq.deploy.absorbed import execute
+from lbq.errors import GraphError
+from lbq.graph import Array, Graph
+from lbq.neuron.record import record_levels
+
+CLOSE = 1e-6  # of logits, beside the largest: the same sums in another order differ by far less
+
+
+@torch.no_grad()
+def confirm(net: nn.Module, graph: Graph, x: Array, inputs: Array) -> None:
+    """Refuse a network (in float64) whose levels or logits for `x` are not those of its absorbed graph for `inputs`.
+
+    x: as the network reads it, [B, ...] or [T, B, ...]; inputs: the same as the graph reads it, which may be pixels. Images
+    with a membrane at a threshold, where rounding decides, are not compared.
+    """
+    try:
+        with record_levels(net) as levels:
+            logits = net(torch.from_numpy(x)).numpy()
+    except Exception as error:  # whatever the network's own forward raises
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise GraphError(f"{type(net).__name__} does not run on inputs {list(x.shape)}: {reason}") from error
+    expected = execute(graph, inputs)
+    compared = expected.ties == 0
+    for name, level in expected.levels.items():
+        found = levels.get(name)
+        same = found is not None and found.size == level.size
+        if not same or (found.reshape(level.shape) != level)[:, compared].any():  # type: ignore[union-attr]
+            raise GraphError(f"layer {name!r}: {_other(net)}")
+    same = logits.size == expected.logits.size and len(logits) == len(expected.logits)
+    close = CLOSE * (1 + np.abs(expected.logits).max())
+    if not same or (np.abs(logits.reshape(expected.logits.shape) - expected.logits) > close)[compared].any():
+        raise GraphError(f"its logits: {_other(net)}")
+
+
+def _other(net: nn.Module) -> str:
+    return (
+        f"{type(net).__name__} computes something else than its trace by torch.fx says: forward must not ask what a tensor is "
+        "(isinstance, hasattr), nor may hooks on all modules change what they give"
+    )
