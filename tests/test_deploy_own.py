@@ -311,6 +311,17 @@ def test_what_has_no_sequence_or_no_neurons_is_told_what_to_do() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_torchscript_is_refused() -> None:
+    net = Own()
+    net.conv2 = torch.jit.script(net.conv2)  # type: ignore[assignment]
+    with pytest.raises(
+        GraphError, match="^layer 'conv2' is TorchScript, which cannot be traced: put what it was made of"
+    ):
+        made(net)
+    with pytest.raises(GraphError, match="^the network is TorchScript"):
+        made(torch.jit.script(nn.Conv2d(1, 4, 3)))
+
+
 def test_what_cannot_be_copied_traced_or_is_no_network() -> None:
     net = Own()
     net.kept = net.fc.weight * 2

@@ -278,7 +278,15 @@ def test_functions_are_the_layers_that_do_the_same(name: str) -> None:
     np.testing.assert_allclose(a.logits * a.scale, b.logits * b.scale, rtol=0.02)
 
 
-@pytest.mark.parametrize("pool", [lambda x: F.max_pool2d(x, 2, padding=1), lambda x: torch.max_pool2d(x, 3, 2)])
+@pytest.mark.parametrize(
+    "pool",
+    [
+        lambda x: F.max_pool2d(x, 2, padding=1),
+        lambda x: torch.max_pool2d(x, 3, 2),
+        lambda x: F.max_pool2d(x, [2], (1,)),
+        lambda x: torch.max_pool2d(x, 2, []),
+    ],
+)
 def test_maximum_by_functions(pool: Callable[[Tensor], Tensor]) -> None:
     net = Own(pooled(lambda x: pool(x).mean((2, 3))))
     close(net, made(net))
@@ -293,6 +301,12 @@ def test_maximum_by_functions(pool: Callable[[Tensor], Tensor]) -> None:
         (lambda x: x.mean((1, 3)), "'mean' has no integer form here but as the mean over time"),
         (lambda x: x.mean((2, 3), dtype=torch.float64), "'mean' has no integer form here but as the mean over time"),
         (lambda x: F.lp_pool2d(x, 2, 8).flatten(1), "has no integer form here"),
+        (lambda x: F.avg_pool2d(x, x.shape[2] - 1).flatten(1), "layer 'avg_pool2d': sub gives no height and width"),
+        (lambda x: F.max_pool2d(x, 2, 0).mean((2, 3)), "0 gives no height and width: use whole numbers from 1"),
+        (
+            lambda x: F.adaptive_avg_pool2d(x, x.shape[2] - 1).mean((2, 3)),
+            "use whole numbers from 0, or parts of x.shape",
+        ),
     ],
 )
 def test_functions_without_integer_form(pool: Callable[[Tensor], Tensor], message: str) -> None:

@@ -7,6 +7,7 @@ bias. `lower` goes through a network by these.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from numbers import Integral
 from typing import Any, Literal, cast
 
 import numpy as np
@@ -69,7 +70,7 @@ def conv(name: str, module: nn.Conv2d, value: Levels, numbers: Numbers) -> Curre
     if value.flat:
         raise GraphError(f"layer {name!r}: it reads a flattened tensor: put it before the flatten")
     weight = numbers.of(module.weight)
-    stride, padding, dilation = _pair(module.stride), _padding(name, module), _pair(module.dilation)
+    stride, padding, dilation = _pair(name, module.stride, 1), _padding(name, module), _pair(name, module.dilation, 1)
     height, width = output_size(value.shape[1:], weight.shape[2:], stride, padding, dilation)
     if min(height, width) < 1:
         raise TooSmall(
@@ -88,7 +89,7 @@ def _padding(name: str, module: nn.Conv2d) -> tuple[int, int]:
     if module.padding_mode != "zeros":
         raise GraphError(f"layer {name!r}: only padding with zeros is supported, not {module.padding_mode!r}")
     if not isinstance(module.padding, str):
-        return _pair(module.padding)
+        return _pair(name, module.padding)
     if module.padding == "valid":
         return 0, 0
     (high, odd), (wide, odd_too) = (
@@ -145,7 +146,7 @@ def pooled(name: str, module: nn.MaxPool2d | nn.AvgPool2d | nn.AdaptiveAvgPool2d
     if isinstance(module, nn.AdaptiveAvgPool2d):
         given: Any = module.output_size
         wanted = tuple(given) if isinstance(given, (tuple, list)) else (given, given)
-        outputs = tuple(have if want is None else want for have, want in zip(size, wanted, strict=True))
+        outputs = _pair(name, [have if want is None else want for have, want in zip(size, wanted, strict=False)])
         if outputs == size:
             return value
         if any(want < 1 or have % want for have, want in zip(size, outputs, strict=True)):
@@ -153,10 +154,13 @@ def pooled(name: str, module: nn.MaxPool2d | nn.AvgPool2d | nn.AdaptiveAvgPool2d
         kernel = (size[0] // outputs[0], size[1] // outputs[1])
         pool = Pool("sum", kernel, kernel)
     else:
-        if module.ceil_mode or (isinstance(module, nn.MaxPool2d) and _pair(module.dilation) != (1, 1)):
+        if module.ceil_mode or (isinstance(module, nn.MaxPool2d) and _pair(name, module.dilation) != (1, 1)):
             raise GraphError(f"layer {name!r}: ceil_mode and dilated pooling are not supported")
         kind = "max" if isinstance(module, nn.MaxPool2d) else "sum"
-        pool = Pool(cast(Any, kind), _pair(module.kernel_size), _pair(module.stride), _pair(module.padding))
+        kernel = _pair(name, module.kernel_size, 1)
+        given = module.stride
+        moved = kernel if isinstance(given, (tuple, list)) and not given else _pair(name, given, 1)  # empty: as large
+        pool = Pool(cast(Any, kind), kernel, moved, _pair(name, module.padding))
         if isinstance(module, nn.AvgPool2d) and module.divisor_override:
             raise GraphError(f"layer {name!r}: divisor_override is not supported")
         if isinstance(module, nn.AvgPool2d) and pool.padding != (0, 0) and not module.count_include_pad:
@@ -202,5 +206,11 @@ def as_current(where: str, value: Levels) -> Current:
     return Current((synapse,), np.zeros(channels), value.shape, value.flat, time=value.time, plain=True)
 
 
-def _pair(value: Any) -> tuple[int, int]:
-    return (value, value) if isinstance(value, int) else (int(value[0]), int(value[1]))
+def _pair(name: str, value: Any, least: int = 0) -> tuple[int, int]:
+    """What is given for height and width, which PyTorch also takes as one number, alone or in a list."""
+    sides = value if isinstance(value, (tuple, list)) else (value,)
+    if len(sides) not in (1, 2) or not all(isinstance(side, Integral) and int(side) >= least for side in sides):
+        raise GraphError(
+            f"layer {name!r}: {value!s:.40} gives no height and width: use whole numbers from {least}, or parts of x.shape"
+        )
+    return int(sides[0]), int(sides[-1])

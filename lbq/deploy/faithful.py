@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+import torch
 from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel
@@ -70,6 +71,10 @@ def plain_copy(net: nn.Module) -> nn.Module:
     """A copy of the network without what was wrapped around it, where its layers are all that computes in it."""
     if not isinstance(net, nn.Module):
         raise GraphError(f"net must be a torch.nn.Module, got {type(net).__name__}")
+    for name, module in net.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            where = f"layer {name!r}" if name else "the network"
+            raise GraphError(f"{where} is TorchScript, which cannot be traced: put what it was made of in its place")
     while (inner := inside(net)) is not None:
         check_unwatched("", net)
         net = inner
