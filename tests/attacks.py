@@ -76,6 +76,8 @@ def raw(good: bytes) -> Iterator[tuple[str, bytes]]:
         "deep shape": {**tensors[first], "shape": [1] * 100},
         "floats": {**tensors[first], "dtype": "F32"},
         "unknown type": {**tensors[first], "dtype": "PICKLE"},
+        "a list for a type": {**tensors[first], "dtype": ["I8"]},
+        "an object for a type": {**tensors[first], "dtype": {"I8": 1}},
         "no type": {k: v for k, v in tensors[first].items() if k != "dtype"},
         "an entry more": {**tensors[first], "extra": 1},
         "no object": 5,
