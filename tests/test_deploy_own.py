@@ -17,7 +17,7 @@ from torch.nn.utils import parametrizations, prune
 from torch.optim.swa_utils import AveragedModel
 
 import lbq.engine
-from lbq.deploy import deploy, lower
+from lbq.deploy import absorb, deploy, fold_gain, graph_of, lower
 from lbq.deploy.faithful import exact_copy
 from lbq.errors import GraphError
 from lbq.measure import measure
@@ -189,9 +189,22 @@ def test_neurons_may_be_called_by_the_name_of_their_input() -> None:
     close(net, made(net))
 
 
+def test_the_graph_of_a_network_is_refused_as_its_deployment_is() -> None:
+    net = Own()
+    graph, made_of = graph_of(net, SHAPE), absorb(fold_gain(lower(exact_copy(net), SHAPE)))
+    for a, b in zip(graph.all_layers, made_of.all_layers, strict=True):
+        assert all(np.array_equal(s.weight, t.weight) for s, t in zip(a.synapses, b.synapses, strict=True))
+    with pytest.raises(GraphError, match="^layer 'sn2': Own computes something else than its trace by torch.fx says"):
+        graph_of(Own(_asks(torch.is_tensor)), SHAPE)
+    net.conv2.register_forward_hook(lambda module, inputs, output: output * 2)
+    with pytest.raises(GraphError, match="^layer 'conv2' has a forward hook"):
+        graph_of(net, SHAPE)
+
+
 def test_event_frames_are_confirmed_as_they_are() -> None:
     net = Own(lambda m, x: rest(m, m.sn(over_time(x, m.conv, m.bn))))
     deploy(net, SHAPE, static=False)
+    graph_of(net, SHAPE, static=False)
     other = Own(lambda m, x: rest(m, m.sn(over_time(x, m.conv, m.bn) if hasattr(x, "other") else over_time(x, m.conv))))
     with pytest.raises(GraphError, match="^layer 'sn': Own computes something else"):
         deploy(other, SHAPE, static=False)

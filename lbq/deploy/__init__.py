@@ -2,6 +2,7 @@
 
 from lbq.deploy.export import deploy as deploy
 from lbq.deploy.export import deploy_run as deploy_run
+from lbq.deploy.export import graph_of as graph_of
 from lbq.deploy.lower import lower as lower
 from lbq.deploy.quantise import quantise as quantise
 from lbq.deploy.rewrites import absorb as absorb

@@ -143,8 +143,18 @@ def graph_of_run(run: Path | str, changes: Iterable[str] = ()) -> Graph:
     """The network of a run folder on real numbers, steps absorbed, for inputs normalised as in training."""
     config = runs.load_config(run, changes)
     test = test_set(config)
-    net = exact_copy(runs.load(run))
-    return absorb(fold_gain(lower(net, test.shape, config.model.timesteps, test.static)))
+    return graph_of(runs.load(run), test.shape, config.model.timesteps, test.static)
+
+
+def graph_of(net: nn.Module, input_shape: Shape, timesteps: int | None = None, static: bool = True) -> Graph:
+    """A trained network on real numbers, steps absorbed, for inputs normalised as in training; refused where `deploy` would
+    refuse to read it off its trace."""
+    exact = exact_copy(net)
+    graph = absorb(fold_gain(lower(exact, input_shape, timesteps, static)))
+    lead = (CONFIRMED,) if static else (graph.timesteps, CONFIRMED)
+    noise = np.random.default_rng(0).standard_normal((*lead, *graph.input_shape))
+    confirm(exact, graph, noise, noise)
+    return graph
 
 
 def deploy_trained(

@@ -43,7 +43,7 @@ CLOSE = 1e-12  # relative: a reset and a threshold this close are one number
 def write_nir(graph: Graph, path: Path | str, reset: Reset, accept_ties: bool = False, dtype: type = np.float32) -> int:
     """Write a network as a .nir file (HDF5); returns its size in bytes.
 
-    graph: absorbed, as from `absorb(fold_gain(lower(net, input_shape)))` of lbq.deploy.
+    graph: absorbed, as from `lbq.deploy.graph_of(net, input_shape)`.
     reset: what the reader does after a spike. accept_ties: also take neurons that fire where U equals the threshold, which
         NIR's do not, where nothing else differs. dtype: of all numbers in the file; readers mostly expect float32.
     """
@@ -64,7 +64,7 @@ def nir_graph(graph: Graph, reset: Reset, accept_ties: bool = False, dtype: type
         if layer.neuron is None:
             raise GraphError(f"layer {layer.name!r}: NIR has no such activation, its neurons spike: use another neuron")
     if not graph.absorbed or any(graph.spec(layer.name).gain != 1 for layer in graph.layers):
-        raise GraphError("NIR needs weights that act on spikes: pass absorb(fold_gain(graph)), both of lbq.deploy")
+        raise GraphError("NIR needs weights that act on spikes: pass lbq.deploy.graph_of(net, input_shape)")
     if graph.offset is not None:
         raise GraphError("NIR has no pixels with an offset: pass the graph as it was before on_pixels")
     try:
