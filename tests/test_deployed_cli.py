@@ -194,6 +194,18 @@ def test_run(capsys: pytest.CaptureFixture[str], model: Path, run: Path, tmp_pat
     assert found["dense"]["setup_seconds"] == 0
     assert found["bitplane"]["counts"]["layer1.0.conv1"]["accumulations"] > 0
     assert found["dense"]["counts"]["layer1.0.conv1"]["accumulations"] == 0
+    for name in ("fused", "explicit"):
+        code, text, _ = call(
+            capsys, "run", str(model), "--engine", "bitplane", "--backend", name, "--against", "dense", "--json"
+        )
+        facts = json.loads(text)
+        assert (code, facts["backend"], facts["differing"]) == (0, name, 0)
+        counts, usual = facts["counts"]["layer1.0.conv1"], found["bitplane"]["counts"]["layer1.0.conv1"]
+        assert counts["accumulations"] == usual["accumulations"]
+        assert (counts["shifts"] > 0, counts["horner_shifts"]) == (name == "explicit", 0)
+    assert usual["horner_shifts"] > 0
+    code, _, err = call(capsys, "run", str(model), "--backend", "shifted")
+    assert (code, err) == (2, "lbq: backend must be one of horner, preshifted, fused, explicit, got 'shifted'\n")
     code, text, _ = call(capsys, "run", str(model), "digits", "--engine", "bitplane", "--limit", "20")
     assert code == 0
     for expected in (

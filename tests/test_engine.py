@@ -102,6 +102,7 @@ def test_every_method_equals_brute_force(
         ("level", "horner"): Counts(accumulations=met, neurons_active=counted.neurons_active),
         ("bitplane", "horner"): replace(counted, shifts=0, horner_shifts=horner),
         ("bitplane", "preshifted"): replace(counted, shifts=0),
+        ("bitplane", "fused"): replace(counted, shifts=0),
         ("bitplane", "explicit"): counted,
     }
     for (method, backend), counts in counts_of.items():
@@ -148,7 +149,7 @@ def test_kernels_refuse_what_they_do_not_take() -> None:
     with pytest.raises(ValueError, match="method must be one of"):
         conv.run(good, "sparse")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="backend must be one of"):
-        conv.run(good, "bitplane", "fused")  # type: ignore[arg-type]
+        conv.run(good, "bitplane", "shifted")  # type: ignore[arg-type]
     huge = numpy_kernels.pack(np.full((1, 2, 1, 1), 32767, np.int16), accumulator=np.int64)
     with pytest.raises(ValueError, match="float64 does not hold"):
         huge.run(np.full((1, 1, 1, 2), 2**40), "dense")
@@ -369,7 +370,7 @@ def test_all_engines_give_the_same_bits(
     net = deployed(id, neuron, shape, **options)
     x = pixels(5, *shape, seed=3)
     dense = net.run(x, "dense", trace=True)
-    backends: tuple[Backend, ...] = ("horner", "preshifted", "explicit")
+    backends: tuple[Backend, ...] = ("horner", "preshifted", "fused", "explicit")
     found = [net.run(x, "bitplane", trace=True, backend=backend) for backend in backends]
     found += [net.run(x, "auto", trace=True, threads=2), net.run(x, "bitplane", trace=True, threads=3)]
     found.append(net.on_device("cpu").run(x, trace=True))
@@ -593,7 +594,10 @@ def test_auto_compares_the_density_with_a_measured_cross_over(monkeypatch: pytes
         ((np.zeros((8, 8), np.uint8),), r"got \[8, 8\]"),
         ((np.zeros((1, 3, 8, 8), np.uint8), "fast"), "engine must be one of auto, dense, bitplane, cuda, got 'fast'"),
         ((np.zeros((1, 3, 8, 8), np.uint8), "auto", False, 0), "threads must be a whole number in 1..256, got 0"),
-        ((np.zeros((1, 3, 8, 8), np.uint8), "auto", False, 1, "fused"), "backend must be one of"),
+        (
+            (np.zeros((1, 3, 8, 8), np.uint8), "auto", False, 1, "shifted"),
+            "backend must be one of horner, preshifted, fused, explicit",
+        ),
     ],
 )
 def test_wrong_arguments_are_refused(arguments: tuple[Any, ...], message: str) -> None:

@@ -251,7 +251,7 @@ def test_what_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match="method must be one of bitplane"):
         conv.run(good, "planes")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="backend must be one of horner"):
-        conv.run(good, "bitplane", "fused")  # type: ignore[arg-type]
+        conv.run(good, "bitplane", "shifted")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="smaller than the kernel"):
         conv.run(good[:, :2])
     heavy = pack(np.full((1, 300, 1, 1), 32767, np.int16))

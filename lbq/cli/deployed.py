@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -66,6 +66,9 @@ def run(
     model: Model,
     data: Annotated[str | None, typer.Argument(help="Its dataset's folder, or .npz with images and labels.")] = None,
     engine: Annotated[str, typer.Option(help="auto, dense, bitplane or cuda; all give the same bits.")] = "auto",
+    backend: Annotated[
+        str, typer.Option(help="How bit planes are weighted: horner, preshifted, fused or explicit; the same bits.")
+    ] = "horner",
     against: Annotated[str | None, typer.Option(help="Also run this engine, and compare every level.")] = None,
     threads: Threads = None,
     limit: Limit = None,
@@ -77,8 +80,9 @@ def run(
 
     net = load(model)
     test = open_data(net.network, data)
+    ways: dict[str, Any] = {"engine": engine, "backend": backend, "against": against}  # unknown names are refused there
     with CountProgress(str(model), min(limit or test.size, test.size)) as progress:
-        found = evaluate(net, test, engine, thread_count(threads), limit, progress.advance, against)  # type: ignore[arg-type]
+        found = evaluate(net, test, threads=thread_count(threads), limit=limit, progress=progress.advance, **ways)
     if as_json:
         print_json(found.to_dict())
     else:

@@ -67,7 +67,8 @@ class Network:
             of two native kernels for every layer, `cuda` runs densely on a GPU. All give the same bits.
         trace: also give every layer's levels; or a function of a layer's name and levels `[T, B, C, H, W]`, which is told
             those of some images at a time, by any thread, and must not keep them.
-        threads: of the CPU. backend: how planes are weighted.
+        threads: of the CPU. backend: how planes are weighted: `horner` doubles sums from plane to plane, `preshifted` keeps
+            shifted copies of the weights, `fused` scales a weight as it is added, `explicit` shifts it first.
         progress: called with the number of images that have been done.
         """
         x = self._checked(images)

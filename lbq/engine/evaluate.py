@@ -21,7 +21,7 @@ from lbq.engine.choose import Choice
 from lbq.engine.engine import Engine, Network
 from lbq.engine.levels import Integers
 from lbq.engine.membranes import Membranes
-from lbq.engine.native import Counts
+from lbq.engine.native import Backend, Counts
 from lbq.engine.network import IntegerNetwork
 from lbq.engine.runner import Output
 from lbq.errors import ArtefactError, DataError
@@ -47,6 +47,7 @@ class Evaluation:
     seconds: float = 0.0
     setup_seconds: float = 0.0
     engine: str = "auto"
+    backend: str = "horner"
     threads: int = 1
     counts: dict[str, Counts] = field(default_factory=dict)
     choices: dict[str, Choice] = field(default_factory=dict)
@@ -110,17 +111,19 @@ def evaluate(
     limit: int | None = None,
     progress: Callable[[int], None] | None = None,
     against: Engine | None = None,
+    backend: Backend = "horner",
 ) -> Evaluation:
-    """Run the first `limit` samples of a test set. against: also run that engine and compare every level."""
-    found, correct = Evaluation(engine=engine, threads=threads, against=against), 0
+    """Run the first `limit` samples of a test set. against: also run that engine and compare every level. backend: how
+    bit planes are weighted."""
+    found, correct = Evaluation(engine=engine, threads=threads, against=against, backend=backend), 0
     trace = against is not None
     for x, which in test.batches(TRACED if trace else BATCH, limit):
         started = time.perf_counter()
         if not found.images and engine != "dense":
-            net.run(x[:FIRST] if test.static else x[:, :FIRST], engine, threads=threads)
+            net.run(x[:FIRST] if test.static else x[:, :FIRST], engine, threads=threads, backend=backend)
             found.setup_seconds = time.perf_counter() - started
             started = time.perf_counter()
-        out = net.run(x, engine, trace, threads, progress=progress)
+        out = net.run(x, engine, trace, threads, backend, progress)
         found.seconds += time.perf_counter() - started
         if against is not None:
             other = net.run(x, against, trace, threads)

@@ -24,9 +24,9 @@ from lbq.errors import LbqError
 from lbq.graph import output_size
 
 Method = Literal["bitplane", "dense", "level"]
-Backend = Literal["horner", "preshifted", "explicit"]
+Backend = Literal["horner", "preshifted", "fused", "explicit"]
 METHODS: dict[str, int] = {"bitplane": 0, "dense": 1, "level": 2}  # the enums of native.h
-BACKENDS: dict[str, int] = {"horner": 0, "preshifted": 1, "explicit": 2}
+BACKENDS: dict[str, int] = {"horner": 0, "preshifted": 1, "fused": 2, "explicit": 3}
 MOST_ROWS = 2**16  # weight rows are numbered in 16 bits
 MOST_TAPS = 256
 LARGEST_CURRENT = 2**31 - 1
@@ -100,7 +100,7 @@ class ConvStep(Step):
         elif method == "bitplane" and backend == "preshifted":
             forms = {"shifted": conv.shifted(block, call.planes)}
         else:
-            wide = not narrow or (method == "bitplane" and backend == "explicit")
+            wide = not narrow or (method == "bitplane" and backend != "horner")
             forms = {"words": conv.form("words", block)} if wide else {"bytes": conv.form("bytes", block)}
         for name, form in forms.items():
             setattr(call, name, address(form))

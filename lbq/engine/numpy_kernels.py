@@ -158,7 +158,7 @@ class PackedConv:
                 continue  # a zero plane costs nothing
             events = _Events(b, y, x, c, signs[b, y, x, c])
             rows = self.rows << k if backend == "preshifted" else self.rows
-            added = self._gather(events, acc, size, rows, k if backend == "explicit" else 0)
+            added = self._gather(events, acc, size, rows, k if backend in ("fused", "explicit") else 0)
             counts.accumulations += added
             if backend == "explicit" and k:
                 counts.shifts += added

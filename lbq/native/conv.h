@@ -519,7 +519,7 @@ static void NAME(levels)(const struct lbq_conv *c, const struct lbq_pixel *p, in
     levels_block(c, p, block, sums, PER_LINE);
 }
 
-/* In 32 bits throughout: weights of 16 bits, weights shifted beforehand, and shifts made for every weight
+/* In 32 bits throughout: weights of 16 bits, weights shifted beforehand, scaled as they are added, or shifted one by one
  * ------------------------------------------------------------------------------------------------------------------ */
 
 static void NAME(wide)(const struct lbq_conv *c, const struct lbq_pixel *p, int64_t block, uint32_t *sums) {
@@ -539,12 +539,13 @@ static void NAME(wide)(const struct lbq_conv *c, const struct lbq_pixel *p, int6
                     continue;
                 }
                 const int16_t *row = c->words + (block * rows + ids[i]) * size;
-                uint32_t factor = by_level ? values[i] : 1;
-                int shift = c->backend == LBQ_EXPLICIT && !by_level ? k : 0;
-                if (by_level)
-                    for (int64_t j = 0; j < size; j++) sums[j] += (((uint32_t)row[j] * factor) ^ sign) - sign;
-                else
-                    for (int64_t j = 0; j < size; j++) sums[j] += (((uint32_t)row[j] << shift) ^ sign) - sign;
+                if (by_level || c->backend == LBQ_FUSED) { /* one multiplication and addition, as many CPUs have in one */
+                    uint32_t factor = ((by_level ? values[i] : (uint32_t)1 << k) ^ sign) - sign;
+                    for (int64_t j = 0; j < size; j++) sums[j] += (uint32_t)row[j] * factor;
+                    continue;
+                }
+                int shift = c->backend == LBQ_EXPLICIT ? k : 0;
+                for (int64_t j = 0; j < size; j++) sums[j] += (((uint32_t)row[j] << shift) ^ sign) - sign;
             }
             ids += LBQ_FULL(p->lengths[s]);
             if (by_level) values += LBQ_FULL(p->lengths[s]);

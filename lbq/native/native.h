@@ -89,7 +89,7 @@ struct lbq_conv {
     int32_t planes, largest, is_signed, method, backend, isa;
 };
 enum { LBQ_BITPLANE, LBQ_DENSE, LBQ_LEVEL };
-enum { LBQ_HORNER, LBQ_PRESHIFTED, LBQ_EXPLICIT };
+enum { LBQ_HORNER, LBQ_PRESHIFTED, LBQ_FUSED, LBQ_EXPLICIT };
 int lbq_conv(const struct lbq_conv *call, int threads); /* 0, or 1 where memory ran out */
 
 /* A layer of integer neurons over a sequence; mirrored by lbq/engine/layers.py and defined there.
