@@ -271,8 +271,9 @@ def render_deployed(facts: Mapping[str, Any]) -> None:
 
 def render_evaluation(found: Evaluation) -> None:
     console = make_console()
+    images = f"{found.images} image{'s' * (found.images > 1)}"
     table = make_table(
-        f"Executed per image over {found.images} images, thousands",
+        f"Executed per image over {images}, thousands",
         "synapse", "method", "accumulations", "formations", "why",
     )  # fmt: skip
     for name, counts in found.counts.items():
@@ -288,7 +289,7 @@ def render_evaluation(found: Evaluation) -> None:
     console.print(table)
     if found.engine == "auto":
         console.print("why: set bits for each level, against how many at which planes and dense take equally long.")
-    accuracy = "" if found.accuracy is None else f"accuracy {found.accuracy:.2f} % on {found.images} images; "
+    accuracy = "" if found.accuracy is None else f"accuracy {found.accuracy:.2f} % on {images}; "
     threads = f"{found.threads} thread{'s' if found.threads > 1 else ''}"
     console.print(
         f"{accuracy}{found.images_per_second:,.1f} images a second, {1e3 / found.images_per_second:.2f} ms each, "

@@ -79,7 +79,7 @@ class Prepared:
             return "pooled sums above 8 bits"
         if self.synapse.weight[0].size >= native.MOST_ROWS or self.synapse.weight[0, 0].size > native.MOST_TAPS:
             return "a kernel of very many weights"
-        return None if fallback() is None else "not built"
+        return None if fallback() is None else "no native library"
 
     def choose(self, engine: EngineName, levels: Integers, density: float) -> Choice:
         """For these levels; `auto` times both native methods once, keeps the weights in the form that the faster one reads,
