@@ -11,6 +11,7 @@ import json
 import os
 import shlex
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator
@@ -35,6 +36,7 @@ from lbq.train import EpochRecord, Trainer
 CHECKPOINTS = "checkpoints"
 # What is written under another name first, which a killed process leaves.
 WHOLE = ("config.toml", "weights.safetensors", "result.json", f"{CHECKPOINTS}/{checkpoint.LAST}")
+CPU_IS_FULL = ("can't allocate memory", "not enough memory")  # in PyTorch's words, on x86-64 and on Arm
 SAVING_SHARE = 0.02  # of the time that saves after short epochs may take
 ASKING = (
     16  # steps after which processes on GPUs ask each other whether one was told to stop: an answer waits for the GPU
@@ -107,7 +109,7 @@ class Job:
             except (torch.OutOfMemoryError, MemoryError) as error:
                 raise LbqError(self._out_of_memory()) from error
             except RuntimeError as error:
-                if "can't allocate memory" not in str(error):  # as the allocator of CPUs says it
+                if not any(words in str(error) for words in CPU_IS_FULL):
                     raise
                 raise LbqError(self._out_of_memory()) from error
             (stop,) = self.world.any([bool(self.signal)], self.device)
@@ -344,12 +346,23 @@ class Job:
                 signal.signal(number, handler)
 
     def _out_of_memory(self) -> str:
-        peak = torch.cuda.max_memory_allocated(self.device) / 2**30 if self.device.type == "cuda" else 0.0
+        peak = torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else _peak_of_process()
         t = self.config.train
+        kept = f"; {self.folder} keeps its checkpoint" if (self.folder / CHECKPOINTS).exists() else ""
         return (
-            f"out of memory at batch {t.batch_size}, T = {self.config.model.timesteps} (peak {peak:.1f} GiB): "
-            f"raise train.accumulate (now {t.accumulate}) or lower train.batch_size; {self.folder} keeps its checkpoint"
+            f"out of memory at batch {t.batch_size}, T = {self.config.model.timesteps} (peak {peak / 2**30:.1f} GiB): "
+            f"raise train.accumulate (now {t.accumulate}) or lower train.batch_size{kept}"
         )
+
+
+def _peak_of_process() -> int:
+    """The most bytes that this process has had in memory; 0 where the system does not say."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return 0
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 @contextmanager

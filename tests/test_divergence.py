@@ -162,3 +162,15 @@ def test_out_of_memory_says_what_to_do(tmp_path: Path, monkeypatch: pytest.Monke
         LbqError, match=r"out of memory at batch 12, T = 2 .*: raise train\.accumulate \(now 1\) or lower"
     ):
         run(config(), tmp_path)
+
+
+def test_a_cpu_without_memory_says_so_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the words of this machine's allocator, with what the process took."""
+
+    def full(self: Trainer) -> None:
+        torch.empty(2**55, dtype=torch.uint8)
+
+    monkeypatch.setattr(Trainer, "fit", full)
+    with pytest.raises(LbqError, match=r"\(peak \d+\.\d GiB\): raise train\.accumulate .*batch_size$") as refused:
+        run(config(), tmp_path)
+    assert "peak 0.0" not in str(refused.value)
