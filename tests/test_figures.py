@@ -9,6 +9,7 @@ import re
 import struct
 import zlib
 from dataclasses import replace
+from html import unescape
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -131,6 +132,14 @@ def test_recipes_have_figures_of_their_own() -> None:
     assert "Levels by layer, 60 epochs" in {f.title for f in figures.values()}  # N = 10 is not in the paper's figure
 
 
+def test_figure_4_is_of_two_timesteps() -> None:
+    results = [of_cifar(timesteps=t, weights_sha256=str(t) * 64) for t in (1, 2, 4)]
+    figures = [f for f in layer_figures(Gathered(results)) if f.id.startswith("levels")]
+    assert sorted(f.title for f in figures) == ["Figure 4 (f)", "Levels by layer", "Levels by layer"]
+    (named,) = (f for f in figures if f.title == "Figure 4 (f)")
+    assert ">LBQ, T=2, CIFAR-10, 60 epochs<" in named.svg
+
+
 def test_legends_stay_inside() -> None:
     plot = Plot("t", "d", (0, 1), (0, 1))
     plot.legend(
@@ -146,6 +155,28 @@ def test_legends_stay_inside() -> None:
     assert all(float(x) + 7 * len(text) <= plot.width for x, _, text in placed)
     assert len({y for _, y, _ in placed}) == len(placed)
     assert max(float(y) for _, y, _ in placed) < plot.height
+
+
+def inside(svg: str) -> bool:
+    """Whether all text that runs to the right ends within the drawing, at 7 units a letter, 6 a small one."""
+    width = float(re.findall(r'viewBox="0 0 ([\d.]+)', svg)[0])
+    texts = re.findall(r'<text x="([\d.]+)" y="[\d.]+" text-anchor="start"(?: class="([^"]*)")?>([^<]+)<', svg)
+    assert texts
+    return all(float(x) + (6 if "small" in kind else 7) * len(unescape(text)) <= width for x, kind, text in texts)
+
+
+def test_long_names_stay_inside() -> None:
+    name = "V3 (learned + box-ET), neurons' lr × 0.1, a step per channel, T=2, N=5, CIFAR-10, 60 epochs, BN decayed"
+    plot = Plot("t", "d", (0, 1), (0, 1), subtitle=name)
+    usual = Plot("t", "d", (0, 1), (0, 1), subtitle="LBQ")
+    assert (plot.top, plot.bottom, plot.height) == (usual.top + 14, usual.bottom + 14, usual.height + 14)
+    plot.listing([("1", 0, name, "1.08 mJ, 95.44 %"), ("2", None, "LBQ", "1.25 mJ, 95.89 %")])
+    assert inside(plot.svg())
+    rows = re.findall(r'y="([\d.]+)"[^>]*>(1|2|1.08 mJ, 95.44 %|1.25 mJ, 95.89 %)<', plot.svg())
+    heights = {text: float(y) for y, text in rows}
+    assert heights["1"] < heights["1.08 mJ, 95.44 %"] < heights["2"] == heights["1.25 mJ, 95.89 %"]
+    for figure in neuron_figures([replace(example(), layer="layer2.1.sn1")], name):
+        assert inside(figure.svg)
 
 
 def test_epochs_are_whole_numbers() -> None:
@@ -310,6 +341,12 @@ def test_more_series_than_colours_can_be_told_apart() -> None:
         plot.line([(0, 0), (1, 1)], series)
     drawn = re.findall(r'class="line (s\d)"(?: stroke-dasharray="([^"]*)")?', plot.svg())
     assert len(set(drawn)) == 16
+    marks = []
+    for series in range(80):
+        mark = Plot("t", "d", (0, 1), (0, 1))
+        mark.mark(0, 0, series)
+        marks.append(mark.parts[-1])
+    assert len(set(marks)) == 80
 
 
 def test_a_curve_and_its_name_in_the_legend_belong_together() -> None:

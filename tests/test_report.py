@@ -306,6 +306,12 @@ def test_our_own_page_and_figures_are_of_our_records(monkeypatch: pytest.MonkeyP
     )
 
 
+def test_the_best_of_a_dataset_is_named_without_it() -> None:
+    page = render(Gathered([of_cifar(), of_cifar(dataset="cifar100", test_accuracy=80.0)]))
+    assert "highest of 1 on CIFAR-10: LBQ<" in page
+    assert "highest of 1 on CIFAR-100: LBQ<" in page
+
+
 def test_small_words_of_the_page(found: Gathered) -> None:
     page = render(found, tour=tour_of(found))
     assert "<code>lbq train ... --resume auto</code>" in page

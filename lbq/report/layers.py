@@ -9,12 +9,12 @@ from dataclasses import replace
 
 from lbq import paper
 from lbq.analyze import Analysis, LayerAnalysis, Membrane
-from lbq.report.cells import DATASETS
+from lbq.report.cells import DATASETS, TIMESTEPS
 from lbq.report.figures import Figure, by_dataset, by_recipe, level_colour, slug
 from lbq.report.svg import Drawing, Plot, number
 from lbq.results import Gathered, Group, names
 
-PARTS = {"v1": "(c)", "v2": "(d)", "v3": "(e)", "lbq": "(f)"}  # of Figure 4, at N_max = 5
+PARTS = {"v1": "(c)", "v2": "(d)", "v3": "(e)", "lbq": "(f)"}  # of Figure 4, at N_max = 5 and T = 2
 
 
 def layer_figures(found: Gathered) -> list[Figure]:
@@ -146,7 +146,9 @@ def _entropy(
 
 def _levels(title: str, group: Group, analysis: Analysis) -> Figure:
     figure = _level_bars(title, analysis)
-    part = PARTS.get(str(group.record["variant"])) if group.first.plain else None
+    record = group.record
+    usual = record["timesteps"] == TIMESTEPS or record["dataset"] != "cifar10"  # others have a T of their own
+    part = PARTS.get(str(record["variant"])) if group.first.plain and usual else None
     return replace(figure, title="Levels by layer" if part is None else f"Figure 4 {part}")
 
 
@@ -205,10 +207,10 @@ def _membranes(title: str, dataset: str, analysis: Analysis) -> list[Figure]:
         columns * CELL, math.ceil(len(layers) / columns) * (HIGH + GAP) + 42, f"Membranes before emission: {title}",
         f"Histograms of r = U / step of {len(layers)} layers, with the thresholds at which levels begin",
     )  # fmt: skip
-    drawing.text(8, 18, "Membranes before emission, r = U / γ", kind="bold")
-    drawing.text(8, 35, f"{title}, {dataset}", kind="soft small")
+    lower = drawing.head(8, "Membranes before emission, r = U / γ", f"{title}, {dataset}")
+    drawing.height += lower
     for j, (layer, membrane) in enumerate(layers):
-        _histogram(drawing, j % columns * CELL + 8, j // columns * (HIGH + GAP) + 80, layer, membrane)
+        _histogram(drawing, j % columns * CELL + 8, j // columns * (HIGH + GAP) + 80 + lower, layer, membrane)
     layer, membrane = layers[0]
     watched = round(int(membrane.counts.sum()) / (len(membrane.counts) * math.prod(layer.shape)))
     caption = (

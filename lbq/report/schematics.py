@@ -132,20 +132,21 @@ def _execution(trace: Trace, where: str, real: bool) -> Figure:
         f"Level {level} has {level.bit_count()} set bits, so {level.bit_count()} additions of shifted weights replace {level}",
     )  # fmt: skip
     colour = level_colour(min(level, trace.n_max), trace.n_max)
-    drawing.text(8, 18, f"Level {level}, executed in two ways", kind="bold")
-    drawing.text(8, 35, where, kind="soft small")
-    drawing.text(8, 64, "by unary spikes")
+    y = drawing.head(8, f"Level {level}, executed in two ways", where)
+    drawing.height += y
+    drawing.text(8, y + 64, "by unary spikes")
     for i in range(min(level, 8)):
-        drawing.rect(8 + 36 * i, 74, 31, 26, fill=colour)
-        drawing.text(23 + 36 * i, 120, "+ Ŵ", "middle")
-    drawing.text(min(8 + 36 * level, 290) + 8, 92, _additions(level), kind="soft")
-    drawing.text(8, 156, f"by bit planes, {level} = ({level:0{planes}b})₂")
+        drawing.rect(8 + 36 * i, y + 74, 31, 26, fill=colour)
+        drawing.text(23 + 36 * i, y + 120, "+ Ŵ", "middle")
+    drawing.text(min(8 + 36 * level, 290) + 8, y + 92, _additions(level), kind="soft")
+    drawing.text(8, y + 156, f"by bit planes, {level} = ({level:0{planes}b})₂")
     for i, k in enumerate(reversed(range(planes))):
         bit = level >> k & 1
         style = {"fill": colour} if bit else {"fill": "none", "stroke": "var(--soft)", "stroke_dasharray": "3 3"}
-        drawing.rect(8 + 64 * i, 168, 56, 26, **style)
-        drawing.text(36 + 64 * i, 214, f"+ {2**k if k else ''}Ŵ" if bit else "skipped", "middle", "" if bit else "soft")
-    drawing.text(8 + 64 * planes + 12, 186, _additions(level.bit_count()), kind="soft")
+        drawing.rect(8 + 64 * i, y + 168, 56, 26, **style)
+        added = f"+ {2**k if k else ''}Ŵ" if bit else "skipped"
+        drawing.text(36 + 64 * i, y + 214, added, "middle", "" if bit else "soft")
+    drawing.text(8 + 64 * planes + 12, y + 186, _additions(level.bit_count()), kind="soft")
     caption = (
         f"{'The busiest level of the traces' if real else 'A level'}. The step has been absorbed into the weights, Ŵ = γW; "
         "plane k adds 2^k Ŵ, and planes without a bit add nothing."

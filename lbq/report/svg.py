@@ -15,8 +15,9 @@ from itertools import pairwise
 Point = tuple[float, float]
 
 DASHES = ("", "6 3", "2 3", "8 3 2 3", "4 2", "1 2", "10 4", "3 5")
-MARKERS = ("circle", "square", "triangle", "diamond", "cross", "circle", "square", "triangle")
-SERIES = len(DASHES)  # colours; further series take them again with another dash and hollow markers
+MARKERS = ("circle", "square", "triangle", "diamond", "cross")
+SERIES = len(DASHES)  # colours; further series take them again with another dash and hollow markers, then with others
+SMALL, USUAL = 6.2, 7.0  # units that a letter takes in its width, of small text and of usual
 SHADES = 21  # of levels; the paper's N_max of 20 still has one for each
 
 
@@ -144,10 +145,10 @@ def _between(points: Sequence[Point], top: float, bottom: float) -> list[list[Po
 
 
 def _broken(text: str, most: int) -> list[str]:
-    """`text` in lines of at most `most` characters, as far as its commas allow."""
+    """`text` in lines of at most `most` characters, commas included, as far as these allow."""
     lines = [""]
     for part in text.split(", "):
-        if lines[-1] and len(lines[-1]) + 2 + len(part) > most:
+        if lines[-1] and len(lines[-1]) + 3 + len(part) > most:
             lines[-1] += ","
             lines.append(part)
         else:
@@ -164,6 +165,14 @@ class Drawing:
 
     def add(self, text: str) -> None:
         self.parts.append(text)
+
+    def head(self, x: float, title: str, subtitle: str = "") -> float:
+        """Title and subtitle from `x` on, the latter in as many lines as it takes; how much these lie lower than one."""
+        self.text(x, 18, title, kind="bold")
+        lines = _broken(subtitle, int((self.width - x) / SMALL))
+        for i, line in enumerate(lines if subtitle else ()):
+            self.text(x, 35 + 14 * i, line, kind="soft small")
+        return 14.0 * (len(lines) - 1)
 
     def text(self, x: float, y: float, text: str, anchor: str = "start", kind: str = "", rotate: bool = False) -> None:
         turn = f' transform="rotate(-90 {number(x)} {number(y)})"' if rotate else ""
@@ -193,7 +202,7 @@ class Drawing:
 
     def mark(self, x: float, y: float, series: int, size: float = 4, tip: str = "", hollow: bool = False) -> None:
         """One point of a series, in the series' own shape."""
-        r, shape = size, MARKERS[series % SERIES]
+        r, shape = size, MARKERS[(series % SERIES + series // (2 * SERIES)) % len(MARKERS)]
         hollow = hollow or series // SERIES % 2 == 1
         kind = f'class="mark s{series % SERIES}{" hollow" if hollow else ""}"'
         inside = f"><title>{escape(tip)}</title></" if tip else "></"
@@ -239,13 +248,13 @@ class Plot(Drawing):
         yticks: Iterable[tuple[float, str]] | None = None,
         subtitle: str = "",
     ) -> None:
-        height += 17 if subtitle else 0
         super().__init__(width, height, title, description)
         self.x, self.y, self.xlog, self.ylog = x, y, xlog, ylog
-        self.left, self.right, self.top, self.bottom = 62.0, width - 14, 47.0 if subtitle else 30.0, height - 44.0
-        self.text(self.left, 18, title, kind="bold")
-        if subtitle:
-            self.text(self.left, 35, subtitle, kind="soft small")
+        self.left, self.right, self.top = 62.0, width - 14, 30.0
+        lower = self.head(self.left, title, subtitle) + (17 if subtitle else 0)
+        self.top += lower
+        self.height = height = height + lower
+        self.bottom = height - 44.0
         for value, text in yticks if yticks is not None else [(v, label(v)) for v in self._ticks(y, ylog)]:
             at = self.at_y(value)
             self.segment((self.left, at), (self.right, at), "grid")
@@ -343,9 +352,12 @@ class Plot(Drawing):
             if series is not None:
                 self.mark(40, y - 4, series, 4, hollow=series in hollow)
             x = 34 if series is None else 54
-            self.text(x, y, name)
-            if x + 7 * (len(name) + len(value) + 2) > self.right:
+            lines = _broken(name, int((self.width - x) / USUAL))
+            for line in lines:
+                self.text(x, y, line)
                 y += 16
+            if x + USUAL * (len(lines[-1]) + len(value) + 2) <= self.right:
+                y -= 16
             self.text(self.right, y, value, "end", "soft")
             y += 18
         self.height = y - 6
