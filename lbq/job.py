@@ -292,7 +292,7 @@ class Job:
         lines = [json.loads(line) for line in self.metrics.read_text().splitlines()]
         last = lines[-1]
         with self.trainer.averaged():
-            runs.write_weights(self.folder, self.trainer.net.state_dict())
+            checksum = runs.write_weights(self.folder, self.trainer.net.state_dict())
         result = {
             "accuracy": last["test_accuracy"],
             "epoch": last["epoch"],
@@ -313,6 +313,7 @@ class Job:
             "data": self.trainer.source.about,
             # lists for tuples, as it will be read
             "inputs": json.loads(json.dumps(asdict(self.trainer.source.inputs))),
+            "weights_sha256": checksum,
             "config_hash": self.config.hash,
             "environment": runs.environment(self.device),
         }

@@ -135,10 +135,11 @@ def write_text(path: Path, text: str) -> None:
     files.write(path, text, RunError)
 
 
-def write_weights(folder: Path, state: Mapping[str, Tensor]) -> None:
-    """`weights.safetensors`. Cloned: a tail shared between layers is one tensor under several names."""
-    stored = {k: v.detach().cpu().clone().contiguous() for k, v in state.items()}
-    files.write(folder / "weights.safetensors", serialise(stored), RunError)
+def write_weights(folder: Path, state: Mapping[str, Tensor]) -> str:
+    """`weights.safetensors`, and its SHA-256. Cloned: a tail shared between layers is one tensor under several names."""
+    stored = serialise({k: v.detach().cpu().clone().contiguous() for k, v in state.items()})
+    files.write(folder / "weights.safetensors", stored, RunError)
+    return hashlib.sha256(stored).hexdigest()
 
 
 def save(
@@ -148,8 +149,8 @@ def save(
     folder.mkdir(parents=True, exist_ok=True)
     write_text(folder / "config.toml", config.to_toml())
     write_text(folder / "metrics.jsonl", "".join(json.dumps(row) + "\n" for row in metrics))
-    write_weights(folder, net.state_dict())
-    record = {**result, "config_hash": config.hash, "environment": environment()}
+    checksum = write_weights(folder, net.state_dict())
+    record = {**result, "weights_sha256": checksum, "config_hash": config.hash, "environment": environment()}
     write_text(folder / "result.json", json.dumps(record, indent=2) + "\n")
 
 
@@ -228,24 +229,37 @@ def read_inputs(run: Path | str) -> Inputs | None:
 def read_weights(run: Path | str) -> dict[str, Tensor]:
     weights = check_folder(run, "weights.safetensors") / "weights.safetensors"
     try:
-        return load_file(weights)
+        found = load_file(weights)
     except (SafetensorError, OSError) as error:
         raise RunError(f"{weights} cannot be read ({error}): restore the file or train again") from error
+    weights_checksum(run)
+    return found
 
 
 def weights_checksum(run: Path | str) -> str:
-    """SHA-256 of a run's weights; `weights.sha256` may stand for weights that were not kept."""
+    """SHA-256 of a run's weights, which is the one that its result names; `weights.sha256` may stand for weights that were
+    not kept."""
     folder = Path(run)
     weights, kept = folder / "weights.safetensors", folder / "weights.sha256"
     if weights.exists():
         with open(weights, "rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+            return _as_told(folder, weights, hashlib.file_digest(file, "sha256").hexdigest())
     if kept.exists():
         words = kept.read_text(errors="replace").split()
         if not words or not re.fullmatch("[0-9a-f]{64}", words[0]):
             raise RunError(f"{kept} does not begin with a SHA-256: restore it, or write one with sha256sum")
-        return words[0]
+        return _as_told(folder, kept, words[0])
     raise RunError(f"{folder} has neither weights.safetensors nor weights.sha256: its record would prove nothing")
+
+
+def _as_told(folder: Path, file: Path, checksum: str) -> str:
+    """`checksum`, where the run's result names it or, as older ones and converted networks do, none."""
+    told = read_result(folder).get("weights_sha256") if (folder / "result.json").is_file() else None
+    if told not in (None, checksum):
+        raise RunError(
+            f"{file} is damaged or of another run: SHA-256 {checksum[:10]}, result.json says {told[:10]}; restore the file"
+        )
+    return checksum
 
 
 def load(run: Path | str) -> BurstNet:

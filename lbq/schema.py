@@ -165,9 +165,9 @@ INPUTS = Fields(
     }
 )
 RESULT = Fields(
-    optional={"accuracy": PERCENT, "epoch": COUNT, "inputs": INPUTS}
-)  # of a run; what training wrote has both
-TRAINED = Fields({"accuracy": PERCENT, "epoch": COUNT}, {"inputs": INPUTS})
+    optional={"accuracy": PERCENT, "epoch": COUNT, "inputs": INPUTS, "weights_sha256": TEXT}
+)  # of a run; what training wrote has the first two
+TRAINED = Fields({"accuracy": PERCENT, "epoch": COUNT}, {"inputs": INPUTS, "weights_sha256": TEXT})
 FINISHED = Fields({"test_accuracy": PERCENT})  # and an unfinished one has none
 INTEGER_RECORD = Fields({"of": TEXT, "test_accuracy": PERCENT})
 

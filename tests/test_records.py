@@ -128,6 +128,7 @@ def test_bad_folders_get_one_line(capsys: pytest.CaptureFixture[str], tmp_path: 
         else:
             (folder / "weights.safetensors").unlink()
             if name == "stale":
+                (folder / "result.json").write_text(json.dumps({**result, "weights_sha256": "0" * 64}))
                 (folder / "weights.sha256").write_text("0" * 64 + "  weights.safetensors\n")
     code, out, err = call(capsys, "record", str(folder))
     assert code == 2

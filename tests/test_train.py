@@ -341,6 +341,10 @@ def test_broken_run_folders_are_named(trained: tuple[Path, models.BurstNet, Conf
     (broken / "weights.safetensors").write_bytes(good[:1000])
     with pytest.raises(RunError, match="weights.safetensors cannot be read"):
         lbq.load(broken)
+    (broken / "weights.safetensors").write_bytes(good[:-1] + bytes([good[-1] ^ 1]))
+    with pytest.raises(RunError, match=r"weights.safetensors is damaged or of another run: SHA-256 .*restore the file"):
+        lbq.load(broken)
+    (broken / "result.json").unlink()  # which says whose weights they are
     tensors = load_file(folder / "weights.safetensors")
     del tensors["fc.bias"]
     save_file(tensors, broken / "weights.safetensors")
