@@ -466,3 +466,10 @@ def test_data_mistakes(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> No
         assert message in err
         assert "delete" not in err  # what a user gives stays the user's
     assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize("command", cli.COMMANDS)
+def test_every_command_takes_json(capsys: pytest.CaptureFixture[str], command: str) -> None:
+    code, out, _ = call(capsys, command, "--help")
+    assert code == 0
+    assert "--json" in out

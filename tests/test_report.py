@@ -347,6 +347,21 @@ def call(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str,
     return int(stop.value.code or 0), out, err
 
 
+def test_what_was_written_as_json(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    page, held = tmp_path / "r.html", tmp_path / "r.json"
+    code, out, _ = call(capsys, "report", str(runs_folder()), "-o", str(page), "--json")
+    told = {"path": str(page), "bytes": page.stat().st_size, "format": "html", "finished": 3, "unfinished": 1}
+    assert (code, json.loads(out)) == (0, told)
+    code, out, _ = call(capsys, "record", str(runs_folder() / "lbq-0"), "-o", str(held), "--json")
+    made = json.loads(held.read_text())
+    assert (code, json.loads(out)) == (
+        0,
+        {"path": str(held), "variant": "lbq", "dataset": "digits", "test_accuracy": made["test_accuracy"]},
+    )
+    code, out, _ = call(capsys, "record", str(runs_folder() / "lbq-0"), "--json")
+    assert (code, json.loads(out)) == (0, made)
+
+
 @pytest.mark.parametrize(("form", "suffix"), [("html", "html"), ("md", "md"), ("latex", "tex")])
 def test_the_command(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str, suffix: str

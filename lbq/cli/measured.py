@@ -170,6 +170,7 @@ def record(
     run: Annotated[Path, typer.Argument(help="Run folder of a finished run.")],
     out: Annotated[Path | None, typer.Option("-o", "--out", help="File to write; default the standard output.")] = None,
     note: Annotated[str, typer.Option(help="A sentence that goes into the record.")] = "",
+    as_json: Json = False,
 ) -> None:
     """Everything that a reader needs to believe and repeat a run, as one JSON file that outlives its weights."""
     from lbq import files
@@ -182,6 +183,9 @@ def record(
         print_json(made)
         return
     files.write(out, json.dumps(made, indent=1) + "\n")
+    if as_json:
+        print_json({"path": str(out), **{key: made[key] for key in ("variant", "dataset", "test_accuracy")}})
+        return
     make_console().print(f"{out}: {made['variant']} on {made['dataset']}, {made['test_accuracy']:.2f} %")
 
 
@@ -198,6 +202,7 @@ def report(
     ] = None,
     title: Annotated[str, typer.Option(help="Heading of the page.")] = "LBQ report",
     technology: Constants = None,
+    as_json: Json = False,
 ) -> None:
     """The paper's tables and figures with your results in them: one page that needs no network, or tables for a paper."""
     from lbq.report.folder import SUFFIXES, make
@@ -217,6 +222,10 @@ def report(
 
     found = gather(results, read_run)
     size = make(target, found, format, _technology(technology), image, title)
+    if as_json:
+        counts = {"finished": len(found.finished), "unfinished": len(found.unfinished)}
+        print_json({"path": str(target), "bytes": size, "format": format, **counts})
+        return
     unfinished = f", {len(found.unfinished)} not finished" if found.unfinished else ""
     runs = f"{len(found.finished)} finished run{'s' * (len(found.finished) != 1)}"
     make_console().print(f"{target}: {size_of(size)}, {runs}{unfinished}")
