@@ -56,7 +56,10 @@ def record_of(run: Path | str, note: str = "") -> dict[str, Any]:
             "weights_sha256": runs.weights_checksum(folder),
             "data_sha256": result["data"].get("sha256") or result["data"].get("labels", ""),
             "hardware": environment["machine"],
-            "versions": {k: environment[k] for k in ("lbq", "python", "torch", "kernel")},
+            "versions": {
+                **{k: environment[k] for k in ("lbq", "python", "torch", "kernel")},
+                **{k: environment[k] for k in runs.PACKAGES if k in environment},
+            },
             "commit": environment["commit"],
             "processes": result["processes"],
             "wall_seconds": round(result["training_seconds"]),

@@ -6,6 +6,7 @@ Files appear under their final names only when they are complete; one process at
 from __future__ import annotations
 
 import hashlib
+import importlib.metadata
 import json
 import os
 import platform
@@ -15,7 +16,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import fields
 from pathlib import Path
 from typing import IO, Any
@@ -36,6 +37,8 @@ from lbq.gather import CONVERSION as CONVERSION
 from lbq.gather import read_json
 from lbq.kernels.choose import choose
 from lbq.models import BurstNet
+
+PACKAGES = ("numpy", "pillow", "triton")  # arrays, decoded images, kernels of GPUs
 
 
 @contextmanager
@@ -108,9 +111,19 @@ def environment(device: torch.device | str = "cpu") -> dict[str, str]:
         "commit": _commit(),
         "python": platform.python_version(),
         "torch": torch.__version__,
+        **installed(),
         "machine": machine,
         "kernel": choose(device.type).kernel,
     }
+
+
+def installed() -> dict[str, str]:
+    """The versions of packages beside PyTorch that compute something, of those that are there."""
+    found = {}
+    for name in PACKAGES:
+        with suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found
 
 
 def _commit() -> str:

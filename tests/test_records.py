@@ -8,7 +8,9 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from lbq import cli, records
 from lbq.config import Config
@@ -34,6 +36,7 @@ def test_a_record_holds_what_a_reader_needs() -> None:
     assert made["test_accuracy"] == result["accuracy"]
     assert made["config_hash"] == result["config_hash"]
     assert len(made["weights_sha256"]) == 64
+    assert (made["versions"]["torch"], made["versions"]["numpy"]) == (torch.__version__, np.__version__)
     assert [e["epoch"] for e in made["log"]] == [1, 2]
     assert made["log"][0]["step_min"] <= made["log"][0]["step_max"]
     assert made["note"] == "a note"
