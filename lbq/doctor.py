@@ -53,7 +53,8 @@ def _torch_facts() -> dict[str, Any]:
         return {"devices": [], "kernels": {}, "advice": ["training needs PyTorch: pip install 'lbq[train]'"]}
     from lbq.kernels.choose import choose
 
-    devices = [{"name": "cpu", "detail": f"{torch.get_num_threads()} threads"}]
+    threads = torch.get_num_threads()
+    devices = [{"name": "cpu", "detail": f"{threads} thread{'s' * (threads > 1)}"}]
     for i in range(torch.cuda.device_count()):
         properties = torch.cuda.get_device_properties(i)
         detail = f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB"

@@ -105,7 +105,8 @@ class TrainProgress:
     def resumed(self, epoch: int, batch: int, notes: tuple[str, ...]) -> None:
         for note in notes:
             self.console.print(f"passed over: {note}")
-        self.console.print(f"continuing at epoch {epoch + 1}, step {batch + 1}")
+        after = f" after step {batch}" if batch else ""
+        self.console.print(f"continuing at epoch {epoch + 1}{after}")
 
     def restarted(self, log: Path) -> None:
         self.console.print(f"no checkpoint found: training starts again at epoch 1; the log so far is kept as {log}")
