@@ -491,7 +491,7 @@ def test_networks_train_alike(neuron: str) -> None:
     losses, grads = [], []
     for kernel in ("reference", "fused"):
         torch.manual_seed(3)
-        net = models.create("resnet8w16", timesteps=2, neuron=neuron, in_channels=1).to(DEVICE)
+        net = models.create("resnet8w8", timesteps=2, neuron=neuron, in_channels=1).to(DEVICE)
         x, labels = randn(6, 1, 8, 8), torch.arange(6, device=DEVICE)
         with use(kernel):
             loss = nn.functional.cross_entropy(net(x), labels)
