@@ -149,8 +149,13 @@ class Result:
             title += f", {str(membrane).upper()} membrane"
         if gradient := self.record.get("step_gradient"):
             title += f", {gradient.upper()} step gradient"
-        if "n_max" in neuron and (neuron.get("step") or 2 / neuron["n_max"]) != 2 / neuron["n_max"]:
-            title += f", step from {neuron['step']:g}"
+        usual_step = 2 / neuron["n_max"] if "n_max" in neuron else 1.0 if variant.startswith("ternary") else None
+        if usual_step is not None and (neuron.get("step") or usual_step) != usual_step:
+            title += (
+                f", step from {neuron['step']:g}"
+                if self.record.get("step") == "learned"
+                else f", step {neuron['step']:g}"
+            )
         title += "".join(
             f", {k.replace('_', ' ')} {neuron[k]}" for k, usual in USUAL.items() if neuron.get(k, usual) != usual
         )

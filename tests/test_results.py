@@ -363,6 +363,9 @@ def test_titles() -> None:
     assert title(variant="v3", surrogate="box_et") == "V3 (learned + box-ET)"
     assert title(variant="mine") == "mine"
     assert title(config={"optim": {"norm_decay": True}}) == "LBQ, BN decayed"
+    ternary = {"variant": "ternary_fixed", "step": "fixed", "surrogate": "box"}
+    assert title(**ternary, config={"neuron": {"step": 0.5}}) == "Ternary, fixed, step 0.5"
+    assert title(**ternary, config={"neuron": {"step": 1.0}}) == "Ternary, fixed"
     assert title(config={"neuron": {"n_max": 5, "step": 0.3, "beta": 0.9}}) == "LBQ, step from 0.3, beta 0.9"
     assert title(config={"neuron": {"n_max": 5, "step": 0.4, "beta": 0.5}}) == "LBQ"
     assert title(variant="burst_fixed") == "Burst, fixed step"
