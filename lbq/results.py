@@ -151,11 +151,7 @@ class Result:
             title += f", {gradient.upper()} step gradient"
         usual_step = 2 / neuron["n_max"] if "n_max" in neuron else 1.0 if variant.startswith("ternary") else None
         if usual_step is not None and (neuron.get("step") or usual_step) != usual_step:
-            title += (
-                f", step from {neuron['step']:g}"
-                if self.record.get("step") == "learned"
-                else f", step {neuron['step']:g}"
-            )
+            title += f", step {'from ' * (self.record.get('step') == 'learned')}{neuron['step']:g}"
         title += "".join(
             f", {k.replace('_', ' ')} {neuron[k]}" for k, usual in USUAL.items() if neuron.get(k, usual) != usual
         )
