@@ -37,7 +37,7 @@ def call(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str,
 @pytest.fixture(scope="module")
 def demo_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any], str]:
     folder = tmp_path_factory.mktemp("demo") / "run"
-    command = [sys.executable, "-m", "lbq", "demo", "--epochs", "2", "--json", "--out", str(folder)]
+    command = [sys.executable, "-m", "lbq", "demo", "--epochs", "1", "--json", "--out", str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     return folder, json.loads(done.stdout), done.stderr
 
