@@ -14,6 +14,7 @@ from lbq.errors import LbqError, RunError
 from lbq.results import Gathered, Result
 
 ARCHIVE = "model.lbq"
+ARCHIVE_ANALYSIS = Path(ARCHIVE).with_suffix(".analysis") / "analysis.json"  # where lbq analyze puts it
 CONVERSION = "conversion.json"  # of a folder that `lbq convert` wrote: what its network was made of
 
 
@@ -113,7 +114,7 @@ def _is_run(path: Path) -> bool:
 
 def _beside(run: Path) -> Iterable[Path]:
     """What else lies in a run folder: the analysis of its deployed network, and the demo's baselines."""
-    analysis = (run / ARCHIVE).with_suffix(".analysis") / "analysis.json"
+    analysis = run / ARCHIVE_ANALYSIS
     baselines = run / "baselines"
     inside = sorted(p for p in baselines.iterdir() if (p / "config.toml").exists()) if baselines.is_dir() else []
     return [*([analysis] if analysis.is_file() else []), *inside]

@@ -71,6 +71,11 @@ def next_free(stem: Path | str) -> Path:
     return path
 
 
+def default_name(config: Path) -> str:
+    """What the run of a configuration file is called, without its seed: cifar10-lbq_t2."""
+    return f"{config.parent.name}-{config.stem}" if config.parent.name else config.stem
+
+
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Hold `folder` against other processes; the system releases it with this one, however it ends.
@@ -90,6 +95,18 @@ def locked(folder: Path) -> Iterator[None]:
                 f"{folder} is being written by another process: wait for it or choose another folder"
             ) from error
         yield
+
+
+def held(folder: Path) -> bool:
+    """Whether another process holds `folder`."""
+    try:
+        with open(folder / ".lock", "r+") as file:
+            _lock(file)
+    except BlockingIOError:
+        return True
+    except OSError:  # no folder, or none that was ever held
+        return False
+    return False
 
 
 def _lock(file: IO[str]) -> None:

@@ -28,6 +28,7 @@ app = typer.Typer(
 COMMANDS: dict[str, Callable[..., None]] = {  # in the order of the help
     "demo": training.demo,
     "train": training.train,
+    "sweep": training.sweep,
     "eval": training.evaluate,
     "convert": training.convert,
     "data": training.data,

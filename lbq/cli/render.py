@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from lbq.demo import DemoResult
     from lbq.engine.evaluate import Evaluation
     from lbq.measurement import Measurement
+    from lbq.results import Gathered, Result
     from lbq.technology import Technology
 
 NOISE = " (random noise, no images)"
@@ -306,3 +307,27 @@ def render_prediction(found: Sequence[Mapping[str, Any]]) -> None:
     width = max(len(entry["class"]) for entry in found)
     for entry in found:
         console.print(f"{entry['class']:<{width}}  {100 * entry['share']:6.2f} %")
+
+
+def sweep_row(folder: Path, state: str, result: Result | None) -> dict[str, Any]:
+    """One run of a sweep, for programs."""
+    accuracies = (None, None) if result is None else (result.accuracy, result.integer_accuracy)
+    return {"run": str(folder), "state": state, **dict(zip(("accuracy", "integer_accuracy"), accuracies, strict=True))}
+
+
+def render_sweep(found: Gathered, page: Path) -> None:
+    """What a sweep trained, a row for all seeds of one thing."""
+    from lbq.report.cells import accuracy_cell, integer_cell, spread_cell
+    from lbq.report.cost_tables import accounts_of
+    from lbq.results import names
+
+    groups = found.groups
+    table = make_table("", "network", "accuracy %", "on integers %", "accumulations, M")
+    for name, group in zip(names([group.first for group in groups]), groups, strict=True):
+        counts = [rate.executed / 1e6 for _, rate in accounts_of(group)]
+        digits = 2 if max(counts, default=0) > 1 else 4
+        table.add_row(name, accuracy_cell(group).text, integer_cell(group).text, spread_cell(counts, digits).text)
+    console = make_console()
+    console.print(table)
+    console.print("accumulations: of a sample, by bit planes, rate x MACs as the paper counts")
+    console.print(f"all tables and figures: {page}", soft_wrap=True)

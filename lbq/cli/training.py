@@ -1,7 +1,11 @@
-"""Commands that train: demo, train, eval, convert, and data and doctor, which come before."""
+"""Commands that train: demo, train, sweep, eval, convert, and data and doctor, which come before."""
 
 from __future__ import annotations
 
+import functools
+import os
+import shlex
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -9,7 +13,7 @@ import typer
 
 from lbq.cli.base import Changes, Device, Json, Run, data_of_a_run, fail, print_json, start
 from lbq.cli.progress import DemoProgress, DownloadProgress, TrainProgress
-from lbq.cli.render import make_console, make_table, render_conversion, render_demo
+from lbq.cli.render import make_console, make_table, render_conversion, render_demo, render_sweep, sweep_row
 from lbq.errors import LbqError
 
 
@@ -47,13 +51,12 @@ def train(
     """Train a configuration. Under torchrun (torchrun --nproc-per-node=N -m lbq train ...) on several processes."""
     if resume not in ("auto", "never"):
         raise LbqError(f"--resume must be auto or never, got {resume!r}")
-    from lbq import distributed, job
+    from lbq import distributed, job, runs
     from lbq.config import Config
 
     flags = ["train.compile=true"] * compile + ["train.deterministic=true"] * deterministic
     settings = Config.load(config, [*(changes or []), *flags])
-    name = f"{config.parent.name}-{config.stem}" if config.parent.name else config.stem
-    folder = out or Path("runs") / f"{name}-s{settings.seed}"
+    folder = out or Path("runs") / f"{runs.default_name(config)}-s{settings.seed}"
     world, where = distributed.start(device)
     try:
         with TrainProgress() as progress:
@@ -70,6 +73,70 @@ def train(
         make_console().print(
             f"test accuracy {result['accuracy']:.2f} % after epoch {result['epoch']}, run folder {folder}"
         )
+
+
+def sweep(
+    configs: Annotated[
+        list[str], typer.Argument(help="Configurations, folders of them, and key=value for all of them.")
+    ],
+    vary: Annotated[
+        list[str] | None, typer.Option(help="key=value,value: a run of each, such as seed=0,1,2; may be repeated.")
+    ] = None,
+    out: Annotated[Path, typer.Option("-o", "--out", help="Folder of the run folders and their report.")] = Path(
+        "runs/sweep"
+    ),
+    train_only: Annotated[
+        bool, typer.Option("--train-only", help="Do not deploy and analyse what is trained.")
+    ] = False,
+    device: Device = None,
+    show: Annotated[bool, typer.Option("--print", help="Print the commands instead of running them.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Train many configurations, deploy and analyse each, and report them: the paper's tables from one command.
+
+    Repeated, it goes on where it was. Started several times, on a GPU each, every run is trained once.
+    """
+    from lbq import files, records
+    from lbq import sweep as sweeps
+    from lbq.gather import gather
+    from lbq.report.folder import make
+    from lbq.results import Gathered
+
+    if "RANK" in os.environ:
+        raise LbqError("sweep starts processes of its own: start it without torchrun, once for each GPU")
+    members = sweeps.plan(configs, [sweeps.parse_vary(text) for text in vary or []], out)
+    if show:
+        for member in members:
+            commands = [] if member.trained else [member.training(device)]
+            for command in (*commands, *([] if train_only else member.measuring())):
+                sys.stdout.write(f"lbq {shlex.join(command)}\n")
+        return
+    files.check_folder(out)
+    page = out / "report.html"
+    files.check_file(page)
+    console = make_console(stderr=True)
+    say = functools.partial(console.print, soft_wrap=True)  # commands may be copied
+    try:
+        states = sweeps.Sweep(members, say, device).run(deploy=not train_only)
+    except sweeps.Stopped as stopped:
+        fail(str(stopped), stopped.code)
+    trained = [member.folder for member in members if member.trained]
+    found = gather(trained, records.read) if trained else Gathered()
+    if trained:
+        make(page, found, title=f"LBQ sweep {out.resolve().name}")
+    if as_json:
+        results = {result.source: result for result in found.results}
+        rows = [sweep_row(member.folder, state, results.get(str(member.folder))) for member, state in states]
+        print_json({"runs": rows, "report": str(page) if trained else None})
+    elif trained:
+        render_sweep(found, page)
+    if "elsewhere" in (state for _, state in states):
+        say("some runs are in other processes' hands: the one that ends last reports them all")
+    failed = [member.folder for member, state in states if state == "failed"]
+    for folder in failed:
+        say(f"failed: {folder}; the same command tries it again")
+    if failed:
+        raise typer.Exit(1)
 
 
 def evaluate(

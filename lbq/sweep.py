@@ -1,0 +1,266 @@
+"""A sweep: configurations times varied settings, each trained in a run folder of its own, deployed and analysed.
+
+Every step is a command that a user could type, in a process of its own: what fails takes nothing else with it. What is done
+already is not done again, and what another process is doing is left to it, so that a sweep may be stopped and repeated at any
+moment, and started several times at once, on a GPU each.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Literal
+
+import torch
+
+from lbq import runs
+from lbq.build import build
+from lbq.config import Config, differences
+from lbq.errors import ConfigError, GraphError, LbqError, RunError
+from lbq.gather import ARCHIVE, ARCHIVE_ANALYSIS
+from lbq.neuron.base import SpikingNeuron
+from lbq.neuron.registry import create
+
+STOPS = (signal.SIGTERM, signal.SIGINT)
+State = Literal["done", "failed", "elsewhere"]  # elsewhere: another process is at it
+Vary = Sequence[tuple[str, Sequence[str]]]  # keys, and the values that each shall take
+
+
+class Stopped(LbqError):
+    """A sweep was told to stop; `code` is the process's exit status."""
+
+    def __init__(self, message: str, code: int) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+@dataclass(frozen=True)
+class Member:
+    """One run of a sweep. changes: as they are given to `lbq train`; lacks: why it has no integer network, if it has none."""
+
+    file: Path
+    changes: tuple[str, ...]
+    config: Config
+    folder: Path
+    lacks: str = ""
+
+    @property
+    def trained(self) -> bool:
+        return (self.folder / "result.json").is_file()
+
+    def training(self, device: str | None = None) -> list[str]:
+        """The command that trains it, or goes on where it was."""
+        where = [] if device is None else ["--device", device]
+        return ["train", str(self.file), *self.changes, "--out", str(self.folder), "--resume", "auto", *where]
+
+    def measuring(self) -> Iterator[list[str]]:
+        """The commands that deploy it and analyse what was deployed, of those that are not done yet."""
+        model = self.folder / ARCHIVE
+        if self.lacks or (self.folder / ARCHIVE_ANALYSIS).is_file():
+            return
+        root = self.config.data.root
+        moved = [f"data.root={root}"] if root else []
+        if not model.is_file():
+            yield ["deploy", str(self.folder), *moved, "-o", str(model)]
+        yield ["analyze", str(model), *(["--data", root] if root else [])]
+
+
+# What there is to do
+# ------------------------------------------------------------------------------------------------------
+
+
+def parse_vary(text: str) -> tuple[str, list[str]]:
+    """`seed=0,1,2` as a key and its values. A list or a string of TOML is one value."""
+    key, equals, values = text.partition("=")
+    found = [v.strip() for v in re.findall(r'(?:\[[^\]]*\]|"[^"]*"|[^,\["])+', values)]
+    if not key.strip() or not equals or not found or not all(found):
+        raise ConfigError(f"--vary {text!r} must have the form key=value,value, such as seed=0,1,2")
+    if twice := [value for value, times in Counter(found).items() if times > 1]:
+        raise ConfigError(f"--vary {text!r} has {twice[0]} twice")
+    return key.strip(), found
+
+
+def plan(given: Sequence[str], vary: Vary, out: Path) -> list[Member]:
+    """The runs of a sweep, checked before any of them begins: one of every configuration first, then the next value.
+
+    given: configuration files, folders of them, and key=value changes for all of them.
+    """
+    changes = [text for text in given if "=" in text and not Path(text).exists()]
+    configs = list(dict.fromkeys(file for text in given if text not in changes for file in _files(Path(text))))
+    if not configs:
+        raise ConfigError(
+            "a sweep needs configurations: give files such as configs/digits/lbq.toml, or folders of them"
+        )
+    keys = [key for key, _ in vary]
+    if twice := [key for key, times in Counter(keys).items() if times > 1]:
+        raise ConfigError(f"--vary {twice[0]} is given twice: put all its values in one")
+    if both := {key for key, _ in vary} & {text.partition("=")[0].strip() for text in changes}:
+        raise ConfigError(f"{min(both)} is both varied and changed for all: give it once")
+    members = [
+        _member(file, changes, dict(zip(keys, values, strict=True)), out)
+        for values in itertools.product(*(values for _, values in vary))
+        for file in configs
+    ]
+    _refuse_twins(members)
+    for member in members:
+        _refuse_other(member)
+    return members
+
+
+def _files(path: Path) -> list[Path]:
+    if path.is_dir():
+        found = sorted(path.glob("*.toml"))
+        if not found:
+            raise ConfigError(f"{path} holds no configurations (.toml): give files or folders of them")
+        return found
+    if not path.is_file():
+        raise ConfigError(f"{path} does not exist: give a configuration, a folder of them, or key=value")
+    return [path]
+
+
+def _member(file: Path, changes: Sequence[str], varied: dict[str, str], out: Path) -> Member:
+    given = (*changes, *(f"{key}={value}" for key, value in varied.items()))
+    config = Config.load(file, given)
+    leaves = Counter(key.rpartition(".")[2] for key in varied)
+    told = [
+        f"{leaf if leaves[leaf := key.rpartition('.')[2]] == 1 else key}={value}"
+        for key, value in varied.items()
+        if key != "seed"
+    ]
+    name = "-".join([runs.default_name(file), *told, f"s{config.seed}"])
+    folder = out / re.sub(r"[^\w.=+-]", "_", name)
+    try:
+        lacks = _lacks(config)
+    except LbqError as error:
+        raise ConfigError(f"{file}: {error}") from error
+    return Member(file, given, config, folder, lacks)
+
+
+def _lacks(config: Config) -> str:
+    """Why the network has no integer form, as far as its neurons say. Refuses what is no network, or no neuron."""
+    with torch.device("meta"):  # without weights
+        build(config)
+    neuron = create(**config.neuron, timesteps=config.model.timesteps, channels=1)
+    if not isinstance(neuron, SpikingNeuron):
+        return "it has no spiking neurons"
+    try:
+        neuron.spec()
+    except GraphError as error:
+        return str(error)
+    return ""
+
+
+def _refuse_twins(members: Sequence[Member]) -> None:
+    """One run under two names would count twice, and two runs of one name would share a folder."""
+    by_config: dict[str, Member] = {}
+    by_folder: dict[Path, Member] = {}
+    for member in members:
+        same = by_config.setdefault(member.config.hash, member)
+        other = by_folder.setdefault(member.folder, member)
+        if same is not member or other is not member:
+            given = " and ".join(
+                " ".join([str(m.file), *m.changes]) for m in (min(same, other, key=members.index), member)
+            )
+            told = "the same run" if same is not member else f"both called {member.folder.name}"
+            raise ConfigError(f"{given} are {told}: give one of them")
+
+
+def _refuse_other(member: Member) -> None:
+    """A folder that holds another run is left alone, and is known before the first run begins."""
+    if not (member.folder / "config.toml").is_file():
+        return
+    stored = runs.load_config(member.folder)
+    if stored.hash != member.config.hash:
+        told = "; ".join(differences(stored, member.config))
+        raise RunError(f"{member.folder} holds another configuration ({told}): choose another --out")
+
+
+# Doing it
+# ------------------------------------------------------------------------------------------------------
+
+
+class Sweep:
+    """say: told every command before it runs, and what is passed over."""
+
+    def __init__(self, members: Sequence[Member], say: Callable[[str], None], device: str | None = None) -> None:
+        self.members, self.say, self.device = members, say, device
+        self.child: subprocess.Popen[bytes] | None = None
+        self.signal = 0
+
+    def run(self, deploy: bool = True) -> list[tuple[Member, State]]:
+        """Train what is not trained yet and, where `deploy`, deploy and analyse it; what became of each."""
+        found: list[tuple[Member, State]] = []
+        with self._signals():
+            for number, member in enumerate(self.members, 1):
+                self.say(f"[{number}/{len(self.members)}] {member.folder.name}")
+                state = self._train(member)
+                found.append((member, self._measure(member) if deploy and state == "done" else state))
+        return found
+
+    def _train(self, member: Member) -> State:
+        if not (member.trained or runs.held(member.folder)):
+            self._call(member.training(self.device))
+        if member.trained:
+            return "done"
+        if runs.held(member.folder):
+            return self._left(member)
+        if not (member.folder / "config.toml").is_file():  # as train leaves it where its input is wrong
+            raise RunError(f"{member.folder.name} could not begin, as said above: the sweep stops here")
+        return "failed"
+
+    def _measure(self, member: Member) -> State:
+        if member.lacks:
+            self.say(f"not deployed: {member.lacks}")
+        commands = list(member.measuring())
+        if commands and runs.held(member.folder):
+            return self._left(member)
+        with runs.locked(member.folder):
+            return "failed" if any(self._call(command) for command in commands) else "done"
+
+    def _left(self, member: Member) -> State:
+        self.say(f"{member.folder} is in another process's hands: left to it")
+        return "elsewhere"
+
+    def _call(self, command: Sequence[str]) -> int:
+        """Run `lbq` with these arguments, for its files: its progress is shown, its result is not. Its exit status."""
+        self.say(f"lbq {shlex.join(command)}")
+        # this very package, whatever lies in the working directory
+        path = os.pathsep.join([str(Path(__file__).parent.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+        self.child = subprocess.Popen(
+            [sys.executable, "-P", "-m", "lbq", *command],
+            stdout=subprocess.DEVNULL,
+            env={**os.environ, "PYTHONPATH": path},
+        )
+        code = self.child.wait()
+        self.child = None
+        stopped = next((n for n in STOPS if n == self.signal or code in (128 + n, -n)), None)
+        if stopped is not None:
+            raise Stopped(f"stopped by {stopped.name}: the same command goes on from here", 128 + stopped)
+        return code
+
+    @contextmanager
+    def _signals(self) -> Iterator[None]:
+        """A terminal's interrupt reaches the running command too, which saves and ends; a SIGTERM is passed on to it."""
+
+        def note(number: int, _: FrameType | None) -> None:
+            self.signal = number
+            if self.child is not None and number == signal.SIGTERM:
+                self.child.terminate()
+
+        before = {number: signal.signal(number, note) for number in STOPS}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)

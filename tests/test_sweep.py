@@ -1,0 +1,325 @@
+"""Sweeps: what is planned, what is refused before anything begins, and what becomes of runs that end in every way."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from lbq import cli, runs, sweep
+from lbq.errors import ConfigError, RunError
+from lbq.sweep import Member, Sweep, parse_vary, plan
+
+CONFIGS = Path(__file__).parent.parent / "configs"
+SMALL = ("model.id=resnet8w2", "train.epochs=1", "train.warmup_epochs=0")
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    file = tmp_path / "family" / "small.toml"
+    file.parent.mkdir()
+    file.write_text('[augment]\nshift = 1\n[model]\nid = "resnet8w2"\n[neuron]\nname = "lbq"\n')
+    return file
+
+
+def planned(config: Path, out: Path, *vary: str) -> list[Member]:
+    return plan([str(config), *SMALL], [parse_vary(text) for text in vary], out)
+
+
+# What there is to do
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "values"),
+    [
+        ("seed=0,1,2", "seed", ["0", "1", "2"]),
+        ("neuron.n_max=5", "neuron.n_max", ["5"]),
+        (" seed = 0 , 1 ", "seed", ["0", "1"]),
+        ("neuron.thresholds=[1, 2.5],[1, 2]", "neuron.thresholds", ["[1, 2.5]", "[1, 2]"]),
+        ('data.root="a,b",c', "data.root", ['"a,b"', "c"]),
+    ],
+)
+def test_values_of_a_key(text: str, key: str, values: list[str]) -> None:
+    assert parse_vary(text) == (key, values)
+
+
+@pytest.mark.parametrize("text", ["seed", "=1", "seed=", "seed= ,1", "seed=1,1"])
+def test_values_that_are_none(text: str) -> None:
+    with pytest.raises(ConfigError, match="--vary"):
+        parse_vary(text)
+
+
+def test_one_run_of_everything_comes_before_the_next_seed(config: Path, tmp_path: Path) -> None:
+    other = config.with_name("other.toml")
+    other.write_text('base = "small.toml"\n[neuron]\nname = "lif"\n')
+    found = plan([str(config.parent), *SMALL], [("seed", ["3", "4"]), ("model.timesteps", ["1", "2"])], tmp_path)
+    assert [m.folder.name for m in found] == [
+        f"family-{name}-timesteps={steps}-s{seed}" for seed in (3, 4) for steps in (1, 2) for name in ("other", "small")
+    ]
+    assert {(m.config.seed, m.config.model.timesteps, m.config.train.epochs) for m in found} == {
+        (seed, steps, 1) for seed in (3, 4) for steps in (1, 2)
+    }
+    assert found[0].training("cpu") == [
+        "train", str(other), *SMALL, "seed=3", "model.timesteps=1", "--out", str(found[0].folder), "--resume", "auto",
+        "--device", "cpu",
+    ]  # fmt: skip
+
+
+def test_keys_that_end_alike_are_told_whole(config: Path, tmp_path: Path) -> None:
+    keys = [("neuron.name", ["v1"]), ("data.name", ["digits"])]
+    (member,) = plan([str(config), *SMALL], keys, tmp_path)
+    assert member.folder.name == "family-small-neuron.name=v1-data.name=digits-s0"
+
+
+def test_what_has_no_integer_network_says_why(config: Path, tmp_path: Path) -> None:
+    names = ("lbq", "lif", "relu", "lmht", "mlf")
+    found = dict(zip(names, planned(config, tmp_path, f"neuron.name={','.join(names)}"), strict=True))
+    assert [name for name, member in found.items() if member.lacks] == ["relu", "lmht", "mlf"]
+    assert "spiking" in found["relu"].lacks
+    assert "absorbed" in found["lmht"].lacks
+    assert list(found["lmht"].measuring()) == []
+
+
+def test_every_table_of_the_paper_can_be_planned(tmp_path: Path) -> None:
+    """All configurations that ship, but the bases, may be runs of one sweep."""
+    folders = sorted({file.parent for file in CONFIGS.glob("*/*.toml")} - {CONFIGS / "base"})
+    found = plan([*map(str, folders), "data.root=DIR"], [], tmp_path)
+    assert len(found) == sum(len(list(folder.glob("*.toml"))) for folder in folders)
+    for member in found:
+        if not member.lacks:
+            deploy, analyse = member.measuring()
+            assert deploy == ["deploy", str(member.folder), "data.root=DIR", "-o", str(member.folder / "model.lbq")]
+            assert analyse == ["analyze", str(member.folder / "model.lbq"), "--data", "DIR"]
+
+
+@pytest.mark.parametrize(
+    ("given", "vary", "message"),
+    [
+        ([], [], "needs configurations"),
+        (["train.epochs=1"], [], "needs configurations"),
+        (["nowhere.toml"], [], "nowhere.toml does not exist"),
+        (["{empty}"], [], "holds no configurations"),
+        (["{config}", "train.epoch=1"], [], "did you mean 'epochs'"),
+        (["{config}"], ["neuron.nmax=1,2"], "did you mean 'n_max'"),
+        (["{config}", "seed=1"], ["seed=1,2"], "seed is both varied and changed"),
+        (["{config}"], ["seed=1,2", "seed=3"], "seed is given twice"),
+        (["{config}", "{copy}"], [], "are the same run"),
+        (["{config}", "{twin}"], [], "both called family-small-s0"),
+        (["{config}"], ["train.epochs=2,2.0"], "train.epochs must be an integer"),
+    ],
+)
+def test_mistakes_are_found_before_anything_begins(
+    given: list[str], vary: list[str], message: str, config: Path, tmp_path: Path
+) -> None:
+    places = {"empty": tmp_path / "empty", "config": config, "copy": tmp_path / "a" / "copy.toml"}
+    places["twin"] = tmp_path / "other" / "family" / "small.toml"
+    for folder in ("empty", "a", "other/family"):
+        (tmp_path / folder).mkdir(parents=True)
+    places["copy"].write_text(config.read_text())
+    places["twin"].write_text("seed = 0\n")
+    out = tmp_path / "out"
+    with pytest.raises(ConfigError, match=message):
+        plan([text.format(**places) for text in given], [parse_vary(text) for text in vary], out)
+    assert not out.exists()
+
+
+def test_a_folder_of_another_configuration_is_refused(config: Path, tmp_path: Path) -> None:
+    (member,) = planned(config, tmp_path)
+    member.folder.mkdir()
+    runs.write_text(member.folder / "config.toml", member.config.to_toml())
+    assert planned(config, tmp_path)[0].folder == member.folder
+    with pytest.raises(RunError, match=r"another configuration \(train.epochs: 1, 2\)"):
+        plan([str(config), "train.epochs=2", "train.warmup_epochs=0"], [], tmp_path)
+
+
+# What becomes of runs
+# ---------------------------------------------------------------------------------------------------------------------
+
+Script = Callable[[Sequence[str]], int]
+
+
+def trains(command: Sequence[str]) -> int:
+    """What `lbq train` leaves behind where all is well."""
+    if command[0] == "train":
+        folder = Path(command[command.index("--out") + 1])
+        folder.mkdir(parents=True)
+        for name in ("config.toml", "result.json"):
+            (folder / name).touch()
+    return 0
+
+
+def swept(members: list[Member], monkeypatch: pytest.MonkeyPatch, script: Script) -> tuple[list[str], list[str]]:
+    """The states that a sweep ends with, and the commands it gave; `script` stands for the commands."""
+    given: list[str] = []
+
+    def call(_: Sweep, command: Sequence[str]) -> int:
+        given.append(command[0])
+        return script(command)
+
+    monkeypatch.setattr(Sweep, "_call", call)
+    return [state for _, state in Sweep(members, lambda text: None).run()], given
+
+
+def test_what_fails_takes_nothing_with_it(config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    members = planned(config, tmp_path / "out", "seed=0,1,2")
+
+    def script(command: Sequence[str]) -> int:
+        if "seed=1" in command:  # began, and diverged
+            members[1].folder.mkdir(parents=True)
+            (members[1].folder / "config.toml").touch()
+            return 2
+        if command[0] == "deploy" and "s2" in command[1]:
+            return 1
+        return trains(command)
+
+    states, given = swept(members, monkeypatch, script)
+    assert states == ["done", "failed", "failed"]
+    assert given == ["train", "deploy", "analyze", "train", "train", "deploy"]
+    assert not members[0].folder.joinpath("model.lbq").exists()
+
+
+def test_what_is_done_is_not_done_again(config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    members = planned(config, tmp_path / "out", "seed=0,1")
+    assert swept(members, monkeypatch, trains)[1] == ["train", "deploy", "analyze"] * 2
+    (members[0].folder / "model.lbq").touch()
+    assert swept(members, monkeypatch, trains)[1] == ["analyze", "deploy", "analyze"]
+    (members[0].folder / "model.analysis").mkdir()
+    (members[0].folder / "model.analysis" / "analysis.json").touch()
+    states, given = swept(members[:1], monkeypatch, trains)
+    assert (states, given) == (["done"], [])
+
+
+def test_what_cannot_begin_stops_the_sweep(config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(RunError, match="family-small-s0 could not begin"):
+        swept(planned(config, tmp_path / "out", "seed=0,1"), monkeypatch, lambda command: 2)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such locks")
+def test_what_another_process_is_at_is_left_to_it(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    members = planned(config, tmp_path / "out", "seed=0,1")
+    with runs.locked(members[0].folder):
+        assert runs.held(members[0].folder)
+        states, given = swept(members, monkeypatch, trains)
+        assert states == ["elsewhere", "done"]
+        assert given == ["train", "deploy", "analyze"]
+    assert not runs.held(members[0].folder)
+    with runs.locked(members[1].folder):  # trained, and being deployed
+        assert swept(members[1:], monkeypatch, trains) == (["elsewhere"], [])
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_command_and_the_sweep(
+    number: signal.Signals, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SIGTERM is passed on; SIGINT reaches the command from the terminal, here by itself."""
+    (member,) = planned(config, tmp_path / "out")
+    began = threading.Event()
+    children: list[subprocess.Popen[bytes]] = []
+
+    class Child(subprocess.Popen[bytes]):
+        def __init__(self, *_: object, **__: object) -> None:
+            super().__init__(["sleep", "60"])
+            children.append(self)
+            began.set()
+
+    def interrupt() -> None:
+        assert began.wait(30)
+        os.kill(os.getpid(), number)
+        if number == signal.SIGINT:
+            children[0].send_signal(number)
+
+    monkeypatch.setattr(subprocess, "Popen", Child)
+    before = signal.getsignal(number)
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(sweep.Stopped, match=f"stopped by {number.name}: the same command goes on") as stopped:
+        Sweep([member], lambda text: None).run()
+    thread.join()
+    assert stopped.value.code == 128 + number
+    assert children[0].poll() is not None
+    assert signal.getsignal(number) is before
+
+
+# The command
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def test_sweep(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A real one: a network that is deployed and one that is not, then the same again, in which nothing is left to do."""
+    out = tmp_path / "out"
+    command = ["sweep", str(config), *SMALL, "--vary", "neuron.name=lbq,relu", "-o", str(out), "--device", "cpu"]
+    elsewhere = tmp_path / "elsewhere"
+    (elsewhere / "lbq").mkdir(parents=True)
+    (elsewhere / "lbq" / "__init__.py").write_text("raise ImportError('another package of this name')")
+    monkeypatch.chdir(elsewhere)
+    assert call(*command, "--print") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[1] for line in lines] == ["train", "deploy", "analyze", "train"]
+    assert not out.exists()
+
+    assert call(*command, "--json") == 0
+    captured = capsys.readouterr()
+    found = json.loads(captured.out)
+    assert [row["state"] for row in found["runs"]] == ["done", "done"]
+    lbq, relu = found["runs"]
+    assert lbq["integer_accuracy"] is not None
+    assert relu["integer_accuracy"] is None
+    for row in found["runs"]:
+        stored = json.loads((Path(row["run"]) / "result.json").read_text())
+        assert row["accuracy"] == stored["accuracy"]
+    assert all(line in captured.err for line in lines)
+    assert "not deployed: it has no spiking neurons" in captured.err
+    assert found["report"] == str(out / "report.html")
+    page = (out / "report.html").read_text()
+    assert "LBQ sweep out" in page
+
+    monkeypatch.setattr(Sweep, "_call", lambda *_: pytest.fail("nothing is left to do"))
+    assert call(*command) == 0
+    table = capsys.readouterr().out
+    assert all(text in table for text in ("LBQ", "ANN", "(1 seed)", "report.html"))
+
+
+def test_a_sweep_that_fails_exits_with_1(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def began(_: Sweep, command: Sequence[str]) -> int:
+        folder = Path(command[command.index("--out") + 1])
+        folder.mkdir(parents=True)
+        (folder / "config.toml").touch()
+        return 2
+
+    monkeypatch.setattr(Sweep, "_call", began)
+    out = tmp_path / "out"
+    assert call("sweep", str(config), *SMALL, "-o", str(out), "--json") == 1
+    captured = capsys.readouterr()
+    assert json.loads(captured.out) == {
+        "runs": [{"run": str(out / "family-small-s0"), "state": "failed", "accuracy": None, "integer_accuracy": None}],
+        "report": None,
+    }
+    assert "failed:" in captured.err
+
+
+def test_a_sweep_needs_no_launcher(
+    config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RANK", "0")
+    assert call("sweep", str(config)) == 2
+    assert "without torchrun" in capsys.readouterr().err
+
+
+def call(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(list(arguments))
+    return int(stopped.value.code or 0)
