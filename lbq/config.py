@@ -21,7 +21,7 @@ from lbq.errors import ConfigError, nearest
 
 DATASETS = (
     "digits", "cifar10", "cifar100", "mnist", "fashion_mnist", "imagenet", "folder", "cifar10_dvs", "dvs_gesture", "nmnist",
-    "dvs_objects",
+    "dvs_objects", "arrays",
 )  # fmt: skip
 
 

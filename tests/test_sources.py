@@ -394,7 +394,7 @@ def test_shards_may_hold_more_than_images(tmp_path: Path) -> None:
 def test_left_and_right_hands_are_not_exchanged(name: str, flip: float, monkeypatch: pytest.MonkeyPatch) -> None:
     part = EventSplit(np.zeros((4, 2, 2, 8, 8), np.uint8), np.array([0, 1, 0, 1]))
     data = EventData(part, part, ("a", "b"), name, "rule", "somewhere")
-    monkeypatch.setattr(sources, "load_events", lambda *_: data)
+    monkeypatch.setattr(sources, "load_whole", lambda *_: data)
     tree: dict[str, Any] = {
         "data": {"name": name, "root": "x"},
         "augment": {"events": True},

@@ -20,9 +20,11 @@ _FAULTS = (
 )  # fmt: skip
 
 
-def load_array(path: Path) -> NDArray[Any]:
-    """The array of a .npy file."""
+def load_array(path: Path, mapped: bool = False) -> NDArray[Any]:
+    """The array of a .npy file; `mapped`: on the disk, until it is read."""
     try:
+        if mapped:
+            return np.load(path, mmap_mode="r", allow_pickle=False)
         with open(path, "rb") as file:
             found = np.load(file, allow_pickle=False)
             if not isinstance(found, np.ndarray):

@@ -90,12 +90,17 @@ class Images:
 
 def checksum(*parts: Images) -> str:
     """SHA-256 over each part's image bytes (C order), then its labels (little-endian int64)."""
+    return checksum_of(*((part.images, part.labels) for part in parts))
+
+
+def checksum_of(*parts: tuple[NDArray[np.uint8], NDArray[np.int64]]) -> str:
+    """The same of images or frames and their labels."""
     digest = hashlib.sha256()
-    for part in parts:
-        rows = max(CHUNK // max(part.images[:1].nbytes, 1), 1)
-        for start in range(0, len(part), rows):
-            digest.update(np.ascontiguousarray(part.images[start : start + rows]).data)
-        digest.update(part.labels.astype("<i8").tobytes())
+    for images, labels in parts:
+        rows = max(CHUNK // max(images[:1].nbytes, 1), 1)
+        for start in range(0, len(images), rows):
+            digest.update(np.ascontiguousarray(images[start : start + rows]).data)
+        digest.update(labels.astype("<i8").tobytes())
     return digest.hexdigest()
 
 

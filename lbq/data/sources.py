@@ -20,16 +20,15 @@ from lbq.data import folder, shards
 from lbq.data.augment import normalise
 from lbq.data.base import Dataset, Inputs
 from lbq.data.event_augment import EventAugment
+from lbq.data.events.datasets import EventData
 from lbq.data.policies import ImageAugment
 from lbq.data.random import key
 from lbq.data.testset import (
     EVAL_RATIO,
-    EVENTS,
     FILES,
     IMAGENET_MEAN,
     IMAGENET_STD,
-    load_events,
-    load_images,
+    load_whole,
     scan_files,
 )
 from lbq.errors import ConfigError, DataError
@@ -67,9 +66,10 @@ def open_source(config: Config, device: torch.device | str = "cpu") -> Source:
     data, where = config.data, torch.device(device)
     if data.name in FILES:
         return FolderSource(config, where)
-    if data.name in EVENTS:
-        return EventSource(config, where)
-    return ImageSource(config, load_images(data.name, data.root), where)
+    found = load_whole(data.name, data.root, config.model.timesteps, data.size, data.frames, data.window_ms)
+    if isinstance(found, EventData):
+        return EventSource(config, found, where)
+    return ImageSource(config, found, where)
 
 
 # left and right hands are classes of their own: a mirrored sample would have another's label
@@ -160,14 +160,17 @@ class ImageSource:
 
 
 class EventSource:
-    """Event frames from the cache of decoded recordings; counts, not normalised."""
+    """Event frames, from the cache of decoded recordings or as given; counts, not normalised."""
 
     static = False
 
-    def __init__(self, config: Config, device: torch.device) -> None:
-        d = config.data
-        data = load_events(d.name, d.root, config.model.timesteps, d.size, d.frames, d.window_ms)
-        a = config.augment
+    def __init__(self, config: Config, data: EventData, device: torch.device) -> None:
+        d, a = config.data, config.augment
+        timesteps, channels, height, width = data.train.frames.shape[1:]
+        if timesteps != config.model.timesteps:
+            raise ConfigError(f"model.timesteps must be {timesteps}, the frames of a sample in {data.source}")
+        if d.size not in (0, height):
+            raise ConfigError(f"data.size must be 0 or {height} for {d.name}, got {d.size}")
         if a.crop or a.shift or a.policy or a.cutout:
             raise ConfigError(f"augment.crop, shift, policy and cutout are for images; {d.name} has augment.events")
         if d.holdout and d.name in RECORDINGS:
@@ -176,8 +179,7 @@ class EventSource:
             )
         self.name, self.classes, self.device = d.name, len(data.classes), device
         self.batch_size = config.train.batch_size
-        height, width = data.train.frames.shape[3:]
-        self.shape = (2, int(height), int(width))
+        self.shape = (int(channels), int(height), int(width))
         self.inputs = Inputs(d.name, self.shape, False, data.classes)
         self.augment = EventAugment(flip=0.0 if d.name in CHIRAL else 0.5) if a.events else None
         self.data = data
@@ -189,6 +191,8 @@ class EventSource:
         }
         labels = fingerprint(data.train.labels, data.test.labels)
         self.about = {"dataset": data.name, "source": data.source, "split": data.split, "labels": labels}
+        if data.checksum:
+            self.about["sha256"] = data.checksum
 
     def _batch(self, frames: NDArray[np.uint8], labels: NDArray[np.int64], chosen: NDArray[np.int64]) -> Batch:
         x = torch.from_numpy(np.ascontiguousarray(frames[chosen])).to(self.device)

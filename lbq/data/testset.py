@@ -19,6 +19,7 @@ from lbq.data import digits, folder, shards
 from lbq.data.arrays import load_archive
 from lbq.data.base import Dataset, Inputs
 from lbq.data.events.datasets import EventData
+from lbq.data.own import load_own
 from lbq.errors import ConfigError, DataError, nearest
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -59,6 +60,17 @@ def load_events(name: str, root: Path | str, timesteps: int, size: int, frames: 
     except ValueError as error:  # sizes that no frame can have
         raise ConfigError(f"data.size, data.window_ms or model.timesteps: {error}") from error
     return data
+
+
+def load_whole(
+    name: str, root: Path | str, timesteps: int = 1, size: int = 0, frames: str = "count", window_ms: int = 1000
+) -> Dataset | EventData:
+    """A dataset of images in memory, or of event frames; the arguments mean what they mean in a configuration's [data]."""
+    if name == "arrays":
+        return load_own(needed(name, root))
+    if name in EVENTS:
+        return load_events(name, root, timesteps, size, frames, window_ms)
+    return load_images(name, root)
 
 
 def scan_files(name: str, root: Path | str) -> folder.FolderIndex | shards.ShardIndex:
@@ -116,11 +128,12 @@ def open_test(
     """The test part of a dataset; the arguments mean what they mean in a configuration's [data]."""
     if name not in DATASETS:
         raise DataError(f"unknown dataset {name!r}{nearest(name, DATASETS)}")
-    if name in EVENTS:
-        return _events(name, load_events(name, root, timesteps, size, frames, window_ms))
     if name in FILES:
         return _files(name, scan_files(name, root), size or 224)
-    test = load_images(name, root).test
+    whole = load_whole(name, root, timesteps, size, frames, window_ms)
+    if isinstance(whole, EventData):
+        return _events(name, whole, timesteps)
+    test = whole.test
     channels, height, width = test.images.shape[1:]
     return TestSet(
         name=name,
@@ -136,8 +149,12 @@ def open_test(
     )
 
 
-def _events(name: str, data: EventData) -> TestSet:
+def _events(name: str, data: EventData, timesteps: int) -> TestSet:
     part = data.test
+    if part.frames.shape[1] != timesteps:
+        raise DataError(
+            f"{name}: {data.source} has {part.frames.shape[1]} frames a sample, the network reads {timesteps}"
+        )
     channels, height, width = part.frames.shape[2:]
     return TestSet(
         name=name,

@@ -133,10 +133,12 @@ def deploy_run(run: Path | str, bits: int = 8, changes: Iterable[str] = (), nois
     config = runs.load_config(run, changes)
     net = runs.load(run)
     origin = {"config_hash": runs.load_config(run).hash, "weights_sha256": runs.weights_checksum(run)}
-    if not noise:
-        return deploy_trained(net, config, test_set(config), bits, origin)
-    inputs = runs.read_inputs(run) or test_set(config).inputs
-    return _deployed(net, config, inputs, None, bits, origin)
+    inputs = runs.read_inputs(run)  # as they were in training, whatever the data is now
+    if noise and inputs is not None:
+        return _deployed(net, config, inputs, None, bits, origin)
+    test = test_set(config)
+    examples = None if noise else test.read(0, min(GOLDEN, test.size))
+    return _deployed(net, config, inputs or test.inputs, examples, bits, origin)
 
 
 def graph_of_run(run: Path | str, changes: Iterable[str] = ()) -> Graph:

@@ -39,7 +39,8 @@ LATE_US = 10_000  # early DVS128 firmware delivered some events late: loaders so
 
 @dataclass(frozen=True, eq=False)
 class EventData:
-    """A dataset as frames. `split` names the rule that divided it, `source` the folder and fingerprint of its files."""
+    """A dataset as frames. `split` names the rule that divided it, `source` the folder and fingerprint of its files;
+    `checksum` is of the frames, where there are no files that have one."""
 
     train: EventSplit
     test: EventSplit
@@ -47,6 +48,7 @@ class EventData:
     name: str
     split: str
     source: str
+    checksum: str = ""
 
 
 def load_cifar10_dvs(

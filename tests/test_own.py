@@ -1,0 +1,186 @@
+"""Datasets of one's own: arrays in .npz files or on the disk, from training to integers, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from lbq import cli, deploy
+from lbq.config import Config
+from lbq.data import own
+from lbq.data.base import Dataset
+from lbq.data.digits import load_digits
+from lbq.data.events.datasets import EventData
+from lbq.data.own import load_own
+from lbq.data.sources import EventSource, open_source
+from lbq.data.testset import open_test
+from lbq.errors import ConfigError, DataError
+
+RNG = np.random.default_rng(0)
+IMAGES = RNG.integers(0, 256, (7, 3, 6, 5), np.uint8)
+FRAMES = RNG.integers(0, 9, (7, 4, 2, 6, 6), np.uint8)
+LABELS = np.array([0, 1, 2, 0, 1, 2, 1])
+
+
+def write(
+    root: Path, images: NDArray[Any] = IMAGES, labels: NDArray[Any] = LABELS, part: str = "", **more: Any
+) -> Path:
+    """Both parts, or one of them again."""
+    for name in [part] if part else ["train", "test"]:
+        np.savez(root / f"{name}.npz", images=images, labels=labels, **more)
+    return root
+
+
+def test_images(tmp_path: Path) -> None:
+    write(tmp_path)
+    write(tmp_path, IMAGES[:2], LABELS[:2].astype(np.uint8), part="test")
+    data = load_own(tmp_path)
+    assert isinstance(data, Dataset)
+    assert (data.name, data.source, data.train.classes) == ("arrays", str(tmp_path), ("0", "1", "2"))
+    assert np.array_equal(data.train.images, IMAGES)
+    assert np.array_equal(data.test.labels, LABELS[:2])
+    scaled = IMAGES / 255
+    assert data.test.mean == data.train.mean == pytest.approx(scaled.mean((0, 2, 3)), abs=1e-12)
+    assert data.train.std == pytest.approx(scaled.std((0, 2, 3)), abs=1e-12)
+
+
+def test_moments_of_many_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = own.moments(IMAGES)
+    monkeypatch.setattr(own, "CHUNK", 2 * IMAGES[0].nbytes)
+    assert own.moments(IMAGES) == whole
+
+
+def test_names_of_classes(tmp_path: Path) -> None:
+    data = load_own(write(tmp_path, classes=np.array(["a", "b", "c", "never seen"])))
+    assert isinstance(data, Dataset)
+    assert data.test.classes == ("a", "b", "c", "never seen")
+
+
+def test_frames_stay_on_the_disk(tmp_path: Path) -> None:
+    for part, count in (("train", 7), ("test", 3)):
+        (tmp_path / part).mkdir()
+        np.save(tmp_path / part / "images.npy", FRAMES[:count])
+        np.save(tmp_path / part / "labels.npy", LABELS[:count])
+    data = load_own(tmp_path)
+    assert isinstance(data, EventData)
+    assert isinstance(data.train.frames, np.memmap)
+    settings: dict[str, dict[str, Any]] = {
+        "data": {"name": "arrays", "root": str(tmp_path)},
+        "model": {"timesteps": 4},
+        "train": {"batch_size": 2},
+    }
+    source = open_source(Config.from_dict(settings))
+    assert isinstance(source, EventSource)
+    assert (source.shape, source.classes, source.train_size, source.test_size) == ((2, 6, 6), 3, 7, 3)
+    assert re.fullmatch("[0-9a-f]{64}", source.about["sha256"])
+    x, y = next(iter(source.eval_batches("test")))
+    assert np.array_equal(x.numpy(), FRAMES[:2].swapaxes(0, 1))
+    assert y.tolist() == [0, 1]
+    test = open_test("arrays", tmp_path, timesteps=4)
+    assert (test.static, test.size, test.shape) == (False, 3, (2, 6, 6))
+    with pytest.raises(DataError, match="has 4 frames a sample, the network reads 2"):
+        open_test("arrays", tmp_path, timesteps=2)
+    for change, message in (
+        ({"model": {"timesteps": 2}}, "model.timesteps must be 4"),
+        ({"data": {**settings["data"], "size": 8}}, "data.size must be 0 or 6 for arrays, got 8"),
+        ({"augment": {"crop": 1}}, "are for images"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            open_source(Config.from_dict({**settings, **change}))
+
+
+@pytest.mark.parametrize(
+    ("images", "labels", "message"),
+    [
+        (IMAGES.astype(np.float32), LABELS, "'images' must be uint8 .*, not float32"),
+        (IMAGES[:, 0], LABELS, r"add the axis of channels, images\[:, None\]"),
+        (IMAGES.transpose(0, 2, 3, 1), LABELS, r"channels last: give images.transpose\(0, 3, 1, 2\)"),
+        (FRAMES.transpose(0, 1, 3, 4, 2), LABELS, r"channels last: give images.transpose\(0, 1, 4, 2, 3\)"),
+        (IMAGES[:0], LABELS[:0], r"not uint8 \[0, 3, 6, 5\]"),
+        (IMAGES, LABELS[:6], r"'labels' must be 7 whole numbers from 0.*int64 \[6\]"),
+        (IMAGES, LABELS[:, None], "'labels' must be 7 whole numbers"),
+        (IMAGES, LABELS - 1, r"not int64 \[7\] from -1"),
+        (IMAGES, LABELS / 2, "not float64"),
+        (IMAGES, np.array(list("abcabca")), "not <U1"),
+        (np.full_like(IMAGES, 3), LABELS, "are all images the same"),
+    ],
+)
+def test_arrays_that_make_no_sense(images: NDArray[Any], labels: NDArray[Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=message):
+        load_own(write(tmp_path, images, labels))
+
+
+def test_parts_that_do_not_belong_together(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"train.npz does not exist: put arrays .* np.savez\('train.npz'"):
+        load_own(tmp_path)
+    write(tmp_path, part="train")
+    with pytest.raises(DataError, match=r"test.npz does not exist"):
+        load_own(tmp_path)
+    write(tmp_path, FRAMES, part="test")
+    with pytest.raises(DataError, match=r"other shapes: \[3, 6, 5\] and \[4, 2, 6, 6\]"):
+        load_own(tmp_path)
+    write(tmp_path, IMAGES, LABELS + 1, part="test")
+    with pytest.raises(DataError, match="the test part has label 3, the classes are 0 to 2"):
+        load_own(tmp_path)
+    write(tmp_path, classes=np.array(["a", "b"]))
+    with pytest.raises(DataError, match="the train part has label 2, the classes are 0 to 1"):
+        load_own(tmp_path)
+    write(tmp_path, classes=np.array([1, 2, 3]))
+    with pytest.raises(DataError, match="'classes' must be a list of names"):
+        load_own(tmp_path)
+    write(tmp_path)
+    np.savez(tmp_path / "test.npz", images=IMAGES)
+    with pytest.raises(DataError, match="has no array 'labels'"):
+        load_own(tmp_path)
+    (tmp_path / "test.npz").write_bytes(b"PK\x03\x04 no archive")
+    with pytest.raises(DataError, match="cannot be read as .npz"):
+        load_own(tmp_path)
+    with pytest.raises(ConfigError, match="data.root must name the folder of arrays"):
+        open_test("arrays")
+
+
+def test_objects_are_not_unpickled(tmp_path: Path) -> None:
+    write(tmp_path, part="train")
+    (tmp_path / "test").mkdir()
+    np.save(tmp_path / "test" / "images.npy", np.array([Path("x"), None], object))
+    np.save(tmp_path / "test" / "labels.npy", LABELS)
+    with pytest.raises(DataError, match=r"images.npy cannot be read as .npy"):
+        load_own(tmp_path)
+
+
+def test_from_training_to_integers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Normalisation is the training's, also where the files have changed since."""
+    digits = load_digits()
+    data, run, model = tmp_path / "data", tmp_path / "run", tmp_path / "model.lbq"
+    data.mkdir()
+    for part in (digits.train, digits.test):
+        pixels = part.images[:64] * 15
+        write(data, pixels, part.labels[:64], part="train" if part is digits.train else "test")
+    config = tmp_path / "own.toml"
+    config.write_text('[model]\nid = "resnet8w2"\n[data]\nname = "arrays"\n[train]\nepochs = 1\nbatch_size = 32\n')
+    assert call("train", str(config), f"data.root={data}", "--out", str(run), "--device", "cpu") == 0
+    before = deploy.deploy_run(run)
+    write(data, digits.train.images[:64], digits.train.labels[:64], part="train")  # other moments
+    after = deploy.deploy_run(run)
+    for old, new in zip(before.network.layers, after.network.layers, strict=True):
+        assert np.array_equal(old.bias, new.bias)
+    assert call("deploy", str(run), "-o", str(model)) == 0
+    capsys.readouterr()
+    assert call("run", str(model), str(data), "--json") == 0
+    whole = json.loads(capsys.readouterr().out)
+    assert call("run", str(model), str(data / "test.npz"), "--json") == 0
+    alone = json.loads(capsys.readouterr().out)
+    assert whole["accuracy"] == alone["accuracy"]
+    assert whole["images"] == 64
+
+
+def call(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(list(arguments))
+    return int(stopped.value.code or 0)
