@@ -7,10 +7,10 @@ matter: what the device is busy for, and what the host needs to launch the work 
 # ruff: noqa: T201
 from __future__ import annotations
 
+import argparse
 import functools
 import platform
 import statistics
-import sys
 import time
 from collections.abc import Callable
 
@@ -20,7 +20,6 @@ from torch import Tensor
 from lbq.data.policies import POLICIES, ImageAugment, autoaugment
 from lbq.data.random import uniform
 
-BATCH = int(sys.argv[1]) if len(sys.argv) > 1 else 256
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 
 
@@ -43,13 +42,13 @@ def policy_alone(x: Tensor, u: Tensor, policy: str, compact: bool, _: int) -> Te
     return autoaugment(x, policy, u, compact=compact)
 
 
-def main() -> None:
+def main(batch: int) -> None:
     device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
     name = torch.cuda.get_device_name() if device.type == "cuda" else f"CPU {platform.machine()}"
     threads = "" if device.type == "cuda" else f", {torch.get_num_threads()} thread(s)"
-    print(f"{name}{threads}, torch {torch.__version__}, batch {BATCH} x 3 x 32 x 32")
-    x = torch.randint(0, 256, (BATCH, 3, 32, 32), dtype=torch.uint8, device=device)
-    index = torch.arange(BATCH, device=device)
+    print(f"{name}{threads}, torch {torch.__version__}, batch {batch} x 3 x 32 x 32")
+    x = torch.randint(0, 256, (batch, 3, 32, 32), dtype=torch.uint8, device=device)
+    index = torch.arange(batch, device=device)
     whole = ImageAugment(4, True, "cifar10", 16, MEAN, STD)
     plain = ImageAugment(4, True, None, 16, MEAN, STD)
     rows: dict[str, Callable[[int], object]] = {
@@ -64,7 +63,7 @@ def main() -> None:
     print(f"{'':34}{'done, ms':>12}{'launched, ms':>14}{'images/s':>12}")
     for label, work in rows.items():
         done, launched = milliseconds(work, device)
-        print(f"{label:34}{done:12.3f}{launched:14.3f}{BATCH / done * 1e3:12,.0f}")
+        print(f"{label:34}{done:12.3f}{launched:14.3f}{batch / done * 1e3:12,.0f}")
     if device.type == "cuda":  # back to back: what the pipeline costs when the host runs ahead
         torch.cuda.synchronize()
         started = time.perf_counter()
@@ -75,4 +74,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("batch", nargs="?", type=int, default=256)
+    main(parser.parse_args().batch)

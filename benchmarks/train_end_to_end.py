@@ -9,7 +9,7 @@ the device. Prints samples per second of both, their ratio, the cost of augmenta
 # ruff: noqa: T201
 from __future__ import annotations
 
-import sys
+import argparse
 import time
 
 import torch
@@ -29,8 +29,7 @@ SETTINGS = {
 }
 
 
-def main() -> None:
-    root, changes = sys.argv[1], sys.argv[2:]
+def main(root: str, changes: list[str]) -> None:
     device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
     tree = toml.merge(SETTINGS, toml.overrides([f"data.root={root}", *changes]))
     config = Config.from_dict(tree)
@@ -79,4 +78,8 @@ def finish(device: torch.device) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("root", help="folder of CIFAR-10")
+    parser.add_argument("changes", nargs="*", help="key=value")
+    arguments = parser.parse_args()
+    main(arguments.root, arguments.changes)
