@@ -159,8 +159,9 @@ class Config:
 
     @classmethod
     def load(cls, path: Path | str, changes: Iterable[str] = ()) -> Config:
-        """The configuration of a file, with `key=value` changes laid over it."""
-        tree, over = toml.read(path), toml.overrides(changes)
+        """The configuration of a TOML file, or of a record, with `key=value` changes laid over it."""
+        tree = _recorded(Path(path)) if Path(path).suffix == ".json" else toml.read(path)
+        over = toml.overrides(changes)
         try:
             return cls.from_dict(toml.merge(tree, over))
         except ConfigError as error:
@@ -203,6 +204,20 @@ def differences(one: Config, other: Config) -> list[str]:
     ours, theirs = settings(one), settings(other)
     told = [key for key in {**ours, **theirs} if ours.get(key) != theirs.get(key)]
     return [f"{key}: {json.dumps(ours.get(key))}, {json.dumps(theirs.get(key))}" for key in told]
+
+
+def _recorded(path: Path) -> dict[str, Any]:
+    """The configuration that a record holds."""
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{path} is not valid JSON: {' '.join(str(error).split())[:100]}") from error
+    config = record.get("config") if isinstance(record, dict) else None
+    if not isinstance(config, dict):
+        raise ConfigError(f"{path} holds no configuration: give a TOML file, or a record that `lbq record` wrote")
+    return config
 
 
 def _problem(tree: Mapping[str, Any]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -166,4 +167,32 @@ def test_bases_that_name_each_other_are_refused(tmp_path: Path) -> None:
         Config.load(path)
     path.write_bytes(b"\xff\xfe")
     with pytest.raises(ConfigError, match="not valid TOML"):
+        Config.load(path)
+
+
+def test_a_record_is_a_configuration_too() -> None:
+    for path in sorted((Path(__file__).parent.parent / "results").glob("*_s0.json")):
+        stored = json.loads(path.read_text())
+        assert Config.load(path).hash == stored["config_hash"], path
+    changed = Config.load(path, ["seed=7", "data.root=elsewhere"])
+    assert (changed.seed, changed.data.root) == (7, "elsewhere")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "is not valid JSON"),
+        ("[" * 100_000, "is not valid JSON"),
+        ("[]", "holds no configuration"),
+        ('{"accuracy": 3}', "holds no configuration: give a TOML file, or a record"),
+        ('{"config": {"train": {"epoch": 3}}}', "r.json: unknown key 'train.epoch'; did you mean 'epochs'"),
+    ],
+)
+def test_json_that_is_no_record(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "r.json"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        Config.load(path)
+    path.unlink()
+    with pytest.raises(ConfigError, match=r"cannot read .*r.json"):
         Config.load(path)

@@ -39,7 +39,7 @@ def demo(
 
 
 def train(
-    config: Annotated[Path, typer.Argument(help="A TOML configuration, such as configs/digits/lbq.toml.")],
+    config: Annotated[Path, typer.Argument(help="A TOML configuration, such as configs/digits/lbq.toml, or a record.")],
     changes: Annotated[list[str] | None, typer.Argument(help="key=value, such as train.epochs=3.")] = None,
     out: Annotated[Path | None, typer.Option(help="Run folder; default runs/FOLDER-NAME-sSEED.")] = None,
     resume: Annotated[str, typer.Option(help="auto: continue what the folder holds; never: refuse it.")] = "never",
