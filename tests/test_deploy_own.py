@@ -323,6 +323,13 @@ def test_what_has_no_sequence_or_no_neurons_is_told_what_to_do() -> None:
         deploy(plain, (1, 2, 2), scale=255, timesteps=1)
 
 
+def test_a_network_without_weights_is_refused() -> None:
+    with torch.device("meta"):
+        net = Own()
+    with pytest.raises(GraphError, match="^the network is on the meta device and has no weights"):
+        made(net)
+
+
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 def test_torchscript_is_refused() -> None:
     net = Own()

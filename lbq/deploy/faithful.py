@@ -75,6 +75,8 @@ def plain_copy(net: nn.Module) -> nn.Module:
         if isinstance(module, torch.jit.ScriptModule):
             where = f"layer {name!r}" if name else "the network"
             raise GraphError(f"{where} is TorchScript, which cannot be traced: put what it was made of in its place")
+    if any(tensor.is_meta for tensor in (*net.parameters(), *net.buffers())):
+        raise GraphError("the network is on the meta device and has no weights: build it on another, and load them")
     while (inner := inside(net)) is not None:
         check_unwatched("", net)
         net = inner
