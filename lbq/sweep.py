@@ -24,7 +24,7 @@ from typing import Literal
 
 import torch
 
-from lbq import runs
+from lbq import runs, toml
 from lbq.build import build
 from lbq.config import Config, differences
 from lbq.errors import ConfigError, GraphError, LbqError, RunError
@@ -81,13 +81,18 @@ class Member:
 
 
 def parse_vary(text: str) -> tuple[str, list[str]]:
-    """`seed=0,1,2` as a key and its values. A list or a string of TOML is one value."""
+    """`seed=0,1,2` as a key and its values. A list, a table or a string of TOML is one value, whatever commas it holds."""
     key, equals, values = text.partition("=")
-    found = [v.strip() for v in re.findall(r'(?:\[[^\]]*\]|"[^"]*"|[^,\["])+', values)]
-    if not key.strip() or not equals or not found or not all(found):
+    pieces, found = values.split(","), []
+    while pieces:
+        joined = itertools.accumulate(pieces, lambda one, other: f"{one},{other}")
+        taken = next((count for count, value in enumerate(joined, 1) if toml.is_value(value)), 1)
+        found.append(",".join(pieces[:taken]).strip())
+        del pieces[:taken]
+    if not key.strip() or not equals or not all(found):
         raise ConfigError(f"--vary {text!r} must have the form key=value,value, such as seed=0,1,2")
     if twice := [value for value, times in Counter(found).items() if times > 1]:
-        raise ConfigError(f"--vary {text!r} has {twice[0]} twice")
+        raise ConfigError(f"--vary {text!r} has {twice[0]} twice: give it once")
     return key.strip(), found
 
 

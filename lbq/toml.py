@@ -60,15 +60,20 @@ def overrides(assignments: Iterable[str]) -> dict[str, Any]:
         names = key.strip().split(".")
         if not equals or not all(names):
             raise ConfigError(f"override {assignment!r} must have the form key=value, such as train.epochs=3")
-        try:
-            value = tomllib.loads(f"value = {text}")["value"]
-        except tomllib.TOMLDecodeError:
-            value = text
-        leaf: Any = value
+        leaf: Any = tomllib.loads(f"value = {text}")["value"] if is_value(text) else text
         for name in reversed(names):
             leaf = {name: leaf}
         tree = merge(tree, leaf, layers=False)
     return tree
+
+
+def is_value(text: str) -> bool:
+    """Whether a text is a value of TOML; otherwise it is a bare word, or nothing."""
+    try:
+        tomllib.loads(f"value = {text}")
+    except tomllib.TOMLDecodeError:
+        return False
+    return True
 
 
 def write(tree: Mapping[str, Any]) -> str:

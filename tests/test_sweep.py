@@ -44,14 +44,19 @@ def planned(config: Path, out: Path, *vary: str) -> list[Member]:
         ("neuron.n_max=5", "neuron.n_max", ["5"]),
         (" seed = 0 , 1 ", "seed", ["0", "1"]),
         ("neuron.thresholds=[1, 2.5],[1, 2]", "neuron.thresholds", ["[1, 2.5]", "[1, 2]"]),
+        ("neuron.thresholds=[1, [2, 3]],[1]", "neuron.thresholds", ["[1, [2, 3]]", "[1]"]),
         ('data.root="a,b",c', "data.root", ['"a,b"', "c"]),
+        ("data.root='a,b',c", "data.root", ["'a,b'", "c"]),
+        ("neuron={name='lbq', n_max=3},{name='lif'}", "neuron", ["{name='lbq', n_max=3}", "{name='lif'}"]),
+        ("seed=[1,2", "seed", ["[1", "2"]),  # refused as values, not read as others
+        ('seed="1', "seed", ['"1']),
     ],
 )
 def test_values_of_a_key(text: str, key: str, values: list[str]) -> None:
     assert parse_vary(text) == (key, values)
 
 
-@pytest.mark.parametrize("text", ["seed", "=1", "seed=", "seed= ,1", "seed=1,1"])
+@pytest.mark.parametrize("text", ["seed", "=1", "seed=", "seed= ,1", "seed=,1", "seed=1,", "seed=1,,2", "seed=1,1"])
 def test_values_that_are_none(text: str) -> None:
     with pytest.raises(ConfigError, match="--vary"):
         parse_vary(text)
