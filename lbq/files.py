@@ -156,6 +156,12 @@ def _target(path: Path, error: type[LbqError]) -> Path:
 
 def _check_place(folder: Path, path: Path, error: type[LbqError]) -> None:
     """The first folder from `folder` upwards that exists must take files."""
+    try:
+        os.stat(folder)
+    except (FileNotFoundError, NotADirectoryError):
+        pass  # to be made, or told below
+    except OSError as reason:  # a name that is too long, for instance
+        raise error(_cannot(path, reason)) from reason
     while not os.path.exists(folder) and folder != folder.parent:
         folder = folder.parent
     if not folder.is_dir():
@@ -165,10 +171,12 @@ def _check_place(folder: Path, path: Path, error: type[LbqError]) -> None:
 
 
 def _cannot(path: Path | str, reason: OSError) -> str:
-    full = reason.errno in (errno.ENOSPC, errno.EDQUOT)
-    return f"cannot write {path}: {reason.strerror or reason}" + (
-        "; free some space or choose another place" if full else ""
-    )
+    remedy = ""
+    if reason.errno in (errno.ENOSPC, errno.EDQUOT):
+        remedy = "; free some space or choose another place"
+    elif reason.errno == errno.ENAMETOOLONG:
+        remedy = "; choose a shorter one"
+    return f"cannot write {path}: {reason.strerror or reason}{remedy}"
 
 
 def make_folders(path: Path) -> list[Path]:

@@ -120,14 +120,14 @@ def _beside(run: Path) -> Iterable[Path]:
     return [*([analysis] if analysis.is_file() else []), *inside]
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path, remedy: str = "restore it, or make it again") -> dict[str, Any]:
     """The object that a JSON file holds."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise RunError(f"{path} cannot be read as JSON: {' '.join(str(error).split())[:100]}") from error
+        raise RunError(f"{path} cannot be read as JSON: {' '.join(str(error).split())[:100]}; {remedy}") from error
     if not isinstance(value, dict):
-        raise RunError(f"{path} must hold a JSON object: a record or an analysis")
+        raise RunError(f"{path} must hold a JSON object: a record or an analysis; {remedy}")
     return value
 
 

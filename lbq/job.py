@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import shlex
 import signal
 import sys
 import threading
@@ -88,7 +87,7 @@ class Job:
             except RunError as error:
                 raise RunError(f"train.init_from: {error}") from error
         files.check_folder(self.folder, RunError)
-        self._refuse_foreign()
+        runs.refuse_foreign(self.folder)
         kernels.check(self.device.type)
         # first what may be wrong with configuration and data, so that a mistake leaves no folder behind
         source = open_source(self.config, self.device)
@@ -122,18 +121,6 @@ class Job:
             result = self._result() if self.world.main else {}
             self.world.barrier()
             return result
-
-    def _refuse_foreign(self) -> None:
-        """A folder that is no training's is left as it is: asked before anything, the lock too, is put there."""
-        held = set(self.folder.iterdir()) if self.folder.exists() else set()
-        config_file = self.folder / "config.toml"
-        if held and config_file not in held and held - {self.folder / ".lock", *files.leftovers(config_file)}:
-            raise RunError(f"{self.folder} is not empty and not a run folder: choose another with --out")
-        if self.folder / runs.CONVERSION in held:
-            raise RunError(
-                f"{self.folder} holds a converted network: train from it with "
-                f"{shlex.quote(f'train.init_from={self.folder}')} and another --out"
-            )
 
     def _prepare(self, resume: bool) -> dict[str, Any] | None:
         """Make the folder this job's; its result where it is complete already."""

@@ -76,6 +76,19 @@ def default_name(config: Path) -> str:
     return f"{config.parent.name}-{config.stem}" if config.parent.name else config.stem
 
 
+def refuse_foreign(folder: Path) -> None:
+    """A folder that is no training's is left as it is: asked before anything, the lock too, is put there."""
+    present = set(folder.iterdir()) if folder.exists() else set()
+    config_file = folder / "config.toml"
+    if present and config_file not in present and present - {folder / ".lock", *files.leftovers(config_file)}:
+        raise RunError(f"{folder} is not empty and not a run folder: choose another with --out")
+    if folder / CONVERSION in present:
+        raise RunError(
+            f"{folder} holds a converted network: train from it with "
+            f"{shlex.quote(f'train.init_from={folder}')} and another --out"
+        )
+
+
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Hold `folder` against other processes; the system releases it with this one, however it ends.
@@ -236,13 +249,10 @@ def load_config(run: Path | str, changes: Iterable[str] = ()) -> Config:
 
 def read_result(folder: Path, expected: schema.Schema = schema.RESULT) -> dict[str, Any]:
     """The result of a run, of the form that is expected."""
-    path = folder / "result.json"
-    try:
-        result = read_json(path)
-        if (wrong := schema.problem(result, expected)) is not None:
-            raise RunError(f"{path} is damaged: {wrong}")
-    except RunError as error:
-        raise RunError(f"{error}; remove it, and lbq train with --resume auto writes it again") from error
+    path, remedy = folder / "result.json", "remove it, and lbq train with --resume auto writes it again"
+    result = read_json(path, remedy)
+    if (wrong := schema.problem(result, expected)) is not None:
+        raise RunError(f"{path} is damaged: {wrong}; {remedy}")
     return result
 
 

@@ -24,14 +24,15 @@ from typing import Literal
 
 import torch
 
-from lbq import runs, toml
+from lbq import files, records, runs, toml
 from lbq.build import build
 from lbq.config import Config, differences
 from lbq.errors import ConfigError, GraphError, LbqError, RunError
-from lbq.gather import ARCHIVE, ARCHIVE_ANALYSIS
+from lbq.gather import ARCHIVE, ARCHIVE_ANALYSIS, gather
 from lbq.neuron.base import SpikingNeuron
 from lbq.neuron.registry import create
 
+LONGEST_NAME = 255  # bytes, of all common file systems
 STOPS = (signal.SIGTERM, signal.SIGINT)
 State = Literal["done", "failed", "elsewhere"]  # elsewhere: another process is at it
 Vary = Sequence[tuple[str, Sequence[str]]]  # keys, and the values that each shall take
@@ -101,7 +102,7 @@ def plan(given: Sequence[str], vary: Vary, out: Path) -> list[Member]:
 
     given: configuration files, folders of them, and key=value changes for all of them.
     """
-    changes = [text for text in given if "=" in text and not Path(text).exists()]
+    changes = [text for text in given if re.match(r"\s*[\w.-]+\s*=", text) and not os.path.exists(text)]
     configs = list(dict.fromkeys(file for text in given if text not in changes for file in _files(Path(text))))
     if not configs:
         raise ConfigError(
@@ -119,18 +120,19 @@ def plan(given: Sequence[str], vary: Vary, out: Path) -> list[Member]:
     ]
     _refuse_twins(members)
     for member in members:
-        _refuse_other(member)
+        _check_place(member)
     return members
 
 
 def _files(path: Path) -> list[Path]:
-    if path.is_dir():
+    if os.path.isdir(path):  # which takes names of any length
         found = sorted(path.glob("*.toml"))
         if not found:
             raise ConfigError(f"{path} holds no configurations (.toml): give files or folders of them")
         return found
-    if not path.is_file():
-        raise ConfigError(f"{path} does not exist: give a configuration, a folder of them, or key=value")
+    if not os.path.isfile(path):
+        wrong = "is not a file" if os.path.exists(path) else "does not exist"
+        raise ConfigError(f"{path} {wrong}: give a configuration, a folder of them, or key=value")
     return [path]
 
 
@@ -143,13 +145,17 @@ def _member(file: Path, changes: Sequence[str], varied: dict[str, str], out: Pat
         for key, value in varied.items()
         if key != "seed"
     ]
-    name = "-".join([runs.default_name(file), *told, f"s{config.seed}"])
-    folder = out / re.sub(r"[^\w.=+-]", "_", name)
+    whole = Path(os.path.abspath(file))  # a file is called the same from wherever it is given
+    name = re.sub(r"[^\w.=+-]", "_", "-".join([runs.default_name(whole), *told, f"s{config.seed}"]))
+    if len(os.fsencode(name)) > LONGEST_NAME:
+        raise ConfigError(
+            f"{file}: no folder can be called {name[:40]}...: put long values in configurations of their own"
+        )
     try:
         lacks = _lacks(config)
     except LbqError as error:
         raise ConfigError(f"{file}: {error}") from error
-    return Member(file, given, config, folder, lacks)
+    return Member(file, given, config, out / name, lacks)
 
 
 def _lacks(config: Config) -> str:
@@ -177,18 +183,25 @@ def _refuse_twins(members: Sequence[Member]) -> None:
             given = " and ".join(
                 " ".join([str(m.file), *m.changes]) for m in (min(same, other, key=members.index), member)
             )
-            told = "the same run" if same is not member else f"both called {member.folder.name}"
-            raise ConfigError(f"{given} are {told}: give one of them")
+            if same is not member:
+                raise ConfigError(f"{given} are the same run: give one of them")
+            raise ConfigError(f"{given} are both called {member.folder.name}: rename one, or sweep it to another --out")
 
 
-def _refuse_other(member: Member) -> None:
-    """A folder that holds another run is left alone, and is known before the first run begins."""
+def _check_place(member: Member) -> None:
+    """A folder that holds something else is left alone, and a finished run must be fit to be reported: known before the first
+    run begins, not after the last."""
+    files.check_folder(member.folder, RunError)
+    runs.refuse_foreign(member.folder)
     if not (member.folder / "config.toml").is_file():
         return
     stored = runs.load_config(member.folder)
     if stored.hash != member.config.hash:
         told = "; ".join(differences(stored, member.config))
         raise RunError(f"{member.folder} holds another configuration ({told}): choose another --out")
+    if member.trained:
+        runs.read_result(member.folder)
+        gather([member.folder], records.read)
 
 
 # Doing it

@@ -78,6 +78,15 @@ def test_one_run_of_everything_comes_before_the_next_seed(config: Path, tmp_path
     ]  # fmt: skip
 
 
+def test_a_run_is_called_the_same_wherever_it_is_planned(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for place, given in ((tmp_path, "family"), (config.parent, config.name), (config.parent, "../family/small.toml")):
+        monkeypatch.chdir(place)
+        (member,) = plan([given], [], tmp_path)
+        assert member.folder.name == "family-small-s0"
+
+
 def test_keys_that_end_alike_are_told_whole(config: Path, tmp_path: Path) -> None:
     keys = [("neuron.name", ["v1"]), ("data.name", ["digits"])]
     (member,) = plan([str(config), *SMALL], keys, tmp_path)
@@ -111,13 +120,17 @@ def test_every_table_of_the_paper_can_be_planned(tmp_path: Path) -> None:
         ([], [], "needs configurations"),
         (["train.epochs=1"], [], "needs configurations"),
         (["nowhere.toml"], [], "nowhere.toml does not exist"),
+        (["a dir=b/nowhere.toml"], [], "nowhere.toml does not exist"),
+        ([os.devnull], [], "is not a file"),
         (["{empty}"], [], "holds no configurations"),
+        (["{config}", f"neuron.thresholds={[1] * 200}"], [], "has no option 'thresholds'"),
+        (["{config}"], [f"neuron.surrogate=box,{'x' * 300}"], "put long values in configurations of their own"),
         (["{config}", "train.epoch=1"], [], "did you mean 'epochs'"),
         (["{config}"], ["neuron.nmax=1,2"], "did you mean 'n_max'"),
         (["{config}", "seed=1"], ["seed=1,2"], "seed is both varied and changed"),
         (["{config}"], ["seed=1,2", "seed=3"], "seed is given twice"),
         (["{config}", "{copy}"], [], "are the same run"),
-        (["{config}", "{twin}"], [], "both called family-small-s0"),
+        (["{config}", "{twin}"], [], "both called family-small-s0: rename one"),
         (["{config}"], ["train.epochs=2,2.0"], "train.epochs must be an integer"),
     ],
 )
@@ -143,6 +156,45 @@ def test_a_folder_of_another_configuration_is_refused(config: Path, tmp_path: Pa
     assert planned(config, tmp_path)[0].folder == member.folder
     with pytest.raises(RunError, match=r"another configuration \(train.epochs: 1, 2\)"):
         plan([str(config), "train.epochs=2", "train.warmup_epochs=0"], [], tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("contents", "message"),
+    [
+        ({"notes.txt": ""}, "not empty and not a run folder"),
+        ({"result.json": "{}"}, "not empty and not a run folder"),
+        ({"config.toml": "", "conversion.json": "{}"}, "holds a converted network"),
+        ({"config.toml": "", "result.json": "{"}, "result.json cannot be read as JSON: .*; remove it, and lbq train"),
+        ({"config.toml": "", "result.json": "{}"}, "metrics.jsonl is missing: restore the file or train again"),
+    ],
+)
+def test_what_a_folder_holds_is_known_before_anything_begins(
+    contents: dict[str, str], message: str, config: Path, tmp_path: Path
+) -> None:
+    (member,) = planned(config, tmp_path)
+    member.folder.mkdir()
+    for name, text in contents.items():
+        (member.folder / name).write_text(text or member.config.to_toml())
+    with pytest.raises(RunError, match=message):
+        planned(config, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("out", "message"),
+    [("a.file", "it is a file"), ("x" * 300, "choose a shorter one"), ("taken", "s0: it is a file, give a folder")],
+)
+def test_a_place_that_cannot_be_used(
+    out: str, message: str, config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """For commands that are only printed too."""
+    (tmp_path / "taken").mkdir()
+    for file in ("a.file", "taken/family-small-s0"):
+        (tmp_path / file).touch()
+    assert call("sweep", str(config), *SMALL, "-o", str(tmp_path / out), "--print") == 2
+    captured = capsys.readouterr()
+    assert message in captured.err
+    assert captured.err.count("\n") == 1
+    assert not captured.out
 
 
 # What becomes of runs

@@ -104,6 +104,9 @@ def sweep(
 
     if "RANK" in os.environ:
         raise LbqError("sweep starts processes of its own: start it without torchrun, once for each GPU")
+    page = out / "report.html"
+    files.check_folder(out)
+    files.check_file(page)
     members = sweeps.plan(configs, [sweeps.parse_vary(text) for text in vary or []], out)
     if show:
         for member in members:
@@ -111,9 +114,6 @@ def sweep(
             for command in (*commands, *([] if train_only else member.measuring())):
                 sys.stdout.write(f"lbq {shlex.join(command)}\n")
         return
-    files.check_folder(out)
-    page = out / "report.html"
-    files.check_file(page)
     console = make_console(stderr=True)
     say = functools.partial(console.print, soft_wrap=True)  # commands may be copied
     try:
