@@ -36,6 +36,7 @@ CHECKPOINTS = "checkpoints"
 # What is written under another name first, which a killed process leaves.
 WHOLE = ("config.toml", "weights.safetensors", "result.json", f"{CHECKPOINTS}/{checkpoint.LAST}")
 CPU_IS_FULL = ("can't allocate memory", "not enough memory")  # in PyTorch's words, on x86-64 and on Arm
+ECHO = 1.0  # seconds in which a SIGTERM is taken for one that was passed on
 SAVING_SHARE = 0.02  # of the time that saves after short epochs may take
 ASKING = (
     16  # steps after which processes on GPUs ask each other whether one was told to stop: an answer waits for the GPU
@@ -314,17 +315,26 @@ class Job:
     def _signals(self) -> Iterator[None]:
         """Note SIGTERM and SIGINT instead of dying of them; a second one has its usual effect.
 
-        Only the main thread may set what a signal does: in another one they keep their effect.
+        Who ends a whole job tells every process of it, and one that started others passes on what it was told: a SIGTERM at
+        once after another signal is no second one. Only the main thread may set what a signal does: in another one they keep
+        their effect.
         """
         if threading.current_thread() is not threading.main_thread():
             yield
             return
 
         def note(number: int, _frame: FrameType | None) -> None:
-            self.signal = number
-            signal.signal(number, before[number])
+            now = time.monotonic()
+            if number == signal.SIGTERM and told and now - max(told.values()) < ECHO:
+                return
+            if number in told:
+                signal.signal(number, before[number])
+                signal.raise_signal(number)
+                return
+            self.signal, told[number] = number, now
 
         before: dict[int, Any] = {}
+        told: dict[int, float] = {}
         for number in (int(signal.SIGTERM), int(signal.SIGINT)):
             before[number] = signal.signal(number, note)
         try:

@@ -252,6 +252,7 @@ class Sweep:
 
     def _call(self, command: Sequence[str]) -> int:
         """Run `lbq` with these arguments, for its files: its progress is shown, its result is not. Its exit status."""
+        self._obey()
         self.say(f"lbq {shlex.join(command)}")
         # this very package, whatever lies in the working directory
         path = os.pathsep.join([str(Path(__file__).parent.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -260,20 +261,29 @@ class Sweep:
             stdout=subprocess.DEVNULL,
             env={**os.environ, "PYTHONPATH": path},
         )
+        if self.signal:  # told while it was being started
+            self.child.terminate()
         code = self.child.wait()
         self.child = None
-        stopped = next((n for n in STOPS if n == self.signal or code in (128 + n, -n)), None)
-        if stopped is not None:
-            raise Stopped(f"stopped by {stopped.name}: the same command goes on from here", 128 + stopped)
+        self.signal = self.signal or next((n for n in STOPS if code in (128 + n, -n)), 0)
+        self._obey()
+        if code < 0:
+            self.say(f"ended by {signal.Signals(-code).name}")
         return code
+
+    def _obey(self) -> None:
+        if self.signal:
+            name = signal.Signals(self.signal).name
+            raise Stopped(f"stopped by {name}: the same command goes on from here", 128 + self.signal)
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
-        """A terminal's interrupt reaches the running command too, which saves and ends; a SIGTERM is passed on to it."""
+        """What ends the sweep is passed on to the running command, which saves and ends. As SIGTERM, whatever it was: a
+        terminal's interrupt has reached the command by itself, and a second one would end it before it has saved."""
 
         def note(number: int, _: FrameType | None) -> None:
             self.signal = number
-            if self.child is not None and number == signal.SIGTERM:
+            if self.child is not None:
                 self.child.terminate()
 
         before = {number: signal.signal(number, note) for number in STOPS}

@@ -62,6 +62,19 @@ def test_a_signal_is_obeyed_between_steps(number: signal.Signals, tmp_path: Path
     assert differences(contents(tmp_path / "whole"), contents(tmp_path / "run")) == []
 
 
+@pytest.mark.parametrize("first", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_that_is_passed_on_is_no_second_one(first: signal.Signals, tmp_path: Path) -> None:
+    """As where a launcher is told together with what it started."""
+
+    def told() -> None:
+        for number in (first, signal.SIGTERM):
+            signal.raise_signal(number)
+
+    with pytest.raises(job.Stopped, match=f"stopped by {first.name}"):
+        run(config(), tmp_path / "run", AtStep(1, 1, told))
+    assert (tmp_path / "run" / "checkpoints").is_dir()
+
+
 def test_a_second_interrupt_does_not_wait(tmp_path: Path) -> None:
     def twice() -> None:
         signal.raise_signal(signal.SIGINT)

@@ -278,7 +278,7 @@ def test_what_another_process_is_at_is_left_to_it(
 def test_a_signal_ends_the_command_and_the_sweep(
     number: signal.Signals, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """SIGTERM is passed on; SIGINT reaches the command from the terminal, here by itself."""
+    """Whoever sent it: the sweep alone is told here."""
     (member,) = planned(config, tmp_path / "out")
     began = threading.Event()
     children: list[subprocess.Popen[bytes]] = []
@@ -292,8 +292,6 @@ def test_a_signal_ends_the_command_and_the_sweep(
     def interrupt() -> None:
         assert began.wait(30)
         os.kill(os.getpid(), number)
-        if number == signal.SIGINT:
-            children[0].send_signal(number)
 
     monkeypatch.setattr(subprocess, "Popen", Child)
     before = signal.getsignal(number)
@@ -303,8 +301,16 @@ def test_a_signal_ends_the_command_and_the_sweep(
         Sweep([member], lambda text: None).run()
     thread.join()
     assert stopped.value.code == 128 + number
-    assert children[0].poll() is not None
+    assert children[0].poll() == -signal.SIGTERM
     assert signal.getsignal(number) is before
+
+
+def test_a_signal_between_commands_begins_no_other(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("a command was begun"))
+    with pytest.raises(sweep.Stopped, match="stopped by SIGTERM"):
+        Sweep(planned(config, tmp_path / "out"), lambda text: signal.raise_signal(signal.SIGTERM)).run()
 
 
 # The command
