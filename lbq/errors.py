@@ -26,6 +26,10 @@ class RunError(LbqError):
     """A run folder is missing, incomplete or damaged."""
 
 
+class Busy(RunError):
+    """Another process holds a run folder."""
+
+
 class DataError(LbqError):
     """A dataset is missing, incomplete or damaged."""
 

@@ -15,6 +15,7 @@ import shlex
 import shutil
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import fields
@@ -32,12 +33,13 @@ from lbq._version import __version__
 from lbq.build import build
 from lbq.config import CHANGEABLE, Config
 from lbq.data.base import Inputs
-from lbq.errors import ConfigError, RunError
+from lbq.errors import Busy, ConfigError, RunError
 from lbq.gather import CONVERSION as CONVERSION
 from lbq.gather import read_json
 from lbq.kernels.choose import choose
 from lbq.models import BurstNet
 
+ASKED = 0.2  # seconds after which nobody is still asking whether a folder is held, for which they hold it a moment
 PACKAGES = ("numpy", "pillow", "triton")  # arrays, decoded images, kernels of GPUs
 
 
@@ -101,33 +103,33 @@ def locked(folder: Path) -> Iterator[None]:
     except OSError as error:
         raise RunError(f"cannot write {folder}: {error.strerror}") from error
     with file:
-        try:
-            _lock(file)
-        except BlockingIOError as error:
-            raise RunError(
-                f"{folder} is being written by another process: wait for it or choose another folder"
-            ) from error
+        if not _lock(file):
+            time.sleep(ASKED)
+            if not _lock(file):
+                raise Busy(f"{folder} is being written by another process: wait for it or choose another folder")
         yield
 
 
 def held(folder: Path) -> bool:
     """Whether another process holds `folder`."""
     try:
-        with open(folder / ".lock", "r+") as file:
-            _lock(file)
-    except BlockingIOError:
-        return True
+        with open(folder / ".lock") as file:
+            return not _lock(file, shared=True)  # so that several may ask at once
     except OSError:  # no folder, or none that was ever held
         return False
-    return False
 
 
-def _lock(file: IO[str]) -> None:
+def _lock(file: IO[str], shared: bool = False) -> bool:
+    """Lock it for as long as it is open; whether nobody else has it."""
     try:
         import fcntl
     except ImportError:
-        return
-    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    try:
+        fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def environment(device: torch.device | str = "cpu") -> dict[str, str]:

@@ -14,6 +14,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -27,7 +28,7 @@ import torch
 from lbq import files, records, runs, toml
 from lbq.build import build
 from lbq.config import Config, differences
-from lbq.errors import ConfigError, GraphError, LbqError, RunError
+from lbq.errors import Busy, ConfigError, GraphError, LbqError, RunError
 from lbq.gather import ARCHIVE, ARCHIVE_ANALYSIS, gather
 from lbq.neuron.base import SpikingNeuron
 from lbq.neuron.registry import create
@@ -233,18 +234,21 @@ class Sweep:
             return "done"
         if runs.held(member.folder):
             return self._left(member)
-        if not (member.folder / "config.toml").is_file():  # as train leaves it where its input is wrong
+        began = (member.folder / "config.toml").is_file()  # not where its input is wrong
+        if not began and not any(other.trained for other in self.members):  # and so may be that of all others
             raise RunError(f"{member.folder.name} could not begin, as said above: the sweep stops here")
         return "failed"
 
     def _measure(self, member: Member) -> State:
         if member.lacks:
             self.say(f"not deployed: {member.lacks}")
-        commands = list(member.measuring())
-        if commands and runs.held(member.folder):
+        if not any(member.measuring()):
+            return "done"
+        try:
+            with runs.locked(member.folder):  # another process may have done it by now: asked again, command by command
+                return "failed" if any(self._call(command) for command in member.measuring()) else "done"
+        except Busy:
             return self._left(member)
-        with runs.locked(member.folder):
-            return "failed" if any(self._call(command) for command in commands) else "done"
 
     def _left(self, member: Member) -> State:
         self.say(f"{member.folder} is in another process's hands: left to it")
@@ -263,7 +267,8 @@ class Sweep:
         )
         if self.signal:  # told while it was being started
             self.child.terminate()
-        code = self.child.wait()
+        while (code := self.child.poll()) is None:
+            time.sleep(0.1)  # wait() would keep a signal that comes just before it until the command has ended
         self.child = None
         self.signal = self.signal or next((n for n in STOPS if code in (128 + n, -n)), 0)
         self._obey()

@@ -254,6 +254,12 @@ def test_what_is_done_is_not_done_again(config: Path, tmp_path: Path, monkeypatc
     assert (states, given) == (["done"], [])
 
 
+def test_what_cannot_begin_ends_no_other(config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    members = planned(config, tmp_path / "out", "seed=0,1,2")
+    states, _ = swept(members, monkeypatch, lambda command: 2 if "seed=1" in command else trains(command))
+    assert states == ["done", "failed", "done"]
+
+
 def test_what_cannot_begin_stops_the_sweep(config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(RunError, match="family-small-s0 could not begin"):
         swept(planned(config, tmp_path / "out", "seed=0,1"), monkeypatch, lambda command: 2)
@@ -272,6 +278,24 @@ def test_what_another_process_is_at_is_left_to_it(
     assert not runs.held(members[0].folder)
     with runs.locked(members[1].folder):  # trained, and being deployed
         assert swept(members[1:], monkeypatch, trains) == (["elsewhere"], [])
+        (without,) = planned(config, tmp_path / "out", "neuron.name=relu")
+        without.folder.mkdir()
+        (without.folder / "result.json").touch()
+        with runs.locked(without.folder):  # nothing is left to do there
+            assert swept([without], monkeypatch, trains) == (["done"], [])
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such locks")
+def test_whoever_asks_is_in_nobodys_way(tmp_path: Path) -> None:
+    """Whether a folder is held is asked by holding it for a moment."""
+    with runs.locked(tmp_path):
+        pass
+    with open(tmp_path / ".lock") as file:
+        assert runs._lock(file, shared=True)
+        assert not runs.held(tmp_path)  # one that asks is not one that holds
+        threading.Timer(runs.ASKED / 2, file.close).start()
+        with runs.locked(tmp_path):  # and is waited for
+            assert runs.held(tmp_path)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
