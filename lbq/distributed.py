@@ -74,15 +74,20 @@ class World:
             dist.barrier()
 
 
+def check(device: str | None) -> None:
+    """Refuse a device that is none, or that this machine has not."""
+    if device not in (None, "cpu", "cuda"):
+        raise LbqError(f"--device must be cpu or cuda, got {device!r}")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise LbqError("--device cuda: PyTorch sees no GPU here; see lbq doctor")
+
+
 def start(device: str | None = None) -> tuple[World, torch.device]:
     """Join the processes that torchrun started, if it did, and choose this one's device.
 
     device: `cpu`, `cuda`, or None for a GPU where there is one.
     """
-    if device not in (None, "cpu", "cuda"):
-        raise LbqError(f"--device must be cpu or cuda, got {device!r}")
-    if device == "cuda" and not torch.cuda.is_available():
-        raise LbqError("--device cuda: PyTorch sees no GPU here; see lbq doctor")
+    check(device)
     kind = device or ("cuda" if torch.cuda.is_available() else "cpu")
     size = int(os.environ.get("WORLD_SIZE", "1"))
     local = int(os.environ.get("LOCAL_RANK", "0"))

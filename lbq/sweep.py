@@ -18,7 +18,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import Literal
@@ -28,6 +28,7 @@ import torch
 from lbq import files, records, runs, toml
 from lbq.build import build
 from lbq.config import Config, differences
+from lbq.deploy.quantise import check_neuron
 from lbq.errors import Busy, ConfigError, GraphError, LbqError, RunError
 from lbq.gather import ARCHIVE, ARCHIVE_ANALYSIS, gather
 from lbq.neuron.base import SpikingNeuron
@@ -167,7 +168,8 @@ def _lacks(config: Config) -> str:
     if not isinstance(neuron, SpikingNeuron):
         return "it has no spiking neurons"
     try:
-        neuron.spec()
+        spec = replace(neuron.spec(), gain=1.0)  # which is folded into the weights
+        check_neuron(str(config.neuron["name"]), spec)
     except GraphError as error:
         return str(error)
     return ""

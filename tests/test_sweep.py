@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+import torch
 
 from lbq import cli, runs, sweep
 from lbq.errors import ConfigError, RunError
@@ -100,6 +101,9 @@ def test_what_has_no_integer_network_says_why(config: Path, tmp_path: Path) -> N
     assert "spiking" in found["relu"].lacks
     assert "absorbed" in found["lmht"].lacks
     assert list(found["lmht"].measuring()) == []
+    small, large = planned(config, tmp_path, "neuron.n_max=255,300")
+    assert not small.lacks
+    assert "levels are 8-bit" in large.lacks
 
 
 def test_every_table_of_the_paper_can_be_planned(tmp_path: Path) -> None:
@@ -396,6 +400,19 @@ def test_a_sweep_that_fails_exits_with_1(
         "report": None,
     }
     assert "failed:" in captured.err
+
+
+@pytest.mark.parametrize(("device", "message"), [("tpu", "must be cpu or cuda"), ("cuda", "no GPU here")])
+def test_a_device_that_is_none(
+    device: str, message: str, config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if device == "cuda" and torch.cuda.is_available():
+        pytest.skip("there is one")
+    out = tmp_path / "out"
+    assert call("sweep", str(config), *SMALL, "-o", str(out), "--device", device) == 2
+    assert message in (told := capsys.readouterr().err)
+    assert told.count("\n") == 1
+    assert not out.exists()
 
 
 def test_a_sweep_needs_no_launcher(

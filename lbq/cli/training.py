@@ -96,7 +96,7 @@ def sweep(
 
     Repeated, it goes on where it was. Started several times, on a GPU each, every run is trained once.
     """
-    from lbq import files, records
+    from lbq import distributed, files, records
     from lbq import sweep as sweeps
     from lbq.gather import gather
     from lbq.report.folder import make
@@ -114,6 +114,7 @@ def sweep(
             for command in (*commands, *([] if train_only else member.measuring())):
                 sys.stdout.write(f"lbq {shlex.join(command)}\n")
         return
+    distributed.check(device)
     console = make_console(stderr=True)
     say = functools.partial(console.print, soft_wrap=True)  # commands may be copied
     try:
