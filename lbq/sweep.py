@@ -207,6 +207,13 @@ def _check_place(member: Member) -> None:
         gather([member.folder], records.read)
 
 
+def same_weights(trained: Sequence[Member]) -> dict[Path, Path]:
+    """Folders whose weights an earlier one has too, and which that is: a setting that changed nothing makes no second run."""
+    first: dict[str, Path] = {}
+    found = {m.folder: first.setdefault(runs.weights_checksum(m.folder), m.folder) for m in trained}
+    return {folder: other for folder, other in found.items() if folder != other}
+
+
 # Doing it
 # ------------------------------------------------------------------------------------------------------
 

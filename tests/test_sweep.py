@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,7 +16,9 @@ import pytest
 import torch
 
 from lbq import cli, runs, sweep
+from lbq.cli.render import render_sweep
 from lbq.errors import ConfigError, RunError
+from lbq.results import Gathered, Result
 from lbq.sweep import Member, Sweep, parse_vary, plan
 
 CONFIGS = Path(__file__).parent.parent / "configs"
@@ -380,6 +383,29 @@ def test_sweep(
     assert call(*command) == 0
     table = capsys.readouterr().out
     assert all(text in table for text in ("LBQ", "ANN", "(1 seed)", "report.html"))
+
+    # a setting that changes nothing makes the same weights
+    for member in planned(config, out, "neuron.name=relu", "optim.clip=100,200"):
+        shutil.copytree(relu["run"], member.folder)
+        runs.write_text(member.folder / "config.toml", member.config.to_toml())
+    command = ["sweep", str(config), *SMALL, "--vary", "neuron.name=relu", "--vary", "optim.clip=100,200"]
+    assert call(*command, "-o", str(out), "--json") == 0
+    captured = capsys.readouterr()
+    assert [row["accuracy"] for row in json.loads(captured.out)["runs"]] == [relu["accuracy"]] * 2
+    assert "clip=200-s0 has the very weights of" in captured.err
+
+
+def test_rows_can_be_told_apart(capsys: pytest.CaptureFixture[str]) -> None:
+    def result(momentum: float, seed: int) -> Result:
+        record = {"dataset": "digits", "model": "resnet8w2", "variant": "lbq", "n_max": 5, "timesteps": 2, "epochs": 1}
+        config = {"seed": seed, "optim": {"momentum": momentum}}
+        return Result({**record, "seed": seed, "config": config, "test_accuracy": 50.0}, f"out/a-m={momentum}-s{seed}")
+
+    render_sweep(Gathered([result(momentum, seed) for seed in (0, 1) for momentum in (0.5, 0.9)]), Path("page"))
+    table = capsys.readouterr().out
+    assert "LBQ, a-m=0.5 " in table
+    assert "LBQ, a-m=0.9 " in table
+    assert table.count("n = 2") == 2
 
 
 def test_a_sweep_that_fails_exits_with_1(

@@ -316,14 +316,17 @@ def sweep_row(folder: Path, state: str, result: Result | None) -> dict[str, Any]
 
 
 def render_sweep(found: Gathered, page: Path) -> None:
-    """What a sweep trained, a row for all seeds of one thing."""
+    """What a sweep trained, a row for all seeds of one thing; rows that would have one name have their folder's too."""
     from lbq.report.cells import accuracy_cell, integer_cell, spread_cell
     from lbq.report.cost_tables import accounts_of
     from lbq.results import names
 
     groups = found.groups
     table = make_table("", "network", "accuracy %", "on integers %", "accumulations, M")
-    for name, group in zip(names([group.first for group in groups]), groups, strict=True):
+    titles = names([group.first for group in groups])
+    for title, group in zip(titles, groups, strict=True):
+        folder = Path(group.first.source).name.rpartition("-s")[0]
+        name = title if titles.count(title) == 1 else f"{title}, {folder}"
         counts = [rate.executed / 1e6 for _, rate in accounts_of(group)]
         digits = 2 if max(counts, default=0) > 1 else 4
         table.add_row(name, accuracy_cell(group).text, integer_cell(group).text, spread_cell(counts, digits).text)

@@ -121,18 +121,25 @@ def sweep(
         states = sweeps.Sweep(members, say, device).run(deploy=not train_only)
     except sweeps.Stopped as stopped:
         fail(str(stopped), stopped.code)
-    trained = [member.folder for member in members if member.trained]
-    found = gather(trained, records.read) if trained else Gathered()
+    trained = [member for member in members if member.trained]
+    twins = sweeps.same_weights(trained)
+    for folder, other in twins.items():
+        say(f"{folder} has the very weights of {other}, which is reported for both: what is varied changed nothing")
+    folders = [member.folder for member in trained if member.folder not in twins]
+    found = gather(folders, records.read) if folders else Gathered()
     if trained:
         make(page, found, title=f"LBQ sweep {out.resolve().name}")
     if as_json:
         results = {result.source: result for result in found.results}
-        rows = [sweep_row(member.folder, state, results.get(str(member.folder))) for member, state in states]
+        rows = [
+            sweep_row(member.folder, state, results.get(str(twins.get(member.folder, member.folder))))
+            for member, state in states
+        ]
         print_json({"runs": rows, "report": str(page) if trained else None})
     elif trained:
         render_sweep(found, page)
     if "elsewhere" in (state for _, state in states):
-        say("some runs are in other processes' hands: the one that ends last reports them all")
+        say("some runs were left to other processes: the sweep that ends last reports them all")
     failed = [member.folder for member, state in states if state == "failed"]
     for folder in failed:
         say(f"failed: {folder}; the same command tries it again")
