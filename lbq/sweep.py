@@ -72,8 +72,8 @@ class Member:
         model = self.folder / ARCHIVE
         if self.lacks or (self.folder / ARCHIVE_ANALYSIS).is_file():
             return
-        root = self.config.data.root
-        moved = [f"data.root={root}"] if root else []
+        root = "" if self.config.data.name == "digits" else self.config.data.root  # which come with lbq
+        moved = [toml.assignment("data.root", root)] if root else []
         if not model.is_file():
             yield ["deploy", str(self.folder), *moved, "-o", str(model)]
         yield ["analyze", str(model), *(["--data", root] if root else [])]

@@ -76,6 +76,11 @@ def is_value(text: str) -> bool:
     return True
 
 
+def assignment(key: str, text: str) -> str:
+    """What `overrides` reads as this text: quoted where it would be another value."""
+    return f"{key}={_value(text) if is_value(text) else text}"
+
+
 def write(tree: Mapping[str, Any]) -> str:
     """A mapping of scalars, lists of scalars and tables of those as TOML that `tomllib` reads back equal."""
     lines: list[str] = []
