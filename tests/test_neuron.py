@@ -18,7 +18,7 @@ from lbq import BurstNeuron
 from lbq.kernels.choose import use
 from lbq.kernels.reference import BurstState, Constants, Rule, burst_levels, burst_sequence, burst_step
 from lbq.neuron import LIF, NEURONS, LadderNeuron, ReLU, SpikingNeuron, create
-from lbq.neuron.base import is_watched, only_outputs, unchanging
+from lbq.neuron.base import is_watched, only_outputs, unchanging, unit_interval
 from lbq.surrogate import SURROGATES
 from tests import oracle
 
@@ -324,6 +324,17 @@ def test_learned_beta_recovers_after_overshooting() -> None:
         assert neuron.beta.grad is not None
         assert bool(neuron.beta.grad != 0) == moves  # more leak lowers the sum: allowed; beyond 1 is not
     assert torch.as_tensor(neuron.leak).item() == 1.0
+    assert torch.as_tensor(neuron.requires_grad_(False).leak).item() == 1.0  # and while it is frozen
+
+
+@pytest.mark.parametrize(
+    ("grad", "passed"), [(1.0, [0.0, 1.0, 1.0, 1.0, 1.0]), (-1.0, [-1.0, -1.0, -1.0, -1.0, 0.0])]
+)
+def test_at_the_ends_of_the_unit_interval_gradients_pass_both_ways(grad: float, passed: list[float]) -> None:
+    """Beyond them, only back."""
+    value = torch.tensor([-0.5, 0.0, 0.5, 1.0, 1.5], requires_grad=True)
+    (found,) = torch.autograd.grad(unit_interval(value), value, torch.full((5,), grad))
+    assert found.tolist() == passed
 
 
 def test_repr_names_what_matters() -> None:
@@ -343,6 +354,7 @@ def test_repr_names_what_matters() -> None:
         ({"step": -1.0}, "step"),
         ({"step": math.nan}, "step"),
         ({"step": math.inf}, "step"),
+        ({"step": 1e39}, "step"),
         ({"step": "0.4"}, "step"),
         ({"step": 1e-7}, "step"),
         ({"beta": 1.5}, "beta"),
@@ -380,6 +392,9 @@ def test_bad_inputs_are_refused() -> None:
         BurstNeuron()([[1.0]])
     with pytest.raises(ValueError, match=r"\[T, B, \.\.\.\]"):
         BurstNeuron()(torch.ones(3))
+    for call in (BurstNeuron().levels, BurstNeuron().forward_step):
+        with pytest.raises(TypeError, match="int64"):
+            call(torch.ones(2, 2, dtype=torch.int64))
 
 
 def test_expanded_and_channels_last_inputs_need_no_copy_beforehand() -> None:
@@ -416,6 +431,7 @@ def test_constants_are_worked_out_once_while_nothing_changes() -> None:
         assert torch.equal(net(x), before)
         assert first.constants(x) is first.constants(x[:, :1])
         assert second.constants(x[..., 0]).step.shape == (3, 1)
+        assert first.constants(x.double()).step.dtype == torch.float64
         assert not net(x).requires_grad
     with torch.no_grad():
         first.get_parameter("rho").add_(1)
