@@ -17,7 +17,7 @@ from torch import nn
 from lbq import BurstNeuron
 from lbq.kernels.choose import use
 from lbq.kernels.reference import BurstState, Constants, Rule, burst_levels, burst_sequence, burst_step
-from lbq.neuron import LIF, NEURONS, LadderNeuron, ReLU, SpikingNeuron, create
+from lbq.neuron import LIF, LMHT, MLF, NEURONS, LadderNeuron, ReLU, SpikingNeuron, create
 from lbq.neuron.base import is_watched, only_outputs, unchanging, unit_interval
 from lbq.surrogate import SURROGATES
 from tests import oracle
@@ -135,7 +135,7 @@ def test_empty_and_single_element(shape: tuple[int, ...]) -> None:
     assert neuron.levels(x).shape == shape
 
 
-@pytest.mark.parametrize("neuron", [BurstNeuron(), LIF(), LadderNeuron()])
+@pytest.mark.parametrize("neuron", [BurstNeuron(), LIF(), LadderNeuron(), MLF()])
 def test_nan_stays_nan_and_has_no_level(neuron: SpikingNeuron) -> None:
     x = torch.full((3, 1, 2), 0.9)
     x[1, 0, 0] = math.nan
@@ -151,11 +151,11 @@ def test_nan_stays_nan_and_has_no_level(neuron: SpikingNeuron) -> None:
 def test_half_in_half_out_with_float32_arithmetic(dtype: torch.dtype) -> None:
     torch.manual_seed(4)
     x = torch.randn(4, 500).to(dtype)
-    neuron = BurstNeuron(n_max=20, step=0.1)
-    out = neuron(x)
-    assert out.dtype == dtype
-    assert torch.equal(out, neuron(x.float()).to(dtype))
-    assert torch.equal(neuron.levels(x), neuron.levels(x.float()))
+    for neuron in (BurstNeuron(n_max=20, step=0.1), LMHT(4), MLF()):
+        out = neuron(x)
+        assert out.dtype == dtype
+        assert torch.equal(out, neuron(x.float()).to(dtype))
+        assert torch.equal(neuron.levels(x), neuron.levels(x.float()))
 
 
 @pytest.mark.parametrize("name", sorted(NEURONS))
@@ -255,6 +255,9 @@ def test_step_and_tail_are_the_papers_parametrisation() -> None:
     assert neuron.step.item() == pytest.approx(1e-6)  # never zero, never negative
     assert neuron.tail.item() == pytest.approx(1 / (1 + math.exp(-3)))
     assert {name for name, _ in neuron.named_parameters()} == {"rho", "eta"}
+    fixed = BurstNeuron(surrogate="box_et")  # whose tails are not learned
+    assert fixed.tail.item() == 0.5
+    assert {name for name, _ in fixed.named_parameters()} == {"rho"}
     assert BurstNeuron(10).step.item() == pytest.approx(0.2, abs=1e-7)  # default 2 / n_max
 
 
@@ -314,7 +317,7 @@ def test_deepcopy_and_state_dict_round_trip() -> None:
 
 
 def test_learned_beta_recovers_after_overshooting() -> None:
-    neuron = BurstNeuron(learn_beta=True, beta=1.0)
+    neuron = BurstNeuron(learn_beta=True, learn_alpha=True, beta=1.0)
     with torch.no_grad():
         neuron.beta.fill_(1.2)
     x = torch.rand(3, 50)
@@ -324,7 +327,10 @@ def test_learned_beta_recovers_after_overshooting() -> None:
         assert neuron.beta.grad is not None
         assert bool(neuron.beta.grad != 0) == moves  # more leak lowers the sum: allowed; beyond 1 is not
     assert torch.as_tensor(neuron.leak).item() == 1.0
-    assert torch.as_tensor(neuron.requires_grad_(False).leak).item() == 1.0  # and while it is frozen
+    with torch.no_grad():
+        neuron.alpha.fill_(1.2)
+    assert neuron.requires_grad_(False).spec().alpha == 1.0  # and while it is frozen
+    assert neuron.spec().leak == 1.0
 
 
 @pytest.mark.parametrize(
@@ -392,7 +398,7 @@ def test_bad_inputs_are_refused() -> None:
         BurstNeuron()([[1.0]])
     with pytest.raises(ValueError, match=r"\[T, B, \.\.\.\]"):
         BurstNeuron()(torch.ones(3))
-    for call in (BurstNeuron().levels, BurstNeuron().forward_step):
+    for call in (BurstNeuron().levels, BurstNeuron().forward_step, MLF(), MLF().forward_step):
         with pytest.raises(TypeError, match="int64"):
             call(torch.ones(2, 2, dtype=torch.int64))
 
@@ -404,7 +410,7 @@ def test_expanded_and_channels_last_inputs_need_no_copy_beforehand() -> None:
     expanded = current.unsqueeze(0).expand(3, *current.shape)
     assert torch.equal(neuron(expanded), neuron(expanded.contiguous()))
     last = current.to(memory_format=torch.channels_last)
-    for n in (neuron, LadderNeuron(), LIF()):
+    for n in (neuron, LadderNeuron(), LIF(), LMHT(1)):
         assert torch.equal(n(last[None]), n(current[None]))
     numbers: Any = {"step": np.float32(0.5), "n_max": np.int64(3)}
     assert BurstNeuron(**numbers).n_max == 3  # NumPy's numbers are numbers

@@ -102,3 +102,5 @@ def test_nan_has_no_slope(name: str) -> None:
 def test_unknown_name_is_refused_with_the_nearest() -> None:
     with pytest.raises(ValueError, match="surrogate.*did you mean 'relsg_et'"):
         surrogate.get("relsg")
+    with pytest.raises(ValueError, match="surrogate must be a known name"):
+        surrogate.get(["relsg_et"])  # type: ignore[arg-type]
