@@ -22,6 +22,7 @@ from lbq.account import (
     count,
     energy_mj,
     popcount,
+    saved,
 )
 from lbq.deploy import absorb, deploy, lower
 from lbq.deploy.absorbed import execute
@@ -61,6 +62,7 @@ def test_the_papers_energy_table_to_the_digit() -> None:
 def test_the_papers_reductions_to_the_digit() -> None:
     for method, (unary, bit_sparse) in paper.ACCUMULATIONS.items():
         assert round(Count(unary=unary, bit_sparse=bit_sparse).reduction, 2) == PUBLISHED_REDUCTIONS[method]
+    assert (saved(0, 5), saved(5, 0)) == (100.0, 0.0)
 
 
 def test_the_papers_network_is_ours() -> None:

@@ -175,7 +175,9 @@ def test_pickling_and_printing(name: str) -> None:
     torch.manual_seed(5)
     x = torch.randn(2, 3, 4, 5, 5)
     neuron = create(name, timesteps=2, channels=4)
-    assert torch.equal(pickle.loads(pickle.dumps(neuron))(x), neuron(x))
+    again = pickle.loads(pickle.dumps(neuron))
+    assert torch.equal(again(x), neuron(x))
+    assert repr(again) == repr(neuron)
     with torch.device("meta"):
         assert repr(create(name, timesteps=2, channels=4))
 

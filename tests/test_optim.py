@@ -113,6 +113,16 @@ def test_the_groups_suit_a_plain_loop() -> None:
     assert moved == names_by_role(net)["weights"]
 
 
+def test_learning_rates_that_are_tensors_are_changed_in_place() -> None:
+    """As on a GPU, where a recorded step reads them."""
+    groups = optim.parameter_groups(models.create("resnet8w4"), 0.0, lr=1.0, neuron_lr=0.5)
+    rates = {group["role"]: torch.tensor(group["lr"]) for group in groups}
+    optimiser = torch.optim.SGD([{**group, "lr": rates[group["role"]]} for group in groups])
+    optim.set_learning_rate(optimiser, 0.25)
+    assert all(group["lr"] is rates[group["role"]] for group in optimiser.param_groups)
+    assert {role: rate.item() for role, rate in rates.items()} == {"weights": 0.25, "norms": 0.25, "neurons": 0.125}
+
+
 def test_nesterov_sgd_by_hand() -> None:
     net = nn.Linear(1, 1, bias=False)
     optimiser = optim.make_optimiser(net, OptimConfig(momentum=0.9, weight_decay=0.1))
@@ -248,6 +258,8 @@ def test_optimiser_state_round_trip(name: str, layout: str) -> None:
         moving = [i for i, size in enumerate(value.shape) if size > 1]
         assert [value.stride(i) for i in moving] == [again[key].stride(i) for i in moving]
         assert again[key].data_ptr() != stored[key].data_ptr()
+    optim.restore_optimiser(second.net, second.optimiser, {})
+    assert not second.optimiser.state  # nothing of before is left
 
 
 def test_weights_of_every_convolution_decay_parametrised_ones_too() -> None:
@@ -256,6 +268,7 @@ def test_weights_of_every_convolution_decay_parametrised_ones_too() -> None:
         parametrizations.orthogonal(nn.Linear(4, 4)), nn.BatchNorm2d(2),
     )  # fmt: skip
     groups = {group["role"]: {id(p) for p in group["params"]} for group in optim.parameter_groups(net, 5e-4)}
+    assert list(groups) == ["weights", "norms"]  # none without members
     weights = {name for name, p in net.named_parameters() if id(p) in groups["weights"]}
     assert weights == {
         "0.weight", "1.weight", "2.weight", "3.parametrizations.weight.original0", "3.parametrizations.weight.original1",
