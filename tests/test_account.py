@@ -165,6 +165,7 @@ def test_exact_counts_equal_what_the_engine_did(neuron: str, id: str) -> None:
         if s.kind == "conv" and s.source != INPUT:  # formed once per tensor; the engine forms them for each reader
             assert out.counts[s.name].formations == pytest.approx(account.formations[s.source] * len(x)), s.name
     assert sum(counts.accumulations for counts in out.counts.values()) > 0
+    assert all(0 < found.events <= found.macs for found in account.stem.values())  # a pixel is one event, if any
 
 
 def deployed(neuron: str, id: str) -> Network:
@@ -186,6 +187,9 @@ def test_rate_counts_are_rates_times_macs() -> None:
             assert account.synapses[s.name].unary == pytest.approx(level.mean() * s.macs * 2)
             assert account.synapses[s.name].bit_sparse == pytest.approx(popcount(level).mean() * s.macs * 2)
             assert account.synapses[s.name].events == pytest.approx((level != 0).mean() * s.macs * 2)
+            assert account.synapses[s.name].macs == s.macs * 2
+    shortcuts = {s.name: levels[s.source].sum() / 2 for s in graph.synapses if s.kind == "identity"}
+    assert {name: found.unary for name, found in account.shortcuts.items()} == pytest.approx(shortcuts)
 
 
 def test_borders_make_exact_counts_smaller() -> None:
@@ -238,7 +242,8 @@ def test_unit_events_need_no_formation(neuron: str, mode: Mode) -> None:
     assert account.unit_events
     assert account.operations("explicit") == Operations(account.fp_macs, account.total.events)
     assert account.total.events == account.total.unary
-    assert account.shifts("explicit") == 0
+    assert account.shifts("explicit") == account.horner == account.pool_adds == 0
+    assert account.level_bits == (2 if neuron == "ternary" else 1)  # with the sign
     head = "fc" if mode == "exact" else ""  # whose sums by planes would need fewer
     for name, found in account.synapses.items():
         assert (found.bit_sparse, found.shifts) == (found.events, 0) or name == head
@@ -294,6 +299,42 @@ def test_additions_into_overlapping_windows_equal_brute_force(
             y, x = oy * stride + ky - padding, ox * stride + kx - padding
             additions += bool(0 <= y < 5 and 0 <= x < 5 and plane[y, x])
     assert count(graph, levels).pool_adds == pytest.approx(additions / 3)
+
+
+def test_additions_behind_a_max_pool() -> None:
+    graph = lower(Windows(nn.Sequential(nn.MaxPool2d(2, 1), nn.AvgPool2d(2)), 2).eval(), (3, 5, 5))
+    random = np.random.default_rng(0)
+    levels = {layer.name: random.integers(0, 2, (2, 3, *layer.shape)) for layer in graph.layers}
+    largest = np.lib.stride_tricks.sliding_window_view(levels["sn"], (2, 2), (3, 4)).max((5, 6))
+    assert count(graph, levels).pool_adds == pytest.approx(((largest != 0).sum() + (levels["sn2"] != 0).sum()) / 3)
+
+
+class Shared(nn.Module):
+    """Two convolutions of the same means over windows, and one of the levels themselves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.timesteps = 2
+        self.conv, self.sn, self.pooling = nn.Conv2d(3, 2, 1), BurstNeuron(3), nn.AvgPool2d(2)
+        self.one, self.two, self.strided = nn.Conv2d(2, 4, 1), nn.Conv2d(2, 4, 1), nn.Conv2d(2, 4, 2, 2)
+        self.sn2, self.fc = BurstNeuron(3), nn.Linear(16, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.sn(over_time(x, self.conv, timesteps=2))
+        pooled = over_time(x, self.pooling)
+        x = self.sn2(over_time(pooled, self.one) + over_time(pooled, self.two) + over_time(x, self.strided))
+        return over_time(x.flatten(2), self.fc, spatial=1).mean(0)
+
+
+def test_what_several_synapses_read_is_summed_and_formed_once() -> None:
+    graph = lower(Shared().eval(), (3, 4, 4))
+    random = np.random.default_rng(0)
+    levels = {layer.name: random.integers(0, 4, (2, 3, *layer.shape)) for layer in graph.layers}
+    found = count(graph, levels)
+    sums = levels["sn"].reshape(2, 3, 2, 2, 2, 2, 2).sum((4, 6))
+    assert found.formations["sn"] == pytest.approx((popcount(levels["sn"]).sum() + popcount(sums).sum()) / 3)
+    assert found.pool_adds == pytest.approx(sum((level != 0).sum() for level in levels.values()) / 3)
+    assert found.outputs == 2 * 3 * 16 + 3  # the head once, on sums over time
 
 
 def test_horners_shifts_by_hand() -> None:
