@@ -54,14 +54,32 @@ def test_by_hand() -> None:
     assert ours.memory_uj == pytest.approx(memory * 1e-6)
     by = {m.name: m for m in found.methods}
     assert by["ANN, fp32"].integer_uj == pytest.approx(4.6 * 1100e-6)
+    assert by["ANN, fp32"].memory_uj == pytest.approx((4.6 * 1100 + 1.25 * 4400 + 2.5 * 80) * 1e-6)
     assert by["ANN, int8"].memory_uj == pytest.approx((0.23 * 1100 + 1.25 * 1100 + 2.5 * 20) * 1e-6)
     levels = by["quantised ANN, as many levels"]  # three bits each
     assert levels.memory_uj == pytest.approx((0.23 * 1100 + 1.25 * 1100 + 2.5 * 20 * 3 / 8) * 1e-6)
     slots = by[UNARY]  # five binary slots for each timestep
-    assert slots.integer_uj == pytest.approx((0.23 * 100 + 0.1 * (3000 + 6 + 7 + 5 * 20 * 4)) * 1e-6)
+    integer = 0.23 * 100 + 0.1 * (3000 + 6 + 7 + 5 * 20 * 4)
+    assert slots.integer_uj == pytest.approx(integer * 1e-6)
+    assert slots.memory_uj == pytest.approx((integer + 1.25 * 3100 + 2.5 * 5 * 20 * (8 + 2 / 8)) * 1e-6)
     assert found.density == 0.5
+    assert {b.rival for b in found.break_even} == {"ANN, fp32", "ANN, int8", "quantised ANN, as many levels"}
     assert [line.count for line in found.shifts] == [0, 0, 500, 40]
     assert found.reading.microjoules == pytest.approx(500 * 4.6e-6)
+
+
+def test_levels_are_as_wide_as_the_account_says() -> None:
+    found = costs(account(level_bits=4, horner=33.0))
+    assert found.shifts[3].count == 33
+    assert "state updates, 7 instructions each" in {line.what for line in found.methods[0].lines}
+
+
+@pytest.mark.parametrize("made", [account(0.0), account(synapses={}, formations={})])
+def test_a_silent_network_is_cheaper_at_any_density(made: Account) -> None:
+    found = costs(made)
+    assert found.density == 0
+    assert {b.text for b in found.break_even if b.rival == "ANN, fp32"} == {"cheaper at any density"}
+    assert {b["density"] for b in found.to_dict()["break_even"]} == {None}  # JSON has no infinity
 
 
 @pytest.mark.parametrize("regime", ["integer", "memory"])
@@ -101,8 +119,10 @@ def test_a_density_beyond_two_set_bits_is_out_of_reach(density: float, text: str
 def test_binary_networks_need_no_planes() -> None:
     found = costs(account(unit_events=True, n_max=1))
     assert [m.name for m in found.methods][:2] == [PLANES, "ANN, fp32"]
-    events = next(line for line in found.methods[0].lines if line.what == "synaptic accumulations")
-    assert events.count == 500
+    counts = {line.what: line.count for line in found.methods[0].lines}
+    assert counts["synaptic accumulations"] == 500
+    assert counts["formation of planes"] == found.reading.count == 0
+    assert counts["identity shortcuts, additions"] == 3
     assert [line.count for line in found.shifts] == [0, 0, 0, 0]
     assert found.to_dict()["modelled"] is True
 
