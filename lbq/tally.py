@@ -98,7 +98,7 @@ class Read:
         flat = pool(levels.reshape(-1, *levels.shape[2:]), self.maxima)
         if self.absolute:
             flat = np.abs(flat)
-        flat = pool(flat.astype(np.int32) if self.sums or self.over_time else flat, self.sums)
+        flat = pool(flat, self.sums)
         read = flat.reshape(steps, batch, *flat.shape[1:])
         return read.sum(0, keepdims=True, dtype=np.int32) if self.over_time else read
 

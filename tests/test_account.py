@@ -271,14 +271,14 @@ def test_pooling_additions_have_their_own_line() -> None:
 class Windows(nn.Module):
     """Means over windows that overlap, between two layers."""
 
-    def __init__(self, pooling: nn.Module, size: int) -> None:
+    def __init__(self, pooling: nn.Module, size: int, timesteps: int = 2) -> None:
         super().__init__()
-        self.timesteps = 2
+        self.timesteps = timesteps
         self.conv, self.sn, self.pooling = nn.Conv2d(3, 2, 1), BurstNeuron(3), pooling
         self.conv2, self.sn2, self.fc = nn.Conv2d(2, 4, 1), BurstNeuron(3), nn.Linear(4 * size * size, 3)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = self.sn(over_time(x, self.conv, timesteps=2))
+        x = self.sn(over_time(x, self.conv, timesteps=self.timesteps))
         x = self.sn2(over_time(x, self.pooling, self.conv2))
         return over_time(x.flatten(2), self.fc, spatial=1).mean(0)
 
@@ -299,6 +299,12 @@ def test_additions_into_overlapping_windows_equal_brute_force(
             y, x = oy * stride + ky - padding, ox * stride + kx - padding
             additions += bool(0 <= y < 5 and 0 <= x < 5 and plane[y, x])
     assert count(graph, levels).pool_adds == pytest.approx(additions / 3)
+
+
+def test_one_timestep_without_windows_adds_nothing_up() -> None:
+    graph = lower(Windows(nn.Identity(), 5, timesteps=1).eval(), (3, 5, 5))
+    levels = {layer.name: np.ones((1, 1, *layer.shape), np.int64) for layer in graph.layers}
+    assert count(graph, levels).pool_adds == 0
 
 
 def test_additions_behind_a_max_pool() -> None:

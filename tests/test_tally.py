@@ -70,6 +70,12 @@ def test_native_tallies_equal_brute_force(
     np.testing.assert_array_equal(counts, 3 * expected)
 
 
+def test_without_the_library_bytes_are_counted_in_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LBQ_NATIVE", "off")
+    levels = np.random.default_rng(2).integers(0, 6, (2, 3, 4, 4, 5)).astype(np.uint8).transpose(0, 1, 4, 2, 3)
+    np.testing.assert_array_equal(level_counts(levels, 5), brute_force(levels, 5))
+
+
 @pytest.mark.parametrize("isa", native.isas())
 def test_native_bytes_do_not_overflow(isa: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LBQ_NATIVE_ISA", isa)
@@ -138,6 +144,9 @@ def test_reads_pool_and_sum() -> None:
     assert Read("a").of(levels) is levels
     signed = np.array([1, -1, 1, 1], np.int8).reshape(1, 1, 1, 2, 2)
     assert Read("a", sums=(window,)).of(signed).ravel().tolist() == [2]
+    full = np.full((3, 1, 1, 2, 2), 100, np.int8)  # sums do not fit into bytes
+    assert Read("a", sums=(window,)).of(full).ravel().tolist() == [400] * 3
+    assert Read("a", over_time=True).of(full).ravel().tolist() == [300] * 4
     assert Read("a", sums=(window,), absolute=True).of(signed).ravel().tolist() == [4]
 
 
