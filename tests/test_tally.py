@@ -154,6 +154,20 @@ def test_wrong_levels_are_refused() -> None:
     graph = lower(models.create("resnet8w2"), (3, 8, 8))
     with pytest.raises(GraphError, match="no levels were recorded for layer 'sn1'"):
         Tallies(graph).add({})
+    channels, height, width = graph["sn1"].shape
+    for wrong in ((3, 1, channels, height, width), (2, 1, channels, height, width + 1)):
+        with pytest.raises(GraphError, match=r"levels of layer 'sn1' must be \[2, B, 2, 8, 8\]"):
+            Tallies(graph).add_layer("sn1", np.zeros(wrong, np.uint8))
+
+
+def test_counts_made_elsewhere_add_up_and_are_left_alone() -> None:
+    found, read = Tallies(lower(models.create("resnet8w2"), (3, 8, 8))), Read("sn1")
+    counts = np.arange(12).reshape(2, 1, 6)
+    for _ in range(3):
+        found.add_counts({read: counts}, 4)
+    assert found.images == 12
+    np.testing.assert_array_equal(found.counts[read], 3 * counts)
+    np.testing.assert_array_equal(counts.ravel(), np.arange(12))
 
 
 def test_memory_that_holds_other_levels_is_counted_anew() -> None:
