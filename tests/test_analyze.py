@@ -18,7 +18,7 @@ from torch import nn
 
 from lbq import analyze, cli, engine, models, runs
 from lbq.account import Counter, Mode, count
-from lbq.analyze import Analysis, LayerAnalysis, LevelHistogram, Membrane, coefficient_of_variation
+from lbq.analyze import Analysis, LayerAnalysis, LevelHistogram, Membrane, Trace, coefficient_of_variation
 from lbq.data.sources import open_source
 from lbq.data.testset import TestSet
 from lbq.deploy import deploy, lower
@@ -61,6 +61,7 @@ def test_extremes() -> None:
     assert silent.active_ratio == 0
     assert silent.conditional.tolist() == [0, 0]
     assert silent.normalised_entropy == 0
+    assert math.copysign(1, LevelHistogram(np.array([5, 2, 0])).normalised_entropy) == 1  # never written as -0.0
 
 
 def test_variation() -> None:
@@ -79,6 +80,9 @@ def test_membrane_bins_by_hand() -> None:
     assert membrane.counts[1].sum() == 0
     assert membrane.edges[low] == 0
     assert membrane.edges[-1] == 2 + Membrane.ABOVE
+    membrane.add(0, np.zeros(3))
+    assert counts[low] == 5  # they add up
+    assert Membrane.empty(1, (0.5, 1.7)).edges[-1] == 2 + Membrane.ABOVE  # bins end at a whole number
 
 
 def analysis(levels: list[list[int]], step: float = 0.5) -> Analysis:
@@ -470,6 +474,57 @@ def test_bad_input(capsys: pytest.CaptureFixture[str], arguments: list[str], mes
     assert err.count("\n") == 1
 
 
+def written() -> dict[str, Any]:
+    """An analysis with everything in it, as its file holds it."""
+    trace = Trace("sn", 3, 0.5, 2, 0.5, 1.0, (0.1, 0.9), (0.1, 0.95), (0, 1), (0.1, 0.45))
+    layer = replace(
+        analysis([[2, 2, 0], [3, 0, 1]]).layers[0], membrane=Membrane.empty(2, (1.0, 2.0)), step_range=(0.25, 0.75)
+    )
+    found: dict[str, Any] = json.loads(
+        json.dumps(replace(analysis([[1, 1]]), layers=(layer,), traces=(trace,)).to_dict())
+    )
+    return found
+
+
+def test_an_analysis_comes_back_as_it_was_written() -> None:
+    found = Analysis.from_dict(written())
+    assert json.loads(json.dumps(found.to_dict())) == written()
+    assert found.layers[0].step_range == (0.25, 0.75)
+    assert found.traces[0].levels == (0, 1)
+    assert {(row["step_min"], row["step_max"]) for row in found.table()} == {(0.25, 0.75)}
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        (("version",), 2, "not an analysis of version 1"),
+        (("layers", 0, "levels", 0), [2, 2], "must count the levels 0 to 2"),
+        (("layers", 0, "levels", 1), [0, 0, 0], "of at least one neuron"),
+        (("layers", 0, "membrane", "counts", 1), [0] * 79, "must have 80 bins"),
+        (("traces", 0, "after"), [0.1], "at the same timesteps"),
+    ],
+)
+def test_what_does_not_fit_together_is_damaged(path: tuple[Any, ...], value: Any, message: str) -> None:
+    held: Any = (whole := written())
+    for key in path[:-1]:
+        held = held[key]
+    held[path[-1]] = value
+    with pytest.raises(LbqError, match=message):
+        Analysis.from_dict(whole)
+
+
+def test_a_network_without_steps_has_no_range_of_them() -> None:
+    layer = replace(analysis([[1, 1]]).layers[0], step=None)
+    summary = replace(analysis([[1, 1]]), layers=(layer,)).summary()
+    assert [summary[key] for key in ("step_min", "step_max", "step_variation")] == [None] * 3
+
+
+def test_layers_of_unlike_levels_share_a_table() -> None:
+    few, many = analysis([[1, 1]]).layers[0], analysis([[1, 1, 0, 2]]).layers[0]
+    rows = list(csv.DictReader(io.StringIO(replace(analysis([[1, 1]]), layers=(few, many)).csv())))
+    assert [row["p3"] for row in rows] == ["", "", str(2 / 3), str(2 / 3)]
+
+
 def test_damaged_analyses(tmp_path: Path) -> None:
     good = json.loads((runs_folder() / "lbq-0" / "analysis" / "analysis.json").read_text())
     good["layers"][0]["levels"] = [[1, 2]]
@@ -482,4 +537,12 @@ def test_damaged_analyses(tmp_path: Path) -> None:
         analyze.load(path)
     path.write_text("[]")
     with pytest.raises(LbqError, match="not an analysis"):
+        analyze.load(path)
+    path.write_text("[" * 10**5)
+    with pytest.raises(LbqError, match="cannot be read as JSON"):
+        analyze.load(path)
+    good = json.loads((runs_folder() / "lbq-0" / "analysis" / "analysis.json").read_text())
+    del good["accounts"]["rate"]
+    path.write_text(json.dumps(good))
+    with pytest.raises(LbqError, match="accounts must hold exact and rate, or neither"):
         analyze.load(path)

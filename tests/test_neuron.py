@@ -335,9 +335,7 @@ def test_learned_beta_recovers_after_overshooting() -> None:
     assert neuron.spec().leak == 1.0
 
 
-@pytest.mark.parametrize(
-    ("grad", "passed"), [(1.0, [0.0, 1.0, 1.0, 1.0, 1.0]), (-1.0, [-1.0, -1.0, -1.0, -1.0, 0.0])]
-)
+@pytest.mark.parametrize(("grad", "passed"), [(1.0, [0.0, 1.0, 1.0, 1.0, 1.0]), (-1.0, [-1.0, -1.0, -1.0, -1.0, 0.0])])
 def test_at_the_ends_of_the_unit_interval_gradients_pass_both_ways(grad: float, passed: list[float]) -> None:
     """Beyond them, only back."""
     value = torch.tensor([-0.5, 0.0, 0.5, 1.0, 1.5], requires_grad=True)
