@@ -22,7 +22,7 @@ from lbq.deploy.quantise import bias_in_units, dyadic, integer_neuron, integer_w
 from lbq.engine import Network
 from lbq.engine.network import MEMBRANE_BOUND, membrane_bound
 from lbq.errors import GraphError, LbqError
-from lbq.graph import INPUT, Graph, Layer, NeuronSpec, Synapse
+from lbq.graph import INPUT, Graph, Layer, NeuronSpec, Pool, Synapse
 from lbq.models import over_time
 from lbq.neuron import LMHT, MLF, BurstNeuron, ReLU
 from tests.small_nets import MEAN, STD, deployed, normalised, pixels, small, warmed
@@ -296,14 +296,16 @@ def test_neurons_without_an_integer_form_are_refused_by_layer(neuron: Any, messa
 
 def test_what_does_not_fit_is_refused() -> None:
     graph = rewritten(small())
-    with pytest.raises(GraphError, match="bits must be 4, 5, 6, 7, 8 or 16, got 9"):
-        quantise(graph, 9)
+    for bits in (3, 9):
+        with pytest.raises(GraphError, match=f"bits must be 4, 5, 6, 7, 8 or 16, got {bits}"):
+            quantise(graph, bits)
     with pytest.raises(GraphError, match="not absorbed"):
         quantise(lower(small(), (3, 8, 8)))
     with pytest.raises(GraphError, match="no spiking layer"):
         quantise(replace(graph, layers=()))
     stem = graph.layers[0]
     assert stem.neuron is not None
+    huge = Pool("sum", (30_000, 30_000), (1, 1))
 
     def changed(**changes: Any) -> Graph:
         neuron = replace(stem.neuron, **changes.pop("neuron", {}))  # type: ignore[type-var]
@@ -312,6 +314,8 @@ def test_what_does_not_fit_is_refused() -> None:
     for wrong, message in (
         (changed(neuron={"gain": 0.5}), "layer 'sn1': its gain is not folded yet"),
         (changed(neuron={"reset": "hard", "alpha": 0.5}), "a hard reset by alpha 0.5 has no integer form: use alpha 1"),
+        (changed(neuron={"alpha": -0.5}), "its leak is 0.5 and its reset -0.5: .* a reset at least 0"),
+        (changed(neuron={"scale": np.array(np.inf)}), "layer 'sn1': its scale is not finite"),
         (changed(neuron={"rounding": "trunc", "n_max": 128}), "n_max is 128, .* use at most 127"),
         (changed(bias=np.full(4, np.nan)), "layer 'sn1': its weights or bias are not finite: did training diverge?"),
         (changed(bias=np.full(4, 1e30)), "layer 'sn1': its membrane may reach 2\\^30: use fewer weight bits"),
@@ -323,6 +327,12 @@ def test_what_does_not_fit_is_refused() -> None:
             "readout: it reads the input itself",
         ),
         (replace(graph, readout=replace(graph.readout, bias=np.full(5, 1e30))), "readout: its sums may reach 2\\^53"),
+        (
+            replace(
+                graph, readout=replace(graph.readout, synapses=(replace(graph.readout.synapses[0], pools=(huge,)),))
+            ),
+            "synapse 'fc': its pooled levels may reach 9000000000, beyond int32",
+        ),
     ):
         with pytest.raises(GraphError, match=message):
             quantise(wrong)
