@@ -119,6 +119,8 @@ def test_the_readout_has_one_unit_for_all_classes_and_sums_over_time() -> None:
     assert made.synapses[0].weight.ravel().tolist() == [32767, 33]
     assert made.bias.tolist() == [65534, -131068]  # b * T / q
     assert scale == pytest.approx(1 / 32767 / 4)
+    blank, scale = quantise_readout(replace(readout, synapses=(conv(0 * weight, size=1),)), timesteps=4)
+    assert (blank.bias * scale).tolist() == pytest.approx([0.5, -1.0])  # also where all weights are 0
 
 
 def test_fractions_are_as_large_as_the_bound_allows() -> None:

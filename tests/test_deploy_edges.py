@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 import lbq.engine
-from lbq.deploy.quantise import integer_weights, shared_unit
+from lbq.deploy.quantise import bias_in_units, integer_weights, shared_unit
 from lbq.errors import ArtefactError, GraphError
-from lbq.graph import INPUT, Layer, Synapse
+from lbq.graph import INPUT, Layer, Synapse, output_size
 from lbq.models import over_time
 from lbq.models.time import fold_time, unfold_time
 from lbq.neuron import BurstNeuron
@@ -197,6 +197,11 @@ def test_names_of_classes_can_be_shown_anywhere(name: str) -> None:
         made(Own(), classes=[name, "b", "c", "d", "e"])
 
 
+def test_classes_are_names() -> None:
+    with pytest.raises(GraphError, match=r"classes must be names, got \[0, 1, 2\]: give strings, or none"):
+        made(Own(), classes=range(5))
+
+
 def test_many_small_weights_are_not_taken_for_none() -> None:
     """Each is below the finest unit that a step allows, together they are several steps."""
     weight = np.zeros((2, 576, 1, 1))
@@ -207,6 +212,9 @@ def test_many_small_weights_are_not_taken_for_none() -> None:
     assert np.abs(integer_weights(synapse, unit, 8).weight[1]).min() > 100
     weight[1] = 0.5 / 1e6  # and these are none, so that the bias sets the unit
     assert shared_unit(layer, np.full(2, 0.5), 8, {"conv": 5})[1] == pytest.approx(0.5 / (5 * 127 + 0.5 * 127))
+    shortcut = Synapse("id", "a", "identity", np.full(2, 2.0), (2, 1, 1), (2, 1, 1), absorbed=True)  # or a shortcut
+    found = shared_unit(replace(layer, synapses=(synapse, shortcut)), np.full(2, 0.5), 8, {"conv": 5, "id": 7})
+    assert found[1] == pytest.approx(14.5 / (127 * (5 + 14.5)))
 
 
 @pytest.mark.parametrize(("part", "kept"), [(2.5, True), (10, True), (60, True), (70, False), (1000, False)])
@@ -237,3 +245,18 @@ def test_small_weights_of_pixels_keep_their_digits() -> None:
     integer = integer_weights(synapse, unit, 8).weight.astype(np.float64)
     assert np.abs(integer).max() == 127
     assert np.abs(weight - integer * unit[0]).sum() * 255 < 0.5 / 1000
+
+
+def test_the_mean_pixel_is_taken_off_as_a_convolution_of_it() -> None:
+    """Over valid taps, in groups too; where it is black there is nothing to take off at any place."""
+    weight = np.random.default_rng(0).integers(-9, 10, (6, 1, 3, 3)).astype(np.int8)
+    stride, padding, dilation = (2, 1), (1, 2), (2, 1)
+    shape = (6, *output_size((7, 8), (3, 3), stride, padding, dilation))
+    conv = Synapse("conv", INPUT, "conv", weight, (3, 7, 8), shape, (), stride, padding, dilation, groups=3)
+    layer = Layer("sn", (conv,), np.arange(6.0), shape)
+    mean = np.array([1.0, 10.0, 100.0])
+    image = torch.from_numpy(mean)[:, None, None].expand(3, 7, 8)
+    drop = nn.functional.conv2d(image, torch.from_numpy(weight).double(), None, stride, padding, dilation, 3)
+    found = bias_in_units(layer, {"conv": conv}, np.full(6, 0.5), mean)
+    np.testing.assert_allclose(found, 2 * layer.bias[:, None, None] - drop.numpy())
+    assert bias_in_units(layer, {"conv": conv}, np.full(6, 0.5), 0 * mean).tolist() == [0, 2, 4, 6, 8, 10]
