@@ -17,7 +17,7 @@ from lbq import models
 from lbq.deploy import absorb, fold_gain, lower, on_pixels
 from lbq.deploy.absorbed import Membrane, distance_to_threshold, emit, execute
 from lbq.errors import GraphError
-from lbq.graph import INPUT, Graph, NeuronSpec
+from lbq.graph import INPUT, Graph, Layer, NeuronSpec, Synapse
 from lbq.models import over_time
 from lbq.neuron import LIF, BurstNeuron, LadderNeuron
 from lbq.neuron.record import record_levels
@@ -170,6 +170,23 @@ def test_absorb_multiplies_each_reader_by_its_sources_step() -> None:
     for old, new in zip(absorb(absorbed).all_layers, absorbed.all_layers, strict=True):  # once is enough
         for s, t in zip(old.synapses, new.synapses, strict=True):
             assert s.weight is t.weight
+
+
+def test_pixels_enter_every_synapse_that_reads_them() -> None:
+    """In groups, and of a readout too; a layer without a neuron has no gain to fold."""
+    grouped = Synapse("conv", INPUT, "conv", np.ones((6, 1, 1, 1)), (3, 1, 1), (6, 1, 1), groups=3)
+    head = Synapse("fc", INPUT, "conv", np.ones((2, 3, 1, 1)), (3, 1, 1), (2, 1, 1))
+    layer, readout = (
+        Layer("relu", (grouped,), np.zeros(6), (6, 1, 1)),
+        Layer("readout", (head,), np.zeros(2), (2, 1, 1)),
+    )
+    graph = Graph((3, 1, 1), 1, True, (layer,), readout)
+    found = fold_gain(on_pixels(graph, [0.5] * 3, [1.0, 0.5, 0.25], 2.0))
+    assert found.layers[0].synapses[0].weight.ravel().tolist() == [0.5, 0.5, 1, 1, 2, 2]
+    assert found.readout.synapses[0].weight.reshape(2, 3).tolist() == [[0.5, 1, 2]] * 2
+    for mean, std in ((3, 2), (2, 3)):
+        with pytest.raises(GraphError, match=f"one value for each of 3 channels, got {mean} and {std}"):
+            on_pixels(graph, [0.5] * mean, [1.0] * std, 2.0)
 
 
 def test_fold_gain_moves_a_parametric_leaks_gain_into_what_leads_to_it() -> None:
