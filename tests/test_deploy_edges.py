@@ -197,11 +197,6 @@ def test_names_of_classes_can_be_shown_anywhere(name: str) -> None:
         made(Own(), classes=[name, "b", "c", "d", "e"])
 
 
-def test_classes_are_names() -> None:
-    with pytest.raises(GraphError, match=r"classes must be names, got \[0, 1, 2\]: give strings, or none"):
-        made(Own(), classes=range(5))
-
-
 def test_many_small_weights_are_not_taken_for_none() -> None:
     """Each is below the finest unit that a step allows, together they are several steps."""
     weight = np.zeros((2, 576, 1, 1))

@@ -380,6 +380,7 @@ def test_what_cannot_be_copied_traced_or_is_no_network() -> None:
         ({"std": [float("inf")]}, "^std must be a list"),
         ({"std": [0.0]}, "^std must be positive"),
         ({"timesteps": "3"}, "^timesteps must be a whole number of at least 1, got '3'"),
+        ({"timesteps": True}, "^timesteps must be a whole number of at least 1, got True"),
         ({"timesteps": 0}, "^timesteps must be"),
         ({"timesteps": 3.0}, "^timesteps must be"),
         ({"facts": {"a": float("nan")}}, "^facts must be JSON values"),
