@@ -175,6 +175,7 @@ def test_a_current_may_be_read_twice(function: Forward, tmp_path: Path) -> None:
         (lambda m, x: rest(m, m.sn(current(m, x))), "layer 'sn': a neuron needs time in front"),
         (lambda m, x: rest(m, m.sn(current(m, fold_time(torch.stack([x] * 3))))), "layer 'sn': a neuron needs time"),
         (lambda m, x: rest(m, m.sn(current(m, torch.stack([x] * 3)))), "layer 'conv': Conv2d knows no .*over_time"),
+        (lambda m, x: rest(m, m.sn(current(m, x[None]).expand(3, -1, -1, -1, -1))), "layer 'conv': Conv2d knows no time"),
         (lambda m, x: rest(m, m.sn(unfold_time(current(m, x), torch.stack([x] * 3)))), "from fold_time of the same"),
         (lambda m, x: rest(m, m.sn(torch.stack([x] * 3).flatten(1))), "flatten all of channels"),
         (lambda m, x: folded(m, torch.stack([x.flatten(0, 1)] * 3)), "flatten all of channels"),
@@ -216,6 +217,7 @@ def test_a_current_may_be_read_twice(function: Forward, tmp_path: Path) -> None:
         (lambda m, x: m.fc(m.pool(current(m, x).relu()).flatten(1)).mean(0), "there is no time in front"),
         (lambda m, x: m.fc(m.sn(over_time(x, m.conv, timesteps=3)).mean(0)), "average its logits"),
         (lambda m, x: plain(m, x).mean(0, keepdim=True), "but as the mean over time, mean.0."),
+        (lambda m, x: m.fc(m.sn(over_time(x, m.conv, timesteps=3)).flatten(2).mean((1, 2))), "but as the mean over time"),
         (lambda m, x: plain(m, x).mean(), "but as the mean over time, mean.0."),
         (
             lambda m, x: rest(m, m.sn(over_time(x, m.conv, timesteps=3) + current(m, fold_time(torch.stack([x] * 3))))),
