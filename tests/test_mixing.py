@@ -75,6 +75,9 @@ def test_mixing_chooses_as_asked() -> None:
     assert lam.var() == pytest.approx(1 / (4 * (2 * 0.8 + 1)), abs=0.01)  # of Beta(a, a)
     assert all(m.box is not None for m in (Mixing(cutmix=1.0).choose(32, 32, 0, 0, step) for step in range(100)))
     assert Mixing(0.8).choose(32, 32, 0, 0, 5) == only[5]
+    for step in range(20):  # each with its own alpha
+        either = Mixing(0.2, 3.0).choose(32, 32, 0, 0, step)
+        assert either == (Mixing(0.2) if either.box is None else Mixing(cutmix=3.0)).choose(32, 32, 0, 0, step)
     assert len({Mixing(0.8).choose(32, 32, s, e, t).lam for s in (0, 1) for e in (0, 1) for t in (0, 1)}) == 8
 
 
@@ -88,5 +91,9 @@ def test_mixing_types_and_errors() -> None:
         Mixing(0.5)(torch.ones(2, 1, 4, 4, dtype=torch.uint8), y, 0, 0, 0)
     with pytest.raises(ValueError, match="mixup: -1"):
         Mixing(mixup=-1)
+    with pytest.raises(ValueError, match="cutmix: inf"):
+        Mixing(cutmix=float("inf"))
     with pytest.raises(ValueError, match="prob: 1.5"):
         Mixing(prob=1.5)
+    with pytest.raises(ValueError, match="smoothing: -0.1"):
+        Mixing(smoothing=-0.1)
