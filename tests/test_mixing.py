@@ -81,6 +81,16 @@ def test_mixing_chooses_as_asked() -> None:
     assert len({Mixing(0.8).choose(32, 32, s, e, t).lam for s in (0, 1) for e in (0, 1) for t in (0, 1)}) == 8
 
 
+def test_boxes_lie_within_the_image_and_reach_its_borders() -> None:
+    mixes = [Mixing(cutmix=1.0).choose(9, 12, 0, 0, step) for step in range(500)]
+    boxes = np.array([mix.box for mix in mixes])
+    top, bottom, left, right = boxes.T
+    assert (top.min(), bottom.max(), left.min(), right.max()) == (0, 9, 0, 12)
+    assert (top <= bottom).all()
+    assert (left <= right).all()
+    np.testing.assert_allclose([mix.lam for mix in mixes], 1 - (bottom - top) * (right - left) / 108)
+
+
 def test_mixing_types_and_errors() -> None:
     y = torch.tensor([0, 2])
     out, target = Mixing(0.5, smoothing=0.1, classes=3)(torch.ones(2, 1, 4, 4, dtype=torch.bfloat16), y, 0, 0, 0)
