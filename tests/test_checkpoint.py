@@ -157,6 +157,28 @@ def test_both_damaged_names_both(saved: Path) -> None:
     assert "\n" not in str(caught.value)
 
 
+def test_only_a_damaged_last_is_set_aside(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    last = saved / checkpoint.LAST
+    whole = last.read_bytes()
+    last.unlink()  # as if the process had been killed between two renames
+    loaded = checkpoint.load(saved)
+    assert loaded is not None
+    checkpoint.set_aside(loaded)
+    assert [path.name for path in saved.iterdir()] == [checkpoint.PREVIOUS]
+    last.write_bytes(whole[:-1])
+    loaded = checkpoint.load(saved)
+    assert loaded is not None
+    with monkeypatch.context() as patch, pytest.raises(RunError, match=r"cannot rename .*: Read-only file system"):
+        patch.setattr(os, "replace", refuse)
+        checkpoint.set_aside(loaded)
+    checkpoint.set_aside(loaded)
+    assert {path.name for path in saved.iterdir()} == {checkpoint.PREVIOUS, "damaged.safetensors"}
+
+
+def refuse(*_: object, **__: object) -> None:
+    raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+
 def claimed_header(length: int, body: bytes = b"{}") -> bytes:
     return struct.pack("<Q", length) + body
 
@@ -229,6 +251,8 @@ def test_a_checkpoint_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest
     (tmp_path / "file").write_text("")
     with pytest.raises(RunError, match="cannot write .*file/checkpoints/last.safetensors: Not a directory"):
         checkpoint.save(tmp_path / "file" / "checkpoints", {}, {})
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        checkpoint.save(tmp_path, {}, {"loss": float("nan")})
     checkpoint.save(tmp_path, {"x": torch.ones(2)}, {"n": 1})
 
     def full(_descriptor: int) -> None:
@@ -244,9 +268,6 @@ def test_a_checkpoint_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest
 
 
 def test_a_failed_clean_up_does_not_hide_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object, **__: object) -> None:
-        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
-
     monkeypatch.setattr(os, "fsync", refuse)
     monkeypatch.setattr(Path, "unlink", refuse)
     with pytest.raises(RunError, match="cannot write .*: Read-only file system"):
