@@ -179,6 +179,19 @@ def refuse(*_: object, **__: object) -> None:
     raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
 
+def test_the_checksum_is_of_names_types_shapes_bytes_and_values() -> None:
+    x = torch.zeros(2, 3)
+    states = [
+        ({"x": x}, "{}"),
+        ({"y": x}, "{}"),
+        ({"x": x.int()}, "{}"),
+        ({"x": x.T}, "{}"),
+        ({"x": x + 1}, "{}"),
+        ({"x": x}, ""),
+    ]
+    assert len({checkpoint.digest(*state) for state in states}) == len(states)
+
+
 def claimed_header(length: int, body: bytes = b"{}") -> bytes:
     return struct.pack("<Q", length) + body
 
