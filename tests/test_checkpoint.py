@@ -168,9 +168,10 @@ def test_only_a_damaged_last_is_set_aside(saved: Path, monkeypatch: pytest.Monke
     last.write_bytes(whole[:-1])
     loaded = checkpoint.load(saved)
     assert loaded is not None
-    with monkeypatch.context() as patch, pytest.raises(RunError, match=r"cannot rename .*: Read-only file system"):
+    with monkeypatch.context() as patch:
         patch.setattr(os, "replace", refuse)
-        checkpoint.set_aside(loaded)
+        with pytest.raises(RunError, match=r"cannot rename .*: Read-only file system"):
+            checkpoint.set_aside(loaded)
     checkpoint.set_aside(loaded)
     assert {path.name for path in saved.iterdir()} == {checkpoint.PREVIOUS, "damaged.safetensors"}
 
