@@ -26,6 +26,14 @@ class RunError(LbqError):
     """A run folder is missing, incomplete or damaged."""
 
 
+class Stopped(LbqError):
+    """Work was told to stop, and goes on from here where it is started again; `code` is the process's exit status."""
+
+    def __init__(self, message: str, code: int) -> None:
+        super().__init__(message)
+        self.code = code
+
+
 class Busy(RunError):
     """Another process holds a run folder."""
 

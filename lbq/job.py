@@ -26,7 +26,7 @@ from lbq import checkpoint, files, runs, schema
 from lbq.config import Config, differences
 from lbq.data.sources import open_source
 from lbq.distributed import World
-from lbq.errors import LbqError, RunError
+from lbq.errors import LbqError, RunError, Stopped
 from lbq.evaluation import evaluate, for_testing
 from lbq.kernels import choose as kernels
 from lbq.plan import Plan, plan_of
@@ -56,14 +56,6 @@ class Watcher(Protocol):
     def step(self, epoch: int, batch: int, batches: int, samples_per_second: float) -> None: ...
 
     def epoch(self, record: EpochRecord) -> None: ...
-
-
-class Stopped(LbqError):
-    """Training was asked to stop and has saved; `code` is the process's exit status."""
-
-    def __init__(self, message: str, code: int) -> None:
-        super().__init__(message)
-        self.code = code
 
 
 class Job:

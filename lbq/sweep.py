@@ -29,7 +29,7 @@ from lbq import files, records, runs, toml
 from lbq.build import build
 from lbq.config import Config, differences
 from lbq.deploy.quantise import check_neuron
-from lbq.errors import Busy, ConfigError, GraphError, LbqError, RunError
+from lbq.errors import Busy, ConfigError, GraphError, LbqError, RunError, Stopped
 from lbq.gather import ARCHIVE, ARCHIVE_ANALYSIS, gather
 from lbq.neuron.base import SpikingNeuron
 from lbq.neuron.registry import create
@@ -38,14 +38,6 @@ LONGEST_NAME = 255  # bytes, of all common file systems
 STOPS = (signal.SIGTERM, signal.SIGINT)
 State = Literal["done", "failed", "elsewhere"]  # elsewhere: another process is at it
 Vary = Sequence[tuple[str, Sequence[str]]]  # keys, and the values that each shall take
-
-
-class Stopped(LbqError):
-    """A sweep was told to stop; `code` is the process's exit status."""
-
-    def __init__(self, message: str, code: int) -> None:
-        super().__init__(message)
-        self.code = code
 
 
 @dataclass(frozen=True)

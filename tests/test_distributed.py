@@ -30,7 +30,7 @@ from lbq.data import digits
 from lbq.data.sources import ImageSource
 from lbq.distributed import SyncBatchNorm2d, World, synchronise_batchnorm
 from lbq.divergence import Diverged
-from lbq.errors import ConfigError, LbqError, RunError
+from lbq.errors import ConfigError, LbqError, RunError, Stopped
 from lbq.train import Trainer
 from tests.small_runs import Silent, config, contents, differences, small_digits, timeless, trainer
 
@@ -179,7 +179,7 @@ def jobs(world: World, folder: Path) -> Any:
     undo = after_step(7, terminate)
     try:
         run("stopped")
-    except job.Stopped as stopped:
+    except Stopped as stopped:
         found["code"] = stopped.code
     finally:
         undo()
@@ -202,7 +202,7 @@ def jobs(world: World, folder: Path) -> Any:
     undo = after_step(12, terminate)  # at the very end
     try:
         run("late")
-    except job.Stopped as stopped:
+    except Stopped as stopped:
         found["late"] = stopped.code
     finally:
         undo()

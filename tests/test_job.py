@@ -19,7 +19,7 @@ import torch
 
 from lbq import checkpoint, job, optim, runs
 from lbq.distributed import World
-from lbq.errors import ConfigError, RunError
+from lbq.errors import ConfigError, RunError, Stopped
 from lbq.evaluation import emulated
 from lbq.train import EpochRecord
 from tests.small_runs import (
@@ -49,7 +49,7 @@ def test_a_signal_is_obeyed_between_steps(number: signal.Signals, tmp_path: Path
     before = signal.getsignal(number)
     settings = config("train.checkpoint_steps=0")
     watcher = AtStep(1, 1, lambda: signal.raise_signal(number))
-    with pytest.raises(job.Stopped, match=f"stopped by {number.name}") as caught:
+    with pytest.raises(Stopped, match=f"stopped by {number.name}") as caught:
         run(settings, tmp_path / "run", watcher)
     assert caught.value.code == 128 + number
     assert watcher.steps[-1] == (1, 1)
@@ -70,7 +70,7 @@ def test_a_signal_that_is_passed_on_is_no_second_one(first: signal.Signals, tmp_
         for number in (first, signal.SIGTERM):
             signal.raise_signal(number)
 
-    with pytest.raises(job.Stopped, match=f"stopped by {first.name}"):
+    with pytest.raises(Stopped, match=f"stopped by {first.name}"):
         run(config(), tmp_path / "run", AtStep(1, 1, told))
     assert (tmp_path / "run" / "checkpoints").is_dir()
 

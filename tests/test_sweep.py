@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from lbq import cli, runs, sweep
+from lbq import cli, runs
 from lbq.cli.render import render_sweep
-from lbq.errors import ConfigError, RunError
+from lbq.errors import ConfigError, RunError, Stopped
 from lbq.results import Gathered, Result
 from lbq.sweep import Member, Sweep, parse_vary, plan
 
@@ -337,7 +337,7 @@ def test_a_signal_ends_the_command_and_the_sweep(
     before = signal.getsignal(number)
     thread = threading.Thread(target=interrupt)
     thread.start()
-    with pytest.raises(sweep.Stopped, match=f"stopped by {number.name}: the same command goes on") as stopped:
+    with pytest.raises(Stopped, match=f"stopped by {number.name}: the same command goes on") as stopped:
         Sweep([member], lambda text: None).run()
     thread.join()
     assert stopped.value.code == 128 + number
@@ -349,7 +349,7 @@ def test_a_signal_between_commands_begins_no_other(
     config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("a command was begun"))
-    with pytest.raises(sweep.Stopped, match="stopped by SIGTERM"):
+    with pytest.raises(Stopped, match="stopped by SIGTERM"):
         Sweep(planned(config, tmp_path / "out"), lambda text: signal.raise_signal(signal.SIGTERM)).run()
 
 

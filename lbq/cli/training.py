@@ -14,7 +14,7 @@ import typer
 from lbq.cli.base import Changes, Device, Json, Run, data_of_a_run, fail, print_json, start
 from lbq.cli.progress import DemoProgress, DownloadProgress, TrainProgress
 from lbq.cli.render import make_console, make_table, render_conversion, render_demo, render_sweep, sweep_row
-from lbq.errors import LbqError
+from lbq.errors import LbqError, Stopped
 
 
 def demo(
@@ -61,7 +61,7 @@ def train(
     try:
         with TrainProgress() as progress:
             result = job.train(settings, folder, progress, device=where, world=world, resume=resume == "auto")
-    except job.Stopped as stopped:
+    except Stopped as stopped:
         fail(str(stopped), stopped.code)
     finally:
         distributed.stop()
@@ -119,7 +119,7 @@ def sweep(
     say = functools.partial(console.print, soft_wrap=True)  # commands may be copied
     try:
         states = sweeps.Sweep(members, say, device).run(deploy=not train_only)
-    except sweeps.Stopped as stopped:
+    except Stopped as stopped:
         fail(str(stopped), stopped.code)
     trained = [member for member in members if member.trained]
     twins = sweeps.same_weights(trained)
