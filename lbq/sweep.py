@@ -115,6 +115,9 @@ def plan(given: Sequence[str], vary: Vary, out: Path) -> list[Member]:
     _refuse_twins(members)
     for member in members:
         _check_place(member)
+    for folder in finished(out):  # must be fit to be reported: known now, not after the last run
+        runs.read_result(folder)
+        gather([folder], records.read)
     return members
 
 
@@ -184,8 +187,7 @@ def _refuse_twins(members: Sequence[Member]) -> None:
 
 
 def _check_place(member: Member) -> None:
-    """A folder that holds something else is left alone, and a finished run must be fit to be reported: known before the first
-    run begins, not after the last."""
+    """A folder that holds something else is left alone, and that is known before the first run begins."""
     files.check_folder(member.folder, RunError)
     runs.refuse_foreign(member.folder)
     if not (member.folder / "config.toml").is_file():
@@ -194,15 +196,17 @@ def _check_place(member: Member) -> None:
     if stored.hash != member.config.hash:
         told = "; ".join(differences(stored, member.config))
         raise RunError(f"{member.folder} holds another configuration ({told}): choose another --out")
-    if member.trained:
-        runs.read_result(member.folder)
-        gather([member.folder], records.read)
 
 
-def same_weights(trained: Sequence[Member]) -> dict[Path, Path]:
+def finished(out: Path) -> list[Path]:
+    """The folders of finished runs in a sweep's, of earlier sweeps too."""
+    return sorted(path.parent for path in out.glob("*/result.json") if (path.parent / "config.toml").is_file())
+
+
+def same_weights(trained: Sequence[Path]) -> dict[Path, Path]:
     """Folders whose weights an earlier one has too, and which that is: a setting that changed nothing makes no second run."""
     first: dict[str, Path] = {}
-    found = {m.folder: first.setdefault(runs.weights_checksum(m.folder), m.folder) for m in trained}
+    found = {folder: first.setdefault(runs.weights_checksum(folder), folder) for folder in trained}
     return {folder: other for folder, other in found.items() if folder != other}
 
 

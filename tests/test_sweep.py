@@ -294,8 +294,8 @@ def test_what_another_process_is_at_is_left_to_it(
     assert not runs.held(members[0].folder)
     with runs.locked(members[1].folder):  # trained, and being deployed
         assert swept(members[1:], monkeypatch, trains) == (["elsewhere"], [])
-        (without,) = planned(config, tmp_path / "out", "neuron.name=relu")
-        without.folder.mkdir()
+        (without,) = planned(config, tmp_path / "another", "neuron.name=relu")
+        without.folder.mkdir(parents=True)
         (without.folder / "result.json").touch()
         with runs.locked(without.folder):  # nothing is left to do there
             assert swept([without], monkeypatch, trains) == (["done"], [])
@@ -392,6 +392,12 @@ def test_sweep(
     assert call(*command) == 0
     table = capsys.readouterr().out
     assert all(text in table for text in ("LBQ", "ANN", "(1 seed)", "report.html"))
+    page = (out / "report.html").read_text()
+
+    command[command.index("neuron.name=lbq,relu")] = "neuron.name=relu"
+    assert call(*command) == 0
+    assert "LBQ" not in capsys.readouterr().out
+    assert (out / "report.html").read_text() == page  # of all that lies there, this sweep's or not
 
     # a setting that changes nothing makes the same weights
     for member in planned(config, out, "neuron.name=relu", "optim.clip=100,200"):

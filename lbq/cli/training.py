@@ -121,23 +121,21 @@ def sweep(
         states = sweeps.Sweep(members, say, device).run(deploy=not train_only)
     except Stopped as stopped:
         fail(str(stopped), stopped.code)
-    trained = [member for member in members if member.trained]
+    trained = sweeps.finished(out)
     twins = sweeps.same_weights(trained)
     for folder, other in twins.items():
         say(f"{folder} has the very weights of {other}, which is reported for both: what is varied changed nothing")
-    folders = [member.folder for member in trained if member.folder not in twins]
-    found = gather(folders, records.read) if folders else Gathered()
+    found = gather([folder for folder in trained if folder not in twins], records.read) if trained else Gathered()
     if trained:
         make(page, found, title=f"LBQ sweep {out.resolve().name}")
+    results = {result.source: result for result in found.results}
+    ours = {m.folder: results.get(str(twins.get(m.folder, m.folder))) for m in members}
     if as_json:
-        results = {result.source: result for result in found.results}
-        rows = [
-            sweep_row(member.folder, state, results.get(str(twins.get(member.folder, member.folder))))
-            for member, state in states
-        ]
+        rows = [sweep_row(member.folder, state, ours[member.folder]) for member, state in states]
         print_json({"runs": rows, "report": str(page) if trained else None})
     elif trained:
-        render_sweep(found, page)
+        shown = {result.source for result in ours.values() if result is not None}
+        render_sweep(Gathered([result for result in found.results if result.source in shown]), page)
     if "elsewhere" in (state for _, state in states):
         say("some runs were left to other processes: the sweep that ends last reports them all")
     failed = [member.folder for member, state in states if state == "failed"]
