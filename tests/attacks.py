@@ -168,6 +168,8 @@ CHANGES: dict[str, Callable[[Tree, Tensors], Any]] = {
     "scale text": _set("scale", value="1"),
     "classes too few": _set("classes", value=["a"]),
     "classes numbers": _set("classes", value=[1, 2, 3, 4, 5]),
+    "a class with a long name": _set("classes", value=["a" * 201, "b", "c", "d", "e"]),
+    "a class that moves the cursor": _set("classes", value=["\x9b2J", "b", "c", "d", "e"]),
     "facts a list": _set("facts", value=[]),
     "layer a number": _set("layers", 1, value=3),
     "layer without a name": _drop(*L, "name"),
@@ -180,6 +182,7 @@ CHANGES: dict[str, Callable[[Tree, Tensors], Any]] = {
     "fraction enormous": _set(*L, "fraction", value=1000),
     "fraction one more": lambda tree, _: tree["layers"][1].update(fraction=tree["layers"][1]["fraction"] + 1),
     "fraction of the readout": _set("readout", "fraction", value=3),
+    "fraction of the readout false": _set("readout", "fraction", value=False),
     "bound too small": _set(*L, "bound", value=1),
     "bound one more": lambda tree, _: tree["layers"][1].update(bound=tree["layers"][1]["bound"] + 1),
     "bound of the readout": _set("readout", "bound", value=5),
@@ -220,6 +223,7 @@ CHANGES: dict[str, Callable[[Tree, Tensors], Any]] = {
     "maximum of a sum": _set(
         *S, "pools", value=[{**POOL, "kernel": [1, 1], "stride": [1, 1]}, {**POOL, "kind": "max"}]
     ),
+    "nine pools": _set(*S, "pools", value=[{**POOL, "kernel": [1, 1], "stride": [1, 1]}] * 9),
     "hundred pools": _set(*S, "pools", value=[{**POOL, "kernel": [1, 1], "stride": [1, 1]}] * 100),
     "n_max zero": _set(*L, "neuron", "n_max", value=0),
     "n_max 256": _set(*L, "neuron", "n_max", value=256),
