@@ -17,14 +17,15 @@ import safetensors.numpy
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lbq import cli, engine, native
+from lbq import cli, engine, models, native
+from lbq.deploy import deploy
 from lbq.engine import container
 from lbq.engine.artefact import load as read_artefact
 from lbq.engine.levelfile import load_levels, save_levels
 from lbq.errors import ArtefactError, LbqError
 from lbq.graph import Pool
 from tests.attacks import CHANGES, attacks
-from tests.small_nets import deployed, pixels
+from tests.small_nets import Branches, deployed, pixels, warmed
 
 
 @pytest.fixture(scope="module")
@@ -173,6 +174,22 @@ def test_the_command_line_refuses_attacks_with_code_2(
         out, err = capsys.readouterr()
         assert (stop.value.code, out, err.count("\n")) == (2, "", 1)
         assert "damaged" in err
+
+
+def test_pools_groups_and_branches_are_loaded_as_they_were_saved(tmp_path: Path) -> None:
+    before = deploy(warmed(Branches(), 3, 6, 6), (3, 6, 6), mean=[0.5] * 3, std=[0.25] * 3)
+    engine.save(tmp_path / "a.lbq", before)
+    x = pixels(2, 3, 6, 6)
+    np.testing.assert_array_equal(engine.load(tmp_path / "a.lbq").run(x).logits, before.run(x).logits)
+
+
+def test_golden_frames_of_other_timesteps_are_refused(tmp_path: Path) -> None:
+    made = warmed(models.create("resnet8w2", in_channels=2, num_classes=3), 2, 4, 4, static=False)
+    net = deploy(made, (2, 4, 4), timesteps=3, static=False)
+    assert net.golden is not None
+    fewer = replace(net.golden, inputs=net.golden.inputs[:2])
+    with pytest.raises(ArtefactError, match=r"golden: its inputs have the shape \[2, 8, 2, 4, 4\]"):
+        engine.save(tmp_path / "a.lbq", engine.Network(net.network, fewer))
 
 
 def test_a_network_without_golden_vectors(tmp_path: Path) -> None:
