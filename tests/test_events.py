@@ -112,6 +112,19 @@ def test_late_events_are_sorted_on_request_alone() -> None:
         decode_nmnist(writer.nmnist([(e[0], 1, 1, 1) for e in events]), "file")
 
 
+def test_late_events_are_found_across_chunks_and_sorted_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CHUNK bounds what is looked at together: the latest event is late beside those of the chunk before."""
+    for module in ("lbq.data.events", "lbq.data.events.aedat2", "lbq.data.events.aedat3"):
+        monkeypatch.setattr(f"{module}.CHUNK", 2)
+    late = [(0, 1, 1, 1), (1000, 2, 2, 0), (10, 3, 3, 1), (20, 4, 4, 0)]
+    many = [(1 - i % 2, i % 100, i // 100, 1) for i in range(400)]  # of many times that are equal, the first stays first
+    for data, decode in ((writer.aedat2, decode_aedat2), (writer.aedat3, decode_aedat3)):
+        with pytest.raises(DataError, match="time goes back at event 2, from 1000 to 10 us"):
+            decode(data(late), "file", sort_within_us=989)
+        assert as_tuples(decode(data(late), "file", sort_within_us=990)) == sorted(late)
+        assert as_tuples(decode(data(many), "file", sort_within_us=1)) == many[1::2] + many[::2]
+
+
 # ---- hostile files
 
 
@@ -301,8 +314,11 @@ def test_events_are_validated() -> None:
         Events(good.t, good.x.astype(np.int64), good.y, good.p, 128, 128)
     with pytest.raises(ValueError, match="^p must be an array .* as long as t"):
         Events(good.t, good.x, good.y, good.p[1:], 128, 128)
-    with pytest.raises(ValueError, match="^height must be"):
-        Events(good.t, good.x, good.y, good.p, 128, 0)
+    for size in (0, 2**16 + 1):
+        with pytest.raises(ValueError, match="^height must be"):
+            Events(good.t, good.x, good.y, good.p, 128, size)
+    with pytest.raises(DataError, match="y must be below 2"):
+        Events(good.t, good.x, np.full_like(good.y, 2), good.p, 128, 2)
     with pytest.raises(DataError, match="p = 2, but p must be below 2"):
         Events(good.t, good.x, good.y, good.p + np.uint8(2 - good.p[0]), 128, 128)
     with pytest.raises(DataError, match="time goes back"):
