@@ -317,10 +317,34 @@ def test_autoaugment_names_what_is_wrong() -> None:
         autoaugment(images(2), "cifar", u)
     with pytest.raises(ValueError, match=r"x: a policy takes uint8"):
         autoaugment(images(2).float(), "cifar10", u)
+    with pytest.raises(ValueError, match=r"x: a policy takes uint8 \[B, 1 or 3, H, W\]"):
+        autoaugment(images(2)[:, :2], "cifar10", u)
     with pytest.raises(ValueError, match=r"policy: unknown 'svhn'"):
         ImageAugment(policy="svhn")
     with pytest.raises(ValueError, match=r"crop_padding and cutout: -1, 0"):
         ImageAugment(crop_padding=-1)
+
+
+def test_what_comes_in_from_outside_is_as_asked() -> None:
+    x, index = torch.zeros(50, 1, 8, 8, dtype=torch.uint8), torch.arange(50)
+    for fill in (7, 128):
+        out = ImageAugment(policy="cifar10", scale=1.0, fill=fill)(x, index, 0, 0)
+        assert bool((out == 7).any()) == (fill == 7)
+
+
+def test_flips_alone_turn_half_of_the_images() -> None:
+    x = images(100)
+    out = ImageAugment(flip=True, scale=1.0)(x, torch.arange(100), 0, 0)
+    turned, same = (out == x.flip(-1)).flatten(1).all(1), (out == x).flatten(1).all(1)
+    assert (turned | same).all()
+    assert min((~turned).sum(), (~same).sum()) > 30
+
+
+def test_cutout_reaches_every_pixel_of_an_image_that_is_not_square() -> None:
+    x = torch.full((500, 1, 4, 9), 255, dtype=torch.uint8)
+    hole = ImageAugment(cutout=1)(x, torch.arange(500), 0, 0) == 0
+    assert (hole.flatten(1).sum(1) == 1).all()
+    assert hole.any(0).all()
 
 
 CIFAR = ImageAugment(4, True, "cifar10", 16, (0.49, 0.48, 0.45), (0.25, 0.24, 0.26))

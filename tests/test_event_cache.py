@@ -59,6 +59,25 @@ def test_cache_is_keyed_by_parameters_and_sources(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 2
 
 
+def test_the_order_of_parameters_does_not_matter(tmp_path: Path) -> None:
+    cached(tmp_path, by="count", timesteps=3)
+    assert len(cached(tmp_path, never, timesteps=3, by="count")["train"]) == 5
+
+
+def test_frames_are_bytes_of_one_shape(tmp_path: Path) -> None:
+    for odd in (np.zeros((2, 2, 3, 3), np.int16), np.zeros((2, 2, 3, 4), np.uint8)):
+        with pytest.raises(ValueError, match=r"frames must all be uint8 \(2, 2, 3, 3\)"):
+            cached(tmp_path, lambda odd=odd: {"train": [*built()["train"], (odd, 0)]})
+        assert not list(tmp_path.iterdir())
+
+
+def test_an_index_of_brackets_is_damaged(tmp_path: Path) -> None:
+    cached(tmp_path)
+    (entry,) = tmp_path.iterdir()
+    (entry / "index.json").write_text("[" * 10**5)
+    assert len(cached(tmp_path, lambda: built(6))["train"]) == 6
+
+
 def test_damage_anywhere_is_detected_and_mended(tmp_path: Path) -> None:
     cached(tmp_path)
     (entry,) = tmp_path.iterdir()

@@ -24,6 +24,7 @@ from lbq.data.events import datasets
 from lbq.data.events.aedat2 import read_aedat2
 from lbq.data.events.datasets import load_cifar10_dvs, load_dvs_gesture, load_dvs_objects, load_nmnist, read_split
 from lbq.data.events.frames import to_frames
+from lbq.data.events.tree import pick, tree_of
 from lbq.errors import DataError
 from tests import aedat_writer as writer
 from tests.reading import real
@@ -418,3 +419,33 @@ def test_real_dvs_objects(tmp_path: Path) -> None:
     assert np.bincount(data.train.labels).tolist() == [32, 33, 67, 36, 33]
     assert np.bincount(data.test.labels).tolist() == [18, 20, 18, 18, 18]
     assert data.train.frames.any(axis=(1, 2, 3, 4)).all()
+
+
+def test_a_tree_leaves_out_clutter_and_refuses_what_two_archives_hold(tmp_path: Path) -> None:
+    (tmp_path / ".hidden").mkdir()
+    (tmp_path / ".hidden" / "a.txt").write_text("hidden")
+    (tmp_path / "list.txt").write_bytes(b"\xef\xbb\xbfone")  # as some editors begin a text
+    with zipfile.ZipFile(tmp_path / "one.zip", "w") as archive:
+        archive.writestr("a.txt", "a")
+    with tarfile.open(tmp_path / "two.tar", "w") as tar:
+        for name in ("._b.txt", "b.txt"):
+            tar.addfile(tarfile.TarInfo(name))
+    with tree_of(tmp_path) as tree:
+        assert list(tree) == ["list.txt", "one.zip/a.txt", "two.tar/b.txt"]
+        assert tree["list.txt"].text() == "one"
+        assert set(pick(tree, r"([a-z])\.txt")) == {("a",), ("b",)}
+    shutil.copy(tmp_path / "one.zip", tmp_path / "other.zip")
+    with (
+        tree_of(tmp_path) as tree,
+        pytest.raises(DataError, match=r"one\.zip/a\.txt and .*other\.zip/a\.txt are the same recording: keep one"),
+    ):
+        pick(tree, r"([a-z])\.txt")
+    (tmp_path / "a.txt").write_text("extracted")
+    (tmp_path / "other.zip").unlink()
+    with tree_of(tmp_path) as tree:
+        assert pick(tree, r"([a-z])\.txt")["a",].text() == "extracted"
+        before = tree["one.zip/a.txt"].stamp
+    with zipfile.ZipFile(tmp_path / "one.zip", "w") as archive:
+        archive.writestr("a.txt", "z")  # as long, but something else
+    with tree_of(tmp_path) as tree:
+        assert tree["one.zip/a.txt"].stamp != before

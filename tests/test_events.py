@@ -117,7 +117,9 @@ def test_late_events_are_found_across_chunks_and_sorted_in_their_order(monkeypat
     for module in ("lbq.data.events", "lbq.data.events.aedat2", "lbq.data.events.aedat3"):
         monkeypatch.setattr(f"{module}.CHUNK", 2)
     late = [(0, 1, 1, 1), (1000, 2, 2, 0), (10, 3, 3, 1), (20, 4, 4, 0)]
-    many = [(1 - i % 2, i % 100, i // 100, 1) for i in range(400)]  # of many times that are equal, the first stays first
+    many = [
+        (1 - i % 2, i % 100, i // 100, 1) for i in range(400)
+    ]  # of many times that are equal, the first stays first
     for data, decode in ((writer.aedat2, decode_aedat2), (writer.aedat3, decode_aedat3)):
         with pytest.raises(DataError, match="time goes back at event 2, from 1000 to 10 us"):
             decode(data(late), "file", sort_within_us=989)
