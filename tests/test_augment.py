@@ -327,7 +327,9 @@ def test_autoaugment_names_what_is_wrong() -> None:
 
 def test_normalisation_is_rounded_once() -> None:
     x, mean, std = images(4), (0.49, 0.48, 0.45), (0.25, 0.24, 0.26)
-    half, whole, double = (ops.normalise(x, 255.0, mean, std, d) for d in (torch.bfloat16, torch.float32, torch.float64))
+    half, whole, double = (
+        ops.normalise(x, 255.0, mean, std, d) for d in (torch.bfloat16, torch.float32, torch.float64)
+    )
     assert torch.equal(half, whole.to(torch.bfloat16))
     shift, width = ((255 * np.array(v))[:, None, None] for v in (mean, std))
     np.testing.assert_allclose(double.numpy(), (x.numpy() - shift) / width, rtol=1e-14)

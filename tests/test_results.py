@@ -56,6 +56,32 @@ def test_a_seed_that_is_repeated_is_no_other_sample(tmp_path: Path) -> None:
     assert [(g.title, g.n, g.mean) for g in groups] == [("LBQ", 2, 95.5), ("LBQ, run 2", 1, 90.0)]
 
 
+def test_an_unfinished_run_is_no_repeat(tmp_path: Path) -> None:
+    half = record(weights_sha256="", unfinished=True, log=[])
+    whole = record(weights_sha256="a" * 64)
+    found = gather([stored(tmp_path, f"{i}.json", made) for i, made in enumerate((half, whole))])
+    assert [(r.title, r.repeat) for r in found.results] == [("LBQ", 1), ("LBQ", 1)]
+
+
+def test_analyses_of_the_same_weights_are_of_one_network(tmp_path: Path) -> None:
+    text = (runs_folder() / "lbq-0" / "analysis" / "analysis.json").read_text()
+    paths = [tmp_path / f"{i}.json" for i in range(2)]
+    for path in paths:
+        path.write_text(text)
+    (result,) = gather(paths).results
+    assert len(result.analyses) == 2
+
+
+def test_brackets_are_no_record(tmp_path: Path) -> None:
+    (tmp_path / "deep.json").write_text("[" * 10**5)
+    with pytest.raises(LbqError, match=r"deep\.json cannot be read as JSON"):
+        gather([tmp_path / "deep.json"])
+
+
+def test_a_benchmark_alone_is_something_to_report(tmp_path: Path) -> None:
+    assert gather([stored(tmp_path, "speed.json", {"sweeps": []})]).benchmarks == [{"sweeps": []}]
+
+
 def test_names_say_the_batch_where_nothing_else_tells_runs_apart(tmp_path: Path) -> None:
     for i, (batch, epochs) in enumerate([(64, 300), (256, 300), (64, 60)]):
         made = record(weights_sha256=f"{i:064d}", batch_size=batch, epochs=epochs)
@@ -87,6 +113,9 @@ def test_names_say_the_learning_rate_where_the_batch_does_not_tell_runs_apart(tm
         "LBQ, lr 0.2, neurons' lr × 0.5, batch 256",
     ]
     assert [r.plain for r in results] == [True, True, False]
+    unknown = {k: v for k, v in record(weights_sha256="f" * 64, batch_size=256).items() if k != "lr"}  # an older record
+    stored(tmp_path, "3.json", unknown)
+    assert [r.lr_told for r in gather([tmp_path]).results] == [False, True, True, False]
 
 
 def test_a_repeat_says_its_batch_too(tmp_path: Path) -> None:
@@ -194,6 +223,7 @@ def test_golden_inputs_are_no_test_set(tmp_path: Path) -> None:
 def test_what_lies_beside_a_run_is_found_once(tmp_path: Path) -> None:
     shutil.copytree(runs_folder() / "lbq-0", tmp_path / "run")
     shutil.copytree(runs_folder() / "ann", tmp_path / "run" / "baselines" / "ann")
+    (tmp_path / "run" / "baselines" / "notes").mkdir()
     made = json.loads((tmp_path / "run" / "analysis" / "analysis.json").read_text())
     (tmp_path / "run" / "model.analysis").mkdir()
     stored(
