@@ -8,6 +8,7 @@ import os
 import random
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +68,7 @@ def test_the_order_of_parameters_does_not_matter(tmp_path: Path) -> None:
 def test_frames_are_bytes_of_one_shape(tmp_path: Path) -> None:
     for odd in (np.zeros((2, 2, 3, 3), np.int16), np.zeros((2, 2, 3, 4), np.uint8)):
         with pytest.raises(ValueError, match=r"frames must all be uint8 \(2, 2, 3, 3\)"):
-            cached(tmp_path, lambda odd=odd: {"train": [*built()["train"], (odd, 0)]})
+            cached(tmp_path, partial(dict, train=[*built()["train"], (odd, 0)]))
         assert not list(tmp_path.iterdir())
 
 
