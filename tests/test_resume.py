@@ -320,8 +320,11 @@ Ask = Callable[..., Any]
 
 @pytest.fixture(scope="module")
 def helper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ask]:
-    """Calls a function in a fresh process that may fork: this one has threads."""
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
+    """Calls a function in a fresh process that may fork: this one has threads, and that one must get none of OpenMP's."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", "1")
+        pool = multiprocessing.get_context("spawn").Pool(1)
+    with pool:
         yield lambda function, *rest: pool.apply(function, (tmp_path_factory.mktemp("forks"), *rest))
 
 
