@@ -172,10 +172,10 @@ def _lacks(config: Config) -> str:
 
 def _refuse_twins(members: Sequence[Member]) -> None:
     """One run under two names would count twice, and two runs of one name would share a folder."""
-    by_config: dict[str, Member] = {}
+    by_config: dict[tuple[str, str], Member] = {}
     by_folder: dict[Path, Member] = {}
     for member in members:
-        same = by_config.setdefault(member.config.hash, member)
+        same = by_config.setdefault((member.config.hash, member.config.data.root), member)  # other data, another run
         other = by_folder.setdefault(member.folder, member)
         if same is not member or other is not member:
             given = " and ".join(

@@ -24,6 +24,7 @@ from lbq.errors import ConfigError, DataError
 
 RNG = np.random.default_rng(0)
 IMAGES = RNG.integers(0, 256, (7, 3, 6, 5), np.uint8)
+SQUARE = IMAGES[..., :5, :]
 FRAMES = RNG.integers(0, 9, (7, 4, 2, 6, 6), np.uint8)
 LABELS = np.array([0, 1, 2, 0, 1, 2, 1])
 
@@ -54,6 +55,14 @@ def test_moments_of_many_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = own.moments(IMAGES)
     monkeypatch.setattr(own, "CHUNK", 2 * IMAGES[0].nbytes)
     assert own.moments(IMAGES) == whole
+
+
+def test_a_narrow_image_is_none_with_its_channels_last(tmp_path: Path) -> None:
+    """Signals of many channels are images of one column."""
+    signals = RNG.integers(0, 256, (7, 8, 16, 1), np.uint8)
+    data = load_own(write(tmp_path, signals))
+    assert isinstance(data, Dataset)
+    assert np.array_equal(data.train.images, signals)
 
 
 def test_names_of_classes(tmp_path: Path) -> None:
@@ -100,12 +109,15 @@ def test_frames_stay_on_the_disk(tmp_path: Path) -> None:
     [
         (IMAGES.astype(np.float32), LABELS, "'images' must be uint8 .*, not float32"),
         (IMAGES[:, 0], LABELS, r"add the axis of channels, images\[:, None\]"),
-        (IMAGES.transpose(0, 2, 3, 1), LABELS, r"channels last: give images.transpose\(0, 3, 1, 2\)"),
+        (SQUARE.transpose(0, 2, 3, 1), LABELS, r"channels last: give images.transpose\(0, 3, 1, 2\)"),
         (FRAMES.transpose(0, 1, 3, 4, 2), LABELS, r"channels last: give images.transpose\(0, 1, 4, 2, 3\)"),
         (IMAGES[:0], LABELS[:0], r"not uint8 \[0, 3, 6, 5\]"),
         (IMAGES, LABELS[:6], r"'labels' must be 7 whole numbers from 0.*int64 \[6\]"),
         (IMAGES, LABELS[:, None], "'labels' must be 7 whole numbers"),
-        (IMAGES, LABELS - 1, r"not int64 \[7\] from -1"),
+        (IMAGES, LABELS[:0], r"'labels' must be 7 whole numbers from 0.*int64 \[0\]"),
+        (IMAGES, LABELS - 1, "'labels' run from -1 to 1: number the classes from 0, np.unique"),
+        (IMAGES, LABELS + 10**12, "'labels' run from 1000000000000"),
+        (IMAGES, LABELS.astype(np.uint64) + 2**63, "'labels' run from 9223372036854775808"),
         (IMAGES, LABELS / 2, "not float64"),
         (IMAGES, np.array(list("abcabca")), "not <U1"),
         (np.full_like(IMAGES, 3), LABELS, "are all images the same"),

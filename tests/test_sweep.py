@@ -91,6 +91,12 @@ def test_a_run_is_called_the_same_wherever_it_is_planned(
         assert member.folder.name == "family-small-s0"
 
 
+def test_other_data_is_another_run(config: Path, tmp_path: Path) -> None:
+    one, other = planned(config, tmp_path, "data.root=a/one,two")
+    assert one.config.hash == other.config.hash
+    assert [m.folder.name for m in (one, other)] == ["family-small-root=a_one-s0", "family-small-root=two-s0"]
+
+
 def test_keys_that_end_alike_are_told_whole(config: Path, tmp_path: Path) -> None:
     keys = [("neuron.name", ["v1"]), ("data.name", ["digits"])]
     (member,) = plan([str(config), *SMALL], keys, tmp_path)

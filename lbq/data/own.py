@@ -21,6 +21,7 @@ from lbq.data.events.datasets import EventData
 from lbq.errors import DataError
 
 NAMES = ("images", "labels", "classes")
+MOST_CLASSES = 1 << 16  # a larger label is a number of something else
 Part = tuple[NDArray[np.uint8], NDArray[np.int64]]
 
 
@@ -75,10 +76,15 @@ def _part(root: Path, part: str) -> tuple[Part, tuple[str, ...] | None]:
             raise DataError(f"{where} has no array {name!r}: it needs 'images' and 'labels'")
     images, labels = arrays["images"], arrays["labels"]
     _check_images(images, where)
-    if labels.shape != images.shape[:1] or labels.dtype.kind not in "iu" or labels.min() < 0:
+    if labels.shape != images.shape[:1] or labels.dtype.kind not in "iu":
         raise DataError(
             f"{where}: 'labels' must be {len(images)} whole numbers from 0, one for each of 'images', "
-            f"not {labels.dtype} {list(labels.shape)}" + (f" from {labels.min()}" if labels.dtype.kind == "i" else "")
+            f"not {labels.dtype} {list(labels.shape)}"
+        )
+    if labels.min() < 0 or labels.max() >= MOST_CLASSES:
+        raise DataError(
+            f"{where}: 'labels' run from {labels.min()} to {labels.max()}: number the classes from 0, "
+            f"np.unique(labels, return_inverse=True)[1]"
         )
     return (images, labels.astype(np.int64)), _names(arrays.get("classes"), where)
 
@@ -90,7 +96,7 @@ def _check_images(images: NDArray[Any], where: Path) -> None:
             f"{where}: 'images' must be uint8 [N, C, H, W], or [N, T, C, H, W] for events, not {images.dtype} "
             f"{list(images.shape)}{hint}"
         )
-    if images.shape[-1] in (1, 2, 3) and images.shape[-3] > 3:
+    if images.shape[-1] in (1, 2, 3) and images.shape[-3] == images.shape[-2] > 3:
         axes = ", ".join(map(str, [*range(images.ndim - 3), images.ndim - 1, images.ndim - 3, images.ndim - 2]))
         raise DataError(
             f"{where}: 'images' {list(images.shape)} has its channels last: give images.transpose({axes}), channels first"
