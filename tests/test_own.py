@@ -164,6 +164,10 @@ def test_objects_are_not_unpickled(tmp_path: Path) -> None:
     np.save(tmp_path / "test" / "labels.npy", LABELS)
     with pytest.raises(DataError, match=r"images.npy cannot be read as .npy"):
         load_own(tmp_path)
+    (tmp_path / "train.npz").replace(tmp_path / "test" / "images.npy")
+    write(tmp_path, part="train")
+    with pytest.raises(DataError, match=r"images.npy cannot be read as .npy: it is an archive of arrays"):
+        load_own(tmp_path)
 
 
 def test_from_training_to_integers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

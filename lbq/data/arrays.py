@@ -23,10 +23,8 @@ _FAULTS = (
 def load_array(path: Path, mapped: bool = False) -> NDArray[Any]:
     """The array of a .npy file; `mapped`: on the disk, until it is read."""
     try:
-        if mapped:
-            return np.load(path, mmap_mode="r", allow_pickle=False)
-        with open(path, "rb") as file:
-            found = np.load(file, allow_pickle=False)
+        with open(path, "rb") as file:  # only a path can be mapped
+            found = np.load(path, "r", allow_pickle=False) if mapped else np.load(file, allow_pickle=False)
             if not isinstance(found, np.ndarray):
                 raise ValueError("it is an archive of arrays")
             return found
