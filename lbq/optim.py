@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
+from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from lbq.config import Config, OptimConfig
 from lbq.neuron import SpikingNeuron
@@ -90,15 +91,17 @@ class Average:
 
     def __init__(self, net: nn.Module, decay: float) -> None:
         self.decay = decay
+        self._average = get_ema_multi_avg_fn(decay)
         self.state = {name: value.detach().clone() for name, value in net.state_dict().items()}
 
     @torch.no_grad()
     def update(self, net: nn.Module) -> None:
-        for name, value in net.state_dict().items():
-            if value.is_floating_point():
-                self.state[name].lerp_(value, 1 - self.decay)
-            else:
-                self.state[name].copy_(value)
+        pairs = [(self.state[name], value) for name, value in net.state_dict().items()]
+        averages, values = zip(*[pair for pair in pairs if pair[1].is_floating_point()], strict=True)
+        self._average(averages, values, 0)  # a few launches for all of them
+        for kept, value in pairs:
+            if not value.is_floating_point():
+                kept.copy_(value)
 
 
 def optimiser_state(net: nn.Module, optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:

@@ -43,7 +43,8 @@ class Position:
 @dataclass(frozen=True)
 class EpochRecord:
     """Loss and accuracy (percent) on the augmented training images, and accuracies on the held-out and test images where they
-    were evaluated; each neuron's step, tail and active ratio after the epoch."""
+    were evaluated; each neuron's step, tail and active ratio after the epoch. Where weights are averaged, all that is said of
+    the network is said of the averaged one; `unaveraged_accuracy` is what the weights as trained reach on the test images."""
 
     epoch: int
     step: int
@@ -54,6 +55,7 @@ class EpochRecord:
     samples_per_second: float
     test_accuracy: float | None = None
     holdout_accuracy: float | None = None
+    unaveraged_accuracy: float | None = None
     steps: dict[str, float] = field(default_factory=dict)
     tails: dict[str, float] = field(default_factory=dict)
     active: dict[str, float] = field(default_factory=dict)
@@ -211,7 +213,9 @@ class Trainer:
         seconds = time.perf_counter() - started
         t = self.config.train
         evaluate = epoch % t.eval_every == 0 or epoch == t.epochs
+        unaveraged = self.evaluate("test") if evaluate and self.average is not None else None
         with self.averaged():
+            steps, tails = evaluation.neuron_steps(self.net), evaluation.neuron_tails(self.net)
             active: dict[str, float] = {}
             test = self.evaluate("test", active) if evaluate else None
             holdout = self.evaluate("holdout") if evaluate and self.source.holdout_size else None
@@ -227,8 +231,9 @@ class Trainer:
             samples_per_second=len(order) * t.batch_size / seconds,
             test_accuracy=test,
             holdout_accuracy=holdout,
-            steps=evaluation.neuron_steps(self.net),
-            tails=evaluation.neuron_tails(self.net),
+            unaveraged_accuracy=unaveraged,
+            steps=steps,
+            tails=tails,
             active=active,
         )
 

@@ -15,6 +15,7 @@ from torch.nn.utils import parametrizations
 
 from lbq import models, optim
 from lbq.config import Config, OptimConfig
+from lbq.evaluation import neuron_steps
 from lbq.neuron import SpikingNeuron
 from tests import small_runs
 
@@ -214,6 +215,18 @@ def test_averaged_weights_come_and_go() -> None:
         raise ZeroDivisionError
     assert all(torch.equal(value, trained[name]) for name, value in made.net.state_dict().items())
     assert not torch.equal(trained["conv1.weight"], made.average.state["conv1.weight"])
+
+
+def test_an_epoch_says_what_the_averaged_network_is_and_what_the_trained_one_reaches() -> None:
+    made = small_runs.trainer(small_runs.config("train.epochs=1", "train.warmup_epochs=0", "train.ema=0.5"))
+    (record,) = made.fit()
+    assert record.unaveraged_accuracy == made.evaluate("test")
+    with made.averaged():
+        assert record.test_accuracy == made.evaluate("test")
+        assert record.steps == neuron_steps(made.net)
+    assert record.steps != neuron_steps(made.net)
+    (record,) = small_runs.trainer(small_runs.config("train.epochs=1", "train.warmup_epochs=0", "train.ema=0.0")).fit()
+    assert record.unaveraged_accuracy is None
 
 
 @pytest.mark.parametrize("clip", [1e-3, 1e3])

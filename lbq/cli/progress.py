@@ -124,6 +124,7 @@ class TrainProgress:
 
     def epoch(self, record: EpochRecord) -> None:
         test = "" if record.test_accuracy is None else f"  test {record.test_accuracy:.2f} %"
+        test += "" if record.unaveraged_accuracy is None else f" (unaveraged {record.unaveraged_accuracy:.2f})"
         test += "" if record.holdout_accuracy is None else f"  held out {record.holdout_accuracy:.2f} %"
         low, high = (min(record.steps.values()), max(record.steps.values())) if record.steps else (0.0, 0.0)
         steps = f"  steps {low:.3f}..{high:.3f}" if record.steps else ""
