@@ -46,6 +46,9 @@ class ArtefactError(LbqError):
     """A deployed network's file is missing, damaged, or holds something that cannot be run."""
 
 
+YOUR_OWN = " (one of your own: lbq --import FILE ...)"  # behind the name of a network or neuron that is not known
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """`"; did you mean 'x'?"`, or the whole list where nothing is close."""
     options = sorted(known)

@@ -58,7 +58,7 @@ def record_of(run: Path | str, note: str = "") -> dict[str, Any]:
             "hardware": environment["machine"],
             "versions": {
                 **{k: environment[k] for k in ("lbq", "python", "torch", "kernel")},
-                **{k: environment[k] for k in runs.PACKAGES if k in environment},
+                **{k: environment[k] for k in (*runs.PACKAGES, "imports") if k in environment},
             },
             "commit": environment["commit"],
             "processes": result["processes"],
@@ -189,5 +189,7 @@ def split_of(config: Config, data: Mapping[str, str]) -> str:
 def _short(line: Mapping[str, Any]) -> dict[str, Any]:
     steps = line["steps"].values()  # {} where there are none
     short = {k: line[k] for k in ("epoch", "loss", "train_accuracy", "lr", "seconds", "test_accuracy")}
+    if line.get("unaveraged_accuracy") is not None:
+        short["unaveraged_accuracy"] = line["unaveraged_accuracy"]
     short = {k: round(v, 5) if isinstance(v, float) else v for k, v in short.items()}
     return short | ({"step_min": round(min(steps), 4), "step_max": round(max(steps), 4)} if steps else {})

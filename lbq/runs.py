@@ -28,7 +28,7 @@ from safetensors.torch import load_file
 from safetensors.torch import save as serialise
 from torch import Tensor
 
-from lbq import files, schema
+from lbq import files, imports, schema
 from lbq._version import __version__
 from lbq.build import build
 from lbq.config import CHANGEABLE, Config
@@ -146,6 +146,7 @@ def environment(device: torch.device | str = "cpu") -> dict[str, str]:
         **installed(),
         "machine": machine,
         "kernel": choose(device.type).kernel,
+        **({"imports": told} if (told := imports.told()) else {}),
     }
 
 

@@ -25,7 +25,7 @@ from typing import Literal
 
 import torch
 
-from lbq import files, records, runs, toml
+from lbq import files, imports, records, runs, toml
 from lbq.build import build
 from lbq.config import Config, differences
 from lbq.deploy.quantise import check_neuron
@@ -262,6 +262,7 @@ class Sweep:
     def _call(self, command: Sequence[str]) -> int:
         """Run `lbq` with these arguments, for its files: its progress is shown, its result is not. Its exit status."""
         self._obey()
+        command = [*imports.options(), *command]
         self.say(f"lbq {shlex.join(command)}")
         # this very package, whatever lies in the working directory
         path = os.pathsep.join([str(Path(__file__).parent.parent), *filter(None, [os.environ.get("PYTHONPATH")])])

@@ -263,7 +263,7 @@ class Trainer:
         waits = isinstance(runner, DistributedDataParallel) and not last
         with runner.no_sync() if waits else nullcontext():  # type: ignore[operator]
             with self.autocast():
-                logits = runner(x, per_step=t.loss == "tet")
+                logits = runner(x, per_step=True) if t.loss == "tet" else runner(x)
                 loss = self.loss(logits, targets)
             if check:
                 self.sentinel.look(loss, x, self.position)

@@ -13,6 +13,7 @@ from typing import Annotated
 
 import typer
 
+from lbq import imports
 from lbq._version import __version__
 from lbq.cli import deployed, measured, streams, training
 from lbq.cli.base import fail
@@ -76,6 +77,8 @@ def _run(arguments: list[str] | None) -> None:
             raise
         if not describe():  # no command: the help has been shown
             sys.exit(2)
+        if "No such option: --import" in describe():
+            fail("--import stands before the command: lbq --import FILE COMMAND ...")
         fail(f"{describe()} (see lbq --help)")
     if status == 130:  # the option parser turns a keyboard interrupt into this
         fail("interrupted", 130)
@@ -90,8 +93,13 @@ def _show_version(wanted: bool) -> None:
 
 @app.callback()
 def _root(
-    version: Annotated[
+    _version: Annotated[
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
     ] = False,
+    imported: Annotated[
+        list[str] | None,
+        typer.Option("--import", metavar="FILE", help="Python file or module with networks or neurons of your own."),
+    ] = None,
 ) -> None:
-    pass
+    for name in imported or ():
+        imports.bring_in(name)

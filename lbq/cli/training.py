@@ -96,7 +96,7 @@ def sweep(
 
     Repeated, it goes on where it was. Started several times, on a GPU each, every run is trained once.
     """
-    from lbq import distributed, files, records
+    from lbq import distributed, files, imports, records
     from lbq import sweep as sweeps
     from lbq.gather import gather
     from lbq.report.folder import make
@@ -112,7 +112,7 @@ def sweep(
         for member in members:
             commands = [] if member.trained else [member.training(device)]
             for command in (*commands, *([] if train_only else member.measuring())):
-                sys.stdout.write(f"lbq {shlex.join(command)}\n")
+                sys.stdout.write(f"lbq {shlex.join([*imports.options(), *command])}\n")
         return
     distributed.check(device)
     console = make_console(stderr=True)

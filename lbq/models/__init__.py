@@ -8,6 +8,8 @@
 | `resnet19w128` | stem and stages 128/256/512 of 3, 3, 2 blocks, one linear layer |
 | `resnet19w64fc256` | the other published ResNet-19: stem 64, the same stages, linear 256, neuron, linear |
 | `vgg11`, `vgg13`, `vgg16`, or `vgg11w32` and so on | VGG with BatchNorm, global average pool and one linear layer; base width 64 |
+
+Others get an id by `register`.
 """  # noqa: E501
 
 from __future__ import annotations
@@ -16,12 +18,12 @@ import inspect
 import re
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from torch import nn
 
 from lbq import neuron as neurons
-from lbq.errors import ConfigError, nearest
+from lbq.errors import YOUR_OWN, ConfigError, nearest
 from lbq.models.resnet import BurstNet as BurstNet
 from lbq.models.resnet import MakeNeuron, ResNet
 from lbq.models.time import fire as fire
@@ -31,6 +33,7 @@ from lbq.models.time import unfold_time as unfold_time
 from lbq.models.vgg import STAGES as VGG_STAGES
 from lbq.models.vgg import VGG
 
+Own = TypeVar("Own", bound=Callable[..., BurstNet])
 NeuronChoice = str | Mapping[str, Any] | Callable[..., nn.Module]
 
 IDS: tuple[str, ...] = (
@@ -49,6 +52,7 @@ IDS: tuple[str, ...] = (
 )
 FOUR_STAGES: dict[int, tuple[int, ...]] = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3)}
 THREE_STAGE_DEPTHS = (8, 14, 20, 32, 44, 56)
+OWN: dict[str, Callable[..., BurstNet]] = {}  # registered by users
 
 
 def create(
@@ -65,7 +69,7 @@ def create(
     """Build a network.
 
     Args:
-        id: see the table in this module's documentation.
+        id: see the table in this module's documentation; or one that was registered.
         timesteps: how often a static image is shown; event frames `[T, B, C, H, W]` bring their own T.
         neuron: a name in `lbq.neuron.NEURONS`; a mapping with `name` and that neuron's options, such as
             `{"name": "lbq", "n_max": 10}`; or a callable that returns a fresh module; it is given
@@ -90,7 +94,9 @@ def create(
         if build.func is not ResNet or build.keywords.get("stem") == "imagenet":
             raise ConfigError(f"model: stem_stride applies to CIFAR-stem ResNets, not to {id!r}")
         build = partial(build, stem_stride=stem_stride)
-    net: BurstNet = build(make, num_classes=num_classes, timesteps=timesteps, in_channels=in_channels)
+    net = build(make, num_classes=num_classes, timesteps=timesteps, in_channels=in_channels)
+    if not isinstance(net, BurstNet):  # one of a user's own
+        raise ConfigError(f"model: {id!r} must be an lbq.models.BurstNet, got {type(net).__name__}")
     if dropout:
         if isinstance(dropout, bool) or not isinstance(dropout, (int, float)) or not 0 <= dropout < 1:
             raise ConfigError(f"model: dropout must be in [0, 1), got {dropout!r}")
@@ -100,9 +106,45 @@ def create(
     return net
 
 
+def register(id: str) -> Callable[[Own], Own]:
+    """`@register("mynet")` makes a network of your own known to `create`, and so to configurations, by this id.
+
+    To decorate: a class derived from `BurstNet`, or a function that returns one. It is called as `mynet(neuron,
+    num_classes=..., timesteps=..., in_channels=...)`; `neuron(channels)` makes a neuron. An id that was registered before
+    gets the new network.
+    """
+    if not isinstance(id, str) or not re.fullmatch(r"[A-Za-z][\w.-]*", id, re.ASCII):
+        raise ConfigError(f"register: an id is letters, digits, '_', '-' and '.', beginning with a letter, got {id!r}")
+    if _built_in(id) is not None:
+        raise ConfigError(f"register: {id!r} is a network of lbq: choose another id")
+
+    def add(network: Own) -> Own:
+        try:
+            inspect.signature(network).bind(None, num_classes=10, timesteps=2, in_channels=3)
+        except TypeError as error:
+            wanted = "(neuron, num_classes=..., timesteps=..., in_channels=...)"
+            raise ConfigError(f"register: {id!r} must be callable with {wanted}: {error}") from error
+        OWN[id] = network
+        return network
+
+    return add
+
+
 def _builder(id: str) -> partial[Any]:
     if not isinstance(id, str):
         raise ConfigError(f"model: id must be a string such as 'resnet20w128', got {id!r}")
+    if id in OWN:
+        return partial(OWN[id])
+    if (found := _built_in(id)) is not None:
+        return found
+    if (match := re.fullmatch(r"resnet(\d+)", id)) and int(match[1]) in (19, *THREE_STAGE_DEPTHS):
+        raise ConfigError(
+            f"model: unknown id {id!r}: several networks have this name; give a width too, as in {id}w128"
+        )
+    raise ConfigError(f"model: unknown id {id!r}{nearest(id, (*IDS, *OWN))}{YOUR_OWN}")
+
+
+def _built_in(id: str) -> partial[Any] | None:
     if match := re.fullmatch(r"resnet(18|34)(?:w([1-9]\d{0,3}))?", id):
         depth, base = int(match[1]), int(match[2] or 64)
         stem: Literal["cifar", "imagenet"] = "cifar" if match[2] else "imagenet"
@@ -117,11 +159,7 @@ def _builder(id: str) -> partial[Any]:
         return partial(ResNet, blocks=(count,) * 3, widths=(base, 2 * base, 4 * base), stem_width=base)
     if (match := re.fullmatch(r"vgg(\d+)(?:w([1-9]\d{0,3}))?", id)) and int(match[1]) in VGG_STAGES:
         return partial(VGG, depth=int(match[1]), width=int(match[2] or 64))
-    if (match := re.fullmatch(r"resnet(\d+)", id)) and int(match[1]) in (19, *THREE_STAGE_DEPTHS):
-        raise ConfigError(
-            f"model: unknown id {id!r}: several networks have this name; give a width too, as in {id}w128"
-        )
-    raise ConfigError(f"model: unknown id {id!r}{nearest(id, IDS)}")
+    return None
 
 
 def neuron_maker(neuron: NeuronChoice, timesteps: int) -> MakeNeuron:

@@ -13,4 +13,5 @@ from lbq.neuron.burst import BurstNeuron as BurstNeuron
 from lbq.neuron.burst import LadderNeuron as LadderNeuron
 from lbq.neuron.registry import NEURONS as NEURONS
 from lbq.neuron.registry import create as create
+from lbq.neuron.registry import register as register
 from lbq.neuron.registry import share_tail as share_tail

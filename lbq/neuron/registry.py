@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import nn
 
-from lbq.errors import ConfigError, nearest
+from lbq.errors import YOUR_OWN, ConfigError, nearest
 from lbq.neuron.base import SpikingNeuron, check_count, check_flag
 from lbq.neuron.baselines import ILIF, LIF, LMHT, MLF, QuantReLU, ReLU, Ternary
 from lbq.neuron.burst import BurstNeuron, LadderNeuron
+
+Own = TypeVar("Own", bound=Callable[..., nn.Module])
 
 # V1, V2 and V3 are the paper's ablation: {fixed, learned} step x {box, ReLSG-ET} surrogate; LBQ is the fourth corner.
 NEURONS: dict[str, Callable[..., nn.Module]] = {
@@ -34,6 +37,28 @@ NEURONS: dict[str, Callable[..., nn.Module]] = {
     "relu": ReLU,
     "qann": QuantReLU,
 }
+BUILT_IN = frozenset(NEURONS)
+
+
+def register(name: str) -> Callable[[Own], Own]:
+    """`@register("mine")` makes a neuron of your own known by this name, to configurations too.
+
+    To decorate: a module class, or a function that returns a module. Its arguments are the options that a configuration may
+    give; `timesteps` is filled in where it asks for it, `channels` where it does and `per_channel=true` is set. A name that was
+    registered before gets the new neuron.
+    """
+    if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z]\w*", name, re.ASCII):
+        raise ConfigError(f"register: a name is letters, digits and '_', beginning with a letter, got {name!r}")
+    if name in BUILT_IN:
+        raise ConfigError(f"register: {name!r} is a neuron of lbq: choose another name")
+
+    def add(neuron: Own) -> Own:
+        if not callable(neuron):
+            raise ConfigError(f"register: {name!r} must be a class or a function, got {type(neuron).__name__}")
+        NEURONS[name] = neuron
+        return neuron
+
+    return add
 
 
 def options_of(name: str) -> set[str]:
@@ -46,7 +71,7 @@ def create(name: str, *, timesteps: int | None = None, channels: int | None = No
     """A neuron by name. `timesteps` and `channels` describe where it stands and reach the neurons that need them;
     `per_channel=True` asks for one step per channel."""
     if name not in NEURONS:
-        raise ConfigError(f"unknown neuron {name!r}{nearest(name, NEURONS)}")
+        raise ConfigError(f"unknown neuron {name!r}{nearest(name, NEURONS)}{YOUR_OWN}")
     known = options_of(name)
     for option in options:
         if option not in known:
@@ -61,9 +86,12 @@ def create(name: str, *, timesteps: int | None = None, channels: int | None = No
     if "timesteps" in accepts:
         options["timesteps"] = timesteps
     try:
-        return factory(**options)
+        made = factory(**options)
     except (ValueError, TypeError) as error:
         raise ConfigError(f"neuron {name!r}: {error}") from error
+    if not isinstance(made, nn.Module):  # one of a user's own
+        raise ConfigError(f"neuron {name!r} must be a torch.nn.Module, got {type(made).__name__}")
+    return made
 
 
 def share_tail(net: nn.Module) -> None:
