@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import venv
+import warnings
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,17 @@ def test_no_more_threads_than_the_engines_take(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(384)), raising=False)
     assert thread_count() == 256
     assert thread_count(3) == 3
+
+
+def test_numpy_is_announced_once(
+    capsys: pytest.CaptureFixture[str], model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LBQ_NATIVE", "off")
+    with warnings.catch_warnings(record=True) as told:
+        assert call(capsys, "run", str(model), "digits", "--limit", "4")[0] == 0
+    assert [str(warning.message) for warning in told] == [
+        "running in NumPy, which is right but slow: switched off by LBQ_NATIVE=off"
+    ]
 
 
 def test_deploy(capsys: pytest.CaptureFixture[str], run: Path, tmp_path: Path) -> None:

@@ -50,6 +50,7 @@ for _name, _command in COMMANDS.items():
 def main(arguments: list[str] | None = None) -> None:
     """Entry point of `lbq` and `python -m lbq`."""
     warnings.formatwarning = lambda message, *_: f"lbq: {message}\n"
+    warnings.filterwarnings("once", "running in NumPy")  # wherever in a command it is said
     # before torch is loaded: its threads would spin for milliseconds where they wait for each other, which takes the cores
     # from each other where something else runs too
     if "OMP_WAIT_POLICY" not in os.environ:

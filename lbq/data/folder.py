@@ -207,7 +207,7 @@ def _open(path: Path | Opens, size: int | None, seed: int | None = None, upright
     except Exception as error:  # Pillow's decoders raise almost anything on a broken file
         reason = " ".join(str(error).split()) or type(error).__name__
         kinds = ", ".join(kind.upper() for kind in FORMATS)
-        raise DataError(f"{path} cannot be decoded as {kinds} ({reason}): replace or remove it") from error
+        raise DataError(f"{path} cannot be decoded as {kinds} ({reason}): convert or remove it") from error
 
 
 def _turned(image: Image) -> Image:
