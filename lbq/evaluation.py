@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from lbq.config import TrainConfig
 from lbq.data.sources import Part, Source
@@ -68,6 +69,32 @@ def evaluate(
     if active is not None and isinstance(ratios, _ActiveRatios):
         active.update(ratios.result(world))
     return float(100 * correct / seen)
+
+
+def measure_norms(
+    net: nn.Module, batches: Iterable[tuple[Tensor, Tensor]], settings: TrainConfig, device: torch.device, world: World
+) -> dict[str, Tensor]:
+    """BatchNorm's statistics over `batches`, in place of the network's: its buffers by name, which hold them now too.
+
+    Everything but BatchNorm is as in evaluation. Statistics are the mean of the batches', and of the processes'.
+    """
+    norms = {name: m for name, m in net.named_modules() if isinstance(m, _BatchNorm) and m.track_running_stats}
+    momenta = {name: norm.momentum for name, norm in norms.items()}
+    with torch.no_grad(), evaluating(net):
+        for norm in norms.values():
+            norm.train()
+        for number, (x, _) in enumerate(batches if norms else (), 1):
+            for norm in norms.values():
+                norm.momentum = 1 / number
+            with autocast(settings, device):
+                net(cast(x, settings))
+    found = {}
+    for name, norm in norms.items():
+        norm.momentum = momenta[name]
+        for part in ("running_mean", "running_var"):
+            buffer = norm.get_buffer(part)
+            found[f"{name}.{part}"] = buffer.copy_(world.sum(buffer.clone()) / world.size)
+    return found
 
 
 class _ActiveRatios:

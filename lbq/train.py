@@ -29,6 +29,8 @@ from lbq.distributed import World, synchronise_batchnorm
 from lbq.divergence import Sentinel
 from lbq.errors import ConfigError
 
+NORM_SAMPLES = 10_000  # that BatchNorm's statistics of averaged weights are measured on
+
 
 @dataclass
 class Position:
@@ -213,7 +215,10 @@ class Trainer:
         seconds = time.perf_counter() - started
         t = self.config.train
         evaluate = epoch % t.eval_every == 0 or epoch == t.epochs
-        unaveraged = self.evaluate("test") if evaluate and self.average is not None else None
+        unaveraged = None
+        if evaluate and self.average is not None:
+            unaveraged = self.evaluate("test")
+            self._measure_norms(self.average)
         with self.averaged():
             steps, tails = evaluation.neuron_steps(self.net), evaluation.neuron_tails(self.net)
             active: dict[str, float] = {}
@@ -351,6 +356,21 @@ class Trainer:
             yield
         finally:
             self.net.load_state_dict(trained)
+
+    def _measure_norms(self, average: optim.Average) -> None:
+        """Give the averaged network BatchNorm statistics of its own.
+
+        Averaged weights are shorter than those they are averages of, where these still move: what a layer puts out is
+        smaller than statistics that were averaged alike say, and thresholds turn less into nothing. Layer by layer a
+        network with neurons falls silent.
+        """
+        count = max(NORM_SAMPLES // self.config.train.batch_size, 1)
+        mine = self.order(0)[:count, :, self.world.rank].flatten(0, 1)  # the same ones every time
+        with self.averaged():
+            batches = self.source.train_batches(list(mine), 0, self.config.seed)
+            found = evaluation.measure_norms(self.net, batches, self.config.train, self.device, self.world)
+            for name, value in found.items():
+                average.state[name].copy_(value)
 
     def evaluate(self, part: Part, active: dict[str, float] | None = None) -> float:
         """Accuracy in percent over the whole of `part`, whatever the processes; fills `active` with active ratios."""

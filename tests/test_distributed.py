@@ -60,9 +60,10 @@ def five_steps(world: World, *changes: str, frozen: bool = False) -> dict[str, A
     right = made.source.train_batches
 
     def batches(chosen: Sequence[Tensor], epoch: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
-        for batch, made in zip(chosen, right(chosen, epoch, seed), strict=True):
-            samples.append(batch.tolist())
-            yield made
+        for batch, read in zip(chosen, right(chosen, epoch, seed), strict=True):
+            if made.net.training:  # not those that averaged weights are normalised with
+                samples.append(batch.tolist())
+            yield read
 
     made.source.train_batches = batches  # type: ignore[method-assign, assignment]
     records = [timeless(record.to_dict()) for record in made.fit()]

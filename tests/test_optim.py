@@ -15,7 +15,8 @@ from torch.nn.utils import parametrizations
 
 from lbq import models, optim
 from lbq.config import Config, OptimConfig
-from lbq.evaluation import neuron_steps
+from lbq.distributed import World
+from lbq.evaluation import evaluating, measure_norms, neuron_steps
 from lbq.neuron import SpikingNeuron
 from tests import small_runs
 
@@ -227,6 +228,51 @@ def test_an_epoch_says_what_the_averaged_network_is_and_what_the_trained_one_rea
     assert record.steps != neuron_steps(made.net)
     (record,) = small_runs.trainer(small_runs.config("train.epochs=1", "train.warmup_epochs=0", "train.ema=0.0")).fit()
     assert record.unaveraged_accuracy is None
+
+
+def test_shorter_weights_are_normalised_as_the_long_ones() -> None:
+    """An average of weights that move is shorter than they are; BatchNorm, measured anew, makes up for it."""
+    small = ("neuron={name='relu'}", "model.timesteps=1", "train.epochs=1", "train.warmup_epochs=0", "train.ema=0.5")
+    made = small_runs.trainer(small_runs.config(*small))
+    list(made.fit())
+    assert made.average is not None
+    x = torch.rand(8, 1, 8, 8)
+    with made.averaged(), evaluating(made.net), torch.no_grad():
+        expected = made.net(x)
+    stated = {name: value.double() for name, value in made.average.state.items()}
+    weights = [name for name, value in stated.items() if value.dim() == 4]
+    for name in weights:
+        made.average.state[name] *= 0.25
+    with made.averaged(), evaluating(made.net), torch.no_grad():
+        assert not torch.allclose(made.net(x), expected, atol=0.01)
+    trained = copy.deepcopy(made.net.state_dict())
+    made._measure_norms(made.average)
+    with made.averaged(), evaluating(made.net), torch.no_grad():
+        assert torch.allclose(made.net(x), expected, atol=0.01)
+    for name, value in made.average.state.items():
+        factor = {"running_mean": 0.25, "running_var": 0.25**2}.get(name.rpartition(".")[2], 1.0)
+        factor *= 0.25 if name in weights else 1.0
+        assert torch.allclose(value.double(), stated[name] * factor, rtol=1e-2, atol=1e-4), name
+    assert all(torch.equal(value, trained[name]) for name, value in made.net.state_dict().items())
+    assert {m.momentum for m in made.net.modules() if isinstance(m, nn.BatchNorm2d)} == {0.1}
+
+
+def test_norms_are_measured_as_the_mean_of_batches() -> None:
+    torch.manual_seed(3)
+    norm = nn.BatchNorm2d(2)
+    net = nn.Sequential(norm, nn.Dropout(0.5), nn.Flatten(), nn.BatchNorm1d(8, track_running_stats=False))
+    batches = [(torch.randn(6, 2, 2, 2) * (1 + i), torch.zeros(6)) for i in range(3)]
+    random = torch.get_rng_state()
+    found = measure_norms(net, batches, Config().train, torch.device("cpu"), World())
+    assert found.keys() == {"0.running_mean", "0.running_var"}
+    means = torch.stack([x.mean((0, 2, 3)) for x, _ in batches]).mean(0)
+    variances = torch.stack([x.var((0, 2, 3)) for x, _ in batches]).mean(0)
+    assert torch.allclose(found["0.running_mean"], means, atol=1e-6)
+    assert torch.allclose(found["0.running_var"], variances, atol=1e-5)
+    assert norm.running_mean is not None
+    assert torch.equal(norm.running_mean, found["0.running_mean"])
+    assert (norm.momentum, net.training) == (0.1, True)
+    assert torch.equal(torch.get_rng_state(), random)  # dropout drew nothing
 
 
 @pytest.mark.parametrize("clip", [1e-3, 1e3])
