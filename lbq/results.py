@@ -101,7 +101,7 @@ class Result:
     def plain(self) -> bool:
         """Whether it is the method as the paper has it, with no option of ours."""
         usual = self.kind == TITLES.get(str(self.record["variant"])) and self._neuron_lr == 1.0
-        return usual and self.has_usual_levels
+        return usual and self.has_usual_levels and not self._averages
 
     @property
     def has_usual_levels(self) -> bool:
@@ -124,7 +124,12 @@ class Result:
             + (f", lr {self.record['lr']:g}" if self.lr_told else "")
             + (f", neurons' lr × {self._neuron_lr:g}" if self._neuron_lr != 1.0 else "")
             + (f", batch {self.record['batch_size']}" if self.batch_told else "")
+            + (", averaged weights" if self._averages else "")
         )
+
+    @property
+    def _averages(self) -> bool:
+        return bool(self.record["config"].get("train", {}).get("ema"))
 
     @property
     def _neuron_lr(self) -> float:

@@ -409,6 +409,8 @@ def test_titles() -> None:
     assert title(versions={"kernel": "reference"}) == "LBQ, reference kernel"
     assert title(config={"optim": {"neuron_lr": 0.1}}) == "LBQ, neurons' lr × 0.1"
     assert title(config={"optim": {"neuron_lr": 1.0}}) == "LBQ"
+    assert title(config={"train": {"ema": 0.999}}) == "LBQ, averaged weights"
+    assert title(config={"train": {"ema": 0.0}}) == "LBQ"
 
 
 def test_defaults_that_are_spelt_out_are_the_same_settings() -> None:
