@@ -74,7 +74,8 @@ class Job:
         """Train to the end and return the result; continue what is in the folder where `resume`."""
         if self.config.train.tensorboard and importlib.util.find_spec("tensorboard") is None:
             raise LbqError("train.tensorboard needs the package tensorboard: pip install 'lbq[tensorboard]'")
-        if self.config.train.init_from:
+        # what a run started from may be gone once it has a checkpoint of its own
+        if self.config.train.init_from and not (self.folder / CHECKPOINTS).exists():
             try:
                 runs.check_folder(self.config.train.init_from, "weights.safetensors")
             except RunError as error:

@@ -308,6 +308,20 @@ def test_averages_start_from_the_weights_that_training_starts_from(tmp_path: Pat
         run(config(f"train.init_from={tmp_path / 'ann'}", "model.id=resnet8w3"), tmp_path / "other")
 
 
+def test_a_run_that_began_does_without_the_weights_it_started_from(tmp_path: Path) -> None:
+    run(config("train.epochs=1", "train.warmup_epochs=0"), tmp_path / "ann")
+    settings = config(f"train.init_from={tmp_path / 'ann'}", "train.epochs=2")
+    with pytest.raises(Stopped):
+        run(settings, tmp_path / "tuned", AtStep(0, 1, lambda: signal.raise_signal(signal.SIGTERM)))
+    shutil.rmtree(tmp_path / "ann")
+    finished = run(settings, tmp_path / "tuned")
+    assert finished["epoch"] == 2
+    assert run(settings, tmp_path / "tuned") == finished
+    with pytest.raises(RunError, match=r"train\.init_from: .*ann does not exist"):
+        run(settings, tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
 def test_records_and_result(tmp_path: Path) -> None:
     watcher = Silent()
     result = run(config("data.holdout=0.2", "train.eval_every=2", "train.batch_size=10"), tmp_path, watcher)
