@@ -75,7 +75,10 @@ def next_free(stem: Path | str) -> Path:
 
 def default_name(config: Path) -> str:
     """What the run of a configuration file is called, without its seed: cifar10-lbq_t2."""
-    return f"{config.parent.name}-{config.stem}" if config.parent.name else config.stem
+    folder = config.parent.name
+    if folder == "..":  # its name would begin with dots, which hides a folder
+        folder = os.path.basename(os.path.abspath(config.parent))
+    return f"{folder}-{config.stem}" if folder else config.stem
 
 
 def refuse_foreign(folder: Path) -> None:

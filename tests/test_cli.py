@@ -16,6 +16,7 @@ import torch
 
 import lbq
 from lbq import cli, evaluation, train
+from lbq.cli.progress import TrainProgress
 from lbq.data.sources import open_source
 from lbq.demo import demo_config
 from lbq.deploy.check import check_absorption, check_integers
@@ -23,7 +24,7 @@ from lbq.deploy.export import deploy_trained, test_set
 from lbq.kernels.choose import choose
 from lbq.measure import measure
 from lbq.records import record_of
-from lbq.runs import load_config
+from lbq.runs import default_name, load_config
 from tests.reading import real
 
 
@@ -369,6 +370,22 @@ def test_train_and_eval(
     assert (code, json.loads(out)["run"]) == (0, str(folder))
     code, _, err = call(capsys, *command, "--resume", "auto")
     assert (code, "differs from the configuration given (train.deterministic: true, false)" in err) == (2, True)
+
+
+def test_an_epoch_of_one_step_has_no_rate_yet(capsys: pytest.CaptureFixture[str]) -> None:
+    progress = TrainProgress()
+    progress.step(0, 1, 1, 0.0)
+    assert capsys.readouterr().err == ""
+    progress.step(0, 1, 1, 10.0)
+    assert capsys.readouterr().err.startswith("step 1: 10 samples/s, ")
+
+
+def test_a_run_is_called_after_the_folder_of_its_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "below").mkdir()
+    monkeypatch.chdir(tmp_path / "below")
+    assert default_name(Path("../small.toml")) == f"{tmp_path.name}-small"  # "..-small" would be hidden
+    assert default_name(Path("family/small.toml")) == "family-small"
+    assert default_name(Path("small.toml")) == "small"
 
 
 @pytest.mark.filterwarnings("ignore:mkldnn_matmul failed:UserWarning")  # torch says it too, where it is so

@@ -119,7 +119,7 @@ class TrainProgress:
             samples = (self.epochs - epoch) * self.samples - batch * self.samples / batches
             left = f"{samples_per_second:,.0f} samples/s, {duration(samples / samples_per_second)} left"
         self.bar.update(self.task, description=f"epoch {epoch + 1}/{self.epochs}", completed=batch, note=left)
-        if not self.console.is_terminal and epoch == 0 and batch == min(20, batches):
+        if left and not self.console.is_terminal and epoch == 0 and batch == min(20, batches):
             self.console.print(f"step {batch}: {left}")
 
     def epoch(self, record: EpochRecord) -> None:
