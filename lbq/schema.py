@@ -136,7 +136,8 @@ RECORD = Fields(
         "seed": COUNT,
         "config": Fields(
             optional={
-                **dict.fromkeys(("model", "data", "augment", "optim", "train"), Fields()),
+                **dict.fromkeys(("model", "data", "augment", "train"), Fields()),
+                "optim": Fields(optional={"neuron_lr": NUMBER}),
                 "neuron": Fields(optional={"n_max": POSITIVE, "step": Maybe(ABOVE)}),
             }
         ),
@@ -145,7 +146,8 @@ RECORD = Fields(
     {
         **dict.fromkeys(("step", "surrogate", "step_gradient", "weights_sha256", "hardware", "commit"), TEXT),
         **dict.fromkeys(("steps", "active"), Maybe(Values(NUMBER))),
-        **dict.fromkeys(("train_loss", "wall_seconds"), Maybe(NUMBER)),
+        **dict.fromkeys(("train_loss", "wall_seconds", "lr"), Maybe(NUMBER)),
+        "batch_size": Maybe(POSITIVE),
         "versions": Values(TEXT),
         "unfinished": FLAG,
         "epochs_done": COUNT,
