@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -62,11 +62,7 @@ def gather(paths: Sequence[Path | str], read_run: Callable[[Path], dict[str, Any
         owner.integer = value
     _refuse_twins(found.results)
     _tell_apart(found.results)  # before repeats are named: those of one batch are told from another's too
-    times = Counter[tuple[str, str, Any]]()
-    for result in found.finished:
-        seed = (result.key, result.data, result.record["seed"])
-        times[seed] += 1
-        result.repeat = times[seed]
+    _number_repeats(found.finished)
     if not (found.results or found.artefacts or found.benchmarks):
         raise LbqError("nothing to report: give records, run folders, model.lbq files or analyses")
     return found
@@ -89,6 +85,15 @@ def _tell_apart(results: Iterable[Result]) -> None:
             for result in batch:
                 result.batch_told = len(batches) > 1
                 result.lr_told = len(rates) > 1 and result.record.get("lr") is not None
+
+
+def _number_repeats(results: Iterable[Result]) -> None:
+    """Which of the runs with its configuration and seed each is; one that does not name its data may be of any."""
+    before: dict[tuple[str, Any], list[Result]] = defaultdict(list)
+    for result in results:
+        seed = before[result.key, result.record["seed"]]
+        result.repeat = 1 + sum(map(result.may_share_data, seed))
+        seed.append(result)
 
 
 def _expanded(path: Path) -> Iterable[Path]:

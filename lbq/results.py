@@ -202,6 +202,10 @@ class Result:
         """What tells the data from other data of the same name; empty in older records of events and folders."""
         return str(self.record.get("data_sha256") or "")
 
+    def may_share_data(self, other: Result) -> bool:
+        """Whether nothing says that they are of other data."""
+        return self.data == other.data or not (self.data and other.data)
+
     @property
     def steps(self) -> dict[str, float]:
         return self.record.get("steps") or (self.analysis.steps if self.analysis else {})
@@ -297,9 +301,7 @@ class Gathered:
         by_key: dict[str, list[Group]] = {}
         for result in self.finished:
             alike = by_key.setdefault(result.key, [])
-            group = next(
-                (g for g in alike if all(r.data in (result.data, "") or not result.data for r in g.results)), None
-            )
+            group = next((g for g in alike if all(map(result.may_share_data, g.results))), None)
             if group is None:
                 group = Group([])
                 alike.append(group)

@@ -56,6 +56,15 @@ def test_a_seed_that_is_repeated_is_no_other_sample(tmp_path: Path) -> None:
     assert [(g.title, g.n, g.mean) for g in groups] == [("LBQ", 2, 95.5), ("LBQ, run 2", 1, 90.0)]
 
 
+def test_a_seed_is_repeated_though_an_older_record_does_not_name_its_data(tmp_path: Path) -> None:
+    for i, data in enumerate(["", "a" * 8, "b" * 8]):
+        stored(tmp_path, f"{i}.json", record(weights_sha256=f"{i:064d}", data_sha256=data))
+    paths = [tmp_path / f"{i}.json" for i in range(3)]
+    assert [r.repeat for r in gather(paths[:2]).results] == [1, 2]
+    assert [r.repeat for r in gather(paths[1:]).results] == [1, 1]
+    assert [g.n for g in gather(paths).groups] == [1, 1, 1]
+
+
 def test_an_unfinished_run_is_no_repeat(tmp_path: Path) -> None:
     half = record(weights_sha256="", unfinished=True, log=[])
     whole = record(weights_sha256="a" * 64)
