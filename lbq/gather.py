@@ -62,6 +62,7 @@ def gather(paths: Sequence[Path | str], read_run: Callable[[Path], dict[str, Any
         owner.integer = value
     _refuse_twins(found.results)
     _tell_apart(found.results)  # before repeats are named: those of one batch are told from another's too
+    _tell_settings(found.results)
     _number_repeats(found.finished)
     if not (found.results or found.artefacts or found.benchmarks):
         raise LbqError("nothing to report: give records, run folders, model.lbq files or analyses")
@@ -85,6 +86,26 @@ def _tell_apart(results: Iterable[Result]) -> None:
             for result in batch:
                 result.batch_told = len(batches) > 1
                 result.lr_told = len(rates) > 1 and result.record.get("lr") is not None
+
+
+def _tell_settings(results: Iterable[Result]) -> None:
+    """Have names say in which settings runs differ that would still be called the same."""
+    alike = defaultdict(list)
+    for result in results:
+        if result.record.get("batch_size") is not None:  # else an analysis, whose settings are not known
+            shown = [result.record.get(k) for k in ("dataset", "model", "timesteps", "n_max", "epochs")]
+            alike[result.title, *shown].append(result)
+    for some in alike.values():
+        settings = [
+            {f"{part}.{key}": json.dumps(value) for part, inner in result.settings.items() if isinstance(inner, dict)
+             for key, value in inner.items()}
+            for result in some
+        ]  # fmt: skip
+        unlike = [
+            key for key in dict.fromkeys(k for s in settings for k in s) if len({s.get(key) for s in settings}) > 1
+        ]
+        for result, own in zip(some, settings, strict=True):
+            result.told = tuple(f"{key} {own[key]}" for key in unlike if key in own)
 
 
 def _number_repeats(results: Iterable[Result]) -> None:

@@ -47,7 +47,7 @@ class Result:
     """One run. record: as in results/*.json; source: the file or folder it came from; analyses: of the network as trained
     and as deployed; artefact: its deployed network; integer: the record of that, which says `of` which record it is;
     repeat: which it is of the finished runs that have its configuration and seed. batch_told, lr_told: whether its name says
-    its batch and learning rate, as one must that differs in them from a run of the same name."""
+    its batch and learning rate, as one must that differs in them from a run of the same name; told: what else it says."""
 
     record: dict[str, Any]
     source: str
@@ -57,6 +57,7 @@ class Result:
     repeat: int = 1
     batch_told: bool = False
     lr_told: bool = False
+    told: tuple[str, ...] = ()
 
     @property
     def analysis(self) -> Analysis | None:
@@ -125,6 +126,7 @@ class Result:
             + (f", neurons' lr × {self._neuron_lr:g}" if self._neuron_lr != 1.0 else "")
             + (f", batch {self.record['batch_size']}" if self.batch_told else "")
             + (", averaged weights" if self._averages else "")
+            + "".join(f", {setting}" for setting in self.told)
         )
 
     @property
@@ -177,6 +179,12 @@ class Result:
     def key(self) -> str:
         """Equal for runs that differ only in their seed, in what changes no result, and in whether a default is spelt out. One
         that repeats a seed is no other sample of it: it has a key of its own."""
+        told = [self.record.get(k) for k in ("variant", "step", "surrogate", "n_max", "step_gradient", "split")]
+        return json.dumps([self.settings, told, self.reference, self.repeat], sort_keys=True)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Its configuration without the seed, what changes no result, defaults, and what the record says of the neuron."""
         record, n_max = self.record, self.record.get("n_max")
         bursts = str(record["variant"]).startswith(BURST_NEURONS)  # the others have other defaults
         usual: dict[str, dict[str, tuple[Any, ...]]] = {
@@ -189,13 +197,11 @@ class Result:
             told = part == "neuron" and key in TOLD
             return not (told or key in BOOKKEEPING.get(part, ()) or value in usual.get(part, {}).get(key, ()))
 
-        tree = {
+        return {
             part: {k: v for k, v in value.items() if matters(part, k, v)} if isinstance(value, dict) else value
             for part, value in record["config"].items()
             if part != "seed"
         }
-        told = [record.get(k) for k in ("variant", "step", "surrogate", "n_max", "step_gradient", "split")]
-        return json.dumps([tree, told, self.reference, self.repeat], sort_keys=True)
 
     @property
     def data(self) -> str:

@@ -139,6 +139,16 @@ def test_a_repeat_says_its_batch_too(tmp_path: Path) -> None:
     ]
 
 
+def test_names_say_whatever_setting_tells_runs_apart(tmp_path: Path) -> None:
+    for i, (seed, ema) in enumerate([(0, 0.0), (0, 0.999), (1, 0.999)]):
+        made = record(weights_sha256=f"{i:064d}", seed=seed)
+        made["config"]["train"] |= {"ema": ema, "checkpoint_minutes": 1.0 + i}
+        stored(tmp_path, f"{i}.json", made)
+    found = gather([tmp_path])
+    assert [(g.title, g.n) for g in found.groups] == [("LBQ, train.ema 0.0", 1), ("LBQ, train.ema 0.999", 2)]
+    assert [r.title for r in gather([tmp_path / "1.json", tmp_path / "2.json"]).results] == ["LBQ", "LBQ"]
+
+
 def test_a_batch_that_is_not_known_is_not_told(tmp_path: Path) -> None:
     """As of an analysis without its run."""
     unknown = record(weights_sha256="a" * 64)
