@@ -113,7 +113,7 @@ class TrainConfig:
     ema: float = _share(0.0)  # decay of averaged weights; 0: off
     init_from: str = ""  # a run whose weights to start from
     eval_every: int = _at_least(1, 1)  # epochs; the last one is always evaluated
-    checkpoint_steps: int = _at_least(0, 0)  # also save every so many steps; 0: by time and at every epoch's end
+    checkpoint_steps: int = _at_least(0, 0)  # save every so many steps too; 0: by time and at ends of epochs
     checkpoint_minutes: float = _positive(5.0)
     tensorboard: bool = False
 
