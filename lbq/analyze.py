@@ -142,7 +142,7 @@ class LayerAnalysis:
 
 @dataclass(frozen=True)
 class Analysis:
-    """A network on `images` test images; complete: these were all. accuracy is None where labels are not known.
+    """A network on `images` images; complete: these were all that there are. accuracy is None where labels are not known.
 
     facts: what was analysed (model, hashes ...). accounts: the counts of the same pass, by mode.
     """
@@ -164,6 +164,17 @@ class Analysis:
     def golden(self) -> bool:
         """Whether it is of the few inputs that a deployed network carries to be checked with, not of a test set."""
         return self.facts.get("data") == GOLDEN
+
+    @property
+    def other_data(self) -> str:
+        """What it is of in place of its dataset's test set, such as a file of a user's own; empty where it is of that."""
+        data, dataset = self.facts.get("data"), self.facts.get("dataset")
+        return str(data) if data and dataset and data != dataset else ""
+
+    @property
+    def of_test_set(self) -> bool:
+        """Whether it is of the whole test set."""
+        return self.complete and not self.other_data
 
     @property
     def steps(self) -> dict[str, float]:

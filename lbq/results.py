@@ -62,7 +62,7 @@ class Result:
     @property
     def analysis(self) -> Analysis | None:
         """For layers and counts: of the whole test set rather than of a part, on integers rather than as trained."""
-        return max(self.analyses, key=lambda a: (a.complete, a.deployed, a.images), default=None)
+        return max(self.analyses, key=lambda a: (a.of_test_set, a.deployed, a.images), default=None)
 
     @property
     def traces(self) -> tuple[Trace, ...]:
@@ -73,7 +73,7 @@ class Result:
         """Of the deployed network on the whole test set."""
         if self.integer is not None:
             return float(self.integer["test_accuracy"])
-        return next((a.accuracy for a in self.analyses if a.deployed and a.complete), None)
+        return next((a.accuracy for a in self.analyses if a.deployed and a.of_test_set), None)
 
     @property
     def finished(self) -> bool:
@@ -267,9 +267,9 @@ class Group:
         """One analysis of each seed that has one. Where they are unlike, deployed or not, of other images, those that are most:
         a mean over others would be of nothing."""
         pairs = [(r, r.analysis) for r in self.results if r.analysis is not None]
-        kinds = Counter[tuple[bool, bool, int]]((a.complete, a.deployed, a.images) for _, a in pairs)
+        kinds = Counter[tuple[bool, bool, int]]((a.of_test_set, a.deployed, a.images) for _, a in pairs)
         most = max(kinds, key=lambda kind: (kinds[kind], kind), default=None)
-        return [(r, a) for r, a in pairs if (a.complete, a.deployed, a.images) == most]
+        return [(r, a) for r, a in pairs if (a.of_test_set, a.deployed, a.images) == most]
 
     @property
     def analyses(self) -> list[Analysis]:

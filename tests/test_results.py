@@ -17,7 +17,8 @@ from lbq.errors import LbqError
 from lbq.gather import gather
 from lbq.neuron import BurstNeuron
 from lbq.records import read
-from lbq.report.cells import title_at
+from lbq.report.cells import images_cells, title_at
+from lbq.report.layers import layer_figures
 from lbq.report.tables import all_tables, layer_table, runs_table
 from lbq.results import UNNAMED, USUAL, Gathered, Group, Result, names
 from tests.report_runs import of_cifar, record, runs_folder
@@ -228,6 +229,21 @@ def test_a_run_has_analyses_as_trained_and_as_deployed(tmp_path: Path) -> None:
     (alone,) = gather(paths[3:]).results
     assert alone.accuracy is None
     assert alone.integer_accuracy == 91.0
+
+
+def test_images_of_a_users_own_are_no_test_set(tmp_path: Path) -> None:
+    made = json.loads((runs_folder() / "lbq-0" / "analysis" / "analysis.json").read_text())
+    facts = {**made["facts"], "kind": "artefact", "data": made["facts"]["dataset"]}
+    own = {**made, "accuracy": 100.0, "images": 99_999, "facts": {**facts, "data": "mine.npz"}}
+    paths = [
+        stored(tmp_path, f"{i}.json", v)
+        for i, v in enumerate((record(), own, {**made, "accuracy": 91.0, "facts": facts}))
+    ]
+    (result,) = gather(paths[:2]).results
+    assert (result.integer_accuracy, images_cells(Group([result]))[0].text) == (None, "99,999 of mine.npz")
+    assert any("99,999 images of mine.npz" in figure.caption for figure in layer_figures(Gathered([result])))
+    (result,) = gather(paths).results
+    assert (result.integer_accuracy, images_cells(Group([result]))[0].text) == (91.0, "599")
 
 
 def test_golden_inputs_are_no_test_set(tmp_path: Path) -> None:

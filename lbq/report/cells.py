@@ -126,8 +126,9 @@ def images_cells(group: Group) -> tuple[Cell, Cell]:
     part = "" if analysis.complete else "first "
     seeds = len(group.analyses)
     times = "" if len(group.results) == 1 else f" × {seeds} seed{'s' * (seeds > 1)}"
+    of = f" of {analysis.other_data}" if analysis.other_data else ""
     form = "on integers" if analysis.deployed else "as trained"
-    return Cell(f"{part}{analysis.images:,}{times}", float(analysis.images)), Cell(form)
+    return Cell(f"{part}{analysis.images:,}{of}{times}", float(analysis.images)), Cell(form)
 
 
 def title_at(group: Group) -> str:

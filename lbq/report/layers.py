@@ -177,8 +177,12 @@ def _level_bars(title: str, analysis: Analysis) -> Figure:
             below += float(p)
     _level_legend(plot, n_max)
     whole = f"all {analysis.images:,}" if analysis.complete else f"the first {analysis.images:,}"
-    caption = f"How often each non-zero level is used, over {whole} test images."
+    caption = f"How often each non-zero level is used, over {whole} {_inputs(analysis)}."
     return Figure("levels", "Levels by layer", caption, plot.svg())
+
+
+def _inputs(analysis: Analysis) -> str:
+    return f"images of {analysis.other_data}" if analysis.other_data else "test images"
 
 
 def _level_legend(plot: Plot, n_max: int) -> None:
@@ -214,8 +218,8 @@ def _membranes(title: str, dataset: str, analysis: Analysis) -> list[Figure]:
     layer, membrane = layers[0]
     watched = round(int(membrane.counts.sum()) / (len(membrane.counts) * math.prod(layer.shape)))
     caption = (
-        f"r = U / γ just before emission, all timesteps, on {watched:,} of {analysis.images:,} test images; dashed: where the "
-        "levels begin. Each histogram has a height of its own; the share that lies beyond its axis stands above it."
+        f"r = U / γ just before emission, all timesteps, on {watched:,} of {analysis.images:,} {_inputs(analysis)}; dashed: "
+        "where the levels begin. Each histogram has a height of its own; the share that lies beyond its axis stands above it."
     )
     return [Figure("membranes", drawing.title, caption, drawing.svg(), wide=True)]
 
