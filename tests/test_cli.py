@@ -16,7 +16,7 @@ import torch
 
 import lbq
 from lbq import cli, evaluation, train
-from lbq.cli.progress import TrainProgress
+from lbq.cli.progress import CountProgress, TrainProgress
 from lbq.data.sources import open_source
 from lbq.demo import demo_config
 from lbq.deploy.check import check_absorption, check_integers
@@ -378,6 +378,16 @@ def test_an_epoch_of_one_step_has_no_rate_yet(capsys: pytest.CaptureFixture[str]
     assert capsys.readouterr().err == ""
     progress.step(0, 1, 1, 10.0)
     assert capsys.readouterr().err.startswith("step 1: 10 samples/s, ")
+
+
+@pytest.mark.parametrize("name", ["runs/{x}/model.lbq", "runs/[red]x/model.lbq"])
+def test_a_bar_shows_any_path_as_it_is(
+    name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as on a terminal
+    with CountProgress(name, 3) as progress:
+        progress.advance(3)
+    assert name in capsys.readouterr().err
 
 
 def test_a_run_is_called_after_the_folder_of_its_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -142,7 +142,7 @@ class DownloadProgress:
 
         console = make_console(stderr=True)
         self.bar = Progress(
-            TextColumn(name),
+            TextColumn("{task.description}", markup=False),  # a path may hold braces and brackets
             BarColumn(),
             DownloadColumn(),
             TransferSpeedColumn(),
@@ -170,7 +170,7 @@ class CountProgress:
 
         console = make_console(stderr=True)
         self.bar = Progress(
-            TextColumn(name),
+            TextColumn("{task.description}", markup=False),  # a path may hold braces and brackets
             BarColumn(),
             MofNCompleteColumn(),
             TimeRemainingColumn(),
