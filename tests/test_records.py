@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from lbq import cli, records
+from lbq.cli.render import render_deployed
 from lbq.config import Config
 from lbq.errors import LbqError, RunError
 from tests.report_runs import runs_folder
@@ -94,6 +95,20 @@ def test_the_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None
     assert code == 0
     assert json.loads(printed)["weights_sha256"] == stored["weights_sha256"]
     assert not list(out.parent.glob(".*"))
+
+
+def test_a_long_path_is_printed_in_one_piece(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    place = tmp_path / ("deep" * 40)
+    made, page = place / "r.json", place / "r.md"
+    _, printed, _ = call(capsys, "record", str(runs_folder() / "lbq-1"), "-o", str(made))
+    assert printed.startswith(f"{made}: lbq on digits")
+    _, printed, _ = call(capsys, "report", str(made), "--format", "md", "-o", str(page))
+    assert printed.startswith(f"{page}: ")
+    facts = {"bytes": 1, "weights": 2, "bits": 8, "layers": 3, "timesteps": 2, "verified": 4}
+    render_deployed({**facts, "path": str(place / "model.lbq"), "levels": str(place / "levels")})
+    printed = capsys.readouterr().out
+    assert f"{place / 'model.lbq'}: " in printed
+    assert printed.endswith(f" in {place / 'levels'}\n")
 
 
 @pytest.mark.parametrize(

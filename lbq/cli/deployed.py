@@ -147,4 +147,4 @@ def export(
     if as_json:
         print_json({key: value for key, value in facts.items() if key != "text"})
     else:
-        make_console().print(facts["text"])
+        make_console().print(facts["text"], soft_wrap=True)

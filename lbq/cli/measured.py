@@ -186,7 +186,9 @@ def record(
     if as_json:
         print_json({"path": str(out), **{key: made[key] for key in ("variant", "dataset", "test_accuracy")}})
         return
-    make_console().print(f"{out}: {made['variant']} on {made['dataset']}, {made['test_accuracy']:.2f} %")
+    make_console().print(
+        f"{out}: {made['variant']} on {made['dataset']}, {made['test_accuracy']:.2f} %", soft_wrap=True
+    )
 
 
 def report(
@@ -228,4 +230,4 @@ def report(
         return
     unfinished = f", {len(found.unfinished)} not finished" if found.unfinished else ""
     runs = f"{len(found.finished)} finished run{'s' * (len(found.finished) != 1)}"
-    make_console().print(f"{target}: {size_of(size)}, {runs}{unfinished}")
+    make_console().print(f"{target}: {size_of(size)}, {runs}{unfinished}", soft_wrap=True)

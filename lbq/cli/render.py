@@ -99,7 +99,10 @@ def render_demo(result: DemoResult) -> None:
         f"accuracy {check.accuracy:.2f} %\n"
         f"  {check.accumulations_executed:,} accumulations executed, {check.accumulations_counted:,} counted"
     )
-    console.print(f"\nrun folder {result.folder}, {result.seconds:.0f} s\nreport {result.report}: open it in a browser")
+    console.print(
+        f"\nrun folder {result.folder}, {result.seconds:.0f} s\nreport {result.report}: open it in a browser",
+        soft_wrap=True,
+    )
 
 
 def render_account(measured: Measurement, costs: Costs | None, technology: Technology, noise: bool = False) -> None:
@@ -242,7 +245,7 @@ def render_analysis(found: Analysis, folder: Path, noise: bool = False) -> None:
         f"means over layers: active ratio {summary['active_ratio']:.3f}, normalised burst entropy "
         f"{summary['normalised_entropy']:.3f}, P(k = 1 | k > 0) {100 * summary['first_level']:.1f} %{steps_text}"
     )
-    console.print(f"analysis.json, layers.csv and figures in {folder}")
+    console.print(f"analysis.json, layers.csv and figures in {folder}", soft_wrap=True)
 
 
 def render_conversion(found: Mapping[str, Any]) -> None:
@@ -253,7 +256,8 @@ def render_conversion(found: Mapping[str, Any]) -> None:
     console.print(table)
     console.print(
         f"{found['run']}: test accuracy {found['accuracy']:.2f} % on {found['test_images']} images, the ANN's is "
-        f"{found['ann_accuracy']:.2f} %"
+        f"{found['ann_accuracy']:.2f} %",
+        soft_wrap=True,
     )
 
 
@@ -261,13 +265,14 @@ def render_deployed(facts: Mapping[str, Any]) -> None:
     console = make_console()
     console.print(
         f"{facts['path']}: {size_of(facts['bytes'])}, {facts['weights']:,} weights of {facts['bits']} bits in "
-        f"{facts['layers']} spiking layers, T = {facts['timesteps']}"
+        f"{facts['layers']} spiking layers, T = {facts['timesteps']}",
+        soft_wrap=True,
     )
     console.print(
         f"bounds proved for every layer; {facts['verified']} golden inputs run the same densely and by bit planes"
     )
     if facts["levels"]:
-        console.print(f"levels of the golden inputs in {facts['levels']}")
+        console.print(f"levels of the golden inputs in {facts['levels']}", soft_wrap=True)
 
 
 def render_evaluation(found: Evaluation) -> None:

@@ -71,7 +71,8 @@ def train(
         print_json({**result, "run": str(folder)})
     else:
         make_console().print(
-            f"test accuracy {result['accuracy']:.2f} % after epoch {result['epoch']}, run folder {folder}"
+            f"test accuracy {result['accuracy']:.2f} % after epoch {result['epoch']}, run folder {folder}",
+            soft_wrap=True,
         )
 
 
@@ -217,7 +218,9 @@ def data(
     if as_json:
         print_json(facts)
     else:
-        make_console().print(f"{name}: {facts['train']:,} + {facts['test']:,} images in {path}, verified")
+        make_console().print(
+            f"{name}: {facts['train']:,} + {facts['test']:,} images in {path}, verified", soft_wrap=True
+        )
 
 
 def doctor(as_json: Json = False) -> None:
