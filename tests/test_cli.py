@@ -289,6 +289,7 @@ def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
         (["demo", "--out", "."], ". exists already"),
         (["demo", "--out", "/dev/null/run"], "cannot write under"),
         (["account", "somewhere", "--paper"], "give a run folder or a model.lbq, or --paper"),
+        (["account", "--paper", "--limit", "3"], "--data, --limit and --device are for a network that is run"),
         (["account", "nowhere"], "nowhere does not exist: give a run folder, or a model.lbq"),
     ],
 )

@@ -401,6 +401,7 @@ def test_tables_as_files_again_and_again(capsys: pytest.CaptureFixture[str], tmp
         (["RUNS", "-o", "/dev/null/x.html"], "cannot write"),
         (["RUNS", "--technology", "none.toml"], "none.toml cannot be read"),
         (["RUNS", "--image", "none.png"], "none.png is not a file"),
+        (["RUNS", "--image", "none.png", "--format", "md"], "--image is for the tour, which --format md does not have"),
         ([], "Missing argument"),
     ],
 )

@@ -67,6 +67,8 @@ def account(
     """Count a trained network's operations on its test images and model their energy, layer by layer."""
     if paper == (run is not None):
         raise LbqError("account: give a run folder or a model.lbq, or --paper for the paper's own counts")
+    if paper and (data is not None or limit is not None or device is not None):
+        raise LbqError("--data, --limit and --device are for a network that is run; --paper takes counts as published")
     prices, noise = _technology(technology), False
     if run is None:
         _account_of_the_paper(prices, as_json)
@@ -211,6 +213,8 @@ def report(
 
     if format not in SUFFIXES:
         raise LbqError(f"--format must be one of {', '.join(SUFFIXES)}, got {format!r}")
+    if image is not None and format != "html":
+        raise LbqError(f"--image is for the tour, which --format {format} does not have: leave it out, or take html")
     from lbq import files
     from lbq.gather import gather
 
