@@ -15,6 +15,7 @@ from lbq.results import Gathered, Result
 
 ARCHIVE = "model.lbq"
 ARCHIVE_ANALYSIS = Path(ARCHIVE).with_suffix(".analysis") / "analysis.json"  # where lbq analyze puts it
+FEW = 3  # settings that fit into a name
 CONVERSION = "conversion.json"  # of a folder that `lbq convert` wrote: what its network was made of
 
 
@@ -89,7 +90,7 @@ def _tell_apart(results: Iterable[Result]) -> None:
 
 
 def _tell_settings(results: Iterable[Result]) -> None:
-    """Have names say in which settings runs differ that would still be called the same."""
+    """Have names say in which settings runs differ that would still be called the same; where these are many, their files."""
     alike = defaultdict(list)
     for result in results:
         if result.record.get("batch_size") is not None:  # else an analysis, whose settings are not known
@@ -105,7 +106,8 @@ def _tell_settings(results: Iterable[Result]) -> None:
             key for key in dict.fromkeys(k for s in settings for k in s) if len({s.get(key) for s in settings}) > 1
         ]
         for result, own in zip(some, settings, strict=True):
-            result.told = tuple(f"{key} {own[key]}" for key in unlike if key in own)
+            file = Path(result.source).name.removesuffix(".json")
+            result.told = tuple(f"{k} {own[k]}" for k in unlike if k in own) if len(unlike) <= FEW else (file,)
 
 
 def _number_repeats(results: Iterable[Result]) -> None:

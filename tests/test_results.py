@@ -150,6 +150,17 @@ def test_names_say_whatever_setting_tells_runs_apart(tmp_path: Path) -> None:
     assert [r.title for r in gather([tmp_path / "1.json", tmp_path / "2.json"]).results] == ["LBQ", "LBQ"]
 
 
+def test_names_say_the_file_where_many_settings_tell_runs_apart(tmp_path: Path) -> None:
+    folder = runs_folder() / "lbq-0"
+    other = record(weights_sha256="f" * 64)
+    other["config"]["augment"] |= {"flip": True, "cutout": 3, "mixup": 0.4, "cutmix": 1.0}
+    other["analysis"] = json.loads((folder / "analysis" / "analysis.json").read_text())
+    other["analysis"]["facts"]["weights_sha256"] = "f" * 64
+    found = gather([folder, stored(tmp_path, f"{'x' * 200}.json", other)], read)
+    assert [r.title for r in found.results] == ["LBQ, lbq-0", f"LBQ, {'x' * 200}"]
+    assert all(len(figure.id) < 200 for figure in layer_figures(found))
+
+
 def test_a_batch_that_is_not_known_is_not_told(tmp_path: Path) -> None:
     """As of an analysis without its run."""
     unknown = record(weights_sha256="a" * 64)

@@ -14,6 +14,7 @@ from lbq.report.figures import Figure, by_dataset, by_recipe, level_colour, slug
 from lbq.report.svg import Drawing, Plot, number
 from lbq.results import Gathered, Group, names
 
+LONGEST = 120  # letters of a title in a file's name, which file systems limit to 255
 PARTS = {"v1": "(c)", "v2": "(d)", "v3": "(e)", "lbq": "(f)"}  # of Figure 4, at N_max = 5 and T = 2
 
 
@@ -55,7 +56,7 @@ def _of_one_recipe(named: Sequence[tuple[int, str, Group]], where: str) -> list[
 
 def _ids(titles: dict[int, str]) -> dict[int, str]:
     """By series, what its figures' files are called: after its title, and its number where two have the same."""
-    slugs = {i: slug(title) for i, title in titles.items()}
+    slugs = {i: slug(title)[:LONGEST] for i, title in titles.items()}
     times = Counter(slugs.values())
     return {i: name if times[name] == 1 else f"{name}-{i}" for i, name in slugs.items()}
 
