@@ -193,9 +193,9 @@ class Config:
 def differences(one: Config, other: Config) -> list[str]:
     """The settings that change a result and that two configurations have otherwise, each as `key: one's, the other's`."""
 
-    def settings(config: Config) -> dict[str, Any]:
+    def settings(config: Config) -> dict[str, str]:
         return {
-            f"{part}.{key}" if key else part: value
+            f"{part}.{key}" if key else part: json.dumps(value)  # as the hash has it, which tells 1 from 1.0
             for part, values in config.to_dict().items()
             for key, value in (values.items() if isinstance(values, dict) else [("", values)])
             if key not in BOOKKEEPING.get(part, ())
@@ -203,7 +203,7 @@ def differences(one: Config, other: Config) -> list[str]:
 
     ours, theirs = settings(one), settings(other)
     told = [key for key in {**ours, **theirs} if ours.get(key) != theirs.get(key)]
-    return [f"{key}: {json.dumps(ours.get(key))}, {json.dumps(theirs.get(key))}" for key in told]
+    return [f"{key}: {ours.get(key, 'null')}, {theirs.get(key, 'null')}" for key in told]
 
 
 def _recorded(path: Path) -> dict[str, Any]:

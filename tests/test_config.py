@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lbq import toml
-from lbq.config import BOOKKEEPING, Config
+from lbq.config import BOOKKEEPING, Config, differences
 from lbq.errors import ConfigError
 
 SCALARS = st.one_of(
@@ -55,6 +55,14 @@ def test_the_hash_is_of_what_changes_a_result() -> None:
                 others[key] = not value if isinstance(value, bool) else value + ("x" if value == "" else 1)
             changed = Config.from_dict({part: {key: others[key]}})
             assert (changed.hash == Config().hash) == (key in keys), key
+
+
+def test_whatever_changes_the_hash_is_named() -> None:
+    one, other, none = (Config.from_dict({"neuron": {"name": "lbq", **o}}) for o in ({"beta": 1}, {"beta": 1.0}, {}))
+    assert one.hash != other.hash
+    assert differences(one, other) == ["neuron.beta: 1, 1.0"]
+    assert differences(one, none) == ["neuron.beta: 1, null"]
+    assert differences(one, one) == []
 
 
 @pytest.mark.parametrize(
