@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lbq import analyze, engine, schema
+from lbq import analyze, schema
 from lbq.analyze import Analysis
 from lbq.errors import LbqError, RunError
 from lbq.results import Gathered, Result
@@ -33,7 +33,6 @@ def gather(paths: Sequence[Path | str], read_run: Callable[[Path], dict[str, Any
                 raise LbqError(f"{path} is a run folder: make a record of it with lbq record")
             found.results.append(_checked(read_run(path), str(path)))
             if (path / ARCHIVE).is_file():
-                found.results[-1].artefact = path / ARCHIVE
                 found.artefacts.append(path / ARCHIVE)
         elif path.suffix == ".lbq":
             found.artefacts.append(path)
@@ -188,7 +187,7 @@ def _checked(record: dict[str, Any], source: str) -> Result:
 
 
 def _attach(found: Gathered, analyses: list[tuple[Analysis, str]]) -> None:
-    """Give every analysis and deployed network to its run; an analysis without one stands for itself."""
+    """Give every analysis to its run; one without a run stands for itself."""
     by_weights = {r.record.get("weights_sha256"): r for r in found.results if r.record.get("weights_sha256")}
     by_config = {r.record["config_hash"]: r for r in found.results}
 
@@ -213,10 +212,6 @@ def _attach(found: Gathered, analyses: list[tuple[Analysis, str]]) -> None:
             owner.analyses.append(analysis)
             if "analysis" in owner.record["config"] and owner.accuracy is None:  # which stands alone
                 owner.record["test_accuracy"] = _float_accuracy(analysis)
-    for path in found.artefacts:
-        owner = owner_of(engine.load(path).network.facts)
-        if owner is not None:
-            owner.artefact = path
 
 
 def _standing_alone(analysis: Analysis, source: str) -> Result:

@@ -45,14 +45,13 @@ SIDES = {"cifar10": 32, "cifar100": 32, "mnist": 28, "fashion_mnist": 28}  # of 
 @dataclass
 class Result:
     """One run. record: as in results/*.json; source: the file or folder it came from; analyses: of the network as trained
-    and as deployed; artefact: its deployed network; integer: the record of that, which says `of` which record it is;
+    and as deployed; integer: the record of its deployed network, which says `of` which record it is;
     repeat: which it is of the finished runs that have its configuration and seed. batch_told, lr_told: whether its name says
     its batch and learning rate, as one must that differs in them from a run of the same name; told: what else it says."""
 
     record: dict[str, Any]
     source: str
     analyses: list[Analysis] = field(default_factory=list)
-    artefact: Path | None = None
     integer: dict[str, Any] | None = None
     repeat: int = 1
     batch_told: bool = False

@@ -85,6 +85,7 @@ class Trainer:
         self.between_steps = between_steps
         self.position = Position()
         self.tally = torch.zeros(3, dtype=torch.float64, device=self.device)  # loss, correct, seen in this epoch so far
+        self.began = time.perf_counter()  # when this epoch did, or would have without an interruption
         self._check()
         self.net = build(config).to(self.device)
         if config.train.precision == "fp64":
@@ -128,6 +129,7 @@ class Trainer:
         values = {
             "position": asdict(self.position),
             "tally": self.world.gather(self.tally).tolist(),  # one for each process
+            "seconds": time.perf_counter() - self.began,
             "scaler": self.scaler.state_dict(),
             "config_hash": self.config.hash,
             "data": self.data,
@@ -153,6 +155,7 @@ class Trainer:
             self.net
         )  # which older checkpoints lack
         self.position = Position(**values["position"])
+        self.began = time.perf_counter() - values.get("seconds", 0.0)  # which older checkpoints lack too
         tallies = torch.tensor(values["tally"], dtype=torch.float64, device=self.device)
         if len(tallies) == self.world.size:
             self.tally = tallies[self.world.rank].clone()
@@ -196,7 +199,9 @@ class Trainer:
             yield record
 
     def _epoch(self) -> EpochRecord | None:
-        started, seed, first = time.perf_counter(), self.config.seed, self.position.batch
+        seed, first = self.config.seed, self.position.batch
+        if not first:
+            self.began = time.perf_counter()
         order = self.order(self.position.epoch)[first:]
         mine = order[:, :, self.world.rank]
         self.net.train()
@@ -212,7 +217,7 @@ class Trainer:
         self.sentinel.check_steps(self.position)
         epoch = self.position.epoch + 1
         loss, correct, seen = self.world.sum(self.tally.clone()).tolist()
-        seconds = time.perf_counter() - started
+        seconds = time.perf_counter() - self.began
         t = self.config.train
         evaluate = epoch % t.eval_every == 0 or epoch == t.epochs
         unaveraged = None
@@ -233,7 +238,7 @@ class Trainer:
             train_accuracy=100 * correct / seen,
             lr=optim.learning_rate(self.position.step - 1, self.batches, self.config),
             seconds=seconds,
-            samples_per_second=len(order) * t.batch_size / seconds,
+            samples_per_second=self.batches * t.batch_size / seconds,
             test_accuracy=test,
             holdout_accuracy=holdout,
             unaveraged_accuracy=unaveraged,

@@ -82,7 +82,7 @@ def tensor_bytes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[str, tuple[in
 
 def state_of(trainer: Trainer) -> Contents:
     tensors, values = trainer.state()
-    return {**tensor_bytes(tensors), "values": values}
+    return {**tensor_bytes(tensors), "values": timeless(values)}
 
 
 def contents(folder: Path) -> Contents:
@@ -92,7 +92,7 @@ def contents(folder: Path) -> Contents:
     metrics = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return {
         **tensor_bytes(tensors),
-        "values": values,
+        "values": timeless(values),
         "weights": (folder / "weights.safetensors").read_bytes(),
         "metrics": [timeless(record) for record in metrics],
         "result": timeless(json.loads((folder / "result.json").read_text())),

@@ -198,6 +198,27 @@ def test_the_tet_loss_by_hand() -> None:
     assert found.item() == pytest.approx(0.75 * entropy + 0.25 * distance, rel=1e-12)
 
 
+def test_an_epoch_that_was_interrupted_took_all_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr("time.perf_counter", lambda: now)
+
+    def tick(trainer: train.Trainer) -> bool:
+        nonlocal now
+        now += 1.0
+        return trainer.position.step == stop
+
+    settings = small_runs.config("train.epochs=2", "train.warmup_epochs=0")  # of four steps
+    stop, first = 7, small_runs.trainer(settings, between_steps=tick)
+    assert [(r.seconds, r.samples_per_second) for r in first.fit()] == [(4.0, 12.0)]
+    now += 1000.0  # in which nothing runs
+    stop, second = 0, small_runs.trainer(settings, between_steps=tick)
+    tensors, values = first.state()
+    values["seconds"] -= 1000.0  # saved at once
+    now += 1000.0
+    second.restore(tensors, values)
+    assert [(r.seconds, r.samples_per_second) for r in second.fit()] == [(4.0, 12.0)]
+
+
 def test_every_epoch_has_an_order_of_its_own() -> None:
     trainer = small_runs.trainer(small_runs.config("model.dropout=0", "train.ema=0.0"))
     right, read = trainer.source.train_batches, []
