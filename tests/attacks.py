@@ -54,7 +54,7 @@ def raw(good: bytes) -> Iterator[tuple[str, bytes]]:
     yield "metadata a string", sealed({**header, "__metadata__": "lbq"})
     yield "metadata with more", sealed({**header, "__metadata__": {**header["__metadata__"], "note": ""}})
     yield "no checksum", sealed({**header, "__metadata__": {"lbq": header["__metadata__"]["lbq"]}})
-    for wrong in ("", "0" * 64, "f" * 63, 7, None, ["0" * 64]):
+    for wrong in ("", "0" * 64, "f" * 63, "\ud800" + "0" * 63, "é" * 64, 7, None, ["0" * 64]):
         yield f"checksum {wrong!r}", sealed({**header, "__metadata__": {**header["__metadata__"], "sha256": wrong}})
     for cut in (8, 9, 8 + length // 2, 8 + length, len(good) - 1):
         yield f"cut after {cut}", good[:cut]
@@ -151,6 +151,8 @@ CHANGES: dict[str, Callable[[Tree, Tensors], Any]] = {
     "a later version": _set("version", value=2),
     "no version": _drop("version"),
     "an unknown entry": _set("hook", value="os.system"),
+    "an entry that moves the cursor": _set("\x1b[2J", value=1),
+    "a version that moves the cursor": _set("version", value="\x1b[2J"),
     "no layers": _set("layers", value=[]),
     "layers an object": _set("layers", value={}),
     "no readout": _set("readout", value=None),

@@ -17,6 +17,7 @@ import json
 import math
 import mmap
 import os
+import re
 import weakref
 from collections.abc import Mapping
 from pathlib import Path
@@ -139,11 +140,11 @@ def decode(data: bytes | mmap.mmap) -> tuple[Tensors, str]:
     text, digest = metadata["lbq"], metadata["sha256"]
     if not isinstance(text, str) or not isinstance(digest, str):
         raise ArtefactError("it is not a deployed network: lbq and sha256 in its header must be strings")
-    stored = f'"sha256":"{digest}"'.encode()
-    at = data.find(stored, 8, 8 + length)
-    if len(digest) != 64 or at < 0:
+    hexadecimal = re.fullmatch("[0-9a-f]{64}", digest) is not None
+    at = data.find(f'"sha256":"{digest}"'.encode(), 8, 8 + length) if hexadecimal else -1
+    if at < 0:
         raise ArtefactError("it is damaged: its checksum is not where it belongs")
-    at += len(stored) - 65
+    at += len('"sha256":"')
     whole = hashlib.sha256(data[:at])
     whole.update(PLACEHOLDER.encode())
     whole.update(memoryview(data)[at + 64 :])

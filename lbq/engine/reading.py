@@ -56,7 +56,7 @@ class _Fields:
         if set(value) != set(keys):
             odd = sorted(set(value) ^ set(keys))
             raise ArtefactError(
-                f"{where} must have the entries {', '.join(keys)}; wrong or missing: {', '.join(odd)[:80]}"
+                f"{where} must have the entries {', '.join(keys)}; wrong or missing: {', '.join(odd)[:80]!r}"
             )
         self.value, self.where = value, where
 
@@ -109,7 +109,7 @@ class Reader:
             raise ArtefactError(f"it is not a deployed network: {container.REMEDY}")
         if value.get("version") != VERSION:
             raise ArtefactError(
-                f"its format has version {str(value.get('version'))[:20]}, this lbq reads {VERSION}: deploy it again, or use "
+                f"its format has version {value.get('version')!r:.20}, this lbq reads {VERSION}: deploy it again, or use "
                 "the lbq that wrote it"
             )
         top = _Fields(
