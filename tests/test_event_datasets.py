@@ -224,6 +224,30 @@ def test_damaged_archives(tmp_path: Path) -> None:
         load_cifar10_dvs(write(tmp_path / "bird.rar", b"x"), split=split)
     with pytest.raises(DataError, match="bird.tar is damaged or cannot be read"):
         load_cifar10_dvs(write(tmp_path / "bird.tar", b"x" * 2000), split=split)
+    with zipfile.ZipFile(tmp_path / "bird.zip", "w", zipfile.ZIP_LZMA) as archive:
+        archive.writestr("bird/cifar10_bird_0.aedat", random.Random(0).randbytes(5000))
+        archive.writestr("bird/cifar10_bird_1.aedat", b"")
+    torn = bytearray((tmp_path / "bird.zip").read_bytes())
+    torn[100:160] = bytes(b ^ 255 for b in torn[100:160])
+    with pytest.raises(DataError, match="bird_0.aedat cannot be read"):
+        load_cifar10_dvs(write(tmp_path / "bird.zip", bytes(torn)), 2, (4, 4), split=split)
+
+
+def test_a_damaged_header_does_not_end_a_tar_in_silence(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "whole.tar", "w") as tar:
+        for name in ("a.txt", "b.txt", "c.txt"):
+            tar.addfile(tarfile.TarInfo(name))
+    data = bytearray((tmp_path / "whole.tar").read_bytes())
+    write(tmp_path / "short.tar", bytes(data[: 3 * 512]))  # some writers leave the zeros at the end out
+    for name in ("whole.tar", "short.tar"):
+        with tree_of(tmp_path / name) as tree:
+            assert [*tree] == [f"{name}/{member}" for member in ("a.txt", "b.txt", "c.txt")]
+    data[512 + 100] ^= 1
+    with (
+        pytest.raises(DataError, match=r"torn.tar is damaged .*the header at byte 512 is damaged.*: download it again"),
+        tree_of(write(tmp_path / "torn.tar", bytes(data))),
+    ):
+        pass
 
 
 HEADER = "class,startTime_usec,endTime_usec\n"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 from lbq import cli, deploy
 from lbq.config import Config
 from lbq.data import own
+from lbq.data.arrays import load_archive, load_array
 from lbq.data.base import Dataset
 from lbq.data.digits import load_digits
 from lbq.data.events.datasets import EventData
@@ -168,6 +170,26 @@ def test_objects_are_not_unpickled(tmp_path: Path) -> None:
     write(tmp_path, part="train")
     with pytest.raises(DataError, match=r"images.npy cannot be read as .npy: it is an archive of arrays"):
         load_own(tmp_path)
+
+
+@pytest.mark.parametrize("header", ["(((", '"""', "  x\n y", "-" * 3000 + "1", "{[]: 1}", "\0"])
+def test_headers_that_python_cannot_parse(header: str, tmp_path: Path) -> None:
+    path = tmp_path / "images.npy"
+    path.write_bytes(b"\x93NUMPY\1\0" + len(header).to_bytes(2, "little") + header.encode())
+    for mapped in (False, True):
+        with pytest.raises(DataError, match=r"images.npy cannot be read as .npy: ."):
+            load_array(path, mapped)
+
+
+def test_a_damaged_archive_of_any_compression(tmp_path: Path) -> None:
+    for kind in (zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA):
+        with zipfile.ZipFile(tmp_path / "test.npz", "w", kind) as archive:
+            archive.writestr("images.npy", np.random.default_rng(0).bytes(5000))
+        data = bytearray((tmp_path / "test.npz").read_bytes())
+        data[60:160] = bytes(b ^ 255 for b in data[60:160])
+        (tmp_path / "test.npz").write_bytes(data)
+        with pytest.raises(DataError, match=r"test.npz cannot be read as .npz: ."):
+            load_archive(tmp_path / "test.npz", "images")
 
 
 def test_from_training_to_integers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -153,6 +153,16 @@ def test_bad_shards_are_refused(pictures: Path, tmp_path: Path) -> None:
             info.size = len(data)
             archive.addfile(info, io.BytesIO(data))
     refused("a.cls is not a label")
+    for odd in ({"GNU.sparse.size": "x"}, {"GNU.sparse.map": "x", "GNU.sparse.size": "4"}):
+        with tarfile.open(first, "w", format=tarfile.PAX_FORMAT) as archive:
+            info = tarfile.TarInfo("a.png")
+            info.pax_headers = odd
+            archive.addfile(info)
+        refused("train-000.tar cannot be read .*: copy or make it again")
+    torn = bytearray(good)
+    torn[torn.index(b"00003.png") + 100] ^= 1  # what follows this header would be lost in silence
+    first.write_bytes(torn)
+    refused("train-000.tar cannot be read .*the header at byte [0-9]+ is damaged.*: copy or make it again")
     first.write_bytes(good)
     (tmp_path / "classes.txt").write_text("bright\n")
     refused("names 1 classes, but labels reach 1")

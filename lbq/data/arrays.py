@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import zipfile
-import zlib
+import tokenize
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from lbq.data.archives import BROKEN
 from lbq.errors import DataError
 
-# what NumPy raises for files that are not what their name says: a header of 64 TiB ends in MemoryError, a damaged member of
-# an archive in zlib's or zipfile's own errors
-_FAULTS = (
-    OSError, ValueError, TypeError, KeyError, AttributeError, EOFError, OverflowError, MemoryError, NotImplementedError,
-    zipfile.BadZipFile, zlib.error,
+# what NumPy raises for files that are not what their name says: a header of 64 TiB ends in MemoryError, one of brackets in
+# the errors of Python's own parser
+_FAULTS: tuple[type[Exception], ...] = (
+    *BROKEN, TypeError, KeyError, AttributeError, MemoryError, SyntaxError, tokenize.TokenError,
 )  # fmt: skip
 
 

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lbq import files
+from lbq.data.archives import BROKEN, members
 from lbq.data.arrays import load_archive
 from lbq.data.folder import EXTENSIONS
 from lbq.errors import DataError
@@ -108,7 +109,7 @@ def _scan(shards: tuple[Path, ...]) -> NDArray[np.int64]:
         others: dict[str, str] = {}
         try:
             with tarfile.open(shard, "r:") as archive:
-                for member in archive:
+                for member in members(archive):
                     folder, _, name = member.name.rpartition("/")
                     if not member.isfile() or name.startswith("."):
                         continue
@@ -124,7 +125,7 @@ def _scan(shards: tuple[Path, ...]) -> NDArray[np.int64]:
                         labels[key] = _label(archive, member, shard)
                     elif f".{kind.lower().rpartition('.')[2]}" in EXTENSIONS:
                         others[key] = member.name  # a mask, for example, of an image of that key
-        except (tarfile.TarError, OSError, EOFError) as error:
+        except BROKEN as error:
             raise DataError(f"{shard} cannot be read ({error}): copy or make it again") from error
         if lost := sorted(others[key] for key in others.keys() - images.keys()):
             raise DataError(f"{shard}: {lost[0]} belongs to no image, since a key ends at its first dot: rename it")

@@ -10,12 +10,12 @@ import os
 import re
 import tarfile
 import zipfile
-import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from lbq.data.archives import BROKEN, members
 from lbq.data.events import check_size, read_bounded
 from lbq.errors import DataError
 
@@ -82,18 +82,6 @@ def _on_disk(path: Path) -> File:
     return File(str(path), f"{status.st_size}:{status.st_mtime_ns}", False, lambda limit: read_bounded(path, limit))
 
 
-_BROKEN = (
-    OSError,
-    EOFError,
-    ValueError,
-    RuntimeError,
-    NotImplementedError,
-    zipfile.BadZipFile,
-    tarfile.TarError,
-    zlib.error,
-)
-
-
 def _members(archive: Path, stack: ExitStack) -> Iterator[tuple[str, File]]:
     """The regular files of an archive, to be read in place: no path of a member is ever opened or written."""
     try:
@@ -103,7 +91,7 @@ def _members(archive: Path, stack: ExitStack) -> Iterator[tuple[str, File]]:
             yield from _tar_members(archive, stack.enter_context(tarfile.TarFile(archive)))
         else:
             raise DataError(f"{archive} is no folder, .zip or .tar: extract it and give the folder")
-    except _BROKEN as error:
+    except BROKEN as error:
         raise DataError(f"{archive} is damaged or cannot be read ({error}): download it again") from error
 
 
@@ -120,7 +108,7 @@ def _zip_members(archive: Path, opened: zipfile.ZipFile) -> Iterator[tuple[str, 
 
 def _tar_members(archive: Path, opened: tarfile.TarFile) -> Iterator[tuple[str, File]]:
     changed = archive.stat().st_mtime_ns
-    for info in opened:
+    for info in members(opened):
         if info.isreg() and not _clutter(info.name):
 
             def read(info: tarfile.TarInfo = info) -> bytes:
@@ -142,7 +130,7 @@ def _member(archive: Path, name: str, size: int, stamp: str, read: Callable[[], 
         check_size(where, size, limit)
         try:
             data = read()
-        except _BROKEN as error:
+        except BROKEN as error:
             raise DataError(f"{where} cannot be read ({error}): the archive is damaged, or encrypted") from error
         if len(data) != size:
             raise DataError(f"{where} has not the {size:,} bytes that the archive states: the archive is damaged")
