@@ -124,6 +124,22 @@ def test_shards_give_what_the_folder_gives(pictures: Path, tmp_path: Path) -> No
     for damaged in (b"damaged", whole[:-30], whole[:60] + bytes(8) + whole[68:]):
         (tmp_path / shards.INDEX).write_bytes(damaged)
         assert len(shards.scan_shards(tmp_path).test) == 14  # and a damaged one is made again
+    stamp, row = np.load(tmp_path / shards.INDEX)["stamp"], [0, 512, 10, 0]
+    forged: tuple[Any, ...] = (
+        row,
+        np.zeros((0, 4), np.int64),
+        [row[:3]],
+        [[9, *row[1:]]],
+        [[0, -512, 10, 0]],
+        [[0, 512, 0, 0]],
+        [[0, 512, 2**40, 0]],
+        [[0, 512, 10, 2**40]],
+        [[0.0, 512, 10, 0]],
+        np.array([b"x" * 32] * 4).reshape(1, 4),
+    )
+    for table in forged:
+        np.savez(tmp_path / shards.INDEX, stamp=stamp, train=np.array(table), val=np.array(table))
+        assert len(shards.scan_shards(tmp_path).test) == 14  # and so is one that somebody else made up
 
 
 def test_bad_shards_are_refused(pictures: Path, tmp_path: Path) -> None:
@@ -147,12 +163,13 @@ def test_bad_shards_are_refused(pictures: Path, tmp_path: Path) -> None:
             info.size = len(data)
             archive.addfile(info, io.BytesIO(data))
     refused("'/a' has no .cls beside it")
-    with tarfile.open(first, "w") as archive:
-        for name, data in (("a.png", b"x"), ("a.cls", b"one")):
-            info = tarfile.TarInfo(name)
-            info.size = len(data)
-            archive.addfile(info, io.BytesIO(data))
-    refused("a.cls is not a label")
+    for label in (b"one", b"2000000000"):  # the names of so many classes would take all memory
+        with tarfile.open(first, "w") as archive:
+            for name, data in (("a.png", b"x"), ("a.cls", label)):
+                info = tarfile.TarInfo(name)
+                info.size = len(data)
+                archive.addfile(info, io.BytesIO(data))
+        refused("a.cls is not a label")
     for odd in ({"GNU.sparse.size": "x"}, {"GNU.sparse.map": "x", "GNU.sparse.size": "4"}):
         with tarfile.open(first, "w", format=tarfile.PAX_FORMAT) as archive:
             info = tarfile.TarInfo("a.png")

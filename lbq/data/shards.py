@@ -1,6 +1,6 @@
 """Images in tar shards, `root/train-*.tar` and `root/val-*.tar`: what many machines read faster than a million small files.
 
-The layout is webdataset's: members that share a name up to its first dot belong together, `KEY.jpg` (or jpeg, png, webp)
+The layout is webdataset's: members that share a name up to its first dot belong together, `KEY.jpg` (or jpeg, png, bmp, webp)
 is the image and `KEY.cls` its label, a whole number; `root/classes.txt` may name the classes, one a line. Shards are read
 in place by random access, through an index of where each image begins, so that order, resuming and the division among
 processes are exactly those of a folder. The index is kept in `root/.lbq-index.npz` where that can be written.
@@ -13,9 +13,11 @@ from __future__ import annotations
 import hashlib
 import io
 import tarfile
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +31,7 @@ from lbq.errors import DataError
 INDEX = ".lbq-index.npz"
 MAX_IMAGE = 64 * 2**20  # bytes of one encoded image
 MAX_LABEL = 32  # bytes of one label
+MOST_CLASSES = 1 << 20  # a larger label is a number of something else
 
 
 @dataclass(frozen=True)
@@ -90,7 +93,7 @@ def scan_shards(root: Path) -> ShardIndex:
     stamp = hashlib.sha256(
         "\n".join(f"{s.name} {s.stat().st_size} {s.stat().st_mtime_ns}" for ss in parts.values() for s in ss).encode()
     ).hexdigest()
-    tables = _stored(root / INDEX, stamp)
+    tables = _stored(root / INDEX, stamp, parts)
     if tables is None:
         tables = {part: _scan(shards) for part, shards in parts.items()}
         _store(root / INDEX, stamp, tables)
@@ -140,8 +143,10 @@ def _scan(shards: tuple[Path, ...]) -> NDArray[np.int64]:
 def _label(archive: tarfile.TarFile, member: tarfile.TarInfo, shard: Path) -> int:
     file = archive.extractfile(member) if member.size <= MAX_LABEL else None
     text = file.read().decode("ascii", "replace").strip() if file else ""
-    if not text.isdigit() or int(text) >= 2**31:
-        raise DataError(f"{shard}: {member.name} is not a label: write a whole number from 0 on")
+    if not text.isdigit() or int(text) >= MOST_CLASSES:
+        raise DataError(
+            f"{shard}: {member.name} is not a label: write a whole number from 0 on, below {MOST_CLASSES:,}"
+        )
     return int(text)
 
 
@@ -158,15 +163,23 @@ def _class_names(path: Path, count: int) -> tuple[str, ...]:
     return names
 
 
-def _stored(path: Path, stamp: str) -> dict[str, NDArray[np.int64]] | None:
-    """The index in `path`, or None where it is absent, of other shards, or damaged."""
+def _stored(path: Path, stamp: str, parts: Mapping[str, tuple[Path, ...]]) -> dict[str, NDArray[np.int64]] | None:
+    """The index in `path`, or None where it is absent, of other shards, or damaged: it may come from anybody."""
     try:
-        stored = load_archive(path, "stamp", "train", "val")
-        if str(stored["stamp"]) == stamp:
-            return {part: stored[part].astype(np.int64) for part in ("train", "val")}
-    except (DataError, KeyError, ValueError):
-        pass
-    return None
+        stored = load_archive(path, "stamp", *parts)
+        if str(stored["stamp"]) != stamp or not all(_possible(stored[part], len(parts[part])) for part in parts):
+            return None
+        return {part: stored[part] for part in parts}
+    except (DataError, KeyError):
+        return None
+
+
+def _possible(table: NDArray[Any], shards: int) -> bool:
+    """Whether rows are as `_scan` makes them of so many shards."""
+    if table.dtype != np.int64 or table.ndim != 2 or table.shape[1] != 4 or not len(table) or table.min() < 0:
+        return False
+    number, _, size, label = table.max(0)
+    return bool(number < shards and table[:, 2].min() > 0 and size <= MAX_IMAGE and label < MOST_CLASSES)
 
 
 def _store(path: Path, stamp: str, tables: dict[str, NDArray[np.int64]]) -> None:
