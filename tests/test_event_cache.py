@@ -147,6 +147,8 @@ def test_forged_entries_are_not_believed(tmp_path: Path) -> None:
         lambda index: index.pop("arrays"),
         lambda index: index.pop("parts"),
         lambda index: index.update(parts=3),
+        lambda index: index.update(parts=[]),
+        lambda index: index.update(parts=["train"]),
         lambda index: index["arrays"].update({"train.frames": 3}),
         lambda index: index["arrays"]["train.frames"].update(shape=[-5, -2, 2, 3, 3]),
         lambda index: index["arrays"]["train.frames"].update(shape=None),
@@ -243,6 +245,25 @@ def test_a_rename_that_loses_the_race(tmp_path: Path, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(os, "rename", late)
     assert len(cached(tmp_path, lambda: built(9))["train"]) == 5
+
+
+def test_two_processes_that_mend_the_same_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cached(tmp_path)
+    (entry,) = tmp_path.iterdir()
+    (entry / "index.json").write_text("damaged")
+    rename, glob = os.rename, Path.glob
+
+    def late(source: Path, target: Path) -> None:
+        if source == entry and target != entry:  # the other one has it out of the way already
+            shutil.rmtree(entry)
+        rename(source, target)
+
+    def vanishing(folder: Path, pattern: str) -> Any:
+        return [*glob(folder, pattern), folder / f".{entry.name}.new.1.a"]  # and finishes while we look
+
+    monkeypatch.setattr(os, "rename", late)
+    monkeypatch.setattr(Path, "glob", vanishing)
+    assert len(cached(tmp_path)["train"]) == 5
 
 
 def test_a_disk_that_forgets_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

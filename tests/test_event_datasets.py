@@ -59,6 +59,7 @@ def test_the_shipped_splits_follow_their_rule() -> None:
         ("train airplane 0-3", "part is empty"),
         ("train airplane 0-3,\ntest bird 1", "line 1"),
         ("train airplane 0-999999\ntrain bird 0-999999", "more than a million"),
+        ("train airplane " + ",".join(["0-999999"] * 70_000), "more than a million"),
     ],
 )
 def test_bad_split_files(tmp_path: Path, text: str, message: str) -> None:

@@ -200,7 +200,7 @@ def test_eval_crop_is_resize_then_centre(height: int, width: int, resize: int, d
     assert np.array_equal(result, scaled[:, top : top + crop, left : left + crop])
 
 
-def test_crops_check_their_arguments() -> None:
+def test_crops_check_their_arguments(tmp_path: Path) -> None:
     image = np.zeros((3, 9, 9), np.uint8)
     for crop in (0, 33):
         with pytest.raises(ValueError, match=r"crop: must be in 1..resize \(32\)"):
@@ -216,6 +216,9 @@ def test_crops_check_their_arguments() -> None:
             folder.random_resized_crop(bad, 4, 0)
     with pytest.raises(DataError, match="5000 x 1 pixels is too long to scale to 256"):
         folder.eval_crop(np.zeros((3, 1, 5000), np.uint8), 256, 224)
+    path = saved(tmp_path / "long.png", Image.new("RGB", (5000, 1)))
+    with pytest.raises(DataError, match="long.png: an image of 5000 x 1 pixels is too long to scale to 256: crop it"):
+        folder.load_eval(path, 256, 224)
 
 
 @given(height=st.integers(1, 900), width=st.integers(1, 900), seed=st.integers(0, 2**63))

@@ -142,7 +142,11 @@ def random_resized_crop(image: NDArray[np.uint8], size: int, seed: int) -> NDArr
 def load_eval(path: Path | Opens, resize: int, crop: int, upright: bool = False) -> NDArray[np.uint8]:
     """`eval_crop(decode(path), resize, crop)` with fewer copies: a JPEG gives what its pixels in any other format give.
     upright: turned as its EXIF orientation says."""
-    return _array(_eval_crop(_open(path, None, upright=upright), resize, crop))
+    image = _open(path, None, upright=upright)
+    try:
+        return _array(_eval_crop(image, resize, crop))
+    except DataError as error:
+        raise DataError(f"{path}: {error}") from error
 
 
 def load_train(path: Path | Opens, size: int, seed: int) -> NDArray[np.uint8]:

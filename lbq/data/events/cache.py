@@ -19,6 +19,7 @@ import secrets
 import shutil
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -31,6 +32,7 @@ from lbq.errors import DataError
 from lbq.files import sync_folder
 
 Sample = tuple[NDArray[np.uint8], int]  # frames [T, 2, H, W] and a label
+PARTS = ("train", "test")
 _FORMAT = 1
 _PIECE = 8 * 2**20  # bytes hashed at a time
 _ABANDONED = 86_400  # seconds after which an unfinished entry is taken for the remains of a killed process
@@ -62,12 +64,15 @@ def cached(
     """The parts of a dataset, from the first of `folders` that holds them, else from `build()`, kept in the last of them.
 
     `parameters` (JSON values) are all that shapes the frames; `sources` is a fingerprint of the files they come from;
-    `shape` is [T, 2, H, W], and labels are below `classes`: what somebody else's entry says otherwise is not believed.
+    `shape` is [T, 2, H, W], labels are below `classes`, and the parts are `PARTS`: what somebody else's entry says
+    otherwise is not believed.
     """
 
     def load(entry: Path) -> dict[str, EventSplit] | None:
         parts = _load(entry, facts)
-        whole = parts is not None and all(
+        if parts is None or set(parts) != set(PARTS):
+            return None
+        whole = all(
             part.frames.shape[1:] == shape and ((part.labels >= 0) & (part.labels < classes)).all()
             for part in parts.values()
         )
@@ -104,8 +109,9 @@ def _header(shape: tuple[int, ...], dtype: str) -> bytes:
 def _write(entry: Path, facts: Mapping[str, Any], parts: Mapping[str, Iterable[Sample]], load: _Load) -> None:
     entry.parent.mkdir(parents=True, exist_ok=True)
     for old in entry.parent.glob(f".{entry.name}.*"):
-        if time.time() - old.stat().st_mtime > _ABANDONED:
-            shutil.rmtree(old, ignore_errors=True)
+        with suppress(OSError):  # another process may have finished it meanwhile
+            if time.time() - old.stat().st_mtime > _ABANDONED:
+                shutil.rmtree(old, ignore_errors=True)
     tag = f"{os.getpid()}.{secrets.token_hex(4)}"
     temporary, discarded = (entry.with_name(f".{entry.name}.{kind}.{tag}") for kind in ("new", "old"))
     temporary.mkdir()
@@ -130,7 +136,8 @@ def _put_in_place(temporary: Path, entry: Path, discarded: Path, load: _Load) ->
     if entry.exists():
         if load() is not None:
             return
-        os.rename(entry, discarded)
+        with suppress(FileNotFoundError):  # another process may have taken the damaged one away meanwhile
+            os.rename(entry, discarded)
     try:
         os.rename(temporary, entry)
     except OSError as error:

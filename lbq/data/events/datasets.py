@@ -23,7 +23,7 @@ import numpy as np
 from lbq.data.events import MAX_BYTES, Events, nmnist, read_bounded
 from lbq.data.events.aedat2 import decode_aedat2
 from lbq.data.events.aedat3 import decode_aedat3
-from lbq.data.events.cache import EventSplit, Sample, cached
+from lbq.data.events.cache import PARTS, EventSplit, Sample, cached
 from lbq.data.events.frames import By, to_frames
 from lbq.data.events.tree import MAX_TEXT, File, pick, tree_of
 from lbq.errors import DataError
@@ -257,9 +257,10 @@ def read_split(text: str, where: str) -> dict[str, list[tuple[str, int]]]:
             raise DataError(f"{where}, line {number}: expected 'train|test class numbers', got {line[:60]!r}")
         for item in match[3].split(","):
             low, _, high = item.partition("-")
-            parts[match[1]] += [(match[2], i) for i in range(int(low), int(high or low) + 1)]
-        if sum(map(len, parts.values())) > 10**6:
-            raise DataError(f"{where}, line {number}: more than a million recordings")
+            numbers = range(int(low), int(high or low) + 1)
+            if sum(map(len, (*parts.values(), numbers))) > 10**6:  # before they take memory: a line may have many items
+                raise DataError(f"{where}, line {number}: more than a million recordings")
+            parts[match[1]] += [(match[2], i) for i in numbers]
     everything = parts["train"] + parts["test"]
     if not all(parts.values()) or len(set(everything)) < len(everything):
         raise DataError(f"{where}: a part is empty, or a recording is named twice")
@@ -351,7 +352,7 @@ def _dataset(
         name,
         settings,
         digest,
-        lambda: {part: samples(part) for part in ("train", "test")},
+        lambda: {part: samples(part) for part in PARTS},
         shape=(timesteps, 2, *(size or sensor)),
         classes=len(classes),
     )
