@@ -11,6 +11,7 @@ import importlib.util
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -258,6 +259,22 @@ def test_sum_pools_that_overlap_and_a_readout_of_levels_themselves(runtime: str)
     windows, all_of_it = Pool("sum", (4, 4), (2, 2), (1, 1)), Pool("sum", (4, 4), (4, 4))
     net = by_hand(neuron, weight, (head, (windows,)), (np.array([5, 7], np.int32), (all_of_it,)), size=4)
     check(Network(net), pixels(3, 1, 4, 4), runtime)
+
+
+def test_a_layer_may_be_called_readout() -> None:
+    """By another program's file, whose readout has another name."""
+    neuron = neuron_of(2, 3, 64, leak=(3, 2))
+    net = by_hand(
+        neuron, np.array([1, -1], np.int8).reshape(2, 1, 1, 1), (np.eye(2, dtype=np.int8)[..., None, None], ())
+    )
+    (layer,) = net.layers
+    heads = tuple(replace(s, source="readout") for s in net.readout.synapses)
+    readout = replace(net.readout, name="logits", synapses=heads, bias=np.array([9, 5]))
+    check(
+        Network(replace(net, layers=(replace(layer, name="readout"),), readout=readout)),
+        pixels(3, 1, 1, 1),
+        "reference",
+    )
 
 
 # The file --------------------------------------------------------------------------------------------------------------

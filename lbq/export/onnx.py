@@ -145,7 +145,7 @@ class _Graph:
             self.scope = net.readout.name if step else f"t{t}/{net.readout.name}"
             sums = self._readout(sums)
         self.scope = ""
-        self._node("Add", [sums, self._constant("readout/bias", net.readout.bias[None])], "logits")
+        self._node("Add", [sums, self._constant(f"{net.readout.name}/bias", net.readout.bias[None])], "logits")
         if step:
             ends = {"sums": sums} | {states[layer]: self.states[layer] for layer in states}
             for given, found in ends.items():
