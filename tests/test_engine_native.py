@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from lbq import native
+from lbq.engine.choose import Prepared
 from lbq.engine.layers import Emitted, neuron
 from lbq.engine.native import BACKENDS, MOST_ROWS, Counts, pack
 from lbq.errors import LbqError
+from lbq.graph import Synapse
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason=f"no native library: {native.report().reason}")
 
@@ -257,6 +259,11 @@ def test_what_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     heavy = pack(np.full((1, 300, 1, 1), 32767, np.int16))
     with pytest.raises(LbqError, match="which int32 does not hold"):
         heavy.run(np.full((1, 1, 1, 300), 255, np.uint8))
+    wide = np.ones((1, 4096, 1, 1), np.int8)  # its lists' entries would be numbered beyond 31 bits
+    with pytest.raises(LbqError, match="a row of 65536 pixels of 4096 channels is too long for the native kernels"):
+        pack(wide).step(np.zeros((1, 1, 65536, 4096), np.int8), largest=7)
+    synapse = Synapse("conv", "sn", "conv", wide, (4096, 1, 65536), (1, 1, 65536))
+    assert Prepared(synapse, 7, True).native_refused() == "very long rows of pixels"
     monkeypatch.setenv("LBQ_NATIVE", "off")
     with pytest.raises(LbqError, match="native kernels are not available: switched off"):
         conv.run(good)

@@ -79,6 +79,8 @@ class Prepared:
             return "pooled sums above 8 bits"
         if self.synapse.weight[0].size >= native.MOST_ROWS or self.synapse.weight[0, 0].size > native.MOST_TAPS:
             return "a kernel of very many weights"
+        if self.synapse.in_shape[0] * self.synapse.in_shape[2] > native.MOST_IN_A_ROW:
+            return "very long rows of pixels"
         return None if fallback() is None else "no native library"
 
     def choose(self, engine: EngineName, levels: Integers, density: float) -> Choice:

@@ -29,6 +29,7 @@ METHODS: dict[str, int] = {"bitplane": 0, "dense": 1, "level": 2}  # the enums o
 BACKENDS: dict[str, int] = {"horner": 0, "preshifted": 1, "fused": 2, "explicit": 3}
 MOST_ROWS = 2**16  # weight rows are numbered in 16 bits
 MOST_TAPS = 256
+MOST_IN_A_ROW = 2**26  # levels of one row of pixels: entries of its lists, at most 16 of each, are numbered in 31 bits
 LARGEST_CURRENT = 2**31 - 1
 
 
@@ -184,6 +185,11 @@ class PackedConv:
         shape = (len(levels), height, width, self.outputs)
         if height < 1 or width < 1:
             raise ValueError(f"levels {list(levels.shape)} are smaller than the kernel of {self.kh}x{self.kw}")
+        if levels.shape[2] * self.inputs > MOST_IN_A_ROW:
+            raise LbqError(
+                f"a row of {levels.shape[2]} pixels of {self.inputs} channels is too long for the native kernels, which take "
+                f"{MOST_IN_A_ROW} levels: use the NumPy engine"
+            )
         if out is None:
             out = np.empty(shape, np.int32)
         elif out.shape != shape or out.dtype != np.int32 or not out.flags.c_contiguous:
