@@ -194,7 +194,7 @@ def _attach(found: Gathered, analyses: list[tuple[Analysis, str]]) -> None:
     def owner_of(facts: Mapping[str, Any]) -> Result | None:
         """By its weights; a file that does not name them (or an older one) by its configuration."""
         weights = facts.get("weights_sha256")
-        return by_weights.get(weights) if weights else by_config.get(str(facts.get("config_hash")))
+        return by_weights.get(str(weights)) if weights else by_config.get(str(facts.get("config_hash")))
 
     for analysis, source in analyses:
         if analysis.golden:

@@ -23,7 +23,7 @@ from lbq.data import load_digits
 from lbq.data.sources import open_source
 from lbq.data.testset import open_arrays, open_test
 from lbq.deploy import deploy
-from lbq.engine.evaluate import evaluate, golden_set, measure, open_data, read_input
+from lbq.engine.evaluate import analyze, evaluate, golden_set, measure, open_data, read_input
 from lbq.engine.levelfile import load_levels
 from lbq.errors import ArtefactError, ConfigError, DataError, LbqError
 from tests.small_nets import deployed, pixels, small
@@ -258,6 +258,25 @@ def test_account_of_a_deployed_network(capsys: pytest.CaptureFixture[str], model
     for name, count in facts["exact"]["synapses"].items():
         assert count["bit_sparse"] * 16 == pytest.approx(out.counts[name].accumulations)
     assert facts["exact"]["stem"]["conv1"]["bit_sparse"] * 16 == pytest.approx(out.counts["conv1"].accumulations)
+
+
+def test_facts_of_a_file_may_be_anything(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made, path = deployed(), tmp_path / "odd.lbq"
+    odd = {"model": 5, "data": {"name": "\ud800"}, "weights_sha256": [1], "config_hash": {}, "bits": "many"}
+    engine.save(path, engine.Network(replace(made.network, facts=odd), made.golden))
+    found = analyze(engine.load(path), golden_set(made)).facts
+    assert [found[key] for key in ("model", "dataset", "weights_sha256", "config_hash", "bits")] == [
+        "",
+        "",
+        "",
+        "",
+        None,
+    ]
+    for verb in (["analyze", str(path)], ["report", str(path), "-o", str(tmp_path / "report")]):
+        with pytest.raises(SystemExit) as end:
+            cli.main(verb)
+        assert end.value.code in (0, 2)  # and no traceback
+        capsys.readouterr()
 
 
 def test_golden_inputs_are_called_so_and_replace_no_analysis(

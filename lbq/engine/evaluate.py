@@ -23,6 +23,7 @@ from lbq.engine.levels import Integers
 from lbq.engine.membranes import Membranes
 from lbq.engine.native import Backend, Counts
 from lbq.engine.network import IntegerNetwork
+from lbq.engine.reading import is_name
 from lbq.engine.runner import Output
 from lbq.errors import ArtefactError, DataError
 from lbq.graph import INPUT
@@ -241,16 +242,21 @@ def analyze(
     facts = {
         "kind": "artefact",
         "name": name,
-        "dataset": data.get("name", "") if isinstance(data, dict) else "",
-        "model": known.get("model", ""),
+        "dataset": _name(data.get("name")) if isinstance(data, dict) else "",
+        "model": _name(known.get("model")),
         "variant": "deployed",
         "timesteps": net.network.timesteps,
-        "bits": known.get("bits"),
-        "config_hash": known.get("config_hash", ""),
-        "weights_sha256": known.get("weights_sha256", ""),
+        "bits": bits if type(bits := known.get("bits")) is int else None,
+        "config_hash": _name(known.get("config_hash")),
+        "weights_sha256": _name(known.get("weights_sha256")),
         "data": test.name,
     }
     return measure(net, test, threads, limit, progress, membranes).analysis(facts)
+
+
+def _name(fact: Any) -> str:
+    """What a file says where a name belongs; nothing where it says anything else."""
+    return fact if isinstance(fact, str) and is_name(fact) else ""
 
 
 def read_input(path: Path | str, network: IntegerNetwork) -> NDArray[np.uint8]:
