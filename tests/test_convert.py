@@ -382,6 +382,10 @@ class Lengthened(nn.ReLU):
         ("resnet18", "net must be a torch.nn.Module, got str"),
         (Net(lambda m, x: head(m, m.act(m.conv(x.mul_(0.5)).flatten(0, 1).unsqueeze(0)))), "does not run on images"),
         (
+            Net(lambda m, x: head(m, m.act(m.conv(x)).view(64, -1, 8, 8))),
+            "does not run on images .*, or not on fewer of them",
+        ),
+        (
             Net(lambda m, x: head(m, m.act(m.conv2(x)))),
             "Net does not run on images of shape .64, 3, 8, 8. and torch.float32",
         ),

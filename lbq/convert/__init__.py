@@ -62,14 +62,15 @@ def _compare(plain: nn.Module, ann: nn.Module, images: Tensor) -> None:
     """Refuse a network that does something else as torch.fx traces it, or that cannot run."""
     try:
         expected, found = ann(images.clone()), plain(images.clone())
+        once, again, _ = (ann(images[:few].clone()) for few in (FEW, FEW, 2))  # two are the fewest that are shown to it
     except Exception as error:  # whatever the network's own forward raises
         raise GraphError(
-            f"{type(ann).__name__} does not run on images of shape {tuple(images.shape)} and {images.dtype}: "
-            f"{' '.join(str(error).split())[:200]}"
+            f"{type(ann).__name__} does not run on images of shape {tuple(images.shape)} and {images.dtype}, or not on fewer "
+            f"of them: {' '.join(str(error).split())[:200]}"
         ) from error
     if not isinstance(expected, Tensor):
         return  # refused further on
-    if not _alike(ann(images[:FEW].clone()), ann(images[:FEW].clone())):
+    if not _alike(once, again):
         raise GraphError(
             f"{type(ann).__name__} gives other outputs for the same images: something in it is random, such as "
             "F.dropout(x) without training=self.training"
