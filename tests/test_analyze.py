@@ -25,6 +25,7 @@ from lbq.deploy import deploy, lower
 from lbq.engine.evaluate import analyze as analyze_deployed
 from lbq.engine.evaluate import measure as measure_deployed
 from lbq.engine.evaluate import open_data
+from lbq.engine.membranes import Membranes
 from lbq.errors import LbqError
 from lbq.measure import measure, passes
 from lbq.models import over_time
@@ -302,6 +303,19 @@ def test_a_channel_that_never_fires_has_no_step() -> None:
         thresholds=np.array([[100, 200, 300, 400, 500], [2**30] * 5, [100, 2**29, 2**30, 2**30, 2**30]], np.int32),
     )
     assert spec.steps.tolist() == [100, math.inf, 100]
+    close = np.array([[5000, 5000], [5000, 5001], [5000, 5010]], np.int32)  # of a ladder: no unit, no unit, a small one
+    assert replace(spec, n_max=2, thresholds=close).steps.tolist() == [5000, 5000, 10]
+
+
+def test_a_histogram_has_room_for_no_more_than_it_needs() -> None:
+    network = deployed("resnet8w2").network
+    layer, *others = network.layers
+    assert layer.neuron is not None
+    far = np.tile(np.array([64, 2**30], np.int32), (layer.shape[0], 1))
+    odd = replace(layer, neuron=replace(layer.neuron, n_max=2, thresholds=far))
+    found = Membranes(replace(network, layers=(odd, *others)))
+    found.add(layer.name, 0, np.zeros((1, *layer.shape[1:], layer.shape[0]), np.int32))
+    assert found.layers[layer.name].thresholds == (1, 4096)
 
 
 def test_thresholds_of_other_neurons() -> None:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from lbq.analyze import Membrane, Trace, typical_units
 from lbq.engine.layers import histogram
-from lbq.engine.network import IntegerNetwork, rounded_leak
+from lbq.engine.network import MOST_STEPS_UP, IntegerNetwork, rounded_leak
 from lbq.engine.neuron import count_thresholds
 from lbq.native import library
 
@@ -32,7 +32,9 @@ class Membranes:
             ratios = (
                 np.median(thresholds[reached] / step[reached, None], axis=0) if reached.any() else thresholds[0] / 1e9
             )
-            self.layers[name] = Membrane.empty(self.network.timesteps, [round(float(r), 3) for r in ratios])
+            self.layers[name] = Membrane.empty(
+                self.network.timesteps, [min(round(float(r), 3), MOST_STEPS_UP) for r in ratios]
+            )
             self._steps[name] = step
         membrane, step = self.layers[name], self._steps[name]
         if library() is None:

@@ -29,6 +29,7 @@ FLOAT64_BOUND = 2**53
 SUM_BOUND = 2**31  # of pooled levels
 LEAST_THRESHOLD = 64  # below it, rounding the first threshold would move it by nearly a percent or more
 LARGEST_PIXEL = 255  # inputs are uint8
+MOST_STEPS_UP = 4096  # the last threshold lies, where steps are a unit of membranes
 
 Reset = Literal["once", "level", "hard"]
 
@@ -60,11 +61,11 @@ class IntegerNeuron:
 
     @property
     def steps(self) -> NDArray[np.float64]:
-        """How far thresholds lie apart, by channel: their mean distance, or the threshold itself where it is the only one;
-        infinite for a channel that never fires."""
+        """How far thresholds lie apart, by channel: their mean distance, or the first threshold itself where it is the only
+        one, or where they lie too close together to be a unit; infinite for a channel that never fires."""
         first, last = self.thresholds[:, 0].astype(np.float64), self.thresholds[:, -1].astype(np.float64)
-        whole = last < MEMBRANE_BOUND
         apart = (last - first) / (self.n_max - 1) if self.n_max > 1 else first
+        whole = (last < MEMBRANE_BOUND) & (MOST_STEPS_UP * apart >= last)
         return np.where(whole, apart, np.where(first < MEMBRANE_BOUND, first, np.inf))
 
     @property
