@@ -465,8 +465,12 @@ def test_a_tree_leaves_out_clutter_and_refuses_what_two_archives_hold(tmp_path: 
         pytest.raises(DataError, match=r"one\.zip/a\.txt and .*other\.zip/a\.txt are the same recording: keep one"),
     ):
         pick(tree, r"([a-z])\.txt")
+    (tmp_path / "below").mkdir()
+    (tmp_path / "other.zip").replace(tmp_path / "below" / "one.zip")  # nor does one of the same name hide the other
+    with tree_of(tmp_path) as tree, pytest.raises(DataError, match=r"one\.zip/a\.txt .*are the same recording"):
+        pick(tree, r"([a-z])\.txt")
     (tmp_path / "a.txt").write_text("extracted")
-    (tmp_path / "other.zip").unlink()
+    shutil.rmtree(tmp_path / "below")
     with tree_of(tmp_path) as tree:
         assert pick(tree, r"([a-z])\.txt")["a",].text() == "extracted"
         before = tree["one.zip/a.txt"].stamp

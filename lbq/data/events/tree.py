@@ -72,8 +72,9 @@ def tree_of(root: Path | str) -> Iterator[dict[str, File]]:
         elif not top.exists():
             raise DataError(f"{top} does not exist: give the folder that holds the dataset")
         for archive in archives:
+            where = archive.name if archive == top else archive.relative_to(top).as_posix()
             for name, file in _members(archive, stack):
-                tree[f"{archive.name}/{name}"] = file
+                tree[f"{where}/{name}"] = file
         yield tree
 
 
