@@ -23,7 +23,7 @@ from lbq.engine import container
 from lbq.engine.artefact import load as read_artefact
 from lbq.engine.levelfile import load_levels, save_levels
 from lbq.errors import ArtefactError, LbqError
-from lbq.graph import Pool
+from lbq.graph import Pool, Synapse
 from tests.attacks import CHANGES, attacks
 from tests.small_nets import Branches, deployed, pixels, warmed
 
@@ -262,6 +262,27 @@ def test_a_file_may_be_replaced_while_its_network_runs(tmp_path: Path) -> None:
     engine.save(path, network)
     again = net.run(x, "dense")
     assert np.array_equal(before.logits, again.logits)
+
+
+def test_logits_beyond_2_to_the_53_are_refused(tmp_path: Path) -> None:
+    """Also those that only reach it beyond what the stated bound tells apart."""
+    net = replace(deployed().network, classes=())
+    last = net.layers[-1]
+    shape = (last.shape[0], 1, 1)
+
+    def written(weight: int) -> Path:
+        head = Synapse(
+            "all", last.name, "identity", np.full(shape[0], weight, np.int32), shape, shape,
+            (Pool("sum", last.shape[1:], last.shape[1:]),),
+        )  # fmt: skip
+        bias = np.full(shape[0], 2**53 - 2**36 - 1)
+        readout = replace(net.readout, synapses=(head,), bias=bias, shape=shape, unit=np.ones(shape[0]))
+        engine.save(tmp_path / "heavy.lbq", engine.Network(replace(net, readout=readout)))
+        return tmp_path / "heavy.lbq"
+
+    assert engine.load(written(2**20)).network.readout.shape == shape
+    with pytest.raises(ArtefactError, match=r"the readout: its sums may reach 2\^53"):
+        written(2**31 - 1)
 
 
 def test_pooled_sums_beyond_int32_are_refused(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from lbq.engine.network import (
     IntegerNeuron,
     membrane_bound,
     pooled_bound,
-    readout_bound,
+    readout_fits,
 )
 from lbq.engine.reading import MOST_FRACTION, MOST_LEAK, MOST_STEPS, MOST_SYNAPSES, is_name
 from lbq.errors import GraphError
@@ -67,7 +67,7 @@ def quantise(
     network = replace(
         shell, readout=readout, scale=scale, classes=tuple(classes), input_max=input_max, facts=dict(facts or {})
     )
-    if readout_bound(network) >= FLOAT64_BOUND:
+    if not readout_fits(network):
         raise GraphError("readout: its sums may reach 2^53: use fewer timesteps or a smaller last layer")
     name, most = pooled_bound(network)
     if most >= SUM_BOUND:

@@ -199,8 +199,16 @@ def pooled_bound(network: IntegerNetwork) -> tuple[str, int]:
 
 
 def readout_bound(network: IntegerNetwork) -> int:
-    """The most that any logit, summed over time, can be."""
+    """The most that any logit, summed over time, can be, as files state it: of one synapse up to `SATURATED`."""
     bound = np.abs(network.readout.bias.astype(np.int64))
     for synapse in network.readout.synapses:
         bound = bound + synapse_bound(synapse, network.largest(synapse) * network.timesteps)
     return int(bound.max(initial=0))
+
+
+def readout_fits(network: IntegerNetwork) -> bool:
+    """Whether no logit, summed over time, can reach 2^53, whatever its synapses add."""
+    most = np.abs(network.readout.bias.astype(np.float64))
+    for synapse in network.readout.synapses:
+        most = most + row_sums(synapse.weight).astype(np.float64) * (network.largest(synapse) * network.timesteps)
+    return bool((most < FLOAT64_BOUND).all())

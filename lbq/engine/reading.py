@@ -28,6 +28,7 @@ from lbq.engine.network import (
     membrane_bound,
     pooled_bound,
     readout_bound,
+    readout_fits,
 )
 from lbq.errors import ArtefactError
 from lbq.graph import INPUT, Pool, Shape, Synapse, output_size
@@ -139,6 +140,8 @@ class Reader:
             facts=top.take("facts", dict),
         )
         self._prove(readout.name, bound, readout_bound(network), FLOAT64_BOUND)
+        if not readout_fits(network):
+            raise ArtefactError("the readout: its sums may reach 2^53, where float64 rounds")
         synapse, most = pooled_bound(network)
         if most >= SUM_BOUND:
             raise ArtefactError(f"synapse {synapse!r}: its pooled levels may reach {most}, beyond int32")
