@@ -221,7 +221,7 @@ def test_levels_survive_packing(most: int, signed: bool, seed: int) -> None:
 
 def test_wrong_level_files_are_refused(tmp_path: Path, good: Path) -> None:
     path = tmp_path / "levels"
-    with pytest.raises(ArtefactError, match="holds no levels"):
+    with pytest.raises(ArtefactError, match="holds no levels: give a file that `lbq deploy --levels` wrote"):
         load_levels(good)
     for layers in (
         {"a": {"shape": [3], "signed": False}, "b": {}},

@@ -426,7 +426,7 @@ def test_files_that_are_not_what_their_name_says(model: Path, tmp_path: Path) ->
 def test_data_that_does_not_fit_is_refused(model: Path, tmp_path: Path) -> None:
     net = engine.load(model)
     np.savez(tmp_path / "a.npz", images=pixels(2, 3, 8, 8))
-    with pytest.raises(DataError, match=r"a.npz has inputs \(3, 8, 8\), the network reads \(1, 8, 8\)"):
+    with pytest.raises(DataError, match=r"a.npz has images of \(3, 8, 8\), the network reads images of \(1, 8, 8\): "):
         open_data(net.network, str(tmp_path / "a.npz"))
     for arrays, message in (
         ({"x": pixels(1, 1, 8, 8)}, r"must hold 'images', uint8 \[N, C, H, W\]"),

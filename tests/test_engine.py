@@ -509,10 +509,12 @@ def test_golden_vectors_find_an_engine_that_errs() -> None:
     layer = net.network.layers[2]
     broken = replace(layer, bias=layer.bias + 40_000)
     network = replace(net.network, layers=(*net.network.layers[:2], broken, *net.network.layers[3:]))
-    with pytest.raises(LbqError, match="layer 'layer1.0.sn2': its levels at timestep 0 are not the golden ones"):
+    with pytest.raises(
+        LbqError, match="layer 'layer1.0.sn2': its levels at timestep 0 are not the golden ones: .* --against"
+    ):
         Network(network, net.golden).verify()
     readout = replace(net.network.readout, bias=net.network.readout.bias + 1)
-    with pytest.raises(LbqError, match="the logits are not the golden ones"):
+    with pytest.raises(LbqError, match="the logits are not the golden ones: .* --against"):
         Network(replace(net.network, readout=readout), net.golden).verify()
     with pytest.raises(LbqError, match="no golden vectors"):
         Network(net.network).verify()

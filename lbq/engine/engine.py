@@ -22,6 +22,7 @@ from lbq.errors import ArtefactError, LbqError
 Engine = Literal["auto", "dense", "bitplane", "cuda"]
 ENGINES: tuple[Engine, ...] = ("auto", "dense", "bitplane", "cuda")
 MOST_THREADS = 256
+DIFFERS = "the file is wrong, or this engine is; compare it with another, lbq run --against"
 
 
 class Network:
@@ -145,9 +146,11 @@ class Network:
         for name, digests in level_digests(found.levels).items():
             for t, (mine, given) in enumerate(zip(digests, self.golden.digests[name], strict=True)):
                 if mine != given:
-                    raise ArtefactError(f"layer {name!r}: its levels at timestep {t} are not the golden ones")
+                    raise ArtefactError(
+                        f"layer {name!r}: its levels at timestep {t} are not the golden ones: {DIFFERS}"
+                    )
         if not np.array_equal(found.logits, self.golden.logits):
-            raise ArtefactError("the logits are not the golden ones")
+            raise ArtefactError(f"the logits are not the golden ones: {DIFFERS}")
         return len(found.logits)
 
 

@@ -83,13 +83,18 @@ def open_data(network: IntegerNetwork, data: str | None) -> TestSet:
             raise ArtefactError("the network's facts about its dataset make no sense")
         test = open_test(name, data or "", network.timesteps, size, frames, window)
     if test.static != network.static or test.shape != network.input_shape:
-        raise DataError(f"{test.name} has inputs {test.shape}, the network reads {network.input_shape}")
+        mine, theirs = (f"{'images' if x.static else 'event frames'} of" for x in (network, test))
+        raise DataError(
+            f"{test.name} has {theirs} {test.shape}, the network reads {mine} {network.input_shape}: give data like what it "
+            "was trained on"
+        )
     if data is not None and data.endswith(".npz"):
         _check_range(test.read(0, test.size), network, data)
     labels, outputs = test.labels, network.readout.shape[0]
     if labels is not None and len(labels) and not 0 <= labels.min() <= labels.max() < outputs:
         raise DataError(
-            f"{test.name} has labels from {labels.min()} to {labels.max()}, the network knows classes 0 to {outputs - 1}"
+            f"{test.name} has labels from {labels.min()} to {labels.max()}, the network knows classes 0 to "
+            f"{outputs - 1}: number them as in training"
         )
     return test
 

@@ -40,7 +40,7 @@ def load_levels(path: Path | str) -> dict[str, NDArray[Any]]:
     described = container.parse_json(text, f"{path}: its description")
     layers = described.get("layers") if isinstance(described, dict) else None
     if not isinstance(layers, dict) or described.get("format") != FORMAT or set(layers) != set(tensors):
-        raise ArtefactError(f"{path} holds no levels")
+        raise ArtefactError(f"{path} holds no levels: give a file that `lbq deploy --levels` wrote")
     found = {}
     for name, packed in tensors.items():
         shape, signed = (
