@@ -184,6 +184,16 @@ def folded_in_place(m: Any, x: Tensor) -> Tensor:
     return m.head(m.sn1(unfold_time(folded, y).view(y.shape[0], -1, 4, 8, 8)))
 
 
+def copied(m: Any, x: Tensor) -> Tensor:
+    """A copy is read again, and may be; where numbers lie does not matter."""
+    x = m.sn0(m.stem(x))
+    y = over_time(x, m.conv1, m.bn1)
+    kept = torch.clone(y)
+    y += x.clone(memory_format=torch.preserve_format)
+    y = y.contiguous(memory_format=torch.contiguous_format)
+    return m.head(m.sn1(y.view(y.shape)) + m.sn2(kept.contiguous()))
+
+
 def read_again(m: Any, x: Tensor) -> Tensor:
     x = m.sn0(m.stem(x))
     kept = x
@@ -191,7 +201,7 @@ def read_again(m: Any, x: Tensor) -> Tensor:
     return m.head(m.sn2(over_time(kept, m.conv2, m.bn2)) + x)
 
 
-@pytest.mark.parametrize("join", [twice, summed, in_place, folded_in_place])
+@pytest.mark.parametrize("join", [twice, summed, in_place, folded_in_place, copied])
 def test_other_ways_to_write_sums(join: Callable[[Any, Tensor], Tensor]) -> None:
     net = Blocks(join).double()
     compare(net, lower(net, SHAPE), torch.randn(4, *SHAPE, dtype=torch.float64))
@@ -217,6 +227,7 @@ VIEWS: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "view": lambda m, x: x.view(2, -1, 4, 8, 8),
     "flatten": lambda m, x: x.flatten(2),
     "folded": lambda m, x: fold_time(x),
+    "contiguous": lambda m, x: x.contiguous(),
     "identity": lambda m, x: m.identity(x),
     "dropout": lambda m, x: m.dropout(x),
     "function": lambda m, x: nn.functional.dropout(x, 0.5, m.training),

@@ -138,6 +138,8 @@ class _Lowering:
         if (shown := self._shown(where, node, value, rest)) is not None:
             return shown
         options = {key: self._resolved(option) for key, option in node.kwargs.items()}
+        if target in ("contiguous", "clone", torch.clone):  # the same numbers, wherever they lie
+            return value
         if (layer := as_layer(target, rest, options)) is not None:
             return self._module(node.name, layer, value)
         if target in (operator.add, operator.iadd, torch.add, "add"):

@@ -15,7 +15,7 @@ from lbq.models.time import fold_time, unfold_time
 
 # What may show the memory of its first tensor, of all that can be lowered
 FUNCTIONS = (fold_time, unfold_time, torch.flatten, torch.unflatten, torch.reshape, torch.unsqueeze, operator.getitem)
-METHODS = ("flatten", "unflatten", "reshape", "view", "unsqueeze", "expand")
+METHODS = ("flatten", "unflatten", "reshape", "view", "unsqueeze", "expand", "contiguous")
 VIEWS: frozenset[Any] = frozenset((*FUNCTIONS, *METHODS, F.dropout, F.dropout2d, operator.iadd))
 
 
