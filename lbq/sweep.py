@@ -25,7 +25,7 @@ from typing import Literal
 
 import torch
 
-from lbq import files, imports, records, runs, toml
+from lbq import analyze, files, imports, records, runs, toml
 from lbq.build import build
 from lbq.config import Config, differences
 from lbq.deploy.quantise import check_neuron
@@ -61,8 +61,8 @@ class Member:
 
     def measuring(self) -> Iterator[list[str]]:
         """The commands that deploy it and analyse what was deployed, of those that are not done yet."""
-        model = self.folder / ARCHIVE
-        if self.lacks or (self.folder / ARCHIVE_ANALYSIS).is_file():
+        model, analysis = self.folder / ARCHIVE, self.folder / ARCHIVE_ANALYSIS
+        if self.lacks or (analysis.is_file() and analyze.load(analysis).of_test_set):
             return
         root = "" if self.config.data.name == "digits" else self.config.data.root  # which come with lbq
         moved = [toml.assignment("data.root", root)] if root else []

@@ -270,10 +270,12 @@ def test_what_is_done_is_not_done_again(config: Path, tmp_path: Path, monkeypatc
     assert swept(members, monkeypatch, trains)[1] == ["train", "deploy", "analyze"] * 2
     (members[0].folder / "model.lbq").touch()
     assert swept(members, monkeypatch, trains)[1] == ["analyze", "deploy", "analyze"]
+    made = json.loads((CONFIGS.parent / "results" / "nmnist_small_resnet8w16_t4_lbq_20ep_s0_analysis.json").read_text())
     (members[0].folder / "model.analysis").mkdir()
-    (members[0].folder / "model.analysis" / "analysis.json").touch()
-    states, given = swept(members[:1], monkeypatch, trains)
-    assert (states, given) == (["done"], [])
+    for complete, left in ((False, ["analyze"]), (True, [])):  # of a few images is not done
+        analysis = members[0].folder / "model.analysis" / "analysis.json"
+        analysis.write_text(json.dumps({**made, "complete": complete}))
+        assert swept(members[:1], monkeypatch, trains) == (["done"], left)
 
 
 def test_what_cannot_begin_ends_no_other(config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
