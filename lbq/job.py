@@ -398,10 +398,12 @@ def evaluate_run(run: Path | str, device: torch.device, world: World, changes: I
         stored = runs.read_result(folder)
     settings = for_testing(config.train, device)
     accuracy = evaluate(net, source, "test", settings, device, world)
+    known = stored.get("data", {})  # of older runs in part
     return {
         "accuracy": accuracy,
         "images": source.test_size,
         "stored_accuracy": stored.get("accuracy"),
+        "other_data": any(known.get(k, v) != v for k, v in source.about.items() if k != "source"),
         "precision": settings.precision,
         "trained_in": config.train.precision,
     }

@@ -204,7 +204,12 @@ def test_from_training_to_integers(tmp_path: Path, capsys: pytest.CaptureFixture
     config.write_text('[model]\nid = "resnet8w2"\n[data]\nname = "arrays"\n[train]\nepochs = 1\nbatch_size = 32\n')
     assert call("train", str(config), f"data.root={data}", "--out", str(run), "--device", "cpu") == 0
     before = deploy.deploy_run(run)
+    capsys.readouterr()
+    assert call("eval", str(run), "--device", "cpu") == 0
+    assert capsys.readouterr().out.endswith(" %\n")
     write(data, digits.train.images[:64], digits.train.labels[:64], part="train")  # other moments
+    assert call("eval", str(run), "--device", "cpu") == 0
+    assert capsys.readouterr().out.endswith(" %, of other data than this\n")
     after = deploy.deploy_run(run)
     for old, new in zip(before.network.layers, after.network.layers, strict=True):
         assert np.array_equal(old.bias, new.bias)

@@ -173,6 +173,7 @@ def evaluate(
         f"test accuracy {found['accuracy']:.2f} % on {found['images']} images"
         + ("" if found["precision"] == trained else f", in fp32, since this CPU has no instructions for {trained}")
         + ("" if stored is None else f"; the run's result says {stored:.2f} %")
+        + (", of other data than this" if stored is not None and found["other_data"] else "")
     )
 
 
