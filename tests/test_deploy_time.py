@@ -155,7 +155,7 @@ def test_a_current_may_be_read_twice(function: Forward, tmp_path: Path) -> None:
         (lambda m, x: folded(m, torch.stack([x] * 4)), "the network runs 4 timesteps, not 3"),
         (lambda m, x: folded(m, x.expand(4, *x.shape)), "the network runs 4 timesteps, not 3"),
         (lambda m, x: folded(m, torch.stack([x] * 3, dim=1)), "only the same image, stacked in front"),
-        (lambda m, x: folded(m, torch.stack([x, x.clone(), x])), "'clone' has no integer form"),
+        (lambda m, x: folded(m, torch.stack([x, x.clone(), x])), "only the same image, stacked in front"),
         (
             lambda m, x: rest(m, m.sn(torch.stack([y := m.conv(x), m.bn(y), y]))),
             "only the same image, stacked in front",

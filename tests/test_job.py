@@ -346,6 +346,7 @@ def test_records_and_result(tmp_path: Path) -> None:
         "accuracy": result["accuracy"],
         "images": 31,
         "stored_accuracy": result["accuracy"],
+        "other_data": False,
         "precision": "fp32",
         "trained_in": "fp32",
     }
