@@ -30,7 +30,8 @@ def bring_in(name: str) -> None:
     except ConfigError:
         raise
     except (Exception, SystemExit) as error:
-        raise ConfigError(f"--import {name}: {type(error).__name__}: {error}{_where(error)}") from error
+        reason = " ".join(str(error).split())[:200]
+        raise ConfigError(f"--import {name}: {type(error).__name__}: {reason}{_where(error)}") from error
     GIVEN.append(name)
     if source := getattr(module, "__file__", None):
         _SOURCES[Path(source).name] = hashlib.sha256(Path(source).read_bytes()).hexdigest()

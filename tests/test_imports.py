@@ -192,6 +192,7 @@ def test_a_module_by_name_and_what_lies_beside_a_file(here: Path) -> None:
         ("import no_such_module\n", "ModuleNotFoundError: No module named 'no_such_module' (broken.py, line 1)"),
         ("\nimport torch\ntorch.zeros(2) + torch.zeros(3)\n", "(broken.py, line 3)"),
         ("def (\n", "SyntaxError: invalid syntax (broken.py, line 1)"),
+        ("raise ValueError('one\\ntwo')\n", "ValueError: one two (broken.py, line 1)"),
         ("raise SystemExit(0)\n", "SystemExit: 0 (broken.py, line 1)"),
         (
             "from lbq.neuron import register\nregister('lbq')\n",
