@@ -75,6 +75,11 @@ class Result:
         return next((a.accuracy for a in self.analyses if a.deployed and a.of_test_set), None)
 
     @property
+    def integer_bits(self) -> int | None:
+        """Of the weights of that network, where its analysis says it."""
+        return next((a.facts.get("bits") for a in self.analyses if a.deployed and a.of_test_set), None)
+
+    @property
     def finished(self) -> bool:
         return not self.record.get("unfinished", False)
 

@@ -17,7 +17,7 @@ from lbq.errors import LbqError
 from lbq.gather import gather
 from lbq.neuron import BurstNeuron
 from lbq.records import read
-from lbq.report.cells import images_cells, title_at
+from lbq.report.cells import images_cells, integer_cell, title_at
 from lbq.report.layers import layer_figures
 from lbq.report.tables import all_tables, layer_table, runs_table
 from lbq.results import UNNAMED, USUAL, Gathered, Group, Result, names
@@ -256,6 +256,21 @@ def test_images_of_a_users_own_are_no_test_set(tmp_path: Path) -> None:
     assert any("99,999 images of mine.npz" in figure.caption for figure in layer_figures(Gathered([result])))
     (result,) = gather(paths).results
     assert (result.integer_accuracy, images_cells(Group([result]))[0].text) == (91.0, "599")
+
+
+def test_networks_of_unlike_bits_have_no_mean(tmp_path: Path) -> None:
+    made = json.loads((runs_folder() / "lbq-0" / "analysis" / "analysis.json").read_text())
+    facts = {**made["facts"], "kind": "artefact", "data": made["facts"]["dataset"]}
+    told = []
+    for bits in ((8, 8), (4, 4), (8, 4)):
+        for seed, b in enumerate(bits):
+            weights = f"{seed:064d}"
+            stored(tmp_path, f"r{seed}.json", record(seed=seed, weights_sha256=weights))
+            here = {**facts, "bits": b, "weights_sha256": weights}
+            stored(tmp_path, f"a{seed}.json", {**made, "accuracy": 90.0 + 2 * seed, "facts": here})
+        (group,) = gather([tmp_path]).groups
+        told.append(integer_cell(group).text)
+    assert told == ["91.00 ± 1.41", "91.00 ± 1.41 (4 bits)", ""]
 
 
 def test_golden_inputs_are_no_test_set(tmp_path: Path) -> None:

@@ -93,12 +93,14 @@ def accuracy_cell(group: Group) -> Cell:
 
 
 def integer_cell(group: Group) -> Cell:
-    """Mean accuracy of the deployed networks, where every seed has one that was run on the whole test set."""
-    found = group.integer_accuracies
-    if not found or len(found) < len(group.results):
+    """Mean accuracy of the deployed networks, where every seed has one that was run on the whole test set, all of as many
+    bits; it says how many where these are not the usual 8."""
+    found, bits = group.integer_accuracies, {r.integer_bits for r in group.results} - {None}
+    if not found or len(found) < len(group.results) or len(bits) > 1:
         return Cell("")
+    cell = spread_cell(found, 2)
     hint = "; ".join(str(r.integer.get("arithmetic", "")) for r in group.results if r.integer is not None)
-    return replace(spread_cell(found, 2), hint=hint)
+    return replace(cell, text=cell.text + "".join(f" ({b} bits)" for b in bits - {8}), hint=hint)
 
 
 def spread_cell(values: Sequence[float], digits: int) -> Cell:
