@@ -40,6 +40,7 @@ def gather(paths: Sequence[Path | str], read_run: Callable[[Path], dict[str, Any
             value = read_json(path)
             if value.get("format") == analyze.FORMAT:
                 analyses.append((Analysis.from_dict(value, str(path)), str(path)))
+                _refuse_stale(analyses[-1][0], path, found.results)
             elif isinstance(value.get("of"), str):
                 integers.append((value, path))
             elif "sweeps" in value:
@@ -67,6 +68,15 @@ def gather(paths: Sequence[Path | str], read_run: Callable[[Path], dict[str, Any
     if not (found.results or found.artefacts or found.benchmarks):
         raise LbqError("nothing to report: give records, run folders, model.lbq files or analyses")
     return found
+
+
+def _refuse_stale(analysis: Analysis, path: Path, before: Sequence[Result]) -> None:
+    """What lies in a run folder as the analysis of its deployed network must be of its weights."""
+    if not before or path != Path(before[-1].source) / ARCHIVE_ANALYSIS:
+        return
+    theirs, ours = analysis.facts.get("weights_sha256"), before[-1].record.get("weights_sha256")
+    if theirs and ours and theirs != ours:
+        raise LbqError(f"{path} is of other weights than {path.parents[1]} holds: deploy the run and analyse it again")
 
 
 def _tell_apart(results: Iterable[Result]) -> None:

@@ -296,6 +296,12 @@ def test_what_lies_beside_a_run_is_found_once(tmp_path: Path) -> None:
         assert sorted(r.title for r in found.results) == ["ANN", "LBQ"]
         (run,) = [r for r in found.results if r.title == "LBQ"]
         assert [a.deployed for a in run.analyses] == [False, True]
+    stale = {**made, "facts": {**made["facts"], "kind": "artefact", "weights_sha256": "f" * 64}}
+    stored(tmp_path / "run" / "model.analysis", "analysis.json", stale)
+    with pytest.raises(
+        LbqError, match=r"model.analysis.analysis\.json is of other weights than .*run holds: deploy the run"
+    ):
+        gather([tmp_path], read)
 
 
 def test_an_integer_record_finds_its_run(tmp_path: Path) -> None:
