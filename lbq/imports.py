@@ -18,23 +18,33 @@ from types import ModuleType
 from lbq.errors import ConfigError
 
 GIVEN: list[str] = []  # as they were given, in order: for the commands that this one starts
-_SOURCES: dict[str, str] = {}  # name of the file: its checksum
+_SOURCES: list[str] = []  # name and checksum of each file
 
 
 def bring_in(name: str) -> None:
     """Import `name`, a Python file or a module, once."""
     if name in GIVEN:
         return
+    if not name.endswith(".py") and Path(name).name != name:
+        raise ConfigError(f"--import {name}: give the name of a Python file with its .py, or of a module")
     try:
         module = _run_file(Path(name)) if name.endswith(".py") else _find_module(name)
+        _note(module)
     except ConfigError:
         raise
     except (Exception, SystemExit) as error:
         reason = " ".join(str(error).split())[:200]
         raise ConfigError(f"--import {name}: {type(error).__name__}: {reason}{_where(error)}") from error
     GIVEN.append(name)
+
+
+def _note(module: ModuleType) -> None:
+    """Keep the checksum of a module's file, which may lie in an archive."""
     if source := getattr(module, "__file__", None):
-        _SOURCES[Path(source).name] = hashlib.sha256(Path(source).read_bytes()).hexdigest()
+        read = getattr(module.__loader__, "get_data", None) or (lambda path: Path(path).read_bytes())
+        told = f"{Path(source).name} sha256 {hashlib.sha256(read(source)).hexdigest()}"
+        if told not in _SOURCES:  # of two files of one name, both count
+            _SOURCES.append(told)
 
 
 def _run_file(path: Path) -> ModuleType:
@@ -74,4 +84,4 @@ def options() -> list[str]:
 
 def told() -> str:
     """What was imported, with checksums: "my_net.py sha256 ..."; "" where nothing was."""
-    return "; ".join(f"{name} sha256 {checksum}" for name, checksum in _SOURCES.items())
+    return "; ".join(_SOURCES)

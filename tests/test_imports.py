@@ -6,6 +6,7 @@ import hashlib
 import json
 import re
 import sys
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -39,7 +40,7 @@ class Flat(BurstNet):
 @pytest.fixture(autouse=True)
 def nothing_stays(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(imports, "GIVEN", [])
-    monkeypatch.setattr(imports, "_SOURCES", {})
+    monkeypatch.setattr(imports, "_SOURCES", [])
     monkeypatch.setattr(sys, "path", list(sys.path))
     before = set(sys.modules)
     yield
@@ -186,6 +187,28 @@ def test_a_module_by_name_and_what_lies_beside_a_file(here: Path) -> None:
     assert re.fullmatch(r"net\.py sha256 [0-9a-f]{64}; mine_module\.py sha256 [0-9a-f]{64}", imports.told())
 
 
+def test_of_two_files_of_one_name_both_are_told(here: Path) -> None:
+    wanted = []
+    for folder in ("one", "other"):
+        source = f"from lbq.neuron import register, LIF\nregister({folder!r})(LIF)\n"
+        (here / folder).mkdir()
+        (here / folder / "net.py").write_text(source)
+        imports.bring_in(f"{folder}/net.py")
+        imports.bring_in(f"./{folder}/net.py")  # the same again
+        wanted.append(f"net.py sha256 {hashlib.sha256(source.encode()).hexdigest()}")
+    assert imports.told() == "; ".join(wanted)
+
+
+def test_a_module_in_an_archive(here: Path) -> None:
+    source = "from lbq.neuron import register, LIF\nregister('packed')(LIF)\n"
+    with zipfile.ZipFile(here / "some.zip", "w") as archive:
+        archive.writestr("mine_packed.py", source)
+    sys.path.append(str(here / "some.zip"))
+    imports.bring_in("mine_packed")
+    assert "packed" in neuron.NEURONS
+    assert imports.told() == f"mine_packed.py sha256 {hashlib.sha256(source.encode()).hexdigest()}"
+
+
 @pytest.mark.parametrize(
     ("source", "told"),
     [
@@ -217,6 +240,11 @@ def test_a_file_that_fails_is_named_in_one_line(
     [
         (["--import", "none.py", "doctor"], "--import none.py: there is no such file"),
         (["--import", ".", "doctor"], "--import .: "),
+        (
+            ["--import", "./my_net", "doctor"],
+            "--import ./my_net: give the name of a Python file with its .py, or of a module",
+        ),
+        (["--import", "elsewhere/", "doctor"], "--import elsewhere/: give the name of a Python file"),
         (["--import", "no_such_module", "doctor"], "No module named 'no_such_module'"),
         (["doctor", "--import", "my_net.py"], "--import stands before the command: lbq --import FILE COMMAND ..."),
     ],
