@@ -137,6 +137,20 @@ def test_a_registered_neuron_has_its_arguments_as_options() -> None:
         neuron.create("none")
 
 
+def test_a_registered_neuron_that_passes_options_on_takes_them() -> None:
+    @neuron.register("passing")
+    class Passing(neuron.BurstNeuron):
+        def __init__(self, height: float = 1.0, **options: Any) -> None:
+            super().__init__(**options)
+
+    made = neuron.create("passing", channels=4, n_max=3, per_channel=True)
+    assert isinstance(made, Passing)
+    assert (made.n_max, made.step.numel()) == (3, 4)
+    assert neuron.registry.options_of("passing") == {"height"}
+    with pytest.raises(ConfigError, match="neuron 'passing': .*unexpected keyword argument 'steps'"):
+        neuron.create("passing", steps=3)
+
+
 # On the command line
 # ---------------------------------------------------------------------------------------------------------------------
 

@@ -44,8 +44,8 @@ def register(name: str) -> Callable[[Own], Own]:
     """`@register("mine")` makes a neuron of your own known by this name, to configurations too.
 
     To decorate: a module class, or a function that returns a module. Its arguments are the options that a configuration may
-    give; `timesteps` is filled in where it asks for it, `channels` where it does and `per_channel=true` is set. A name that was
-    registered before gets the new neuron.
+    give (any at all, where it takes `**options`); `timesteps` is filled in where it asks for it, `channels` where it does and
+    `per_channel=true` is set. A name that was registered before gets the new neuron.
     """
     if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z]\w*", name, re.ASCII):
         raise ConfigError(f"register: a name is letters, digits and '_', beginning with a letter, got {name!r}")
@@ -63,8 +63,9 @@ def register(name: str) -> Callable[[Own], Own]:
 
 def options_of(name: str) -> set[str]:
     """The options that a configuration may give to the neuron `name`."""
-    names = set(inspect.signature(NEURONS[name]).parameters) - {"timesteps", "channels"}
-    return names | {"per_channel"} if "channels" in inspect.signature(NEURONS[name]).parameters else names
+    arguments = inspect.signature(NEURONS[name]).parameters
+    names = {n for n, a in arguments.items() if a.kind not in (a.VAR_POSITIONAL, a.VAR_KEYWORD)}
+    return names - {"timesteps", "channels"} | ({"per_channel"} if "channels" in names else set())
 
 
 def create(name: str, *, timesteps: int | None = None, channels: int | None = None, **options: Any) -> nn.Module:
@@ -72,12 +73,12 @@ def create(name: str, *, timesteps: int | None = None, channels: int | None = No
     `per_channel=True` asks for one step per channel."""
     if name not in NEURONS:
         raise ConfigError(f"unknown neuron {name!r}{nearest(name, NEURONS)}{YOUR_OWN}")
-    known = options_of(name)
-    for option in options:
-        if option not in known:
-            raise ConfigError(f"neuron {name!r} has no option {option!r}{nearest(option, known)}")
-    factory = NEURONS[name]
+    known, factory = options_of(name), NEURONS[name]
     accepts = inspect.signature(factory).parameters
+    any_option = any(argument.kind is argument.VAR_KEYWORD for argument in accepts.values())
+    for option in options:
+        if option not in known and not any_option:
+            raise ConfigError(f"neuron {name!r} has no option {option!r}{nearest(option, known)}")
     try:
         if check_flag("per_channel", options.pop("per_channel", False)):
             options["channels"] = check_count("channels", channels)
