@@ -173,12 +173,24 @@ class Job:
                 f"{self.folder} began with other data ({', '.join(began.values())}) than that under data.root "
                 f"({', '.join(given.values())}): give the same, or choose another --out"
             )
+        self._check_network(loaded)
         self.trainer.restore(loaded.tensors, loaded.values)
         if self.world.main:
             checkpoint.set_aside(loaded)
             self._cut_metrics(loaded.values["metrics_bytes"])
             position = self.trainer.position
             self.watcher.resumed(position.epoch, position.batch, loaded.skipped)
+
+    def _check_network(self, loaded: checkpoint.Loaded) -> None:
+        """Refuse weights of another network: one of a user's own may have changed under its id."""
+        ours = {f"model/{name}": value.shape for name, value in self.trainer.net.state_dict().items()}
+        theirs = {name: value.shape for name, value in loaded.tensors.items() if name.startswith("model/")}
+        other = sorted(name for name in ours | theirs if ours.get(name) != theirs.get(name))
+        if other:
+            raise RunError(
+                f"{loaded.path} holds the weights of another network than {self.config.model.id} is now "
+                f"({other[0].removeprefix('model/')}): bring back the one it began with, or choose another --out"
+            )
 
     def _cut_metrics(self, length: int) -> None:
         """Drop records of what will be trained again."""

@@ -14,6 +14,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -26,6 +27,7 @@ from lbq.data import digits
 from lbq.deploy import lower
 from lbq.distributed import World
 from lbq.errors import LbqError, RunError
+from lbq.models.resnet import ResNet
 from lbq.train import Trainer
 from tests.small_runs import (
     AtStep,
@@ -504,6 +506,23 @@ def test_a_checkpoint_of_another_configuration_is_refused(tmp_path: Path) -> Non
     (tmp_path / "a" / last).write_bytes((tmp_path / "b" / last).read_bytes())
     with pytest.raises(RunError, match=r"last\.safetensors belongs to another configuration"):
         run(config(), tmp_path / "a")
+
+
+def test_a_network_that_changed_under_its_id_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def network(blocks: int) -> Callable[..., models.BurstNet]:
+        return partial(ResNet, blocks=(blocks,), widths=(4,), stem_width=4)
+
+    monkeypatch.setitem(models.OWN, "own", network(1))
+    with pytest.raises(Killed):
+        run(config("model.id=own"), tmp_path, AtStep(0, 3, raising(Killed)))
+    models.OWN["own"] = network(2)
+    told = (
+        r"last\.safetensors holds the weights of another network than own is now \(layer1\.1\.bn1\.bias\): bring back"
+    )
+    with pytest.raises(RunError, match=told):
+        run(config("model.id=own"), tmp_path)
+    models.OWN["own"] = network(1)
+    assert run(config("model.id=own"), tmp_path)["epoch"] == config().train.epochs
 
 
 def test_data_may_move_but_not_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
