@@ -20,8 +20,9 @@ import torch.distributed.nn.functional
 from torch import Tensor, nn
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
+from torch.nn.modules.batchnorm import _BatchNorm
 
-from lbq.errors import LbqError
+from lbq.errors import ConfigError, LbqError
 
 TIMEOUT = timedelta(minutes=10)  # how long processes wait for each other
 
@@ -198,7 +199,10 @@ class SyncBatchNorm2d(nn.BatchNorm2d):
 
 
 def synchronise_batchnorm(net: nn.Module) -> None:
-    """Replace every BatchNorm2d of `net` by one with common statistics, keeping its parameters and buffers."""
+    """Replace every BatchNorm2d of `net` by one with common statistics, keeping its parameters and buffers.
+
+    A network of a user's own may hold others: these are refused, unless they synchronise by themselves.
+    """
     for parent in list(net.modules()):
         for name, child in parent.named_children():
             if type(child) is nn.BatchNorm2d:
@@ -210,3 +214,9 @@ def synchronise_batchnorm(net: nn.Module) -> None:
                 new.num_batches_tracked = child.num_batches_tracked
                 new.train(child.training)
                 setattr(parent, name, new)
+    for name, module in net.named_modules():
+        if isinstance(module, _BatchNorm) and not isinstance(module, SyncBatchNorm2d | nn.SyncBatchNorm):
+            raise ConfigError(
+                f"train.sync_batchnorm: layer {name!r} is a {type(module).__name__}, only BatchNorm2d is synchronised: use "
+                f"that, or set train.sync_batchnorm=false"
+            )

@@ -418,6 +418,15 @@ def test_synchronised_batchnorm_within_one_process(dtype: torch.dtype, monkeypat
     assert not dist.is_initialized()
 
 
+def test_batchnorm_that_is_not_synchronised_is_refused() -> None:
+    net = nn.Sequential(nn.BatchNorm2d(3), nn.Flatten(), nn.BatchNorm1d(12))
+    with pytest.raises(ConfigError, match=r"train\.sync_batchnorm: layer '2' is a BatchNorm1d, only BatchNorm2d"):
+        synchronise_batchnorm(net)
+    net[2] = nn.SyncBatchNorm(12)  # PyTorch's own does it by itself
+    synchronise_batchnorm(net)
+    assert isinstance(net[0], SyncBatchNorm2d)
+
+
 def test_one_process_has_plain_batchnorm() -> None:
     settings = config("train.sync_batchnorm=true")
     made = trainer(settings)
