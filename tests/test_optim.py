@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
 from lbq import models, optim
@@ -273,6 +273,28 @@ def test_norms_are_measured_as_the_mean_of_batches() -> None:
     assert torch.equal(norm.running_mean, found["0.running_mean"])
     assert (norm.momentum, net.training) == (0.1, True)
     assert torch.equal(torch.get_rng_state(), random)  # dropout drew nothing
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_norm_of_several_passes_has_the_mean_of_all_of_them(count: int) -> None:
+    class Looping(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.last = nn.BatchNorm1d(2), nn.BatchNorm1d(2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.last(torch.stack([self.norm(step) for step in x]).sum(0))
+
+    torch.manual_seed(3)
+    batches = [(torch.randn(4, 6, 2) + torch.arange(4).view(4, 1, 1) * (1 + i), torch.zeros(6)) for i in range(count)]
+    net = Looping()
+    found = measure_norms(net, batches, Config().train, torch.device("cpu"), World())
+    steps = torch.cat([x for x, _ in batches])
+    assert torch.allclose(found["norm.running_mean"], steps.mean((0, 1)), atol=1e-5)
+    assert torch.allclose(found["norm.running_var"], steps.var(1).mean(0), atol=1e-5)
+    sums = [sum((step - step.mean(0)) / (step.var(0, correction=0) + 1e-5).sqrt() for step in x) for x, _ in batches]
+    assert torch.allclose(found["last.running_var"], torch.stack([s.var(0) for s in sums]).mean(0), atol=1e-4)
+    assert (net.norm.momentum, net.last.momentum) == (0.1, 0.1)
 
 
 @pytest.mark.parametrize("clip", [1e-3, 1e3])
