@@ -141,3 +141,13 @@ def test_the_readmes_python_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert float(found[2]) > 90
     assert [line.split()[0] for line in converted] == ["ANN", "burst", "integers"]
     assert all(float(line.split()[1].rstrip("%")) > 90 for line in converted)
+
+
+def test_a_source_distribution_holds_the_package_and_no_tests(tmp_path: Path) -> None:
+    """setuptools would add test files without what they import."""
+    pytest.importorskip("setuptools")
+    command = [sys.executable, "setup.py", "-q", "egg_info", "--egg-base", str(tmp_path)]
+    subprocess.run(command, cwd=ROOT, capture_output=True, check=True, timeout=120)
+    listed = set((tmp_path / "lbq.egg-info/SOURCES.txt").read_text().splitlines())
+    assert {"lbq/native/conv.h", "lbq/native/conv.c", "lbq/data/digits.npz", "lbq/export/c/model.c"} < listed
+    assert not [name for name in listed if name.startswith("tests/")]
