@@ -48,6 +48,8 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any], layers: bool = True)
         old = merged.get(key)
         replaces = layers and key == "neuron" and isinstance(value, Mapping) and "name" in value
         both = isinstance(old, Mapping) and isinstance(value, Mapping)
+        if not layers and key in merged and isinstance(old, Mapping) != isinstance(value, Mapping):
+            raise ConfigError(f"{key} is given both as a table and as a value: leave one of them out")
         merged[key] = merge(old, value, layers) if both and not replaces else value  # type: ignore[arg-type]
     return merged
 
@@ -70,10 +72,9 @@ def overrides(assignments: Iterable[str]) -> dict[str, Any]:
 def is_value(text: str) -> bool:
     """Whether a text is a value of TOML; otherwise it is a bare word, or nothing."""
     try:
-        tomllib.loads(f"value = {text}")
+        return list(tomllib.loads(f"value = {text}")) == ["value"]  # and not several lines
     except tomllib.TOMLDecodeError:
         return False
-    return True
 
 
 def assignment(key: str, text: str) -> str:

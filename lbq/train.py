@@ -262,6 +262,7 @@ class Trainer:
             else:
                 self.sentinel.look(captured(x, targets, labels), x, self.position)
         if captured is None:
+            self._check_all_take_part()
             self._update()
         position.batch += 1
         position.step += 1
@@ -283,6 +284,17 @@ class Trainer:
         seen = torch.full_like(correct, len(labels))
         self.tally += torch.stack([loss.detach().double() * len(labels), correct.double(), seen.double()])
         return loss.detach()
+
+    def _check_all_take_part(self) -> None:
+        """After the first backward pass: between processes only gradients that all of them have can be averaged."""
+        if self.world.size == 1 or self.position.step:
+            return
+        idle = [name for name, p in self.net.named_parameters() if p.requires_grad and p.grad is None]
+        if idle:
+            raise ConfigError(
+                f"parameter {idle[0]!r} takes no part in what the network computes, and so cannot be trained by several "
+                "processes: remove it, or set requires_grad=False on it"
+            )
 
     def _update(self) -> None:
         """Move the parameters along their gradients."""

@@ -165,6 +165,17 @@ def test_malformed_overrides_are_refused(tmp_path: Path, assignment: str) -> Non
         Config.load(path, [assignment])
 
 
+@pytest.mark.parametrize("both", [["train=5", "train.epochs=3"], ["train.epochs=3", "train=5"], ["a.b=1", "a.b.c=2"]])
+def test_a_table_that_is_a_value_too_is_refused(both: list[str]) -> None:
+    with pytest.raises(ConfigError, match="(train|b) is given both as a table and as a value: leave one of them out"):
+        toml.overrides(both)
+    assert toml.overrides(["train=5", "train=6"]) == {"train": 6}  # the last one counts
+
+
+def test_a_value_of_several_lines_is_a_word() -> None:
+    assert toml.overrides(["a=1\nb=2"]) == {"a": "1\nb=2"}
+
+
 def test_bases_that_name_each_other_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "c.toml"
     path.write_text("base = 'c.toml'")

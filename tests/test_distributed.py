@@ -230,6 +230,17 @@ def lone_nan(world: World, folder: Path) -> Any:
     return "trained"
 
 
+def idle_parameter(world: World, folder: Path) -> Any:
+    """Refused at the first step, and not by what DistributedDataParallel says at the second."""
+    made = trainer(config("train.accumulate=2", "train.ema=0.0"), world=world)
+    made.net.register_parameter("idle", nn.Parameter(torch.zeros(3)))
+    try:
+        list(made.fit())
+    except ConfigError as error:
+        return str(error), made.position.step
+    return "trained"
+
+
 def separate_statistics(world: World, folder: Path) -> Any:
     """Without synchronisation every process has its own BatchNorm statistics; those of process 0 are the run's."""
     found = []
@@ -279,6 +290,7 @@ TOGETHER: list[Case] = [
     jobs,
     astray,
     separate_statistics,
+    idle_parameter,
 ]
 
 
@@ -340,6 +352,14 @@ def test_two_processes_train_as_one(case: Case, pair: list[dict[str, Any]], tmp_
         assert theirs["loss"] == pytest.approx(mine["loss"], rel=1e-9)
         for key in ("train_accuracy", "test_accuracy", "lr", "step"):
             assert theirs[key] == mine[key]
+
+
+def test_a_parameter_that_takes_no_part_is_refused(pair: list[dict[str, Any]], tmp_path: Path) -> None:
+    for rank in range(2):
+        message, step = pair[rank]["idle_parameter"]
+        assert message.startswith("parameter 'idle' takes no part in what the network computes")
+        assert step == 0
+    assert idle_parameter(World(), tmp_path) == "trained"
 
 
 @pytest.mark.parametrize("case", [frozen, accumulated])

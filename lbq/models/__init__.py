@@ -92,7 +92,7 @@ def create(
     make = neuron_maker(neuron, timesteps)
     if stem_stride != 1:
         if build.func is not ResNet or build.keywords.get("stem") == "imagenet":
-            raise ConfigError(f"model: stem_stride applies to CIFAR-stem ResNets, not to {id!r}")
+            raise ConfigError(f"model: stem_stride applies to CIFAR-stem ResNets, not to {id!r}: set it to 1")
         build = partial(build, stem_stride=stem_stride)
     net = build(make, num_classes=num_classes, timesteps=timesteps, in_channels=in_channels)
     if not isinstance(net, BurstNet):  # one of a user's own
