@@ -76,32 +76,19 @@ def measure_norms(
 ) -> dict[str, Tensor]:
     """BatchNorm's statistics over `batches`, in place of the network's: its buffers by name, which hold them now too.
 
-    Everything but BatchNorm is as in evaluation. Statistics are the mean of the batches', or of all passes where a batch takes
-    several, and of the processes'.
+    Everything but BatchNorm is as in evaluation. Statistics are the mean over batches, or over passes where a batch takes
+    several, and over processes.
     """
     norms = {name: m for name, m in net.named_modules() if isinstance(m, _BatchNorm) and m.track_running_stats}
     momenta = {name: norm.momentum for name, norm in norms.items()}
-    passes = {name: norm.get_buffer("num_batches_tracked") for name, norm in norms.items()}
-
-    def forward(x: Tensor) -> None:
-        with autocast(settings, device):
-            net(cast(x, settings))
-
     with torch.no_grad(), evaluating(net):
-        for name, norm in norms.items():
+        for norm in norms.values():
             norm.train()
-            passes[name].zero_()
-        often: list[str] = []
-        for number, (x, _) in enumerate(batches if norms else (), 1):
-            for name in norms.keys() - often:
-                norms[name].momentum = 1 / number
-            forward(x)
-            if number == 1 and (often := [name for name, count in passes.items() if count > 1]):
-                # at every timestep by itself, for instance: the mean is then over its passes, which it counts
-                for name in often:
-                    norms[name].momentum = None
-                    passes[name].zero_()
-                forward(x)
+            norm.reset_running_stats()
+            norm.momentum = None  # a mean over all passes
+        for x, _ in batches if norms else ():
+            with autocast(settings, device):
+                net(cast(x, settings))
     found = {}
     for name, norm in norms.items():
         norm.momentum = momenta[name]
