@@ -378,8 +378,8 @@ class Trainer:
         """Give the averaged network BatchNorm statistics of its own.
 
         Averaged weights are shorter than those they are averages of, where these still move: what a layer puts out is
-        smaller than statistics that were averaged alike say, and thresholds turn less into nothing. Layer by layer a
-        network with neurons falls silent.
+        smaller than statistics that were averaged alike say, and thresholds turn less into nothing. A deep network may
+        fall silent.
         """
         count = max(NORM_SAMPLES // self.config.train.batch_size, 1)
         mine = self.order(0)[:count, :, self.world.rank].flatten(0, 1)  # the same ones every time

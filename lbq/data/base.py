@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from lbq.errors import DataError
 
+MOST_CLASSES = 1 << 20  # a larger label is a number of something else, and every class has a name
 CHUNK = 1 << 24  # bytes hashed at a time, so that a memory-mapped file need not fit in memory
 
 

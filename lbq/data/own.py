@@ -15,13 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lbq.data.arrays import load_archive, load_array
-from lbq.data.base import CHUNK, Dataset, Images, checksum_of
+from lbq.data.base import CHUNK, MOST_CLASSES, Dataset, Images, checksum_of
 from lbq.data.events.cache import EventSplit
 from lbq.data.events.datasets import EventData
 from lbq.errors import DataError
 
 NAMES = ("images", "labels", "classes")
-MOST_CLASSES = 1 << 16  # a larger label is a number of something else
 Part = tuple[NDArray[np.uint8], NDArray[np.int64]]
 
 

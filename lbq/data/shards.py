@@ -25,13 +25,13 @@ from numpy.typing import NDArray
 from lbq import files
 from lbq.data.archives import BROKEN, members
 from lbq.data.arrays import load_archive
+from lbq.data.base import MOST_CLASSES
 from lbq.data.folder import EXTENSIONS
 from lbq.errors import DataError
 
 INDEX = ".lbq-index.npz"
 MAX_IMAGE = 64 * 2**20  # bytes of one encoded image
 MAX_LABEL = 32  # bytes of one label
-MOST_CLASSES = 1 << 20  # a larger label is a number of something else
 
 
 @dataclass(frozen=True)
