@@ -48,7 +48,8 @@ class Watcher(Protocol):
 
     def plan(self, plan: Plan) -> None: ...
 
-    def resumed(self, epoch: int, batch: int, notes: tuple[str, ...]) -> None: ...
+    def resumed(self, epoch: int, batch: int, notes: tuple[str, ...]) -> None:
+        """It goes on from there; what was passed over to do so, and what is not as it was."""
 
     def restarted(self, log: Path) -> None:
         """There was a log, now under this name, but no checkpoint."""
@@ -66,6 +67,8 @@ class Job:
         self.signal = 0
         self.saved_at, self.saving = time.monotonic(), 0.0  # when, and how long it took
         self.rate_from: tuple[float, int] | None = None
+        self.environment = runs.environment(device) if world.main else {}
+        self.earlier = ""  # what it was before, where the run was continued under another one
 
     # The whole of it
     # -----------------------------------------------------------------------------------------------------
@@ -149,6 +152,7 @@ class Job:
         tensors, values = self.trainer.state()
         if self.world.main:
             values["metrics_bytes"] = self.metrics.stat().st_size if self.metrics.exists() else 0
+            values |= {"environment": self.environment, "earlier": self.earlier}
             checkpoint.save(self.folder / CHECKPOINTS, tensors, values)
         self.saved_at = time.monotonic()
         self.saving = self.saved_at - began
@@ -179,7 +183,17 @@ class Job:
             checkpoint.set_aside(loaded)
             self._cut_metrics(loaded.values["metrics_bytes"])
             position = self.trainer.position
-            self.watcher.resumed(position.epoch, position.batch, loaded.skipped)
+            notes = *(f"passed over: {note}" for note in loaded.skipped), *self._changes(loaded.values)
+            self.watcher.resumed(position.epoch, position.batch, notes)
+
+    def _changes(self, values: dict[str, Any]) -> list[str]:
+        """What is not as it was when the checkpoint was written, which the result will tell."""
+        now, before = self.environment, values.get("environment", self.environment)  # older ones do not say
+        other = sorted(key for key in now | before if now.get(key) != before.get(key))
+        old = ", ".join(f"{key} {before.get(key) or 'none'}" for key in other)
+        parts = values.get("earlier", ""), old and f"until step {values['position']['step']}: {old}"
+        self.earlier = "; ".join(filter(None, parts))
+        return [f"not as before: {key} {now.get(key) or 'none'}, was {before.get(key) or 'none'}" for key in other]
 
     def _check_network(self, loaded: checkpoint.Loaded) -> None:
         """Refuse weights of another network: one of a user's own may have changed under its id."""
@@ -308,7 +322,8 @@ class Job:
             "inputs": json.loads(json.dumps(asdict(self.trainer.source.inputs))),
             "weights_sha256": checksum,
             "config_hash": self.config.hash,
-            "environment": runs.environment(self.device),
+            "environment": self.environment,
+            **({"earlier": self.earlier} if self.earlier else {}),
         }
         runs.write_text(self.folder / "result.json", json.dumps(result, indent=2) + "\n")
         return result

@@ -61,6 +61,7 @@ def record_of(run: Path | str, note: str = "") -> dict[str, Any]:
                 **{k: environment[k] for k in (*runs.PACKAGES, "imports") if k in environment},
             },
             "commit": environment["commit"],
+            **({"earlier": result["earlier"]} if result.get("earlier") else {}),
             "processes": result["processes"],
             "wall_seconds": round(result["training_seconds"]),
             "command": "lbq train CONFIG (the configuration below, with data.root set)",

@@ -144,7 +144,9 @@ RECORD = Fields(
         "log": Items(EPOCH),
     },
     {
-        **dict.fromkeys(("step", "surrogate", "step_gradient", "weights_sha256", "hardware", "commit"), TEXT),
+        **dict.fromkeys(
+            ("step", "surrogate", "step_gradient", "weights_sha256", "hardware", "commit", "earlier"), TEXT
+        ),
         **dict.fromkeys(("steps", "active"), Maybe(Values(NUMBER))),
         **dict.fromkeys(("train_loss", "wall_seconds", "lr"), Maybe(NUMBER)),
         "batch_size": Maybe(POSITIVE),

@@ -14,6 +14,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import IO, Any
@@ -21,7 +22,7 @@ from typing import IO, Any
 import pytest
 import torch
 
-from lbq import checkpoint, cli, files, job, models, runs
+from lbq import checkpoint, cli, files, imports, job, models, records, runs
 from lbq.config import Config
 from lbq.data import digits
 from lbq.deploy import lower
@@ -523,6 +524,28 @@ def test_a_network_that_changed_under_its_id_is_refused(tmp_path: Path, monkeypa
         run(config("model.id=own"), tmp_path)
     models.OWN["own"] = network(1)
     assert run(config("model.id=own"), tmp_path)["epoch"] == config().train.epochs
+
+
+def test_what_changed_around_a_run_is_told_and_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An imported file, PyTorch, the machine: none of it is in the configuration, and all of it may change results."""
+    sources: list[str] = []
+    monkeypatch.setattr(imports, "_SOURCES", sources)
+    watchers = [AtStep(0, 3, raising(Killed)), AtStep(1, 2, raising(Killed)), Silent()]
+    for watcher, source in zip(watchers, ("net.py sha256 01", "net.py sha256 02", ""), strict=True):
+        sources[:] = filter(None, [source])
+        with suppress(Killed):
+            result = run(config(), tmp_path, watcher)
+    assert [w.resumptions[0][2] for w in watchers[1:]] == [
+        ("not as before: imports net.py sha256 02, was net.py sha256 01",),
+        ("not as before: imports none, was net.py sha256 02",),
+    ]
+    until = [epoch * 4 + batch for w in watchers[1:] for epoch, batch, _ in w.resumptions]
+    assert result["earlier"] == "; ".join(
+        f"until step {step}: imports net.py sha256 0{i}" for i, step in enumerate(until, 1)
+    )
+    assert "imports" not in result["environment"]
+    assert records.record_of(tmp_path)["earlier"] == result["earlier"]
+    assert "earlier" not in run(config("seed=4"), tmp_path / "other")
 
 
 def test_data_may_move_but_not_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -104,7 +104,7 @@ class TrainProgress:
 
     def resumed(self, epoch: int, batch: int, notes: tuple[str, ...]) -> None:
         for note in notes:
-            self.console.print(f"passed over: {note}")
+            self.console.print(note)
         after = f" after step {batch}" if batch else ""
         self.console.print(f"continuing at epoch {epoch + 1}{after}")
 

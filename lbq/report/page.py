@@ -312,6 +312,7 @@ def _curves(result: Result, title: str) -> dict[str, Any]:
         "wall_seconds",
         "hardware",
         "commit",
+        "earlier",
         "config_hash",
         "weights_sha256",
         "unfinished",
