@@ -46,7 +46,7 @@ class ArtefactError(LbqError):
     """A deployed network's file is missing, damaged, or holds something that cannot be run."""
 
 
-YOUR_OWN = " (one of your own: lbq --import FILE ...)"  # behind the name of a network or neuron that is not known
+YOUR_OWN = " (one of your own: lbq --import FILE ...)"  # behind the name of what is not known
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

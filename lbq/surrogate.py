@@ -3,6 +3,7 @@
 The forward pass emits integer levels; the backward pass differentiates B instead (Eq. ste_level). Each
 surrogate is one pair of pure functions of `(r, n_max, tail)`; `tail` is the coefficient lambda of the
 exponential tails and is ignored by the surrogates that have none. Thresholds lie at r = 1, 2, ..., n_max.
+`register` adds one of your own, which is B alone: autograd differentiates it.
 
 The single-threshold surrogates of binary networks (arctan, rectangular, sigmoid, triangle) serve n_max > 1 as the sum
 of one copy per threshold, so that n_max = 1 is the usual function.
@@ -11,6 +12,7 @@ of one copy per threshold, so that n_max = 1 is the usual function.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
@@ -18,9 +20,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from lbq.errors import nearest
+from lbq.errors import YOUR_OWN, ConfigError, nearest
 
 Curve = Callable[[Tensor, int, Tensor], Tensor]
+Tail = Literal["learned", "fixed"] | None
 
 SIGMOID_SLOPE = 4.0  # makes the sigmoid's derivative 1 at its threshold, like the others
 BOX_ET_TAIL = 0.5  # the paper leaves it silent; ReLSG-ET starts from the same value
@@ -28,12 +31,15 @@ BOX_ET_TAIL = 0.5  # the paper leaves it silent; ReLSG-ET starts from the same v
 
 @dataclass(frozen=True)
 class Surrogate:
-    """`level` is B, `slope` is B' = dB/dr, `tail_slope` is dB/dlambda (only where there is a tail)."""
+    """`level` is B, `slope` is B' = dB/dr, `tail_slope` is dB/dlambda (only where there is a tail to learn).
+
+    Without a slope, `level` itself is differentiated.
+    """
 
     name: str
     level: Curve
-    slope: Curve
-    tail: Literal["learned", "fixed"] | None = None
+    slope: Curve | None = None
+    tail: Tail = None
     tail_slope: Curve | None = None
 
     def __reduce__(self) -> tuple[Callable[[str], Surrogate], tuple[str]]:
@@ -156,10 +162,39 @@ SURROGATES: dict[str, Surrogate] = {
         Surrogate("triangle", _per_threshold(_triangle), _per_threshold(_triangle_slope)),
     )
 }
+BUILT_IN = frozenset(SURROGATES)
+
+
+def register(name: str, *, tail: Tail = None) -> Callable[[Curve], Curve]:
+    """`@register("mine")` makes a level function of your own known by this name, to neurons and configurations.
+
+    To decorate: a function B(r, n_max, tail) of PyTorch's operations, of r's shape. Neurons emit the integer levels as ever,
+    and have B's gradient by r = U / step and, where tail="learned", by `tail`. It runs by the reference kernel. A name that
+    was registered before gets the new function; neurons that exist keep theirs.
+    """
+    if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z]\w*", name, re.ASCII):
+        raise ConfigError(f"register: a name is letters, digits and '_', beginning with a letter, got {name!r}")
+    if name in BUILT_IN:
+        raise ConfigError(f"register: {name!r} is a surrogate of lbq: choose another name")
+    if tail not in ("learned", "fixed", None):
+        raise ConfigError(f"register: tail must be 'learned', 'fixed' or None, got {tail!r}")
+
+    def add(level: Curve) -> Curve:
+        r = torch.linspace(-1, 4, 6, requires_grad=True)
+        try:
+            found = level(r, 3, torch.tensor(0.5))
+        except Exception as error:
+            raise ConfigError(f"register: {name!r} must be callable as B(r, n_max, tail): {error}") from error
+        if not isinstance(found, Tensor) or found.shape != r.shape or not found.requires_grad:
+            raise ConfigError(f"register: {name!r} must give a differentiable tensor of the shape of r")
+        SURROGATES[name] = Surrogate(name, level, tail=tail)
+        return level
+
+    return add
 
 
 def get(name: str) -> Surrogate:
     """The surrogate of that name; an unknown one raises a ValueError that names the nearest."""
     if not isinstance(name, str) or name not in SURROGATES:
-        raise ValueError(f"surrogate must be a known name, got {name!r}{nearest(str(name), SURROGATES)}")
+        raise ValueError(f"surrogate must be a known name, got {name!r}{nearest(str(name), SURROGATES)}{YOUR_OWN}")
     return SURROGATES[name]

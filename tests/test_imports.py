@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import lbq
-from lbq import cli, imports, models, neuron
+from lbq import cli, imports, models, neuron, records, surrogate
 from lbq.config import Config
 from lbq.errors import ConfigError
 from lbq.models import BurstNet, over_time
@@ -47,6 +47,8 @@ def nothing_stays(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     models.OWN.clear()
     for name in neuron.NEURONS.keys() - neuron.registry.BUILT_IN:
         del neuron.NEURONS[name]
+    for name in surrogate.SURROGATES.keys() - surrogate.BUILT_IN:
+        del surrogate.SURROGATES[name]
     for name in set(sys.modules) - before:
         if name.startswith(("lbq_import_", "mine")):
             del sys.modules[name]
@@ -177,6 +179,16 @@ def test_the_documented_file_trains_deploys_and_runs(here: Path, capsys: pytest.
     told = capsys.readouterr().err
     assert "mine/config.toml: model: unknown id 'mynet'" in told
     assert told.endswith("(one of your own: lbq --import FILE ...)\n")
+
+
+def test_the_documented_surrogate_trains(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    wide = ("train", str(ROOT / "configs/digits/lbq.toml"), "neuron.surrogate=wide", *QUICK, "train.batch_size=512")
+    assert call(*wide, "--out", "wide") == 2
+    told = capsys.readouterr().err
+    assert "surrogate must be a known name, got 'wide'; known: arctan, box" in told
+    assert told.endswith("(one of your own: lbq --import FILE ...)\n")
+    assert call("--import", "my_net.py", *wide, "--out", "wide") == 0
+    assert records.record_of("wide")["surrogate"] == "wide"
 
 
 def test_nothing_in_a_configuration_is_imported(here: Path) -> None:

@@ -328,7 +328,8 @@ def test_what_it_refuses_has_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
         ("more than one dimension", x, c._replace(step=torch.full((4, 5), 0.4)), rule),
         ("more than one dimension", x, c._replace(step=torch.full((4, 1), 0.4), scale=torch.full((5,), 0.4)), rule),
         ("n_max is above", x, c, Rule(2**23, SURROGATES["relsg_et"])),
-        ("not the library's own", x, c, Rule(5, own)),
+        ("'relsg_et' is not in the kernel", x, c, Rule(5, own)),
+        ("'mine' is not in the kernel", x, c, Rule(5, Surrogate("mine", own.level))),
     ):
         assert expected in str(kernel.supports(value, constants, kind))
     assert kernel.supports(x, c, rule) is None

@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+from collections.abc import Callable
+
 import pytest
 import torch
+from torch import Tensor
 
 from lbq import surrogate
+from lbq.errors import ConfigError
+from lbq.neuron import LIF, BurstNeuron, Ternary
 from lbq.surrogate import SURROGATES
 from tests import oracle
 
 TAIL = torch.tensor(0.3, dtype=torch.float64)
+
+
+def slope_of(name: str, r: Tensor, n_max: int, tail: Tensor = TAIL) -> Tensor:
+    found = SURROGATES[name].slope
+    assert found is not None
+    return found(r, n_max, tail)
 
 
 def kinks_of(name: str, n_max: int) -> list[float]:
@@ -39,7 +52,7 @@ def test_slope_is_the_derivative(name: str, n_max: int) -> None:
     r = away_from_kinks(name, n_max).requires_grad_()
     torch.autograd.gradcheck(lambda r: s.level(r, n_max, TAIL), (r,), eps=1e-6, atol=1e-7)
     (grad,) = torch.autograd.grad(s.level(r, n_max, TAIL).sum(), r)
-    torch.testing.assert_close(s.slope(r.detach(), n_max, TAIL), grad, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(slope_of(name, r.detach(), n_max), grad, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("n_max", [1, 5])
@@ -73,8 +86,8 @@ def test_relsg_et_is_finite_far_from_the_range() -> None:
 
 def test_box_has_hard_edges_and_box_et_has_tails() -> None:
     r = torch.tensor([0.49, 0.5, 3.0, 5.5, 5.51])
-    assert SURROGATES["box"].slope(r, 5, TAIL).tolist() == [0, 1, 1, 1, 0]
-    tails = SURROGATES["box_et"].slope(torch.tensor([-0.5, 6.5]), 5, torch.tensor(0.5))
+    assert slope_of("box", r, 5).tolist() == [0, 1, 1, 1, 0]
+    tails = slope_of("box_et", torch.tensor([-0.5, 6.5]), 5, torch.tensor(0.5))
     torch.testing.assert_close(tails, torch.full((2,), 0.5 / torch.e))
 
 
@@ -83,19 +96,19 @@ def test_rectangles_of_all_thresholds_tile_the_box(n_max: int) -> None:
     r = torch.linspace(-2, n_max + 3, 333, dtype=torch.float64)
     torch.testing.assert_close(SURROGATES["rectangular"].level(r, n_max, TAIL), SURROGATES["box"].level(r, n_max, TAIL))
     seams = torch.arange(n_max + 1) + 0.5
-    assert (SURROGATES["rectangular"].slope(seams[:-1], n_max, TAIL) == 1).all()
+    assert (slope_of("rectangular", seams[:-1], n_max) == 1).all()
 
 
 @pytest.mark.parametrize("name", sorted(set(SURROGATES) - {"clip"}))
 def test_single_threshold_surrogates_peak_or_plateau_at_one(name: str) -> None:
-    at = SURROGATES[name].slope(torch.tensor([1.0]), 1, torch.tensor(0.5)).item()
+    at = slope_of(name, torch.tensor([1.0]), 1, torch.tensor(0.5)).item()
     assert at == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize("name", SURROGATES)
 def test_nan_has_no_slope(name: str) -> None:
     """It must not look like a number to what follows; a hard edge has none there."""
-    found = SURROGATES[name].slope(torch.tensor(float("nan")), 3, torch.tensor(0.5))
+    found = slope_of(name, torch.tensor(float("nan")), 3, torch.tensor(0.5))
     assert found.isnan() or (name in ("box", "clip", "rectangular") and found == 0)
 
 
@@ -104,3 +117,66 @@ def test_unknown_name_is_refused_with_the_nearest() -> None:
         surrogate.get("relsg")
     with pytest.raises(ValueError, match="surrogate must be a known name"):
         surrogate.get(["relsg_et"])  # type: ignore[arg-type]
+
+
+# One of a user's own
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a test registers is forgotten after it."""
+    monkeypatch.setattr(surrogate, "SURROGATES", dict(SURROGATES))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("neuron", [BurstNeuron, LIF, Ternary])
+def test_one_of_your_own_has_the_gradients_of_its_level(
+    neuron: Callable[..., torch.nn.Module], dtype: torch.dtype, own: None
+) -> None:
+    surrogate.register("mine", tail="learned")(surrogate.relsg_et)
+    torch.manual_seed(2)
+    x = torch.randn(3, 2, 50, dtype=dtype)
+    found = []
+    for name in ("relsg_et", "mine"):
+        module = neuron(surrogate=name).to(dtype)
+        out = module(leaf := x.clone().requires_grad_())
+        out.square().sum().backward()
+        found.append([out, leaf.grad, *(p.grad for p in module.parameters())])
+    assert len(found[0]) > 2
+    for usual, mine in zip(*found, strict=True):
+        torch.testing.assert_close(mine, usual)
+
+
+def test_one_of_your_own_goes_where_neurons_go(own: None) -> None:
+    @surrogate.register("wide")
+    def wide(r: Tensor, n_max: int, _tail: Tensor) -> Tensor:
+        return r.clamp(-1, n_max + 1)
+
+    neuron = BurstNeuron(surrogate="wide")
+    assert [name for name, _ in neuron.named_parameters()] == ["rho"]  # it has no tail
+    x = torch.full((1, 1, 1), -0.3)  # which no built-in surrogate but those with tails gives a slope
+    for other in (neuron, copy.deepcopy(neuron), pickle.loads(pickle.dumps(neuron))):
+        other(leaf := x.clone().requires_grad_()).sum().backward()
+        assert leaf.grad is not None
+        assert leaf.grad.item() == pytest.approx(1)
+    x = torch.randn(4, 3, 20)
+    assert torch.equal(neuron.levels(x), BurstNeuron().levels(x))
+
+
+@pytest.mark.parametrize(
+    ("name", "level", "told"),
+    [
+        ("box", surrogate.box, "'box' is a surrogate of lbq: choose another name"),
+        ("1st", surrogate.box, "a name is letters"),
+        ("short", lambda r: r, r"'short' must be callable as B\(r, n_max, tail\): .*3 were given"),
+        ("one", lambda r, n, t: r.sum(), "'one' must give a differentiable tensor of the shape of r"),
+        ("hard", lambda r, n, t: r.detach().floor(), "'hard' must give a differentiable tensor"),
+        ("list", lambda r, n, t: [0], "'list' must give a differentiable tensor"),
+    ],
+)
+def test_what_is_no_surrogate_is_refused(name: str, level: surrogate.Curve, told: str, own: None) -> None:
+    with pytest.raises(ConfigError, match=told):
+        surrogate.register(name)(level)
+    with pytest.raises(ConfigError, match="tail must be 'learned', 'fixed' or None, got True"):
+        surrogate.register("mine", tail=True)  # type: ignore[arg-type]

@@ -80,8 +80,8 @@ def supports(x: Tensor, constants: Constants, rule: Rule) -> str | None:
         return "no timesteps"
     if rule.n_max > LARGEST_LEVEL:
         return f"n_max is above {LARGEST_LEVEL}"
-    if SURROGATES.get(rule.surrogate.name) is not rule.surrogate:
-        return f"the surrogate {rule.surrogate.name!r} is not the library's own"
+    if rule.surrogate.name not in CURVES or SURROGATES[rule.surrogate.name] is not rule.surrogate:
+        return f"the surrogate {rule.surrogate.name!r} is not in the kernel"
     for name, value in zip(Constants._fields, constants, strict=True):
         if isinstance(value, Tensor):
             if value.dtype != torch.float32 or value.device.type != "cpu":

@@ -112,6 +112,7 @@ class _StraightThrough(torch.autograd.Function):
         r, tail = ctx.saved_tensors
         surrogate: Surrogate = ctx.surrogate
         magnitude = r.abs() if ctx.signed else r
+        assert surrogate.slope is not None
         grad_r = grad * surrogate.slope(magnitude, ctx.n_max, tail) if ctx.needs_input_grad[0] else None
         grad_tail = None
         if ctx.needs_input_grad[2] and surrogate.tail_slope is not None:
@@ -124,10 +125,10 @@ def straight_through(
     r: Tensor, level: Tensor, tail: Tensor, n_max: int, surrogate: Surrogate, signed: bool = False
 ) -> Tensor:
     """Eq. ste_level without its outer step: `level` forward, gradients of B(r) (odd in r where `signed`)."""
-    if not transformed():
+    if surrogate.slope is not None and not transformed():
         out: Tensor = _StraightThrough.apply(r, level, tail, n_max, surrogate, signed)  # type: ignore[no-untyped-call]
         return out
-    if surrogate.tail_slope is None:
+    if surrogate.tail != "learned":
         tail = tail.detach()
     if signed:  # sign(r) * B(|r|), with its slope at 0, where tails do not move it
         tail = torch.where(r == 0, tail.detach(), tail)
