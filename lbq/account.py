@@ -66,6 +66,10 @@ def energy_mj(ops: Operations, table: Energies = HOROWITZ, q: float = 1.0) -> fl
 
     q: integer instructions per formation. Memory, routing and state updates are not in it.
     """
+    given: object = table
+    if not isinstance(given, Energies):
+        remedy = ": give its .paper" if hasattr(given, "paper") else ""
+        raise TypeError(f"table must be lbq.account.Energies, got {type(given).__name__}{remedy}")
     picojoules = (
         table.fp_mac * ops.fp_macs
         + table.accumulate * ops.accumulations
@@ -182,10 +186,9 @@ class Account:
     def energy_mj(self, backend: Backend = "preshifted", table: Energies = HOROWITZ, q: float = 1.0) -> float:
         return energy_mj(self.operations(backend), table, q)
 
-    @property
-    def ann_energy_mj(self) -> float:
+    def ann_energy_mj(self, table: Energies = HOROWITZ) -> float:
         """Modelled energy of the same network as an ANN, every connection a floating-point MAC counted in this mode."""
-        return energy_mj(Operations(self.ann_macs))
+        return energy_mj(Operations(self.ann_macs), table)
 
     @property
     def active_ratio(self) -> float:

@@ -64,10 +64,9 @@ class Measurement:
             return {}
         return {layer.name: LevelHistogram(tallies.by_timestep(layer.name).sum(0)) for layer in self.graph.layers}
 
-    @property
-    def ann_energy_mj(self) -> float:
+    def ann_energy_mj(self, table: Energies = HOROWITZ) -> float:
         """Modelled energy of the same network as an ANN, border-exact like `exact`."""
-        return energy_mj(Operations(float(self.valid_macs)))
+        return energy_mj(Operations(float(self.valid_macs)), table)
 
     def to_dict(self, table: Energies = HOROWITZ) -> dict[str, Any]:
         """table: prices of the paper's regime."""
@@ -78,7 +77,7 @@ class Measurement:
             "macs": self.graph.macs,
             "valid_macs": self.valid_macs,
             "units": self.graph.units,
-            "ann_energy_mj": energy_mj(Operations(float(self.valid_macs)), table),
+            "ann_energy_mj": self.ann_energy_mj(table),
             **modes,
         }
 
@@ -131,7 +130,7 @@ def _account_dict(account: Account, table: Energies) -> dict[str, Any]:
         "total": asdict(account.total),
         "fp_macs": account.fp_macs,
         "ann_macs": account.ann_macs,
-        "ann_energy_mj": energy_mj(Operations(account.ann_macs), table),
+        "ann_energy_mj": account.ann_energy_mj(table),
         "pool_adds": account.pool_adds,
         "active_ratio": account.active_ratio,
         "timesteps": account.timesteps,

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from lbq import models, paper
+from lbq import models, paper, technology
 from lbq.account import (
     BACKENDS,
     HOROWITZ,
@@ -76,6 +76,9 @@ def test_energy_terms() -> None:
     assert energy_mj(ops, q=5) == pytest.approx(4.6 + 1.8 + 1.5 + 0.4)
     assert energy_mj(ops, Energies(shift=0.0)) == pytest.approx(4.6 + 1.8 + 0.3)
     assert (HOROWITZ.fp_mac, HOROWITZ.accumulate, HOROWITZ.formation) == (4.6, 0.9, 0.1)
+    with pytest.raises(TypeError, match=r"table must be lbq\.account\.Energies, got Technology: give its \.paper"):
+        energy_mj(ops, technology.DEFAULT)  # type: ignore[arg-type]
+    assert energy_mj(ops, technology.DEFAULT.paper) == energy_mj(ops)
 
 
 @given(st.lists(st.integers(-(2**40), 2**40), min_size=1))
@@ -229,6 +232,9 @@ def test_shifts_by_backend() -> None:
     assert account.shifts("preshifted") == account.shifts("fused") == 0
     assert account.shifts("explicit") == account.total.shifts > 0
     assert account.energy_mj("explicit") > account.energy_mj("fused") == account.energy_mj()
+    tenfold = Energies(46.0, 9.0, 1.0, 1.0)  # prices are of both sides
+    assert account.energy_mj(table=tenfold) == pytest.approx(10 * account.energy_mj())
+    assert account.ann_energy_mj(tenfold) == pytest.approx(10 * account.ann_energy_mj())
     assert BACKENDS == ("preshifted", "fused", "explicit")
     with pytest.raises(ValueError, match="backend"):
         account.shifts("horner")  # type: ignore[arg-type]

@@ -325,7 +325,7 @@ def _curves(result: Result, title: str) -> dict[str, Any]:
     for exact, rate in accounts_of(Group([result])):
         flatten(
             "modelled at the paper's prices",
-            {"energy_mj": rate.energy_mj(), "ANN / it": rate.ann_energy_mj / rate.energy_mj()},
+            {"energy_mj": rate.energy_mj(), "ANN / it": rate.ann_energy_mj() / rate.energy_mj()},
         )
         flatten("millions of accumulations", {"unary": rate.total.unary / 1e6, "bit-sparse": rate.executed / 1e6,
                                               "border-exact": exact.executed / 1e6})  # fmt: skip
