@@ -1,11 +1,15 @@
-"""Neurons under torch.func, under fake tensors and on views that hide a sign: the same results, by the reference kernel."""
+"""Neurons under torch.func, under fake tensors, traced, exported and on views that hide a sign: the same results, by the
+reference kernel."""
 
 from __future__ import annotations
 
+import io
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.onnx
 from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
 from torch.autograd import forward_ad
@@ -13,6 +17,7 @@ from torch.func import functional_call, grad, jacfwd, jacrev, jvp, vmap
 
 from lbq import models
 from lbq import surrogate as surrogates
+from lbq.kernels import native, sequence
 from lbq.kernels.reference import straight_through
 from lbq.neuron import BurstNeuron, create
 
@@ -149,3 +154,44 @@ def test_a_lazily_negated_view_is_read_with_its_sign() -> None:
     neuron = BurstNeuron()
     assert torch.equal(neuron(lazy), neuron(-x))
     assert neuron(lazy).any()
+
+
+# What is traced or exported has plain operations only
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
+def test_a_traced_network_is_saved_and_loaded() -> None:
+    net = models.create("resnet8w4", timesteps=2).eval()
+    file = io.BytesIO()
+    torch.jit.save(torch.jit.trace(net, torch.randn(3, 3, 8, 8)), file)
+    file.seek(0)
+    x = torch.randn(5, 3, 8, 8)
+    assert torch.equal(torch.jit.load(file)(x), net(x))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
+@pytest.mark.parametrize("options", [{"name": "lbq"}, {"name": "plif"}], ids=str)
+def test_a_neuron_in_onnx(options: dict[str, Any], tmp_path: Path) -> None:
+    runtime = pytest.importorskip("onnxruntime")
+    neuron, x = create(**options).eval(), torch.randn(3, 2, 50)
+    torch.onnx.export(neuron, (x,), tmp_path / "neuron.onnx", dynamo=False, input_names=["x"])
+    session = runtime.InferenceSession(tmp_path / "neuron.onnx", providers=["CPUExecutionProvider"])
+    (out,) = session.run(None, {"x": x.numpy()})
+    torch.testing.assert_close(torch.from_numpy(out), neuron(x), rtol=1e-6, atol=0)
+
+
+def test_the_onnx_exporter_sees_no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever of its two ways it goes: the one by torch.export needs a package more."""
+    monkeypatch.setattr(sequence, "kernel_on", lambda _: "native")
+    asked = []
+
+    def supports(*call: object) -> str:
+        asked.append(call)
+        return "not here"
+
+    monkeypatch.setattr(native, "supports", supports)
+    for exporting in (False, True):
+        monkeypatch.setattr(torch.onnx, "is_in_onnx_export", lambda found=exporting: found)
+        BurstNeuron()(torch.randn(2, 3, 4))
+    assert len(asked) == 1

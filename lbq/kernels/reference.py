@@ -15,6 +15,7 @@ division, never a product with 1 / step, which gives another level at exact mult
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
@@ -87,12 +88,22 @@ class Emission(NamedTuple):
     level: Tensor
 
 
+def exporting() -> bool:
+    """Whether torch.onnx is at work, which has no use for gradients."""
+    onnx = sys.modules.get("torch.onnx")  # importing it takes a second
+    return onnx is not None and bool(onnx.is_in_onnx_export())
+
+
 def transformed() -> bool:
-    """Whether torch.func or forward-mode differentiation is at work, which take plain operations only."""
-    return torch._C._functorch.maybe_current_level() is not None or forward_ad._current_level >= 0
+    """Whether torch.func, forward-mode differentiation, torch.jit.trace or torch.onnx is at work, which take plain operations
+    only."""
+    differentiated = torch._C._functorch.maybe_current_level() is not None or forward_ad._current_level >= 0
+    return differentiated or torch._C._is_tracing() or exporting()
 
 
-transformed._dynamo_marked_constant = True  # type: ignore[attr-defined]  # torch.compiler's own marker imports the compiler
+# torch.compiler's own marker imports the compiler
+exporting._dynamo_marked_constant = True  # type: ignore[attr-defined]
+transformed._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 class _StraightThrough(torch.autograd.Function):
@@ -128,6 +139,8 @@ def straight_through(
     if surrogate.slope is not None and not transformed():
         out: Tensor = _StraightThrough.apply(r, level, tail, n_max, surrogate, signed)  # type: ignore[no-untyped-call]
         return out
+    if exporting():
+        return level
     if surrogate.tail != "learned":
         tail = tail.detach()
     if signed:  # sign(r) * B(|r|), with its slope at 0, where tails do not move it
