@@ -13,7 +13,13 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 from lbq.config import Config, OptimConfig
 from lbq.neuron import SpikingNeuron
 
-PARAMETRISED = "parametrizations.weight."  # what a parametrised weight is computed from
+WEIGHTED = (_ConvNd, nn.Linear, nn.Bilinear, nn.MultiheadAttention, nn.RNNBase, nn.RNNCellBase)
+PARAMETRISED = "parametrizations.weight"  # what a parametrised weight is computed from
+
+
+def is_weight(name: str) -> bool:
+    """Of a parameter of one of these layers: `weight`, `in_proj_weight`, `weight_hh_l0`."""
+    return name.startswith(PARAMETRISED) or ("." not in name and "weight" in name)
 
 
 def parameter_groups(
@@ -26,17 +32,16 @@ def parameter_groups(
 ) -> list[dict[str, Any]]:
     """The parameters of a network for any optimiser of PyTorch, `torch.optim.SGD(parameter_groups(net, 5e-4), lr=0.1)`.
 
-    Three roles: weights of convolutions and linear layers, or what these are computed from (decayed), BatchNorm, biases and
-    all else (decayed where `norm_decay`), and the neurons' own (step, tail, leak, reset, mixing), which never decay: decay
-    on rho would pull the step to 0.69. lr: of all groups, the neurons' times `neuron_lr`; without it, the optimiser's.
+    Three roles: weights of convolutions, linear layers, attention and recurrent layers, or what these are computed from
+    (decayed), BatchNorm, biases and all else (decayed where `norm_decay`), and the neurons' own (step, tail, leak, reset,
+    mixing), which never decay: decay on rho would pull the step to 0.69. lr: of all groups, the neurons' times `neuron_lr`;
+    without it, the optimiser's.
     """
     if lr is None and neuron_lr != 1.0:
         raise ValueError(f"neuron_lr is a factor on lr, got {neuron_lr!r}: give lr too")
     decayed = ("weights", "norms") if norm_decay else ("weights",)
-    layers = [m for m in net.modules() if isinstance(m, (_ConvNd, nn.Linear))]
-    weights = {
-        id(p) for m in layers for name, p in m.named_parameters() if name == "weight" or name.startswith(PARAMETRISED)
-    }
+    layers = [m for m in net.modules() if isinstance(m, WEIGHTED)]
+    weights = {id(p) for m in layers for name, p in m.named_parameters() if is_weight(name)}
     neurons = {id(p) for m in net.modules() if isinstance(m, SpikingNeuron) for p in m.parameters()}
     groups: dict[str, list[nn.Parameter]] = {"weights": [], "norms": [], "neurons": []}
     for parameter in net.parameters():

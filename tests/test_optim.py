@@ -56,6 +56,19 @@ def test_every_parameter_is_in_exactly_one_group(id: str, neuron: dict[str, obje
         assert group["lr"] == 0.2 * group["factor"]
 
 
+def test_weights_of_attention_and_recurrent_layers_decay_too() -> None:
+    layers: dict[str, nn.Module] = {
+        "attention": nn.MultiheadAttention(4, 2),
+        "rnn": nn.GRU(2, 3),
+        "cell": nn.LSTMCell(2, 3),
+    }
+    net = nn.ModuleDict({**layers, "table": nn.Embedding(2, 3), "norm": nn.LayerNorm(3)})
+    assert names_by_role(net)["weights"] == {
+        *("attention.in_proj_weight", "attention.out_proj.weight"),
+        *("rnn.weight_ih_l0", "rnn.weight_hh_l0", "cell.weight_ih", "cell.weight_hh"),
+    }
+
+
 def test_a_learning_rate_for_neurons_in_a_loop_of_ones_own() -> None:
     net = models.create("resnet8w4")
     optimiser = torch.optim.SGD(optim.parameter_groups(net, 0.0, lr=0.5, neuron_lr=0.1), lr=7.0)
