@@ -59,6 +59,20 @@ class Watcher(Protocol):
     def epoch(self, record: EpochRecord) -> None: ...
 
 
+class Unwatched:
+    """A watcher to whom nothing matters."""
+
+    def plan(self, plan: Plan) -> None: ...
+
+    def resumed(self, epoch: int, batch: int, notes: tuple[str, ...]) -> None: ...
+
+    def restarted(self, log: Path) -> None: ...
+
+    def step(self, epoch: int, batch: int, batches: int, samples_per_second: float) -> None: ...
+
+    def epoch(self, record: EpochRecord) -> None: ...
+
+
 class Job:
     def __init__(self, config: Config, folder: Path, watcher: Watcher, device: torch.device, world: World) -> None:
         self.config, self.folder, self.watcher = config, folder, watcher
@@ -401,14 +415,14 @@ def deterministic(wanted: bool) -> Iterator[None]:
 def train(
     config: Config,
     folder: Path | str,
-    watcher: Watcher,
+    watcher: Watcher | None = None,
     *,
     device: torch.device | str = "cpu",
     world: World | None = None,
     resume: bool = False,
 ) -> dict[str, Any]:
-    """Train `config` in `folder` and return its result."""
-    return Job(config, Path(folder), watcher, torch.device(device), world or World()).run(resume)
+    """Train `config` in `folder` and return its result. Derive a watcher from `Unwatched` to be told how it goes."""
+    return Job(config, Path(folder), watcher or Unwatched(), torch.device(device), world or World()).run(resume)
 
 
 def evaluate_run(run: Path | str, device: torch.device, world: World, changes: Iterable[str] = ()) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import io
+import pkgutil
 import re
 import subprocess
 import sys
@@ -141,6 +142,22 @@ def test_the_readmes_python_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert float(found[2]) > 90
     assert [line.split()[0] for line in converted] == ["ANN", "burst", "integers"]
     assert all(float(line.split()[1].rstrip("%")) > 90 for line in converted)
+
+
+def test_the_page_on_python_runs_and_names_what_exists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (ROOT / "docs/python.md").read_text()
+    monkeypatch.chdir(tmp_path)
+    Path("configs").symlink_to(ROOT / "configs")
+    code = "\n".join(re.findall(r"```python\n(.*?)```", page, re.S))
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        exec(code, {"__name__": "page"})
+    first, second, *rest = printed.getvalue().splitlines()
+    assert first.startswith("epoch 1: loss")
+    assert second.startswith("epoch 2: loss")
+    assert sum(line.startswith(("sn1", "layer")) for line in rest) == 7
+    assert "<html" in Path("runs/python/report.html").read_text()
+    for name in set(re.findall(r"`(lbq(?:\.\w+)+)`", page)):
+        assert pkgutil.resolve_name(name), name
 
 
 def test_a_source_distribution_holds_the_package_and_no_tests(tmp_path: Path) -> None:
