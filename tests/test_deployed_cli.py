@@ -340,6 +340,16 @@ def test_predict(capsys: pytest.CaptureFixture[str], model: Path, tmp_path: Path
     code, text, _ = call(capsys, "predict", str(model), str(tmp_path / "digit.npy"), "--top", "1")
     assert text.startswith(str(digits.labels[chosen]))
     assert text.count("\n") == 1
+    both = [str(tmp_path / name) for name in ("turned.png", "digit.npy")]
+    code, text, _ = call(capsys, "predict", str(model), *both, "--json")
+    assert json.loads(text) == dict.fromkeys(both, found)
+    code, text, _ = call(capsys, "predict", str(model), *both, "--top", "1")
+    first, told, *_ = lines = text.splitlines()
+    assert len(lines) == 4
+    assert (first, told.split()[0]) == (both[0], str(digits.labels[chosen]))
+    code, text, error = call(capsys, "predict", str(model), *both, "nowhere.png")
+    assert (code, text) == (2, "")
+    assert "nowhere.png is not a file" in error
 
 
 def test_a_level_that_differs_is_found(

@@ -9,7 +9,7 @@ import typer
 
 from lbq.cli.base import Changes, Json, Limit, Run, data_of_a_run, print_json, thread_count
 from lbq.cli.progress import CountProgress
-from lbq.cli.render import make_console, render_deployed, render_evaluation, render_prediction
+from lbq.cli.render import make_console, render_deployed, render_evaluation, render_predictions
 from lbq.errors import LbqError
 
 Model = Annotated[Path, typer.Argument(help="A deployed network, such as model.lbq.")]
@@ -93,20 +93,20 @@ def run(
 
 def predict(
     model: Model,
-    image: Annotated[Path, typer.Argument(help="An image file, or a uint8 .npy array.")],
+    images: Annotated[list[Path], typer.Argument(help="Image files, or uint8 .npy arrays.")],
     top: Annotated[int, typer.Option(min=1, help="How many classes to print.")] = 5,
     as_json: Json = False,
 ) -> None:
-    """Classify one image with a deployed network: turned upright, its shorter side scaled, its middle cut out."""
+    """Classify images with a deployed network: turned upright, their shorter side scaled, their middle cut out."""
     from lbq.engine import load
     from lbq.engine.evaluate import ranking, read_input
 
     net = load(model)
-    found = ranking(net, read_input(image, net.network))[:top]
+    found = {str(image): ranking(net, read_input(image, net.network))[:top] for image in images}
     if as_json:
-        print_json(found)
+        print_json(found if len(images) > 1 else found[str(images[0])])
     else:
-        render_prediction(found)
+        render_predictions(found)
 
 
 def export(

@@ -307,11 +307,15 @@ def render_evaluation(found: Evaluation) -> None:
         )
 
 
-def render_prediction(found: Sequence[Mapping[str, Any]]) -> None:
+def render_predictions(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
+    """The classes of one image, or of several, each under its name."""
     console = make_console()
-    width = max(len(entry["class"]) for entry in found)
-    for entry in found:
-        console.print(f"{entry['class']:<{width}}  {100 * entry['share']:6.2f} %")
+    width = max(len(entry["class"]) for classes in found.values() for entry in classes)
+    for image, classes in found.items():
+        if len(found) > 1:
+            console.print(image, soft_wrap=True)
+        for entry in classes:
+            console.print(f"{'  ' * (len(found) > 1)}{entry['class']:<{width}}  {100 * entry['share']:6.2f} %")
 
 
 def sweep_row(folder: Path, state: str, result: Result | None) -> dict[str, Any]:
