@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol
@@ -27,7 +27,7 @@ from lbq.config import Config, differences
 from lbq.data.sources import open_source
 from lbq.distributed import World
 from lbq.errors import LbqError, RunError, Stopped
-from lbq.evaluation import evaluate, for_testing
+from lbq.evaluation import PRECISIONS, evaluate, for_testing
 from lbq.kernels import choose as kernels
 from lbq.plan import Plan, plan_of
 from lbq.train import EpochRecord, Trainer
@@ -425,11 +425,15 @@ def train(
     return Job(config, Path(folder), watcher or Unwatched(), torch.device(device), world or World()).run(resume)
 
 
-def evaluate_run(run: Path | str, device: torch.device, world: World, changes: Iterable[str] = ()) -> dict[str, Any]:
+def evaluate_run(
+    run: Path | str, device: torch.device, world: World, changes: Iterable[str] = (), precision: str | None = None
+) -> dict[str, Any]:
     """Accuracy of a run's stored weights on its test set, beside what its result says.
 
-    In the precision it was trained in; in float32 where this CPU could only emulate that.
+    precision: default the one it was trained in, or float32 where this CPU could only emulate that.
     """
+    if precision is not None and precision not in PRECISIONS:
+        raise LbqError(f"precision must be one of {', '.join(PRECISIONS)}, got {precision!r}")
     folder = runs.check_folder(run, "config.toml", "weights.safetensors")
     config = runs.load_config(folder, changes)
     source = open_source(config, device)
@@ -437,7 +441,8 @@ def evaluate_run(run: Path | str, device: torch.device, world: World, changes: I
     stored: dict[str, Any] = {}
     if (folder / "result.json").exists():
         stored = runs.read_result(folder)
-    settings = for_testing(config.train, device)
+    settings = for_testing(config.train, device) if precision is None else replace(config.train, precision=precision)
+    net.to(torch.float64 if settings.precision == "fp64" else torch.float32)
     accuracy = evaluate(net, source, "test", settings, device, world)
     known = stored.get("data", {})  # of older runs in part
     return {

@@ -359,6 +359,11 @@ def test_train_and_eval(
     found = json.loads(out)
     assert found["images"] == 599
     assert found["accuracy"] == found["stored_accuracy"]
+    code, out, _ = call(capsys, "eval", str(folder), "--device", "cpu", "--precision", "fp64")
+    assert code == 0
+    assert ", in fp64, where it was trained in fp32; the run's result says" in " ".join(out.split())
+    code, _, error = call(capsys, "eval", str(folder), "--device", "cpu", "--precision", "fp8")
+    assert (code, error) == (2, "lbq: precision must be one of fp32, fp64, bf16, fp16, got 'fp8'\n")
     code, out, _ = call(capsys, "eval", str(folder), "--device", "cpu")
     assert (
         out

@@ -150,6 +150,9 @@ def evaluate(
     run: Run,
     changes: Changes = None,
     device: Device = None,
+    precision: Annotated[
+        str | None, typer.Option(help="fp32, bf16, fp16 or fp64; default the one it was trained in.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Evaluate a run's stored weights on its test set: repeats the number in its result."""
@@ -160,7 +163,7 @@ def evaluate(
     try:
         kernels.check(where.type)
         with data_of_a_run():
-            found = job.evaluate_run(run, where, world, changes or [])
+            found = job.evaluate_run(run, where, world, changes or [], precision)
     finally:
         distributed.stop()
     if not world.main:
@@ -168,10 +171,11 @@ def evaluate(
     if as_json:
         print_json(found)
         return
-    stored, trained = found["stored_accuracy"], found["trained_in"]
+    stored, trained, used = found["stored_accuracy"], found["trained_in"], found["precision"]
+    why = f"where it was trained in {trained}" if precision else f"since this CPU has no instructions for {trained}"
     make_console().print(
         f"test accuracy {found['accuracy']:.2f} % on {found['images']} images"
-        + ("" if found["precision"] == trained else f", in fp32, since this CPU has no instructions for {trained}")
+        + ("" if used == trained else f", in {used}, {why}")
         + ("" if stored is None else f"; the run's result says {stored:.2f} %")
         + (", of other data than this" if stored is not None and found["other_data"] else "")
     )
