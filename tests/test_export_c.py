@@ -17,6 +17,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from lbq import cli, engine, models
@@ -32,7 +34,7 @@ from lbq.engine.network import (
     readout_bound,
 )
 from lbq.export import export
-from lbq.export.c99 import Sources
+from lbq.export.c99 import Sources, distinct
 from lbq.export.schedule import Schedule
 from lbq.graph import INPUT, Pool, Shape, Synapse
 from lbq.models.resnet import ResNet
@@ -273,6 +275,43 @@ def test_a_residual_network_needs_two_maps_of_its_widest_stage() -> None:
 # The files -------------------------------------------------------------------------------------------------------------
 
 
+@settings(deadline=None, max_examples=50)
+@given(st.integers(0, 2**32), st.tuples(*[st.integers(1, 6)] * 5))
+def test_a_map_is_a_table_of_its_distinct_rows_and_columns(seed: int, sizes: tuple[int, ...]) -> None:
+    random = np.random.default_rng(seed)
+    height, width, row_kinds, column_kinds, channels = sizes
+    values = random.integers(-2, 3, (row_kinds, column_kinds, channels), np.int32)
+    values = values[random.integers(0, row_kinds, height)][:, random.integers(0, column_kinds, width)]
+    table, rows, columns = distinct(values)
+    np.testing.assert_array_equal(table[rows][:, columns], values)
+    assert len(table) == len({row.tobytes() for row in values}) <= row_kinds
+    assert table.shape[1] == len({values[:, x].tobytes() for x in range(width)}) <= column_kinds
+
+
+def bias_written(bias: NDArray[np.int32]) -> tuple[str, int]:
+    """Of a network whose first layer has this bias: the row of that layer, and the bytes of all constants."""
+    net = deployed(shape=(3, 8, 8)).network
+    made = Sources(replace(net, layers=(replace(net.layers[0], bias=bias), *net.layers[1:])))
+    (row,) = re.findall(r"bias_0, .*reset_0", made.files()["model_data.c"])
+    return row, made.constant_bytes
+
+
+def test_a_bias_map_is_written_whole_where_a_table_is_no_smaller() -> None:
+    random = np.random.default_rng(0)
+    channels = deployed(shape=(3, 8, 8)).network.layers[0].shape[0]
+    one = random.integers(-9, 9, channels, np.int32)
+    row, least = bias_written(one)
+    assert row == "bias_0, 0, NULL, NULL, thresholds_0, reset_0"
+    differing = random.integers(-(2**20), 2**20, (channels, 8, 8), np.int32)
+    assert bias_written(differing) == (
+        "bias_0, 8, NULL, NULL, thresholds_0, reset_0", least - one.nbytes + differing.nbytes
+    )  # fmt: skip
+    differing[:, 1:] = differing[:, :1]  # rows alike, columns not
+    row, size = bias_written(differing)
+    assert row == "bias_0, 8, bias_rows_0, bias_columns_0, thresholds_0, reset_0"
+    assert size == least - one.nbytes + differing[:, :1].nbytes + 8 + 8
+
+
 def test_the_same_network_gives_the_same_files_whatever_others_are_called() -> None:
     net = deployed().network
     one, again, other = (Sources(net, name).files() for name in ("model", "model", "Digits2"))
@@ -335,7 +374,8 @@ def test_the_command_writes_a_folder_that_builds_and_checks_itself(
     assert facts["weights"] == network.parameters
     arrays = [a for layer in network.all_layers for a in (layer.bias, *(s.weight for s in layer.synapses))]
     arrays += [a for n in (layer.neuron for layer in network.layers) if n for a in (n.thresholds, n.reset)]
-    assert facts["constant_bytes"] == sum(a.nbytes for a in arrays)
+    stem = network.layers[0].bias  # padded by one: corners, edges and middle are nine positions; a byte says which
+    assert facts["constant_bytes"] == sum(a.nbytes for a in arrays) - stem.nbytes + stem[:, :3, :3].nbytes + 8 + 8
     if shutil.which("make") is None:
         pytest.skip("no make")
     command = ["make", "-C", str(out), f"CC={compiler()}", f"CFLAGS={' '.join([*STRICT, '-O2'])}", "check"]

@@ -30,6 +30,7 @@ from lbq.graph import Synapse
 START = 24  # bytes that a file of an export begins with, whatever the network
 FIXED = ("model.c", "model_net.h", "Makefile")  # but for names
 WIDTH = 116  # of lines of numbers
+MOST_CLASSES = 256  # of rows, or of columns: a byte says which
 TENSORS = {
     "image": "MODEL_IMAGE",
     "unsigned": "MODEL_UNSIGNED_LEVELS",
@@ -235,13 +236,29 @@ int model_best(const int64_t *logits);
         self._arrays.append(f"/* layer {index}: {_comment(layer.name)} */")
         for synapse, source in zip(layer.synapses, step.sources, strict=True):
             synapses.append(self._synapse(synapse, source, len(synapses)))
-        bias = self._array(f"bias_{index}", _channels_last(layer))
+        bias = self._bias(index, layer)
         thresholds = self._array(f"thresholds_{index}", neuron.thresholds)
         reset = self._array(f"reset_{index}", neuron.reset)
         m, k = neuron.leak or (1, 0)
-        shape = _numbers(step.target, first, len(layer.synapses), layer.fraction, int(layer.bias.ndim == 3))
+        shape = _numbers(step.target, first, len(layer.synapses), layer.fraction)
         row = f"{shape}, {bias}, {thresholds}, {reset}, {neuron.n_max}, {_reset(neuron)}, {m}, {k}"
         return self._row(row, layer.name)
+
+    def _bias(self, index: int, layer: IntegerLayer) -> str:
+        """A layer's bias, how many columns that has, and the classes of rows and of columns: of a map in which few rows and
+        columns differ, as where padding makes the borders special, each is written once."""
+        if layer.bias.ndim == 1:
+            return f"{self._array(f'bias_{index}', layer.bias)}, 0, NULL, NULL"
+        whole = layer.bias.transpose(1, 2, 0)
+        table, rows, columns = distinct(whole)
+        if max(table.shape[:2]) > MOST_CLASSES or table.nbytes + len(rows) + len(columns) >= whole.nbytes:
+            return f"{self._array(f'bias_{index}', whole)}, {whole.shape[1]}, NULL, NULL"
+        bias = self._array(f"bias_{index}", table)
+        classes = [
+            self._array(f"bias_{axis}_{index}", found.astype(np.uint8))
+            for axis, found in (("rows", rows), ("columns", columns))
+        ]
+        return f"{bias}, {table.shape[1]}, {', '.join(classes)}"
 
     def _synapse(self, synapse: Synapse, source: int, index: int) -> str:
         if synapse.kind == "identity":
@@ -285,8 +302,12 @@ def _noise(network: IntegerNetwork) -> Golden:
     return Golden(inputs, Network(network).run(inputs, "dense").logits, {})
 
 
-def _channels_last(layer: IntegerLayer) -> NDArray[Any]:
-    return layer.bias if layer.bias.ndim == 1 else layer.bias.transpose(1, 2, 0)
+def distinct(values: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.intp], NDArray[np.intp]]:
+    """A table of the distinct rows and columns, and which of them each is: values[y, x] is table[rows[y], columns[x]]."""
+    (first_rows, rows), (first_columns, columns) = (
+        np.unique(values, axis=axis, return_index=True, return_inverse=True)[1:] for axis in (0, 1)
+    )
+    return values[first_rows][:, first_columns], rows.reshape(-1), columns.reshape(-1)
 
 
 def _reset(neuron: IntegerNeuron) -> str:

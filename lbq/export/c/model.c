@@ -196,6 +196,16 @@ static int32_t sign(int32_t value)
     return (value > 0) - (value < 0);
 }
 
+/* Of all channels at one position. */
+static const int32_t *bias_at(const model_layer *layer, int32_t y, int32_t x)
+{
+    const size_t row = layer->bias_row != NULL ? layer->bias_row[y] : (size_t)y;
+    const size_t column = layer->bias_column != NULL ? layer->bias_column[x] : (size_t)x;
+    if (layer->bias_columns == 0)
+        return layer->bias;
+    return layer->bias + (row * (size_t)layer->bias_columns + column) * (size_t)model_net.tensors[layer->target].channels;
+}
+
 /* The neurons of one position at one timestep. current: [channel]; membrane: [channel], V of the timestep before. */
 static void update_neurons(const context *run, const model_layer *layer, int32_t t, int32_t y, int32_t x,
                            const int32_t *current, int32_t *membrane)
@@ -203,10 +213,8 @@ static void update_neurons(const context *run, const model_layer *layer, int32_t
     const model_tensor *target = &model_net.tensors[layer->target];
     const model_synapse *synapses = model_net.synapses + layer->first;
     const size_t here = place(target, t, y, x), before = place(target, t > 0 ? t - 1 : 0, y, x);
-    const int32_t *bias = layer->bias;
+    const int32_t *bias = bias_at(layer, y, x);
     int32_t c, s;
-    if (layer->bias_map)
-        bias += place(target, 0, y, x);
     for (c = 0; c < target->channels; c++) {
         int32_t u = current[c] * ((int32_t)1 << layer->fraction) + bias[c];
         int32_t level;

@@ -44,8 +44,9 @@ typedef struct {
     int32_t target; /* the tensor that it writes */
     int32_t first, count; /* its synapses */
     int32_t fraction; /* fractional bits of the membrane */
-    int32_t bias_map; /* whether bias is [row][column][channel], else [channel] */
-    const int32_t *bias;
+    const int32_t *bias; /* [row][column][channel] */
+    int32_t bias_columns; /* 0: bias is [channel], the same at every position */
+    const uint8_t *bias_row, *bias_column; /* which of bias's each row and column of neurons has; NULL: its own */
     const int32_t *thresholds; /* [channel][n_max], not decreasing */
     const int32_t *reset; /* [channel] */
     int32_t n_max;
