@@ -42,7 +42,7 @@ from lbq.neuron import BurstNeuron
 from tests.small_nets import CASES, Branches, deployed, pixels, warmed
 
 STRICT = ["-std=c99", "-Wall", "-Wextra", "-Wpedantic", "-Wconversion", "-Werror"]
-SANITIZE = ["-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+SANITIZE = ["-O0", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
 
 
 @functools.cache
@@ -58,7 +58,7 @@ def sanitizers() -> tuple[str, ...]:
     """Flags, or none where the compiler has no such libraries."""
     command = [compiler(), *SANITIZE, "-x", "c", "-", "-o", os.devnull]
     done = subprocess.run(command, input="int main(void) { return 0; }", capture_output=True, text=True)
-    return tuple(SANITIZE) if done.returncode == 0 else ("-O1",)
+    return tuple(SANITIZE) if done.returncode == 0 else ("-O0",)
 
 
 def compile_(folder: Path, sources: list[str], flags: tuple[str, ...], out: str = "program") -> Path:
@@ -74,35 +74,68 @@ def write(folder: Path, sources: Sources) -> None:
         (folder / name).write_text(text)
 
 
-def run_together(folder: Path, nets: dict[str, tuple[Network, NDArray[np.uint8]]], *flags: str) -> None:
-    """Link networks into one program, which reads all inputs and prints their logits; they must be the engine's.
+MAIN = """
+static void show(const char *what, const int64_t *logits, int classes)
+{
+    printf("%s:", what);
+    for (int c = 0; c < classes; c++) printf(" %" PRId64, logits[c]);
+    printf("\\n");
+}
 
-    Levels are wiped between runs: nothing may be left over from one to the next."""
-    main = ["#include <inttypes.h>", "#include <stdio.h>", "#include <string.h>"]
-    main += [f'#include "{name}.h"' for name in nets]
-    main += [f"static {name}_memory {name};\nstatic uint8_t {name}_x[{name.upper()}_INPUT_BYTES];" for name in nets]
-    main += ["int main(void)\n{"]
+int main(void)
+{
+"""
+RUN = """    for (int i = 0; i < @images@; i++) {
+        int64_t logits[NET_CLASSES + 1];
+        if (fread(net_x, 1, sizeof net_x, stdin) != sizeof net_x) return 2;
+        memset(&net, 85 * i, sizeof net);
+        if (net_run(net_x, logits, &net) != 0) return 3;
+        show("net", logits, NET_CLASSES);
+        memset(&net_now, 85 * i, sizeof net_now);
+        net_step_reset(&net_now);
+        for (int t = 0; t < NET_TIMESTEPS; t++) {
+            if (net_step_step(&net_now, net_x + @stride@ * t, logits) != 0) return 4;
+            show("net after a step", logits, NET_CLASSES);
+        }
+        net_before = net_now;
+        logits[0] = 77;
+        if (net_step_step(&net_now, net_x, logits) != 2 || logits[0] != 77) return 5;
+        if (memcmp(&net_now, &net_before, sizeof net_now) != 0) return 6;
+    }
+"""
+
+
+def after_each_step(net: Network, x: NDArray[np.uint8]) -> NDArray[np.int64]:
+    """Logits `[B, T, classes]` by definition: the same network, of which the input has had fewer timesteps."""
+    shorter = [Network(replace(net.network, timesteps=t + 1)) for t in range(net.network.timesteps)]
+    found = [n.run(x if n.network.static else x[: n.network.timesteps], "dense").logits for n in shorter]
+    np.testing.assert_array_equal(found[-1], net.run(x, "dense").logits)
+    return np.stack(found, 1)
+
+
+def run_together(folder: Path, nets: dict[str, tuple[Network, NDArray[np.uint8]]], *flags: str) -> None:
+    """Link networks in both forms into one program, which reads all inputs and prints their logits, at the end and after
+    every step; they must be the engine's, and another step refused.
+
+    Memories and states are filled with rubbish between runs: nothing may be left over from one to the next."""
+    head, body = ["#include <inttypes.h>", "#include <stdio.h>", "#include <string.h>"], []
     stdin, expected = b"", []
     for name, (net, x) in nets.items():
         write(folder, Sources(net.network, name))
+        write(folder, Sources(net.network, f"{name}_step", form="step"))
         images = x if net.network.static else x.swapaxes(0, 1)
         stdin += np.ascontiguousarray(images).tobytes()
-        expected += [f"{name}: {' '.join(map(str, row))}" for row in net.run(x, "dense").logits.tolist()]
-        big = name.upper()
-        main.append(
-            f"""    for (int i = 0; i < {len(images)}; i++) {{
-        int64_t logits[{big}_CLASSES];
-        if (fread({name}_x, 1, sizeof {name}_x, stdin) != sizeof {name}_x) return 2;
-        memset(&{name}, 85 * i, sizeof {name});
-        if ({name}_run({name}_x, logits, &{name}) != 0) return 3;
-        printf("{name}:");
-        for (int c = 0; c < {big}_CLASSES; c++) printf(" %" PRId64, logits[c]);
-        printf("\\n");
-    }}"""
-        )
-    main.append("    return 0;\n}\n")
-    (folder / "main.c").write_text("\n".join(main))
-    sources = ["main.c", *(f"{name}{part}.c" for name in nets for part in ("", "_data"))]
+        for row in after_each_step(net, x).tolist():
+            expected.append(f"{name}: {' '.join(map(str, row[-1]))}")
+            expected += [f"{name} after a step: {' '.join(map(str, logits))}" for logits in row]
+        head += [f'#include "{name}.h"', f'#include "{name}_step.h"']
+        head += [f"static {name}_memory {name};\nstatic uint8_t {name}_x[{name.upper()}_INPUT_BYTES];"]
+        head += [f"static {name}_step_state {name}_now, {name}_before;"]
+        stride = "0" if net.network.static else f"{name.upper()}_STEP_INPUT_BYTES"
+        run = RUN.replace("@images@", str(len(images))).replace("@stride@", stride)
+        body.append(re.sub(r"\bnet(?=\b|_)", name, run).replace("NET_", f"{name.upper()}_"))
+    (folder / "main.c").write_text("\n".join([*head, MAIN, *body, "    return 0;\n}\n"]))
+    sources = ["main.c", *(f"{name}{part}.c" for name in nets for part in ("", "_data", "_step", "_step_data"))]
     program = compile_(folder, sources, flags)
     done = subprocess.run([program], input=stdin, capture_output=True)
     assert done.returncode == 0, done.stderr.decode()[:2000]
@@ -226,6 +259,19 @@ def random_networks() -> dict[str, tuple[Network, NDArray[np.uint8]]]:
     return found
 
 
+def reset_beyond_the_last_timestep() -> tuple[Network, NDArray[np.uint8]]:
+    """A file may hold it: taken off at the timestep after, which there is not, it leaves every bound as it was."""
+    made = random_network(len(KINDS), "level", decay_reset=False, signed=False)
+    neurons = {layer.name: made.spec(layer.name) for layer in made.layers}
+    huge = {name: replace(n, reset=np.full_like(n.reset, 2**31 - 1)) for name, n in neurons.items()}
+    layers = tuple(replace(layer, neuron=huge[layer.name]) for layer in made.layers)
+    made = replace(made, timesteps=1, layers=layers)
+    largest = {s.name: made.largest(s) for s in made.synapses}
+    assert max(membrane_bound(layer, largest, 1) for layer in layers) < MEMBRANE_BOUND
+    lead = (4,) if made.static else (1, 4)
+    return Network(made), pixels(*lead, *made.input_shape)
+
+
 def test_random_networks_give_the_engines_logits(tmp_path: Path) -> None:
     nets = random_networks()
     busy = set()
@@ -235,6 +281,7 @@ def test_random_networks_give_the_engines_logits(tmp_path: Path) -> None:
         busy |= {name for name, level in levels.items() if len(np.unique(level)) > 2}
     assert busy == {"a", "b", "c", "d", "e", "f"}
     assert {net.network.static for net, _ in nets.values()} == {True, False}
+    nets["last"] = reset_beyond_the_last_timestep()
     run_together(tmp_path, nets, *sanitizers())
 
 
@@ -245,9 +292,9 @@ def test_tensors_that_live_together_lie_apart() -> None:
     nets = [net.network for net, _ in random_networks().values()]
     nets += [branched().network, eventful().network, deployed().network]
     shared = 0
-    for network in nets:
-        plan = Schedule(network)
-        scratch = 3 * max(layer.shape[0] for layer in network.layers)
+    for network, stepwise in itertools.product(nets, (False, True)):
+        plan = Schedule(network, stepwise)
+        scratch = (2 if stepwise else 3) * max(layer.shape[0] for layer in network.layers)
         for i, one in enumerate(plan.tensors[1:], 1):
             limit = plan.words if one.kind == "sums" else plan.levels
             assert (scratch if one.kind == "sums" else 0) <= one.offset <= limit - one.size
@@ -261,7 +308,7 @@ def test_tensors_that_live_together_lie_apart() -> None:
                 readers = [s.kind for s, k in zip(step.layer.synapses, step.sources, strict=True) if k == j]
                 assert readers == ["identity"] * len(readers) != []
                 shared += 1
-    assert shared > len(nets)
+    assert shared > 2 * len(nets)
 
 
 def test_a_residual_network_needs_two_maps_of_its_widest_stage() -> None:
@@ -270,6 +317,18 @@ def test_a_residual_network_needs_two_maps_of_its_widest_stage() -> None:
     plan = Schedule(net)
     assert plan.levels == 2 * net.timesteps * net["layer1.0.sn1"].units
     assert plan.words == 3 * 16 + net.timesteps * 16 * (net.largest(net.readout.synapses[0]) > 255)
+
+
+def test_stepwise_there_are_levels_of_one_timestep_and_all_membranes() -> None:
+    net = eventful().network
+    assert net.timesteps == 3
+    plan, whole = Schedule(net, stepwise=True), Schedule(net)
+    assert {tensor.frames for tensor in plan.tensors} == {1}
+    assert 3 * plan.levels == whole.levels
+    assert (plan.membranes, whole.membranes) == (net.units, 0)
+    ends = [step.membranes + step.layer.units for step in plan.layers]
+    assert [step.membranes for step in plan.layers] == [0, *ends[:-1]]
+    assert ends[-1] == net.units
 
 
 # The files -------------------------------------------------------------------------------------------------------------
@@ -358,17 +417,18 @@ def call(capsys: pytest.CaptureFixture[str], *arguments: Any) -> tuple[int, str,
     return int(stop.value.code or 0), out, err
 
 
+@pytest.mark.parametrize(("format", "memory"), [("c", "MEMORY"), ("c-step", "STATE")])
 def test_the_command_writes_a_folder_that_builds_and_checks_itself(
-    capsys: pytest.CaptureFixture[str], model: Path, tmp_path: Path
+    capsys: pytest.CaptureFixture[str], model: Path, tmp_path: Path, format: str, memory: str
 ) -> None:
     out = tmp_path / "new" / "c"
-    code, text, _ = call(capsys, "export", model, "-o", out, "--json")
+    code, text, _ = call(capsys, "export", model, "-o", out, "--format", format, "--json")
     facts = json.loads(text)
     assert (code, facts["path"], facts["examples"]) == (0, str(out), 8)
     assert sorted(facts["files"]) == sorted(p.name for p in out.iterdir())
     assert facts["bytes"] == sum(p.stat().st_size for p in out.iterdir())
     header = (out / "model.h").read_text()
-    assert f"#define MODEL_MEMORY_BYTES {facts['memory_bytes']} " in header
+    assert f"#define MODEL_{memory}_BYTES {facts['memory_bytes']} " in header
     assert "#define MODEL_INPUT_SHAPE {1, 3, 8, 8}" in header
     network = engine.load(model).network
     assert facts["weights"] == network.parameters
@@ -384,9 +444,7 @@ def test_the_command_writes_a_folder_that_builds_and_checks_itself(
     assert "warning" not in done.stderr
     assert "8 of 8 inputs give the expected logits" in done.stdout
     example = (out / "example.c").read_text()
-    (out / "example.c").write_text(
-        re.sub(r"(\d)\n}\n};\n\nstatic model_memory", r"\g<1>1\n}\n};\n\nstatic model_memory", example)
-    )
+    (out / "example.c").write_text(re.sub(r"(\d)\n}\n};\n\nstatic model_", r"\g<1>1\n}\n};\n\nstatic model_", example))
     program = compile_(out, ["example.c", "model.c", "model_data.c"], ("-O0",))
     done = subprocess.run([program], capture_output=True, text=True)
     assert (done.returncode, done.stdout.splitlines()[-1]) == (1, "7 of 8 inputs give the expected logits")
@@ -394,10 +452,11 @@ def test_the_command_writes_a_folder_that_builds_and_checks_itself(
 
 def test_the_documentations_c_compiles(model: Path, tmp_path: Path) -> None:
     page = (Path(__file__).parent.parent / "docs" / "deploy.md").read_text()
-    (block,) = re.findall(r"```c\n(.*?)```", page, re.S)
-    export(model, tmp_path)
-    (tmp_path / "page.c").write_text(block)
-    compile_(tmp_path, ["-c", "page.c"], (), "page.o")
+    blocks = re.findall(r"```c\n(.*?)```", page, re.S)
+    for block, format in zip(blocks, ("c", "c-step"), strict=True):
+        export(model, tmp_path, format)
+        (tmp_path / "page.c").write_text(block)
+        compile_(tmp_path, ["-c", "page.c"], (), "page.o")
 
 
 def test_the_command_names_the_network_and_says_what_it_wrote(
@@ -414,8 +473,9 @@ def test_the_command_names_the_network_and_says_what_it_wrote(
 
 @pytest.mark.parametrize("name", ["size", "int32", "INTMAX"])
 def test_names_whose_macros_c_has_already(model: Path, tmp_path: Path, name: str) -> None:
-    export(model, tmp_path, name=name)
-    compile_(tmp_path, [f"{name}.c", f"{name}_data.c", "example.c"], ())
+    for format in ("c", "c-step"):
+        export(model, tmp_path, format, name)
+        compile_(tmp_path, [f"{name}.c", f"{name}_data.c", "example.c"], ())
 
 
 @pytest.mark.parametrize(
@@ -429,6 +489,8 @@ def test_names_whose_macros_c_has_already(model: Path, tmp_path: Path, name: str
         (["-o", "mine"], "mine/Makefile is there already and was not written by lbq export: give another folder"),
         (["-o", ""], "export: say where to with -o"),
         (["--format", "cc"], "--format 'cc' is not known; did you mean 'c'?"),
+        (["--format", "c_step"], "--format 'c_step' is not known; did you mean 'c-step'?"),
+        (["--format", "c-step", "-o", "mine"], "mine/Makefile is there already and was not written by lbq export"),
         (["-o", "file"], "cannot write file: it is a file, give a folder"),
         (["-o", "file/in"], "cannot write file/in: file is not a folder"),
         (["-o", "taken"], "cannot write taken/model.c: it is a folder"),

@@ -166,5 +166,11 @@ def test_a_source_distribution_holds_the_package_and_no_tests(tmp_path: Path) ->
     command = [sys.executable, "setup.py", "-q", "egg_info", "--egg-base", str(tmp_path)]
     subprocess.run(command, cwd=ROOT, capture_output=True, check=True, timeout=120)
     listed = set((tmp_path / "lbq.egg-info/SOURCES.txt").read_text().splitlines())
-    assert {"lbq/native/conv.h", "lbq/native/conv.c", "lbq/data/digits.npz", "lbq/export/c/model.c"} < listed
+    assert {
+        "lbq/native/conv.h",
+        "lbq/native/conv.c",
+        "lbq/data/digits.npz",
+        "lbq/export/c/model.c",
+        "lbq/export/c/step/model.c",
+    } < listed
     assert not [name for name in listed if name.startswith("tests/")]

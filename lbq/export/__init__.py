@@ -9,6 +9,7 @@ from lbq.errors import LbqError, nearest
 
 FORMATS = {
     "c": "C99 sources that need nothing but a compiler",
+    "c-step": "the same for one timestep, with a state that the caller keeps",
     "onnx": "an ONNX model of standard operators, all timesteps in one",
     "onnx-step": "the same for one timestep, with explicit state",
     "nir": "a NIR graph of a trained run, where that loses nothing",
@@ -24,8 +25,8 @@ def check_format(format: str) -> str:
 def export(model: Path | str, out: Path | str, format: str = "c", name: str = "model") -> dict[str, Any]:
     """Write the network of a model.lbq in another form.
 
-    out: where to; a folder for `c`, else a file. name: what the network is called there, in C. Returns what was written, as
-    JSON values: `path`, and `text`, a line for people.
+    out: where to; a folder for `c` and `c-step`, else a file. name: what the network is called there, in C. Returns what was
+    written, as JSON values: `path`, and `text`, a line for people.
     """
     if not str(out):
         raise LbqError("export: say where to with -o")
@@ -34,10 +35,10 @@ def export(model: Path | str, out: Path | str, format: str = "c", name: str = "m
         raise LbqError(f"{out} is the network that is to be exported: give another name with -o")
     if check_format(format) == "nir":
         raise LbqError("NIR is written from a trained run, not from a deployed network: its neurons do not round")
-    if format == "c":
+    if format in ("c", "c-step"):
         from lbq.export import c99
 
-        return c99.export(model, out, name)
+        return c99.export(model, out, name, "step" if format == "c-step" else "run")
     from lbq.engine import load
     from lbq.export.onnx import write_onnx
 

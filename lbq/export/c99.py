@@ -2,6 +2,9 @@
 
 The runtime and its example lie beside this file in `c/`, for a network called `model`; names are changed to the one asked
 for, so that several networks can be linked into one program. The same network gives the same bytes.
+
+Two forms, made of the same runtime: `run` takes all timesteps in one call, `step` one in each, with a state that the caller
+keeps. What is of one form alone lies in `c/run` and `c/step`.
 """
 
 from __future__ import annotations
@@ -11,9 +14,8 @@ import math
 import re
 import shlex
 from importlib import resources
-from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,8 +29,8 @@ from lbq.errors import LbqError
 from lbq.export.schedule import LayerStep, Schedule
 from lbq.graph import Synapse
 
+Form = Literal["run", "step"]
 START = 24  # bytes that a file of an export begins with, whatever the network
-FIXED = ("model.c", "model_net.h", "Makefile")  # but for names
 WIDTH = 116  # of lines of numbers
 MOST_CLASSES = 256  # of rows, or of columns: a byte says which
 TENSORS = {
@@ -39,14 +41,14 @@ TENSORS = {
 }
 
 
-def export(model: Path, out: Path, name: str = "model") -> dict[str, Any]:
+def export(model: Path, out: Path, name: str = "model", form: Form = "run") -> dict[str, Any]:
     """Write a model.lbq to the folder `out` as C. Returns facts: memory, weights and constants in bytes."""
     check_name(name)
     files.check_folder(out)
     net = load(model)
     with open(model, "rb") as file:
         checksum = hashlib.file_digest(file, "sha256").hexdigest()
-    made = Sources(net.network, name, net.golden, checksum)
+    made = Sources(net.network, name, net.golden, checksum, form)
     contents = made.files()
     for file_name, text in contents.items():
         check_ours(out / file_name, text)
@@ -87,33 +89,51 @@ def check_ours(path: Path, text: str) -> None:
 
 
 class Sources:
-    """The C files of one network. memory_bytes: of `NAME_memory`; constant_bytes: of all weights and constants.
+    """The C files of one network. memory_bytes: of NAME_memory, or NAME_state; constant_bytes: of all weights and constants.
 
     golden: inputs and logits for the example; None: noise, and what the engine gives. checksum: of the network's file.
     """
 
     def __init__(
-        self, network: IntegerNetwork, name: str = "model", golden: Golden | None = None, checksum: str = ""
+        self,
+        network: IntegerNetwork,
+        name: str = "model",
+        golden: Golden | None = None,
+        checksum: str = "",
+        form: Form = "run",
     ) -> None:
-        self.network, self.name, self.checksum = network, name, checksum
-        self.schedule = Schedule(network)
+        self.network, self.name, self.checksum, self.form = network, name, checksum, form
+        self.schedule = Schedule(network, stepwise=form == "step")
         given = golden is not None and len(golden.logits) > 0
         self.origin = "The golden inputs that came with the network" if given else "Noise, and what lbq's engine gave"
         self.golden = golden if golden is not None and given else _noise(network)
         self.constant_bytes = 0
         self._arrays: list[str] = []
         self._said: list[str] = []
-        self.levels = -(-self.schedule.levels // 4) * 4
-        self.memory_bytes = 4 * self.schedule.words + self.levels
+        self.levels, self.memory_bytes = self._sizes()
         self._tables = self._data()
 
     def files(self) -> dict[str, str]:
         """By name."""
+        texts = {
+            "model.h": self._header(),
+            "model.c": self._template("model.c"),
+            "model_net.h": self._template("model_net.h"),
+            "model_data.c": self._tables,
+            "example.c": self._example(),
+            "Makefile": self._template("Makefile"),
+        }
+        return {_renamed(name, self.name): self._finished(text) for name, text in texts.items()}
+
+    def _template(self, name: str, **values: object) -> str:
+        """A file of `c/`, with what the form of that name says, and values, where `@interface@` and `@KEY@` stand."""
         folder = resources.files("lbq.export") / "c"
-        texts = {name: (folder / name).read_text(encoding="utf-8") for name in FIXED}
-        texts |= {"model.h": self._header(), "model_data.c": self._tables, "example.c": self._example(folder)}
-        order = ("model.h", "model.c", "model_net.h", "model_data.c", "example.c", "Makefile")
-        return {_renamed(name, self.name): self._finished(texts[name]) for name in order}
+        text, of_form = (folder / name).read_text(encoding="utf-8"), folder / self.form / name
+        if of_form.is_file():
+            text = text.replace("@interface@\n", of_form.read_text(encoding="utf-8"))
+        for key, value in values.items():
+            text = text.replace(f"@{key}@", str(value))
+        return text
 
     def _finished(self, text: str) -> str:
         return re.sub(r"@(\d+)@", lambda found: self._said[int(found[1])], _renamed(text, self.name))
@@ -123,71 +143,52 @@ class Sources:
         self._said.append(text)
         return f"@{len(self._said) - 1}@"
 
+    def _sizes(self) -> tuple[int, int]:
+        """Bytes of levels, filled up so that no compiler adds padding, and of the whole memory or state."""
+        plan, fixed, unit = self.schedule, 4 * self.schedule.words, 4
+        if self.form == "step":
+            fixed, unit = fixed + 8 * self.network.readout.shape[0] + 4 + 4 * plan.membranes, 8
+        size = -(-(fixed + plan.levels) // unit) * unit
+        return size - fixed, size
+
     # model.h -----------------------------------------------------------------------------------------------------------
 
     def _header(self) -> str:
+        net, frames = self.network, self.schedule.tensors[0].frames
+        return self._template(
+            "model.h",
+            described="\n".join(
+                f"   {key + ':':<12}{self._say(_comment(text))}" for key, text in self._described().items()
+            ),
+            shape=_numbers(frames, *net.input_shape),
+            input_bytes=frames * math.prod(net.input_shape),
+            input_max=net.input_max,
+            timesteps=net.timesteps,
+            classes=net.readout.shape[0],
+            weights=net.parameters,
+            constant_bytes=self.constant_bytes,
+            scale=repr(net.scale),
+            frame="the image, each time the same" if net.static else "the next frame",
+            membranes=self.schedule.membranes,
+            words=self.schedule.words,
+            levels=self.levels,
+            memory_bytes=self.memory_bytes,
+        )
+
+    def _described(self) -> dict[str, str]:
         net, facts = self.network, self.network.facts
         data = facts.get("data")
-        shape = "x".join(map(str, net.input_shape))
-        frames = 1 if net.static else net.timesteps
         kinds = ", ".join(sorted({str(s.weight.dtype) for s in net.synapses if s.kind == "conv"}))
-        described = {
-            "model": facts.get("model") or "a network of one's own",
-            "dataset": (data.get("name") if isinstance(data, dict) else None) or "not stated",
-            "input": f"uint8, {'one image' if net.static else f'{frames} event frames'} of {shape}, "
-            f"values 0 to {net.input_max}",
+        frames = "one image" if net.static else f"{net.timesteps} event frames"
+        return {
+            "model": str(facts.get("model") or "a network of one's own"),
+            "dataset": str((data.get("name") if isinstance(data, dict) else None) or "not stated"),
+            "input": f"uint8, {frames} of {'x'.join(map(str, net.input_shape))}, values 0 to {net.input_max}",
             "network": f"{len(net.layers)} spiking layers, {net.units:,} neurons, {net.timesteps} timesteps, "
             f"{net.parameters:,} weights ({kinds})",
             "file": f"SHA-256 {self.checksum}" if self.checksum else "none",
             "written by": f"lbq {__version__}",
         }
-        comment = "\n".join(f"   {key + ':':<12}{self._say(_comment(str(value)))}" for key, value in described.items())
-        return f"""/* An integer spiking network.
-
-{comment}
-
-   It computes what docs/deploy.md of lbq defines, bit for bit: additions, products with small integers, shifts and
-   comparisons; no floating point, no allocation, no state between calls. How accurate it is, this file does not say. */
-#ifndef MODEL_H
-#define MODEL_H
-
-#include <stdint.h>
-
-#ifdef __cplusplus
-extern "C" {{
-#endif
-
-#define MODEL_INPUT_SHAPE {{{frames}, {", ".join(map(str, net.input_shape))}}} /* frames, channels, rows, columns */
-#define MODEL_INPUT_BYTES {frames * math.prod(net.input_shape)}
-#define MODEL_INPUT_MAX {net.input_max} /* the brightest pixel, or highest count, in the data it was trained on */
-#define MODEL_TIMESTEPS {net.timesteps}
-#define MODEL_CLASSES {net.readout.shape[0]}
-#define MODEL_WEIGHTS {net.parameters}
-#define MODEL_CONSTANT_BYTES {self.constant_bytes} /* weights, thresholds and biases, read only */
-#define MODEL_MEMORY_BYTES {self.memory_bytes} /* sizeof(model_memory) */
-#define MODEL_LOGIT_SCALE {net.scale!r} /* what one unit of a logit is worth; the network does not use it */
-
-/* What a run needs besides the constants. It may lie anywhere, holds nothing between runs and needs no initial value. */
-typedef struct {{
-    int32_t words[{self.schedule.words}];
-    uint8_t levels[{self.levels}];
-}} model_memory;
-
-extern const char *const model_class_names[MODEL_CLASSES];
-
-/* Classify one input, MODEL_INPUT_BYTES in the order of MODEL_INPUT_SHAPE, pixels as they are stored. Writes
-   MODEL_CLASSES logits. Returns 0, or 1 where a pointer is NULL. Calls with memories of their own may run at once. */
-int model_run(const uint8_t *input, int64_t *logits, model_memory *memory);
-
-/* The class with the largest logit; of equal ones the first. */
-int model_best(const int64_t *logits);
-
-#ifdef __cplusplus
-}}
-#endif
-
-#endif
-"""
 
     # model_data.c ------------------------------------------------------------------------------------------------------
 
@@ -210,19 +211,19 @@ int model_best(const int64_t *logits);
             f"{_numbers(*p.pool.kernel, *p.pool.stride, *p.pool.padding)}}}"
             for p in plan.pools
         ]
-        steps = [f"{{MODEL_{kind.upper()}_STEP, {index}}}" for kind, index in plan.steps]
+        stages = [f"{{MODEL_{kind.upper()}_STAGE, {index}}}" for kind, index in plan.steps]
         names = net.classes or tuple(map(str, range(net.readout.shape[0])))
         tables = [
             _table("model_tensor", "tensors", tensors),
             _table("model_synapse", "synapses", synapses),
             _table("model_pool", "pools", pools) if pools else "",  # C99 has no empty arrays
             _table("model_layer", "layers", layers),
-            _table("model_step", "steps", steps),
+            _table("model_stage", "stages", stages),
             "const char *const model_class_names[MODEL_CLASSES] = {\n"
             + "".join(f"    {self._say(_string(name))},\n" for name in names)
             + "};\n",
-            f"const model_network model_net = {{tensors, synapses, {'pools' if pools else 'NULL'}, layers, steps, "
-            f"{len(steps)}, {first}, {len(net.readout.synapses)}, {bias}}};\n",
+            f"const model_network model_net = {{tensors, synapses, {'pools' if pools else 'NULL'}, layers, stages, "
+            f"{len(stages)}, {first}, {len(net.readout.synapses)}, {bias}}};\n",
         ]
         head = (
             "/* The network's constants; written by lbq export. */\n"
@@ -241,7 +242,7 @@ int model_best(const int64_t *logits);
         reset = self._array(f"reset_{index}", neuron.reset)
         m, k = neuron.leak or (1, 0)
         shape = _numbers(step.target, first, len(layer.synapses), layer.fraction)
-        row = f"{shape}, {bias}, {thresholds}, {reset}, {neuron.n_max}, {_reset(neuron)}, {m}, {k}"
+        row = f"{shape}, {bias}, {thresholds}, {reset}, {neuron.n_max}, {_reset(neuron)}, {m}, {k}, {step.membranes}"
         return self._row(row, layer.name)
 
     def _bias(self, index: int, layer: IntegerLayer) -> str:
@@ -283,17 +284,18 @@ int model_best(const int64_t *logits);
 
     # example.c ---------------------------------------------------------------------------------------------------------
 
-    def _example(self, folder: Traversable) -> str:
-        text = (folder / "example.c").read_text(encoding="utf-8")
+    def _example(self) -> str:
         inputs = self.golden.inputs if self.network.static else self.golden.inputs.swapaxes(0, 1)
-        for key, value in {
-            "examples": str(len(inputs)),
-            "origin": self.origin,
-            "inputs": self._say(",\n".join(f"{{\n{_wrapped(one.reshape(-1))}\n}}" for one in inputs)),
-            "logits": ",\n".join(f"{{\n{_wrapped(one)}\n}}" for one in self.golden.logits),
-        }.items():
-            text = text.replace(f"@{key}@", value)
-        return text
+        one_by_one = self.form == "step" and not self.network.static
+        return self._template(
+            "example.c",
+            examples=len(inputs),
+            origin=self.origin,
+            input_size="MODEL_TIMESTEPS * MODEL_INPUT_BYTES" if one_by_one else "MODEL_INPUT_BYTES",
+            inputs=self._say(",\n".join(f"{{\n{_wrapped(one.reshape(-1))}\n}}" for one in inputs)),
+            logits=",\n".join(f"{{\n{_wrapped(one)}\n}}" for one in self.golden.logits),
+            frame="input + t * MODEL_INPUT_BYTES" if one_by_one else "input",
+        )
 
 
 def _noise(network: IntegerNetwork) -> Golden:

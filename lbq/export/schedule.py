@@ -2,6 +2,7 @@
 
 Steps are layers and the pools between them, in order. A tensor lives from the step that writes it to the last one that reads
 it; those that live at different times share memory. The sum at the end of a residual block takes the place of its shortcut.
+All timesteps run in one call, or each in a call of its own, between which membranes are kept.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ Step = tuple[Literal["pool", "layer"], int]
 
 @dataclass
 class Tensor:
-    """Values over time: 8-bit levels, or int32 `sums` of pooled ones. frames: 1 where all timesteps share them.
+    """Values over time: 8-bit levels, or int32 `sums` of pooled ones. frames: 1 where all timesteps of a call share them.
 
     born, dies: the steps that write and last read it. offset: of its first value, among the bytes or the words.
     """
@@ -47,38 +48,45 @@ class PoolStep:
 
 @dataclass(frozen=True)
 class LayerStep:
-    """sources: the tensor that each of the layer's synapses reads. target: None for the readout."""
+    """sources: the tensor that each of the layer's synapses reads. target: None for the readout. membranes: where its own
+    begin among those that are kept."""
 
     layer: IntegerLayer
     sources: tuple[int, ...]
     target: int | None
+    membranes: int = 0
 
 
 @dataclass
 class Schedule:
-    """levels: bytes of all levels; words: int32 values, `scratch` of them first, three for each channel of the
-    widest layer."""
+    """stepwise: whether a call runs one timestep, so that it needs room for the levels of one only.
+
+    levels: bytes of all levels; words: int32 values, `scratch` of them first, two for each channel of the widest layer, and
+    one more for its membrane where none are kept; membranes: int32 values that are, `[H, W, C]` of each layer."""
 
     network: IntegerNetwork
+    stepwise: bool = False
     tensors: list[Tensor] = field(default_factory=list)
     pools: list[PoolStep] = field(default_factory=list)
     layers: list[LayerStep] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
     levels: int = 0
     words: int = 0
+    membranes: int = 0
 
     def __post_init__(self) -> None:
         net = self.network
         self._known: dict[tuple[str, tuple[Pool, ...]], int] = {}
-        frames = 1 if net.static else net.timesteps
-        self._add((INPUT, ()), Tensor("image", frames, net.input_shape, 255))
+        timesteps = 1 if self.stepwise else net.timesteps
+        self._add((INPUT, ()), Tensor("image", 1 if net.static else timesteps, net.input_shape, 255))
         for layer in net.layers:
             sources = self._read(layer)
             neuron = net.spec(layer.name)
-            made = Tensor("signed" if neuron.signed else "unsigned", net.timesteps, layer.shape, neuron.n_max)
+            made = Tensor("signed" if neuron.signed else "unsigned", timesteps, layer.shape, neuron.n_max)
             target = self._add((layer.name, ()), made)
             self._step("layer", len(self.layers), (*sources, target))
-            self.layers.append(LayerStep(layer, sources, target))
+            self.layers.append(LayerStep(layer, sources, target, self.membranes))
+            self.membranes += layer.units if self.stepwise else 0
         sources = self._read(net.readout)
         for source in sources:
             self.tensors[source].dies = len(self.steps)
@@ -124,7 +132,7 @@ class Schedule:
                 self._share(places, self.layers[index], step)
         shared = {id(place): place for place in places[1:]}.values()
         words = [place for place in shared if place.tensors[0].kind == "sums"]
-        scratch = 3 * max(layer.shape[0] for layer in self.network.layers)
+        scratch = (2 if self.stepwise else 3) * max(layer.shape[0] for layer in self.network.layers)
         self.levels = max(_offsets((place for place in shared if place.tensors[0].kind != "sums"), 0), 1)
         self.words = max(_offsets(words, scratch), scratch)
 

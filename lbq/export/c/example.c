@@ -8,7 +8,7 @@
 enum { EXAMPLES = @examples@ };
 
 /* @origin@ */
-static const uint8_t inputs[EXAMPLES][MODEL_INPUT_BYTES] = {
+static const uint8_t inputs[EXAMPLES][@input_size@] = {
 @inputs@
 };
 
@@ -16,14 +16,14 @@ static const int64_t expected[EXAMPLES][MODEL_CLASSES] = {
 @logits@
 };
 
-static model_memory memory; /* not on the stack, which may be too small for it */
+@interface@
 
 int main(void)
 {
     int i, same = 0;
     for (i = 0; i < EXAMPLES; i++) {
         int64_t logits[MODEL_CLASSES];
-        if (model_run(inputs[i], logits, &memory) != 0)
+        if (classify(inputs[i], logits) != 0)
             return 1;
         printf("input %d: %s, logit %" PRId64 "\n", i, model_class_names[model_best(logits)],
                logits[model_best(logits)]);

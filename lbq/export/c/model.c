@@ -1,7 +1,7 @@
-/* Runs an integer spiking network. C99; no allocation, no floating point, no state between calls.
+/* Runs an integer spiking network. C99; no allocation, no floating point, no state but what the caller keeps.
 
-   Layers run one after the other, each over all its timesteps, position by position: only levels (one byte each) are kept
-   for a whole layer, membranes and currents for the channels of one position. At every timestep
+   Layers run one after the other, each over all timesteps of a call, position by position: for a whole layer only levels
+   (one byte each) are kept, currents for the channels of one position. At every timestep
 
        U = leak(V) + (sum of W * S) * 2^fraction + bias + (sum of identity * S)
        S = how many thresholds U reaches;   V = U - reset where S is not 0
@@ -14,12 +14,13 @@
 #include "model.h"
 #include "model_net.h"
 
-/* Fails to compile where the memory is not laid out as model.h says. */
-typedef char model_memory_is_as_stated[sizeof(model_memory) == MODEL_MEMORY_BYTES ? 1 : -1];
-
+/* Timesteps from `first` up to `end`, and what they read and write. */
 typedef struct {
     const uint8_t *image;
-    model_memory *memory;
+    int32_t *words;
+    uint8_t *levels;
+    int32_t *membranes; /* of all layers, kept from call to call; NULL where one call runs all timesteps */
+    int32_t first, end;
 } context;
 
 /* Where currents are summed: one of the two, with a value for each output channel. */
@@ -36,22 +37,22 @@ static int32_t read_level(const context *run, const model_tensor *tensor, size_t
     case MODEL_IMAGE:
         return run->image[index];
     case MODEL_UNSIGNED_LEVELS:
-        return run->memory->levels[tensor->offset + index];
+        return run->levels[tensor->offset + index];
     case MODEL_SIGNED_LEVELS: {
-        const uint8_t byte = run->memory->levels[tensor->offset + index];
+        const uint8_t byte = run->levels[tensor->offset + index];
         return byte < 128 ? (int32_t)byte : (int32_t)byte - 256;
     }
     default:
-        return run->memory->words[tensor->offset + index];
+        return run->words[tensor->offset + index];
     }
 }
 
 static void write_level(const context *run, const model_tensor *tensor, size_t index, int32_t value)
 {
     if (tensor->kind == MODEL_SUMS)
-        run->memory->words[tensor->offset + index] = value;
+        run->words[tensor->offset + index] = value;
     else
-        run->memory->levels[tensor->offset + index] = (uint8_t)((uint32_t)value & 255u);
+        run->levels[tensor->offset + index] = (uint8_t)((uint32_t)value & 255u);
 }
 
 /* Of channel 0 at one place; channels are `channel_distance` apart. */
@@ -206,46 +207,53 @@ static const int32_t *bias_at(const model_layer *layer, int32_t y, int32_t x)
     return layer->bias + (row * (size_t)layer->bias_columns + column) * (size_t)model_net.tensors[layer->target].channels;
 }
 
-/* The neurons of one position at one timestep. current: [channel]; membrane: [channel], V of the timestep before. */
+/* What of a membrane U the next timestep begins with: leak(V), or with a late reset leak(U) - reset. */
+static int32_t carried(const model_layer *layer, int32_t reset, int32_t u, int32_t level)
+{
+    const int32_t m = layer->leak_m, k = layer->leak_k;
+    switch (layer->reset_kind) {
+    case MODEL_RESET_ONCE:
+        return leaked(u - reset * sign(level), m, k);
+    case MODEL_RESET_LEVEL:
+        return leaked(u - reset * level, m, k);
+    case MODEL_RESET_HARD:
+        return level != 0 ? 0 : leaked(u, m, k);
+    case MODEL_RESET_ONCE_LATE:
+        return leaked(u, m, k) - reset * sign(level);
+    default:
+        return leaked(u, m, k) - reset * level;
+    }
+}
+
+/* The neurons of one position at one timestep. current, membrane: [channel]. After the last timestep nothing is carried
+   on: no bound is proved for what it would be. */
 static void update_neurons(const context *run, const model_layer *layer, int32_t t, int32_t y, int32_t x,
                            const int32_t *current, int32_t *membrane)
 {
     const model_tensor *target = &model_net.tensors[layer->target];
     const model_synapse *synapses = model_net.synapses + layer->first;
-    const size_t here = place(target, t, y, x), before = place(target, t > 0 ? t - 1 : 0, y, x);
+    const size_t here = place(target, t, y, x);
     const int32_t *bias = bias_at(layer, y, x);
     int32_t c, s;
     for (c = 0; c < target->channels; c++) {
-        int32_t u = current[c] * ((int32_t)1 << layer->fraction) + bias[c];
+        int32_t u = current[c] * ((int32_t)1 << layer->fraction) + bias[c] + membrane[c];
         int32_t level;
         for (s = 0; s < layer->count; s++)
             if (synapses[s].identity != NULL) {
                 const model_tensor *source = &model_net.tensors[synapses[s].source];
                 u += synapses[s].identity[c] * read_level(run, source, place(source, t, y, x) + (size_t)c);
             }
-        if (t > 0) {
-            u += leaked(membrane[c], layer->leak_m, layer->leak_k);
-            if (layer->reset_kind == MODEL_RESET_ONCE_LATE)
-                u -= layer->reset[c] * sign(read_level(run, target, before + (size_t)c));
-            else if (layer->reset_kind == MODEL_RESET_LEVEL_LATE)
-                u -= layer->reset[c] * read_level(run, target, before + (size_t)c);
-        }
         level = fired(layer->thresholds + (size_t)c * (size_t)layer->n_max, layer->n_max,
                       target->kind == MODEL_SIGNED_LEVELS, u);
         write_level(run, target, here + (size_t)c, level);
-        if (layer->reset_kind == MODEL_RESET_ONCE)
-            u -= layer->reset[c] * sign(level);
-        else if (layer->reset_kind == MODEL_RESET_LEVEL)
-            u -= layer->reset[c] * level;
-        else if (layer->reset_kind == MODEL_RESET_HARD && level != 0)
-            u = 0;
-        membrane[c] = u;
+        if (t + 1 < MODEL_TIMESTEPS)
+            membrane[c] = carried(layer, layer->reset[c], u, level);
     }
 }
 
 /* Layers -------------------------------------------------------------------------------------------------------------- */
 
-/* Add the convolutions of what all timesteps share, a static image, or of what each has for itself. */
+/* Add the convolutions of what all timesteps of the call share, a static image, or of what each has for itself. */
 static void add_convs(const context *run, const model_layer *layer, int32_t shared, int32_t t, int32_t y, int32_t x,
                       int32_t *current)
 {
@@ -261,17 +269,29 @@ static void add_convs(const context *run, const model_layer *layer, int32_t shar
     }
 }
 
+/* The membranes of one position, [channel]. Where one call runs all timesteps, every position uses the same. */
+static int32_t *membranes_at(const context *run, const model_layer *layer, int32_t y, int32_t x)
+{
+    const model_tensor *target = &model_net.tensors[layer->target];
+    if (run->membranes == NULL)
+        return run->words + 2 * (size_t)target->channels;
+    return run->membranes + layer->membranes + place(target, 0, y, x);
+}
+
 static void run_layer(const context *run, const model_layer *layer)
 {
     const model_tensor *target = &model_net.tensors[layer->target];
     const size_t channels = (size_t)target->channels, bytes = channels * sizeof(int32_t);
-    int32_t *shared = run->memory->words, *current = shared + channels, *membrane = current + channels;
+    int32_t *shared = run->words, *current = shared + channels;
     int32_t t, y, x;
     for (y = 0; y < target->height; y++)
         for (x = 0; x < target->width; x++) {
+            int32_t *membrane = membranes_at(run, layer, y, x);
+            if (run->first == 0)
+                memset(membrane, 0, bytes);
             memset(shared, 0, bytes);
             add_convs(run, layer, 1, 0, y, x, shared);
-            for (t = 0; t < target->frames; t++) {
+            for (t = run->first; t < run->end; t++) {
                 memcpy(current, shared, bytes);
                 add_convs(run, layer, 0, t, y, x, current);
                 update_neurons(run, layer, t, y, x, current, membrane);
@@ -279,19 +299,19 @@ static void run_layer(const context *run, const model_layer *layer)
         }
 }
 
-/* Levels of all timesteps, summed in 64 bits. */
+/* Add the levels of these timesteps, in 64 bits; the first brings the bias along. */
 static void run_readout(const context *run, int64_t *logits)
 {
     int32_t s, t, c;
     sums into;
     into.narrow = NULL;
     into.wide = logits;
-    for (c = 0; c < MODEL_CLASSES; c++)
-        logits[c] = model_net.readout_bias[c];
+    if (run->first == 0)
+        memcpy(logits, model_net.readout_bias, MODEL_CLASSES * sizeof *logits);
     for (s = model_net.readout_first; s < model_net.readout_first + model_net.readout_count; s++) {
         const model_synapse *synapse = &model_net.synapses[s];
         const model_tensor *source = &model_net.tensors[synapse->source];
-        for (t = 0; t < MODEL_TIMESTEPS; t++) {
+        for (t = run->first; t < run->end; t++) {
             if (synapse->identity == NULL)
                 add_conv(run, synapse, t, 0, 0, MODEL_CLASSES, into);
             else
@@ -302,26 +322,22 @@ static void run_readout(const context *run, int64_t *logits)
     }
 }
 
+static void run_network(const context *run, int64_t *logits)
+{
+    int32_t i;
+    for (i = 0; i < model_net.stage_count; i++) {
+        const model_stage *stage = &model_net.stages[i];
+        if (stage->kind == MODEL_POOL_STAGE)
+            run_pool(run, &model_net.pools[stage->index]);
+        else
+            run_layer(run, &model_net.layers[stage->index]);
+    }
+    run_readout(run, logits);
+}
+
 /* Interface ----------------------------------------------------------------------------------------------------------- */
 
-int model_run(const uint8_t *input, int64_t *logits, model_memory *memory)
-{
-    context run;
-    int32_t i;
-    if (input == NULL || logits == NULL || memory == NULL)
-        return 1;
-    run.image = input;
-    run.memory = memory;
-    for (i = 0; i < model_net.step_count; i++) {
-        const model_step *step = &model_net.steps[i];
-        if (step->kind == MODEL_POOL_STEP)
-            run_pool(&run, &model_net.pools[step->index]);
-        else
-            run_layer(&run, &model_net.layers[step->index]);
-    }
-    run_readout(&run, logits);
-    return 0;
-}
+@interface@
 
 int model_best(const int64_t *logits)
 {

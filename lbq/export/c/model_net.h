@@ -8,12 +8,12 @@
 #include "model.h"
 
 /* What a tensor holds, and where. The image is planar, [frame][channel][row][column], and belongs to the caller. Levels
-   lie in memory->levels and sums of pooled levels in memory->words, both [frame][row][column][channel]. */
+   lie in `levels` and sums of pooled levels in `words` of the memory, both [frame][row][column][channel]. */
 enum { MODEL_IMAGE, MODEL_UNSIGNED_LEVELS, MODEL_SIGNED_LEVELS, MODEL_SUMS };
 
 typedef struct {
     int32_t kind;
-    int32_t frames; /* 1: the same at every timestep, else MODEL_TIMESTEPS */
+    int32_t frames; /* 1: the same at every timestep of a call, else MODEL_TIMESTEPS */
     int32_t channels, height, width;
     size_t offset; /* of its first value */
 } model_tensor;
@@ -52,22 +52,23 @@ typedef struct {
     int32_t n_max;
     int32_t reset_kind;
     int32_t leak_m, leak_k; /* the membrane is kept times m / 2^k; k = 0: all of it */
+    size_t membranes; /* of its first one, among those kept from call to call */
 } model_layer;
 
-/* Steps in the order in which they run: layers, and pools between them. */
-enum { MODEL_POOL_STEP, MODEL_LAYER_STEP };
+/* In the order in which they run: layers, and pools between them. */
+enum { MODEL_POOL_STAGE, MODEL_LAYER_STAGE };
 
 typedef struct {
     int32_t kind, index;
-} model_step;
+} model_stage;
 
 typedef struct {
     const model_tensor *tensors;
     const model_synapse *synapses;
     const model_pool *pools;
     const model_layer *layers;
-    const model_step *steps;
-    int32_t step_count;
+    const model_stage *stages;
+    int32_t stage_count;
     int32_t readout_first, readout_count; /* its synapses */
     const int64_t *readout_bias; /* [class] */
 } model_network;
