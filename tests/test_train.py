@@ -79,6 +79,18 @@ def test_soft_targets_are_not_rounded() -> None:
     torch.testing.assert_close(made.loss(logits, targets).double(), expected, rtol=1e-6, atol=0)
 
 
+def test_an_epochs_loss_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = small_runs.trainer(small_runs.config())
+
+    def loss(logits: Tensor, targets: Tensor) -> Tensor:
+        return logits.sum() * 0 * targets.sum() + made.position.epoch + made.position.batch
+
+    monkeypatch.setattr(made, "loss", loss)
+    records = list(made.fit())
+    mean = (made.batches - 1) / 2
+    assert [record.loss for record in records] == [mean, 1 + mean, 2 + mean]
+
+
 def test_digits_are_the_real_ones() -> None:
     data = load_digits()
     assert torch.from_numpy(data.train.images).stride() == (
