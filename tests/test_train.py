@@ -91,6 +91,19 @@ def test_an_epochs_loss_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [record.loss for record in records] == [mean, 1 + mean, 2 + mean]
 
 
+def test_every_part_of_every_batch_is_mixed_by_a_number_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = small_runs.trainer(small_runs.config("train.accumulate=2", "train.epochs=2"))
+    mixing, numbers = made.mixing, []
+
+    def mix(x: Tensor, labels: Tensor, seed: int, epoch: int, number: int) -> tuple[Tensor, Tensor]:
+        numbers.append((epoch, number))
+        return mixing(x, labels, seed, epoch, number)
+
+    monkeypatch.setattr(made, "mixing", mix)
+    list(made.fit())
+    assert numbers == [(epoch, number) for epoch in range(2) for number in range(2 * made.batches)]
+
+
 def test_digits_are_the_real_ones() -> None:
     data = load_digits()
     assert torch.from_numpy(data.train.images).stride() == (
