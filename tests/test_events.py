@@ -312,10 +312,14 @@ def test_only_regular_files_are_read(tmp_path: Path) -> None:
 
 def test_events_are_validated() -> None:
     good = events_of(EVENTS)
-    with pytest.raises(ValueError, match="^x must be an array"):
-        Events(good.t, good.x.astype(np.int64), good.y, good.p, 128, 128)
-    with pytest.raises(ValueError, match="^p must be an array .* as long as t"):
+    with pytest.raises(ValueError, match="^p must be an array .* as long as t, not uint8"):
         Events(good.t, good.x, good.y, good.p[1:], 128, 128)
+    with pytest.raises(ValueError, match=r"^x must be an array \[N\] of whole numbers, .* not float64 \[40\]"):
+        Events(good.t, good.x / 2, good.y, good.p, 128, 128)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"^t must be .*\(1e6 \* t\).astype\(np.int64\) of seconds"):
+        Events(good.t / 1e6, good.x, good.y, good.p, 128, 128)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="^t must be an array .* not list"):
+        Events([1], good.x, good.y, good.p, 128, 128)  # type: ignore[arg-type]
     for size in (0, 2**16 + 1):
         with pytest.raises(ValueError, match="^height must be"):
             Events(good.t, good.x, good.y, good.p, 128, size)
@@ -323,8 +327,75 @@ def test_events_are_validated() -> None:
         Events(good.t, good.x, np.full_like(good.y, 2), good.p, 128, 2)
     with pytest.raises(DataError, match="p = 2, but p must be below 2"):
         Events(good.t, good.x, good.y, good.p + np.uint8(2 - good.p[0]), 128, 128)
-    with pytest.raises(DataError, match="time goes back"):
+    with pytest.raises(DataError, match=r"time goes back .*: np.argsort\(t, kind='stable'\) is the order"):
         Events(good.t[::-1].copy(), good.x, good.y, good.p, 128, 128)
+
+
+def test_whole_numbers_of_any_type_that_fit_are_converted() -> None:
+    good = events_of(EVENTS)
+    kinds: tuple[tuple[Any, Any, Any], ...] = (
+        (np.uint64, np.int16, np.bool_), (np.int32, np.int32, np.int8), (np.uint32, np.uint8, np.int64), (">i8", ">u2", ">i2"),
+    )  # fmt: skip
+    for stamp, pixel, polarity in kinds:
+        x, y = good.x.astype(pixel), good.y.astype(pixel)
+        events = Events(good.t.astype(stamp), x, y, good.p.astype(polarity), 128, 128)
+        assert [a.dtype for a in (events.t, events.x, events.y, events.p)] == [np.int64, np.uint16, np.uint16, np.uint8]
+        assert as_tuples(events) == EVENTS
+
+
+def test_arrays_that_fit_already_are_not_copied() -> None:
+    good = events_of(EVENTS)
+    on: Any = good.p.astype(bool)
+    again = Events(good.t, good.x, good.y, on, 128, 128)
+    for array, given_ in ((again.t, good.t), (again.x, good.x), (again.y, good.y), (again.p, on)):
+        assert np.shares_memory(array, given_)
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "values", "message"),
+    [
+        ("x", np.int16, [0, -3, -4, 200], "event 1 has x = -3, but x must be at least 0"),
+        ("x", np.int64, [0, 1, 2**16 + 1, -1], "event 2 has x = 65537, but x must be below 128"),
+        ("y", np.uint64, [0, 2**64 - 1, 0, 0], "event 1 has y = 18446744073709551615, but y must be below 128"),
+        ("p", np.int32, [0, 1, 256, 1], "event 2 has p = 256, but p must be below 2"),
+        ("p", np.int8, [1, -1, 1, 0], "event 3 has p = 0 where others have -1: OFF is either 0 or -1"),
+        ("p", np.int8, [-1, 2, 1, 1], "event 1 has p = 2 where others have -1"),
+        ("p", np.int8, [1, -128, 1, 1], "event 1 has p = -128, but p must be at least 0"),
+        ("t", np.uint64, [0, 1, 2, 2**63], "event 3 has t = 9223372036854775808, but t must be below"),
+    ],
+)
+def test_values_that_do_not_fit_are_named(name: str, dtype: Any, values: list[int], message: str) -> None:
+    columns: Any = {n: np.zeros(4, np.int64) for n in "txyp"} | {name: np.array(values, dtype)}
+    with pytest.raises(DataError) as caught:
+        Events(**columns, width=128, height=128)
+    assert str(caught.value).startswith(message)
+
+
+def test_polarities_of_minus_one_are_off() -> None:
+    zero: Any = np.zeros(3, np.int64)
+    for values, expected in (([-1, 1, -1], [0, 1, 0]), ([-1, -1, -1], [0, 0, 0]), ([1, 1, 1], [1, 1, 1])):
+        for dtype in (np.int8, np.int64):
+            p: Any = np.array(values, dtype)
+            assert Events(zero, zero, zero, p, 4, 4).p.tolist() == expected
+
+
+def test_structured_arrays() -> None:
+    """As readers name and type their fields, in any order and with others between them."""
+    for kinds, shared in (
+        ({"x": np.int16, "y": np.int16, "t": np.int64, "p": np.bool_}, "tp"),
+        ({"t": np.uint32, "p": np.uint8, "y": np.uint16, "x": np.uint16}, "xyp"),
+        ({"timestamp": np.int64, "x": np.int16, "y": np.int16, "polarity": np.int8, "_p1": np.uint8}, "t"),
+    ):
+        array = np.zeros(len(EVENTS), list(kinds.items()))
+        for name, column in zip("txyp", zip(*EVENTS, strict=True), strict=True):
+            array[name if name in kinds else {"t": "timestamp", "p": "polarity"}[name]] = column
+        events = Events.from_array(array, 128, 128)
+        assert as_tuples(events) == EVENTS
+        assert [n for n in "txyp" if np.shares_memory(getattr(events, n), array)] == [n for n in "txyp" if n in shared]
+    with pytest.raises(ValueError, match="no field 'p': its fields are x, y, t"):
+        Events.from_array(np.zeros(3, [("x", int), ("y", int), ("t", int)]), 128, 128)
+    with pytest.raises(ValueError, match=r"must be a structured array .*Events\(t, x, y, p, ...\) takes four"):
+        Events.from_array(np.zeros((3, 4), np.int64), 128, 128)
 
 
 @given(event_lists(8), st.integers(0, 2**22), st.integers(0, 2**22))

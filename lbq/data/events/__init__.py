@@ -16,6 +16,7 @@ import os
 import stat
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +25,7 @@ from lbq.errors import DataError
 
 MAX_BYTES = 128 * 2**20  # 16.8 million 8-byte events; with the decoded arrays it stays under 512 MB
 MAX_HEADER = 2**20  # bytes of text in front of the events; jAER's dump of camera settings takes about 3 kB
+COLUMNS: dict[str, type[np.integer[Any]]] = {"t": np.int64, "x": np.uint16, "y": np.uint16, "p": np.uint8}
 CHUNK = 2**20  # events decoded at a time: bounds the temporaries
 
 
@@ -32,6 +34,8 @@ class Events:
     """Events of one recording, all arrays `[N]`, in order of time.
 
     `t` int64 microseconds, never decreasing; `x`, `y` uint16 pixels below `width` and `height`; `p` uint8, 1 = ON.
+    Arrays of these types are kept as they are. Those of other whole numbers, or of bool, are converted, if every value fits.
+    A polarity of -1 is OFF, where there is no 0: of two numbers below 1 it is not known which means OFF.
     """
 
     t: NDArray[np.int64]
@@ -42,20 +46,36 @@ class Events:
     height: int
 
     def __post_init__(self) -> None:
-        for name, dtype in (("t", np.int64), ("x", np.uint16), ("y", np.uint16), ("p", np.uint8)):
-            array = getattr(self, name)
-            if not isinstance(array, np.ndarray) or array.dtype != dtype or array.shape != (len(self.t),):
-                raise ValueError(f"{name} must be an array [N] of {np.dtype(dtype)}, as long as t")
         for name, limit in (("width", self.width), ("height", self.height)):
             if not 1 <= limit <= 2**16:
                 raise ValueError(f"{name} must be 1 to 65536 pixels, got {limit}")
+        for name in "txyp":
+            _check_whole(name, getattr(self, name), self.t)
+        if self.p.dtype.kind == "i":
+            object.__setattr__(self, "p", _unsigned_polarity(self.p))
         for name, limit in (("x", self.width), ("y", self.height), ("p", 2)):
-            array = getattr(self, name)
-            if len(array) and int(array.max()) >= limit:
-                first = int(np.argmax(array >= limit))
-                raise DataError(f"event {first} has {name} = {array[first]}, but {name} must be below {limit}")
+            object.__setattr__(self, name, _fitted(name, getattr(self, name), 0, limit, COLUMNS[name]))
+        object.__setattr__(self, "t", _fitted("t", self.t, -(2**63), 2**63, COLUMNS["t"]))
         if (back := _first_step_back(self.t)) is not None:
-            raise DataError(f"time goes back at event {back}, from {self.t[back - 1]} to {self.t[back]} us")
+            raise DataError(
+                f"time goes back at event {back}, from {self.t[back - 1]} to {self.t[back]} us: "
+                f"np.argsort(t, kind='stable') is the order that they must have"
+            )
+
+    @classmethod
+    def from_array(cls, events: NDArray[Any], width: int, height: int) -> Events:
+        """From one structured array, as most readers give: fields `x`, `y`, `t` (or `timestamp`) and `p` (or `polarity`)."""
+        fields = events.dtype.names if isinstance(events, np.ndarray) else None
+        if fields is None:
+            raise ValueError(
+                "events must be a structured array with fields x, y, t and p; Events(t, x, y, p, ...) takes four"
+            )
+        columns = []
+        for name, other in (("t", "timestamp"), ("x", ""), ("y", ""), ("p", "polarity")):
+            if name not in fields and other not in fields:
+                raise ValueError(f"events has no field {name!r}: its fields are {', '.join(fields)}")
+            columns.append(events[name if name in fields else other])
+        return cls(columns[0], columns[1], columns[2], columns[3], width, height)
 
     def __len__(self) -> int:
         return len(self.t)
@@ -65,6 +85,36 @@ class Events:
         first, last = np.searchsorted(self.t, [start, stop])
         part = slice(int(first), max(int(first), int(last)))
         return Events(self.t[part], self.x[part], self.y[part], self.p[part], self.width, self.height)
+
+
+def _check_whole(name: str, array: NDArray[Any], t: NDArray[Any]) -> None:
+    """Refuse what is no array of whole numbers, as long as `t`."""
+    if not isinstance(array, np.ndarray) or array.dtype.kind not in "iub" or array.ndim != 1 or len(array) != len(t):
+        found = f"{array.dtype} {list(array.shape)}" if isinstance(array, np.ndarray) else type(array).__name__
+        hint = ", (1e6 * t).astype(np.int64) of seconds" if name == "t" and found.startswith("float") else ""
+        raise ValueError(f"{name} must be an array [N] of whole numbers{hint}, as long as t, not {found}")
+
+
+def _unsigned_polarity(p: NDArray[Any]) -> NDArray[Any]:
+    """OFF as 0, where it is -1."""
+    if not (p == -1).any():
+        return p
+    if (strange := np.abs(p) != 1).any():
+        first = int(np.argmax(strange))
+        raise DataError(f"event {first} has p = {p[first]} where others have -1: OFF is either 0 or -1, and ON is 1")
+    return (p > 0).view(np.uint8)
+
+
+def _fitted(name: str, array: NDArray[Any], low: int, limit: int, dtype: type[np.integer[Any]]) -> NDArray[Any]:
+    """`array` as `dtype`, itself if it is that already; refuses the first value that is not in `low` up to `limit`."""
+    if array.dtype.kind == "b":
+        array = array.view(np.uint8)
+    holds = np.iinfo(array.dtype)  # what cannot be out of range is not looked for
+    if (holds.max >= limit and array.max(initial=0) >= limit) or (holds.min < low and array.min(initial=0) < low):
+        first = int(np.argmax((array >= limit) | (array < low)))
+        bound = f"below {limit}" if array[first] >= limit else f"at least {low}"
+        raise DataError(f"event {first} has {name} = {array[first]}, but {name} must be {bound}")
+    return array.astype(dtype, copy=False)
 
 
 def _first_step_back(t: NDArray[np.int64]) -> int | None:
