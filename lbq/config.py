@@ -72,7 +72,7 @@ class DataConfig:
 class AugmentConfig:
     shift: int = _at_least(0, 0)  # random shift in pixels, borders repeated
     crop: int = _at_least(0, 0)  # random crop after zero padding by this many pixels
-    flip: bool = False
+    flip: bool = False  # images, and event frames of `arrays`
     policy: str = _one_of("", "", "cifar10", "imagenet")  # AutoAugment
     cutout: int = _at_least(0, 0)  # side of the erased square, in pixels
     events: bool = False  # flip, then one of shear, translate, rotate, cutout, over event frames

@@ -94,7 +94,7 @@ def test_every_configuration_builds_its_network(name: str) -> None:
     m, d = config.model, config.data
     with torch.device("meta"):
         net = build(config)
-        events = d.name in ("cifar10_dvs", "dvs_gesture", "nmnist", "dvs_objects")
+        events = d.name in ("cifar10_dvs", "dvs_gesture", "nmnist", "dvs_objects") or name.endswith("_events")
         x = torch.empty(m.timesteps, 2, 2, 32, 32) if events else torch.empty(2, m.in_channels, 32, 32)
         if config.neuron["name"] != "lmht":  # which asks for autocast, and there is none on the meta device
             assert net.eval()(x).shape == (2, CLASSES[d.name])

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
 
 from lbq import cli, deploy
@@ -221,6 +222,56 @@ def test_from_training_to_integers(tmp_path: Path, capsys: pytest.CaptureFixture
     alone = json.loads(capsys.readouterr().out)
     assert whole["accuracy"] == alone["accuracy"]
     assert whole["images"] == 64
+
+
+@pytest.mark.parametrize(
+    ("augment", "flip", "choices"),
+    [
+        ({}, None, 0),
+        ({"flip": True}, 0.5, 1),  # alone, "none" of the others
+        ({"events": True}, 0.0, 6),
+        ({"events": True, "flip": True}, 0.5, 6),
+    ],
+)
+def test_frames_of_ones_own_are_mirrored_only_where_asked_for(
+    augment: dict[str, bool], flip: float | None, choices: int, tmp_path: Path
+) -> None:
+    write(tmp_path, FRAMES)
+    settings = {
+        "data": {"name": "arrays", "root": str(tmp_path)},
+        "model": {"timesteps": 4},
+        "train": {"batch_size": 2},
+        "augment": augment,
+    }
+    source = open_source(Config.from_dict(settings))
+    assert isinstance(source, EventSource)
+    assert (source.augment and source.augment.flip) == flip
+    assert (len(source.augment.choices) if source.augment else 0) == choices
+    index = torch.arange(7)
+    frames, _ = next(iter(source.train_batches([index], 0, 0)))
+    seen = [np.array_equal(frames[:, i].numpy(), FRAMES[i]) for i in range(7)]
+    mirrored = [np.array_equal(frames[:, i].numpy(), FRAMES[i, ..., ::-1]) for i in range(7)]
+    if "events" not in augment:
+        assert all(a or b for a, b in zip(seen, mirrored, strict=True))
+        assert any(mirrored) == bool(flip)
+
+
+def test_the_documented_recordings_become_a_network(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    root = Path(__file__).parent.parent
+    page = (root / "docs" / "data.md").read_text(encoding="utf-8").partition("## Event recordings of your own")[2]
+    exec(re.findall(r"```python\n(.*?)```", page, re.S)[0], {})
+    train, *others = (line.partition("#")[0].split()[1:] for line in page.partition("```sh\n")[2].splitlines()[1:4])
+    train[1] = str(root / train[1])
+    quick = "model.id=resnet8w4", "model.stem_stride=2", "train.epochs=3", "train.warmup_epochs=1"
+    assert call(*train, *quick, "--device", "cpu") == 0
+    for command in others:
+        assert call(*command) == 0
+    capsys.readouterr()
+    assert call("run", "events.lbq", "events/test.npz", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["accuracy"] > 90
 
 
 def call(*arguments: str) -> int:

@@ -282,8 +282,12 @@ def test_event_frames_train_and_are_counted(recordings: Path) -> None:
 
 
 def test_event_refusals(recordings: Path) -> None:
-    with pytest.raises(ConfigError, match="are for images; nmnist has augment.events"):
-        open_source(event_config(recordings, crop=4))
+    with pytest.raises(
+        ConfigError, match="are for images; nmnist has event frames, .*: set augment.crop=0 augment.cutout=0$"
+    ):
+        open_source(event_config(recordings, crop=4, cutout=2))
+    with pytest.raises(ConfigError, match="augment.flip is for images and for arrays; augment.events says"):
+        open_source(event_config(recordings, flip=True))
 
 
 def test_real_recordings_go_through_the_network() -> None:

@@ -15,11 +15,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lbq.config import Config
+from lbq.config import AugmentConfig, Config
 from lbq.data import folder, shards
 from lbq.data.augment import normalise
 from lbq.data.base import Dataset, Inputs
-from lbq.data.event_augment import EventAugment
+from lbq.data.event_augment import SPIKFORMER, EventAugment
 from lbq.data.events.datasets import EventData
 from lbq.data.policies import ImageAugment
 from lbq.data.random import key
@@ -74,6 +74,7 @@ def open_source(config: Config, device: torch.device | str = "cpu") -> Source:
 
 # left and right hands are classes of their own: a mirrored sample would have another's label
 CHIRAL = ("dvs_gesture",)
+OWN = "arrays"
 RECORDINGS = ("dvs_gesture", "dvs_objects")  # several samples come from one recording, and are alike
 
 
@@ -96,6 +97,26 @@ def fingerprint(*labels: NDArray[np.int64]) -> str:
 def _check_cutout(square: int, side: int, name: str) -> None:
     if square >= side:
         raise ConfigError(f"augment.cutout must be less than {side}, the side of an image of {name}, got {square}")
+
+
+def _check_event_augment(a: AugmentConfig, name: str) -> None:
+    """Refuse what is for images, by name and with the value that leaves it out."""
+    off = {"crop": "0", "shift": "0", "policy": '""', "cutout": "0"}
+    if given := [f"augment.{key}={value}" for key, value in off.items() if getattr(a, key)]:
+        raise ConfigError(
+            f"augment.crop, shift, policy and cutout are for images; {name} has event frames, for which there is "
+            f"augment.events: set {' '.join(given)}"
+        )
+    if a.flip and name != OWN:
+        raise ConfigError(f"augment.flip is for images and for arrays; augment.events says whether {name} is flipped")
+
+
+def _event_augment(a: AugmentConfig, name: str) -> EventAugment | None:
+    """Of one's own frames only their owner knows whether a mirrored one has the same label, and says so by `flip`."""
+    flip = a.flip if name == OWN else a.events and name not in CHIRAL
+    if not a.events and not flip:
+        return None
+    return EventAugment(flip=0.5 if flip else 0.0, choices=SPIKFORMER if a.events else ("none",))
 
 
 class ImageSource:
@@ -171,8 +192,7 @@ class EventSource:
             raise ConfigError(f"model.timesteps must be {timesteps}, the frames of a sample in {data.source}")
         if d.size not in (0, height):
             raise ConfigError(f"data.size must be 0 or {height} for {d.name}, got {d.size}")
-        if a.crop or a.shift or a.policy or a.cutout:
-            raise ConfigError(f"augment.crop, shift, policy and cutout are for images; {d.name} has augment.events")
+        _check_event_augment(a, d.name)
         if d.holdout and d.name in RECORDINGS:
             raise ConfigError(
                 f"data.holdout: {d.name} has several samples of each recording, which would lie on both sides: leave it at 0"
@@ -181,7 +201,7 @@ class EventSource:
         self.batch_size = config.train.batch_size
         self.shape = (int(channels), int(height), int(width))
         self.inputs = Inputs(d.name, self.shape, False, data.classes)
-        self.augment = EventAugment(flip=0.0 if d.name in CHIRAL else 0.5) if a.events else None
+        self.augment = _event_augment(a, d.name)
         self.data = data
         self.numbers, kept = held_out(len(data.train.labels), d.holdout)
         self.train_size, self.holdout_size, self.test_size = len(self.numbers), len(kept), len(data.test)
