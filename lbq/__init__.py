@@ -13,6 +13,8 @@ from lbq._version import __version__ as __version__
 from lbq.errors import LbqError as LbqError
 
 if TYPE_CHECKING:
+    from lbq.firing import Statistics as Statistics
+    from lbq.firing import statistics as statistics
     from lbq.kernels.reference import BurstState as BurstState
     from lbq.kernels.reference import Constants as Constants
     from lbq.kernels.reference import Rule as Rule
@@ -38,11 +40,13 @@ _WHERE = {
     "LadderNeuron": "lbq.neuron",
     "MLF": "lbq.neuron",
     "Rule": "lbq.kernels.reference",
+    "Statistics": "lbq.firing",
     "Ternary": "lbq.neuron",
     "burst_levels": "lbq.kernels.reference",
     "burst_sequence": "lbq.kernels.reference",
     "burst_step": "lbq.kernels.reference",
     "load": "lbq.runs",
+    "statistics": "lbq.firing",
 }
 _MODULES = frozenset(
     {

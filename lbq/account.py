@@ -235,7 +235,7 @@ class Counter:
             ann_macs=float(graph.valid_macs if exact else graph.macs),
             synapses={s.name: self._count(s) for s in weighted},
             shortcuts={s.name: self._count(s) for s in graph.synapses if s.kind == "identity"},
-            layers={layer.name: _activity(tallies.by_timestep(layer.name)) for layer in graph.layers},
+            layers={layer.name: activity_of(tallies.by_timestep(layer.name)) for layer in graph.layers},
             formations=formed,
             pool_adds=sum(self._additions(r) for r in added if r != r.plain) / tallies.images,
             unit_events=tallies.unit_events,
@@ -293,18 +293,25 @@ class Counter:
             return float((of @ worth.astype(np.float64)) @ weight) / tallies.images
 
         found = Count(
-            unary=total(values),
-            bit_sparse=total(popcount(values)),
-            shifts=total(popcount(values) - (values & 1)),
-            events=total(_nonzero(values)),
             macs=float((synapse.valid_macs if self.mode == "exact" else synapse.macs) * passes),
-            signed_digits=total(signed_digits(values)),
+            **{name: total(worth) for name, worth in worths(values).items()},
         )
         if tallies.unit_events and synapse.source != INPUT:
             # one accumulation for each event, also of those that meet in a sum
             events = tallies.counts[tallies.read(synapse, absolute=True)].sum(0) if self.mode == "exact" else by_level
             found.unary = found.events = total(np.arange(events.shape[1]), events)
         return found
+
+
+def worths(values: NDArray[np.integer[Any]]) -> dict[str, NDArray[Any]]:
+    """What a weight that meets each of these magnitudes adds to each field of a `Count`."""
+    return {
+        "unary": values,
+        "bit_sparse": popcount(values),
+        "shifts": popcount(values) - (values & 1),
+        "events": _nonzero(values),
+        "signed_digits": signed_digits(values),
+    }
 
 
 def _nonzero(values: NDArray[Any]) -> NDArray[np.int64]:
@@ -317,7 +324,8 @@ def _sum(tallies: Tallies, read: Read, worth: Callable[[NDArray[Any]], NDArray[A
     return float(by_level @ worth(np.arange(len(by_level))).astype(np.int64))
 
 
-def _activity(by_timestep: NDArray[np.int64]) -> LayerActivity:
+def activity_of(by_timestep: NDArray[np.int64]) -> LayerActivity:
+    """Of a layer with so many levels of each magnitude, `[T, n_max + 1]`."""
     by_level = by_timestep.sum(0)
     values, everything = np.arange(len(by_level)), by_level.sum()
     return LayerActivity(*(float(by_level @ worth / everything) for worth in

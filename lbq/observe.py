@@ -7,7 +7,7 @@ are computed again, for which a second pass over few images is enough.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -49,19 +49,14 @@ class Observer:
     def counting(self, net: nn.Module) -> Iterator[None]:
         """While this is entered, the levels of every forward pass of `net` are tallied, but for those that look inside."""
 
-        def hook(name: str, scale: Tensor | None) -> Any:
-            def observe(neuron: SpikingNeuron, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-                if not self._looking:
-                    self._count(name, neuron.levels(inputs[0]) if scale is None else output, scale)
-
-            return observe if scale is None else only_outputs(observe)
+        def count(name: str, neuron: SpikingNeuron, x: Tensor, output: Tensor) -> None:
+            if not self._looking:
+                scale = scales[name]
+                self._count(name, neuron.levels(x) if scale is None else output, scale)
 
         with torch.no_grad():
-            scales = {name: (n, scale_of(n) if tells_levels(n) else None) for name, n in _neurons(net).items()}
-            # a hook before the neuron keeps BatchNorm out of it, so that what it receives is its current
-            handles = [n.register_forward_pre_hook(lambda *_: None) for n, scale in scales.values() if scale is None]
-            handles += [n.register_forward_hook(hook(name, scale)) for name, (n, scale) in scales.items()]
-            with attached(handles):
+            scales = {name: scale_of(n) if tells_levels(n) else None for name, n in neurons_of(net).items()}
+            with watching(net, count):
                 yield
 
     @contextmanager
@@ -73,7 +68,7 @@ class Observer:
 
         handles = [
             neuron.register_forward_pre_hook(hook(name))
-            for name, neuron in _neurons(net).items()
+            for name, neuron in neurons_of(net).items()
             if has_membrane(neuron)
         ]
         self._looking = True
@@ -124,8 +119,29 @@ class Observer:
             self.membranes[name].counts[:] = histogram.cpu().numpy()
 
 
-def _neurons(net: nn.Module) -> dict[str, SpikingNeuron]:
+def neurons_of(net: nn.Module) -> dict[str, SpikingNeuron]:
     return {name: module for name, module in net.named_modules() if isinstance(module, SpikingNeuron)}
+
+
+@contextmanager
+def watching(net: nn.Module, told: Callable[[str, SpikingNeuron, Tensor, Tensor], None]) -> Iterator[None]:
+    """While this is entered, every call of a neuron of `net` is told: its name, itself, what it received and its output.
+
+    What it received is its current where it does not tell its levels; else it may be what enters BatchNorm.
+    """
+
+    def hook(name: str, neuron: SpikingNeuron) -> Any:
+        def tell(_: nn.Module, inputs: tuple[Tensor, ...], named: dict[str, Tensor], output: Tensor) -> None:
+            told(name, neuron, inputs[0] if inputs else named["x"], output)
+
+        return only_outputs(tell) if tells_levels(neuron) else tell
+
+    neurons = neurons_of(net)
+    # a hook before the neuron keeps BatchNorm out of it
+    handles = [n.register_forward_pre_hook(lambda *_: None) for n in neurons.values() if not tells_levels(n)]
+    handles += [n.register_forward_hook(hook(name, n), with_kwargs=True) for name, n in neurons.items()]
+    with attached(handles):
+        yield
 
 
 def tells_levels(neuron: SpikingNeuron) -> bool:
