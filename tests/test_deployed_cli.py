@@ -206,6 +206,11 @@ def test_run(capsys: pytest.CaptureFixture[str], model: Path, run: Path, tmp_pat
     assert found["dense"]["setup_seconds"] == 0
     assert found["bitplane"]["counts"]["layer1.0.conv1"]["accumulations"] > 0
     assert found["dense"]["counts"]["layer1.0.conv1"]["accumulations"] == 0
+    assert (
+        found["dense"]["counts"]["layer1.0.conv1"]["products"]
+        > found["bitplane"]["counts"]["layer1.0.conv1"]["products"]
+        == 0
+    )
     for name in ("fused", "explicit"):
         code, text, _ = call(
             capsys, "run", str(model), "--engine", "bitplane", "--backend", name, "--against", "dense", "--json"
@@ -229,6 +234,11 @@ def test_run(capsys: pytest.CaptureFixture[str], model: Path, run: Path, tmp_pat
         "engine bitplane",
     ):
         assert expected in text
+    assert "densely" not in text
+    code, text, _ = call(capsys, "run", str(model), "digits", "--engine", "dense", "--limit", "20")
+    assert code == 0
+    per_image = sum(count["products"] for count in found["dense"]["counts"].values()) / 599 / 1e3
+    assert f"10 of 10 synapses ran densely, by {per_image:,.1f} thousand products an image, which are no accu" in text
     code, text, _ = call(capsys, "run", str(model), "--against", "dense", "--limit", "50")
     assert code == 0
     levels = 50 * 2 * sum(layer.units for layer in engine.load(model).network.layers)

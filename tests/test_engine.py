@@ -21,6 +21,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from lbq import models
+from lbq.account import count
 from lbq.deploy import deploy
 from lbq.engine import ENGINES, Network, numpy_kernels
 from lbq.engine import native as native_kernels
@@ -397,6 +398,34 @@ def test_branches_pools_groups_and_a_static_image_beside_levels() -> None:
     for engine in ("bitplane", "auto"):
         assert same(dense, net.run(x, engine, trace=True))
     assert same(dense, net.on_device("cpu").run(x, trace=True))
+
+
+def test_what_runs_densely_counts_products_and_no_accumulations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The oracle's and a GPU's as the account's MACs, and by `auto` those of the synapses that it chose to run so."""
+    torch.manual_seed(4)
+    net = deploy(warmed(Branches(), 3, 6, 6), (3, 6, 6), mean=[0.5] * 3, std=[0.25] * 3)
+    x = pixels(3, 3, 6, 6, seed=5)
+    dense = net.run(x, "dense", trace=True)
+    account = count(net.network, dense.levels)
+    macs = {name: counted.macs for name, counted in account.synapses.items()}
+    macs |= {s.name: s.valid_macs for s in net.network.synapses if s.source == INPUT}
+    for out in (dense, net.on_device("cpu").run(x)):
+        assert {name: out.counts[name] for name in macs} == {
+            name: Counts(products=round(3 * n)) for name, n in macs.items()
+        }
+        assert out.total.products == 3 * (account.fp_macs + account.total.macs)  # shortcuts have none
+    planes = net.run(x, "bitplane")
+    assert planes.total.products == 0
+    monkeypatch.setattr(
+        Prepared, "_measure", lambda self, _, density: density * (2 if "2" in self.synapse.name else 0.5)
+    )
+    for _ in range(3):  # chosen, recorded, replayed
+        mixed = net.run(x, "auto")
+        for name, choice in mixed.choices.items():
+            theirs = dense if choice.method == "dense" else planes
+            assert mixed.counts[name] == theirs.counts[name], name
+    assert 0 < mixed.total.products < dense.total.products
+    assert 0 < mixed.total.accumulations < planes.total.accumulations
 
 
 class Three(nn.Module):

@@ -235,7 +235,7 @@ def test_out_is_written_and_checked() -> None:
 
 
 def test_counts_add_up() -> None:
-    assert Counts(1, 2, 3, 4, 5) + Counts(10, 20, 30, 40, 50) == Counts(11, 22, 33, 44, 55)
+    assert Counts(1, 2, 3, 4, 5, 6) + Counts(10, 20, 30, 40, 50, 60) == Counts(11, 22, 33, 44, 55, 66)
 
 
 def test_what_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

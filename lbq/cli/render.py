@@ -280,7 +280,7 @@ def render_evaluation(found: Evaluation) -> None:
     images = f"{found.images} image{'s' * (found.images > 1)}"
     table = make_table(
         f"Executed per image over {images}, thousands",
-        "synapse", "method", "accumulations", "formations", "why",
+        "synapse", "method", "accumulations", "formations", "products", "why",
     )  # fmt: skip
     for name, counts in found.counts.items():
         choice = found.choices.get(name)
@@ -290,9 +290,16 @@ def render_evaluation(found: Evaluation) -> None:
             ("" if choice.kernel == "native" else f"{choice.kernel} ") + choice.method if choice else "shortcut",
             thousands(counts.accumulations / found.images) if planes else "",
             thousands(counts.formations / found.images) if planes and choice else "",
+            thousands(counts.products / found.images) if counts.products else "",
             choice.reason.replace("density ", "").replace("cross-over ", "") if choice else "",
         )
     console.print(table)
+    if dense := sum(counts.products > 0 for counts in found.counts.values()):
+        products = thousands(found.total.products / found.images)
+        console.print(
+            f"{dense} of {len(found.choices)} synapses ran densely, by {products} thousand products an image, which are no "
+            "accumulations: --engine bitplane counts those of all synapses."
+        )
     if found.engine == "auto":
         console.print("why: set bits for each level, against how many at which planes and dense take equally long.")
     accuracy = "" if found.accuracy is None else f"accuracy {found.accuracy:.2f} % on {images}; "

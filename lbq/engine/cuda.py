@@ -19,9 +19,8 @@ from torch.nn import functional as F
 
 from lbq.engine.choose import Choice
 from lbq.engine.levels import Integers
-from lbq.engine.native import Counts
 from lbq.engine.network import FLOAT32_BOUND, IntegerLayer, IntegerNetwork, synapse_bound
-from lbq.engine.runner import Output, Trace
+from lbq.engine.runner import Output, Trace, dense_counts
 from lbq.errors import LbqError
 from lbq.graph import INPUT, Pool, Synapse
 
@@ -90,9 +89,15 @@ class TorchRunner:
                 if progress is not None:
                     progress(part.shape[axis])
         choices = {s.name: Choice("torch", "dense", f"dense on {self.device.type}") for s in net.synapses}
-        counts = {s.name: Counts() for s in net.synapses}
+        counts = {s.name: dense_counts(s, x.shape[axis] * self._passes(s)) for s in net.synapses}
         levels = {name: np.concatenate(parts, axis=1) for name, parts in kept.items()} if trace is True else None
         return Output(np.concatenate(logits), net.scale, counts, choices, levels)
+
+    def _passes(self, synapse: Synapse) -> int:
+        """How often an image meets its weights: the readout's once, on sums over time, and those that read a static image."""
+        net = self.network
+        once = synapse.name in (s.name for s in net.readout.synapses) or (net.static and synapse.source == INPUT)
+        return 1 if once else net.timesteps
 
     def _some(self, x: NDArray[np.uint8], told: Trace | None) -> NDArray[np.int64]:
         net, steps = self.network, self.network.timesteps

@@ -57,6 +57,11 @@ class Evaluation:
     differing: int = 0
 
     @property
+    def total(self) -> Counts:
+        """Of all synapses."""
+        return sum(self.counts.values(), Counts())
+
+    @property
     def images_per_second(self) -> float:
         return self.images / self.seconds if self.seconds else 0.0
 

@@ -41,7 +41,9 @@ class Counts:
         output; formations: set bits formed, once each; shifts: weights shifted before they were added (backend
         `explicit`); horner_shifts: accumulators shifted between planes (backend `horner`), one for each output and plane
         below the highest that the levels may have; neurons_active: inputs that are not zero.
-    A dense product does none of these and counts nothing. Machine instructions are fewer: they add many weights at once,
+    products: weights multiplied with levels, one for each input, valid tap and output, whatever the levels are. A network's
+        synapse that ran densely has these and none of the others; kernels by themselves count nothing for it.
+    Machine instructions are fewer: they add many weights at once,
     and with levels up to 7 the backend `horner` adds the rows of equal levels up before it gives the sum to their planes.
     """
 
@@ -50,6 +52,7 @@ class Counts:
     shifts: int = 0
     horner_shifts: int = 0
     neurons_active: int = 0
+    products: int = 0
 
     def __add__(self, other: Counts) -> Counts:
         return Counts(*(getattr(self, name) + getattr(other, name) for name in COUNTED))

@@ -44,7 +44,8 @@ class Output:
     """What a run gave.
 
     logits: int64 `[B, classes]`, sums over time in the network's own unit; multiply by `scale` for real numbers.
-    counts: by synapse, what was executed. choices: by synapse, how and why.
+    counts: by synapse, what was executed: accumulations by planes, products where it ran densely; `total`: of all synapses.
+    choices: by synapse, how and why.
     levels: by layer `[T, B, C, H, W]`, where a trace was asked for.
     """
 
@@ -57,6 +58,10 @@ class Output:
     @property
     def predictions(self) -> NDArray[np.int64]:
         return self.logits.argmax(1)
+
+    @property
+    def total(self) -> Counts:
+        return sum(self.counts.values(), Counts())
 
 
 Counted = dict[str, Callable[[], Counts]]  # by synapse; valid until the same memory is used again
@@ -362,9 +367,12 @@ class _Job:
             step = conv.step(levels, choice.method, self.backend, out, prepared.largest)
             perform(step, self.threads)
             self.counted[synapse.name] = step.counts
-            return step.out
-        found, counts = conv.run(levels, choice.method, self.backend, self.threads, out, prepared.largest)
-        self.native, self.counted[synapse.name] = False, partial(_same, counts)
+            found = step.out
+        else:
+            found, counts = conv.run(levels, choice.method, self.backend, self.threads, out, prepared.largest)
+            self.native, self.counted[synapse.name] = False, partial(_same, counts)
+        if choice.method == "dense":
+            self.counted[synapse.name] = partial(_same, dense_counts(synapse, len(levels)))
         return found
 
     def _shortcut(self, synapse: Synapse) -> Integers:
@@ -402,13 +410,20 @@ class _Job:
                 continue
             self.choices[synapse.name] = Choice("numpy", method, reason)  # type: ignore[arg-type]
             found, counts = head.numpy.run(summed, method, self.backend, largest=largest)  # type: ignore[arg-type]
-            self.counted[synapse.name] = partial(_same, counts)
+            self.counted[synapse.name] = partial(
+                _same, dense_counts(synapse, self.batch) if method == "dense" else counts
+            )
             logits += found[:, 0, 0]
         return logits
 
 
 def _same(found: Any) -> Any:
     return found
+
+
+def dense_counts(synapse: Synapse, passes: int) -> Counts:
+    """Of a synapse whose weights were multiplied with everything it reads, so many times."""
+    return Counts(products=passes * synapse.valid_macs)
 
 
 def _identity_counts(activity: Callable[[], Emitted]) -> Counts:
