@@ -288,8 +288,8 @@ def render_evaluation(found: Evaluation) -> None:
         table.add_row(
             name,
             ("" if choice.kernel == "native" else f"{choice.kernel} ") + choice.method if choice else "shortcut",
-            thousands(counts.accumulations / found.images) if planes else "",
-            thousands(counts.formations / found.images) if planes and choice else "",
+            thousands(counts.accumulations / found.images) if planes or counts.accumulations else "",
+            thousands(counts.formations / found.images) if choice and (planes or counts.formations) else "",
             thousands(counts.products / found.images) if counts.products else "",
             choice.reason.replace("density ", "").replace("cross-over ", "") if choice else "",
         )
