@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -78,12 +78,19 @@ def statistics(net: nn.Module, batches: Iterable[Any]) -> Statistics:
         net = inner
     devices = {tensor.device for tensor in (*net.parameters(), *net.buffers())}
     watch = _Watch(net)
-    with watch.watching(), evaluating(net), torch.random.fork_rng([d for d in devices if d.type == "cuda"]):
+    unmoved = torch.random.fork_rng([d for d in devices if d.type == "cuda"])
+    with watch.watching(), evaluating(net), unmoved, _eager(net):
         for batch in batches:
             x = batch[0] if isinstance(batch, tuple | list) else batch
             net(x.to(next(iter(devices))) if isinstance(x, Tensor) and len(devices) == 1 else x)
             watch.end_pass()
     return watch.result()
+
+
+def _eager(net: nn.Module) -> AbstractContextManager[Any]:
+    """Run what torch.compile has compiled as it was written: compiled code does not call hooks."""
+    compiled = any("_orig_mod" in m._modules or m._compiled_call_impl is not None for m in net.modules())
+    return torch.compiler.set_stance("force_eager") if compiled else nullcontext()
 
 
 @dataclass(frozen=True)

@@ -250,6 +250,19 @@ def test_what_is_around_a_network_comes_off() -> None:
         assert [layer.name for layer in found.layers] == ["sn"]
 
 
+def test_compiled_networks_run_as_they_were_written() -> None:
+    net = Two()
+    inside = Two()
+    inside.sn = torch.compile(inside.sn, backend="eager")  # type: ignore[assignment]
+    inside(batch(2, 5, 4))
+    net.compile(backend="eager")
+    net(batch(2, 5, 4))
+    for compiled in (net, inside, torch.compile(Two(), backend="eager")):
+        found = lbq.statistics(compiled, [batch(2, 5, 4)])  # type: ignore[arg-type]
+        assert found.layers[0].levels.sum() == 40
+        assert set(found.synapses) == {"fc"}
+
+
 def test_batches_of_other_lengths_and_neurons_that_do_not_run() -> None:
     net = Two()
     net.spare = BurstNeuron()
