@@ -91,6 +91,25 @@ def test_an_epochs_loss_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [record.loss for record in records] == [mean, 1 + mean, 2 + mean]
 
 
+def test_training_accuracy_is_that_of_what_was_trained_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = small_runs.trainer(small_runs.config("train.epochs=2"))
+    mixing, right = made.mixing, []
+
+    def mix(x: Tensor, labels: Tensor, *where: int) -> tuple[Tensor, Tensor]:
+        right.append(labels)
+        return mixing(x, labels, *where)
+
+    def look(_net: nn.Module, _inputs: Any, logits: Tensor) -> None:
+        if made.net.training:
+            right[-1] = right[-1] == logits.argmax(1)
+
+    monkeypatch.setattr(made, "mixing", mix)
+    made.net.register_forward_hook(look)
+    found = [record.train_accuracy for record in made.fit()]
+    epochs = torch.cat(right).view(2, -1)
+    assert found == pytest.approx((100 * epochs.double().mean(1)).tolist())
+
+
 def test_every_part_of_every_batch_is_mixed_by_a_number_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     made = small_runs.trainer(small_runs.config("train.accumulate=2", "train.epochs=2"))
     mixing, numbers = made.mixing, []
