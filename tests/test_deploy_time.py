@@ -47,6 +47,27 @@ def by_views(m: Any, x: Tensor, whole: bool) -> Tensor:
     return m.fc(x.view(-1, x.shape[-1])).view(steps, -1, 5).mean(0)
 
 
+def by_shapes(m: Any, x: Tensor) -> Tensor:
+    """Time unfolds by the sizes of what was computed from the folded tensor."""
+    steps, batch, channels, height, width = x.shape
+    y = current(m, x.reshape(steps * batch, channels, height, width))
+    y = m.sn(y.reshape(steps, batch, *y.shape[1:]))
+    assert y.dim() == y.ndim == len(y.shape) == 5
+    z = m.bn2(m.conv2(y.view(-1, *y.shape[2:])))
+    z = m.sn2(z.reshape(steps, batch, -1, z.shape[-2], z.size(-1)))
+    return m.fc(z.mean((3, 4)).reshape(-1, z.size()[2])).view(*z.shape[:2], m.fc.out_features).mean(0)
+
+
+def as_ann(x: Tensor, *layers: nn.Module) -> Tensor:
+    """As SpikingJelly's seq_to_ann_forward."""
+    shape = [x.shape[0], x.shape[1]]
+    y = x.flatten(0, 1)
+    for layer in layers:
+        y = layer(y)
+    shape.extend(y.shape[1:])
+    return y.view(shape)
+
+
 WAYS: dict[str, Forward] = {
     "unsqueeze_expand": lambda m, x: folded(m, x.unsqueeze(0).expand(3, -1, -1, -1, -1)),
     "unsqueeze_expand_sizes": lambda m, x: folded(m, torch.unsqueeze(x, 0).expand((3, x.shape[0], 1, x.size(2), 8))),
@@ -65,6 +86,13 @@ WAYS: dict[str, Forward] = {
     "by_hand": lambda m, x: by_hand(m, torch.stack([x] * 3)),
     "by_views": lambda m, x: by_views(m, x.expand(3, *x.shape), False),
     "by_views_with_sizes": lambda m, x: by_views(m, x.expand(3, *x.shape), True),
+    "by_shapes": lambda m, x: by_shapes(m, x.expand(3, *x.shape)),
+    "as_ann": lambda m, x: m.fc(
+        as_ann(
+            m.sn2(as_ann(m.sn(as_ann(x[None].repeat(3, 1, 1, 1, 1), m.conv, m.bn)), m.conv2, m.bn2)), m.pool
+        ).flatten(2)
+    ).mean(0),
+    "branch_on_sizes": lambda m, x: folded(m, torch.stack([x] * 3) if x.shape[1:] == (1, 8, 8) else x),
     "sizes_by_name": lambda m, x: folded(m, x.expand(3, x.size(dim=0), x.size(dim=1), 8, 8)),
     "image_by_views": lambda m, x: folded(m, torch.stack([x.view(x.size(0), -1).view(-1, 1, 8, 8)] * 3)),
     "one_by_views": lambda m, x: rest(m, m.sn(torch.stack([current(m, x[None].view(x.shape))] * 3))),
@@ -169,9 +197,10 @@ def test_a_current_may_be_read_twice(function: Forward, tmp_path: Path) -> None:
         (lambda m, x: folded(m, x.unsqueeze(1)), "'unsqueeze' has no integer form"),
         (lambda m, x: folded(m, torch.stack([x] * 3).unsqueeze(0)), "'unsqueeze' has no integer form"),
         (lambda m, x: folded(m, x[0]), "'getitem' has no integer form"),
-        (lambda m, x: folded(m, x.expand(3, *current(m, x).shape)), "cannot be traced by torch.fx: Proxy object cannot"),
+        (lambda m, x: folded(m, x.expand(3, *current(m, x).shape)), "expand is supported only to show an image"),
         (lambda m, x: by_hand(m, x.expand(x.shape[4], *x.shape)), "cannot be traced by torch.fx: tuple index out of range"),
-        (lambda m, x: folded(m, x.expand(current(m, x).shape[4], *x.shape)), "has no such dimension"),
+        (lambda m, x: folded(m, x.expand(current(m, x).shape[4], *x.shape)), "by torch.fx: tuple index out of range"),
+        (lambda m, x: folded(m, torch.stack([x] * (2 if x.size(0) > 1 else 3))), "cannot be traced by torch.fx: symbolically"),
         (lambda m, x: rest(m, m.sn(current(m, x))), "layer 'sn': a neuron needs time in front"),
         (lambda m, x: rest(m, m.sn(current(m, fold_time(torch.stack([x] * 3))))), "layer 'sn': a neuron needs time"),
         (lambda m, x: rest(m, m.sn(current(m, torch.stack([x] * 3)))), "layer 'conv': Conv2d knows no .*over_time"),
@@ -267,6 +296,7 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "mean": lambda x: x.mean((2, 3)),
     "mean_from_the_end": lambda x: torch.mean(x, dim=[-1, -2], keepdim=True).flatten(1),
     "average": lambda x: F.avg_pool2d(x, 8).flatten(1),
+    "average_of_its_size": lambda x: F.avg_pool2d(x, (x.shape[2], x.shape[-2] + x.size(3) - 8)).flatten(1),
     "averages": lambda x: F.avg_pool2d(F.avg_pool2d(x, kernel_size=4, stride=4), 2).flatten(1),
     "dropout": lambda x: F.dropout2d(F.dropout(x, 0.5, False), training=False).mean((2, 3)),
 }
@@ -307,10 +337,10 @@ def test_maximum_by_functions(pool: Callable[[Tensor], Tensor]) -> None:
         (lambda x: x.mean((1, 3)), "'mean' has no integer form here but as the mean over time"),
         (lambda x: x.mean((2, 3), dtype=torch.float64), "'mean' has no integer form here but as the mean over time"),
         (lambda x: F.lp_pool2d(x, 2, 8).flatten(1), "has no integer form here"),
-        (lambda x: F.avg_pool2d(x, x.shape[2] - 1).flatten(1), "layer 'avg_pool2d': sub gives no height and width"),
+        (lambda x: F.avg_pool2d(x, x.shape[0] - 1).flatten(1), "layer 'avg_pool2d': sub gives no height and width"),
         (lambda x: F.max_pool2d(x, 2, 0).mean((2, 3)), "0 gives no height and width: use whole numbers from 1"),
         (
-            lambda x: F.adaptive_avg_pool2d(x, x.shape[2] - 1).mean((2, 3)),
+            lambda x: F.adaptive_avg_pool2d(x, x.shape[0] - 1).mean((2, 3)),
             "use whole numbers from 0, or parts of x.shape",
         ),
     ],

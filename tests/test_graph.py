@@ -297,7 +297,7 @@ REFUSED: list[tuple[Any, dict[str, nn.Module], str]] = [
     (lambda m, x: stem(m, x), {}, "must return the current"),
     (lambda m, x: head(m, stem(m, x + m.fc.bias.sum())), {}, "bare parameter"),
     (lambda m, x: head(m, m.sn2(stem(m, x).mean(0))), {}, "no integer form"),
-    (lambda m, x: head(m, stem(m, x)) if x.sum() > 0 else x, {}, "cannot be traced"),
+    (lambda m, x: head(m, stem(m, x)) if len(x) > 0 else x, {}, "cannot be traced"),
     (lambda m, x: head(m, stem(m, over_time(x, m.pool2))), {"pool2": nn.MaxPool2d(2)}, "raw input"),
     (lambda m, x: head(m, over_time(stem(m, x), m.p)), {"p": nn.AdaptiveAvgPool2d(3)}, "unequal size"),
     (lambda m, x: head(m, over_time(stem(m, x), m.p)), {"p": nn.MaxPool2d(2, ceil_mode=True)}, "ceil_mode"),

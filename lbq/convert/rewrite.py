@@ -11,7 +11,7 @@ from torch import Tensor, fx, nn
 from torch.fx.passes.shape_prop import ShapeProp
 
 from lbq.deploy.faithful import own_method
-from lbq.deploy.trace import traced
+from lbq.deploy.trace import OfInput, traced
 from lbq.errors import GraphError
 from lbq.models import fold_time, unfold_time
 from lbq.models.resnet import MakeNeuron
@@ -30,7 +30,7 @@ OTHERS = {"celu", "elu", "gelu", "glu", "hardsigmoid", "hardswish", "hardtanh", 
 
 def separate(net: nn.Module, dimensions: int) -> fx.GraphModule:
     """The network, traced, in which every place that rectifies has a module of its own, none of them in place."""
-    plain = fx.GraphModule(net, traced(net, dimensions))
+    plain = fx.GraphModule(net, traced(net, OfInput(dimensions)))
     modules = dict(plain.named_modules())
     taken = {name for name, module in modules.items() if not isinstance(module, RECTIFIERS)}
     found = 0

@@ -39,7 +39,7 @@ from lbq.deploy.currents import (
 )
 from lbq.deploy.faithful import own_method
 from lbq.deploy.functional import as_layer
-from lbq.deploy.memory import changes_what_is_read, owners
+from lbq.deploy.memory import check_in_place
 from lbq.deploy.trace import ACTIVATIONS, LAYERS, NORMS, PASSES, POOLS, STATELESS, traced
 from lbq.errors import GraphError
 from lbq.graph import INPUT, Graph, Layer, NeuronSpec, Shape, Synapse
@@ -71,39 +71,44 @@ def lower(
     shape = tuple(input_shape) if isinstance(input_shape, Sequence) else ()
     if len(shape) != 3 or not all(isinstance(size, int) and size > 0 for size in shape):
         raise GraphError(f"input_shape must be (channels, height, width), got {input_shape!r}")
-    return _Lowering(net, traced(net, 4 if static else 5), shape, int(steps), static, weights).run()
+    return _Lowering(net, shape, int(steps), static, weights).run()
 
 
 class _Lowering:
-    def __init__(
-        self, net: nn.Module, trace: fx.Graph, input_shape: Shape, timesteps: int, static: bool, weights: bool
-    ) -> None:
-        self.modules = dict(net.named_modules())
-        self.trace, self.input_shape, self.timesteps, self.static = trace, input_shape, timesteps, static
+    """Who watches a network's trace, and turns each call into a value as it is made, so that the forward may ask for sizes."""
+
+    def __init__(self, net: nn.Module, input_shape: Shape, timesteps: int, static: bool, weights: bool) -> None:
+        self.net, self.modules = net, dict(net.named_modules())
+        self.input_shape, self.timesteps, self.static = input_shape, timesteps, static
         self.numbers = Numbers(weights)
-        self.owners = owners(trace, self.modules)
         self.values: dict[fx.Node, Value] = {}
-        self.sizes: dict[fx.Node, Any] = {}  # of values, and what is computed from them
+        self.integers: dict[fx.Node, Any] = {}  # of values, and what is computed from them
         self.layers: list[Layer] = []
         self.used: set[str] = set()
         self.synapses: set[str] = set()  # names given
         self.first: dict[str, str] = {}  # and which of them each convolution got first
 
     def run(self) -> Graph:
-        for node in self.trace.nodes:
-            if node.op == "placeholder":
-                if not self.values:
-                    self.values[node] = Levels(INPUT, self.input_shape, time="none" if self.static else "all")
-            elif node.op == "output":
-                return self._finish(node)
-            elif node.op == "get_attr":
-                raise GraphError(f"layer {node.target!r}: a bare parameter in the network's forward is not supported")
-            elif self._is_size(node):
-                continue
-            elif inputs := [self.values[a] for a in node.all_input_nodes if a in self.values]:
-                self.values[node] = self._apply(node, inputs)
-            # what does not depend on the input are fx's checks of the arguments with defaults
-        raise GraphError("the network returns nothing")
+        trace = traced(self.net, self)
+        check_in_place(trace, self.modules)
+        return self._finish(trace.output_node())
+
+    def see(self, node: fx.Node) -> None:
+        if node.op == "placeholder":
+            if not self.values:
+                self.values[node] = Levels(INPUT, self.input_shape, time="none" if self.static else "all")
+        elif node.op == "get_attr":
+            raise GraphError(f"layer {node.target!r}: a bare parameter in the network's forward is not supported")
+        elif node.op == "output" or self._is_size(node):
+            pass
+        elif inputs := [self.values[a] for a in node.all_input_nodes if a in self.values]:
+            self.values[node] = self._apply(node, inputs)
+        # what does not depend on the input are fx's checks of the arguments with defaults
+
+    def sizes(self, node: fx.Node) -> tuple[int | None, ...] | None:
+        if node not in self.values:
+            return None
+        return tuple(None if size % BATCH == 0 else size for size in self._sizes(self.values[node]))
 
     def _finish(self, node: fx.Node) -> Graph:
         result = node.args[0]
@@ -165,10 +170,6 @@ class _Lowering:
         raise GraphError(f"{where}: operation {name!r} has no integer form here")
 
     def _add(self, where: str, node: fx.Node) -> Value:
-        if node.target is operator.iadd and changes_what_is_read(node, self.owners):
-            raise GraphError(
-                f"{where}: += changes a tensor that is read again afterwards, itself or by a view: write x = x + y"
-            )
         operands = [self.values.get(a, a) if isinstance(a, fx.Node) else a for a in node.args]
         values = [x for x in operands if isinstance(x, Levels | Current)]
         if len(operands) == 2 and not node.kwargs:
@@ -181,28 +182,19 @@ class _Lowering:
     # Time ----------------------------------------------------------------------------------------------------------
 
     def _is_size(self, node: fx.Node) -> bool:
-        """Whether a node is `x.shape`, `x.size()`, a part of them or their product; what it is, is noted."""
+        """Whether a node is `x.shape`, a part of it or a product of parts; what it is, is noted."""
         if node.target in (operator.mul, operator.floordiv):
             factors = self._resolved(node.args)
             if known := all(isinstance(size, int) for size in factors):
-                self.sizes[node] = cast(Any, node.target)(*factors)
+                self.integers[node] = cast(Any, node.target)(*factors)
             return known
-        source = node.args[0] if node.args else None
-        if not isinstance(source, fx.Node):
-            return False
-        index: Any = ...
-        if source in self.values and (node.target == "size" or (node.target is getattr and node.args[1] == "shape")):
-            found: Any = self._sizes(self.values[source])
-            if node.target == "size":
-                index = next(iter((*node.args[1:], *node.kwargs.values())), ...)
-        elif source in self.sizes and node.target is operator.getitem:
-            found, index = self.sizes[source], node.args[1]
+        source = cast(fx.Node, node.args[0] if node.args else None)
+        if node.target is getattr and node.args[1] == "shape" and source in self.values:
+            self.integers[node] = self._sizes(self.values[source])
+        elif node.target is operator.getitem and source in self.integers:
+            self.integers[node] = self.integers[source][node.args[1]]
         else:
             return False
-        try:
-            self.sizes[node] = found if index is ... else found[index]
-        except (IndexError, TypeError) as error:
-            raise GraphError(f"{node.name} in the network's forward: its tensor has no such dimension") from error
         return True
 
     def _sizes(self, value: Value) -> tuple[int, ...]:
@@ -214,7 +206,7 @@ class _Lowering:
         """Arguments of a node with the sizes in them as numbers."""
         if isinstance(args, (tuple, list)):
             return tuple(self._resolved(a) for a in args)
-        return self.sizes.get(args, args) if isinstance(args, fx.Node) else args
+        return self.integers.get(args, args) if isinstance(args, fx.Node) else args
 
     def _fold(self, value: Value) -> Value:
         return replace(value, time="folded" if value.time == "all" else "none" if value.time == "one" else value.time)

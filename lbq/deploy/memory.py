@@ -11,6 +11,7 @@ from torch import fx, nn
 from torch.nn import functional as F
 
 from lbq.deploy.trace import PASSES
+from lbq.errors import GraphError
 from lbq.models.time import fold_time, unfold_time
 
 # What may show the memory of its first tensor, of all that can be lowered
@@ -31,14 +32,20 @@ def owners(trace: fx.Graph, modules: Mapping[str, nn.Module]) -> dict[fx.Node, f
     return found
 
 
-def changes_what_is_read(node: fx.Node, owner: Mapping[fx.Node, fx.Node]) -> bool:
-    """Whether a tensor from before the sum in place `node`, in the memory that it changes, is read after it."""
-    same = (other for other, first in owner.items() if first is owner[node] and other < node)
-    return any(node < user and _reads(user, other) for other in same for user in other.users)
+def check_in_place(trace: fx.Graph, modules: Mapping[str, nn.Module]) -> None:
+    """Refuse a sum in place where a tensor from before it, in the memory that it changes, is read after it."""
+    owner = owners(trace, modules)
+    for node in trace.find_nodes(op="call_function", target=operator.iadd):
+        same = (other for other, first in owner.items() if first is owner[node] and other < node)
+        if any(node < user and _reads(user, other) for other in same for user in other.users):
+            raise GraphError(
+                f"{node.name} in the network's forward: += changes a tensor that is read again afterwards, itself or by a "
+                "view: write x = x + y"
+            )
 
 
 def _reads(user: fx.Node, tensor: fx.Node) -> bool:
     """Whether a node reads the numbers of a tensor, and not its shape alone."""
     if user.target is unfold_time:
         return user.args[0] is tensor
-    return user.target not in (getattr, "size", "dim")
+    return user.target is not getattr

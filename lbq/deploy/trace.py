@@ -1,10 +1,11 @@
-"""Trace a network with torch.fx for lowering: which layers are leaves, and what is known of its input."""
+"""Trace a network with torch.fx for lowering: which layers are leaves, and what is known of the sizes of tensors."""
 
 from __future__ import annotations
 
 import inspect
 import operator
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Protocol
 
 from torch import fx, nn
 
@@ -20,34 +21,54 @@ NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.SyncBatchNorm)
 LAYERS = (*ACTIVATIONS, *NORMS, *STATELESS, nn.Conv2d, nn.Linear)
 
 
-def traced(net: nn.Module, dimensions: int) -> fx.Graph:
-    """The calls of the network's forward on one input of so many dimensions."""
+class Watcher(Protocol):
+    """Who follows a trace as it grows, and so can say what is asked of tensors in it."""
+
+    def see(self, node: fx.Node) -> None:
+        """Take note of a node; the nodes that it reads have been seen."""
+
+    def sizes(self, node: fx.Node) -> tuple[int | None, ...] | None:
+        """The shape of the tensor that a node gives, None for sizes that depend on the batch; None where it is not known."""
+
+
+class OfInput:
+    """Who knows how many dimensions the network's input has, and nothing else."""
+
+    def __init__(self, dimensions: int) -> None:
+        self.dimensions = dimensions
+
+    def see(self, node: fx.Node) -> None:
+        pass
+
+    def sizes(self, node: fx.Node) -> tuple[int | None, ...] | None:
+        return (None,) * self.dimensions if node.op == "placeholder" else None
+
+
+def traced(net: nn.Module, watcher: Watcher) -> fx.Graph:
+    """The calls of the network's forward on one input; `watcher` sees each of them as it is made."""
     try:
         options = {  # arguments with defaults, such as per_step=False, keep them
             name: parameter.default
             for name, parameter in inspect.signature(net.forward).parameters.items()
             if parameter.default is not inspect.Parameter.empty
         }
-        graph = _Tracer(dimensions).trace(net, options)
+        return _Tracer(watcher).trace(net, options)
+    except GraphError:
+        raise
     except Exception as error:  # whatever the network's own forward raises on symbolic tensors
         reason = " ".join(str(error).split()) or type(error).__name__
         if reason.endswith("got _Value"):  # a neuron was asked for something else than its outputs
             reason = "forward_step and levels cannot be deployed; give neurons whole sequences, as in neuron(currents)"
         raise GraphError(f"{type(net).__name__} cannot be traced by torch.fx: {reason}") from error
-    _, *others = (node for node in graph.nodes if node.op == "placeholder")
-    if used := [
-        node.name for node in others if node.users and node.target in inspect.signature(net.forward).parameters
-    ]:
-        raise GraphError(f"{type(net).__name__} reads a second input, {used[0]!r}: a deployed network has one")
-    return graph
 
 
 class _Tracer(fx.Tracer):
     """Layers that lowering knows are leaves, those that only derive from them too."""
 
-    def __init__(self, dimensions: int = 4) -> None:  # torch.load of a traced network makes one without arguments
+    def __init__(self, watcher: Watcher | None = None) -> None:  # torch.load of a traced network makes one without
         super().__init__()
-        self.dimensions = dimensions  # of the input
+        self.watcher: Watcher = watcher or OfInput(4)
+        self.watching = False
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         if isinstance(m, PASSES) and own_method(m):
@@ -59,31 +80,63 @@ class _Tracer(fx.Tracer):
             return super().path_of_module(mod)
         except NameError as error:
             raise GraphError(
-                f"{type(mod).__name__} is made in its forward: make it in __init__, as an attribute, or call the function"
+                f"{type(self.root).__name__} cannot be traced by torch.fx: {type(mod).__name__} is made in its forward: make "
+                "it in __init__, as an attribute, or call the function"
             ) from error
 
+    def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
+        node = super().create_node(*args, **kwargs)
+        self._check_inputs(node)
+        self.watching = True
+        self.watcher.see(node)
+        self.watching = False
+        return node
+
+    def _check_inputs(self, node: fx.Node) -> None:
+        """Refuse what reads another input than the first; torch.fx itself reads arguments with defaults, under other names."""
+        named = list(inspect.signature(self.root.forward).parameters)[1:]
+        for read in node.all_input_nodes:
+            if read.op == "placeholder" and read.target in named:
+                raise GraphError(
+                    f"{type(self.root).__name__} reads a second input, {read.name!r}: a deployed network has one"
+                )
+
+    # To the watcher, who looks at layers in the midst of the trace, they are what they are, with real parameters
+
+    def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, fx.Proxy]) -> Any:
+        return attr_val if self.watching else super().getattr(attr, attr_val, parameter_proxy_cache)
+
+    def call_module(self, m: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        return forward(*args, **kwargs) if self.watching else super().call_module(m, forward, args, kwargs)
+
     def proxy(self, node: fx.Node) -> fx.Proxy:
-        return _Input(node, self, self.dimensions) if node.op == "placeholder" else _Value(node, self)
+        return _Value(node, self)
 
 
 class _Value(fx.Proxy):
-    """A tensor whose `+=` is told from `+`: others may read it afterwards."""
+    """A tensor whose `+=` is told from `+`, because others may read it afterwards, and whose sizes can be asked for: they are
+    numbers, but for those that depend on the batch."""
+
+    tracer: _Tracer
 
     def __iadd__(self, other: Any) -> fx.Proxy:
         return self.tracer.create_proxy("call_function", operator.iadd, (self, other), {})
 
+    @property
+    def shape(self) -> Any:
+        known = self.tracer.watcher.sizes(self.node)
+        if known is None:
+            return fx.proxy.Attribute(self, "shape")
+        sizes: Any = self.tracer.create_proxy("call_function", getattr, (self, "shape"), {})
+        return tuple(sizes[i] if size is None else size for i, size in enumerate(known))
 
-class _Input(_Value):
-    """The network's input, whose number of dimensions is known, so that `*x.shape` and `x.dim()` can be traced."""
+    def size(self, dim: int | None = None) -> Any:
+        return self.shape if dim is None else self.shape[dim]
 
-    def __init__(self, node: fx.Node, tracer: fx.Tracer, dimensions: int) -> None:
-        super().__init__(node, tracer)
-        self.dimensions = dimensions
+    def dim(self) -> Any:
+        known = self.tracer.watcher.sizes(self.node)
+        return self.tracer.create_proxy("call_method", "dim", (self,), {}) if known is None else len(known)
 
     @property
-    def shape(self) -> tuple[Any, ...]:
-        sizes: Any = self.tracer.create_proxy("call_function", getattr, (self, "shape"), {})
-        return tuple(sizes[i] for i in range(self.dimensions))
-
-    def dim(self) -> int:
-        return self.dimensions
+    def ndim(self) -> Any:
+        return self.dim()
