@@ -288,7 +288,7 @@ REFUSED: list[tuple[Any, dict[str, nn.Module], str]] = [
         "read a neuron's output",
     ),
     (lambda m, x: head(m, m.sn(over_time(stem(m, x), m.conv2))), {}, "'sn' is used twice"),
-    (lambda m, x: head(m, m.sn2(over_time(stem(m, x), m.conv2) * 2)), {}, "no integer form"),
+    (lambda m, x: head(m, m.sn2(over_time(stem(m, x), m.conv2) ** 2)), {}, "no integer form"),
     (
         lambda m, x: over_time(over_time(stem(m, x), m.pool).flatten(2), m.fc, spatial=1),
         {},
@@ -296,7 +296,7 @@ REFUSED: list[tuple[Any, dict[str, nn.Module], str]] = [
     ),
     (lambda m, x: stem(m, x), {}, "must return the current"),
     (lambda m, x: head(m, stem(m, x + m.fc.bias.sum())), {}, "bare parameter"),
-    (lambda m, x: head(m, m.sn2(stem(m, x).mean(0))), {}, "no integer form"),
+    (lambda m, x: head(m, m.sn2(stem(m, x).mean(0))), {}, "a neuron cannot follow the mean over time"),
     (lambda m, x: head(m, stem(m, x)) if len(x) > 0 else x, {}, "cannot be traced"),
     (lambda m, x: head(m, stem(m, over_time(x, m.pool2))), {"pool2": nn.MaxPool2d(2)}, "raw input"),
     (lambda m, x: head(m, over_time(stem(m, x), m.p)), {"p": nn.AdaptiveAvgPool2d(3)}, "unequal size"),

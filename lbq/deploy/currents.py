@@ -22,7 +22,8 @@ Time = Literal["none", "one", "all", "folded"]
 
 @dataclass(frozen=True)
 class Levels:
-    """Outputs of the layer `source` (or the input), pooled; `factor` is the 1/n of average pools."""
+    """Outputs of the layer `source` (or the input), pooled, times `factor`: the 1/n of average pools, and numbers by which
+    the network multiplies; `averaged`: their mean over time."""
 
     source: str
     shape: Shape
@@ -30,6 +31,7 @@ class Levels:
     factor: float = 1.0
     flat: bool = False
     time: Time = "none"
+    averaged: bool = False
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,7 @@ def conv(name: str, module: nn.Conv2d, value: Levels, numbers: Numbers) -> Curre
         stride, padding, dilation, module.groups,
     )  # fmt: skip
     bias = np.zeros(weight.shape[0]) if module.bias is None else numbers.of(module.bias)
-    return Current((synapse,), bias, out_shape, time=value.time)
+    return Current((synapse,), bias, out_shape, time=value.time, averaged=value.averaged)
 
 
 def _padding(name: str, module: nn.Conv2d) -> tuple[int, int]:
@@ -113,7 +115,7 @@ def linear(name: str, module: nn.Linear, value: Levels, numbers: Numbers) -> Cur
         name, value.source, "conv", numbers.scaled(weight, value.factor), value.shape, out_shape, value.pools
     )
     bias = np.zeros(weight.shape[0]) if module.bias is None else numbers.of(module.bias)
-    return Current((synapse,), bias, out_shape, flat=True, time=value.time)
+    return Current((synapse,), bias, out_shape, flat=True, time=value.time, averaged=value.averaged)
 
 
 def batch_norm(
@@ -166,7 +168,12 @@ def pooled(name: str, module: nn.MaxPool2d | nn.AvgPool2d | nn.AdaptiveAvgPool2d
         if isinstance(module, nn.AvgPool2d) and pool.padding != (0, 0) and not module.count_include_pad:
             raise GraphError(f"layer {name!r}: padded average pooling needs count_include_pad=True")
     if pool.kind == "max" and value.pools and value.pools[-1].kind == "sum":
-        raise GraphError(f"layer {name!r}: max-pooling an average is not supported")
+        raise GraphError(f"layer {name!r}: max-pooling an average is not supported: max-pool first, or average alone")
+    if pool.kind == "max" and (value.averaged or value.factor < 0):
+        what = "a mean over time" if value.averaged else "a negative multiple of levels"
+        raise GraphError(
+            f"layer {name!r}: max-pooling {what} is not supported: max-pool the neuron's output before that"
+        )
     factor = 1.0 if pool.kind == "max" else 1.0 / (pool.kernel[0] * pool.kernel[1])
     shape = pool.output(value.shape)
     if min(shape[1:]) < 1:
@@ -188,11 +195,22 @@ def add(where: str, left: Value, right: Value) -> Current:
     return Current((*a.synapses, *b.synapses), a.bias + b.bias, a.shape, a.flat, both, mixed, time, plain)
 
 
+def scaled(value: Value, factor: float, numbers: Numbers) -> Value:
+    """A value times a number."""
+    if isinstance(value, Levels):
+        return replace(value, factor=value.factor * factor)
+    synapses = tuple(replace(s, weight=numbers.scaled(s.weight, factor)) for s in value.synapses)
+    return replace(value, synapses=synapses, bias=value.bias * factor)
+
+
 def summands(value: Current) -> list[Levels]:
     """The levels that a current is the plain sum of; empty where it is anything else."""
     if not value.plain:
         return []
-    return [Levels(s.source, value.shape, s.pools, float(s.weight[0]), value.flat, value.time) for s in value.synapses]
+    return [
+        Levels(s.source, value.shape, s.pools, float(s.weight[0]), value.flat, value.time, value.averaged)
+        for s in value.synapses
+    ]
 
 
 def as_current(where: str, value: Levels) -> Current:
@@ -203,7 +221,7 @@ def as_current(where: str, value: Levels) -> Current:
         f"{value.source}->identity", value.source, "identity", np.full(channels, value.factor),
         value.shape, value.shape, value.pools,
     )  # fmt: skip
-    return Current((synapse,), np.zeros(channels), value.shape, value.flat, time=value.time, plain=True)
+    return Current((synapse,), np.zeros(channels), value.shape, value.flat, value.averaged, time=value.time, plain=True)
 
 
 def _pair(name: str, value: Any, least: int = 0) -> tuple[int, int]:

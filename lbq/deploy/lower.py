@@ -22,6 +22,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 from torch import fx, nn
+from torch.nn import functional as F
 
 from lbq.deploy.currents import (
     Current,
@@ -35,11 +36,13 @@ from lbq.deploy.currents import (
     conv,
     linear,
     pooled,
+    scaled,
     summands,
 )
 from lbq.deploy.faithful import own_method
 from lbq.deploy.functional import as_layer
 from lbq.deploy.memory import check_in_place
+from lbq.deploy.remedies import remedy
 from lbq.deploy.trace import ACTIVATIONS, LAYERS, NORMS, PASSES, POOLS, STATELESS, traced
 from lbq.errors import GraphError
 from lbq.graph import INPUT, Graph, Layer, NeuronSpec, Shape, Synapse
@@ -48,6 +51,9 @@ from lbq.neuron import SpikingNeuron
 
 READOUT = "readout"  # the name of the last layer, which has no neuron
 BATCH = 2**61 - 1  # stands for the batch's size: a prime, so that products of sizes can be told apart
+TIMES = (operator.mul, torch.mul, "mul")
+OVER = (operator.truediv, torch.div, torch.true_divide, "div")
+SOFTMAX = (torch.softmax, torch.log_softmax, F.softmax, F.log_softmax, "softmax", "log_softmax")
 
 
 @torch.no_grad()
@@ -83,6 +89,7 @@ class _Lowering:
         self.numbers = Numbers(weights)
         self.values: dict[fx.Node, Value] = {}
         self.integers: dict[fx.Node, Any] = {}  # of values, and what is computed from them
+        self.logits: dict[fx.Node, fx.Node] = {}  # of softmax and its logarithm, which the network may return
         self.layers: list[Layer] = []
         self.used: set[str] = set()
         self.synapses: set[str] = set()  # names given
@@ -99,7 +106,7 @@ class _Lowering:
                 self.values[node] = Levels(INPUT, self.input_shape, time="none" if self.static else "all")
         elif node.op == "get_attr":
             raise GraphError(f"layer {node.target!r}: a bare parameter in the network's forward is not supported")
-        elif node.op == "output" or self._is_size(node):
+        elif node.op == "output" or self._is_size(node) or self._is_softmax(node):
             pass
         elif inputs := [self.values[a] for a in node.all_input_nodes if a in self.values]:
             self.values[node] = self._apply(node, inputs)
@@ -112,7 +119,7 @@ class _Lowering:
 
     def _finish(self, node: fx.Node) -> Graph:
         result = node.args[0]
-        value = self.values.get(result) if isinstance(result, fx.Node) else None
+        value = self.values.get(self.logits.get(result, result)) if isinstance(result, fx.Node) else None
         if not isinstance(value, Current):
             raise GraphError("the network must return the current of its last linear layer (its logits)")
         if not value.averaged and not any(layer.neuron for layer in self.layers):
@@ -126,6 +133,22 @@ class _Lowering:
             raise GraphError("the network must return its logits as [B, classes], without time in front of their mean")
         readout = Layer(READOUT, self._named(value.synapses), value.bias, value.shape)
         return Graph(self.input_shape, self.timesteps, self.static, tuple(self.layers), readout)
+
+    def _is_softmax(self, node: fx.Node) -> bool:
+        """Whether a node is the softmax of the logits, or its logarithm, over classes: it keeps their order."""
+        target: Any = self.modules[str(node.target)] if node.op == "call_module" else node.target
+        logits = node.all_input_nodes[0] if node.all_input_nodes else None
+        value = None if logits is None else self.values.get(logits)
+        if not isinstance(value, Current) or not (value.averaged and value.flat and value.time == "none"):
+            return False
+        given: dict[str, Any] = {**dict(zip(("dim", "dtype"), node.args[1:], strict=False)), **node.kwargs}
+        if isinstance(target, nn.Softmax | nn.LogSoftmax) and own_method(target) is None:
+            given = {"dim": target.dim}
+        elif target not in SOFTMAX:
+            return False
+        if given.get("dim") in (1, -1) and given.get("dtype") is None:
+            self.logits[node] = cast(fx.Node, logits)
+        return node in self.logits
 
     # One fx node ---------------------------------------------------------------------------------------------------
 
@@ -163,11 +186,16 @@ class _Lowering:
         if target in (torch.reshape, "reshape", "view") and not node.kwargs:
             return self._reshape(where, value, rest[0] if len(rest) == 1 else rest)
         if target in ("mean", torch.mean):
-            return self._mean(where, value, rest, node.kwargs)
+            return self._mean(where, "mean", value, rest, node.kwargs)[0]
+        if target in ("sum", torch.sum):
+            mean, count = self._mean(where, "sum", value, rest, node.kwargs)
+            return scaled(mean, count, self.numbers)
+        if target in (*TIMES, *OVER) and (factor := _factor(node)) is not None:
+            return scaled(value, factor, self.numbers)
         if target in (torch.relu, nn.functional.relu, "relu"):
             return self._activation(node.name, None, value)
         name = target if isinstance(target, str) else getattr(target, "__name__", str(target))
-        raise GraphError(f"{where}: operation {name!r} has no integer form here")
+        raise GraphError(f"{where}: operation {name!r} has no integer form here: {remedy(name)}")
 
     def _add(self, where: str, node: fx.Node) -> Value:
         operands = [self.values.get(a, a) if isinstance(a, fx.Node) else a for a in node.args]
@@ -279,29 +307,30 @@ class _Lowering:
             raise GraphError(f"{where}: {target} is supported only to show an image at every timestep, in front")
         return self._begin(where, value, sizes[0])
 
-    def _mean(self, where: str, value: Value, rest: tuple[Any, ...], options: dict[str, Any]) -> Value:
-        if (keeps := self._pools(value, rest, options)) is not None:
-            return replace(self._read(where, nn.AdaptiveAvgPool2d(1), value), flat=not keeps)
-        if (rest or tuple(options.values())) not in ((0,), ((0,),), ([0],)) or len(rest) + len(options) != 1:
-            raise GraphError(f"{where}: operation 'mean' has no integer form here but as the mean over time, mean(0)")
-        if isinstance(value, Levels):
-            raise GraphError(
-                f"{where}: the mean of a neuron's outputs has no integer form here: apply the last linear layer at every "
-                "timestep, and average its logits"
-            )
-        if value.time != "all":
-            raise GraphError(
-                f"{where}: mean(0) must be over time, and there is no time in front: return [T, B, ...] to it"
-            )
-        return replace(value, averaged=True, time="none")
-
-    def _pools(self, value: Value, rest: tuple[Any, ...], options: dict[str, Any]) -> bool | None:
-        """Whether a mean over height and width keeps them as 1 x 1; None for other means."""
+    def _mean(
+        self, where: str, name: str, value: Value, rest: tuple[Any, ...], options: dict[str, Any]
+    ) -> tuple[Value, int]:
+        """The mean over time, over height and width, or over both, and of how many numbers it is."""
         given = dict(zip(("dim", "keepdim"), rest, strict=False)) | options
-        axes, rank = given.pop("dim", None), len(self._sizes(value))
-        keeps = given.pop("keepdim", False)
-        over = {axis % rank for axis in axes} if isinstance(axes, (tuple, list)) else set()
-        return keeps if over == {rank - 2, rank - 1} and not value.flat and not given else None
+        axes, keeps = given.pop("dim", ()), given.pop("keepdim", False)
+        sizes = self._sizes(value)
+        rank = len(sizes)
+        over = {axis % rank for axis in ((axes,) if isinstance(axes, int) else axes or ())}
+        sides = {rank - 2, rank - 1} & over if not value.flat else set()
+        if given or over - sides - {0} or len(sides) == 1 or not over or (0 in over and keeps):
+            raise GraphError(
+                f"{where}: operation {name!r} has no integer form here but as the {name} over time, {name}(0), or over height "
+                f"and width, {name}((-2, -1))"
+            )
+        if 0 in over and value.time != "all":
+            raise GraphError(
+                f"{where}: {name}(0) must be over time, and there is no time in front: return [T, B, ...] to it"
+            )
+        if sides:
+            value = replace(self._read(where, nn.AdaptiveAvgPool2d(1), value), flat=not keeps)
+        if 0 in over:
+            value = replace(value, averaged=True, time="none")
+        return value, math.prod(sizes[axis] for axis in over)
 
     # Layers --------------------------------------------------------------------------------------------------------
 
@@ -328,7 +357,7 @@ class _Lowering:
         if isinstance(module, NORMS):
             return batch_norm(name, module, value, self.numbers)
         if not isinstance(module, (nn.Conv2d, nn.Linear, *POOLS)):
-            raise GraphError(f"layer {name!r}: {kind} has no integer form here")
+            raise GraphError(f"layer {name!r}: {kind} has no integer form here: {remedy(kind)}")
         return self._read(name, module, value)
 
     def _read(self, name: str, module: nn.Module, value: Value) -> Value:
@@ -356,7 +385,9 @@ class _Lowering:
         if isinstance(value, Levels):
             value = as_current(name, value)
         if value.averaged or value.mixed:
-            raise GraphError(f"layer {name!r}: a neuron cannot follow the mean over time")
+            raise GraphError(
+                f"layer {name!r}: a neuron cannot follow the mean over time: take the mean behind the last one"
+            )
         spec: NeuronSpec | None = None
         if name in (INPUT, READOUT):
             raise GraphError(
@@ -401,3 +432,13 @@ class _Lowering:
                 f"{where}: flatten all of channels, height and width together, and nothing in front of them"
             )
         return replace(value, flat=True)
+
+
+def _factor(node: fx.Node) -> float | None:
+    """The number by which a node multiplies or divides a tensor; None where it does something else."""
+    numbers = [a for a in node.args if isinstance(a, int | float) and math.isfinite(a)]
+    if node.kwargs or len(node.args) != 2 or len(numbers) != 1:
+        return None
+    if node.target in TIMES:
+        return float(numbers[0])
+    return 1 / numbers[0] if numbers[0] and numbers[0] is node.args[1] else None

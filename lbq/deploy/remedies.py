@@ -1,0 +1,31 @@
+"""What to write in place of operations and layers that have no integer form."""
+
+from __future__ import annotations
+
+ORDER = "return the logits' mean over time, whose order it keeps"
+NEURON = "put a neuron of lbq.neuron in its place"
+NORM = "use BatchNorm, which folds into weights"
+PARTS = "let a convolution or linear layer read the whole tensor, with weights 0 where it is to see nothing"
+SMALLER = "use convolutions and pools, which keep heights and widths or make them smaller"
+PRODUCT = "levels are multiplied by weights alone: use a convolution or a linear layer"
+SIGN = "write x + -1 * y"
+LISTED = "use what docs/deploy.md lists under 'A network of your own'"
+
+REMEDIES: dict[str, str] = {
+    **dict.fromkeys(("softmax", "log_softmax", "logsoftmax"), ORDER),
+    **dict.fromkeys(
+        ("sigmoid", "tanh", "gelu", "silu", "elu", "leaky_relu", "leakyrelu", "prelu", "relu6", "hardtanh", "clamp"), NEURON
+    ),
+    **dict.fromkeys(("groupnorm", "group_norm", "layernorm", "layer_norm", "instancenorm2d", "rmsnorm"), NORM),
+    **dict.fromkeys(("chunk", "split", "getitem", "narrow", "select", "unbind"), PARTS),
+    **dict.fromkeys(
+        ("upsample", "upsamplingnearest2d", "interpolate", "convtranspose2d", "pixelshuffle", "pixel_shuffle"), SMALLER
+    ),
+    **dict.fromkeys(("matmul", "bmm", "einsum", "mul", "scaled_dot_product_attention", "multiheadattention"), PRODUCT),
+    **dict.fromkeys(("sub", "neg", "isub"), SIGN),
+}  # fmt: skip
+
+
+def remedy(name: str) -> str:
+    """For an operation or a kind of layer."""
+    return REMEDIES.get(name.lower(), LISTED)
