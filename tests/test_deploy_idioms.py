@@ -11,10 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lbq.deploy import lower
+from lbq.deploy import graph_of, lower
 from lbq.engine import Network
 from lbq.errors import GraphError
 from lbq.models import over_time
+from lbq.neuron import BurstNeuron
 from tests.own_nets import SHAPE, Forward, Own, close, made
 from tests.small_nets import pixels, same
 from tests.test_graph import compare
@@ -119,3 +120,112 @@ def test_a_last_softmax_is_left_out(last: Callable[[Any, Tensor], Tensor]) -> No
 def test_readouts_that_are_not_the_same_are_refused(function: Forward, message: str) -> None:
     with pytest.raises(GraphError, match=message):
         made(Own(function))
+
+
+# Concatenation ----------------------------------------------------------------------------------------------------------
+
+
+class Branches(Own):
+    """Neurons of unequal steps, whose outputs are joined, and layers that read them."""
+
+    def __init__(self, function: Forward) -> None:
+        super().__init__(function)
+        self.side, self.side_sn = nn.Conv2d(1, 3, 3, padding=1), BurstNeuron(step=0.45, n_max=3)
+        self.wide, self.wider = nn.Conv2d(7, 4, 3, padding=1), nn.Conv2d(11, 4, 2, stride=2, bias=False)
+        self.left, self.right = nn.Conv2d(4, 4, 3, padding=1), nn.Conv2d(3, 4, 3, padding=1, bias=False)
+        self.grouped = nn.Conv2d(7, 7, 1, groups=7)
+        self.halves, self.most = nn.AvgPool2d(2), nn.MaxPool2d(3, 1, 1)
+        self.hidden, self.last, self.out = nn.Linear(4 * 4 * 4 + 3, 4), BurstNeuron(step=0.2), nn.Linear(7, 5)
+        with torch.no_grad():
+            self.left.weight.copy_(self.wide.weight[:, :4])
+            self.right.weight.copy_(self.wide.weight[:, 4:])
+            self.left.bias.copy_(self.wide.bias)  # type: ignore[union-attr, arg-type]
+        self.eval()
+
+
+def branches(m: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+    return m.sn(over_time(x, m.conv, timesteps=3)), m.side_sn(over_time(x, m.side, timesteps=3))
+
+
+def head(m: Any, x: Tensor) -> Tensor:
+    out: Tensor = m.fc(m.sn2(x).mean((0, 3, 4)))
+    return out
+
+
+def folded_cat(m: Any, x: Tensor) -> Tensor:
+    both = torch.cat([y.flatten(0, 1) for y in branches(m, x)], dim=1)
+    return head(m, m.bn2(m.wide(both)).unflatten(0, (3, -1)))
+
+
+def nested(m: Any, x: Tensor) -> Tensor:
+    a, b = branches(m, x)
+    return head(m, over_time(torch.cat([torch.cat([a, b], 2), a + a * 0.5], -3), m.wider, m.bn2))
+
+
+def features_joined(m: Any, x: Tensor) -> Tensor:
+    """Of unequal sizes before they are flattened."""
+    a, b = branches(m, x)
+    joined = torch.cat([over_time(a, m.halves).flatten(2), b.mean((3, 4))], -1)
+    return m.fc(m.last(m.hidden(joined)).mean(0))
+
+
+def by_hand(m: Any, x: Tensor) -> Tensor:
+    a, b = branches(m, x)
+    return head(m, over_time(a, m.left) + over_time(b, m.right))
+
+
+CATS: dict[str, Forward] = {
+    "time_in_front": lambda m, x: head(m, over_time(torch.cat(branches(m, x), 2), m.wide, m.bn2)),
+    "folded": folded_cat,
+    "nested": nested,
+    "pooled": lambda m, x: head(m, over_time(torch.concat(branches(m, x), dim=2), m.most, m.halves, m.wide)),
+    "features": features_joined,
+    "means": lambda m, x: m.out(torch.cat(branches(m, x), 2).mean((0, 3, 4))),
+    "means_joined": lambda m, x: m.out(torch.cat([y.mean((3, 4)) for y in branches(m, x)], 2).view(3, -1, 7) * 2).mean(0),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("way", CATS)
+def test_concatenations_deploy(way: str) -> None:
+    exact(Branches(CATS[way]))
+
+
+def test_a_convolution_of_a_concatenation_is_the_sum_of_convolutions() -> None:
+    """The same integers as the sum by hand, and for an ANN the same operations as one convolution."""
+    joined, x = Branches(lambda m, x: head(m, over_time(torch.cat(branches(m, x), 2), m.wide))), pixels(4, *SHAPE)
+    a, b = (made(net).run(x, "bitplane", trace=True) for net in (joined, Branches(by_hand)))
+    assert same(a, b)
+    assert sum(c.accumulations for c in a.counts.values()) == sum(c.accumulations for c in b.counts.values())
+    graph = graph_of(joined, SHAPE)
+    assert [s.name for s in graph.synapses] == ["conv", "side", "wide.part0", "wide.part1", "fc"]
+    assert graph.macs == 64 * 9 * (4 + 3 + 7 * 4) + 4 * 5
+    assert lower(joined, SHAPE, weights=False).macs == graph.macs
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (lambda m, x: head(m, torch.cat(branches(m, x), 2)), "put BatchNorm, sums and neurons into the branches"),
+        (lambda m, x: head(m, over_time(torch.cat(branches(m, x), 2), m.grouped)), "layer 'grouped': its groups cannot read"),
+        (lambda m, x: head(m, over_time(torch.cat(branches(m, x), 2), m.conv2)), "expects 4 channels, gets 7 that are joined"),
+        (lambda m, x: head(m, over_time(torch.cat(branches(m, x), 3), m.wide)), "along channels alone: dim=2"),
+        (lambda m, x: torch.cat([(y := head(m, branches(m, x)[0])), y.softmax(1)], 1), "along channels alone: dim=1"),
+        (lambda m, x: head(m, over_time(torch.cat([m.conv(x), m.side(x)], 1), m.wide)), "put a neuron behind each branch"),
+        (
+            lambda m, x: head(m, over_time(torch.cat([(y := branches(m, x))[0].flatten(0, 1), y[1]], 1), m.wide)),
+            "have time in front, are flattened or averaged, and others not",
+        ),
+        (
+            lambda m, x: head(m, over_time(torch.cat([over_time((y := branches(m, x))[0], m.halves), y[1]], 2), m.wide)),
+            "heights and widths .* differ",
+        ),
+        (
+            lambda m, x: head(m, over_time(torch.cat([over_time((y := branches(m, x))[0], m.halves).flatten(2),
+                                                      y[1].mean((3, 4))], 2).view(3, -1, 67, 1, 1), m.wide)),
+            "layer 'wide': it reads flattened tensors that were joined: give them to a linear layer",
+        ),
+    ],
+)  # fmt: skip
+def test_concatenations_that_nothing_can_read_are_refused(function: Forward, message: str) -> None:
+    with pytest.raises(GraphError, match=message):
+        made(Branches(function))

@@ -1,11 +1,13 @@
 """The layers of PyTorch that carry currents, on symbolic values: what each makes of levels or of a current.
 
-A tensor of the network is either the levels of one layer (possibly pooled) or a current, that is a sum of synapses and a
-bias. `lower` goes through a network by these.
+A tensor of the network is either the levels of one layer (possibly pooled), or a current, that is a sum of synapses and a
+bias, or several of the first kind joined along channels. `lower` goes through a network by these.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from numbers import Integral
 from typing import Any, Literal, cast
@@ -49,7 +51,24 @@ class Current:
     plain: bool = False
 
 
-Value = Levels | Current
+@dataclass(frozen=True)
+class Joined:
+    """Levels, and plain sums of levels, one behind another along channels, as torch.cat joins them."""
+
+    members: tuple[Levels | Current, ...]
+    shape: Shape
+    flat: bool = False
+    time: Time = "none"
+    averaged: bool = False
+
+    def parts(self, where: str) -> tuple[Levels | Current, ...]:
+        """The members as they are now: flattened, folded or averaged as the whole has been since."""
+        if not self.flat and any(member.shape[1:] != self.shape[1:] for member in self.members):
+            raise GraphError(f"{where}: it reads flattened tensors that were joined: give them to a linear layer")
+        return tuple(replace(m, flat=self.flat, time=self.time, averaged=self.averaged) for m in self.members)
+
+
+Value = Levels | Current | Joined
 
 
 @dataclass(frozen=True)
@@ -123,7 +142,7 @@ def batch_norm(
 ) -> Current:
     if bn.running_mean is None or bn.running_var is None:
         raise GraphError(f"layer {name!r}: BatchNorm without running statistics cannot be folded")
-    current = as_current(name, value) if isinstance(value, Levels) else value
+    current = as_current(name, value)
     if current.shape[0] != bn.num_features or (current.flat and current.shape[1:] != (1, 1)):
         raise GraphError(f"layer {name!r}: expects {bn.num_features} channels, gets {current.shape}")
     mean, var = numbers.of(bn.running_mean), numbers.of(bn.running_var)
@@ -182,7 +201,7 @@ def pooled(name: str, module: nn.MaxPool2d | nn.AvgPool2d | nn.AdaptiveAvgPool2d
 
 
 def add(where: str, left: Value, right: Value) -> Current:
-    a, b = (as_current(where, v) if isinstance(v, Levels) else v for v in (left, right))
+    a, b = as_current(where, left), as_current(where, right)
     if a.shape != b.shape or a.flat != b.flat:
         raise GraphError(f"{where}: shapes {a.shape} and {b.shape} differ")
     if (a.time == "folded") != (b.time == "folded"):
@@ -199,6 +218,8 @@ def scaled(value: Value, factor: float, numbers: Numbers) -> Value:
     """A value times a number."""
     if isinstance(value, Levels):
         return replace(value, factor=value.factor * factor)
+    if isinstance(value, Joined):
+        return replace(value, members=tuple(cast(Any, scaled(m, factor, numbers)) for m in value.members))
     synapses = tuple(replace(s, weight=numbers.scaled(s.weight, factor)) for s in value.synapses)
     return replace(value, synapses=synapses, bias=value.bias * factor)
 
@@ -213,7 +234,63 @@ def summands(value: Current) -> list[Levels]:
     ]
 
 
-def as_current(where: str, value: Levels) -> Current:
+def join(where: str, values: Sequence[Value]) -> Joined:
+    """What torch.cat makes of values along channels, or along features where they are flat."""
+    members: list[Levels | Current] = []
+    for value in values:
+        if isinstance(value, Current) and not value.plain:
+            raise GraphError(
+                f"{where}: only neurons' outputs can be joined: put a neuron behind each branch, before it"
+            )
+        members += value.parts(where) if isinstance(value, Joined) else [value]
+    first = members[0]
+    if len({(member.flat, member.time, member.averaged) for member in members}) > 1:
+        raise GraphError(f"{where}: some of its tensors have time in front, are flattened or averaged, and others not")
+    if len({member.shape[1:] for member in members}) == 1:
+        shape = (sum(member.shape[0] for member in members), *first.shape[1:])
+    elif first.flat:
+        shape = (sum(math.prod(member.shape) for member in members), 1, 1)
+    else:
+        raise GraphError(f"{where}: heights and widths {[member.shape[1:] for member in members]} differ")
+    return Joined(tuple(members), shape, first.flat, first.time, first.averaged)
+
+
+def split(name: str, module: nn.Conv2d | nn.Linear, parts: Sequence[Levels | Current]) -> list[nn.Conv2d | nn.Linear]:
+    """Layers that read one part each, and together give what `module` makes of all of them joined; the first has the bias."""
+    sizes = [math.prod(part.shape) if isinstance(module, nn.Linear) else part.shape[0] for part in parts]
+    if isinstance(module, nn.Conv2d) and module.groups > 1:
+        raise GraphError(
+            f"layer {name!r}: its groups cannot read what torch.cat joined: give each branch its own layer"
+        )
+    if module.weight.shape[1] != sum(sizes):
+        raise GraphError(
+            f"layer {name!r}: expects {module.weight.shape[1]} channels, gets {sum(sizes)} that are joined"
+        )
+    found: list[nn.Conv2d | nn.Linear] = []
+    for size, weight in zip(sizes, module.weight.detach().split(sizes, 1), strict=True):
+        layer: nn.Conv2d | nn.Linear
+        if isinstance(module, nn.Linear):
+            layer = nn.Linear(size, module.out_features, bias=False)
+        else:
+            layer = nn.Conv2d(
+                size, module.out_channels, cast(Any, module.kernel_size), cast(Any, module.stride),
+                cast(Any, module.padding), cast(Any, module.dilation), bias=False, padding_mode=module.padding_mode,
+            )  # fmt: skip
+        layer.weight = nn.Parameter(weight)
+        layer.bias = None if found else module.bias
+        found.append(layer)
+    return found
+
+
+def as_current(where: str, value: Value) -> Current:
+    """Levels by an identity synapse; a current as it is."""
+    if isinstance(value, Current):
+        return value
+    if isinstance(value, Joined):
+        raise GraphError(
+            f"{where}: what torch.cat joined is read by convolutions, linear layers and pools alone: put BatchNorm, sums and "
+            "neurons into the branches, before it"
+        )
     if value.source == INPUT:
         raise GraphError(f"{where}: the raw input must pass a convolution or a linear layer first")
     channels = value.shape[0]

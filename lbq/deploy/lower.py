@@ -26,6 +26,7 @@ from torch.nn import functional as F
 
 from lbq.deploy.currents import (
     Current,
+    Joined,
     Levels,
     Numbers,
     Time,
@@ -34,9 +35,11 @@ from lbq.deploy.currents import (
     as_current,
     batch_norm,
     conv,
+    join,
     linear,
     pooled,
     scaled,
+    split,
     summands,
 )
 from lbq.deploy.faithful import own_method
@@ -105,7 +108,10 @@ class _Lowering:
             if not self.values:
                 self.values[node] = Levels(INPUT, self.input_shape, time="none" if self.static else "all")
         elif node.op == "get_attr":
-            raise GraphError(f"layer {node.target!r}: a bare parameter in the network's forward is not supported")
+            raise GraphError(
+                f"layer {node.target!r}: a bare parameter in the network's forward is not supported, nor a constant tensor: "
+                "put it into the weights or the bias of a layer"
+            )
         elif node.op == "output" or self._is_size(node) or self._is_softmax(node):
             pass
         elif inputs := [self.values[a] for a in node.all_input_nodes if a in self.values]:
@@ -170,6 +176,8 @@ class _Lowering:
             return value
         if (layer := as_layer(target, rest, options)) is not None:
             return self._module(node.name, layer, value)
+        if target in (torch.cat, torch.concat, torch.concatenate):
+            return self._join(where, node)
         if target in (operator.add, operator.iadd, torch.add, "add"):
             return self._add(where, node)
         if target in (torch.flatten, "flatten"):
@@ -197,9 +205,19 @@ class _Lowering:
         name = target if isinstance(target, str) else getattr(target, "__name__", str(target))
         raise GraphError(f"{where}: operation {name!r} has no integer form here: {remedy(name)}")
 
+    def _join(self, where: str, node: fx.Node) -> Value:
+        given: dict[str, Any] = {**dict(zip(("tensors", "dim"), node.args, strict=False)), **node.kwargs}
+        values = [self.values.get(tensor) for tensor in given["tensors"]]
+        known = [value for value in values if value is not None]
+        rank = len(self._sizes(known[0]))
+        channels = rank - (1 if known[0].flat else 3)
+        if len(known) != len(values) or given.get("dim", given.get("axis", 0)) not in (channels, channels - rank):
+            raise GraphError(f"{where}: neurons' outputs can be joined along channels alone: dim={channels}")
+        return join(where, known)
+
     def _add(self, where: str, node: fx.Node) -> Value:
         operands = [self.values.get(a, a) if isinstance(a, fx.Node) else a for a in node.args]
-        values = [x for x in operands if isinstance(x, Levels | Current)]
+        values = [x for x in operands if isinstance(x, Value)]
         if len(operands) == 2 and not node.kwargs:
             if len(values) == 2:
                 return add(where, *values)
@@ -368,6 +386,8 @@ class _Lowering:
             if isinstance(module, nn.Linear):
                 return linear(name, module, value, self.numbers)
             return pooled(name, cast(Any, module), value)
+        if isinstance(value, Joined):
+            return self._read_joined(name, module, value)
         if isinstance(module, nn.MaxPool2d) or not (parts := summands(value)):
             kind = type(module).__name__
             what = (
@@ -381,9 +401,17 @@ class _Lowering:
         total = reduce(lambda a, b: add(name, a, b), found)
         return replace(cast(Current, total), averaged=value.averaged, mixed=value.mixed)
 
+    def _read_joined(self, name: str, module: nn.Module, value: Joined) -> Value:
+        """The sum of what a layer makes of each part, with the weights for its channels; pools act on each alone."""
+        parts = value.parts(f"layer {name!r}")
+        if isinstance(module, POOLS):
+            return join(name, [self._read(name, module, part) for part in parts])
+        layers = split(name, cast(Any, module), parts)
+        found = [self._read(f"{name}.part{i}", layers[i], part) for i, part in enumerate(parts)]
+        return reduce(lambda a, b: add(name, a, b), found)
+
     def _activation(self, name: str, module: nn.Module | None, value: Value) -> Levels:
-        if isinstance(value, Levels):
-            value = as_current(name, value)
+        value = as_current(name, value)
         if value.averaged or value.mixed:
             raise GraphError(
                 f"layer {name!r}: a neuron cannot follow the mean over time: take the mean behind the last one"
