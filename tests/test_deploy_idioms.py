@@ -229,3 +229,47 @@ def test_a_convolution_of_a_concatenation_is_the_sum_of_convolutions() -> None:
 def test_concatenations_that_nothing_can_read_are_refused(function: Forward, message: str) -> None:
     with pytest.raises(GraphError, match=message):
         made(Branches(function))
+
+
+# Padding ----------------------------------------------------------------------------------------------------------------
+
+
+class Padded(Branches):
+    def __init__(self, function: Forward) -> None:
+        super().__init__(function)
+        self.zeros, self.wide_zeros, self.ones = nn.ZeroPad2d(1), nn.ZeroPad2d((2, 2, 0, 0)), nn.ConstantPad2d(1, 1.0)
+        self.bare, self.wide_bare = nn.Conv2d(4, 4, 3), nn.Conv2d(7, 4, 3)
+        self.eval()
+
+
+PADS: dict[str, Forward] = {
+    "layer": lambda m, x: head(m, over_time(branches(m, x)[0], m.zeros, m.bare)),
+    "function": lambda m, x: head(m, over_time(F.pad(branches(m, x)[0], (1, 1, 1, 1)), m.bare)),
+    "input": lambda m, x: head(m, over_time(m.zeros(x), m.conv, timesteps=3)),
+    "beside_its_own": lambda m, x: head(m, over_time(branches(m, x)[0], m.wide_zeros, m.zeros, m.left)),
+    "pooled": lambda m, x: head(m, over_time(branches(m, x)[0], m.halves, m.zeros, m.bare)),
+    "joined": lambda m, x: head(m, over_time(torch.cat(branches(m, x), 2), m.zeros, m.wide_bare)),
+    "sizes": lambda m, x: head(m, m.bare(m.zeros(y := branches(m, x)[0].flatten(0, 1))).reshape(3, -1, *y.shape[1:])),
+}
+
+
+@pytest.mark.parametrize("way", PADS)
+def test_zeros_around_are_the_padding_of_a_convolution(way: str) -> None:
+    exact(Padded(PADS[way]))
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (lambda m, x: head(m, over_time(branches(m, x)[0], m.ones, m.bare)), "layer 'ones': pad with zeros, as many on opp"),
+        (lambda m, x: head(m, over_time(F.pad(branches(m, x)[0], (0, 1, 0, 1)), m.bare)), "layer 'pad': pad with zeros"),
+        (lambda m, x: head(m, over_time(F.pad(branches(m, x)[0], (1, 1)), m.bare)), "'pad' has .*: pad height and width"),
+        (lambda m, x: head(m, over_time(branches(m, x)[0], m.zeros, m.most, m.bare)), "layer 'most': it reads a padded tensor"),
+        (lambda m, x: head(m, over_time(branches(m, x)[0], m.zeros)), "layer 'sn2': it reads a padded tensor: pad right in"),
+        (lambda m, x: m.fc(over_time(branches(m, x)[0], m.zeros).flatten(2)).mean(0), "layer 'fc': it reads a padded tensor"),
+        (lambda m, x: head(m, over_time((y := branches(m, x)[0]) + y, m.zeros, m.bare)), "it reads a padded tensor"),
+    ],
+)  # fmt: skip
+def test_padding_that_no_convolution_has_is_refused(function: Forward, message: str) -> None:
+    with pytest.raises(GraphError, match=message):
+        made(Padded(function))

@@ -25,7 +25,8 @@ Time = Literal["none", "one", "all", "folded"]
 @dataclass(frozen=True)
 class Levels:
     """Outputs of the layer `source` (or the input), pooled, times `factor`: the 1/n of average pools, and numbers by which
-    the network multiplies; `averaged`: their mean over time."""
+    the network multiplies; `padding`: zeros above and left, and as many below and right, that `shape` has already;
+    `averaged`: their mean over time."""
 
     source: str
     shape: Shape
@@ -34,6 +35,7 @@ class Levels:
     flat: bool = False
     time: Time = "none"
     averaged: bool = False
+    padding: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True)
@@ -91,15 +93,18 @@ def conv(name: str, module: nn.Conv2d, value: Levels, numbers: Numbers) -> Curre
     if value.flat:
         raise GraphError(f"layer {name!r}: it reads a flattened tensor: put it before the flatten")
     weight = numbers.of(module.weight)
-    stride, padding, dilation = _pair(name, module.stride, 1), _padding(name, module), _pair(name, module.dilation, 1)
-    height, width = output_size(value.shape[1:], weight.shape[2:], stride, padding, dilation)
+    stride, dilation = _pair(name, module.stride, 1), _pair(name, module.dilation, 1)
+    (above, left), (own_above, own_left) = value.padding, _padding(name, module)
+    padding = (above + own_above, left + own_left)
+    in_shape = (value.shape[0], value.shape[1] - 2 * above, value.shape[2] - 2 * left)
+    height, width = output_size(in_shape[1:], weight.shape[2:], stride, padding, dilation)
     if min(height, width) < 1:
         raise TooSmall(
             f"layer {name!r}: {value.shape} is too small for its kernel: use larger images or another network"
         )
     out_shape = (weight.shape[0], height, width)
     synapse = Synapse(
-        name, value.source, "conv", numbers.scaled(weight, value.factor), value.shape, out_shape, value.pools,
+        name, value.source, "conv", numbers.scaled(weight, value.factor), in_shape, out_shape, value.pools,
         stride, padding, dilation, module.groups,
     )  # fmt: skip
     bias = np.zeros(weight.shape[0]) if module.bias is None else numbers.of(module.bias)
@@ -121,7 +126,24 @@ def _padding(name: str, module: nn.Conv2d) -> tuple[int, int]:
     return high, wide
 
 
+def padded(name: str, module: nn.ConstantPad2d, value: Levels) -> Levels:
+    """Levels with zeros around them, for the convolution that reads them next, whose padding they become."""
+    sides = tuple(module.padding)
+    if len(sides) != 4 or sides[::2] != sides[1::2] or min(sides) < 0 or module.value != 0 or value.flat:
+        raise GraphError(f"layer {name!r}: pad with zeros, as many on opposite sides, or let the convolution pad")
+    left, above = sides[::2]
+    channels, height, width = value.shape
+    shape = (channels, height + 2 * above, width + 2 * left)
+    return replace(value, shape=shape, padding=(value.padding[0] + above, value.padding[1] + left))
+
+
+def _unpadded(where: str, value: Levels) -> None:
+    if value.padding != (0, 0):
+        raise GraphError(f"{where}: it reads a padded tensor: pad right in front of a convolution, or let that pad")
+
+
 def linear(name: str, module: nn.Linear, value: Levels, numbers: Numbers) -> Current:
+    _unpadded(f"layer {name!r}", value)
     channels, height, width = value.shape
     if not value.flat:
         raise GraphError(f"layer {name!r}: flatten {value.shape} before a linear layer")
@@ -142,7 +164,7 @@ def batch_norm(
 ) -> Current:
     if bn.running_mean is None or bn.running_var is None:
         raise GraphError(f"layer {name!r}: BatchNorm without running statistics cannot be folded")
-    current = as_current(name, value)
+    current = as_current(f"layer {name!r}", value)
     if current.shape[0] != bn.num_features or (current.flat and current.shape[1:] != (1, 1)):
         raise GraphError(f"layer {name!r}: expects {bn.num_features} channels, gets {current.shape}")
     mean, var = numbers.of(bn.running_mean), numbers.of(bn.running_var)
@@ -163,6 +185,7 @@ def batch_norm(
 def pooled(name: str, module: nn.MaxPool2d | nn.AvgPool2d | nn.AdaptiveAvgPool2d, value: Levels) -> Levels:
     if value.source == INPUT:
         raise GraphError(f"layer {name!r}: pooling the raw input is not supported")
+    _unpadded(f"layer {name!r}", value)
     size = value.shape[1:]
     if isinstance(module, nn.AdaptiveAvgPool2d):
         given: Any = module.output_size
@@ -293,6 +316,7 @@ def as_current(where: str, value: Value) -> Current:
         )
     if value.source == INPUT:
         raise GraphError(f"{where}: the raw input must pass a convolution or a linear layer first")
+    _unpadded(where, value)
     channels = value.shape[0]
     synapse = Synapse(
         f"{value.source}->identity", value.source, "identity", np.full(channels, value.factor),

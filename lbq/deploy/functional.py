@@ -26,11 +26,17 @@ def _dropout(p: float = 0.5, training: bool = True, inplace: bool = False) -> nn
     return None if training else nn.Identity()
 
 
+def _pad(pad: Any, mode: str = "constant", value: float | None = None) -> nn.Module | None:
+    """Of height and width alone."""
+    return nn.ConstantPad2d(tuple(pad), value or 0.0) if mode == "constant" and len(pad) == 4 else None
+
+
 LAYERS: dict[Any, Callable[..., nn.Module | None]] = {
     F.max_pool2d: _max_pool2d,
     torch.max_pool2d: _max_pool2d,
     F.avg_pool2d: nn.AvgPool2d,
     F.adaptive_avg_pool2d: nn.AdaptiveAvgPool2d,
+    F.pad: _pad,
     F.dropout: _dropout,
     F.dropout2d: _dropout,
 }

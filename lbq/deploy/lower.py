@@ -37,6 +37,7 @@ from lbq.deploy.currents import (
     conv,
     join,
     linear,
+    padded,
     pooled,
     scaled,
     split,
@@ -374,7 +375,7 @@ class _Lowering:
             )
         if isinstance(module, NORMS):
             return batch_norm(name, module, value, self.numbers)
-        if not isinstance(module, (nn.Conv2d, nn.Linear, *POOLS)):
+        if not isinstance(module, (nn.Conv2d, nn.Linear, nn.ConstantPad2d, *POOLS)):
             raise GraphError(f"layer {name!r}: {kind} has no integer form here: {remedy(kind)}")
         return self._read(name, module, value)
 
@@ -385,6 +386,8 @@ class _Lowering:
                 return conv(name, module, value, self.numbers)
             if isinstance(module, nn.Linear):
                 return linear(name, module, value, self.numbers)
+            if isinstance(module, nn.ConstantPad2d):
+                return padded(name, module, value)
             return pooled(name, cast(Any, module), value)
         if isinstance(value, Joined):
             return self._read_joined(name, module, value)
@@ -398,20 +401,20 @@ class _Lowering:
         for i, one in enumerate(found[1:], 1):
             if isinstance(one, Current):  # a convolution's bias, which the first has already
                 found[i] = replace(one, bias=np.zeros_like(one.bias))
-        total = reduce(lambda a, b: add(name, a, b), found)
+        total = reduce(lambda a, b: add(f"layer {name!r}", a, b), found)
         return replace(cast(Current, total), averaged=value.averaged, mixed=value.mixed)
 
     def _read_joined(self, name: str, module: nn.Module, value: Joined) -> Value:
         """The sum of what a layer makes of each part, with the weights for its channels; pools act on each alone."""
         parts = value.parts(f"layer {name!r}")
-        if isinstance(module, POOLS):
-            return join(name, [self._read(name, module, part) for part in parts])
+        if isinstance(module, (nn.ConstantPad2d, *POOLS)):
+            return join(f"layer {name!r}", [self._read(name, module, part) for part in parts])
         layers = split(name, cast(Any, module), parts)
         found = [self._read(f"{name}.part{i}", layers[i], part) for i, part in enumerate(parts)]
-        return reduce(lambda a, b: add(name, a, b), found)
+        return reduce(lambda a, b: add(f"layer {name!r}", a, b), found)
 
     def _activation(self, name: str, module: nn.Module | None, value: Value) -> Levels:
-        value = as_current(name, value)
+        value = as_current(f"layer {name!r}", value)
         if value.averaged or value.mixed:
             raise GraphError(
                 f"layer {name!r}: a neuron cannot follow the mean over time: take the mean behind the last one"

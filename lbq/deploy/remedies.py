@@ -9,6 +9,7 @@ PARTS = "let a convolution or linear layer read the whole tensor, with weights 0
 SMALLER = "use convolutions and pools, which keep heights and widths or make them smaller"
 PRODUCT = "levels are multiplied by weights alone: use a convolution or a linear layer"
 SIGN = "write x + -1 * y"
+PADDING = "pad height and width with zeros, or let the convolution pad"
 LISTED = "use what docs/deploy.md lists under 'A network of your own'"
 
 REMEDIES: dict[str, str] = {
@@ -22,6 +23,7 @@ REMEDIES: dict[str, str] = {
         ("upsample", "upsamplingnearest2d", "interpolate", "convtranspose2d", "pixelshuffle", "pixel_shuffle"), SMALLER
     ),
     **dict.fromkeys(("matmul", "bmm", "einsum", "mul", "scaled_dot_product_attention", "multiheadattention"), PRODUCT),
+    **dict.fromkeys(("pad", "reflectionpad2d", "replicationpad2d", "circularpad2d"), PADDING),
     **dict.fromkeys(("sub", "neg", "isub"), SIGN),
 }  # fmt: skip
 

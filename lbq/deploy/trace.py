@@ -16,7 +16,7 @@ from lbq.neuron import ReLU, SpikingNeuron
 ACTIVATIONS = (SpikingNeuron, ReLU, nn.ReLU)
 PASSES = (nn.Dropout, nn.Dropout2d, nn.Identity)
 POOLS = (nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d)
-STATELESS = (*PASSES, *POOLS, nn.Flatten)
+STATELESS = (*PASSES, *POOLS, nn.Flatten, nn.ConstantPad2d)
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.SyncBatchNorm)
 LAYERS = (*ACTIVATIONS, *NORMS, *STATELESS, nn.Conv2d, nn.Linear)
 
