@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lbq.deploy import graph_of, lower
+from lbq.deploy import deploy, graph_of, lower
 from lbq.engine import Network
 from lbq.errors import GraphError
 from lbq.models import over_time
@@ -273,3 +273,74 @@ def test_zeros_around_are_the_padding_of_a_convolution(way: str) -> None:
 def test_padding_that_no_convolution_has_is_refused(function: Forward, message: str) -> None:
     with pytest.raises(GraphError, match=message):
         made(Padded(function))
+
+
+# Time behind the batch ---------------------------------------------------------------------------------------------------
+
+
+def batch_first(m: Any, x: Tensor) -> Tensor:
+    """From `[B, T, 1, 8, 8]`; neurons alone have time in front."""
+    batch, steps = x.shape[:2]
+    y = m.bn(m.conv(x.flatten(0, 1))).unflatten(0, (batch, steps))
+    y = m.sn(y.transpose(0, 1)).transpose(0, 1)
+    y = m.sn2(over_time(y, m.conv2, m.bn2).permute(1, 0, 2, 3, 4)).permute(1, 0, 2, 3, 4)
+    return m.fc(y.mean((3, 4))).mean(1)
+
+
+def summed_behind(m: Any, x: Tensor) -> Tensor:
+    y = m.conv(x)[:, None].expand(-1, 3, -1, -1, -1)
+    z = m.bn(m.conv2(m.sn(y.swapaxes(0, 1)).transpose(1, 0).flatten(0, 1))).unflatten(0, (-1, 3))
+    return m.fc(m.sn2((y + z).transpose(0, 1)).transpose(0, 1).sum((1, 3, 4)))
+
+
+BATCH_FIRST: dict[str, Forward] = {
+    "repeat": lambda m, x: batch_first(m, x.unsqueeze(1).repeat(1, 3, 1, 1, 1)),
+    "expand": lambda m, x: batch_first(m, x[:, None].expand(-1, 3, -1, -1, 8)),
+    "stack": lambda m, x: batch_first(m, torch.stack([x] * 3, dim=1)),
+    "transposed": lambda m, x: batch_first(m, torch.movedim(x.expand(3, *x.shape), 0, 1)),
+    "views": lambda m, x: batch_first(m, x[:, None, ...].repeat(1, 3, 1, 1, 1).view(-1, 1, 8, 8).view(x.shape[0], 3, 1, 8, 8)),
+    "sums": summed_behind,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("way", BATCH_FIRST)
+def test_time_may_stand_behind_the_batch(way: str) -> None:
+    exact(Own(BATCH_FIRST[way]))
+
+
+def test_one_timestep_behind_the_batch() -> None:
+    for shown in (lambda x: x.unsqueeze(1), lambda x: x[:, None].expand(-1, 1, -1, -1, -1)):
+        one = made(Own(lambda m, x, shown=shown: batch_first(m, shown(x)), timesteps=1))  # type: ignore[misc]
+        assert same(one.run(pixels(2, *SHAPE)), made(Own(timesteps=1)).run(pixels(2, *SHAPE)))
+
+
+def test_event_frames_may_be_transposed() -> None:
+    net = Own(lambda m, x: batch_first(m, x.transpose(0, 1)))
+    network = deploy(net, SHAPE, static=False, bits=16)
+    x = np.random.default_rng(0).integers(0, 4, (3, 2, *SHAPE), np.uint8)
+    with torch.no_grad():
+        logits = net.double()(torch.from_numpy(x).double()).numpy()
+    found = network.run(x)
+    np.testing.assert_allclose(found.logits * found.scale, logits, atol=0.02 * np.ptp(logits))
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (lambda m, x: m.sn(x.transpose(2, 3)), "only time and batch can be exchanged, as in x.transpose.0, 1."),
+        (lambda m, x: m.sn(x.expand(3, *x.shape).permute(1, 0, 2, 4, 3)), "only time and batch can be exchanged"),
+        (lambda m, x: m.sn(x[:, None].repeat(1, 3, 1, 1, 1).view(3, -1, 1, 8, 8)), "it may join or split time and batch"),
+        (
+            lambda m, x: m.sn(m.conv(x[:, None].repeat(1, 3, 1, 1, 1).flatten(0, 1)).unflatten(0, (3, -1))),
+            "it may join or split time and batch",
+        ),
+        (lambda m, x: m.sn(m.conv(x) + m.conv2(x)[:, None].expand(-1, 3, -1, -1, -1)), "or behind it: fold, unfold or"),
+        (lambda m, x: m.fc(features(m, x).transpose(0, 1).mean((3, 4))).mean(0), "as the mean over time, mean.1."),
+        (lambda m, x: m.sn(m.conv(x[:, None].repeat(1, 3, 1, 1, 1))), "layer 'conv': Conv2d knows no time in front"),
+    ],
+)  # fmt: skip
+def test_what_would_mix_time_and_batch_is_refused(function: Forward, message: str) -> None:
+    net = Own(function)
+    net.conv2 = nn.Conv2d(1, 4, 1) if "fold, unfold" in message else net.conv2
+    with pytest.raises(GraphError, match=message):
+        made(net)

@@ -182,7 +182,8 @@ def test_a_current_may_be_read_twice(function: Forward, tmp_path: Path) -> None:
     [
         (lambda m, x: folded(m, torch.stack([x] * 4)), "the network runs 4 timesteps, not 3"),
         (lambda m, x: folded(m, x.expand(4, *x.shape)), "the network runs 4 timesteps, not 3"),
-        (lambda m, x: folded(m, torch.stack([x] * 3, dim=1)), "only the same image, stacked in front"),
+        (lambda m, x: folded(m, torch.stack([x] * 3, dim=1)), "a neuron needs time in front, .* x.transpose.0, 1. puts"),
+        (lambda m, x: folded(m, torch.stack([x] * 3, dim=2)), "only the same image, stacked in front"),
         (lambda m, x: folded(m, torch.stack([x, x.clone(), x])), "only the same image, stacked in front"),
         (
             lambda m, x: rest(m, m.sn(torch.stack([y := m.conv(x), m.bn(y), y]))),
@@ -194,7 +195,8 @@ def test_a_current_may_be_read_twice(function: Forward, tmp_path: Path) -> None:
         (lambda m, x: folded(m, x[None].expand(3, -1, 4, -1, -1)), "expand is supported only to show an image"),
         (lambda m, x: folded(m, x[None].expand(3, -1)), "expand is supported only to show an image"),
         (lambda m, x: folded(m, torch.stack([torch.stack([x] * 3)] * 3)), "only an image without time in front"),
-        (lambda m, x: folded(m, x.unsqueeze(1)), "'unsqueeze' has no integer form"),
+        (lambda m, x: folded(m, x.unsqueeze(1)), "layer 'sn': a neuron needs time in front"),
+        (lambda m, x: folded(m, x.unsqueeze(2)), "'unsqueeze' has no integer form"),
         (lambda m, x: folded(m, torch.stack([x] * 3).unsqueeze(0)), "'unsqueeze' has no integer form"),
         (lambda m, x: folded(m, x[0]), "'getitem' has no integer form"),
         (lambda m, x: folded(m, x.expand(3, *current(m, x).shape)), "expand is supported only to show an image"),

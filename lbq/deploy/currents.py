@@ -10,16 +10,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from numbers import Integral
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import numpy as np
 from torch import Tensor, nn
 
+from lbq.deploy.times import Time, together
 from lbq.errors import GraphError, TooSmall
 from lbq.graph import INPUT, Array, Pool, Shape, Synapse, output_size
-
-# What stands in front of a value: [B, ...] of a static input, [1, B, ...], [T, B, ...], or [T * B, ...] folded.
-Time = Literal["none", "one", "all", "folded"]
 
 
 @dataclass(frozen=True)
@@ -227,9 +225,11 @@ def add(where: str, left: Value, right: Value) -> Current:
     a, b = as_current(where, left), as_current(where, right)
     if a.shape != b.shape or a.flat != b.flat:
         raise GraphError(f"{where}: shapes {a.shape} and {b.shape} differ")
-    if (a.time == "folded") != (b.time == "folded"):
-        raise GraphError(f"{where}: one of its operands has time in front, the other has it folded into the batch")
-    time: Time = a.time if a.time == b.time else "all" if "all" in (a.time, b.time) else "one"  # as they broadcast
+    if (time := together(a.time, b.time)) is None:
+        raise GraphError(
+            f"{where}: one of its operands has time in front, the other has it folded into the batch, or behind it: fold, "
+            "unfold or transpose one of them"
+        )
     means = a.averaged or b.averaged
     both = means and time == "none"  # the other is a mean as well, or does not change over time
     mixed = a.mixed or b.mixed or (means and not both)

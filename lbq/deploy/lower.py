@@ -29,7 +29,6 @@ from lbq.deploy.currents import (
     Joined,
     Levels,
     Numbers,
-    Time,
     Value,
     add,
     as_current,
@@ -47,6 +46,7 @@ from lbq.deploy.faithful import own_method
 from lbq.deploy.functional import as_layer
 from lbq.deploy.memory import check_in_place
 from lbq.deploy.remedies import remedy
+from lbq.deploy.times import AXIS, BATCH, FOLDED, ONE, SHOWN, SWAPPED, TRANSPOSES, UNFOLDED, added, front
 from lbq.deploy.trace import ACTIVATIONS, LAYERS, NORMS, PASSES, POOLS, STATELESS, traced
 from lbq.errors import GraphError
 from lbq.graph import INPUT, Graph, Layer, NeuronSpec, Shape, Synapse
@@ -54,7 +54,6 @@ from lbq.models.time import fold_time, unfold_time
 from lbq.neuron import SpikingNeuron
 
 READOUT = "readout"  # the name of the last layer, which has no neuron
-BATCH = 2**61 - 1  # stands for the batch's size: a prime, so that products of sizes can be told apart
 TIMES = (operator.mul, torch.mul, "mul")
 OVER = (operator.truediv, torch.div, torch.true_divide, "div")
 SOFTMAX = (torch.softmax, torch.log_softmax, F.softmax, F.log_softmax, "softmax", "log_softmax")
@@ -186,12 +185,14 @@ class _Lowering:
             first, last = given.get("start_dim", 0), given.get("end_dim", -1)
             return (
                 self._fold(value)
-                if (first, last, value.time) == (0, 1, "all")
+                if (first, last) == (0, 1) and value.time in FOLDED
                 else self._flatten(where, value, first, last)
             )
-        if target in (torch.unflatten, "unflatten") and value.time == "folded" and len(rest) == 2 and rest[0] == 0:
+        if target in (torch.unflatten, "unflatten") and value.time in UNFOLDED and len(rest) == 2 and rest[0] == 0:
             sizes = (*rest[1], *self._sizes(value)[1:]) if isinstance(rest[1], tuple) else None
             return self._reshape(where, value, sizes)
+        if target in TRANSPOSES and not node.kwargs:
+            return self._transposed(where, value, rest)
         if target in (torch.reshape, "reshape", "view") and not node.kwargs:
             return self._reshape(where, value, rest[0] if len(rest) == 1 else rest)
         if target in ("mean", torch.mean):
@@ -245,9 +246,7 @@ class _Lowering:
         return True
 
     def _sizes(self, value: Value) -> tuple[int, ...]:
-        steps = self.timesteps
-        front = {"none": (BATCH,), "one": (1, BATCH), "all": (steps, BATCH), "folded": (steps * BATCH,)}[value.time]
-        return front + ((math.prod(value.shape),) if value.flat else value.shape)
+        return front(value.time, self.timesteps) + ((math.prod(value.shape),) if value.flat else value.shape)
 
     def _resolved(self, args: Any) -> Any:
         """Arguments of a node with the sizes in them as numbers."""
@@ -256,15 +255,30 @@ class _Lowering:
         return self.integers.get(args, args) if isinstance(args, fx.Node) else args
 
     def _fold(self, value: Value) -> Value:
-        return replace(value, time="folded" if value.time == "all" else "none" if value.time == "one" else value.time)
+        return replace(value, time=FOLDED.get(value.time, value.time))
+
+    def _transposed(self, where: str, value: Value, axes: tuple[Any, ...]) -> Value:
+        """Time and batch exchanged: by their two dimensions, or by the order of all."""
+        rank = len(self._sizes(value))
+        given = axes[0] if len(axes) == 1 else axes
+        order = [axis % rank for axis in given]
+        if (
+            value.time not in SWAPPED
+            or order[:2] not in ([0, 1], [1, 0])
+            or order[2:] not in ([], list(range(2, rank)))
+        ):
+            raise GraphError(f"{where}: only time and batch can be exchanged, as in x.transpose(0, 1)")
+        if len(order) > 2 and order[0] == 0:  # permuted into the same order
+            return value
+        return replace(value, time=SWAPPED[value.time])
 
     def _reshape(self, where: str, value: Value, sizes: Any) -> Value:
         """What view and reshape may do: fold or unfold time and batch, flatten channels, height and width or undo it."""
         if isinstance(sizes, (tuple, list)) and all(isinstance(size, int) for size in sizes):
             known, total = math.prod(size for size in sizes if size != -1), math.prod(self._sizes(value))
             wanted = tuple(total // known if size == -1 and known else size for size in sizes)
-            other: dict[Time, Time] = {"one": "none", "all": "folded", "folded": "all"}
-            for time, flat in product((value.time, other.get(value.time, value.time)), (False, True)):
+            other = (FOLDED | UNFOLDED).get(value.time, value.time)
+            for time, flat in product((value.time, other), (False, True)):
                 if self._sizes(found := replace(value, time=time, flat=flat)) == wanted:
                     return found
         raise GraphError(
@@ -281,7 +295,7 @@ class _Lowering:
         """Time begins where a static input unfolds; it must begin with the timesteps that the graph will run."""
         bound = inspect.signature(unfold_time).bind(*node.args, **node.kwargs).arguments
         like = self.values.get(bound["like"])
-        if like is None or like.time == "folded" or value.time != self._fold(like).time:
+        if like is None or like.time in UNFOLDED or value.time != self._fold(like).time:
             raise GraphError(f"{where}: it must unfold what was computed from fold_time of the same tensor")
         self._check_spatial(where, like, bound.get("spatial", 3))
         return (
@@ -290,7 +304,7 @@ class _Lowering:
 
     def _begin(self, where: str, value: Value, steps: Any) -> Value:
         """A static value, shown at each of `steps` timesteps."""
-        if value.time not in ("none", "one"):
+        if value.time not in SHOWN:
             raise GraphError(f"{where}: only an image without time in front can be shown at every timestep")
         if steps is None:
             raise GraphError(
@@ -299,57 +313,66 @@ class _Lowering:
             )
         if steps != self.timesteps:
             raise GraphError(f"{where}: the network runs {steps} timesteps, not {self.timesteps}")
-        return replace(value, time="all")
+        return replace(value, time=SHOWN[value.time])
 
     def _shown(self, where: str, node: fx.Node, value: Value, rest: tuple[Any, ...]) -> Value | None:
-        """The plain ways to put time in front, or None where `node` is none of them: unsqueeze(0), [None], and then expand
-        or repeat; expand and repeat alone; torch.stack([x] * T)."""
+        """The plain ways to put time in front of the batch, or behind it, or None where `node` is none of them: unsqueeze,
+        [None] or [:, None], and then expand or repeat; expand and repeat alone; torch.stack([x] * T)."""
         target = node.target
         if target in (torch.unsqueeze, "unsqueeze", operator.getitem):
-            new = ((None,), ((None, ...),)) if target is operator.getitem else ((0,),)
-            if value.time != "none" or node.kwargs or rest not in new:
+            new = added((*rest, *node.kwargs.values())[0], target is operator.getitem)
+            if value.time != "none" or new is None:
                 return None
-            return replace(value, time="one") if self.timesteps > 1 else self._begin(where, value, 1)
+            value = replace(value, time=new)
+            return value if self.timesteps > 1 else self._begin(where, value, 1)
         if target is torch.stack:
-            copies = cast(Sequence[Any], node.args[0])
-            if any(x is not copies[0] for x in copies) or (*rest, *node.kwargs.values()) not in ((), (0,)):
+            copies, at = cast(Sequence[Any], node.args[0]), (*rest, *node.kwargs.values())
+            if any(x is not copies[0] for x in copies) or at not in ((), (0,), (1,)):
                 raise GraphError(f"{where}: only the same image, stacked in front for every timestep, is supported")
-            return self._begin(where, value, len(copies))
-        if target not in ("expand", "repeat"):
-            return None
-        if (value.time, self.timesteps) == ("all", 1):
-            value = replace(value, time="one")
-        sizes = rest[0] if len(rest) == 1 else rest
-        behind = self._sizes(value)[0 if value.time == "none" else 1 :]
-        kept = [{-1, size} if target == "expand" else {1} for size in behind]
-        if node.kwargs or len(sizes) != 1 + len(kept) or any(s not in k for s, k in zip(sizes[1:], kept, strict=True)):
-            raise GraphError(f"{where}: {target} is supported only to show an image at every timestep, in front")
-        return self._begin(where, value, sizes[0])
+            behind = at == (1,) and value.time == "none"
+            return self._begin(where, replace(value, time="one behind") if behind else value, len(copies))
+        return self._repeated(where, node, value, rest) if target in ("expand", "repeat") else None
+
+    def _repeated(self, where: str, node: fx.Node, value: Value, rest: tuple[Any, ...]) -> Value:
+        if self.timesteps == 1:
+            value = replace(value, time=ONE.get(value.time, value.time))
+        sizes = list(rest[0] if len(rest) == 1 else rest)
+        kept = [{-1, size} if node.target == "expand" else {1} for size in self._sizes(value)]
+        at = 1 if value.time == "one behind" else 0
+        if value.time != "none":
+            del kept[at]
+        steps = sizes.pop(at) if len(sizes) > at else None
+        if node.kwargs or len(sizes) != len(kept) or any(s not in k for s, k in zip(sizes, kept, strict=True)):
+            raise GraphError(
+                f"{where}: {node.target} is supported only to show an image at every timestep, in front, as in "
+                "x.expand(T, *x.shape)"
+            )
+        return self._begin(where, value, steps)
 
     def _mean(
         self, where: str, name: str, value: Value, rest: tuple[Any, ...], options: dict[str, Any]
     ) -> tuple[Value, int]:
         """The mean over time, over height and width, or over both, and of how many numbers it is."""
         given = dict(zip(("dim", "keepdim"), rest, strict=False)) | options
-        axes, keeps = given.pop("dim", ()), given.pop("keepdim", False)
+        dims, keeps = given.pop("dim", ()), given.pop("keepdim", False)
         sizes = self._sizes(value)
-        rank = len(sizes)
-        over = {axis % rank for axis in ((axes,) if isinstance(axes, int) else axes or ())}
+        rank, axis = len(sizes), AXIS.get(value.time, 0)
+        over = {dim % rank for dim in ((dims,) if isinstance(dims, int) else dims or ())}
         sides = {rank - 2, rank - 1} & over if not value.flat else set()
-        if given or over - sides - {0} or len(sides) == 1 or not over or (0 in over and keeps):
+        if given or over - sides - {axis} or len(sides) == 1 or not over or (axis in over and keeps):
             raise GraphError(
-                f"{where}: operation {name!r} has no integer form here but as the {name} over time, {name}(0), or over height "
-                f"and width, {name}((-2, -1))"
+                f"{where}: operation {name!r} has no integer form here but as the {name} over time, {name}({axis}), or over "
+                f"height and width, {name}((-2, -1))"
             )
-        if 0 in over and value.time != "all":
+        if axis in over and value.time not in AXIS:
             raise GraphError(
-                f"{where}: {name}(0) must be over time, and there is no time in front: return [T, B, ...] to it"
+                f"{where}: {name}({axis}) must be over time, and there is no time in front: return [T, B, ...] to it"
             )
         if sides:
             value = replace(self._read(where, nn.AdaptiveAvgPool2d(1), value), flat=not keeps)
-        if 0 in over:
+        if axis in over:
             value = replace(value, averaged=True, time="none")
-        return value, math.prod(sizes[axis] for axis in over)
+        return value, math.prod(sizes[dim] for dim in over)
 
     # Layers --------------------------------------------------------------------------------------------------------
 
@@ -369,7 +392,7 @@ class _Lowering:
             return value
         if isinstance(module, nn.Flatten):
             return self._flatten(name, value, module.start_dim, module.end_dim)
-        if isinstance(module, (*NORMS, *POOLS, nn.Conv2d)) and value.time in ("one", "all"):
+        if isinstance(module, (*NORMS, *POOLS, nn.Conv2d)) and value.time in SWAPPED:
             raise GraphError(
                 f"layer {name!r}: {kind} knows no time in front: apply it with lbq.models.over_time(x, layer)"
             )
@@ -426,10 +449,10 @@ class _Lowering:
             )
         if isinstance(module, SpikingNeuron):
             if value.time != "all":
-                raise GraphError(
-                    f"layer {name!r}: a neuron needs time in front, [T, B, ...]: lbq.models.over_time(x, layer, "
-                    "timesteps=T) shows an image at every timestep"
-                )
+                remedy = "lbq.models.over_time(x, layer, timesteps=T) shows an image at every timestep"
+                if value.time == "behind":
+                    remedy = "x.transpose(0, 1) puts it there"
+                raise GraphError(f"layer {name!r}: a neuron needs time in front, [T, B, ...]: {remedy}")
             try:
                 spec = module.spec()
             except GraphError as error:
@@ -458,7 +481,7 @@ class _Lowering:
 
     def _flatten(self, where: str, value: Value, start: Any, end: Any) -> Value:
         """Flattening of everything behind the batch; with time in front, that begins at dimension 2, else at 1."""
-        if start not in (-3, 2 if value.time in ("one", "all") else 1) or end != -1:
+        if start not in (-3, len(front(value.time, self.timesteps))) or end != -1:
             raise GraphError(
                 f"{where}: flatten all of channels, height and width together, and nothing in front of them"
             )

@@ -10,6 +10,7 @@ import torch
 from torch import fx, nn
 from torch.nn import functional as F
 
+from lbq.deploy.times import TRANSPOSES
 from lbq.deploy.trace import PASSES
 from lbq.errors import GraphError
 from lbq.models.time import fold_time, unfold_time
@@ -17,7 +18,7 @@ from lbq.models.time import fold_time, unfold_time
 # What may show the memory of its first tensor, of all that can be lowered
 FUNCTIONS = (fold_time, unfold_time, torch.flatten, torch.unflatten, torch.reshape, torch.unsqueeze, operator.getitem)
 METHODS = ("flatten", "unflatten", "reshape", "view", "unsqueeze", "expand", "contiguous")
-VIEWS: frozenset[Any] = frozenset((*FUNCTIONS, *METHODS, F.dropout, F.dropout2d, operator.iadd))
+VIEWS: frozenset[Any] = frozenset((*FUNCTIONS, *METHODS, *TRANSPOSES, F.dropout, F.dropout2d, operator.iadd))
 
 
 def owners(trace: fx.Graph, modules: Mapping[str, nn.Module]) -> dict[fx.Node, fx.Node]:
