@@ -245,6 +245,7 @@ class Padded(Branches):
 PADS: dict[str, Forward] = {
     "layer": lambda m, x: head(m, over_time(branches(m, x)[0], m.zeros, m.bare)),
     "function": lambda m, x: head(m, over_time(F.pad(branches(m, x)[0], (1, 1, 1, 1)), m.bare)),
+    "width": lambda m, x: head(m, over_time(F.pad(branches(m, x)[0], [1, 1]), m.bare)),
     "input": lambda m, x: head(m, over_time(m.zeros(x), m.conv, timesteps=3)),
     "beside_its_own": lambda m, x: head(m, over_time(branches(m, x)[0], m.wide_zeros, m.zeros, m.left)),
     "pooled": lambda m, x: head(m, over_time(branches(m, x)[0], m.halves, m.zeros, m.bare)),
@@ -263,7 +264,7 @@ def test_zeros_around_are_the_padding_of_a_convolution(way: str) -> None:
     [
         (lambda m, x: head(m, over_time(branches(m, x)[0], m.ones, m.bare)), "layer 'ones': pad with zeros, as many on opp"),
         (lambda m, x: head(m, over_time(F.pad(branches(m, x)[0], (0, 1, 0, 1)), m.bare)), "layer 'pad': pad with zeros"),
-        (lambda m, x: head(m, over_time(F.pad(branches(m, x)[0], (1, 1)), m.bare)), "'pad' has .*: pad height and width"),
+        (lambda m, x: head(m, over_time(F.pad(branches(m, x)[0], (1,) * 6), m.bare)), "'pad' has .*: pad height and width"),
         (lambda m, x: head(m, over_time(branches(m, x)[0], m.zeros, m.most, m.bare)), "layer 'most': it reads a padded tensor"),
         (lambda m, x: head(m, over_time(branches(m, x)[0], m.zeros)), "layer 'sn2': it reads a padded tensor: pad right in"),
         (lambda m, x: m.fc(over_time(branches(m, x)[0], m.zeros).flatten(2)).mean(0), "layer 'fc': it reads a padded tensor"),

@@ -358,7 +358,9 @@ def test_wrong_shapes_and_timesteps_are_refused() -> None:
     with pytest.raises(GraphError, match=r"layer 'conv1': expects 3 channels, gets \(1, 8, 8\)"):
         lower(net, (1, 8, 8))
     with pytest.raises(GraphError, match="input_shape must be"):
-        lower(net, (8, 8))  # type: ignore[arg-type]
+        lower(net, (8,))  # type: ignore[arg-type]
+    with pytest.raises(GraphError, match=r"give spatial=2, or input_shape as \(C, H, W\)"):
+        lower(net, (8, 8))
     with pytest.raises(GraphError, match="the network runs 2 timesteps, not 4"):
         lower(net, (3, 8, 8), timesteps=4)
     assert lower(net, [3, 8, 8]).input_shape == (3, 8, 8)  # type: ignore[arg-type]

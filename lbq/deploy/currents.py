@@ -293,11 +293,12 @@ def split(name: str, module: nn.Conv2d | nn.Linear, parts: Sequence[Levels | Cur
     for size, weight in zip(sizes, module.weight.detach().split(sizes, 1), strict=True):
         layer: nn.Conv2d | nn.Linear
         if isinstance(module, nn.Linear):
-            layer = nn.Linear(size, module.out_features, bias=False)
+            layer = nn.Linear(size, module.out_features, bias=False, device="meta")
         else:
             layer = nn.Conv2d(
                 size, module.out_channels, cast(Any, module.kernel_size), cast(Any, module.stride),
                 cast(Any, module.padding), cast(Any, module.dilation), bias=False, padding_mode=module.padding_mode,
+                device="meta",
             )  # fmt: skip
         layer.weight = nn.Parameter(weight)
         layer.bias = None if found else module.bias

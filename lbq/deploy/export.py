@@ -33,7 +33,7 @@ CONFIRMED = 2  # inputs on which the trained network is run once more: not one, 
 
 def deploy(
     net: nn.Module,
-    input_shape: Shape,
+    input_shape: Shape | tuple[int, int],
     *,
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
@@ -49,6 +49,7 @@ def deploy(
 
     net: a network of layers that have an integer form, with neurons of `lbq.neuron`, that torch.fx can trace
         (docs/deploy.md); as in evaluation mode. Hooks and layers with a forward of their own are refused.
+    input_shape: of one image, (C, H, W), or of one signal, (C, L), which the integer network reads as [C, 1, L].
     mean, std, scale: how images were normalised for it, (pixel / scale - mean) / std, scale being what the brightest pixel
         is stored as; one of them alone leaves the others at 0, 1 and 255. Images need at least one of them; event frames
         (static=False) go in as they are without.
@@ -92,6 +93,8 @@ def deploy(
         size = (*lead, GOLDEN, *graph.input_shape)
         examples = np.random.default_rng(0).integers(0, input_max + 1, size, np.uint8)
     examples = np.asarray(examples)
+    if len(input_shape) == 2 and examples.ndim == len(lead) + 3:  # signals [B, C, L]
+        examples = examples[..., None, :]
     batch = examples.shape[len(lead)] if examples.ndim > len(lead) else 0
     if examples.dtype != np.uint8 or not batch or examples.shape != (*lead, batch, *graph.input_shape):
         expected = ", ".join(map(str, (*lead, "B", *graph.input_shape)))
@@ -100,7 +103,7 @@ def deploy(
     seen = chosen
     if graph.offset is not None:
         seen = (chosen - graph.offset[:, None, None]) / (np.reshape(deviations, (-1, 1, 1)) * input_max)
-    confirm(exact, graph, seen, chosen)
+    confirm(exact, graph, seen.reshape(*seen.shape[:-3], *input_shape), chosen)
     return with_golden(network, examples)
 
 
@@ -148,14 +151,16 @@ def graph_of_run(run: Path | str, changes: Iterable[str] = ()) -> Graph:
     return graph_of(runs.load(run), test.shape, config.model.timesteps, test.static)
 
 
-def graph_of(net: nn.Module, input_shape: Shape, timesteps: int | None = None, static: bool = True) -> Graph:
+def graph_of(
+    net: nn.Module, input_shape: Shape | tuple[int, int], timesteps: int | None = None, static: bool = True
+) -> Graph:
     """A trained network on real numbers, steps absorbed, for inputs normalised as in training; refused where `deploy` would
     refuse to read it off its trace."""
     exact = exact_copy(net)
     graph = absorb(fold_gain(lower(exact, input_shape, timesteps, static)))
     lead = (CONFIRMED,) if static else (graph.timesteps, CONFIRMED)
     noise = np.random.default_rng(0).standard_normal((*lead, *graph.input_shape))
-    confirm(exact, graph, noise, noise)
+    confirm(exact, graph, noise.reshape(*lead, *input_shape), noise)
     return graph
 
 

@@ -22,18 +22,35 @@ def _max_pool2d(
     return nn.MaxPool2d(kernel_size, stride, padding, dilation, return_indices, ceil_mode)
 
 
+def _max_pool1d(
+    kernel_size: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil_mode: Any = False,
+    return_indices: Any = False,
+) -> nn.Module:
+    return nn.MaxPool1d(kernel_size, stride or None, padding, dilation, return_indices, ceil_mode)
+
+
 def _dropout(p: float = 0.5, training: bool = True, inplace: bool = False) -> nn.Module | None:  # noqa: ARG001
     return None if training else nn.Identity()
 
 
 def _pad(pad: Any, mode: str = "constant", value: float | None = None) -> nn.Module | None:
-    """Of height and width alone."""
-    return nn.ConstantPad2d(tuple(pad), value or 0.0) if mode == "constant" and len(pad) == 4 else None
+    """Of the width, or the length of a signal, or of height and width."""
+    if mode != "constant" or len(pad) not in (2, 4):
+        return None
+    return (nn.ConstantPad1d if len(pad) == 2 else nn.ConstantPad2d)(tuple(pad), value or 0.0)
 
 
 LAYERS: dict[Any, Callable[..., nn.Module | None]] = {
     F.max_pool2d: _max_pool2d,
     torch.max_pool2d: _max_pool2d,
+    F.max_pool1d: _max_pool1d,
+    torch.max_pool1d: _max_pool1d,
+    F.avg_pool1d: nn.AvgPool1d,
+    F.adaptive_avg_pool1d: nn.AdaptiveAvgPool1d,
     F.avg_pool2d: nn.AvgPool2d,
     F.adaptive_avg_pool2d: nn.AdaptiveAvgPool2d,
     F.pad: _pad,

@@ -46,6 +46,7 @@ from lbq.deploy.faithful import own_method
 from lbq.deploy.functional import as_layer
 from lbq.deploy.memory import check_in_place
 from lbq.deploy.remedies import remedy
+from lbq.deploy.signals import lifted
 from lbq.deploy.times import AXIS, BATCH, FOLDED, ONE, SHOWN, SWAPPED, TRANSPOSES, UNFOLDED, added, front
 from lbq.deploy.trace import ACTIVATIONS, LAYERS, NORMS, PASSES, POOLS, STATELESS, traced
 from lbq.errors import GraphError
@@ -62,12 +63,13 @@ SOFTMAX = (torch.softmax, torch.log_softmax, F.softmax, F.log_softmax, "softmax"
 @torch.no_grad()
 def lower(
     net: nn.Module,
-    input_shape: Shape,
+    input_shape: Shape | tuple[int, int],
     timesteps: int | None = None,
     static: bool = True,
     weights: bool = True,
 ) -> Graph:
-    """The network as numbers (float64), for inputs of `input_shape` (C, H, W), in evaluation mode.
+    """The network as numbers (float64), for inputs of `input_shape` (C, H, W), in evaluation mode; signals (C, L) become
+    images (C, 1, L).
 
     timesteps: default `net.timesteps`. static: one image shown at every timestep, or event frames.
     weights: False where the structure is enough, as for counting: weights are then NaN in their shapes, and nothing folds.
@@ -78,18 +80,24 @@ def lower(
     if isinstance(steps, bool) or not isinstance(steps, Integral) or steps < 1:
         raise GraphError(f"timesteps must be a whole number of at least 1, got {steps!r}")
     shape = tuple(input_shape) if isinstance(input_shape, Sequence) else ()
-    if len(shape) != 3 or not all(isinstance(size, int) and size > 0 for size in shape):
-        raise GraphError(f"input_shape must be (channels, height, width), got {input_shape!r}")
-    return _Lowering(net, shape, int(steps), static, weights).run()
+    if len(shape) not in (2, 3) or not all(isinstance(size, int) and size > 0 for size in shape):
+        raise GraphError(
+            f"input_shape must be (channels, height, width), or (channels, length) of signals, got {input_shape!r}"
+        )
+    channels, *sides = shape
+    height, width = sides if len(sides) == 2 else (1, *sides)
+    return _Lowering(net, (channels, height, width), int(steps), static, weights, signals=len(sides) == 1).run()
 
 
 class _Lowering:
     """Who watches a network's trace, and turns each call into a value as it is made, so that the forward may ask for sizes."""
 
-    def __init__(self, net: nn.Module, input_shape: Shape, timesteps: int, static: bool, weights: bool) -> None:
+    def __init__(
+        self, net: nn.Module, input_shape: Shape, timesteps: int, static: bool, weights: bool, signals: bool
+    ) -> None:
         self.net, self.modules = net, dict(net.named_modules())
         self.input_shape, self.timesteps, self.static = input_shape, timesteps, static
-        self.numbers = Numbers(weights)
+        self.numbers, self.signals = Numbers(weights), signals  # signals: [C, L], here [C, 1, L]
         self.values: dict[fx.Node, Value] = {}
         self.integers: dict[fx.Node, Any] = {}  # of values, and what is computed from them
         self.logits: dict[fx.Node, fx.Node] = {}  # of softmax and its logarithm, which the network may return
@@ -212,7 +220,7 @@ class _Lowering:
         values = [self.values.get(tensor) for tensor in given["tensors"]]
         known = [value for value in values if value is not None]
         rank = len(self._sizes(known[0]))
-        channels = rank - (1 if known[0].flat else 3)
+        channels = rank - len(self._behind(known[0]))
         if len(known) != len(values) or given.get("dim", given.get("axis", 0)) not in (channels, channels - rank):
             raise GraphError(f"{where}: neurons' outputs can be joined along channels alone: dim={channels}")
         return join(where, known)
@@ -246,7 +254,12 @@ class _Lowering:
         return True
 
     def _sizes(self, value: Value) -> tuple[int, ...]:
-        return front(value.time, self.timesteps) + ((math.prod(value.shape),) if value.flat else value.shape)
+        return front(value.time, self.timesteps) + self._behind(value)
+
+    def _behind(self, value: Value) -> tuple[int, ...]:
+        """The sizes behind the batch."""
+        channels, height, width = value.shape
+        return (channels * height * width,) if value.flat else (channels, width) if self.signals else value.shape
 
     def _resolved(self, args: Any) -> Any:
         """Arguments of a node with the sizes in them as numbers."""
@@ -287,9 +300,12 @@ class _Lowering:
 
     def _check_spatial(self, where: str, value: Value, spatial: Any) -> None:
         """Folding tells time by the number of dimensions: with another one it would take it for the batch."""
-        behind = 1 if value.flat else 3
+        behind = len(self._behind(value))
         if spatial != behind:
-            raise GraphError(f"{where}: spatial={spatial}, but behind the batch it has {behind}: give spatial={behind}")
+            more = ", or input_shape as (C, H, W)" if self.signals and spatial == 3 else ""
+            raise GraphError(
+                f"{where}: spatial={spatial}, but behind the batch it has {behind}: give spatial={behind}{more}"
+            )
 
     def _unfold(self, where: str, node: fx.Node, value: Value) -> Value:
         """Time begins where a static input unfolds; it must begin with the timesteps that the graph will run."""
@@ -358,11 +374,13 @@ class _Lowering:
         sizes = self._sizes(value)
         rank, axis = len(sizes), AXIS.get(value.time, 0)
         over = {dim % rank for dim in ((dims,) if isinstance(dims, int) else dims or ())}
-        sides = {rank - 2, rank - 1} & over if not value.flat else set()
-        if given or over - sides - {axis} or len(sides) == 1 or not over or (axis in over and keeps):
+        whole = set(range(rank - len(self._behind(value)) + 1, rank))  # height and width
+        sides = whole & over
+        if given or over - sides - {axis} or sides not in (set(), whole) or not over or (axis in over and keeps):
+            both = f"length, {name}(-1)" if self.signals else f"height and width, {name}((-2, -1))"
             raise GraphError(
                 f"{where}: operation {name!r} has no integer form here but as the {name} over time, {name}({axis}), or over "
-                f"height and width, {name}((-2, -1))"
+                f"{both}"
             )
         if axis in over and value.time not in AXIS:
             raise GraphError(
@@ -386,6 +404,7 @@ class _Lowering:
         if name in self.used and not isinstance(module, STATELESS):
             raise GraphError(f"layer {name!r} is used twice: give each place its own {kind}")
         self.used.add(name)
+        module = lifted(name, module, self.signals)
         if isinstance(module, ACTIVATIONS):
             return self._activation(name, module, value)
         if isinstance(module, PASSES):
@@ -481,7 +500,8 @@ class _Lowering:
 
     def _flatten(self, where: str, value: Value, start: Any, end: Any) -> Value:
         """Flattening of everything behind the batch; with time in front, that begins at dimension 2, else at 1."""
-        if start not in (-3, len(front(value.time, self.timesteps))) or end != -1:
+        rank = len(self._sizes(value))
+        if start % rank != rank - len(self._behind(value)) or end not in (-1, rank - 1):
             raise GraphError(
                 f"{where}: flatten all of channels, height and width together, and nothing in front of them"
             )

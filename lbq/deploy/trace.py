@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from torch import fx, nn
 
+from lbq.deploy import signals
 from lbq.deploy.faithful import own_method
 from lbq.errors import GraphError
 from lbq.neuron import ReLU, SpikingNeuron
@@ -16,9 +17,9 @@ from lbq.neuron import ReLU, SpikingNeuron
 ACTIVATIONS = (SpikingNeuron, ReLU, nn.ReLU)
 PASSES = (nn.Dropout, nn.Dropout2d, nn.Identity)
 POOLS = (nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d)
-STATELESS = (*PASSES, *POOLS, nn.Flatten, nn.ConstantPad2d)
+STATELESS = (*PASSES, *POOLS, nn.Flatten, nn.ConstantPad2d, *signals.POOLS, nn.ConstantPad1d)
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.SyncBatchNorm)
-LAYERS = (*ACTIVATIONS, *NORMS, *STATELESS, nn.Conv2d, nn.Linear)
+LAYERS = (*ACTIVATIONS, *NORMS, *STATELESS, nn.Conv1d, nn.Conv2d, nn.Linear)
 
 
 class Watcher(Protocol):

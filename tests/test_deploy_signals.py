@@ -1,0 +1,104 @@
+"""Networks of one's own that read signals [C, L]: deployed as images of height 1."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import lbq.engine
+from lbq.deploy import deploy, graph_of
+from lbq.errors import GraphError
+from lbq.models import over_time
+from lbq.neuron import BurstNeuron
+from tests.own_nets import Forward
+from tests.small_nets import pixels, same
+
+SHAPE = (2, 24)
+
+
+def layers(m: Any, x: Tensor) -> Tensor:
+    x = m.sn(over_time(x, m.conv, m.bn, timesteps=2, spatial=2))
+    x = m.sn2(over_time(x, m.most, m.average, m.conv2, m.bn2, spatial=2))
+    return m.fc(x.mean(3)).mean(0)
+
+
+def functions(m: Any, x: Tensor) -> Tensor:
+    """The same by functions and views."""
+    y = m.bn(m.conv(F.pad(x.expand(2, *x.shape).flatten(0, 1), (2, 2))))
+    y = m.sn(y.reshape(2, -1, *y.shape[1:]))
+    y = F.avg_pool1d(F.max_pool1d(y.flatten(0, 1), 3, 2, padding=1), kernel_size=2)
+    y = m.sn2(m.bn2(m.conv2(y)).unflatten(0, (2, -1)))
+    return m.fc(F.adaptive_avg_pool1d(y.flatten(0, 1), 1).flatten(1).view(2, -1, 6)).mean(0)
+
+
+def joined(m: Any, x: Tensor) -> Tensor:
+    x = m.sn(over_time(x, m.conv, m.bn, timesteps=2, spatial=2))
+    y = m.sn2(over_time(torch.cat([x, x], 2), m.twice, spatial=2))
+    return m.flat(torch.cat([x, y], -2).flatten(-2)).sum(0)
+
+
+class Signals(nn.Module):
+    timesteps = 2
+
+    def __init__(self, function: Forward) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.function = function
+        own = 0 if function is functions else 2
+        self.conv, self.bn, self.sn = nn.Conv1d(2, 4, 5, padding=own), nn.BatchNorm1d(4), BurstNeuron(step=0.3)
+        self.conv2, self.bn2 = nn.Conv1d(4, 6, 3, 2, padding=2, dilation=2, groups=2), nn.BatchNorm1d(6)
+        self.sn2, self.fc = BurstNeuron(step=0.2), nn.Linear(6, 5)
+        self.twice, self.flat = nn.Conv1d(8, 3, 3, padding="same"), nn.Linear(7 * 24, 5)
+        self.most, self.average, self.image = nn.MaxPool1d(3, 2, 1), nn.AvgPool1d(2), nn.Conv2d(2, 4, 3)
+        for norm in (self.bn, self.bn2):
+            nn.init.uniform_(norm.running_mean, -0.2, 0.2)  # type: ignore[arg-type]
+            nn.init.uniform_(norm.running_var, 0.1, 0.3)  # type: ignore[arg-type]
+        self.double().eval()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(self, x)
+
+
+@pytest.mark.parametrize("function", [layers, functions, joined])
+def test_networks_of_signals_deploy(function: Forward, tmp_path: Path) -> None:
+    """In float64 with the levels and logits of training, which graph_of compares; on integers near them, in all engines."""
+    net, x = Signals(function), pixels(6, *SHAPE)
+    assert graph_of(net, SHAPE).input_shape == (2, 1, 24)
+    network = deploy(net, SHAPE, mean=[0.4, 0.5], std=[0.25, 0.3], bits=16, examples=x)
+    lifted = x[:, :, None]
+    found = network.run(lifted, "bitplane", trace=True)
+    assert same(found, network.run(lifted, "dense", trace=True))
+    values = (torch.from_numpy(x).double() / 255 - torch.tensor([[0.4], [0.5]])) / torch.tensor([[0.25], [0.3]])
+    with torch.no_grad():
+        logits = net(values).numpy()
+    np.testing.assert_allclose(found.logits * found.scale, logits, atol=0.02 * np.ptp(logits))
+    lbq.engine.save(tmp_path / "net.lbq", network)
+    assert lbq.engine.load(tmp_path / "net.lbq").verify() == 6
+
+
+def test_a_sequence_of_signals_deploys() -> None:
+    net = Signals(
+        lambda m, x: m.fc(m.sn2(over_time(m.sn(over_time(x, m.conv, spatial=2)), m.conv2, spatial=2)).sum((0, 3)))
+    )
+    assert not deploy(net, SHAPE, static=False).network.static
+
+
+@pytest.mark.parametrize(
+    ("function", "shape", "message"),
+    [
+        (layers, (2, 4, 6), "give spatial=3"),
+        (lambda m, x: m.sn(m.conv(x)), (2, 4, 6), r"layer 'conv': Conv1d in a network that reads images: .* as \(C, L\)"),
+        (lambda m, x: m.sn(m.image(x)), SHAPE, r"layer 'image': Conv2d in a network that reads signals: .* as \(C, 1, L\)"),
+        (lambda m, x: m.sn(over_time(x, m.conv, timesteps=2)), SHAPE, r"give spatial=2, or input_shape as \(C, H, W\)"),
+        (lambda m, x: m.sn(over_time(x, m.conv, timesteps=2, spatial=2)).mean((2, 3)), SHAPE, r"or over length, mean\(-1\)"),
+    ],
+)  # fmt: skip
+def test_layers_for_other_inputs_are_refused(function: Forward, shape: Any, message: str) -> None:
+    with pytest.raises(GraphError, match=message):
+        deploy(Signals(function), shape, scale=255)
