@@ -77,6 +77,18 @@ def test_sums_over_time_and_factors_are_the_networks_own(function: Forward) -> N
     exact(net)
 
 
+def test_the_last_neurons_may_vote() -> None:
+    """Rates: the mean over time of neurons' outputs, with no layer behind them."""
+    for function in (
+        lambda m, x: m.last(m.fc(features(m, x).mean((3, 4)))).mean(0),
+        lambda m, x: m.last(m.fc(features(m, x).mean((3, 4)))).sum(0) / 3,
+        lambda m, x: features(m, x).mean((0, 3, 4)),
+    ):
+        net = Own(function)
+        net.last = BurstNeuron(step=0.1)
+        assert [s.kind for s in exact(net).network.readout.synapses] == ["identity"]
+
+
 def features_of(m: Any, x: Tensor) -> Tensor:
     out: Tensor = m.sn3(over_time(x, m.conv3, timesteps=3)).sum(0)
     return out
@@ -107,7 +119,7 @@ def test_a_last_softmax_is_left_out(last: Callable[[Any, Tensor], Tensor]) -> No
     [
         (lambda m, x: m.fc(features(m, x).mean((3, 4))).softmax(2).mean(0), "'softmax' .*: return the logits' mean over time"),
         (lambda m, x: m.fc(features(m, x).mean((0, 3, 4))).softmax(0), "'softmax' .*: return the logits' mean over time"),
-        (lambda m, x: m.fc(features(m, x).mean((0, 3, 4))).softmax(1) * 2, "must return the current of its last linear"),
+        (lambda m, x: m.fc(features(m, x).mean((0, 3, 4))).softmax(1) * 2, "must return one tensor, the current of its last"),
         (lambda m, x: m.fc(F.max_pool2d(features(m, x).mean(0), 8).flatten(1)), "max-pooling a mean over time"),
         (lambda m, x: m.fc(F.max_pool2d(features(m, x).flatten(0, 1) * -1, 8).flatten(1)), "max-pooling a negative multiple"),
         (lambda m, x: m.fc(features(m, x).mean((3, 4))), "average its logits over time: return logits.mean.0."),

@@ -134,8 +134,9 @@ class _Lowering:
     def _finish(self, node: fx.Node) -> Graph:
         result = node.args[0]
         value = self.values.get(self.logits.get(result, result)) if isinstance(result, fx.Node) else None
-        if not isinstance(value, Current):
-            raise GraphError("the network must return the current of its last linear layer (its logits)")
+        if value is None:
+            raise GraphError("the network must return one tensor, the current of its last linear layer (its logits)")
+        value = as_current("what the network returns", value)
         if not value.averaged and not any(layer.neuron for layer in self.layers):
             raise GraphError(
                 "the network has no spiking neurons: train it with them, or put them in place of ReLUs with "
