@@ -111,7 +111,9 @@ def conv(name: str, module: nn.Conv2d, value: Levels, numbers: Numbers) -> Curre
 
 def _padding(name: str, module: nn.Conv2d) -> tuple[int, int]:
     if module.padding_mode != "zeros":
-        raise GraphError(f"layer {name!r}: only padding with zeros is supported, not {module.padding_mode!r}")
+        raise GraphError(
+            f"layer {name!r}: only padding with zeros is supported, not {module.padding_mode!r}: use 'zeros'"
+        )
     if not isinstance(module.padding, str):
         return _pair(name, module.padding)
     if module.padding == "valid":
@@ -161,7 +163,7 @@ def batch_norm(
     name: str, bn: nn.BatchNorm1d | nn.BatchNorm2d | nn.SyncBatchNorm, value: Value, numbers: Numbers
 ) -> Current:
     if bn.running_mean is None or bn.running_var is None:
-        raise GraphError(f"layer {name!r}: BatchNorm without running statistics cannot be folded")
+        raise GraphError(f"layer {name!r}: BatchNorm without running statistics cannot be folded: train with them")
     current = as_current(f"layer {name!r}", value)
     if current.shape[0] != bn.num_features or (current.flat and current.shape[1:] != (1, 1)):
         raise GraphError(f"layer {name!r}: expects {bn.num_features} channels, gets {current.shape}")
@@ -182,7 +184,7 @@ def batch_norm(
 
 def pooled(name: str, module: nn.MaxPool2d | nn.AvgPool2d | nn.AdaptiveAvgPool2d, value: Levels) -> Levels:
     if value.source == INPUT:
-        raise GraphError(f"layer {name!r}: pooling the raw input is not supported")
+        raise GraphError(f"layer {name!r}: pooling the raw input is not supported: a convolution must come first")
     _unpadded(f"layer {name!r}", value)
     size = value.shape[1:]
     if isinstance(module, nn.AdaptiveAvgPool2d):
@@ -192,19 +194,22 @@ def pooled(name: str, module: nn.MaxPool2d | nn.AvgPool2d | nn.AdaptiveAvgPool2d
         if outputs == size:
             return value
         if any(want < 1 or have % want for have, want in zip(size, outputs, strict=True)):
-            raise GraphError(f"layer {name!r}: adaptive pooling from {size} to {outputs} has windows of unequal size")
+            raise GraphError(
+                f"layer {name!r}: adaptive pooling from {size} to {outputs} has windows of unequal size: choose sizes that "
+                "divide the input's"
+            )
         kernel = (size[0] // outputs[0], size[1] // outputs[1])
         pool = Pool("sum", kernel, kernel)
     else:
         if module.ceil_mode or (isinstance(module, nn.MaxPool2d) and _pair(name, module.dilation) != (1, 1)):
-            raise GraphError(f"layer {name!r}: ceil_mode and dilated pooling are not supported")
+            raise GraphError(f"layer {name!r}: ceil_mode and dilated pooling are not supported: pad instead")
         kind = "max" if isinstance(module, nn.MaxPool2d) else "sum"
         kernel = _pair(name, module.kernel_size, 1)
         given = module.stride
         moved = kernel if isinstance(given, (tuple, list)) and not given else _pair(name, given, 1)  # empty: as large
         pool = Pool(cast(Any, kind), kernel, moved, _pair(name, module.padding))
         if isinstance(module, nn.AvgPool2d) and module.divisor_override:
-            raise GraphError(f"layer {name!r}: divisor_override is not supported")
+            raise GraphError(f"layer {name!r}: divisor_override is not supported: multiply by a number instead")
         if isinstance(module, nn.AvgPool2d) and pool.padding != (0, 0) and not module.count_include_pad:
             raise GraphError(f"layer {name!r}: padded average pooling needs count_include_pad=True")
     if pool.kind == "max" and value.pools and value.pools[-1].kind == "sum":

@@ -234,7 +234,9 @@ class _Lowering:
                 return add(where, *values)
             if 0 in operands:  # as sum() begins
                 return values[0]
-        raise GraphError(f"{where}: only the plain sum of two tensors is supported")
+        raise GraphError(
+            f"{where}: only the plain sum of two tensors is supported: write x + y, and constants into a bias"
+        )
 
     # Time ----------------------------------------------------------------------------------------------------------
 

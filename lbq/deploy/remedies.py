@@ -1,4 +1,4 @@
-"""What to write in place of operations and layers that have no integer form."""
+"""What to write in place of operations and layers that have no integer form, and of what torch.fx cannot trace."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ SMALLER = "use convolutions and pools, which keep heights and widths or make the
 PRODUCT = "levels are multiplied by weights alone: use a convolution or a linear layer"
 SIGN = "write x + -1 * y"
 PADDING = "pad height and width with zeros, or let the convolution pad"
+STEPS = (
+    "give layers and neurons all timesteps, [T, B, ...], and all channels, with weights 0 where they are to see nothing"
+)
 LISTED = "use what docs/deploy.md lists under 'A network of your own'"
 
 REMEDIES: dict[str, str] = {
@@ -18,7 +21,8 @@ REMEDIES: dict[str, str] = {
         ("sigmoid", "tanh", "gelu", "silu", "elu", "leaky_relu", "leakyrelu", "prelu", "relu6", "hardtanh", "clamp"), NEURON
     ),
     **dict.fromkeys(("groupnorm", "group_norm", "layernorm", "layer_norm", "instancenorm2d", "rmsnorm"), NORM),
-    **dict.fromkeys(("chunk", "split", "getitem", "narrow", "select", "unbind"), PARTS),
+    **dict.fromkeys(("chunk", "split", "narrow"), PARTS),
+    **dict.fromkeys(("getitem", "select", "unbind"), STEPS),
     **dict.fromkeys(
         ("upsample", "upsamplingnearest2d", "interpolate", "convtranspose2d", "pixelshuffle", "pixel_shuffle"), SMALLER
     ),
@@ -27,7 +31,19 @@ REMEDIES: dict[str, str] = {
     **dict.fromkeys(("sub", "neg", "isub"), SIGN),
 }  # fmt: skip
 
+UNTRACED = {  # by what torch.fx, and others that it calls, say
+    "got _Value": "forward_step and levels cannot be deployed; give neurons whole sequences, as in neuron(currents)",
+    "Proxy object cannot be iterated": f"a loop over a tensor cannot be deployed: {STEPS}",
+    "control flow": "a branch on a tensor's values, or on the size of the batch, cannot be deployed: write one course alone",
+    "unknown to einops": "einops does not know its tensors: write flatten, unflatten, reshape or transpose(0, 1)",
+}
+
 
 def remedy(name: str) -> str:
     """For an operation or a kind of layer."""
     return REMEDIES.get(name.lower(), LISTED)
+
+
+def untraced(reason: str) -> str:
+    """Why a network cannot be traced, with what to write instead where that is known."""
+    return next((better for said, better in UNTRACED.items() if said in reason), reason)

@@ -11,6 +11,7 @@ from torch import fx, nn
 
 from lbq.deploy import signals
 from lbq.deploy.faithful import own_method
+from lbq.deploy.remedies import untraced
 from lbq.errors import GraphError
 from lbq.neuron import ReLU, SpikingNeuron
 
@@ -58,9 +59,7 @@ def traced(net: nn.Module, watcher: Watcher) -> fx.Graph:
         raise
     except Exception as error:  # whatever the network's own forward raises on symbolic tensors
         reason = " ".join(str(error).split()) or type(error).__name__
-        if reason.endswith("got _Value"):  # a neuron was asked for something else than its outputs
-            reason = "forward_step and levels cannot be deployed; give neurons whole sequences, as in neuron(currents)"
-        raise GraphError(f"{type(net).__name__} cannot be traced by torch.fx: {reason}") from error
+        raise GraphError(f"{type(net).__name__} cannot be traced by torch.fx: {untraced(reason)}") from error
 
 
 class _Tracer(fx.Tracer):
