@@ -357,3 +357,47 @@ def test_what_would_mix_time_and_batch_is_refused(function: Forward, message: st
     net.conv2 = nn.Conv2d(1, 4, 1) if "fold, unfold" in message else net.conv2
     with pytest.raises(GraphError, match=message):
         made(net)
+
+
+# Sums, products and shapes ------------------------------------------------------------------------------------------------
+
+
+def by_comparison(m: Any, x: Tensor) -> Tensor:
+    """Shapes decide, the batch's size being the same in all of them."""
+    a = m.sn(over_time(x, m.conv, timesteps=3))
+    steps, batch = a.shape[:2]
+    y = m.conv2(a.flatten(0, 1))
+    assert a.size(1) == batch
+    assert y.shape[1:] == (4, 8, 8)
+    batch *= steps
+    y = m.bn2(y.reshape(batch, 4, 8, 8)).view_as(a)
+    shortcut = over_time(a, m.bn) if y.shape != a.shape else a
+    return head(m, y - shortcut.reshape_as(y))
+
+
+def in_place(m: Any, x: Tensor) -> Tensor:
+    y = over_time(m.sn(over_time(x, m.conv, timesteps=3)), m.conv2)
+    y *= -2
+    y /= 4
+    y -= over_time(m.sn2(-y), m.bn)
+    out = m.fc(y.detach().relu().mean((3, 4)) if m.training else m.last(y).mean(axis=(3, 4))).sum(axis=0)
+    out /= 3
+    return out
+
+
+@pytest.mark.parametrize("function", [by_comparison, in_place])
+def test_differences_products_and_shapes(function: Forward) -> None:
+    net = Own(function)
+    net.last = BurstNeuron(step=0.25)
+    exact(net)
+
+
+def test_a_product_in_place_of_what_is_read_again_is_refused() -> None:
+    def forward(m: Any, x: Tensor) -> Tensor:
+        y = m.sn(over_time(x, m.conv, timesteps=3))
+        kept = y.detach()
+        y *= 2
+        return head(m, over_time(kept, m.conv2))
+
+    with pytest.raises(GraphError, match=r"\*= changes a tensor that is read again .*: write x = x \* y"):
+        made(Own(forward))

@@ -44,7 +44,7 @@ from lbq.deploy.currents import (
 )
 from lbq.deploy.faithful import own_method
 from lbq.deploy.functional import as_layer
-from lbq.deploy.memory import check_in_place
+from lbq.deploy.memory import AS, check_in_place
 from lbq.deploy.remedies import remedy
 from lbq.deploy.signals import lifted
 from lbq.deploy.times import AXIS, BATCH, FOLDED, ONE, SHOWN, SWAPPED, TRANSPOSES, UNFOLDED, added, front
@@ -55,8 +55,11 @@ from lbq.models.time import fold_time, unfold_time
 from lbq.neuron import SpikingNeuron
 
 READOUT = "readout"  # the name of the last layer, which has no neuron
-TIMES = (operator.mul, torch.mul, "mul")
-OVER = (operator.truediv, torch.div, torch.true_divide, "div")
+PLUS = (operator.add, operator.iadd, torch.add, "add")
+MINUS = (operator.sub, operator.isub, torch.sub, "sub")
+TIMES = (operator.mul, operator.imul, torch.mul, "mul")
+OVER = (operator.truediv, operator.itruediv, torch.div, torch.true_divide, "div")
+SAME = ("contiguous", "clone", torch.clone, "detach", torch.detach)  # the same numbers, wherever they lie
 SOFTMAX = (torch.softmax, torch.log_softmax, F.softmax, F.log_softmax, "softmax", "log_softmax")
 
 
@@ -108,7 +111,7 @@ class _Lowering:
 
     def run(self) -> Graph:
         trace = traced(self.net, self)
-        check_in_place(trace, self.modules)
+        check_in_place(trace, self.modules, self.values)
         return self._finish(trace.output_node())
 
     def see(self, node: fx.Node) -> None:
@@ -126,10 +129,10 @@ class _Lowering:
             self.values[node] = self._apply(node, inputs)
         # what does not depend on the input are fx's checks of the arguments with defaults
 
-    def sizes(self, node: fx.Node) -> tuple[int | None, ...] | None:
+    def sizes(self, node: fx.Node) -> tuple[int, ...] | None:
         if node not in self.values:
             return None
-        return tuple(None if size % BATCH == 0 else size for size in self._sizes(self.values[node]))
+        return tuple(size if size % BATCH else -size for size in self._sizes(self.values[node]))
 
     def _finish(self, node: fx.Node) -> Graph:
         result = node.args[0]
@@ -181,13 +184,13 @@ class _Lowering:
         if (shown := self._shown(where, node, value, rest)) is not None:
             return shown
         options = {key: self._resolved(option) for key, option in node.kwargs.items()}
-        if target in ("contiguous", "clone", torch.clone):  # the same numbers, wherever they lie
+        if target in SAME:
             return value
         if (layer := as_layer(target, rest, options)) is not None:
             return self._module(node.name, layer, value)
         if target in (torch.cat, torch.concat, torch.concatenate):
             return self._join(where, node)
-        if target in (operator.add, operator.iadd, torch.add, "add"):
+        if target in (*PLUS, *MINUS):
             return self._add(where, node)
         if target in (torch.flatten, "flatten"):
             given: dict[str, Any] = {**dict(zip(("start_dim", "end_dim"), rest, strict=False)), **node.kwargs}
@@ -204,6 +207,8 @@ class _Lowering:
             return self._transposed(where, value, rest)
         if target in (torch.reshape, "reshape", "view") and not node.kwargs:
             return self._reshape(where, value, rest[0] if len(rest) == 1 else rest)
+        if target in AS and len(inputs) == 2:
+            return self._reshape(where, value, self._sizes(inputs[1]))
         if target in ("mean", torch.mean):
             return self._mean(where, "mean", value, rest, node.kwargs)[0]
         if target in ("sum", torch.sum):
@@ -211,6 +216,8 @@ class _Lowering:
             return scaled(mean, count, self.numbers)
         if target in (*TIMES, *OVER) and (factor := _factor(node)) is not None:
             return scaled(value, factor, self.numbers)
+        if target in (operator.neg, torch.neg, "neg"):
+            return scaled(value, -1, self.numbers)
         if target in (torch.relu, nn.functional.relu, "relu"):
             return self._activation(node.name, None, value)
         name = target if isinstance(target, str) else getattr(target, "__name__", str(target))
@@ -231,18 +238,19 @@ class _Lowering:
         values = [x for x in operands if isinstance(x, Value)]
         if len(operands) == 2 and not node.kwargs:
             if len(values) == 2:
-                return add(where, *values)
-            if 0 in operands:  # as sum() begins
+                left, right = values
+                return add(where, left, scaled(right, -1, self.numbers) if node.target in MINUS else right)
+            if 0 in operands and node.target in PLUS:  # as sum() begins
                 return values[0]
         raise GraphError(
-            f"{where}: only the plain sum of two tensors is supported: write x + y, and constants into a bias"
+            f"{where}: only the plain sum or difference of two tensors is supported: write x + y, and constants into a bias"
         )
 
     # Time ----------------------------------------------------------------------------------------------------------
 
     def _is_size(self, node: fx.Node) -> bool:
         """Whether a node is `x.shape`, a part of it or a product of parts; what it is, is noted."""
-        if node.target in (operator.mul, operator.floordiv):
+        if node.target in (operator.mul, operator.imul, operator.floordiv):
             factors = self._resolved(node.args)
             if known := all(isinstance(size, int) for size in factors):
                 self.integers[node] = cast(Any, node.target)(*factors)
@@ -373,7 +381,7 @@ class _Lowering:
     ) -> tuple[Value, int]:
         """The mean over time, over height and width, or over both, and of how many numbers it is."""
         given = dict(zip(("dim", "keepdim"), rest, strict=False)) | options
-        dims, keeps = given.pop("dim", ()), given.pop("keepdim", False)
+        dims, keeps = given.pop("axis", given.pop("dim", ())), given.pop("keepdim", False)
         sizes = self._sizes(value)
         rank, axis = len(sizes), AXIS.get(value.time, 0)
         over = {dim % rank for dim in ((dims,) if isinstance(dims, int) else dims or ())}

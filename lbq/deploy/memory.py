@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any
 
 import torch
@@ -15,10 +15,13 @@ from lbq.deploy.trace import PASSES
 from lbq.errors import GraphError
 from lbq.models.time import fold_time, unfold_time
 
+IN_PLACE: dict[Any, str] = {operator.iadd: "+", operator.isub: "-", operator.imul: "*", operator.itruediv: "/"}
 # What may show the memory of its first tensor, of all that can be lowered
-FUNCTIONS = (fold_time, unfold_time, torch.flatten, torch.unflatten, torch.reshape, torch.unsqueeze, operator.getitem)
-METHODS = ("flatten", "unflatten", "reshape", "view", "unsqueeze", "expand", "contiguous")
-VIEWS: frozenset[Any] = frozenset((*FUNCTIONS, *METHODS, *TRANSPOSES, F.dropout, F.dropout2d, operator.iadd))
+FUNCTIONS = (fold_time, unfold_time, torch.flatten, torch.unflatten, torch.reshape, torch.unsqueeze, torch.detach,
+             operator.getitem)  # fmt: skip
+AS = ("view_as", "reshape_as")
+METHODS = ("flatten", "unflatten", "reshape", "view", "unsqueeze", "expand", "contiguous", "detach", *AS)
+VIEWS: frozenset[Any] = frozenset((*FUNCTIONS, *METHODS, *TRANSPOSES, *IN_PLACE, F.dropout, F.dropout2d))
 
 
 def owners(trace: fx.Graph, modules: Mapping[str, nn.Module]) -> dict[fx.Node, fx.Node]:
@@ -33,20 +36,23 @@ def owners(trace: fx.Graph, modules: Mapping[str, nn.Module]) -> dict[fx.Node, f
     return found
 
 
-def check_in_place(trace: fx.Graph, modules: Mapping[str, nn.Module]) -> None:
-    """Refuse a sum in place where a tensor from before it, in the memory that it changes, is read after it."""
+def check_in_place(trace: fx.Graph, modules: Mapping[str, nn.Module], tensors: Container[fx.Node]) -> None:
+    """Refuse a sum or product in place where a tensor from before it, in the memory that it changes, is read after it."""
     owner = owners(trace, modules)
-    for node in trace.find_nodes(op="call_function", target=operator.iadd):
+    for node in trace.nodes:
+        if node.target not in IN_PLACE or node not in tensors:
+            continue
         same = (other for other, first in owner.items() if first is owner[node] and other < node)
         if any(node < user and _reads(user, other) for other in same for user in other.users):
+            sign = IN_PLACE[node.target]
             raise GraphError(
-                f"{node.name} in the network's forward: += changes a tensor that is read again afterwards, itself or by a "
-                "view: write x = x + y"
+                f"{node.name} in the network's forward: {sign}= changes a tensor that is read again afterwards, itself or by a "
+                f"view: write x = x {sign} y"
             )
 
 
 def _reads(user: fx.Node, tensor: fx.Node) -> bool:
     """Whether a node reads the numbers of a tensor, and not its shape alone."""
-    if user.target is unfold_time:
+    if user.target in (unfold_time, *AS):
         return user.args[0] is tensor
     return user.target is not getattr

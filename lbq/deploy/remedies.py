@@ -8,7 +8,8 @@ NORM = "use BatchNorm, which folds into weights"
 PARTS = "let a convolution or linear layer read the whole tensor, with weights 0 where it is to see nothing"
 SMALLER = "use convolutions and pools, which keep heights and widths or make them smaller"
 PRODUCT = "levels are multiplied by weights alone: use a convolution or a linear layer"
-SIGN = "write x + -1 * y"
+NEW = "write x = x + y, x = x * 2 and so on"
+FLAT = "write flatten(1), or flatten(2) with time in front"
 PADDING = "pad height and width with zeros, or let the convolution pad"
 STEPS = (
     "give layers and neurons all timesteps, [T, B, ...], and all channels, with weights 0 where they are to see nothing"
@@ -26,9 +27,10 @@ REMEDIES: dict[str, str] = {
     **dict.fromkeys(
         ("upsample", "upsamplingnearest2d", "interpolate", "convtranspose2d", "pixelshuffle", "pixel_shuffle"), SMALLER
     ),
-    **dict.fromkeys(("matmul", "bmm", "einsum", "mul", "scaled_dot_product_attention", "multiheadattention"), PRODUCT),
+    **dict.fromkeys(("matmul", "bmm", "einsum", "mul", "imul", "scaled_dot_product_attention", "multiheadattention"), PRODUCT),
     **dict.fromkeys(("pad", "reflectionpad2d", "replicationpad2d", "circularpad2d"), PADDING),
-    **dict.fromkeys(("sub", "neg", "isub"), SIGN),
+    **dict.fromkeys(("add_", "sub_", "mul_", "div_", "relu_"), NEW),
+    "squeeze": FLAT,
 }  # fmt: skip
 
 UNTRACED = {  # by what torch.fx, and others that it calls, say

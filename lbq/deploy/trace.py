@@ -29,8 +29,9 @@ class Watcher(Protocol):
     def see(self, node: fx.Node) -> None:
         """Take note of a node; the nodes that it reads have been seen."""
 
-    def sizes(self, node: fx.Node) -> tuple[int | None, ...] | None:
-        """The shape of the tensor that a node gives, None for sizes that depend on the batch; None where it is not known."""
+    def sizes(self, node: fx.Node) -> tuple[int, ...] | None:
+        """The shape of the tensor that a node gives; None where it is not known. Numbers below 0 stand for sizes that depend
+        on the batch, equal ones for equal sizes."""
 
 
 class OfInput:
@@ -42,8 +43,8 @@ class OfInput:
     def see(self, node: fx.Node) -> None:
         pass
 
-    def sizes(self, node: fx.Node) -> tuple[int | None, ...] | None:
-        return (None,) * self.dimensions if node.op == "placeholder" else None
+    def sizes(self, node: fx.Node) -> tuple[int, ...] | None:
+        return tuple(range(-self.dimensions, 0)) if node.op == "placeholder" else None
 
 
 def traced(net: nn.Module, watcher: Watcher) -> fx.Graph:
@@ -69,6 +70,7 @@ class _Tracer(fx.Tracer):
         super().__init__()
         self.watcher: Watcher = watcher or OfInput(4)
         self.watching = False
+        self.unknown: dict[int, _Size] = {}  # sizes that depend on the batch
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         if isinstance(m, PASSES) and own_method(m):
@@ -113,22 +115,37 @@ class _Tracer(fx.Tracer):
         return _Value(node, self)
 
 
+def _in_place(operation: Callable[..., Any]) -> Callable[[fx.Proxy, Any], fx.Proxy]:
+    """An operation that is told from the one that makes a new tensor."""
+
+    def method(self: fx.Proxy, other: Any) -> fx.Proxy:
+        return self.tracer.create_proxy("call_function", operation, (self, other), {})
+
+    return method
+
+
 class _Value(fx.Proxy):
     """A tensor whose `+=` is told from `+`, because others may read it afterwards, and whose sizes can be asked for: they are
     numbers, but for those that depend on the batch."""
 
     tracer: _Tracer
 
-    def __iadd__(self, other: Any) -> fx.Proxy:
-        return self.tracer.create_proxy("call_function", operator.iadd, (self, other), {})
+    __iadd__, __isub__ = _in_place(operator.iadd), _in_place(operator.isub)
+    __imul__, __itruediv__ = _in_place(operator.imul), _in_place(operator.itruediv)
 
     @property
     def shape(self) -> Any:
         known = self.tracer.watcher.sizes(self.node)
         if known is None:
             return fx.proxy.Attribute(self, "shape")
-        sizes: Any = self.tracer.create_proxy("call_function", getattr, (self, "shape"), {})
-        return tuple(sizes[i] if size is None else size for i, size in enumerate(known))
+        return tuple(size if size >= 0 else self._unknown(i, size) for i, size in enumerate(known))
+
+    def _unknown(self, dim: int, which: int) -> _Size:
+        """One object for each size that depends on the batch, so that shapes can be compared."""
+        if which not in self.tracer.unknown:
+            shape: Any = self.tracer.create_proxy("call_function", getattr, (self, "shape"), {})
+            self.tracer.unknown[which] = _Size(shape[dim].node, self.tracer)
+        return self.tracer.unknown[which]
 
     def size(self, dim: int | None = None) -> Any:
         return self.shape if dim is None else self.shape[dim]
@@ -140,3 +157,15 @@ class _Value(fx.Proxy):
     @property
     def ndim(self) -> Any:
         return self.dim()
+
+
+class _Size(_Value):
+    """A size that depends on the batch: it equals itself, whatever it is."""
+
+    __hash__ = _Value.__hash__
+
+    def __eq__(self, other: object) -> Any:
+        return self is other or self.tracer.create_proxy("call_function", operator.eq, (self, other), {})
+
+    def __ne__(self, other: object) -> Any:
+        return self is not other and self.tracer.create_proxy("call_function", operator.ne, (self, other), {})
