@@ -1,10 +1,10 @@
 """Lower a PyTorch network to an `lbq.graph.Graph`.
 
-The network is traced with torch.fx, neurons and PyTorch's own layers being leaves, and its trace is interpreted on the
-symbolic values of `currents`: BatchNorm folds into the synapses of a current, an addition joins two currents, levels
-entering it through an identity synapse, and a neuron turns a current into a new layer. Each value knows whether time
-stands in front of it: a static input gets it once, by `over_time`, expand, repeat or stack. What does not fit is refused
-with the layer's name.
+The network is traced with torch.fx, neurons and PyTorch's own layers being leaves, and each call is interpreted, as it is
+made, on the symbolic values of `currents`: BatchNorm folds into the synapses of a current, an addition joins two currents,
+levels entering it through an identity synapse, and a neuron turns a current into a new layer. Each value knows where time
+stands in it: a static input gets it once, by `over_time`, expand, repeat or stack. What does not fit is refused with the
+layer's name.
 """
 
 from __future__ import annotations
