@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import lbq.engine
+from lbq.convert import convert
 from lbq.deploy import deploy, graph_of
 from lbq.errors import GraphError
 from lbq.models import over_time
@@ -80,6 +81,27 @@ def test_networks_of_signals_deploy(function: Forward, tmp_path: Path) -> None:
     np.testing.assert_allclose(found.logits * found.scale, logits, atol=0.02 * np.ptp(logits))
     lbq.engine.save(tmp_path / "net.lbq", network)
     assert lbq.engine.load(tmp_path / "net.lbq").verify() == 6
+
+
+class Rectified(nn.Module):
+    """An ANN whose branches are joined."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv, self.pool, self.side = nn.Conv1d(2, 4, 3, padding=1), nn.MaxPool1d(2), nn.Conv1d(4, 3, 1)
+        self.both, self.fc = nn.Conv1d(7, 4, 3), nn.Linear(4, 5)
+        self.eval()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.pool(self.conv(x).relu())
+        x = self.both(torch.cat([x, self.side(x).relu()], 1)).relu()
+        return self.fc(x.mean(2))
+
+
+def test_an_ann_of_signals_converts_and_deploys() -> None:
+    net = convert(Rectified(), torch.rand(8, *SHAPE), timesteps=2)
+    assert len(deploy(net, SHAPE, scale=255).network.layers) == 3
 
 
 def test_a_sequence_of_signals_deploys() -> None:

@@ -35,7 +35,8 @@ REMEDIES: dict[str, str] = {
 
 UNTRACED = {  # by what torch.fx, and others that it calls, say
     "got _Value": "forward_step and levels cannot be deployed; give neurons whole sequences, as in neuron(currents)",
-    "Proxy object cannot be iterated": f"a loop over a tensor cannot be deployed: {STEPS}",
+    "Proxy object cannot be iterated": f"a loop over a tensor, or over sizes not known, cannot be deployed: {STEPS}; "
+    "write sizes as numbers or -1",
     "control flow": "a branch on a tensor's values, or on the size of the batch, cannot be deployed: write one course alone",
     "unknown to einops": "einops does not know its tensors: write flatten, unflatten, reshape or transpose(0, 1)",
 }
