@@ -1,4 +1,4 @@
-"""Networks in other forms, for other programs. What deployed ones compute is defined in docs/deploy.md. No torch."""
+"""Networks in other forms, for other programs. What deployed ones compute is defined in docs/integers.md. No torch."""
 
 from __future__ import annotations
 
