@@ -94,13 +94,14 @@ def interrupted(settings: Config, after: int, folder: Path) -> tuple[Contents, l
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_resuming_at_every_batch_boundary_is_exact(variant: str, tmp_path: Path) -> None:
+def test_resuming_at_batch_boundaries_is_exact(variant: str, tmp_path: Path) -> None:
+    """At every one of the first variant; of the others within an epoch, at its end, after it, and at the run's end."""
     settings = config(*VARIANTS[variant])
     whole = trainer(settings)
     records = [timeless(record.to_dict()) for record in whole.fit()]
     final = state_of(whole)
     assert final["values"]["position"] == {"epoch": settings.train.epochs, "batch": 0, "step": STEPS, "stream": STEPS}
-    for after in range(1, STEPS + 1):
+    for after in range(1, STEPS + 1) if variant == "sgd" else (2, 4, 5, 6, STEPS):
         resumed, seen = interrupted(settings, after, tmp_path / str(after))
         assert differences(final, resumed) == [], after
         assert seen == records, after

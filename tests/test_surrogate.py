@@ -49,8 +49,9 @@ def away_from_kinks(name: str, n_max: int, count: int = 400) -> torch.Tensor:
 @pytest.mark.parametrize("name", sorted(SURROGATES))
 def test_slope_is_the_derivative(name: str, n_max: int) -> None:
     s = SURROGATES[name]
+    few = away_from_kinks(name, n_max, 60).requires_grad_()
+    torch.autograd.gradcheck(lambda r: s.level(r, n_max, TAIL), (few,), eps=1e-6, atol=1e-7)
     r = away_from_kinks(name, n_max).requires_grad_()
-    torch.autograd.gradcheck(lambda r: s.level(r, n_max, TAIL), (r,), eps=1e-6, atol=1e-7)
     (grad,) = torch.autograd.grad(s.level(r, n_max, TAIL).sum(), r)
     torch.testing.assert_close(slope_of(name, r.detach(), n_max), grad, rtol=1e-9, atol=1e-9)
 
