@@ -315,7 +315,8 @@ class Steps(nn.Module):
 
 def test_what_has_no_sequence_or_no_neurons_is_told_what_to_do() -> None:
     with pytest.raises(
-        GraphError, match="^Steps cannot be traced by torch.fx: forward_step and levels cannot be deployed"
+        GraphError,
+        match="^Steps cannot be traced by torch.fx: forward_step, forward_chunk and levels cannot be deployed",
     ):
         deploy(Steps(), (1, 2, 2), scale=255)
     plain = nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))

@@ -34,7 +34,7 @@ REMEDIES: dict[str, str] = {
 }  # fmt: skip
 
 UNTRACED = {  # by what torch.fx, and others that it calls, say
-    "got _Value": "forward_step and levels cannot be deployed; give neurons whole sequences, as in neuron(currents)",
+    "got _Value": "forward_step, forward_chunk and levels cannot be deployed; use neuron(currents) of whole sequences",
     "Proxy object cannot be iterated": f"a loop over a tensor, or over sizes not known, cannot be deployed: {STEPS}; "
     "write sizes as numbers or -1",
     "control flow": "a branch on a tensor's values, or on the size of the batch, cannot be deployed: write one course alone",

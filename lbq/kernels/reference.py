@@ -56,6 +56,11 @@ class Rule:
     def signed(self) -> bool:
         return self.rounding in SIGNED
 
+    @property
+    def delayed(self) -> bool:
+        """Whether a reset is still to be subtracted at the next timestep."""
+        return not self.decay_reset and self.reset != "hard"
+
 
 class Constants(NamedTuple):
     """The numbers of one layer, broadcastable against one timestep `[B, ...]`; tensors may require gradients.
@@ -79,6 +84,10 @@ class BurstState(NamedTuple):
 
     v: Tensor
     pending: Tensor | None = None
+
+    def detach(self) -> BurstState:
+        """The same numbers as constants, at which gradients stop."""
+        return BurstState(self.v.detach(), None if self.pending is None else self.pending.detach())
 
 
 class Emission(NamedTuple):

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from lbq.kernels import native
 from lbq.kernels.choose import choose
-from lbq.kernels.reference import Constants, Rule, burst_sequence, transformed
+from lbq.kernels.reference import BurstState, Constants, Rule, burst_sequence, transformed
 
 
 def kernel_on(device: str) -> str:
@@ -43,6 +43,21 @@ def burst(x: Tensor, constants: Constants, rule: Rule) -> Tensor:
         if fused.supports(x.dtype, x.shape[0], rule, constants.thresholds is not None) is None:
             return fused.burst(x, constants, rule)
     return burst_sequence(x, constants, rule)[0]
+
+
+def burst_chunk(
+    x: Tensor, constants: Constants, rule: Rule, state: BurstState | None
+) -> tuple[Tensor, BurstState | None]:
+    """Scaled outputs of the currents `x` [T, B, ...] from `state` on (None: at rest), and the state after them. Gradients
+    know neither state."""
+    before = None if state is None else state.detach()
+    out, after = burst_sequence(x, constants, rule, before)
+    return out, None if after is None else _copied(after.detach())
+
+
+def _copied(state: BurstState) -> BurstState:
+    """In memory of its own: a membrane at rest takes over the current's."""
+    return BurstState(state.v.clone(), None if state.pending is None else state.pending.clone())
 
 
 def fuses_norm(x: Tensor, norm: nn.Module, rule: Rule, timesteps: int) -> bool:

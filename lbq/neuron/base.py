@@ -1,7 +1,8 @@
-"""What every spiking neuron module shares: its membrane, its checks, and the faces `forward`, `levels`, `forward_step`.
+"""What every spiking neuron module shares: its membrane, its checks, and the faces `forward`, `levels`, `forward_chunk`,
+`forward_step`.
 
 A neuron maps `[T, B, ...]` to scaled outputs of the same shape, from a zero state, and keeps nothing between calls.
-Step-by-step use passes the state explicitly.
+Use by chunks and step by step passes the state explicitly.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from lbq.kernels.reference import (
     compute_dtype,
     transformed,
 )
-from lbq.kernels.sequence import burst, fuses_norm, norm_burst
+from lbq.kernels.sequence import burst, burst_chunk, fuses_norm, norm_burst
 
 Membrane = Literal["lif", "if", "plif"]
 LEARNED = {"eta": "tail"}  # parameters whose option has another name
@@ -258,6 +259,26 @@ class SpikingNeuron(nn.Module, ABC):
             raise ValueError(f"x must be [T, B, ...] with at least two dimensions, got shape {tuple(x.shape)}")
         return x
 
+    def check_state(self, x: Tensor, state: BurstState | None) -> None:
+        """Refuse a state that does not belong before `x` [T, B, ...]."""
+        if state is None:
+            return
+        if not isinstance(state, BurstState):
+            raise TypeError(f"state must be what forward_chunk or forward_step returned, got {type(state).__name__}")
+        if state.pending is not None and not self.rule.delayed:
+            raise ValueError(f"state.pending must be None: {type(self).__name__} does not delay its reset")
+        expected = self.state_shape(x), compute_dtype(x), x.device
+        for name, value in zip(state._fields, state, strict=True):
+            if value is not None and (tuple(value.shape), value.dtype, value.device) != expected:
+                raise ValueError(
+                    f"state.{name} must be {expected[0]} {expected[1]} on {expected[2]} for this x, "
+                    f"got {tuple(value.shape)} {value.dtype} on {value.device}"
+                )
+
+    def state_shape(self, x: Tensor) -> tuple[int, ...]:
+        """Of the membranes that `x` [T, B, ...] drives."""
+        return tuple(x.shape[1:])
+
     def forward(
         self,
         x: Tensor,
@@ -287,6 +308,17 @@ class SpikingNeuron(nn.Module, ABC):
         self.check_input(x[None])
         emission, state = burst_step(x.to(compute_dtype(x)), state, self.constants(x[None]), self.rule)
         return emission.scaled.to(x.dtype), state
+
+    def forward_chunk(self, x: Tensor, state: BurstState | None = None) -> tuple[Tensor, BurstState | None]:
+        """Scaled outputs of the next timesteps `x` [T, B, ...] of a longer sequence, and the state after them.
+
+        `state` is what the chunk or step before returned, None at the start (and after no timestep at all). This is
+        truncated backpropagation through time: gradients stop at both ends of a chunk, for which the given state is a
+        constant; `forward` over the whole sequence has them all.
+        """
+        self.check_input(x)
+        self.check_state(x, state)
+        return burst_chunk(x, self.constants(x), self.rule, state)
 
     @torch.no_grad()
     def levels(self, x: Tensor) -> Tensor:

@@ -208,6 +208,9 @@ class LMHT(SteppedNeuron):
     def forward_step(self, x: Tensor, state: BurstState | None = None) -> tuple[Tensor, BurstState]:
         raise NotImplementedError("LMHT mixes all timesteps, so it has no step-by-step form: pass the whole sequence")
 
+    def forward_chunk(self, x: Tensor, state: BurstState | None = None) -> tuple[Tensor, BurstState | None]:
+        raise NotImplementedError("LMHT mixes all timesteps, so it has no chunks: pass the whole sequence")
+
     def spec(self) -> NeuronSpec:
         raise GraphError(
             "LMHT mixes timesteps by a learned matrix, which cannot be absorbed into weights; use another neuron"
@@ -255,17 +258,28 @@ class MLF(SpikingNeuron):
         return spikes.sum(0), BurstState(u * (1 - fired))
 
     def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]  # several membranes, so it fuses nothing
-        self.check_input(x)
-        outputs, state = [], None
+        return self._run(self.check_input(x), None)[0]
+
+    def _run(self, x: Tensor, state: BurstState | None) -> tuple[Tensor, BurstState | None]:
+        """All timesteps `x` [T, B, ...]."""
+        outputs = []
         for current in x.unbind(0):
             spikes, state = self._fire(current, state)
             outputs.append(spikes.to(x.dtype))
-        return torch.stack(outputs) if outputs else x.clone()
+        return torch.stack(outputs) if outputs else x.clone(), state
 
     def forward_step(self, x: Tensor, state: BurstState | None = None) -> tuple[Tensor, BurstState]:
         self.check_input(x[None])
         spikes, state = self._fire(x, state)
         return spikes.to(x.dtype), state
+
+    def state_shape(self, x: Tensor) -> tuple[int, ...]:
+        return (self.n_max, *x.shape[1:])
+
+    def forward_chunk(self, x: Tensor, state: BurstState | None = None) -> tuple[Tensor, BurstState | None]:
+        self.check_state(self.check_input(x), state)
+        out, after = self._run(x, None if state is None else state.detach())
+        return out, None if after is None else after.detach()
 
     def _levels(self, x: Tensor) -> Tensor:
         return self.forward(x.to(compute_dtype(x)))
