@@ -23,7 +23,7 @@ from lbq import BurstNeuron, native
 from lbq.errors import LbqError
 from lbq.kernels import native as kernel
 from lbq.kernels.choose import choose, use
-from lbq.kernels.reference import Constants, Rule, burst_sequence
+from lbq.kernels.reference import BurstState, Constants, Rule, burst_sequence
 from lbq.models import create
 from lbq.surrogate import SURROGATES, Surrogate
 
@@ -43,12 +43,17 @@ def numbers(step: Any = 0.37, scale: Any = None) -> Constants:
     return Constants(tensor(step), learned(0.45), learned(0.6), learned(0.9), learned(0.8), tensor(scale))
 
 
-def both(x: Tensor, constants: Constants, rule: Rule, seed: int = 0) -> None:
-    """Forward bit for bit, all gradients to float32's rounding of the sums they are."""
+def both(x: Tensor, constants: Constants, rule: Rule, seed: int = 0, state: BurstState | None = None) -> None:
+    """Forward bit for bit, all gradients to float32's rounding of the sums they are; as a chunk, where there is a state."""
     assert kernel.supports(x, constants, rule) is None
     leaves = [v for v in (x, *constants) if isinstance(v, Tensor) and v.requires_grad]
-    expected, _ = burst_sequence(x, constants, rule)
-    found = kernel.burst_sequence(x, constants, rule)
+    expected, end = burst_sequence(x, constants, rule, state)
+    if state is None:
+        found = kernel.burst_sequence(x, constants, rule)
+    else:
+        found, after = kernel.burst_chunk(x, constants, rule, state)
+        assert end is not None
+        torch.testing.assert_close(after, end.detach(), rtol=0, atol=0)
     torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
     weight = torch.randn(x.shape, generator=torch.Generator().manual_seed(seed))
     true = torch.autograd.grad(expected, leaves, weight, allow_unused=True)
@@ -77,6 +82,22 @@ def test_every_rule_equals_the_reference(surrogate: str, rounding: Any) -> None:
     ):
         rule = Rule(3, SURROGATES[surrogate], rounding, reset, decayed, with_gradient, detached)  # type: ignore[arg-type]
         both(currents((4, 5, 3, 3), seed), numbers(scale=scale), rule, seed)
+
+
+def before(x: Tensor, rule: Rule) -> BurstState:
+    """A membrane anywhere in the range, and a reset that is pending where the rule delays it."""
+    v = currents(tuple(x.shape[1:]), seed=77).detach()
+    return BurstState(v, v.relu().flip(0) if rule.delayed else None)
+
+
+@pytest.mark.parametrize("timesteps", [1, 3])
+def test_every_rule_goes_on_from_a_state(isa: str, timesteps: int) -> None:
+    for seed, (rounding, (reset, decayed), with_gradient, detached, surrogate) in enumerate(
+        itertools.product(kernel.ROUNDINGS, RESETS, (True, False), (True, False), ("relsg_et", "triangle"))
+    ):
+        rule = Rule(3, SURROGATES[surrogate], rounding, reset, decayed, with_gradient, detached)  # type: ignore[arg-type]
+        x = currents((timesteps, 5, 3, 3), seed)
+        both(x, numbers(scale=0.7 if seed % 3 else None), rule, seed, before(x, rule))
 
 
 @pytest.mark.parametrize("timesteps", [1, 2, 3, 4, 7, 10, 16])
@@ -130,9 +151,14 @@ def test_sizes(isa: str, shape: tuple[int, ...], per_channel: bool) -> None:
     both(currents(shape), numbers(step), Rule(5, SURROGATES["relsg_et"]))
 
 
+def channels_last(x: Tensor) -> Tensor:
+    """`[T, B, C, H, W]` whose timesteps are channels_last."""
+    return x.flatten(0, 1).contiguous(memory_format=torch.channels_last).unflatten(0, x.shape[:2])
+
+
 LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
     "contiguous": lambda x: x,
-    "channels_last": lambda x: x.flatten(0, 1).contiguous(memory_format=torch.channels_last).unflatten(0, x.shape[:2]),
+    "channels_last": channels_last,
     "transposed": lambda x: x.transpose(3, 4).contiguous().transpose(3, 4),
     "batch_inside": lambda x: x.transpose(1, 2).contiguous().transpose(1, 2),
     "same_at_every_timestep": lambda x: x[:1].expand(x.shape),
@@ -158,6 +184,10 @@ def test_layouts(isa: str, layout: str, steps: str, size: tuple[int, int]) -> No
     if layout in ("contiguous", "channels_last", "transposed", "batch_inside"):
         assert out.stride() == x.stride()
     both(x.requires_grad_(), constants, Rule(5, SURROGATES["relsg_et"]))
+    rule = Rule(5, SURROGATES["relsg_et"], decay_reset=False)
+    v, pending = before(x, rule)
+    for pair in ((v, pending), (channels_last(v[None])[0], v), (v, v[:1, :1].expand(v.shape))):
+        both(x, constants, rule, state=BurstState(*pair))
 
 
 def test_a_time_step_shown_at_every_timestep_is_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -269,23 +299,27 @@ def test_a_training_step_of_a_network(neuron: dict[str, Any], monkeypatch: pytes
 
 
 def test_operators_are_well_formed() -> None:
-    rule = kernel._numbers(Rule(5, SURROGATES["relsg_et"]))
+    delayed, rule = (kernel._numbers(Rule(5, SURROGATES["relsg_et"], decay_reset=on)) for on in (False, True))
     scalars = [learned(v) for v in (0.5, 0.6, 0.9, 0.8)]
-    for x, step, scale, channel in (
-        (currents((2, 3, 4, 5)), learned(0.4), None, 0),
-        (LAYOUTS["channels_last"](currents((2, 3, 4, 5, 5)).detach()), torch.full((4, 1, 1), 0.4), None, 2),
+    v, pending = torch.randn(3, 4, 5), torch.randn(3, 4, 5)
+    for x, step, scale, channel, kind, state in (
+        (currents((2, 3, 4, 5)), learned(0.4), None, 0, delayed, (v, pending)),
+        (channels_last(currents((2, 3, 4, 5, 5)).detach()), torch.full((4, 1, 1), 0.4), None, 2, delayed, (None, None)),
         (
             currents((1, 3, 4)).detach().expand(2, 3, 4),
             torch.full((4,), 0.4),
             torch.full((4,), 0.7).requires_grad_(),
             2,
+            rule,
+            (v[..., 0], None),
         ),
-        (currents((2, 6, 4)).detach()[:, ::2].requires_grad_(), learned(0.4), learned(1.0), 0),
+        (currents((2, 6, 4)).detach()[:, ::2].requires_grad_(), learned(0.4), learned(1.0), 0, rule, (None, None)),
     ):
-        torch.library.opcheck(torch.ops.lbq.burst_cpu.default, (x, step, scale, *scalars, *rule, channel))
-        grad = torch.randn(x.shape)
-        inputs = (x.detach(), step.detach(), None if scale is None else scale.detach(), *(s.detach() for s in scalars))
-        arguments = (grad, *inputs, *rule, channel, True, True, True)
+        given = (x, step, scale, *scalars, *kind, channel)
+        torch.library.opcheck(torch.ops.lbq.burst_cpu.default, given)
+        torch.library.opcheck(torch.ops.lbq.burst_chunk_cpu.default, (*given, *state))
+        plain = (value.detach() if isinstance(value, Tensor) else value for value in given)
+        arguments = (torch.randn(x.shape), *plain, *state, True, True, True)
         torch.library.opcheck(torch.ops.lbq.burst_cpu_backward.default, arguments)
 
 

@@ -1,20 +1,21 @@
 """The burst neuron on a CPU: a whole sequence in one pass of C forward and one backward, float32.
 
 It computes what `reference` defines: the same levels bit for bit, and its gradients up to the rounding of sums, which
-here run in double and in an order that depends on the shape alone. Only x is kept for the backward pass, which
-recomputes the membrane; a second derivative is refused (the reference has it).
+here run in double and in an order that depends on the shape alone. Only x, and a chunk's state before it, is kept for the
+backward pass, which recomputes the membrane; a second derivative is refused (the reference has it).
 
 The C code sees a sequence as `[T, outer, channels, inner]`, each timestep a dense slab. Any dense layout of `[B, ...]`
 (contiguous, channels_last) is only read that way, also where all timesteps are the same memory.
 
-In eager mode a small autograd function calls C directly; under torch.compile the same two calls are the operators
-lbq::burst_cpu and lbq::burst_cpu_backward, which the compiler can place in its graph.
+In eager mode small autograd functions call C directly; under torch.compile the same calls are the operators
+lbq::burst_cpu, lbq::burst_chunk_cpu and lbq::burst_cpu_backward, which the compiler can place in its graph.
 """
 
 from __future__ import annotations
 
 import ctypes
 import math
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -23,7 +24,7 @@ from torch import Tensor
 
 from lbq import native
 from lbq.errors import LbqError
-from lbq.kernels.reference import Constants, Rule, check_plain
+from lbq.kernels.reference import BurstState, Constants, Rule, check_plain
 from lbq.surrogate import SURROGATES
 
 ROUNDINGS = {"floor": 0, "strict": 1, "round": 2, "trunc": 3, "half": 4}  # the enums of burst_rules.h
@@ -38,6 +39,7 @@ CURVES = {
     "sigmoid": 6,
     "triangle": 7,
 }
+AT_REST = (None, None)  # no membrane, nothing pending
 LARGEST_LEVEL = 2**22  # levels and thresholds are exact in float32, and so is half a step between them
 
 
@@ -48,6 +50,7 @@ class _Call(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("timesteps", "outer", "channels", "inner", "x_time")),
         *((name, ctypes.c_void_p) for name in ("x", "step", "scale", "out", "grad")),
         *((name, ctypes.c_void_p) for name in ("by_step", "by_scale", "by_scalars")),
+        *((name, ctypes.c_void_p) for name in ("v", "pending", "v_after", "pending_after")),
         *((name, ctypes.c_float) for name in ("tail", "leak", "alpha", "gain")),
         *((name, ctypes.c_int32) for name in ("n_max", "rounding", "reset", "surrogate")),
         *((name, ctypes.c_int32) for name in ("decay_reset", "reset_grad", "detach_state")),
@@ -151,6 +154,14 @@ def _in_order(x: Tensor, order: tuple[int, ...]) -> Tensor:
     return x if x.stride() == out.stride() else out.copy_(x)
 
 
+def _chunk_like(x: Tensor, order: tuple[int, ...], rule: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """Empty outputs, membrane and pending reset, the last without elements where the rule delays none."""
+    _, _, reset, _, decay_reset, *_ = rule
+    v = _like(x[:1], order)[0]
+    pending = x.new_empty(0) if decay_reset or reset == RESETS["hard"] else torch.empty_like(v)
+    return _like(x, order), v, pending
+
+
 # Calls into C
 # ---------------------------------------------------------------------------------------------------------------------
 
@@ -189,6 +200,33 @@ def _forward(
     return out
 
 
+def _chunk(
+    x: Tensor,
+    step: Tensor,
+    scale: Tensor | None,
+    scalars: tuple[float, ...],
+    rule: Any,
+    channel: int,
+    before: Sequence[Tensor | None],
+) -> tuple[Tensor, Tensor, Tensor]:
+    """As `_forward`, from the membrane and the pending reset `before` on, and both after it."""
+    layout = _layout(x.shape, x.stride(), channel)
+    out, v_after, pending_after = _chunk_like(x, layout.order, rule)
+    x = x if layout.dense else x.contiguous()
+    v, pending = (None if value is None else _in_order(value[None], layout.order) for value in before)
+    library, call = _call(x, layout, step, scale, scalars, rule)
+    call.out = out.data_ptr()
+    call.v, call.pending = _address(v), _address(pending)
+    call.v_after, call.pending_after = v_after.data_ptr(), _address(pending_after)
+    if library.lbq_burst_forward(ctypes.byref(call)):
+        raise MemoryError("no memory left for the burst neuron")
+    return out, v_after, pending_after
+
+
+def _address(value: Tensor | None) -> int | None:
+    return value.data_ptr() if value is not None and value.numel() else None
+
+
 def _backward(
     grad: Tensor,
     x: Tensor,
@@ -198,16 +236,19 @@ def _backward(
     rule: Any,
     channel: int,
     need: tuple[bool, bool, bool],
+    before: Sequence[Tensor | None] = AT_REST,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of x (empty where not needed), of step and scale in their shapes, and of tail, leak, alpha, gain.
 
-    need: of x; of the tail; of leak, alpha or gain."""
+    need: of x; of the tail; of leak, alpha or gain. before: membrane and pending reset, constants."""
     layout = _layout(x.shape, x.stride(), channel)
     x, grad = x if layout.dense else x.contiguous(), _in_order(grad, layout.order)
     by_x = _like(x, layout.order) if need[0] else x.new_empty(0)
     by_step, by_scale = torch.empty_like(step), torch.empty_like(step if scale is None else scale)
     by_scalars = torch.empty(4)
+    v, pending = (None if value is None else _in_order(value[None], layout.order) for value in before)
     library, call = _call(x, layout, step, scale, scalars, rule)
+    call.v, call.pending = _address(v), _address(pending)
     call.grad, call.out = grad.data_ptr(), by_x.data_ptr() if need[0] else None
     call.by_step, call.by_scale, call.by_scalars = by_step.data_ptr(), by_scale.data_ptr(), by_scalars.data_ptr()
     call.need_tail, call.need_scalars = need[1:]
@@ -228,14 +269,35 @@ class _Burst(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        if torch.is_grad_enabled():  # as under create_graph=True
-            raise NotImplementedError("the native neuron kernel has no second derivative: set LBQ_KERNEL=reference")
-        check_plain(grad)
-        x, step, scale = ctx.saved_tensors
-        needs = ctx.needs_input_grad
-        wanted = needs[0], needs[3], any(needs[4:7])
-        found = _backward(grad, x, step, scale, ctx.scalars, ctx.rule, ctx.channel, wanted)
-        return *_handed_out(found, needs), None, None
+        return *_eager_gradients(ctx, grad), None, None
+
+
+class _BurstChunk(torch.autograd.Function):
+    """The arguments of `_Burst`, then membrane and pending reset before; returns the outputs, then both after."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, step: Tensor, scale: Tensor | None, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+        *scalars, ctx.rule, ctx.channel, v_before, pending = rest
+        ctx.scalars = tuple(v.item() if isinstance(v, Tensor) else v for v in scalars)
+        ctx.save_for_backward(x, step, scale, v_before, pending)
+        found = _chunk(x, step, scale, ctx.scalars, ctx.rule, ctx.channel, (v_before, pending))
+        ctx.mark_non_differentiable(*found[1:])
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Any, ...]:
+        return *_eager_gradients(ctx, grad), None, None, None, None
+
+
+def _eager_gradients(ctx: Any, grad: Tensor) -> list[Tensor | None]:
+    if torch.is_grad_enabled():  # as under create_graph=True
+        raise NotImplementedError("the native neuron kernel has no second derivative: set LBQ_KERNEL=reference")
+    check_plain(grad)
+    x, step, scale, *before = ctx.saved_tensors
+    needs = ctx.needs_input_grad
+    wanted = needs[0], needs[3], any(needs[4:7])
+    found = _backward(grad, x, step, scale, ctx.scalars, ctx.rule, ctx.channel, wanted, before or AT_REST)
+    return _handed_out(found, needs)
 
 
 def _handed_out(found: tuple[Tensor, Tensor, Tensor, Tensor], needs: tuple[bool, ...]) -> list[Tensor | None]:
@@ -245,8 +307,8 @@ def _handed_out(found: tuple[Tensor, Tensor, Tensor, Tensor], needs: tuple[bool,
     return [value if need else None for value, need in zip(each, needs, strict=False)]
 
 
-def burst_sequence(x: Tensor, constants: Constants, rule: Rule) -> Tensor:
-    """Scaled outputs of a whole sequence of currents `x` [T, B, ...] from rest; only where `supports` says None."""
+def _arguments(x: Tensor, constants: Constants, rule: Rule, compiling: bool) -> list[Any]:
+    """As the operators take them where `compiling`, else as the autograd functions do."""
     step, scale = constants.step, constants.scale
     scalars = constants.tail, constants.leak, constants.alpha, constants.gain
     channel = _channel_dim(x, constants)
@@ -256,12 +318,27 @@ def burst_sequence(x: Tensor, constants: Constants, rule: Rule) -> Tensor:
         scale = scale.expand(step.shape)
     step = step.contiguous()
     scale = None if scale is None else scale.contiguous()
-    if torch.compiler.is_compiling():
+    if compiling:
         tensors = [v.reshape(()) if isinstance(v, Tensor) else torch.full((), v) for v in scalars]
-        compiled: Tensor = torch.ops.lbq.burst_cpu(x, step, scale, *tensors, *_numbers(rule), channel)
-        return compiled
-    out: Tensor = _Burst.apply(x, step, scale, *scalars, _numbers(rule), channel)  # type: ignore[no-untyped-call]
+        return [x, step, scale, *tensors, *_numbers(rule), channel]
+    return [x, step, scale, *scalars, _numbers(rule), channel]
+
+
+def burst_sequence(x: Tensor, constants: Constants, rule: Rule) -> Tensor:
+    """Scaled outputs of a whole sequence of currents `x` [T, B, ...] from rest; only where `supports` says None."""
+    compiling = torch.compiler.is_compiling()
+    run: Any = torch.ops.lbq.burst_cpu if compiling else _Burst.apply
+    out: Tensor = run(*_arguments(x, constants, rule, compiling))
     return out
+
+
+def burst_chunk(x: Tensor, constants: Constants, rule: Rule, state: BurstState | None) -> tuple[Tensor, BurstState]:
+    """The same from `state` on (None: at rest), in which membrane and pending reset are like a timestep of x; and the state
+    after it, of which gradients know nothing."""
+    compiling = torch.compiler.is_compiling()
+    run: Any = torch.ops.lbq.burst_chunk_cpu if compiling else _BurstChunk.apply
+    out, v, pending = run(*_arguments(x, constants, rule, compiling), *(state or AT_REST))
+    return out, BurstState(v, pending if rule.delayed else None)
 
 
 # The same as operators
@@ -273,8 +350,12 @@ _ARGUMENTS = (
 )
 _library = torch.library.Library("lbq", "DEF")
 _library.define(f"burst_cpu({_ARGUMENTS}) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
+_STATE = "Tensor? v, Tensor? pending"
 _library.define(
-    f"burst_cpu_backward(Tensor grad, {_ARGUMENTS}, bool need_x, bool need_tail, bool need_scalars)"
+    f"burst_chunk_cpu({_ARGUMENTS}, {_STATE}) -> (Tensor, Tensor, Tensor)", tags=(torch.Tag.pt2_compliant_tag,)
+)
+_library.define(
+    f"burst_cpu_backward(Tensor grad, {_ARGUMENTS}, {_STATE}, bool need_x, bool need_tail, bool need_scalars)"
     " -> (Tensor, Tensor, Tensor, Tensor)",
     tags=(torch.Tag.pt2_compliant_tag,),
 )
@@ -285,9 +366,15 @@ def _forward_op(x: Tensor, step: Tensor, scale: Tensor | None, *rest: Any) -> Te
     return _forward(x, step, scale, tuple(v.item() for v in rest[:4]), rest[4:11], rest[11])
 
 
+@torch.library.impl(_library, "burst_chunk_cpu", "CPU")
+def _chunk_op(x: Tensor, step: Tensor, scale: Tensor | None, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+    return _chunk(x, step, scale, tuple(v.item() for v in rest[:4]), rest[4:11], rest[11], rest[12:])
+
+
 @torch.library.impl(_library, "burst_cpu_backward", "CPU")
 def _backward_op(grad: Tensor, x: Tensor, step: Tensor, scale: Tensor | None, *rest: Any) -> Any:
-    return _backward(grad, x, step, scale, tuple(v.item() for v in rest[:4]), rest[4:11], rest[11], rest[12:])
+    scalars, before, need = tuple(v.item() for v in rest[:4]), rest[12:14], rest[14:]
+    return _backward(grad, x, step, scale, scalars, rest[4:11], rest[11], need, before)
 
 
 @torch.library.register_fake("lbq::burst_cpu", lib=_library)  # type: ignore[untyped-decorator]
@@ -295,22 +382,30 @@ def _forward_fake(x: Tensor, *rest: Any) -> Tensor:
     return _like(x, _find_layout(x.shape, x.stride(), rest[-1]).order)
 
 
+@torch.library.register_fake("lbq::burst_chunk_cpu", lib=_library)  # type: ignore[untyped-decorator]
+def _chunk_fake(x: Tensor, _step: Tensor, _scale: Tensor | None, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+    return _chunk_like(x, _find_layout(x.shape, x.stride(), rest[11]).order, rest[4:11])
+
+
 @torch.library.register_fake("lbq::burst_cpu_backward", lib=_library)  # type: ignore[untyped-decorator]
 def _backward_fake(_grad: Tensor, x: Tensor, step: Tensor, scale: Tensor | None, *rest: Any) -> Any:
-    by_x = _like(x, _find_layout(x.shape, x.stride(), rest[11]).order) if rest[12] else x.new_empty(0)
+    by_x = _like(x, _find_layout(x.shape, x.stride(), rest[11]).order) if rest[14] else x.new_empty(0)
     return by_x, torch.empty_like(step), torch.empty_like(step if scale is None else scale), x.new_empty(4)
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG001 - the name is fixed
-    ctx.save_for_backward(*inputs[:7])
-    ctx.rest = inputs[7:]
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor | tuple[Tensor, ...]) -> None:
+    ctx.save_for_backward(*inputs[:7], *inputs[15:])
+    ctx.rest = inputs[7:15]
+    if isinstance(output, tuple):
+        ctx.mark_non_differentiable(*output[1:])
 
 
-def _gradients(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-    needs = ctx.needs_input_grad
+def _gradients(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Any, ...]:
+    needs, saved = ctx.needs_input_grad, ctx.saved_tensors
     wanted = needs[0], needs[3], any(needs[4:7])
-    found = torch.ops.lbq.burst_cpu_backward(grad, *ctx.saved_tensors, *ctx.rest, *wanted)
-    return *_handed_out(found, needs), *[None] * len(ctx.rest)
+    found = torch.ops.lbq.burst_cpu_backward(grad, *saved[:7], *ctx.rest, *(saved[7:] or AT_REST), *wanted)
+    return *_handed_out(found, needs), *[None] * (len(needs) - 7)
 
 
-torch.library.register_autograd("lbq::burst_cpu", _gradients, setup_context=_keep, lib=_library)
+for _name in ("lbq::burst_cpu", "lbq::burst_chunk_cpu"):
+    torch.library.register_autograd(_name, _gradients, setup_context=_keep, lib=_library)

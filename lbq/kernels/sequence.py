@@ -51,6 +51,9 @@ def burst_chunk(
     """Scaled outputs of the currents `x` [T, B, ...] from `state` on (None: at rest), and the state after them. Gradients
     know neither state."""
     before = None if state is None else state.detach()
+    kernel = kernel_on(x.device.type) if _in_memory((x, *constants, *(before or ()))) else "reference"
+    if kernel == "native" and native.supports(x, constants, rule) is None:
+        return native.burst_chunk(x, constants, rule, before)
     out, after = burst_sequence(x, constants, rule, before)
     return out, None if after is None else _copied(after.detach())
 

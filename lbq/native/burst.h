@@ -2,9 +2,9 @@
  * instruction set. What it computes is defined by lbq/kernels/reference.py; the names are the same.
  *
  * A column is LANES neighbouring neurons: all their timesteps run in registers, so the membrane never goes to memory.
- * The backward pass recomputes U from x. Products are never contracted into fused multiply-adds and r = U / step is a
- * true division, so levels are bit-identical to the reference. Sums for the learned constants run over T in float,
- * then in double, lane i % 16 by lane and block by block: the order is fixed by the shape alone. */
+ * The backward pass recomputes U from x and the state before it. Products are never contracted into fused multiply-adds
+ * and r = U / step is a true division, so levels are bit-identical to the reference. Sums for the learned constants run
+ * over T in float, then in double, lane i % 16 by lane and block by block: the order is fixed by the shape alone. */
 #include <stdlib.h>
 #include <string.h>
 #if defined(LBQ_FOR_AVX512) || defined(LBQ_FOR_AVX2)
@@ -148,18 +148,42 @@ INLINE vf membrane(const struct lbq_burst *c, int reset, vf u, vf drop) {
     return c->decay_reset ? u - drop : u;
 }
 
-INLINE void forward_column(const struct lbq_burst *c, int rounding, int reset, const float *x, int64_t x_time, float *out,
-                           int64_t out_time, vf step, vf scale) {
-    vf v = all(0), pending = all(0);
+struct state {
+    vf v, pending;
+};
+
+INLINE vf load_some(const float *p, int64_t n) { /* the first n, and zeros */
+    float lanes[LANES] = {0};
+    memcpy(lanes, p, (size_t)n * sizeof(float));
+    return load(lanes);
+}
+
+/* The state of n <= LANES neurons before the first timestep; at rest, where v is NULL. */
+INLINE struct state state_before(const struct lbq_burst *c, int64_t at, int64_t n) {
+    struct state before = {all(0), all(0)};
+    if (c->v) before.v = load_some(c->v + at, n);
+    if (c->pending) before.pending = load_some(c->pending + at, n);
+    return before;
+}
+
+INLINE void keep_state(const struct lbq_burst *c, int64_t at, int64_t n, struct state after) {
+    if (c->v_after) memcpy(c->v_after + at, &after.v, (size_t)n * sizeof(float));
+    if (c->pending_after) memcpy(c->pending_after + at, &after.pending, (size_t)n * sizeof(float));
+}
+
+INLINE struct state forward_column(const struct lbq_burst *c, int rounding, int reset, const float *x, int64_t x_time,
+                                   float *out, int64_t out_time, vf step, vf scale, int rested, struct state before) {
+    vf v = before.v, pending = before.pending;
     vf unit = reset == RESET_HARD ? all(c->alpha) : c->alpha * step;
     for (int64_t t = 0; t < c->timesteps; t++) {
-        vf u = integrate(c, reset, t == 0, v, pending, load(x + t * x_time));
+        vf u = integrate(c, reset, t == 0 && rested, v, pending, load(x + t * x_time));
         vf level = level_of(u / step, rounding, (float)c->n_max);
         store(out + t * out_time, scale * level);
         vf drops = drops_of(level, reset);
         pending = unit * (reset == RESET_HARD ? magnitude(drops) : drops);
         v = membrane(c, reset, u, pending);
     }
+    return (struct state){v, pending};
 }
 
 struct columns { /* what one column adds to the learned constants */
@@ -169,12 +193,12 @@ struct columns { /* what one column adds to the learned constants */
 /* trace: 4 * LANES floats for each timestep: U, r, level, V. */
 INLINE struct columns backward_column(const struct lbq_burst *c, int rounding, int reset, int surrogate, const float *x,
                                       int64_t x_time, const float *grad, float *out, int64_t time, vf step, vf scale,
-                                      float *trace) {
-    vf v = all(0), pending = all(0);
+                                      float *trace, int rested, struct state before) {
+    vf v = before.v, pending = before.pending;
     vf unit = reset == RESET_HARD ? all(c->alpha) : c->alpha * step;
     for (int64_t t = 0; t < c->timesteps; t++) {
         float *at = trace + t * 4 * LANES;
-        vf u = integrate(c, reset, t == 0, v, pending, load(x + t * x_time));
+        vf u = integrate(c, reset, t == 0 && rested, v, pending, load(x + t * x_time));
         vf r = u / step, level = level_of(r, rounding, (float)c->n_max);
         vf drops = drops_of(level, reset);
         pending = unit * (reset == RESET_HARD ? magnitude(drops) : drops);
@@ -214,6 +238,7 @@ INLINE struct columns backward_column(const struct lbq_burst *c, int rounding, i
         if (out) store(out + t * time, c->gain * now);
         next = now;
     }
+    if (c->need_scalars && !rested) sum.leak += next * before.v;
     return sum;
 }
 
@@ -230,12 +255,14 @@ INLINE void add_lanes(double *into, vf values) {
     }
 }
 
-/* A stretch of n neighbouring neurons. per_element: step and scale are [n], and so are the sums of their gradients;
- * otherwise they hold for the whole stretch and all sums are [16], lane by lane. sums: step, scale, tail, leak,
- * alpha, gain. scratch: (4 + 3) * LANES floats for each timestep, for the trace and a last column that is not full. */
-INLINE void stretch(const struct lbq_burst *c, int backward, int rounding, int reset, int surrogate, int64_t start,
-                    int64_t n, const float *step, const float *scale, int per_element, double *const sums[6],
-                    float *scratch) {
+/* A stretch of n neighbouring neurons. chunk: there is a state before or after; to look for one at every column would
+ * take time. per_element: step and scale are [n], and so are the sums of their gradients; otherwise they hold for the
+ * whole stretch and all sums are [16], lane by lane. sums: step, scale, tail, leak, alpha, gain. scratch: (4 + 3) * LANES
+ * floats for each timestep, for the trace and a last column that is not full. */
+INLINE void stretch(const struct lbq_burst *c, int backward, int chunk, int rounding, int reset, int surrogate,
+                    int64_t start, int64_t n, const float *step, const float *scale, int per_element,
+                    double *const sums[6], float *scratch) {
+    int rested = !chunk || !c->v;
     int64_t slab = c->outer * c->channels * c->inner;
     float *trace = scratch, *x_last = trace + c->timesteps * 4 * LANES;
     float *grad_last = x_last + c->timesteps * LANES, *out_last = grad_last + c->timesteps * LANES;
@@ -261,11 +288,14 @@ INLINE void stretch(const struct lbq_burst *c, int backward, int rounding, int r
             x = x_last, grad = grad_last, x_time = time = LANES;
             if (out) out = out_last;
         }
+        struct state state = {all(0), all(0)};
+        if (chunk) state = state_before(c, start + i, rest);
         if (!backward) {
-            forward_column(c, rounding, reset, x, x_time, out, time, one_step, one_scale);
+            state = forward_column(c, rounding, reset, x, x_time, out, time, one_step, one_scale, rested, state);
+            if (chunk) keep_state(c, start + i, rest, state);
         } else {
             struct columns sum = backward_column(c, rounding, reset, surrogate, x, x_time, grad, out, time, one_step,
-                                                 one_scale, trace);
+                                                 one_scale, trace, rested, state);
             int64_t lane = i % 16, own = per_element ? i : lane;
             add_lanes(sums[0] + own, sum.step);
             add_lanes(sums[1] + own, sum.scale);
@@ -283,17 +313,26 @@ INLINE void stretch(const struct lbq_burst *c, int backward, int rounding, int r
 }
 
 /* The paper's neuron gets code of its own; all others share one body that asks at every step which rule it follows. */
+INLINE void stretch_by_rule(const struct lbq_burst *c, int backward, int chunk, int64_t start, int64_t n,
+                            const float *step, const float *scale, int per_element, double *const sums[6],
+                            float *scratch) {
+    if (c->rounding == ROUND_FLOOR && c->reset == RESET_ONCE && c->surrogate == RELSG_ET)
+        stretch(c, backward, chunk, ROUND_FLOOR, RESET_ONCE, RELSG_ET, start, n, step, scale, per_element, sums, scratch);
+    else
+        stretch(c, backward, chunk, c->rounding, c->reset, c->surrogate, start, n, step, scale, per_element, sums, scratch);
+}
+
 void NAME(lbq_burst_stretch)(const struct lbq_burst *c, int backward, int64_t start, int64_t n, const float *step,
                              const float *scale, int per_element, double *const sums[6], float *scratch) {
-    int ours = c->rounding == ROUND_FLOOR && c->reset == RESET_ONCE && c->surrogate == RELSG_ET;
-    if (!backward && ours)
-        stretch(c, 0, ROUND_FLOOR, RESET_ONCE, RELSG_ET, start, n, step, scale, per_element, sums, scratch);
+    int chunk = c->v || c->v_after;
+    if (!backward && !chunk)
+        stretch_by_rule(c, 0, 0, start, n, step, scale, per_element, sums, scratch);
     else if (!backward)
-        stretch(c, 0, c->rounding, c->reset, c->surrogate, start, n, step, scale, per_element, sums, scratch);
-    else if (ours)
-        stretch(c, 1, ROUND_FLOOR, RESET_ONCE, RELSG_ET, start, n, step, scale, per_element, sums, scratch);
+        stretch_by_rule(c, 0, 1, start, n, step, scale, per_element, sums, scratch);
+    else if (!chunk)
+        stretch_by_rule(c, 1, 0, start, n, step, scale, per_element, sums, scratch);
     else
-        stretch(c, 1, c->rounding, c->reset, c->surrogate, start, n, step, scale, per_element, sums, scratch);
+        stretch_by_rule(c, 1, 1, start, n, step, scale, per_element, sums, scratch);
 }
 
 void NAME(lbq_exp)(const float *x, float *out, int64_t n) {

@@ -55,6 +55,9 @@ struct lbq_burst {
     const float *grad;             /* backward: [T, slab] */
     float *by_step, *by_scale;     /* backward: gradients, [channels] */
     float *by_scalars;             /* backward: [4], of tail, leak, alpha, gain */
+    const float *v, *pending;      /* the state before, [slab]; v NULL: at rest; pending NULL: nothing is */
+    float *v_after;                /* forward: the state after, [slab], or NULL */
+    float *pending_after;
     float tail, leak, alpha, gain;
     int32_t n_max, rounding, reset, surrogate;
     int32_t decay_reset, reset_grad, detach_state, need_tail, need_scalars;
