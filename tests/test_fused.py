@@ -193,6 +193,48 @@ def test_dense_layouts_are_kept_and_none_is_copied() -> None:
     assert_same(neuron, x)  # with a contiguous gradient
 
 
+@pytest.mark.parametrize("lay", [lambda x: x, channels_last, lambda x: x[:, :, :, ::2]])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: BurstNeuron(3, step=STEP, learn_beta=True, learn_alpha=True, alpha=0.8),
+        lambda: BurstNeuron(step=STEP, channels=6, membrane="plif"),
+        lambda: BurstNeuron(step=STEP, membrane="if"),
+        lambda: LIF(threshold=0.7, learn_beta=True),
+        lambda: Ternary(step=STEP, learn_step=True, rule="half"),
+    ],
+    ids=["burst", "per_channel", "if", "lif", "ternary_half"],
+)
+def test_chunks_from_a_state_on(make: Callable[[], SpikingNeuron], lay: Callable[[Tensor], Tensor]) -> None:
+    """Outputs and states bit for bit, in the memory order of x; gradients of x and all parameters."""
+    neuron, first, x = make().to(DEVICE), randn(2, 3, 6, 4, 5), lay(randn(3, 3, 6, 4, 5))
+    state = reference.burst_sequence(lay(first).contiguous(), neuron.constants(first), neuron.rule)[1]
+    assert state is not None
+    before = state.detach()
+    ends: list[reference.BurstState] = []
+
+    def chunk(x: Tensor, neuron: SpikingNeuron) -> Tensor:
+        out, end = fused.burst_chunk(x, neuron.constants(x), neuron.rule, before)
+        ends.append(end)
+        return out
+
+    def stepped(x: Tensor, neuron: SpikingNeuron) -> Tensor:
+        out, end = reference.burst_sequence(x, neuron.constants(x), neuron.rule, before)
+        assert end is not None
+        ends.append(end.detach())
+        return out
+
+    for timesteps in (1, 3):
+        ends.clear()
+        grad = torch.randn(x[:timesteps].shape, device=DEVICE)
+        out, grads = both_ways(chunk, neuron, x[:timesteps], grad)
+        expected, exact = both_ways(stepped, neuron, x[:timesteps], grad)
+        assert torch.equal(out, expected)
+        torch.testing.assert_close(*ends, rtol=0, atol=0)
+        for name, value in grads.items():
+            torch.testing.assert_close(value, exact[name], rtol=2e-4, atol=1e-4, msg=name)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_is_computed_in_float32(dtype: torch.dtype) -> None:
     neuron, x = BurstNeuron(step=STEP).to(DEVICE), randn(3, 4, 33).to(dtype)
@@ -525,7 +567,11 @@ def test_opcheck_of_every_operator() -> None:
     torch.library.opcheck(ops.burst, (x.detach().requires_grad_(), *tensors, *plain))
     torch.library.opcheck(ops.burst, (x[:1].expand(3, *x.shape[1:]), *detached, *plain))
     torch.library.opcheck(ops.burst, (x[:, :, ::2].contiguous()[:, :, :, :2], *detached, *plain))
-    torch.library.opcheck(ops.burst_backward, (torch.randn_like(x), x, *detached, *plain, "step leak"))
+    torch.library.opcheck(ops.burst_backward, (torch.randn_like(x), x, *detached, *plain, None, None, "step leak"))
+    state = x[0].contiguous(), torch.randn_like(x[0])
+    torch.library.opcheck(ops.burst_chunk, (x.detach().requires_grad_(), *tensors, *plain, *state))
+    torch.library.opcheck(ops.burst_chunk, (x, *detached, neuron.n_max, "arctan floor once 110", None, None))
+    torch.library.opcheck(ops.burst_backward, (torch.randn_like(x), x, *detached, *plain, *state, "step leak"))
     torch.library.opcheck(ops.moments, (x.flatten(0, 1),))
     torch.library.opcheck(
         ops.track_moments,
@@ -656,15 +702,19 @@ from triton.compiler import ASTSource
 from lbq.kernels import launch, tiles
 rule = launch.decode("relsg_et floor once 110")
 assert rule["FMA"]
-shared = dict(T=2, NORM=True, RESIDUAL=True, STEPS=False, SCALE=False, LEAK=True, GAIN=False, LAYOUT="last", BR=8, BC=128)
+shared = dict(T=2, NORM=True, RESIDUAL=True, STEPS=False, SCALE=False, LEAK=True, GAIN=False, LAYOUT="last", BR=8, BC=128,
+              BEFORE=False, PENDING=False, AFTER=False)
 sums = {f"SUM_{n.upper()}": -1 for n in launch.SUMS}
 both = {**shared, **rule, **sums, "SHOWN": False, "WHOLE": False, "SUM_CURRENT": 0, "SUM_HAT": 1, "SUM_STEP": 2}
 flat = {**both, "NORM": False, "RESIDUAL": False, "WHOLE": True, "LAYOUT": "flat", "SUM_CURRENT": -1, "SUM_HAT": -1}
 relu = launch.decode("relu relu once 100")
 part = ("ROUNDING", "RESET", "DECAY", "SIGNED", "FMA")
+late = launch.decode("arctan strict once 010")
+chunk = {**flat, **late, "BEFORE": True, "PENDING": True, "AFTER": True, "SUM_LEAK": 0}
 kernels = [
     (tiles.burst_forward, {**shared, **{k: rule[k] for k in part}}),
     (tiles.burst_backward, both), (tiles.burst_backward, flat),
+    (tiles.burst_forward, chunk), (tiles.burst_backward, chunk),
     (tiles.burst_forward, {**shared, **{k: relu[k] for k in part}, "T": 1, "LEAK": False}),
     (tiles.burst_backward, {**both, **relu, "T": 1, "LEAK": False, "SUM_STEP": -1, "SHOWN": True}),
     (tiles.norm_backward, dict(LAYOUT="any", BR=8, BC=128)), (tiles.moments_partial, dict(LAYOUT="last", BR=32, BC=128)),
@@ -702,8 +752,9 @@ def test_kernels_compile_for_a_gpu_with_vectorised_loads() -> None:
     assert done.returncode == 0, done.stderr[-2000:]
     compiled = [line.split() for line in done.stdout.splitlines()]
     assert [name for name, _ in compiled][:3] == ["burst_forward", "burst_backward", "burst_backward"]
+    assert [name for name, _ in compiled][3:5] == ["burst_forward", "burst_backward"]  # from a state on
     assert [name for name, _ in compiled][-3:] == ["tally", "tally", "membranes"]
-    assert all(wide == "True" for name, wide in compiled[:3] + compiled[-3:])
+    assert all(wide == "True" for name, wide in compiled[:5] + compiled[-3:])
 
 
 TWO_PROCESSES = """

@@ -1,9 +1,9 @@
 """The fused kernels as PyTorch operators: a whole burst sequence in one pass each way, alone or after BatchNorm.
 
-`burst` replaces `reference.burst_sequence` (from rest); `norm_burst` computes BatchNorm, a residual add and the sequence
-together. Both save the input and recompute the rest; a second derivative is refused (the reference has it). They are
-registered with torch.library for torch.compile; outside it autograd functions launch the kernels directly. `launch`
-starts the device code of `tiles`.
+`burst` replaces `reference.burst_sequence` from rest, `burst_chunk` from a state on; `norm_burst` computes BatchNorm, a
+residual add and the sequence together. All save the input and recompute the rest; a second derivative is refused (the
+reference has it). They are registered with torch.library for torch.compile; outside it autograd functions launch the
+kernels directly. `launch` starts the device code of `tiles`.
 
 In half precision the fused form is the more exact one: between BatchNorm and the neuron nothing is rounded.
 """
@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from lbq.kernels import launch
-from lbq.kernels.launch import Neuron, Norm, decode, encode
+from lbq.kernels.launch import AT_REST, Neuron, Norm, decode, encode
 from lbq.kernels.layout import sequence_like, settled
-from lbq.kernels.reference import Constants, Rule, check_plain
+from lbq.kernels.reference import BurstState, Constants, Rule, check_plain
 from lbq.surrogate import SURROGATES
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -33,6 +33,7 @@ SLOPES = {"relsg_et", "box", "box_et", "clip", "arctan", "rectangular", "sigmoid
 # --------------------------------------------------------------------------------------------------------------------
 
 NEURON = "Tensor step, Tensor tail, Tensor alpha, Tensor? leak, Tensor? gain, Tensor? scale, int n_max, str rule"
+STATE = "Tensor? v, Tensor? pending"
 NEURON_INPUTS = ("step", "tail", "alpha", "leak", "gain", "scale")
 
 
@@ -40,22 +41,30 @@ def _burst(x: Tensor, *neuron: Any) -> Tensor:
     return launch.forward(x, x.shape[0], Neuron(*neuron))
 
 
+def _burst_chunk(x: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """From membrane and pending reset on; returns the outputs, and both after them, which have no gradient."""
+    *neuron, v, pending = rest
+    return launch.chunk(x, Neuron(*neuron), (v, pending))
+
+
 def _burst_backward(grad: Tensor, x: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-    *neuron, wanted = rest
-    return launch.backward(grad, x, Neuron(*neuron), wanted.split())
+    *neuron, v, pending, wanted = rest
+    return launch.backward(grad, x, Neuron(*neuron), wanted.split(), before=(v, pending))
 
 
-def _burst_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG001
-    ctx.save_for_backward(*inputs[:7])
-    ctx.settings = inputs[7:]
+def _burst_setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    ctx.save_for_backward(*inputs[:7], *(inputs[9:] or AT_REST))
+    ctx.settings = inputs[7:9]
+    if isinstance(output, tuple):
+        ctx.mark_non_differentiable(*output[1:])
 
 
-def _burst_grads(ctx: Any, grad: Tensor, backward: Any = None) -> tuple[Tensor | None, ...]:
-    saved = ctx.saved_tensors
-    wanted = _wanted(saved[1:7], ctx.needs_input_grad[1:7], ctx.settings[1])
+def _burst_grads(ctx: Any, grad: Tensor, *_: Tensor, backward: Any = None) -> tuple[Tensor | None, ...]:
+    saved, needs = ctx.saved_tensors, ctx.needs_input_grad
+    wanted = _wanted(saved[1:7], needs[1:7], ctx.settings[1])
     backward = backward or torch.ops.lbq.burst_backward
-    gx, sums = backward(grad, *saved, *ctx.settings, " ".join(wanted))
-    return gx, *_spread(sums, wanted, saved[1:7]), None, None
+    gx, sums = backward(grad, *saved[:7], *ctx.settings, *saved[7:], " ".join(wanted))
+    return gx, *_spread(sums, wanted, saved[1:7]), *[None] * (len(needs) - 7)
 
 
 def _wanted(neuron: Sequence[Tensor | None], needed: Sequence[bool], rule: str) -> list[str]:
@@ -95,7 +104,21 @@ class _Burst(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         check_plain(grad)
-        return _burst_grads(ctx, grad, _burst_backward)
+        return _burst_grads(ctx, grad, backward=_burst_backward)
+
+
+class _BurstChunk(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
+        found = _burst_chunk(*inputs)
+        _burst_setup(ctx, inputs, found)
+        return found
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+        check_plain(grad)
+        return _burst_grads(ctx, grad, backward=_burst_backward)
 
 
 # The neuron after BatchNorm and a residual add
@@ -168,8 +191,9 @@ def _operator(name: str, function: Any, schema: str, mutates: tuple[str, ...] = 
 
 
 BURST = _operator("burst", _burst, f"(Tensor x, {NEURON}) -> Tensor")
+BURST_CHUNK = _operator("burst_chunk", _burst_chunk, f"(Tensor x, {NEURON}, {STATE}) -> (Tensor, Tensor, Tensor)")
 BURST_BACKWARD = _operator(
-    "burst_backward", _burst_backward, f"(Tensor grad, Tensor x, {NEURON}, str wanted) -> (Tensor, Tensor)"
+    "burst_backward", _burst_backward, f"(Tensor grad, Tensor x, {NEURON}, {STATE}, str wanted) -> (Tensor, Tensor)"
 )
 MOMENTS = _operator("moments", launch.moments, "(Tensor x) -> (Tensor, Tensor)")
 TRACK_MOMENTS = _operator(
@@ -186,6 +210,7 @@ NORM_BURST_BACKWARD = _operator(
     f"(Tensor grad, Tensor x, {NORM}, {NEURON}, {NORM_SETTINGS}, str wanted) -> (Tensor, Tensor, Tensor)",
 )
 BURST.register_autograd(_burst_grads, setup_context=_burst_setup)
+BURST_CHUNK.register_autograd(_burst_grads, setup_context=_burst_setup)
 NORM_BURST.register_autograd(_norm_burst_grads, setup_context=_norm_burst_setup)
 
 
@@ -195,6 +220,11 @@ NORM_BURST.register_autograd(_norm_burst_grads, setup_context=_norm_burst_setup)
 
 def _burst_fake(x: Tensor, *_neuron: Any) -> Tensor:
     return sequence_like(settled(x))
+
+
+def _burst_chunk_fake(x: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+    x, rule = settled(x), rest[7]
+    return sequence_like(x), *launch.states_like(x, rule)
 
 
 def _burst_backward_fake(_grad: Tensor, x: Tensor, step: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
@@ -220,6 +250,7 @@ def _norm_burst_backward_fake(_grad: Tensor, x: Tensor, *rest: Any) -> tuple[Ten
 
 
 BURST.register_fake(_burst_fake)
+BURST_CHUNK.register_fake(_burst_chunk_fake)
 BURST_BACKWARD.register_fake(_burst_backward_fake)
 MOMENTS.register_fake(_moments_fake)
 TRACK_MOMENTS.register_fake(_track_moments_fake)
@@ -260,6 +291,15 @@ def burst(x: Tensor, constants: Constants, rule: Rule) -> Tensor:
     inputs = (x, *neuron_of(constants, rule))
     out: Tensor = torch.ops.lbq.burst(*inputs) if torch.compiler.is_compiling() else _Burst.apply(*inputs)  # type: ignore[no-untyped-call]
     return out
+
+
+def burst_chunk(x: Tensor, constants: Constants, rule: Rule, state: BurstState | None) -> tuple[Tensor, BurstState]:
+    """The same of one timestep or more from `state` on (None: at rest), and the state after them, of which gradients know
+    nothing."""
+    inputs = (x, *neuron_of(constants, rule), *(state or AT_REST))
+    run: Any = torch.ops.lbq.burst_chunk if torch.compiler.is_compiling() else _BurstChunk.apply
+    out, v, pending = run(*inputs)
+    return out, BurstState(v, pending if rule.delayed else None)
 
 
 def norm_burst(

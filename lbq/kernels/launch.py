@@ -17,6 +17,9 @@ from lbq.kernels import tiles
 from lbq.kernels.layout import WIDTH, is_dense, on_device, ordered_like, sequence_like, settled, slab_of, tile_for
 from lbq.kernels.reference import SIGNED, Rule
 
+Ends = tuple[Tensor | None, Tensor | None]  # membrane and pending reset at an end of a sequence
+AT_REST: Ends = (None, None)
+
 PROGRAMS = 4224  # of a kernel that passes over data: many on each of a large GPU's processors, and the same everywhere
 ADDING_ROWS, ADDING = 2112, 528  # of one that also adds up: all into one sum, or each its own by channel
 OPTIONS = {"num_warps": 4, "enable_fp_fusion": False}  # a fused multiply-add would give other levels
@@ -84,7 +87,9 @@ class Neuron(NamedTuple):
 
     def given(self, *names: str) -> list[Any]:
         """Constants as kernels take them; one that is absent, which they do not look at, as the step."""
-        values = (getattr(self, name) for name in names)
+        return self.or_step(*(getattr(self, name) for name in names))
+
+    def or_step(self, *values: Any) -> list[Any]:
         return [self.step if value is None else value for value in values]
 
     @property
@@ -94,9 +99,15 @@ class Neuron(NamedTuple):
 
 
 def forward(
-    x: Tensor, timesteps: int, neuron: Neuron, norm: Norm | None = None, residual: Tensor | None = None
+    x: Tensor,
+    timesteps: int,
+    neuron: Neuron,
+    norm: Norm | None = None,
+    residual: Tensor | None = None,
+    before: Ends = AT_REST,
+    after: Ends = AT_REST,
 ) -> Tensor:
-    """x `[T, B, ...]`, or `[1, B, ...]` to be shown at every timestep."""
+    """x `[T, B, ...]`, or `[1, B, ...]` to be shown at every timestep. after: written to, laid as a timestep of x."""
     x = settled(x)
     out = sequence_like(x, timesteps)
     if out.numel() == 0:
@@ -112,7 +123,9 @@ def forward(
             x if residual is None else residual,
             out,
             *((neuron.step,) * 4 if norm is None else norm[:4]),
-            *neuron.given("step", "scale", "leak", "alpha", "gain", "n_max"),
+            *neuron.given("step", "scale", "leak", "alpha", "gain"),
+            *neuron.or_step(*laid_as(x, before), *after),
+            neuron.n_max,
             0.0 if norm is None else norm.eps,
             *slab[:4],
             x.stride(0) if x.shape[0] > 1 else 0,
@@ -123,6 +136,9 @@ def forward(
             T=timesteps,
             NORM=norm is not None,
             RESIDUAL=residual is not None,
+            BEFORE=before[0] is not None,
+            PENDING=before[1] is not None,
+            AFTER=after[0] is not None,
             SCALE=neuron.scale is not None,
             **neuron.variant,
             **forward_constants(neuron.rule),
@@ -134,6 +150,26 @@ def forward(
     return out
 
 
+def laid_as(x: Tensor, ends: Ends) -> list[Tensor | None]:
+    """In the memory order of a timestep of `x`."""
+    return [None if value is None else ordered_like(value[None], x) for value in ends]
+
+
+def chunk(x: Tensor, neuron: Neuron, before: Ends) -> tuple[Tensor, Tensor, Tensor]:
+    """Outputs from membrane and pending reset `before` on, and both after them."""
+    x = settled(x)
+    v, pending = states_like(x, neuron.rule)
+    after = v, pending if pending.numel() else None
+    return forward(x, x.shape[0], neuron, before=before, after=after), v, pending
+
+
+def states_like(x: Tensor, rule: str) -> tuple[Tensor, Tensor]:
+    """An empty membrane and pending reset, the latter without elements where the rule delays none."""
+    kind = decode(rule)
+    v = sequence_like(x, 1, torch.float32)[0]
+    return v, v.new_empty(0) if kind["DECAY"] or kind["RESET"] == "hard" else torch.empty_like(v)
+
+
 def backward(
     grad: Tensor,
     x: Tensor,
@@ -142,6 +178,7 @@ def backward(
     norm: Norm | None = None,
     residual: Tensor | None = None,
     shown: bool = False,
+    before: Ends = AT_REST,
 ) -> tuple[Tensor, Tensor]:
     """The gradient of what the neuron receives, and the sums that `wanted` names, `[sums, channels]`, or `[sums, 1]` where
     nothing depends on the channel."""
@@ -167,7 +204,9 @@ def backward(
             out,
             partial,
             *((neuron.step,) * 4 if norm is None else norm[:4]),
-            *neuron.given("step", "scale", "tail", "leak", "alpha", "gain", "n_max"),
+            *neuron.given("step", "scale", "tail", "leak", "alpha", "gain"),
+            *neuron.or_step(*laid_as(x, before)),
+            neuron.n_max,
             0.0 if norm is None else norm.eps,
             *slab[:4],
             x.stride(0) if x.shape[0] > 1 else 0,
@@ -179,6 +218,8 @@ def backward(
             T=timesteps,
             NORM=norm is not None,
             RESIDUAL=residual is not None,
+            BEFORE=before[0] is not None,
+            PENDING=before[1] is not None,
             SHOWN=shown,
             SCALE=neuron.scale is not None,
             **neuron.variant,

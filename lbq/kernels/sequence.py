@@ -32,16 +32,28 @@ def _in_memory(tensors: Iterable[object]) -> bool:
     )
 
 
+def _kernel_for(x: Tensor, constants: Constants, rule: Rule, state: Iterable[object] = ()) -> str:
+    """What runs this sequence: the chosen kernel where it can, else the reference."""
+    kernel = kernel_on(x.device.type) if _in_memory((x, *constants, *state)) else "reference"
+    refused: str | None = None
+    if kernel == "native":
+        refused = native.supports(x, constants, rule)
+    elif kernel == "fused":
+        from lbq.kernels import fused
+
+        refused = fused.supports(x.dtype, x.shape[0], rule, constants.thresholds is not None)
+    return kernel if refused is None else "reference"
+
+
 def burst(x: Tensor, constants: Constants, rule: Rule) -> Tensor:
     """Scaled outputs of the sequence of currents `x` [T, B, ...], from rest."""
-    kernel = kernel_on(x.device.type) if _in_memory((x, *constants)) else "reference"
-    if kernel == "native" and native.supports(x, constants, rule) is None:
+    kernel = _kernel_for(x, constants, rule)
+    if kernel == "native":
         return native.burst_sequence(x, constants, rule)
     if kernel == "fused":
         from lbq.kernels import fused
 
-        if fused.supports(x.dtype, x.shape[0], rule, constants.thresholds is not None) is None:
-            return fused.burst(x, constants, rule)
+        return fused.burst(x, constants, rule)
     return burst_sequence(x, constants, rule)[0]
 
 
@@ -51,9 +63,13 @@ def burst_chunk(
     """Scaled outputs of the currents `x` [T, B, ...] from `state` on (None: at rest), and the state after them. Gradients
     know neither state."""
     before = None if state is None else state.detach()
-    kernel = kernel_on(x.device.type) if _in_memory((x, *constants, *(before or ()))) else "reference"
-    if kernel == "native" and native.supports(x, constants, rule) is None:
+    kernel = _kernel_for(x, constants, rule, before or ())
+    if kernel == "native":
         return native.burst_chunk(x, constants, rule, before)
+    if kernel == "fused" and x.shape[0]:  # without timesteps there is no state to write
+        from lbq.kernels import fused
+
+        return fused.burst_chunk(x, constants, rule, before)
     out, after = burst_sequence(x, constants, rule, before)
     return out, None if after is None else _copied(after.detach())
 

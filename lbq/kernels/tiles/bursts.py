@@ -19,12 +19,18 @@ from lbq.kernels.tiles.timestep import after_reset, divide, dropped, integrate, 
 @triton.jit
 def burst_forward(
     x, residual, out, weight, bias, mean, var, step, scale, leak, alpha, gain,
+    v_before, pending_before, v_after, pending_after,
     n_max, eps, rows, channels, inner, elements, x_time, residual_time, out_time, programs, tiles,
-    T: tl.constexpr, NORM: tl.constexpr, RESIDUAL: tl.constexpr, STEPS: tl.constexpr, SCALE: tl.constexpr,
+    T: tl.constexpr, NORM: tl.constexpr, RESIDUAL: tl.constexpr, BEFORE: tl.constexpr, PENDING: tl.constexpr,
+    AFTER: tl.constexpr, STEPS: tl.constexpr, SCALE: tl.constexpr,
     LEAK: tl.constexpr, GAIN: tl.constexpr, ROUNDING: tl.constexpr, RESET: tl.constexpr, DECAY: tl.constexpr,
     SIGNED: tl.constexpr, FMA: tl.constexpr, LAYOUT: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """Scaled outputs of all timesteps. x_time = 0 shows one slab at every timestep."""
+    """Scaled outputs of all timesteps. x_time = 0 shows one slab at every timestep.
+
+    BEFORE, PENDING: there is a membrane before the first timestep, and a reset to be subtracted from it. AFTER: both are
+        wanted after the last one, the reset where the rule delays it.
+    """
     column, known = columns(channels, BC)
     gamma = per_channel(step, column, known, 1.0, STEPS)
     over = tl.div_rn(1.0, gamma)
@@ -45,13 +51,17 @@ def burst_forward(
         po = out + base
         v = tl.zeros([BR, BC], tl.float32)
         pending = v
+        if BEFORE:
+            v = tl.load(v_before + base + offset, mask, 0.0)
+        if PENDING:
+            pending = tl.load(pending_before + base + offset, mask, 0.0)
         for t in tl.static_range(T):
             z = tl.load(px + offset, mask, 0.0).to(tl.float32)
             if NORM:
                 z = tl.fma(z, factor, shift)
             if RESIDUAL:
                 z = z + tl.load(pr + offset, mask, 0.0).to(tl.float32)
-            u = integrate(v, pending, z, beta, drive, t == 0, LEAK, GAIN, DECAY)
+            u = integrate(v, pending, z, beta, drive, t == 0 and not BEFORE, LEAK, GAIN, DECAY)
             s = quantise(divide(u, gamma, over, FMA), n_max, ROUNDING)
             tl.store(po + offset, (worth * s).to(out.dtype.element_ty), mask)
             pending = dropped(s, share, gamma, RESET, SIGNED)
@@ -59,13 +69,18 @@ def burst_forward(
             px += x_time
             pr += residual_time
             po += out_time
+        if AFTER:
+            tl.store(v_after + base + offset, v, mask)
+            if not DECAY and RESET != "hard":
+                tl.store(pending_after + base + offset, pending, mask)
 
 
 @triton.jit
 def burst_backward(
     grad, x, residual, out, partial, weight, bias, mean, var, step, scale, tail, leak, alpha, gain,
-    n_max, eps, rows, channels, inner, elements, x_time, residual_time, grad_time, out_time, programs, tiles,
-    T: tl.constexpr, NORM: tl.constexpr, RESIDUAL: tl.constexpr, SHOWN: tl.constexpr,
+    v_before, pending_before, n_max, eps, rows, channels, inner, elements, x_time, residual_time, grad_time, out_time,
+    programs, tiles, T: tl.constexpr, NORM: tl.constexpr, RESIDUAL: tl.constexpr, BEFORE: tl.constexpr,
+    PENDING: tl.constexpr, SHOWN: tl.constexpr,
     STEPS: tl.constexpr, SCALE: tl.constexpr, LEAK: tl.constexpr, GAIN: tl.constexpr, SURROGATE: tl.constexpr,
     ROUNDING: tl.constexpr, RESET: tl.constexpr, DECAY: tl.constexpr, RESET_GRAD: tl.constexpr, DETACH: tl.constexpr,
     SIGNED: tl.constexpr, FMA: tl.constexpr, SUM_CURRENT: tl.constexpr, SUM_HAT: tl.constexpr, SUM_STEP: tl.constexpr,
@@ -74,6 +89,7 @@ def burst_backward(
 ):  # fmt: skip
     """From the outputs' gradients to `out`, the gradient of what the neuron receives, and to sums over all elements.
 
+    BEFORE, PENDING: as in the forward pass; both are constants.
     SHOWN: x is one slab, shown at every timestep; its gradient is summed over time.
     SUM_*: the place of each sum in `partial` [places, programs, channels], -1 where it is not wanted. CURRENT and HAT are
         the gradients of BatchNorm's bias and weight, the others those of the neuron's constants.
@@ -118,6 +134,10 @@ def burst_backward(
         # forward again: the normalised membrane, and what else a sum needs (the rest is never computed)
         v = zero
         pending = zero
+        if BEFORE:
+            v = tl.load(v_before + base + offset, mask, 0.0)
+        if PENDING:
+            pending = tl.load(pending_before + base + offset, mask, 0.0)
         rs, vs, us, zs = (), (), (), ()
         for t in tl.static_range(T):
             z = xs[0 if SHOWN else t].to(tl.float32)
@@ -125,7 +145,7 @@ def burst_backward(
                 z = tl.fma(z, factor, shift)
             if RESIDUAL:
                 z = z + es[t].to(tl.float32)
-            u = integrate(v, pending, z, beta, drive, t == 0, LEAK, GAIN, DECAY)
+            u = integrate(v, pending, z, beta, drive, t == 0 and not BEFORE, LEAK, GAIN, DECAY)
             r = divide(u, gamma, over, FMA)
             s = quantise(r, n_max, ROUNDING)
             rs, vs, us, zs = rs + (r,), vs + (v,), us + (u,), zs + (z,)
@@ -168,7 +188,7 @@ def burst_backward(
                         sum_step = tl.fma(gd, amount * -share, sum_step)
                     if SUM_ALPHA >= 0:
                         sum_alpha = tl.fma(gd, amount * -gamma, sum_alpha)
-            if SUM_LEAK >= 0 and t > 0:
+            if SUM_LEAK >= 0 and (t > 0 or BEFORE):
                 sum_leak += gu * vs[t]
             if SUM_GAIN >= 0:
                 sum_gain += gu * zs[t]
