@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +15,8 @@ from lbq import BurstNeuron
 from lbq.kernels.choose import use
 from lbq.kernels.reference import BurstState
 from lbq.neuron import ILIF, LIF, LMHT, MLF, LadderNeuron, SpikingNeuron, Ternary
+
+PAGE = Path(__file__).parent.parent / "docs" / "speed.md"
 
 
 def per_channel() -> SpikingNeuron:
@@ -225,3 +229,11 @@ def test_under_torch_func() -> None:
     assert torch.equal(by_vmap[:, 0], state.v)  # type: ignore[union-attr]
     leaf = x.clone().requires_grad_()
     torch.testing.assert_close(torch.func.grad(loss)(x), torch.autograd.grad(loss(leaf), leaf)[0])
+
+
+def test_the_example_of_the_page_on_speed_learns(capsys: pytest.CaptureFixture[str]) -> None:
+    (block,) = (b for b in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.S) if "forward_chunk" in b)
+    exec(block, {})
+    found = re.fullmatch(r"mean squared error ([\d.]+), then ([\d.]+)\n", capsys.readouterr().out)
+    assert found is not None
+    assert float(found[2]) < float(found[1]) / 3
