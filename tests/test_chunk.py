@@ -141,10 +141,12 @@ def test_a_state_has_memory_of_its_own(kernel: str) -> None:
     for neuron in (LIF(), BurstNeuron()):
         x = currents(1, 2, 4)
         _, state = neuron.forward_chunk(x)
+        _, stepped = neuron.forward_step(x[0])
         assert state is not None
         kept = state.v.clone()
         x.zero_()
         assert torch.equal(state.v, kept)
+        assert torch.equal(stepped.v, kept)
         _, after = neuron.forward_chunk(x, state)
         assert after is not None
         after.v.zero_()

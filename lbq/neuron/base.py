@@ -306,8 +306,11 @@ class SpikingNeuron(nn.Module, ABC):
     def forward_step(self, x: Tensor, state: BurstState | None = None) -> tuple[Tensor, BurstState]:
         """One timestep of current `x` [B, ...]; pass the returned state to the next call, None at the start."""
         self.check_input(x[None])
-        emission, state = burst_step(x.to(compute_dtype(x)), state, self.constants(x[None]), self.rule)
-        return emission.scaled.to(x.dtype), state
+        current = x.to(compute_dtype(x))
+        emission, after = burst_step(current, state, self.constants(x[None]), self.rule)
+        if after.v is current:  # whoever reads a stream into one buffer would change the membrane
+            after = after._replace(v=current.clone())
+        return emission.scaled.to(x.dtype), after
 
     def forward_chunk(self, x: Tensor, state: BurstState | None = None) -> tuple[Tensor, BurstState | None]:
         """Scaled outputs of the next timesteps `x` [T, B, ...] of a longer sequence, and the state after them.
