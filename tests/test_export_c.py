@@ -471,8 +471,8 @@ def test_the_command_names_the_network_and_says_what_it_wrote(
     assert call(capsys, "export", model, "-o", tmp_path / "c", "--name", "eyes")[0] == 0  # its own files are replaced
 
 
-@pytest.mark.parametrize("name", ["size", "int32", "INTMAX"])
-def test_names_whose_macros_c_has_already(model: Path, tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize("name", ["size", "int32", "INTMAX", "run"])
+def test_names_that_c_or_the_runtime_has_already(model: Path, tmp_path: Path, name: str) -> None:
     for format in ("c", "c-step"):
         export(model, tmp_path, format, name)
         compile_(tmp_path, [f"{name}.c", f"{name}_data.c", "example.c"], ())

@@ -96,7 +96,7 @@ static int32_t pooled(const context *run, const model_pool *pool, int32_t frame,
     return found;
 }
 
-static void run_pool(const context *run, const model_pool *pool)
+static void run_pooling(const context *run, const model_pool *pool)
 {
     const model_tensor *target = &model_net.tensors[pool->target];
     int32_t t, y, x, c;
@@ -278,7 +278,7 @@ static int32_t *membranes_at(const context *run, const model_layer *layer, int32
     return run->membranes + layer->membranes + place(target, 0, y, x);
 }
 
-static void run_layer(const context *run, const model_layer *layer)
+static void run_neurons(const context *run, const model_layer *layer)
 {
     const model_tensor *target = &model_net.tensors[layer->target];
     const size_t channels = (size_t)target->channels, bytes = channels * sizeof(int32_t);
@@ -322,15 +322,15 @@ static void run_readout(const context *run, int64_t *logits)
     }
 }
 
-static void run_network(const context *run, int64_t *logits)
+static void run_stages(const context *run, int64_t *logits)
 {
     int32_t i;
     for (i = 0; i < model_net.stage_count; i++) {
         const model_stage *stage = &model_net.stages[i];
         if (stage->kind == MODEL_POOL_STAGE)
-            run_pool(run, &model_net.pools[stage->index]);
+            run_pooling(run, &model_net.pools[stage->index]);
         else
-            run_layer(run, &model_net.layers[stage->index]);
+            run_neurons(run, &model_net.layers[stage->index]);
     }
     run_readout(run, logits);
 }

@@ -12,6 +12,6 @@ int model_run(const uint8_t *input, int64_t *logits, model_memory *memory)
     run.membranes = NULL;
     run.first = 0;
     run.end = MODEL_TIMESTEPS;
-    run_network(&run, logits);
+    run_stages(&run, logits);
     return 0;
 }

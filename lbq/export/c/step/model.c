@@ -20,7 +20,7 @@ int model_step(model_state *state, const uint8_t *frame, int64_t *logits)
     run.membranes = state->membranes;
     run.first = state->timesteps;
     run.end = run.first + 1;
-    run_network(&run, state->logits);
+    run_stages(&run, state->logits);
     memcpy(logits, state->logits, sizeof state->logits);
     state->timesteps = run.end;
     return 0;
