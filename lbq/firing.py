@@ -140,7 +140,7 @@ class _Watch:
         if type(neuron).forward_step not in STEPS:
             yield
             return
-        plain = neuron.forward_step
+        plain, own = neuron.forward_step, vars(neuron).get("forward_step")  # own: where someone has put one there
 
         def step(x: Tensor, state: BurstState | None = None) -> tuple[Tensor, BurstState]:
             exact, after = plain(x.to(compute_dtype(x)) if x.is_floating_point() else x, state)
@@ -153,6 +153,8 @@ class _Watch:
             yield
         finally:
             del neuron.forward_step
+            if own is not None:
+                neuron.forward_step = own  # type: ignore[method-assign]
 
     def _emitted(self, name: str, neuron: SpikingNeuron, x: Tensor, scale: Tensor, output: Tensor) -> None:
         """x: `[T, B, ...]`, worth `scale` a level; output: the tensor that others may read."""

@@ -239,6 +239,14 @@ def test_nothing_is_left_behind() -> None:
     assert torch.is_grad_enabled()
 
 
+def test_a_forward_step_that_was_put_there_stays() -> None:
+    net = nn.Sequential(nn.Linear(4, 4), BurstNeuron())
+    own = net[1].forward_step
+    net[1].forward_step = own
+    lbq.statistics(net, [torch.randn(2, 3, 4)])
+    assert vars(net[1])["forward_step"] is own
+
+
 def test_inference_mode_around_it() -> None:
     with torch.inference_mode():
         found = lbq.statistics(Two(), [batch(2, 5, 4)])
