@@ -401,3 +401,18 @@ def test_a_product_in_place_of_what_is_read_again_is_refused() -> None:
 
     with pytest.raises(GraphError, match=r"\*= changes a tensor that is read again .*: write x = x \* y"):
         made(Own(forward))
+
+
+def test_an_input_that_the_forward_changes_in_place() -> None:
+    """What the trace knows of that deploys; what a forward does to real tensors alone does not escape."""
+
+    def seen(m: Any, x: Tensor) -> Tensor:
+        x *= 2
+        return m.fc(m.sn(over_time(x, m.conv)).mean((0, 3, 4)))
+
+    def unseen(m: Any, x: Tensor) -> Tensor:
+        return m.fc(m.sn(over_time(x.mul_(2) if isinstance(x, Tensor) else x, m.conv)).mean((0, 3, 4)))
+
+    assert deploy(Own(seen), SHAPE, static=False).network.layers[0].name == "sn"
+    with pytest.raises(GraphError, match="computes something else than its trace"):
+        deploy(Own(unseen), SHAPE, static=False)

@@ -27,7 +27,7 @@ def confirm(net: nn.Module, graph: Graph, x: Array, inputs: Array) -> None:
     """
     try:
         with record_levels(net) as levels:
-            logits = net(torch.from_numpy(x)).numpy()
+            logits = net(torch.from_numpy(x.copy())).numpy()  # x may be `inputs`, and a forward may change what it gets
     except Exception as error:  # whatever the network's own forward raises
         reason = " ".join(str(error).split()) or type(error).__name__
         raise GraphError(f"{type(net).__name__} does not run on inputs {list(x.shape)}: {reason}") from error
