@@ -96,9 +96,8 @@ class _Tracer(fx.Tracer):
 
     def _check_inputs(self, node: fx.Node) -> None:
         """Refuse what reads another input than the first; torch.fx itself reads arguments with defaults, under other names."""
-        named = list(inspect.signature(self.root.forward).parameters)[1:]
         for read in node.all_input_nodes:
-            if read.op == "placeholder" and read.target in named:
+            if read.op == "placeholder" and read.target in list(inspect.signature(self.root.forward).parameters)[1:]:
                 raise GraphError(
                     f"{type(self.root).__name__} reads a second input, {read.name!r}: a deployed network has one"
                 )
