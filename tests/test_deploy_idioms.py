@@ -49,6 +49,7 @@ READOUTS: dict[str, Forward] = {
     "sum_over_steps": lambda m, x: m.fc(features(m, x).mean((3, 4))).sum(0) / m.timesteps,
     "sum_first": lambda m, x: m.fc(torch.sum(features(m, x).mean((3, 4)), dim=0) / 3),
     "sums": lambda m, x: m.fc((features(m, x).sum((3, 4)) / 64.0).sum(0).div(3)),
+    "named": lambda m, x: m.fc(torch.sum(input=torch.mean(input=features(m, x), dim=(3, 4)), dim=0) / 3),
     "of_a_sum": lambda m, x: m.fc(((y := features(m, x)) + y).mean(0).mean((2, 3)) * 0.5),
 }
 
@@ -122,6 +123,11 @@ def test_a_last_softmax_is_left_out(last: Callable[[Any, Tensor], Tensor]) -> No
         (lambda m, x: m.fc(features(m, x).mean((0, 3, 4))).softmax(1) * 2, "must return one tensor, the current of its last"),
         (lambda m, x: m.fc(F.max_pool2d(features(m, x).mean(0), 8).flatten(1)), "max-pooling a mean over time"),
         (lambda m, x: m.fc(F.max_pool2d(features(m, x).flatten(0, 1) * -1, 8).flatten(1)), "max-pooling a negative multiple"),
+        (
+            lambda m, x: over_time(m.sn(over_time(x, m.conv, timesteps=3)), m.conv2).mean((0, 3, 4)),
+            "must read a neuron's output: put a neuron in front of it, or average in front of a 1x1 convolution",
+        ),
+        (lambda m, x: m.fc(features(m, x).mean((3, 4)).view(3, len(x), 4)).mean(0), "len of a tensor .*: write x.shape.0."),
         (lambda m, x: m.fc(features(m, x).mean((3, 4))), "average its logits over time: return logits.mean.0."),
         (lambda m, x: m.fc(features(m, x).mean((3, 4)).sum((0, 1))), "but as the sum over time, sum.0., or over height and"),
         (lambda m, x: m.fc(features(m, x).mean(4).flatten(2)).mean(0), "but as the mean over time"),
@@ -341,6 +347,7 @@ def test_event_frames_may_be_transposed() -> None:
     ("function", "message"),
     [
         (lambda m, x: m.sn(x.transpose(2, 3)), "only time and batch can be exchanged, as in x.transpose.0, 1."),
+        (lambda m, x: m.sn(x.expand(3, *x.shape).movedim((0, 1), (1, 0))), "only time and batch can be exchanged"),
         (lambda m, x: m.sn(x.expand(3, *x.shape).permute(1, 0, 2, 4, 3)), "only time and batch can be exchanged"),
         (lambda m, x: m.sn(x[:, None].repeat(1, 3, 1, 1, 1).view(3, -1, 1, 8, 8)), "it may join or split time and batch"),
         (

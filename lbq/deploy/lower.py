@@ -285,7 +285,7 @@ class _Lowering:
         """Time and batch exchanged: by their two dimensions, or by the order of all."""
         rank = len(self._sizes(value))
         given = axes[0] if len(axes) == 1 else axes
-        order = [axis % rank for axis in given]
+        order = [axis % rank if isinstance(axis, int) else axis for axis in given]
         if (
             value.time not in SWAPPED
             or order[:2] not in ([0, 1], [1, 0])
@@ -381,6 +381,7 @@ class _Lowering:
     ) -> tuple[Value, int]:
         """The mean over time, over height and width, or over both, and of how many numbers it is."""
         given = dict(zip(("dim", "keepdim"), rest, strict=False)) | options
+        given.pop("input", None)  # the tensor, by its name
         dims, keeps = given.pop("axis", given.pop("dim", ())), given.pop("keepdim", False)
         sizes = self._sizes(value)
         rank, axis = len(sizes), AXIS.get(value.time, 0)
@@ -445,11 +446,11 @@ class _Lowering:
         if isinstance(value, Joined):
             return self._read_joined(name, module, value)
         if isinstance(module, nn.MaxPool2d) or not (parts := summands(value)):
-            kind = type(module).__name__
-            what = (
-                "a neuron's output" if isinstance(module, POOLS) else "the input, a neuron's output or a sum of these"
-            )
-            raise GraphError(f"layer {name!r}: {kind} must read {what}: put a neuron in front of it")
+            kind, pools = type(module).__name__, isinstance(module, POOLS)
+            what = "a neuron's output" if pools else "the input, a neuron's output or a sum of these"
+            same = pools and not isinstance(module, nn.MaxPool2d)
+            other = ", or average in front of a 1x1 convolution, which is the same" if same else ""
+            raise GraphError(f"layer {name!r}: {kind} must read {what}: put a neuron in front of it{other}")
         found = [self._read(name, module, part) for part in parts]
         for i, one in enumerate(found[1:], 1):
             if isinstance(one, Current):  # a convolution's bias, which the first has already

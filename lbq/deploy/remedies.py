@@ -38,6 +38,7 @@ UNTRACED = {  # by what torch.fx, and others that it calls, say
     "Proxy object cannot be iterated": f"a loop over a tensor, or over sizes not known, cannot be deployed: {STEPS}; "
     "write sizes as numbers or -1",
     "control flow": "a branch on a tensor's values, or on the size of the batch, cannot be deployed: write one course alone",
+    "'len' is not supported": "len of a tensor is not known while it is traced: write x.shape[0]",
     "unknown to einops": "einops does not know its tensors: write flatten, unflatten, reshape or transpose(0, 1)",
 }
 
