@@ -180,9 +180,10 @@ def register(name: str, *, tail: Tail = None) -> Callable[[Curve], Curve]:
         raise ConfigError(f"register: tail must be 'learned', 'fixed' or None, got {tail!r}")
 
     def add(level: Curve) -> Curve:
-        r = torch.linspace(-1, 4, 6, requires_grad=True)
         try:
-            found = level(r, 3, torch.tensor(0.5))
+            with torch.inference_mode(False), torch.enable_grad():
+                r = torch.linspace(-1, 4, 6, requires_grad=True)
+                found = level(r, 3, torch.tensor(0.5))
         except Exception as error:
             raise ConfigError(f"register: {name!r} must be callable as B(r, n_max, tail): {error}") from error
         if not isinstance(found, Tensor) or found.shape != r.shape or not found.requires_grad:

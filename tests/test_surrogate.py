@@ -165,6 +165,13 @@ def test_one_of_your_own_goes_where_neurons_go(own: None) -> None:
     assert torch.equal(neuron.levels(x), BurstNeuron().levels(x))
 
 
+def test_one_of_your_own_that_is_not_finite_leaves_the_levels_alone(own: None) -> None:
+    with torch.inference_mode():  # wherever it is registered
+        surrogate.register("steep")(lambda r, n_max, tail: (30 * r).exp() + r.sqrt())
+    x = torch.linspace(-2, 5, 40).view(2, 2, 10)
+    assert torch.equal(BurstNeuron(surrogate="steep")(x), BurstNeuron()(x))
+
+
 @pytest.mark.parametrize(
     ("name", "level", "told"),
     [

@@ -157,7 +157,7 @@ def straight_through(
         smooth = torch.where(r < 0, -surrogate.level(-r, n_max, tail), surrogate.level(r, n_max, tail))
     else:
         smooth = surrogate.level(r, n_max, tail)
-    return level + (smooth - smooth.detach())
+    return level + torch.nan_to_num(smooth - smooth.detach())  # 0 also where B of one's own is infinite or NaN
 
 
 def quantise(r: Tensor, n_max: int, rounding: Rounding = "floor") -> Tensor:
