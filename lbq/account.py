@@ -283,10 +283,11 @@ class Counter:
         counts = tallies.counts[read]  # [T, positions, n_max + 1]
         passes = len(counts)
         by_level = counts.sum(0)
-        if self.mode == "exact" or synapse.kind == "identity":
+        if self.mode == "exact":
             weight = synapse.fan_out().ravel().astype(np.float64)
         else:
-            weight = np.full(len(by_level), synapse.macs / (synapse.in_shape[0] * len(by_level)))
+            connections = synapse.macs if synapse.kind == "conv" else math.prod(synapse.in_shape)
+            weight = np.full(len(by_level), connections / (synapse.in_shape[0] * len(by_level)))
         values = np.arange(by_level.shape[1])
 
         def total(worth: NDArray[Any], of: NDArray[np.int64] = by_level) -> float:

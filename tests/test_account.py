@@ -338,6 +338,33 @@ class Shared(nn.Module):
         return over_time(x.flatten(2), self.fc, spatial=1).mean(0)
 
 
+class Voting(nn.Module):
+    """Neurons whose means over windows another adds, and whose means over everything are the logits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.timesteps = 2
+        self.conv, self.sn, self.pooling = nn.Conv2d(3, 4, 1), BurstNeuron(3), nn.AvgPool2d(2)
+        self.conv2, self.sn2 = nn.Conv2d(4, 4, 2, 2), BurstNeuron(3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.sn(over_time(x, self.conv, timesteps=2))
+        return self.sn2(over_time(x, self.conv2) + over_time(x, self.pooling)).mean((0, 3, 4))
+
+
+def test_rate_counts_of_pooled_shortcuts_and_votes() -> None:
+    """Rates times what the shortcut adds, as for weights, whatever was pooled before it."""
+    graph = lower(Voting().eval(), (3, 4, 4))
+    levels = {layer.name: np.full((2, 1, *layer.shape), 3) for layer in graph.layers}
+    found = count(graph, levels, "rate").shortcuts
+    assert {name: one.bit_sparse for name, one in found.items()} == {
+        "sn2.shortcut": 2 * 2 * 16,
+        "sn2->identity": 2 * 2 * 4,
+    }
+    exact = count(graph, levels).shortcuts  # sums: 12 over four levels, 24 over all of these and time
+    assert {name: one.bit_sparse for name, one in exact.items()} == {"sn2.shortcut": 2 * 2 * 16, "sn2->identity": 2 * 4}
+
+
 def test_what_several_synapses_read_is_summed_and_formed_once() -> None:
     graph = lower(Shared().eval(), (3, 4, 4))
     random = np.random.default_rng(0)
