@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -30,7 +31,11 @@ from lbq.neuron.baselines import MLF
 from lbq.observe import neurons_of, scale_of, tells_levels, watching
 
 WEIGHTED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
-STEPS = (SpikingNeuron.forward_step, MLF.forward_step)  # whose outputs are levels, worth a scale each
+# what no hook sees, and whose outputs are levels, worth a scale each
+PARTS = {
+    "forward_step": (SpikingNeuron.forward_step, MLF.forward_step),
+    "forward_chunk": (SpikingNeuron.forward_chunk, MLF.forward_chunk),
+}
 
 
 @dataclass(frozen=True)
@@ -124,8 +129,8 @@ class _Watch:
             if any(type(module).forward is kind.forward for kind in WEIGHTED)
         ]
         with attached(readers), watching(self.net, self._called), ExitStack() as stack:
-            for name, neuron in neurons_of(self.net).items():
-                stack.enter_context(self._stepping(name, neuron))
+            for (name, neuron), method in product(neurons_of(self.net).items(), PARTS):
+                stack.enter_context(self._parts(method, name, neuron))
             yield
 
     def _called(self, name: str, neuron: SpikingNeuron, x: Tensor, output: Tensor) -> None:
@@ -135,26 +140,26 @@ class _Watch:
             self._emitted(name, neuron, neuron.levels(x), output.new_ones((), dtype=torch.float32), output)
 
     @contextmanager
-    def _stepping(self, name: str, neuron: SpikingNeuron) -> Iterator[None]:
-        """See calls of `forward_step` too, which no hook does."""
-        if type(neuron).forward_step not in STEPS:
+    def _parts(self, method: str, name: str, neuron: SpikingNeuron) -> Iterator[None]:
+        """See calls of a method for a part of a sequence."""
+        if getattr(type(neuron), method) not in PARTS[method]:
             yield
             return
-        plain, own = neuron.forward_step, vars(neuron).get("forward_step")  # own: where someone has put one there
+        plain, own = getattr(neuron, method), vars(neuron).get(method)  # own: where someone has put one there
 
-        def step(x: Tensor, state: BurstState | None = None) -> tuple[Tensor, BurstState]:
+        def part(x: Tensor, state: BurstState | None = None) -> tuple[Tensor, BurstState | None]:
             exact, after = plain(x.to(compute_dtype(x)) if x.is_floating_point() else x, state)
             output = exact.to(x.dtype)
-            self._emitted(name, neuron, exact[None], scale_of(neuron), output)
+            self._emitted(name, neuron, exact[None] if method == "forward_step" else exact, scale_of(neuron), output)
             return output, after
 
-        neuron.forward_step = step  # type: ignore[method-assign]
+        setattr(neuron, method, part)
         try:
             yield
         finally:
-            del neuron.forward_step
+            delattr(neuron, method)
             if own is not None:
-                neuron.forward_step = own  # type: ignore[method-assign]
+                setattr(neuron, method, own)
 
     def _emitted(self, name: str, neuron: SpikingNeuron, x: Tensor, scale: Tensor, output: Tensor) -> None:
         """x: `[T, B, ...]`, worth `scale` a level; output: the tensor that others may read."""
