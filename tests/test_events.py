@@ -331,6 +331,14 @@ def test_events_are_validated() -> None:
         Events(good.t[::-1].copy(), good.x, good.y, good.p, 128, 128)
 
 
+@pytest.mark.parametrize("size", [(0, 4), (4, 65537), (4.5, 4), (4, "4")])
+def test_a_sensor_has_whole_sides(size: Any) -> None:
+    nothing: Any = np.zeros(0, np.int64)
+    with pytest.raises(ValueError, match=r"(width|height) must be 1 to 65536 pixels, got"):
+        Events(nothing, nothing, nothing, nothing, *size)
+    assert len(Events(nothing, nothing, nothing, nothing, np.int32(4), 4)) == 0  # type: ignore[arg-type]
+
+
 def test_whole_numbers_of_any_type_that_fit_are_converted() -> None:
     good = events_of(EVENTS)
     kinds: tuple[tuple[Any, Any, Any], ...] = (

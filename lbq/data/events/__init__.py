@@ -47,8 +47,8 @@ class Events:
 
     def __post_init__(self) -> None:
         for name, limit in (("width", self.width), ("height", self.height)):
-            if not 1 <= limit <= 2**16:
-                raise ValueError(f"{name} must be 1 to 65536 pixels, got {limit}")
+            if not isinstance(limit, int | np.integer) or not 1 <= limit <= 2**16:
+                raise ValueError(f"{name} must be 1 to 65536 pixels, got {limit!r}")
         for name in "txyp":
             _check_whole(name, getattr(self, name), self.t)
         if self.p.dtype.kind == "i":
