@@ -63,3 +63,13 @@ def close(net: nn.Module, network: Network, x: np.ndarray[Any, Any] | None = Non
         logits = net.double()((torch.from_numpy(x).double() / 255 - 0.5) / 0.25).numpy()
     found = network.run(x)
     np.testing.assert_allclose(found.logits * found.scale, logits, atol=0.02 * np.ptp(logits))
+
+
+def frames_close(net: Own) -> None:
+    """Event frames give the network's own logits on integers."""
+    network = deploy(net, SHAPE, static=False, bits=16)
+    x = np.random.default_rng(0).integers(0, 4, (3, 2, *SHAPE), np.uint8)
+    with torch.no_grad():
+        logits = net.double()(torch.from_numpy(x).double()).numpy()
+    found = network.run(x)
+    np.testing.assert_allclose(found.logits * found.scale, logits, atol=0.02 * np.ptp(logits))

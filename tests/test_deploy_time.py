@@ -17,7 +17,7 @@ import lbq.engine
 from lbq.deploy import deploy, lower
 from lbq.errors import GraphError
 from lbq.models import fold_time, over_time, unfold_time
-from tests.own_nets import SHAPE, Forward, Own, close, made, plain, rest
+from tests.own_nets import SHAPE, Forward, Own, close, frames_close, made, plain, rest
 from tests.small_nets import pixels, same
 
 
@@ -275,13 +275,7 @@ def test_folded_and_unfolded_currents_do_not_add() -> None:
 
 
 def test_event_frames_have_their_time() -> None:
-    net = Own(by_hand)
-    network = deploy(net, SHAPE, static=False, bits=16)
-    x = np.random.default_rng(0).integers(0, 4, (3, 2, *SHAPE), np.uint8)
-    with torch.no_grad():
-        logits = net.double()(torch.from_numpy(x).double()).numpy()
-    found = network.run(x)
-    np.testing.assert_allclose(found.logits * found.scale, logits, atol=0.02 * np.ptp(logits))
+    frames_close(Own(by_hand))
     with pytest.raises(GraphError, match="only an image without time in front"):
         deploy(Own(WAYS["stack"]), SHAPE, static=False)
 

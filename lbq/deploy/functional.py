@@ -10,27 +10,21 @@ from torch import nn
 from torch.nn import functional as F
 
 
-def _max_pool2d(
-    kernel_size: Any,
-    stride: Any = None,
-    padding: Any = 0,
-    dilation: Any = 1,
-    ceil_mode: Any = False,
-    return_indices: Any = False,
-) -> nn.Module:
+def _max_pool(layer: type[nn.MaxPool1d | nn.MaxPool2d]) -> Callable[..., nn.Module]:
     """In the function's order of arguments, which is not the layer's."""
-    return nn.MaxPool2d(kernel_size, stride, padding, dilation, return_indices, ceil_mode)
 
+    def made(
+        kernel_size: Any,
+        stride: Any = None,
+        padding: Any = 0,
+        dilation: Any = 1,
+        ceil_mode: Any = False,
+        return_indices: Any = False,
+    ) -> nn.Module:
+        as_large = isinstance(stride, (tuple, list)) and not stride  # as its kernel
+        return layer(kernel_size, None if as_large else stride, padding, dilation, return_indices, ceil_mode)
 
-def _max_pool1d(
-    kernel_size: Any,
-    stride: Any = None,
-    padding: Any = 0,
-    dilation: Any = 1,
-    ceil_mode: Any = False,
-    return_indices: Any = False,
-) -> nn.Module:
-    return nn.MaxPool1d(kernel_size, stride or None, padding, dilation, return_indices, ceil_mode)
+    return made
 
 
 def _dropout(p: float = 0.5, training: bool = True, inplace: bool = False) -> nn.Module | None:  # noqa: ARG001
@@ -45,10 +39,10 @@ def _pad(pad: Any, mode: str = "constant", value: float | None = None) -> nn.Mod
 
 
 LAYERS: dict[Any, Callable[..., nn.Module | None]] = {
-    F.max_pool2d: _max_pool2d,
-    torch.max_pool2d: _max_pool2d,
-    F.max_pool1d: _max_pool1d,
-    torch.max_pool1d: _max_pool1d,
+    F.max_pool2d: _max_pool(nn.MaxPool2d),
+    torch.max_pool2d: _max_pool(nn.MaxPool2d),
+    F.max_pool1d: _max_pool(nn.MaxPool1d),
+    torch.max_pool1d: _max_pool(nn.MaxPool1d),
     F.avg_pool1d: nn.AvgPool1d,
     F.adaptive_avg_pool1d: nn.AdaptiveAvgPool1d,
     F.avg_pool2d: nn.AvgPool2d,
