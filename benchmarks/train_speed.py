@@ -206,7 +206,9 @@ def kernels() -> None:
 
         settings = tuple(s.detach() if isinstance(s, Tensor) else s for s in fused.neuron_of(constants, neuron.rule))
         forward = seconds(lambda x=x, s=settings: torch.ops.lbq.burst(x, *s))
-        both = forward + seconds(lambda x=x, g=grad, s=settings: torch.ops.lbq.burst_backward(g, x, *s, "step tail"))
+        both = forward + seconds(
+            lambda x=x, g=grad, s=settings: torch.ops.lbq.burst_backward(g, x, *s, None, None, "step tail")
+        )
         show(f"neuron alone T={timesteps} forward, share of copy", 2 * x.numel() * 2 / forward / 1e12 / copy, "")
         show(f"neuron alone T={timesteps} both ways, share of copy", 5 * x.numel() * 2 / both / 1e12 / copy, "")
         folded = x.flatten(0, 1)
