@@ -7,7 +7,7 @@ is a neuron's output as it is, which is known by the memory that it lies in; all
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import product
@@ -86,6 +86,8 @@ def statistics(net: nn.Module, batches: Iterable[Any]) -> Statistics:
     unmoved = torch.random.fork_rng([d for d in devices if d.type == "cuda"])
     with watch.watching(), evaluating(net), unmoved, _eager(net):
         for batch in batches:
+            if isinstance(batch, Mapping):
+                raise LbqError(f"a batch must be inputs or a tuple that begins with them, got a {type(batch).__name__}")
             x = batch[0] if isinstance(batch, tuple | list) else batch
             net(x.to(next(iter(devices))) if isinstance(x, Tensor) and len(devices) == 1 else x)
             watch.end_pass()

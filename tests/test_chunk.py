@@ -136,6 +136,17 @@ def test_a_state_set_by_hand(kernel: str) -> None:
         assert_same_state(after, end)
 
 
+def test_a_step_refuses_what_a_chunk_refuses(kernel: str) -> None:
+    """A state of another batch would be broadcast, and several samples share a membrane."""
+    for neuron in (BurstNeuron(), LIF()):
+        _, state = neuron.forward_step(currents(4, 3))
+        for rows, given in ((1, state), (4, BurstState(state.v[:1])), (5, state)):
+            with pytest.raises(ValueError, match=rf"^state.v must be \({rows}, 3\) torch.float32 on cpu for this x"):
+                neuron.forward_step(currents(rows, 3), given)
+        with pytest.raises(TypeError, match="^state must be what forward_chunk or forward_step returned, got Tensor"):
+            neuron.forward_step(currents(4, 3), state.v)  # type: ignore[arg-type]
+
+
 def test_a_state_has_memory_of_its_own(kernel: str) -> None:
     """Streams are often read into one buffer, and states of streams that end are set to 0."""
     for neuron in (LIF(), BurstNeuron()):

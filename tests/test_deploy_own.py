@@ -386,7 +386,7 @@ def test_what_cannot_be_copied_traced_or_is_no_network() -> None:
         ({"timesteps": 3.0}, "^timesteps must be"),
         ({"facts": {"a": float("nan")}}, "^facts must be JSON values"),
         ({"facts": {"a": np.float32(1)}}, "^facts must be JSON values"),
-        ({"input_shape": 8}, "^input_shape must be .channels, height, width., or .*, got 8"),
+        ({"input_shape": 8}, "^input_shape must be .channels, height, width., .* of signals or .features,., got 8"),
     ],
     ids=str,
 )
@@ -399,7 +399,7 @@ def test_arguments_that_cannot_be_are_refused_by_name(options: dict[str, Any], m
 
 def test_what_deploys_can_be_saved_and_loaded(tmp_path: Path) -> None:
     network = made(
-        Own(), classes=list("abcde"), scale=16, examples=pixels(12, *SHAPE), facts={"by": "me", "n": [1, None]}
+        Own(), classes=list("abcde"), scale=16, examples=pixels(12, *SHAPE) // 16, facts={"by": "me", "n": [1, None]}
     )
     lbq.engine.save(tmp_path / "a.lbq", network)
     loaded = lbq.engine.load(tmp_path / "a.lbq")
@@ -426,7 +426,7 @@ def test_too_many_timesteps_for_a_file_are_refused() -> None:
 
 
 def test_std_or_scale_alone_is_honoured() -> None:
-    x, net = pixels(4, *SHAPE), Own()
+    x, net = pixels(4, *SHAPE) % 101, Own()
     for options, values in (
         ({"std": [0.5]}, x / 255 / 0.5),
         ({"scale": 100}, x / 100),

@@ -1,4 +1,4 @@
-"""Networks of one's own that read signals [C, L]: deployed as images of height 1."""
+"""Networks of one's own that read signals [C, L], or features [F]: deployed as images of height 1, or of one pixel."""
 
 from __future__ import annotations
 
@@ -124,3 +124,43 @@ def test_a_sequence_of_signals_deploys() -> None:
 def test_layers_for_other_inputs_are_refused(function: Forward, shape: Any, message: str) -> None:
     with pytest.raises(GraphError, match=message):
         deploy(Signals(function), shape, scale=255)
+
+
+class Features(nn.Module):
+    """Of 12 numbers, shown at every timestep unless they bring their time."""
+
+    timesteps = 3
+
+    def __init__(self, static: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.static, self.hidden, self.bn = static, nn.Linear(12, 16), nn.BatchNorm1d(16)
+        self.sn, self.fc = BurstNeuron(step=0.2), nn.Linear(16, 5)
+        self.double().eval()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(self.sn(over_time(x, self.hidden, self.bn, timesteps=3, spatial=1))).mean(0)
+
+
+@pytest.mark.parametrize("static", [True, False])
+def test_networks_of_features_deploy(static: bool) -> None:
+    net, x = Features(static), pixels(6, 12) if static else pixels(3, 6, 12) // 64
+    seen = torch.from_numpy(x).double()
+    network = deploy(net, (12,), scale=255 if static else None, static=static, bits=16, examples=x)
+    assert network.network.input_shape == (12, 1, 1)
+    found = network.run(x)
+    assert same(found, network.run(x[..., None, None]))
+    with torch.no_grad():
+        logits = net(seen / 255 if static else seen).numpy()
+    np.testing.assert_allclose(found.logits * found.scale, logits, atol=0.02 * np.ptp(logits))
+    with pytest.raises(GraphError, match=r"examples must be uint8 \[.*B, 12, 1, 1\], got uint8"):
+        deploy(net, (12,), scale=255, static=static, examples=x.swapaxes(-1, -2))
+
+
+def test_random_golden_frames_hold_few_events_and_many() -> None:
+    """Real frames hold few; a network that such counts alone would saturate is not tested by others."""
+    golden = deploy(Features(static=False), (12,), static=False).golden
+    assert golden is not None
+    most = golden.inputs.max((0, 2, 3, 4))
+    highest = np.array([1, 3, 7, 15, 31, 63, 127, 255])
+    assert ((most > highest // 2) & (most <= highest)).all()

@@ -321,6 +321,8 @@ def test_functions_are_the_layers_that_do_the_same(name: str) -> None:
         lambda x: torch.max_pool2d(x, 3, 2),
         lambda x: F.max_pool2d(x, [2], (1,)),
         lambda x: torch.max_pool2d(x, 2, []),
+        lambda x: F.max_pool2d(x, 2, ceil_mode=True),  # whose windows fill the input
+        lambda x: F.max_pool2d(x, 2, 3, padding=1, ceil_mode=True),  # where one more would begin in the padding
     ],
 )
 def test_maximum_by_functions(pool: Callable[[Tensor], Tensor]) -> None:
@@ -332,7 +334,8 @@ def test_maximum_by_functions(pool: Callable[[Tensor], Tensor]) -> None:
     ("pool", "message"),
     [
         (lambda x: F.dropout(x).mean((2, 3)), "operation 'dropout' has no integer form here"),
-        (lambda x: F.max_pool2d(x, 2, ceil_mode=True).mean((2, 3)), "ceil_mode and dilated pooling"),
+        (lambda x: F.max_pool2d(x, 3, 2, ceil_mode=True).mean((2, 3)), "reach over the edge of .8, 8., which"),
+        (lambda x: F.max_pool2d(x, 2, dilation=2).mean((2, 3)), "dilated pooling is not supported"),
         (lambda x: F.adaptive_avg_pool2d(x, 3).flatten(1), "to .3, 3. has windows of unequal size"),
         (lambda x: x.mean((1, 3)), "'mean' has no integer form here but as the mean over time"),
         (lambda x: x.mean((2, 3), dtype=torch.float64), "'mean' has no integer form here but as the mean over time"),

@@ -471,8 +471,9 @@ def test_data_that_does_not_fit_is_refused(model: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="a.npy has values up to 2.., the network was trained on 0 to 16"):
         read_input(tmp_path / "a.npy", net.network)
     own = deployed("resnet8w2")
-    with pytest.raises(DataError, match="does not say which dataset"):
+    with pytest.raises(DataError, match='does not say which dataset .* facts={"data": {"name": "cifar10"}}'):
         open_data(own.network, "somewhere")
+    assert open_data(replace(net.network, facts={}), "digits").size == 599
     with pytest.raises(DataError, match="unknown dataset 'cifar11'; did you mean 'cifar10'"):
         open_test("cifar11")
     with pytest.raises(ConfigError, match=r"data.root must name the folder of cifar100"):

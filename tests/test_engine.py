@@ -637,6 +637,20 @@ def test_wrong_arguments_are_refused(arguments: tuple[Any, ...], message: str) -
     assert len(ENGINES) == 4
 
 
+def test_a_network_refuses_values_above_those_it_was_trained_on() -> None:
+    """Of a network of one's own too, which names no dataset: pixels 0..255 for 0..16 would be classified, wrongly."""
+    net = deployed("resnet8w2", shape=(3, 4, 4))
+    narrow = Network(replace(net.network, input_max=16))
+    x = pixels(2, 3, 4, 4)
+    with pytest.raises(
+        LbqError, match=r"^images have values up to 2\d\d, the network was trained on 0 to 16: scale them"
+    ):
+        narrow.run(x)
+    found = narrow.run(x // 16, trace=True)
+    layers = len(net.network.layers)
+    assert re.fullmatch(rf"Output\(logits \[2, 5\], scale \S+, \d+ synapses, levels of {layers} layers\)", repr(found))
+
+
 def test_the_gpu_engine_refuses_what_float32_cannot_hold() -> None:
     network = deployed("resnet8w16", {"name": "lbq", "n_max": 255}, (3, 4, 4)).network
     TorchRunner(network, "cpu")

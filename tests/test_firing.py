@@ -303,6 +303,8 @@ def test_batches_of_other_lengths_and_neurons_that_do_not_run() -> None:
 def test_refusals() -> None:
     with pytest.raises(LbqError, match=r"got one tensor: give \[inputs\]"):
         lbq.statistics(Two(), batch(2, 5, 4))
+    with pytest.raises(LbqError, match="^a batch must be inputs or a tuple that begins with them, got a dict"):
+        lbq.statistics(Two(), [{"x": batch(2, 5, 4)}])
     for net, batches in ((nn.Linear(4, 3), [batch(2, 5, 4)]), (Two(), [])):
         with pytest.raises(LbqError, match="no neuron of lbq.neuron ran"):
             lbq.statistics(net, batches)

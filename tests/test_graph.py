@@ -297,11 +297,18 @@ REFUSED: list[tuple[Any, dict[str, nn.Module], str]] = [
     (lambda m, x: stem(m, x), {}, "average its logits"),
     (lambda m, x: (stem(m, x), x), {}, "must return one tensor, the current"),
     (lambda m, x: head(m, stem(m, x + m.fc.bias.sum())), {}, "bare parameter"),
+    (lambda m, x: head(m, stem(m, 2 * x - 1)), {}, "normalise images before the network, not in it: mean= and std="),
+    (lambda m, x: head(m, stem(m, x) + 1), {}, "write x . y, and constants into a bias"),
+    (
+        lambda m, x: over_time(stem(m, x).mean((3, 4)), m.fc, spatial=1)[-1],
+        {},
+        "the mean or the sum over time, not one",
+    ),
     (lambda m, x: head(m, m.sn2(stem(m, x).mean(0))), {}, "a neuron cannot follow the mean over time"),
     (lambda m, x: head(m, stem(m, x)) if len(x) > 0 else x, {}, "cannot be traced"),
     (lambda m, x: head(m, stem(m, over_time(x, m.pool2))), {"pool2": nn.MaxPool2d(2)}, "raw input"),
     (lambda m, x: head(m, over_time(stem(m, x), m.p)), {"p": nn.AdaptiveAvgPool2d(3)}, "unequal size"),
-    (lambda m, x: head(m, over_time(stem(m, x), m.p)), {"p": nn.MaxPool2d(2, ceil_mode=True)}, "ceil_mode"),
+    (lambda m, x: head(m, over_time(stem(m, x), m.p)), {"p": nn.AvgPool2d(3, 2, ceil_mode=True)}, "ceil_mode"),
     (lambda m, x: head(m, over_time(stem(m, x), m.p)), {"p": nn.AvgPool2d(2, divisor_override=3)}, "divisor"),
     (
         lambda m, x: head(m, over_time(stem(m, x), m.p)),
@@ -359,7 +366,9 @@ def test_wrong_shapes_and_timesteps_are_refused() -> None:
     with pytest.raises(GraphError, match=r"layer 'conv1': expects 3 channels, gets \(1, 8, 8\)"):
         lower(net, (1, 8, 8))
     with pytest.raises(GraphError, match="input_shape must be"):
-        lower(net, (8,))  # type: ignore[arg-type]
+        lower(net, (8, 8, 8, 8))  # type: ignore[arg-type]
+    with pytest.raises(GraphError, match=r"give spatial=1, or input_shape as \(C, H, W\)"):
+        lower(net, (8,))
     with pytest.raises(GraphError, match=r"give spatial=2, or input_shape as \(C, H, W\)"):
         lower(net, (8, 8))
     with pytest.raises(GraphError, match="the network runs 2 timesteps, not 4"):

@@ -134,7 +134,9 @@ class ImageSource:
         if a.crop and a.shift:
             raise ConfigError("augment.crop and augment.shift exclude each other: set one of them to 0")
         if a.events:
-            raise ConfigError(f"augment.events is for event frames, not for {dataset.name}")
+            raise ConfigError(
+                f"augment.events is for event frames, and {dataset.name} holds images: set augment.events=false, or give frames"
+            )
         if config.data.size not in (0, train.images.shape[2]):
             raise ConfigError(
                 f"data.size must be 0 or {train.images.shape[2]} for {dataset.name}, got {config.data.size}"

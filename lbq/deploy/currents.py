@@ -201,13 +201,18 @@ def pooled(name: str, module: nn.MaxPool2d | nn.AvgPool2d | nn.AdaptiveAvgPool2d
         kernel = (size[0] // outputs[0], size[1] // outputs[1])
         pool = Pool("sum", kernel, kernel)
     else:
-        if module.ceil_mode or (isinstance(module, nn.MaxPool2d) and _pair(name, module.dilation) != (1, 1)):
-            raise GraphError(f"layer {name!r}: ceil_mode and dilated pooling are not supported: pad instead")
+        if isinstance(module, nn.MaxPool2d) and _pair(name, module.dilation) != (1, 1):
+            raise GraphError(f"layer {name!r}: dilated pooling is not supported: pool with dilation=1")
         kind = "max" if isinstance(module, nn.MaxPool2d) else "sum"
         kernel = _pair(name, module.kernel_size, 1)
         given = module.stride
         moved = kernel if isinstance(given, (tuple, list)) and not given else _pair(name, given, 1)  # empty: as large
         pool = Pool(cast(Any, kind), kernel, moved, _pair(name, module.padding))
+        if module.ceil_mode and _reaches_over(size, pool):
+            raise GraphError(
+                f"layer {name!r}: ceil_mode lets its last window reach over the edge of {size}, which is not supported: use "
+                "sizes that its windows divide, or ceil_mode=False"
+            )
         if isinstance(module, nn.AvgPool2d) and module.divisor_override:
             raise GraphError(f"layer {name!r}: divisor_override is not supported: multiply by a number instead")
         if isinstance(module, nn.AvgPool2d) and pool.padding != (0, 0) and not module.count_include_pad:
@@ -224,6 +229,15 @@ def pooled(name: str, module: nn.MaxPool2d | nn.AvgPool2d | nn.AdaptiveAvgPool2d
     if min(shape[1:]) < 1:
         raise TooSmall(f"layer {name!r}: {value.shape} is too small to pool: use larger images or another network")
     return replace(value, shape=shape, pools=(*value.pools, pool), factor=value.factor * factor)
+
+
+def _reaches_over(size: tuple[int, int], pool: Pool) -> bool:
+    """Whether ceil_mode would add a window: one that begins before the input's end and goes beyond the padding."""
+    for side, kernel, stride, padding in zip(size, pool.kernel, pool.stride, pool.padding, strict=True):
+        windows, rest = divmod(side + 2 * padding - kernel, stride)
+        if rest and (windows + 1) * stride < side + padding:
+            return True
+    return False
 
 
 def add(where: str, left: Value, right: Value) -> Current:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,12 +20,13 @@ from lbq.deploy.faithful import exact_copy
 from lbq.deploy.lower import lower
 from lbq.deploy.quantise import quantise
 from lbq.deploy.rewrites import absorb, fold_gain, on_pixels
+from lbq.deploy.signals import Given
 from lbq.engine import Network
 from lbq.engine.artefact import level_digests
 from lbq.engine.network import IntegerNetwork
 from lbq.engine.reading import Golden
 from lbq.errors import GraphError
-from lbq.graph import Graph, Shape
+from lbq.graph import Graph
 
 GOLDEN = 8  # inputs that an artefact carries
 CONFIRMED = 2  # inputs on which the trained network is run once more: not one, so that mixing them would be seen
@@ -33,7 +34,7 @@ CONFIRMED = 2  # inputs on which the trained network is run once more: not one, 
 
 def deploy(
     net: nn.Module,
-    input_shape: Shape | tuple[int, int],
+    input_shape: Given,
     *,
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
@@ -49,62 +50,69 @@ def deploy(
 
     net: a network of layers that have an integer form, with neurons of `lbq.neuron`, that torch.fx can trace
         (docs/deploy.md); as in evaluation mode. Hooks and layers with a forward of their own are refused.
-    input_shape: of one image, (C, H, W), or of one signal, (C, L), which the integer network reads as [C, 1, L].
+    input_shape: of one image, (C, H, W); of one signal, (C, L), which the integer network reads as [C, 1, L]; or the number of
+        features, (F,), read as [F, 1, 1].
     mean, std, scale: how images were normalised for it, (pixel / scale - mean) / std, scale being what the brightest pixel
         is stored as; one of them alone leaves the others at 0, 1 and 255. Images need at least one of them; event frames
         (static=False) go in as they are without.
     bits: of the weights: 4 to 8, or 16. classes: their names. examples: uint8 inputs for the golden vectors,
-        `[B, C, H, W]` or `[T, B, C, H, W]`; default random ones. facts: where it comes from, as JSON values.
+        `[B, C, H, W]` or `[T, B, C, H, W]`; default random ones. facts: where it comes from, as JSON values; with
+        {"data": {"name": "cifar10"}}, or another dataset's, `lbq run` and the others take that dataset's folder.
     """
     exact = exact_copy(net)
     graph = lower(exact, input_shape, timesteps, static)
-    channels, input_max = graph.input_shape[0], 255 if scale is None else scale
-    if isinstance(input_max, bool) or not isinstance(input_max, int) or not 1 <= input_max <= 255:
-        raise GraphError(
-            f"scale must be a whole number from 1 to 255, what the brightest pixel is stored as, got {scale!r}"
-        )
-    deviations: list[float] = []  # of event frames, which go in as they are
-    if mean is not None or std is not None or scale is not None:
-        means, deviations = _numbers("mean", mean, channels, 0.0), _numbers("std", std, channels, 1.0)
-        if min(deviations) <= 0:
-            raise GraphError(f"std must be positive, got {std!r}")
-        if max(means) > 1:
-            raise GraphError(
-                f"mean is of pixel / scale, at most 1, got {mean!r} with scale={input_max}: where mean and std are of pixels, "
-                "divide both by the brightest one (255), and give that as scale"
-            )
-        graph = on_pixels(graph, means, deviations, input_max)
-    elif static:
+    pixels = _normalisation(mean, std, scale, graph)
+    stated = _stated(facts, "noise" if examples is None else "given")
+    if pixels is not None:
+        graph = on_pixels(graph, *pixels)
+    graph = absorb(fold_gain(graph))
+    input_max = 255 if pixels is None else pixels.scale
+    network = quantise(graph, bits, classes, input_max, stated)
+    inputs = _noise(graph, input_max) if examples is None else _checked(examples, graph, input_shape)
+    chosen = (inputs[:CONFIRMED] if static else inputs[:, :CONFIRMED]).astype(np.float64)
+    seen = chosen if pixels is None else pixels.normalised(chosen)
+    confirm(exact, graph, seen.reshape(*seen.shape[:-3], *input_shape), chosen)
+    return with_golden(network, inputs)
+
+
+class _Normalisation(NamedTuple):
+    """(pixel / scale - mean) / std, by channel."""
+
+    mean: list[float]
+    std: list[float]
+    scale: int
+
+    def normalised(self, pixels: NDArray[np.float64]) -> NDArray[np.float64]:
+        mean, std = (np.reshape(values, (-1, 1, 1)) for values in self[:2])
+        return (pixels - mean * self.scale) / (std * self.scale)
+
+
+def _normalisation(
+    mean: Sequence[float] | None, std: Sequence[float] | None, scale: int | None, graph: Graph
+) -> _Normalisation | None:
+    """None for event frames that go in as they are."""
+    if mean is None and std is None and scale is None:
+        if not graph.static:
+            return None
         raise GraphError(
             "say how images were normalised, (pixel / scale - mean) / std: scale=255 where that was pixel / 255 alone, "
             "std=[1/255] for each channel where pixels went in as they are, mean=... and std=... else"
         )
-    if facts is not None and not isinstance(facts, Mapping):
-        raise GraphError(f"facts must be JSON values under names, got {facts!r:.40}")
-    facts = {**(facts or {}), "golden": "noise" if examples is None else "given"}
-    try:
-        json.dumps(facts, sort_keys=True, allow_nan=False)
-    except (TypeError, ValueError) as error:
-        raise GraphError(f"facts must be JSON values under names: {error}") from error
-    graph = absorb(fold_gain(graph))
-    network = quantise(graph, bits, classes, input_max, facts)
-    lead = () if static else (graph.timesteps,)
-    if examples is None:
-        size = (*lead, GOLDEN, *graph.input_shape)
-        examples = np.random.default_rng(0).integers(0, input_max + 1, size, np.uint8)
-    examples = np.asarray(examples)
-    if len(input_shape) == 2 and examples.ndim == len(lead) + 3:  # signals [B, C, L]
-        examples = examples[..., None, :]
-    batch = examples.shape[len(lead)] if examples.ndim > len(lead) else 0
-    if examples.dtype != np.uint8 or not batch or examples.shape != (*lead, batch, *graph.input_shape):
-        expected = ", ".join(map(str, (*lead, "B", *graph.input_shape)))
-        raise GraphError(f"examples must be uint8 [{expected}], got {examples.dtype} {list(examples.shape)}")
-    chosen = (examples[:CONFIRMED] if static else examples[:, :CONFIRMED]).astype(np.float64)
-    seen = chosen
-    if graph.offset is not None:
-        seen = (chosen - graph.offset[:, None, None]) / (np.reshape(deviations, (-1, 1, 1)) * input_max)
-    confirm(exact, graph, seen.reshape(*seen.shape[:-3], *input_shape), chosen)
-    return with_golden(network, examples)
+    most = 255 if scale is None else scale
+    if isinstance(most, bool) or not isinstance(most, int) or not 1 <= most <= 255:
+        raise GraphError(
+            f"scale must be a whole number from 1 to 255, what the brightest pixel is stored as, got {scale!r}"
+        )
+    channels = graph.input_shape[0]
+    means, deviations = _numbers("mean", mean, channels, 0.0), _numbers("std", std, channels, 1.0)
+    if min(deviations) <= 0:
+        raise GraphError(f"std must be positive, got {std!r}")
+    if max(means) > 1:
+        raise GraphError(
+            f"mean is of pixel / scale, at most 1, got {mean!r} with scale={most}: where mean and std are of pixels, "
+            "divide both by the brightest one (255), and give that as scale"
+        )
+    return _Normalisation(means, deviations, most)
 
 
 def _numbers(name: str, given: Sequence[float] | None, channels: int, default: float) -> list[float]:
@@ -118,6 +126,42 @@ def _numbers(name: str, given: Sequence[float] | None, channels: int, default: f
     if values.shape != (channels,) or not np.isfinite(values).all():
         raise GraphError(f"{name} must be a list of {channels} finite numbers, one for each channel, got {given!r}")
     return values.tolist()
+
+
+def _stated(facts: Mapping[str, Any] | None, golden: str) -> dict[str, Any]:
+    """The facts that a network carries, with what its golden inputs are."""
+    if facts is not None and not isinstance(facts, Mapping):
+        raise GraphError(f"facts must be JSON values under names, got {facts!r:.40}")
+    stated = {**(facts or {}), "golden": golden}
+    try:
+        json.dumps(stated, sort_keys=True, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise GraphError(f"facts must be JSON values under names: {error}") from error
+    return stated
+
+
+def _noise(graph: Graph, most: int) -> NDArray[np.uint8]:
+    """Random inputs: images of any pixels; of event frames each with twice as high counts as the one before, from few events
+    to what saturates."""
+    size, random = (GOLDEN, *graph.input_shape), np.random.default_rng(0)
+    if graph.static:
+        return random.integers(0, most + 1, size, np.uint8)
+    highest = np.maximum(most >> np.arange(GOLDEN)[::-1], 1)[:, None, None, None]
+    return random.integers(0, highest + 1, (graph.timesteps, *size), np.uint8)
+
+
+def _checked(examples: Any, graph: Graph, input_shape: Given) -> NDArray[np.uint8]:
+    """Examples as the integer network reads them, or as the trained one does."""
+    lead = () if graph.static else (graph.timesteps,)
+    given = np.asarray(examples)
+    batch = given.shape[len(lead)] if given.ndim > len(lead) else 0
+    wanted = (*lead, batch, *graph.input_shape)
+    if given.shape == (*lead, batch, *input_shape):
+        given = given.reshape(wanted)
+    if given.dtype != np.uint8 or not batch or given.shape != wanted:
+        expected = ", ".join(map(str, (*lead, "B", *graph.input_shape)))
+        raise GraphError(f"examples must be uint8 [{expected}], got {given.dtype} {list(given.shape)}")
+    return given
 
 
 def with_golden(network: IntegerNetwork, examples: NDArray[np.uint8]) -> Network:
@@ -151,9 +195,7 @@ def graph_of_run(run: Path | str, changes: Iterable[str] = ()) -> Graph:
     return graph_of(runs.load(run), test.shape, config.model.timesteps, test.static)
 
 
-def graph_of(
-    net: nn.Module, input_shape: Shape | tuple[int, int], timesteps: int | None = None, static: bool = True
-) -> Graph:
+def graph_of(net: nn.Module, input_shape: Given, timesteps: int | None = None, static: bool = True) -> Graph:
     """A trained network on real numbers, steps absorbed, for inputs normalised as in training; refused where `deploy` would
     refuse to read it off its trace."""
     exact = exact_copy(net)

@@ -46,11 +46,11 @@ from lbq.deploy.faithful import own_method
 from lbq.deploy.functional import as_layer
 from lbq.deploy.memory import AS, check_in_place
 from lbq.deploy.remedies import remedy
-from lbq.deploy.signals import lifted
-from lbq.deploy.times import AXIS, BATCH, FOLDED, ONE, SHOWN, SWAPPED, TRANSPOSES, UNFOLDED, added, front
+from lbq.deploy.signals import Given, as_image, lifted
+from lbq.deploy.times import AXIS, BATCH, FOLDED, ONE, SHOWN, SWAPPED, TRANSPOSES, UNFOLDED, Time, added, front
 from lbq.deploy.trace import ACTIVATIONS, LAYERS, NORMS, PASSES, POOLS, STATELESS, traced
 from lbq.errors import GraphError
-from lbq.graph import INPUT, Graph, Layer, NeuronSpec, Shape, Synapse
+from lbq.graph import INPUT, Graph, Layer, NeuronSpec, Synapse
 from lbq.models.time import fold_time, unfold_time
 from lbq.neuron import SpikingNeuron
 
@@ -66,13 +66,13 @@ SOFTMAX = (torch.softmax, torch.log_softmax, F.softmax, F.log_softmax, "softmax"
 @torch.no_grad()
 def lower(
     net: nn.Module,
-    input_shape: Shape | tuple[int, int],
+    input_shape: Given,
     timesteps: int | None = None,
     static: bool = True,
     weights: bool = True,
 ) -> Graph:
     """The network as numbers (float64), for inputs of `input_shape` (C, H, W), in evaluation mode; signals (C, L) become
-    images (C, 1, L).
+    images (C, 1, L), and features (F,) images (F, 1, 1).
 
     timesteps: default `net.timesteps`. static: one image shown at every timestep, or event frames.
     weights: False where the structure is enough, as for counting: weights are then NaN in their shapes, and nothing folds.
@@ -83,24 +83,22 @@ def lower(
     if isinstance(steps, bool) or not isinstance(steps, Integral) or steps < 1:
         raise GraphError(f"timesteps must be a whole number of at least 1, got {steps!r}")
     shape = tuple(input_shape) if isinstance(input_shape, Sequence) else ()
-    if len(shape) not in (2, 3) or not all(isinstance(size, int) and size > 0 for size in shape):
+    if len(shape) not in (1, 2, 3) or not all(isinstance(size, int) and size > 0 for size in shape):
         raise GraphError(
-            f"input_shape must be (channels, height, width), or (channels, length) of signals, got {input_shape!r}"
+            "input_shape must be (channels, height, width), (channels, length) of signals or (features,), "
+            f"got {input_shape!r}"
         )
-    channels, *sides = shape
-    height, width = sides if len(sides) == 2 else (1, *sides)
-    return _Lowering(net, (channels, height, width), int(steps), static, weights, signals=len(sides) == 1).run()
+    return _Lowering(net, shape, int(steps), static, weights).run()
 
 
 class _Lowering:
     """Who watches a network's trace, and turns each call into a value as it is made, so that the forward may ask for sizes."""
 
-    def __init__(
-        self, net: nn.Module, input_shape: Shape, timesteps: int, static: bool, weights: bool, signals: bool
-    ) -> None:
+    def __init__(self, net: nn.Module, shape: tuple[int, ...], timesteps: int, static: bool, weights: bool) -> None:
         self.net, self.modules = net, dict(net.named_modules())
-        self.input_shape, self.timesteps, self.static = input_shape, timesteps, static
-        self.numbers, self.signals = Numbers(weights), signals  # signals: [C, L], here [C, 1, L]
+        self.input_shape, self.timesteps, self.static = as_image(shape), timesteps, static
+        self.features, self.signals = len(shape) == 1, len(shape) == 2  # [F] and [C, L], here [F, 1, 1] and [C, 1, L]
+        self.numbers = Numbers(weights)
         self.values: dict[fx.Node, Value] = {}
         self.integers: dict[fx.Node, Any] = {}  # of values, and what is computed from them
         self.logits: dict[fx.Node, fx.Node] = {}  # of softmax and its logarithm, which the network may return
@@ -117,7 +115,8 @@ class _Lowering:
     def see(self, node: fx.Node) -> None:
         if node.op == "placeholder":
             if not self.values:
-                self.values[node] = Levels(INPUT, self.input_shape, time="none" if self.static else "all")
+                time: Time = "none" if self.static else "all"
+                self.values[node] = Levels(INPUT, self.input_shape, flat=self.features, time=time)
         elif node.op == "get_attr":
             raise GraphError(
                 f"layer {node.target!r}: a bare parameter in the network's forward is not supported, nor a constant tensor: "
@@ -242,8 +241,11 @@ class _Lowering:
                 return add(where, left, scaled(right, -1, self.numbers) if node.target in MINUS else right)
             if 0 in operands and node.target in PLUS:  # as sum() begins
                 return values[0]
+        constants = "constants into a bias"
+        if any(isinstance(value, Levels) and value.source == INPUT for value in values):
+            constants = "normalise images before the network, not in it: mean= and std= say how"
         raise GraphError(
-            f"{where}: only the plain sum or difference of two tensors is supported: write x + y, and constants into a bias"
+            f"{where}: only the plain sum or difference of two tensors is supported: write x + y, and {constants}"
         )
 
     # Time ----------------------------------------------------------------------------------------------------------
@@ -313,7 +315,7 @@ class _Lowering:
         """Folding tells time by the number of dimensions: with another one it would take it for the batch."""
         behind = len(self._behind(value))
         if spatial != behind:
-            more = ", or input_shape as (C, H, W)" if self.signals and spatial == 3 else ""
+            more = ", or input_shape as (C, H, W)" if spatial == 3 else ""
             raise GraphError(
                 f"{where}: spatial={spatial}, but behind the batch it has {behind}: give spatial={behind}{more}"
             )

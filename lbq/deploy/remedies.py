@@ -14,6 +14,7 @@ PADDING = "pad height and width with zeros, or let the convolution pad"
 STEPS = (
     "give layers and neurons all timesteps, [T, B, ...], and all channels, with weights 0 where they are to see nothing"
 )
+ONE_STEP = f"{STEPS}; of the logits, return the mean or the sum over time, not one timestep"
 LISTED = "use what docs/deploy.md lists under 'A network of your own'"
 
 REMEDIES: dict[str, str] = {
@@ -23,7 +24,7 @@ REMEDIES: dict[str, str] = {
     ),
     **dict.fromkeys(("groupnorm", "group_norm", "layernorm", "layer_norm", "instancenorm2d", "rmsnorm"), NORM),
     **dict.fromkeys(("chunk", "split", "narrow"), PARTS),
-    **dict.fromkeys(("getitem", "select", "unbind"), STEPS),
+    **dict.fromkeys(("getitem", "select", "unbind"), ONE_STEP),
     **dict.fromkeys(
         ("upsample", "upsamplingnearest2d", "interpolate", "convtranspose2d", "pixelshuffle", "pixel_shuffle"), SMALLER
     ),

@@ -1,4 +1,5 @@
-"""Layers of signals [C, L] as the layers of images [C, 1, L] that do the same, so that lowering need know these alone."""
+"""Signals [C, L] as images [C, 1, L], and their layers as those of images that do the same, so that lowering need know these
+alone; features [F] as images [F, 1, 1]."""
 
 from __future__ import annotations
 
@@ -7,10 +8,19 @@ from typing import Any, cast
 from torch import nn
 
 from lbq.errors import GraphError
+from lbq.graph import Shape
 
 POOLS = (nn.MaxPool1d, nn.AvgPool1d, nn.AdaptiveAvgPool1d)
 LAYERS = (nn.Conv1d, nn.ConstantPad1d, *POOLS)
+Given = Shape | tuple[int, int] | tuple[int]  # of one input: (C, H, W), (C, L) or (F,)
 OF_IMAGES = (nn.Conv2d, nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.ConstantPad2d)
+
+
+def as_image(shape: tuple[int, ...]) -> Shape:
+    """The shape that the integer network reads."""
+    channels, *sides = shape
+    height, width = {0: (1, 1), 1: (1, *sides)}.get(len(sides), tuple(sides))
+    return channels, height, width
 
 
 def lifted(name: str, module: nn.Module, signals: bool) -> nn.Module:

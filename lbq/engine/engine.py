@@ -62,7 +62,8 @@ class Network:
         backend: Backend = "horner",
         progress: Callable[[int], None] | None = None,
     ) -> Output:
-        """Classify uint8 images `[B, C, H, W]`, one image `[C, H, W]`, or event frames `[T, B, C, H, W]`.
+        """Classify uint8 images `[B, C, H, W]`, one image `[C, H, W]`, or event frames `[T, B, C, H, W]`; features, which have
+        no height and width, may be `[B, F]` or `[T, B, F]`.
 
         engine: `dense` multiplies everything in BLAS, `bitplane` adds weights for set bits only, `auto` takes the faster
             of two native kernels for every layer, `cuda` runs densely on a GPU. All give the same bits.
@@ -123,15 +124,17 @@ class Network:
         x = np.asarray(images)
         if x.dtype != np.uint8:
             raise LbqError(f"images must be uint8, as they are stored, got {x.dtype}")
-        if x.ndim == (3 if net.static else 4):
-            x = x[None] if net.static else x[:, None]
         lead = () if net.static else (net.timesteps,)
+        if net.input_shape[1:] == (1, 1) and x.ndim == len(lead) + 2:
+            x = x[..., None, None]
+        elif x.ndim == len(lead) + 3:
+            x = np.expand_dims(x, len(lead))
         if x.shape != (*lead, x.shape[len(lead)] if x.ndim > len(lead) else 0, *net.input_shape):
             expected = ", ".join(map(str, (*lead, "B", *net.input_shape)))
             raise LbqError(f"images must be [{expected}], got {list(np.shape(images))}")
         if not x.size:
             raise LbqError("images must not be empty")
-        if "data" in net.facts and (most := int(x.max())) > net.input_max:  # of a dataset, whose range is known
+        if (most := int(x.max())) > net.input_max:
             raise LbqError(
                 f"images have values up to {most}, the network was trained on 0 to {net.input_max}: scale them to that"
             )

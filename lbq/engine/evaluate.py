@@ -76,9 +76,12 @@ def open_data(network: IntegerNetwork, data: str | None) -> TestSet:
     else:
         known = network.facts.get("data")
         settings = known if isinstance(known, dict) else {}
-        name = settings.get("name")
+        name = settings.get("name", "digits" if data == "digits" else None)
         if not isinstance(name, str):
-            raise DataError("the network does not say which dataset it is for: give a .npz file with images and labels")
+            raise DataError(
+                "the network does not say which dataset it is for: give a .npz file with images and labels, or deploy it "
+                'with facts={"data": {"name": "cifar10"}} or another dataset\'s name'
+            )
         if data is None and name != "digits":
             raise DataError(f"give the folder of {name}, or a .npz file with images and labels")
         if name == "digits" and data not in (None, "digits"):

@@ -39,7 +39,7 @@ RECORDINGS = 4  # of a workspace: engines that take turns, choices that change
 TOGETHER = 2**18  # neuron-steps of the largest layer that are computed together: 1 MiB of currents
 
 
-@dataclass
+@dataclass(repr=False)
 class Output:
     """What a run gave.
 
@@ -54,6 +54,12 @@ class Output:
     counts: dict[str, Counts]
     choices: dict[str, Choice]
     levels: dict[str, Integers] | None = None
+
+    def __repr__(self) -> str:
+        levels = "no levels" if self.levels is None else f"levels of {len(self.levels)} layers"
+        return (
+            f"Output(logits {list(self.logits.shape)}, scale {self.scale:.4g}, {len(self.counts)} synapses, {levels})"
+        )
 
     @property
     def predictions(self) -> NDArray[np.int64]:

@@ -53,8 +53,8 @@ def over_time(
     """Apply layers without memory, or functions, to every timestep of `x` [T, B, ...] at once.
 
     BatchNorm then takes its statistics over T * B. A static `x` [B, ...] goes through the layers once and becomes
-    `[timesteps, B, ...]` after them. `spatial` is the number of dimensions behind the batch: 3 for images, 2 for signals
-    [C, L], 1 for features.
+    `[timesteps, B, ...]` after them; an `x` that has time keeps its own, whatever `timesteps` says. `spatial` is the number of
+    dimensions behind the batch: 3 for images, 2 for signals [C, L], 1 for features.
     """
     y = fold_time(x, spatial)
     for layer in layers:

@@ -305,7 +305,7 @@ class SpikingNeuron(nn.Module, ABC):
 
     def forward_step(self, x: Tensor, state: BurstState | None = None) -> tuple[Tensor, BurstState]:
         """One timestep of current `x` [B, ...]; pass the returned state to the next call, None at the start."""
-        self.check_input(x[None])
+        self.check_state(self.check_input(x[None]), state)
         current = x.to(compute_dtype(x))
         emission, after = burst_step(current, state, self.constants(x[None]), self.rule)
         if after.v is current:  # whoever reads a stream into one buffer would change the membrane

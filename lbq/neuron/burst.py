@@ -124,7 +124,10 @@ class SteppedNeuron(SpikingNeuron):
         super().check_input(x)
         channels = self.channels
         if channels is not None and (x.dim() < 3 or x.shape[2] != channels):
-            raise ValueError(f"x must be [T, B, {channels}, ...] for channels={channels}, got {tuple(x.shape)}")
+            raise ValueError(
+                f"x must be [T, B, {channels}, ...] for channels={channels}, got {tuple(x.shape)}: of tokens [T, B, N, D], "
+                "neuron(x.movedim(-1, 2)).movedim(2, -1)"
+            )
         return x
 
 
@@ -141,7 +144,8 @@ class BurstNeuron(SteppedNeuron):
         surrogate: a name in `lbq.surrogate.SURROGATES`.
         tail: initial coefficient lambda = sigmoid(eta) of the surrogate's tails; `learn_tail` trains it.
         membrane: `lif`, `if` or `plif`.
-        channels: give one step to each of that many channels (dimension 2 of the input) instead of one per layer.
+        channels: give one step to each of that many channels (dimension 2 of the input) instead of one per layer. Where they
+            stand last, as in tokens [T, B, N, D], move them: `neuron(x.movedim(-1, 2)).movedim(2, -1)`.
         learn_beta, learn_alpha: train them, kept in [0, 1].
         reset_grad: let gradients reach gamma and alpha through the reset.
         step_gradient: `sum` as the paper, or `lsq`: scaled by 1 / sqrt(features * n_max).
