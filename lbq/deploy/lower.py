@@ -15,7 +15,7 @@ import operator
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import reduce
-from itertools import chain, count, product
+from itertools import chain, count
 from numbers import Integral
 from typing import Any, cast
 
@@ -46,8 +46,9 @@ from lbq.deploy.faithful import own_method
 from lbq.deploy.functional import as_layer
 from lbq.deploy.memory import AS, check_in_place
 from lbq.deploy.remedies import remedy
+from lbq.deploy.shapes import Shapes
 from lbq.deploy.signals import Given, as_image, lifted
-from lbq.deploy.times import AXIS, BATCH, FOLDED, ONE, SHOWN, SWAPPED, TRANSPOSES, UNFOLDED, Time, added, front
+from lbq.deploy.times import AXIS, BATCH, SWAPPED, TRANSPOSES, UNFOLDED, Time
 from lbq.deploy.trace import ACTIVATIONS, LAYERS, NORMS, PASSES, POOLS, STATELESS, traced
 from lbq.errors import GraphError
 from lbq.graph import INPUT, Graph, Layer, NeuronSpec, Synapse
@@ -98,7 +99,7 @@ class _Lowering:
         self.net, self.modules = net, dict(net.named_modules())
         self.input_shape, self.timesteps, self.static = as_image(shape), timesteps, static
         self.features, self.signals = len(shape) == 1, len(shape) == 2  # [F] and [C, L], here [F, 1, 1] and [C, 1, L]
-        self.numbers = Numbers(weights)
+        self.numbers, self.shapes = Numbers(weights), Shapes(timesteps, self.signals)
         self.values: dict[fx.Node, Value] = {}
         self.integers: dict[fx.Node, Any] = {}  # of values, and what is computed from them
         self.logits: dict[fx.Node, fx.Node] = {}  # of softmax and its logarithm, which the network may return
@@ -131,7 +132,7 @@ class _Lowering:
     def sizes(self, node: fx.Node) -> tuple[int, ...] | None:
         if node not in self.values:
             return None
-        return tuple(size if size % BATCH else -size for size in self._sizes(self.values[node]))
+        return tuple(size if size % BATCH else -size for size in self.shapes.sizes(self.values[node]))
 
     def _finish(self, node: fx.Node) -> Graph:
         result = node.args[0]
@@ -176,11 +177,11 @@ class _Lowering:
             return self._module(str(node.target), self.modules[str(node.target)], value)
         target, rest = node.target, self._resolved(node.args[1:])
         if target is fold_time:
-            self._check_spatial(where, value, rest[0])
-            return self._fold(value)
+            self.shapes.check_spatial(where, value, rest[0])
+            return self.shapes.fold(value)
         if target is unfold_time:
             return self._unfold(where, node, value)
-        if (shown := self._shown(where, node, value, rest)) is not None:
+        if (shown := self.shapes.shown(where, node, value, rest)) is not None:
             return shown
         options = {key: self._resolved(option) for key, option in node.kwargs.items()}
         if target in SAME:
@@ -194,20 +195,16 @@ class _Lowering:
         if target in (torch.flatten, "flatten"):
             given: dict[str, Any] = {**dict(zip(("start_dim", "end_dim"), rest, strict=False)), **node.kwargs}
             first, last = given.get("start_dim", 0), given.get("end_dim", -1)
-            return (
-                self._fold(value)
-                if (first, last) == (0, 1) and value.time in FOLDED
-                else self._flatten(where, value, first, last)
-            )
+            return self.shapes.flatten(where, value, first, last)
         if target in (torch.unflatten, "unflatten") and value.time in UNFOLDED and len(rest) == 2 and rest[0] == 0:
-            sizes = (*rest[1], *self._sizes(value)[1:]) if isinstance(rest[1], tuple) else None
-            return self._reshape(where, value, sizes)
+            sizes = (*rest[1], *self.shapes.sizes(value)[1:]) if isinstance(rest[1], tuple) else None
+            return self.shapes.reshape(where, value, sizes)
         if target in TRANSPOSES and not node.kwargs:
-            return self._transposed(where, value, rest)
+            return self.shapes.transposed(where, value, rest)
         if target in (torch.reshape, "reshape", "view") and not node.kwargs:
-            return self._reshape(where, value, rest[0] if len(rest) == 1 else rest)
+            return self.shapes.reshape(where, value, rest[0] if len(rest) == 1 else rest)
         if target in AS and len(inputs) == 2:
-            return self._reshape(where, value, self._sizes(inputs[1]))
+            return self.shapes.reshape(where, value, self.shapes.sizes(inputs[1]))
         if target in ("mean", torch.mean):
             return self._mean(where, "mean", value, rest, node.kwargs)[0]
         if target in ("sum", torch.sum):
@@ -226,8 +223,8 @@ class _Lowering:
         given: dict[str, Any] = {**dict(zip(("tensors", "dim"), node.args, strict=False)), **node.kwargs}
         values = [self.values.get(tensor) for tensor in given["tensors"]]
         known = [value for value in values if value is not None]
-        rank = len(self._sizes(known[0]))
-        channels = rank - len(self._behind(known[0]))
+        rank = len(self.shapes.sizes(known[0]))
+        channels = rank - len(self.shapes.behind(known[0]))
         if len(known) != len(values) or given.get("dim", given.get("axis", 0)) not in (channels, channels - rank):
             raise GraphError(f"{where}: neurons' outputs can be joined along channels alone: dim={channels}")
         return join(where, known)
@@ -259,20 +256,12 @@ class _Lowering:
             return known
         source = cast(fx.Node, node.args[0] if node.args else None)
         if node.target is getattr and node.args[1] == "shape" and source in self.values:
-            self.integers[node] = self._sizes(self.values[source])
+            self.integers[node] = self.shapes.sizes(self.values[source])
         elif node.target is operator.getitem and source in self.integers:
             self.integers[node] = self.integers[source][node.args[1]]
         else:
             return False
         return True
-
-    def _sizes(self, value: Value) -> tuple[int, ...]:
-        return front(value.time, self.timesteps) + self._behind(value)
-
-    def _behind(self, value: Value) -> tuple[int, ...]:
-        """The sizes behind the batch."""
-        channels, height, width = value.shape
-        return (channels * height * width,) if value.flat else (channels, width) if self.signals else value.shape
 
     def _resolved(self, args: Any) -> Any:
         """Arguments of a node with the sizes in them as numbers."""
@@ -280,103 +269,18 @@ class _Lowering:
             return tuple(self._resolved(a) for a in args)
         return self.integers.get(args, args) if isinstance(args, fx.Node) else args
 
-    def _fold(self, value: Value) -> Value:
-        return replace(value, time=FOLDED.get(value.time, value.time))
-
-    def _transposed(self, where: str, value: Value, axes: tuple[Any, ...]) -> Value:
-        """Time and batch exchanged: by their two dimensions, or by the order of all."""
-        rank = len(self._sizes(value))
-        given = axes[0] if len(axes) == 1 else axes
-        order = [axis % rank if isinstance(axis, int) else axis for axis in given]
-        if (
-            value.time not in SWAPPED
-            or order[:2] not in ([0, 1], [1, 0])
-            or order[2:] not in ([], list(range(2, rank)))
-        ):
-            raise GraphError(f"{where}: only time and batch can be exchanged, as in x.transpose(0, 1)")
-        if len(order) > 2 and order[0] == 0:  # permuted into the same order
-            return value
-        return replace(value, time=SWAPPED[value.time])
-
-    def _reshape(self, where: str, value: Value, sizes: Any) -> Value:
-        """What view and reshape may do: fold or unfold time and batch, flatten channels, height and width or undo it."""
-        if isinstance(sizes, (tuple, list)) and all(isinstance(size, int) for size in sizes):
-            known, total = math.prod(size for size in sizes if size != -1), math.prod(self._sizes(value))
-            wanted = tuple(total // known if size == -1 and known else size for size in sizes)
-            other = (FOLDED | UNFOLDED).get(value.time, value.time)
-            for time, flat in product((value.time, other), (False, True)):
-                if self._sizes(found := replace(value, time=time, flat=flat)) == wanted:
-                    return found
-        raise GraphError(
-            f"{where}: it may join or split time and batch, or channels, height and width, in that order; nothing else"
-        )
-
-    def _check_spatial(self, where: str, value: Value, spatial: Any) -> None:
-        """Folding tells time by the number of dimensions: with another one it would take it for the batch."""
-        behind = len(self._behind(value))
-        if spatial != behind:
-            more = ", or input_shape as (C, H, W)" if spatial == 3 else ""
-            raise GraphError(
-                f"{where}: spatial={spatial}, but behind the batch it has {behind}: give spatial={behind}{more}"
-            )
-
     def _unfold(self, where: str, node: fx.Node, value: Value) -> Value:
         """Time begins where a static input unfolds; it must begin with the timesteps that the graph will run."""
         bound = inspect.signature(unfold_time).bind(*node.args, **node.kwargs).arguments
         like = self.values.get(bound["like"])
-        if like is None or like.time in UNFOLDED or value.time != self._fold(like).time:
+        if like is None or like.time in UNFOLDED or value.time != self.shapes.fold(like).time:
             raise GraphError(f"{where}: it must unfold what was computed from fold_time of the same tensor")
-        self._check_spatial(where, like, bound.get("spatial", 3))
+        self.shapes.check_spatial(where, like, bound.get("spatial", 3))
         return (
-            replace(value, time=like.time) if like.time != "none" else self._begin(where, value, bound.get("timesteps"))
+            replace(value, time=like.time)
+            if like.time != "none"
+            else self.shapes.begin(where, value, bound.get("timesteps"))
         )
-
-    def _begin(self, where: str, value: Value, steps: Any) -> Value:
-        """A static value, shown at each of `steps` timesteps."""
-        if value.time not in SHOWN:
-            raise GraphError(f"{where}: only an image without time in front can be shown at every timestep")
-        if steps is None:
-            raise GraphError(
-                f"{where}: an image enters here, and timesteps= does not say how often it is shown; for event frames, which "
-                "have time in front, pass static=False"
-            )
-        if steps != self.timesteps:
-            raise GraphError(f"{where}: the network runs {steps} timesteps, not {self.timesteps}")
-        return replace(value, time=SHOWN[value.time])
-
-    def _shown(self, where: str, node: fx.Node, value: Value, rest: tuple[Any, ...]) -> Value | None:
-        """The plain ways to put time in front of the batch, or behind it, or None where `node` is none of them: unsqueeze,
-        [None] or [:, None], and then expand or repeat; expand and repeat alone; torch.stack([x] * T)."""
-        target = node.target
-        if target in (torch.unsqueeze, "unsqueeze", operator.getitem):
-            new = added((*rest, *node.kwargs.values())[0], target is operator.getitem)
-            if value.time != "none" or new is None:
-                return None
-            value = replace(value, time=new)
-            return value if self.timesteps > 1 else self._begin(where, value, 1)
-        if target is torch.stack:
-            copies, at = cast(Sequence[Any], node.args[0]), (*rest, *node.kwargs.values())
-            if any(x is not copies[0] for x in copies) or at not in ((), (0,), (1,)):
-                raise GraphError(f"{where}: only the same image, stacked in front for every timestep, is supported")
-            behind = at == (1,) and value.time == "none"
-            return self._begin(where, replace(value, time="one behind") if behind else value, len(copies))
-        return self._repeated(where, node, value, rest) if target in ("expand", "repeat") else None
-
-    def _repeated(self, where: str, node: fx.Node, value: Value, rest: tuple[Any, ...]) -> Value:
-        if self.timesteps == 1:
-            value = replace(value, time=ONE.get(value.time, value.time))
-        sizes = list(rest[0] if len(rest) == 1 else rest)
-        kept = [{-1, size} if node.target == "expand" else {1} for size in self._sizes(value)]
-        at = 1 if value.time == "one behind" else 0
-        if value.time != "none":
-            del kept[at]
-        steps = sizes.pop(at) if len(sizes) > at else None
-        if node.kwargs or len(sizes) != len(kept) or any(s not in k for s, k in zip(sizes, kept, strict=True)):
-            raise GraphError(
-                f"{where}: {node.target} is supported only to show an image at every timestep, in front, as in "
-                "x.expand(T, *x.shape)"
-            )
-        return self._begin(where, value, steps)
 
     def _mean(
         self, where: str, name: str, value: Value, rest: tuple[Any, ...], options: dict[str, Any]
@@ -385,10 +289,10 @@ class _Lowering:
         given = dict(zip(("dim", "keepdim"), rest, strict=False)) | options
         given.pop("input", None)  # the tensor, by its name
         dims, keeps = given.pop("axis", given.pop("dim", ())), given.pop("keepdim", False)
-        sizes = self._sizes(value)
+        sizes = self.shapes.sizes(value)
         rank, axis = len(sizes), AXIS.get(value.time, 0)
         over = {dim % rank for dim in ((dims,) if isinstance(dims, int) else dims or ())}
-        whole = set(range(rank - len(self._behind(value)) + 1, rank))  # height and width
+        whole = set(range(rank - len(self.shapes.behind(value)) + 1, rank))  # height and width
         sides = whole & over
         if given or over - sides - {axis} or sides not in (set(), whole) or not over or (axis in over and keeps):
             both = f"length, {name}(-1)" if self.signals else f"height and width, {name}((-2, -1))"
@@ -424,7 +328,7 @@ class _Lowering:
         if isinstance(module, PASSES):
             return value
         if isinstance(module, nn.Flatten):
-            return self._flatten(name, value, module.start_dim, module.end_dim)
+            return self.shapes.flatten(name, value, module.start_dim, module.end_dim)
         if isinstance(module, (*NORMS, *POOLS, nn.Conv2d)) and value.time in SWAPPED:
             raise GraphError(
                 f"layer {name!r}: {kind} knows no time in front: apply it with lbq.models.over_time(x, layer)"
@@ -511,15 +415,6 @@ class _Lowering:
             made.append(replace(synapse, name=name, copy_of="" if copied == name else copied))
             self.synapses.add(name)
         return tuple(made)
-
-    def _flatten(self, where: str, value: Value, start: Any, end: Any) -> Value:
-        """Flattening of everything behind the batch; with time in front, that begins at dimension 2, else at 1."""
-        rank = len(self._sizes(value))
-        if start % rank != rank - len(self._behind(value)) or end not in (-1, rank - 1):
-            raise GraphError(
-                f"{where}: flatten all of channels, height and width together, and nothing in front of them"
-            )
-        return replace(value, flat=True)
 
 
 def _factor(node: fx.Node) -> float | None:
