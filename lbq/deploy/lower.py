@@ -121,7 +121,7 @@ class _Lowering:
         elif node.op == "get_attr":
             raise GraphError(
                 f"layer {node.target!r}: a bare parameter in the network's forward is not supported, nor a constant tensor: "
-                "put it into the weights or the bias of a layer"
+                "put it into a layer's weights or bias, and normalise images before the network (mean= and std= say how)"
             )
         elif node.op == "output" or self._is_size(node) or self._is_softmax(node):
             pass
