@@ -9,13 +9,15 @@ import errno
 import multiprocessing
 import os
 import random
+import shutil
 import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import suppress
-from functools import partial
+from collections.abc import Callable, Collection, Iterator
+from contextlib import redirect_stdout, suppress
+from functools import cache, partial
+from io import StringIO
 from pathlib import Path
 from typing import IO, Any
 
@@ -75,22 +77,27 @@ VARIANTS = {
 }
 
 
-def interrupted(settings: Config, after: int, folder: Path) -> tuple[Contents, list[dict[str, Any]]]:
-    """Train `after` steps, save, and go on in a new trainer; the final state and all records."""
+def saving(settings: Config, boundaries: Collection[int], folder: Path) -> tuple[Trainer, list[dict[str, Any]]]:
+    """Train to the end, saving after these steps as a job does; the trainer, and its records."""
 
-    def enough(made: Trainer) -> bool:
-        return made.position.step == after
+    def save(made: Trainer) -> bool:
+        if made.position.step in boundaries:
+            checkpoint.save(folder / str(made.position.step), *made.state())
+        return False
 
-    first = trainer(settings, between_steps=enough)
-    records = list(first.fit())
-    checkpoint.save(folder, *first.state())
+    made = trainer(settings, between_steps=save)
+    return made, [timeless(record.to_dict()) for record in made.fit()]
+
+
+def resumed(settings: Config, folder: Path) -> tuple[Contents, list[dict[str, Any]]]:
+    """Go on from a checkpoint in a new trainer; the final state, and the records from there on."""
     loaded = checkpoint.load(folder)
     assert loaded is not None
-    torch.manual_seed(after)  # whatever the process did before
-    second = trainer(settings)
-    second.restore(loaded.tensors, loaded.values)
-    records += second.fit()
-    return state_of(second), [timeless(record.to_dict()) for record in records]
+    torch.manual_seed(loaded.values["position"]["step"])  # whatever the process did before
+    made = trainer(settings)
+    made.restore(loaded.tensors, loaded.values)
+    records = [timeless(record.to_dict()) for record in made.fit()]
+    return state_of(made), records
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -101,10 +108,16 @@ def test_resuming_at_batch_boundaries_is_exact(variant: str, tmp_path: Path) -> 
     records = [timeless(record.to_dict()) for record in whole.fit()]
     final = state_of(whole)
     assert final["values"]["position"] == {"epoch": settings.train.epochs, "batch": 0, "step": STEPS, "stream": STEPS}
-    for after in range(1, STEPS + 1) if variant == "sgd" else (2, 4, 5, 6, STEPS):
-        resumed, seen = interrupted(settings, after, tmp_path / str(after))
-        assert differences(final, resumed) == [], after
-        assert seen == records, after
+    boundaries = range(1, STEPS + 1) if variant == "sgd" else (2, 4, 5, 6, STEPS)
+    saver, seen = saving(settings, boundaries, tmp_path)
+    assert differences(final, state_of(saver)) == []
+    assert seen == records
+    for after in boundaries:
+        state, seen = resumed(settings, tmp_path / str(after))
+        assert differences(final, state) == [], after
+        assert seen == records[(after - 1) // (STEPS // settings.train.epochs) :], (
+            after
+        )  # of the epochs not yet recorded
 
 
 def test_the_random_stream_matters() -> None:
@@ -192,6 +205,8 @@ class Forks:
         made = trainer(config())
         made.evaluate("test")
         lower(made.net, (1, 8, 8), 2)
+        with suppress(SystemExit), redirect_stdout(StringIO()):
+            cli.main(["train", "--help"])  # imports what every child would import for itself
         self.whole = folder / "whole"
         started = time.monotonic()
         assert self.wait(self.start(self.whole)) == 0
@@ -220,11 +235,23 @@ class Forks:
             os._exit(code)
 
     @staticmethod
+    def watch(pid: int, seconds: float) -> None:
+        """Wait this long, or until the child is done."""
+        until = time.monotonic() + seconds
+        while (left := until - time.monotonic()) > 0:
+            if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+                return
+            time.sleep(min(0.01, left))
+
+    @staticmethod
     def wait(pid: int) -> int:
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
     def messages(self, out: Path) -> list[str]:
         return [x for x in out.with_suffix(".err").read_text().splitlines() if x.startswith("lbq: ")]
+
+
+forks_in = cache(Forks)  # one for all that the helper is asked
 
 
 def at_step(step: int, action: Callable[[], object]) -> Callable[[], None]:
@@ -249,7 +276,7 @@ def _send(number: int) -> Callable[[], None]:
 
 def kills(folder: Path, count: int) -> dict[str, Any]:
     """`count` kills at random moments of run after run, each continued until it is done."""
-    forks = Forks(folder)
+    forks = forks_in(folder)
     draw = random.Random(count)
     killed = finished = resumed = 0
     positions: list[int] = []
@@ -258,8 +285,8 @@ def kills(folder: Path, count: int) -> dict[str, Any]:
         out = folder / f"run-{finished}"
         while True:
             pid = forks.start(out)
-            time.sleep(draw.uniform(0, 1.05 * forks.seconds) if killed < count else forks.seconds)
             if killed < count:
+                forks.watch(pid, draw.uniform(0, 1.05 * forks.seconds))
                 os.kill(pid, signal.SIGKILL)  # a zombie takes it without harm
             code = forks.wait(pid)
             loaded = checkpoint.load(out / job.CHECKPOINTS)  # raises where a checkpoint is damaged
@@ -285,11 +312,13 @@ def kills(folder: Path, count: int) -> dict[str, Any]:
 
 def mutations(folder: Path) -> dict[str, Any]:
     """What the comparison says where a run killed after step 6 is continued by a broken restore."""
-    forks = Forks(folder)
+    forks = forks_in(folder)
     found: dict[str, Any] = {}
+    killed = folder / "killed"
+    assert forks.wait(forks.start(killed, at_step(7, _send(signal.SIGKILL)))) == -signal.SIGKILL
     for mutation in [None, *MUTATIONS]:
         out = folder / f"mutation-{mutation}"
-        assert forks.wait(forks.start(out, at_step(7, _send(signal.SIGKILL)))) == -signal.SIGKILL
+        shutil.copytree(killed, out)
         code = forks.wait(forks.start(out, broken_restore(mutation)))
         found[str(mutation)] = differences(forks.expected, contents(out)) if code == 0 else ["failed"]
     return found
@@ -297,7 +326,7 @@ def mutations(folder: Path) -> dict[str, Any]:
 
 def signals(folder: Path) -> dict[str, Any]:
     """Exit codes and messages of stopped runs, and of a second process in a folder that is in use."""
-    forks = Forks(folder)
+    forks = forks_in(folder)
     found: dict[str, Any] = {}
     for number in (signal.SIGTERM, signal.SIGINT):
         for step in (3, 4, STEPS):  # within an epoch, at its end, at the run's end
@@ -329,7 +358,8 @@ def helper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ask]:
         patch.setenv("OMP_NUM_THREADS", "1")
         pool = multiprocessing.get_context("spawn").Pool(1)
     with pool:
-        yield lambda function, *rest: pool.apply(function, (tmp_path_factory.mktemp("forks"), *rest))
+        folder = tmp_path_factory.mktemp("forks")
+        yield lambda function, *rest: pool.apply(function, (folder, *rest))
 
 
 def test_killed_at_random_moments(helper: Ask) -> None:
@@ -417,12 +447,19 @@ class Disk:
 
 
 FAULTY = config(
-    "train.epochs=3", "train.batch_size=50", "train.eval_every=3", "train.checkpoint_steps=0", "train.ema=0.0"
+    "model.id=tiny",
+    "train.epochs=3",
+    "train.batch_size=50",
+    "train.eval_every=3",
+    "train.checkpoint_steps=0",
+    "train.ema=0.0",
 )
 
 
 @pytest.mark.parametrize("kill", [False, True], ids=["error", "kill"])
 def test_every_failing_write_is_named_and_survived(kill: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tiny = partial(ResNet, blocks=(1,), widths=(2,), stem_width=2)  # two hundred runs: what they write is the matter
+    monkeypatch.setitem(models.OWN, "tiny", tiny)
     monkeypatch.setattr(
         job, "SAVING_SHARE", 1e9
     )  # a save at every epoch's end, however slow the disk: runs write alike
