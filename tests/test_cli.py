@@ -8,6 +8,8 @@ import re
 import subprocess
 import sys
 import tarfile
+from contextlib import redirect_stderr, redirect_stdout
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ import pytest
 import torch
 
 import lbq
-from lbq import cli, evaluation, train
+from lbq import cli, demo, evaluation, train
 from lbq.cli.progress import CountProgress, TrainProgress
 from lbq.data.sources import open_source
 from lbq.demo import demo_config
@@ -36,11 +38,29 @@ def call(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str,
 
 
 @pytest.fixture(scope="module")
-def demo_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any], str]:
-    folder = tmp_path_factory.mktemp("demo") / "run"
-    command = [sys.executable, "-m", "lbq", "demo", "--epochs", "1", "--json", "--out", str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    return folder, json.loads(done.stdout), done.stderr
+def demo_result() -> list[demo.DemoResult]:
+    """Of `demo_run`, once that has run."""
+    return []
+
+
+@pytest.fixture(scope="module")
+def demo_run(
+    demo_result: list[demo.DemoResult], tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, dict[str, Any], str]:
+    """The folder that `lbq demo` wrote, its JSON, and its progress."""
+    folder, run_demo = tmp_path_factory.mktemp("demo") / "run", demo.run_demo
+
+    def kept(*arguments: Any) -> demo.DemoResult:
+        demo_result.append(run_demo(*arguments))
+        return demo_result[0]
+
+    out, err = StringIO(), StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+        patch.setattr(demo, "run_demo", kept)
+        with pytest.raises(SystemExit) as stop:
+            cli.main(["demo", "--epochs", "1", "--json", "--out", str(folder)])
+    assert not stop.value.code
+    return folder, json.loads(out.getvalue()), err.getvalue()
 
 
 def test_demo_json_and_run_folder(demo_run: tuple[Path, dict[str, Any], str]) -> None:
@@ -88,10 +108,25 @@ def test_the_demo_ends_with_a_report(demo_run: tuple[Path, dict[str, Any], str])
     assert record_of(folder)["test_accuracy"] == pytest.approx(summary["accuracy"]["lbq"], abs=0.005)
 
 
-def test_demo_table(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("demo_run")
+def test_demo_table(
+    capsys: pytest.CaptureFixture[str],
+    demo_result: list[demo.DemoResult],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What is printed of the same run where no JSON is asked for, and what is run where no folder is named."""
+    asked: list[tuple[Any, ...]] = []
+
+    def again(folder: Path, watcher: demo.Watcher, *options: Any) -> demo.DemoResult:
+        asked.append((folder, *options))
+        return demo_result[0]
+
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(demo, "run_demo", again)
     code, out, _ = call(capsys, "demo", "--epochs", "1", "--seed", "3")
     assert code == 0
+    assert asked == [(Path("runs/demo-001"), 3, 1)]
     for text in (
         "LBQ, learned step",
         "binary LIF",
@@ -102,7 +137,6 @@ def test_demo_table(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypa
         "agree",
     ):
         assert text in out
-    assert (tmp_path / "runs" / "demo-001" / "weights.safetensors").exists()
     # the README's excerpt has the shape of this output: the same lines, but for the figures in them
     excerpt = re.search(r"```text\n(.*?)```", (Path(__file__).parent.parent / "README.md").read_text(), re.S)
     assert excerpt
