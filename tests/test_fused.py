@@ -519,7 +519,7 @@ def test_channels_last_stays_channels_last_both_ways(neuron: str, monkeypatch: p
 
     monkeypatch.setattr(launch, "ordered_like", watch)
     steps = 1 if neuron in ("qann", "relu") else 2
-    net = models.create("resnet8w16", timesteps=steps, neuron=neuron, in_channels=1).to(DEVICE)
+    net = models.create("resnet8w4", timesteps=steps, neuron=neuron, in_channels=1).to(DEVICE)
     net = net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     with use("fused"):
         net(randn(2, 1, 8, 8).contiguous(memory_format=torch.channels_last)).sum().backward()
@@ -533,7 +533,7 @@ def test_networks_train_alike(neuron: str) -> None:
     losses, grads = [], []
     for kernel in ("reference", "fused"):
         torch.manual_seed(3)
-        net = models.create("resnet8w8", timesteps=2, neuron=neuron, in_channels=1).to(DEVICE)
+        net = models.create("resnet8w4", timesteps=2, neuron=neuron, in_channels=1).to(DEVICE)
         x, labels = randn(6, 1, 8, 8), torch.arange(6, device=DEVICE)
         with use(kernel):
             loss = nn.functional.cross_entropy(net(x), labels)
@@ -589,7 +589,7 @@ def test_opcheck_of_every_operator() -> None:
 
 
 def test_goes_through_torch_compile_without_a_break() -> None:
-    net = models.create("resnet8w16", timesteps=2, in_channels=1).to(DEVICE)
+    net = models.create("resnet8w4", timesteps=2, in_channels=1).to(DEVICE)
     x, labels = randn(4, 1, 8, 8), torch.arange(4, device=DEVICE)
     eager = copy.deepcopy(net)
     compiled = torch.compile(net, backend="aot_eager", fullgraph=True)
@@ -758,12 +758,12 @@ def test_kernels_compile_for_a_gpu_with_vectorised_loads() -> None:
 
 
 TWO_PROCESSES = """
-import copy, os, torch, torch.distributed as dist
+import copy, sys, torch, torch.distributed as dist
 from torch import nn
 from lbq import models
 from lbq.kernels.choose import use
-dist.init_process_group("gloo")
-rank = dist.get_rank()
+meeting, rank = sys.argv[1], int(sys.argv[2])
+dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=2)
 torch.manual_seed(0)
 net = models.create("resnet8w4", timesteps=2, in_channels=1)
 for module in net.modules():
@@ -784,12 +784,18 @@ dist.destroy_process_group()
 
 @pytest.mark.skipif(DEVICE == "cuda", reason="runs under Triton's interpreter, which is used where there is no GPU")
 def test_two_processes_have_the_gradients_of_one(tmp_path: Path) -> None:
-    script = tmp_path / "two.py"
-    script.write_text(TWO_PROCESSES)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(script)]
     environ = os.environ | {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, env=environ, timeout=200)
-    assert done.returncode == 0, done.stderr[-2000:]
+    command = [sys.executable, "-c", TWO_PROCESSES, str(tmp_path / "meeting")]
+    pair = [
+        subprocess.Popen([*command, str(rank)], stderr=subprocess.PIPE, text=True, env=environ) for rank in range(2)
+    ]
+    try:
+        errors = [process.communicate(timeout=200)[1] for process in pair]
+    finally:
+        for process in pair:
+            process.kill()
+    for process, error in zip(pair, errors, strict=True):
+        assert process.returncode == 0, error[-2000:]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
