@@ -88,6 +88,7 @@ def lookup(config: Config, field: str) -> Any:
 # -----------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.no_cover  # PyTorch's meta device is Python, which coverage makes twice as slow
 @pytest.mark.parametrize("name", SHIPPED)
 def test_every_configuration_builds_its_network(name: str) -> None:
     config = load(name)

@@ -98,6 +98,7 @@ def check(net: Network, x: np.ndarray[Any, Any], runtime: str) -> None:
     np.testing.assert_array_equal(stepped(network, x, runtime), expected.logits)
 
 
+@pytest.mark.no_cover  # the evaluator of onnx is Python, which coverage makes twice as slow
 @pytest.mark.parametrize("runtime", RUNTIMES)
 @pytest.mark.parametrize("bits", [8, 16])
 @pytest.mark.parametrize("case", CASES[:-1], ids=lambda c: str(c[1]))

@@ -98,6 +98,7 @@ def test_slopes_are_the_same_at_every_kink(name: str, signed: bool) -> None:
     torch.testing.assert_close(grad(emitted, argnums=(0, 1))(r, tail), usual)
 
 
+@pytest.mark.no_cover  # PyTorch's compiler is Python, which coverage makes twice as slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*requires_grad:UserWarning")  # PyTorch's own doing
 @pytest.mark.parametrize("options", [{"name": "lbq"}, {"name": "plif"}, {"name": "ternary_learned"}], ids=str)
 def test_torch_func_compiled(options: dict[str, Any]) -> None:

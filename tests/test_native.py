@@ -298,6 +298,7 @@ def test_a_training_step_of_a_network(neuron: dict[str, Any], monkeypatch: pytes
         torch.testing.assert_close(b, a, rtol=2e-3, atol=2e-5 * float(1 + a.detach().abs().max()))
 
 
+@pytest.mark.no_cover  # PyTorch's checks are Python, which coverage makes twice as slow
 def test_operators_are_well_formed() -> None:
     delayed, rule = (kernel._numbers(Rule(5, SURROGATES["relsg_et"], decay_reset=on)) for on in (False, True))
     scalars = [learned(v) for v in (0.5, 0.6, 0.9, 0.8)]

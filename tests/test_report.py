@@ -292,6 +292,7 @@ def test_hostile_records_cannot_break_out() -> None:
     assert "onerror=alert" not in re.sub(r"&lt;img src=x onerror|\\u003cimg src=x onerror", "", page)
 
 
+@pytest.mark.no_cover  # three times as slow with it, and no line that the tests above do not reach
 def test_our_own_page_and_figures_are_of_our_records(monkeypatch: pytest.MonkeyPatch) -> None:
     """What `make report` writes lies in the repository: byte for byte what the records give now."""
     monkeypatch.chdir(Path(__file__).parent.parent)
