@@ -429,7 +429,7 @@ def test_std_or_scale_alone_is_honoured() -> None:
     x, net = pixels(4, *SHAPE) % 101, Own()
     for options, values in (
         ({"std": [0.5]}, x / 255 / 0.5),
-        ({"scale": 100}, x / 100),
+        ({"scale": np.int64(100)}, x / 100),
         ({"mean": [0.2]}, x / 255 - 0.2),
     ):
         found = deploy(net, SHAPE, bits=16, **options).run(x)

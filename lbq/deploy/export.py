@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from numbers import Integral
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -98,8 +99,8 @@ def _normalisation(
             "say how images were normalised, (pixel / scale - mean) / std: scale=255 where that was pixel / 255 alone, "
             "std=[1/255] for each channel where pixels went in as they are, mean=... and std=... else"
         )
-    most = 255 if scale is None else scale
-    if isinstance(most, bool) or not isinstance(most, int) or not 1 <= most <= 255:
+    most: Any = 255 if scale is None else scale
+    if isinstance(most, bool) or not isinstance(most, Integral) or not 1 <= int(most) <= 255:
         raise GraphError(
             f"scale must be a whole number from 1 to 255, what the brightest pixel is stored as, got {scale!r}"
         )
@@ -112,7 +113,7 @@ def _normalisation(
             f"mean is of pixel / scale, at most 1, got {mean!r} with scale={most}: where mean and std are of pixels, "
             "divide both by the brightest one (255), and give that as scale"
         )
-    return _Normalisation(means, deviations, most)
+    return _Normalisation(means, deviations, int(most))
 
 
 def _numbers(name: str, given: Sequence[float] | None, channels: int, default: float) -> list[float]:

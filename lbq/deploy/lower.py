@@ -83,13 +83,13 @@ def lower(
         raise GraphError(f"{type(net).__name__} has no attribute 'timesteps': pass timesteps=")
     if isinstance(steps, bool) or not isinstance(steps, Integral) or steps < 1:
         raise GraphError(f"timesteps must be a whole number of at least 1, got {steps!r}")
-    shape = tuple(input_shape) if isinstance(input_shape, Sequence) else ()
-    if len(shape) not in (1, 2, 3) or not all(isinstance(size, int) and size > 0 for size in shape):
+    shape: tuple[Any, ...] = tuple(input_shape) if isinstance(input_shape, Sequence) else ()
+    if len(shape) not in (1, 2, 3) or not all(isinstance(size, Integral) and int(size) > 0 for size in shape):
         raise GraphError(
             "input_shape must be (channels, height, width), (channels, length) of signals or (features,), "
             f"got {input_shape!r}"
         )
-    return _Lowering(net, shape, int(steps), static, weights).run()
+    return _Lowering(net, tuple(map(int, shape)), int(steps), static, weights).run()
 
 
 class _Lowering:
