@@ -11,7 +11,7 @@ from typing import Any
 from lbq import analyze, schema
 from lbq.analyze import Analysis
 from lbq.errors import LbqError, RunError
-from lbq.results import Gathered, Result
+from lbq.results import WAYS, Gathered, Result
 
 ARCHIVE = "model.lbq"
 ARCHIVE_ANALYSIS = Path(ARCHIVE).with_suffix(".analysis") / "analysis.json"  # where lbq analyze puts it
@@ -104,7 +104,7 @@ def _tell_settings(results: Iterable[Result]) -> None:
     for result in results:
         if result.record.get("batch_size") is not None:  # else an analysis, whose settings are not known
             shown = [result.record.get(k) for k in ("dataset", "model", "timesteps", "n_max", "epochs")]
-            alike[result.title, *shown].append(result)
+            alike[result.title_but_ways, *shown].append(result)
     for some in alike.values():
         settings = [
             {f"{part}.{key}": json.dumps(value) for part, inner in result.settings.items() if isinstance(inner, dict)
@@ -112,8 +112,9 @@ def _tell_settings(results: Iterable[Result]) -> None:
             for result in some
         ]  # fmt: skip
         unlike = [
-            key for key in dict.fromkeys(k for s in settings for k in s) if len({s.get(key) for s in settings}) > 1
-        ]
+            key for key in dict.fromkeys(k for s in settings for k in s)
+            if len({s.get(key) for s in settings}) > 1 and key not in WAYS
+        ]  # fmt: skip
         for result, own in zip(some, settings, strict=True):
             file = Path(result.source).name.removesuffix(".json")
             result.told = tuple(f"{k} {own[k]}" for k in unlike if k in own) if len(unlike) <= FEW else (file,)

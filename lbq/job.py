@@ -54,6 +54,9 @@ class Watcher(Protocol):
     def restarted(self, log: Path) -> None:
         """There was a log, now under this name, but no checkpoint."""
 
+    def initialised(self, run: str, taken: int, left: tuple[str, ...]) -> None:
+        """It starts from that run's weights: how many tensors it took, and which of the network's it did not find there."""
+
     def step(self, epoch: int, batch: int, batches: int, samples_per_second: float) -> None: ...
 
     def epoch(self, record: EpochRecord) -> None: ...
@@ -67,6 +70,8 @@ class Unwatched:
     def resumed(self, epoch: int, batch: int, notes: tuple[str, ...]) -> None: ...
 
     def restarted(self, log: Path) -> None: ...
+
+    def initialised(self, run: str, taken: int, left: tuple[str, ...]) -> None: ...
 
     def step(self, epoch: int, batch: int, batches: int, samples_per_second: float) -> None: ...
 
@@ -83,6 +88,7 @@ class Job:
         self.rate_from: tuple[float, int] | None = None
         self.environment = runs.environment(device) if world.main else {}
         self.earlier = ""  # what it was before, where the run was continued under another one
+        self.began_with = ""  # SHA-256 of the weights that it started from, where those are another run's
 
     # The whole of it
     # -----------------------------------------------------------------------------------------------------
@@ -166,7 +172,7 @@ class Job:
         tensors, values = self.trainer.state()
         if self.world.main:
             values["metrics_bytes"] = self.metrics.stat().st_size if self.metrics.exists() else 0
-            values |= {"environment": self.environment, "earlier": self.earlier}
+            values |= {"environment": self.environment, "earlier": self.earlier, "init_sha256": self.began_with}
             checkpoint.save(self.folder / CHECKPOINTS, tensors, values)
         self.saved_at = time.monotonic()
         self.saving = self.saved_at - began
@@ -193,6 +199,7 @@ class Job:
             )
         self._check_network(loaded)
         self.trainer.restore(loaded.tensors, loaded.values)
+        self.began_with = loaded.values.get("init_sha256", "")  # which older ones do not say
         if self.world.main:
             checkpoint.set_aside(loaded)
             self._cut_metrics(loaded.values["metrics_bytes"])
@@ -246,13 +253,17 @@ class Job:
         self.watcher.restarted(kept)
 
     def initialised_from(self, run: str) -> None:
-        """Start from the weights of another run: everything of the same name and shape (an ANN's synapses, for example)."""
+        """Start from the weights of another run: everything of the same name and shape (an ANN's synapses, for example), and
+        what it has one of and this network one for each channel."""
         theirs, ours = runs.read_weights(run), self.trainer.net.state_dict()
-        fits = {k: v for k, v in theirs.items() if k in ours and v.shape == ours[k].shape}
+        fits = {k: v.expand(ours[k].shape) for k, v in theirs.items() if k in ours and v.shape in ((), ours[k].shape)}
         synapses = [k for k in ours if k.endswith("weight")]
         if not any(k in fits for k in synapses):
             raise RunError(f"train.init_from: no weight of {run} fits this network")
         self.trainer.start_from(fits)
+        self.began_with = runs.weights_checksum(run)
+        if self.world.main:
+            self.watcher.initialised(run, len(fits), tuple(name for name in ours if name not in fits))
 
     def _between_steps(self, trainer: Trainer) -> bool:
         every, minutes = self.config.train.checkpoint_steps, self.config.train.checkpoint_minutes
@@ -338,6 +349,7 @@ class Job:
             "config_hash": self.config.hash,
             "environment": self.environment,
             **({"earlier": self.earlier} if self.earlier else {}),
+            **({"init_sha256": self.began_with} if self.began_with else {}),
         }
         runs.write_text(self.folder / "result.json", json.dumps(result, indent=2) + "\n")
         return result

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
+from lbq.config import Config
 from lbq.deploy import lower
 from lbq.errors import ConfigError, GraphError, TooSmall
 from lbq.evaluation import emulated
 from lbq.kernels import choose as kernels
+from lbq.neuron import SpikingNeuron
 from lbq.train import Trainer
 
 # Tensors that autograd keeps per neuron and timestep: BatchNorm's input and the output, and what lies between them.
@@ -33,6 +36,7 @@ class Plan:
     emulated: str | None  # the precision, where this CPU has no instructions for it
     data: dict[str, str]
     train_samples: int
+    remarks: tuple[str, ...] = ()  # settings that change nothing here
 
 
 def plan_of(trainer: Trainer) -> Plan:
@@ -69,4 +73,28 @@ def plan_of(trainer: Trainer) -> Plan:
         emulated=t.precision if emulated(t, device) else None,
         data=trainer.source.about,
         train_samples=trainer.source.train_size,
+        remarks=tuple(_without_effect(trainer)),
     )
+
+
+def _without_effect(trainer: Trainer) -> Iterator[str]:
+    """Settings that were changed and change nothing, each with why."""
+    config, usual = trainer.config, Config()
+    t, a, o, n = config.train, config.augment, config.optim, config.neuron
+    neurons = [m for m in trainer.net.modules() if isinstance(m, SpikingNeuron)]
+    if t.loss != "tet" and t.tet_weight != usual.train.tet_weight:
+        yield f"train.tet_weight has no effect with train.loss={t.loss}"
+    if not (a.mixup or a.cutmix) and a.mix_prob != usual.augment.mix_prob:
+        yield "augment.mix_prob has no effect without augment.mixup or augment.cutmix"
+    if o.name == "adamw" and o.momentum != usual.optim.momentum:
+        yield "optim.momentum has no effect with optim.name=adamw"
+    if n.get("membrane") == "if" and "beta" in n:
+        yield "neuron.beta has no effect with neuron.membrane=if"
+    if neurons and all(neuron.surrogate.tail is None for neuron in neurons):
+        for key in ("tail", "learn_tail"):
+            if key in n:
+                yield f"neuron.{key} has no effect: the surrogate {neurons[0].surrogate.name} has no tails"
+    if neurons and n.get("learn_step") is False and n.get("step_gradient") == "lsq":
+        yield "neuron.step_gradient has no effect with neuron.learn_step=false"
+    if not neurons and config.model.timesteps > 1 and trainer.source.static:
+        yield f"an ANN computes the same at each of {config.model.timesteps} timesteps: model.timesteps=1"

@@ -61,7 +61,7 @@ def record_of(run: Path | str, note: str = "") -> dict[str, Any]:
                 **{k: environment[k] for k in (*runs.PACKAGES, "imports") if k in environment},
             },
             "commit": environment["commit"],
-            **({"earlier": result["earlier"]} if result.get("earlier") else {}),
+            **{k: result[k] for k in ("earlier", "init_sha256") if result.get(k)},
             "processes": result["processes"],
             "wall_seconds": round(result["training_seconds"]),
             "command": "lbq train CONFIG (the configuration below, with data.root set)",

@@ -39,6 +39,22 @@ BURST_NEURONS = ("lbq", "v1", "v2", "v3", "burst")  # variants that are a BurstN
 BURSTS = (*BURST_NEURONS, "qann")  # variants with several levels
 UNNAMED = {"learn_tail": True, "membrane": "lif", "per_channel": False}  # and what titles do not name
 TOLD = ("name", "surrogate", "n_max", "step_gradient")  # of a neuron, by the record itself
+WAYS: dict[str, tuple[str, Any]] = {  # of training, which titles tell always: how they call them, and the value without
+    "optim.name": ("AdamW", "sgd"),
+    "train.loss": ("TET loss", "ce"),
+    "augment.mixup": ("mixup {}", 0),
+    "augment.cutmix": ("CutMix {}", 0),
+    "augment.label_smoothing": ("label smoothing {}", 0),
+    "optim.clip": ("gradients clipped at {}", 0),
+    "data.holdout": ("{} of the training set held out", 0),
+    "train.init_from": ("from trained weights {}", ""),
+}
+OF_EVENTS = {"optim.name": "adamw", "augment.mixup": 0.5, "augment.label_smoothing": 0.1}
+PUBLISHED: dict[str, dict[str, Any]] = {  # what the paper's recipes have that CIFAR's has not
+    "imagenet": {"augment.mixup": 0.8, "augment.cutmix": 1.0, "augment.label_smoothing": 0.1},
+    "cifar10_dvs": OF_EVENTS,
+    "dvs_gesture": OF_EVENTS,
+}
 SIDES = {"cifar10": 32, "cifar100": 32, "mnist": 28, "fashion_mnist": 28}  # of images that have one size only
 
 
@@ -93,6 +109,11 @@ class Result:
         return self.method + (", BN decayed" if self._decays_norm else "")
 
     @property
+    def title_but_ways(self) -> str:
+        """The title, whatever it does otherwise than the paper."""
+        return self._named(()) + (", BN decayed" if self._decays_norm else "")
+
+    @property
     def recipe(self) -> str:
         """How it was trained, as far as tables tell it apart from others."""
         epochs = int(self.record["epochs"])
@@ -106,7 +127,7 @@ class Result:
     def plain(self) -> bool:
         """Whether it is the method as the paper has it, with no option of ours."""
         usual = self.kind == TITLES.get(str(self.record["variant"])) and self._neuron_lr == 1.0
-        return usual and self.has_usual_levels and not self._averages
+        return usual and self.has_usual_levels and not self._averages and not self._otherwise
 
     @property
     def has_usual_levels(self) -> bool:
@@ -124,14 +145,31 @@ class Result:
     @property
     def method(self) -> str:
         """The title without the recipe."""
+        return self._named(self._otherwise)
+
+    def _named(self, ways: Sequence[str]) -> str:
         return (
             self.kind
             + (f", lr {self.record['lr']:g}" if self.lr_told else "")
             + (f", neurons' lr × {self._neuron_lr:g}" if self._neuron_lr != 1.0 else "")
             + (f", batch {self.record['batch_size']}" if self.batch_told else "")
             + (", averaged weights" if self._averages else "")
+            + "".join(f", {way}" for way in ways)
             + "".join(f", {setting}" for setting in self.told)
         )
+
+    @property
+    def _otherwise(self) -> list[str]:
+        """How it was trained otherwise than the paper trains on such data; what is merely left out is not told."""
+        config, published = self.record["config"], PUBLISHED.get(str(self.record["dataset"]), {})
+        found = []
+        for place, (way, without) in WAYS.items():
+            part, key = place.split(".")
+            value = config.get(part, {}).get(key, without)
+            if value not in (without, published.get(place, without)):
+                shown = self.record.get("init_sha256", "")[:8] if key == "init_from" else value
+                found.append(way.format(shown).strip())
+        return found
 
     @property
     def _averages(self) -> bool:
@@ -183,7 +221,8 @@ class Result:
     def key(self) -> str:
         """Equal for runs that differ only in their seed, in what changes no result, and in whether a default is spelt out. One
         that repeats a seed is no other sample of it: it has a key of its own."""
-        told = [self.record.get(k) for k in ("variant", "step", "surrogate", "n_max", "step_gradient", "split")]
+        kinds = ("variant", "step", "surrogate", "n_max", "step_gradient", "split", "init_sha256")
+        told = [self.record.get(k) for k in kinds]
         return json.dumps([self.settings, told, self.reference, self.repeat], sort_keys=True)
 
     @property

@@ -145,7 +145,8 @@ RECORD = Fields(
     },
     {
         **dict.fromkeys(
-            ("step", "surrogate", "step_gradient", "weights_sha256", "hardware", "commit", "earlier"), TEXT
+            ("step", "surrogate", "step_gradient", "weights_sha256", "init_sha256", "hardware", "commit", "earlier"),
+            TEXT,
         ),
         **dict.fromkeys(("steps", "active"), Maybe(Values(NUMBER))),
         **dict.fromkeys(("train_loss", "wall_seconds", "lr"), Maybe(NUMBER)),

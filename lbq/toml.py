@@ -24,7 +24,8 @@ def read(path: Path | str, depth: int = 0) -> dict[str, Any]:
         with open(path, "rb") as file:
             tree = tomllib.load(file)
     except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+        inside = f"; give {path / 'config.toml'}" if (path / "config.toml").is_file() else ""
+        raise ConfigError(f"cannot read {path}: {error.strerror}{inside}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not valid TOML: {error}") from error
     base = tree.pop("base", None)

@@ -46,13 +46,14 @@ def trainer(settings: Config, **options: Any) -> Trainer:
     return Trainer(settings, ImageSource(settings, small_digits(), torch.device("cpu")), **options)
 
 
-class Silent:
+class Silent(job.Unwatched):
     """A watcher that keeps what it is told."""
 
     def __init__(self) -> None:
         self.plans: list[Plan] = []
         self.resumptions: list[tuple[int, int, tuple[str, ...]]] = []
         self.logs: list[Path] = []  # set aside
+        self.starts: list[tuple[str, int, tuple[str, ...]]] = []
         self.steps: list[tuple[int, int]] = []
         self.records: list[EpochRecord] = []
 
@@ -64,6 +65,9 @@ class Silent:
 
     def restarted(self, log: Path) -> None:
         self.logs.append(log)
+
+    def initialised(self, run: str, taken: int, left: tuple[str, ...]) -> None:
+        self.starts.append((run, taken, left))
 
     def step(self, epoch: int, batch: int, batches: int, samples_per_second: float) -> None:
         self.steps.append((epoch, batch))

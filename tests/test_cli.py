@@ -236,6 +236,9 @@ def test_account_of_the_paper(capsys: pytest.CaptureFixture[str], tmp_path: Path
     assert code == 0
     assert "from the paper's own counts at other prices" in out
     assert "prices: fp32_add: mine (me); the rest: 45 nm CMOS, 0.9 V (M. Horowitz" in out
+    code, _, err = call(capsys, "account", "runs/mine", "--paper")
+    assert code == 2
+    assert "not runs/mine and --paper" in err
     code, _, err = call(capsys, "account", "--paper", "--technology", "none.toml")
     assert code == 2
     assert "none.toml cannot be read" in err

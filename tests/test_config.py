@@ -104,6 +104,10 @@ def test_mistakes_name_the_field(tree: dict[str, Any], message: str) -> None:
 
 
 def test_file_errors_name_the_file(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.toml").touch()
+    with pytest.raises(ConfigError, match="run: Is a directory; give .*run/config.toml"):
+        Config.load(tmp_path / "run")
     with pytest.raises(ConfigError, match="cannot read .*missing.toml"):
         Config.load(tmp_path / "missing.toml")
     broken = tmp_path / "broken.toml"

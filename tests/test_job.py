@@ -17,10 +17,11 @@ from typing import Any
 import pytest
 import torch
 
-from lbq import checkpoint, job, optim, runs
+from lbq import checkpoint, job, optim, records, runs
 from lbq.distributed import World
 from lbq.errors import ConfigError, RunError, Stopped
 from lbq.evaluation import emulated
+from lbq.plan import plan_of
 from lbq.train import EpochRecord
 from tests.small_runs import (
     AtStep,
@@ -31,6 +32,7 @@ from tests.small_runs import (
     differences,
     raising,
     run,
+    trainer,
     use_few_digits,
 )
 
@@ -304,8 +306,25 @@ def test_averages_start_from_the_weights_that_training_starts_from(tmp_path: Pat
     run(settings, tmp_path / "tuned")
     theirs, ours = runs.read_weights(tmp_path / "ann"), runs.read_weights(tmp_path / "tuned")
     assert torch.allclose(theirs["conv1.weight"], ours["conv1.weight"])
+    assert runs.read_result(tmp_path / "tuned")["init_sha256"] == runs.weights_checksum(tmp_path / "ann")
+    assert records.record_of(tmp_path / "tuned")["init_sha256"] == runs.weights_checksum(tmp_path / "ann")
     with pytest.raises(RunError, match=r"train\.init_from: no weight of .* fits this network"):
         run(config(f"train.init_from={tmp_path / 'ann'}", "model.id=resnet8w3"), tmp_path / "other")
+
+
+def test_what_a_start_from_other_weights_leaves_anew_is_told(tmp_path: Path) -> None:
+    """One step for a layer becomes that of each channel; what the other run does not have begins anew."""
+    short = ("train.epochs=1", "train.warmup_epochs=0", "optim.lr=1e-30")
+    run(config(*short, "neuron.name=lbq", "neuron.step=0.7"), tmp_path / "layerwise")
+    start = f"train.init_from={tmp_path / 'layerwise'}"
+    seen = Silent()
+    found = run(config(*short, start, "neuron.name=lbq", "neuron.per_channel=true"), tmp_path / "channels", seen)
+    assert seen.starts == [(str(tmp_path / "layerwise"), seen.starts[0][1], ())]
+    assert seen.starts[0][1] > 20
+    assert all(step == pytest.approx(0.7) for step in found["steps"].values())
+    run(config(*short, start, "neuron.name=lbq", "model.id=resnet14w2"), tmp_path / "deeper", seen)
+    assert "layer1.1.conv1.weight" in seen.starts[1][2]
+    assert "sn1.rho" not in seen.starts[1][2]
 
 
 def test_a_run_that_began_does_without_the_weights_it_started_from(tmp_path: Path) -> None:
@@ -313,9 +332,11 @@ def test_a_run_that_began_does_without_the_weights_it_started_from(tmp_path: Pat
     settings = config(f"train.init_from={tmp_path / 'ann'}", "train.epochs=2")
     with pytest.raises(Stopped):
         run(settings, tmp_path / "tuned", AtStep(0, 1, lambda: signal.raise_signal(signal.SIGTERM)))
+    began_with = runs.weights_checksum(tmp_path / "ann")
     shutil.rmtree(tmp_path / "ann")
     finished = run(settings, tmp_path / "tuned")
     assert finished["epoch"] == 2
+    assert finished["init_sha256"] == began_with
     assert run(settings, tmp_path / "tuned") == finished
     with pytest.raises(RunError, match=r"train\.init_from: .*ann does not exist"):
         run(settings, tmp_path / "new")
@@ -351,6 +372,38 @@ def test_records_and_result(tmp_path: Path) -> None:
         "trained_in": "fp32",
     }
     assert optim.learning_rate(11, 4, config()) == pytest.approx(lines[-1]["lr"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "remark"),
+    [
+        (["train.tet_weight=0.5"], "train.tet_weight has no effect with train.loss=ce"),
+        (["train.tet_weight=0.5", "train.loss=tet"], None),
+        (["augment.mix_prob=0.5"], "augment.mix_prob has no effect without augment.mixup or augment.cutmix"),
+        (["augment.mix_prob=0.5", "augment.cutmix=1"], None),
+        (["optim.name=adamw", "optim.momentum=0.5"], "optim.momentum has no effect with optim.name=adamw"),
+        (
+            ["neuron.name=lbq", "neuron.membrane=if", "neuron.beta=0.9"],
+            "neuron.beta has no effect with neuron.membrane=if",
+        ),
+        (["neuron.name=lbq", "neuron.beta=0.9"], None),
+        (
+            ["neuron.name=lbq", "neuron.surrogate=box", "neuron.tail=0.3"],
+            "neuron.tail has no effect: the surrogate box has no tails",
+        ),
+        (["neuron.name=lbq", "neuron.surrogate=box_et", "neuron.tail=0.3"], None),
+        (
+            ["neuron.name=lbq", "neuron.learn_step=false", "neuron.step_gradient=lsq"],
+            "neuron.step_gradient has no effect with neuron.learn_step=false",
+        ),
+        (["neuron.name=relu"], "an ANN computes the same at each of 2 timesteps: model.timesteps=1"),
+        (["neuron.name=relu", "model.timesteps=1"], None),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_settings_without_effect_are_told_beforehand(changes: list[str], remark: str | None) -> None:
+    plan = plan_of(trainer(config(*changes)))
+    assert plan.remarks == (() if remark is None else (remark,))
 
 
 def test_which_precisions_are_emulated(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -154,12 +154,19 @@ def test_names_say_whatever_setting_tells_runs_apart(tmp_path: Path) -> None:
 def test_names_say_the_file_where_many_settings_tell_runs_apart(tmp_path: Path) -> None:
     folder = runs_folder() / "lbq-0"
     other = record(weights_sha256="f" * 64)
-    other["config"]["augment"] |= {"flip": True, "cutout": 3, "mixup": 0.4, "cutmix": 1.0}
+    other["config"]["augment"] |= {"flip": True, "cutout": 3, "crop": 1, "policy": "cifar10"}
     other["analysis"] = json.loads((folder / "analysis" / "analysis.json").read_text())
     other["analysis"]["facts"]["weights_sha256"] = "f" * 64
     found = gather([folder, stored(tmp_path, f"{'x' * 200}.json", other)], read)
     assert [r.title for r in found.results] == ["LBQ, lbq-0", f"LBQ, {'x' * 200}"]
     assert all(len(figure.id) < 200 for figure in layer_figures(found))
+
+
+def test_a_recipe_that_is_told_hides_no_other_setting(tmp_path: Path) -> None:
+    other = record(weights_sha256="f" * 64)
+    other["config"]["augment"] |= {"mixup": 0.4, "cutout": 3}
+    found = gather([runs_folder() / "lbq-0", stored(tmp_path, "other.json", other)], read)
+    assert [r.title for r in found.results] == ["LBQ, augment.cutout 0", "LBQ, mixup 0.4, augment.cutout 3"]
 
 
 def test_a_batch_that_is_not_known_is_not_told(tmp_path: Path) -> None:
@@ -476,6 +483,19 @@ def test_titles() -> None:
     assert title(config={"optim": {"neuron_lr": 1.0}}) == "LBQ"
     assert title(config={"train": {"ema": 0.999}}) == "LBQ, averaged weights"
     assert title(config={"train": {"ema": 0.0}}) == "LBQ"
+    other = {
+        "optim": {"name": "adamw", "clip": 1.0},
+        "train": {"loss": "tet", "init_from": "runs/start"},
+        "augment": {"mixup": 0.5, "label_smoothing": 0.1, "cutmix": 0.0},
+        "data": {"holdout": 0.1},
+    }
+    told = "AdamW, TET loss, mixup 0.5, label smoothing 0.1, gradients clipped at 1.0, 0.1 of the training set held out"
+    assert title(config=other) == f"LBQ, {told}, from trained weights"
+    assert title(config=other, init_sha256="12345678" * 8) == f"LBQ, {told}, from trained weights 12345678"
+    assert not Result(record(config={"train": {"loss": "tet"}}), "x").plain
+    published = {"optim": {"name": "adamw"}, "augment": {"mixup": 0.5, "label_smoothing": 0.1}}
+    assert title(config=published, dataset="cifar10_dvs") == "LBQ"  # as the paper has it there
+    assert title(config=published, dataset="cifar100") == "LBQ, AdamW, mixup 0.5, label smoothing 0.1"
 
 
 def test_defaults_that_are_spelt_out_are_the_same_settings() -> None:
@@ -489,6 +509,19 @@ def test_defaults_that_are_spelt_out_are_the_same_settings() -> None:
     assert [len(group.results) for group in Gathered(runs).groups] == [3]
     other = [run(3, {**spelt, "beta": 0.25}), run(4, {**spelt, "step": 0.2}), run(5, {**spelt, "learn_tail": False})]
     assert [len(group.results) for group in Gathered([*runs, *other]).groups] == [3, 1, 1, 1]
+
+
+def test_runs_from_other_weights_are_no_seeds_of_one_setting() -> None:
+    """Whatever lay in the folder of that name."""
+
+    def run(seed: int, start: str) -> Result:
+        made = of_cifar()
+        return replace(
+            made, record={**made.record, "seed": seed, "weights_sha256": str(seed) * 64, "init_sha256": start}
+        )
+
+    runs = [run(0, "a" * 64), run(1, "b" * 64), run(2, "a" * 64)]
+    assert [len(group.results) for group in Gathered(runs).groups] == [2, 1]
 
 
 def test_runs_on_other_data_are_no_seeds_of_one_setting() -> None:

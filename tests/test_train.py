@@ -37,7 +37,7 @@ SMALL: dict[str, Any] = {
 }
 
 
-class Quiet:
+class Quiet(job.Unwatched):
     """A watcher that remembers."""
 
     def __init__(self) -> None:

@@ -66,7 +66,8 @@ def account(
 ) -> None:
     """Count a trained network's operations on its test images and model their energy, layer by layer."""
     if paper == (run is not None):
-        raise LbqError("account: give a run folder or a model.lbq, or --paper for the paper's own counts")
+        both = f", not {run} and --paper" if paper else ""
+        raise LbqError(f"account: give a run folder or a model.lbq, or --paper for the paper's own counts{both}")
     if paper and (data is not None or limit is not None or device is not None):
         raise LbqError("--data, --limit and --device are for a network that is run; --paper takes counts as published")
     prices, noise = _technology(technology), False

@@ -101,6 +101,8 @@ class TrainProgress:
                 f"slow     this CPU has no instructions for {plan.emulated}: its convolutions are some hundred times slower "
                 f"than in fp32; train.precision=fp32"
             )
+        for remark in plan.remarks:
+            self.console.print(f"note     {remark}")
 
     def resumed(self, epoch: int, batch: int, notes: tuple[str, ...]) -> None:
         for note in notes:
@@ -110,6 +112,10 @@ class TrainProgress:
 
     def restarted(self, log: Path) -> None:
         self.console.print(f"no checkpoint found: training starts again at epoch 1; the log so far is kept as {log}")
+
+    def initialised(self, run: str, taken: int, left: tuple[str, ...]) -> None:
+        some = ", ".join(left[:3]) + (f" and {len(left) - 3} more" if len(left) > 3 else "")
+        self.console.print(f"start    from {run}: {taken} tensors" + (f"; anew: {some}" if left else ""))
 
     def step(self, epoch: int, batch: int, batches: int, samples_per_second: float) -> None:
         if self.task is None:

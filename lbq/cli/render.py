@@ -139,7 +139,8 @@ def render_account(measured: Measurement, costs: Costs | None, technology: Techn
         console.print(NO_TEST_SET)
     console.print(
         "unary: one accumulation for each unit of a level; bit-sparse: for each set bit; shifted: those of planes above the "
-        "lowest;\nevents: for each level that is not 0; rate x MACs: bit-sparse as rate times MACs, padded taps included."
+        "lowest;\nevents: for each level that is not 0; rate x MACs: bit-sparse as rate times MACs, padded taps included.\n"
+        "What is read behind an average, over windows or time, counts the bits of its integer sums."
     )
     console.print(
         f"FP MACs of the first layer {exact.fp_macs:,.0f}, formations {exact.operations().formations:,.0f} per image"

@@ -213,7 +213,8 @@ class LMHT(SteppedNeuron):
 
     def spec(self) -> NeuronSpec:
         raise GraphError(
-            "LMHT mixes timesteps by a learned matrix, which cannot be absorbed into weights; use another neuron"
+            "LMHT mixes timesteps by a learned matrix, which cannot be absorbed into weights; use another neuron, or "
+            "lbq.statistics(net, batches) to see what it does"
         )
 
 

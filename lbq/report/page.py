@@ -315,6 +315,7 @@ def _curves(result: Result, title: str) -> dict[str, Any]:
         "earlier",
         "config_hash",
         "weights_sha256",
+        "init_sha256",
         "unfinished",
         "versions",
     )
