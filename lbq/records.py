@@ -16,7 +16,7 @@ from lbq.analyze import Analysis
 from lbq.build import build
 from lbq.config import Config
 from lbq.data import digits
-from lbq.errors import RunError
+from lbq.errors import ConfigError, RunError
 from lbq.gather import read_json
 from lbq.neuron import SpikingNeuron
 
@@ -97,7 +97,10 @@ def unfinished_of(run: Path | str) -> dict[str, Any]:
 def read(run: Path | str) -> dict[str, Any]:
     """The record of a run folder, finished or not."""
     finished = any((Path(run) / name).exists() for name in ("result.json", runs.CONVERSION))
-    return record_of(run) if finished else unfinished_of(run)
+    try:
+        return record_of(run) if finished else unfinished_of(run)
+    except ConfigError as error:  # as of a network or neuron of one's own, which must be imported
+        raise error if str(run) in str(error) else ConfigError(f"{run}: {error}") from error
 
 
 def _plan(config: Config) -> dict[str, Any]:

@@ -58,6 +58,7 @@ def test_nir_of_a_run(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Non
         (["RUN", "--format", "nir", "--reset", "zero", "-o", "a.nir"], "reset must be one of subtract, v_reset"),
         (["MODEL", "--format", "nir", "--reset", "subtract", "-o", "a.nir"], "is not a run folder"),
         (["MODEL", "data.root=x", "--format", "onnx", "-o", "a.onnx"], "key=value is for a run folder"),
+        (["MODEL", "--reset", "subtract", "-o", "a"], "--reset and --accept-ties are for --format nir, not c"),
         (["MODEL", "--format", "onxx", "-o", "a"], "--format 'onxx' is not known; did you mean 'onnx'?"),
         (["MODEL"], "say where to with -o"),
         (["missing.lbq", "--format", "onnx", "-o", "."], "missing.lbq cannot be read"),

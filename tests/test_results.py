@@ -162,6 +162,14 @@ def test_names_say_the_file_where_many_settings_tell_runs_apart(tmp_path: Path) 
     assert all(len(figure.id) < 200 for figure in layer_figures(found))
 
 
+def test_a_run_whose_neuron_is_not_known_here_is_named(tmp_path: Path) -> None:
+    shutil.copytree(runs_folder() / "lbq-0", tmp_path / "own")
+    config = tmp_path / "own" / "config.toml"
+    config.write_text(config.read_text().replace('name = "lbq"', 'name = "mine"'))
+    with pytest.raises(LbqError, match=r"^.*/own: unknown neuron 'mine'; known: .* .one of your own: lbq --import"):
+        gather([tmp_path], read)
+
+
 def test_a_recipe_that_is_told_hides_no_other_setting(tmp_path: Path) -> None:
     other = record(weights_sha256="f" * 64)
     other["config"]["augment"] |= {"mixup": 0.4, "cutout": 3}

@@ -127,6 +127,8 @@ def export(
     if exports.check_format(format) != "nir":
         if changes:
             raise LbqError("key=value is for a run folder, which --format nir takes")
+        if reset is not None or accept_ties:
+            raise LbqError(f"--reset and --accept-ties are for --format nir, not {format}")
         facts = exports.export(subject, out, format, name)
     else:
         if reset is None:
