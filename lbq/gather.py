@@ -11,7 +11,7 @@ from typing import Any
 from lbq import analyze, schema
 from lbq.analyze import Analysis
 from lbq.errors import LbqError, RunError
-from lbq.results import WAYS, Gathered, Result
+from lbq.results import Gathered, Result, always_told
 
 ARCHIVE = "model.lbq"
 ARCHIVE_ANALYSIS = Path(ARCHIVE).with_suffix(".analysis") / "analysis.json"  # where lbq analyze puts it
@@ -113,7 +113,7 @@ def _tell_settings(results: Iterable[Result]) -> None:
         ]  # fmt: skip
         unlike = [
             key for key in dict.fromkeys(k for s in settings for k in s)
-            if len({s.get(key) for s in settings}) > 1 and key not in WAYS
+            if len({s.get(key) for s in settings}) > 1 and key not in always_told(some[0].record["dataset"])
         ]  # fmt: skip
         for result, own in zip(some, settings, strict=True):
             file = Path(result.source).name.removesuffix(".json")

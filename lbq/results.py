@@ -58,6 +58,11 @@ PUBLISHED: dict[str, dict[str, Any]] = {  # what the paper's recipes have that C
 SIDES = {"cifar10": 32, "cifar100": 32, "mnist": 28, "fashion_mnist": 28}  # of images that have one size only
 
 
+def always_told(dataset: Any) -> set[str]:
+    """Settings in which two runs on a dataset cannot differ without different titles."""
+    return WAYS.keys() - PUBLISHED.get(str(dataset), {}).keys()
+
+
 @dataclass
 class Result:
     """One run. record: as in results/*.json; source: the file or folder it came from; analyses: of the network as trained
@@ -237,7 +242,7 @@ class Result:
         }
 
         def matters(part: str, key: str, value: Any) -> bool:
-            told = part == "neuron" and key in TOLD
+            told = (part == "neuron" and key in TOLD) or (key == "init_from" and bool(record.get("init_sha256")))
             return not (told or key in BOOKKEEPING.get(part, ()) or value in usual.get(part, {}).get(key, ()))
 
         return {

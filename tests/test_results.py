@@ -175,6 +175,10 @@ def test_a_recipe_that_is_told_hides_no_other_setting(tmp_path: Path) -> None:
     other["config"]["augment"] |= {"mixup": 0.4, "cutout": 3}
     found = gather([runs_folder() / "lbq-0", stored(tmp_path, "other.json", other)], read)
     assert [r.title for r in found.results] == ["LBQ, augment.cutout 0", "LBQ, mixup 0.4, augment.cutout 3"]
+    without, published = (record(dataset="imagenet", weights_sha256=c * 64) for c in "ab")
+    published["config"]["augment"] |= {"mixup": 0.8}  # which alone would not be told there
+    found = gather([stored(tmp_path, "a.json", without), stored(tmp_path, "b.json", published)])
+    assert [r.title for r in found.results] == ["LBQ, augment.mixup 0.0", "LBQ, augment.mixup 0.8"]
 
 
 def test_a_batch_that_is_not_known_is_not_told(tmp_path: Path) -> None:
@@ -522,13 +526,13 @@ def test_defaults_that_are_spelt_out_are_the_same_settings() -> None:
 def test_runs_from_other_weights_are_no_seeds_of_one_setting() -> None:
     """Whatever lay in the folder of that name."""
 
-    def run(seed: int, start: str) -> Result:
+    def run(seed: int, start: str, folder: str = "start") -> Result:
         made = of_cifar()
-        return replace(
-            made, record={**made.record, "seed": seed, "weights_sha256": str(seed) * 64, "init_sha256": start}
-        )
+        config = {**made.record["config"], "train": {**made.record["config"]["train"], "init_from": folder}}
+        said = {"seed": seed, "weights_sha256": str(seed) * 64, "init_sha256": start, "config": config}
+        return replace(made, record={**made.record, **said})
 
-    runs = [run(0, "a" * 64), run(1, "b" * 64), run(2, "a" * 64)]
+    runs = [run(0, "a" * 64), run(1, "b" * 64), run(2, "a" * 64, "moved")]
     assert [len(group.results) for group in Gathered(runs).groups] == [2, 1]
 
 
