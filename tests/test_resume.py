@@ -115,9 +115,8 @@ def test_resuming_at_batch_boundaries_is_exact(variant: str, tmp_path: Path) -> 
     for after in boundaries:
         state, seen = resumed(settings, tmp_path / str(after))
         assert differences(final, state) == [], after
-        assert seen == records[(after - 1) // (STEPS // settings.train.epochs) :], (
-            after
-        )  # of the epochs not yet recorded
+        recorded = (after - 1) // (STEPS // settings.train.epochs)  # epochs, before the checkpoint
+        assert seen == records[recorded:], after
 
 
 def test_the_random_stream_matters() -> None:
