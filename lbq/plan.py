@@ -36,7 +36,7 @@ class Plan:
     emulated: str | None  # the precision, where this CPU has no instructions for it
     data: dict[str, str]
     train_samples: int
-    remarks: tuple[str, ...] = ()  # settings that change nothing here
+    remarks: tuple[str, ...] = ()  # settings that change nothing here, or do not fit together
 
 
 def plan_of(trainer: Trainer) -> Plan:
@@ -73,7 +73,7 @@ def plan_of(trainer: Trainer) -> Plan:
         emulated=t.precision if emulated(t, device) else None,
         data=trainer.source.about,
         train_samples=trainer.source.train_size,
-        remarks=tuple(_without_effect(trainer)),
+        remarks=(*_without_effect(trainer), *_ill_matched(config)),
     )
 
 
@@ -98,3 +98,10 @@ def _without_effect(trainer: Trainer) -> Iterator[str]:
         yield "neuron.step_gradient has no effect with neuron.learn_step=false"
     if not neurons and config.model.timesteps > 1 and trainer.source.static:
         yield f"an ANN computes the same at each of {config.model.timesteps} timesteps: model.timesteps=1"
+
+
+def _ill_matched(config: Config) -> Iterator[str]:
+    """Settings that are rarely meant together."""
+    o = config.optim
+    if o.name == "adamw" and o.lr > 0.01:
+        yield f"optim.lr={o.lr:g} is a rate for SGD: AdamW usually takes about 0.001"

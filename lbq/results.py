@@ -34,6 +34,7 @@ TITLES = {
     "mlf": "MLF",
 }
 USUAL = {"beta": 0.5, "alpha": 1.0, "tail": 0.5, "learn_beta": False, "learn_alpha": False, "reset_grad": True}
+SWITCHED = {"learn_beta": "learned beta", "learn_alpha": "learned alpha", "reset_grad": "no gradient through the reset"}
 SINGLE = {"lif": "arctan", "ternary_fixed": "box", "ternary_learned": "box"}  # their usual surrogates
 BURST_NEURONS = ("lbq", "v1", "v2", "v3", "burst")  # variants that are a BurstNeuron
 BURSTS = (*BURST_NEURONS, "qann")  # variants with several levels
@@ -207,7 +208,7 @@ class Result:
         if usual_step is not None and (neuron.get("step") or usual_step) != usual_step:
             title += f", step {'from ' * (self.record.get('step') == 'learned')}{neuron['step']:g}"
         title += "".join(
-            f", {k.replace('_', ' ')} {neuron[k]}" for k, usual in USUAL.items() if neuron.get(k, usual) != usual
+            f", {SWITCHED.get(k) or f'{k} {neuron[k]}'}" for k, usual in USUAL.items() if neuron.get(k, usual) != usual
         )
         if self.record["config"].get("model", {}).get("share_tail"):
             title += ", one tail for all layers"

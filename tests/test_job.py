@@ -381,7 +381,12 @@ def test_records_and_result(tmp_path: Path) -> None:
         (["train.tet_weight=0.5", "train.loss=tet"], None),
         (["augment.mix_prob=0.5"], "augment.mix_prob has no effect without augment.mixup or augment.cutmix"),
         (["augment.mix_prob=0.5", "augment.cutmix=1"], None),
-        (["optim.name=adamw", "optim.momentum=0.5"], "optim.momentum has no effect with optim.name=adamw"),
+        (
+            ["optim.name=adamw", "optim.lr=1e-3", "optim.momentum=0.5"],
+            "optim.momentum has no effect with optim.name=adamw",
+        ),
+        (["optim.name=adamw", "optim.lr=0.1"], "optim.lr=0.1 is a rate for SGD: AdamW usually takes about 0.001"),
+        (["optim.name=adamw", "optim.lr=1e-3"], None),
         (
             ["neuron.name=lbq", "neuron.membrane=if", "neuron.beta=0.9"],
             "neuron.beta has no effect with neuron.membrane=if",
@@ -401,7 +406,7 @@ def test_records_and_result(tmp_path: Path) -> None:
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_settings_without_effect_are_told_beforehand(changes: list[str], remark: str | None) -> None:
+def test_settings_that_are_hardly_meant_are_told_beforehand(changes: list[str], remark: str | None) -> None:
     plan = plan_of(trainer(config(*changes)))
     assert plan.remarks == (() if remark is None else (remark,))
 

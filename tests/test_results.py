@@ -585,6 +585,13 @@ def test_usual_settings_are_the_neurons_defaults() -> None:
             assert defaults[name] == value, name
 
 
+def test_titles_say_a_switch_in_words() -> None:
+    made = of_cifar()
+    neuron = {**made.record["config"]["neuron"], "learn_beta": True, "alpha": 0.9, "reset_grad": False}
+    other = replace(made, record={**made.record, "config": {**made.record["config"], "neuron": neuron}})
+    assert other.kind == "LBQ, alpha 0.9, learned beta, no gradient through the reset"
+
+
 def test_other_neurons_have_other_defaults() -> None:
     def run(seed: int, neuron: dict[str, Any]) -> Result:
         made = of_cifar(variant="ilif", n_max=5)
