@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import tarfile
+import warnings
 from contextlib import redirect_stderr, redirect_stdout
 from io import StringIO
 from pathlib import Path
@@ -466,6 +467,11 @@ def test_a_precision_without_instructions(
     monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False)
     _, out, _ = call(capsys, "eval", folder, "--device", "cpu")
     assert out.endswith(" images, in fp32, since this CPU has no instructions for bf16\n")
+
+
+def test_a_warning_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    call(capsys, "--version")
+    assert warnings.formatwarning("it failed\nframe #0: at::linear", UserWarning, "x.py", 1) == "lbq: it failed\n"
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,8 @@ for _name, _command in COMMANDS.items():
 
 def main(arguments: list[str] | None = None) -> None:
     """Entry point of `lbq` and `python -m lbq`."""
-    warnings.formatwarning = lambda message, *_: f"lbq: {message}\n"
+    # one line: PyTorch's warnings may end in the frames of a C++ stack
+    warnings.formatwarning = lambda message, *_: f"lbq: {str(message).partition(chr(10))[0]}\n"
     warnings.filterwarnings("once", "running in NumPy")  # wherever in a command it is said
     # before torch is loaded: its threads would spin for milliseconds where they wait for each other, which takes the cores
     # from each other where something else runs too
