@@ -25,6 +25,11 @@ def autocast(settings: TrainConfig, device: torch.device) -> Any:
     return nullcontext() if dtype is None else torch.autocast(device.type, dtype=dtype)
 
 
+def computed_in(settings: TrainConfig) -> torch.dtype:
+    """What convolutions put out."""
+    return PRECISIONS[settings.precision] or (torch.float64 if settings.precision == "fp64" else torch.float32)
+
+
 def emulated(settings: TrainConfig, device: torch.device) -> bool:
     """Whether a CPU lacks instructions for the precision: torch then computes convolutions some hundred times slower."""
     if device.type != "cpu" or PRECISIONS[settings.precision] is None:

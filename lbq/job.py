@@ -110,6 +110,7 @@ class Job:
         source = open_source(self.config, self.device)
         self.trainer = Trainer(self.config, source, self.device, self.world, self._between_steps)
         plan = plan_of(self.trainer)
+        self.environment |= {"kernel": plan.kernel} if self.world.main else {}
         lock = runs.locked(self.folder) if self.world.main else nullcontext()
         with lock, deterministic(self.config.train.deterministic), self._signals():
             done = self._prepare(resume) if self.world.main else None

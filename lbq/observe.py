@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from lbq.analyze import Membrane, Trace, typical_units
 from lbq.kernels import counting
 from lbq.kernels.counting import unrolled
-from lbq.neuron.base import SpikingNeuron, attached, only_outputs
+from lbq.neuron.base import SpikingNeuron, attached, before_each, only_outputs, received
 from lbq.tally import Counts, Read, Tallies, level_counts
 
 MOST_FROM_OUTPUT = 100  # bfloat16 has 8 bits: up to here, output / scale rounds to the level without doubt
@@ -62,18 +62,10 @@ class Observer:
     @contextmanager
     def looking_inside(self, net: nn.Module) -> Iterator[None]:
         """While this is entered, the membranes of every forward pass of `net` go into histograms."""
-
-        def hook(name: str) -> Any:
-            return lambda neuron, inputs: self._look_inside(name, neuron, inputs[0])
-
-        handles = [
-            neuron.register_forward_pre_hook(hook(name))
-            for name, neuron in neurons_of(net).items()
-            if has_membrane(neuron)
-        ]
+        neurons = {name: neuron for name, neuron in neurons_of(net).items() if has_membrane(neuron)}
         self._looking = True
         try:
-            with attached(handles), torch.no_grad():
+            with attached(before_each(neurons, self._look_inside)), torch.no_grad():
                 yield
         finally:
             self._looking = False
@@ -132,7 +124,7 @@ def watching(net: nn.Module, told: Callable[[str, SpikingNeuron, Tensor, Tensor]
 
     def hook(name: str, neuron: SpikingNeuron) -> Any:
         def tell(_: nn.Module, inputs: tuple[Tensor, ...], named: dict[str, Tensor], output: Tensor) -> None:
-            told(name, neuron, inputs[0] if inputs else named["x"], output)
+            told(name, neuron, received(inputs, named), output)
 
         return only_outputs(tell) if tells_levels(neuron) else tell
 

@@ -9,7 +9,6 @@ from lbq.config import Config
 from lbq.deploy import lower
 from lbq.errors import ConfigError, GraphError, TooSmall
 from lbq.evaluation import emulated
-from lbq.kernels import choose as kernels
 from lbq.neuron import SpikingNeuron
 from lbq.train import Trainer
 
@@ -53,7 +52,7 @@ def plan_of(trainer: Trainer) -> Plan:
     except GraphError:  # a network without an integer form trains as well
         pass
     local = t.batch_size // (t.accumulate * world.size)
-    kernel = kernels.choose(device.type).kernel
+    kernel = trainer.kernel
     half = 2 if kernel == "fused" else 4  # the reference computes in float32 whatever it is given
     size = {"fp64": 8, "fp32": 4, "bf16": half, "fp16": half}[t.precision]
     sites = None if units is None else units * config.model.timesteps * local
@@ -88,14 +87,14 @@ def _without_effect(trainer: Trainer) -> Iterator[str]:
         yield "augment.mix_prob has no effect without augment.mixup or augment.cutmix"
     if o.name == "adamw" and o.momentum != usual.optim.momentum:
         yield "optim.momentum has no effect with optim.name=adamw"
-    if n.get("membrane") == "if" and "beta" in n:
-        yield "neuron.beta has no effect with neuron.membrane=if"
+    if "beta" in n and neurons and all(neuron.membrane == "if" for neuron in neurons):
+        yield "neuron.beta has no effect: an IF membrane does not leak"
     if neurons and all(neuron.surrogate.tail is None for neuron in neurons):
         for key in ("tail", "learn_tail"):
             if key in n:
                 yield f"neuron.{key} has no effect: the surrogate {neurons[0].surrogate.name} has no tails"
-    if neurons and n.get("learn_step") is False and n.get("step_gradient") == "lsq":
-        yield "neuron.step_gradient has no effect with neuron.learn_step=false"
+    if n.get("step_gradient") == "lsq" and not any(neuron.step.requires_grad for neuron in neurons):
+        yield "neuron.step_gradient has no effect: the step is not learned"
     if not neurons and config.model.timesteps > 1 and trainer.source.static:
         yield f"an ANN computes the same at each of {config.model.timesteps} timesteps: model.timesteps=1"
 

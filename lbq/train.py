@@ -28,6 +28,8 @@ from lbq.data.sources import Part, Source
 from lbq.distributed import World, synchronise_batchnorm
 from lbq.divergence import Sentinel
 from lbq.errors import ConfigError
+from lbq.kernels.choose import choose
+from lbq.neuron import SpikingNeuron
 
 NORM_SAMPLES = 10_000  # that BatchNorm's statistics of averaged weights are measured on
 
@@ -136,6 +138,14 @@ class Trainer:
             "first_steps": self.sentinel.first_steps,
         }
         return tensors, values
+
+    @property
+    def kernel(self) -> str:
+        """What runs its neurons: the reference where the chosen kernel can run none of them."""
+        chosen, timesteps = choose(self.device.type).kernel, self.config.model.timesteps
+        dtype = evaluation.computed_in(self.config.train)
+        found = {m.kernel(timesteps, dtype) for m in self.net.modules() if isinstance(m, SpikingNeuron)}
+        return chosen if not found or chosen in found else "reference"
 
     @property
     def data(self) -> dict[str, str]:

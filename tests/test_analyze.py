@@ -14,7 +14,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from lbq import analyze, cli, engine, models, runs
 from lbq.account import Counter, Mode, count
@@ -148,6 +148,24 @@ def test_the_observer_sees_what_the_network_does(neuron: Any, on_device: bool) -
             assert above.tolist() == [int((levels[name][t, ::2] != 0).sum()) for t in range(steps)]
     if neuron == "lbq":
         assert len(observer.traces) > 1
+
+
+def test_neurons_may_be_called_by_the_name_of_their_input() -> None:
+    class Named(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear, self.neuron, self.out = nn.Linear(4, 4), BurstNeuron(step=0.1), nn.Linear(4, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = over_time(self.neuron(x=over_time(x, self.linear, timesteps=2, spatial=1)), self.out, spatial=1)
+            return y.mean(0)
+
+    net, x = Named().eval(), torch.randn(5, 4)
+    observer = Observer(Tallies(lower(net, (4,), timesteps=2)))
+    with observer.looking_inside(net):
+        net(x)
+    observer.finish(5)
+    assert observer.membranes["neuron"].counts.sum() == 2 * 5 * 4
 
 
 def test_traces_follow_the_equations() -> None:

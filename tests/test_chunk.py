@@ -147,6 +147,15 @@ def test_a_step_refuses_what_a_chunk_refuses(kernel: str) -> None:
             neuron.forward_step(currents(4, 3), state.v)  # type: ignore[arg-type]
 
 
+def test_several_membranes_are_checked_as_one(kernel: str) -> None:
+    neuron = MLF()
+    _, state = neuron.forward_step(currents(1, 3))
+    with pytest.raises(
+        ValueError, match=r"^state.v must be \(3, 4, 3\) torch.float32 on cpu for this x, got \(3, 1, 3\)"
+    ):
+        neuron.forward_step(currents(4, 3), state)
+
+
 def test_a_state_has_memory_of_its_own(kernel: str) -> None:
     """Streams are often read into one buffer, and states of streams that end are set to 0."""
     for neuron in (LIF(), BurstNeuron()):

@@ -165,7 +165,8 @@ def test_the_step_is_the_best_of_its_grid() -> None:
                 self.net = snn
 
             def forward(self, x: Tensor) -> Tensor:
-                return snn(x[None].repeat(2, 1, 1))
+                out: Tensor = neuron(x=snn[0](x[None].repeat(2, 1, 1)))  # by name, which is seen as well
+                return out
 
         class Named(nn.Module):
             def __init__(self) -> None:

@@ -466,6 +466,35 @@ def test_features_without_height_and_width() -> None:
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("kernel", ["fused", "reference"])
+def test_layers_that_change_the_number_of_dimensions(kernel: str) -> None:
+    """What has time is said by the input and `spatial`, not by what a layer makes of it."""
+    flatten = nn.Sequential(nn.Flatten(), nn.Linear(16, 5)).to(DEVICE)
+    unflatten = nn.Sequential(nn.Linear(16, 6), nn.Unflatten(1, (3, 2))).to(DEVICE)
+    with use(kernel):
+        grey = fire(randn(4, 1, 4, 4), flatten, nn.BatchNorm1d(5).to(DEVICE), BurstNeuron().to(DEVICE), timesteps=2)
+        moving = fire(randn(2, 4, 1, 4, 4), flatten, nn.BatchNorm1d(5).to(DEVICE), BurstNeuron().to(DEVICE))
+        signal = fire(randn(2, 4, 16), unflatten, nn.BatchNorm1d(3).to(DEVICE), BurstNeuron().to(DEVICE), spatial=1)
+    assert grey.shape == moving.shape == (2, 4, 5)
+    assert signal.shape == (2, 4, 3, 2)
+
+
+@pytest.mark.parametrize(
+    ("norm", "message"),
+    [
+        (nn.BatchNorm2d(3), "running_mean should contain 4 elements not 3"),
+        (nn.BatchNorm2d(5), "running_mean should contain 4 elements not 5"),
+        (nn.BatchNorm1d(4), "expected 2D or 3D input"),
+        (nn.BatchNorm3d(4), "expected 5D input"),
+    ],
+    ids=["narrow", "wide", "1d", "3d"],
+)
+def test_a_batchnorm_that_does_not_fit_is_refused_as_it_refuses_itself(norm: nn.Module, message: str) -> None:
+    for neuron in (BurstNeuron(), ReLU()):
+        with pytest.raises((RuntimeError, ValueError), match=message):
+            fire(randn(2, 3, 4, 2, 2), nn.Identity(), norm.to(DEVICE), neuron.to(DEVICE))
+
+
 def test_a_hook_on_the_neuron_sees_the_output() -> None:
     seen: list[Tensor] = []
     norm, neuron, x = norm_of(4), BurstNeuron().to(DEVICE), randn(2, 3, 4, 2, 2)

@@ -21,6 +21,10 @@ from lbq import checkpoint, job, optim, records, runs
 from lbq.distributed import World
 from lbq.errors import ConfigError, RunError, Stopped
 from lbq.evaluation import emulated
+from lbq.kernels import sequence
+from lbq.kernels.choose import choose
+from lbq.kernels.reference import burst_sequence
+from lbq.neuron import BurstNeuron, LadderNeuron
 from lbq.plan import plan_of
 from lbq.train import EpochRecord
 from tests.small_runs import (
@@ -389,8 +393,9 @@ def test_records_and_result(tmp_path: Path) -> None:
         (["optim.name=adamw", "optim.lr=1e-3"], None),
         (
             ["neuron.name=lbq", "neuron.membrane=if", "neuron.beta=0.9"],
-            "neuron.beta has no effect with neuron.membrane=if",
+            "neuron.beta has no effect: an IF membrane does not leak",
         ),
+        (["neuron.name=if", "neuron.beta=0.9"], "neuron.beta has no effect: an IF membrane does not leak"),
         (["neuron.name=lbq", "neuron.beta=0.9"], None),
         (
             ["neuron.name=lbq", "neuron.surrogate=box", "neuron.tail=0.3"],
@@ -399,8 +404,10 @@ def test_records_and_result(tmp_path: Path) -> None:
         (["neuron.name=lbq", "neuron.surrogate=box_et", "neuron.tail=0.3"], None),
         (
             ["neuron.name=lbq", "neuron.learn_step=false", "neuron.step_gradient=lsq"],
-            "neuron.step_gradient has no effect with neuron.learn_step=false",
+            "neuron.step_gradient has no effect: the step is not learned",
         ),
+        (["neuron.name=v2", "neuron.step_gradient=lsq"], "neuron.step_gradient has no effect: the step is not learned"),
+        (["neuron.name=v3", "neuron.step_gradient=lsq"], None),
         (["neuron.name=relu"], "an ANN computes the same at each of 2 timesteps: model.timesteps=1"),
         (["neuron.name=relu", "model.timesteps=1"], None),
     ],
@@ -409,6 +416,27 @@ def test_records_and_result(tmp_path: Path) -> None:
 def test_settings_that_are_hardly_meant_are_told_beforehand(changes: list[str], remark: str | None) -> None:
     plan = plan_of(trainer(config(*changes)))
     assert plan.remarks == (() if remark is None else (remark,))
+
+
+def test_the_kernel_that_is_named_is_the_one_that_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the chosen kernel cannot compute goes to the reference, and plan and result say so."""
+    chosen = choose("cpu").kernel
+    long = BurstNeuron().kernel(4), BurstNeuron().kernel(4, torch.float64), LadderNeuron([0.5, 2]).kernel(4)
+    assert long == (chosen, "reference", "reference")
+    seen: list[str] = []
+
+    def spy(*given: Any) -> Any:
+        seen.append("reference")
+        return burst_sequence(*given)
+
+    monkeypatch.setattr(sequence, "burst_sequence", spy)
+    for precision, expected in (("fp32", chosen), ("fp64", "reference")):
+        seen.clear()
+        plan = plan_of(made := trainer(config(f"train.precision={precision}")))
+        assert plan.kernel == made.kernel == expected
+        made.net(torch.zeros(2, 1, 8, 8, dtype=torch.float64 if precision == "fp64" else torch.float32))
+        assert (set(seen) == {"reference"}) == (expected == "reference")
+    assert plan_of(trainer(config("neuron.name=relu", "model.timesteps=1"))).kernel == chosen
 
 
 def test_which_precisions_are_emulated(monkeypatch: pytest.MonkeyPatch) -> None:

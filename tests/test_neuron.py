@@ -369,6 +369,7 @@ def test_repr_names_what_matters() -> None:
         ({"alpha": -0.1}, "alpha"),
         ({"surrogate": "boxx"}, "surrogate"),
         ({"tail": 1.0}, "tail"),
+        ({"surrogate": "box", "tail": 7.0}, "tail"),
         ({"membrane": "lifx"}, "membrane"),
         ({"membrane": "plif", "beta": 1.0}, "beta"),
         ({"membrane": "if", "learn_beta": True}, "learn_beta"),

@@ -23,7 +23,7 @@ from lbq.deploy.faithful import own_method
 from lbq.errors import GraphError
 from lbq.evaluation import evaluating
 from lbq.neuron import ReLU, SpikingNeuron
-from lbq.neuron.base import attached
+from lbq.neuron.base import attached, before_each
 from lbq.neuron.burst import SteppedNeuron, set_step
 
 LAYERS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
@@ -54,11 +54,8 @@ def calibrate(snn: nn.Module, ann: nn.Module, images: Tensor) -> dict[str, Fit]:
     shared = Counter(id(p) for module in corrected.values() for p in module.parameters(recurse=False))
     fits: dict[str, Fit] = {}
 
-    def fit(name: str) -> Callable[..., None]:
-        def hook(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-            fits[name] = _fit_step(module, wanted[name].sample(name, inputs[0]), wanted[name].values)
-
-        return hook
+    def fit(name: str, neuron: SpikingNeuron, x: Tensor) -> None:
+        fits[name] = _fit_step(neuron, wanted[name].sample(name, x), wanted[name].values)
 
     def correct(name: str) -> Callable[..., Tensor]:
         def hook(module: nn.Module, _: Any, output: Tensor) -> Tensor:
@@ -75,7 +72,7 @@ def calibrate(snn: nn.Module, ann: nn.Module, images: Tensor) -> dict[str, Fit]:
                     "[B, ...]"
                 )
         _check_weights(snn, ann)
-        hooks = [module.register_forward_pre_hook(fit(name)) for name, module in neurons.items()]
+        hooks = before_each(neurons, fit)
         hooks += [
             module.register_forward_hook(correct(name))
             for name, module in corrected.items()

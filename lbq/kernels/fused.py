@@ -277,13 +277,26 @@ def supports(dtype: torch.dtype, timesteps: int, rule: Rule, ladder: bool = Fals
     return None
 
 
-def supports_norm(norm: nn.Module) -> bool:
-    """Plain BatchNorm with weights and running statistics, and no hooks that would go unheard."""
+def supports_norm(norm: nn.Module, x: Tensor) -> bool:
+    """Plain BatchNorm with weights and running statistics, and no hooks that would go unheard, which takes `x` [N, C, ...].
+    What it does not take it refuses itself, in words of its own."""
     if type(norm) not in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d):
         return False
     assert isinstance(norm, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d)
+    if x.dim() not in _dimensions(norm) or x.shape[1] != norm.num_features:
+        return False
+    if norm.training and x.numel() <= x.shape[1]:  # one value by channel
+        return False
     hooks = norm._forward_hooks or norm._forward_pre_hooks or norm._backward_hooks or norm._backward_pre_hooks
-    return norm.affine and norm.track_running_stats and norm.momentum is not None and not hooks
+    plain = norm.affine and norm.track_running_stats and norm.momentum is not None and not hooks
+    return plain and norm.weight.device == x.device
+
+
+def _dimensions(norm: nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d) -> tuple[int, ...]:
+    """That its input may have."""
+    if isinstance(norm, nn.BatchNorm1d):
+        return (2, 3)
+    return (4,) if isinstance(norm, nn.BatchNorm2d) else (5,)
 
 
 def burst(x: Tensor, constants: Constants, rule: Rule) -> Tensor:

@@ -32,7 +32,7 @@ def _in_memory(tensors: Iterable[object]) -> bool:
     )
 
 
-def _kernel_for(x: Tensor, constants: Constants, rule: Rule, state: Iterable[object] = ()) -> str:
+def kernel_for(x: Tensor, constants: Constants, rule: Rule, state: Iterable[object] = ()) -> str:
     """What runs this sequence: the chosen kernel where it can, else the reference."""
     kernel = kernel_on(x.device.type) if _in_memory((x, *constants, *state)) else "reference"
     refused: str | None = None
@@ -47,7 +47,7 @@ def _kernel_for(x: Tensor, constants: Constants, rule: Rule, state: Iterable[obj
 
 def burst(x: Tensor, constants: Constants, rule: Rule) -> Tensor:
     """Scaled outputs of the sequence of currents `x` [T, B, ...], from rest."""
-    kernel = _kernel_for(x, constants, rule)
+    kernel = kernel_for(x, constants, rule)
     if kernel == "native":
         return native.burst_sequence(x, constants, rule)
     if kernel == "fused":
@@ -63,7 +63,7 @@ def burst_chunk(
     """Scaled outputs of the currents `x` [T, B, ...] from `state` on (None: at rest), and the state after them. Gradients
     know neither state."""
     before = None if state is None else state.detach()
-    kernel = _kernel_for(x, constants, rule, before or ())
+    kernel = kernel_for(x, constants, rule, before or ())
     if kernel == "native":
         return native.burst_chunk(x, constants, rule, before)
     if kernel == "fused" and x.shape[0]:  # without timesteps there is no state to write
@@ -85,8 +85,7 @@ def fuses_norm(x: Tensor, norm: nn.Module, rule: Rule, timesteps: int) -> bool:
         return False
     from lbq.kernels import fused
 
-    enough = x.numel() > x.shape[1] or not norm.training  # BatchNorm itself refuses one value by channel
-    return enough and fused.supports(x.dtype, timesteps, rule) is None and fused.supports_norm(norm)
+    return fused.supports(x.dtype, timesteps, rule) is None and fused.supports_norm(norm, x)
 
 
 def fuses_relu(x: Tensor, norm: nn.Module) -> bool:
@@ -95,8 +94,7 @@ def fuses_relu(x: Tensor, norm: nn.Module) -> bool:
         return False
     from lbq.kernels import fused
 
-    enough = x.numel() > x.shape[1] or not norm.training
-    return enough and x.dtype in fused.DTYPES and fused.supports_norm(norm)
+    return x.dtype in fused.DTYPES and fused.supports_norm(norm, x)
 
 
 def norm_relu(x: Tensor, norm: nn.BatchNorm2d, one: Tensor, zero: Tensor, residual: Tensor | None) -> Tensor:

@@ -81,11 +81,11 @@ def fire(
     """
     y = layer(fold_time(x, spatial))
     if isinstance(neuron, SpikingNeuron | ReLU) and not isinstance(y, torch.fx.Proxy):
-        shown = x.dim() == y.dim()  # a static batch
-        steps = timesteps if shown else x.shape[0]
-        sequence = y if shown else y.unflatten(0, x.shape[:2])
-        fits = residual is None or (residual.shape, residual.dtype) == (sequence.shape, sequence.dtype)
-        if steps is not None and fits and not (shown and residual is not None) and neuron.fuses(y, norm, steps):
-            return neuron(sequence, norm=norm, residual=residual, timesteps=steps if shown else None)
+        static = x.dim() == spatial + 1
+        steps = timesteps if static else x.shape[0]
+        if steps is not None and not (static and residual is not None) and neuron.fuses(y, norm, steps):
+            sequence = y if static else y.unflatten(0, x.shape[:2])
+            if residual is None or (residual.shape, residual.dtype) == (sequence.shape, sequence.dtype):
+                return neuron(sequence, norm=norm, residual=residual, timesteps=steps if static else None)
     y = unfold_time(norm(y), x, timesteps, spatial)
     return neuron(y if residual is None else y + residual)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from numbers import Integral, Real
 from typing import Any, Literal
@@ -29,7 +29,7 @@ from lbq.kernels.reference import (
     compute_dtype,
     transformed,
 )
-from lbq.kernels.sequence import burst, burst_chunk, fuses_norm, norm_burst
+from lbq.kernels.sequence import burst, burst_chunk, fuses_norm, kernel_for, norm_burst
 
 Membrane = Literal["lif", "if", "plif"]
 LEARNED = {"eta": "tail"}  # parameters whose option has another name
@@ -128,6 +128,22 @@ def attached(handles: Iterable[RemovableHandle]) -> ExitStack:
     return stack
 
 
+def received(inputs: tuple[Tensor, ...], named: Mapping[str, Tensor]) -> Tensor:
+    """What a neuron was called with, as its hooks see it."""
+    return inputs[0] if inputs else named["x"]
+
+
+def before_each(
+    neurons: Mapping[str, SpikingNeuron], told: Callable[[str, SpikingNeuron, Tensor], None]
+) -> list[RemovableHandle]:
+    """Have `told` called before each of these neurons runs, with its name, itself and its currents."""
+
+    def hook(name: str) -> Any:
+        return lambda neuron, inputs, named: told(name, neuron, received(inputs, named))
+
+    return [neuron.register_forward_pre_hook(hook(name), with_kwargs=True) for name, neuron in neurons.items()]
+
+
 def is_watched(module: nn.Module) -> bool:
     """Whether a hook may look at what a module receives, or at its gradient, which no pass together with BatchNorm shows."""
     hooks = module._forward_pre_hooks or module._backward_pre_hooks or module._backward_hooks
@@ -172,9 +188,9 @@ class SpikingNeuron(nn.Module, ABC):
         elif membrane == "lif":
             register(self, "beta", torch.tensor(beta), learn_beta)
         register(self, "alpha", torch.tensor(alpha), learn_alpha)
+        eta, learn_tail = logit(check_unit("tail", tail, open_ends=True)), check_flag("learn_tail", learn_tail)
         if self.surrogate.tail is not None:
-            eta = torch.tensor(logit(check_unit("tail", tail, open_ends=True)))
-            register(self, "eta", eta, check_flag("learn_tail", learn_tail) and self.surrogate.tail == "learned")
+            register(self, "eta", torch.tensor(eta), learn_tail and self.surrogate.tail == "learned")
 
     @property
     @abstractmethod
@@ -288,8 +304,8 @@ class SpikingNeuron(nn.Module, ABC):
     ) -> Tensor:
         """Scaled outputs of the whole sequence `x` [T, B, ...], from a zero state.
 
-        Where `fuses(x, norm)` holds, BatchNorm `norm` and the add of `residual` may be left to the neuron, which computes
-        them in the same pass; `x` is then what enters BatchNorm. With `timesteps` it is `[B, ...]`, shown that often.
+        Where `fuses` holds, BatchNorm `norm` and the add of `residual` may be left to the neuron, which computes them in the
+        same pass; `x` is then what enters BatchNorm. With `timesteps` it is `[B, ...]`, shown that often.
         """
         if norm is None:
             check_alone(residual, timesteps)
@@ -297,6 +313,11 @@ class SpikingNeuron(nn.Module, ABC):
             return burst(x, self.constants(x), self.rule)
         sequence = self.check_input(x if timesteps is None else x.unsqueeze(0).expand(timesteps, *x.shape))
         return norm_burst(x, norm, self.constants(sequence), self.rule, residual, timesteps)  # type: ignore[arg-type]
+
+    def kernel(self, timesteps: int, dtype: torch.dtype = torch.float32) -> str:
+        """Which kernel runs its sequences of so many timesteps: the chosen one where it can, else the reference."""
+        x = torch.zeros(timesteps, 1, 1, 1, 1, dtype=dtype, device=self.alpha.device)
+        return kernel_for(x, self.constants(x), self.rule)
 
     def fuses(self, x: Tensor, norm: nn.Module, timesteps: int) -> bool:
         """Whether this neuron takes BatchNorm `norm` of `x` [N, C, ...] into its own pass."""

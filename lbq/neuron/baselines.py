@@ -270,7 +270,7 @@ class MLF(SpikingNeuron):
         return torch.stack(outputs) if outputs else x.clone(), state
 
     def forward_step(self, x: Tensor, state: BurstState | None = None) -> tuple[Tensor, BurstState]:
-        self.check_input(x[None])
+        self.check_state(self.check_input(x[None]), state)
         spikes, state = self._fire(x, state)
         return spikes.to(x.dtype), state
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from lbq.neuron.base import SpikingNeuron, attached
+from lbq.neuron.base import SpikingNeuron, attached, before_each
 
 
 @contextmanager
@@ -18,13 +18,9 @@ def record_levels(net: nn.Module) -> Iterator[dict[str, NDArray[np.integer[Any]]
     """A dictionary that every forward pass fills with `layer name -> levels [T, B, ...]`, in execution order."""
     levels: dict[str, NDArray[np.integer[Any]]] = {}
 
-    def keep(name: str, neuron: SpikingNeuron, inputs: tuple[Tensor, ...], named: dict[str, Tensor]) -> None:
-        levels[name] = neuron.levels(inputs[0] if inputs else named["x"]).cpu().numpy()
+    def keep(name: str, neuron: SpikingNeuron, x: Tensor) -> None:
+        levels[name] = neuron.levels(x).cpu().numpy()
 
-    handles = [
-        module.register_forward_pre_hook(lambda m, *given, name=name: keep(name, m, *given), with_kwargs=True)
-        for name, module in net.named_modules()
-        if isinstance(module, SpikingNeuron)
-    ]
-    with attached(handles):
+    neurons = {name: module for name, module in net.named_modules() if isinstance(module, SpikingNeuron)}
+    with attached(before_each(neurons, keep)):
         yield levels
