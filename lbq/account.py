@@ -130,6 +130,7 @@ class Account:
     synapses holds the weighted connections; shortcuts the residual identities (fan-out 1) and pool_adds the additions
     of non-zero levels into sums over windows and time, both of which the paper's sum leaves out, and `total` therefore
     too. stem: the first layer on pixel planes, where pixels were given; the paper prices it as MACs, and so do we.
+    ann_macs: of the same network as an ANN, in one pass; of event frames, over their sum.
     """
 
     mode: Mode
@@ -144,6 +145,7 @@ class Account:
     unit_events: bool
     stem: dict[str, Count] = field(default_factory=dict)
     timesteps: int = 1
+    frames: int = 1  # that the first layer reads, one after the other; 1 in older files
     neurons: int = 0  # per timestep
     n_max: int = 1  # the highest level of any layer
     outputs: int = 0  # accumulators that weighted synapses fill, the first layer's left out, over all timesteps
@@ -229,9 +231,7 @@ class Counter:
         return Account(
             mode=self.mode,
             images=tallies.images,
-            fp_macs=float(
-                sum(s.valid_macs if exact else s.macs for s in stem) * (1 if graph.static else graph.timesteps)
-            ),
+            fp_macs=float(sum(s.valid_macs if exact else s.macs for s in stem) * graph.frames),
             ann_macs=float(graph.valid_macs if exact else graph.macs),
             synapses={s.name: self._count(s) for s in weighted},
             shortcuts={s.name: self._count(s) for s in graph.synapses if s.kind == "identity"},
@@ -241,6 +241,7 @@ class Counter:
             unit_events=tallies.unit_events,
             stem={s.name: self._count(s) for s in stem if Read(INPUT) in tallies.counts},
             timesteps=graph.timesteps,
+            frames=graph.frames,
             neurons=graph.units,
             n_max=max(spec.n_max for spec in specs),
             outputs=sum(math.prod(s.out_shape) * len(tallies.counts[self._read(s)]) for s in weighted),

@@ -143,12 +143,13 @@ def costs(account: Account, technology: Technology = DEFAULT) -> Costs:
             spiking(UNARY, f"the same levels as single spikes in {account.n_max} slots for each timestep", total.unary, 0.0,
                     account.n_max, 1),
         ]  # fmt: skip
+    summed = f", over the sum of the {account.frames} frames" if account.frames > 1 else ""
     fp32 = 1e3 * energy_mj(Operations(account.ann_macs), technology.paper)
     methods += [
-        dense("ANN, fp32", "the paper's reference", technology.fp32_mac, FLOAT_BYTES, FLOAT_BYTES, fp32),
-        dense("ANN, int8", "8-bit weights and activations", technology.int8_mac, 1, 1, None),
-        dense("quantised ANN, as many levels", f"one pass, dense, 8-bit weights, activations of {planes} "
-              f"bit{'s' * (planes > 1)}; its zeros are not skipped", technology.int8_mac, 1, planes / 8, None),
+        dense("ANN, fp32", "the paper's reference" + summed, technology.fp32_mac, FLOAT_BYTES, FLOAT_BYTES, fp32),
+        dense("ANN, int8", "8-bit weights and activations" + summed, technology.int8_mac, 1, 1, None),
+        dense("quantised ANN, as many levels", f"one pass{summed}, dense, 8-bit weights, activations of "
+              f"{planes} bit{'s' * (planes > 1)}; its zeros are not skipped", technology.int8_mac, 1, planes / 8, None),
     ]  # fmt: skip
     return Costs(
         technology=technology,

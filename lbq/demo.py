@@ -216,6 +216,6 @@ def _summarise(method: str, net: BurstNet, measured: Measurement, seconds: float
         unary_acs=total.unary if total else None,
         bit_sparse_acs=account.executed if account else None,
         formations=account.operations().formations if account else None,
-        fp_macs=account.fp_macs if account else float(measured.graph.valid_macs),
+        fp_macs=account.fp_macs if account else float(measured.ann_macs),
         energy_uj=1e3 * (account.energy_mj() if account else measured.ann_energy_mj()),
     )

@@ -214,6 +214,11 @@ class Layered(Generic[L]):
         return sum(s.valid_macs for s in self.synapses if not s.copy_of)
 
     @property
+    def frames(self) -> int:
+        """That a sample is: event frames, one for each timestep, or one image."""
+        return 1 if self.static else self.timesteps
+
+    @property
     def units(self) -> int:
         """Spiking neurons, per timestep."""
         return sum(layer.units for layer in self.layers)

@@ -45,9 +45,9 @@ class Measurement:
     inputs: str = "images"
 
     @property
-    def valid_macs(self) -> int:
-        """Of the same network as an ANN, at valid positions."""
-        return self.graph.valid_macs
+    def ann_macs(self) -> int:
+        """Of the same network as an ANN, at valid positions: of all frames where it is one, else of one pass."""
+        return self.graph.valid_macs * (self.graph.frames if self.tallies is None else 1)
 
     @property
     def exact(self) -> Account | None:
@@ -66,7 +66,7 @@ class Measurement:
 
     def ann_energy_mj(self, table: Energies = HOROWITZ) -> float:
         """Modelled energy of the same network as an ANN, border-exact like `exact`."""
-        return energy_mj(Operations(float(self.valid_macs)), table)
+        return energy_mj(Operations(float(self.ann_macs)), table)
 
     def to_dict(self, table: Energies = HOROWITZ) -> dict[str, Any]:
         """table: prices of the paper's regime."""
@@ -75,7 +75,8 @@ class Measurement:
             "images": self.images,
             "accuracy": None if math.isnan(self.accuracy) else self.accuracy,
             "macs": self.graph.macs,
-            "valid_macs": self.valid_macs,
+            "valid_macs": self.graph.valid_macs,
+            "frames": self.graph.frames,
             "units": self.graph.units,
             "ann_energy_mj": self.ann_energy_mj(table),
             **modes,
@@ -134,6 +135,7 @@ def _account_dict(account: Account, table: Energies) -> dict[str, Any]:
         "pool_adds": account.pool_adds,
         "active_ratio": account.active_ratio,
         "timesteps": account.timesteps,
+        "frames": account.frames,
         "neurons": account.neurons,
         "n_max": account.n_max,
         "outputs": account.outputs,
@@ -164,7 +166,7 @@ def account_from(value: Mapping[str, Any], mode: Mode, images: int) -> Account:
             key: value[key]
             for key in ("fp_macs", "ann_macs", "pool_adds", "unit_events", "timesteps", "neurons", "n_max", "outputs")
         },
-        **{key: value[key] for key in ("level_bits", "horner") if key in value},
+        **{key: value[key] for key in ("frames", "level_bits", "horner") if key in value},
     )
 
 

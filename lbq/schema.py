@@ -194,7 +194,7 @@ ACCOUNT = Fields(
         "formations": Values(AMOUNT),
         **dict.fromkeys(("synapses", "shortcuts", "stem"), Values(COUNTS)),
     },
-    {"level_bits": BITS, "horner": AMOUNT},  # which older files lack
+    {"frames": POSITIVE, "level_bits": BITS, "horner": AMOUNT},  # which older files lack
 )
 LAYER = Fields(
     {

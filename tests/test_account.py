@@ -30,6 +30,7 @@ from lbq.engine import Network
 from lbq.engine.levels import pool
 from lbq.errors import GraphError
 from lbq.graph import INPUT, Graph, Pool
+from lbq.measurement import Measurement
 from lbq.models import over_time
 from lbq.neuron import BurstNeuron
 
@@ -406,7 +407,21 @@ def test_the_first_layer_is_counted_once_for_images_and_every_step_for_events() 
         graph = lower(net, (3, 8, 8), static=static)
         levels = {layer.name: np.zeros((2, 1, *layer.shape), np.int64) for layer in graph.layers}
         assert count(graph, levels, "rate").fp_macs == times * 3 * 2 * 9 * 64
-        assert count(graph, levels).fp_macs == times * 3 * 2 * 22**2  # 22 of 24 taps along each axis are valid
+        account = count(graph, levels)
+        assert account.fp_macs == times * 3 * 2 * 22**2  # 22 of 24 taps along each axis are valid
+        assert (account.frames, account.ann_macs) == (times, graph.valid_macs)  # a rival sees the frames' sum
+
+
+def test_an_ann_on_event_frames_is_counted_with_every_frame() -> None:
+    """Itself; as the rival of a spiking network it takes one pass."""
+    graph = lower(models.create("resnet8w2", neuron="relu", timesteps=4), (3, 8, 8), static=False)
+    found = Measurement(graph, 1, 50.0, None)
+    assert found.ann_macs == 4 * graph.valid_macs
+    assert found.ann_energy_mj() == pytest.approx(4 * energy_mj(Operations(graph.valid_macs)))
+    assert found.to_dict()["frames"] == 4
+    assert Measurement(
+        lower(models.create("resnet8w2", neuron="relu", timesteps=4), (3, 8, 8)), 1, 50.0, None
+    ).ann_macs == (graph.valid_macs)
 
 
 def test_wrong_levels_are_refused() -> None:

@@ -40,6 +40,14 @@ def account(density: float = 0.5, **changes: object) -> Account:
     return replace(made, **changes)  # type: ignore[arg-type]
 
 
+def test_what_a_rival_sees_of_event_frames_is_said() -> None:
+    def notes(frames: int) -> list[str]:
+        return [m.note for m in costs(account(frames=frames)).methods if "ANN" in m.name]
+
+    assert all("over the sum of the 2 frames" in note for note in notes(2))
+    assert not any("sum" in note for note in notes(1))
+
+
 def test_by_hand() -> None:
     found = costs(account())
     ours = found.methods[0]

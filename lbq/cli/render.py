@@ -113,10 +113,11 @@ def render_account(measured: Measurement, costs: Costs | None, technology: Techn
 
     console = make_console()
     if measured.exact is None or measured.rate is None or costs is None:
+        frames = measured.graph.frames
         console.print(
-            f"accuracy {measured.accuracy:.2f} % on {measured.images} images; no spikes: {measured.valid_macs:,} MACs at valid "
-            f"positions ({measured.graph.macs:,} with padding), "
-            f"{1e3 * energy_mj(Operations(measured.valid_macs), technology.paper):.3f} µJ per image, modelled\n"
+            f"accuracy {measured.accuracy:.2f} % on {measured.images} images; no spikes: {measured.ann_macs:,} MACs at valid "
+            f"positions ({measured.graph.macs * frames:,} with padding){f', over {frames} frames' * (frames > 1)}, "
+            f"{1e3 * energy_mj(Operations(measured.ann_macs), technology.paper):.3f} µJ per image, modelled\n"
             f"prices: {technology.credit('fp32_mac')}"
         )
         return
@@ -163,6 +164,10 @@ def render_account(measured: Measurement, costs: Costs | None, technology: Techn
             f"{1e3 * rated:,.3f}", f"{ann_rate / rated:.2f}",
         )  # fmt: skip
     console.print(table)
+    if exact.frames > 1:
+        console.print(
+            f"ANN: one pass, over the sum of the {exact.frames} frames; frame by frame it takes {exact.frames} times as much"
+        )
     _render_costs(costs)
 
 
