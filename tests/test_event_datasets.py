@@ -323,6 +323,9 @@ def test_nmnist_in_its_official_layout(tmp_path: Path) -> None:
     np.testing.assert_array_equal(zipped.train.frames, data.train.frames)
     with pytest.raises(DataError, match="no N-MNIST under"):
         load_nmnist(tmp_path / "data" / "Train" / "3")
+    (tmp_path / "data" / "Train" / "3" / "00001.bin").write_bytes(b"")
+    with pytest.raises(DataError, match=r"00001\.bin has no events: fetch it again$"):
+        load_nmnist(tmp_path / "data", 2, allow_partial=True)
 
 
 def test_late_events_of_nmnist_are_put_in_order(tmp_path: Path) -> None:

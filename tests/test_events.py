@@ -428,7 +428,7 @@ def slow_frames(events: list[writer.Event], bounds: NDArray[np.int64], size: tup
     event_lists(8),
     st.integers(1, 9),
     st.sampled_from(["count", "time"]),
-    st.tuples(st.integers(1, 12), st.integers(1, 12)),
+    st.tuples(st.integers(1, 8), st.integers(1, 8)),
 )
 def test_frames_against_a_loop(
     events: list[writer.Event], timesteps: int, by: frames.By, size: tuple[int, int]
@@ -440,6 +440,12 @@ def test_frames_against_a_loop(
     assert result.shape == (timesteps, 2, *size)
     np.testing.assert_array_equal(result, slow_frames(events, bounds, size, 8))
     assert result.sum() == len(events)  # at most 60 events: nothing saturates
+
+
+def test_frames_larger_than_the_sensor_are_refused() -> None:
+    """Its pixels would lie apart, with rows and columns between them that never see an event."""
+    with pytest.raises(ValueError, match="^size must be at most the sensor's 8 x 8, got 8 x 9$"):
+        to_frames(events_of([], 8, 8), 1, size=(8, 9))
 
 
 @given(event_lists(8), st.integers(1, 9))

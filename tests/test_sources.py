@@ -421,8 +421,8 @@ def test_shards_may_hold_more_than_images(tmp_path: Path) -> None:
     assert len(shards.scan_shards(tmp_path).train) == 1
 
 
-@pytest.mark.parametrize(("name", "flip"), [("dvs_gesture", 0.0), ("cifar10_dvs", 0.5)])
-def test_left_and_right_hands_are_not_exchanged(name: str, flip: float, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("name", "flip"), [("dvs_gesture", 0.0), ("nmnist", 0.0), ("cifar10_dvs", 0.5)])
+def test_what_has_a_left_and_a_right_is_not_mirrored(name: str, flip: float, monkeypatch: pytest.MonkeyPatch) -> None:
     part = EventSplit(np.zeros((4, 2, 2, 8, 8), np.uint8), np.array([0, 1, 0, 1]))
     data = EventData(part, part, ("a", "b"), name, "rule", "somewhere")
     monkeypatch.setattr(sources, "load_whole", lambda *_: data)

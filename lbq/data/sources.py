@@ -72,8 +72,8 @@ def open_source(config: Config, device: torch.device | str = "cpu") -> Source:
     return ImageSource(config, found, where)
 
 
-# left and right hands are classes of their own: a mirrored sample would have another's label
-CHIRAL = ("dvs_gesture",)
+# left and right hands are classes of their own, and a mirrored digit is none
+CHIRAL = ("dvs_gesture", "nmnist")
 OWN = "arrays"
 RECORDINGS = ("dvs_gesture", "dvs_objects")  # several samples come from one recording, and are alike
 

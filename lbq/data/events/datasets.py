@@ -81,7 +81,7 @@ def load_cifar10_dvs(
                 file = found[label, str(number)]
                 data = file.read(max_bytes)
                 events = decode_aedat2(data, file.where, transpose=True, sort_within_us=sort_within_us)
-                yield to_frames(events, timesteps, by, size), CIFAR10_CLASSES.index(label)
+                yield to_frames(_some(events, file), timesteps, by, size), CIFAR10_CLASSES.index(label)
 
         used = [found[key] for key in wanted]
         how = {"sort_within_us": sort_within_us}
@@ -177,7 +177,7 @@ def load_nmnist(
             for file, label in listed[part]:
                 data = file.read(nmnist.MAX_BYTES)
                 events = nmnist.decode_nmnist(data, file.where, sort_within_us=sort_within_us)
-                yield to_frames(events, timesteps, by, size), label
+                yield to_frames(_some(events, file), timesteps, by, size), label
 
         used = [file for file, _ in itertools.chain(*listed.values())]
         listing = {part: [label for _, label in items] for part, items in listed.items()}
@@ -308,6 +308,13 @@ def _labelled(table: File, recordings: Mapping[tuple[str, ...], File]) -> list[t
             raise DataError(f"{table.where} names recording {match[1]}, but there is no {match[1]}.bs2")
         rows.append((recordings[match[1],], int(match[2])))
     return rows
+
+
+def _some(events: Events, file: File) -> Events:
+    """Refuse a recording of nothing, which would be a blank sample with a label."""
+    if not len(events):
+        raise DataError(f"{file.where} has no events: fetch it again")
+    return events
 
 
 def _refuse_missing(root: Path | str, name: str, missing: list[str], of: int) -> None:

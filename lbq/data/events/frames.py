@@ -68,4 +68,6 @@ def _checked_size(events: Events, size: tuple[int, int] | None, timesteps: int) 
     height, width = (events.height, events.width) if size is None else map(operator.index, size)
     if height < 1 or width < 1 or 2 * height * width * timesteps > MAX_VALUES:
         raise ValueError(f"size must be (H, W) of at least 1 and at most {MAX_VALUES:,} bytes of frames, got {size}")
+    if height > events.height or width > events.width:  # rows and columns without events would stand between the others
+        raise ValueError(f"size must be at most the sensor's {events.height} x {events.width}, got {height} x {width}")
     return height, width
