@@ -515,6 +515,27 @@ def test_a_run_is_converted_tested_deployed_and_trained_on(
     assert json.loads(text)["accuracy"] > found["accuracy"] - 5
 
 
+def test_steps_are_chosen_from_images_as_they_are(
+    tmp_path: Path, ann_run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which the ANN's training has shifted."""
+    seen: list[Tensor] = []
+
+    def watched(_net: nn.Module, _ann: nn.Module, images: Tensor) -> dict[str, Fit]:
+        seen.append(images)
+        return {}
+
+    monkeypatch.setattr("lbq.convert.run.calibrate", watched)
+    monkeypatch.setattr("lbq.convert.run.evaluate", lambda *_: 0.0)
+    convert_run(ann_run, tmp_path / "snn", images=898)
+    train = load_digits().train
+    plain = {image.tobytes() for image in train.images}
+    mean, std = (torch.tensor(v)[:, None, None] for v in (train.mean, train.std))
+    pixels = ((seen[0] * std + mean) * train.scale).round().to(torch.uint8).numpy()
+    assert len(pixels) == 898
+    assert {image.tobytes() for image in pixels} <= plain
+
+
 def test_both_are_tested_in_fp32_where_the_precision_is_emulated(
     tmp_path: Path, ann_run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

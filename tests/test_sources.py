@@ -6,6 +6,7 @@ import io
 import os
 import shutil
 import tarfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from lbq.config import Config
 from lbq.data import shards, sources
 from lbq.data.events.cache import EventSplit
 from lbq.data.events.datasets import EventData
-from lbq.data.sources import EventSource, FolderSource, fingerprint, open_source
+from lbq.data.sources import EventSource, FolderSource, fingerprint, held_out, open_source
 from lbq.data.testset import load_images, open_test
 from lbq.deploy import deploy_run
 from lbq.deploy.export import test_set
@@ -323,6 +324,20 @@ def test_test_sets_are_what_evaluation_reads(pictures: Path, recordings: Path) -
             seen += len(y)
         assert seen == test.size
         assert sum(which.stop - which.start for _, which in test.batches(5, 7)) == 7
+
+
+def test_training_samples_can_be_had_as_they_would_be_tested(pictures: Path, recordings: Path) -> None:
+    digits = Config.from_dict({"augment": {"shift": 1}})
+    for config in (folder_config(pictures), event_config(recordings), digits):
+        source, apart = open_source(config), open_source(replace(config, data=replace(config.data, holdout=0.125)))
+        along = 0 if source.static else 1
+        training, kept = held_out(source.train_size, 0.125)
+        x, y = source.train_samples(torch.from_numpy(kept))
+        tested, labels = zip(*apart.eval_batches("holdout"), strict=True)
+        assert torch.equal(x, torch.cat(tested, along))
+        assert torch.equal(y, torch.cat(labels))
+        first, again = apart.train_samples(torch.arange(3)), source.train_samples(torch.from_numpy(training[:3]))
+        assert torch.equal(first[0], again[0])
 
 
 def test_an_event_network_from_training_to_its_deployed_file(recordings: Path, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import torch
 
 from lbq import runs, toml
 from lbq.build import build
-from lbq.config import CHANGEABLE, AugmentConfig, Config
+from lbq.config import CHANGEABLE, Config
 from lbq.convert.calibration import calibrate, stepped_neurons
 from lbq.data.sources import open_source
 from lbq.distributed import World
@@ -48,7 +48,7 @@ def convert_run(
     net = build(new)
     stepped_neurons(net)
     where = torch.device(device)
-    source = open_source(replace(new, augment=AugmentConfig()), where)
+    source = open_source(new, where)
     if not source.static:
         raise RunError(f"{folder} reads event frames, which have their time: only ANNs of images can be converted")
     if not 2 <= images <= source.train_size:
@@ -60,7 +60,7 @@ def convert_run(
             net.double()
         net.load_state_dict({**net.state_dict(), **ann.state_dict()})
         drawn = torch.randperm(source.train_size, generator=torch.Generator().manual_seed(new.seed))[:images]
-        x = next(iter(source.train_batches([drawn], 0, new.seed)))[0].to(next(net.parameters()).dtype)
+        x = source.train_samples(drawn)[0].to(next(net.parameters()).dtype)
         fits = calibrate(net, ann, x)
         stage("testing both")
         settings = for_testing(new.train, where)

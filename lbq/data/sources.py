@@ -57,6 +57,9 @@ class Source(Protocol):
     def train_batches(self, batches: Sequence[Tensor], epoch: int, seed: int) -> Iterator[Batch]:
         """One batch for each tensor of sample numbers below `train_size`, augmented."""
 
+    def train_samples(self, numbers: Tensor) -> Batch:
+        """Those of these numbers below `train_size`, as they would be tested: not augmented, nor cropped by chance."""
+
     def eval_batches(self, part: Part, rank: int = 0, size: int = 1) -> Iterator[Batch]:
         """Every `size`-th sample from `rank` on, of the held-out or the test part, not augmented."""
 
@@ -176,10 +179,17 @@ class ImageSource:
             chosen = self.numbers[batch.to(self.device)]
             yield self.augment(self.images[chosen], chosen, seed, epoch), self.labels[chosen]
 
+    def train_samples(self, numbers: Tensor) -> Batch:
+        chosen = self.numbers[numbers.to(self.device)]
+        return self._normalised(self.images[chosen]), self.labels[chosen]
+
     def eval_batches(self, part: Part, rank: int = 0, size: int = 1) -> Iterator[Batch]:
         images, labels = (tensor[rank::size] for tensor in self.parts[part])
         for x, y in zip(images.split(self.batch_size), labels.split(self.batch_size), strict=True):
-            yield normalise(x, self.augment.scale, self.augment.mean, self.augment.std), y
+            yield self._normalised(x), y
+
+    def _normalised(self, x: Tensor) -> Tensor:
+        return normalise(x, self.augment.scale, self.augment.mean, self.augment.std)
 
 
 class EventSource:
@@ -227,6 +237,9 @@ class EventSource:
             if self.augment is not None:
                 x = self.augment(x, torch.from_numpy(chosen).to(self.device), seed, epoch)
             yield x, y
+
+    def train_samples(self, numbers: Tensor) -> Batch:
+        return self._batch(self.data.train.frames, self.data.train.labels, self.numbers[numbers.numpy()])
 
     def eval_batches(self, part: Part, rank: int = 0, size: int = 1) -> Iterator[Batch]:
         frames, labels, numbers = self.parts[part]
@@ -297,9 +310,16 @@ class FolderSource:
         for x, y, numbers in self._load(self.index.train, chosen, (seed, epoch)):
             yield self.augment(x, numbers, seed, epoch), y
 
+    def train_samples(self, numbers: Tensor) -> Batch:
+        (batch,) = self._plain(self.index.train, [self.numbers[numbers.numpy()].tolist()])
+        return batch
+
     def eval_batches(self, part: Part, rank: int = 0, size: int = 1) -> Iterator[Batch]:
         split = self.index.test if part == "test" else self.index.train
         mine = (np.arange(len(split)) if part == "test" else self.kept)[rank::size]
         batches = [mine[i : i + self.batch_size].tolist() for i in range(0, len(mine), self.batch_size)]
+        yield from self._plain(split, batches)
+
+    def _plain(self, split: FileSplit, batches: list[list[int]]) -> Iterator[Batch]:
         for x, y, _ in self._load(split, batches, None):
             yield normalise(x, self.augment.scale, self.augment.mean, self.augment.std), y
