@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import IO
 
 from lbq.errors import LbqError
 
@@ -72,23 +73,32 @@ def _write(contents: Mapping[Path, bytes | str], error: type[LbqError], keep_as:
     return size
 
 
-@contextmanager
-def held(folder: Path, busy: LbqError) -> Iterator[None]:
-    """Hold a folder against other processes that ask for it so; `busy` is raised where one has it. The system releases it with
-    this process, however that ends; where it knows no such locks, nothing is held."""
+def lock(file: IO[str] | int, shared: bool = False) -> bool:
+    """Lock an open file or folder for as long as it is open; whether no other process has it. The system releases it with this
+    process, however that ends. Where the system (Windows) or the file system knows no such locks, nobody has any."""
     try:
         import fcntl
     except ImportError:
+        return True
+    try:
+        fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # a file system without locks
+        pass
+    return True
+
+
+@contextmanager
+def holding(folder: Path, busy: LbqError) -> Iterator[None]:
+    """Hold a folder against other processes that ask for it so; `busy` is raised where one has it."""
+    if os.name == "nt":  # which cannot open folders
         yield
         return
     handle = os.open(folder, os.O_RDONLY)
     try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise busy from error
-        except OSError:  # a file system without locks
-            pass
+        if not lock(handle):
+            raise busy
         yield
     finally:
         os.close(handle)

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import fields
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -96,19 +96,16 @@ def refuse_foreign(folder: Path) -> None:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Hold `folder` against other processes; the system releases it with this one, however it ends.
-
-    Where the system has no such locks (Windows), nothing is held.
-    """
+    """Hold `folder` against other processes, by a file in it: see `files.lock`."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         file = open(folder / ".lock", "w")  # noqa: SIM115 - closed below
     except OSError as error:
         raise RunError(f"cannot write {folder}: {error.strerror}") from error
     with file:
-        if not _lock(file):
+        if not files.lock(file):
             time.sleep(ASKED)
-            if not _lock(file):
+            if not files.lock(file):
                 raise Busy(f"{folder} is being written by another process: wait for it or choose another folder")
         yield
 
@@ -117,22 +114,9 @@ def held(folder: Path) -> bool:
     """Whether another process holds `folder`."""
     try:
         with open(folder / ".lock") as file:
-            return not _lock(file, shared=True)  # so that several may ask at once
+            return not files.lock(file, shared=True)  # so that several may ask at once
     except OSError:  # no folder, or none that was ever held
         return False
-
-
-def _lock(file: IO[str], shared: bool = False) -> bool:
-    """Lock it for as long as it is open; whether nobody else has it."""
-    try:
-        import fcntl
-    except ImportError:
-        return True
-    try:
-        fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def environment(device: torch.device | str = "cpu") -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import json
 import os
@@ -17,7 +18,7 @@ from typing import Any
 import pytest
 import torch
 
-from lbq import checkpoint, job, optim, records, runs
+from lbq import checkpoint, files, job, optim, records, runs
 from lbq.distributed import World
 from lbq.errors import ConfigError, RunError, Stopped
 from lbq.evaluation import emulated
@@ -169,7 +170,18 @@ def test_training_in_another_thread_leaves_signals_alone(tmp_path: Path) -> None
 def test_a_system_without_locks_locks_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "fcntl", None)  # as on Windows, where importing it fails
     with runs.locked(tmp_path), runs.locked(tmp_path):
-        pass
+        assert not runs.held(tmp_path)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such locks")
+def test_a_file_system_without_locks_locks_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", refused)
+    busy = RunError("busy")
+    with runs.locked(tmp_path), runs.locked(tmp_path), files.holding(tmp_path, busy), files.holding(tmp_path, busy):
+        assert not runs.held(tmp_path)
 
 
 def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:

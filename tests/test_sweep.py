@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lbq import cli, runs
+from lbq import cli, files, runs
 from lbq.cli.render import render_sweep
 from lbq.errors import ConfigError, RunError, Stopped
 from lbq.results import Gathered, Result
@@ -315,7 +315,7 @@ def test_whoever_asks_is_in_nobodys_way(tmp_path: Path) -> None:
     with runs.locked(tmp_path):
         pass
     with open(tmp_path / ".lock") as file:
-        assert runs._lock(file, shared=True)
+        assert files.lock(file, shared=True)
         assert not runs.held(tmp_path)  # one that asks is not one that holds
         threading.Timer(runs.ASKED / 2, file.close).start()
         with runs.locked(tmp_path):  # and is waited for

@@ -18,7 +18,7 @@ from typing import BinaryIO
 
 from lbq._version import __version__
 from lbq.errors import DataError
-from lbq.files import held, sync_folder
+from lbq.files import holding, sync_folder
 
 Progress = Callable[[int, int | None], None]
 """Called with the bytes done and the bytes in all (None where unknown)."""
@@ -50,7 +50,7 @@ def fetch(url: str, target: Path, md5: str, size: int | None = None, progress: P
             return
         target.parent.mkdir(parents=True, exist_ok=True)
         busy = DataError(f"another process downloads to {target.parent}: wait for it, then run the same command again")
-        with held(target.parent, busy):
+        with holding(target.parent, busy):
             _fetch(url, partial, target, md5, size, progress, by_hand)
     except OSError as error:  # of the disk: errors of the network end in _transfer
         raise DataError(
