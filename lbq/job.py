@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import FrameType
@@ -36,6 +36,7 @@ CHECKPOINTS = "checkpoints"
 # What is written under another name first, which a killed process leaves.
 WHOLE = ("config.toml", "weights.safetensors", "result.json", f"{CHECKPOINTS}/{checkpoint.LAST}")
 CPU_IS_FULL = ("can't allocate memory", "not enough memory")  # in PyTorch's words, on x86-64 and on Arm
+CUBLAS_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"  # which cuBLAS must be told for its sums to have one order
 ECHO = 1.0  # seconds in which a SIGTERM is taken for one that was passed on
 SAVING_SHARE = 0.02  # of the time that saves after short epochs may take
 ASKING = (
@@ -112,7 +113,7 @@ class Job:
         plan = plan_of(self.trainer)
         self.environment |= {"kernel": plan.kernel} if self.world.main else {}
         lock = runs.locked(self.folder) if self.world.main else nullcontext()
-        with lock, deterministic(self.config.train.deterministic), self._signals():
+        with lock, deterministic(self.config.train.deterministic), own_random_state(self.device), self._signals():
             done = self._prepare(resume) if self.world.main else None
             (finished,) = self.world.any([done is not None], self.device)
             if finished:
@@ -413,16 +414,25 @@ def _peak_of_process() -> int:
 @contextmanager
 def deterministic(wanted: bool) -> Iterator[None]:
     """Only deterministic operations for a while, where asked for; otherwise the fastest convolutions, found by trial."""
-    before = torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.benchmark
+    only, warns = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    trial, sets_workspace = torch.backends.cudnn.benchmark, wanted and CUBLAS_WORKSPACE not in os.environ
+    if sets_workspace:
+        os.environ[CUBLAS_WORKSPACE] = ":4096:8"
     if wanted:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
     torch.backends.cudnn.benchmark = not wanted
     try:
         yield
     finally:
-        torch.use_deterministic_algorithms(before[0])
-        torch.backends.cudnn.benchmark = before[1]
+        torch.use_deterministic_algorithms(only, warn_only=warns)
+        torch.backends.cudnn.benchmark = trial
+        if sets_workspace:
+            os.environ.pop(CUBLAS_WORKSPACE, None)
+
+
+def own_random_state(device: torch.device) -> AbstractContextManager[None]:
+    """Draw and seed for a while, on the CPU and on `device`, without a change of what the caller draws afterwards."""
+    return torch.random.fork_rng(devices=[device] if device.type == "cuda" else [])
 
 
 def train(

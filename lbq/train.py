@@ -335,7 +335,8 @@ class Trainer:
         seed = stream_seed(self.config.seed, "stream", self.position.stream, part, self.world.rank)
         torch.default_generator.manual_seed(seed)
         if self.device.type == "cuda":
-            torch.cuda.manual_seed(seed)
+            with torch.cuda.device(self.device):  # which need not be the current one
+                torch.cuda.manual_seed(seed)
 
     def runner(self) -> nn.Module:
         """The network as it is called in training: under DistributedDataParallel and compiled, where asked for."""

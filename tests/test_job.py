@@ -271,15 +271,35 @@ def test_two_jobs_in_one_folder(tmp_path: Path) -> None:
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def test_deterministic_is_for_the_run_alone(tmp_path: Path) -> None:
-    seen: list[bool] = []
-    watcher = AtStep(0, 1, lambda: seen.append(torch.are_deterministic_algorithms_enabled()))
-    run(config("train.deterministic=true"), tmp_path / "a", watcher)
-    assert seen == [True]
-    assert not torch.are_deterministic_algorithms_enabled()
+def test_deterministic_is_for_the_run_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def told() -> tuple[bool, bool, bool, str | None]:
+        return (
+            torch.are_deterministic_algorithms_enabled(),
+            torch.is_deterministic_algorithms_warn_only_enabled(),
+            torch.backends.cudnn.benchmark,
+            os.environ.get(job.CUBLAS_WORKSPACE),
+        )
+
+    monkeypatch.delenv(job.CUBLAS_WORKSPACE, raising=False)
+    seen: list[Any] = []
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        before = told()
+        run(config("train.deterministic=true"), tmp_path / "a", AtStep(0, 1, lambda: seen.append(told())))
+        assert seen == [(True, False, False, ":4096:8")]
+        assert told() == before
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def test_training_leaves_the_callers_random_state(tmp_path: Path) -> None:
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    run(config(), tmp_path / "a")
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.manual_seed(6)  # and does not depend on it
     run(config(), tmp_path / "b")
-    assert runs.read_weights(tmp_path / "a").keys() == runs.read_weights(tmp_path / "b").keys()
-    assert (tmp_path / "a/weights.safetensors").read_bytes() == (tmp_path / "b/weights.safetensors").read_bytes()
+    assert differences(contents(tmp_path / "a"), contents(tmp_path / "b")) == []
 
 
 def test_tensorboard_is_an_option(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
