@@ -449,7 +449,11 @@ def train(
 
 
 def evaluate_run(
-    run: Path | str, device: torch.device, world: World, changes: Iterable[str] = (), precision: str | None = None
+    run: Path | str,
+    device: torch.device | str = "cpu",
+    world: World | None = None,
+    changes: Iterable[str] = (),
+    precision: str | None = None,
 ) -> dict[str, Any]:
     """Accuracy of a run's stored weights on its test set, beside what its result says.
 
@@ -458,15 +462,15 @@ def evaluate_run(
     if precision is not None and precision not in PRECISIONS:
         raise LbqError(f"precision must be one of {', '.join(PRECISIONS)}, got {precision!r}")
     folder = runs.check_folder(run, "config.toml", "weights.safetensors")
-    config = runs.load_config(folder, changes)
-    source = open_source(config, device)
-    net = runs.load(folder).to(device)
+    config, where = runs.load_config(folder, changes), torch.device(device)
+    source = open_source(config, where)
+    net = runs.load(folder).to(where)
     stored: dict[str, Any] = {}
     if (folder / "result.json").exists():
         stored = runs.read_result(folder)
-    settings = for_testing(config.train, device) if precision is None else replace(config.train, precision=precision)
+    settings = for_testing(config.train, where) if precision is None else replace(config.train, precision=precision)
     net.to(torch.float64 if settings.precision == "fp64" else torch.float32)
-    accuracy = evaluate(net, source, "test", settings, device, world)
+    accuracy = evaluate(net, source, "test", settings, where, world or World())
     known = stored.get("data", {})  # of older runs in part
     return {
         "accuracy": accuracy,

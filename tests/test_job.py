@@ -147,11 +147,11 @@ def test_a_damaged_result_is_named_and_can_be_written_again(tmp_path: Path, text
     with pytest.raises(RunError, match=again):
         run(settings, tmp_path)
     with pytest.raises(RunError, match=again):
-        job.evaluate_run(tmp_path, torch.device("cpu"), World())
+        job.evaluate_run(tmp_path)
     (tmp_path / "result.json").write_text("{}")  # as of a run that was not trained here
     with pytest.raises(RunError, match=r"accuracy is missing; remove it"):
         run(settings, tmp_path)
-    assert job.evaluate_run(tmp_path, torch.device("cpu"), World())["stored_accuracy"] is None
+    assert job.evaluate_run(tmp_path, "cpu")["stored_accuracy"] is None
     (tmp_path / "result.json").unlink()
     assert run(settings, tmp_path) == result
 
