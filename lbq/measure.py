@@ -16,6 +16,7 @@ from torch import nn
 from lbq import evaluation, runs
 from lbq.analyze import Analysis
 from lbq.data.sources import Source, open_source
+from lbq.data.testset import check_limit
 from lbq.deploy.lower import lower
 from lbq.measurement import Measurement as Measurement
 from lbq.neuron.base import unchanging
@@ -61,6 +62,7 @@ def measure(
     membranes: run every n-th image once more and look at its membranes; 0: none. limit: of images.
     precision: to compute in on a GPU, other than the network's own.
     """
+    check_limit(limit)
     graph = lower(net, source.shape, static=source.static, weights=False)
     spiking = bool(graph.layers) and all(layer.neuron is not None for layer in graph.layers)
     tallies = Tallies(graph) if spiking else None

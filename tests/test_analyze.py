@@ -20,7 +20,7 @@ from lbq import analyze, cli, engine, models, runs
 from lbq.account import Counter, Mode, count
 from lbq.analyze import Analysis, LayerAnalysis, LevelHistogram, Membrane, Trace, coefficient_of_variation
 from lbq.data.sources import open_source
-from lbq.data.testset import TestSet
+from lbq.data.testset import TestSet, open_test
 from lbq.deploy import deploy, lower
 from lbq.engine.evaluate import analyze as analyze_deployed
 from lbq.engine.evaluate import measure as measure_deployed
@@ -355,6 +355,16 @@ def test_a_run_is_measured_as_it_is_evaluated() -> None:
     for name, histogram in everything.histograms.items():
         expected = np.bincount(np.concatenate([level[name].ravel() for level in levels]), minlength=6)
         np.testing.assert_array_equal(histogram.counts, expected)
+
+
+@pytest.mark.parametrize("limit", [0, -1])
+def test_a_limit_leaves_some_images(limit: int) -> None:
+    run = runs_folder() / "lbq-0"
+    message = f"limit must be at least 1 sample, got {limit}"
+    with pytest.raises(LbqError, match=message):
+        measure(runs.load(run), open_source(runs.load_config(run)), limit=limit)
+    with pytest.raises(LbqError, match=message):
+        measure_deployed(engine.load(run / "model.lbq"), open_test("digits"), limit=limit)
 
 
 @pytest.mark.parametrize("every", [1, 3, 7, 50])

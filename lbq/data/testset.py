@@ -28,6 +28,12 @@ EVENTS = ("cifar10_dvs", "dvs_gesture", "nmnist", "dvs_objects")
 FILES = ("imagenet", "folder")
 
 
+def check_limit(limit: int | None) -> None:
+    """Refuse a number of samples that leaves none; None: all of them."""
+    if limit is not None and limit < 1:
+        raise DataError(f"limit must be at least 1 sample, got {limit}: leave it out for all of them")
+
+
 def load_images(name: str, root: Path | str) -> Dataset:
     """An image dataset that fits in memory."""
     if name == "digits":
@@ -116,6 +122,7 @@ class TestSet:
 
     def batches(self, size: int, limit: int | None = None) -> Iterator[tuple[NDArray[np.uint8], slice]]:
         """Inputs, and which samples they are."""
+        check_limit(limit)
         end = self.size if limit is None else min(limit, self.size)
         for start in range(0, end, size):
             stop = min(start + size, end)
