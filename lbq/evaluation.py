@@ -85,22 +85,31 @@ def measure_norms(
     several, and over processes.
     """
     norms = {name: m for name, m in net.named_modules() if isinstance(m, _BatchNorm) and m.track_running_stats}
-    momenta = {name: norm.momentum for name, norm in norms.items()}
-    with torch.no_grad(), evaluating(net):
-        for norm in norms.values():
-            norm.train()
-            norm.reset_running_stats()
-            norm.momentum = None  # a mean over all passes
+    with torch.no_grad(), evaluating(net), _averaging(norms.values()):
         for x, _ in batches if norms else ():
             with autocast(settings, device):
                 net(cast(x, settings))
     found = {}
     for name, norm in norms.items():
-        norm.momentum = momenta[name]
         for part in ("running_mean", "running_var"):
             buffer = norm.get_buffer(part)
             found[f"{name}.{part}"] = buffer.copy_(world.sum(buffer.clone()) / world.size)
     return found
+
+
+@contextmanager
+def _averaging(norms: Iterable[_BatchNorm]) -> Iterator[None]:
+    """Take statistics anew, as the mean over all passes; afterwards momenta are what they were."""
+    momenta = [(norm, norm.momentum) for norm in norms]
+    for norm, _ in momenta:
+        norm.train()
+        norm.reset_running_stats()
+        norm.momentum = None  # a mean
+    try:
+        yield
+    finally:
+        for norm, momentum in momenta:
+            norm.momentum = momentum
 
 
 class _ActiveRatios:

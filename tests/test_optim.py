@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Iterator
 from contextlib import suppress
 
 import pytest
@@ -286,6 +287,18 @@ def test_norms_are_measured_as_the_mean_of_batches() -> None:
     assert torch.equal(norm.running_mean, found["0.running_mean"])
     assert (norm.momentum, net.training) == (0.1, True)
     assert torch.equal(torch.get_rng_state(), random)  # dropout drew nothing
+
+
+def test_a_batch_that_fails_leaves_norms_their_momentum() -> None:
+    norm = nn.BatchNorm2d(2, momentum=0.2)
+
+    def batches() -> Iterator[tuple[Tensor, Tensor]]:
+        yield torch.randn(6, 2, 2, 2), torch.zeros(6)
+        raise OSError("the disk is gone")
+
+    with pytest.raises(OSError, match="the disk is gone"):
+        measure_norms(nn.Sequential(norm), batches(), Config().train, torch.device("cpu"), World())
+    assert (norm.momentum, norm.training) == (0.2, True)
 
 
 @pytest.mark.parametrize("count", [1, 3])
