@@ -23,6 +23,9 @@ from lbq.errors import LbqError
 
 FORMAT, VERSION = "lbq analysis", 1
 GOLDEN = "golden inputs"  # in place of a dataset's name
+COLUMNS = (  # of a table, before the shares of each level
+    "layer", "timestep", "step", "step_min", "step_max", "tail", "n_max", "active_ratio", "mean_level", "normalised_entropy",
+)  # fmt: skip
 NO_TEST_SET = f"{GOLDEN} are no test set: give one with --data"
 
 
@@ -270,8 +273,9 @@ class Analysis:
         return rows
 
     def csv(self) -> str:
+        """The table as a file: of a network without spikes, its columns alone."""
         rows, out = self.table(), io.StringIO()
-        columns = max((list(row) for row in rows), key=len)
+        columns = max((list(row) for row in rows), key=len, default=list(COLUMNS))
         writer = csv.DictWriter(out, columns, lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)

@@ -567,6 +567,12 @@ def test_layers_of_unlike_levels_share_a_table() -> None:
     assert [row["p3"] for row in rows] == ["", "", str(2 / 3), str(2 / 3)]
 
 
+def test_a_network_without_spikes_has_a_table_of_columns_alone() -> None:
+    some, none = analysis([[1, 1]]), replace(analysis([[1, 1]]), layers=())
+    assert none.csv() == ",".join(analyze.COLUMNS) + "\n"
+    assert list(some.table()[0]) == [*analyze.COLUMNS, "p1"]
+
+
 def test_damaged_analyses(tmp_path: Path) -> None:
     good = json.loads((runs_folder() / "lbq-0" / "analysis" / "analysis.json").read_text())
     good["layers"][0]["levels"] = [[1, 2]]
