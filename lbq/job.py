@@ -11,13 +11,11 @@ import json
 import os
 import signal
 import sys
-import threading
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
-from types import FrameType
 from typing import Any, Protocol
 
 import torch
@@ -30,6 +28,7 @@ from lbq.errors import LbqError, RunError, Stopped
 from lbq.evaluation import PRECISIONS, evaluate, for_testing
 from lbq.kernels import choose as kernels
 from lbq.plan import Plan, plan_of
+from lbq.stops import noting
 from lbq.train import EpochRecord, Trainer
 
 CHECKPOINTS = "checkpoints"
@@ -359,37 +358,25 @@ class Job:
     # Signals, memory
     # -------------------------------------------------------------------------------------------
 
-    @contextmanager
-    def _signals(self) -> Iterator[None]:
+    def _signals(self) -> AbstractContextManager[None]:
         """Note SIGTERM and SIGINT instead of dying of them; a second one has its usual effect.
 
         Who ends a whole job tells every process of it, and one that started others passes on what it was told: a SIGTERM at
-        once after another signal is no second one. Only the main thread may set what a signal does: in another one they keep
-        their effect.
+        once after another signal is no second one.
         """
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
+        told: dict[int, float] = {}
 
-        def note(number: int, _frame: FrameType | None) -> None:
+        def note(number: int, usual: Any) -> None:
             now = time.monotonic()
             if number == signal.SIGTERM and told and now - max(told.values()) < ECHO:
                 return
             if number in told:
-                signal.signal(number, before[number])
+                signal.signal(number, usual)
                 signal.raise_signal(number)
                 return
             self.signal, told[number] = number, now
 
-        before: dict[int, Any] = {}
-        told: dict[int, float] = {}
-        for number in (int(signal.SIGTERM), int(signal.SIGINT)):
-            before[number] = signal.signal(number, note)
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+        return noting(note)
 
     def _out_of_memory(self) -> str:
         peak = torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else _peak_of_process()

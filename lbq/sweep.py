@@ -17,11 +17,10 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import FrameType
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -33,9 +32,9 @@ from lbq.errors import Busy, ConfigError, GraphError, LbqError, RunError, Stoppe
 from lbq.gather import ARCHIVE, ARCHIVE_ANALYSIS, gather
 from lbq.neuron.base import SpikingNeuron
 from lbq.neuron.registry import create
+from lbq.stops import STOPS, noting
 
 LONGEST_NAME = 255  # bytes, of all common file systems
-STOPS = (signal.SIGTERM, signal.SIGINT)
 State = Literal["done", "failed", "elsewhere"]  # elsewhere: another process is at it
 Vary = Sequence[tuple[str, Sequence[str]]]  # keys, and the values that each shall take
 
@@ -287,19 +286,13 @@ class Sweep:
             name = signal.Signals(self.signal).name
             raise Stopped(f"stopped by {name}: the same command goes on from here", 128 + self.signal)
 
-    @contextmanager
-    def _signals(self) -> Iterator[None]:
+    def _signals(self) -> AbstractContextManager[None]:
         """What ends the sweep is passed on to the running command, which saves and ends. As SIGTERM, whatever it was: a
         terminal's interrupt has reached the command by itself, and a second one would end it before it has saved."""
 
-        def note(number: int, _: FrameType | None) -> None:
+        def note(number: int, _usual: Any) -> None:
             self.signal = number
             if self.child is not None:
                 self.child.terminate()
 
-        before = {number: signal.signal(number, note) for number in STOPS}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+        return noting(note)

@@ -1,0 +1,35 @@
+"""The signals that end work, noted by who is at it: it saves first, or passes them on."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+STOPS = (signal.SIGTERM, signal.SIGINT)
+
+
+@contextmanager
+def noting(note: Callable[[int, Any], None]) -> Iterator[None]:
+    """Call `note(number, usual)` for a while where SIGTERM or SIGINT arrives; `usual` is what the signal did before.
+
+    Only the main thread may set what a signal does: in another one they keep their effect.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    usual = {int(number): signal.getsignal(number) for number in STOPS}
+
+    def handle(number: int, _: FrameType | None) -> None:
+        note(number, usual[number])
+
+    for number in usual:
+        signal.signal(number, handle)
+    try:
+        yield
+    finally:
+        for number, handler in usual.items():
+            signal.signal(number, handler)
