@@ -21,7 +21,7 @@ from lbq.data.base import Dataset
 from lbq.data.digits import load_digits
 from lbq.data.events.datasets import EventData
 from lbq.data.own import load_own
-from lbq.data.sources import EventSource, open_source
+from lbq.data.sources import EventSource, ImageSource, open_source
 from lbq.data.testset import open_test
 from lbq.errors import ConfigError, DataError
 
@@ -105,6 +105,24 @@ def test_frames_stay_on_the_disk(tmp_path: Path) -> None:
     ):
         with pytest.raises(ConfigError, match=message):
             open_source(Config.from_dict({**settings, **change}))
+
+
+def test_images_stay_on_the_disk_without_a_warning(tmp_path: Path) -> None:
+    for part in ("train", "test"):
+        (tmp_path / part).mkdir()
+        np.save(tmp_path / part / "images.npy", IMAGES)
+        np.save(tmp_path / part / "labels.npy", LABELS)
+    always = torch.is_warn_always_enabled()
+    torch.set_warn_always(True)
+    try:
+        source = open_source(
+            Config.from_dict({"data": {"name": "arrays", "root": str(tmp_path)}, "train": {"batch_size": 2}})
+        )
+    finally:
+        torch.set_warn_always(always)
+    assert isinstance(source, ImageSource)
+    assert source.images.data_ptr() == source.dataset.train.images.ctypes.data  # nothing was copied
+    assert np.array_equal(source.images.numpy(), IMAGES)
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ whole of its held-out or test part, divided among processes.
 from __future__ import annotations
 
 import hashlib
+import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal, Protocol
 
@@ -122,6 +123,13 @@ def _event_augment(a: AugmentConfig, name: str) -> EventAugment | None:
     return EventAugment(flip=0.5 if flip else 0.0, choices=SPIKFORMER if a.events else ("none",))
 
 
+def _tensor(array: NDArray[Any]) -> Tensor:
+    """To be read only, for it is the array itself where that is possible: large ones may be mapped from a file."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The given NumPy array is not writable")
+        return torch.from_numpy(np.ascontiguousarray(array))
+
+
 class ImageSource:
     """Images as uint8 on the device; augmentation and normalisation happen there."""
 
@@ -165,7 +173,7 @@ class ImageSource:
         self.about = {"dataset": dataset.name, "source": dataset.source, "sha256": dataset.checksum}
 
         def on_device(array: NDArray[Any]) -> Tensor:
-            return torch.from_numpy(np.ascontiguousarray(array)).to(device)
+            return _tensor(array).to(device)
 
         self.numbers = on_device(trains)
         self.images, self.labels = on_device(train.images), on_device(train.labels)
