@@ -42,6 +42,9 @@ class Surrogate:
     tail: Tail = None
     tail_slope: Curve | None = None
 
+    def __deepcopy__(self, _memo: dict[int, object]) -> Surrogate:
+        return self  # not by name, which another may have by now
+
     def __reduce__(self) -> tuple[Callable[[str], Surrogate], tuple[str]]:
         return get, (self.name,)  # by name: some curves are closures
 

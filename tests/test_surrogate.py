@@ -165,6 +165,16 @@ def test_one_of_your_own_goes_where_neurons_go(own: None) -> None:
     assert torch.equal(neuron.levels(x), BurstNeuron().levels(x))
 
 
+def test_neurons_keep_theirs_where_a_name_gets_another_one(own: None) -> None:
+    surrogate.register("mine")(lambda r, n_max, tail: r * 1)
+    neuron = BurstNeuron(surrogate="mine")
+    surrogate.register("mine")(lambda r, n_max, tail: r * 7)
+    for other, slope in ((neuron, 1), (copy.deepcopy(neuron), 1), (BurstNeuron(surrogate="mine"), 7)):
+        other(x := torch.ones(1, 1, requires_grad=True)).sum().backward()
+        assert x.grad is not None
+        assert x.grad.item() == pytest.approx(slope)
+
+
 def test_one_of_your_own_that_is_not_finite_leaves_the_levels_alone(own: None) -> None:
     with torch.inference_mode():  # wherever it is registered
         surrogate.register("steep")(lambda r, n_max, tail: (30 * r).exp() + r.sqrt())
