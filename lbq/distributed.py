@@ -198,22 +198,25 @@ class SyncBatchNorm2d(nn.BatchNorm2d):
         return out.to(input.dtype)
 
 
+def _synchronised(norm: nn.BatchNorm2d) -> SyncBatchNorm2d:
+    new = SyncBatchNorm2d(norm.num_features, norm.eps, norm.momentum, norm.affine, norm.track_running_stats)
+    new.weight, new.bias = norm.weight, norm.bias
+    new.running_mean, new.running_var = norm.running_mean, norm.running_var
+    new.num_batches_tracked = norm.num_batches_tracked
+    return new.train(norm.training)
+
+
 def synchronise_batchnorm(net: nn.Module) -> None:
     """Replace every BatchNorm2d of `net` by one with common statistics, keeping its parameters and buffers.
 
-    A network of a user's own may hold others: these are refused, unless they synchronise by themselves.
+    A network of a user's own may hold others: these are refused, unless they synchronise by themselves. One that goes by
+    several names is one afterwards too.
     """
+    new = {module: _synchronised(module) for module in net.modules() if type(module) is nn.BatchNorm2d}
     for parent in list(net.modules()):
-        for name, child in parent.named_children():
-            if type(child) is nn.BatchNorm2d:
-                new = SyncBatchNorm2d(
-                    child.num_features, child.eps, child.momentum, child.affine, child.track_running_stats
-                )
-                new.weight, new.bias = child.weight, child.bias
-                new.running_mean, new.running_var = child.running_mean, child.running_var
-                new.num_batches_tracked = child.num_batches_tracked
-                new.train(child.training)
-                setattr(parent, name, new)
+        for name, child in list(parent._modules.items()):  # of all names, where `named_children` gives a child once
+            if child in new:
+                setattr(parent, name, new[child])
     for name, module in net.named_modules():
         if isinstance(module, _BatchNorm) and not isinstance(module, SyncBatchNorm2d | nn.SyncBatchNorm):
             raise ConfigError(
