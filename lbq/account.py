@@ -23,14 +23,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lbq.engine.levels import popcount as popcount
+from lbq.engine.native import BACKENDS, Backend
 from lbq.engine.network import IntegerNetwork
 from lbq.errors import GraphError
 from lbq.graph import INPUT, Graph, Synapse
 from lbq.tally import Read, Tallies, signed_digits
 
 Mode = Literal["exact", "rate"]
-Backend = Literal["preshifted", "fused", "explicit"]
-BACKENDS: tuple[Backend, ...] = ("preshifted", "fused", "explicit")
+PAPER_BACKENDS: tuple[Backend, ...] = ("preshifted", "fused", "explicit")  # the engine has Horner's scheme beside them
 
 
 @dataclass(frozen=True)
@@ -172,10 +172,12 @@ class Account:
         return sum(self.shortcuts.values(), Count())
 
     def shifts(self, backend: Backend) -> float:
-        """Explicit shift instructions: Eq. explicit_shifts for `explicit`, none where weights are pre-shifted or the
-        shift is fused into the accumulation."""
+        """Shift instructions: Eq. explicit_shifts for `explicit`, of accumulators in place of weights for `horner`, none
+        where weights are pre-shifted or the shift is fused into the accumulation."""
         if backend not in BACKENDS:
             raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
+        if backend == "horner":
+            return self.horner if self.level_bits else self.outputs * (self.n_max.bit_length() - 1.0)
         return self.total.shifts if backend == "explicit" and not self.unit_events else 0.0
 
     def operations(self, backend: Backend = "preshifted") -> Operations:

@@ -101,7 +101,6 @@ def costs(account: Account, technology: Technology = DEFAULT) -> Costs:
     neuron_steps = account.timesteps * account.neurons
     hidden = sum(count.macs for count in account.synapses.values())  # synapse-steps
     own = account.executed
-    horner = account.horner if account.level_bits else account.outputs * (planes - 1)
 
     def spiking(name: str, note: str, count: float, formations: float, slots: int = 1, bits: int = planes) -> Method:
         """slots: timesteps for each of ours; bits: of a level that is sent."""
@@ -158,7 +157,7 @@ def costs(account: Account, technology: Technology = DEFAULT) -> Costs:
             Line("pre-shifted weights", 0, technology.shift, "integer"),
             Line("fused into the accumulation", 0, technology.shift, "integer"),
             Line("explicit, one for each accumulation above plane 0", account.shifts("explicit"), technology.shift, "integer"),
-            Line("Horner, one for each output and plane above 0", horner, technology.shift, "integer"),
+            Line("Horner, one for each output and plane above 0", account.shifts("horner"), technology.shift, "integer"),
         ),
         reading=Line("levels above 1 as MACs", 0.0 if account.unit_events else total.events, technology.fp32_mac, "paper"),
         density=own / hidden if hidden else 0.0,

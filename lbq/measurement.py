@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from lbq.account import (
-    BACKENDS,
     HOROWITZ,
+    PAPER_BACKENDS,
     Account,
     Count,
     Counter,
@@ -142,8 +142,8 @@ def _account_dict(account: Account, table: Energies) -> dict[str, Any]:
         "level_bits": account.level_bits,
         "horner": account.horner,
         "unit_events": account.unit_events,
-        "shifts": {backend: account.shifts(backend) for backend in BACKENDS},
-        "energy_mj": {backend: account.energy_mj(backend, table) for backend in BACKENDS},
+        "shifts": {backend: account.shifts(backend) for backend in PAPER_BACKENDS},
+        "energy_mj": {backend: account.energy_mj(backend, table) for backend in PAPER_BACKENDS},
         "layers": {name: asdict(activity) for name, activity in account.layers.items()},
         "formations": account.formations,
         "synapses": {name: asdict(count) for name, count in account.synapses.items()},

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -11,8 +13,8 @@ from torch import nn
 
 from lbq import models, paper, technology
 from lbq.account import (
-    BACKENDS,
     HOROWITZ,
+    PAPER_BACKENDS,
     Count,
     Counter,
     Energies,
@@ -28,6 +30,7 @@ from lbq.deploy import absorb, deploy, lower
 from lbq.deploy.absorbed import execute
 from lbq.engine import Network
 from lbq.engine.levels import pool
+from lbq.engine.native import BACKENDS
 from lbq.errors import GraphError
 from lbq.graph import INPUT, Graph, Pool
 from lbq.measurement import Measurement
@@ -232,13 +235,17 @@ def test_shifts_by_backend() -> None:
     account = count(graph, levels)
     assert account.shifts("preshifted") == account.shifts("fused") == 0
     assert account.shifts("explicit") == account.total.shifts > 0
+    assert account.shifts("horner") == account.horner > 0
+    assert (
+        replace(account, level_bits=0, horner=0.0).shifts("horner") == account.outputs * 2
+    )  # older files: two of 3 planes
     assert account.energy_mj("explicit") > account.energy_mj("fused") == account.energy_mj()
     tenfold = Energies(46.0, 9.0, 1.0, 1.0)  # prices are of both sides
     assert account.energy_mj(table=tenfold) == pytest.approx(10 * account.energy_mj())
     assert account.ann_energy_mj(tenfold) == pytest.approx(10 * account.ann_energy_mj())
-    assert BACKENDS == ("preshifted", "fused", "explicit")
-    with pytest.raises(ValueError, match="backend"):
-        account.shifts("horner")  # type: ignore[arg-type]
+    assert set(PAPER_BACKENDS) == set(BACKENDS) - {"horner"}
+    with pytest.raises(ValueError, match="backend must be one of horner, preshifted, fused, explicit, got 'by hand'"):
+        account.shifts("by hand")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("mode", ["rate", "exact"])

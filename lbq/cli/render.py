@@ -107,7 +107,7 @@ def render_demo(result: DemoResult) -> None:
 
 def render_account(measured: Measurement, costs: Costs | None, technology: Technology, noise: bool = False) -> None:
     """noise: whether the inputs that it was measured on are random."""
-    from lbq.account import BACKENDS, Operations, energy_mj, saved
+    from lbq.account import PAPER_BACKENDS, Operations, energy_mj, saved
     from lbq.analyze import GOLDEN, NO_TEST_SET
     from lbq.technology import PAPER
 
@@ -157,7 +157,7 @@ def render_account(measured: Measurement, costs: Costs | None, technology: Techn
         f"Modelled energy per image, µJ, in the paper's regime ({technology.label(*PAPER, 'shift')})",
         "backend", "shifts", "exact", "ANN / it", "rate x MACs", "ANN / it",
     )  # fmt: skip
-    for backend in BACKENDS:
+    for backend in PAPER_BACKENDS:
         mine, rated = (a.energy_mj(backend, prices) for a in (exact, rate))
         table.add_row(
             backend, f"{exact.shifts(backend):,.0f}", f"{1e3 * mine:,.3f}", f"{ann_exact / mine:.2f}",
