@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -137,7 +138,8 @@ def test_gradients_reach_every_parameter(id: str) -> None:
         ({"id": "resnet8w1000000000"}, "unknown id"),
         ({"id": 20}, "id must be a string"),
         ({"id": "resnet8w8", "timesteps": 0}, "timesteps must be"),
-        ({"id": "resnet8w8", "num_classes": 1.5}, "num_classes must be"),
+        ({"id": "resnet8w8", "num_classes": 1.5}, "model: num_classes must be an integer >= 1, got 1.5"),
+        ({"id": "resnet8w8", "num_classes": True}, "num_classes must be"),
         ({"id": "resnet8w8", "neuron": "lbqx"}, "unknown neuron"),
         ({"id": "resnet8w8", "neuron": {"n_max": 3}}, "give a 'name'"),
         ({"id": "resnet8w8", "neuron": 3}, "neuron must be"),
@@ -153,6 +155,12 @@ def test_gradients_reach_every_parameter(id: str) -> None:
 def test_bad_requests(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         models.create(**arguments)
+
+
+def test_sizes_may_be_numpys() -> None:
+    net = models.create("resnet8w2", num_classes=np.int64(7), timesteps=np.int32(3), in_channels=np.uint8(1))  # type: ignore[arg-type]
+    assert type(net.timesteps) is int
+    assert net(torch.randn(2, 1, 8, 8)).shape == (2, 7)
 
 
 def test_misuse_of_time_is_refused() -> None:

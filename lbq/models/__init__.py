@@ -32,6 +32,7 @@ from lbq.models.time import over_time as over_time
 from lbq.models.time import unfold_time as unfold_time
 from lbq.models.vgg import STAGES as VGG_STAGES
 from lbq.models.vgg import VGG
+from lbq.neuron.base import check_count
 
 Own = TypeVar("Own", bound=Callable[..., BurstNet])
 NeuronChoice = str | Mapping[str, Any] | Callable[..., nn.Module]
@@ -79,15 +80,11 @@ def create(
         dropout: share of features dropped before the classifier while training.
         share_tail: one tail coefficient for the whole network instead of one per layer.
     """
-    sizes = {
-        "num_classes": num_classes,
-        "timesteps": timesteps,
-        "in_channels": in_channels,
-        "stem_stride": stem_stride,
-    }
-    for name, value in sizes.items():
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ConfigError(f"model: {name} must be an integer >= 1, got {value!r}")
+    try:
+        num_classes, timesteps = check_count("num_classes", num_classes), check_count("timesteps", timesteps)
+        in_channels, stem_stride = check_count("in_channels", in_channels), check_count("stem_stride", stem_stride)
+    except ValueError as error:
+        raise ConfigError(f"model: {error}") from error
     build = _builder(id)
     make = neuron_maker(neuron, timesteps)
     if stem_stride != 1:
