@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+from typing import Any
 
 import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from lbq import models
 from lbq.config import Config
+
+DRAWS = (Tensor.uniform_, Tensor.normal_)  # what first weights are drawn by
 
 
 def stream_seed(seed: int, *purpose: object) -> int:
@@ -31,3 +36,17 @@ def build(config: Config) -> models.BurstNet:
             dropout=m.dropout,
             share_tail=m.share_tail,
         )
+
+
+class _Undrawn(TorchFunctionMode):
+    """Zeros where random numbers would be drawn."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return args[0].zero_() if func in DRAWS else func(*args, **(kwargs or {}))
+
+
+def outline(config: Config) -> models.BurstNet:
+    """The same for what its modules say of themselves, without weights: to draw these takes long. (Tensors without memory, on
+    PyTorch's device meta, would take a second for the first of them, and a network of a user's own may read what it makes.)"""
+    with _Undrawn():
+        return build(config)

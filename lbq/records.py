@@ -13,7 +13,7 @@ from typing import Any
 
 from lbq import analyze, runs
 from lbq.analyze import Analysis
-from lbq.build import build
+from lbq.build import outline
 from lbq.config import Config
 from lbq.data import digits
 from lbq.errors import ConfigError, RunError
@@ -167,7 +167,7 @@ def facts_of(run: Path | str) -> dict[str, Any]:
 def describe(config: Config) -> dict[str, Any]:
     """What the network's neurons are: variant, step (fixed, learned, none), its gradient, surrogate, n_max."""
     name = str(config.neuron.get("name"))
-    neurons = [m for m in build(config).modules() if isinstance(m, SpikingNeuron)]
+    neurons = [m for m in outline(config).modules() if isinstance(m, SpikingNeuron)]
     if not neurons:
         return {"variant": NAMES.get(name, name), "step": "none", "surrogate": "none", "n_max": 0}
     neuron = neurons[0]

@@ -22,10 +22,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
-
 from lbq import analyze, files, imports, records, runs, toml
-from lbq.build import build
+from lbq.build import outline
 from lbq.config import Config, differences
 from lbq.deploy.quantise import check_neuron
 from lbq.errors import Busy, ConfigError, GraphError, LbqError, RunError, Stopped
@@ -156,8 +154,7 @@ def _member(file: Path, changes: Sequence[str], varied: dict[str, str], out: Pat
 
 def _lacks(config: Config) -> str:
     """Why the network has no integer form, as far as its neurons say. Refuses what is no network, or no neuron."""
-    with torch.device("meta"):  # without weights
-        build(config)
+    outline(config)
     neuron = create(**config.neuron, timesteps=config.model.timesteps, channels=1)
     if not isinstance(neuron, SpikingNeuron):
         return "it has no spiking neurons"

@@ -12,10 +12,12 @@ import numpy as np
 import pytest
 import torch
 
-from lbq import cli, records
+from lbq import cli, models, records
+from lbq.build import build
 from lbq.cli.render import render_deployed
 from lbq.config import Config
 from lbq.errors import LbqError, RunError
+from lbq.neuron import NEURONS
 from tests.report_runs import runs_folder
 
 
@@ -82,6 +84,20 @@ def test_variants_say_what_they_are() -> None:
 def test_a_variant_is_what_its_options_make_it(neuron: dict[str, Any], variant: str) -> None:
     tree = {"model": {"id": "resnet8w2", "timesteps": 1}, "neuron": neuron}
     assert records.describe(Config.from_dict(tree))["variant"] == variant
+
+
+@pytest.mark.parametrize("name", ["resnet8w2", "vgg11w2", "careful"])
+@pytest.mark.parametrize("neuron", sorted(NEURONS))
+def test_a_network_is_described_without_its_weights(name: str, neuron: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def careful(make: Any, **sizes: Any) -> models.BurstNet:
+        assert torch.ones(1).item() == 1  # it reads what it makes
+        return models.create("resnet8w2", neuron=make, **sizes)
+
+    monkeypatch.setitem(models.OWN, "careful", careful)
+    config = Config.from_dict({"model": {"id": name}, "neuron": {"name": neuron}})
+    found = records.describe(config)
+    monkeypatch.setattr(records, "outline", build)
+    assert records.describe(config) == found
 
 
 def test_the_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
