@@ -140,6 +140,65 @@ def test_figure_4_is_of_two_timesteps() -> None:
     assert ">LBQ, T=2, CIFAR-10, 60 epochs<" in named.svg
 
 
+def other_seed(result: Result, seed: int, factor: float) -> Result:
+    """The same configuration with another seed: steps times `factor`, every layer with the levels of the next one."""
+    steps = {layer: factor * step for layer, step in result.record["steps"].items()}
+    made = {**result.record, "seed": seed, "steps": steps, "weights_sha256": str(seed) * 64}
+    (found,) = result.analyses
+    levels = [layer.levels for layer in (*found.layers[1:], found.layers[0])]
+    layers = tuple(replace(layer, levels=of) for layer, of in zip(found.layers, levels, strict=True))
+    return Result(made, f"{result.source}, seed {seed}", [replace(found, layers=layers)])
+
+
+def by_kind(results: list[Result]) -> dict[str, str]:
+    """The figures of layers, by the first word of their id."""
+    return {f.id.partition("-")[0]: f.svg for f in layer_figures(Gathered(results))}
+
+
+def test_layers_of_several_seeds_are_means_with_whiskers() -> None:
+    one = of_cifar()
+    figures = by_kind([one, other_seed(one, 1, 2.0), other_seed(one, 2, 3.0)])
+    layers = len(one.steps)
+    for kind, whiskers in (("steps", layers), ("active", layers), ("entropy", 2 * (layers + 1))):
+        assert ">CIFAR-10, 60 epochs, mean ± sd of 3 seeds<" in figures[kind]
+        assert ">LBQ, 3 seeds<" in figures[kind]
+        assert len(re.findall('<line [^>]*class="s0"', figures[kind])) >= 2 * whiskers  # each with a cap at least
+    layer, step = next(iter(one.steps.items()))
+    assert f"<title>LBQ, 3 seeds, {layer}: {2 * step:.4g} ± {step:.2g}</title>" in figures["steps"]
+    shares = [[layer.histogram.active_ratio for layer in r.analyses[0].layers] for r in (one, other_seed(one, 1, 1))]
+    first = [shares[0][0], shares[1][0], shares[1][0]]
+    assert (
+        f"<title>LBQ, 3 seeds, {layer}: {np.mean(first):.4g} ± {np.std(first, ddof=1):.2g}</title>"
+        in (figures["active"])
+    )
+    for kind in ("levels", "membranes"):
+        assert ">LBQ, seed 0, CIFAR-10, 60 epochs<" in figures[kind]
+
+
+def test_one_seed_has_no_whiskers_and_names_none() -> None:
+    one, other = of_cifar(), of_cifar(variant="v3", surrogate="box")
+    alone = by_kind([one])
+    assert not any("seed" in svg or re.search('<line [^>]*class="s0"', svg) for svg in alone.values())
+    both = by_kind([one, other_seed(one, 1, 2.0), other])["steps"]
+    assert ">LBQ, 2 seeds<" in both
+    assert ">V3 (learned + box)<" in both
+    assert set(re.findall('<line [^>]*class="(s.)"', both)) == {"s0"}
+
+
+def test_means_are_of_the_seeds_that_were_analysed() -> None:
+    """What the records of all seeds hold is of all; entropies are of the analysed one, which is named."""
+    one = of_cifar()
+    bare = [replace(other_seed(one, seed, 2.0), analyses=[]) for seed in (1, 2)]
+    figures = by_kind([*bare, one])
+    assert ">LBQ, 3 seeds<" in figures["steps"]
+    assert ">LBQ, 3 seeds<" in figures["active"]
+    assert ">LBQ, seed 0<" in figures["entropy"]
+    assert "±" not in figures["entropy"]
+    for result in (one, *bare):
+        del result.record["active"]
+    assert ">LBQ, seed 0<" in by_kind([*bare, one])["active"]
+
+
 def test_legends_stay_inside() -> None:
     plot = Plot("t", "d", (0, 1), (0, 1))
     plot.legend(
@@ -334,6 +393,18 @@ def test_lines_are_cut_at_the_axes() -> None:
     assert plot.svg().count("<circle") == 3  # no mark outside
     plot.line([(-1, 1), (0, 0.9)], 0)
     assert plot.svg().count("<circle") == 4  # nor before the first epoch that is shown
+
+
+def test_whiskers_are_cut_at_the_axes() -> None:
+    plot = Plot("t", "d", (0, 4), (0, 1), xticks=[], yticks=[])
+    for start, end in (((1, 0.2), (1, 0.4)), ((2, -1), (2, 0.4)), ((3, 0.5), (9, 0.5))):
+        plot.parts = []
+        plot.whisker(start, end, 9)
+        drawn = re.findall(r'x1="([^"]+)" y1="([^"]+)" x2="([^"]+)" y2="([^"]+)" class="s1"', plot.svg())
+        x, y, to_x, to_y = map(float, drawn[0])
+        assert (x, y) == pytest.approx((plot.at_x(start[0]), min(plot.at_y(start[1]), plot.bottom)), abs=0.01)
+        assert (to_x, to_y) == pytest.approx((min(plot.at_x(end[0]), plot.right), plot.at_y(end[1])), abs=0.01)
+        assert len(drawn) == (3 if start[0] == 1 else 2)  # no cap where it goes on
 
 
 def test_more_series_than_colours_can_be_told_apart() -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from lbq.report.cells import DATASETS
 from lbq.report.svg import shade
-from lbq.results import Gathered, Result
+from lbq.results import Gathered, Result, names
 
 
 @dataclass(frozen=True)
@@ -60,6 +60,21 @@ def by_recipe(results: Sequence[Result]) -> list[tuple[str, str, list[Result]]]:
         return -len(methods), -int(of[0].record["epochs"]), "" if recipe.endswith("decayed") else recipe
 
     return [(f"-{slug(recipe)}", recipe, of) for recipe, of in sorted(recipes.items(), key=rank)]
+
+
+def titles(configurations: Sequence[Sequence[Result]]) -> list[str]:
+    """Names that tell configurations of one recipe apart, each given by its seeds. Of several no single one is named."""
+    alike = [replace(results[0], record={**results[0].record, "seed": 0}) for results in configurations]
+    single = [results[0].record.get("seed") for results in configurations if len(results) == 1]
+    return [
+        f"{title}, {seeds(results)}" if len(results) == 1 and len(set(single)) > 1 else title
+        for title, results in zip(names(alike, recipe=False), configurations, strict=True)
+    ]
+
+
+def seeds(results: Sequence[Result]) -> str:
+    """Which seed, or how many."""
+    return f"{len(results)} seeds" if len(results) > 1 else f"seed {results[0].record.get('seed')}"
 
 
 def slug(text: str) -> str:

@@ -5,17 +5,38 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence, Set
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from statistics import fmean, stdev
 
 from lbq import paper
 from lbq.analyze import Analysis, LayerAnalysis, Membrane
 from lbq.report.cells import DATASETS, TIMESTEPS
-from lbq.report.figures import Figure, by_dataset, by_recipe, level_colour, slug
+from lbq.report.figures import Figure, by_dataset, by_recipe, level_colour, seeds, slug, titles
 from lbq.report.svg import Drawing, Plot, number
-from lbq.results import Gathered, Group, names
+from lbq.results import Gathered, Group, Result
 
 LONGEST = 120  # letters of a title in a file's name, which file systems limit to 255
+WHISKERS = "Whiskers: a sample standard deviation over seeds to either side of their mean."
 PARTS = {"v1": "(c)", "v2": "(d)", "v3": "(e)", "lbq": "(f)"}  # of Figure 4, at N_max = 5 and T = 2
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A value for each layer, the mean where it is of several seeds. ends: of the whiskers."""
+
+    series: int
+    name: str
+    values: dict[str, float]
+    ends: dict[str, tuple[float, float]] = field(default_factory=dict)
+    seeds: int = 1
+
+    @property
+    def high(self) -> float:
+        return max(*self.values.values(), *(high for _, high in self.ends.values()), 0.0)
+
+    def tip(self, layer: str) -> str:
+        spread = f" ± {self.ends[layer][1] - self.values[layer]:.2g}" if layer in self.ends else ""
+        return f"{self.name}, {layer}: {self.values[layer]:.4g}{spread}"
 
 
 def layer_figures(found: Gathered) -> list[Figure]:
@@ -24,12 +45,12 @@ def layer_figures(found: Gathered) -> list[Figure]:
 
 
 def _layers(found: Gathered, colour: dict[str, int], dataset: str) -> list[Figure]:
-    groups = {id(g.first): g for g in found.groups if g.first.active or g.first.steps}
+    groups = {id(g.first): g for g in found.groups if any(r.active or r.steps for r in g.results)}
     recipes = by_recipe([g.first for g in groups.values()])
     figures = []
     for suffix, recipe, firsts in recipes:
-        titles = zip(names(firsts, recipe=False), firsts, strict=True)
-        named = [(colour[first.source], title, groups[id(first)]) for title, first in titles]
+        of = [groups[id(first)] for first in firsts]
+        named = [(colour[g.first.source], t, g) for t, g in zip(titles([g.results for g in of]), of, strict=True)]
         for figure in _of_one_recipe(named, f"{dataset}, {recipe}"):
             title = figure.title if len(recipes) == 1 else f"{figure.title}, {recipe}"
             figures.append(replace(figure, id=f"{figure.id}{suffix}", title=title))
@@ -43,15 +64,28 @@ def _of_one_recipe(named: Sequence[tuple[int, str, Group]], where: str) -> list[
     if analysed:
         plain = {i for i, _, g, _ in analysed if g.first.plain and g.record["variant"] in PARTS}
         on_paper = analysed[0][2].record["dataset"] == "cifar10"
-        figures.append(_entropy([(i, t, a) for i, t, _, a in analysed], where, plain, on_paper))
+        of = [(i, _name(t, g, [r for r, _ in g.analysed]), g.analyses) for i, t, g, _ in analysed]
+        figures.append(_entropy(of, where, plain, on_paper))
     ids = _ids({i: t for i, t, _ in named})
     order = list(PARTS)
     analysed.sort(key=lambda entry: order.index(v) if (v := entry[2].record["variant"]) in order else len(order))
-    figures += [replace(_levels(f"{t}, {where}", g, a), id=f"levels-{ids[i]}") for i, t, g, a in analysed]
+    for i, t, g, a in analysed:
+        figures.append(replace(_levels(f"{_of_one_seed(t, g)}, {where}", g, a), id=f"levels-{ids[i]}"))
     for i, t, g in named:
         if g.analysis is not None:
-            figures += [replace(figure, id=f"membranes-{ids[i]}") for figure in _membranes(t, where, g.analysis)]
+            drawn = _membranes(_of_one_seed(t, g), where, g.analysis)
+            figures += [replace(figure, id=f"membranes-{ids[i]}") for figure in drawn]
     return [figure for figure in figures if figure is not None]
+
+
+def _name(title: str, group: Group, shown: Sequence[Result]) -> str:
+    """A configuration's title, with the seeds that are shown where it has several."""
+    return f"{title}, {seeds(shown)}" if len(group.results) > 1 else title
+
+
+def _of_one_seed(title: str, group: Group) -> str:
+    """The title of what is shown of the first seed that was analysed alone."""
+    return _name(title, group, [r for r, _ in group.analysed[:1]])
 
 
 def _ids(titles: dict[int, str]) -> dict[int, str]:
@@ -66,70 +100,113 @@ def _layer_axis(count: int) -> list[tuple[float, str]]:
     return [(i, str(i)) for i in range(1, count + 1) if (i - 1) % every == 0]
 
 
-def _by_layer(title: str, label: str, subtitle: str, curves: Sequence[tuple[int, str, dict[str, float]]]) -> Plot:
-    count = max(len(values) for _, _, values in curves)
-    high = max(max(values.values()) for _, _, values in curves)
+def _by_layer(title: str, label: str, subtitle: str, curves: Sequence[Curve]) -> Plot:
+    count = max(len(curve.values) for curve in curves)
+    high = max(curve.high for curve in curves)
     plot = Plot(
         title,
         f"{title}; "
-        + "; ".join(f"{name}: {min(v.values()):.3g} to {max(v.values()):.3g}" for _, name, v in curves),
+        + "; ".join(f"{c.name}: {min(c.values.values()):.3g} to {max(c.values.values()):.3g}" for c in curves),
         (0.5, count + 0.5),
         (0, 1.08 * high),
         "spiking layer, from the input",
         label,
         xticks=_layer_axis(count),
-        subtitle=subtitle,
-    )  # fmt: skip
-    for i, name, values in curves:
-        tips = [f"{name}, {layer}: {value:.4g}" for layer, value in values.items()]
-        plot.line([(j + 1, value) for j, value in enumerate(values.values())], i, tips)
-    plot.legend([(name, i) for i, name, _ in curves])
+        subtitle=subtitle + _of_seeds([curve.seeds for curve in curves]),
+    )
+    spread = any(curve.ends for curve in curves)
+    for k, curve in enumerate(curves):
+        aside = (k - (len(curves) - 1) / 2) * min(0.12, 0.6 / len(curves)) if spread else 0  # no whisker on another
+        for j, layer in enumerate(curve.values, 1):
+            if layer in curve.ends:
+                low, top = curve.ends[layer]
+                plot.whisker((j + aside, low), (j + aside, top), curve.series)
+        points = [(j + aside, value) for j, value in enumerate(curve.values.values(), 1)]
+        plot.line(points, curve.series, [curve.tip(layer) for layer in curve.values])
+    plot.legend([(curve.name, curve.series) for curve in curves])
     return plot
 
 
+def _of_seeds(counts: Sequence[int]) -> str:
+    """What a subtitle says of means over seeds: how many, where there are several."""
+    several = sorted({count for count in counts if count > 1})
+    if not several:
+        return ""
+    return f", mean ± sd of {several[0]}{f' to {several[-1]}' if len(several) > 1 else ''} seeds"
+
+
+def _curve(series: int, title: str, group: Group, shown: Sequence[tuple[Result, dict[str, float]]]) -> Curve:
+    """The seeds of one configuration that have such values: their mean, with whiskers of a sample standard deviation."""
+    first = shown[0][1]
+    shown = [(result, of) for result, of in shown if of.keys() == first.keys()]  # files may hold anything
+    name = _name(title, group, [result for result, _ in shown])
+    if len(shown) == 1:
+        return Curve(series, name, first)
+    found = {layer: [of[layer] for _, of in shown] for layer in first}
+    means = {layer: fmean(values) for layer, values in found.items()}
+    ends = {layer: (mean - stdev(found[layer]), mean + stdev(found[layer])) for layer, mean in means.items()}
+    return Curve(series, name, means, ends, len(shown))
+
+
 def _steps(named: Sequence[tuple[int, str, Group]], dataset: str) -> Figure | None:
-    curves = [(i, t, g.first.steps) for i, t, g in named if g.first.steps and g.record.get("step") != "fixed"]
+    shown = [(i, t, g, [(r, r.steps) for r in g.results if r.steps]) for i, t, g in named]
+    curves = [_curve(*entry) for entry in shown if entry[3] and entry[2].record.get("step") != "fixed"]
     if not curves:
         return None
     plot = _by_layer("(a) Learned step of each layer", "step γ", dataset, curves)
-    return Figure("steps", "Figure 4 (a)", "Steps after training, of the first seed.", plot.svg())
+    several = any(curve.seeds > 1 for curve in curves)
+    caption = f"Steps after training{f'. {WHISKERS}' if several else ', of the first seed.'}"
+    return Figure("steps", "Figure 4 (a)", caption, plot.svg())
 
 
 def _active(named: Sequence[tuple[int, str, Group]], dataset: str) -> Figure | None:
-    curves = [(i, t, g.first.active) for i, t, g in named if g.first.active]
+    shown = [(i, t, g, _activities(g)) for i, t, g in named]
+    curves = [_curve(*entry) for entry in shown if entry[3]]
     if not curves:
         return None
     plot = _by_layer("Active ratio of each layer", "active ratio", dataset, curves)
-    return Figure(
-        "active", "Activity by layer", "Share of neuron-steps with a non-zero level, over test images.", plot.svg()
-    )
+    caption = "Share of neuron-steps with a non-zero level, over test images."
+    several = f" {WHISKERS}" if any(curve.seeds > 1 for curve in curves) else ""
+    return Figure("active", "Activity by layer", f"{caption}{several}", plot.svg())
+
+
+def _activities(group: Group) -> list[tuple[Result, dict[str, float]]]:
+    """By seed, the active ratio of each layer: as analysed, or as training recorded it where that is of more seeds."""
+    analysed = [(r, _active_ratios(a)) for r, a in group.analysed if a.layers]
+    recorded = [(r, r.record["active"]) for r in group.results if r.record.get("active")]
+    return max(analysed, recorded, key=len)
+
+
+def _active_ratios(analysis: Analysis) -> dict[str, float]:
+    return {layer.name: layer.histogram.active_ratio for layer in analysis.layers}
 
 
 def _entropy(
-    analysed: Sequence[tuple[int, str, Analysis]], dataset: str, plain: Set[int] = frozenset(), on_paper: bool = False
+    analysed: Sequence[tuple[int, str, Sequence[Analysis]]],
+    dataset: str,
+    plain: Set[int] = frozenset(),
+    on_paper: bool = False,
 ) -> Figure:
-    """Means of all networks, and the layers of the `plain` ones, or of all where none is; `on_paper`: the paper's means too."""
+    """Means of all networks, and the layers of the `plain` ones, or of all where none is; `on_paper`: the paper's means too.
+
+    Each network by the analyses of its seeds, of which the mean is shown."""
     by_layer = [entry for entry in analysed if entry[0] in plain] or analysed
-    high = max(layer.histogram.active_ratio for _, _, a in by_layer for layer in a.layers)
-    high = max(high, *(a.mean("active_ratio") for _, _, a in analysed))
+    small = [(i, name, Spot.of_layer(layers)) for i, name, of in by_layer for layers in _same_layers(of)]
+    large = [(i, name, Spot.of_network(of)) for i, name, of in analysed]
+    high = max(spot.reach for _, _, spot in (*small, *large))
     plot = Plot(
         "(b) Burst entropy against active ratio",
-        "; ".join(
-            f"{name}: mean {a.mean('active_ratio'):.3f}, {a.mean('normalised_entropy'):.3f}" for _, name, a in analysed
-        ),
+        "; ".join(f"{name}: mean {spot.active:.3f}, {spot.entropy:.3f}" for _, name, spot in large),
         (0, max(1.08 * high, 0.3)),
         (0, 1.02),
         "active ratio",
         "normalised burst entropy",
-        subtitle=dataset,
+        subtitle=dataset + _of_seeds([len(of) for _, _, of in analysed]),
     )
-    for i, name, a in by_layer:
-        for layer in a.layers:
-            h = layer.histogram
-            plot.mark(*plot.at((h.active_ratio, h.normalised_entropy)), i, 2.6, f"{name}, {layer.name}")
-    for i, name, a in analysed:
-        mean = plot.at((a.mean("active_ratio"), a.mean("normalised_entropy")))
-        plot.mark(*mean, i, 8, f"{name}, mean over layers", True)
+    for i, name, spot in small:
+        spot.draw(plot, i, 2.6, f"{name}, {spot.name}")
+    for i, name, spot in large:
+        spot.draw(plot, i, 8, f"{name}, mean over layers", True)
     caption = "Small: layers; large: mean over layers"
     if on_paper:
         caption += "; ×: the means that the paper publishes"
@@ -142,7 +219,52 @@ def _entropy(
     plot.legend([(name, i) for i, name, _ in analysed])
     if len(by_layer) < len(analysed):
         caption += ". Layers are shown of the networks that the paper's figure has"
+    if any(len(of) > 1 for _, _, of in analysed):
+        caption += f". {WHISKERS[:-1]}"
     return Figure("entropy", "Figure 4 (b)", f"{caption}.", plot.svg())
+
+
+def _same_layers(analyses: Sequence[Analysis]) -> list[tuple[LayerAnalysis, ...]]:
+    """Each layer, as the seeds have it."""
+    return list(zip(*(analysis.layers for analysis in analyses), strict=False))
+
+
+@dataclass(frozen=True)
+class Spot:
+    """A point of entropy against activity: the mean of its seeds, and their deviations where there are several."""
+
+    name: str
+    active: float
+    entropy: float
+    deviations: tuple[float, float] | None
+
+    @classmethod
+    def of(cls, name: str, active: Sequence[float], entropy: Sequence[float]) -> Spot:
+        deviations = (stdev(active), stdev(entropy)) if len(active) > 1 else None
+        return cls(name, fmean(active), fmean(entropy), deviations)
+
+    @classmethod
+    def of_layer(cls, layers: Sequence[LayerAnalysis]) -> Spot:
+        histograms = [layer.histogram for layer in layers]
+        active, entropy = [h.active_ratio for h in histograms], [h.normalised_entropy for h in histograms]
+        return cls.of(layers[0].name, active, entropy)
+
+    @classmethod
+    def of_network(cls, analyses: Sequence[Analysis]) -> Spot:
+        return cls.of("", [a.mean("active_ratio") for a in analyses], [a.mean("normalised_entropy") for a in analyses])
+
+    @property
+    def reach(self) -> float:
+        """How far to the right it goes."""
+        return self.active + (self.deviations[0] if self.deviations else 0.0)
+
+    def draw(self, plot: Plot, series: int, size: float, tip: str, hollow: bool = False) -> None:
+        if self.deviations:
+            x, y, (aside, up) = self.active, self.entropy, self.deviations
+            tip += f": active ratio {x:.3f} ± {aside:.2g}, entropy {y:.3f} ± {up:.2g}"
+            plot.whisker((x - aside, y), (x + aside, y), series)
+            plot.whisker((x, y - up), (x, y + up), series)
+        plot.mark(*plot.at((self.active, self.entropy)), series, size, tip, hollow)
 
 
 def _levels(title: str, group: Group, analysis: Analysis) -> Figure:
@@ -280,15 +402,14 @@ def analysis_figures(analysis: Analysis) -> dict[str, Figure]:
     dataset = DATASETS.get(data, data)
     found = {}
     if analysis.steps:
-        found["steps"] = Figure(
-            "steps", "", "", _by_layer("Step of each layer", "step γ", dataset, [(0, title, analysis.steps)]).svg()
-        )
-    active = {layer.name: layer.histogram.active_ratio for layer in analysis.layers}
+        steps = Curve(0, title, analysis.steps)
+        found["steps"] = Figure("steps", "", "", _by_layer("Step of each layer", "step γ", dataset, [steps]).svg())
+    active = Curve(0, title, _active_ratios(analysis))
     found["active"] = Figure(
-        "active", "", "", _by_layer("Active ratio of each layer", "active ratio", dataset, [(0, title, active)]).svg()
+        "active", "", "", _by_layer("Active ratio of each layer", "active ratio", dataset, [active]).svg()
     )
     if max(layer.n_max for layer in analysis.layers) > 1:
-        found["entropy"] = _entropy([(0, title, analysis)], dataset, on_paper=data == "cifar10")
+        found["entropy"] = _entropy([(0, title, [analysis])], dataset, on_paper=data == "cifar10")
         found["levels"] = _level_bars(f"{title}, {dataset}", analysis)
     for figure in _membranes(title, dataset, analysis):
         found["membranes"] = figure

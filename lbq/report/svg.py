@@ -301,6 +301,21 @@ class Plot(Drawing):
                 self.mark(x, y, series, 3.4, tips[i] if i < len(tips) else "", hollow)
         self.add("</g>")
 
+    def whisker(self, a: Point, b: Point, series: int) -> None:
+        """A thin bar, level or upright, with a cap at either end; what lies beyond the axes is cut off, its cap too."""
+        kind, start, end = f"s{series % SERIES}", self.at(a), self.at(b)
+        inside = self._nearest(start), self._nearest(end)
+        self.add(f'<g data-of="{series}">')
+        self.segment(*inside, kind)
+        across = (0, 3) if start[1] == end[1] else (3, 0)
+        for x, y in (place for place in inside if place in (start, end)):
+            self.segment((x - across[0], y - across[1]), (x + across[0], y + across[1]), kind)
+        self.add("</g>")
+
+    def _nearest(self, place: Point) -> Point:
+        """The place inside the axes that is nearest."""
+        return min(max(place[0], self.left), self.right), min(max(place[1], self.top), self.bottom)
+
     def numbers(self, points: Sequence[tuple[Point, str]]) -> None:
         """Short labels of points of the drawing: beside them where no other point is as near, else apart and joined by a line.
 
