@@ -199,6 +199,53 @@ def test_means_are_of_the_seeds_that_were_analysed() -> None:
     assert ">LBQ, seed 0<" in by_kind([*bare, one])["active"]
 
 
+def curves(svg: str) -> list[tuple[str, str]]:
+    """Colour and dash of every curve, without the legend's."""
+    drawn = svg.partition(">epoch<")[2]
+    found = re.findall(
+        r'<path d="[^"]*" class="line (s\d)"(?: stroke-dasharray="([^"]*)")?/>(?!<[^>]*></\w+><text)', drawn
+    )
+    return list(dict.fromkeys(found))
+
+
+def test_seeds_have_their_configurations_colour_and_a_dash_of_their_own() -> None:
+    log = [{"epoch": e, "loss": 1.0 / e, "step_min": 0.1, "step_max": 0.5} for e in (1, 2, 3)]
+    one, other = of_cifar(log=log), of_cifar(variant="v3", surrogate="box", log=log)
+    results = [other_seed(r, seed, 1.0) if seed else r for seed in (0, 1, 2) for r in (one, other)]
+    single = of_cifar(variant="v1", surrogate="box", log=log)
+    loss, steps = training_figures(Gathered([*results, single]))
+    for figure in (loss, steps):
+        expected = {(colour, dash) for colour in ("s0", "s1") for dash in ("", "6 3", "2 3")} | {("s2", "")}
+        assert set(curves(figure.svg)) == expected
+        legend = re.findall(r'text-anchor="start">([^<]+)</text>', figure.svg)
+        names = ["LBQ, 3 seeds", "V3 (learned + box), 3 seeds", "V1 (fixed + box)"]
+        assert legend == [*names, "seed 0", "seed 1", "seed 2"]
+        assert figure.caption.endswith(" Seeds differ in their dashes.")
+    bare = other_seed(one, 5, 1.0)
+    bare.record["log"] = [{"epoch": 1, "loss": 1.0}]
+    assert ">seed 5<" not in training_figures(Gathered([other, bare, *results[2:]]))[1].svg  # it has no steps
+    assert "<title>LBQ, seed 2, epoch 3: 0.3333</title>" in loss.svg
+    assert "V3 (learned + box), seed 1 0.3333" in loss.svg  # for those who cannot see it
+
+
+def test_seeds_of_one_configuration_have_colours_of_their_own() -> None:
+    one = of_cifar(log=[{"epoch": e, "loss": 1.0 / e} for e in (1, 2, 3)], step="fixed")
+    (loss,) = training_figures(Gathered([one, other_seed(one, 1, 1.0)]))
+    assert set(curves(loss.svg)) == {("s0", ""), ("s1", "6 3")}
+    assert re.findall(r'text-anchor="start">([^<]+)</text>', loss.svg) == ["LBQ, seed 0", "LBQ, seed 1"]
+    assert "dash" not in loss.caption
+
+
+def test_unfinished_seeds_are_apart() -> None:
+    one = of_cifar(log=[{"epoch": e, "loss": 1.0 / e} for e in (1, 2, 3)], step="fixed")
+    half = other_seed(one, 2, 1.0)
+    half.record["unfinished"] = True
+    (loss,) = training_figures(Gathered([half, one, other_seed(one, 1, 1.0)]))
+    legend = re.findall(r'text-anchor="start">([^<]+)</text>', loss.svg)
+    assert legend == ["LBQ (unfinished)", "LBQ, 2 seeds", "seed 0", "seed 1", "seed 2"]
+    assert set(curves(loss.svg)) == {("s0", "2 3"), ("s1", ""), ("s1", "6 3")}
+
+
 def test_legends_stay_inside() -> None:
     plot = Plot("t", "d", (0, 1), (0, 1))
     plot.legend(
@@ -419,6 +466,16 @@ def test_more_series_than_colours_can_be_told_apart() -> None:
         mark.mark(0, 0, series)
         marks.append(mark.parts[-1])
     assert len(set(marks)) == 80
+
+
+def test_marks_alone_tell_series_apart_where_dashes_tell_seeds() -> None:
+    """There are five shapes: of eight colours the last three have them hollow, in the legend too."""
+    for series in range(8):
+        plot = Plot("t", "d", (0, 1), (0, 1))
+        plot.line([(0, 0), (1, 1)], series, dash="6 3")
+        plot.legend([("LBQ", series)], [("seed 1", "6 3")])
+        kinds = re.findall(r'class="(mark [^"]*)"', plot.svg())
+        assert kinds == 3 * [f"mark s{series}{' hollow' if series >= 5 else ''}"]
 
 
 def test_a_curve_and_its_name_in_the_legend_belong_together() -> None:

@@ -111,6 +111,11 @@ def label(value: float) -> str:
     return f"{value:.4g}".replace("e+0", "e").replace("e-0", "e-")
 
 
+def _repeats(series: int) -> bool:
+    """Whether its mark has a shape that came before: colours outnumber shapes."""
+    return series % SERIES >= len(MARKERS)
+
+
 def dash_of(series: int) -> str:
     return DASHES[(series + 3 * (series // SERIES)) % SERIES]
 
@@ -288,12 +293,23 @@ class Plot(Drawing):
     def at(self, point: Point) -> Point:
         return self.at_x(point[0]), self.at_y(point[1])
 
-    def line(self, points: Sequence[Point], series: int, tips: Sequence[str] = (), hollow: bool = False) -> None:
-        """Marked at its points, or at eight of many; what lies above or below the axes is cut off."""
+    def line(
+        self,
+        points: Sequence[Point],
+        series: int,
+        tips: Sequence[str] = (),
+        hollow: bool = False,
+        dash: str | None = None,
+    ) -> None:
+        """Marked at its points, or at eight of many; what lies above or below the axes is cut off.
+
+        dash: one that says something else than the series, which colour and mark have to tell then.
+        """
         self.add(f'<g data-of="{series}">')
+        hollow = hollow or (dash is not None and _repeats(series))
         drawn = [self.at(p) for p in points]
         for piece in _between(drawn, self.top, self.bottom):
-            self.path(piece, f"line s{series % SERIES}", dash_of(series))
+            self.path(piece, f"line s{series % SERIES}", dash_of(series) if dash is None else dash)
         every = 1 if len(points) <= 20 else math.ceil(len(points) / 8)
         for i in range(series * every // 5 % every, len(points), every):  # not all series at the same places
             x, y = drawn[i]
@@ -377,8 +393,8 @@ class Plot(Drawing):
             y += 18
         self.height = y - 6
 
-    def legend(self, entries: Sequence[tuple[str, int]]) -> None:
-        """Below the plot, as many to a row as fit; the drawing grows."""
+    def legend(self, entries: Sequence[tuple[str, int]], dashes: Sequence[tuple[str, str]] = ()) -> None:
+        """Below the plot, as many to a row as fit; the drawing grows. dashes: what they mean where not the series."""
         x, y = self.left, self.height + 14
         for text, series in entries:
             lines = _broken(text, int((self.width - self.left - 34) / 7.5))
@@ -387,8 +403,8 @@ class Plot(Drawing):
                 x, y = self.left, y + 20
             middle = y - 4
             self.add(f'<g data-of="{series}">')
-            self.path([(x, middle), (x + 22, middle)], f"line s{series % SERIES}", dash_of(series))
-            self.mark(x + 11, middle, series, 4)
+            self.path([(x, middle), (x + 22, middle)], f"line s{series % SERIES}", "" if dashes else dash_of(series))
+            self.mark(x + 11, middle, series, 4, hollow=bool(dashes) and _repeats(series))
             self.text(x + 28, y, lines[0])
             for line in lines[1:]:
                 y += 16
@@ -396,3 +412,16 @@ class Plot(Drawing):
             self.add("</g>")
             x += wide + 12
         self.height = y + 10
+        self._dashes(dashes)
+
+    def _dashes(self, entries: Sequence[tuple[str, str]]) -> None:
+        """Below the legend, on rows of their own."""
+        x, y = self.left, self.height + 10
+        for text, dash in entries:
+            wide = 44 + 7.5 * len(text)
+            if x + wide > self.width and x > self.left:
+                x, y = self.left, y + 20
+            self.path([(x, y - 4), (x + 32, y - 4)], "line axis", dash)
+            self.text(x + 38, y, text)
+            x += wide + 12
+        self.height = y + 10 if entries else self.height
