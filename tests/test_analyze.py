@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from lbq import analyze, cli, engine, models, runs
 from lbq.account import Counter, Mode, count
 from lbq.analyze import Analysis, LayerAnalysis, LevelHistogram, Membrane, Trace, coefficient_of_variation
+from lbq.cli.render import render_analysis
 from lbq.data.sources import open_source
 from lbq.data.testset import TestSet, open_test
 from lbq.deploy import deploy, lower
@@ -382,6 +383,20 @@ def test_membranes_of_every_nth_image_whatever_the_batches(every: int) -> None:
         assert membrane.counts[0].sum() == len(images) * math.prod(found.graph[name].shape)
         assert np.abs(found.membranes[name].counts - membrane.counts).sum() <= 2e-3 * membrane.counts.sum()
     assert [trace.unit for trace in found.traces] == [trace.unit for trace in observer.traces]
+
+
+def test_the_table_has_the_range_of_steps_per_channel(capsys: pytest.CaptureFixture[str]) -> None:
+    one = LayerAnalysis("sn1", (2, 2, 2), 2, 0.4, None, 0.5, np.array([[5, 2, 1]]))
+    several = replace(one, name="sn2", step=0.3965, step_range=(0.391, 0.402))
+    render_analysis(Analysis(4, True, None, {}, (one, several)), Path("out"))
+    text = capsys.readouterr().out
+    assert "mean step   of channels" in text
+    assert "0.3965  0.391..0.402  0.500" in text
+    assert "mean steps 0.397 .. 0.400" in " ".join(text.split())
+    render_analysis(Analysis(4, True, None, {}, (one,)), Path("out"))
+    text = capsys.readouterr().out
+    assert "channels" not in text
+    assert "mean step" not in text
 
 
 def test_analyze_a_run(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

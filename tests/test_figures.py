@@ -199,6 +199,39 @@ def test_means_are_of_the_seeds_that_were_analysed() -> None:
     assert ">LBQ, seed 0<" in by_kind([*bare, one])["active"]
 
 
+def per_channel(result: Result) -> Result:
+    """The same with steps per channel, from half to twice their mean."""
+    neuron = {**result.record["config"].get("neuron", {}), "per_channel": True}
+    made = {**result.record, "config": {**result.record["config"], "neuron": neuron}}
+    (found,) = result.analyses
+    layers = tuple(replace(a, step_range=(0.5 * a.step, 2 * a.step)) for a in found.layers if a.step is not None)
+    return Result(made, f"{result.source}, per channel", [replace(found, layers=layers)])
+
+
+def test_steps_per_channel_have_whiskers_over_channels() -> None:
+    one = per_channel(of_cifar())
+    said = ("steps averaged over channels,", "whiskers from least to largest")
+    alone, among = analysis_figures(one.analyses[0]), by_kind([one, of_cifar(variant="v3", surrogate="box")])
+    for svg in (alone["steps"].svg, among["steps"]):
+        assert all(part in svg for part in said)
+        assert len(re.findall('<line [^>]*class="s0"', svg)) == 3 * len(one.steps)
+        assert re.search(r": 0\.\d+, 0\.\d+ to 0\.\d+</title>", svg)
+    assert set(re.findall('<line [^>]*class="(s.)"', among["steps"])) == {"s0"}
+    assert ">mean γ 0." in alone["membranes"].svg
+    assert "channels" not in alone["active"].svg
+
+
+def test_whiskers_are_over_seeds_where_these_and_channels_differ() -> None:
+    one = per_channel(of_cifar())
+    steps = by_kind([one, other_seed(one, 1, 2.0), per_channel(of_cifar(variant="v3", surrogate="box"))])["steps"]
+    assert "mean ± sd of 2 seeds" in steps
+    assert "steps averaged over channels<" in steps
+    assert "least to largest" not in steps
+    assert set(re.findall('<line [^>]*class="(s.)"', steps)) == {"s0"}
+    bare = replace(one, analyses=[])
+    assert "steps averaged over channels<" in by_kind([bare])["steps"]
+
+
 def curves(svg: str) -> list[tuple[str, str]]:
     """Colour and dash of every curve, without the legend's."""
     drawn = svg.partition(">epoch<")[2]

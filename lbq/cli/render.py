@@ -220,9 +220,11 @@ def render_analysis(found: Analysis, folder: Path, noise: bool = False) -> None:
     inputs = GOLDEN if found.golden else "images"
     n_max = max(layer.n_max for layer in found.layers)
     levels = f"P(k | k > 0) %, k = 1..{n_max}" if n_max <= 10 else "P(k = 1 | k > 0) %"
+    by_channel = any(layer.step_range is not None for layer in found.layers)
     table = make_table(
         f"Layers over {whole} {found.images:,} {inputs}{NOISE * noise}{accuracy}",
-        "layer", "step", "tail", "active", "active by timestep", "entropy", levels,
+        "layer", *(("mean step", "of channels") if by_channel else ("step",)), "tail", "active", "active by timestep",
+        "entropy", levels,
     )  # fmt: skip
     for layer in found.layers:
         h = layer.histogram
@@ -231,6 +233,7 @@ def render_analysis(found: Analysis, folder: Path, noise: bool = False) -> None:
         table.add_row(
             layer.name,
             "" if layer.step is None else f"{layer.step:.4f}",
+            *((_range(layer.step_range),) if by_channel else ()),
             "" if layer.tail is None else f"{layer.tail:.3f}",
             f"{h.active_ratio:.3f}",
             " ".join(f"{a:.3f}" for a in steps[:6]) + (" ..." if len(steps) > 6 else ""),
@@ -244,7 +247,7 @@ def render_analysis(found: Analysis, folder: Path, noise: bool = False) -> None:
     steps_text = ""
     if found.steps:
         steps_text = (
-            f"; steps {summary['step_min']:.3f} .. {summary['step_max']:.3f}, coefficient of variation "
+            f"; {'mean ' * by_channel}steps {summary['step_min']:.3f} .. {summary['step_max']:.3f}, coefficient of variation "
             f"{summary['step_variation']:.2f}"
         )
     console.print(
@@ -252,6 +255,10 @@ def render_analysis(found: Analysis, folder: Path, noise: bool = False) -> None:
         f"{summary['normalised_entropy']:.3f}, P(k = 1 | k > 0) {100 * summary['first_level']:.1f} %{steps_text}"
     )
     console.print(f"analysis.json, layers.csv and figures in {folder}", soft_wrap=True)
+
+
+def _range(ends: tuple[float, float] | None) -> str:
+    return "" if ends is None else f"{ends[0]:.3f}..{ends[1]:.3f}"
 
 
 def render_conversion(found: Mapping[str, Any]) -> None:

@@ -22,21 +22,26 @@ PARTS = {"v1": "(c)", "v2": "(d)", "v3": "(e)", "lbq": "(f)"}  # of Figure 4, at
 
 @dataclass(frozen=True)
 class Curve:
-    """A value for each layer, the mean where it is of several seeds. ends: of the whiskers."""
+    """A value for each layer, the mean where it is of several seeds or channels. ends: of the whiskers, which are of seeds
+    where there are several, else of channels; by_channel: whether these have values of their own."""
 
     series: int
     name: str
     values: dict[str, float]
     ends: dict[str, tuple[float, float]] = field(default_factory=dict)
     seeds: int = 1
+    by_channel: bool = False
 
     @property
     def high(self) -> float:
         return max(*self.values.values(), *(high for _, high in self.ends.values()), 0.0)
 
     def tip(self, layer: str) -> str:
-        spread = f" ± {self.ends[layer][1] - self.values[layer]:.2g}" if layer in self.ends else ""
-        return f"{self.name}, {layer}: {self.values[layer]:.4g}{spread}"
+        text = f"{self.name}, {layer}: {self.values[layer]:.4g}"
+        if layer not in self.ends:
+            return text
+        low, high = self.ends[layer]
+        return f"{text} ± {high - self.values[layer]:.2g}" if self.seeds > 1 else f"{text}, {low:.4g} to {high:.4g}"
 
 
 def layer_figures(found: Gathered) -> list[Figure]:
@@ -112,7 +117,7 @@ def _by_layer(title: str, label: str, subtitle: str, curves: Sequence[Curve]) ->
         "spiking layer, from the input",
         label,
         xticks=_layer_axis(count),
-        subtitle=subtitle + _of_seeds([curve.seeds for curve in curves]),
+        subtitle=subtitle + _of_seeds([curve.seeds for curve in curves]) + _of_channels(curves),
     )
     spread = any(curve.ends for curve in curves)
     for k, curve in enumerate(curves):
@@ -135,6 +140,14 @@ def _of_seeds(counts: Sequence[int]) -> str:
     return f", mean ± sd of {several[0]}{f' to {several[-1]}' if len(several) > 1 else ''} seeds"
 
 
+def _of_channels(curves: Sequence[Curve]) -> str:
+    """What a subtitle says of steps per channel, and of whiskers where these are of them."""
+    if not any(curve.by_channel for curve in curves):
+        return ""
+    ranges = any(curve.ends and curve.seeds == 1 for curve in curves)
+    return ", steps averaged over channels" + (", whiskers from least to largest" if ranges else "")
+
+
 def _curve(series: int, title: str, group: Group, shown: Sequence[tuple[Result, dict[str, float]]]) -> Curve:
     """The seeds of one configuration that have such values: their mean, with whiskers of a sample standard deviation."""
     first = shown[0][1]
@@ -149,14 +162,28 @@ def _curve(series: int, title: str, group: Group, shown: Sequence[tuple[Result, 
 
 
 def _steps(named: Sequence[tuple[int, str, Group]], dataset: str) -> Figure | None:
-    shown = [(i, t, g, [(r, r.steps) for r in g.results if r.steps]) for i, t, g in named]
-    curves = [_curve(*entry) for entry in shown if entry[3] and entry[2].record.get("step") != "fixed"]
+    learned = [(i, t, g) for i, t, g in named if g.record.get("step") != "fixed"]
+    shown = [(i, t, g, of) for i, t, g in learned if (of := [(r, r.steps) for r in g.results if r.steps])]
+    curves = [_curve(*entry) for entry in shown]
     if not curves:
         return None
-    plot = _by_layer("(a) Learned step of each layer", "step γ", dataset, curves)
     several = any(curve.seeds > 1 for curve in curves)
+    curves = [_by_channel(curve, entry[3][0][0], drawn=not several) for curve, entry in zip(curves, shown, strict=True)]
+    plot = _by_layer("(a) Learned step of each layer", "step γ", dataset, curves)
     caption = f"Steps after training{f'. {WHISKERS}' if several else ', of the first seed.'}"
     return Figure("steps", "Figure 4 (a)", caption, plot.svg())
+
+
+def _by_channel(curve: Curve, result: Result, drawn: bool) -> Curve:
+    """Whether it has steps per channel, and whiskers over these where `drawn`: in one figure all whiskers are of one kind."""
+    ranges = _step_ranges(result.analysis) if result.analysis else {}
+    own = bool(ranges) or bool(result.record["config"].get("neuron", {}).get("per_channel"))
+    return replace(curve, by_channel=own, ends=ranges if drawn else curve.ends)
+
+
+def _step_ranges(analysis: Analysis) -> dict[str, tuple[float, float]]:
+    """The least and the largest step of the layers that have one per channel."""
+    return {layer.name: layer.step_range for layer in analysis.layers if layer.step_range is not None}
 
 
 def _active(named: Sequence[tuple[int, str, Group]], dataset: str) -> Figure | None:
@@ -357,7 +384,7 @@ def _histogram(drawing: Drawing, left: float, top: float, layer: LayerAnalysis, 
     def at(r: float) -> float:
         return left + (r - Membrane.LOW) / Membrane.WIDTH * each
 
-    step = f"γ {layer.step:.3g}; " if layer.step else ""
+    step = f"{'mean ' * (layer.step_range is not None)}γ {layer.step:.3g}; " if layer.step else ""
     drawing.text(left, top - 20, layer.name, kind="bold small")
     drawing.text(left, top - 6, f"{step}{100 * beyond:.1f} % beyond the axis", kind="soft small")
     points = [(left, bottom)]
@@ -402,7 +429,8 @@ def analysis_figures(analysis: Analysis) -> dict[str, Figure]:
     dataset = DATASETS.get(data, data)
     found = {}
     if analysis.steps:
-        steps = Curve(0, title, analysis.steps)
+        ranges = _step_ranges(analysis)
+        steps = Curve(0, title, analysis.steps, ranges, by_channel=bool(ranges))
         found["steps"] = Figure("steps", "", "", _by_layer("Step of each layer", "step γ", dataset, [steps]).svg())
     active = Curve(0, title, _active_ratios(analysis))
     found["active"] = Figure(
