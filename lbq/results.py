@@ -110,6 +110,11 @@ class Result:
         return self.record.get("test_accuracy")
 
     @property
+    def holdout_accuracy(self) -> float | None:
+        """On what was held out of training, where something was and the record says it."""
+        return self.record.get("holdout_accuracy")
+
+    @property
     def title(self) -> str:
         """What the method is called in tables, with what its recipe does otherwise than the others'."""
         return self.method + (", BN decayed" if self._decays_norm else "")
@@ -308,6 +313,12 @@ class Group:
         return statistics.stdev(self.accuracies) if self.n > 1 else None
 
     @property
+    def holdout_mean(self) -> float | None:
+        """On what was held out of training; None where not every seed has it, for a mean over some selects by chance."""
+        found = [a for r in self.results if (a := r.holdout_accuracy) is not None]
+        return statistics.fmean(found) if found and len(found) == len(self.results) else None
+
+    @property
     def integer_accuracies(self) -> list[float]:
         return [a for r in self.results if (a := r.integer_accuracy) is not None]
 
@@ -349,6 +360,11 @@ class Gathered:
     @property
     def unfinished(self) -> list[Result]:
         return [r for r in self.results if not r.finished]
+
+    @property
+    def has_holdout(self) -> bool:
+        """Whether tables have a column of accuracies on what was held out of training."""
+        return any(r.holdout_accuracy is not None for r in self.finished)
 
     @property
     def groups(self) -> list[Group]:

@@ -123,7 +123,7 @@ INTEGER = Kind("a whole number", _whole(-(2**63)))
 EPOCH = Fields(
     {"epoch": COUNT, "loss": Maybe(NUMBER)},
     dict.fromkeys(
-        ("train_accuracy", "test_accuracy", "lr", "seconds", "step_min", "step_max"),
+        ("train_accuracy", "test_accuracy", "holdout_accuracy", "lr", "seconds", "step_min", "step_max"),
         Maybe(NUMBER),
     ),
 )
@@ -150,6 +150,7 @@ RECORD = Fields(
         ),
         **dict.fromkeys(("steps", "active"), Maybe(Values(NUMBER))),
         **dict.fromkeys(("train_loss", "wall_seconds", "lr"), Maybe(NUMBER)),
+        "holdout_accuracy": Maybe(PERCENT),
         "batch_size": Maybe(POSITIVE),
         "versions": Values(TEXT),
         "unfinished": FLAG,

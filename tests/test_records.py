@@ -62,6 +62,20 @@ def test_the_split_is_what_the_data_says(name: str, data: dict[str, str], split:
     assert records.split_of(Config.from_dict(tree), data) == split
 
 
+def test_what_was_held_out_is_recorded(tmp_path: Path) -> None:
+    run = shutil.copytree(runs_folder() / "lbq-1", tmp_path / "run")
+    assert "holdout_accuracy" not in records.record_of(run)
+    assert not any("holdout_accuracy" in epoch for epoch in records.log_of(run))
+    result = json.loads((run / "result.json").read_text())
+    (run / "result.json").write_text(json.dumps({**result, "holdout_accuracy": 62.5}))
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    measured = zip(lines, (None, 62.5), strict=True)  # not at every epoch
+    (run / "metrics.jsonl").write_text("".join(f"{json.dumps({**x, 'holdout_accuracy': y})}\n" for x, y in measured))
+    made = records.record_of(run)
+    assert made["holdout_accuracy"] == 62.5
+    assert [epoch.get("holdout_accuracy") for epoch in made["log"]] == [None, 62.5]
+
+
 def test_variants_say_what_they_are() -> None:
     ann = records.record_of(runs_folder() / "ann")
     assert (ann["variant"], ann["step"], ann["n_max"], ann["timesteps"]) == ("ann", "none", 0, 1)

@@ -67,6 +67,44 @@ def test_our_rows_say_mean_deviation_and_number(found: Gathered) -> None:
     assert rows["LBQ"].cells[9].hint.split() == [r.record["weights_sha256"] for r in group.results]
 
 
+def held_out(seed: int, lr: float, test: float, selection: float | None) -> Result:
+    made = record(seed=seed, test_accuracy=test, holdout_accuracy=selection, weights_sha256=f"{seed}{lr}", lr=lr)
+    made["config"] = {"optim": {"lr": lr}, "data": {"holdout": 0.2}}
+    made["log"][-1]["holdout_accuracy"] = selection
+    return Result(made, f"{lr}-{seed}", lr_told=True)
+
+
+def test_what_was_held_out_has_a_column() -> None:
+    results = [held_out(0, 0.1, 90.0, 80.0), held_out(1, 0.1, 91.0, 82.0), held_out(0, 0.2, 95.0, None)]
+    table = by_id(Gathered(results))["runs"]
+    place = table.columns.index("Held out %")
+    assert [row.cells[place].text for row in table.rows] == ["81.00 ± 1.41 (n = 2)", ""]
+    assert table.rows[0].cells[place].hint == "seed 0: 80.00, seed 1: 82.00"
+    assert place in table.numeric
+    assert table.columns[max(table.numeric) + 1] == "Config"
+    rows = list(csv.DictReader(io.StringIO(comma_separated(table))))
+    assert [(row["Held out %"], row["Held out % n"]) for row in rows] == [("81", "2"), ("", "")]
+    for text in (markdown([table]), latex([table]).replace("\\%", "%").replace("$\\pm$", "±")):
+        assert "Held out %" in text
+        assert "81.00 ± 1.41 (n = 2)" in text
+    assert "Held out %" not in by_id(Gathered([held_out(0, 0.1, 90.0, None)]))["runs"].columns
+
+
+def test_the_best_is_chosen_by_what_was_held_out_where_all_have_it() -> None:
+    chosen, higher = held_out(0, 0.1, 90.0, 82.0), held_out(0, 0.2, 95.0, 80.0)
+    page = render(Gathered([higher, chosen]))
+    told = (
+        "on the test set of UCI digits, chosen as the highest of 2 on held-out samples (82.00 %): LBQ, lr 0.1, 0.2 of "
+    )
+    assert f"<b>90.00 %</b>{told}" in page
+    assert page.count(">holdout_accuracy</button>") == 2  # in the logs
+    page = render(Gathered([chosen, held_out(1, 0.1, 90.0, None), higher]))  # of one seed it is not known
+    assert "<b>95.00 %</b>highest of 2 on UCI digits: LBQ, lr 0.2" in page
+    assert "chosen as" not in page
+    page = render(Gathered([of_cifar()]))
+    assert "holdout_accuracy" not in page
+
+
 def test_what_is_not_finished_is_apart(found: Gathered) -> None:
     (row,) = by_id(found)["unfinished"].rows
     assert row.cells[5].text == "1 of 2"

@@ -398,6 +398,11 @@ def test_damage_and_twins_are_refused(tmp_path: Path) -> None:
         ({"test_accuracy": math.nan}, "test_accuracy must be a number from 0 to 100, not nan"),
         ({"test_accuracy": 900}, "test_accuracy must be a number from 0 to 100, not 900"),
         ({"test_accuracy": None}, "test_accuracy must be a number from 0 to 100, not None"),
+        ({"holdout_accuracy": 101}, "holdout_accuracy must be a number from 0 to 100, not 101"),
+        (
+            {"log": [{"epoch": 1, "loss": 1, "holdout_accuracy": "x"}]},
+            r"log\[0\].holdout_accuracy must be a number, not 'x'",
+        ),
         ({"versions": "1.0"}, "versions must be an object"),
         ({"step_gradient": 1}, "step_gradient must be a text"),
         ({"unfinished": "no"}, "unfinished must be true or false"),

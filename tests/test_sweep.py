@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from lbq import cli, files, runs
-from lbq.cli.render import render_sweep
+from lbq.cli.render import render_sweep, sweep_row
 from lbq.errors import ConfigError, RunError, Stopped
 from lbq.results import Gathered, Result
 from lbq.sweep import Member, Sweep, parse_vary, plan
@@ -447,6 +447,18 @@ def test_rows_can_be_told_apart(capsys: pytest.CaptureFixture[str]) -> None:
     assert table.count("n = 2") == 2
 
 
+def test_what_was_held_out_is_in_the_table(capsys: pytest.CaptureFixture[str]) -> None:
+    record = {"dataset": "digits", "model": "resnet8w2", "variant": "lbq", "n_max": 5, "timesteps": 2, "epochs": 1}
+    for held_out, shown in ((61.5, "61.50 (1 seed)"), (None, None)):
+        accuracies = {"test_accuracy": 50.0, "holdout_accuracy": held_out}
+        result = Result({**record, "seed": 0, "config": {"seed": 0}, **accuracies}, "out/a-s0")
+        render_sweep(Gathered([result]), Path("page"))
+        table = capsys.readouterr().out
+        assert ("held out %" in table) is (shown is not None)
+        assert shown is None or shown in table
+        assert sweep_row(Path("out/a-s0"), "done", result)["holdout_accuracy"] == held_out
+
+
 def test_a_sweep_that_fails_exits_with_1(
     config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -460,8 +472,9 @@ def test_a_sweep_that_fails_exits_with_1(
     out = tmp_path / "out"
     assert call("sweep", str(config), *SMALL, "-o", str(out), "--json") == 1
     captured = capsys.readouterr()
+    accuracies = dict.fromkeys(("accuracy", "integer_accuracy", "holdout_accuracy"))
     assert json.loads(captured.out) == {
-        "runs": [{"run": str(out / "family-small-s0"), "state": "failed", "accuracy": None, "integer_accuracy": None}],
+        "runs": [{"run": str(out / "family-small-s0"), "state": "failed", **accuracies}],
         "report": None,
     }
     assert "failed:" in captured.err

@@ -340,25 +340,28 @@ def render_predictions(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> None
 
 def sweep_row(folder: Path, state: str, result: Result | None) -> dict[str, Any]:
     """One run of a sweep, for programs."""
-    accuracies = (None, None) if result is None else (result.accuracy, result.integer_accuracy)
-    return {"run": str(folder), "state": state, **dict(zip(("accuracy", "integer_accuracy"), accuracies, strict=True))}
+    keys = ("accuracy", "integer_accuracy", "holdout_accuracy")
+    found = {key: None if result is None else getattr(result, key) for key in keys}
+    return {"run": str(folder), "state": state, **found}
 
 
 def render_sweep(found: Gathered, page: Path) -> None:
     """What a sweep trained, a row for all seeds of one thing; rows that would have one name have their folder's too."""
-    from lbq.report.cells import accuracy_cell, integer_cell, spread_cell
+    from lbq.report.cells import accuracy_cell, holdout_cell, integer_cell, spread_cell
     from lbq.report.cost_tables import accounts_of
     from lbq.results import names
 
     groups = found.groups
-    table = make_table("", "network", "accuracy %", "on integers %", "accumulations, M")
+    held_out = found.has_holdout
+    table = make_table("", "network", *["held out %"] * held_out, "accuracy %", "on integers %", "accumulations, M")
     titles = names([group.first for group in groups])
     for title, group in zip(titles, groups, strict=True):
         folder = Path(group.first.source).name.rpartition("-s")[0]
         name = title if titles.count(title) == 1 else f"{title}, {folder}"
         counts = [rate.executed / 1e6 for _, rate in accounts_of(group)]
         digits = 2 if max(counts, default=0) > 1 else 4
-        table.add_row(name, accuracy_cell(group).text, integer_cell(group).text, spread_cell(counts, digits).text)
+        cells = [*[holdout_cell(group)] * held_out, accuracy_cell(group), integer_cell(group)]
+        table.add_row(name, *(cell.text for cell in cells), spread_cell(counts, digits).text)
     console = make_console()
     console.print(table)
     console.print("accumulations: of a sample, by bit planes, rate x MACs as the paper counts")

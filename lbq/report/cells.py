@@ -83,13 +83,22 @@ def dataset_name(result: Result | Group) -> str:
 
 
 def accuracy_cell(group: Group) -> Cell:
-    """mean ± sd over seeds (n): a single seed has no deviation, and says so."""
-    if group.mean is None:
+    return _seeds_cell(group, [r.accuracy for r in group.results])
+
+
+def holdout_cell(group: Group) -> Cell:
+    return _seeds_cell(group, [r.holdout_accuracy for r in group.results])
+
+
+def _seeds_cell(group: Group, of_seeds: Sequence[float | None]) -> Cell:
+    """mean ± sd over the seeds that have a value (n): a single seed has no deviation, and says so."""
+    known = [(r.record["seed"], value) for r, value in zip(group.results, of_seeds, strict=True) if value is not None]
+    if not known:
         return Cell("")
-    spread = "1 seed" if group.sd is None else f"n = {group.n}"
-    middle = f" ± {group.sd:.2f}" if group.sd is not None else ""
-    hint = ", ".join(f"seed {r.record['seed']}: {r.accuracy:.2f}" for r in group.results if r.accuracy is not None)
-    return Cell(f"{group.mean:.2f}{middle} ({spread})", group.mean, hint, sd=group.sd, n=group.n)
+    cell = spread_cell([value for _, value in known], 2)
+    spread = "1 seed" if cell.sd is None else f"n = {cell.n}"
+    hint = ", ".join(f"seed {seed}: {value:.2f}" for seed, value in known)
+    return replace(cell, text=f"{cell.text} ({spread})", hint=hint)
 
 
 def integer_cell(group: Group) -> Cell:

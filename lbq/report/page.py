@@ -124,12 +124,24 @@ def _cards(found: Gathered) -> str:
     cards = [_counted(len(found.finished), "finished run"), _counted(len(found.groups), "configuration")]
     if found.unfinished:
         cards.append(("not finished", str(len(found.unfinished))))
-    for dataset in dict.fromkeys(g.record["dataset"] for g in groups):
-        of = [g for g in groups if g.record["dataset"] == dataset]
-        best, title = max(zip(of, names([g.first for g in of]), strict=True), key=lambda pair: pair[0].mean or 0.0)
-        cards.append((f"highest of {len(of)} on {dataset_name(best)}: {title}", f"{best.mean:.2f} %"))
+    datasets = dict.fromkeys(g.record["dataset"] for g in groups)
+    cards += [_best([g for g in groups if g.record["dataset"] == dataset]) for dataset in datasets]
     inside = "".join(f'<div class="card"><b>{escape(value)}</b>{escape(name)}</div>' for name, value in cards)
     return f'<div class="cards">{inside}</div>' if found.results else ""
+
+
+def _best(groups: Sequence[Group]) -> tuple[str, str]:
+    """Of the configurations on one dataset the best, by what was held out where all have that; its accuracy is the test's."""
+    selected = all(g.holdout_mean is not None for g in groups)
+    titles = names([g.first for g in groups])
+    best, title = max(
+        zip(groups, titles, strict=True), key=lambda pair: (pair[0].holdout_mean if selected else pair[0].mean) or 0.0
+    )
+    data, name = dataset_name(best), f"highest of {len(groups)}"
+    told = f"{name} on {data}"
+    if selected:
+        told = f"on the test set of {data}, chosen as the {name} on held-out samples ({best.holdout_mean:.2f} %)"
+    return f"{told}: {title}", f"{best.mean:.2f} %"
 
 
 def _counted(count: int, name: str) -> tuple[str, str]:
@@ -241,7 +253,8 @@ def _key(tour: Tour) -> str:
     return "".join(keys)
 
 
-LOGGED = ("epoch", "loss", "train_accuracy", "test_accuracy", "lr", "step_min", "step_max", "seconds")
+HELD_OUT = "holdout_accuracy"
+LOGGED = ("epoch", "loss", "train_accuracy", HELD_OUT, "test_accuracy", "lr", "step_min", "step_max", "seconds")
 
 
 def _details(result: Result, title: str) -> str:
@@ -250,8 +263,9 @@ def _details(result: Result, title: str) -> str:
     shown = {k: v for k, v in record.items() if isinstance(v, str | int | float) and k != "format"}
     shown |= {f"versions.{k}": v for k, v in record.get("versions", {}).items()}
     facts = "".join(f"<tr><td>{escape(str(k))}</td><td>{escape(str(v))}</td></tr>" for k, v in shown.items())
-    log = [[entry.get(key) for key in LOGGED] for entry in record["log"]]
-    head = "".join(f'<th scope="col"><button type="button">{escape(key)}</button></th>' for key in LOGGED)
+    logged = [key for key in LOGGED if key != HELD_OUT or any(entry.get(key) is not None for entry in record["log"])]
+    log = [[entry.get(key) for key in logged] for entry in record["log"]]
+    head = "".join(f'<th scope="col"><button type="button">{escape(key)}</button></th>' for key in logged)
     rows = "".join(
         "<tr>" + "".join("<td></td>" if v is None else f'<td data-v="{v:.12g}">{v:.5g}</td>' for v in entry) + "</tr>"
         for entry in log
@@ -307,6 +321,7 @@ def _curves(result: Result, title: str) -> dict[str, Any]:
             facts[prefix] = value
 
     kept = (
+        "holdout_accuracy",
         "test_accuracy",
         "train_loss",
         "wall_seconds",

@@ -16,6 +16,7 @@ from lbq.report.cells import (
     accuracy_cell,
     cell,
     dataset_name,
+    holdout_cell,
     images_cells,
     integer_cell,
     run_id,
@@ -50,27 +51,21 @@ def all_tables(found: Gathered, technology: Technology = DEFAULT) -> list[Table]
 
 # Ours ----------------------------------------------------------------------------------------------------------------
 
+HELD_OUT_NOTE = "Held out: the last epoch on samples kept out of training; select by this, never by the test set."
+
 
 def runs_table(found: Gathered) -> Table:
+    held_out = found.has_holdout
+    accuracies = (*["Held out %"] * held_out, "Test accuracy %", "On integers %")
+    what = ("Method", "Dataset", "Network", "T", "N_max", "Epochs", *accuracies)
     table = Table(
         "runs",
         "Our runs",
-        (
-            "Method",
-            "Dataset",
-            "Network",
-            "T",
-            "N_max",
-            "Epochs",
-            "Test accuracy %",
-            "On integers %",
-            "Config",
-            "Weights",
-            "From",
-        ),
-        numeric=frozenset({3, 4, 5, 6, 7}),
+        (*what, "Config", "Weights", "From"),
+        numeric=frozenset(range(3, len(what))),
         notes=[
             "Accuracy of the last epoch on the test set; mean ± sample standard deviation over seeds, a single seed has none.",
+            *[HELD_OUT_NOTE] * held_out,
             "Config and weights: first digits of their SHA-256.",
         ],
     )
@@ -81,7 +76,7 @@ def runs_table(found: Gathered) -> Table:
         table.add(
             [
                 group.title, dataset_name(group), str(r["model"]), int(r["timesteps"]), r.get("n_max") or "", int(r["epochs"]),
-                accuracy_cell(group), integer_cell(group),
+                *[holdout_cell(group)] * held_out, accuracy_cell(group), integer_cell(group),
                 Cell(" ".join(map(short, hashes)), hint="\n".join(hashes), link=run_id(group.first)),
                 Cell(" ".join(map(short, weights)), hint="\n".join(weights)),
                 Cell(" ".join(_basename(x.source) for x in group.results), hint="\n".join(x.source for x in group.results)),
