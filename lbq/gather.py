@@ -16,6 +16,7 @@ from lbq.results import Gathered, Result, always_told
 ARCHIVE = "model.lbq"
 ARCHIVE_ANALYSIS = Path(ARCHIVE).with_suffix(".analysis") / "analysis.json"  # where lbq analyze puts it
 FEW = 3  # settings that fit into a name
+INPUTS = ("data.size", "data.frames", "data.window_ms")  # settings of what a network is shown
 CONVERSION = "conversion.json"  # of a folder that `lbq convert` wrote: what its network was made of
 
 
@@ -99,25 +100,44 @@ def _tell_apart(results: Iterable[Result]) -> None:
 
 
 def _tell_settings(results: Iterable[Result]) -> None:
-    """Have names say in which settings runs differ that would still be called the same; where these are many, their files."""
-    alike = defaultdict(list)
+    """Have names say in which settings runs differ that would still be called the same; where these are many, their files.
+    What networks are shown is told whatever else tells them apart, or its effect would be taken for that of timesteps."""
+    alike, beside = defaultdict(list), defaultdict(list)
     for result in results:
         if result.record.get("batch_size") is not None:  # else an analysis, whose settings are not known
-            shown = [result.record.get(k) for k in ("dataset", "model", "timesteps", "n_max", "epochs")]
-            alike[result.title_but_ways, *shown].append(result)
-    for some in alike.values():
-        settings = [
-            {f"{part}.{key}": json.dumps(value) for part, inner in result.settings.items() if isinstance(inner, dict)
-             for key, value in inner.items()}
-            for result in some
-        ]  # fmt: skip
-        unlike = [
-            key for key in dict.fromkeys(k for s in settings for k in s)
-            if len({s.get(key) for s in settings}) > 1 and key not in always_told(some[0].record["dataset"])
-        ]  # fmt: skip
-        for result, own in zip(some, settings, strict=True):
+            dataset, model, *shown = (
+                result.record.get(k) for k in ("dataset", "model", "timesteps", "n_max", "epochs")
+            )
+            beside[dataset, model].append(result)
+            alike[dataset, model, result.title_but_ways, *shown].append(result)
+    shown_unlike = {where: [key for key in _unlike(some) if key in INPUTS] for where, some in beside.items()}
+    for (dataset, model, *_), some in alike.items():
+        inputs = shown_unlike[dataset, model]
+        others = [key for key in _unlike(some) if key not in INPUTS and key not in always_told(dataset)]
+        for result in some:
             file = Path(result.source).name.removesuffix(".json")
-            result.told = tuple(f"{k} {own[k]}" for k in unlike if k in own) if len(unlike) <= FEW else (file,)
+            result.told = (*_told(result, inputs), *(_told(result, others) if len(others) <= FEW else (file,)))
+
+
+def _unlike(results: Sequence[Result]) -> list[str]:
+    """The settings in which results differ."""
+    settings = [_flat_settings(result) for result in results]
+    return [key for key in dict.fromkeys(k for s in settings for k in s) if len({s.get(key) for s in settings}) > 1]
+
+
+def _told(result: Result, keys: Iterable[str]) -> Iterable[str]:
+    own = _flat_settings(result)
+    return [f"{key} {own[key]}" for key in keys if key in own]
+
+
+def _flat_settings(result: Result) -> dict[str, str]:
+    """By names such as `data.size`."""
+    return {
+        f"{part}.{key}": json.dumps(value)
+        for part, inner in result.settings.items()
+        if isinstance(inner, dict)
+        for key, value in inner.items()
+    }
 
 
 def _number_repeats(results: Iterable[Result]) -> None:

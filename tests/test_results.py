@@ -151,6 +151,27 @@ def test_names_say_whatever_setting_tells_runs_apart(tmp_path: Path) -> None:
     assert [r.title for r in gather([tmp_path / "1.json", tmp_path / "2.json"]).results] == ["LBQ", "LBQ"]
 
 
+def test_names_say_what_networks_are_shown_whatever_else_tells_them_apart(tmp_path: Path) -> None:
+    runs = [
+        (2, "resnet8w2", 8, "count"),
+        (4, "resnet8w2", 17, "count"),
+        (4, "resnet8w2", 17, "time"),
+        (4, "mlp", 9, "count"),
+    ]
+    for i, (timesteps, model, size, frames) in enumerate(runs):
+        made = record(weights_sha256=f"{i:064d}", dataset="nmnist", model=model, timesteps=timesteps)
+        made["config"]["data"] |= {"size": size, "frames": frames}
+        made["config"]["augment"]["cutout"] = i  # which is told of runs that would be called the same alone
+        stored(tmp_path, f"{i}.json", made)
+    assert [r.title for r in gather([tmp_path]).results] == [
+        'LBQ, data.size 8, data.frames "count"',
+        'LBQ, data.size 17, data.frames "count", augment.cutout 1',
+        'LBQ, data.size 17, data.frames "time", augment.cutout 2',
+        "LBQ",  # of another network
+    ]
+    assert [r.title for r in gather([tmp_path / "0.json", tmp_path / "3.json"]).results] == ["LBQ", "LBQ"]
+
+
 def test_names_say_the_file_where_many_settings_tell_runs_apart(tmp_path: Path) -> None:
     folder = runs_folder() / "lbq-0"
     other = record(weights_sha256="f" * 64)
