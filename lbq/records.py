@@ -49,8 +49,9 @@ def record_of(run: Path | str, note: str = "") -> dict[str, Any]:
         record = {
             **_plan(config),
             "split": split_of(config, result["data"]),
+            **_told(result.get("inputs") or {}, "static"),
             "test_accuracy": result["accuracy"],
-            **_measured(result, "holdout_accuracy"),
+            **_told(result, "holdout_accuracy"),
             "arithmetic": "float",
             "train_loss": round(result["train_loss"], 5),
             "config_hash": result["config_hash"],
@@ -191,14 +192,14 @@ def split_of(config: Config, data: Mapping[str, str]) -> str:
     return split + images + (f", {config.data.holdout:g} held out of training" if config.data.holdout else "")
 
 
-def _measured(found: Mapping[str, Any], *keys: str) -> dict[str, Any]:
-    """Of what not every run measures, what this one did."""
+def _told(found: Mapping[str, Any], *keys: str) -> dict[str, Any]:
+    """Of what not every run tells, what this one does."""
     return {key: found[key] for key in keys if found.get(key) is not None}
 
 
 def _short(line: Mapping[str, Any]) -> dict[str, Any]:
     steps = line["steps"].values()  # {} where there are none
     short = {k: line[k] for k in ("epoch", "loss", "train_accuracy", "lr", "seconds", "test_accuracy")}
-    short |= _measured(line, "unaveraged_accuracy", "holdout_accuracy")
+    short |= _told(line, "unaveraged_accuracy", "holdout_accuracy")
     short = {k: round(v, 5) if isinstance(v, float) else v for k, v in short.items()}
     return short | ({"step_min": round(min(steps), 4), "step_max": round(max(steps), 4)} if steps else {})

@@ -56,6 +56,7 @@ PUBLISHED: dict[str, dict[str, Any]] = {  # what the paper's recipes have that C
     "cifar10_dvs": OF_EVENTS,
     "dvs_gesture": OF_EVENTS,
 }
+EVENTS = ("cifar10_dvs", "dvs_gesture", "nmnist", "dvs_objects")  # which have as many frames as timesteps
 SIDES = {"cifar10": 32, "cifar100": 32, "mnist": 28, "fashion_mnist": 28}  # of images that have one size only
 
 
@@ -113,6 +114,11 @@ class Result:
     def holdout_accuracy(self) -> float | None:
         """On what was held out of training, where something was and the record says it."""
         return self.record.get("holdout_accuracy")
+
+    @property
+    def of_events(self) -> bool:
+        """Whether its inputs are event frames; an older record says it by its dataset, or counts as one of images."""
+        return not self.record.get("static", self.record["dataset"] not in EVENTS)
 
     @property
     def title(self) -> str:
@@ -387,11 +393,15 @@ def names(results: Sequence[Result], recipe: bool = True) -> list[str]:
     parts = [[r.title if recipe else r.method] for r in results]
     for key, text in (("dataset", "{}"), ("model", "{}"), ("timesteps", "T={}"), ("n_max", "N={}"), ("epochs", "{} ep"),
                       ("seed", "seed {}")):  # fmt: skip
-        counted = [
-            r for r in results if key not in ("timesteps", "n_max") or r.record.get("n_max")
-        ]  # an ANN has neither
+        counted = [r for r in results if _has(r, key)]
         if len({str(r.record.get(key)) for r in counted}) > 1:
             for part, r in zip(parts, results, strict=True):
                 if r in counted:
                     part.append(text.format(r.record.get(key)))
     return [", ".join(part) for part in parts]
+
+
+def _has(result: Result, key: str) -> bool:
+    """Of an ANN, N says nothing, and T only where its inputs are as many event frames."""
+    ann = not result.record.get("n_max")
+    return not ann or key not in ("timesteps", "n_max") or (key == "timesteps" and result.of_events)

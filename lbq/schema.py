@@ -154,6 +154,7 @@ RECORD = Fields(
         "batch_size": Maybe(POSITIVE),
         "versions": Values(TEXT),
         "unfinished": FLAG,
+        "static": FLAG,
         "epochs_done": COUNT,
     },
 )

@@ -36,6 +36,7 @@ def test_a_record_holds_what_a_reader_needs() -> None:
     assert (made["dataset"], made["model"], made["variant"]) == ("digits", "resnet8w2", "lbq")
     assert (made["step"], made["surrogate"], made["n_max"]) == ("learned", "relsg_et", 5)
     assert made["split"] == "test where index % 3 == 2"
+    assert made["static"] is True  # images, not event frames
     assert made["test_accuracy"] == result["accuracy"]
     assert made["config_hash"] == result["config_hash"]
     assert len(made["weights_sha256"]) == 64
