@@ -23,6 +23,7 @@ from lbq.engine import container
 from lbq.engine.artefact import load as read_artefact
 from lbq.engine.levelfile import load_levels, save_levels
 from lbq.errors import ArtefactError, LbqError
+from lbq.export.onnx import onnx_model
 from lbq.graph import Pool, Synapse
 from tests.attacks import CHANGES, attacks
 from tests.small_nets import Branches, deployed, pixels, warmed
@@ -312,6 +313,10 @@ def test_a_file_that_is_written_to_gives_no_more_results(tmp_path: Path, size: i
         lambda: net.on_device("cpu"),
         lambda: engine.save(tmp_path / "other.lbq", net),
         lambda: copy.copy(net).run(x),
+        lambda: copy.deepcopy(net),
+        lambda: pickle.dumps(net),
+        lambda: onnx_model(net),
+        net.verify,
     ):
         with pytest.raises(ArtefactError, match="was written to"):
             use()

@@ -449,8 +449,8 @@ def test_data_that_does_not_fit_is_refused(model: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"a.npz has images of \(3, 8, 8\), the network reads images of \(1, 8, 8\): "):
         open_data(net.network, str(tmp_path / "a.npz"))
     for arrays, message in (
-        ({"x": pixels(1, 1, 8, 8)}, r"must hold 'images', uint8 \[N, C, H, W\]"),
-        ({"images": np.zeros((2, 1, 8, 8))}, "must hold 'images'"),
+        ({"x": pixels(1, 1, 8, 8)}, r"must hold 'images', uint8 \[N, C, H, W\]$"),
+        ({"images": np.zeros((2, 8, 8))}, r"uint8 \[N, C, H, W\], not float64 \[2, 8, 8\]"),
         ({"images": pixels(2, 1, 8, 8), "labels": np.zeros(3, int)}, "'labels' must be 2 whole numbers"),
         ({"images": np.array([{}], object)}, "cannot be read as .npz"),
     ):

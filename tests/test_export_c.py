@@ -486,6 +486,7 @@ def test_names_that_c_or_the_runtime_has_already(model: Path, tmp_path: Path, na
         (["--name", "_a"], "--name '_a' cannot begin the names of C"),
         (["--name", "example"], "--name example is the name of a file beside it"),
         (["--name", "Makefile"], "--name Makefile is the name of a file beside it"),
+        (["--name", "stdint"], "--name stdint: stdint.h would stand before C's own <stdint.h>"),
         (["-o", "mine"], "mine/Makefile is there already and was not written by lbq export: give another folder"),
         (["-o", ""], "export: say where to with -o"),
         (["--format", "cc"], "--format 'cc' is not known; did you mean 'c'?"),

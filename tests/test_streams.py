@@ -84,7 +84,7 @@ def test_a_reader_that_is_gone_is_left_in_peace(arguments: list[str], buffering:
         done = lbq(*arguments, stdout=writer, environment=buffering)
     finally:
         os.close(writer)
-    assert (done.returncode, done.stderr) == (1, "")
+    assert (done.returncode, done.stderr) == (streams.READER_GONE, "")
 
 
 def test_training_goes_on_where_its_reader_is_gone(config: Path, tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ def test_training_goes_on_where_its_reader_is_gone(config: Path, tmp_path: Path)
         done = lbq("train", config, "--device", "cpu", "--out", tmp_path / "run", stdout=writer, stderr=writer)
     finally:
         os.close(writer)
-    assert done.returncode == 1
+    assert done.returncode == streams.READER_GONE
     assert json.loads((tmp_path / "run" / "result.json").read_text())["epoch"] == 2
 
 
@@ -135,5 +135,5 @@ def test_a_pipe_without_reader_is_told_apart(monkeypatch: pytest.MonkeyPatch) ->
         monkeypatch.setattr(sys, "stdout", pipe)
         with streams.guarded():
             sys.stdout.write("a result")
-            with pytest.raises(BrokenPipeError):
+            with pytest.raises(SystemExit, match=str(streams.READER_GONE)):
                 sys.stdout.flush()

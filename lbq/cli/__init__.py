@@ -70,8 +70,6 @@ def _run(arguments: list[str] | None) -> None:
         if error.name != "torch":
             raise
         fail("this command needs PyTorch, which is not installed: pip install 'lbq[train]'")
-    except BrokenPipeError:  # whoever read the output has had enough
-        sys.exit(1)
     except Exception as error:
         # the option parser's own errors, whose classes moved between versions of typer
         describe = getattr(error, "format_message", None)

@@ -11,6 +11,8 @@ from typing import Any, TextIO, cast
 
 from lbq.errors import LbqError
 
+READER_GONE = 128 + 13  # as shells say of SIGPIPE; 1 is for results that differ
+
 
 class OutputError(LbqError):
     """The standard output takes no more."""
@@ -26,8 +28,8 @@ class _Stream:
 
 
 class Results(_Stream):
-    """What a command was run for: where it cannot be written, the command has failed. A pipe whose reader has had enough is
-    left to rich and typer, which end the program in silence."""
+    """What a command was run for: where it cannot be written, the command has failed. A pipe whose reader has had enough ends
+    the program in silence."""
 
     def write(self, text: str) -> int:
         with _named():
@@ -55,8 +57,8 @@ class Remarks(_Stream):
 def _named() -> Iterator[None]:
     try:
         yield
-    except BrokenPipeError:
-        raise
+    except BrokenPipeError as error:
+        raise SystemExit(READER_GONE) from error
     except OSError as error:
         raise OutputError(f"cannot write to the standard output: {error.strerror}") from error
 

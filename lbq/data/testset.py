@@ -199,7 +199,8 @@ def open_arrays(path: Path | str, static: bool) -> TestSet:
     images, labels = arrays.get("images"), arrays.get("labels")
     if images is None or images.dtype != np.uint8 or images.ndim != (4 if static else 5):
         expected = "[N, C, H, W]" if static else "[N, T, C, H, W]"
-        raise DataError(f"{path} must hold 'images', uint8 {expected}")
+        found = "" if images is None else f", not {images.dtype} {list(images.shape)}"
+        raise DataError(f"{path} must hold 'images', uint8 {expected}{found}")
     if labels is not None and (labels.shape != images.shape[:1] or labels.dtype.kind not in "iu"):
         raise DataError(
             f"{path}: 'labels' must be {len(images)} whole numbers, one for each of 'images' along its first axis"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -40,8 +41,12 @@ class Network:
         return Network(self.network, self.golden, self._file)
 
     def __getstate__(self) -> dict[str, Any]:
-        """For copies and other processes, which prepare their own kernels."""
-        return {"network": self.network, "golden": self.golden}
+        """For copies and other processes, which prepare their own kernels, and whose weights lie in no file."""
+        state = {"network": self.network, "golden": self.golden}
+        if self._file is None:
+            return state
+        with self.unchanged():
+            return copy.deepcopy(state)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         Network.__init__(self, **state)
@@ -80,7 +85,7 @@ class Network:
             raise LbqError(f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
         if type(threads) is not int or not 1 <= threads <= MOST_THREADS:
             raise LbqError(f"threads must be a whole number in 1..{MOST_THREADS}, got {threads!r}")
-        with self._unchanged():
+        with self.unchanged():
             if engine == "cuda":
                 return self.on_device("cuda").run(x, trace, progress)
             if self._runner is None:
@@ -93,7 +98,7 @@ class Network:
         trace: as for `run`.
         """
         x = self._checked(images)
-        with self._unchanged():
+        with self.unchanged():
             if self._runner is None:
                 self._runner = Runner(self.network)
             return self._runner.run(x, trace=trace, watch=told)
@@ -108,7 +113,7 @@ class Network:
         return self._cuda[device]
 
     @contextmanager
-    def _unchanged(self) -> Iterator[None]:
+    def unchanged(self) -> Iterator[None]:
         """Refuse results where the file that holds the weights was written to, before or meanwhile."""
         self.check_file()
         yield
@@ -144,6 +149,7 @@ class Network:
         """Run the golden inputs and compare logits and every layer's levels; returns how many inputs there were."""
         if self.golden is None:
             raise ArtefactError("the network has no golden vectors to compare with")
+        self.check_file()  # before its inputs are read, which lie there too
         found = self.run(self.golden.inputs, engine, trace=True)
         assert found.levels is not None
         for name, digests in level_digests(found.levels).items():

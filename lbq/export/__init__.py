@@ -42,7 +42,7 @@ def export(model: Path | str, out: Path | str, format: str = "c", name: str = "m
     from lbq.engine import load
     from lbq.export.onnx import write_onnx
 
-    size = write_onnx(load(model).network, out, "step" if format == "onnx-step" else "sequence", model)
+    size = write_onnx(load(model), out, "step" if format == "onnx-step" else "sequence", model)
     return {
         "path": str(out),
         "bytes": size,

@@ -32,6 +32,12 @@ from lbq.graph import Synapse
 Form = Literal["run", "step"]
 START = 24  # bytes that a file of an export begins with, whatever the network
 WIDTH = 116  # of lines of numbers
+# of C, which a folder on the include path must not hide
+HEADERS = {
+    "assert", "complex", "ctype", "errno", "fenv", "float", "inttypes", "iso646", "limits", "locale", "math",
+    "setjmp", "signal", "stdalign", "stdarg", "stdatomic", "stdbool", "stddef", "stdint", "stdio", "stdlib",
+    "stdnoreturn", "string", "tgmath", "threads", "time", "uchar", "wchar", "wctype",
+}  # fmt: skip
 MOST_CLASSES = 256  # of rows, or of columns: a byte says which
 TENSORS = {
     "image": "MODEL_IMAGE",
@@ -77,6 +83,8 @@ def check_name(name: str) -> None:
         )
     if name.lower() in ("example", "makefile"):
         raise LbqError(f"--name {name} is the name of a file beside it: give another one")
+    if name.lower() in HEADERS:
+        raise LbqError(f"--name {name}: {name}.h would stand before C's own <{name.lower()}.h>: give another one")
 
 
 def check_ours(path: Path, text: str) -> None:

@@ -27,6 +27,7 @@ import numpy as np
 
 from lbq import files
 from lbq._version import __version__
+from lbq.engine import Network
 from lbq.engine.network import IntegerLayer, IntegerNetwork, IntegerNeuron
 from lbq.errors import GraphError, LbqError
 from lbq.export.split import BYTE, Split, split
@@ -43,7 +44,7 @@ POSITIVE = 2**48  # |V * m| stays below 2^46 for the proved bound of V and m up 
 
 
 def write_onnx(
-    network: IntegerNetwork, path: Path | str, form: Form = "sequence", source: Path | str | None = None
+    network: IntegerNetwork | Network, path: Path | str, form: Form = "sequence", source: Path | str | None = None
 ) -> int:
     """Write a network as an ONNX model; returns the size of the file in bytes. The same network gives the same bytes.
 
@@ -54,10 +55,15 @@ def write_onnx(
     return files.write(path, model.SerializeToString(deterministic=True))
 
 
-def onnx_model(network: IntegerNetwork, form: Form = "sequence", source: Path | str | None = None) -> onnx.ModelProto:
+def onnx_model(
+    network: IntegerNetwork | Network, form: Form = "sequence", source: Path | str | None = None
+) -> onnx.ModelProto:
     """The same as an object of the package onnx, checked by it."""
     if form not in FORMS:
         raise LbqError(f"form must be one of {', '.join(FORMS)}, got {form!r}")
+    if isinstance(network, Network):
+        with network.unchanged():
+            return onnx_model(network.network, form, source)
     try:
         import onnx
     except ImportError as error:

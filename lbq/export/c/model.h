@@ -15,7 +15,7 @@ extern "C" {
 
 #define MODEL_INPUT_SHAPE {@shape@} /* frames, channels, rows, columns */
 #define MODEL_INPUT_BYTES @input_bytes@
-#define MODEL_INPUT_MAX @input_max@ /* the brightest pixel, or highest count, in the data it was trained on */
+#define MODEL_INPUT_MAX @input_max@ /* the brightest pixel, or highest count, it was trained on; what is above is not refused */
 #define MODEL_TIMESTEPS @timesteps@
 #define MODEL_CLASSES @classes@
 #define MODEL_WEIGHTS @weights@

@@ -1,6 +1,7 @@
 #define MODEL_MEMORY_BYTES @memory_bytes@ /* sizeof(model_memory) */
 
-/* What a run needs besides the constants. It may lie anywhere, holds nothing between runs and needs no initial value. */
+/* What a run needs besides the constants. It may lie wherever an int32_t may, holds nothing between runs and needs no initial
+   value. */
 typedef struct {
     int32_t words[@words@];
     uint8_t levels[@levels@];

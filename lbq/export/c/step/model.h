@@ -1,7 +1,7 @@
 #define MODEL_STATE_BYTES @memory_bytes@ /* sizeof(model_state) */
 
-/* One input on its way through time, and what a timestep needs besides the constants. It may lie anywhere, and a copy of it
-   goes on from where it was taken. Its members are for model.c. */
+/* One input on its way through time, and what a timestep needs besides the constants. It may lie wherever an int64_t may, and
+   a copy of it goes on from where it was taken. Its members are for model.c. */
 typedef struct {
     int64_t logits[MODEL_CLASSES]; /* so far */
     int32_t timesteps; /* taken so far */
