@@ -21,7 +21,7 @@ from lbq.deploy import absorb, deploy, fold_gain, graph_of, lower
 from lbq.deploy.faithful import exact_copy
 from lbq.errors import GraphError
 from lbq.measure import measure
-from lbq.models import over_time
+from lbq.models import create, over_time
 from lbq.neuron import BurstNeuron
 from lbq.neuron.record import record_levels
 from tests import small_runs
@@ -438,3 +438,16 @@ def test_std_or_scale_alone_is_honoured() -> None:
         np.testing.assert_allclose(found.logits * found.scale, logits, atol=0.02 * np.ptp(logits))
     with pytest.raises(GraphError, match=r"^say how images were normalised, \(pixel / scale - mean\) / std: scale=255"):
         deploy(net, SHAPE)
+
+
+def test_a_neuron_of_ones_own_is_named() -> None:
+    """Where its forward holds what has no integer form, the network's own may look like all others."""
+
+    class Loop(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.stack([x[t] for t in range(x.shape[0])])
+
+    with pytest.raises(
+        GraphError, match="^getitem in the forward of layer 'sn1', a Loop: operation 'getitem' has no int"
+    ):
+        lower(create("resnet8w2", neuron=Loop), (3, 8, 8))

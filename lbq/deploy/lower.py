@@ -92,6 +92,13 @@ def lower(
     return _Lowering(net, tuple(map(int, shape)), int(steps), static, weights).run()
 
 
+def _forward_of(node: fx.Node) -> str:
+    """Where an operation was written: the network's own forward, or that of a module inside it, a neuron of one's own say."""
+    stack = node.meta.get("nn_module_stack") or {"": ("", None)}
+    name, kind = list(stack.values())[-1]
+    return f"the forward of layer {name!r}, a {kind.__name__}" if name else "the network's forward"
+
+
 class _Lowering:
     """Who watches a network's trace, and turns each call into a value as it is made, so that the forward may ask for sizes."""
 
@@ -171,7 +178,7 @@ class _Lowering:
     # One fx node ---------------------------------------------------------------------------------------------------
 
     def _apply(self, node: fx.Node, inputs: list[Value]) -> Value:
-        where = str(node.target) if node.op == "call_module" else f"{node.name} in the network's forward"
+        where = str(node.target) if node.op == "call_module" else f"{node.name} in {_forward_of(node)}"
         value = inputs[0]
         if node.op == "call_module":
             return self._module(str(node.target), self.modules[str(node.target)], value)
