@@ -448,6 +448,6 @@ def test_a_neuron_of_ones_own_is_named() -> None:
             return torch.stack([x[t] for t in range(x.shape[0])])
 
     with pytest.raises(
-        GraphError, match="^getitem in the forward of layer 'sn1', a Loop: operation 'getitem' has no int"
+        GraphError, match="^getitem_1 in the forward of layer 'sn1', a Loop: operation 'getitem' has no int"
     ):
         lower(create("resnet8w2", neuron=Loop), (3, 8, 8))
