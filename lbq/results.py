@@ -16,6 +16,7 @@ from typing import Any
 
 from lbq.analyze import Analysis, Trace
 from lbq.config import BOOKKEEPING
+from lbq.data.testset import EVENTS
 
 TITLES = {
     "ann": "ANN",
@@ -56,7 +57,6 @@ PUBLISHED: dict[str, dict[str, Any]] = {  # what the paper's recipes have that C
     "cifar10_dvs": OF_EVENTS,
     "dvs_gesture": OF_EVENTS,
 }
-EVENTS = ("cifar10_dvs", "dvs_gesture", "nmnist", "dvs_objects")  # which have as many frames as timesteps
 SIDES = {"cifar10": 32, "cifar100": 32, "mnist": 28, "fashion_mnist": 28}  # of images that have one size only
 
 

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from lbq.data import testset
 from lbq.errors import LbqError
 from lbq.gather import gather
 from lbq.neuron import BurstNeuron
@@ -21,7 +20,7 @@ from lbq.records import read
 from lbq.report.cells import images_cells, integer_cell, title_at
 from lbq.report.layers import layer_figures
 from lbq.report.tables import all_tables, layer_table, runs_table
-from lbq.results import EVENTS, UNNAMED, USUAL, Gathered, Group, Result, names
+from lbq.results import UNNAMED, USUAL, Gathered, Group, Result, names
 from tests.report_runs import of_cifar, record, runs_folder
 
 
@@ -630,10 +629,6 @@ def test_timesteps_of_an_ann_are_told_where_it_is_shown_as_many_frames() -> None
     assert shown(2, 6, dataset="arrays", static=False) == ["ANN, T=2", "ANN, T=6"]
     assert shown(2, 6, dataset="arrays", static=True) == ["ANN", "ANN"]
     assert names([run(2, static=False), run(6, static=False, **ann)]) == ["LBQ, T=2", "ANN, T=6"]
-
-
-def test_event_datasets_are_those_that_can_be_read() -> None:
-    assert testset.EVENTS == EVENTS
 
 
 def test_titles_say_a_switch_in_words() -> None:
