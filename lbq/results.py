@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from lbq.analyze import Analysis, Trace
-from lbq.config import BOOKKEEPING
+from lbq.config import BOOKKEEPING, READINGS
 from lbq.data.testset import EVENTS
 
 TITLES = {
@@ -255,7 +255,8 @@ class Result:
 
         def matters(part: str, key: str, value: Any) -> bool:
             told = (part == "neuron" and key in TOLD) or (key == "init_from" and bool(record.get("init_sha256")))
-            return not (told or key in BOOKKEEPING.get(part, ()) or value in usual.get(part, {}).get(key, ()))
+            changes_nothing = key in BOOKKEEPING.get(part, ()) or key in READINGS.get(part, ())
+            return not (told or changes_nothing or value in usual.get(part, {}).get(key, ()))
 
         return {
             part: {k: v for k, v in value.items() if matters(part, k, v)} if isinstance(value, dict) else value

@@ -150,3 +150,12 @@ def test_unfinished_seeds_are_apart() -> None:
     legend = re.findall(r'text-anchor="start">([^<]+)</text>', loss.svg)
     assert legend == ["LBQ (unfinished)", "LBQ, 2 seeds", "seed 0", "seed 1", "seed 2"]
     assert set(curves(loss.svg)) == {("s0", "2 3"), ("s1", ""), ("s1", "6 3")}
+
+
+def test_another_seed_renames_no_file() -> None:
+    """Titles say which seed each is of where they differ in it; files are called as they were."""
+    one, other = of_cifar(), of_cifar(variant="v3", surrogate="box")
+    before = {figure.id for figure in layer_figures(Gathered([one, other]))}
+    mixed = layer_figures(Gathered([one, other_seed(other, 1, 2.0)]))
+    assert {figure.id for figure in mixed} == before
+    assert any(">LBQ, seed 0, CIFAR-10, 60 epochs<" in figure.svg for figure in mixed)

@@ -215,12 +215,14 @@ def test_a_batch_that_is_not_known_is_not_told(tmp_path: Path) -> None:
 
 
 def test_what_changes_no_result_makes_no_other_group(tmp_path: Path) -> None:
-    paths = seeds(tmp_path, [95.0, 96.0, 97.0])
-    for path, key, value in zip(paths, ("checkpoint_minutes", "cuda_graph", "epochs"), (9.0, False, 99), strict=True):
+    paths = seeds(tmp_path, [95.0, 96.0, 96.5, 97.0])
+    settings = (("checkpoint_minutes", 9.0), ("cuda_graph", False), ("eval_every", 20), ("epochs", 99))
+    for path, (key, value) in zip(paths, settings, strict=True):
         made = json.loads(path.read_text())
         made["config"]["train"][key] = value
         path.write_text(json.dumps(made))
-    assert [g.n for g in gather(paths).groups] == [2, 1]
+    assert [g.n for g in gather(paths).groups] == [3, 1]
+    paths = paths[1:]
     made["versions"] = {"kernel": "reference"}
     paths[2].write_text(json.dumps({**made, "config": {**made["config"], "train": {}}}))
     paths[1].write_text(json.dumps({**json.loads(paths[1].read_text()), "config": {**made["config"], "train": {}}}))

@@ -73,12 +73,17 @@ def by_recipe(results: Sequence[Result]) -> list[tuple[str, str, list[Result]]]:
 
 def titles(configurations: Sequence[Sequence[Result]]) -> list[str]:
     """Names that tell configurations of one recipe apart, each given by its seeds. Of several no single one is named."""
-    alike = [replace(results[0], record={**results[0].record, "seed": 0}) for results in configurations]
     single = [results[0].record.get("seed") for results in configurations if len(results) == 1]
     return [
         f"{title}, {seeds(results)}" if len(results) == 1 and len(set(single)) > 1 else title
-        for title, results in zip(names(alike, recipe=False), configurations, strict=True)
+        for title, results in zip(seedless(configurations), configurations, strict=True)
     ]
+
+
+def seedless(configurations: Sequence[Sequence[Result]]) -> list[str]:
+    """The same, whatever their seeds: for files, which another seed must not rename."""
+    alike = [replace(results[0], record={**results[0].record, "seed": 0}) for results in configurations]
+    return names(alike, recipe=False)
 
 
 def seeds(results: Sequence[Result]) -> str:

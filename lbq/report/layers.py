@@ -11,7 +11,7 @@ from statistics import fmean, stdev
 from lbq import paper
 from lbq.analyze import Analysis, LayerAnalysis, Membrane
 from lbq.report.cells import DATASETS, TIMESTEPS
-from lbq.report.figures import Figure, by_dataset, by_recipe, level_colour, seeds, slug, titles
+from lbq.report.figures import Figure, by_dataset, by_recipe, level_colour, seedless, seeds, slug, titles
 from lbq.report.svg import Drawing, Plot, number
 from lbq.results import Gathered, Group, Result
 
@@ -71,7 +71,7 @@ def _of_one_recipe(named: Sequence[tuple[int, str, Group]], where: str) -> list[
         on_paper = analysed[0][2].record["dataset"] == "cifar10"
         of = [(i, _name(t, g, [r for r, _ in g.analysed]), g.analyses) for i, t, g, _ in analysed]
         figures.append(_entropy(of, where, plain, on_paper))
-    ids = _ids({i: t for i, t, _ in named})
+    ids = _ids({entry[0]: name for entry, name in zip(named, seedless([g.results for _, _, g in named]), strict=True)})
     order = list(PARTS)
     analysed.sort(key=lambda entry: order.index(v) if (v := entry[2].record["variant"]) in order else len(order))
     for i, t, g, a in analysed:
@@ -94,7 +94,7 @@ def _of_one_seed(title: str, group: Group) -> str:
 
 
 def _ids(titles: dict[int, str]) -> dict[int, str]:
-    """By series, what its figures' files are called: after its title, and its number where two have the same."""
+    """By series, what its figures' files are called: after its name, and its number where two have the same."""
     slugs = {i: slug(title)[:LONGEST] for i, title in titles.items()}
     times = Counter(slugs.values())
     return {i: name if times[name] == 1 else f"{name}-{i}" for i, name in slugs.items()}
