@@ -122,7 +122,7 @@ BOOKKEEPING = {  # settings that change no result
     "data": ("root", "workers"),
     "train": ("cuda_graph", "checkpoint_steps", "checkpoint_minutes", "tensorboard"),
 }
-READINGS = {"train": ("eval_every",)}  # the hash has these too, though how often a run is tested changes no result either
+READINGS = {"train": ("eval_every",)}  # of the hash, but how often a run is tested changes no result either
 
 CHANGEABLE = (
     "data.root",
