@@ -387,13 +387,13 @@ def _histogram(drawing: Drawing, left: float, top: float, layer: LayerAnalysis, 
     step = f"{'mean ' * (layer.step_range is not None)}γ {layer.step:.3g}; " if layer.step else ""
     drawing.text(left, top - 20, layer.name, kind="bold small")
     drawing.text(left, top - 6, f"{step}{100 * beyond:.1f} % beyond the axis", kind="soft small")
-    points = [(left, bottom)]
-    for b, value in enumerate(counts):
-        y = bottom - float(value) / peak * HIGH
-        points += [(left + b * each, y), (left + (b + 1) * each, y)]
-    points.append((left + wide, bottom))
-    joined = " ".join(f"{number(x)},{number(y)}" for x, y in points)
-    drawing.add(f'<polygon points="{joined}" class="s0" fill-opacity="0.75"/>')
+    outline = "".join(
+        f"V{number(bottom - float(value) / peak * HIGH)}H{number(left + (b + 1) * each)}"
+        for b, value in enumerate(counts)
+    )
+    drawing.add(
+        f'<path d="M{number(left)} {number(bottom)}{outline}V{number(bottom)}Z" class="s0" fill-opacity="0.75"/>'
+    )
     rising = membrane.thresholds[:40]
     thresholds = (*(-r for r in reversed(rising)), *rising) if _signed(layer, membrane) else rising
     for threshold in thresholds:
