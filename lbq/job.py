@@ -19,14 +19,17 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+from torch import Tensor, nn
 
 from lbq import checkpoint, files, runs, schema
+from lbq.build import outline
 from lbq.config import Config, differences
 from lbq.data.sources import open_source
 from lbq.distributed import World
 from lbq.errors import LbqError, RunError, Stopped
 from lbq.evaluation import PRECISIONS, evaluate, for_testing
 from lbq.kernels import choose as kernels
+from lbq.observe import neurons_of
 from lbq.plan import Plan, plan_of
 from lbq.stops import noting
 from lbq.train import EpochRecord, Trainer
@@ -255,9 +258,15 @@ class Job:
 
     def initialised_from(self, run: str) -> None:
         """Start from the weights of another run: everything of the same name and shape (an ANN's synapses, for example), and
-        what it has one of and this network one for each channel."""
+        what it has one of and this network one for each channel. Constants of neurons are those of this configuration where
+        the other's has others."""
         theirs, ours = runs.read_weights(run), self.trainer.net.state_dict()
-        fits = {k: v.expand(ours[k].shape) for k, v in theirs.items() if k in ours and v.shape in ((), ours[k].shape)}
+        configured = self._configured_otherwise(run)
+        fits = {
+            k: v.expand(ours[k].shape)
+            for k, v in theirs.items()
+            if k in ours and v.shape in ((), ours[k].shape) and k not in configured
+        }
         synapses = [k for k in ours if k.endswith("weight")]
         if not any(k in fits for k in synapses):
             raise RunError(f"train.init_from: no weight of {run} fits this network")
@@ -265,6 +274,16 @@ class Job:
         self.began_with = runs.weights_checksum(run)
         if self.world.main:
             self.watcher.initialised(run, len(fits), tuple(name for name in ours if name not in fits))
+
+    def _configured_otherwise(self, run: str) -> set[str]:
+        """The constants of neurons, such as a decay that is not learned, with which the other run did not begin. Where both
+        began with the same ones, the other's may have been changed by a conversion, layer by layer."""
+        try:
+            theirs = _constants(outline(runs.load_config(run)))
+        except (LbqError, ValueError):  # weights alone, or a network that is not known here
+            theirs = {}
+        ours = _constants(self.trainer.net)
+        return {name for name, value in ours.items() if name not in theirs or not _alike(theirs[name], value)}
 
     def _between_steps(self, trainer: Trainer) -> bool:
         every, minutes = self.config.train.checkpoint_steps, self.config.train.checkpoint_minutes
@@ -386,6 +405,17 @@ class Job:
             f"out of memory at batch {t.batch_size}, T = {self.config.model.timesteps} (peak {peak / 2**30:.1f} GiB): "
             f"raise train.accumulate (now {t.accumulate}) or lower train.batch_size{kept}"
         )
+
+
+def _constants(net: nn.Module) -> dict[str, Tensor]:
+    """What neurons have and do not learn, by its name in the network's state."""
+    owned = neurons_of(net).items()
+    return {f"{name}.{k}": value.cpu() for name, neuron in owned for k, value in neuron.named_buffers()}
+
+
+def _alike(one: Tensor, other: Tensor) -> bool:
+    """Whether they are equal, or one is what all channels of the other have."""
+    return one.shape in ((), other.shape) and bool((one == other).all())
 
 
 def _peak_of_process() -> int:

@@ -363,6 +363,28 @@ def test_what_a_start_from_other_weights_leaves_anew_is_told(tmp_path: Path) -> 
     assert "sn1.rho" not in seen.starts[1][2]
 
 
+def test_constants_are_the_configurations_own_whatever_weights_it_starts_from(tmp_path: Path) -> None:
+    """But for those with which both began: a conversion changes them layer by layer."""
+    short = ("train.epochs=1", "train.warmup_epochs=0", "optim.lr=1e-30")
+    fixed = ("neuron.name=burst_fixed",)
+    run(config(*short, *fixed), tmp_path / "first")
+    weights = runs.read_weights(tmp_path / "first")
+    changed = {k: v + 0.25 if k.endswith("fixed_step") else v for k, v in weights.items()}
+    result = {**runs.read_result(tmp_path / "first"), "weights_sha256": runs.write_weights(tmp_path / "first", changed)}
+    (tmp_path / "first" / "result.json").write_text(json.dumps(result), encoding="utf-8")
+    start, seen = f"train.init_from={tmp_path / 'first'}", Silent()
+    run(config(*short, *fixed, start), tmp_path / "same", seen)
+    assert seen.starts[0][2] == ()
+    assert torch.equal(runs.read_weights(tmp_path / "same")["sn1.fixed_step"], changed["sn1.fixed_step"])
+    run(config(*short, *fixed, start, "neuron.beta=0.9", "neuron.step=0.1"), tmp_path / "other", seen)
+    found = runs.read_weights(tmp_path / "other")
+    assert (float(found["sn1.beta"]), float(found["sn1.fixed_step"])) == pytest.approx((0.9, 0.1))
+    assert {"sn1.beta", "sn1.fixed_step"} <= set(seen.starts[1][2])
+    (tmp_path / "first" / "config.toml").unlink()  # weights alone say nothing of how they began
+    run(config(*short, *fixed, start, "neuron.alpha=0.5"), tmp_path / "bare", seen)
+    assert float(runs.read_weights(tmp_path / "bare")["sn1.alpha"]) == 0.5
+
+
 def test_a_run_that_began_does_without_the_weights_it_started_from(tmp_path: Path) -> None:
     run(config("train.epochs=1", "train.warmup_epochs=0"), tmp_path / "ann")
     settings = config(f"train.init_from={tmp_path / 'ann'}", "train.epochs=2")
