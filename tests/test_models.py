@@ -13,6 +13,7 @@ from lbq import models
 from lbq.deploy import lower
 from lbq.errors import ConfigError
 from lbq.neuron import LIF, LMHT, BurstNeuron, QuantReLU, ReLU, SpikingNeuron
+from lbq.neuron.record import record_levels
 
 # id -> (synaptic and BatchNorm parameters, spiking layers, neurons per timestep, MACs, stem MACs)
 FACTS: dict[str, tuple[int, int, int, int, int]] = {
@@ -70,6 +71,15 @@ def test_static_and_event_inputs() -> None:
         # the same image as a sequence of frames gives the same logits: only the stem is computed more often
         torch.testing.assert_close(net(x.expand(3, *x.shape), per_step=True), static)
         assert net(torch.randn(5, 2, 3, 16, 16), per_step=True).shape == (5, 2, 7)  # events bring their own T
+
+
+@pytest.mark.parametrize("id", ["resnet8w2", "vgg11w2"])
+def test_an_image_is_shown_as_often_as_the_network_says_now(id: str) -> None:
+    net = models.create(id, 3, timesteps=2).eval()
+    net.timesteps = 5
+    with record_levels(net) as levels:
+        net(torch.rand(1, 3, 32, 32))
+    assert {len(level) for level in levels.values()} == {5}
 
 
 def test_time_is_a_view_for_static_images() -> None:

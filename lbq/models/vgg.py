@@ -12,17 +12,16 @@ STAGES: dict[int, tuple[int, ...]] = {11: (1, 1, 2, 2, 2), 13: (2, 2, 2, 2, 2), 
 
 
 class ConvUnit(nn.Module):
-    """sn(BN(conv(x))) over `[T, B, C, H, W]`, or over a static `[B, C, H, W]` that it shows at every timestep."""
+    """sn(BN(conv(x))) over `[T, B, C, H, W]`, or over a static `[B, C, H, W]` that it shows at all `timesteps`."""
 
-    def __init__(self, inputs: int, outputs: int, neuron: MakeNeuron, timesteps: int) -> None:
+    def __init__(self, inputs: int, outputs: int, neuron: MakeNeuron) -> None:
         super().__init__()
-        self.timesteps = timesteps
         self.conv = conv3x3(inputs, outputs)
         self.bn = nn.BatchNorm2d(outputs)
         self.sn = neuron(outputs)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return fire(x, self.conv, self.bn, self.sn, timesteps=self.timesteps)
+    def forward(self, x: Tensor, timesteps: int | None = None) -> Tensor:
+        return fire(x, self.conv, self.bn, self.sn, timesteps=timesteps)
 
 
 class VGG(BurstNet):
@@ -48,7 +47,7 @@ class VGG(BurstNet):
         for count, factor in zip(STAGES[depth], (1, 2, 4, 8, 8), strict=True):
             units = nn.Sequential()
             for _ in range(count):
-                units.append(ConvUnit(inputs, width * factor, neuron, timesteps))
+                units.append(ConvUnit(inputs, width * factor, neuron))
                 inputs = width * factor
             self.stages.append(units)
         self.maxpool = nn.MaxPool2d(2)
@@ -58,5 +57,7 @@ class VGG(BurstNet):
 
     def features(self, x: Tensor) -> Tensor:
         for stage in self.stages:
-            x = over_time(stage(x), self.maxpool)
+            for unit in stage.children():
+                x = unit(x, self.timesteps)
+            x = over_time(x, self.maxpool)
         return over_time(x, self.avgpool).flatten(2)
