@@ -378,6 +378,7 @@ def test_what_cannot_be_copied_traced_or_is_no_network() -> None:
         ({"mean": [0.5] * 3}, "^mean must be a list of 1 finite"),
         ({"mean": [80.0]}, r"^mean is of pixel / scale, at most 1, got \[80.0\] with scale=255: where .* divide both"),
         ({"mean": [9.0], "scale": 16}, "^mean is of pixel / scale, .* with scale=16: where"),
+        ({"std": [16.0], "scale": 16}, r"^std is of pixel / scale, at most 1, got \[16.0\] with scale=16: where"),
         ({"std": [float("inf")]}, "^std must be a list"),
         ({"std": [0.0]}, "^std must be positive"),
         ({"timesteps": "3"}, "^timesteps must be a whole number of at least 1, got '3'"),

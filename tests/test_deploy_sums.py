@@ -185,9 +185,9 @@ def folded_in_place(m: Any, x: Tensor) -> Tensor:
 
 
 def copied(m: Any, x: Tensor) -> Tensor:
-    """A copy is read again, and may be; where numbers lie does not matter."""
-    x = m.sn0(m.stem(x))
-    y = over_time(x, m.conv1, m.bn1)
+    """A copy is read again, and may be; where numbers lie does not matter, nor what holds them if it holds all."""
+    x = m.sn0(m.stem(x.double()))
+    y = over_time(x.to(torch.float64), m.conv1, m.bn1)
     kept = torch.clone(y)
     y += x.clone(memory_format=torch.preserve_format)
     y = y.contiguous(memory_format=torch.contiguous_format)
@@ -228,6 +228,7 @@ VIEWS: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "flatten": lambda m, x: x.flatten(2),
     "folded": lambda m, x: fold_time(x),
     "contiguous": lambda m, x: x.contiguous(),
+    "float": lambda m, x: x.float(),
     "identity": lambda m, x: m.identity(x),
     "dropout": lambda m, x: m.dropout(x),
     "function": lambda m, x: nn.functional.dropout(x, 0.5, m.training),

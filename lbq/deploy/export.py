@@ -108,11 +108,12 @@ def _normalisation(
     means, deviations = _numbers("mean", mean, channels, 0.0), _numbers("std", std, channels, 1.0)
     if min(deviations) <= 0:
         raise GraphError(f"std must be positive, got {std!r}")
-    if max(means) > 1:
-        raise GraphError(
-            f"mean is of pixel / scale, at most 1, got {mean!r} with scale={most}: where mean and std are of pixels, "
-            "divide both by the brightest one (255), and give that as scale"
-        )
+    for name, values, given in (("mean", means, mean), ("std", deviations, std)):
+        if max(values) > 1:
+            raise GraphError(
+                f"{name} is of pixel / scale, at most 1, got {given!r} with scale={most}: where mean and std are of pixels, "
+                "divide both by the brightest one (255), and give that as scale"
+            )
     return _Normalisation(means, deviations, int(most))
 
 

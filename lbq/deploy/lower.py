@@ -60,7 +60,8 @@ PLUS = (operator.add, operator.iadd, torch.add, "add")
 MINUS = (operator.sub, operator.isub, torch.sub, "sub")
 TIMES = (operator.mul, operator.imul, torch.mul, "mul")
 OVER = (operator.truediv, operator.itruediv, torch.div, torch.true_divide, "div")
-SAME = ("contiguous", "clone", torch.clone, "detach", torch.detach)  # the same numbers, wherever they lie
+SAME = ("contiguous", "clone", torch.clone, "detach", torch.detach, "float", "double")  # numbers, wherever they lie
+WIDE = (torch.float32, torch.float64)  # which hold all levels and pixels
 SOFTMAX = (torch.softmax, torch.log_softmax, F.softmax, F.log_softmax, "softmax", "log_softmax")
 
 
@@ -191,7 +192,7 @@ class _Lowering:
         if (shown := self.shapes.shown(where, node, value, rest)) is not None:
             return shown
         options = {key: self._resolved(option) for key, option in node.kwargs.items()}
-        if target in SAME:
+        if target in SAME or (target == "to" and all(to in WIDE for to in (*rest, *options.values()))):
             return value
         if (layer := as_layer(target, rest, options)) is not None:
             return self._module(node.name, layer, value)
