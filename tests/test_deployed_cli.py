@@ -223,6 +223,14 @@ def test_run(capsys: pytest.CaptureFixture[str], model: Path, run: Path, tmp_pat
     assert usual["horner_shifts"] > 0
     code, _, err = call(capsys, "run", str(model), "--backend", "shifted")
     assert (code, err) == (2, "lbq: backend must be one of horner, preshifted, fused, explicit, got 'shifted'\n")
+    code, _, err = call(capsys, "run", str(model), "--engine", "dense", "--backend", "fused")
+    assert (code, err) == (
+        2, "lbq: backend 'fused' weights bit planes, and engine 'dense' has none: use engine 'bitplane'\n"
+    )  # fmt: skip
+    code, _, err = call(capsys, "run", str(model), "--against", "auto")
+    assert (code, err) == (
+        2, "lbq: engine 'auto' against itself compares nothing: give another engine, such as 'dense'\n"
+    )  # fmt: skip
     code, text, _ = call(capsys, "run", str(model), "digits", "--engine", "bitplane", "--limit", "20")
     assert code == 0
     for expected in (

@@ -25,7 +25,7 @@ from lbq.engine.native import Backend, Counts
 from lbq.engine.network import IntegerNetwork
 from lbq.engine.reading import is_name
 from lbq.engine.runner import Output
-from lbq.errors import ArtefactError, DataError
+from lbq.errors import ArtefactError, DataError, LbqError
 from lbq.graph import INPUT
 from lbq.measurement import Measurement
 from lbq.tally import Tallies
@@ -129,6 +129,7 @@ def evaluate(
 ) -> Evaluation:
     """Run the first `limit` samples of a test set. against: also run that engine and compare every level. backend: how
     bit planes are weighted."""
+    _check_ways(engine, against, backend)
     found, correct = Evaluation(engine=engine, threads=threads, against=against, backend=backend), 0
     trace = against is not None
     for x, which in test.batches(TRACED if trace else BATCH, limit):
@@ -155,6 +156,14 @@ def evaluate(
     if test.labels is not None:
         found.accuracy = 100 * correct / found.images
     return found
+
+
+def _check_ways(engine: Engine, against: Engine | None, backend: Backend) -> None:
+    """Refuse what would compare nothing, or leave a wish unheard."""
+    if backend != "horner" and engine not in ("auto", "bitplane"):
+        raise LbqError(f"backend {backend!r} weights bit planes, and engine {engine!r} has none: use engine 'bitplane'")
+    if against == engine and backend == "horner":
+        raise LbqError(f"engine {engine!r} against itself compares nothing: give another engine, such as 'dense'")
 
 
 def _pairs(one: Output, other: Output) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
