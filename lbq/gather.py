@@ -241,16 +241,17 @@ def _attach(found: Gathered, analyses: list[tuple[Analysis, str]]) -> None:
                 by_weights[weights] = owner
         else:
             owner.analyses.append(analysis)
-            if "analysis" in owner.record["config"] and owner.accuracy is None:  # which stands alone
+            if owner.alone and owner.accuracy is None:
                 owner.record["test_accuracy"] = _float_accuracy(analysis)
 
 
 def _standing_alone(analysis: Analysis, source: str) -> Result:
-    """A result of which only an analysis is left: no log, no configuration beyond its facts."""
+    """A result of which only an analysis is left: no log, no configuration beyond its facts. A deployed network that names
+    neither dataset nor model, as one of a user's own, is called after its files."""
     facts = analysis.facts
     record: dict[str, Any] = {
-        "dataset": facts.get("dataset", "?"),
-        "model": facts.get("model", "?"),
+        "dataset": facts.get("dataset") or facts.get("data") or "?",
+        "model": facts.get("model") or facts.get("name") or "?",
         "variant": facts.get("variant", "?"),
         "n_max": facts.get("n_max", max((layer.n_max for layer in analysis.layers), default=0)),
         "timesteps": facts.get("timesteps", 0),

@@ -107,6 +107,11 @@ class Result:
         return not self.record.get("unfinished", False)
 
     @property
+    def alone(self) -> bool:
+        """Whether only an analysis is left of it."""
+        return "analysis" in self.record["config"]
+
+    @property
     def accuracy(self) -> float | None:
         return self.record.get("test_accuracy")
 
@@ -134,7 +139,8 @@ class Result:
     def recipe(self) -> str:
         """How it was trained, as far as tables tell it apart from others."""
         epochs = int(self.record["epochs"])
-        return f"{epochs} epoch{'' if epochs == 1 else 's'}" + (", BN decayed" if self._decays_norm else "")
+        trained = f"{epochs} epoch{'' if epochs == 1 else 's'}" if epochs else "epochs not known"
+        return trained + (", BN decayed" if self._decays_norm else "")
 
     @property
     def _decays_norm(self) -> bool:
@@ -403,6 +409,8 @@ def names(results: Sequence[Result], recipe: bool = True) -> list[str]:
 
 
 def _has(result: Result, key: str) -> bool:
-    """Of an ANN, N says nothing, and T only where its inputs are as many event frames."""
+    """Of an ANN, N says nothing, and T only where its inputs are as many event frames; epochs may not be known."""
+    if key == "epochs":
+        return bool(result.record.get(key))
     ann = not result.record.get("n_max")
     return not ann or key not in ("timesteps", "n_max") or (key == "timesteps" and result.of_events)

@@ -23,7 +23,7 @@ from lbq.gather import gather
 from lbq.measurement import account_from
 from lbq.records import read
 from lbq.report import comma_separated, latex, markdown, render
-from lbq.report.cells import Table, images_cells
+from lbq.report.cells import Table, decimals, images_cells
 from lbq.report.cost_tables import accounts
 from lbq.report.costs import cost_figures
 from lbq.report.folder import make, tour_of
@@ -154,6 +154,11 @@ def test_other_timesteps_are_named_and_stay_out_of_figures_at_two() -> None:
         assert figure.svg.count(">LBQ, ours<") == 1
 
 
+def test_small_values_keep_three_digits() -> None:
+    shown = {v: f"{v:.{decimals(v)}f}" for v in (0.0, 12345.678, 1.0, 0.0999, 0.1, 4.56e-5)}
+    assert list(shown.values()) == ["0.00", "12345.68", "1.00", "0.0999", "0.100", "0.0000456"]
+
+
 def test_several_seeds_are_averaged_everywhere(found: Gathered) -> None:
     """Counts, energies and layers, not accuracies alone."""
     one = of_cifar()
@@ -168,7 +173,8 @@ def test_several_seeds_are_averaged_everywhere(found: Gathered) -> None:
     cells = dict(zip(tables["table6-counts"].columns, row.cells, strict=True))
     bits = account_from(rate, "rate", 599).total.bit_sparse / 1e6
     assert cells["Bit-sparse (M)"].value == pytest.approx(1.5 * bits)
-    assert cells["Bit-sparse (M)"].text == f"{1.5 * bits:,.4f} ± {bits * 0.5**0.5:,.4f}"
+    digits = decimals(bits)
+    assert cells["Bit-sparse (M)"].text == f"{1.5 * bits:,.{digits}f} ± {bits * 0.5**0.5:,.{digits}f}"
     assert cells["Images"].text == "599 × 2 seeds"
     (row,) = [row for row in tables["table7-cost"].rows if row.kind == "ours"]
     assert "±" in row.cells[tables["table7-cost"].columns.index("Modelled energy (mJ)")].text

@@ -300,6 +300,23 @@ def test_images_of_a_users_own_are_no_test_set(tmp_path: Path) -> None:
     assert (result.integer_accuracy, images_cells(Group([result]))[0].text) == (91.0, "599")
 
 
+def test_networks_of_a_users_own_are_called_after_their_files(tmp_path: Path) -> None:
+    """Which name neither dataset nor model, and say nothing of their training."""
+    made = json.loads((runs_folder() / "lbq-0" / "analysis" / "analysis.json").read_text())
+    unknown = {"kind": "artefact", "dataset": "", "model": "", "variant": "deployed", "weights_sha256": "", "epochs": 0}
+    folders = [tmp_path / name for name in ("small", "large")]
+    for folder in folders:
+        folder.mkdir()
+        facts = {**made["facts"], **unknown, "name": f"{folder.name}.lbq", "data": "mine.npz", "config_hash": ""}
+        stored(folder, "analysis.json", {**made, "facts": facts})
+    found = gather(folders)
+    rows = [[cell.text for cell in row.cells] for row in runs_table(found).rows]
+    assert [[*row[:3], row[5], row[-1]] for row in rows] == [
+        ["deployed", "mine.npz", f"{name}.lbq", "", f"{name}/analysis.json"] for name in ("small", "large")
+    ]
+    assert all(result.alone and result.recipe == "epochs not known" for result in found.results)
+
+
 def test_networks_of_unlike_bits_have_no_mean(tmp_path: Path) -> None:
     made = json.loads((runs_folder() / "lbq-0" / "analysis" / "analysis.json").read_text())
     facts = {**made["facts"], "kind": "artefact", "data": made["facts"]["dataset"]}

@@ -234,5 +234,7 @@ def report(
         print_json({"path": str(target), "bytes": size, "format": format, **counts})
         return
     unfinished = f", {len(found.unfinished)} not finished" if found.unfinished else ""
-    runs = f"{len(found.finished)} finished run{'s' * (len(found.finished) != 1)}"
-    make_console().print(f"{target}: {size_of(size)}, {runs}{unfinished}", soft_wrap=True)
+    alone = sum(result.alone for result in found.finished)
+    runs = f"{len(found.finished) - alone} finished run{'s' * (len(found.finished) - alone != 1)}"
+    analyses = f", {alone} analys{'i' if alone == 1 else 'e'}s without a run" if alone else ""
+    make_console().print(f"{target}: {size_of(size)}, {runs}{analyses}{unfinished}", soft_wrap=True)

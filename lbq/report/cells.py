@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -80,6 +81,16 @@ def cell(value: str | float | None, digits: int | None = None, hint: str = "") -
 def dataset_name(result: Result | Group) -> str:
     name = str(result.record["dataset"])
     return DATASETS.get(name, name)
+
+
+def decimals(value: float) -> int:
+    """How many to write of a value: two, or as many more as three digits of a small one take."""
+    return 2 if value <= 0 else max(2, 2 - math.floor(math.log10(value)))
+
+
+def epochs_cell(group: Group) -> int | str:
+    """Nothing where an analysis does not say them."""
+    return int(group.record["epochs"]) or ""
 
 
 def accuracy_cell(group: Group) -> Cell:

@@ -14,6 +14,8 @@ from lbq.report.cells import (
     accuracy_cell,
     cell,
     dataset_name,
+    decimals,
+    epochs_cell,
     images_cells,
     integer_cell,
     method_name,
@@ -71,9 +73,9 @@ def counts_table(groups: Sequence[Group]) -> Table:
         if not (found := accounts_of(group)):
             continue
         rates, exacts = [rate for _, rate in found], [exact for exact, _ in found]
-        digits = 2 if rates[0].executed > 1e6 else 4  # of millions
+        digits = decimals(rates[0].executed / 1e6)
         table.add(
-            [method_name(group), dataset_name(group), str(group.record["model"]), int(group.record["epochs"]),
+            [method_name(group), dataset_name(group), str(group.record["model"]), epochs_cell(group),
              spread_cell([a.total.unary / 1e6 for a in rates], digits),
              spread_cell([a.executed / 1e6 for a in rates], digits),
              spread_cell([saved(a.executed, a.total.unary) for a in rates], 2),
@@ -118,13 +120,16 @@ def cost_table(groups: Sequence[Group], technology: Technology = DEFAULT) -> Tab
         operations = [rate.operations() for rate in rates]
         energies = [energy_mj(ops, technology.paper) for ops in operations]
         anns = [energy_mj(Operations(rate.ann_macs), technology.paper) for rate in rates]
-        small = energies[0] < 0.1  # an image of a few pixels
+        macs, accumulations, formations = (
+            [count / 1e6 for count in counts]
+            for counts in zip(*((ops.fp_macs, ops.accumulations, ops.formations) for ops in operations), strict=True)
+        )
         table.add(
-            [method_name(group), dataset_name(group), str(group.record["model"]), int(group.record["epochs"]),
-             accuracy_cell(group), integer_cell(group), cell(operations[0].fp_macs / 1e6, 4 if small else 2),
-             spread_cell([ops.accumulations / 1e6 for ops in operations], 4 if small else 2),
-             spread_cell([ops.formations / 1e6 for ops in operations], 3) if operations[0].formations else "N/A",
-             spread_cell(energies, 5 if small else 2), spread_cell([a / e for a, e in zip(anns, energies, strict=True)], 2),
+            [method_name(group), dataset_name(group), str(group.record["model"]), epochs_cell(group),
+             accuracy_cell(group), integer_cell(group), cell(macs[0], decimals(macs[0])),
+             spread_cell(accumulations, decimals(accumulations[0])),
+             spread_cell(formations, max(3, decimals(formations[0]))) if formations[0] else "N/A",
+             spread_cell(energies, decimals(energies[0])), spread_cell([a / e for a, e in zip(anns, energies, strict=True)], 2),
              *images_cells(group), "ours"],
             "ours",
         )  # fmt: skip

@@ -121,7 +121,10 @@ def _document(title: str, sections: Sequence[tuple[str, str, str]]) -> str:
 def _cards(found: Gathered) -> str:
     """A line of the most telling numbers."""
     groups = [g for g in found.groups if g.mean is not None]
-    cards = [_counted(len(found.finished), "finished run"), _counted(len(found.groups), "configuration")]
+    alone = sum(result.alone for result in found.finished)
+    cards = [_counted(len(found.finished) - alone, "finished run"), _counted(len(found.groups), "configuration")]
+    if alone:
+        cards.append(("of analyses alone", str(alone)))
     if found.unfinished:
         cards.append(("not finished", str(len(found.unfinished))))
     datasets = dict.fromkeys(g.record["dataset"] for g in groups)

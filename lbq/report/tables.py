@@ -16,6 +16,7 @@ from lbq.report.cells import (
     accuracy_cell,
     cell,
     dataset_name,
+    epochs_cell,
     holdout_cell,
     images_cells,
     integer_cell,
@@ -75,8 +76,8 @@ def runs_table(found: Gathered) -> Table:
         hashes = [str(x.record["config_hash"]) for x in group.results]
         table.add(
             [
-                group.title, dataset_name(group), str(r["model"]), int(r["timesteps"]), r.get("n_max") or "", int(r["epochs"]),
-                *[holdout_cell(group)] * held_out, accuracy_cell(group), integer_cell(group),
+                group.title, dataset_name(group), str(r["model"]), int(r["timesteps"]), r.get("n_max") or "",
+                epochs_cell(group), *[holdout_cell(group)] * held_out, accuracy_cell(group), integer_cell(group),
                 Cell(" ".join(map(short, hashes)), hint="\n".join(hashes), link=run_id(group.first)),
                 Cell(" ".join(map(short, weights)), hint="\n".join(weights)),
                 Cell(" ".join(_basename(x.source) for x in group.results), hint="\n".join(x.source for x in group.results)),
@@ -87,7 +88,9 @@ def runs_table(found: Gathered) -> Table:
 
 
 def _basename(source: str) -> str:
-    return source.rstrip("/").rsplit("/", 1)[-1]
+    """Of an analysis the folder too, which tells it from others."""
+    parts = source.rstrip("/").split("/")
+    return "/".join(parts[-2:] if parts[-1] == "analysis.json" else parts[-1:])
 
 
 def unfinished_table(found: Gathered) -> Table:
@@ -249,7 +252,7 @@ def layer_table(groups: Sequence[Group]) -> Table:
         table.add(
             [
                 title_at(group), dataset_name(group), str(group.record["model"]), int(group.record["timesteps"]),
-                int(group.record["epochs"]), spread_cell(active, 3),
+                epochs_cell(group), spread_cell(active, 3),
                 spread_cell([s["normalised_entropy"] for s in summaries], 3) if burst else None,
                 spread_cell([100 * s["first_level"] for s in summaries], 1) if burst else None,
                 cell(min(learned), 3) if learned else None, cell(max(learned), 3) if learned else None,
