@@ -78,12 +78,14 @@ class Socket:
 
 
 class Page:
-    """One tab. `errors` collects exceptions, console errors and refused loads from the beginning."""
+    """One tab. From the beginning, `errors` collects exceptions, console errors and refused loads, `loads` the seconds until
+    a file's scripts had run and it was laid out."""
 
     def __init__(self, address: str) -> None:
         self.socket, self.number = Socket(address), 0
         self.errors: list[str] = []
         self.requests: list[str] = []
+        self.loads: list[float] = []
         for domain in ("Page", "Runtime", "Log", "Network"):
             self.call(f"{domain}.enable")
 
@@ -109,12 +111,14 @@ class Page:
         elif method == "Network.requestWillBeSent":
             self.requests.append(p["request"]["url"][:100])
 
-    def open(self, path: Path) -> float:
-        """Load a file; returns the seconds until its scripts had run and it was laid out."""
+    def open(self, path: Path) -> None:
+        """Load a file."""
         self.call("Page.navigate", url=path.resolve().as_uri())
         for _ in range(600):
             if self.run("document.readyState") == "complete" and self.run("location.protocol") == "file:":
-                return float(self.run("performance.getEntriesByType('navigation')[0].domContentLoadedEventEnd")) / 1e3
+                took = self.run("performance.getEntriesByType('navigation')[0].domContentLoadedEventEnd")
+                self.loads.append(float(took) / 1e3)
+                return
             time.sleep(0.05)
         raise TimeoutError(f"{path} did not load")
 
