@@ -471,17 +471,20 @@ def evaluate_run(
     world: World | None = None,
     changes: Iterable[str] = (),
     precision: str | None = None,
+    timesteps: int | None = None,
 ) -> dict[str, Any]:
     """Accuracy of a run's stored weights on its test set, beside what its result says.
 
-    precision: default the one it was trained in, or float32 where this CPU could only emulate that.
+    precision: default the one it was trained in, or float32 where this CPU could only emulate that. timesteps: default as
+    many as it was trained over.
     """
     if precision is not None and precision not in PRECISIONS:
         raise LbqError(f"precision must be one of {', '.join(PRECISIONS)}, got {precision!r}")
     folder = runs.check_folder(run, "config.toml", "weights.safetensors")
-    config, where = runs.load_config(folder, changes), torch.device(device)
+    trained, where = runs.load_config(folder, changes), torch.device(device)
+    config = trained if timesteps is None else runs.over(timesteps, trained)
+    net = runs.load(folder, timesteps).to(where)
     source = open_source(config, where)
-    net = runs.load(folder).to(where)
     stored: dict[str, Any] = {}
     if (folder / "result.json").exists():
         stored = runs.read_result(folder)
@@ -496,4 +499,6 @@ def evaluate_run(
         "other_data": any(known.get(k, v) != v for k, v in source.about.items() if k != "source"),
         "precision": settings.precision,
         "trained_in": config.train.precision,
+        "timesteps": config.model.timesteps,
+        "trained_over": trained.model.timesteps,
     }

@@ -18,7 +18,7 @@ import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -292,11 +292,19 @@ def _as_told(folder: Path, file: Path, checksum: str) -> str:
     return checksum
 
 
-def load(run: Path | str) -> BurstNet:
-    """The trained network of a run folder, in evaluation mode."""
+def over(timesteps: int, config: Config) -> Config:
+    """The configuration with another number of timesteps."""
+    if type(timesteps) is not int or timesteps < 1:
+        raise RunError(f"timesteps must be a whole number of at least 1, got {timesteps!r}")
+    return replace(config, model=replace(config.model, timesteps=timesteps))
+
+
+def load(run: Path | str, timesteps: int | None = None) -> BurstNet:
+    """The trained network of a run folder, in evaluation mode. timesteps: other ones than it was trained over."""
     folder = check_folder(run, "config.toml", "weights.safetensors")
     try:
-        config = load_config(folder)
+        trained = load_config(folder)
+        config = trained if timesteps is None else over(timesteps, trained)
         net = build(config)
     except ConfigError as error:
         raise RunError(f"{folder / 'config.toml'}: {error}") from error
@@ -306,6 +314,11 @@ def load(run: Path | str) -> BurstNet:
         net.load_state_dict(read_weights(folder))
     except RuntimeError as error:
         reason = " ".join(str(error).split())
+        if config != trained:
+            made_for = f"{config.neuron['name']} neurons have weights for each of {trained.model.timesteps} timesteps"
+            raise RunError(
+                f"{folder} cannot run over {timesteps} timesteps, its {made_for}: train it over so many"
+            ) from error
         raise RunError(
             f"{folder / 'weights.safetensors'} does not belong to {folder / 'config.toml'}: {reason[:300]}"
         ) from error

@@ -456,6 +456,8 @@ def test_a_precision_without_instructions(
     assert " images, in fp32, since this CPU has no instructions for bf16; the run's result says" in out
     _, out, _ = call(capsys, "eval", folder, "--device", "cpu", "--json")
     assert (json.loads(out)["precision"], json.loads(out)["trained_in"]) == ("fp32", "bf16")
+    _, out, _ = call(capsys, "eval", folder, "--device", "cpu", "--timesteps", "1", "--precision", "fp32")
+    assert " where it was trained in bf16, at T = 1, trained at T = 2; the run's result says" in out
 
     monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: True)
     _, out, _ = call(capsys, "eval", folder, "--device", "cpu", "--json")

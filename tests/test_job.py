@@ -401,6 +401,29 @@ def test_a_run_that_began_does_without_the_weights_it_started_from(tmp_path: Pat
     assert not (tmp_path / "new").exists()
 
 
+def test_a_run_is_evaluated_over_other_timesteps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    short = ("train.epochs=1", "train.warmup_epochs=0", "model.timesteps=2")
+    result = run(config(*short, "neuron.name=lbq"), tmp_path / "lbq")
+    lengths: list[int] = []
+    forward = BurstNeuron.forward
+
+    def watched(*given: Any, **named: Any) -> torch.Tensor:
+        out = forward(*given, **named)
+        lengths.append(len(out))
+        return out
+
+    monkeypatch.setattr(BurstNeuron, "forward", watched)
+    found = job.evaluate_run(tmp_path / "lbq", timesteps=3)
+    assert set(lengths) == {3}
+    assert (found["timesteps"], found["trained_over"], found["stored_accuracy"]) == (3, 2, result["accuracy"])
+    assert job.evaluate_run(tmp_path / "lbq", timesteps=2)["accuracy"] == result["accuracy"]
+    with pytest.raises(RunError, match="timesteps must be a whole number of at least 1, got 0"):
+        job.evaluate_run(tmp_path / "lbq", timesteps=0)
+    run(config(*short, "neuron.name=lmht"), tmp_path / "lmht")
+    with pytest.raises(RunError, match="cannot run over 3 timesteps, its lmht neurons have weights for each of 2"):
+        job.evaluate_run(tmp_path / "lmht", timesteps=3)
+
+
 def test_records_and_result(tmp_path: Path) -> None:
     watcher = Silent()
     result = run(config("data.holdout=0.2", "train.eval_every=2", "train.batch_size=10"), tmp_path, watcher)
@@ -428,6 +451,8 @@ def test_records_and_result(tmp_path: Path) -> None:
         "other_data": False,
         "precision": "fp32",
         "trained_in": "fp32",
+        "timesteps": config().model.timesteps,
+        "trained_over": config().model.timesteps,
     }
     assert optim.learning_rate(11, 4, config()) == pytest.approx(lines[-1]["lr"])
 

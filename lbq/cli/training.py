@@ -153,6 +153,7 @@ def evaluate(
     precision: Annotated[
         str | None, typer.Option(help="fp32, bf16, fp16 or fp64; default the one it was trained in.")
     ] = None,
+    timesteps: Annotated[int | None, typer.Option(min=1, help="Default as many as it was trained over.")] = None,
     as_json: Json = False,
 ) -> None:
     """Evaluate a run's stored weights on its test set: repeats the number in its result."""
@@ -163,7 +164,7 @@ def evaluate(
     try:
         kernels.check(where.type)
         with data_of_a_run():
-            found = job.evaluate_run(run, where, world, changes or [], precision)
+            found = job.evaluate_run(run, where, world, changes or [], precision, timesteps)
     finally:
         distributed.stop()
     if not world.main:
@@ -172,10 +173,12 @@ def evaluate(
         print_json(found)
         return
     stored, trained, used = found["stored_accuracy"], found["trained_in"], found["precision"]
+    other_time = found["timesteps"] != found["trained_over"]
     why = f"where it was trained in {trained}" if precision else f"since this CPU has no instructions for {trained}"
     make_console().print(
         f"test accuracy {found['accuracy']:.2f} % on {found['images']} images"
         + ("" if used == trained else f", in {used}, {why}")
+        + (f", at T = {found['timesteps']}, trained at T = {found['trained_over']}" if other_time else "")
         + ("" if stored is None else f"; the run's result says {stored:.2f} %")
         + (", of other data than this" if stored is not None and found["other_data"] else "")
     )
