@@ -219,13 +219,21 @@ def _checked(record: dict[str, Any], source: str) -> Result:
 
 def _attach(found: Gathered, analyses: list[tuple[Analysis, str]]) -> None:
     """Give every analysis to its run; one without a run stands for itself."""
-    by_weights = {r.record.get("weights_sha256"): r for r in found.results if r.record.get("weights_sha256")}
-    by_config = {r.record["config_hash"]: r for r in found.results}
 
     def owner_of(facts: Mapping[str, Any]) -> Result | None:
-        """By its weights; a file that does not name them (or an older one) by its configuration."""
-        weights = facts.get("weights_sha256")
-        return by_weights.get(str(weights)) if weights else by_config.get(str(facts.get("config_hash")))
+        """By its weights; a file that does not name them (or an older one) by the configuration of a run. One that was deployed
+        over other timesteps is no other form of the network that was trained."""
+        weights, config = facts.get("weights_sha256"), facts.get("config_hash")
+        alike = [
+            r
+            for r in reversed(found.results)
+            if (
+                r.record.get("weights_sha256") == weights
+                if weights
+                else r.record["config_hash"] == config and not r.alone
+            )
+        ]
+        return next((r for r in alike if facts.get("timesteps", r.record["timesteps"]) == r.record["timesteps"]), None)
 
     for analysis, source in analyses:
         if analysis.golden:
@@ -237,8 +245,6 @@ def _attach(found: Gathered, analyses: list[tuple[Analysis, str]]) -> None:
         if owner is None:
             owner = _standing_alone(analysis, source)
             found.results.append(owner)
-            if weights := owner.record["weights_sha256"]:
-                by_weights[weights] = owner
         else:
             owner.analyses.append(analysis)
             if owner.alone and owner.accuracy is None:
@@ -274,10 +280,10 @@ def _float_accuracy(analysis: Analysis) -> float | None:
 
 def _refuse_twins(results: Sequence[Result]) -> None:
     """The same run given twice would count twice in a mean."""
-    seen: dict[str, str] = {}
+    seen: dict[tuple[str, int], str] = {}
     for result in results:
-        weights = result.record.get("weights_sha256")
-        if result.finished and weights:
-            if weights in seen:
-                raise LbqError(f"{result.source} and {seen[weights]} are the same run: give it once")
-            seen[weights] = result.source
+        network = result.record.get("weights_sha256", ""), result.record["timesteps"]
+        if result.finished and network[0]:
+            if network in seen:
+                raise LbqError(f"{result.source} and {seen[network]} are the same run: give it once")
+            seen[network] = result.source

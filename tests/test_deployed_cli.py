@@ -227,6 +227,9 @@ def test_run(capsys: pytest.CaptureFixture[str], model: Path, run: Path, tmp_pat
     assert (code, err) == (
         2, "lbq: backend 'fused' weights bit planes, and engine 'dense' has none: use engine 'bitplane'\n"
     )  # fmt: skip
+    longer = tmp_path / "longer.lbq"
+    code, text, _ = call(capsys, "deploy", str(run), "-o", str(longer), "--timesteps", "3")
+    assert (code, "T = 3" in text, engine.load(longer).network.timesteps) == (0, True, 3)
     code, _, err = call(capsys, "run", str(model), "--against", "auto")
     assert (code, err) == (
         2, "lbq: engine 'auto' against itself compares nothing: give another engine, such as 'dense'\n"

@@ -317,6 +317,15 @@ def test_networks_of_a_users_own_are_called_after_their_files(tmp_path: Path) ->
     assert all(result.alone and result.recipe == "epochs not known" for result in found.results)
 
 
+def test_a_network_that_was_deployed_over_other_timesteps_is_another(tmp_path: Path) -> None:
+    made = json.loads((runs_folder() / "lbq-0" / "analysis" / "analysis.json").read_text())
+    facts = {**made["facts"], "kind": "artefact", "data": made["facts"]["dataset"]}
+    values = (record(), *({**made, "accuracy": 90.0 + t, "facts": {**facts, "timesteps": t}} for t in (1, 2)))
+    run, other = gather([stored(tmp_path, f"{i}.json", value) for i, value in enumerate(values)]).results
+    assert (run.alone, run.record["timesteps"], run.integer_accuracy) == (False, 2, 92.0)
+    assert (other.alone, other.record["timesteps"], other.integer_accuracy) == (True, 1, 91.0)
+
+
 def test_networks_of_unlike_bits_have_no_mean(tmp_path: Path) -> None:
     made = json.loads((runs_folder() / "lbq-0" / "analysis" / "analysis.json").read_text())
     facts = {**made["facts"], "kind": "artefact", "data": made["facts"]["dataset"]}

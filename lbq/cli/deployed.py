@@ -26,6 +26,7 @@ def deploy(
         bool,
         typer.Option("--noise", help="Golden inputs are noise, not images of the dataset, which is then not needed."),
     ] = False,
+    timesteps: Annotated[int | None, typer.Option(min=1, help="Default as many as it was trained over.")] = None,
     as_json: Json = False,
 ) -> None:
     """Make an integer network of a trained one: BatchNorm folded, steps absorbed, weights in few bits, bounds proved."""
@@ -38,7 +39,7 @@ def deploy(
     if levels is not None and levels.resolve() == out.resolve():
         raise LbqError(f"--levels {levels} is the file of the network: give another name")
     with data_of_a_run():
-        made = deploy_run(run, bits, changes or [], noise)
+        made = deploy_run(run, bits, changes or [], noise, timesteps)
     size = engine.save(out, made)
     net = engine.load(out)
     verified = net.verify("bitplane")

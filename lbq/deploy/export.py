@@ -174,13 +174,21 @@ def with_golden(network: IntegerNetwork, examples: NDArray[np.uint8]) -> Network
     return Network(network, Golden(np.ascontiguousarray(chosen), found.logits, level_digests(found.levels)))
 
 
-def deploy_run(run: Path | str, bits: int = 8, changes: Iterable[str] = (), noise: bool = False) -> Network:
+def deploy_run(
+    run: Path | str,
+    bits: int = 8,
+    changes: Iterable[str] = (),
+    noise: bool = False,
+    timesteps: int | None = None,
+) -> Network:
     """The network of a run folder, its golden inputs the first test images of the dataset it was trained on.
 
     noise: random ones instead, for files that are published where the dataset must not be; it is then not needed either.
+    timesteps: default as many as it was trained over.
     """
-    config = runs.load_config(run, changes)
-    net = runs.load(run)
+    trained = runs.load_config(run, changes)
+    config = trained if timesteps is None else runs.over(timesteps, trained)
+    net = runs.load(run, timesteps)
     origin = {"config_hash": runs.load_config(run).hash, "weights_sha256": runs.weights_checksum(run)}
     inputs = runs.read_inputs(run)  # as they were in training, whatever the data is now
     if noise and inputs is not None:
