@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from lbq.engine.layers import Tally
 from lbq.engine.levels import pool
 from lbq.engine.network import IntegerNetwork
-from lbq.errors import GraphError
-from lbq.graph import INPUT, Graph, Pool, Synapse
+from lbq.errors import GraphError, nearest
+from lbq.graph import INPUT, Graph, Pool, Shape, Synapse
 from lbq.native import library
 
 Integers = NDArray[np.integer[Any]]
@@ -108,10 +108,33 @@ class Read:
         return Read(self.source, self.maxima)
 
 
+def _check_graph(given: object) -> None:
+    if not isinstance(given, Graph | IntegerNetwork):
+        integers = isinstance(getattr(given, "network", None), IntegerNetwork)
+        remedy = "its .network" if integers else "lbq.deploy.graph_of(net, input_shape)"
+        raise GraphError(f"graph must be a Graph or an IntegerNetwork, got {type(given).__name__}: give {remedy}")
+
+
+def _refused(name: str, expected: str, found: object) -> GraphError:
+    """The error for levels of a layer, or of the source `input`, that are none."""
+    if name == INPUT:
+        return GraphError(f"pixels of 'input' must be {expected}, got {found}: give them as they are stored, uint8")
+    return GraphError(
+        f"levels of layer {name!r} must be {expected}, got {found}: give levels, as record_levels or a run with trace=True "
+        "gives them, not a neuron's outputs"
+    )
+
+
+def _fits(sides: tuple[int, ...], shape: Shape) -> bool:
+    """Whether what lies behind time and batch is a layer's: as it is, flattened, or without sides of 1."""
+    return sides == (math.prod(shape),) or [n for n in sides if n != 1] == [n for n in shape if n != 1]
+
+
 class Tallies:
     """Counts of every tensor that some synapse of a network reads. `add` levels batch by batch."""
 
     def __init__(self, graph: Graph | IntegerNetwork) -> None:
+        _check_graph(graph)
         self.graph, self.images = graph, 0
         self.unit_events = all(graph.spec(layer.name).n_max == 1 for layer in graph.layers)
         self._readout = {s.name for s in graph.readout.synapses}
@@ -141,25 +164,37 @@ class Tallies:
     def add(self, levels: Mapping[str, Integers] | None) -> None:
         """Levels of every layer for one batch, `[T, B, C, H, W]` or with the last three flattened.
 
-        Levels of the source `input` are pixels, `[1, B, C, H, W]` for a static image; they may be left out.
+        Levels of the source `input` are pixels, `[1, B, C, H, W]` for a static image; they may be left out. All are checked
+        before any is counted.
         """
         if levels is None:
             raise GraphError("there are no levels to count: run the network with trace=True")
         missing = [layer.name for layer in self.graph.layers if layer.name not in levels]
         if missing:
             raise GraphError(f"no levels were recorded for layer {missing[0]!r}")
-        for name, level in levels.items():
-            self.add_layer(name, np.asarray(level))
-        self.images += np.shape(next(iter(levels.values())))[1]
+        given = {name: np.asarray(level) for name, level in levels.items()}
+        for name, level in given.items():
+            self._check_values(self._shaped(level, name), name)
+        sizes = {name: level.shape[1] for name, level in given.items()}
+        first, images = next(iter(sizes.items()))
+        other = next((name for name, size in sizes.items() if size != images), None)
+        if other is not None:
+            raise GraphError(
+                f"layers {first!r} and {other!r} have levels of {images} and {sizes[other]} images: give those of one batch"
+            )
+        for name, level in given.items():
+            self.add_layer(name, level)
+        self.images += images
 
     def add_layer(self, name: str, levels: Integers) -> None:
-        """Levels of one layer, or of the source `input`, for one batch; `images` is left to the caller.
+        """Levels of one layer, or of the source `input`, for one batch; `images`, and whether the neuron has such levels, is
+        left to the caller.
 
         An engine gives the same array, with other levels in it, for image after image: that is prepared once.
         """
         known, ways = self._prepared.get(name, (None, []))
         if known is not levels:
-            shaped = levels if name == INPUT else self._shaped(levels, name)
+            shaped = self._shaped(levels, name)
             reads = [Read(INPUT)] if name == INPUT else [read for read in self.reads if read.source == name]
             ways = [self._way(read, shaped) for read in reads]
             if _channels_last(shaped) is not None:  # an engine's
@@ -190,11 +225,26 @@ class Tallies:
         self.images += images
 
     def _shaped(self, level: Integers, name: str) -> Integers:
-        layer = self.graph[name]
-        if level.shape[0] != self.graph.timesteps or math.prod(level.shape[2:]) != layer.units:
-            expected = f"[{self.graph.timesteps}, B, {', '.join(map(str, layer.shape))}]"
-            raise GraphError(f"levels of layer {name!r} must be {expected}, got {list(level.shape)}")
-        return level.reshape(*level.shape[:2], *layer.shape)
+        """Levels of a layer, or of the source `input`, as `[T, B, C, H, W]`."""
+        known = {INPUT, *(layer.name for layer in self.graph.layers)}
+        if name not in known:
+            raise GraphError(f"the network has no layer {name!r}{nearest(name, known)}")
+        if level.dtype.kind not in "iub":
+            raise _refused(name, "integers", level.dtype)
+        shape = self.graph.input_shape if name == INPUT else self.graph[name].shape
+        steps = self.graph.frames if name == INPUT else self.graph.timesteps
+        if level.ndim < 2 or level.shape[0] != steps or not _fits(level.shape[2:], shape):
+            raise _refused(name, f"[{steps}, B, {', '.join(map(str, shape))}]", list(level.shape))
+        if level.dtype.kind == "b":
+            level = level.view(np.uint8)  # spikes
+        return level.reshape(*level.shape[:2], *shape)
+
+    def _check_values(self, level: Integers, name: str) -> None:
+        """Refuse what neurons of a layer, or pixels, cannot be."""
+        most = self.largest(Read(name))
+        least = -most if name != INPUT and self.graph.spec(name).signed else 0
+        if level.size and (level.min() < least or level.max() > most):
+            raise _refused(name, f"{least} to {most}", f"{level.min()} to {level.max()}")
 
     def by_timestep(self, layer: str) -> Counts:
         """`[T, n_max + 1]` of a layer."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
@@ -9,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lbq import models, native
-from lbq.deploy import lower
+from lbq.deploy import deploy, lower
 from lbq.engine.layers import Tally
 from lbq.errors import GraphError
-from lbq.graph import Pool
+from lbq.graph import Graph, Pool
 from lbq.kernels import counting
 from lbq.tally import Read, Tallies, level_counts, signed_digits
 
@@ -154,10 +156,68 @@ def test_wrong_levels_are_refused() -> None:
     graph = lower(models.create("resnet8w2"), (3, 8, 8))
     with pytest.raises(GraphError, match="no levels were recorded for layer 'sn1'"):
         Tallies(graph).add({})
-    channels, height, width = graph["sn1"].shape
-    for wrong in ((3, 1, channels, height, width), (2, 1, channels, height, width + 1)):
+    assert graph["sn1"].shape == (2, 8, 8)
+    for wrong in ((3, 1, 2, 8, 8), (2, 1, 2, 8, 9), (2, 1, 8, 8, 2), (2,), ()):
         with pytest.raises(GraphError, match=r"levels of layer 'sn1' must be \[2, B, 2, 8, 8\]"):
             Tallies(graph).add_layer("sn1", np.zeros(wrong, np.uint8))
+
+
+def some_levels(graph: Graph, images: int = 3, least: int = 0) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(3)
+    shapes = {layer.name: (graph.timesteps, images, *layer.shape) for layer in graph.layers}
+    return {
+        name: rng.integers(least, graph.spec(name).n_max + 1, shape).astype(np.int8) for name, shape in shapes.items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "match"),
+    [
+        ("sn1", lambda x: 0.4 * x, "'sn1' must be integers, got float64: give levels, as record_levels"),
+        ("sn1", lambda x: 10 * x, "'sn1' must be 0 to 5, got 0 to 50"),
+        ("sn1", lambda x: -x, "'sn1' must be 0 to 5, got -5 to 0"),
+        ("sn1", lambda x: x[:, :2], "layers 'sn1' and .* have levels of 2 and 3 images: give those of one batch"),
+        ("sn9", lambda x: x, "the network has no layer 'sn9'; did you mean 'sn1'"),
+        ("input", lambda x: np.zeros((3, 3, 8, 8), np.uint8), r"'input' must be \[1, B, 3, 8, 8\], got \[3, 3, 8, 8\]"),
+        ("input", lambda x: np.zeros((1, 3, 3, 8, 8)), "pixels of 'input' must be integers, got float64: .* uint8"),
+        ("input", lambda x: np.full((1, 3, 3, 8, 8), 256), "pixels of 'input' must be 0 to 255, got 256 to 256"),
+    ],
+)
+def test_what_are_no_levels_is_refused_and_nothing_counted(
+    name: str, change: Callable[[np.ndarray], np.ndarray], match: str
+) -> None:
+    graph = lower(models.create("resnet8w2"), (3, 8, 8))
+    levels, found = some_levels(graph), Tallies(graph)
+    with pytest.raises(GraphError, match=match):
+        found.add({**levels, name: change(levels["sn1"])})
+    assert not found.counts
+    assert found.images == 0
+    found.add({**levels, "input": np.zeros((1, 3, 3, 8, 8), np.uint8)})
+    assert found.images == 3
+
+
+def test_signed_levels_flattened_ones_and_spikes_are_levels() -> None:
+    ternary = lower(models.create("resnet8w2", neuron="ternary"), (3, 8, 8))
+    levels = some_levels(ternary, least=-1)
+    assert levels["sn1"].min() == -1
+    flat = {name: level.reshape(*level.shape[:2], -1) for name, level in levels.items()}
+    binary = lower(models.create("resnet8w2", neuron="lif"), (3, 8, 8))
+    spikes = some_levels(binary)
+    bools: dict[str, np.ndarray] = {name: level > 0 for name, level in spikes.items()}
+    for graph, one, other in ((ternary, levels, flat), (binary, spikes, bools)):
+        found, expected = Tallies(graph), Tallies(graph)
+        found.add(other)
+        expected.add(one)
+        for read, counts in expected.counts.items():
+            np.testing.assert_array_equal(found.counts[read], counts)
+
+
+def test_levels_are_counted_on_a_graph() -> None:
+    net = models.create("resnet8w2").eval()
+    with pytest.raises(GraphError, match=r"got ResNet: give lbq\.deploy\.graph_of\(net, input_shape\)"):
+        Tallies(net)  # type: ignore[arg-type]
+    with pytest.raises(GraphError, match=r"got Network: give its \.network"):
+        Tallies(deploy(net, (3, 8, 8), mean=[0.5] * 3, std=[0.25] * 3))  # type: ignore[arg-type]
 
 
 def test_counts_made_elsewhere_add_up_and_are_left_alone() -> None:
