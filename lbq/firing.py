@@ -116,6 +116,7 @@ class _Watch:
 
     net: nn.Module
     counts: dict[str, NDArray[np.int64]] = field(default_factory=dict)  # by neuron and timestep
+    ended: dict[str, int] = field(default_factory=dict)  # by neuron, the timesteps up to the end of its last part
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
     synapses: dict[str, Count] = field(default_factory=dict)
     others: dict[str, float] = field(default_factory=dict)
@@ -143,7 +144,7 @@ class _Watch:
 
     @contextmanager
     def _parts(self, method: str, name: str, neuron: SpikingNeuron) -> Iterator[None]:
-        """See calls of a method for a part of a sequence."""
+        """See calls of a method for a part of a sequence, which goes on where it is given a state."""
         if getattr(type(neuron), method) not in PARTS[method]:
             yield
             return
@@ -151,8 +152,10 @@ class _Watch:
 
         def part(x: Tensor, state: BurstState | None = None) -> tuple[Tensor, BurstState | None]:
             exact, after = plain(x.to(compute_dtype(x)) if x.is_floating_point() else x, state)
-            output = exact.to(x.dtype)
-            self._emitted(name, neuron, exact[None] if method == "forward_step" else exact, scale_of(neuron), output)
+            output, steps = exact.to(x.dtype), exact[None] if method == "forward_step" else exact
+            begin = 0 if state is None else self.ended.get(name, 0)
+            self._emitted(name, neuron, steps, scale_of(neuron), output, begin)
+            self.ended[name] = begin + len(steps)
             return output, after
 
         setattr(neuron, method, part)
@@ -163,12 +166,14 @@ class _Watch:
             if own is not None:
                 setattr(neuron, method, own)
 
-    def _emitted(self, name: str, neuron: SpikingNeuron, x: Tensor, scale: Tensor, output: Tensor) -> None:
-        """x: `[T, B, ...]`, worth `scale` a level; output: the tensor that others may read."""
+    def _emitted(
+        self, name: str, neuron: SpikingNeuron, x: Tensor, scale: Tensor, output: Tensor, begin: int = 0
+    ) -> None:
+        """x: `[T, B, ...]` from timestep `begin` on, worth `scale` a level; output: the tensor that others may read."""
         if x.isnan().any():
             raise LbqError(f"neuron {name!r} puts out NaN, which has no level: look at its inputs and its weights")
         found = _by_timestep(x, scale, neuron.n_max)
-        self.counts[name] = _sum(self.counts[name], found) if name in self.counts else found
+        self.counts[name] = _added(self.counts.get(name, found[:0]), found, begin)
         self.shapes[name] = tuple(x.shape[2:])
         self.sizes.add(x.shape[1])
         storage = StorageWeakRef(output.untyped_storage())
@@ -215,15 +220,16 @@ def _by_timestep(x: Tensor, scale: Tensor, n_max: int) -> NDArray[np.int64]:
     counts = torch.zeros(len(x), math.prod(x.shape[3:]), n_max + 1, dtype=torch.int64, device=x.device)
     counting.tally(x, scale, counts)
     found: NDArray[np.int64] = counts.sum(1).cpu().numpy()
-    found[:, 0] = x[0].numel() - found[:, 1:].sum(1)
+    found[:, 0] = math.prod(x.shape[1:]) - found[:, 1:].sum(1)
     return found
 
 
-def _sum(one: NDArray[np.int64], other: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Of counts by timestep, the one of fewer timesteps filled up."""
-    out = np.zeros((max(len(one), len(other)), one.shape[1]), np.int64)
-    out[: len(one)] += one
-    out[: len(other)] += other
+def _added(counts: NDArray[np.int64], found: NDArray[np.int64], begin: int) -> NDArray[np.int64]:
+    """Counts by timestep with those that were found from timestep `begin` on, filled up where they end before."""
+    end = begin + len(found)
+    out = np.zeros((max(len(counts), end), counts.shape[1]), np.int64)
+    out[: len(counts)] = counts
+    out[begin:end] += found
     return out
 
 
