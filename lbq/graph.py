@@ -24,6 +24,18 @@ Shape = tuple[int, int, int]  # channels, height, width
 INPUT = "input"  # the name of the source that is the image or the event frame
 
 
+def shortest(shape: Shape) -> tuple[int, ...]:
+    """The shape of a sample without height and width where they are 1: of a signal (C, L), of features (F,)."""
+    return shape[0], *(side for side in shape[1:] if side != 1)
+
+
+def with_sides(x: NDArray[Any], shape: Shape, lead: int) -> NDArray[Any]:
+    """Samples of a shape, behind `lead` axes, that may lack height and width where they are 1, with all of their axes."""
+    ones = [axis for axis in (1, 2) if shape[axis] == 1]
+    missing = lead + len(shape) - x.ndim
+    return np.expand_dims(x, tuple(lead + axis for axis in ones[:missing])) if 0 < missing <= len(ones) else x
+
+
 @dataclass(frozen=True)
 class NeuronSpec:
     """A neuron as numbers: see `lbq.kernels.reference.Rule` for rounding, reset and decay_reset.

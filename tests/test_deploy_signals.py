@@ -14,7 +14,9 @@ from torch.nn import functional as F
 import lbq.engine
 from lbq.convert import convert
 from lbq.deploy import deploy, graph_of
-from lbq.errors import GraphError
+from lbq.engine.evaluate import evaluate, open_data, read_input
+from lbq.engine.network import IntegerNetwork
+from lbq.errors import DataError, GraphError, LbqError
 from lbq.models import over_time
 from lbq.neuron import BurstNeuron
 from tests.own_nets import Forward
@@ -36,6 +38,11 @@ def functions(m: Any, x: Tensor) -> Tensor:
     y = F.avg_pool1d(F.max_pool1d(y.flatten(0, 1), 3, 2, padding=1), kernel_size=2)
     y = m.sn2(m.bn2(m.conv2(y)).unflatten(0, (2, -1)))
     return m.fc(F.adaptive_avg_pool1d(y.flatten(0, 1), 1).flatten(1).view(2, -1, 6)).mean(0)
+
+
+def sequence(m: Any, x: Tensor) -> Tensor:
+    """Of signals that bring their time."""
+    return m.fc(m.sn2(over_time(m.sn(over_time(x, m.conv, spatial=2)), m.conv2, spatial=2)).sum((0, 3)))
 
 
 def joined(m: Any, x: Tensor) -> Tensor:
@@ -75,6 +82,8 @@ def test_networks_of_signals_deploy(function: Forward, tmp_path: Path) -> None:
     lifted = x[:, :, None]
     found = network.run(lifted, "bitplane", trace=True)
     assert same(found, network.run(lifted, "dense", trace=True))
+    assert same(found, network.run(x, "bitplane", trace=True))
+    assert network.run(lifted[2]).logits.tolist() == found.logits[2:3].tolist()
     values = (torch.from_numpy(x).double() / 255 - torch.tensor([[0.4], [0.5]])) / torch.tensor([[0.25], [0.3]])
     with torch.no_grad():
         logits = net(values).numpy()
@@ -105,10 +114,7 @@ def test_an_ann_of_signals_converts_and_deploys() -> None:
 
 
 def test_a_sequence_of_signals_deploys() -> None:
-    net = Signals(
-        lambda m, x: m.fc(m.sn2(over_time(m.sn(over_time(x, m.conv, spatial=2)), m.conv2, spatial=2)).sum((0, 3)))
-    )
-    assert not deploy(net, SHAPE, static=False).network.static
+    assert not deploy(Signals(sequence), SHAPE, static=False).network.static
 
 
 @pytest.mark.parametrize(
@@ -155,6 +161,42 @@ def test_networks_of_features_deploy(static: bool) -> None:
     np.testing.assert_allclose(found.logits * found.scale, logits, atol=0.02 * np.ptp(logits))
     with pytest.raises(GraphError, match=r"examples must be uint8 \[.*B, 12, 1, 1\], got uint8"):
         deploy(net, (12,), scale=255, static=static, examples=x.swapaxes(-1, -2))
+
+
+@pytest.fixture(params=[(True, True), (True, False), (False, True), (False, False)])
+def small_one(request: pytest.FixtureRequest) -> tuple[IntegerNetwork, tuple[int, ...], np.ndarray]:
+    """A network of signals or of features, the shape that these have of their own, and four samples."""
+    signals, static = request.param
+    shape, net = (SHAPE, Signals(layers if static else sequence)) if signals else ((12,), Features(static))
+    network = deploy(net, shape, scale=255 if static else None, static=static).network
+    return network, shape, pixels(4, *shape) if static else pixels(4, network.timesteps, *shape)
+
+
+def test_files_may_hold_signals_and_features_in_their_own_shape(small_one: Any, tmp_path: Path) -> None:
+    network, shape, x = small_one
+    full = x.reshape(*x.shape[: -len(shape)], *network.input_shape)
+    np.savez(tmp_path / "own.npz", images=x, labels=[0, 1, 2, 0])
+    np.savez(tmp_path / "full.npz", images=full)
+    own, expected = (open_data(network, str(tmp_path / f"{name}.npz")) for name in ("own", "full"))
+    assert np.array_equal(own.read(1, 3), expected.read(1, 3))
+    assert own.shape == network.input_shape
+    assert evaluate(lbq.engine.Network(network), own).images == 4
+    for given in (x[0], full[0]):
+        np.save(tmp_path / "one.npy", given)
+        assert np.array_equal(read_input(tmp_path / "one.npy", network), full[0])
+
+
+def test_other_shapes_are_refused_with_the_one_to_give(small_one: Any, tmp_path: Path) -> None:
+    network, shape, x = small_one
+    own, one = (", ".join(map(str, n)) for n in (shape, x.shape[1:]))
+    np.save(tmp_path / "one.npy", x[:1])
+    with pytest.raises(DataError, match=rf"one.npy must be uint8 \[{one}\], not uint8 \[1, {one}\]"):
+        read_input(tmp_path / "one.npy", network)
+    np.savez(tmp_path / "flat.npz", images=x.ravel())
+    with pytest.raises(DataError, match=rf"must hold 'images', uint8 \[N, (T, )?{own}\], not uint8 \[{x.size}\]"):
+        open_data(network, str(tmp_path / "flat.npz"))
+    with pytest.raises(LbqError, match=rf"images must be \[.*B, {own}\], got \[{x.size}\]"):
+        lbq.engine.Network(network).run(x.ravel())
 
 
 def test_random_golden_frames_hold_few_events_and_many() -> None:

@@ -21,6 +21,7 @@ from lbq.data.base import Dataset, Inputs
 from lbq.data.events.datasets import EventData
 from lbq.data.own import load_own
 from lbq.errors import ConfigError, DataError, nearest
+from lbq.graph import Shape, shortest, with_sides
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 EVAL_RATIO = 256 / 224  # the shorter side before the central crop, as usual for ImageNet
@@ -192,15 +193,19 @@ def _files(name: str, index: folder.FolderIndex | shards.ShardIndex, side: int) 
     )
 
 
-def open_arrays(path: Path | str, static: bool) -> TestSet:
-    """Inputs of your own from a .npz file: `images` uint8 `[N, C, H, W]` (or `[N, T, C, H, W]`), perhaps `labels` [N]."""
-    path = Path(path)
+def open_arrays(path: Path | str, static: bool, shape: Shape | None = None) -> TestSet:
+    """Inputs of your own from a .npz file: `images` uint8 `[N, C, H, W]` (or `[N, T, C, H, W]`), perhaps `labels` [N].
+
+    shape: of what a network reads; signals and features may lack what is 1 in it.
+    """
+    path, lead = Path(path), ("N",) if static else ("N", "T")
     arrays = load_archive(path, "images", "labels")
-    images, labels = arrays.get("images"), arrays.get("labels")
-    if images is None or images.dtype != np.uint8 or images.ndim != (4 if static else 5):
-        expected = "[N, C, H, W]" if static else "[N, T, C, H, W]"
-        found = "" if images is None else f", not {images.dtype} {list(images.shape)}"
-        raise DataError(f"{path} must hold 'images', uint8 {expected}{found}")
+    given, labels = arrays.get("images"), arrays.get("labels")
+    images = given if given is None or shape is None else with_sides(given, shape, len(lead))
+    if images is None or images.dtype != np.uint8 or images.ndim != len(lead) + 3:
+        expected = ", ".join(map(str, (*lead, *("CHW" if shape is None else shortest(shape)))))
+        found = "" if given is None else f", not {given.dtype} {list(given.shape)}"
+        raise DataError(f"{path} must hold 'images', uint8 [{expected}]{found}")
     if labels is not None and (labels.shape != images.shape[:1] or labels.dtype.kind not in "iu"):
         raise DataError(
             f"{path}: 'labels' must be {len(images)} whole numbers, one for each of 'images' along its first axis"

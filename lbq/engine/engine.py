@@ -19,6 +19,7 @@ from lbq.engine.network import IntegerNetwork
 from lbq.engine.reading import Golden
 from lbq.engine.runner import Output, Runner, Trace, Watch
 from lbq.errors import ArtefactError, LbqError
+from lbq.graph import shortest, with_sides
 
 Engine = Literal["auto", "dense", "bitplane", "cuda"]
 ENGINES: tuple[Engine, ...] = ("auto", "dense", "bitplane", "cuda")
@@ -67,8 +68,8 @@ class Network:
         backend: Backend = "horner",
         progress: Callable[[int], None] | None = None,
     ) -> Output:
-        """Classify uint8 images `[B, C, H, W]`, one image `[C, H, W]`, or event frames `[T, B, C, H, W]`; features, which have
-        no height and width, may be `[B, F]` or `[T, B, F]`.
+        """Classify uint8 images `[B, C, H, W]`, one image `[C, H, W]`, or event frames `[T, B, C, H, W]`; signals and features
+        may be `[B, C, L]` and `[B, F]`, or `[T, B, C, L]` and `[T, B, F]`.
 
         engine: `dense` multiplies everything in BLAS, `bitplane` adds weights for set bits only, `auto` takes the faster
             of two native kernels for every layer, `cuda` runs densely on a GPU. All give the same bits.
@@ -130,12 +131,10 @@ class Network:
         if x.dtype != np.uint8:
             raise LbqError(f"images must be uint8, as they are stored, got {x.dtype}")
         lead = () if net.static else (net.timesteps,)
-        if net.input_shape[1:] == (1, 1) and x.ndim == len(lead) + 2:
-            x = x[..., None, None]
-        elif x.ndim == len(lead) + 3:
-            x = np.expand_dims(x, len(lead))
+        one = x.shape[len(lead) :] == net.input_shape
+        x = np.expand_dims(x, len(lead)) if one else with_sides(x, net.input_shape, len(lead) + 1)
         if x.shape != (*lead, x.shape[len(lead)] if x.ndim > len(lead) else 0, *net.input_shape):
-            expected = ", ".join(map(str, (*lead, "B", *net.input_shape)))
+            expected = ", ".join(map(str, (*lead, "B", *shortest(net.input_shape))))
             raise LbqError(f"images must be [{expected}], got {list(np.shape(images))}")
         if not x.size:
             raise LbqError("images must not be empty")

@@ -26,7 +26,7 @@ from lbq.engine.network import IntegerNetwork
 from lbq.engine.reading import is_name
 from lbq.engine.runner import Output
 from lbq.errors import ArtefactError, DataError, LbqError
-from lbq.graph import INPUT
+from lbq.graph import INPUT, shortest, with_sides
 from lbq.measurement import Measurement
 from lbq.tally import Tallies
 
@@ -72,7 +72,7 @@ class Evaluation:
 def open_data(network: IntegerNetwork, data: str | None) -> TestSet:
     """What a user means by DATA: the folder of the dataset that the network was trained on, or a .npz file."""
     if data is not None and data.endswith(".npz"):
-        test = open_arrays(data, network.static)
+        test = open_arrays(data, network.static, network.input_shape)
     else:
         known = network.facts.get("data")
         settings = known if isinstance(known, dict) else {}
@@ -282,20 +282,23 @@ def _name(fact: Any) -> str:
 
 
 def read_input(path: Path | str, network: IntegerNetwork) -> NDArray[np.uint8]:
-    """One input from a file: an image, upright, scaled and cropped to what the network reads, or a uint8 .npy array."""
+    """One input from a file: an image, upright, scaled and cropped to what the network reads, or a uint8 .npy array, which
+    may lack height and width where they are 1."""
     path, shape = Path(path), network.input_shape
+    lead = () if network.static else (network.timesteps,)
     if path.suffix == ".npy":
-        expected = shape if network.static else (network.timesteps, *shape)
-        array = load_array(path)
-        if array.dtype != np.uint8 or array.shape != expected:
-            raise DataError(f"{path} must be uint8 {list(expected)}, not {array.dtype} {list(array.shape)}")
+        given = load_array(path)
+        array = with_sides(given, shape, len(lead))
+        if array.dtype != np.uint8 or array.shape != (*lead, *shape):
+            expected = [*lead, *shortest(shape)]
+            raise DataError(f"{path} must be uint8 {expected}, not {given.dtype} {list(given.shape)}")
         _check_range(array, network, path)
         return np.asarray(array, np.uint8)
     if not network.static:
-        frames = [network.timesteps, *shape]
+        frames = [*lead, *shortest(shape)]
         raise DataError(f"the network reads event frames, no image: give them as a uint8 .npy file of {frames}")
     if shape[0] not in (1, 3) or shape[1] != shape[2]:
-        raise DataError(f"the network reads {list(shape)}, which is no square image: give a uint8 .npy file")
+        raise DataError(f"the network reads {list(shortest(shape))}, which is no square image: give a uint8 .npy file")
     if not path.is_file():
         raise DataError(f"{path} is not a file: give an image")
     side, data = shape[1], network.facts.get("data")
