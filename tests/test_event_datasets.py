@@ -117,7 +117,7 @@ def test_cifar10_dvs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError("decoded again")
 
     monkeypatch.setattr(datasets, "decode_aedat2", never)
-    again = load_cifar10_dvs(tmp_path / "data", 4, (32, 32), split=split)
+    again = load_cifar10_dvs(tmp_path / "data", 4, 32, split=split)  # the same size
     np.testing.assert_array_equal(again.test.frames, data.test.frames)
     with pytest.raises(AssertionError, match="decoded again"):
         load_cifar10_dvs(tmp_path / "data", 4, (32, 32), "time", split=split)

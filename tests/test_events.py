@@ -442,6 +442,13 @@ def test_frames_against_a_loop(
     assert result.sum() == len(events)  # at most 60 events: nothing saturates
 
 
+def test_one_size_is_a_square() -> None:
+    recording = events_of([], 8, 6)
+    assert to_frames(recording, 3, size=4).shape == (3, 2, 4, 4)
+    with pytest.raises(ValueError, match="^size must be at most the sensor's 6 x 8, got 8 x 8$"):
+        to_frames(recording, 3, size=8)
+
+
 def test_frames_larger_than_the_sensor_are_refused() -> None:
     """Its pixels would lie apart, with rows and columns between them that never see an event."""
     with pytest.raises(ValueError, match="^size must be at most the sensor's 8 x 8, got 8 x 9$"):

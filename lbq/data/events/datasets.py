@@ -24,7 +24,7 @@ from lbq.data.events import MAX_BYTES, Events, nmnist, read_bounded
 from lbq.data.events.aedat2 import decode_aedat2
 from lbq.data.events.aedat3 import decode_aedat3
 from lbq.data.events.cache import PARTS, EventSplit, Sample, cached
-from lbq.data.events.frames import By, to_frames
+from lbq.data.events.frames import By, Size, to_frames
 from lbq.data.events.tree import MAX_TEXT, File, pick, tree_of
 from lbq.errors import DataError
 
@@ -54,7 +54,7 @@ class EventData:
 def load_cifar10_dvs(
     root: Path | str,
     timesteps: int = 10,
-    size: tuple[int, int] | None = None,
+    size: Size | None = None,
     by: By = "count",
     *,
     split: str | Path = "natural",
@@ -92,7 +92,7 @@ def load_cifar10_dvs(
 def load_dvs_gesture(
     root: Path | str,
     timesteps: int = 16,
-    size: tuple[int, int] | None = None,
+    size: Size | None = None,
     by: By = "count",
     *,
     cache: Path | str | None = None,
@@ -140,7 +140,7 @@ def load_dvs_gesture(
 def load_nmnist(
     root: Path | str,
     timesteps: int = 10,
-    size: tuple[int, int] | None = None,
+    size: Size | None = None,
     by: By = "count",
     *,
     cache: Path | str | None = None,
@@ -189,7 +189,7 @@ def load_nmnist(
 def load_dvs_objects(
     root: Path | str,
     timesteps: int = 10,
-    size: tuple[int, int] | None = None,
+    size: Size | None = None,
     by: By = "count",
     *,
     window_us: int = 500_000,
@@ -334,7 +334,7 @@ def _dataset(
     used: list[File],
     listing: object,
     samples: Callable[[str], Iterator[Sample]],
-    frames: tuple[int, tuple[int, int] | None, By, tuple[int, int]],
+    frames: tuple[int, Size | None, By, tuple[int, int]],
     how: Mapping[str, object],
 ) -> EventData:
     """Frames from the cache or, the first time, from `samples`. `listing` is what the samples are, in order."""
@@ -342,13 +342,14 @@ def _dataset(
     if twice := [where for where, count in Counter(file.where for file in used).items() if count > 1]:
         raise DataError(f"{twice[0]} is listed twice: the lists under {root} are damaged")
     nothing = np.zeros(0, np.uint16)
-    to_frames(Events(np.zeros(0, np.int64), nothing, nothing, np.zeros(0, np.uint8), *sensor), timesteps, by, size)
+    empty = Events(np.zeros(0, np.int64), nothing, nothing, np.zeros(0, np.uint8), *sensor)
+    shape = to_frames(empty, timesteps, by, size).shape
     digest = _digest([(PurePosixPath(file.where).name, file.stamp) for file in used])
     top = Path(root)
     folders = [Path(cache)] if cache is not None else cache_folders(top if top.is_dir() else top.parent, digest)
     settings = {
         "timesteps": timesteps,
-        "size": size or sensor,
+        "size": shape[2:],
         "by": by,
         "split": split,
         "listing": _digest(listing),
@@ -360,7 +361,7 @@ def _dataset(
         settings,
         digest,
         lambda: {part: samples(part) for part in PARTS},
-        shape=(timesteps, 2, *(size or sensor)),
+        shape=shape,
         classes=len(classes),
     )
     source = f"{root} ({len(used):,} files, fingerprint {digest[:12]})"

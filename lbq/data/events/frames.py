@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from typing import Literal
+from typing import Literal, SupportsIndex
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from lbq.data.events import Events
 
 By = Literal["count", "time"]
+Size = tuple[int, int] | int  # height and width, or the side of a square
 MAX_VALUES = 2**30  # of one recording's frames, in bytes
 
 
@@ -18,7 +19,7 @@ def to_frames(
     events: Events,
     timesteps: int,
     by: By = "count",
-    size: tuple[int, int] | None = None,
+    size: Size | None = None,
     span: tuple[int, int] | None = None,
 ) -> NDArray[np.uint8]:
     """Frames `[T, 2, H, W]` uint8 of event counts, saturated at 255; channel 0 is OFF, channel 1 is ON.
@@ -26,8 +27,8 @@ def to_frames(
     `by="count"`: slice i holds events i*N//T up to (i+1)*N//T, so that sizes differ by at most one.
     `by="time"`: slices of equal duration, over `span` = (start, stop) in microseconds, start <= t < stop; events
     outside belong to no slice. Without a span, from the first event to the last, which is included.
-    `size` = (H, W): a pixel moves to (x * W // width, y * H // height); None keeps the sensor's resolution. A recording
-    without events gives zeros.
+    `size` = (H, W), or the side of a square: a pixel moves to (x * W // width, y * H // height); None keeps the sensor's
+    resolution. A recording without events gives zeros.
     """
     bounds = slice_bounds(events, timesteps, by, span)
     height, width = _checked_size(events, size, timesteps)
@@ -64,8 +65,10 @@ def slice_bounds(
     return np.searchsorted(events.t, np.array(edges, np.int64)).astype(np.int64)
 
 
-def _checked_size(events: Events, size: tuple[int, int] | None, timesteps: int) -> tuple[int, int]:
-    height, width = (events.height, events.width) if size is None else map(operator.index, size)
+def _checked_size(events: Events, size: Size | None, timesteps: int) -> tuple[int, int]:
+    if size is None:
+        size = events.height, events.width
+    height, width = map(operator.index, (size, size) if isinstance(size, SupportsIndex) else size)
     if height < 1 or width < 1 or 2 * height * width * timesteps > MAX_VALUES:
         raise ValueError(f"size must be (H, W) of at least 1 and at most {MAX_VALUES:,} bytes of frames, got {size}")
     if height > events.height or width > events.width:  # rows and columns without events would stand between the others
