@@ -34,7 +34,11 @@ def image_folder(root: Path, held_out: str = "val") -> Path:
             for file in names:
                 Image.fromarray(picture(20, 24, label)).save(root / part / name / file)
     (root / "train" / ".DS_Store").write_text("")
+    (root / "train" / "README.txt").write_text("")
+    (root / "train" / "Thumbs.db").write_text("")
+    (root / held_out / "desktop.ini").write_text("")
     (root / "train" / "cat" / ".hidden").write_text("")
+    (root / "train" / "cat" / "Thumbs.db").write_text("")
     return root
 
 
@@ -74,7 +78,8 @@ def test_folders_in_disorder_are_named(tmp_path: Path) -> None:
     (root / "val").rename(root / "other")
     says("has neither val nor test")
     (root / "test").mkdir()
-    says("test is empty")
+    (root / "test" / "notes.txt").write_text("")
+    says("test has no class folders: image folders are test/CLASS")
     (root / "train").rename(root / "training")
     says("train is not there: image folders are train/CLASS")
 

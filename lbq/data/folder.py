@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
+LITTER = ("thumbs.db", "desktop.ini")  # what Windows leaves in folders that it has shown
 FORMATS = ("JPEG", "PNG", "BMP", "WEBP")  # told by content: ImageNet has a PNG that is called .JPEG
 MAX_PIXELS = 1 << 26  # 8,192 x 8,192
 SCALE = (0.08, 1.0)  # a random crop's share of the area
@@ -94,7 +95,7 @@ def scan_split(folder: Path, classes: tuple[str, ...] | None = None) -> FolderSp
     labels: list[int] = []
     try:
         for label, name in enumerate(_classes(folder) if classes is None else classes):
-            files = sorted(entry.name for entry in os.scandir(folder / name) if not entry.name.startswith("."))
+            files = sorted(entry.name for entry in _entries(folder / name))
             if not files:
                 raise DataError(f"{folder / name} is empty: add images or remove the class")
             for file in files:
@@ -108,14 +109,20 @@ def scan_split(folder: Path, classes: tuple[str, ...] | None = None) -> FolderSp
 
 
 def _classes(folder: Path) -> tuple[str, ...]:
-    """Sorted names of the folders in `folder`, which holds nothing else (but hidden files)."""
-    entries = [entry for entry in os.scandir(folder) if not entry.name.startswith(".")]
-    stray = sorted(entry.name for entry in entries if not entry.is_dir())
+    """Sorted names of the folders in `folder`, which holds no images beside them; other files are passed over."""
+    entries = _entries(folder)
+    classes = {entry.name for entry in entries if entry.is_dir()}
+    stray = sorted(e.name for e in entries if e.name not in classes and e.name.lower().endswith(EXTENSIONS))
     if stray:
         raise DataError(f"{folder / stray[0]} is not in a class folder: sort images into {folder}/CLASS")
-    if not entries:
-        raise DataError(f"{folder} is empty: image folders are {folder.name}/CLASS/*.jpg")
-    return tuple(sorted(entry.name for entry in entries))
+    if not classes:
+        raise DataError(f"{folder} has no class folders: image folders are {folder.name}/CLASS/*.jpg")
+    return tuple(sorted(classes))
+
+
+def _entries(folder: Path) -> list[os.DirEntry[str]]:
+    """What is in a folder, but for hidden files and what a system leaves there."""
+    return [e for e in os.scandir(folder) if not e.name.startswith(".") and e.name.lower() not in LITTER]
 
 
 def decode(path: Path | Opens, size: int | None = None) -> NDArray[np.uint8]:
