@@ -15,7 +15,7 @@ from lbq.config import Config
 from lbq.distributed import SyncBatchNorm2d
 from lbq.errors import LbqError
 from lbq.neuron import SpikingNeuron
-from lbq.neuron.base import attached
+from lbq.neuron.base import attached, neurons_of
 from lbq.neuron.burst import STEP_EPS
 
 if TYPE_CHECKING:
@@ -90,8 +90,7 @@ class Sentinel:
     @property
     def _remedy(self) -> str:
         o = self.config.optim
-        neurons = [m for m in self.net.modules() if isinstance(m, SpikingNeuron)]
-        learned = any(p.requires_grad for neuron in neurons for p in neuron.parameters())
+        learned = any(p.requires_grad for neuron in neurons_of(self.net).values() for p in neuron.parameters())
         own = f" or optim.neuron_lr ({o.neuron_lr:g})" if learned else ""
         return f"lower optim.lr ({o.lr:g}){own}, or use a longer warm-up"
 

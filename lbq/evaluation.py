@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -14,8 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from lbq.config import TrainConfig
 from lbq.data.sources import Part, Source
 from lbq.distributed import World
-from lbq.neuron import SpikingNeuron
-from lbq.neuron.base import only_outputs
+from lbq.neuron.base import attached, neurons_of, only_outputs
 
 PRECISIONS = {"fp32": None, "fp64": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -63,15 +62,15 @@ def evaluate(
 ) -> float:
     """Accuracy in percent over the whole of `part`, whatever the processes; fills `active` with active ratios."""
     counts = torch.zeros(2, dtype=torch.float64, device=device)
-    ratios = _ActiveRatios(net) if active is not None else nullcontext()
-    with torch.no_grad(), evaluating(net), ratios:
+    ratios = None if active is None else _ActiveRatios(net)
+    with torch.no_grad(), evaluating(net), nullcontext() if ratios is None else ratios.watching():
         for x, labels in source.eval_batches(part, world.rank, world.size):
             with autocast(settings, device):
                 logits = net(cast(x, settings))
             counts[0] += (logits.argmax(1) == labels).sum()  # which the GPU adds up without being waited for
             counts[1] += len(labels)
     correct, seen = world.sum(counts).tolist()
-    if active is not None and isinstance(ratios, _ActiveRatios):
+    if active is not None and ratios is not None:
         active.update(ratios.result(world))
     return float(100 * correct / seen)
 
@@ -113,14 +112,14 @@ def _averaging(norms: Iterable[_BatchNorm]) -> Iterator[None]:
 
 
 class _ActiveRatios:
-    """Share of non-zero outputs of every neuron, over all forward passes while it is entered."""
+    """Share of non-zero outputs of every neuron, over all forward passes while it is watching."""
 
     def __init__(self, net: nn.Module) -> None:
-        self.neurons = {n: m for n, m in net.named_modules() if isinstance(m, SpikingNeuron)}
+        self.neurons = neurons_of(net)
         device = next(net.parameters()).device
         self.sums = {name: torch.zeros(2, dtype=torch.float64, device=device) for name in self.neurons}
 
-    def __enter__(self) -> None:
+    def watching(self) -> AbstractContextManager[Any]:
         def watch(name: str) -> Any:
             def hook(_module: nn.Module, _inputs: Any, output: Tensor) -> None:
                 self.sums[name] += torch.stack(
@@ -129,11 +128,7 @@ class _ActiveRatios:
 
             return only_outputs(hook)
 
-        self.handles = [m.register_forward_hook(watch(n)) for n, m in self.neurons.items()]
-
-    def __exit__(self, *_: object) -> None:
-        for handle in self.handles:
-            handle.remove()
+        return attached(neuron.register_forward_hook(watch(name)) for name, neuron in self.neurons.items())
 
     def result(self, world: World) -> dict[str, float]:
         if not self.neurons:
@@ -157,14 +152,10 @@ def evaluating(net: nn.Module) -> Iterator[None]:
 @torch.no_grad()
 def neuron_steps(net: nn.Module) -> dict[str, float]:
     """Each neuron's step (the mean, where it has one per channel)."""
-    return {n: float(m.step.mean()) for n, m in net.named_modules() if isinstance(m, SpikingNeuron)}
+    return {name: float(neuron.step.mean()) for name, neuron in neurons_of(net).items()}
 
 
 @torch.no_grad()
 def neuron_tails(net: nn.Module) -> dict[str, float]:
     """Each neuron's tail coefficient, where its surrogate has one."""
-    return {
-        n: float(m.tail)
-        for n, m in net.named_modules()
-        if isinstance(m, SpikingNeuron) and m.surrogate.tail is not None
-    }
+    return {name: float(n.tail) for name, n in neurons_of(net).items() if n.surrogate.tail is not None}

@@ -26,9 +26,9 @@ from lbq.errors import LbqError
 from lbq.evaluation import evaluating, neuron_tails
 from lbq.kernels import counting
 from lbq.kernels.reference import BurstState, compute_dtype
-from lbq.neuron.base import SpikingNeuron, attached
+from lbq.neuron.base import SpikingNeuron, attached, neurons_of
 from lbq.neuron.baselines import MLF
-from lbq.observe import neurons_of, scale_of, tells_levels, watching
+from lbq.observe import scale_of, tells_levels, watching
 
 WEIGHTED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 # what no hook sees, and whose outputs are levels, worth a scale each

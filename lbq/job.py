@@ -29,7 +29,7 @@ from lbq.distributed import World
 from lbq.errors import LbqError, RunError, Stopped
 from lbq.evaluation import PRECISIONS, evaluate, for_testing
 from lbq.kernels import choose as kernels
-from lbq.observe import neurons_of
+from lbq.neuron.base import neurons_of
 from lbq.plan import Plan, plan_of
 from lbq.stops import noting
 from lbq.train import EpochRecord, Trainer

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from lbq.analyze import Membrane, Trace, typical_units
 from lbq.kernels import counting
 from lbq.kernels.counting import unrolled
-from lbq.neuron.base import SpikingNeuron, attached, before_each, only_outputs, received
+from lbq.neuron.base import SpikingNeuron, attached, before_each, neurons_of, only_outputs, received
 from lbq.tally import Counts, Read, Tallies, level_counts
 
 MOST_FROM_OUTPUT = 100  # bfloat16 has 8 bits: up to here, output / scale rounds to the level without doubt
@@ -109,10 +109,6 @@ class Observer:
         self.tallies.add_counts(self._counts, images)
         for name, histogram in self._histograms.items():
             self.membranes[name].counts[:] = histogram.cpu().numpy()
-
-
-def neurons_of(net: nn.Module) -> dict[str, SpikingNeuron]:
-    return {name: module for name, module in net.named_modules() if isinstance(module, SpikingNeuron)}
 
 
 @contextmanager

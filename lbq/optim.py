@@ -11,7 +11,7 @@ from torch.nn.modules.conv import _ConvNd
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from lbq.config import Config, OptimConfig
-from lbq.neuron import SpikingNeuron
+from lbq.neuron.base import neurons_of
 
 WEIGHTED = (_ConvNd, nn.Linear, nn.Bilinear, nn.MultiheadAttention, nn.RNNBase, nn.RNNCellBase)
 PARAMETRISED = "parametrizations.weight"  # what a parametrised weight is computed from
@@ -42,7 +42,7 @@ def parameter_groups(
     decayed = ("weights", "norms") if norm_decay else ("weights",)
     layers = [m for m in net.modules() if isinstance(m, WEIGHTED)]
     weights = {id(p) for m in layers for name, p in m.named_parameters() if is_weight(name)}
-    neurons = {id(p) for m in net.modules() if isinstance(m, SpikingNeuron) for p in m.parameters()}
+    neurons = {id(p) for neuron in neurons_of(net).values() for p in neuron.parameters()}
     groups: dict[str, list[nn.Parameter]] = {"weights": [], "norms": [], "neurons": []}
     for parameter in net.parameters():
         role = "weights" if id(parameter) in weights else "neurons" if id(parameter) in neurons else "norms"

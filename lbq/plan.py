@@ -9,7 +9,7 @@ from lbq.config import Config
 from lbq.deploy import lower
 from lbq.errors import ConfigError, GraphError, TooSmall
 from lbq.evaluation import emulated
-from lbq.neuron import SpikingNeuron
+from lbq.neuron.base import neurons_of
 from lbq.train import Trainer
 
 # Tensors that autograd keeps per neuron and timestep: BatchNorm's input and the output, and what lies between them.
@@ -80,7 +80,7 @@ def _without_effect(trainer: Trainer) -> Iterator[str]:
     """Settings that were changed and change nothing, each with why."""
     config, usual = trainer.config, Config()
     t, a, o, n = config.train, config.augment, config.optim, config.neuron
-    neurons = [m for m in trainer.net.modules() if isinstance(m, SpikingNeuron)]
+    neurons = list(neurons_of(trainer.net).values())
     if t.loss != "tet" and t.tet_weight != usual.train.tet_weight:
         yield f"train.tet_weight has no effect with train.loss={t.loss}"
     if not (a.mixup or a.cutmix) and a.mix_prob != usual.augment.mix_prob:

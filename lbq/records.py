@@ -18,7 +18,7 @@ from lbq.config import Config
 from lbq.data import digits
 from lbq.errors import ConfigError, RunError
 from lbq.gather import read_json
-from lbq.neuron import SpikingNeuron
+from lbq.neuron.base import neurons_of
 
 CORNERS = {  # of the ablation: step and surrogate, whose tails it does not tell apart
     ("fixed", "box"): "v1",
@@ -169,7 +169,7 @@ def facts_of(run: Path | str) -> dict[str, Any]:
 def describe(config: Config) -> dict[str, Any]:
     """What the network's neurons are: variant, step (fixed, learned, none), its gradient, surrogate, n_max."""
     name = str(config.neuron.get("name"))
-    neurons = [m for m in outline(config).modules() if isinstance(m, SpikingNeuron)]
+    neurons = list(neurons_of(outline(config)).values())
     if not neurons:
         return {"variant": NAMES.get(name, name), "step": "none", "surrogate": "none", "n_max": 0}
     neuron = neurons[0]

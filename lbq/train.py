@@ -29,7 +29,7 @@ from lbq.distributed import World, synchronise_batchnorm
 from lbq.divergence import Sentinel
 from lbq.errors import ConfigError
 from lbq.kernels.choose import choose
-from lbq.neuron import SpikingNeuron
+from lbq.neuron.base import neurons_of
 
 NORM_SAMPLES = 10_000  # that BatchNorm's statistics of averaged weights are measured on
 
@@ -144,7 +144,7 @@ class Trainer:
         """What runs its neurons: the reference where the chosen kernel can run none of them."""
         chosen, timesteps = choose(self.device.type).kernel, self.config.model.timesteps
         dtype = evaluation.computed_in(self.config.train)
-        found = {m.kernel(timesteps, dtype) for m in self.net.modules() if isinstance(m, SpikingNeuron)}
+        found = {neuron.kernel(timesteps, dtype) for neuron in neurons_of(self.net).values()}
         return chosen if not found or chosen in found else "reference"
 
     @property

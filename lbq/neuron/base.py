@@ -396,11 +396,16 @@ class SpikingNeuron(nn.Module, ABC):
         )
 
 
+def neurons_of(net: nn.Module) -> dict[str, SpikingNeuron]:
+    """The neurons of a network by name; one that goes by several names, by the first."""
+    return {name: module for name, module in net.named_modules() if isinstance(module, SpikingNeuron)}
+
+
 @contextmanager
 def unchanging(net: nn.Module) -> Iterator[None]:
     """Without gradients, for a while in which nothing trains: neurons work out their steps and other constants once, not in
     every forward pass, which on a GPU takes as many launches as the rest of a layer."""
-    neurons = [module for module in net.modules() if isinstance(module, SpikingNeuron)]
+    neurons = neurons_of(net).values()
     for neuron in neurons:
         neuron.kept = {}
     try:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from lbq.neuron.base import SpikingNeuron, attached, before_each
+from lbq.neuron.base import SpikingNeuron, attached, before_each, neurons_of
 
 
 @contextmanager
@@ -21,6 +21,5 @@ def record_levels(net: nn.Module) -> Iterator[dict[str, NDArray[np.integer[Any]]
     def keep(name: str, neuron: SpikingNeuron, x: Tensor) -> None:
         levels[name] = neuron.levels(x).cpu().numpy()
 
-    neurons = {name: module for name, module in net.named_modules() if isinstance(module, SpikingNeuron)}
-    with attached(before_each(neurons, keep)):
+    with attached(before_each(neurons_of(net), keep)):
         yield levels

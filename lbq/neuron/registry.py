@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from torch import nn
 
 from lbq.errors import YOUR_OWN, ConfigError, nearest
-from lbq.neuron.base import SpikingNeuron, check_count, check_flag
+from lbq.neuron.base import check_count, check_flag, neurons_of
 from lbq.neuron.baselines import ILIF, LIF, LMHT, MLF, QuantReLU, ReLU, Ternary
 from lbq.neuron.burst import BurstNeuron, LadderNeuron
 
@@ -97,7 +97,7 @@ def create(name: str, *, timesteps: int | None = None, channels: int | None = No
 
 def share_tail(net: nn.Module) -> None:
     """Give all neurons of `net` one tail coefficient: the paper writes lambda without a layer index."""
-    neurons = [m for m in net.modules() if isinstance(m, SpikingNeuron) and m.surrogate.tail == "learned"]
+    neurons = [n for n in neurons_of(net).values() if n.surrogate.tail == "learned"]
     if not neurons:
         raise ConfigError("share_tail: no neuron of this network learns a tail")
     for neuron in neurons[1:]:
