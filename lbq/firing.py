@@ -25,6 +25,7 @@ from lbq.deploy.faithful import inside
 from lbq.errors import LbqError
 from lbq.evaluation import evaluating, neuron_tails
 from lbq.kernels import counting
+from lbq.kernels.layout import is_dense
 from lbq.kernels.reference import BurstState, compute_dtype
 from lbq.neuron.base import SpikingNeuron, attached, neurons_of
 from lbq.neuron.baselines import MLF
@@ -247,17 +248,7 @@ def _place(x: Tensor) -> tuple[Any, ...]:
     The version goes up with every change in place; tensors of inference mode have none, and equal nothing.
     """
     version = object() if x.is_inference() else x._version
-    return x.storage_offset(), x.numel(), x.dtype, _dense(x), version
-
-
-def _dense(x: Tensor) -> bool:
-    """Whether a tensor fills its part of the memory without gaps or overlaps."""
-    expected = 1
-    for stride, size in sorted((s, n) for s, n in zip(x.stride(), x.shape, strict=True) if n > 1):
-        if stride != expected:
-            return False
-        expected *= size
-    return True
+    return x.storage_offset(), x.numel(), x.dtype, is_dense(x.shape, x.stride()), version
 
 
 # As text

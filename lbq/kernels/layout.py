@@ -51,7 +51,7 @@ def tile_for(timesteps: int) -> int:
 def is_dense(shape: Sequence[int], stride: Sequence[int]) -> bool:
     """Whether the elements fill their range of memory, in any order of dimensions."""
     expected = 1
-    for step, size in sorted((step, size) for step, size in zip(stride, shape, strict=True) if size != 1):
+    for step, size in sorted((step, size) for step, size in zip(stride, shape, strict=True) if size > 1):
         if step != expected:
             return False
         expected *= size

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from lbq import native
 from lbq.errors import LbqError
+from lbq.kernels.layout import is_dense
 from lbq.kernels.reference import BurstState, Constants, Rule, check_plain
 from lbq.surrogate import SURROGATES
 
@@ -125,15 +126,9 @@ class _Layout(NamedTuple):
 
 
 def _find_layout(shape: tuple[int, ...], strides: tuple[int, ...], channel: int) -> _Layout:
-    plain = tuple(range(len(shape)))
-    order = (0, *sorted(plain[1:], key=lambda d: (-strides[d] if shape[d] != 1 else -math.inf, d)))
-    dense, expected = True, 1
-    for d in reversed(order[1:]):
-        if shape[d] != 1:
-            dense = dense and strides[d] == expected
-            expected *= shape[d]
-    if not dense:
-        order = plain
+    order, dense = tuple(range(len(shape))), is_dense(shape[1:], strides[1:])
+    if dense:
+        order = (0, *sorted(order[1:], key=lambda d: (-strides[d] if shape[d] != 1 else -math.inf, d)))
     sizes = [shape[d] for d in order]
     if channel == 0:
         return _Layout(order, dense, 1, 1, math.prod(sizes[1:]))
