@@ -149,12 +149,11 @@ def _in_order(x: Tensor, order: tuple[int, ...]) -> Tensor:
     return x if x.stride() == out.stride() else out.copy_(x)
 
 
-def _chunk_like(x: Tensor, order: tuple[int, ...], rule: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """Empty outputs, membrane and pending reset, the last without elements where the rule delays none."""
+def _states_like(x: Tensor, order: tuple[int, ...], rule: Any) -> tuple[Tensor, Tensor]:
+    """An empty membrane and pending reset, the latter without elements where the rule delays none."""
     _, _, reset, _, decay_reset, *_ = rule
     v = _like(x[:1], order)[0]
-    pending = x.new_empty(0) if decay_reset or reset == RESETS["hard"] else torch.empty_like(v)
-    return _like(x, order), v, pending
+    return v, x.new_empty(0) if decay_reset or reset == RESETS["hard"] else torch.empty_like(v)
 
 
 # Calls into C
@@ -183,39 +182,34 @@ def _call(
 
 
 def _forward(
-    x: Tensor, step: Tensor, scale: Tensor | None, scalars: tuple[float, ...], rule: Any, channel: int
-) -> Tensor:
-    layout = _layout(x.shape, x.stride(), channel)
-    out = _like(x, layout.order)
-    x = x if layout.dense else x.contiguous()
-    library, call = _call(x, layout, step, scale, scalars, rule)
-    call.out = out.data_ptr()
-    if library.lbq_burst_forward(ctypes.byref(call)):
-        raise MemoryError("no memory left for the burst neuron")
-    return out
-
-
-def _chunk(
     x: Tensor,
     step: Tensor,
     scale: Tensor | None,
     scalars: tuple[float, ...],
     rule: Any,
     channel: int,
-    before: Sequence[Tensor | None],
-) -> tuple[Tensor, Tensor, Tensor]:
-    """As `_forward`, from the membrane and the pending reset `before` on, and both after it."""
+    before: Sequence[Tensor | None] = AT_REST,
+    after: Sequence[Tensor | None] = AT_REST,
+) -> Tensor:
+    """Scaled outputs. before, after: membrane and pending reset; those after are written to, laid as a timestep of x."""
     layout = _layout(x.shape, x.stride(), channel)
-    out, v_after, pending_after = _chunk_like(x, layout.order, rule)
+    out = _like(x, layout.order)
     x = x if layout.dense else x.contiguous()
     v, pending = (None if value is None else _in_order(value[None], layout.order) for value in before)
     library, call = _call(x, layout, step, scale, scalars, rule)
     call.out = out.data_ptr()
     call.v, call.pending = _address(v), _address(pending)
-    call.v_after, call.pending_after = v_after.data_ptr(), _address(pending_after)
+    call.v_after, call.pending_after = map(_address, after)
     if library.lbq_burst_forward(ctypes.byref(call)):
         raise MemoryError("no memory left for the burst neuron")
-    return out, v_after, pending_after
+    return out
+
+
+def _chunk(x: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """The same of `_forward`'s arguments up to `before`, with the membrane and the pending reset after it."""
+    step, scale, scalars, rule, channel, before = rest
+    after = _states_like(x, _layout(x.shape, x.stride(), channel).order, rule)
+    return _forward(x, step, scale, scalars, rule, channel, before, after), *after
 
 
 def _address(value: Tensor | None) -> int | None:
@@ -379,7 +373,8 @@ def _forward_fake(x: Tensor, *rest: Any) -> Tensor:
 
 @torch.library.register_fake("lbq::burst_chunk_cpu", lib=_library)  # type: ignore[untyped-decorator]
 def _chunk_fake(x: Tensor, _step: Tensor, _scale: Tensor | None, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
-    return _chunk_like(x, _find_layout(x.shape, x.stride(), rest[11]).order, rest[4:11])
+    order = _find_layout(x.shape, x.stride(), rest[11]).order
+    return _like(x, order), *_states_like(x, order, rest[4:11])
 
 
 @torch.library.register_fake("lbq::burst_cpu_backward", lib=_library)  # type: ignore[untyped-decorator]
