@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from lbq.kernels.reference import BurstState, Constants, Rule, burst_step, compute_dtype
+from lbq.kernels.reference import BurstState, Constants, Rule, burst_step, compute_dtype, integrated
 from lbq.kernels.sequence import kernel_on
 
 MOST_BINS = 4095  # of a histogram in a processor's own memory
@@ -55,10 +55,6 @@ def unrolled(x: Tensor, constants: Constants, rule: Rule) -> Iterator[tuple[Tens
     """At every timestep of `x` [T, B, ...]: the membrane before emission, the level, the membrane after the reset."""
     state: BurstState | None = None
     for current in x.to(compute_dtype(x)).unbind(0):
-        before = constants.gain * current
-        if state is not None:
-            before = before + constants.leak * state.v
-            if state.pending is not None:
-                before = before - state.pending
+        before = integrated(current, state, constants, rule)
         emission, state = burst_step(current, state, constants, rule)
         yield before, emission.level, state.v if state.pending is None else state.v - state.pending

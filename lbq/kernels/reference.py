@@ -195,15 +195,20 @@ def ladder_coordinate(u: Tensor, thresholds: Tensor, reached: Tensor) -> Tensor:
     return below.to(u.dtype) + (u - low) / (edges[below + 1] - low)
 
 
+def integrated(x: Tensor, state: BurstState | None, constants: Constants, rule: Rule) -> Tensor:
+    """Eq. lif_burst_integrate: the membrane before emission of current `x` [B, ...] and the state before it."""
+    gain = constants.gain
+    u = x if isinstance(gain, float) and gain == 1.0 else gain * x
+    if state is None:
+        return u
+    u = constants.leak * (state.v.detach() if rule.detach_state else state.v) + u
+    return u if state.pending is None else u - state.pending
+
+
 def burst_step(x: Tensor, state: BurstState | None, constants: Constants, rule: Rule) -> tuple[Emission, BurstState]:
     """One timestep: current `x` [B, ...] and the state before it (None: at rest) to the emission and the next state."""
-    step, tail, leak, alpha, gain, scale, thresholds = constants
-    u = x if isinstance(gain, float) and gain == 1.0 else gain * x
-    if state is not None:
-        u = leak * (state.v.detach() if rule.detach_state else state.v) + u
-        if state.pending is not None:
-            u = u - state.pending
-
+    step, tail, _, alpha, _, scale, thresholds = constants
+    u = integrated(x, state, constants, rule)
     if thresholds is None:
         r = u / step
         level = quantise(r.detach(), rule.n_max, rule.rounding)
