@@ -126,6 +126,11 @@ class Synapse:
     copy_of: str = ""
 
     @property
+    def summed(self) -> int:
+        """How many levels are added up to one that it reads, by pools."""
+        return math.prod(math.prod(p.kernel) for p in self.pools if p.kind == "sum")
+
+    @property
     def macs(self) -> int:
         """Multiply-accumulates of one dense pass, as they are usually counted: padded taps included."""
         return 0 if self.kind == "identity" else math.prod(self.weight.shape) * self.out_shape[1] * self.out_shape[2]

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from lbq.engine.layers import Tally
 from lbq.engine.levels import pool
-from lbq.engine.network import IntegerNetwork
+from lbq.engine.network import LARGEST_PIXEL, IntegerNetwork
 from lbq.errors import GraphError, nearest
 from lbq.graph import INPUT, Graph, Pool, Shape, Synapse
 from lbq.native import library
@@ -28,7 +28,6 @@ Counts = NDArray[np.int64]
 FEW_LEVELS = 24  # up to here, one pass over the bytes for each level is faster than a general histogram
 FEW_POSITIONS = 16
 WIDE, ROWS = 2048, 255  # bytes that are added up at a time; more rows would overflow them
-LARGEST_PIXEL = 255
 
 
 def level_counts(levels: Integers, n_max: int, into: Counts | None = None) -> Counts:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lbq.engine.levels import highest_level
 from lbq.engine.network import (
     FLOAT64_BOUND,
     LARGEST_PIXEL,
@@ -169,7 +170,7 @@ def check_neuron(name: str, spec: NeuronSpec) -> None:
         )
     if spec.gain != 1.0:
         raise GraphError(f"layer {name!r}: its gain is not folded yet: call lbq.deploy.fold_gain(graph) first")
-    most = 127 if spec.signed else 255
+    most = highest_level(spec.signed)
     if spec.n_max > most:
         raise GraphError(f"layer {name!r}: n_max is {spec.n_max}, but levels are 8-bit: use at most {most}")
     if spec.reset == "hard" and spec.alpha != 1.0:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from lbq import native as library
 from lbq.engine import native, numpy_kernels
-from lbq.engine.levels import Integers
+from lbq.engine.levels import Integers, highest_level
 from lbq.engine.native import Backend, Counts, Method
 from lbq.graph import Synapse
 
@@ -75,7 +75,7 @@ class Prepared:
         """Why the native kernels do not run this synapse, or None."""
         if self.synapse.groups != 1 or self.synapse.dilation != (1, 1):
             return "grouped or dilated"
-        if self.largest > (127 if self.signed else 255):
+        if self.largest > highest_level(self.signed):
             return "pooled sums above 8 bits"
         if self.synapse.weight[0].size >= native.MOST_ROWS or self.synapse.weight[0, 0].size > native.MOST_TAPS:
             return "a kernel of very many weights"

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lbq import native
+from lbq.engine.levels import highest_level
 from lbq.engine.native import Backend, Counts
 from lbq.engine.tape import Step, address, library, perform, ready
 from lbq.graph import Pool, output_size
@@ -92,7 +93,7 @@ def neuron_step(
     expected = (batch if static else len(out), *out.shape[1:])
     if len(out) != timesteps * batch or (currents is not None and currents.shape != expected):
         raise ValueError(f"currents must be {list(expected)} for {timesteps} timesteps of out {list(out.shape)}")
-    if thresholds.ndim != 2 or len(thresholds) != channels or thresholds.shape[1] > (127 if signed else 255):
+    if thresholds.ndim != 2 or len(thresholds) != channels or thresholds.shape[1] > highest_level(signed):
         raise ValueError(f"thresholds must be [{channels}, n_max] with 8-bit levels, got {list(thresholds.shape)}")
     if reset.shape != (channels,) or bias.shape not in ((channels,), out.shape[1:]):
         raise ValueError(f"reset must be [{channels}] and bias that or {list(out.shape[1:])}")

@@ -12,6 +12,11 @@ from lbq.graph import Pool
 Integers = NDArray[np.integer[Any]]
 
 
+def highest_level(signed: bool) -> int:
+    """That 8 bits hold."""
+    return 127 if signed else 255
+
+
 def pool(x: NDArray[Any], pools: tuple[Pool, ...], axes: tuple[int, int] = (2, 3)) -> NDArray[Any]:
     """Max- or sum-pool over the two axes of height and width, pool after pool.
 

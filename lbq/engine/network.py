@@ -127,7 +127,7 @@ class IntegerNetwork(Layered[IntegerLayer]):
     def largest(self, synapse: Synapse) -> int:
         """The largest magnitude that the (pooled) levels a synapse reads can have, at one timestep."""
         level = LARGEST_PIXEL if synapse.source == INPUT else self.spec(synapse.source).n_max
-        return level * math.prod(math.prod(p.kernel) for p in synapse.pools if p.kind == "sum")
+        return level * synapse.summed
 
     def negative(self, synapse: Synapse) -> bool:
         """Whether the levels it reads carry a sign."""

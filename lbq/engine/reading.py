@@ -17,8 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lbq.engine import container
+from lbq.engine.levels import highest_level
 from lbq.engine.network import (
     FLOAT64_BOUND,
+    LARGEST_PIXEL,
     LEAST_THRESHOLD,
     MEMBRANE_BOUND,
     SUM_BOUND,
@@ -122,7 +124,7 @@ class Reader:
         self.timesteps = given.integer("timesteps", 1, MOST_STEPS)
         self.static = bool(given.take("static", bool))
         self._fits("input", tuple(shape))
-        self.shapes[INPUT], self.levels[INPUT] = tuple(shape), 255
+        self.shapes[INPUT], self.levels[INPUT] = tuple(shape), LARGEST_PIXEL
         described = top.take("layers", list, lambda v: 1 <= len(v) <= MOST_LAYERS)
         layers = [self._layer(layer) for layer in described]
         readout, bound = self._readout(value["readout"])
@@ -136,7 +138,7 @@ class Reader:
             readout=readout,
             scale=float(value["scale"]),
             classes=self._classes(value["classes"], readout.shape[0]),
-            input_max=given.integer("max", 1, 255),
+            input_max=given.integer("max", 1, LARGEST_PIXEL),
             facts=top.take("facts", dict),
         )
         self._prove(readout.name, bound, readout_bound(network), FLOAT64_BOUND)
@@ -167,7 +169,7 @@ class Reader:
             neuron=neuron,
             unit=self._unit(value["unit"], where, shape[0]),
         )
-        largest = {s.name: self._largest(s) for s in synapses}
+        largest = {s.name: self.levels[s.source] * s.summed for s in synapses}
         bound = membrane_bound(layer, largest, self.timesteps)
         self._prove(name, fields.integer("bound", 0, 2**62), bound, MEMBRANE_BOUND)
         self.shapes[name], self.levels[name] = shape, neuron.n_max
@@ -266,7 +268,7 @@ class Reader:
         where = f"layer {name!r}: its neuron"
         fields = _Fields(value, where, "n_max", "signed", "reset", "leak", "decay_reset")
         signed = bool(fields.take("signed", bool))
-        n_max = fields.integer("n_max", 1, 127 if signed else 255)
+        n_max = fields.integer("n_max", 1, highest_level(signed))
         leak = None
         if value["leak"] is not None:
             leak = fields.pair("leak", 0, 2**MOST_LEAK)
@@ -331,10 +333,6 @@ class Reader:
     def _fits(self, where: str, shape: Shape) -> None:
         if min(shape) < 1 or math.prod(shape) * self.timesteps > MOST_UNITS:
             raise ArtefactError(f"{where}: {tuple(shape)} over {self.timesteps} timesteps is empty or too large to run")
-
-    def _largest(self, synapse: Synapse) -> int:
-        areas = (math.prod(p.kernel) for p in synapse.pools if p.kind == "sum")
-        return self.levels[synapse.source] * math.prod(areas)
 
     def _prove(self, name: str, stated: int, found: int, limit: int) -> None:
         if found >= limit:

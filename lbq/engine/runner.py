@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from lbq.engine import numpy_kernels
 from lbq.engine.choose import Choice, EngineName, Prepared, fallback
 from lbq.engine.layers import Emitted, PoolStep, ReadoutStep, add_step
-from lbq.engine.levels import Integers, pool
+from lbq.engine.levels import Integers, highest_level, pool
 from lbq.engine.native import Backend, Counts, PackedConv
 from lbq.engine.network import IntegerLayer, IntegerNetwork
 from lbq.engine.neuron import NativeNeuron, NumpyNeuron, emitted
@@ -348,7 +348,7 @@ class _Job:
     def _pool(self, synapse: Synapse) -> Integers:
         net = self.runner.network
         signed = net.negative(synapse)
-        narrow = net.largest(synapse) <= (127 if signed else 255)
+        narrow = net.largest(synapse) <= highest_level(signed)
         found = self.levels[synapse.source]
         pools = synapse.pools
         while (

@@ -12,7 +12,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from lbq.engine.network import IntegerLayer, IntegerNetwork
+from lbq.engine.levels import highest_level
+from lbq.engine.network import LARGEST_PIXEL, IntegerLayer, IntegerNetwork
 from lbq.graph import INPUT, Pool, Shape, Synapse
 
 Kind = Literal["image", "unsigned", "signed", "sums"]
@@ -78,7 +79,7 @@ class Schedule:
         net = self.network
         self._known: dict[tuple[str, tuple[Pool, ...]], int] = {}
         timesteps = 1 if self.stepwise else net.timesteps
-        self._add((INPUT, ()), Tensor("image", 1 if net.static else timesteps, net.input_shape, 255))
+        self._add((INPUT, ()), Tensor("image", 1 if net.static else timesteps, net.input_shape, LARGEST_PIXEL))
         for layer in net.layers:
             sources = self._read(layer)
             neuron = net.spec(layer.name)
@@ -117,7 +118,7 @@ class Schedule:
         found, p = self.tensors[source], synapse.pools[count - 1]
         largest = found.largest * (math.prod(p.kernel) if p.kind == "sum" else 1)
         signed = self.network.negative(synapse)
-        kind: Kind = "sums" if largest > (127 if signed else 255) else "signed" if signed else "unsigned"
+        kind: Kind = "sums" if largest > highest_level(signed) else "signed" if signed else "unsigned"
         target = self._add(key, Tensor(kind, found.frames, p.output(found.shape), largest))
         self._step("pool", len(self.pools), (source, target))
         self.pools.append(PoolStep(p, source, target))
