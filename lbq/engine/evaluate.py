@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -311,11 +311,15 @@ def read_input(path: Path | str, network: IntegerNetwork) -> NDArray[np.uint8]:
 
 def ranking(net: Network, x: NDArray[np.uint8]) -> list[dict[str, Any]]:
     """Classes of one input, the likeliest first, with their share of a softmax over the real-valued logits."""
-    out = net.run(x)
+    return ranked(net.run(x), net.network.classes)
+
+
+def ranked(out: Output, classes: Sequence[str]) -> list[dict[str, Any]]:
+    """The same of what a run gave for its first input."""
     logits = out.logits[0] * out.scale
     shares = np.exp(logits - logits.max())
     shares /= shares.sum()
-    names = net.network.classes or tuple(map(str, range(len(logits))))
+    names = classes or tuple(map(str, range(len(logits))))
     order = np.argsort(-out.logits[0], kind="stable")
     return [
         {"class": names[i], "index": int(i), "share": float(shares[i]), "logit": int(out.logits[0, i])} for i in order

@@ -15,10 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lbq.engine import Network
+from lbq.engine.evaluate import ranked
 from lbq.engine.levels import bit_planes
 from lbq.report.svg import LIGHT, shade
 
 CHANNELS = 12  # that are shown of each layer: the busiest
+CLASSES = 5  # that are shown: the likeliest
 SILENT, GAP = "#ffffff", "#9aa3ad"  # level 0, and the lines between channels
 LINE = 2  # how thick those are, whatever a layer's size
 IMAGE, LEVELS, PLANES = 192, 420, 240  # the largest side of a picture, in pixels
@@ -82,17 +84,12 @@ def take(net: Network, image: NDArray[np.uint8], about: str = "") -> Tour:
     network = net.network
     out = net.run(image, "bitplane", trace=True)
     assert out.levels is not None
-    logits = out.logits[0] * out.scale
-    shares = np.exp(logits - logits.max())
-    shares /= shares.sum()
-    names = network.classes or tuple(map(str, range(len(logits))))
-    order = np.argsort(-logits, kind="stable")[:5]
     stops = tuple(_stop(net, name, levels[:, 0]) for name, levels in out.levels.items())
     frames = [image] if network.static else list(image)
     return Tour(
         image=tuple(_pixels(frame, network.input_max, i, len(frames)) for i, frame in enumerate(frames)),
         stops=stops,
-        classes=tuple((names[i], float(shares[i])) for i in order),
+        classes=tuple((entry["class"], entry["share"]) for entry in ranked(out, network.classes)[:CLASSES]),
         about=about,
     )
 
