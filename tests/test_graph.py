@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from lbq import models
 from lbq.deploy import absorb, fold_gain, lower, on_pixels
-from lbq.deploy.absorbed import Membrane, distance_to_threshold, emit, execute
+from lbq.deploy.absorbed import State, distance_to_threshold, emit, execute
 from lbq.errors import GraphError
 from lbq.graph import INPUT, Graph, Layer, NeuronSpec, Synapse
 from lbq.models import over_time
@@ -501,7 +501,7 @@ SPEC = NeuronSpec("BurstNeuron", 5, np.array(0.5), np.array(0.5), 0.5, 1.0, 1.0,
 
 
 def test_neuron_emits_and_resets() -> None:
-    membrane = Membrane()
+    membrane = State()
     level, u = emit(SPEC, np.full((1, 1, 1, 1), 1.3), membrane)
     assert (level.item(), u.item()) == (2, 1.3)
     assert membrane.v is not None

@@ -35,7 +35,7 @@ class Result:
 
 
 @dataclass
-class Membrane:
+class State:
     """State of one layer between timesteps: the membrane after reset, and a reset delayed past the leak."""
 
     v: Array | None = None
@@ -61,7 +61,7 @@ def execute(graph: Graph, x: NDArray[np.generic]) -> Result:
 class _Run:
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
-        self.membranes = {layer.name: Membrane() for layer in graph.layers}
+        self.states = {layer.name: State() for layer in graph.layers}
         self.levels: dict[str, list[Levels]] = {layer.name: [] for layer in graph.layers}
         self.ties: NDArray[np.int64] = np.zeros((), np.int64)
         self.stem: dict[str, Array] = {}  # currents of a static input, computed once
@@ -72,7 +72,7 @@ class _Run:
             current = self._current(layer, x)
             if np.isnan(current).any():
                 raise GraphError(f"the current of layer {layer.name!r} is NaN: check the input and the weights")
-            level, u = emit(spec, current, self.membranes[layer.name])
+            level, u = emit(spec, current, self.states[layer.name])
             self.levels[layer.name].append(level)
             self.ties = self.ties + (distance_to_threshold(spec, u) < TIE).sum((1, 2, 3))
         return self._current(self.graph.readout, x)
@@ -104,22 +104,22 @@ def current_of(synapse: Synapse, x: Array) -> Array:
 # The neuron, restated on arrays: the same arithmetic as `lbq.kernels.reference` ------------------------------------------
 
 
-def emit(spec: NeuronSpec, current: Array, membrane: Membrane) -> tuple[Levels, Array]:
-    """Integrate `current` [B, C, H, W], emit levels, reset; updates `membrane`. Also returns U, to look at ties."""
+def emit(spec: NeuronSpec, current: Array, state: State) -> tuple[Levels, Array]:
+    """Integrate `current` [B, C, H, W], emit levels, reset; updates `state`. Also returns U, to look at ties."""
     u = current if spec.gain == 1.0 else spec.gain * current
-    if membrane.v is not None:
-        u = spec.leak * membrane.v + u
-        if membrane.pending is not None:
-            u = u - membrane.pending
+    if state.v is not None:
+        u = spec.leak * state.v + u
+        if state.pending is not None:
+            u = u - state.pending
     level = levels_of(spec, u)
     if spec.reset == "hard":
-        membrane.v = u * (1 - spec.alpha * (level != 0))
+        state.v = u * (1 - spec.alpha * (level != 0))
         return level, u
     drop = spec.alpha * per_channel(spec.step) * (level if spec.reset == "level" else np.sign(level))
     if spec.decay_reset:
-        membrane.v = u - drop
+        state.v = u - drop
     else:
-        membrane.v, membrane.pending = u, drop
+        state.v, state.pending = u, drop
     return level, u
 
 

@@ -101,7 +101,7 @@ def _forward_of(node: fx.Node) -> str:
 
 
 class _Lowering:
-    """Who watches a network's trace, and turns each call into a value as it is made, so that the forward may ask for sizes."""
+    """Who follows a network's trace, and turns each call into a value as it is made, so that the forward may ask for sizes."""
 
     def __init__(self, net: nn.Module, shape: tuple[int, ...], timesteps: int, static: bool, weights: bool) -> None:
         self.net, self.modules = net, dict(net.named_modules())

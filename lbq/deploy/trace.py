@@ -23,7 +23,7 @@ NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.SyncBatchNorm)
 LAYERS = (*ACTIVATIONS, *NORMS, *STATELESS, nn.Conv1d, nn.Conv2d, nn.Linear)
 
 
-class Watcher(Protocol):
+class Follower(Protocol):
     """Who follows a trace as it grows, and so can say what is asked of tensors in it."""
 
     def see(self, node: fx.Node) -> None:
@@ -47,15 +47,15 @@ class OfInput:
         return tuple(range(-self.dimensions, 0)) if node.op == "placeholder" else None
 
 
-def traced(net: nn.Module, watcher: Watcher) -> fx.Graph:
-    """The calls of the network's forward on one input; `watcher` sees each of them as it is made."""
+def traced(net: nn.Module, follower: Follower) -> fx.Graph:
+    """The calls of the network's forward on one input; `follower` sees each of them as it is made."""
     try:
         options = {  # arguments with defaults, such as per_step=False, keep them
             name: parameter.default
             for name, parameter in inspect.signature(net.forward).parameters.items()
             if parameter.default is not inspect.Parameter.empty
         }
-        return _Tracer(watcher).trace(net, options)
+        return _Tracer(follower).trace(net, options)
     except GraphError:
         raise
     except Exception as error:  # whatever the network's own forward raises on symbolic tensors
@@ -66,10 +66,10 @@ def traced(net: nn.Module, watcher: Watcher) -> fx.Graph:
 class _Tracer(fx.Tracer):
     """Layers that lowering knows are leaves, those that only derive from them too."""
 
-    def __init__(self, watcher: Watcher | None = None) -> None:  # torch.load of a traced network makes one without
+    def __init__(self, follower: Follower | None = None) -> None:  # torch.load of a traced network makes one without
         super().__init__()
-        self.watcher: Watcher = watcher or OfInput(4)
-        self.watching = False
+        self.follower: Follower = follower or OfInput(4)
+        self.following = False
         self.unknown: dict[int, _Size] = {}  # sizes that depend on the batch
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
@@ -89,9 +89,9 @@ class _Tracer(fx.Tracer):
     def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
         node = super().create_node(*args, **kwargs)
         self._check_inputs(node)
-        self.watching = True
-        self.watcher.see(node)
-        self.watching = False
+        self.following = True
+        self.follower.see(node)
+        self.following = False
         return node
 
     def _check_inputs(self, node: fx.Node) -> None:
@@ -102,13 +102,13 @@ class _Tracer(fx.Tracer):
                     f"{type(self.root).__name__} reads a second input, {read.name!r}: a deployed network has one"
                 )
 
-    # To the watcher, who looks at layers in the midst of the trace, they are what they are, with real parameters
+    # To the follower, who looks at layers in the midst of the trace, they are what they are, with real parameters
 
     def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, fx.Proxy]) -> Any:
-        return attr_val if self.watching else super().getattr(attr, attr_val, parameter_proxy_cache)
+        return attr_val if self.following else super().getattr(attr, attr_val, parameter_proxy_cache)
 
     def call_module(self, m: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        return forward(*args, **kwargs) if self.watching else super().call_module(m, forward, args, kwargs)
+        return forward(*args, **kwargs) if self.following else super().call_module(m, forward, args, kwargs)
 
     def proxy(self, node: fx.Node) -> fx.Proxy:
         return _Value(node, self)
@@ -134,7 +134,7 @@ class _Value(fx.Proxy):
 
     @property
     def shape(self) -> Any:
-        known = self.tracer.watcher.sizes(self.node)
+        known = self.tracer.follower.sizes(self.node)
         if known is None:
             return fx.proxy.Attribute(self, "shape")
         return tuple(size if size >= 0 else self._unknown(i, size) for i, size in enumerate(known))
@@ -150,7 +150,7 @@ class _Value(fx.Proxy):
         return self.shape if dim is None else self.shape[dim]
 
     def dim(self) -> Any:
-        known = self.tracer.watcher.sizes(self.node)
+        known = self.tracer.follower.sizes(self.node)
         return self.tracer.create_proxy("call_method", "dim", (self,), {}) if known is None else len(known)
 
     @property

@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from lbq.engine.choose import Choice
 from lbq.engine.levels import Integers
 from lbq.engine.network import FLOAT32_BOUND, IntegerLayer, IntegerNetwork, synapse_bound
-from lbq.engine.runner import Output, Trace, dense_counts
+from lbq.engine.runner import OnLevels, Output, dense_counts
 from lbq.errors import LbqError
 from lbq.graph import INPUT, Pool, Synapse
 
@@ -72,7 +72,7 @@ class TorchRunner:
 
     @torch.no_grad()
     def run(
-        self, x: NDArray[np.uint8], trace: bool | Trace = False, progress: Callable[[int], None] | None = None
+        self, x: NDArray[np.uint8], trace: bool | OnLevels = False, progress: Callable[[int], None] | None = None
     ) -> Output:
         """Inputs `[B, C, H, W]`, or `[T, B, C, H, W]` for events; trace as for the `Runner`."""
         net, axis = self.network, 0 if self.network.static else 1
@@ -99,7 +99,7 @@ class TorchRunner:
         once = synapse.name in (s.name for s in net.readout.synapses) or (net.static and synapse.source == INPUT)
         return 1 if once else net.timesteps
 
-    def _some(self, x: NDArray[np.uint8], told: Trace | None) -> NDArray[np.int64]:
+    def _some(self, x: NDArray[np.uint8], told: OnLevels | None) -> NDArray[np.int64]:
         net, steps = self.network, self.network.timesteps
         levels = {INPUT: self._tensor(x.reshape(-1, *net.input_shape)).int()}
         batch = len(levels[INPUT]) // (1 if net.static else steps)

@@ -17,7 +17,7 @@ from lbq.engine.container import Mapped
 from lbq.engine.native import BACKENDS, Backend
 from lbq.engine.network import IntegerNetwork
 from lbq.engine.reading import Golden
-from lbq.engine.runner import Output, Runner, Trace, Watch
+from lbq.engine.runner import OnLevels, OnMembranes, Output, Runner
 from lbq.errors import ArtefactError, LbqError
 from lbq.graph import shortest, with_sides
 
@@ -63,7 +63,7 @@ class Network:
         self,
         images: NDArray[np.uint8],
         engine: Engine = "auto",
-        trace: bool | Trace = False,
+        trace: bool | OnLevels = False,
         threads: int = 1,
         backend: Backend = "horner",
         progress: Callable[[int], None] | None = None,
@@ -93,7 +93,7 @@ class Network:
                 self._runner = Runner(self.network)
             return self._runner.run(x, engine, trace, threads, backend, progress)
 
-    def watch(self, images: NDArray[np.uint8], told: Watch, trace: bool | Trace = False) -> Output:
+    def watch(self, images: NDArray[np.uint8], told: OnMembranes, trace: bool | OnLevels = False) -> Output:
         """Run images and tell every layer's membranes before emission: told(layer, timestep, int32 [B, H, W, C]).
 
         trace: as for `run`.

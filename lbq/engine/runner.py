@@ -32,8 +32,8 @@ from lbq.engine.tape import Tape, perform, recording
 from lbq.graph import INPUT, Pool, Synapse
 from lbq.native import isa
 
-Trace = Callable[[str, Integers], None]  # layer, levels [T, B, C, H, W], which are overwritten later
-Watch = Callable[[str, int, NDArray[np.int32]], None]  # layer, timestep, membranes [B, H, W, C] before emission
+OnLevels = Callable[[str, Integers], None]  # layer, levels [T, B, C, H, W], which are overwritten later
+OnMembranes = Callable[[str, int, NDArray[np.int32]], None]  # layer, timestep, membranes [B, H, W, C] before emission
 CHOSEN_ANEW = 64  # images after which densities are looked at again
 RECORDINGS = 4  # of a workspace: engines that take turns, choices that change
 TOGETHER = 2**18  # neuron-steps of the largest layer that are computed together: 1 MiB of currents
@@ -105,11 +105,11 @@ class Runner:
         self,
         x: NDArray[np.uint8],
         engine: EngineName = "auto",
-        trace: bool | Trace = False,
+        trace: bool | OnLevels = False,
         threads: int = 1,
         backend: Backend = "horner",
         progress: Callable[[int], None] | None = None,
-        watch: Watch | None = None,
+        watch: OnMembranes | None = None,
     ) -> Output:
         """Inputs `[B, C, H, W]`, or `[T, B, C, H, W]` for events.
 
@@ -160,8 +160,8 @@ class Runner:
         backend: Backend,
         threads: int,
         choices: dict[str, Choice],
-        trace: bool | Trace,
-        watch: Watch | None,
+        trace: bool | OnLevels,
+        watch: OnMembranes | None,
     ) -> _Part:
         """Some images: as the recording of the same job, or for the first time."""
         kept: dict[str, Integers] = {}
@@ -246,7 +246,7 @@ class _Recording:
         self.tape, self.input, self.logits = job.tape, job.levels[INPUT], logits
         self.counted, self.emitted = job.counted, job.emitted
 
-    def run(self, x: NDArray[np.uint8], threads: int, told: Trace | None) -> NDArray[np.int64]:
+    def run(self, x: NDArray[np.uint8], threads: int, told: OnLevels | None) -> NDArray[np.int64]:
         """Logits; told is called as in the first run."""
         self.input[...] = x.reshape(-1, *x.shape[-3:]).transpose(0, 2, 3, 1)
         start = 0
@@ -270,8 +270,8 @@ class _Job:
     backend: Backend
     threads: int
     choices: dict[str, Choice]
-    told: Trace | None = None
-    watch: Watch | None = None
+    told: OnLevels | None = None
+    watch: OnMembranes | None = None
     tape: Tape | None = None
     native: bool = True
     levels: dict[str, Integers] = field(default_factory=dict)

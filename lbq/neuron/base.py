@@ -31,7 +31,7 @@ from lbq.kernels.reference import (
 )
 from lbq.kernels.sequence import burst, burst_chunk, fuses_norm, kernel_for, norm_burst
 
-Membrane = Literal["lif", "if", "plif"]
+MembraneKind = Literal["lif", "if", "plif"]
 LEARNED = {"eta": "tail"}  # parameters whose option has another name
 
 
@@ -98,7 +98,7 @@ def unit_interval(value: Tensor) -> Tensor:
     return out
 
 
-def register(module: nn.Module, name: str, value: Tensor, learned: bool) -> None:
+def register_number(module: nn.Module, name: str, value: Tensor, learned: bool) -> None:
     """A parameter where learned, else a buffer under the same name: its value is in every state_dict."""
     if check_flag(f"learn_{LEARNED.get(name, name)}", learned):
         module.register_parameter(name, nn.Parameter(value))
@@ -167,7 +167,7 @@ class SpikingNeuron(nn.Module, ABC):
         self,
         *,
         surrogate: str,
-        membrane: Membrane,
+        membrane: MembraneKind,
         beta: float,
         alpha: float,
         learn_beta: bool = False,
@@ -186,11 +186,11 @@ class SpikingNeuron(nn.Module, ABC):
         if membrane == "plif":
             self.decay_logit = nn.Parameter(torch.tensor(logit(1 - beta)))
         elif membrane == "lif":
-            register(self, "beta", torch.tensor(beta), learn_beta)
-        register(self, "alpha", torch.tensor(alpha), learn_alpha)
+            register_number(self, "beta", torch.tensor(beta), learn_beta)
+        register_number(self, "alpha", torch.tensor(alpha), learn_alpha)
         eta, learn_tail = logit(check_unit("tail", tail, open_ends=True)), check_flag("learn_tail", learn_tail)
         if self.surrogate.tail is not None:
-            register(self, "eta", torch.tensor(eta), learn_tail and self.surrogate.tail == "learned")
+            register_number(self, "eta", torch.tensor(eta), learn_tail and self.surrogate.tail == "learned")
 
     @property
     @abstractmethod

@@ -13,7 +13,15 @@ from lbq.errors import GraphError
 from lbq.graph import NeuronSpec
 from lbq.kernels.reference import BurstState, Rule, compute_dtype, straight_through, transformed
 from lbq.kernels.sequence import fuses_relu, norm_relu
-from lbq.neuron.base import Membrane, SpikingNeuron, check_alone, check_choice, check_count, check_positive, is_watched
+from lbq.neuron.base import (
+    MembraneKind,
+    SpikingNeuron,
+    check_alone,
+    check_choice,
+    check_count,
+    check_positive,
+    is_watched,
+)
 from lbq.neuron.burst import SteppedNeuron
 
 
@@ -33,7 +41,7 @@ class LIF(SpikingNeuron):
         alpha: float = 1.0,
         surrogate: str = "arctan",
         *,
-        membrane: Membrane = "lif",
+        membrane: MembraneKind = "lif",
         learn_beta: bool = False,
         tail: float = surrogates.BOX_ET_TAIL,
         learn_tail: bool = True,
@@ -77,7 +85,7 @@ class Ternary(SteppedNeuron):
         rule: Literal["trunc", "half"] = "trunc",
         channels: int | None = None,
         step_gradient: Literal["sum", "lsq"] = "sum",
-        membrane: Membrane = "lif",
+        membrane: MembraneKind = "lif",
         tail: float = surrogates.BOX_ET_TAIL,
         learn_tail: bool = True,
     ) -> None:
@@ -109,7 +117,7 @@ class ILIF(SteppedNeuron):
         surrogate: str = "clip",
         *,
         learn_step: bool = False,
-        membrane: Membrane = "lif",
+        membrane: MembraneKind = "lif",
     ) -> None:
         check_count("n_max", n_max)
         super().__init__(

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from lbq import surrogate as surrogates
 from lbq.kernels.reference import Rule
-from lbq.neuron.base import Membrane, SpikingNeuron, check_choice, check_count, check_flag, check_positive
+from lbq.neuron.base import MembraneKind, SpikingNeuron, check_choice, check_count, check_flag, check_positive
 
 STEP_EPS = 1e-6  # gamma = softplus(rho) + STEP_EPS
 
@@ -162,7 +162,7 @@ class BurstNeuron(SteppedNeuron):
         *,
         tail: float = surrogates.BOX_ET_TAIL,
         learn_tail: bool = True,
-        membrane: Membrane = "lif",
+        membrane: MembraneKind = "lif",
         channels: int | None = None,
         learn_beta: bool = False,
         learn_alpha: bool = False,
@@ -211,7 +211,7 @@ class LadderNeuron(SpikingNeuron):
         *,
         tail: float = surrogates.BOX_ET_TAIL,
         learn_tail: bool = True,
-        membrane: Membrane = "lif",
+        membrane: MembraneKind = "lif",
     ) -> None:
         super().__init__(
             surrogate=surrogate, membrane=membrane, beta=beta, alpha=alpha, tail=tail, learn_tail=learn_tail
