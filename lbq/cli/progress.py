@@ -3,18 +3,31 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from lbq.cli.render import duration, make_console
 
 if TYPE_CHECKING:
-    from rich.progress import TaskID
+    from rich.progress import Progress, TaskID
 
     from lbq.plan import Plan
     from lbq.train import EpochRecord
 
 
-class DemoProgress:
+class _Shown:
+    """Bars that are on the screen while this is entered."""
+
+    bars: Progress
+
+    def __enter__(self) -> Self:
+        self.bars.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.bars.stop()
+
+
+class DemoProgress(_Shown):
     """A bar on a terminal, a plain line now and then elsewhere; both on stderr."""
 
     def __init__(self) -> None:
@@ -31,13 +44,6 @@ class DemoProgress:
             disable=not self.console.is_terminal,
         )
         self.tasks: dict[str, TaskID] = {}
-
-    def __enter__(self) -> DemoProgress:
-        self.bars.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.bars.stop()
 
     def start(self, method: str, epochs: int) -> None:
         from lbq.demo import TITLES
@@ -59,14 +65,14 @@ class DemoProgress:
         self.console.print(text)
 
 
-class TrainProgress:
+class TrainProgress(_Shown):
     """The plan, then a bar for each epoch on a terminal or a plain line elsewhere, with the time left; on stderr."""
 
     def __init__(self) -> None:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
         self.console = make_console(stderr=True)
-        self.bar = Progress(
+        self.bars = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
             MofNCompleteColumn(),
@@ -77,13 +83,6 @@ class TrainProgress:
         )
         self.task: TaskID | None = None
         self.epochs = self.samples = 0
-
-    def __enter__(self) -> TrainProgress:
-        self.bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.bar.stop()
 
     def plan(self, plan: Plan) -> None:
         self.epochs, self.samples = plan.epochs, plan.steps_per_epoch * plan.batch_size
@@ -119,12 +118,12 @@ class TrainProgress:
 
     def step(self, epoch: int, batch: int, batches: int, samples_per_second: float) -> None:
         if self.task is None:
-            self.task = self.bar.add_task("", total=batches, note="")
+            self.task = self.bars.add_task("", total=batches, note="")
         left = ""
         if samples_per_second:
             samples = (self.epochs - epoch) * self.samples - batch * self.samples / batches
             left = f"{samples_per_second:,.0f} samples/s, {duration(samples / samples_per_second)} left"
-        self.bar.update(self.task, description=f"epoch {epoch + 1}/{self.epochs}", completed=batch, note=left)
+        self.bars.update(self.task, description=f"epoch {epoch + 1}/{self.epochs}", completed=batch, note=left)
         if left and not self.console.is_terminal and epoch == 0 and batch == min(20, batches):
             self.console.print(f"step {batch}: {left}")
 
@@ -140,14 +139,14 @@ class TrainProgress:
         )
 
 
-class DownloadProgress:
+class DownloadProgress(_Shown):
     """Bytes received, as a bar on a terminal."""
 
     def __init__(self, name: str) -> None:
         from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
         console = make_console(stderr=True)
-        self.bar = Progress(
+        self.bars = Progress(
             TextColumn("{task.description}", markup=False),  # a path may hold braces and brackets
             BarColumn(),
             DownloadColumn(),
@@ -155,27 +154,20 @@ class DownloadProgress:
             console=console,
             disable=not console.is_terminal,
         )
-        self.task = self.bar.add_task(name, total=None)
-
-    def __enter__(self) -> DownloadProgress:
-        self.bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.bar.stop()
+        self.task = self.bars.add_task(name, total=None)
 
     def progress(self, done: int, total: int | None) -> None:
-        self.bar.update(self.task, completed=done, total=total)
+        self.bars.update(self.task, completed=done, total=total)
 
 
-class CountProgress:
+class CountProgress(_Shown):
     """A bar of so many samples on a terminal, nothing elsewhere; on stderr."""
 
     def __init__(self, name: str, total: int | None) -> None:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
         console = make_console(stderr=True)
-        self.bar = Progress(
+        self.bars = Progress(
             TextColumn("{task.description}", markup=False),  # a path may hold braces and brackets
             BarColumn(),
             MofNCompleteColumn(),
@@ -184,14 +176,7 @@ class CountProgress:
             transient=True,
             disable=not console.is_terminal,
         )
-        self.task = self.bar.add_task(name, total=total)
-
-    def __enter__(self) -> CountProgress:
-        self.bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.bar.stop()
+        self.task = self.bars.add_task(name, total=total)
 
     def advance(self, samples: int) -> None:
-        self.bar.advance(self.task, samples)
+        self.bars.advance(self.task, samples)
