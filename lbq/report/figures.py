@@ -54,8 +54,9 @@ def padded(values: Sequence[float], floor: float | None = None) -> tuple[float, 
     return (low - room if floor is None else floor), high + room
 
 
-def by_recipe(results: Sequence[Result]) -> list[tuple[str, str, list[Result]]]:
-    """The results of each recipe: what to put behind the id of its figures, the recipe, and those results.
+def by_recipe(results: Sequence[Result], draw: Callable[[str, list[Result]], list[Figure]]) -> list[Figure]:
+    """Figures of each recipe's results for themselves, drawn by `draw(recipe, results)`; their ids say the recipe, and their
+    titles where there are several.
 
     The one that has most of the ablation's methods comes first, then the longest, then the shipped one.
     """
@@ -68,7 +69,15 @@ def by_recipe(results: Sequence[Result]) -> list[tuple[str, str, list[Result]]]:
         methods = {r.record["variant"] for r in of if r.plain} & {"v1", "v2", "v3", "lbq"}
         return -len(methods), -int(of[0].record["epochs"]), "" if recipe.endswith("decayed") else recipe
 
-    return [(f"-{slug(recipe)}", recipe, of) for recipe, of in sorted(recipes.items(), key=rank)]
+    return [
+        replace(
+            figure,
+            id=f"{figure.id}-{slug(recipe)}",
+            title=figure.title if len(recipes) == 1 else f"{figure.title}, {recipe}",
+        )
+        for recipe, of in sorted(recipes.items(), key=rank)
+        for figure in draw(recipe, of)
+    ]
 
 
 def titles(configurations: Sequence[Sequence[Result]]) -> list[str]:

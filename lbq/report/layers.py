@@ -51,15 +51,13 @@ def layer_figures(found: Gathered) -> list[Figure]:
 
 def _layers(found: Gathered, colour: dict[str, int], dataset: str) -> list[Figure]:
     groups = {id(g.first): g for g in found.groups if any(r.active or r.steps for r in g.results)}
-    recipes = by_recipe([g.first for g in groups.values()])
-    figures = []
-    for suffix, recipe, firsts in recipes:
+
+    def draw(recipe: str, firsts: list[Result]) -> list[Figure]:
         of = [groups[id(first)] for first in firsts]
         named = [(colour[g.first.source], t, g) for t, g in zip(titles([g.results for g in of]), of, strict=True)]
-        for figure in _of_one_recipe(named, f"{dataset}, {recipe}"):
-            title = figure.title if len(recipes) == 1 else f"{figure.title}, {recipe}"
-            figures.append(replace(figure, id=f"{figure.id}{suffix}", title=title))
-    return figures
+        return _of_one_recipe(named, f"{dataset}, {recipe}")
+
+    return by_recipe([g.first for g in groups.values()], draw)
 
 
 def _of_one_recipe(named: Sequence[tuple[int, str, Group]], where: str) -> list[Figure]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from lbq.report.figures import Figure, by_dataset, by_recipe, configurations, padded, seeds, titles
@@ -36,13 +36,8 @@ def training_figures(found: Gathered) -> list[Figure]:
 
 
 def _training(found: Gathered, colour: dict[str, int], dataset: str) -> list[Figure]:
-    recipes = by_recipe([r for r in found.results if r.record["log"]])
-    figures = []
-    for suffix, recipe, results in recipes:
-        for figure in _of_one_recipe(results, colour, dataset, recipe):
-            title = figure.title if len(recipes) == 1 else f"{figure.title}, {recipe}"
-            figures.append(replace(figure, id=f"{figure.id}{suffix}", title=title))
-    return figures
+    logged = [r for r in found.results if r.record["log"]]
+    return by_recipe(logged, lambda recipe, results: _of_one_recipe(results, colour, f"{dataset}, {recipe}"))
 
 
 def _runs(results: Sequence[Result], colour: dict[str, int]) -> list[Run]:
@@ -85,7 +80,7 @@ def _draw(plot: Plot, curves: Sequence[tuple[Run, str, Sequence[Point]]]) -> str
     return " Seeds differ in their dashes." if dashes else ""
 
 
-def _of_one_recipe(results: Sequence[Result], colour: dict[str, int], dataset: str, recipe: str) -> list[Figure]:
+def _of_one_recipe(results: Sequence[Result], colour: dict[str, int], where: str) -> list[Figure]:
     runs = _runs(results, colour)
     figures = []
     for key, title, unit in (("loss", "Training loss", "loss"), ("test_accuracy", "Test accuracy", "accuracy %")):
@@ -107,7 +102,7 @@ def _of_one_recipe(results: Sequence[Result], colour: dict[str, int], dataset: s
             (_first(curves, span), max(x for curve in curves for x, _ in curve)),
             span,
             unit,
-            f"{dataset}, {recipe}",
+            where,
         )
         dashes = _draw(plot, shown)
         note = "Every epoch." if key == "loss" else "At the epochs at which it was measured; the last is the result."
@@ -115,7 +110,7 @@ def _of_one_recipe(results: Sequence[Result], colour: dict[str, int], dataset: s
             way = "above" if key == "loss" else "below"
             note += f" The axes show what the second half of training spans: what lies {way} is cut off."
         figures.append(Figure(f"training-{key}", title, note + dashes, plot.svg()))
-    return [*figures, *_step_ranges(runs, f"{dataset}, {recipe}")]
+    return [*figures, *_step_ranges(runs, where)]
 
 
 def _late(curve: Sequence[Point]) -> list[float]:
