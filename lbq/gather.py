@@ -50,18 +50,7 @@ def gather(paths: Sequence[Path | str], read_run: Callable[[Path], dict[str, Any
                 found.results.append(_record(value, path))
     _attach(found, analyses)
     for value, path in integers:
-        named = [r for r in found.results if Path(r.source).name == value["of"]]
-        owners = [r for r in named if Path(r.source).parent == path.parent] or named
-        if not owners:
-            raise LbqError(f"{path} is of the integer network of {value['of']}: give that record too")
-        if len(owners) > 1:
-            raise LbqError(
-                f"{path} is of {value['of']}, and there are {len(owners)} of that name: put it beside its record"
-            )
-        owner = owners[0]
-        if (wrong := schema.problem(value, schema.INTEGER_RECORD)) is not None:
-            raise LbqError(f"{path} is damaged: {wrong}; restore it")
-        owner.integer = value
+        _owner_of(value, path, found.results).integer = value
     _refuse_twins(found.results)
     _tell_apart(found.results)  # before repeats are named: those of one batch are told from another's too
     _tell_settings(found.results)
@@ -249,6 +238,21 @@ def _attach(found: Gathered, analyses: list[tuple[Analysis, str]]) -> None:
             owner.analyses.append(analysis)
             if owner.alone and owner.accuracy is None:
                 owner.record["test_accuracy"] = _float_accuracy(analysis)
+
+
+def _owner_of(value: Mapping[str, Any], path: Path, results: Iterable[Result]) -> Result:
+    """Whose integer network a record in `path` is of."""
+    named = [r for r in results if Path(r.source).name == value["of"]]
+    owners = [r for r in named if Path(r.source).parent == path.parent] or named
+    if not owners:
+        raise LbqError(f"{path} is of the integer network of {value['of']}: give that record too")
+    if len(owners) > 1:
+        raise LbqError(
+            f"{path} is of {value['of']}, and there are {len(owners)} of that name: put it beside its record"
+        )
+    if (wrong := schema.problem(value, schema.INTEGER_RECORD)) is not None:
+        raise LbqError(f"{path} is damaged: {wrong}; restore it")
+    return owners[0]
 
 
 def _standing_alone(analysis: Analysis, source: str) -> Result:
