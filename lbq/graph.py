@@ -135,16 +135,16 @@ class Synapse:
         """Multiply-accumulates of one dense pass, as they are usually counted: padded taps included."""
         return 0 if self.kind == "identity" else math.prod(self.weight.shape) * self.out_shape[1] * self.out_shape[2]
 
+    def positions(self, axis: int) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """`[outputs, taps]` along one axis: the input position that each tap reads, and whether that lies inside the input."""
+        outputs, taps = np.arange(self.out_shape[1 + axis]), np.arange(self.weight.shape[2 + axis])
+        read = outputs[:, None] * self.stride[axis] + taps * self.dilation[axis] - self.padding[axis]
+        return read, (read >= 0) & (read < self.in_shape[1 + axis])
+
     def taps(self, axis: Literal[0, 1]) -> NDArray[np.int64]:
         """For each input position along one axis, how many (output position, kernel tap) pairs read it."""
-        size, out = self.in_shape[1 + axis], self.out_shape[1 + axis]
-        positions = (
-            np.arange(out)[:, None] * self.stride[axis]
-            + np.arange(self.weight.shape[2 + axis])[None] * self.dilation[axis]
-            - self.padding[axis]
-        ).ravel()
-        valid = positions[(positions >= 0) & (positions < size)]
-        return np.bincount(valid, minlength=size)
+        read, valid = self.positions(axis)
+        return np.bincount(read[valid], minlength=self.in_shape[1 + axis])
 
     @property
     def valid_macs(self) -> int:

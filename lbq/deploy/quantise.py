@@ -237,21 +237,10 @@ def bias_in_units(layer: Layer, convs: Mapping[str, Synapse], unit: Array, offse
         per_group = s.weight.shape[1]
         channels = offset.reshape(s.groups, per_group).repeat(s.weight.shape[0] // s.groups, axis=0)  # [O, I / groups]
         taps = np.einsum("oiyx,oi->oyx", s.weight.astype(np.float64), channels)
-        vertical, horizontal = (valid_taps(s, axis) for axis in (0, 1))
+        vertical, horizontal = (s.positions(axis)[1].astype(np.float64) for axis in (0, 1))
         drop = np.einsum("oyx,hy,wx->ohw", taps, vertical, horizontal)
         bias = (bias if bias.ndim == 3 else bias[:, None, None]) - drop
     return bias
-
-
-def valid_taps(synapse: Synapse, axis: int) -> Array:
-    """`[outputs, taps]` along one axis: 1 where a tap lies inside the input."""
-    size, out = synapse.in_shape[1 + axis], synapse.out_shape[1 + axis]
-    position = (
-        np.arange(out)[:, None] * synapse.stride[axis]
-        + np.arange(synapse.weight.shape[2 + axis])[None] * synapse.dilation[axis]
-        - synapse.padding[axis]
-    )
-    return ((position >= 0) & (position < size)).astype(np.float64)
 
 
 def integer_neuron(spec: NeuronSpec, fine: Array) -> IntegerNeuron:
