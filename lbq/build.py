@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from typing import Any
 
 import torch
@@ -11,14 +10,14 @@ from torch.overrides import TorchFunctionMode
 
 from lbq import models
 from lbq.config import Config
+from lbq.data.random import key
 
 DRAWS = (Tensor.uniform_, Tensor.normal_)  # what first weights are drawn by
 
 
 def stream_seed(seed: int, *purpose: object) -> int:
     """A seed of its own for each (seed, purpose...)."""
-    text = "/".join(map(str, (seed, *purpose)))
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") >> 1
+    return key(seed, *purpose) >> 1  # 63 bits: also as a signed number it is not negative
 
 
 def build(config: Config) -> models.BurstNet:

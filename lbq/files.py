@@ -64,9 +64,7 @@ def _write(contents: Mapping[Path, bytes | str], error: type[LbqError], keep_as:
         for leftover in staged:
             with suppress(OSError):
                 leftover.unlink()
-        for folder in made:
-            with suppress(OSError):
-                folder.rmdir()
+        remove_folders(made)
         if isinstance(reason, OSError):
             raise error(_cannot(path, reason)) from reason
         raise
@@ -191,13 +189,13 @@ def _cannot(path: Path | str, reason: OSError) -> str:
 
 def make_folders(path: Path) -> list[Path]:
     """Make a folder and those on the way to it, and say which were missing, innermost first."""
-    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+    missing = _missing([path])
     path.mkdir(parents=True, exist_ok=True)
     return missing
 
 
 def remove_folders(made: list[Path]) -> None:
     """Undo `make_folders` after a failure, as far as nothing lies in them."""
-    with suppress(OSError):
-        for folder in made:
+    for folder in made:
+        with suppress(OSError):
             folder.rmdir()

@@ -253,7 +253,11 @@ class ImageAugment:
             x = ops.crop(x, dy, dx, self.crop_padding, self.border, mirror)
         if self.policy is not None:
             x = autoaugment(x, self.policy, u[:, 5:], self.fill)
-        x = ops.normalise(x, self.scale, self.mean, self.std, dtype)
+        x = self.normalised(x, dtype)
         if self.cutout:
             x = ops.cutout(x, integers(u[:, 3], x.shape[2]), integers(u[:, 4], x.shape[3]), self.cutout)
         return x
+
+    def normalised(self, x: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+        """`x` as it is tested: nothing but the normalisation."""
+        return ops.normalise(x, self.scale, self.mean, self.std, dtype)

@@ -18,7 +18,6 @@ from torch import Tensor
 
 from lbq.config import AugmentConfig, Config
 from lbq.data import folder, shards
-from lbq.data.augment import normalise
 from lbq.data.base import Dataset, Inputs
 from lbq.data.event_augment import SPIKFORMER, EventAugment
 from lbq.data.events.datasets import EventData
@@ -189,15 +188,12 @@ class ImageSource:
 
     def train_samples(self, numbers: Tensor) -> Batch:
         chosen = self.numbers[numbers.to(self.device)]
-        return self._normalised(self.images[chosen]), self.labels[chosen]
+        return self.augment.normalised(self.images[chosen]), self.labels[chosen]
 
     def eval_batches(self, part: Part, rank: int = 0, size: int = 1) -> Iterator[Batch]:
         images, labels = (tensor[rank::size] for tensor in self.parts[part])
         for x, y in zip(images.split(self.batch_size), labels.split(self.batch_size), strict=True):
-            yield self._normalised(x), y
-
-    def _normalised(self, x: Tensor) -> Tensor:
-        return normalise(x, self.augment.scale, self.augment.mean, self.augment.std)
+            yield self.augment.normalised(x), y
 
 
 class EventSource:
@@ -330,4 +326,4 @@ class FolderSource:
 
     def _plain(self, split: FileSplit, batches: list[list[int]]) -> Iterator[Batch]:
         for x, y, _ in self._load(split, batches, None):
-            yield normalise(x, self.augment.scale, self.augment.mean, self.augment.std), y
+            yield self.augment.normalised(x), y

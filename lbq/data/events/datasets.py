@@ -20,6 +20,7 @@ from pathlib import Path, PurePosixPath
 
 import numpy as np
 
+from lbq.data.cifar_files import SPECS
 from lbq.data.events import MAX_BYTES, Events, nmnist, read_bounded
 from lbq.data.events.aedat2 import decode_aedat2
 from lbq.data.events.aedat3 import decode_aedat3
@@ -28,7 +29,7 @@ from lbq.data.events.frames import By, Size, to_frames
 from lbq.data.events.tree import MAX_TEXT, File, pick, tree_of
 from lbq.errors import DataError
 
-CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+CIFAR10_CLASSES = SPECS["cifar10"].classes
 GESTURES = (
     "hand_clapping", "right_hand_wave", "left_hand_wave", "right_arm_clockwise", "right_arm_counter_clockwise",
     "left_arm_clockwise", "left_arm_counter_clockwise", "arm_roll", "air_drums", "air_guitar", "other_gestures",
