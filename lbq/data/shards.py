@@ -105,39 +105,42 @@ def scan_shards(root: Path) -> ShardIndex:
 
 def _scan(shards: tuple[Path, ...]) -> NDArray[np.int64]:
     """Shard, first byte, size and label of every image, `[N, 4]`, sorted by shard and place."""
-    rows: list[tuple[int, int, int, int]] = []
-    for number, shard in enumerate(shards):
-        images: dict[str, tuple[int, int]] = {}
-        labels: dict[str, int] = {}
-        others: dict[str, str] = {}
-        try:
-            with tarfile.open(shard, "r:") as archive:
-                for member in members(archive):
-                    folder, _, name = member.name.rpartition("/")
-                    if not member.isfile() or name.startswith("."):
-                        continue
-                    key, _, kind = name.partition(".")
-                    key = f"{folder}/{key}"
-                    if f".{kind.lower()}" in EXTENSIONS:
-                        if not 0 < member.size <= MAX_IMAGE:
-                            raise DataError(f"{shard}: {member.name} has {member.size} bytes: make the shard again")
-                        if key in images:
-                            raise DataError(f"{shard}: {member.name} is a second image of its key: a key has one")
-                        images[key] = (member.offset_data, member.size)
-                    elif kind == "cls":
-                        labels[key] = _label(archive, member, shard)
-                    elif f".{kind.lower().rpartition('.')[2]}" in EXTENSIONS:
-                        others[key] = member.name  # a mask, for example, of an image of that key
-        except BROKEN as error:
-            raise DataError(f"{shard} cannot be read ({error}): copy or make it again") from error
-        if lost := sorted(others[key] for key in others.keys() - images.keys()):
-            raise DataError(f"{shard}: {lost[0]} belongs to no image, since a key ends at its first dot: rename it")
-        unlabelled = sorted(images.keys() - labels.keys())
-        if unlabelled or not images:
-            what = f"{unlabelled[0]!r} has no .cls beside it" if unlabelled else "it holds no image"
-            raise DataError(f"{shard}: {what}; shards hold KEY.jpg and KEY.cls")
-        rows += [(number, *place, labels[key]) for key, place in images.items()]
+    rows = [(number, *image) for number, shard in enumerate(shards) for image in _images(shard)]
     return np.array(sorted(rows), np.int64)
+
+
+def _images(shard: Path) -> list[tuple[int, int, int]]:
+    """First byte, size and label of every image of a shard."""
+    images: dict[str, tuple[int, int]] = {}
+    labels: dict[str, int] = {}
+    others: dict[str, str] = {}
+    try:
+        with tarfile.open(shard, "r:") as archive:
+            for member in members(archive):
+                folder, _, name = member.name.rpartition("/")
+                if not member.isfile() or name.startswith("."):
+                    continue
+                key, _, kind = name.partition(".")
+                key = f"{folder}/{key}"
+                if f".{kind.lower()}" in EXTENSIONS:
+                    if not 0 < member.size <= MAX_IMAGE:
+                        raise DataError(f"{shard}: {member.name} has {member.size} bytes: make the shard again")
+                    if key in images:
+                        raise DataError(f"{shard}: {member.name} is a second image of its key: a key has one")
+                    images[key] = (member.offset_data, member.size)
+                elif kind == "cls":
+                    labels[key] = _label(archive, member, shard)
+                elif f".{kind.lower().rpartition('.')[2]}" in EXTENSIONS:
+                    others[key] = member.name  # a mask, for example, of an image of that key
+    except BROKEN as error:
+        raise DataError(f"{shard} cannot be read ({error}): copy or make it again") from error
+    if lost := sorted(others[key] for key in others.keys() - images.keys()):
+        raise DataError(f"{shard}: {lost[0]} belongs to no image, since a key ends at its first dot: rename it")
+    unlabelled = sorted(images.keys() - labels.keys())
+    if unlabelled or not images:
+        what = f"{unlabelled[0]!r} has no .cls beside it" if unlabelled else "it holds no image"
+        raise DataError(f"{shard}: {what}; shards hold KEY.jpg and KEY.cls")
+    return [(*place, labels[key]) for key, place in images.items()]
 
 
 def _label(archive: tarfile.TarFile, member: tarfile.TarInfo, shard: Path) -> int:

@@ -57,25 +57,27 @@ def tree_of(root: Path | str) -> Iterator[dict[str, File]]:
     """All files under a folder, then those in its .zip and .tar archives, by their path; or those of one archive."""
     top = Path(root)
     tree: dict[str, File] = {}
+    if not top.exists():
+        raise DataError(f"{top} does not exist: give the folder that holds the dataset")
+    archives = [] if top.is_dir() else [top]
+    for path in _walk(top):
+        if path.suffix.lower() in (".zip", ".tar"):
+            archives.append(path)
+        else:
+            tree[path.relative_to(top).as_posix()] = _on_disk(path)
     with ExitStack() as stack:
-        archives = [top]
-        if top.is_dir():
-            archives = []
-            for folder, folders, names in os.walk(top):
-                folders[:] = sorted(f for f in folders if not f.startswith("."))
-                for name in sorted(n for n in names if not n.startswith(".")):
-                    path = Path(folder, name)
-                    if path.suffix.lower() in (".zip", ".tar"):
-                        archives.append(path)
-                    else:
-                        tree[path.relative_to(top).as_posix()] = _on_disk(path)
-        elif not top.exists():
-            raise DataError(f"{top} does not exist: give the folder that holds the dataset")
         for archive in archives:
             where = archive.name if archive == top else archive.relative_to(top).as_posix()
             for name, file in _members(archive, stack):
                 tree[f"{where}/{name}"] = file
         yield tree
+
+
+def _walk(top: Path) -> Iterator[Path]:
+    """The files under a folder but for hidden ones; nothing where it is a file."""
+    for folder, folders, names in os.walk(top):
+        folders[:] = sorted(f for f in folders if not f.startswith("."))
+        yield from (Path(folder, name) for name in sorted(names) if not name.startswith("."))
 
 
 def _on_disk(path: Path) -> File:
