@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+import re
+from collections.abc import Container, Iterable
 
 
 class LbqError(Exception):
@@ -47,6 +48,14 @@ class ArtefactError(LbqError):
 
 
 YOUR_OWN = " (one of your own: lbq --import FILE ...)"  # behind the name of what is not known
+
+
+def check_new(name: str, built_in: Container[str], kind: str) -> None:
+    """Refuse a name for a `kind` of a user's own that is no name, or that one of lbq has."""
+    if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z]\w*", name, re.ASCII):
+        raise ConfigError(f"register: a name is letters, digits and '_', beginning with a letter, got {name!r}")
+    if name in built_in:
+        raise ConfigError(f"register: {name!r} is a {kind} of lbq: choose another name")
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

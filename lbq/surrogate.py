@@ -12,7 +12,6 @@ of one copy per threshold, so that n_max = 1 is the usual function.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
@@ -20,7 +19,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from lbq.errors import YOUR_OWN, ConfigError, nearest
+from lbq.errors import YOUR_OWN, ConfigError, check_new, nearest
 
 Curve = Callable[[Tensor, int, Tensor], Tensor]
 Tail = Literal["learned", "fixed"] | None
@@ -175,10 +174,7 @@ def register(name: str, *, tail: Tail = None) -> Callable[[Curve], Curve]:
     and have B's gradient by r = U / step and, where tail="learned", by `tail`. It runs by the reference kernel. A name that
     was registered before gets the new function; neurons that exist keep theirs.
     """
-    if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z]\w*", name, re.ASCII):
-        raise ConfigError(f"register: a name is letters, digits and '_', beginning with a letter, got {name!r}")
-    if name in BUILT_IN:
-        raise ConfigError(f"register: {name!r} is a surrogate of lbq: choose another name")
+    check_new(name, BUILT_IN, "surrogate")
     if tail not in ("learned", "fixed", None):
         raise ConfigError(f"register: tail must be 'learned', 'fixed' or None, got {tail!r}")
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
 
 from torch import nn
 
-from lbq.errors import YOUR_OWN, ConfigError, nearest
+from lbq.errors import YOUR_OWN, ConfigError, check_new, nearest
 from lbq.neuron.base import check_count, check_flag, neurons_of
 from lbq.neuron.baselines import ILIF, LIF, LMHT, MLF, QuantReLU, ReLU, Ternary
 from lbq.neuron.burst import BurstNeuron, LadderNeuron
@@ -47,10 +46,7 @@ def register(name: str) -> Callable[[Own], Own]:
     give (any at all, where it takes `**options`); `timesteps` is filled in where it asks for it, `channels` where it does and
     `per_channel=true` is set. A name that was registered before gets the new neuron.
     """
-    if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z]\w*", name, re.ASCII):
-        raise ConfigError(f"register: a name is letters, digits and '_', beginning with a letter, got {name!r}")
-    if name in BUILT_IN:
-        raise ConfigError(f"register: {name!r} is a neuron of lbq: choose another name")
+    check_new(name, BUILT_IN, "neuron")
 
     def add(neuron: Own) -> Own:
         if not callable(neuron):
