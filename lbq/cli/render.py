@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from lbq.account import Account
     from lbq.analyze import Analysis
     from lbq.costs import Costs
     from lbq.demo import DemoResult
@@ -107,21 +108,31 @@ def render_demo(result: DemoResult) -> None:
 
 def render_account(measured: Measurement, costs: Costs | None, technology: Technology, noise: bool = False) -> None:
     """noise: whether the inputs that it was measured on are random."""
-    from lbq.account import PAPER_BACKENDS, Operations, energy_mj, saved
+    exact, rate = measured.exact, measured.rate
+    if exact is None or rate is None or costs is None:
+        _render_ann(measured, technology)
+        return
+    _render_counts(measured, exact, rate, noise)
+    _render_energy(exact, rate, technology)
+    _render_costs(costs)
+
+
+def _render_ann(measured: Measurement, technology: Technology) -> None:
+    frames = measured.graph.frames
+    make_console().print(
+        f"accuracy {measured.accuracy:.2f} % on {measured.images} images; no spikes: {measured.ann_macs:,} MACs at valid "
+        f"positions ({measured.graph.macs * frames:,} with padding){f', over {frames} frames' * (frames > 1)}, "
+        f"{1e3 * measured.ann_energy_mj(technology.paper):.3f} µJ per image, modelled\n"
+        f"prices: {technology.credit('fp32_mac')}"
+    )
+
+
+def _render_counts(measured: Measurement, exact: Account, rate: Account, noise: bool) -> None:
+    """What each synapse adds up."""
+    from lbq.account import saved
     from lbq.analyze import GOLDEN, NO_TEST_SET
-    from lbq.technology import PAPER
 
     console = make_console()
-    if measured.exact is None or measured.rate is None or costs is None:
-        frames = measured.graph.frames
-        console.print(
-            f"accuracy {measured.accuracy:.2f} % on {measured.images} images; no spikes: {measured.ann_macs:,} MACs at valid "
-            f"positions ({measured.graph.macs * frames:,} with padding){f', over {frames} frames' * (frames > 1)}, "
-            f"{1e3 * energy_mj(Operations(measured.ann_macs), technology.paper):.3f} µJ per image, modelled\n"
-            f"prices: {technology.credit('fp32_mac')}"
-        )
-        return
-    exact, rate = measured.exact, measured.rate
     accuracy = "" if math.isnan(measured.accuracy) else f" (accuracy {measured.accuracy:.2f} %)"
     table = make_table(
         f"Accumulations per image, thousands, over {measured.images:,} {measured.inputs}{NOISE * noise}{accuracy}",
@@ -151,8 +162,15 @@ def render_account(measured: Measurement, costs: Costs | None, technology: Techn
         console.print(f"the first layer as additions by pixel planes {planes:,.0f} per image, not in the total")
     console.print(f"additions into sums over windows and time {exact.pool_adds:,.0f} per image, not in the total")
     console.print(f"active ratio {exact.active_ratio:.3f}, mean over layers\n")
-    prices = technology.paper
-    ann_exact, ann_rate = (energy_mj(Operations(a.ann_macs), prices) for a in (exact, rate))
+
+
+def _render_energy(exact: Account, rate: Account, technology: Technology) -> None:
+    """In the paper's regime, beside that of the same network as an ANN."""
+    from lbq.account import PAPER_BACKENDS
+    from lbq.technology import PAPER
+
+    console, prices = make_console(), technology.paper
+    ann_exact, ann_rate = (a.ann_energy_mj(prices) for a in (exact, rate))
     table = make_table(
         f"Modelled energy per image, µJ, in the paper's regime ({technology.label(*PAPER, 'shift')})",
         "backend", "shifts", "exact", "ANN / it", "rate x MACs", "ANN / it",
@@ -168,7 +186,6 @@ def render_account(measured: Measurement, costs: Costs | None, technology: Techn
         console.print(
             f"ANN: one pass, over the sum of the {exact.frames} frames; frame by frame it takes {exact.frames} times as much"
         )
-    _render_costs(costs)
 
 
 def _render_costs(costs: Costs) -> None:
