@@ -124,11 +124,8 @@ BOOKKEEPING = {  # settings that change no result
 }
 READINGS = {"train": ("eval_every",)}  # of the hash, but how often a run is tested changes no result either
 
-CHANGEABLE = (
-    "data.root",
-    "data.workers",
-    "train.batch_size",
-)  # what may be given anew for a run that is trained already
+# what may be given anew for a run that is trained already
+CHANGEABLE = ("data.root", "data.workers", "train.batch_size")
 
 
 @dataclass(frozen=True)

@@ -78,9 +78,8 @@ class Sentinel:
     def _refuse(self, loss: Tensor, position: Position, x: Tensor) -> None:
         value = float(loss)
         if not math.isfinite(value):
-            with evaluation.autocast(
-                self.config.train, self.device
-            ):  # half precision overflows where float32 would not
+            # half precision overflows where float32 would not
+            with evaluation.autocast(self.config.train, self.device):
                 layer = first_bad_layer(self.net, x)
             raise Diverged(
                 f"loss became {value} in epoch {position.epoch + 1}, step {position.batch + 1}, first in "

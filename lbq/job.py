@@ -41,9 +41,8 @@ CPU_IS_FULL = ("can't allocate memory", "not enough memory")  # in PyTorch's wor
 CUBLAS_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"  # which cuBLAS must be told for its sums to have one order
 ECHO = 1.0  # seconds in which a SIGTERM is taken for one that was passed on
 SAVING_SHARE = 0.02  # of the time that saves after short epochs may take
-ASKING = (
-    16  # steps after which processes on GPUs ask each other whether one was told to stop: an answer waits for the GPU
-)
+# steps after which processes on GPUs ask each other whether one was told to stop: an answer waits for the GPU
+ASKING = 16
 
 
 class Watcher(Protocol):

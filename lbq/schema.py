@@ -104,9 +104,8 @@ def _text(value: Any) -> bool:
 
 TEXT = Kind("a text without control characters", _text)
 LEVELS = Kind("a whole number from 1 to 2^20", lambda value: type(value) is int and 0 < value <= 2**20)
-BITS = Kind(
-    "a whole number from 0 to 22", lambda value: type(value) is int and 0 <= value <= 22
-)  # of a level and its sign
+# of a level and its sign
+BITS = Kind("a whole number from 0 to 22", lambda value: type(value) is int and 0 <= value <= 22)
 FLAG = Kind("true or false", lambda value: isinstance(value, bool))
 NUMBER = Kind("a number", _number())
 AMOUNT = Kind("a number, not negative", _number(0))
@@ -171,9 +170,8 @@ INPUTS = Fields(
         "scale": POSITIVE,
     }
 )
-RESULT = Fields(
-    optional={"accuracy": PERCENT, "epoch": COUNT, "inputs": INPUTS, "weights_sha256": TEXT}
-)  # of a run; what training wrote has the first two
+# of a run; what training wrote has the first two
+RESULT = Fields(optional={"accuracy": PERCENT, "epoch": COUNT, "inputs": INPUTS, "weights_sha256": TEXT})
 TRAINED = Fields({"accuracy": PERCENT, "epoch": COUNT}, {"inputs": INPUTS, "weights_sha256": TEXT})
 FINISHED = Fields({"test_accuracy": PERCENT})  # and an unfinished one has none
 INTEGER_RECORD = Fields({"of": TEXT, "test_accuracy": PERCENT})

@@ -161,11 +161,10 @@ class Trainer:
         if self.average is not None:
             for name, value in part("average/").items():
                 self.average.state[name].copy_(value)
-        self.sentinel.first_steps = values.get("first_steps") or evaluation.neuron_steps(
-            self.net
-        )  # which older checkpoints lack
+        # older checkpoints lack first steps and seconds
+        self.sentinel.first_steps = values.get("first_steps") or evaluation.neuron_steps(self.net)
         self.position = Position(**values["position"])
-        self.began = time.perf_counter() - values.get("seconds", 0.0)  # which older checkpoints lack too
+        self.began = time.perf_counter() - values.get("seconds", 0.0)
         tallies = torch.tensor(values["tally"], dtype=torch.float64, device=self.device)
         if len(tallies) == self.world.size:
             self.tally = tallies[self.world.rank].clone()

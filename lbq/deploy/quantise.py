@@ -34,9 +34,8 @@ from lbq.graph import INPUT, Array, Graph, Layer, NeuronSpec, Synapse
 BITS = (4, 5, 6, 7, 8, 16)
 STEM_BITS, HEAD_BITS = 8, 16  # at least these: the first layer sees 8-bit pixels, the last decides
 FINEST = 8  # a unit is never finer than the step / 2^(bits + 8), so that dead channels are harmless
-NEGLIGIBLE = (
-    64  # the weights of a channel do not matter where together they move its membrane by less than this part of a step
-)
+# the weights of a channel do not matter where together they move its membrane by less than this part of a step
+NEGLIGIBLE = 64
 ALONE = 20  # bits of the largest current where no channel has weights that matter
 
 

@@ -55,9 +55,8 @@ class Membranes:
         levels = np.stack([count_thresholds(u, spec.thresholds, spec.signed) for u in before]).astype(np.int64)
         drop = spec.reset * (levels if spec.reset_kind == "level" else np.sign(levels))
         after = np.where(levels != 0, 0, before) if spec.reset_kind == "hard" else before - drop
-        kept = (
-            after if spec.decay_reset or spec.reset_kind == "hard" else before
-        )  # what leaks; else the drop comes after it
+        # what leaks; where the reset is delayed, the drop comes after it
+        kept = after if spec.decay_reset or spec.reset_kind == "hard" else before
         carried = kept.astype(np.int64) if spec.leak is None else rounded_leak(kept.astype(np.int64), spec.leak)
         carried = carried - (kept - after)
         current = before - np.concatenate([np.zeros_like(carried[:1]), carried[:-1]])

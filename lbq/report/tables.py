@@ -40,9 +40,8 @@ def all_tables(found: Gathered, technology: Technology = DEFAULT) -> list[Table]
     tables.append(ablation_table(groups))
     tables.append(layer_table(groups))
     tables += [counts_table(groups), cost_table(groups, technology)]
-    measured = sorted(
-        accounts(groups), key=lambda entry: entry[0].first.prominence, reverse=True
-    )  # the first is shown open
+    # the first is shown open
+    measured = sorted(accounts(groups), key=lambda entry: entry[0].first.prominence, reverse=True)
     titles = names([group.first for group, _, _ in measured])
     for i, ((group, exact, _), title) in enumerate(zip(measured, titles, strict=True), 1):
         tables.append(honest_table(f"honest-{i}", group, title, costs(exact, technology)))
