@@ -6,13 +6,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import init
 from torch.overrides import TorchFunctionMode
 
 from lbq import models
 from lbq.config import Config
 from lbq.data.random import key
 
-DRAWS = (Tensor.uniform_, Tensor.normal_)  # what first weights are drawn by
+# what first weights are drawn by; where a mode is told of a function of init, it is not told what that calls
+DRAWS = (Tensor.uniform_, Tensor.normal_, init.uniform_, init.normal_, init.kaiming_uniform_)
 
 
 def stream_seed(seed: int, *purpose: object) -> int:
@@ -41,7 +43,10 @@ class _Undrawn(TorchFunctionMode):
     """Zeros where random numbers would be drawn."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return args[0].zero_() if func in DRAWS else func(*args, **(kwargs or {}))
+        if func in DRAWS:
+            with torch.no_grad():
+                return (args[0] if args else kwargs["tensor"]).zero_()
+        return func(*args, **(kwargs or {}))
 
 
 def outline(config: Config) -> models.BurstNet:

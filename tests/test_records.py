@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from lbq import cli, models, records
-from lbq.build import build
+from lbq.build import build, outline
 from lbq.cli.render import render_deployed
 from lbq.config import Config
 from lbq.errors import LbqError, RunError
@@ -113,6 +113,13 @@ def test_a_network_is_described_without_its_weights(name: str, neuron: str, monk
     found = records.describe(config)
     monkeypatch.setattr(records, "outline", build)
     assert records.describe(config) == found
+
+
+@pytest.mark.parametrize("name", ["resnet19w64fc256", "vgg11w2"])
+def test_an_outline_draws_nothing(name: str) -> None:
+    """Which would take most of the time: every weight of a layer is 0."""
+    net = outline(Config.from_dict({"model": {"id": name}}))
+    assert not any(bool(p.any()) for p in net.parameters() if p.ndim > 1)
 
 
 def test_the_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
