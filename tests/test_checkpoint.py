@@ -10,6 +10,7 @@ import random
 import struct
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,9 @@ from safetensors.torch import save as serialise
 from safetensors.torch import save_file
 from torch import Tensor
 
-from lbq import checkpoint
+from lbq import checkpoint, models
 from lbq.errors import RunError
+from lbq.models.resnet import ResNet
 from tests import small_runs
 from tests.small_runs import tensor_bytes
 
@@ -31,7 +33,7 @@ Stored = tuple[dict[str, Tensor], dict[str, Any]]
 
 @pytest.fixture(scope="module")
 def two_states() -> tuple[Stored, Stored]:
-    """A trainer's state after one step and after two."""
+    """A trainer's state after one step and after two, of a network of one block: hundreds of times it is read."""
     states: list[Stored] = []
 
     def keep(_trainer: object) -> bool:
@@ -39,7 +41,9 @@ def two_states() -> tuple[Stored, Stored]:
         states.append(({k: v.clone() for k, v in tensors.items()}, json.loads(json.dumps(values))))
         return len(states) == 2
 
-    made = small_runs.trainer(small_runs.config("optim.name=adamw"), between_steps=keep)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(models.OWN, "tiny", partial(ResNet, blocks=(1,), widths=(2,), stem_width=2))
+        made = small_runs.trainer(small_runs.config("optim.name=adamw", "model.id=tiny"), between_steps=keep)
     list(made.fit())
     return states[0], states[1]
 

@@ -35,12 +35,12 @@ def test_the_headline_network_gives_its_golden_levels() -> None:
 
 
 def test_the_headline_network_on_real_images() -> None:
-    """Integers are the same everywhere: so is the number of images that it gets right."""
+    """Integers are the same everywhere: so is the number of images that it gets right, of the first 64."""
     folder = real("cifar10")
     net = engine.load(HEADLINE)
-    found = evaluate(net, open_data(net.network, str(folder)), threads=2, limit=256)
+    found = evaluate(net, open_data(net.network, str(folder)), threads=2, limit=64)
     assert found.accuracy is not None
-    assert round(found.accuracy * 256 / 100) == 248
+    assert round(found.accuracy * 64 / 100) == 62
 
 
 def test_hashes_are_of_the_configurations_that_records_hold() -> None:
