@@ -1,6 +1,6 @@
 """A run that was killed, stopped, or met a full disk gives the same bytes as one that was not.
 
-`LBQ_KILLS=200 pytest tests/test_resume.py -k killed` draws more kills than the usual 20.
+`LBQ_KILLS=200 pytest tests/test_resume.py -k killed` draws more kills than the usual 10.
 """
 
 from __future__ import annotations
@@ -50,11 +50,14 @@ from tests.small_runs import (
 )
 
 STEPS = 12
+ONE_BLOCK = partial(ResNet, blocks=(1,), widths=(2,), stem_width=2)  # where hundreds of runs are of one network
+TINY = "model.id=tiny"
 
 
 @pytest.fixture(autouse=True)
 def few_digits(monkeypatch: pytest.MonkeyPatch) -> None:
     use_few_digits(monkeypatch)
+    monkeypatch.setitem(models.OWN, "tiny", ONE_BLOCK)
 
 
 # Every batch boundary
@@ -103,19 +106,20 @@ def resumed(settings: Config, folder: Path) -> tuple[Contents, list[dict[str, An
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_resuming_at_batch_boundaries_is_exact(variant: str, tmp_path: Path) -> None:
     """At every one of the first variant; of the others within an epoch, at its end, after it, and at the run's end."""
-    settings = config(*VARIANTS[variant])
+    settings = config(TINY, *VARIANTS[variant])
     whole = trainer(settings)
     records = [timeless(record.to_dict()) for record in whole.fit()]
     final = state_of(whole)
     assert final["values"]["position"] == {"epoch": settings.train.epochs, "batch": 0, "step": STEPS, "stream": STEPS}
-    boundaries = range(1, STEPS + 1) if variant == "sgd" else (2, 4, 5, 6, STEPS)
+    end = STEPS // settings.train.epochs
+    boundaries = range(1, STEPS + 1) if variant == "sgd" else (2, end, end + 1, STEPS)
     saver, seen = saving(settings, boundaries, tmp_path)
     assert differences(final, state_of(saver)) == []
     assert seen == records
     for after in boundaries:
         state, seen = resumed(settings, tmp_path / str(after))
         assert differences(final, state) == [], after
-        recorded = (after - 1) // (STEPS // settings.train.epochs)  # epochs, before the checkpoint
+        recorded = (after - 1) // end  # epochs, before the checkpoint
         assert seen == records[recorded:], after
 
 
@@ -142,7 +146,7 @@ def _position(key: str, value: int) -> Callable[[dict[str, Any], dict[str, Any]]
 
 
 def _without_rho(tensors: dict[str, Any], values: dict[str, Any]) -> None:
-    fresh = models.create("resnet8w2", in_channels=1).state_dict()
+    fresh = models.create("tiny", in_channels=1).state_dict()
     for name in [name for name in tensors if name.startswith("model/") and name.endswith("rho")]:
         tensors[name] = fresh[name.removeprefix("model/")]
 
@@ -198,10 +202,11 @@ class Forks:
         few = small_digits()
         digits.load_digits = lambda: few
         runs._commit = lambda: ""
+        models.OWN["tiny"] = ONE_BLOCK
         self.folder = folder
         self.config = folder / "config.toml"
-        self.config.write_text(config().to_toml())
-        made = trainer(config())
+        self.config.write_text(config(TINY).to_toml())
+        made = trainer(config(TINY))
         made.evaluate("test")
         lower(made.net, (1, 8, 8), 2)
         with suppress(SystemExit), redirect_stdout(StringIO()):
@@ -362,12 +367,12 @@ def helper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ask]:
 
 
 def test_killed_at_random_moments(helper: Ask) -> None:
-    count = int(os.environ.get("LBQ_KILLS", "20"))
+    count = int(os.environ.get("LBQ_KILLS", "10"))
     report = helper(kills, count)
     sys.stderr.write(f"{report}\n")
     assert report["kills"] == count
     assert report["with_checkpoint"] >= count / 4
-    assert report["positions"] >= 4  # the kills were spread over the run
+    assert report["positions"] >= min(4, count // 3)  # the kills were spread over the run
 
 
 def test_broken_restores_are_caught(helper: Ask) -> None:
@@ -446,7 +451,7 @@ class Disk:
 
 
 FAULTY = config(
-    "model.id=tiny",
+    TINY,
     "train.epochs=3",
     "train.batch_size=50",
     "train.eval_every=3",
@@ -457,8 +462,6 @@ FAULTY = config(
 
 @pytest.mark.parametrize("kill", [False, True], ids=["error", "kill"])
 def test_every_failing_write_is_named_and_survived(kill: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tiny = partial(ResNet, blocks=(1,), widths=(2,), stem_width=2)  # two hundred runs: what they write is the matter
-    monkeypatch.setitem(models.OWN, "tiny", tiny)
     monkeypatch.setattr(
         job, "SAVING_SHARE", 1e9
     )  # a save at every epoch's end, however slow the disk: runs write alike
