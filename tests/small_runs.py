@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from lbq import checkpoint, job, runs, toml
+from lbq import checkpoint, job, models, runs, toml
 from lbq.config import Config
 from lbq.data import digits
 from lbq.data.base import Dataset
 from lbq.data.digits import load_digits
 from lbq.data.sources import ImageSource
+from lbq.models.resnet import ResNet
 from lbq.plan import Plan
 from lbq.train import EpochRecord, Trainer
 
@@ -29,6 +31,8 @@ SMALL = {
     "optim": {"lr": 0.05},
     "train": {"epochs": 3, "batch_size": 12, "warmup_epochs": 1, "ema": 0.9, "checkpoint_steps": 1},
 }  # with 50 training images: 3 epochs of 4 steps
+ONE_BLOCK = partial(ResNet, blocks=(1,), widths=(2,), stem_width=2)  # "tiny" where runs are many, and not of its layers
+TINY = "model.id=tiny"
 TIMINGS = ("seconds", "samples_per_second", "training_seconds", "environment")
 
 
@@ -110,7 +114,8 @@ def differences(a: Contents, b: Contents) -> list[str]:
 
 
 def use_few_digits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Train on a few digits, and record no commit."""
+    """Train on a few digits, know the network `tiny`, and record no commit."""
+    monkeypatch.setitem(models.OWN, "tiny", ONE_BLOCK)
     few = small_digits()
     monkeypatch.setattr(digits, "load_digits", lambda: few)
     monkeypatch.setattr(runs, "_commit", lambda: "")

@@ -10,7 +10,6 @@ import random
 import struct
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,6 @@ from torch import Tensor
 
 from lbq import checkpoint, models
 from lbq.errors import RunError
-from lbq.models.resnet import ResNet
 from tests import small_runs
 from tests.small_runs import tensor_bytes
 
@@ -42,8 +40,8 @@ def two_states() -> tuple[Stored, Stored]:
         return len(states) == 2
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(models.OWN, "tiny", partial(ResNet, blocks=(1,), widths=(2,), stem_width=2))
-        made = small_runs.trainer(small_runs.config("optim.name=adamw", "model.id=tiny"), between_steps=keep)
+        patch.setitem(models.OWN, "tiny", small_runs.ONE_BLOCK)
+        made = small_runs.trainer(small_runs.config("optim.name=adamw", small_runs.TINY), between_steps=keep)
     list(made.fit())
     return states[0], states[1]
 

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,18 +25,25 @@ from torch import Tensor, nn
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 from torch.distributed.distributed_c10d import Store
 
-from lbq import distributed, job, runs
+from lbq import distributed, job, models, runs
 from lbq.data import digits
 from lbq.data.sources import ImageSource
 from lbq.distributed import SyncBatchNorm2d, World, synchronise_batchnorm
 from lbq.divergence import Diverged
 from lbq.errors import ConfigError, LbqError, RunError, Stopped
 from lbq.train import Trainer
-from tests.small_runs import Silent, config, contents, differences, small_digits, timeless, trainer
+from tests import small_runs
+from tests.small_runs import ONE_BLOCK, TINY, Silent, contents, differences, small_digits, timeless, trainer
 
 Case = Callable[[World, Path], Any]
 CPU = torch.device("cpu")
+config = partial(small_runs.config, TINY)
 EXACT = ("model.dropout=0.0", "train.precision=fp64")  # dropout differs by process, and rounding by float32
+
+
+@pytest.fixture(autouse=True)
+def one_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(models.OWN, "tiny", ONE_BLOCK)
 
 
 # What both one process and two compute
@@ -244,7 +252,7 @@ def separate_statistics(world: World, folder: Path) -> Any:
     """Without synchronisation every process has its own BatchNorm statistics; those of process 0 are the run's."""
     found = []
     for ema in ("0.0", "0.9"):
-        settings = config(f"train.ema={ema}", "train.epochs=2", "optim.lr=0.3")
+        settings = small_runs.config(f"train.ema={ema}", "train.epochs=2", "optim.lr=0.3")  # deep enough to differ
         whole = ImageSource(settings, small_digits(50, 400), CPU)
         made = Trainer(settings, whole, CPU, world)
         records = list(made.fit())
@@ -298,6 +306,7 @@ def process(rank: int, folder: Path) -> None:
     few = small_digits()
     digits.load_digits = lambda: few
     runs._commit = lambda: ""
+    models.OWN["tiny"] = ONE_BLOCK
     dist.init_process_group("gloo", init_method=f"file://{folder / 'meeting'}", rank=rank, world_size=2)
     world = World(rank, 2)
     assert world.main == (rank == 0)
@@ -380,7 +389,7 @@ def test_accumulation_changes_nothing(pair: list[dict[str, Any]]) -> None:
 def test_evaluation_is_of_the_whole_test_set(pair: list[dict[str, Any]], tmp_path: Path) -> None:
     alone = evaluation(World(), tmp_path)
     assert pair[0]["evaluation"] == pair[1]["evaluation"] == alone
-    assert len(alone[599][1]) == 7
+    assert len(alone[599][1]) == 3
 
 
 def test_evaluation_uses_one_set_of_statistics(pair: list[dict[str, Any]]) -> None:
@@ -465,7 +474,7 @@ def test_a_batchnorm_of_several_names_stays_one() -> None:
 def test_one_process_has_plain_batchnorm() -> None:
     settings = config("train.sync_batchnorm=true")
     made = trainer(settings)
-    assert sum(isinstance(m, SyncBatchNorm2d) for m in made.net.modules()) == 9
+    assert sum(isinstance(m, SyncBatchNorm2d) for m in made.net.modules()) == 3
     plain = trainer(config())
     assert made.net.state_dict().keys() == plain.net.state_dict().keys()
     list(made.fit())
@@ -566,10 +575,11 @@ def test_start_names_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
 LOST_AND_LOOKED_AFTER = """
 import atexit, os, signal, sys
 from pathlib import Path
-from lbq import cli, runs
+from lbq import cli, models, runs
 from lbq.data import digits
 from lbq.train import Trainer
-from tests.small_runs import small_digits
+from tests.small_runs import ONE_BLOCK, small_digits
+models.OWN["tiny"] = ONE_BLOCK
 few, right = small_digits(), Trainer._step
 digits.load_digits, runs._commit = lambda: few, lambda: ""
 first = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"

@@ -12,6 +12,7 @@ import sys
 import time
 import types
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +29,11 @@ from lbq.kernels.reference import burst_sequence
 from lbq.neuron import BurstNeuron, LadderNeuron
 from lbq.plan import plan_of
 from lbq.train import EpochRecord
+from tests import small_runs
 from tests.small_runs import (
     AtStep,
     Killed,
     Silent,
-    config,
     contents,
     differences,
     raising,
@@ -40,6 +41,8 @@ from tests.small_runs import (
     trainer,
     use_few_digits,
 )
+
+config = partial(small_runs.config, small_runs.TINY)
 
 
 @pytest.fixture(autouse=True)
@@ -438,7 +441,7 @@ def test_records_and_result(tmp_path: Path) -> None:
     assert reads.classes == tuple("0123456789")
     assert len(reads.mean) == len(reads.std) == 1
     assert result["best_on_holdout"] == max(lines[1:], key=lambda line: line["holdout_accuracy"])["epoch"]
-    assert len(lines[0]["steps"]) == len(lines[0]["tails"]) == len(lines[1]["active"]) == 7
+    assert len(lines[0]["steps"]) == len(lines[0]["tails"]) == len(lines[1]["active"]) == 3
     (plan,) = watcher.plans
     assert (plan.steps_per_epoch, plan.train_samples, plan.emulated) == (4, 40, None)
     net = runs.load(tmp_path)

@@ -33,6 +33,8 @@ from lbq.errors import LbqError, RunError
 from lbq.models.resnet import ResNet
 from lbq.train import Trainer
 from tests.small_runs import (
+    ONE_BLOCK,
+    TINY,
     AtStep,
     Contents,
     Killed,
@@ -50,14 +52,11 @@ from tests.small_runs import (
 )
 
 STEPS = 12
-ONE_BLOCK = partial(ResNet, blocks=(1,), widths=(2,), stem_width=2)  # where hundreds of runs are of one network
-TINY = "model.id=tiny"
 
 
 @pytest.fixture(autouse=True)
 def few_digits(monkeypatch: pytest.MonkeyPatch) -> None:
     use_few_digits(monkeypatch)
-    monkeypatch.setitem(models.OWN, "tiny", ONE_BLOCK)
 
 
 # Every batch boundary
