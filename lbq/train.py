@@ -204,10 +204,11 @@ class Trainer:
         while not self.done:
             record = self._epoch()
             if record is None:
-                return  # stopped between steps
+                return
             yield record
 
     def _epoch(self) -> EpochRecord | None:
+        """The rest of an epoch; None where it was stopped between steps."""
         seed, first = self.config.seed, self.position.batch
         if not first:
             self.began = time.perf_counter()
@@ -224,6 +225,10 @@ class Trainer:
                 return None
         self.sentinel.settle()
         self.sentinel.check_steps(self.position)
+        return self._ended()
+
+    def _ended(self) -> EpochRecord:
+        """What the epoch whose steps are done comes to; the next one begins."""
         epoch = self.position.epoch + 1
         loss, correct, seen = self.world.sum(self.tally.clone()).tolist()
         seconds = time.perf_counter() - self.began
