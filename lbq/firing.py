@@ -117,7 +117,9 @@ class _Watch:
 
     net: nn.Module
     counts: dict[str, NDArray[np.int64]] = field(default_factory=dict)  # by neuron and timestep
-    ended: dict[str, int] = field(default_factory=dict)  # by neuron, the timesteps up to the end of its last part
+    ended: dict[int, tuple[StorageWeakRef, int]] = field(
+        default_factory=dict
+    )  # by states' memory, timesteps before them
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
     synapses: dict[str, Count] = field(default_factory=dict)
     others: dict[str, float] = field(default_factory=dict)
@@ -154,9 +156,11 @@ class _Watch:
         def part(x: Tensor, state: BurstState | None = None) -> tuple[Tensor, BurstState | None]:
             exact, after = plain(x.to(compute_dtype(x)) if x.is_floating_point() else x, state)
             output, steps = exact.to(x.dtype), exact[None] if method == "forward_step" else exact
-            begin = 0 if state is None else self.ended.get(name, 0)
+            begin = self._begun(state)
             self._emitted(name, neuron, steps, scale_of(neuron), output, begin)
-            self.ended[name] = begin + len(steps)
+            if after is not None:
+                memory = StorageWeakRef(after.v.untyped_storage())
+                self.ended[memory.cdata] = memory, begin + len(steps)
             return output, after
 
         setattr(neuron, method, part)
@@ -166,6 +170,10 @@ class _Watch:
             delattr(neuron, method)
             if own is not None:
                 setattr(neuron, method, own)
+
+    def _begun(self, state: BurstState | None) -> int:
+        """The timesteps before a state that a part gave, which is not looked up again; 0 where it is another."""
+        return 0 if state is None else self.ended.pop(state.v.untyped_storage()._cdata, (None, 0))[1]
 
     def _emitted(
         self, name: str, neuron: SpikingNeuron, x: Tensor, scale: Tensor, output: Tensor, begin: int = 0

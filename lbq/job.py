@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -24,12 +24,12 @@ from torch import Tensor, nn
 from lbq import checkpoint, files, runs, schema
 from lbq.build import outline
 from lbq.config import Config, differences
-from lbq.data.sources import open_source
+from lbq.data.sources import Source, open_source
 from lbq.distributed import World
 from lbq.errors import LbqError, RunError, Stopped
 from lbq.evaluation import PRECISIONS, evaluate, for_testing
 from lbq.kernels import choose as kernels
-from lbq.neuron.base import neurons_of
+from lbq.neuron import SpikingNeuron
 from lbq.plan import Plan, plan_of
 from lbq.stops import noting
 from lbq.train import EpochRecord, Trainer
@@ -40,6 +40,7 @@ WHOLE = ("config.toml", "weights.safetensors", "result.json", f"{CHECKPOINTS}/{c
 CPU_IS_FULL = ("can't allocate memory", "not enough memory")  # in PyTorch's words, on x86-64 and on Arm
 CUBLAS_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"  # which cuBLAS must be told for its sums to have one order
 ECHO = 1.0  # seconds in which a SIGTERM is taken for one that was passed on
+CONSTANTS = ("beta", "alpha", "eta", "threshold", "ladder", "level_scale")  # of neurons, where they are not learned
 SAVING_SHARE = 0.02  # of the time that saves after short epochs may take
 # steps after which processes on GPUs ask each other whether one was told to stop: an answer waits for the GPU
 ASKING = 16
@@ -260,7 +261,7 @@ class Job:
         what it has one of and this network one for each channel. Constants of neurons are those of this configuration where
         the other's has others."""
         theirs, ours = runs.read_weights(run), self.trainer.net.state_dict()
-        configured = self._configured_otherwise(run)
+        configured = self._configured_otherwise(run, theirs)
         fits = {
             k: v.expand(ours[k].shape)
             for k, v in theirs.items()
@@ -274,14 +275,15 @@ class Job:
         if self.world.main:
             self.watcher.initialised(run, len(fits), tuple(name for name in ours if name not in fits))
 
-    def _configured_otherwise(self, run: str) -> set[str]:
-        """The constants of neurons, such as a decay that is not learned, with which the other run did not begin. Where both
-        began with the same ones, the other's may have been changed by a conversion, layer by layer."""
+    def _configured_otherwise(self, run: str, weights: Mapping[str, Tensor]) -> set[str]:
+        """The constants of neurons, such as a decay that is not learned, that are other ones in the other run's weights. Of
+        fixed steps those with which it did not begin either: else a conversion may have chosen them, layer by layer."""
         try:
-            theirs = _constants(outline(runs.load_config(run)))
+            first = _constants(outline(runs.load_config(run)), ("fixed_step",))
         except (LbqError, ValueError):  # weights alone, or a network that is not known here
-            theirs = {}
-        ours = _constants(self.trainer.net)
+            first = {}
+        ours = _constants(self.trainer.net, (*CONSTANTS, "fixed_step"))
+        theirs = {**weights, **first}
         return {name for name, value in ours.items() if name not in theirs or not _alike(theirs[name], value)}
 
     def _between_steps(self, trainer: Trainer) -> bool:
@@ -406,10 +408,20 @@ class Job:
         )
 
 
-def _constants(net: nn.Module) -> dict[str, Tensor]:
-    """What neurons have and do not learn, by its name in the network's state."""
-    owned = neurons_of(net).items()
-    return {f"{name}.{k}": value.cpu() for name, neuron in owned for k, value in neuron.named_buffers()}
+def _check_classes(run: Path, source: Source) -> None:
+    """Refuse data whose classes are not those that a run was trained on: labels would mean something else."""
+    trained, now = runs.read_inputs(run), source.inputs.classes
+    if trained is not None and trained.classes and now and trained.classes != now:
+        raise RunError(
+            f"{source.name} has other classes than {run} was trained on ({len(now)}, {', '.join(now)[:60]}; then "
+            f"{len(trained.classes)}, {', '.join(trained.classes)[:60]}): give the data that it was trained on"
+        )
+
+
+def _constants(net: nn.Module, names: Sequence[str]) -> dict[str, Tensor]:
+    """What neurons have of that and do not learn, by all its names in the network's state."""
+    neurons = [(n, m) for n, m in net.named_modules(remove_duplicate=False) if isinstance(m, SpikingNeuron)]
+    return {f"{n}.{k}": v.cpu() for n, m in neurons for k, v in m.named_buffers(recurse=False) if k in names}
 
 
 def _alike(one: Tensor, other: Tensor) -> bool:
@@ -484,6 +496,7 @@ def evaluate_run(
     config = trained if timesteps is None else runs.over(timesteps, trained)
     net = runs.load(folder, timesteps).to(where)
     source = open_source(config, where)
+    _check_classes(folder, source)
     stored: dict[str, Any] = {}
     if (folder / "result.json").exists():
         stored = runs.read_result(folder)

@@ -299,6 +299,11 @@ def over(timesteps: int, config: Config) -> Config:
     return replace(config, model=replace(config.model, timesteps=timesteps))
 
 
+def _fits(weights: Mapping[str, Tensor], config: Config) -> bool:
+    ours = build(config).state_dict()
+    return {k: v.shape for k, v in ours.items()} == {k: v.shape for k, v in weights.items()}
+
+
 def load(run: Path | str, timesteps: int | None = None) -> BurstNet:
     """The trained network of a run folder, in evaluation mode. timesteps: other ones than it was trained over."""
     folder = check_folder(run, "config.toml", "weights.safetensors")
@@ -310,11 +315,12 @@ def load(run: Path | str, timesteps: int | None = None) -> BurstNet:
         raise RunError(f"{folder / 'config.toml'}: {error}") from error
     if config.train.precision == "fp64":
         net.double()
+    weights = read_weights(folder)
     try:
-        net.load_state_dict(read_weights(folder))
+        net.load_state_dict(weights)
     except RuntimeError as error:
         reason = " ".join(str(error).split())
-        if config != trained:
+        if config != trained and _fits(weights, trained):
             made_for = f"{config.neuron['name']} neurons have weights for each of {trained.model.timesteps} timesteps"
             raise RunError(
                 f"{folder} cannot run over {timesteps} timesteps, its {made_for}: train it over so many"

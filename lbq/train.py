@@ -108,7 +108,10 @@ class Trainer:
     def _check(self) -> None:
         t, m, source = self.config.train, self.config.model, self.source
         if m.num_classes != source.classes:
-            raise ConfigError(f"model.num_classes must be {source.classes} for {source.name}, got {m.num_classes}")
+            labels = f", whose labels are 0 to {source.classes - 1}" if source.name == "arrays" else ""
+            raise ConfigError(
+                f"model.num_classes must be {source.classes} for {source.name}{labels}, got {m.num_classes}"
+            )
         if m.in_channels != source.shape[0]:
             raise ConfigError(f"model.in_channels must be {source.shape[0]} for {source.name}, got {m.in_channels}")
         if t.batch_size % (t.accumulate * self.world.size):

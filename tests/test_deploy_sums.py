@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import lbq.engine
 from lbq.account import count
-from lbq.deploy import deploy, lower
+from lbq.deploy import deploy, graph_of, lower
 from lbq.engine import container
 from lbq.errors import ArtefactError, GraphError
 from lbq.models import over_time
@@ -199,6 +199,18 @@ def read_again(m: Any, x: Tensor) -> Tensor:
     kept = x
     x += m.sn1(over_time(x, m.conv1, m.bn1))
     return m.head(m.sn2(over_time(kept, m.conv2, m.bn2)) + x)
+
+
+def test_casts_to_float_are_the_same_numbers() -> None:
+    """Though deployment runs the network in float64, where they would round."""
+
+    def join(m: Any, x: Tensor) -> Tensor:
+        x = m.sn0(m.stem(x.float()))
+        y = over_time(x.to(torch.float32), m.conv1, m.bn1).to(dtype=torch.float32)
+        return m.head(m.sn1(y + x).float())
+
+    net = Blocks(join).double().eval()
+    graph_of(net, SHAPE)  # which runs it beside what it read off its trace
 
 
 @pytest.mark.parametrize("join", [twice, summed, in_place, folded_in_place, copied])

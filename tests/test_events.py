@@ -445,6 +445,7 @@ def test_frames_against_a_loop(
 def test_one_size_is_a_square() -> None:
     recording = events_of([], 8, 6)
     assert to_frames(recording, 3, size=4).shape == (3, 2, 4, 4)
+    assert to_frames(recording, 3, size=tuple(np.array([4, 3]))).shape == (3, 2, 4, 3)
     with pytest.raises(ValueError, match="^size must be at most the sensor's 6 x 8, got 8 x 8$"):
         to_frames(recording, 3, size=8)
 

@@ -20,6 +20,7 @@ import lbq
 from lbq.account import Counter, activity_of, count
 from lbq.deploy import lower
 from lbq.errors import LbqError
+from lbq.kernels.reference import BurstState
 from lbq.neuron import ILIF, LIF, LMHT, MLF, BurstNeuron, LadderNeuron, SpikingNeuron, Ternary
 from lbq.neuron.baselines import QuantReLU
 from lbq.neuron.record import record_levels
@@ -231,14 +232,29 @@ def test_a_part_without_a_state_begins_a_sequence_and_one_with_a_state_goes_on()
             self.saved = self.sn.forward_chunk(batch(2, 5, 4))[1]  # before anyone watches
 
         def forward(self, x: Tensor) -> None:
-            self.sn.forward_chunk(x[:2], self.saved)  # goes on where the neuron's last call ended
+            self.sn.forward_chunk(x[:2], self.saved)  # begins: nobody saw what came before
             state = self.sn.forward_chunk(x[:0])[1]
             for part in x.split(2):
                 state = self.sn.forward_chunk(part, state)[1]
 
     assert lbq.statistics(Parts(), [batch(3, 5, 4)])["sn"].levels.sum(1).tolist() == [40, 40, 20]
     twice = lbq.statistics(Parts(), [batch(3, 5, 4)] * 2)
-    assert twice["sn"].levels.sum(1).tolist() == [60, 60, 40, 20, 20]
+    assert twice["sn"].levels.sum(1).tolist() == [80, 80, 40]
+
+
+def test_each_state_of_a_neuron_in_two_places_goes_on_by_itself() -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.sn = BurstNeuron()
+
+        def forward(self, x: Tensor) -> None:
+            states: list[BurstState | None] = [None, None]
+            for current in x:
+                for i, state in enumerate(states):
+                    states[i] = self.sn.forward_step(current, state)[1]
+
+    assert lbq.statistics(Twice(), [batch(4, 5, 4)])["sn"].levels.sum(1).tolist() == [40] * 4
 
 
 def test_nothing_is_left_behind() -> None:

@@ -383,6 +383,12 @@ def test_constants_are_the_configurations_own_whatever_weights_it_starts_from(tm
     found = runs.read_weights(tmp_path / "other")
     assert (float(found["sn1.beta"]), float(found["sn1.fixed_step"])) == pytest.approx((0.9, 0.1))
     assert {"sn1.beta", "sn1.fixed_step"} <= set(seen.starts[1][2])
+    chosen = runs.read_weights(tmp_path / "other") | {"sn1.beta": torch.tensor(0.5)}
+    result = {**runs.read_result(tmp_path / "other"), "weights_sha256": runs.write_weights(tmp_path / "other", chosen)}
+    (tmp_path / "other" / "result.json").write_text(json.dumps(result), encoding="utf-8")
+    again = ("neuron.beta=0.9", "neuron.step=0.1", f"train.init_from={tmp_path / 'other'}")
+    run(config(*short, *fixed, *again), tmp_path / "again")  # whose weights have another decay than its configuration
+    assert float(runs.read_weights(tmp_path / "again")["sn1.beta"]) == pytest.approx(0.9)
     (tmp_path / "first" / "config.toml").unlink()  # weights alone say nothing of how they began
     run(config(*short, *fixed, start, "neuron.alpha=0.5"), tmp_path / "bare", seen)
     assert float(runs.read_weights(tmp_path / "bare")["sn1.alpha"]) == 0.5
@@ -425,6 +431,21 @@ def test_a_run_is_evaluated_over_other_timesteps(tmp_path: Path, monkeypatch: py
     run(config(*short, "neuron.name=lmht"), tmp_path / "lmht")
     with pytest.raises(RunError, match="cannot run over 3 timesteps, its lmht neurons have weights for each of 2"):
         job.evaluate_run(tmp_path / "lmht", timesteps=3)
+    shutil.copy(tmp_path / "lbq" / "weights.safetensors", tmp_path / "lmht")
+    (tmp_path / "lmht" / "result.json").unlink()
+    with pytest.raises(RunError, match=r"weights\.safetensors does not belong to .*config\.toml"):
+        job.evaluate_run(tmp_path / "lmht", timesteps=3)
+
+
+def test_a_run_is_not_evaluated_on_other_classes(tmp_path: Path) -> None:
+    run(config("train.epochs=1", "train.warmup_epochs=0"), tmp_path)
+    result = runs.read_result(tmp_path)
+    result["inputs"]["classes"][2:4] = ["3", "2"]
+    (tmp_path / "result.json").write_text(json.dumps(result), encoding="utf-8")
+    with pytest.raises(
+        RunError, match=r"digits has other classes than .* was trained on \(10, 0, 1, 2, .*; then 10, 0, 1, 3"
+    ):
+        job.evaluate_run(tmp_path)
 
 
 def test_records_and_result(tmp_path: Path) -> None:

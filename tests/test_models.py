@@ -77,9 +77,14 @@ def test_static_and_event_inputs() -> None:
 def test_an_image_is_shown_as_often_as_the_network_says_now(id: str) -> None:
     net = models.create(id, 3, timesteps=2).eval()
     net.timesteps = 5
+    seen: list[nn.Module] = []
+    modules = [m for m in net.modules() if isinstance(m, nn.Sequential) and len(m)]
+    for module in modules:
+        module.register_forward_hook(lambda m, *_: seen.append(m))
     with record_levels(net) as levels:
         net(torch.rand(1, 3, 32, 32))
     assert {len(level) for level in levels.values()} == {5}
+    assert set(seen) == set(modules)  # hooks for features are called
 
 
 def test_time_is_a_view_for_static_images() -> None:

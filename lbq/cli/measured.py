@@ -229,12 +229,12 @@ def report(
 
     found = gather(results, read_run)
     size = make(target, found, format, _technology(technology), image, title)
+    alone = sum(result.alone for result in found.finished)
     if as_json:
-        counts = {"finished": len(found.finished), "unfinished": len(found.unfinished)}
+        counts = {"finished": len(found.finished) - alone, "analyses": alone, "unfinished": len(found.unfinished)}
         print_json({"path": str(target), "bytes": size, "format": format, **counts})
         return
     unfinished = f", {len(found.unfinished)} not finished" if found.unfinished else ""
-    alone = sum(result.alone for result in found.finished)
     runs = f"{len(found.finished) - alone} finished run{'s' * (len(found.finished) - alone != 1)}"
     analyses = f", {alone} analys{'i' if alone == 1 else 'e'}s without a run" if alone else ""
     make_console().print(f"{target}: {size_of(size)}, {runs}{analyses}{unfinished}", soft_wrap=True)

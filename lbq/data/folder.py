@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
+ARCHIVES = (".tar", ".zip", ".gz", ".tgz", ".xz", ".bz2", ".7z", ".rar")  # which may be a class that is not extracted
 LITTER = ("thumbs.db", "desktop.ini")  # what Windows leaves in folders that it has shown
 FORMATS = ("JPEG", "PNG", "BMP", "WEBP")  # told by content: ImageNet has a PNG that is called .JPEG
 MAX_PIXELS = 1 << 26  # 8,192 x 8,192
@@ -109,12 +110,18 @@ def scan_split(folder: Path, classes: tuple[str, ...] | None = None) -> FolderSp
 
 
 def _classes(folder: Path) -> tuple[str, ...]:
-    """Sorted names of the folders in `folder`, which holds no images beside them; other files are passed over."""
+    """Sorted names of the folders in `folder`, which holds no images, archives or broken links beside them, for a class
+    that is left out would shift the labels of others; other files are passed over."""
     entries = _entries(folder)
     classes = {entry.name for entry in entries if entry.is_dir()}
-    stray = sorted(e.name for e in entries if e.name not in classes and e.name.lower().endswith(EXTENSIONS))
-    if stray:
-        raise DataError(f"{folder / stray[0]} is not in a class folder: sort images into {folder}/CLASS")
+    others = sorted((e for e in entries if e.name not in classes), key=lambda e: e.name)
+    for entry in others:
+        if not entry.is_file():
+            raise DataError(f"{entry.path} is neither a file nor a folder: restore what it links to, or remove it")
+        if entry.name.lower().endswith(ARCHIVES):
+            raise DataError(f"{entry.path} is an archive beside class folders: extract it, or move it elsewhere")
+        if entry.name.lower().endswith(EXTENSIONS):
+            raise DataError(f"{entry.path} is not in a class folder: sort images into {folder}/CLASS")
     if not classes:
         raise DataError(f"{folder} has no class folders: image folders are {folder.name}/CLASS/*.jpg")
     return tuple(sorted(classes))

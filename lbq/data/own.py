@@ -32,11 +32,6 @@ def load_own(root: Path | str) -> Dataset | EventData:
     if images.shape[1:] != test_images.shape[1:]:
         shapes = " and ".join(str(list(x.shape[1:])) for x in (images, test_images))
         raise DataError(f"{root}: samples of the training and the test part have other shapes: {shapes}")
-    if names is None and labels.min() > 0:
-        raise DataError(
-            f"{root}: the labels of the training part begin at {labels.min()}: number the classes from 0 "
-            "(np.unique(labels, return_inverse=True)[1], in both parts alike), or name them all in 'classes'"
-        )
     classes = tuple(map(str, range(int(labels.max()) + 1))) if names is None else names
     for part, found in (("train", labels), ("test", test_labels)):
         if found.max() >= len(classes):

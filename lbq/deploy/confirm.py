@@ -6,9 +6,12 @@ modules, is in no trace, and no look at the network's layers finds it.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from lbq.deploy.absorbed import execute
 from lbq.errors import GraphError
@@ -26,7 +29,7 @@ def confirm(net: nn.Module, graph: Graph, x: Array, inputs: Array) -> None:
     with a membrane at a threshold, where rounding decides, are not compared.
     """
     try:
-        with record_levels(net) as levels:
+        with record_levels(net) as levels, _InFloat64():
             logits = net(torch.from_numpy(x.copy())).numpy()  # x may be `inputs`, and a forward may change what it gets
     except Exception as error:  # whatever the network's own forward raises
         reason = " ".join(str(error).split()) or type(error).__name__
@@ -41,6 +44,14 @@ def confirm(net: nn.Module, graph: Graph, x: Array, inputs: Array) -> None:
     same = logits.size == expected.logits.size and len(logits) == len(expected.logits)
     if not same or not _agree(logits.reshape(expected.logits.shape)[compared], expected.logits[compared]):
         raise GraphError(f"its logits: {_other(net)}")
+
+
+class _InFloat64(TorchFunctionMode):
+    """Casts to float leave the float64 that all else here is in."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        to_float = func is Tensor.float or (func is Tensor.to and torch.float32 in (*args, *(kwargs or {}).values()))
+        return Tensor.double(args[0]) if to_float else func(*args, **(kwargs or {}))
 
 
 def _agree(found: Array, logits: Array) -> bool:

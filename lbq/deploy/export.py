@@ -30,6 +30,7 @@ from lbq.errors import GraphError
 from lbq.graph import Graph
 
 GOLDEN = 8  # inputs that an artefact carries
+LARGEST_STD = 4.0  # of normalisations that are taken for meant
 CONFIRMED = 2  # inputs on which the trained network is run once more: not one, so that mixing them would be seen
 
 
@@ -108,12 +109,16 @@ def _normalisation(
     means, deviations = _numbers("mean", mean, channels, 0.0), _numbers("std", std, channels, 1.0)
     if min(deviations) <= 0:
         raise GraphError(f"std must be positive, got {std!r}")
-    for name, values, given in (("mean", means, mean), ("std", deviations, std)):
-        if max(values) > 1:
-            raise GraphError(
-                f"{name} is of pixel / scale, at most 1, got {given!r} with scale={most}: where mean and std are of pixels, "
-                "divide both by the brightest one (255), and give that as scale"
-            )
+    if max(means) > 1:
+        raise GraphError(
+            f"mean is of pixel / scale, at most 1, got {mean!r} with scale={most}: where mean and std are of pixels, "
+            "divide both by the brightest one (255), and give that as scale"
+        )
+    if max(deviations) > LARGEST_STD:
+        raise GraphError(
+            f"std is of pixel / scale, where it is below 1, got {std!r} with scale={most}: where it is of pixels, divide it by "
+            "the brightest one (255), and give that as scale; where so small inputs are meant, scale the first layer's weights"
+        )
     return _Normalisation(means, deviations, int(most))
 
 

@@ -98,6 +98,8 @@ def open_data(network: IntegerNetwork, data: str | None) -> TestSet:
         )
     if data is not None and data.endswith(".npz"):
         _check_range(test.read(0, test.size), network, data)
+    if test.classes and network.classes and test.classes != network.classes:
+        raise DataError(f"{test.name} has other classes than the network: {_unlike(test.classes, network.classes)}")
     labels, outputs = test.labels, network.readout.shape[0]
     if labels is not None and len(labels) and not 0 <= labels.min() <= labels.max() < outputs:
         raise DataError(
@@ -105,6 +107,12 @@ def open_data(network: IntegerNetwork, data: str | None) -> TestSet:
             f"{outputs - 1}: number them as in training"
         )
     return test
+
+
+def _unlike(found: tuple[str, ...], known: tuple[str, ...]) -> str:
+    """Where two lists of classes differ first."""
+    at = next((i for i, (one, other) in enumerate(zip(found, known, strict=False)) if one != other), None)
+    return f"{len(found)}, not {len(known)}" if at is None else f"class {at} is {found[at]!r}, not {known[at]!r}"
 
 
 def _check_range(values: NDArray[np.uint8], network: IntegerNetwork, where: Path | str) -> None:

@@ -24,6 +24,15 @@ class ConvUnit(nn.Module):
         return fire(x, self.conv, self.bn, self.sn, timesteps=timesteps)
 
 
+class Stage(nn.Sequential):
+    """Units one after another; `timesteps` as they take it."""
+
+    def forward(self, x: Tensor, timesteps: int | None = None) -> Tensor:
+        for unit in self:
+            x = unit(x, timesteps)
+        return x
+
+
 class VGG(BurstNet):
     """Five stages of 3x3 convolutions, each ended by a 2x2 max-pool; global average pool; one linear layer.
 
@@ -45,7 +54,7 @@ class VGG(BurstNet):
         inputs = in_channels
         self.stages = nn.ModuleList()
         for count, factor in zip(STAGES[depth], (1, 2, 4, 8, 8), strict=True):
-            units = nn.Sequential()
+            units = Stage()
             for _ in range(count):
                 units.append(ConvUnit(inputs, width * factor, neuron))
                 inputs = width * factor
@@ -57,7 +66,5 @@ class VGG(BurstNet):
 
     def features(self, x: Tensor) -> Tensor:
         for stage in self.stages:
-            for unit in stage.children():
-                x = unit(x, self.timesteps)
-            x = over_time(x, self.maxpool)
+            x = over_time(stage(x, self.timesteps), self.maxpool)
         return over_time(x, self.avgpool).flatten(2)

@@ -87,9 +87,10 @@ def runs_table(found: Gathered) -> Table:
 
 
 def _basename(source: str) -> str:
-    """Of an analysis the folder too, which tells it from others."""
+    """Of an analysis with the folder that tells it from others."""
     parts = source.rstrip("/").split("/")
-    return "/".join(parts[-2:] if parts[-1] == "analysis.json" else parts[-1:])
+    shown = 1 if parts[-1] != "analysis.json" else 3 if parts[-2:-1] == ["model.analysis"] else 2
+    return "/".join(parts[-shown:])
 
 
 def unfinished_table(found: Gathered) -> Table:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from typing import Literal, SupportsIndex
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -68,7 +68,7 @@ def slice_bounds(
 def _checked_size(events: Events, size: Size | None, timesteps: int) -> tuple[int, int]:
     if size is None:
         size = events.height, events.width
-    height, width = map(operator.index, (size, size) if isinstance(size, SupportsIndex) else size)
+    height, width = map(operator.index, np.broadcast_to(size, 2))
     if height < 1 or width < 1 or 2 * height * width * timesteps > MAX_VALUES:
         raise ValueError(f"size must be (H, W) of at least 1 and at most {MAX_VALUES:,} bytes of frames, got {size}")
     if height > events.height or width > events.width:  # rows and columns without events would stand between the others
