@@ -277,26 +277,40 @@ def _send(number: int) -> Callable[[], None]:
     return lambda: os.kill(os.getpid(), number)
 
 
+SPREAD = 3  # positions that kills must have met
+
+
 def kills(folder: Path, count: int) -> dict[str, Any]:
-    """`count` kills at random moments of run after run, each continued until it is done."""
+    """`count` kills at random moments of run after run, each continued until it is done.
+
+    How long a run takes depends on what else the machine does: kills come later after one that no checkpoint came before, and
+    there are up to five times as many until they are spread over the run.
+    """
     forks = forks_in(folder)
-    draw = random.Random(count)
+    draw, span = random.Random(count), forks.seconds
     killed = finished = resumed = 0
     positions: list[int] = []
     started = time.monotonic()
-    while killed < count:
+
+    def few() -> bool:
+        spread = resumed >= count / 4 and len(set(positions)) >= SPREAD
+        return killed < count or (killed < 5 * count and not spread)
+
+    while few():
         out = folder / f"run-{finished}"
         while True:
             pid = forks.start(out)
-            if killed < count:
-                forks.watch(pid, draw.uniform(0, 1.05 * forks.seconds))
+            if few():
+                forks.watch(pid, draw.uniform(0, 1.05 * span))
                 os.kill(pid, signal.SIGKILL)  # a zombie takes it without harm
             code = forks.wait(pid)
             loaded = checkpoint.load(out / job.CHECKPOINTS)  # raises where a checkpoint is damaged
             assert loaded is None or not loaded.skipped, loaded
             if code == 0:
+                span = max(forks.seconds, span / 1.5)
                 break
             assert code == -signal.SIGKILL, (code, out.with_suffix(".err").read_text())
+            span *= 1.5 if loaded is None else 1
             killed += 1
             positions.append(0 if loaded is None else loaded.values["position"]["step"])
             resumed += loaded is not None
@@ -369,9 +383,9 @@ def test_killed_at_random_moments(helper: Ask) -> None:
     count = int(os.environ.get("LBQ_KILLS", "10"))
     report = helper(kills, count)
     sys.stderr.write(f"{report}\n")
-    assert report["kills"] == count
+    assert report["kills"] >= count
     assert report["with_checkpoint"] >= count / 4
-    assert report["positions"] >= min(4, count // 3)  # the kills were spread over the run
+    assert report["positions"] >= SPREAD
 
 
 def test_broken_restores_are_caught(helper: Ask) -> None:
