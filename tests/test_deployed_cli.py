@@ -574,3 +574,13 @@ def test_deployed_networks_run_where_torch_is_not_installed(
         done = python(without_torch, "-m", "lbq", *verb)
         assert (done.returncode, done.stderr.count("\n")) == (2, 1)
         assert "needs PyTorch, which is not installed" in done.stderr
+
+
+def test_data_of_other_classes_is_refused(model: Path) -> None:
+    network = engine.load(model).network
+    for classes, first in (
+        (("zero", *network.classes[1:]), "class 0 is '0', not 'zero'"),
+        (network.classes[:9], "10, not 9"),
+    ):
+        with pytest.raises(DataError, match=rf"digits has other classes than the network \({first}\): give data like"):
+            open_data(replace(network, classes=classes), "digits")

@@ -50,7 +50,9 @@ class _InFloat64(TorchFunctionMode):
     """Casts to float leave the float64 that all else here is in."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        to_float = func is Tensor.float or (func is Tensor.to and torch.float32 in (*args, *(kwargs or {}).values()))
+        to_float = func is Tensor.float or (
+            func is Tensor.to and torch.float32 in (*args[1:], *(kwargs or {}).values())
+        )
         return Tensor.double(args[0]) if to_float else func(*args, **(kwargs or {}))
 
 

@@ -60,7 +60,8 @@ PLUS = (operator.add, operator.iadd, torch.add, "add")
 MINUS = (operator.sub, operator.isub, torch.sub, "sub")
 TIMES = (operator.mul, operator.imul, torch.mul, "mul")
 OVER = (operator.truediv, operator.itruediv, torch.div, torch.true_divide, "div")
-SAME = ("contiguous", "clone", torch.clone, "detach", torch.detach, "float", "double")  # numbers, wherever they lie
+# the same numbers, wherever they lie and whatever holds them
+SAME = ("contiguous", "clone", torch.clone, "detach", torch.detach, "float", "double")
 WIDE = (torch.float32, torch.float64)  # which hold all levels and pixels
 SOFTMAX = (torch.softmax, torch.log_softmax, F.softmax, F.log_softmax, "softmax", "log_softmax")
 

@@ -20,20 +20,8 @@ IN_PLACE: dict[Any, str] = {operator.iadd: "+", operator.isub: "-", operator.imu
 FUNCTIONS = (fold_time, unfold_time, torch.flatten, torch.unflatten, torch.reshape, torch.unsqueeze, torch.detach,
              operator.getitem)  # fmt: skip
 AS = ("view_as", "reshape_as")
-METHODS = (
-    "flatten",
-    "unflatten",
-    "reshape",
-    "view",
-    "unsqueeze",
-    "expand",
-    "contiguous",
-    "detach",
-    "float",
-    "double",
-    "to",
-    *AS,
-)
+METHODS = ("flatten", "unflatten", "reshape", "view", "unsqueeze", "expand", "contiguous", "detach", "float", "double", "to",
+           *AS)  # fmt: skip
 VIEWS: frozenset[Any] = frozenset((*FUNCTIONS, *METHODS, *TRANSPOSES, *IN_PLACE, F.dropout, F.dropout2d))
 
 

@@ -99,7 +99,10 @@ def open_data(network: IntegerNetwork, data: str | None) -> TestSet:
     if data is not None and data.endswith(".npz"):
         _check_range(test.read(0, test.size), network, data)
     if test.classes and network.classes and test.classes != network.classes:
-        raise DataError(f"{test.name} has other classes than the network: {_unlike(test.classes, network.classes)}")
+        first = _unlike(test.classes, network.classes)
+        raise DataError(
+            f"{test.name} has other classes than the network ({first}): give data like what it was trained on"
+        )
     labels, outputs = test.labels, network.readout.shape[0]
     if labels is not None and len(labels) and not 0 <= labels.min() <= labels.max() < outputs:
         raise DataError(
