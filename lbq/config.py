@@ -80,6 +80,7 @@ class AugmentConfig:
     cutmix: float = _at_least(0.0, 0)
     mix_prob: float = _checked(1.0, "in [0, 1]", lambda v: 0 <= v <= 1)
     label_smoothing: float = _share(0.0)
+    plain_epochs: int = _at_least(0, 0)  # the last ones, without policy, cutout, events, mixup and cutmix
 
 
 @dataclass(frozen=True)
@@ -122,6 +123,10 @@ BOOKKEEPING = {  # settings that change no result
     "data": ("root", "workers"),
     "train": ("cuda_graph", "checkpoint_steps", "checkpoint_minutes", "tensorboard"),
 }
+LATER: dict[str, dict[str, Any]] = {
+    "augment": {"plain_epochs": 0},
+    "optim": {"norm_decay": False},
+}  # settings that came later, and their defaults
 READINGS = {"train": ("eval_every",)}  # of the hash, but how often a run is tested changes no result either
 
 # what may be given anew for a run that is trained already
@@ -149,6 +154,10 @@ class Config:
                 f"train.warmup_epochs must be less than train.epochs ({t.epochs}), got {t.warmup_epochs}: for so few epochs "
                 f"add train.warmup_epochs=0"
             )
+        if config.augment.plain_epochs > t.epochs:
+            raise ConfigError(
+                f"augment.plain_epochs must be at most train.epochs ({t.epochs}), got {config.augment.plain_epochs}"
+            )
         if t.warmup_lr > config.optim.lr:
             raise ConfigError(f"train.warmup_lr must be at most optim.lr ({config.optim.lr:g}), got {t.warmup_lr:g}")
         if t.batch_size % t.accumulate:
@@ -173,6 +182,11 @@ class Config:
         return toml.write(self.to_dict())
 
     @property
+    def plain_from(self) -> int:
+        """The first epoch, counted from 0, whose samples are cropped and flipped alone; `train.epochs` where there is none."""
+        return self.train.epochs - self.augment.plain_epochs
+
+    @property
     def hash(self) -> str:
         """SHA-256 of all settings that change a result, independent of formatting and key order.
 
@@ -183,8 +197,10 @@ class Config:
         for part, keys in BOOKKEEPING.items():
             for key in keys:
                 del tree[part][key]
-        if not self.optim.norm_decay:
-            del tree["optim"]["norm_decay"]
+        for part, defaults in LATER.items():
+            for key, default in defaults.items():
+                if tree[part][key] == default:
+                    del tree[part][key]
         return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
 
 

@@ -85,6 +85,8 @@ def _without_effect(trainer: Trainer) -> Iterator[str]:
         yield f"train.tet_weight has no effect with train.loss={t.loss}"
     if not (a.mixup or a.cutmix) and a.mix_prob != usual.augment.mix_prob:
         yield "augment.mix_prob has no effect without augment.mixup or augment.cutmix"
+    if a.plain_epochs and not (a.policy or a.cutout or a.events or a.mixup or a.cutmix):
+        yield "augment.plain_epochs has no effect without augment.policy, cutout, events, mixup or cutmix"
     if o.name == "adamw" and o.momentum != usual.optim.momentum:
         yield "optim.momentum has no effect with optim.name=adamw"
     if "beta" in n and neurons and all(neuron.membrane == "if" for neuron in neurons):

@@ -100,7 +100,9 @@ class Trainer:
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=config.train.precision == "fp16")
         self.average = optim.Average(self.net, config.train.ema) if config.train.ema else None
         a = config.augment
-        self.mixing = Mixing(a.mixup, a.cutmix, a.mix_prob, a.label_smoothing, config.model.num_classes)
+        self.mixing = Mixing(
+            a.mixup, a.cutmix, a.mix_prob, a.label_smoothing, config.model.num_classes, config.plain_from
+        )
         self.sentinel = Sentinel(self.net, config, self.device)
         self._runner: nn.Module | None = None
         self._captured: CapturedStep | None = None
@@ -401,8 +403,10 @@ class Trainer:
         """
         count = max(NORM_SAMPLES // self.config.train.batch_size, 1)
         mine = self.order(0)[:count, :, self.world.rank].flatten(0, 1)  # the same ones every time
+        plain = self.position.epoch >= self.config.plain_from
+        epoch = self.position.epoch if plain else 0  # alike every time, too
         with self.averaged():
-            batches = self.source.train_batches(list(mine), 0, self.config.seed)
+            batches = self.source.train_batches(list(mine), epoch, self.config.seed)
             found = evaluation.measure_norms(self.net, batches, self.config.train, self.device, self.world)
             for name, value in found.items():
                 average.state[name].copy_(value)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -382,6 +383,16 @@ def test_pipeline_is_its_parts() -> None:
     assert CIFAR(x, index, 5, 2, torch.bfloat16).dtype == torch.bfloat16
     without = ImageAugment(4, True, None, 16, CIFAR.mean, CIFAR.std)(x, index, 5, 2)
     assert torch.equal((got == 0).all(1), (without == 0).all(1))  # switching the policy off moves nothing else
+
+
+def test_plain_epochs_are_cropped_and_flipped_alone() -> None:
+    x, index = images(64), torch.arange(64)
+    ends, never = replace(CIFAR, plain_from=3), replace(CIFAR, policy=None, cutout=0)
+    for epoch in (0, 2):
+        assert torch.equal(ends(x, index, 5, epoch), CIFAR(x, index, 5, epoch))
+    for epoch in (3, 4):
+        assert torch.equal(ends(x, index, 5, epoch), never(x, index, 5, epoch))
+        assert not torch.equal(ends(x, index, 5, epoch), CIFAR(x, index, 5, epoch))
 
 
 def test_pipeline_switched_off_only_normalises() -> None:

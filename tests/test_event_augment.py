@@ -106,6 +106,16 @@ def test_event_recipe_is_its_parts(dtype: torch.dtype) -> None:
     assert min(seen[name] for name in events.CHOICES) > 20
 
 
+def test_plain_epochs_of_events_are_flipped_alone() -> None:
+    x, index = single.frames(40), torch.arange(40)
+    ends = EventAugment(plain_from=3)
+    assert torch.equal(ends(x, index, 0, 2), EventAugment()(x, index, 0, 2))
+    found = ends(x, index, 0, 3)
+    assert torch.equal(found, EventAugment(choices=("none",))(x, index, 0, 3))
+    assert 0 < (found != x).flatten(2).any(2).any(0).sum() < 40
+    assert torch.equal(EventAugment(flip=0, plain_from=3)(x, index, 0, 3), x)
+
+
 def test_event_holes_have_the_recipes_areas() -> None:
     got = EventAugment(flip=0, choices=("cutout",))(torch.ones(1, 2000, 1, 48, 48), torch.arange(2000), 0, 0)
     holes = (got[0, :, 0] == 0).sum((1, 2)).double()

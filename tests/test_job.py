@@ -489,6 +489,11 @@ def test_records_and_result(tmp_path: Path) -> None:
         (["augment.mix_prob=0.5"], "augment.mix_prob has no effect without augment.mixup or augment.cutmix"),
         (["augment.mix_prob=0.5", "augment.cutmix=1"], None),
         (
+            ["augment.plain_epochs=1"],
+            "augment.plain_epochs has no effect without augment.policy, cutout, events, mixup or cutmix",
+        ),
+        (["augment.plain_epochs=1", "augment.cutout=2"], None),
+        (
             ["optim.name=adamw", "optim.lr=1e-3", "optim.momentum=0.5"],
             "optim.momentum has no effect with optim.name=adamw",
         ),

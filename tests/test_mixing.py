@@ -81,6 +81,16 @@ def test_mixing_chooses_as_asked() -> None:
     assert len({Mixing(0.8).choose(32, 32, s, e, t).lam for s in (0, 1) for e in (0, 1) for t in (0, 1)}) == 8
 
 
+def test_plain_epochs_are_not_mixed_but_smoothed() -> None:
+    x, y = torch.rand(4, 1, 8, 8), torch.arange(4)
+    always, ends = Mixing(0.8, 1.0, smoothing=0.1), Mixing(0.8, 1.0, smoothing=0.1, plain_from=3)
+    assert all(ends.choose(32, 32, 0, 2, step) == always.choose(32, 32, 0, 2, step) for step in range(20))
+    for step in range(20):
+        mixed, target = ends(x, y, 0, 3, step)
+        assert torch.equal(mixed, x)
+        assert torch.equal(target, always.targets(y))
+
+
 def test_boxes_lie_within_the_image_and_reach_its_borders() -> None:
     mixes = [Mixing(cutmix=1.0).choose(9, 12, 0, 0, step) for step in range(500)]
     boxes = np.array([mix.box for mix in mixes])

@@ -279,6 +279,33 @@ def test_every_epoch_has_an_order_of_its_own() -> None:
         assert sum(a == b for a, b in zip(read[one], read[other], strict=True)) < 10
 
 
+def test_plain_epochs_end_a_run_that_was_trained_alike_until_then() -> None:
+    strong = ("augment.cutout=4", "augment.mixup=0.5", "train.ema=0.5")
+
+    def logged(*changes: str) -> list[train.EpochRecord]:
+        return list(small_runs.trainer(small_runs.config(*strong, *changes)).fit())
+
+    whole, ends = logged(), logged("augment.plain_epochs=1")
+    assert [r.loss for r in whole[:2]] == [r.loss for r in ends[:2]]
+    assert whole[2].loss != ends[2].loss
+
+
+def test_averaged_weights_are_measured_on_images_like_the_last_ones() -> None:
+    """BatchNorm's statistics of an average are those of plain images once epochs are plain."""
+    trainer = small_runs.trainer(small_runs.config("augment.cutout=6", "augment.plain_epochs=1"))
+    right, zeros = trainer.source.train_batches, []
+
+    def batches(chosen: Sequence[Tensor], epoch: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
+        made = list(right(chosen, epoch, seed))
+        zeros.append(torch.cat([x for x, _ in made]).eq(0).float().mean().item())
+        return iter(made)
+
+    trainer.source.train_batches = batches  # type: ignore[method-assign, assignment]
+    list(trainer.fit())
+    trained, measured = zeros[0::2], zeros[1::2]  # of three epochs each
+    assert min(trained[:2] + measured[:2]) > max(trained[2], measured[2])
+
+
 def test_processes_divide_what_is_evaluated(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each of three looks at a third of the images, together at all of them once; their counts are added."""
     settings = small_runs.config("train.batch_size=4")

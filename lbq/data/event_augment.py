@@ -11,6 +11,7 @@ whose maps are gentler (rotation up to 15 degrees); name "roll" in `choices` to 
 from __future__ import annotations
 
 import functools
+import math
 from dataclasses import dataclass
 
 import torch
@@ -41,7 +42,8 @@ def shear_matrix(radians: Tensor, height: int, width: int) -> Tensor:
 
 @dataclass(frozen=True)
 class EventAugment:
-    """A flip, then one of `choices` for each sample. The numbers' source is this module's docstring."""
+    """A flip, then one of `choices` for each sample, or nothing from the epoch `plain_from` on. The numbers' source is this
+    module's docstring."""
 
     flip: float = 0.5  # probability
     choices: tuple[str, ...] = SPIKFORMER
@@ -50,6 +52,7 @@ class EventAugment:
     rotate: float = 30.0  # degrees
     roll: int = 5  # pixels
     cutout: tuple[float, float] = (0.001, 0.11)  # share of the area
+    plain_from: float = math.inf
 
     def __post_init__(self) -> None:
         if not self.choices:
@@ -64,6 +67,8 @@ class EventAugment:
         """`x` [T, B, 2, H, W] and each sample's number in its dataset, int64 [B] on the same device."""
         height, width = x.shape[-2:]
         u = uniform(seed, "event", epoch, index, 6)
+        if epoch >= self.plain_from:
+            return torch.where((u[:, 0] < self.flip)[:, None, None, None], x.flip(-1), x)
         chosen = integers(u[:, 1], len(self.choices))
         coefficients = _coefficients(self, height, width, x.device)[chosen, integers(u[:, 2], BINS)]
         x = ops.transform(x, coefficients, mirror=u[:, 0] < self.flip)

@@ -31,7 +31,8 @@ class Mixing:
     """How batches are mixed.
 
     `mixup` and `cutmix` are the alphas of their Beta, 0 for off; where both are on, a batch takes either with equal
-    chance. A batch is mixed with probability `prob`. `smoothing` spreads that share of every target over all classes.
+    chance. A batch is mixed with probability `prob`, and never from the epoch `plain_from` on. `smoothing`
+    spreads that share of every target over all classes.
     """
 
     mixup: float = 0.0
@@ -39,6 +40,7 @@ class Mixing:
     prob: float = 1.0
     smoothing: float = 0.0
     classes: int = 10
+    plain_from: float = math.inf
 
     def __post_init__(self) -> None:
         for name in ("mixup", "cutmix"):
@@ -52,7 +54,7 @@ class Mixing:
         """What happens to the batch of this step."""
         draw = random.Random(key(seed, "mixing", epoch, step))
         mixed, switch = draw.random() < self.prob, draw.random()
-        if not mixed or not (self.mixup or self.cutmix):
+        if not mixed or not (self.mixup or self.cutmix) or epoch >= self.plain_from:
             return Mix(1.0)
         cutting = bool(self.cutmix) and (not self.mixup or switch < 0.5)
         alpha = self.cutmix if cutting else self.mixup

@@ -11,6 +11,7 @@ with bicubic interpolation). CIFAR-10's sub-policy 16, counted from 0, ends with
 from __future__ import annotations
 
 import functools
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -224,7 +225,8 @@ class ImageAugment:
 
     `crop_padding`: the image is padded by so many pixels and cropped back at random (0: off), with zeros or, where
     `border` is "replicate", with its own border, which is a random shift. `policy`: a name in `POLICIES`, or None.
-    `cutout`: side of the square, 0 for none. `mean`, `std`: by channel, of x / `scale`.
+    `cutout`: side of the square, 0 for none. From the epoch `plain_from` on there is neither policy nor Cutout.
+    `mean`, `std`: by channel, of x / `scale`.
     """
 
     crop_padding: int = 0
@@ -236,6 +238,7 @@ class ImageAugment:
     scale: float = 255.0
     border: ops.Border = "fill"
     fill: int = 128
+    plain_from: float = math.inf
 
     def __post_init__(self) -> None:
         if self.policy is not None and self.policy not in POLICIES:
@@ -251,10 +254,11 @@ class ImageAugment:
         if self.crop_padding or mirror is not None:
             dy, dx = integers(u[:, :2], 2 * self.crop_padding + 1).unbind(1)
             x = ops.crop(x, dy, dx, self.crop_padding, self.border, mirror)
-        if self.policy is not None:
+        plain = epoch >= self.plain_from
+        if self.policy is not None and not plain:
             x = autoaugment(x, self.policy, u[:, 5:], self.fill)
         x = self.normalised(x, dtype)
-        if self.cutout:
+        if self.cutout and not plain:
             x = ops.cutout(x, integers(u[:, 3], x.shape[2]), integers(u[:, 4], x.shape[3]), self.cutout)
         return x
 

@@ -114,12 +114,13 @@ def _check_event_augment(a: AugmentConfig, name: str) -> None:
         raise ConfigError(f"augment.flip is for images and for arrays; augment.events says whether {name} is flipped")
 
 
-def _event_augment(a: AugmentConfig, name: str) -> EventAugment | None:
+def _event_augment(a: AugmentConfig, name: str, plain_from: int) -> EventAugment | None:
     """Of one's own frames only their owner knows whether a mirrored one has the same label, and says so by `flip`."""
     flip = a.flip if name == OWN else a.events and name not in CHIRAL
     if not a.events and not flip:
         return None
-    return EventAugment(flip=0.5 if flip else 0.0, choices=SPIKFORMER if a.events else ("none",))
+    choices = SPIKFORMER if a.events else ("none",)
+    return EventAugment(flip=0.5 if flip else 0.0, choices=choices, plain_from=plain_from)
 
 
 def _tensor(array: NDArray[Any]) -> Tensor:
@@ -166,6 +167,7 @@ class ImageSource:
             std=train.std,
             scale=float(train.scale),
             border="replicate" if a.shift else "fill",
+            plain_from=config.plain_from,
         )
         trains, kept = held_out(len(train), config.data.holdout)
         self.train_size, self.holdout_size, self.test_size = len(trains), len(kept), len(dataset.test)
@@ -217,7 +219,7 @@ class EventSource:
         self.batch_size = config.train.batch_size
         self.shape = (int(channels), int(height), int(width))
         self.inputs = Inputs(d.name, self.shape, False, data.classes)
-        self.augment = _event_augment(a, d.name)
+        self.augment = _event_augment(a, d.name, config.plain_from)
         self.data = data
         self.numbers, kept = held_out(len(data.train.labels), d.holdout)
         self.train_size, self.holdout_size, self.test_size = len(self.numbers), len(kept), len(data.test)
@@ -287,7 +289,12 @@ class FolderSource:
         self.shape = (3, self.side, self.side)
         self.inputs = Inputs(d.name, self.shape, True, tuple(index.classes), IMAGENET_MEAN, IMAGENET_STD)
         self.augment = ImageAugment(
-            flip=a.flip, policy=a.policy or None, cutout=a.cutout, mean=IMAGENET_MEAN, std=IMAGENET_STD
+            flip=a.flip,
+            policy=a.policy or None,
+            cutout=a.cutout,
+            mean=IMAGENET_MEAN,
+            std=IMAGENET_STD,
+            plain_from=config.plain_from,
         )
         self.numbers, self.kept = held_out(len(index.train), d.holdout)
         self.train_size, self.holdout_size, self.test_size = len(self.numbers), len(self.kept), len(index.test)
