@@ -262,6 +262,22 @@ def test_sum_pools_that_overlap_and_a_readout_of_levels_themselves(runtime: str)
     check(Network(net), pixels(3, 1, 4, 4), runtime)
 
 
+def test_pooled_levels_that_float32_cannot_hold_are_refused() -> None:
+    """Levels up to 255 add up to less than 2^24 in a window of 256 x 256; with a row and a column more they may reach it."""
+
+    def pooled(size: int) -> IntegerNetwork:
+        neuron, weight = neuron_of(1, 255, 64, leak=None), np.full((1, 1, 1, 1), 64, np.int8)
+        window = Pool("sum", (size, size), (size, size))
+        return by_hand(neuron, weight, (np.ones(1, np.int32), (window,)), size=size)
+
+    x = np.full((1, 1, 256, 256), 255, np.uint8)
+    x[0, 0, 0, 0] = 254
+    logits = Network(pooled(256)).run(x, "dense").logits
+    np.testing.assert_array_equal(session(onnx_model(pooled(256)))({"images": x})["logits"], logits)
+    with pytest.raises(GraphError, match="'fc0': its pooled levels may reach 16,842,495, .* use model.lbq itself"):
+        onnx_model(pooled(257))
+
+
 def test_a_layer_may_be_called_readout() -> None:
     """By another program's file, whose readout has another name."""
     neuron = neuron_of(2, 3, 64, leak=(3, 2))

@@ -28,7 +28,7 @@ import numpy as np
 from lbq import files
 from lbq._version import __version__
 from lbq.engine import Network
-from lbq.engine.network import IntegerLayer, IntegerNetwork, IntegerNeuron
+from lbq.engine.network import FLOAT32_BOUND, IntegerLayer, IntegerNetwork, IntegerNeuron
 from lbq.errors import GraphError, LbqError
 from lbq.export.split import BYTE, Split, split
 from lbq.graph import INPUT, Pool, Shape, Synapse
@@ -318,6 +318,11 @@ class _Graph:
 
     def _read(self, s: Synapse) -> str:
         """The (pooled) levels that a synapse reads, as float32."""
+        if (most := self.network.largest(s)) >= FLOAT32_BOUND:
+            raise GraphError(
+                f"synapse {s.name!r}: its pooled levels may reach {most:,}, more than is exact in float32: use model.lbq "
+                "itself, or a smaller n_max or window"
+            )
         found, shape = self.levels[s.source][0], self._shape(s.source)
         for i, p in enumerate(s.pools):
             key = s.source, s.pools[: i + 1]
