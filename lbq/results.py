@@ -267,7 +267,7 @@ class Result:
 
         return {
             part: {k: v for k, v in value.items() if matters(part, k, v)} if isinstance(value, dict) else value
-            for part, value in record["config"].items()
+            for part, value in {**record["config"], "neuron": _plain(record["config"].get("neuron", {}))}.items()
             if part != "seed"
         }
 
@@ -289,6 +289,15 @@ class Result:
         if self.analysis and self.analysis.layers:
             return {layer.name: layer.histogram.active_ratio for layer in self.analysis.layers}
         return self.record.get("active") or {}
+
+
+def _plain(value: Any) -> Any:
+    """A neuron's options, which are recorded as they were given: 1 and 1.0 are one number."""
+    if isinstance(value, dict):
+        return {k: _plain(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [_plain(v) for v in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 @dataclass

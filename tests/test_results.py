@@ -576,6 +576,10 @@ def test_defaults_that_are_spelt_out_are_the_same_settings() -> None:
     assert [len(group.results) for group in Gathered(runs).groups] == [3]
     other = [run(3, {**spelt, "beta": 0.25}), run(4, {**spelt, "step": 0.2}), run(5, {**spelt, "learn_tail": False})]
     assert [len(group.results) for group in Gathered([*runs, *other]).groups] == [3, 1, 1, 1]
+    whole = [run(6, {**spelt, "beta": 1}), run(7, {**spelt, "beta": 1.0})]
+    assert [len(group.results) for group in Gathered(whole).groups] == [2]
+    ladders = [run(8, {"name": "ladder", "thresholds": [1, 2]}), run(9, {"name": "ladder", "thresholds": [1.0, 2.0]})]
+    assert [len(group.results) for group in Gathered(ladders).groups] == [2]
 
 
 def test_runs_from_other_weights_are_no_seeds_of_one_setting() -> None:
