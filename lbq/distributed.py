@@ -75,11 +75,11 @@ class World:
             dist.barrier()
 
 
-def check(device: str | None) -> None:
-    """Refuse a device that is none, or that this machine has not."""
+def check(device: str | None, here: bool = True) -> None:
+    """Refuse a device that is none or, where it is needed `here`, one that this machine has not."""
     if device not in (None, "cpu", "cuda"):
         raise LbqError(f"--device must be cpu or cuda, got {device!r}")
-    if device == "cuda" and not torch.cuda.is_available():
+    if here and device == "cuda" and not torch.cuda.is_available():
         raise LbqError("--device cuda: PyTorch sees no GPU here; see lbq doctor")
 
 

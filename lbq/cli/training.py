@@ -109,13 +109,13 @@ def sweep(
     files.check_folder(out)
     files.check_file(page)
     members = sweeps.plan(configs, [sweeps.parse_vary(text) for text in vary or []], out)
+    distributed.check(device, here=not show)  # commands may be printed for another machine
     if show:
         for member in members:
             commands = [] if member.trained else [member.training(device)]
             for command in (*commands, *([] if train_only else member.measuring())):
                 sys.stdout.write(f"lbq {shlex.join([*imports.options(), *command])}\n")
         return
-    distributed.check(device)
     console = make_console(stderr=True)
     say = functools.partial(console.print, soft_wrap=True)  # commands may be copied
     try:
