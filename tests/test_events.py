@@ -387,6 +387,16 @@ def test_polarities_of_minus_one_are_off() -> None:
             assert Events(zero, zero, zero, p, 4, 4).p.tolist() == expected
 
 
+@pytest.mark.parametrize("name", list("txyp"))
+def test_masked_arrays_are_refused(name: str) -> None:
+    columns: Any = {n: np.arange(2) for n in "txyp"}
+    columns[name] = np.ma.masked_array(columns[name], [False, True])
+    with pytest.raises(ValueError, match=rf"^{name} must not be a masked array: give np.asarray\(a\)"):
+        Events(**columns, width=4, height=4)
+    kept = {n: np.asarray(a)[~np.ma.getmaskarray(columns[name])] for n, a in columns.items()}
+    assert len(Events(**kept, width=4, height=4)) == 1
+
+
 def test_structured_arrays() -> None:
     """As readers name and type their fields, in any order and with others between them."""
     for kinds, shared in (

@@ -93,6 +93,9 @@ def _check_whole(name: str, array: NDArray[Any], t: NDArray[Any]) -> None:
         found = f"{array.dtype} {list(array.shape)}" if isinstance(array, np.ndarray) else type(array).__name__
         hint = ", (1e6 * t).astype(np.int64) of seconds" if name == "t" and found.startswith("float") else ""
         raise ValueError(f"{name} must be an array [N] of whole numbers{hint}, as long as t, not {found}")
+    if isinstance(array, np.ma.MaskedArray):  # of which NumPy's functions heed the mask, or not
+        kept = f"np.asarray(a)[~np.ma.getmaskarray({name})]"
+        raise ValueError(f"{name} must not be a masked array: give {kept} for each a of t, x, y and p")
 
 
 def _unsigned_polarity(p: NDArray[Any]) -> NDArray[Any]:
