@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from lbq.kernels import launch
-from lbq.kernels.launch import AT_REST, Neuron, Norm, decode, encode
+from lbq.kernels.launch import Neuron, Norm, decode, encode
 from lbq.kernels.layout import sequence_like, settled
-from lbq.kernels.reference import BurstState, Constants, Rule, check_plain
+from lbq.kernels.reference import AT_REST, BurstState, Constants, Rule, check_plain
 from lbq.surrogate import SURROGATES
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)

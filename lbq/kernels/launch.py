@@ -15,10 +15,7 @@ from torch import Tensor
 
 from lbq.kernels import tiles
 from lbq.kernels.layout import WIDTH, is_dense, on_device, ordered_like, sequence_like, settled, slab_of, tile_for
-from lbq.kernels.reference import SIGNED, Rule
-
-Ends = tuple[Tensor | None, Tensor | None]  # membrane and pending reset at an end of a sequence
-AT_REST: Ends = (None, None)
+from lbq.kernels.reference import AT_REST, SIGNED, Ends, Rule
 
 PROGRAMS = 4224  # of a kernel that passes over data: many on each of a large GPU's processors, and the same everywhere
 ADDING_ROWS, ADDING = 2112, 528  # of one that also adds up: all into one sum, or each its own by channel

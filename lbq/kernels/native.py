@@ -25,7 +25,7 @@ from torch import Tensor
 from lbq import native
 from lbq.errors import LbqError
 from lbq.kernels.layout import is_dense
-from lbq.kernels.reference import BurstState, Constants, Rule, check_plain
+from lbq.kernels.reference import AT_REST, BurstState, Constants, Rule, check_plain
 from lbq.surrogate import SURROGATES
 
 ROUNDINGS = {"floor": 0, "strict": 1, "round": 2, "trunc": 3, "half": 4}  # the enums of burst_rules.h
@@ -40,7 +40,6 @@ CURVES = {
     "sigmoid": 6,
     "triangle": 7,
 }
-AT_REST = (None, None)  # no membrane, nothing pending
 LARGEST_LEVEL = 2**22  # levels and thresholds are exact in float32, and so is half a step between them
 
 
