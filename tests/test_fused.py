@@ -670,8 +670,19 @@ def test_what_it_does_not_compute_it_says() -> None:
         assert torch.equal(neuron(value), by_reference(value, neuron))  # and the reference does it
 
 
+def test_a_kernel_is_asked_for_as_long_as_its_own_use_lasts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choose, "_asked", {})
+    monkeypatch.setenv("LBQ_KERNEL", "fused")
+    first, second, third = use("reference"), use("native"), use("reference")
+    for one in (first, second, third):
+        one.__enter__()
+    for one, then in ((third, "native"), (first, "native"), (second, "fused")):
+        one.__exit__(None, None, None)
+        assert choose.asked() == then
+
+
 def test_the_choice_and_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choose, "_asked", [])
+    monkeypatch.setattr(choose, "_asked", {})
     monkeypatch.delenv("LBQ_KERNEL", raising=False)
     assert choose.choose("cuda").kernel == "fused"
     monkeypatch.setattr(choose, "TRITON", False)

@@ -35,22 +35,23 @@ def known(name: str) -> str:
     return name
 
 
-_asked: list[str] = []  # innermost last
+_asked: dict[object, str] = {}  # by who asks, the latest last
 
 
 @contextmanager
 def use(kernel: str) -> Iterator[None]:
     """Run burst sequences by this kernel for a while, wherever it can; `fused` on a CPU needs Triton's interpreter."""
-    _asked.append(known(kernel))
+    mine = object()
+    _asked[mine] = known(kernel)
     try:
         yield
     finally:
-        _asked.pop()
+        del _asked[mine]  # which need not be the latest, as where generators hold them
 
 
 def asked() -> str:
     """The kernel asked for by name; empty where none is."""
-    return _asked[-1] if _asked else os.environ.get(VARIABLE, "")
+    return next(reversed(_asked.values()), None) or os.environ.get(VARIABLE, "")
 
 
 def unfit(device: str) -> str | None:
