@@ -67,8 +67,7 @@ def measure(
     spiking = bool(graph.layers) and all(layer.neuron is not None for layer in graph.layers)
     tallies = Tallies(graph) if spiking else None
     observer = None if tallies is None else Observer(tallies)
-    parameter = next(net.parameters())
-    device = parameter.device
+    device = next(net.parameters()).device
     images, along = 0, 0 if source.static else 1
     correct = torch.zeros((), dtype=torch.int64, device=device)
     cast = torch.autocast(device.type, dtype=precision) if precision and device.type == "cuda" else nullcontext()
@@ -82,14 +81,8 @@ def measure(
 
     counting = observer.counting(net) if observer else nullcontext()
     with evaluation.evaluating(net), unchanging(net), cast, counting:
-        for x, labels in source.eval_batches("test"):
-            if limit is not None and images + len(labels) > limit:
-                labels = labels[: limit - images]
-                x = x[: len(labels)] if source.static else x[:, : len(labels)]
-            x = x.to(parameter)
-            if x.dim() == 4 and x.is_cuda:
-                x = x.contiguous(memory_format=torch.channels_last)
-            correct += (net(x).argmax(1) == labels.to(device)).sum()
+        for x, labels in _batches(net, source, limit):
+            correct += (net(x).argmax(1) == labels).sum()
             if observer is not None and membranes:
                 chosen = slice(-images % membranes, None, membranes)
                 sample.append((x[chosen] if source.static else x[:, chosen]).clone())
@@ -97,8 +90,6 @@ def measure(
             images += len(labels)
             if progress is not None:
                 progress(len(labels))
-            if images == limit:
-                break
         look_inside(1)
     if observer is not None:
         observer.finish(images)
@@ -111,6 +102,22 @@ def measure(
         observer.membranes if observer else {},
         observer.traces if observer else (),
     )
+
+
+def _batches(net: nn.Module, source: Source, limit: int | None) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """The first `limit` images of the test part and their labels, as the network takes them and where it lies."""
+    parameter, images = next(net.parameters()), 0
+    for x, labels in source.eval_batches("test"):
+        if limit is not None and images + len(labels) > limit:
+            labels = labels[: limit - images]
+            x = x[: len(labels)] if source.static else x[:, : len(labels)]
+        x = x.to(parameter)
+        if x.dim() == 4 and x.is_cuda:
+            x = x.contiguous(memory_format=torch.channels_last)
+        yield x, labels.to(parameter.device)
+        images += len(labels)
+        if images == limit:
+            break
 
 
 def measure_run(
