@@ -355,6 +355,14 @@ def test_interrupt_leaves_nothing_behind(
     assert not list(tmp_path.iterdir())
 
 
+def test_an_interrupt_while_it_is_loaded_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "typer.py").write_text("import signal; signal.raise_signal(signal.SIGINT)")
+    usual = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"  # background jobs ignore it
+    code = f"{usual}; import sys; sys.path.insert(0, {str(tmp_path)!r}); from lbq.__main__ import main; main()"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (found.returncode, found.stdout, found.stderr) == (130, "", "lbq: interrupted\n")
+
+
 @pytest.mark.parametrize("command", [["demo"], ["account", "."]])
 def test_commands_that_need_torch_say_so(command: list[str]) -> None:
     code = f"import sys; sys.modules['torch'] = None; from lbq.cli import main; main({command!r})"

@@ -48,7 +48,7 @@ for _name, _command in COMMANDS.items():
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Entry point of `lbq` and `python -m lbq`."""
+    """What `lbq` and `python -m lbq` call."""
     # one line: PyTorch's warnings may end in the frames of a C++ stack
     warnings.formatwarning = lambda message, *_: f"lbq: {str(message).partition(chr(10))[0]}\n"
     warnings.filterwarnings("once", "running in NumPy")  # wherever in a command it is said
