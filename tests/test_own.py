@@ -24,6 +24,7 @@ from lbq.data.own import load_own
 from lbq.data.sources import EventSource, ImageSource, open_source
 from lbq.data.testset import open_test
 from lbq.errors import ConfigError, DataError
+from tests import aedat_writer as writer
 
 RNG = np.random.default_rng(0)
 IMAGES = RNG.integers(0, 256, (7, 3, 6, 5), np.uint8)
@@ -290,6 +291,24 @@ def test_the_documented_recordings_become_a_network(
     capsys.readouterr()
     assert call("run", "events.lbq", "events/test.npz", "--json") == 0
     assert json.loads(capsys.readouterr().out)["accuracy"] > 90
+
+
+def test_the_documented_files_of_a_camera_become_arrays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for part, seconds in (("train", 2), ("test", 1)):
+        for way in ("left", "right"):
+            moved = [(t, t // 20_000) for t in range(0, seconds * 10**6, 100)]
+            recorded = [(t, x if way == "right" else 127 - x, 5, 1) for t, x in moved]
+            (folder := tmp_path / "recordings" / part / way).mkdir(parents=True)
+            (folder / "one.aedat").write_bytes(writer.aedat2(recorded))
+    page = (Path(__file__).parent.parent / "docs" / "data.md").read_text(encoding="utf-8")
+    exec(re.findall(r"```python\n(.*?)```", page.partition("### Files that need no other reader")[2], re.S)[0], {})
+    for part, each in (("train", 3), ("test", 1)):  # the last event comes before the last half second is over
+        with np.load(f"events/{part}.npz") as found:
+            assert found["images"].shape == (2 * each, 4, 2, 16, 16)
+            assert found["images"][:, :, 0].max() == 0
+            assert found["labels"].tolist() == [0] * each + [1] * each
+            assert found["classes"].tolist() == ["left", "right"]
 
 
 def call(*arguments: str) -> int:
