@@ -21,7 +21,7 @@ from lbq.neuron.burst import STEP_EPS
 if TYPE_CHECKING:
     from lbq.train import Position
 
-COLLAPSED = 1e-4  # of the step that a layer began with; trained networks stay above a hundredth
+COLLAPSED = 1e-3  # of the step that a layer began with; trained networks stay above a hundredth
 
 
 class Diverged(LbqError):
@@ -71,8 +71,8 @@ class Sentinel:
             if step < first and step < max(COLLAPSED * first, 2 * STEP_EPS):
                 raise Diverged(
                     f"the step of layer {name!r} fell from {first:.3g} to {step:.3g} by epoch {position.epoch + 1}, "
-                    f"step {position.batch}: lower optim.neuron_lr ({o.neuron_lr:g}) or optim.lr ({o.lr:g}), or set "
-                    f"neuron.step_gradient=lsq"
+                    f"step {position.batch}: lower optim.neuron_lr ({o.neuron_lr:g}) or optim.lr ({o.lr:g}), use a longer "
+                    f"warm-up, or set neuron.step_gradient=lsq"
                 )
 
     def _refuse(self, loss: Tensor, position: Position, x: Tensor) -> None:

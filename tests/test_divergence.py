@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +124,18 @@ def test_a_step_that_collapses_stops_training(tmp_path: Path) -> None:
     assert "\n" not in str(e.value)
     tame = config("neuron.name=v3", "neuron.surrogate=box_et")
     run(tame, tmp_path / "tame")
+
+
+@pytest.mark.parametrize(("step", "stops"), [(0.0002442, True), (0.0191705, False)])
+def test_what_counts_as_collapsed(step: float, stops: bool) -> None:
+    """The last layer's step of a resnet20w128 that was not warmed up and guessed ever after; the smallest of one that learned."""
+    made = trainer(config("neuron.name=lbq"))
+    neuron = made.net.sn1
+    assert isinstance(neuron, BurstNeuron)
+    with torch.no_grad():
+        neuron.rho.fill_(math.log(math.expm1(step)))
+    with pytest.raises(Diverged, match="fell from 0.4 to 0.000245.*a longer warm-up") if stops else nullcontext():
+        made.sentinel.check_steps(made.position)
 
 
 def test_small_steps_may_collapse_too_and_first_ones_are_remembered() -> None:
