@@ -94,6 +94,8 @@ class OptimConfig:
     weight_decay: float = _at_least(5e-4, 0)
     norm_decay: bool = False
     clip: float = _at_least(0.0, 0)  # largest gradient norm; 0: off
+    sam: float = _at_least(0.0, 0)  # radius of sharpness-aware minimisation; 0: off
+    sam_epochs: int = _at_least(0, 0)  # how many of the last epochs have it; 0: all
 
 
 @dataclass(frozen=True)
@@ -125,7 +127,7 @@ BOOKKEEPING = {  # settings that change no result
 }
 LATER: dict[str, dict[str, Any]] = {
     "augment": {"plain_epochs": 0},
-    "optim": {"norm_decay": False},
+    "optim": {"norm_decay": False, "sam": 0, "sam_epochs": 0},
 }  # settings that came later, and their defaults
 READINGS = {"train": ("eval_every",)}  # of the hash, but how often a run is tested changes no result either
 
@@ -154,10 +156,14 @@ class Config:
                 f"train.warmup_epochs must be less than train.epochs ({t.epochs}), got {t.warmup_epochs}: for so few epochs "
                 f"add train.warmup_epochs=0"
             )
-        if config.augment.plain_epochs > t.epochs:
-            raise ConfigError(
-                f"augment.plain_epochs must be at most train.epochs ({t.epochs}), got {config.augment.plain_epochs}"
-            )
+        for key, value in (
+            ("augment.plain_epochs", config.augment.plain_epochs),
+            ("optim.sam_epochs", config.optim.sam_epochs),
+        ):
+            if value > t.epochs:
+                raise ConfigError(f"{key} must be at most train.epochs ({t.epochs}), got {value}")
+        if config.optim.sam and t.accumulate > 1:
+            raise ConfigError(f"optim.sam takes its batches whole: set train.accumulate=1 (now {t.accumulate})")
         if t.warmup_lr > config.optim.lr:
             raise ConfigError(f"train.warmup_lr must be at most optim.lr ({config.optim.lr:g}), got {t.warmup_lr:g}")
         if t.batch_size % t.accumulate:
@@ -185,6 +191,12 @@ class Config:
     def plain_from(self) -> int:
         """The first epoch, counted from 0, whose samples are cropped and flipped alone; `train.epochs` where there is none."""
         return self.train.epochs - self.augment.plain_epochs
+
+    @property
+    def sharp_from(self) -> int:
+        """The first epoch, counted from 0, with sharpness-aware minimisation; `train.epochs` where there is none."""
+        o, epochs = self.optim, self.train.epochs
+        return epochs - (o.sam_epochs or epochs) if o.sam else epochs
 
     @property
     def hash(self) -> str:

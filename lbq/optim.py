@@ -1,8 +1,10 @@
-"""What moves the parameters: groups by role, the learning-rate schedule, averaged weights."""
+"""What moves the parameters: groups by role, the learning-rate schedule, the way uphill, averaged weights."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -89,6 +91,24 @@ def set_learning_rate(optimiser: torch.optim.Optimizer, rate: float) -> None:
             group["lr"].fill_(rate * group["factor"])
         else:
             group["lr"] = rate * group["factor"]
+
+
+@contextmanager
+def uphill(optimiser: torch.optim.Optimizer, radius: float) -> Iterator[None]:
+    """Weights moved by `radius` along their gradient for a while: the gradient found there leads to flat minima
+    (sharpness-aware minimisation, Foret et al. 2021). Neurons' own parameters stay: a step may be less than the radius."""
+    moved = [p for group in optimiser.param_groups if group["role"] != "neurons" for p in group["params"]]
+    moved = [p for p in moved if p.grad is not None]
+    with torch.no_grad():
+        gradients = [p.grad for p in moved if p.grad is not None]
+        norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
+        kept = [p.clone() for p in moved]
+        torch._foreach_add_(moved, torch._foreach_mul(gradients, radius / (norm + 1e-12)))
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            torch._foreach_copy_(moved, kept)
 
 
 class Average:

@@ -89,6 +89,8 @@ def _without_effect(trainer: Trainer) -> Iterator[str]:
         yield "augment.plain_epochs has no effect without augment.policy, cutout, events, mixup or cutmix"
     if o.name == "adamw" and o.momentum != usual.optim.momentum:
         yield "optim.momentum has no effect with optim.name=adamw"
+    if o.sam_epochs and not o.sam:
+        yield "optim.sam_epochs has no effect without optim.sam"
     if "beta" in n and neurons and all(neuron.membrane == "if" for neuron in neurons):
         yield "neuron.beta has no effect: an IF membrane does not leak"
     if neurons and all(neuron.surrogate.tail is None for neuron in neurons):

@@ -106,6 +106,7 @@ class Trainer:
         self.sentinel = Sentinel(self.net, config, self.device)
         self._runner: nn.Module | None = None
         self._captured: CapturedStep | None = None
+        self._captured_sharp = False
 
     def _check(self) -> None:
         t, m, source = self.config.train, self.config.model, self.source
@@ -196,6 +197,11 @@ class Trainer:
     @property
     def done(self) -> bool:
         return self.position.epoch >= self.config.train.epochs
+
+    @property
+    def sharp(self) -> bool:
+        """Whether this epoch minimises sharpness-aware."""
+        return self.position.epoch >= self.config.sharp_from
 
     def order(self, epoch: int) -> Tensor:
         """The epoch's order of samples, `[batches, accumulate, processes, samples]`: the same whatever the processes."""
@@ -289,6 +295,22 @@ class Trainer:
 
     def _backward(self, x: Tensor, targets: Tensor, labels: Tensor, last: bool, check: bool = True) -> Tensor:
         """Forward and backward over one part of a batch; its loss, which the tally has counted."""
+        logits, loss = self._gradients(x, targets, last and not self.sharp, check)
+        mean = logits.mean(0) if self.config.train.loss == "tet" else logits
+        correct = (mean.argmax(1) == labels).sum()
+        seen = torch.full_like(correct, len(labels))
+        self.tally += torch.stack([loss.double() * len(labels), correct.double(), seen.double()])
+        if self.sharp:
+            statistics = [buffer.clone() for buffer in self.net.buffers()]  # BatchNorm's, of where the weights are
+            with optim.uphill(self.optimiser, self.config.optim.sam):
+                self.optimiser.zero_grad(set_to_none=True)
+                self._gradients(x, targets, last, check=False)
+            for buffer, value in zip(self.net.buffers(), statistics, strict=True):
+                buffer.copy_(value)
+        return loss
+
+    def _gradients(self, x: Tensor, targets: Tensor, last: bool, check: bool) -> tuple[Tensor, Tensor]:
+        """One forward and backward pass: logits and loss. `last`: the processes average their gradients after it."""
         t, runner = self.config.train, self.runner()
         waits = isinstance(runner, DistributedDataParallel) and not last
         with runner.no_sync() if waits else nullcontext():  # type: ignore[operator]
@@ -298,11 +320,7 @@ class Trainer:
             if check:
                 self.sentinel.look(loss, x, self.position)
             self.scaler.scale(loss / t.accumulate).backward()
-        mean = logits.detach().mean(0) if t.loss == "tet" else logits.detach()
-        correct = (mean.argmax(1) == labels).sum()
-        seen = torch.full_like(correct, len(labels))
-        self.tally += torch.stack([loss.detach().double() * len(labels), correct.double(), seen.double()])
-        return loss.detach()
+        return logits.detach(), loss.detach()
 
     def _check_all_take_part(self) -> None:
         """After the first backward pass: between processes only gradients that all of them have can be averaged."""
@@ -329,6 +347,8 @@ class Trainer:
         """The whole step as a CUDA graph, where `train.cuda_graph` asks for it and the step allows it."""
         t = self.config.train
         fits = self.world.size == 1 and t.accumulate == 1 and t.precision != "fp16" and not t.compile
+        if self._captured_sharp != self.sharp:  # another step than before
+            self._captured, self._captured_sharp = None, self.sharp
         if self._captured is None and self.device.type == "cuda" and t.cuda_graph and fits:
             self._captured = CapturedStep(self._whole)
         return self._captured
@@ -403,8 +423,8 @@ class Trainer:
         """
         count = max(NORM_SAMPLES // self.config.train.batch_size, 1)
         mine = self.order(0)[:count, :, self.world.rank].flatten(0, 1)  # the same ones every time
-        plain = self.position.epoch >= self.config.plain_from
-        epoch = self.position.epoch if plain else 0  # alike every time, too
+        plain = self.config.augment.plain_epochs and self.position.epoch >= self.config.plain_from
+        epoch = self.config.plain_from if plain else 0  # augmented as that one is
         with self.averaged():
             batches = self.source.train_batches(list(mine), epoch, self.config.seed)
             found = evaluation.measure_norms(self.net, batches, self.config.train, self.device, self.world)

@@ -115,6 +115,7 @@ def test_how_a_step_is_launched_is_no_part_of_the_configurations_hash() -> None:
     assert config.hash != replace(config, train=replace(config.train, deterministic=True)).hash
     assert config.hash != replace(config, optim=replace(config.optim, norm_decay=True)).hash
     assert config.hash != replace(config, augment=replace(config.augment, plain_epochs=1)).hash
+    assert config.hash != replace(config, optim=replace(config.optim, sam=0.05)).hash
 
 
 @needs_gpu

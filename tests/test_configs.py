@@ -256,6 +256,8 @@ BAD = {
     # what does not go together
     "warm-up": ("[train]\nepochs = 2\nwarmup_epochs = 2", "train.warmup_epochs must be less than train.epochs"),
     "plain": ("[train]\nepochs = 2\n[augment]\nplain_epochs = 3", "augment.plain_epochs must be at most train.epochs"),
+    "sharp": ("[train]\nepochs = 2\n[optim]\nsam_epochs = 3", "optim.sam_epochs must be at most train.epochs"),
+    "sharp parts": ("[train]\naccumulate = 2\n[optim]\nsam = 0.05", "optim.sam takes its batches whole: set train.acc"),
     "accumulate": ("[train]\nbatch_size = 64\naccumulate = 3", "train.accumulate must divide train.batch_size"),
     "crop and shift": ("[augment]\ncrop = 1\nshift = 1", "augment.crop and augment.shift"),
     "cutout of everything": ("[augment]\ncutout = 8", "augment.cutout must be less than 8, the side of an image of digits"),

@@ -128,7 +128,7 @@ def test_a_step_that_collapses_stops_training(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("step", "stops"), [(0.0002442, True), (0.0191705, False)])
 def test_what_counts_as_collapsed(step: float, stops: bool) -> None:
-    """The last layer's step of a resnet20w128 that was not warmed up and guessed ever after; the smallest of one that learned."""
+    """The last step of a resnet20w128 without warm-up, which guessed ever after; the smallest of one that learned."""
     made = trainer(config("neuron.name=lbq"))
     neuron = made.net.sn1
     assert isinstance(neuron, BurstNeuron)

@@ -493,6 +493,8 @@ def test_records_and_result(tmp_path: Path) -> None:
             "augment.plain_epochs has no effect without augment.policy, cutout, events, mixup or cutmix",
         ),
         (["augment.plain_epochs=1", "augment.cutout=2"], None),
+        (["optim.sam_epochs=1"], "optim.sam_epochs has no effect without optim.sam"),
+        (["optim.sam_epochs=1", "optim.sam=0.05"], None),
         (
             ["optim.name=adamw", "optim.lr=1e-3", "optim.momentum=0.5"],
             "optim.momentum has no effect with optim.name=adamw",

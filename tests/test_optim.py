@@ -12,6 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.nn.utils import parametrizations
 
 from lbq import models, optim
@@ -19,6 +20,7 @@ from lbq.config import Config, OptimConfig
 from lbq.distributed import World
 from lbq.evaluation import evaluating, measure_norms, neuron_steps
 from lbq.neuron import SpikingNeuron
+from lbq.neuron.base import neurons_of
 from tests import small_runs
 
 NEURONS = [
@@ -321,6 +323,60 @@ def test_a_norm_of_several_passes_has_the_mean_of_all_of_them(count: int) -> Non
     sums = [sum((step - step.mean(0)) / (step.var(0, correction=0) + 1e-5).sqrt() for step in x) for x, _ in batches]
     assert torch.allclose(found["last.running_var"], torch.stack([s.var(0) for s in sums]).mean(0), atol=1e-4)
     assert (net.norm.momentum, net.last.momentum) == (0.1, 0.1)
+
+
+def test_uphill_weights_lie_a_radius_up_their_slope_and_come_back() -> None:
+    trainer = small_runs.trainer(small_runs.config("neuron.name=lbq"))
+    own = {id(p) for neuron in neurons_of(trainer.net).values() for p in neuron.parameters()}
+    ((x, labels),) = trainer.source.train_batches([torch.arange(12)], 0, 0)
+    trainer.loss(trainer.net(x), torch.eye(10)[labels]).backward()
+    before = [p.detach().clone() for p in trainer.net.parameters()]
+    with optim.uphill(trainer.optimiser, 0.05):
+        way = [p.detach() - b for p, b in zip(trainer.net.parameters(), before, strict=True)]
+    assert all(torch.equal(p, b) for p, b in zip(trainer.net.parameters(), before, strict=True))
+    moved = [(w, p.grad) for w, p in zip(way, trainer.net.parameters(), strict=True) if id(p) not in own]
+    assert not any(w.any() for w, p in zip(way, trainer.net.parameters(), strict=True) if id(p) in own)
+    along, slope = (torch.cat([t.flatten() for t in side]) for side in zip(*moved, strict=True))
+    assert along.norm().item() == pytest.approx(0.05, rel=1e-4)
+    assert F.cosine_similarity(along, slope, dim=0).item() == pytest.approx(1.0, abs=1e-5)
+
+
+def test_a_sharpness_aware_step_by_hand() -> None:
+    """The gradient of a second pass at the weights uphill moves those that were left; statistics are of the first pass."""
+    plain = ("model.dropout=0", "train.ema=0", "neuron.name=lbq", "optim.momentum=0", "optim.weight_decay=0")
+    made, other = (small_runs.trainer(small_runs.config(*plain, *more)) for more in (["optim.sam=0.1"], []))
+    ((x, labels),) = made.source.train_batches([torch.arange(12)], 0, 0)
+    targets, rate = torch.eye(10)[labels], 0.05
+    for trainer in (made, other):
+        trainer.net.train()
+        optim.set_learning_rate(trainer.optimiser, rate)
+    loss = made._whole(x, targets, labels)
+    first = other.loss(other.net(x), targets)
+    assert loss.item() == first.item()
+    first.backward()
+    before = {name: p.detach().clone() for name, p in other.net.named_parameters()}
+    statistics = {name: b.clone() for name, b in other.net.named_buffers()}
+    with optim.uphill(other.optimiser, 0.1):
+        other.net.zero_grad()
+        other.loss(other.net(x), targets).backward()
+    for name, p in other.net.named_parameters():
+        found = made.net.get_parameter(name)
+        assert p.grad is not None
+        torch.testing.assert_close(found, before[name] - rate * p.grad, rtol=1e-5, atol=1e-7)
+        assert not torch.equal(found, before[name])
+    assert all(torch.equal(b, statistics[name]) for name, b in made.net.named_buffers())
+    assert made.tally.tolist()[2] == 12  # counted once
+
+
+def test_the_last_epochs_alone_may_be_sharpness_aware() -> None:
+    def losses(*changes: str) -> list[float]:
+        return [record.loss for record in small_runs.trainer(small_runs.config(*changes)).fit()]
+
+    never, always = losses(), losses("optim.sam=0.1")
+    late = losses("optim.sam=0.1", "optim.sam_epochs=1")
+    assert late[:2] == never[:2]
+    assert always[1] != never[1]
+    assert late[2] != never[2]
 
 
 @pytest.mark.parametrize("clip", [1e-3, 1e3])

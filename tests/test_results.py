@@ -532,6 +532,7 @@ def test_titles() -> None:
     assert title(variant="mine") == "mine"
     assert title(config={"optim": {"norm_decay": True}}) == "LBQ, BN decayed"
     assert title(config={"augment": {"plain_epochs": 15}}) == "LBQ, last 15 epochs plain"
+    assert title(config={"optim": {"sam": 0.05, "sam_epochs": 100}}) == "LBQ, SAM 0.05, in the last 100 epochs"
     ternary = {"variant": "ternary_fixed", "step": "fixed", "surrogate": "box"}
     assert title(**ternary, config={"neuron": {"step": 0.5}}) == "Ternary, fixed, step 0.5"
     assert title(**ternary, config={"neuron": {"step": 1.0}}) == "Ternary, fixed"
