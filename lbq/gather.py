@@ -21,18 +21,26 @@ CONVERSION = "conversion.json"  # of a folder that `lbq convert` wrote: what its
 
 
 def gather(paths: Sequence[Path | str], read_run: Callable[[Path], dict[str, Any]] | None = None) -> Gathered:
-    """Read everything that is named. A folder may be a run, or hold runs and records.
+    """Read everything that is named. A folder may be a run, or hold runs and records. Of runs that have the same weights, as
+    where a setting was varied that changed nothing, the first is taken.
 
     read_run: from a run folder to its record, as `lbq.records.read` does; it needs torch, and nothing else here does.
     """
     found = Gathered()
     analyses: list[tuple[Analysis, str]] = []
     integers: list[tuple[dict[str, Any], Path]] = []
+    folders: dict[tuple[str, int], Path] = {}
     for path in dict.fromkeys(p for given in paths for p in _expanded(Path(given))):
+        if not found.twins.keys().isdisjoint(path.parents):
+            continue
         if path.is_dir():
             if read_run is None:
                 raise LbqError(f"{path} is a run folder: make a record of it with lbq record")
-            found.results.append(_checked(read_run(path), str(path)))
+            result = _checked(read_run(path), str(path))
+            if (network := _network(result)) and folders.setdefault(network, path) != path:
+                found.twins[path] = folders[network]
+                continue
+            found.results.append(result)
             if (path / ARCHIVE).is_file():
                 found.artefacts.append(path / ARCHIVE)
         elif path.suffix == ".lbq":
@@ -286,8 +294,13 @@ def _refuse_twins(results: Sequence[Result]) -> None:
     """The same run given twice would count twice in a mean."""
     seen: dict[tuple[str, int], str] = {}
     for result in results:
-        network = result.record.get("weights_sha256", ""), result.record["timesteps"]
-        if result.finished and network[0]:
+        if network := _network(result):
             if network in seen:
                 raise LbqError(f"{result.source} and {seen[network]} are the same run: give it once")
             seen[network] = result.source
+
+
+def _network(result: Result) -> tuple[str, int] | None:
+    """What no two finished runs have in common; None where that is not known."""
+    weights = result.record.get("weights_sha256", "")
+    return (weights, result.record["timesteps"]) if result.finished and weights else None

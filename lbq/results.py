@@ -372,11 +372,13 @@ class Group:
 
 @dataclass
 class Gathered:
-    """results: in the order given. benchmarks: of the engine, as benchmarks/engine_speed.py writes them."""
+    """results: in the order given. benchmarks: of the engine, as benchmarks/engine_speed.py writes them. twins: run folders
+    that are left out, for one before them has the same weights, and which that is."""
 
     results: list[Result] = field(default_factory=list)
     benchmarks: list[dict[str, Any]] = field(default_factory=list)
     artefacts: list[Path] = field(default_factory=list)
+    twins: dict[Path, Path] = field(default_factory=dict)
 
     @property
     def finished(self) -> list[Result]:

@@ -199,13 +199,6 @@ def finished(out: Path) -> list[Path]:
     return sorted(path.parent for path in out.glob("*/result.json") if (path.parent / "config.toml").is_file())
 
 
-def same_weights(trained: Sequence[Path]) -> dict[Path, Path]:
-    """Folders whose weights an earlier one has too, and which that is: a setting that changed nothing makes no second run."""
-    first: dict[str, Path] = {}
-    found = {folder: first.setdefault(runs.weights_checksum(folder), folder) for folder in trained}
-    return {folder: other for folder, other in found.items() if folder != other}
-
-
 # Doing it
 # ------------------------------------------------------------------------------------------------------
 

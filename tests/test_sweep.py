@@ -432,6 +432,12 @@ def test_sweep(
     captured = capsys.readouterr()
     assert [row["accuracy"] for row in json.loads(captured.out)["runs"]] == [relu["accuracy"]] * 2
     assert "clip=200-s0 has the very weights of" in captured.err
+    page = (out / "report.html").read_text()
+    assert call("report", str(out), "-o", str(out / "report.html"), "--title", "LBQ sweep out", "--json") == 0
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)["finished"] == 2  # the LBQ and the ANN
+    assert "clip=200-s0 has the very weights of" in captured.err
+    assert (out / "report.html").read_text() == page
 
 
 def test_rows_can_be_told_apart(capsys: pytest.CaptureFixture[str]) -> None:

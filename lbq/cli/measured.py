@@ -10,7 +10,7 @@ import typer
 
 from lbq.cli.base import Changes, Device, Json, Limit, data_of_a_run, print_json, start, thread_count
 from lbq.cli.progress import CountProgress
-from lbq.cli.render import NOISE, make_console, make_table, render_account, render_analysis, size_of
+from lbq.cli.render import NOISE, make_console, make_table, render_account, render_analysis, render_twins, size_of
 from lbq.errors import LbqError
 
 if TYPE_CHECKING:
@@ -228,6 +228,7 @@ def report(
         return read(folder)
 
     found = gather(results, read_run)
+    render_twins(found)
     size = make(target, found, format, _technology(technology), image, title)
     alone = sum(result.alone for result in found.finished)
     if as_json:

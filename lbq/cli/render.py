@@ -362,6 +362,13 @@ def sweep_row(folder: Path, state: str, result: Result | None) -> dict[str, Any]
     return {"run": str(folder), "state": state, **found}
 
 
+def render_twins(found: Gathered) -> None:
+    """Which runs a report leaves out, as a remark."""
+    for folder, other in found.twins.items():
+        said = f"{folder} has the very weights of {other}, which is reported for both: what differs in them changed nothing"
+        make_console(stderr=True).print(said, soft_wrap=True)
+
+
 def render_sweep(found: Gathered, page: Path) -> None:
     """What a sweep trained, a row for all seeds of one thing; rows that would have one name have their folder's too."""
     from lbq.report.cells import accuracy_cell, holdout_cell, integer_cell, spread_cell

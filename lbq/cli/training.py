@@ -13,7 +13,15 @@ import typer
 
 from lbq.cli.base import Changes, Device, Json, Run, data_of_a_run, fail, print_json, start
 from lbq.cli.progress import DemoProgress, DownloadProgress, TrainProgress
-from lbq.cli.render import make_console, make_table, render_conversion, render_demo, render_sweep, sweep_row
+from lbq.cli.render import (
+    make_console,
+    make_table,
+    render_conversion,
+    render_demo,
+    render_sweep,
+    render_twins,
+    sweep_row,
+)
 from lbq.errors import LbqError, Stopped
 
 
@@ -123,14 +131,12 @@ def sweep(
     except Stopped as stopped:
         fail(str(stopped), stopped.code)
     trained = sweeps.finished(out)
-    twins = sweeps.same_weights(trained)
-    for folder, other in twins.items():
-        say(f"{folder} has the very weights of {other}, which is reported for both: what is varied changed nothing")
-    found = gather([folder for folder in trained if folder not in twins], records.read) if trained else Gathered()
+    found = gather(trained, records.read) if trained else Gathered()
+    render_twins(found)
     if trained:
         make(page, found, title=f"LBQ sweep {out.resolve().name}")
     results = {result.source: result for result in found.results}
-    ours = {m.folder: results.get(str(twins.get(m.folder, m.folder))) for m in members}
+    ours = {m.folder: results.get(str(found.twins.get(m.folder, m.folder))) for m in members}
     if as_json:
         rows = [sweep_row(member.folder, state, ours[member.folder]) for member, state in states]
         print_json({"runs": rows, "report": str(page) if trained else None})
