@@ -576,8 +576,15 @@ def test_deployed_networks_run_where_torch_is_not_installed(
         assert "needs PyTorch, which is not installed" in done.stderr
 
 
-def test_data_of_other_classes_is_refused(model: Path) -> None:
+def test_data_of_other_classes_is_refused(model: Path, tmp_path: Path) -> None:
     network = engine.load(model).network
+    images, names = np.zeros((2, 1, 8, 8), np.uint8), np.array(network.classes)
+    for stored in (names, np.arange(3)):  # those that are no names say nothing
+        np.savez(tmp_path / "own.npz", images=images, labels=[0, 1], classes=stored)
+        assert open_data(network, str(tmp_path / "own.npz")).size == 2
+    np.savez(tmp_path / "own.npz", images=images, labels=[0, 1], classes=names[1:])
+    with pytest.raises(DataError, match=r"own.npz has other classes than the network \(class 0 is '1', not '0'\)"):
+        open_data(network, str(tmp_path / "own.npz"))
     for classes, first in (
         (("zero", *network.classes[1:]), "class 0 is '0', not 'zero'"),
         (network.classes[:9], "10, not 9"),

@@ -165,6 +165,12 @@ def test_parts_that_do_not_belong_together(tmp_path: Path) -> None:
     write(tmp_path, classes=np.array(["a", "b"]))
     with pytest.raises(DataError, match="the train part has label 2, the classes are 0 to 1"):
         load_own(tmp_path)
+    write(tmp_path, classes=np.array(["a", "b", "c"]))
+    write(tmp_path, part="test", classes=np.array(["a", "c"]))  # as np.unique gives them where one is missing
+    with pytest.raises(
+        DataError, match=r"test part has other classes than the training part \(class 1 is 'c', not 'b'\)"
+    ):
+        load_own(tmp_path)
     write(tmp_path, classes=np.array([1, 2, 3]))
     with pytest.raises(DataError, match="'classes' must be a list of names"):
         load_own(tmp_path)

@@ -133,3 +133,9 @@ class Dataset:
     def build(cls, name: str, train: Images, test: Images, source: str) -> Dataset:
         """A dataset with its checksum computed."""
         return cls(name, train, test, source, checksum(train, test))
+
+
+def unlike(found: tuple[str, ...], known: tuple[str, ...]) -> str:
+    """Where two lists of classes differ first."""
+    at = next((i for i, (one, other) in enumerate(zip(found, known, strict=False)) if one != other), None)
+    return f"{len(found)}, not {len(known)}" if at is None else f"class {at} is {found[at]!r}, not {known[at]!r}"

@@ -2,7 +2,7 @@
 
 A folder with `train.npz` and `test.npz` or, for arrays that should stay on the disk, folders `train` and `test` of .npy
 files. Each part has `images`, uint8 [N, C, H, W], or frames of events, [N, T, C, H, W], and `labels`, N whole numbers from 0;
-the training part may have `classes`, their names.
+the training part may have `classes`, their names, and the test part the same.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lbq.data.arrays import load_archive, load_array
-from lbq.data.base import CHUNK, MOST_CLASSES, Dataset, Images, checksum_of
+from lbq.data.base import CHUNK, MOST_CLASSES, Dataset, Images, checksum_of, unlike
 from lbq.data.events.cache import EventSplit
 from lbq.data.events.datasets import EventData
 from lbq.errors import DataError
@@ -28,10 +28,15 @@ def load_own(root: Path | str) -> Dataset | EventData:
     """The images or event frames of a folder. Images are normalised by the mean and deviation of the training part."""
     root = Path(root)
     (images, labels), names = _part(root, "train")
-    (test_images, test_labels), _ = _part(root, "test")
+    (test_images, test_labels), test_names = _part(root, "test")
     if images.shape[1:] != test_images.shape[1:]:
         shapes = " and ".join(str(list(x.shape[1:])) for x in (images, test_images))
         raise DataError(f"{root}: samples of the training and the test part have other shapes: {shapes}")
+    if names and test_names and names != test_names:
+        raise DataError(
+            f"{root}: the test part has other classes than the training part ({unlike(test_names, names)}): give it "
+            "those, and labels that number them"
+        )
     classes = tuple(map(str, range(int(labels.max()) + 1))) if names is None else names
     for part, found in (("train", labels), ("test", test_labels)):
         if found.max() >= len(classes):

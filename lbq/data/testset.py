@@ -194,13 +194,14 @@ def _files(name: str, index: folder.FolderIndex | shards.ShardIndex, side: int) 
 
 
 def open_arrays(path: Path | str, static: bool, shape: Shape | None = None) -> TestSet:
-    """Inputs of your own from a .npz file: `images` uint8 `[N, C, H, W]` (or `[N, T, C, H, W]`), perhaps `labels` [N].
+    """Inputs of your own from a .npz file: `images` uint8 `[N, C, H, W]` (or `[N, T, C, H, W]`), perhaps `labels` [N] and
+    `classes`, the names that they number.
 
     shape: of what a network reads; signals and features may lack what is 1 in it.
     """
     path, lead = Path(path), ("N",) if static else ("N", "T")
-    arrays = load_archive(path, "images", "labels")
-    given, labels = arrays.get("images"), arrays.get("labels")
+    arrays = load_archive(path, "images", "labels", "classes")
+    given, labels, classes = map(arrays.get, ("images", "labels", "classes"))
     images = given if given is None or shape is None else with_sides(given, shape, len(lead))
     if images is None or images.dtype != np.uint8 or images.ndim != len(lead) + 3:
         expected = ", ".join(map(str, (*lead, *("CHW" if shape is None else shortest(shape)))))
@@ -218,4 +219,5 @@ def open_arrays(path: Path | str, static: bool, shape: Shape | None = None) -> T
         size=len(images),
         read=lambda start, stop: images[start:stop] if static else images[start:stop].swapaxes(0, 1),
         labels=None if labels is None else labels.astype(np.int64),
+        classes=() if classes is None or classes.dtype.kind != "U" else tuple(map(str, classes.ravel())),
     )

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from lbq.analyze import GOLDEN, Analysis
 from lbq.data import folder
 from lbq.data.arrays import load_array
+from lbq.data.base import unlike
 from lbq.data.testset import EVAL_RATIO, FILES, TestSet, open_arrays, open_test
 from lbq.engine.choose import Choice
 from lbq.engine.engine import Engine, Network
@@ -99,7 +100,7 @@ def open_data(network: IntegerNetwork, data: str | None) -> TestSet:
     if data is not None and data.endswith(".npz"):
         _check_range(test.read(0, test.size), network, data)
     if test.classes and network.classes and test.classes != network.classes:
-        first = _unlike(test.classes, network.classes)
+        first = unlike(test.classes, network.classes)
         raise DataError(
             f"{test.name} has other classes than the network ({first}): give data like what it was trained on"
         )
@@ -110,12 +111,6 @@ def open_data(network: IntegerNetwork, data: str | None) -> TestSet:
             f"{outputs - 1}: number them as in training"
         )
     return test
-
-
-def _unlike(found: tuple[str, ...], known: tuple[str, ...]) -> str:
-    """Where two lists of classes differ first."""
-    at = next((i for i, (one, other) in enumerate(zip(found, known, strict=False)) if one != other), None)
-    return f"{len(found)}, not {len(known)}" if at is None else f"class {at} is {found[at]!r}, not {known[at]!r}"
 
 
 def _check_range(values: NDArray[np.uint8], network: IntegerNetwork, where: Path | str) -> None:
