@@ -85,8 +85,14 @@ def _without_effect(trainer: Trainer) -> Iterator[str]:
         yield f"train.tet_weight has no effect with train.loss={t.loss}"
     if not (a.mixup or a.cutmix) and a.mix_prob != usual.augment.mix_prob:
         yield "augment.mix_prob has no effect without augment.mixup or augment.cutmix"
-    if a.plain_epochs and not (a.policy or a.cutout or a.events or a.mixup or a.cutmix):
+    ended = a.policy or a.cutout or a.events or a.mixup or a.cutmix  # by plain epochs
+    if a.plain_epochs and not ended:
         yield "augment.plain_epochs has no effect without augment.policy, cutout, events, mixup or cutmix"
+    if a.plain_epochs == t.epochs and ended:
+        yield (
+            f"augment.plain_epochs are all {t.epochs} epochs: augment.policy, cutout, mixup and cutmix have no effect, and of "
+            "events the flip alone"
+        )
     if o.name == "adamw" and o.momentum != usual.optim.momentum:
         yield "optim.momentum has no effect with optim.name=adamw"
     if o.sam_epochs and not o.sam:

@@ -496,6 +496,11 @@ def test_records_and_result(tmp_path: Path) -> None:
         (["optim.sam_epochs=1"], "optim.sam_epochs has no effect without optim.sam"),
         (["optim.sam_epochs=1", "optim.sam=0.05"], None),
         (
+            ["augment.plain_epochs=3", "augment.cutout=2"],
+            "augment.plain_epochs are all 3 epochs: augment.policy, cutout, mixup and cutmix have no effect, and of events the "
+            "flip alone",
+        ),
+        (
             ["optim.name=adamw", "optim.lr=1e-3", "optim.momentum=0.5"],
             "optim.momentum has no effect with optim.name=adamw",
         ),
