@@ -468,6 +468,9 @@ def test_data_that_does_not_fit_is_refused(model: Path, tmp_path: Path) -> None:
         np.savez(tmp_path / "b.npz", **arrays)
         with pytest.raises(DataError, match=message):
             open_arrays(tmp_path / "b.npz", True)
+    np.savez(tmp_path / "a.npz", images=pixels(2, 3, 1, 8, 8))
+    with pytest.raises(DataError, match=r"a.npz has 3 frames a sample, the network reads 2$"):
+        open_data(replace(net.network, static=False), str(tmp_path / "a.npz"))
     for arrays, message in (
         ({"images": pixels(2, 1, 8, 8)}, "b.npz has values up to 2.., the network was trained on 0 to 16: scale them"),
         ({"images": pixels(2, 1, 8, 8) // 16, "labels": np.array([1, 10])}, "labels from 1 to 10, .* classes 0 to 9"),

@@ -193,11 +193,12 @@ def _files(name: str, index: folder.FolderIndex | shards.ShardIndex, side: int) 
     )
 
 
-def open_arrays(path: Path | str, static: bool, shape: Shape | None = None) -> TestSet:
+def open_arrays(path: Path | str, static: bool, shape: Shape | None = None, timesteps: int | None = None) -> TestSet:
     """Inputs of your own from a .npz file: `images` uint8 `[N, C, H, W]` (or `[N, T, C, H, W]`), perhaps `labels` [N] and
     `classes`, the names that they number.
 
-    shape: of what a network reads; signals and features may lack what is 1 in it.
+    shape: of what a network reads; signals and features may lack what is 1 in it. timesteps: that it runs; event
+    frames must be as many.
     """
     path, lead = Path(path), ("N",) if static else ("N", "T")
     arrays = load_archive(path, "images", "labels", "classes")
@@ -207,6 +208,8 @@ def open_arrays(path: Path | str, static: bool, shape: Shape | None = None) -> T
         expected = ", ".join(map(str, (*lead, *("CHW" if shape is None else shortest(shape)))))
         found = "" if given is None else f", not {given.dtype} {list(given.shape)}"
         raise DataError(f"{path} must hold 'images', uint8 [{expected}]{found}")
+    if not static and timesteps not in (None, images.shape[1]):
+        raise DataError(f"{path} has {images.shape[1]} frames a sample, the network reads {timesteps}")
     if labels is not None and (labels.shape != images.shape[:1] or labels.dtype.kind not in "iu"):
         raise DataError(
             f"{path}: 'labels' must be {len(images)} whole numbers, one for each of 'images' along its first axis"

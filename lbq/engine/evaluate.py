@@ -73,7 +73,7 @@ class Evaluation:
 def open_data(network: IntegerNetwork, data: str | None) -> TestSet:
     """What a user means by DATA: the folder of the dataset that the network was trained on, or a .npz file."""
     if data is not None and data.endswith(".npz"):
-        test = open_arrays(data, network.static, network.input_shape)
+        test = open_arrays(data, network.static, network.input_shape, network.timesteps)
     else:
         known = network.facts.get("data")
         settings = known if isinstance(known, dict) else {}
