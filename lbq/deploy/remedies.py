@@ -9,7 +9,10 @@ PARTS = "let a convolution or linear layer read the whole tensor, with weights 0
 SMALLER = "use convolutions and pools, which keep heights and widths or make them smaller"
 PRODUCT = "levels are multiplied by weights alone: use a convolution or a linear layer"
 NEW = "write x = x + y, x = x * 2 and so on"
-FLAT = "write flatten(1), or flatten(2) with time in front"
+FLAT = (
+    "write flatten(1), or flatten(2) with time in front; of signals [B, C, 1, L] keep all axes, and read them by Conv2d with "
+    "kernels (1, k)"
+)
 PADDING = "pad height and width with zeros, or let the convolution pad"
 STEPS = (
     "give layers and neurons all timesteps, [T, B, ...], and all channels, with weights 0 where they are to see nothing"
