@@ -180,7 +180,7 @@ def test_a_current_may_be_read_twice(function: Forward, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        (lambda m, x: folded(m, torch.stack([x] * 4)), "the network runs 4 timesteps, not 3"),
+        (lambda m, x: folded(m, torch.stack([x] * 4)), "the network runs 4 timesteps, not 3: give timesteps=4"),
         (lambda m, x: folded(m, x.expand(4, *x.shape)), "the network runs 4 timesteps, not 3"),
         (lambda m, x: folded(m, torch.stack([x] * 3, dim=1)), "a neuron needs time in front, .* x.transpose.0, 1. puts"),
         (lambda m, x: folded(m, torch.stack([x] * 3, dim=2)), "only the same image, stacked in front"),

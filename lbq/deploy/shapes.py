@@ -94,7 +94,10 @@ class Shapes:
                 "have time in front, pass static=False"
             )
         if steps != self.timesteps:
-            raise GraphError(f"{where}: the network runs {steps} timesteps, not {self.timesteps}")
+            raise GraphError(
+                f"{where}: the network runs {steps} timesteps, not {self.timesteps}: give timesteps={steps}, or change what "
+                "its forward runs"
+            )
         return replace(value, time=SHOWN[value.time])
 
     def shown(self, where: str, node: fx.Node, value: Value, rest: tuple[Any, ...]) -> Value | None:
