@@ -295,7 +295,7 @@ class Trainer:
 
     def _backward(self, x: Tensor, targets: Tensor, labels: Tensor, last: bool, check: bool = True) -> Tensor:
         """Forward and backward over one part of a batch; its loss, which the tally has counted."""
-        logits, loss = self._gradients(x, targets, last and not self.sharp, check)
+        logits, loss = self._gradients(x, targets, last, check)
         mean = logits.mean(0) if self.config.train.loss == "tet" else logits
         correct = (mean.argmax(1) == labels).sum()
         seen = torch.full_like(correct, len(labels))

@@ -22,7 +22,8 @@ def settings(**train: Any) -> Config:
     tree = {
         "model": {"id": "resnet8w16", "dropout": train.pop("dropout", 0.0)},
         "augment": {"shift": 1},
-        "optim": {"lr": 0.05, "name": train.pop("optimiser", "sgd"), "clip": train.pop("clip", 0.0)},
+        "optim": {"lr": 0.05, "name": train.pop("optimiser", "sgd"), "clip": train.pop("clip", 0.0)}
+        | train.pop("optim", {}),
         "train": {"epochs": 2, "batch_size": 128, "channels_last": True, **train},
     }
     return Config.from_dict(tree)
@@ -42,8 +43,16 @@ def trained(config: Config, graph: bool) -> tuple[dict[str, Tensor], list[float]
 @needs_gpu
 @pytest.mark.parametrize(
     "options",
-    [{}, {"precision": "bf16"}, {"optimiser": "adamw"}, {"ema": 0.9, "clip": 1.0}, {"dropout": 0.3}, {"loss": "tet"}],
-    ids=["sgd", "bf16", "adamw", "ema", "dropout", "tet"],
+    [
+        {},
+        {"precision": "bf16"},
+        {"optimiser": "adamw"},
+        {"ema": 0.9, "clip": 1.0},
+        {"dropout": 0.3},
+        {"loss": "tet"},
+        {"optim": {"sam": 0.05, "sam_epochs": 1}},
+    ],
+    ids=["sgd", "bf16", "adamw", "ema", "dropout", "tet", "sam"],
 )
 def test_a_captured_step_gives_the_bytes_of_the_step_itself(options: dict[str, Any]) -> None:
     plain, plain_losses, trainer = trained(settings(**options), graph=False)

@@ -90,6 +90,10 @@ def clipped(world: World, folder: Path) -> Any:
     return five_steps(world, "train.accumulate=3", "optim.clip=0.1", "optim.name=adamw", frozen=True)
 
 
+def sharp(world: World, folder: Path) -> Any:
+    return five_steps(world, "optim.sam=0.1", frozen=True)
+
+
 def synchronised(world: World, folder: Path) -> Any:
     return five_steps(world, "model.id=resnet8w4", "train.sync_batchnorm=true")
 
@@ -290,6 +294,7 @@ TOGETHER: list[Case] = [
     frozen,
     accumulated,
     clipped,
+    sharp,
     synchronised,
     evaluation,
     layers,
@@ -348,7 +353,7 @@ def assert_close(a: dict[str, Tensor], b: dict[str, Tensor], tolerance: float = 
         torch.testing.assert_close(value, b[name], rtol=tolerance, atol=1e-12)
 
 
-@pytest.mark.parametrize("case", [frozen, accumulated, clipped, synchronised])
+@pytest.mark.parametrize("case", [frozen, accumulated, clipped, sharp, synchronised])
 def test_two_processes_train_as_one(case: Case, pair: list[dict[str, Any]], tmp_path: Path) -> None:
     alone = case(World(), tmp_path)
     start = dict(trainer(config(*EXACT, *(["model.id=resnet8w4"] if case is synchronised else []))).net.state_dict())
