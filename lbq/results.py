@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from lbq.analyze import Analysis, Trace
-from lbq.config import BOOKKEEPING, READINGS
+from lbq.config import BOOKKEEPING, LATER, READINGS
 from lbq.data.testset import EVENTS
 
 TITLES = {
@@ -259,7 +259,7 @@ class Result:
         usual: dict[str, dict[str, tuple[Any, ...]]] = {
             "neuron": {k: (v,) for k, v in {**USUAL, **UNNAMED, "step": 2 / n_max}.items()} if n_max and bursts else {},
             "data": {"size": (0, SIDES.get(record["dataset"], 0))},
-            "optim": {"norm_decay": (False,)},
+            **{part: {k: (v,) for k, v in defaults.items()} for part, defaults in LATER.items()},
         }
 
         def matters(part: str, key: str, value: Any) -> bool:

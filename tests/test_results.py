@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from lbq.errors import LbqError
+from lbq.config import LATER, Config
 from lbq.gather import gather
 from lbq.neuron import BurstNeuron
 from lbq.records import read
@@ -521,6 +522,18 @@ def test_what_a_newer_file_says_besides_is_passed_over(tmp_path: Path) -> None:
         place["later"] = 1
     found = gather([stored(tmp_path, "a.json", whole)])
     assert all_tables(found)
+
+
+def test_settings_that_came_later_make_no_other_configuration_at_their_defaults() -> None:
+    whole = Config().to_dict()
+    older = {part: dict(values) if isinstance(values, dict) else values for part, values in whole.items()}
+    for part, defaults in LATER.items():
+        for key in defaults:
+            del older[part][key]
+    assert Result(record(config=older), "x").key == Result(record(config=whole), "x").key
+    for part, key in (("augment", "plain_epochs"), ("optim", "norm_decay"), ("optim", "sam")):
+        changed = {**whole, part: {**whole[part], key: 1}}
+        assert Result(record(config=changed), "x").key != Result(record(config=whole), "x").key
 
 
 def test_titles() -> None:
