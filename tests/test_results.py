@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from lbq.errors import LbqError
 from lbq.config import LATER, Config
+from lbq.errors import LbqError
 from lbq.gather import gather
 from lbq.neuron import BurstNeuron
 from lbq.records import read
