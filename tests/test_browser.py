@@ -92,6 +92,16 @@ def test_empty_cells_stay_at_the_end(page: Page) -> None:
         assert 0 < sum(filled) < len(filled)
 
 
+def test_logs_sort_by_what_they_show(page: Page) -> None:
+    log = "document.querySelector('table.numbers')"
+    heads = page.run(f"[...{log}.tHead.rows[0].cells].map(h => h.textContent)")
+    place = heads.index("lr")  # as texts, 1e-05 would come after 0.05
+    page.run(f"{log}.tHead.rows[0].cells[{place}].querySelector('button').click()")
+    rates = [float(text) for text in page.run(f"[...{log}.tBodies[0].rows].map(r => r.cells[{place}].textContent)")]
+    assert len(set(rates)) > 1
+    assert rates == sorted(rates)
+
+
 def test_the_theme_changes_and_is_remembered(page: Page) -> None:
     colour = "getComputedStyle(document.body).backgroundColor"
     before = page.run(colour)

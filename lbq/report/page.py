@@ -270,11 +270,10 @@ def _details(result: Result, title: str) -> str:
     log = [[entry.get(key) for key in logged] for entry in record["log"]]
     head = "".join(f'<th scope="col"><button type="button">{escape(key)}</button></th>' for key in logged)
     rows = "".join(
-        "<tr>" + "".join("<td></td>" if v is None else f'<td data-v="{v:.12g}">{v:.5g}</td>' for v in entry) + "</tr>"
-        for entry in log
+        "<tr>" + "".join("<td></td>" if v is None else f"<td>{v:.6g}</td>" for v in entry) + "</tr>" for entry in log
     )
     table = (
-        f'<div class="scroll" tabindex="0"><table class="sortable"><caption>Log: {escape(title)}</caption>'
+        f'<div class="scroll" tabindex="0"><table class="sortable numbers"><caption>Log: {escape(title)}</caption>'
         f"<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>"
     )
     config = escape(json.dumps(record["config"], indent=1))

@@ -1,5 +1,5 @@
 "use strict";
-// Sorting: by the number in data-v where there is one, else by text. Empty cells stay at the end.
+// Sorting: by the number in data-v where there is one, by what is shown in tables of numbers, else by text. Empty cells stay at the end.
 for (const table of document.querySelectorAll("table.sortable")) {
   table.tHead.addEventListener("click", (event) => {
     const button = event.target.closest("button");
@@ -8,7 +8,11 @@ for (const table of document.querySelectorAll("table.sortable")) {
     const up = head.getAttribute("aria-sort") !== "ascending";
     for (const other of table.tHead.rows[0].cells) other.removeAttribute("aria-sort");
     head.setAttribute("aria-sort", up ? "ascending" : "descending");
-    const key = (row) => { const c = row.cells[index]; return c.dataset.v === undefined ? c.textContent.trim() : Number(c.dataset.v); };
+    const key = (row) => {
+      const c = row.cells[index], text = c.textContent.trim();
+      const number = c.dataset.v ?? (table.classList.contains("numbers") && text !== "" ? text : undefined);
+      return number === undefined ? text : Number(number);
+    };
     const rows = [...body.rows].map((row) => [key(row), row]);
     rows.sort(([a], [b]) => {
       if (a === "" || b === "") return (a === "") - (b === "");
