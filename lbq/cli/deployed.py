@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from lbq.cli.base import Changes, Json, Limit, Run, data_of_a_run, print_json, thread_count
+from lbq.cli.base import Changes, Json, Limit, data_of_a_run, print_json, thread_count
 from lbq.cli.progress import CountProgress
 from lbq.cli.render import make_console, render_deployed, render_evaluation, render_predictions
 from lbq.errors import LbqError
@@ -17,10 +17,10 @@ Threads = Annotated[int | None, typer.Option(min=1, max=256, help="CPU threads; 
 
 
 def deploy(
-    run: Run,
+    run: Annotated[Path, typer.Argument(help="Run folder, or a deployed network for --timesteps: model.lbq.")],
     changes: Changes = None,
     out: Annotated[Path, typer.Option("-o", "--out", help="File to write.")] = Path("model.lbq"),
-    bits: Annotated[int, typer.Option(help="Bits of a weight: 4 to 8, or 16.")] = 8,
+    bits: Annotated[int | None, typer.Option(help="Bits of a weight: 4 to 8, or 16; default 8.")] = None,
     levels: Annotated[Path | None, typer.Option(help="Also write every golden level, for other engines.")] = None,
     noise: Annotated[
         bool,
@@ -31,18 +31,26 @@ def deploy(
 ) -> None:
     """Make an integer network of a trained one: BatchNorm folded, steps absorbed, weights in few bits, bounds proved."""
     from lbq import engine, files
-    from lbq.deploy import deploy_run
     from lbq.engine.levelfile import save_levels
 
     for path in (out, *([] if levels is None else [levels])):
         files.check_file(path)
     if levels is not None and levels.resolve() == out.resolve():
         raise LbqError(f"--levels {levels} is the file of the network: give another name")
-    with data_of_a_run():
-        made = deploy_run(run, bits, changes or [], noise, timesteps)
+    if run.is_file():
+        if bits is not None or noise or changes or timesteps is None:
+            raise LbqError(
+                f"{run} is deployed already, and nothing but its --timesteps can be changed: for the rest, deploy its run"
+            )
+        made = engine.load(run).over(timesteps)
+    else:
+        from lbq.deploy import deploy_run
+
+        with data_of_a_run():
+            made = deploy_run(run, 8 if bits is None else bits, changes or [], noise, timesteps)
     size = engine.save(out, made)
     net = engine.load(out)
-    verified = net.verify("bitplane")
+    verified = net.verify("bitplane") if net.golden is not None else 0
     if levels is not None and net.golden is not None:
         traced = net.run(net.golden.inputs, "dense", trace=True).levels
         save_levels(levels, traced or {})
@@ -53,7 +61,7 @@ def deploy(
         "weights": network.parameters,
         "layers": len(network.layers),
         "timesteps": network.timesteps,
-        "bits": bits,
+        "bits": network.facts.get("bits"),
         "verified": verified,
         "levels": None if levels is None else str(levels),
     }

@@ -293,14 +293,14 @@ def render_conversion(found: Mapping[str, Any]) -> None:
 
 def render_deployed(facts: Mapping[str, Any]) -> None:
     console = make_console()
+    bits = "" if facts["bits"] is None else f" of {facts['bits']} bits"  # of a network of one's own nobody says
     console.print(
-        f"{facts['path']}: {size_of(facts['bytes'])}, {facts['weights']:,} weights of {facts['bits']} bits in "
-        f"{facts['layers']} spiking layers, T = {facts['timesteps']}",
+        f"{facts['path']}: {size_of(facts['bytes'])}, {facts['weights']:,} weights{bits} in {facts['layers']} spiking "
+        f"layers, T = {facts['timesteps']}",
         soft_wrap=True,
     )
-    console.print(
-        f"bounds proved for every layer; {facts['verified']} golden inputs run the same densely and by bit planes"
-    )
+    golden = f"; {facts['verified']} golden inputs run the same densely and by bit planes" if facts["verified"] else ""
+    console.print(f"bounds proved for every layer{golden}")
     if facts["levels"]:
         console.print(f"levels of the golden inputs in {facts['levels']}", soft_wrap=True)
 

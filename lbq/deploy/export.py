@@ -23,9 +23,6 @@ from lbq.deploy.quantise import quantise
 from lbq.deploy.rewrites import absorb, fold_gain, on_pixels
 from lbq.deploy.signals import Given
 from lbq.engine import Network
-from lbq.engine.artefact import level_digests
-from lbq.engine.network import IntegerNetwork
-from lbq.engine.reading import Golden
 from lbq.errors import GraphError
 from lbq.graph import Graph
 
@@ -74,7 +71,7 @@ def deploy(
     chosen = (inputs[:CONFIRMED] if static else inputs[:, :CONFIRMED]).astype(np.float64)
     seen = chosen if pixels is None else pixels.normalised(chosen)
     confirm(exact, graph, seen.reshape(*seen.shape[:-3], *input_shape), chosen)
-    return with_golden(network, inputs)
+    return Network(network).with_golden(inputs[:GOLDEN] if static else inputs[:, :GOLDEN])
 
 
 class _Normalisation(NamedTuple):
@@ -169,14 +166,6 @@ def _checked(examples: Any, graph: Graph, input_shape: Given) -> NDArray[np.uint
         expected = ", ".join(map(str, (*lead, "B", *graph.input_shape)))
         raise GraphError(f"examples must be uint8 [{expected}], got {given.dtype} {list(given.shape)}")
     return given
-
-
-def with_golden(network: IntegerNetwork, examples: NDArray[np.uint8]) -> Network:
-    """A network that carries what its dense engine gives for the first few examples."""
-    chosen = examples[:GOLDEN] if network.static else examples[:, :GOLDEN]
-    found = Network(network).run(chosen, "dense", trace=True)
-    assert found.levels is not None
-    return Network(network, Golden(np.ascontiguousarray(chosen), found.logits, level_digests(found.levels)))
 
 
 def deploy_run(

@@ -41,6 +41,15 @@ def level_digests(levels: Mapping[str, NDArray[Any]]) -> dict[str, tuple[str, ..
 
 def save(path: Path | str, network: IntegerNetwork, golden: Golden | None = None) -> int:
     """Write a network; returns the size of the file in bytes."""
+    try:
+        tensors, text = proved(network, golden)
+    except ArtefactError as error:
+        raise ArtefactError(f"{path}: no file can hold this network: {error}") from error
+    return container.write(path, tensors, json.dumps(text, separators=(",", ":"), sort_keys=True, allow_nan=False))
+
+
+def proved(network: IntegerNetwork, golden: Golden | None = None) -> tuple[container.Tensors, dict[str, Any]]:
+    """A network as a file holds it, tensors and description, with all that a reader checks checked."""
     tensors: container.Tensors = {}
     largest = {s.name: network.largest(s) for s in network.synapses}
     layers = []
@@ -87,11 +96,8 @@ def save(path: Path | str, network: IntegerNetwork, golden: Golden | None = None
     if golden is not None:
         tensors["golden/input"], tensors["golden/logits"] = golden.inputs, golden.logits
         text["golden"] = {name: list(digests) for name, digests in golden.digests.items()}
-    try:
-        Reader(tensors).network(text)
-    except ArtefactError as error:
-        raise ArtefactError(f"{path}: no file can hold this network: {error}") from error
-    return container.write(path, tensors, json.dumps(text, separators=(",", ":"), sort_keys=True, allow_nan=False))
+    Reader(tensors).network(text)
+    return tensors, text
 
 
 def _describe(synapse: Synapse) -> dict[str, Any]:

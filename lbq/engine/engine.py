@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -92,6 +93,34 @@ class Network:
             if self._runner is None:
                 self._runner = Runner(self.network)
             return self._runner.run(x, engine, trace, threads, backend, progress)
+
+    def over(self, timesteps: int) -> Network:
+        """The same network over other timesteps: an image is shown so often, and bounds are proved anew. Its golden inputs
+        stay, with what they give now."""
+        net = self.network
+        if not net.static:
+            raise LbqError(f"the network reads event frames, {net.timesteps} of a sample: deploy its run over others")
+        if type(timesteps) is not int or timesteps < 1:
+            raise LbqError(f"timesteps must be a whole number above 0, got {timesteps!r}")
+        with self.unchanged():
+            # the bias of the sum over time, rounded half up: exact, for Python's integers do not overflow
+            bias = [(2 * b * timesteps + net.timesteps) // (2 * net.timesteps) for b in net.readout.bias.tolist()]
+            readout = replace(net.readout, bias=np.array(bias, np.int64))
+            scale = net.scale * net.timesteps / timesteps
+            network = replace(net, timesteps=timesteps, readout=readout, scale=scale)
+            try:
+                artefact.proved(network)
+            except ArtefactError as error:
+                raise ArtefactError(f"over {timesteps} timesteps {error}: deploy its run over so many") from error
+            found = Network(network, None, self._file)
+            return found if self.golden is None else found.with_golden(self.golden.inputs)
+
+    def with_golden(self, inputs: NDArray[np.uint8]) -> Network:
+        """The network with what its dense engine gives for these inputs, to be verified by."""
+        found = self.run(inputs, "dense", trace=True)
+        assert found.levels is not None
+        golden = Golden(np.ascontiguousarray(inputs), found.logits, level_digests(found.levels))
+        return Network(self.network, golden, self._file)
 
     def watch(self, images: NDArray[np.uint8], told: OnMembranes, trace: bool | OnLevels = False) -> Output:
         """Run images and tell every layer's membranes before emission: told(layer, timestep, int32 [B, H, W, C]).
