@@ -50,7 +50,6 @@ WAYS: dict[str, tuple[str, Any]] = {  # of training, which titles tell always: h
     "augment.plain_epochs": ("last {} epochs plain", 0),
     "optim.clip": ("gradients clipped at {}", 0),
     "optim.sam": ("SAM {}", 0),
-    "optim.sam_epochs": ("in the last {} epochs", 0),
     "data.holdout": ("{} of the training set held out", 0),
     "train.init_from": ("from trained weights {}", ""),
 }
