@@ -305,6 +305,20 @@ def test_real_recordings_go_through_the_network() -> None:
     assert steps[-1] - steps[-11] < steps[9]  # the loss of ten steps has come down
 
 
+def test_plain_epochs_end_runs_on_files_and_on_events_too(pictures: Path, recordings: Path) -> None:
+    off: dict[str, Any] = {"policy": "", "events": False}
+    for config in (folder_config(pictures), event_config(recordings)):
+        ends = replace(config, augment=replace(config.augment, plain_epochs=1))
+        plain = replace(config, augment=replace(config.augment, **off))
+        last = config.train.epochs - 1
+        for epoch, like, unlike in ((last - 1, config, plain), (last, plain, config)):
+            found, same, other = (
+                next(iter(open_source(c).train_batches([torch.arange(8)], epoch, 0)))[0] for c in (ends, like, unlike)
+            )
+            assert torch.equal(found, same)
+            assert not torch.equal(found, other)
+
+
 def test_test_sets_are_what_evaluation_reads(pictures: Path, recordings: Path) -> None:
     """The same samples in the same order, as bytes: what a deployed network gets."""
     for config in (folder_config(pictures), event_config(recordings), Config.from_dict({})):
