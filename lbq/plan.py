@@ -90,8 +90,8 @@ def _without_effect(trainer: Trainer) -> Iterator[str]:
         yield "augment.plain_epochs has no effect without augment.policy, cutout, events, mixup or cutmix"
     if a.plain_epochs == t.epochs and ended:
         yield (
-            f"augment.plain_epochs are all {t.epochs} epochs: augment.policy, cutout, mixup and cutmix have no effect, and of "
-            "events the flip alone"
+            f"augment.plain_epochs are all {t.epochs} epochs: augment.policy, cutout, mixup and cutmix have no effect, and "
+            "events flips at most"
         )
     if o.name == "adamw" and o.momentum != usual.optim.momentum:
         yield "optim.momentum has no effect with optim.name=adamw"

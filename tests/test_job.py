@@ -497,8 +497,8 @@ def test_records_and_result(tmp_path: Path) -> None:
         (["optim.sam_epochs=1", "optim.sam=0.05"], None),
         (
             ["augment.plain_epochs=3", "augment.cutout=2"],
-            "augment.plain_epochs are all 3 epochs: augment.policy, cutout, mixup and cutmix have no effect, and of events the "
-            "flip alone",
+            "augment.plain_epochs are all 3 epochs: augment.policy, cutout, mixup and cutmix have no effect, and events "
+            "flips at most",
         ),
         (
             ["optim.name=adamw", "optim.lr=1e-3", "optim.momentum=0.5"],
