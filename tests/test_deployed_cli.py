@@ -573,6 +573,10 @@ def test_deployed_networks_run_where_torch_is_not_installed(
     golden = engine.load(model).golden
     assert golden is not None
     assert done.stdout.strip() == f"8 {golden.logits[0].tolist()}"
+    one = tmp_path / "one.lbq"
+    done = python(without_torch, "-m", "lbq", "deploy", str(model), "--timesteps", "1", "-o", str(one))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert engine.load(one).verify() == 8
     for verb in (["deploy", str(run)], ["run", str(model), "digits", "--engine", "cuda"]):
         done = python(without_torch, "-m", "lbq", *verb)
         assert (done.returncode, done.stderr.count("\n")) == (2, 1)
@@ -582,7 +586,8 @@ def test_deployed_networks_run_where_torch_is_not_installed(
 def test_data_of_other_classes_is_refused(model: Path, tmp_path: Path) -> None:
     network = engine.load(model).network
     images, names = np.zeros((2, 1, 8, 8), np.uint8), np.array(network.classes)
-    for stored in (names, np.arange(3)):  # those that are no names say nothing
+    named = np.array([f"digit {name}" for name in names])  # what the network knows by numbers alone
+    for stored in (names, np.arange(3), named):  # those that are no names say nothing
         np.savez(tmp_path / "own.npz", images=images, labels=[0, 1], classes=stored)
         assert open_data(network, str(tmp_path / "own.npz")).size == 2
     np.savez(tmp_path / "own.npz", images=images, labels=[0, 1], classes=names[1:])
