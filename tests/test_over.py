@@ -99,6 +99,10 @@ def test_from_the_command_line(net: Network, tmp_path: Path, capsys: pytest.Capt
         assert (code, out) == (2, "")
         assert err.startswith(f"lbq: {two} is deployed already, and nothing but its --timesteps can be changed")
     assert not one.exists()
+    stored = two.read_bytes()
+    code, _, err = call("--timesteps", "1", "-o", str(two))
+    assert (code, err) == (2, f"lbq: -o {two} is the network itself, which it would replace: give another name\n")
+    assert two.read_bytes() == stored
 
 
 def test_a_network_without_golden_vectors_stays_so(net: Network, tmp_path: Path) -> None:

@@ -42,6 +42,8 @@ def deploy(
             raise LbqError(
                 f"{run} is deployed already, and nothing but its --timesteps can be changed: for the rest, deploy its run"
             )
+        if out.resolve() == run.resolve():
+            raise LbqError(f"-o {out} is the network itself, which it would replace: give another name")
         made = engine.load(run).over(timesteps)
     else:
         from lbq.deploy import deploy_run
