@@ -231,10 +231,19 @@ def load_config(run: Path | str, changes: Iterable[str] = ()) -> Config:
             raise RunError(
                 f"{key.strip()} cannot be changed, {folder} is trained already: give only {', '.join(CHANGEABLE)}"
             )
+    file = folder / "config.toml"
     try:
-        return Config.load(folder / "config.toml", changes)
+        stored = Config.load(file)
+        config = Config.load(file, changes) if changes else stored
     except ConfigError as error:
         raise RunError(str(error)) from error
+    told = read_result(folder).get("config_hash") if (folder / "result.json").is_file() else None
+    if told not in (None, stored.hash):
+        raise RunError(
+            f"{file} was changed after the run: its hash is {stored.hash[:10]}, result.json says {told[:10]}; restore "
+            "the file, and train other settings in another folder"
+        )
+    return config
 
 
 def read_result(folder: Path, expected: schema.Schema = schema.RESULT) -> dict[str, Any]:

@@ -171,8 +171,10 @@ INPUTS = Fields(
     }
 )
 # of a run; what training wrote has the first two
-RESULT = Fields(optional={"accuracy": PERCENT, "epoch": COUNT, "inputs": INPUTS, "weights_sha256": TEXT})
-TRAINED = Fields({"accuracy": PERCENT, "epoch": COUNT}, {"inputs": INPUTS, "weights_sha256": TEXT})
+RESULT = Fields(
+    optional={"accuracy": PERCENT, "epoch": COUNT, "inputs": INPUTS, "weights_sha256": TEXT, "config_hash": TEXT}
+)
+TRAINED = Fields({"accuracy": PERCENT, "epoch": COUNT}, {"inputs": INPUTS, "weights_sha256": TEXT, "config_hash": TEXT})
 FINISHED = Fields({"test_accuracy": PERCENT})  # and an unfinished one has none
 INTEGER_RECORD = Fields({"of": TEXT, "test_accuracy": PERCENT})
 

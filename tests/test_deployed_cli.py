@@ -153,6 +153,7 @@ def test_where_its_data_has_gone_a_run_asks_for_the_folder(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     shutil.copytree(run, tmp_path / "run")
+    (tmp_path / "run" / "result.json").unlink()  # which names the configuration
     settings = (run / "config.toml").read_text()
     for name, message in (("nmnist", "does not exist"), ("cifar10", "CIFAR-10 is not in"), ("folder", "train")):
         moved = settings.replace('name = "digits"\nroot = ""', f'name = "{name}"\nroot = "gone"')

@@ -48,6 +48,25 @@ def test_a_record_holds_what_a_reader_needs() -> None:
     assert "note" not in records.record_of(runs_folder() / "lbq-1")
 
 
+@pytest.mark.parametrize("command", [["eval"], ["deploy", "-o", "model.lbq"], ["record", "-o", "record.json"]])
+def test_a_configuration_that_was_changed_after_the_run_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: list[str]
+) -> None:
+    """Else weights would run under settings that they were not trained under, and a record would claim these."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(runs_folder() / "lbq-0", "run")
+    name, *options = command
+    file = Path("run/config.toml")
+    file.write_text(file.read_text().replace('root = ""', 'root = "moved"'))  # which changes no result
+    assert call(capsys, name, "run", *options)[0] == 0
+    file.write_text(file.read_text().replace("timesteps = 2", "timesteps = 3"))
+    code, _, err = call(capsys, name, "run", *options)
+    assert code == 2
+    assert err.startswith("lbq: run/config.toml was changed after the run: its hash is ")
+    (Path("run") / "result.json").write_text(json.dumps({"config_hash": 5}))
+    assert "result.json is damaged: config_hash" in call(capsys, name, "run", *options)[2]
+
+
 @pytest.mark.parametrize(
     ("name", "data", "split"),
     [

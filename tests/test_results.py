@@ -201,6 +201,7 @@ def test_a_run_whose_neuron_is_not_known_here_is_named(tmp_path: Path) -> None:
     shutil.copytree(runs_folder() / "lbq-0", tmp_path / "own")
     config = tmp_path / "own" / "config.toml"
     config.write_text(config.read_text().replace('name = "lbq"', 'name = "mine"'))
+    (tmp_path / "own" / "result.json").unlink()  # which names the configuration
     with pytest.raises(LbqError, match=r"^.*/own: unknown neuron 'mine'; known: .* .one of your own: lbq --import"):
         gather([tmp_path], read)
 

@@ -427,6 +427,8 @@ def test_sweep(
     for member in planned(config, out, "neuron.name=relu", "optim.clip=100,200"):
         shutil.copytree(relu["run"], member.folder)
         runs.write_text(member.folder / "config.toml", member.config.to_toml())
+        result = json.loads((member.folder / "result.json").read_text())
+        runs.write_text(member.folder / "result.json", json.dumps({**result, "config_hash": member.config.hash}))
     command = ["sweep", str(config), *SMALL, "--vary", "neuron.name=relu", "--vary", "optim.clip=100,200"]
     assert call(*command, "-o", str(out), "--json") == 0
     captured = capsys.readouterr()
