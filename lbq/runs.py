@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 from safetensors import SafetensorError
@@ -94,6 +94,20 @@ def refuse_foreign(folder: Path) -> None:
         )
 
 
+_holds: set[IO[str]] = set()  # the locks of this process
+
+
+def _let_go() -> None:
+    """In a process that was forked off, as those that decode images are: it would hold them beyond the end of this one."""
+    for file in _holds:
+        file.close()
+    _holds.clear()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_let_go)
+
+
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Hold `folder` against other processes, by a file in it: see `files.lock`."""
@@ -107,7 +121,11 @@ def locked(folder: Path) -> Iterator[None]:
             time.sleep(ASKED)
             if not files.lock(file):
                 raise Busy(f"{folder} is being written by another process: wait for it or choose another folder")
-        yield
+        _holds.add(file)
+        try:
+            yield
+        finally:
+            _holds.discard(file)
 
 
 def held(folder: Path) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import importlib.util
 import json
+import multiprocessing
 import os
 import shutil
 import signal
@@ -168,6 +169,27 @@ def test_training_in_another_thread_leaves_signals_alone(tmp_path: Path) -> None
         result = pool.submit(run, settings, tmp_path / "thread", watcher).result()
     assert seen == [before]
     assert result["accuracy"] == run(settings, tmp_path / "main")["accuracy"]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no forks")
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_process_that_is_forked_off_holds_no_folder(tmp_path: Path) -> None:
+    """As workers are, which outlive a killed training for seconds: it could not be continued meanwhile."""
+    fork = multiprocessing.get_context("fork")
+    began, end = fork.Event(), fork.Event()
+
+    def stay() -> None:
+        began.set()
+        end.wait(60)
+
+    with runs.locked(tmp_path):
+        child = fork.Process(target=stay)
+        child.start()
+        assert began.wait(60)
+        assert runs.held(tmp_path)  # by this one
+    assert not runs.held(tmp_path)
+    end.set()
+    child.join()
 
 
 def test_a_system_without_locks_locks_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
