@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import multiprocessing
 import os
 import shutil
+import signal
 import tarfile
 from dataclasses import replace
 from pathlib import Path
@@ -84,6 +86,22 @@ def test_workers_change_nothing(pictures: Path) -> None:
         assert torch.equal(y, y2)
     again = list(FolderSource(folder_config(pictures), torch.device("cpu")).train_batches(batches, 5, 1))
     assert not torch.equal(again[0][0], found[0][0][0])  # another epoch crops otherwise
+
+
+@pytest.mark.skipif(os.name == "nt", reason="processes are not told to end by signals there")
+def test_workers_stay_where_a_whole_job_is_told_to_end(pictures: Path) -> None:
+    """Their process notes it, saves and ends, and needs them until then; they end with it."""
+    source = FolderSource(folder_config(pictures), torch.device("cpu"))
+    source.workers = 1
+    batches = source.train_batches([torch.tensor([i]) for i in range(8)], 0, 0)
+    found = [next(batches)]
+    (worker,) = multiprocessing.active_children()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        os.kill(worker.pid or 0, number)
+    found += batches
+    assert len(found) == 8
+    worker.join(10)
+    assert worker.exitcode == 0
 
 
 def test_parts_of_a_folder_divide_among_processes(pictures: Path) -> None:

@@ -7,6 +7,7 @@ whole of its held-out or test part, divided among processes.
 from __future__ import annotations
 
 import hashlib
+import signal
 import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal, Protocol
@@ -33,6 +34,7 @@ from lbq.data.testset import (
 )
 from lbq.errors import ConfigError, DataError
 from lbq.native import cpus
+from lbq.stops import STOPS
 
 Part = Literal["test", "holdout"]
 FileSplit = folder.FolderSplit | shards.ShardSplit
@@ -270,6 +272,13 @@ class _Decoder(torch.utils.data.Dataset[tuple[Tensor, int, int]]):
         return torch.from_numpy(image), int(self.split.labels[number]), number
 
 
+def _stay(_: int) -> None:
+    """In a worker: what ends a whole job tells every process of it, and the one that trains still needs this one to save and
+    end in order. Workers end with it."""
+    for number in STOPS:
+        signal.signal(number, signal.SIG_IGN)
+
+
 class FolderSource:
     """Image files in class folders or tar shards, decoded by workers; the rest happens on the device."""
 
@@ -309,6 +318,7 @@ class FolderSource:
             batch_sampler=batches,
             num_workers=min(self.workers, cpus()),  # more would wait for each other, and torch warns of it
             pin_memory=self.device.type == "cuda",
+            worker_init_fn=_stay,
         )
         try:
             for x, y, numbers in loader:
