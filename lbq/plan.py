@@ -72,7 +72,7 @@ def plan_of(trainer: Trainer) -> Plan:
         emulated=t.precision if emulated(t, device) else None,
         data=trainer.source.about,
         train_samples=trainer.source.train_size,
-        remarks=(*_without_effect(trainer), *_ill_matched(config)),
+        remarks=(*_without_effect(trainer), *_ill_matched(trainer)),
     )
 
 
@@ -109,8 +109,14 @@ def _without_effect(trainer: Trainer) -> Iterator[str]:
         yield f"an ANN computes the same at each of {config.model.timesteps} timesteps: model.timesteps=1"
 
 
-def _ill_matched(config: Config) -> Iterator[str]:
+def _ill_matched(trainer: Trainer) -> Iterator[str]:
     """Settings that are rarely meant together."""
-    o = config.optim
+    o, t = trainer.config.optim, trainer.config.train
+    steps = t.epochs * trainer.batches
+    if t.ema and steps * (1 - t.ema) < 1:
+        yield (
+            f"train.ema={t.ema:g} averages over about {1 / (1 - t.ema):,.0f} steps, and there are {steps:,}: the weights that "
+            "training began with will weigh most"
+        )
     if o.name == "adamw" and o.lr > 0.01:
         yield f"optim.lr={o.lr:g} is a rate for SGD: AdamW usually takes about 0.001"

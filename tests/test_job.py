@@ -518,6 +518,12 @@ def test_records_and_result(tmp_path: Path) -> None:
         (["optim.sam_epochs=1"], "optim.sam_epochs has no effect without optim.sam"),
         (["optim.sam_epochs=1", "optim.sam=0.05"], None),
         (
+            ["train.ema=0.999"],
+            "train.ema=0.999 averages over about 1,000 steps, and there are 12: the weights that training began with will "
+            "weigh most",
+        ),
+        (["train.ema=0.9"], None),
+        (
             ["augment.plain_epochs=3", "augment.cutout=2"],
             "augment.plain_epochs are all 3 epochs: augment.policy, cutout, mixup and cutmix have no effect, and events "
             "flips at most",
