@@ -123,7 +123,10 @@ class Trainer:
                 f"({t.accumulate} x {self.world.size}), got {t.batch_size}"
             )
         if t.batch_size > source.train_size:
-            raise ConfigError(f"train.batch_size must be at most the {source.train_size} samples, got {t.batch_size}")
+            left = f" that data.holdout={share:g} leaves" if (share := self.config.data.holdout) else ""
+            raise ConfigError(
+                f"train.batch_size must be at most the {source.train_size} samples{left}, got {t.batch_size}"
+            )
 
     # State
     # ---------------------------------------------------------------------------------------------------------------
