@@ -194,6 +194,21 @@ def test_a_learned_step_loads_as_a_fixed_one_and_back(channels: int | None) -> N
     assert set(learned.state_dict()) ^ set(fixed.state_dict()) == {"rho", "fixed_step"}  # neither was changed
 
 
+@pytest.mark.parametrize("assign", [False, True])
+def test_what_was_learned_past_an_end_loads_as_a_fixed_number_within(assign: bool) -> None:
+    learned = BurstNeuron(5, learn_beta=True, learn_alpha=True)
+    with torch.no_grad():
+        learned.beta.fill_(1.2)
+        learned.alpha.fill_(-0.3)
+    fixed = BurstNeuron(5)
+    fixed.load_state_dict(learned.state_dict(), assign=assign)
+    x = torch.rand(4, 2, 3)
+    assert torch.equal(fixed(x), learned(x))
+    assert fixed.beta == 1
+    assert fixed.alpha == 0
+    assert learned.beta > 1  # the dictionary's tensors stay
+
+
 @pytest.mark.parametrize("kernel", ["reference", "native"])
 def test_what_has_no_part_in_the_outputs_has_a_gradient_of_zero(kernel: str) -> None:
     neuron = BurstNeuron(learn_alpha=True, reset_grad=False)

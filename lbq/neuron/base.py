@@ -232,6 +232,13 @@ class SpikingNeuron(nn.Module, ABC):
         value: Tensor = getattr(self, name)
         return unit_interval(value) if value.requires_grad or name not in self._buffers else value
 
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        """What another network learned counts within [0, 1] there, and so it does where it is not learned."""
+        for name in {"beta", "alpha"} & self._buffers.keys():
+            if isinstance(value := state_dict.get(prefix + name), Tensor):
+                state_dict[prefix + name] = value.clamp(0, 1)
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
     @property
     def gain(self) -> Tensor | float:
         return torch.sigmoid(self.decay_logit) if self.membrane == "plif" else 1.0
