@@ -13,6 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch.nn.utils.parametrize import register_parametrization
 
 from lbq import BurstNeuron
 from lbq.kernels.choose import use
@@ -238,6 +239,23 @@ def test_a_step_can_be_set() -> None:
     half = BurstNeuron(5).bfloat16()
     half.load_state_dict(BurstNeuron(5, learn_step=False).bfloat16().state_dict(), assign=True)
     assert {value.dtype for value in half.state_dict().values()} == {torch.bfloat16}
+
+
+class Doubled(nn.Module):
+    def forward(self, value: torch.Tensor) -> torch.Tensor:
+        return 2 * value
+
+    def right_inverse(self, value: torch.Tensor) -> torch.Tensor:
+        return value / 2
+
+
+@pytest.mark.parametrize("channels", [None, 2])
+def test_a_parametrised_step_can_be_set(channels: int | None) -> None:
+    neuron = BurstNeuron(5, channels=channels)
+    register_parametrization(neuron, "rho", Doubled())
+    neuron.step = 0.25
+    torch.testing.assert_close(neuron.step, torch.full_like(neuron.step, 0.25))
+    assert neuron.learn_step
 
 
 @pytest.mark.parametrize("step", [i / 20 for i in range(1, 40)])

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.utils.parametrize import is_parametrized
 
 from lbq import surrogate as surrogates
 from lbq.kernels.reference import Rule
@@ -59,6 +60,8 @@ def set_step(module: nn.Module, step: Tensor) -> None:
     fixed = getattr(module, "fixed_step", None)
     if fixed is not None:
         fixed.copy_(step)
+    elif is_parametrized(module, "rho"):  # computed from others: reading gives a copy
+        module.rho = rho_of(step).to(module.rho.dtype)  # type: ignore[arg-type]
     else:
         module.rho.copy_(rho_of(step))  # type: ignore[operator]
 
@@ -106,7 +109,7 @@ class SteppedNeuron(SpikingNeuron):
 
     @property
     def learn_step(self) -> bool:
-        return "rho" in self._parameters
+        return "fixed_step" not in self._buffers
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         """A learned step may be loaded as a fixed one, and the other way round."""
