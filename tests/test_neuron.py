@@ -179,8 +179,14 @@ def test_pickling_and_printing(name: str) -> None:
     again = pickle.loads(pickle.dumps(neuron))
     assert torch.equal(again(x), neuron(x))
     assert repr(again) == repr(neuron)
+
+
+@pytest.mark.parametrize("name", sorted(NEURONS))
+def test_on_the_meta_device(name: str) -> None:
     with torch.device("meta"):
-        assert repr(create(name, timesteps=2, channels=4))
+        neuron = create(name, timesteps=2, channels=4)
+        assert repr(neuron)
+        assert neuron(torch.empty(2, 3, 4, 5, 5)).shape == (2, 3, 4, 5, 5)
 
 
 @pytest.mark.parametrize("channels", [None, 3])

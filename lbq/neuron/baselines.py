@@ -203,7 +203,8 @@ class LMHT(SteppedNeuron):
         order = [0, *sorted(range(1, x.dim()), key=lambda d: -x.stride()[d])]  # as in memory, which the result keeps
         back = sorted(range(x.dim()), key=order.__getitem__)
         laid = x.permute(order).to(compute_dtype(x))
-        with torch.autocast(x.device.type, enabled=False):  # which would multiply in half precision
+        device = "cpu" if x.is_meta else x.device.type  # a device without autocast
+        with torch.autocast(device, enabled=False):  # which would multiply in half precision
             mixed = mix_rows(weights.to(laid.dtype), laid.flatten(1))
         return mixed.view(laid.shape).permute(back)
 
