@@ -189,6 +189,14 @@ def test_on_the_meta_device(name: str) -> None:
         assert neuron(torch.empty(2, 3, 4, 5, 5)).shape == (2, 3, 4, 5, 5)
 
 
+def test_the_constants_of_relu_outlive_to_empty() -> None:
+    neuron = ReLU().to_empty(device="meta").to_empty(device="cpu")
+    with torch.no_grad():
+        neuron._apply(lambda t: torch.full_like(t, float("nan")))  # what may lie in memory
+    assert neuron.one == 1
+    assert neuron.zero == 0
+
+
 @pytest.mark.parametrize("channels", [None, 3])
 def test_a_learned_step_loads_as_a_fixed_one_and_back(channels: int | None) -> None:
     learned, fixed = (BurstNeuron(5, learn_step=flag, channels=channels) for flag in (True, False))

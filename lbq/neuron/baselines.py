@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
@@ -311,6 +312,13 @@ class ReLU(nn.Module):
         super().__init__()
         self.register_buffer("one", torch.ones(()), persistent=False)  # the kernel's step, and its other constants
         self.register_buffer("zero", torch.zeros(()), persistent=False)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> ReLU:
+        before = self.one
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        if self.one is not before:  # to_empty leaves whatever lies in memory, and no state_dict has them
+            self.one, self.zero = torch.ones_like(self.one), torch.zeros_like(self.zero)
+        return self
 
     def forward(
         self,
