@@ -340,6 +340,18 @@ def test_compiled_without_a_graph_break() -> None:
     assert torch.equal(copy.deepcopy(neuron)(x), plain(x))
 
 
+def test_gradients_under_another_default_dtype() -> None:
+    neuron, x = BurstNeuron(5, learn_beta=True, learn_alpha=True), currents((3, 4, 5))
+    parameters = list(neuron.parameters())
+    expected = torch.autograd.grad(neuron(x).square().sum(), parameters)
+    torch.set_default_dtype(torch.float64)
+    try:
+        found = torch.autograd.grad(neuron(x).square().sum(), parameters)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
 def test_no_second_derivative_and_it_says_so() -> None:
     x = currents((2, 3, 4))
     with pytest.raises(NotImplementedError, match="no second derivative: set LBQ_KERNEL=reference"):

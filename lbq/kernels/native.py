@@ -233,7 +233,7 @@ def _backward(
     x, grad = x if layout.dense else x.contiguous(), _in_order(grad, layout.order)
     by_x = _like(x, layout.order) if need[0] else x.new_empty(0)
     by_step, by_scale = torch.empty_like(step), torch.empty_like(step if scale is None else scale)
-    by_scalars = torch.empty(4)
+    by_scalars = x.new_empty(4)
     v, pending = (None if value is None else _in_order(value[None], layout.order) for value in before)
     library, call = _call(x, layout, step, scale, scalars, rule)
     call.v, call.pending = _address(v), _address(pending)
@@ -307,7 +307,7 @@ def _arguments(x: Tensor, constants: Constants, rule: Rule, compiling: bool) -> 
     step = step.contiguous()
     scale = None if scale is None else scale.contiguous()
     if compiling:
-        tensors = [v.reshape(()) if isinstance(v, Tensor) else torch.full((), v) for v in scalars]
+        tensors = [v.reshape(()) if isinstance(v, Tensor) else x.new_full((), v) for v in scalars]
         return [x, step, scale, *tensors, *_numbers(rule), channel]
     return [x, step, scale, *scalars, _numbers(rule), channel]
 
