@@ -88,6 +88,8 @@ def test_the_last_neurons_may_vote() -> None:
         net = Own(function)
         net.last = BurstNeuron(step=0.1)
         assert [s.kind for s in exact(net).network.readout.synapses] == ["identity"]
+    net = Own(lambda m, x: features(m, x).mean((0, 3, 4)).log_softmax(1))
+    assert same(exact(net, logits=False).run(x := pixels(4, *SHAPE)), made(Own(function)).run(x))
 
 
 def features_of(m: Any, x: Tensor) -> Tensor:

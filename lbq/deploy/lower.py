@@ -167,7 +167,7 @@ class _Lowering:
         target: Any = self.modules[str(node.target)] if node.op == "call_module" else node.target
         logits = node.all_input_nodes[0] if node.all_input_nodes else None
         value = None if logits is None else self.values.get(logits)
-        if not isinstance(value, Current) or not (value.averaged and value.flat and value.time == "none"):
+        if not isinstance(value, Current | Levels) or not (value.averaged and value.flat and value.time == "none"):
             return False
         given: dict[str, Any] = {**dict(zip(("dim", "dtype"), node.args[1:], strict=False)), **node.kwargs}
         if isinstance(target, nn.Softmax | nn.LogSoftmax) and own_method(target) is None:
