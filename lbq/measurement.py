@@ -94,7 +94,7 @@ class Measurement:
                     name=layer.name,
                     shape=layer.shape,
                     n_max=spec.n_max,
-                    step=float(step.mean()),
+                    step=float(step.mean()) if step.size else None,
                     step_range=(float(step.min()), float(step.max())) if step.size > 1 else None,
                     tail=(tails or {}).get(layer.name),
                     levels=self.tallies.by_timestep(layer.name),
@@ -121,7 +121,7 @@ def _step_of(graph: Graph | IntegerNetwork, name: str) -> np.ndarray[Any, np.dty
     steps = graph.spec(name).steps * layer.unit / 2.0**layer.fraction
     steps = steps[np.isfinite(steps)]
     if not len(steps):
-        return np.array(0.0)
+        return steps
     alike = np.ptp(steps) <= 0.01 * steps.mean()  # one for all channels, rounded
     return np.array(np.median(steps)) if alike else steps
 

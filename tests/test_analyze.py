@@ -322,8 +322,25 @@ def test_a_channel_that_never_fires_has_no_step() -> None:
         thresholds=np.array([[100, 200, 300, 400, 500], [2**30] * 5, [100, 2**29, 2**30, 2**30, 2**30]], np.int32),
     )
     assert spec.steps.tolist() == [100, math.inf, 100]
+    half = np.array(
+        [[50, 150, 2**30], [70, 2**30, 2**30]], np.int32
+    )  # of a neuron that rounds, too weak for its highest
+    assert replace(spec, n_max=3, thresholds=half).steps.tolist() == [100, 140]
     close = np.array([[5000, 5000], [5000, 5001], [5000, 5010]], np.int32)  # of a ladder: no unit, no unit, a small one
     assert replace(spec, n_max=2, thresholds=close).steps.tolist() == [5000, 5000, 10]
+
+
+def test_a_layer_that_never_fires_has_no_step() -> None:
+    net = deployed("resnet8w2")
+    layer, *others = net.network.layers
+    assert layer.neuron is not None
+    silent = replace(layer, neuron=replace(layer.neuron, thresholds=np.full_like(layer.neuron.thresholds, 2**30)))
+    net = engine.Network(replace(net.network, layers=(silent, *others)))
+    test = TestSet("x", (3, 8, 8), True, 3, lambda start, stop: pixels(3, 3, 8, 8)[start:stop])
+    found = measure_deployed(net, test, membranes=2).analysis({})
+    assert found.layers[0].step is None
+    assert found.summary()["step_min"] > 0
+    assert Analysis.from_dict(json.loads(json.dumps(found.to_dict()))).layers[0].step is None
 
 
 def test_a_histogram_has_room_for_no_more_than_it_needs() -> None:

@@ -62,11 +62,16 @@ class IntegerNeuron:
     @property
     def steps(self) -> NDArray[np.float64]:
         """How far thresholds lie apart, by channel: their mean distance, or the first threshold itself where it is the only
-        one, or where they lie too close together to be a unit; infinite for a channel that never fires."""
-        first, last = self.thresholds[:, 0].astype(np.float64), self.thresholds[:, -1].astype(np.float64)
-        apart = (last - first) / (self.n_max - 1) if self.n_max > 1 else first
-        whole = (last < MEMBRANE_BOUND) & (MOST_STEPS_UP * apart >= last)
-        return np.where(whole, apart, np.where(first < MEMBRANE_BOUND, first, np.inf))
+        one, or where they lie too close together to be a unit; infinite for a channel that never fires. One that does not
+        reach all of them goes by those that reach most: distances are in one proportion to the first in all channels."""
+        thresholds = self.thresholds.astype(np.float64)
+        reached = (self.thresholds < MEMBRANE_BOUND).sum(1)
+        highest = max(int(reached.max()), 1)
+        first, last = thresholds[:, 0], thresholds[:, highest - 1]
+        apart = (last - first) / (highest - 1) if highest > 1 else first
+        whole, telling = np.where(MOST_STEPS_UP * apart >= last, apart, first), reached == reached.max()
+        steps = np.where(telling, whole, first * np.median(whole[telling] / first[telling]))
+        return np.where(reached > 0, steps, np.inf)
 
     @property
     def dtype(self) -> type[np.uint8] | type[np.int8]:
