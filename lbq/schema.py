@@ -110,6 +110,7 @@ FLAG = Kind("true or false", lambda value: isinstance(value, bool))
 NUMBER = Kind("a number", _number())
 AMOUNT = Kind("a number, not negative", _number(0))
 ABOVE = Kind("a number above 0", _number(math.ulp(0.0)))
+PLACE = Kind("a number from 0 to 2^53", _number(0, 2**53))  # whose bins can be counted
 PERCENT = Kind("a number from 0 to 100", _number(0, 100))
 COUNT = Kind("a whole number, not negative", _whole(0))
 TALLY = Kind("a whole number, not negative", lambda value: type(value) is int and 0 <= value < 2**53)  # which add up
@@ -207,7 +208,7 @@ LAYER = Fields(
         "step_range": Maybe(Items(NUMBER, 2)),
         "tail": Maybe(NUMBER),
         "levels": Items(Items(TALLY, 2), 1),
-        "membrane": Maybe(Fields({"counts": Items(Items(TALLY, 1), 1), "thresholds": Items(NUMBER, 1)})),
+        "membrane": Maybe(Fields({"counts": Items(Items(TALLY, 1), 1), "thresholds": Items(PLACE, 1)})),
     }
 )
 TRACE = Fields(

@@ -575,6 +575,7 @@ def test_an_analysis_comes_back_as_it_was_written() -> None:
         (("layers", 0, "levels", 0), [2, 2], "must count the levels 0 to 2"),
         (("layers", 0, "levels", 1), [0, 0, 0], "of at least one neuron"),
         (("layers", 0, "membrane", "counts", 1), [0] * 79, "must have 80 bins"),
+        (("layers", 0, "membrane", "thresholds", 0), 1e308, r"thresholds\[0\] must be a number from 0 to 2\^53"),
         (("traces", 0, "after"), [0.1], "at the same timesteps"),
     ],
 )
