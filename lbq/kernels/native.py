@@ -7,7 +7,7 @@ backward pass, which recomputes the membrane; a second derivative is refused (th
 The C code sees a sequence as `[T, outer, channels, inner]`, each timestep a dense slab. Any dense layout of `[B, ...]`
 (contiguous, channels_last) is only read that way, also where all timesteps are the same memory.
 
-In eager mode small autograd functions call C directly; under torch.compile the same calls are the operators
+In eager mode a small autograd function calls C directly; under torch.compile the same calls are the operators
 lbq::burst_cpu, lbq::burst_chunk_cpu and lbq::burst_cpu_backward, which the compiler can place in its graph.
 """
 
@@ -246,46 +246,30 @@ def _backward(
 
 
 class _Burst(torch.autograd.Function):
-    """x, step, scale, tail, leak, alpha, gain, rule, channel dimension."""
+    """x, step, scale, tail, leak, alpha, gain, rule, channel dimension; for a chunk then membrane and pending reset before,
+    and both after behind the outputs."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, step: Tensor, scale: Tensor | None, *rest: Any) -> Tensor:
-        *scalars, ctx.rule, ctx.channel = rest
+    def forward(ctx: Any, x: Tensor, step: Tensor, scale: Tensor | None, *rest: Any) -> Any:
+        scalars, ctx.rule, ctx.channel, before = rest[:4], rest[4], rest[5], rest[6:]
         ctx.scalars = tuple(v.item() if isinstance(v, Tensor) else v for v in scalars)
-        ctx.save_for_backward(x, step, scale)
-        return _forward(x, step, scale, ctx.scalars, ctx.rule, ctx.channel)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        return *_eager_gradients(ctx, grad), None, None
-
-
-class _BurstChunk(torch.autograd.Function):
-    """The arguments of `_Burst`, then membrane and pending reset before; returns the outputs, then both after."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, step: Tensor, scale: Tensor | None, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
-        *scalars, ctx.rule, ctx.channel, v_before, pending = rest
-        ctx.scalars = tuple(v.item() if isinstance(v, Tensor) else v for v in scalars)
-        ctx.save_for_backward(x, step, scale, v_before, pending)
-        found = _chunk(x, step, scale, ctx.scalars, ctx.rule, ctx.channel, (v_before, pending))
+        ctx.save_for_backward(x, step, scale, *before)
+        if not before:
+            return _forward(x, step, scale, ctx.scalars, ctx.rule, ctx.channel)
+        found = _chunk(x, step, scale, ctx.scalars, ctx.rule, ctx.channel, before)
         ctx.mark_non_differentiable(*found[1:])
         return found
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Any, ...]:
-        return *_eager_gradients(ctx, grad), None, None, None, None
-
-
-def _eager_gradients(ctx: Any, grad: Tensor) -> list[Tensor | None]:
-    if torch.is_grad_enabled():  # as under create_graph=True
-        raise NotImplementedError("the native neuron kernel has no second derivative: set LBQ_KERNEL=reference")
-    check_plain(grad)
-    x, step, scale, *before = ctx.saved_tensors
-    needs = ctx.needs_input_grad
-    wanted = needs[0], needs[3], any(needs[4:7])
-    found = _backward(grad, x, step, scale, ctx.scalars, ctx.rule, ctx.channel, wanted, before or AT_REST)
-    return _handed_out(found, needs)
+        if torch.is_grad_enabled():  # as under create_graph=True
+            raise NotImplementedError("the native neuron kernel has no second derivative: set LBQ_KERNEL=reference")
+        check_plain(grad)
+        x, step, scale, *before = ctx.saved_tensors
+        needs = ctx.needs_input_grad
+        wanted = needs[0], needs[3], any(needs[4:7])
+        found = _backward(grad, x, step, scale, ctx.scalars, ctx.rule, ctx.channel, wanted, before or AT_REST)
+        return *_handed_out(found, needs), *[None] * (len(needs) - 7)
 
 
 def _handed_out(found: tuple[Tensor, Tensor, Tensor, Tensor], needs: tuple[bool, ...]) -> list[Tensor | None]:
@@ -296,7 +280,7 @@ def _handed_out(found: tuple[Tensor, Tensor, Tensor, Tensor], needs: tuple[bool,
 
 
 def _arguments(x: Tensor, constants: Constants, rule: Rule, compiling: bool) -> list[Any]:
-    """As the operators take them where `compiling`, else as the autograd functions do."""
+    """As the operators take them where `compiling`, else as the autograd function does."""
     step, scale = constants.step, constants.scale
     scalars = constants.tail, constants.leak, constants.alpha, constants.gain
     channel = _channel_dim(x, constants)
@@ -324,7 +308,7 @@ def burst_chunk(x: Tensor, constants: Constants, rule: Rule, state: BurstState |
     """The same from `state` on (None: at rest), in which membrane and pending reset are like a timestep of x; and the state
     after it, of which gradients know nothing."""
     compiling = torch.compiler.is_compiling()
-    run: Any = torch.ops.lbq.burst_chunk_cpu if compiling else _BurstChunk.apply
+    run: Any = torch.ops.lbq.burst_chunk_cpu if compiling else _Burst.apply
     out, v, pending = run(*_arguments(x, constants, rule, compiling), *(state or AT_REST))
     return out, BurstState(v, pending if rule.delayed else None)
 
