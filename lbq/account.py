@@ -222,13 +222,14 @@ class Counter:
             raise GraphError("nothing was counted yet: add levels first")
         stem = [s for s in graph.synapses if s.source == INPUT]
         weighted = [s for s in graph.synapses if s.source != INPUT and s.kind == "conv"]
+        reads = [self._read(s) for s in weighted]
         formed: dict[str, float] = {}
-        for read in dict.fromkeys(map(self._read, weighted)):  # once per tensor, however many synapses read it
+        for read in dict.fromkeys(reads):  # once per tensor, however many synapses read it
             formed[read.source] = formed.get(read.source, 0.0) + _sum(tallies, read, popcount) / tallies.images
         added = dict.fromkeys(tallies.read(s) for s in graph.synapses if s.source != INPUT) if self._sums else ()
-
         specs = [graph.spec(layer.name) for layer in graph.layers]
-
+        filled = [math.prod(s.out_shape) * len(tallies.counts[r]) for s, r in zip(weighted, reads, strict=True)]
+        above = [0 if tallies.unit_events else tallies.largest(r).bit_length() - 1 for r in reads]  # planes above 0
         exact = self.mode == "exact"
         return Account(
             mode=self.mode,
@@ -246,15 +247,9 @@ class Counter:
             frames=graph.frames,
             neurons=graph.units,
             n_max=max(spec.n_max for spec in specs),
-            outputs=sum(math.prod(s.out_shape) * len(tallies.counts[self._read(s)]) for s in weighted),
+            outputs=sum(filled),
             level_bits=max(spec.n_max.bit_length() + spec.signed for spec in specs),
-            horner=0
-            if tallies.unit_events
-            else sum(
-                math.prod(s.out_shape) * len(tallies.counts[r]) * (tallies.largest(r).bit_length() - 1)
-                for s in weighted
-                for r in [self._read(s)]
-            ),
+            horner=sum(outputs * planes for outputs, planes in zip(filled, above, strict=True)),
         )
 
     @property
@@ -347,7 +342,7 @@ def count(
 
 @dataclass(frozen=True)
 class CostRow:
-    """One line of the paper's cost table. Counts per image; a None is printed as N/A."""
+    """One line of the paper's cost table. Counts per image; what does not spike, or has no bit planes, is printed as N/A."""
 
     method: str
     accuracy: float

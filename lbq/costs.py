@@ -16,6 +16,7 @@ from lbq.technology import DEFAULT, Technology
 
 STATE_BYTES = 8  # a 32-bit membrane read and written
 FLOAT_BYTES = 4
+PLANES, SIGNED, UNARY = "bit planes", "signed digits", "binary at equal slots"
 
 
 @dataclass(frozen=True)
@@ -101,6 +102,7 @@ def costs(account: Account, technology: Technology = DEFAULT) -> Costs:
     neuron_steps = account.timesteps * account.neurons
     hidden = sum(count.macs for count in account.synapses.values())  # synapse-steps
     own = account.executed
+    density = own / hidden if hidden else 0.0
 
     def spiking(name: str, note: str, count: float, formations: float, slots: int = 1, bits: int = planes) -> Method:
         """slots: timesteps for each of ours; bits: of a level that is sent."""
@@ -160,12 +162,9 @@ def costs(account: Account, technology: Technology = DEFAULT) -> Costs:
             Line("Horner, one for each output and plane above 0", account.shifts("horner"), technology.shift, "integer"),
         ),
         reading=Line("levels above 1 as MACs", 0.0 if account.unit_events else total.events, technology.fp32_mac, "paper"),
-        density=own / hidden if hidden else 0.0,
-        break_even=_break_even(ours, methods, own / hidden if hidden else 0.0, most_set_bits(account.n_max)),
+        density=density,
+        break_even=_break_even(ours, methods, density, most_set_bits(account.n_max)),
     )  # fmt: skip
-
-
-PLANES, SIGNED, UNARY = "bit planes", "signed digits", "binary at equal slots"
 
 
 def most_set_bits(n_max: int) -> int:
