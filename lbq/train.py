@@ -426,10 +426,8 @@ class Trainer:
         """
         count = max(NORM_SAMPLES // self.config.train.batch_size, 1)
         mine = self.order(0)[:count, :, self.world.rank].flatten(0, 1)  # the same ones every time
-        plain_from, epochs = self.config.plain_from, self.config.train.epochs
-        epoch = (
-            plain_from if plain_from <= self.position.epoch and plain_from < epochs else 0
-        )  # augmented as that one is
+        plain_epochs, plain_from = self.config.augment.plain_epochs, self.config.plain_from
+        epoch = plain_from if plain_epochs and plain_from <= self.position.epoch else 0  # augmented as in that one
         with self.averaged():
             batches = self.source.train_batches(list(mine), epoch, self.config.seed)
             found = evaluation.measure_norms(self.net, batches, self.config.train, self.device, self.world)
