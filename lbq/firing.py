@@ -117,9 +117,7 @@ class _Watch:
 
     net: nn.Module
     counts: dict[str, NDArray[np.int64]] = field(default_factory=dict)  # by neuron and timestep
-    ended: dict[int, tuple[StorageWeakRef, int]] = field(
-        default_factory=dict
-    )  # by states' memory, timesteps before them
+    ended: dict[int, tuple[StorageWeakRef, int]] = field(default_factory=dict)  # by states' memory, timesteps before
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
     synapses: dict[str, Count] = field(default_factory=dict)
     others: dict[str, float] = field(default_factory=dict)

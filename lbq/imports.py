@@ -42,9 +42,9 @@ def _note(module: ModuleType) -> None:
     """Keep the checksum of a module's file, which may lie in an archive."""
     if source := getattr(module, "__file__", None):
         read = getattr(module.__loader__, "get_data", None) or (lambda path: Path(path).read_bytes())
-        told = f"{Path(source).name} sha256 {hashlib.sha256(read(source)).hexdigest()}"
-        if told not in _SOURCES:  # of two files of one name, both count
-            _SOURCES.append(told)
+        line = f"{Path(source).name} sha256 {hashlib.sha256(read(source)).hexdigest()}"
+        if line not in _SOURCES:  # of two files of one name, both count
+            _SOURCES.append(line)
 
 
 def _run_file(path: Path) -> ModuleType:

@@ -58,11 +58,11 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any], layers: bool = True)
 def overrides(assignments: Iterable[str]) -> dict[str, Any]:
     """`["train.epochs=3", "model.id=resnet8w16"]` as a tree. Values are TOML; a bare word is a string."""
     tree: dict[str, Any] = {}
-    for assignment in assignments:
-        key, equals, text = assignment.partition("=")
+    for given in assignments:
+        key, equals, text = given.partition("=")
         names = key.strip().split(".")
         if not equals or not all(names):
-            raise ConfigError(f"override {assignment!r} must have the form key=value, such as train.epochs=3")
+            raise ConfigError(f"override {given!r} must have the form key=value, such as train.epochs=3")
         leaf: Any = tomllib.loads(f"value = {text}")["value"] if is_value(text) else text
         for name in reversed(names):
             leaf = {name: leaf}

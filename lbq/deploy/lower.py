@@ -218,8 +218,8 @@ class _Lowering:
         if target in ("mean", torch.mean):
             return self._mean(where, "mean", value, rest, node.kwargs)[0]
         if target in ("sum", torch.sum):
-            mean, count = self._mean(where, "sum", value, rest, node.kwargs)
-            return scaled(mean, count, self.numbers)
+            mean, summed = self._mean(where, "sum", value, rest, node.kwargs)
+            return scaled(mean, summed, self.numbers)
         if target in (*TIMES, *OVER) and (factor := _factor(node)) is not None:
             return scaled(value, factor, self.numbers)
         if target in (operator.neg, torch.neg, "neg"):
@@ -389,17 +389,17 @@ class _Lowering:
             raise GraphError(
                 f"layer {name!r}: a neuron cannot follow the mean over time: take the mean behind the last one"
             )
-        spec: NeuronSpec | None = None
         if name in (INPUT, READOUT):
             raise GraphError(
                 f"layer {name!r}: the graph has an {INPUT} and a {READOUT} itself: give the neuron another name"
             )
+        spec: NeuronSpec | None = None
         if isinstance(module, SpikingNeuron):
             if value.time != "all":
-                remedy = "lbq.models.over_time(x, layer, timesteps=T) shows an image at every timestep"
+                way = "lbq.models.over_time(x, layer, timesteps=T) shows an image at every timestep"
                 if value.time == "behind":
-                    remedy = "x.transpose(0, 1) puts it there"
-                raise GraphError(f"layer {name!r}: a neuron needs time in front, [T, B, ...]: {remedy}")
+                    way = "x.transpose(0, 1) puts it there"
+                raise GraphError(f"layer {name!r}: a neuron needs time in front, [T, B, ...]: {way}")
             try:
                 spec = module.spec()
             except GraphError as error:

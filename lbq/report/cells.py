@@ -106,10 +106,10 @@ def _seeds_cell(group: Group, of_seeds: Sequence[float | None]) -> Cell:
     known = [(r.record["seed"], value) for r, value in zip(group.results, of_seeds, strict=True) if value is not None]
     if not known:
         return Cell("")
-    cell = spread_cell([value for _, value in known], 2)
-    spread = "1 seed" if cell.sd is None else f"n = {cell.n}"
+    mean = spread_cell([value for _, value in known], 2)
+    spread = "1 seed" if mean.sd is None else f"n = {mean.n}"
     hint = ", ".join(f"seed {seed}: {value:.2f}" for seed, value in known)
-    return replace(cell, text=f"{cell.text} ({spread})", hint=hint)
+    return replace(mean, text=f"{mean.text} ({spread})", hint=hint)
 
 
 def integer_cell(group: Group) -> Cell:
@@ -118,9 +118,9 @@ def integer_cell(group: Group) -> Cell:
     found, bits = group.integer_accuracies, {r.integer_bits for r in group.results} - {None}
     if not found or len(found) < len(group.results) or len(bits) > 1:
         return Cell("")
-    cell = spread_cell(found, 2)
+    mean = spread_cell(found, 2)
     hint = "; ".join(str(r.integer.get("arithmetic", "")) for r in group.results if r.integer is not None)
-    return replace(cell, text=cell.text + "".join(f" ({b} bits)" for b in bits - {8}), hint=hint)
+    return replace(mean, text=mean.text + "".join(f" ({b} bits)" for b in bits - {8}), hint=hint)
 
 
 def spread_cell(values: Sequence[float], digits: int) -> Cell:

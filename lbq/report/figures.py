@@ -80,18 +80,18 @@ def by_recipe(results: Sequence[Result], draw: Callable[[str, list[Result]], lis
     ]
 
 
-def titles(configurations: Sequence[Sequence[Result]]) -> list[str]:
+def titles(groups: Sequence[Sequence[Result]]) -> list[str]:
     """Names that tell configurations of one recipe apart, each given by its seeds. Of several no single one is named."""
-    single = [results[0].record.get("seed") for results in configurations if len(results) == 1]
+    single = [results[0].record.get("seed") for results in groups if len(results) == 1]
     return [
         f"{title}, {seeds(results)}" if len(results) == 1 and len(set(single)) > 1 else title
-        for title, results in zip(seedless(configurations), configurations, strict=True)
+        for title, results in zip(seedless(groups), groups, strict=True)
     ]
 
 
-def seedless(configurations: Sequence[Sequence[Result]]) -> list[str]:
+def seedless(groups: Sequence[Sequence[Result]]) -> list[str]:
     """The same, whatever their seeds: for files, which another seed must not rename."""
-    alike = [replace(results[0], record={**results[0].record, "seed": 0}) for results in configurations]
+    alike = [replace(results[0], record={**results[0].record, "seed": 0}) for results in groups]
     return names(alike, recipe=False)
 
 

@@ -91,9 +91,9 @@ def _of_one_seed(title: str, group: Group) -> str:
     return _name(title, group, [r for r, _ in group.analysed[:1]])
 
 
-def _ids(titles: dict[int, str]) -> dict[int, str]:
+def _ids(names: dict[int, str]) -> dict[int, str]:
     """By series, what its figures' files are called: after its name, and its number where two have the same."""
-    slugs = {i: slug(title)[:LONGEST] for i, title in titles.items()}
+    slugs = {i: slug(name)[:LONGEST] for i, name in names.items()}
     times = Counter(slugs.values())
     return {i: name if times[name] == 1 else f"{name}-{i}" for i, name in slugs.items()}
 
