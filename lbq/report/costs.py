@@ -37,7 +37,7 @@ def cost_figures(measured: Sequence[tuple[Group, Account, Account]], technology:
         (g, rate) for g, _, rate in measured if tuple(g.record[k] for k in ("dataset", "model", "timesteps")) == setting
     ]
     budgets = len({g.record["epochs"] for g, _ in chosen})
-    first = len(list(paper.cost_rows())) + 1
+    first = len(paper.cost_rows()) + 1
     ours = [
         _Ours(number, title_at(g) + (f", {g.record['epochs']} ep" if budgets > 1 else ""), g, rate)
         for number, (g, rate) in enumerate(chosen, first)
