@@ -75,9 +75,8 @@ def _of_one_recipe(named: Sequence[tuple[int, str, Group]], where: str) -> list[
     for i, t, g, a in analysed:
         figures.append(replace(_levels(f"{_of_one_seed(t, g)}, {where}", g, a), id=f"levels-{ids[i]}"))
     for i, t, g in named:
-        if g.analysis is not None:
-            drawn = _membranes(_of_one_seed(t, g), where, g.analysis)
-            figures += [replace(figure, id=f"membranes-{ids[i]}") for figure in drawn]
+        if g.analysis is not None and (drawn := _membranes(_of_one_seed(t, g), where, g.analysis)) is not None:
+            figures.append(replace(drawn, id=f"membranes-{ids[i]}"))
     return [figure for figure in figures if figure is not None]
 
 
@@ -349,11 +348,11 @@ def _level_legend(plot: Plot, n_max: int) -> None:
 CELL, HIGH, GAP = 230.0, 120.0, 58.0  # of a histogram: its share of the width, its height, the room for its labels
 
 
-def _membranes(title: str, dataset: str, analysis: Analysis) -> list[Figure]:
+def _membranes(title: str, dataset: str, analysis: Analysis) -> Figure | None:
     """Small multiples: a histogram of r = U / step for every layer, thresholds as lines."""
     layers = [(layer, layer.membrane) for layer in analysis.layers if layer.membrane is not None]
     if not layers:
-        return []
+        return None
     columns = min(len(layers), 4)
     drawing = Drawing(
         columns * CELL, math.ceil(len(layers) / columns) * (HIGH + GAP) + 42, f"Membranes before emission: {title}",
@@ -369,7 +368,7 @@ def _membranes(title: str, dataset: str, analysis: Analysis) -> list[Figure]:
         f"r = U / γ just before emission, all timesteps, on {watched:,} of {analysis.images:,} {_inputs(analysis)}; dashed: "
         "where the levels begin. Each histogram has a height of its own; the share that lies beyond its axis stands above it."
     )
-    return [Figure("membranes", drawing.title, caption, drawing.svg(), wide=True)]
+    return Figure("membranes", drawing.title, caption, drawing.svg(), wide=True)
 
 
 def _histogram(drawing: Drawing, left: float, top: float, layer: LayerAnalysis, membrane: Membrane) -> None:
@@ -437,6 +436,6 @@ def analysis_figures(analysis: Analysis) -> dict[str, Figure]:
     if max(layer.n_max for layer in analysis.layers) > 1:
         found["entropy"] = _entropy([(0, title, [analysis])], dataset, on_paper=data == "cifar10")
         found["levels"] = _level_bars(f"{title}, {dataset}", analysis)
-    for figure in _membranes(title, dataset, analysis):
-        found["membranes"] = figure
+    if (drawn := _membranes(title, dataset, analysis)) is not None:
+        found["membranes"] = drawn
     return found
