@@ -234,7 +234,7 @@ class Drawing:
 
 
 class Plot(Drawing):
-    """Axes with data coordinates. x or y may be logarithmic; ticks may be given with their labels."""
+    """Axes with data coordinates. x may be logarithmic; ticks may be given with their labels."""
 
     def __init__(
         self,
@@ -248,23 +248,23 @@ class Plot(Drawing):
         width: float = 480,
         height: float = 300,
         xlog: bool = False,
-        ylog: bool = False,
         xticks: Iterable[tuple[float, str]] | None = None,
         yticks: Iterable[tuple[float, str]] | None = None,
         subtitle: str = "",
     ) -> None:
         super().__init__(width, height, title, description)
-        self.x, self.y, self.xlog, self.ylog = x, y, xlog, ylog
+        self.x, self.y, self.xlog = x, y, xlog
         self.left, self.right, self.top = 62.0, width - 14, 30.0
         lower = self.head(self.left, title, subtitle) + (17 if subtitle else 0)
         self.top += lower
         self.height = height = height + lower
         self.bottom = height - 44.0
-        for value, text in yticks if yticks is not None else [(v, label(v)) for v in self._ticks(y, ylog)]:
+        for value, text in yticks if yticks is not None else [(v, label(v)) for v in ticks(*y)]:
             at = self.at_y(value)
             self.segment((self.left, at), (self.right, at), "grid")
             self.text(self.left - 6, at + 4, text, "end", "soft")
-        for value, text in xticks if xticks is not None else [(v, label(v)) for v in self._ticks(x, xlog)]:
+        along = log_ticks(*x) if xlog else ticks(*x)
+        for value, text in xticks if xticks is not None else [(v, label(v)) for v in along]:
             at = self.at_x(value)
             self.segment((at, self.bottom), (at, self.bottom + 4))
             self.text(at, self.bottom + 18, text, "middle", "soft")
@@ -275,11 +275,7 @@ class Plot(Drawing):
             self.text(13, (self.top + self.bottom) / 2, ylabel, "middle", rotate=True)
 
     @staticmethod
-    def _ticks(span: tuple[float, float], log: bool) -> list[float]:
-        return log_ticks(*span) if log else ticks(*span)
-
-    @staticmethod
-    def _share(value: float, span: tuple[float, float], log: bool) -> float:
+    def _share(value: float, span: tuple[float, float], log: bool = False) -> float:
         low, high = (math.log(span[0]), math.log(span[1])) if log else span
         at = math.log(value) if log else value
         return (at - low) / (high - low) if high > low else 0.5
@@ -288,7 +284,7 @@ class Plot(Drawing):
         return self.left + self._share(value, self.x, self.xlog) * (self.right - self.left)
 
     def at_y(self, value: float) -> float:
-        return self.bottom - self._share(value, self.y, self.ylog) * (self.bottom - self.top)
+        return self.bottom - self._share(value, self.y) * (self.bottom - self.top)
 
     def at(self, point: Point) -> Point:
         return self.at_x(point[0]), self.at_y(point[1])
