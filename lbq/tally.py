@@ -16,13 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lbq.engine.layers import Tally
-from lbq.engine.levels import pool
+from lbq.engine.levels import Integers, pool
 from lbq.engine.network import LARGEST_PIXEL, IntegerNetwork
 from lbq.errors import GraphError, nearest
 from lbq.graph import INPUT, Graph, Pool, Shape, Synapse
 from lbq.native import library
 
-Integers = NDArray[np.integer[Any]]
 Counts = NDArray[np.int64]
 
 FEW_LEVELS = 24  # up to here, one pass over the bytes for each level is faster than a general histogram

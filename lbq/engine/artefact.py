@@ -18,11 +18,7 @@ from numpy.typing import NDArray
 
 from lbq._version import __version__
 from lbq.engine import container
-from lbq.engine.network import (
-    IntegerNetwork,
-    membrane_bound,
-    readout_bound,
-)
+from lbq.engine.network import IntegerNetwork, membrane_bound, readout_bound
 from lbq.engine.reading import FORMAT, VERSION, Golden, Reader
 from lbq.errors import ArtefactError
 from lbq.graph import Synapse

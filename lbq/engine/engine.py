@@ -37,7 +37,7 @@ class Network:
     def __init__(self, network: IntegerNetwork, golden: Golden | None = None, file: Mapped | None = None) -> None:
         self.network, self.golden, self._file = network, golden, file
         self._runner: Runner | None = None
-        self._cuda: dict[str, Any] = {}
+        self._on_device: dict[str, Any] = {}
 
     def __copy__(self) -> Network:
         return Network(self.network, self.golden, self._file)
@@ -90,9 +90,7 @@ class Network:
         with self.unchanged():
             if engine == "cuda":
                 return self.on_device("cuda").run(x, trace, progress)
-            if self._runner is None:
-                self._runner = Runner(self.network)
-            return self._runner.run(x, engine, trace, threads, backend, progress)
+            return self._on_cpu().run(x, engine, trace, threads, backend, progress)
 
     def over(self, timesteps: int) -> Network:
         """The same network over other timesteps: an image is shown so often, and bounds are proved anew. Its golden inputs
@@ -129,18 +127,21 @@ class Network:
         """
         x = self._checked(images)
         with self.unchanged():
-            if self._runner is None:
-                self._runner = Runner(self.network)
-            return self._runner.run(x, trace=trace, watch=told)
+            return self._on_cpu().run(x, trace=trace, watch=told)
+
+    def _on_cpu(self) -> Runner:
+        if self._runner is None:
+            self._runner = Runner(self.network)
+        return self._runner
 
     def on_device(self, device: str) -> Any:
         """The network in PyTorch on a device: `cuda`, or `cpu` to look at the same arithmetic without a GPU."""
         self.check_file()
-        if device not in self._cuda:
+        if device not in self._on_device:
             from lbq.engine.cuda import TorchRunner
 
-            self._cuda[device] = TorchRunner(self.network, device)
-        return self._cuda[device]
+            self._on_device[device] = TorchRunner(self.network, device)
+        return self._on_device[device]
 
     @contextmanager
     def unchanged(self) -> Iterator[None]:

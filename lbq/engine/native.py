@@ -43,8 +43,8 @@ class Counts:
         below the highest that the levels may have; neurons_active: inputs that are not zero.
     products: weights multiplied with levels, one for each input, valid tap and output, whatever the levels are. A network's
         synapse that ran densely has these and none of the others; kernels by themselves count nothing for it.
-    Machine instructions are fewer: they add many weights at once,
-    and with levels up to 7 the backend `horner` adds the rows of equal levels up before it gives the sum to their planes.
+    Machine instructions are fewer: they add many weights at once, and with levels up to 7 the backend `horner` adds the rows
+    of equal levels up before it gives the sum to their planes.
     """
 
     accumulations: int = 0

@@ -16,11 +16,12 @@ from lbq.graph import INPUT
 class Plan:
     """Where every layer's levels live: slots that are reused once the last reader has read them.
 
-    `levels`: slot of each layer; `slots`: bytes of each slot for one image; `currents`: int32 values for one image.
+    `levels`: slot of each layer; `slots`: bytes of each slot for one image; `currents`: int32 values for one image; `last`: by
+    layer, the number of the one that reads it last, the readout's where none does.
     """
 
     def __init__(self, network: IntegerNetwork) -> None:
-        last = {layer.name: len(network.layers) for layer in network.layers}
+        self.last = last = {layer.name: len(network.layers) for layer in network.layers}
         for i, layer in enumerate(network.all_layers):
             for s in layer.synapses:
                 if s.source != INPUT:
@@ -39,7 +40,6 @@ class Plan:
                 self.slots[slot] = max(self.slots[slot], size)
             self.levels[layer.name] = slot
             free += [self.levels[done.name] for done in network.layers[: i + 1] if last[done.name] == i]
-        self.last = last
         widest = max(layer.units for layer in network.layers) * network.timesteps
         self.currents = widest * max(len(layer.convs) > 1 for layer in network.layers) + widest
 

@@ -150,7 +150,10 @@ class Runner:
             if seen >= CHOSEN_ANEW:
                 choices, seen = {}, 0
             self._choices[key] = choices, seen + images
-        return choices, len(choices) == len(self.prepared) + len(self.heads)
+        return choices, self._all_made(choices)
+
+    def _all_made(self, choices: dict[str, Choice]) -> bool:
+        return len(choices) == len(self.prepared) + len(self.heads)
 
     def _piece(
         self,
@@ -171,7 +174,7 @@ class Runner:
 
         told = (keep if trace is True else trace) or None
         job = _Job(self, space, engine, backend, threads, choices, told, watch)
-        if watch is not None or not job.by_library or len(choices) < len(self.prepared) + len(self.heads):
+        if watch is not None or not job.by_library or not self._all_made(choices):
             logits = job.run(x)  # choices are still to be made, or NumPy is to do it
         else:
             key = (engine, backend, x.shape, isa(), *((c.kernel, c.method) for c in choices.values()))
