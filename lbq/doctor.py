@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
+from dataclasses import asdict
 from typing import Any
 
 from lbq import native
@@ -60,6 +61,4 @@ def _torch_facts() -> dict[str, Any]:
         detail = f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB"
         devices.append({"name": f"cuda:{i}", "detail": detail})
     kinds = sorted({d["name"].split(":")[0] for d in devices})
-    kernels = {kind: {"kernel": choose(kind).kernel, "reason": choose(kind).reason} for kind in kinds}
-    advice: list[str] = []
-    return {"devices": devices, "kernels": kernels, "advice": advice}
+    return {"devices": devices, "kernels": {kind: asdict(choose(kind)) for kind in kinds}, "advice": []}

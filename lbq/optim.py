@@ -71,9 +71,9 @@ def make_optimiser(net: nn.Module, settings: OptimConfig) -> torch.optim.Optimiz
     for group in groups if gpu else ():
         group["lr"] = torch.tensor(group["lr"], device=device)
     fused = True if gpu else None
-    if settings.name == "adamw":
+    if o.name == "adamw":
         return torch.optim.AdamW(groups, capturable=gpu, fused=fused)
-    return torch.optim.SGD(groups, momentum=settings.momentum, nesterov=settings.momentum > 0, fused=fused)
+    return torch.optim.SGD(groups, momentum=o.momentum, nesterov=o.momentum > 0, fused=fused)
 
 
 def learning_rate(step: int, steps_per_epoch: int, config: Config) -> float:

@@ -102,7 +102,7 @@ def plan(given: Sequence[str], vary: Vary, out: Path) -> list[Member]:
     keys = [key for key, _ in vary]
     if twice := [key for key, times in Counter(keys).items() if times > 1]:
         raise ConfigError(f"--vary {twice[0]} is given twice: put all its values in one")
-    if both := {key for key, _ in vary} & {text.partition("=")[0].strip() for text in changes}:
+    if both := set(keys) & {text.partition("=")[0].strip() for text in changes}:
         raise ConfigError(f"{min(both)} is both varied and changed for all: give it once")
     members = [
         _member(file, changes, dict(zip(keys, values, strict=True)), out)

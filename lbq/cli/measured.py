@@ -82,7 +82,7 @@ def account(
         test = inputs_of(net, data)
         noise = _is_noise(net, test)
         with CountProgress(str(run), min(limit or test.size, test.size)) as progress:
-            measured = measure(net, test, thread_count(None), limit, progress.advance)
+            measured = measure(net, test, thread_count(), limit, progress.advance)
     else:
         from lbq.measure import measure_run
 
@@ -151,7 +151,7 @@ def analyze(
         folder = out or subject.with_suffix(".golden" if test.name == GOLDEN else ".analysis")
         files.check_folder(folder)
         with CountProgress(str(subject), min(limit or test.size, test.size)) as progress:
-            found = evaluate.analyze(net, test, thread_count(None), limit, progress.advance, membranes, subject.name)
+            found = evaluate.analyze(net, test, thread_count(), limit, progress.advance, membranes, subject.name)
     else:
         from lbq.measure import analyze_run
 

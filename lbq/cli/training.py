@@ -225,7 +225,7 @@ def data(
 
     if name not in cifar.SPECS:
         raise LbqError(f"data: {name!r} cannot be prepared; known: {', '.join(cifar.SPECS)}. Others: see docs/data.md")
-    with DownloadProgress(f"{name}") as download:
+    with DownloadProgress(name) as download:
         path = cifar.prepare_cifar(name, root, source, download.progress)
     loaded = cifar.load_cifar10(root) if name == "cifar10" else cifar.load_cifar100(root)
     facts = {"path": str(path), "train": len(loaded.train), "test": len(loaded.test), "sha256": loaded.checksum}
