@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lbq import analyze, cli, engine, models, runs
+from lbq import analyze, engine, models, runs
 from lbq.account import Counter, Mode, count
 from lbq.analyze import Analysis, LayerAnalysis, LevelHistogram, Membrane, Trace, coefficient_of_variation
 from lbq.cli.render import render_analysis
@@ -35,15 +35,9 @@ from lbq.neuron.burst import SteppedNeuron
 from lbq.neuron.record import record_levels
 from lbq.observe import Observer, choose_traces, thresholds_of
 from lbq.tally import Tallies
+from tests.commands import call
 from tests.report_runs import runs_folder
 from tests.small_nets import MEAN, STD, deployed, pixels, small
-
-
-def call(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    with pytest.raises(SystemExit) as stop:
-        cli.main(list(arguments))
-    out, err = capsys.readouterr()
-    return int(stop.value.code or 0), out, err
 
 
 def test_histogram_by_hand() -> None:

@@ -28,14 +28,8 @@ from lbq.kernels.choose import choose
 from lbq.measure import measure
 from lbq.records import record_of
 from lbq.runs import default_name, load_config
+from tests.commands import call
 from tests.reading import real
-
-
-def call(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    with pytest.raises(SystemExit) as stop:
-        cli.main(list(arguments))
-    out, err = capsys.readouterr()
-    return int(stop.value.code or 0), out, err
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lbq import cli, engine, job, models, runs
+from lbq import engine, job, models, runs
 from lbq.config import Config
 from lbq.convert import Fit, calibrate, convert, convert_run
 from lbq.data.digits import load_digits
@@ -22,6 +22,7 @@ from lbq.deploy import deploy
 from lbq.distributed import World
 from lbq.errors import ConfigError, GraphError
 from lbq.neuron import BurstNeuron
+from tests.commands import call
 from tests.small_runs import Silent
 
 FINE = {"name": "ilif", "n_max": 255, "membrane": "if"}  # levels so fine that little is lost
@@ -465,13 +466,6 @@ def ann_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     job.train(settings, folder, Silent(), device=torch.device("cpu"), world=World(), resume=False)
     return folder
-
-
-def call(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
-    with pytest.raises(SystemExit) as stop:
-        cli.main([str(a) for a in arguments])
-    out, err = capsys.readouterr()
-    return int(stop.value.code or 0), out, err
 
 
 def test_a_run_is_converted_tested_deployed_and_trained_on(

@@ -26,16 +26,10 @@ from lbq.deploy import deploy
 from lbq.engine.evaluate import analyze, evaluate, golden_set, measure, open_data, read_input
 from lbq.engine.levelfile import load_levels
 from lbq.errors import ArtefactError, ConfigError, DataError, LbqError
+from tests.commands import call
 from tests.small_nets import deployed, pixels, small
 
 ROOT = Path(__file__).parent.parent
-
-
-def call(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    with pytest.raises(SystemExit) as stop:
-        cli.main(list(arguments))
-    out, err = capsys.readouterr()
-    return int(stop.value.code or 0), out, err
 
 
 @pytest.fixture(scope="module")

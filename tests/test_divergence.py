@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 import torch
 
-from lbq import checkpoint, cli, job
+from lbq import checkpoint, job
 from lbq.divergence import Diverged
 from lbq.errors import LbqError
 from lbq.neuron import BurstNeuron
 from lbq.train import Trainer
+from tests.commands import call
 from tests.small_runs import (
     config,
     contents,
@@ -31,17 +32,11 @@ def few_digits(monkeypatch: pytest.MonkeyPatch) -> None:
     use_few_digits(monkeypatch)
 
 
-def call(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, list[str]]:
-    with pytest.raises(SystemExit) as stop:
-        cli.main(list(arguments))
-    lines = capsys.readouterr().err.splitlines()
-    return int(stop.value.code or 0), [line for line in lines if line.startswith("lbq: ")]
-
-
 def test_divergence_names_layer_and_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file, out = tmp_path / "wild.toml", tmp_path / "run"
     file.write_text(config("optim.lr=1e38", "train.warmup_epochs=0", "optim.neuron_lr=1e-40").to_toml())
-    code, messages = call(capsys, "train", str(file), "--out", str(out), "--device", "cpu")
+    code, _, err = call(capsys, "train", file, "--out", out, "--device", "cpu")
+    messages = [line for line in err.splitlines() if line.startswith("lbq: ")]
     assert code == 2
     assert len(messages) == 1
     assert "loss became" in messages[0]

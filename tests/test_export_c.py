@@ -21,7 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from lbq import cli, engine, models
+from lbq import engine, models
 from lbq.deploy import deploy
 from lbq.engine import Network
 from lbq.engine.network import (
@@ -39,6 +39,7 @@ from lbq.export.schedule import Schedule
 from lbq.graph import INPUT, Pool, Shape, Synapse
 from lbq.models.resnet import ResNet
 from lbq.neuron import BurstNeuron
+from tests.commands import call
 from tests.small_nets import CASES, Branches, deployed, pixels, warmed
 
 STRICT = ["-std=c99", "-Wall", "-Wextra", "-Wpedantic", "-Wconversion", "-Werror"]
@@ -408,13 +409,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("model") / "net.lbq"
     engine.save(path, deployed())
     return path
-
-
-def call(capsys: pytest.CaptureFixture[str], *arguments: Any) -> tuple[int, str, str]:
-    with pytest.raises(SystemExit) as stop:
-        cli.main(list(map(str, arguments)))
-    out, err = capsys.readouterr()
-    return int(stop.value.code or 0), out, err
 
 
 @pytest.mark.parametrize(("format", "memory"), [("c", "MEMORY"), ("c-step", "STATE")])

@@ -8,16 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lbq import cli, engine
+from lbq import engine
+from tests.commands import call
 from tests.report_runs import runs_folder, trained
 from tests.small_nets import pixels
-
-
-def call(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    with pytest.raises(SystemExit) as stop:
-        cli.main(list(arguments))
-    out, err = capsys.readouterr()
-    return int(stop.value.code or 0), out, err
 
 
 def test_onnx_in_both_forms(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -15,8 +15,8 @@ from lbq import deploy, files, gather, job, measure, records, results
 from lbq.analyze import load
 from lbq.errors import LbqError, RunError
 from lbq.report.folder import make, write_analysis
+from tests.commands import call
 from tests.report_runs import of_cifar, runs_folder
-from tests.test_cli import call
 
 
 def names(folder: Path) -> list[str]:

@@ -16,10 +16,11 @@ import torch
 from torch import Tensor, nn
 
 import lbq
-from lbq import cli, imports, models, neuron, records, surrogate
+from lbq import imports, models, neuron, records, surrogate
 from lbq.config import Config
 from lbq.errors import ConfigError
 from lbq.models import BurstNet, over_time
+from tests.commands import status
 
 ROOT = Path(__file__).parent.parent
 EXAMPLE = re.findall(r"```python\n(.*?)```", (ROOT / "docs/configs.md").read_text(), re.S)[0]
@@ -60,13 +61,6 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "my_net.py").write_text(EXAMPLE)
     monkeypatch.chdir(tmp_path)
     return tmp_path
-
-
-def call(*arguments: str) -> int:
-    with pytest.raises(SystemExit) as ended:
-        cli.main([str(argument) for argument in arguments])
-    assert isinstance(ended.value.code, int)
-    return ended.value.code
 
 
 # In Python
@@ -160,22 +154,22 @@ def test_a_registered_neuron_that_passes_options_on_takes_them() -> None:
 def test_the_documented_file_trains_deploys_and_runs(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = str(ROOT / "configs/digits/lbq.toml")
     own = ("model.id=mynet", "neuron.name=fine", "neuron.step=0.2")
-    assert call("--import", "my_net.py", "train", config, *own, *QUICK, "--out", "mine") == 0
+    assert status("--import", "my_net.py", "train", config, *own, *QUICK, "--out", "mine") == 0
     result = json.loads((here / "mine/result.json").read_text())
     checksum = hashlib.sha256(EXAMPLE.encode()).hexdigest()
     assert result["environment"]["imports"] == f"my_net.py sha256 {checksum}"
     assert type(lbq.load("mine")).__name__ == "MyNet"
-    assert call("--import", "my_net.py", "deploy", "mine", "-o", "mine.lbq") == 0
-    assert call("--import", "my_net.py", "record", "mine", "-o", "mine.json") == 0
+    assert status("--import", "my_net.py", "deploy", "mine", "-o", "mine.lbq") == 0
+    assert status("--import", "my_net.py", "record", "mine", "-o", "mine.json") == 0
     record = json.loads((here / "mine.json").read_text())
     assert (record["model"], record["variant"], record["n_max"]) == ("mynet", "fine", 10)
     assert record["versions"]["imports"] == f"my_net.py sha256 {checksum}"
     models.OWN.clear()  # as in a process of its own
     capsys.readouterr()
-    assert call("run", "mine.lbq", "digits", "--limit", "8", "--json") == 0
+    assert status("run", "mine.lbq", "digits", "--limit", "8", "--json") == 0
     assert json.loads(capsys.readouterr().out)["images"] == 8
-    assert call("report", "mine.json", "--format", "md", "-o", "mine.md") == 0
-    assert call("eval", "mine") == 2
+    assert status("report", "mine.json", "--format", "md", "-o", "mine.md") == 0
+    assert status("eval", "mine") == 2
     told = capsys.readouterr().err
     assert "mine/config.toml: model: unknown id 'mynet'" in told
     assert told.endswith("(one of your own: lbq --import FILE ...)\n")
@@ -183,11 +177,11 @@ def test_the_documented_file_trains_deploys_and_runs(here: Path, capsys: pytest.
 
 def test_the_documented_surrogate_trains(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     wide = ("train", str(ROOT / "configs/digits/lbq.toml"), "neuron.surrogate=wide", *QUICK, "train.batch_size=512")
-    assert call(*wide, "--out", "wide") == 2
+    assert status(*wide, "--out", "wide") == 2
     told = capsys.readouterr().err
     assert "surrogate must be a known name, got 'wide'; known: arctan, box" in told
     assert told.endswith("(one of your own: lbq --import FILE ...)\n")
-    assert call("--import", "my_net.py", *wide, "--out", "wide") == 0
+    assert status("--import", "my_net.py", *wide, "--out", "wide") == 0
     assert records.record_of("wide")["surrogate"] == "wide"
 
 
@@ -253,7 +247,7 @@ def test_a_file_that_fails_is_named_in_one_line(
     source: str, told: str, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (here / "broken.py").write_text(source)
-    assert call("--import", "broken.py", "doctor") == 2
+    assert status("--import", "broken.py", "doctor") == 2
     error = capsys.readouterr().err
     assert error.startswith("lbq: ")
     assert told in error
@@ -278,7 +272,7 @@ def test_a_file_that_fails_is_named_in_one_line(
 def test_wrong_imports_are_told_in_one_line(
     arguments: list[str], told: str, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert call(*arguments) == 2
+    assert status(*arguments) == 2
     error = capsys.readouterr().err
     assert told in error
     assert error.count("\n") == 1
@@ -288,8 +282,8 @@ def test_a_sweep_passes_them_on(here: Path, capsys: pytest.CaptureFixture[str]) 
     config = here / "small.toml"
     config.write_text('[augment]\nshift = 1\n[model]\nid = "mynet"\n[neuron]\nname = "lbq"\n')
     own = ("--import", "my_net.py", "sweep", str(config), *QUICK, "--vary", "neuron.name=fine", "-o", "out")
-    assert call(*own, "--print") == 0
+    assert status(*own, "--print") == 0
     assert all(line.startswith("lbq --import my_net.py ") for line in capsys.readouterr().out.splitlines())
-    assert call(*own, "--train-only", "--json") == 0
+    assert status(*own, "--train-only", "--json") == 0
     (row,) = json.loads(capsys.readouterr().out)["runs"]
     assert row["state"] == "done"

@@ -13,7 +13,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from lbq import cli, deploy
+from lbq import deploy
 from lbq.config import Config
 from lbq.data import own
 from lbq.data.arrays import load_archive, load_array
@@ -25,6 +25,7 @@ from lbq.data.sources import EventSource, ImageSource, open_source
 from lbq.data.testset import open_test
 from lbq.errors import ConfigError, DataError
 from tests import aedat_writer as writer
+from tests.commands import status
 
 RNG = np.random.default_rng(0)
 IMAGES = RNG.integers(0, 256, (7, 3, 6, 5), np.uint8)
@@ -228,22 +229,22 @@ def test_from_training_to_integers(tmp_path: Path, capsys: pytest.CaptureFixture
         write(data, pixels, part.labels[:64], part="train" if part is digits.train else "test")
     config = tmp_path / "own.toml"
     config.write_text('[model]\nid = "resnet8w2"\n[data]\nname = "arrays"\n[train]\nepochs = 1\nbatch_size = 32\n')
-    assert call("train", str(config), f"data.root={data}", "--out", str(run), "--device", "cpu") == 0
+    assert status("train", str(config), f"data.root={data}", "--out", str(run), "--device", "cpu") == 0
     before = deploy.deploy_run(run)
     capsys.readouterr()
-    assert call("eval", str(run), "--device", "cpu") == 0
+    assert status("eval", str(run), "--device", "cpu") == 0
     assert capsys.readouterr().out.endswith(" %\n")
     write(data, digits.train.images[:64], digits.train.labels[:64], part="train")  # other moments
-    assert call("eval", str(run), "--device", "cpu") == 0
+    assert status("eval", str(run), "--device", "cpu") == 0
     assert capsys.readouterr().out.endswith(" %, of other data than this\n")
     after = deploy.deploy_run(run)
     for old, new in zip(before.network.layers, after.network.layers, strict=True):
         assert np.array_equal(old.bias, new.bias)
-    assert call("deploy", str(run), "-o", str(model)) == 0
+    assert status("deploy", str(run), "-o", str(model)) == 0
     capsys.readouterr()
-    assert call("run", str(model), str(data), "--json") == 0
+    assert status("run", str(model), str(data), "--json") == 0
     whole = json.loads(capsys.readouterr().out)
-    assert call("run", str(model), str(data / "test.npz"), "--json") == 0
+    assert status("run", str(model), str(data / "test.npz"), "--json") == 0
     alone = json.loads(capsys.readouterr().out)
     assert whole["accuracy"] == alone["accuracy"]
     assert whole["images"] == 64
@@ -291,11 +292,11 @@ def test_the_documented_recordings_become_a_network(
     train, *others = (line.partition("#")[0].split()[1:] for line in page.partition("```sh\n")[2].splitlines()[1:4])
     train[1] = str(root / train[1])
     quick = "model.id=resnet8w4", "model.stem_stride=2", "train.epochs=3", "train.warmup_epochs=1"
-    assert call(*train, *quick, "--device", "cpu") == 0
+    assert status(*train, *quick, "--device", "cpu") == 0
     for command in others:
-        assert call(*command) == 0
+        assert status(*command) == 0
     capsys.readouterr()
-    assert call("run", "events.lbq", "events/test.npz", "--json") == 0
+    assert status("run", "events.lbq", "events/test.npz", "--json") == 0
     assert json.loads(capsys.readouterr().out)["accuracy"] > 90
 
 
@@ -315,9 +316,3 @@ def test_the_documented_files_of_a_camera_become_arrays(tmp_path: Path, monkeypa
             assert found["images"][:, :, 0].max() == 0
             assert found["labels"].tolist() == [0] * each + [1] * each
             assert found["classes"].tolist() == ["left", "right"]
-
-
-def call(*arguments: str) -> int:
-    with pytest.raises(SystemExit) as stopped:
-        cli.main(list(arguments))
-    return int(stopped.value.code or 0)

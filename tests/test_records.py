@@ -12,20 +12,14 @@ import numpy as np
 import pytest
 import torch
 
-from lbq import cli, models, records
+from lbq import models, records
 from lbq.build import build, outline
 from lbq.cli.render import render_deployed
 from lbq.config import Config
 from lbq.errors import LbqError, RunError
 from lbq.neuron import NEURONS
+from tests.commands import call
 from tests.report_runs import runs_folder
-
-
-def call(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    with pytest.raises(SystemExit) as stop:
-        cli.main(list(arguments))
-    out, err = capsys.readouterr()
-    return int(stop.value.code or 0), out, err
 
 
 def test_a_record_holds_what_a_reader_needs() -> None:

@@ -16,7 +16,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from lbq import cli, paper
+from lbq import paper
 from lbq.analyze import Analysis
 from lbq.costs import costs
 from lbq.gather import gather
@@ -32,6 +32,7 @@ from lbq.report.svg import standalone
 from lbq.report.tables import all_tables
 from lbq.results import Gathered, Group, Result
 from lbq.technology import load
+from tests.commands import call
 from tests.report_runs import BENCHMARK, of_cifar, record, runs_folder
 
 
@@ -383,13 +384,6 @@ def test_pages_of_little(found: Gathered) -> None:
 
 
 # The command ---------------------------------------------------------------------------------------------------------
-
-
-def call(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    with pytest.raises(SystemExit) as stop:
-        cli.main(list(arguments))
-    out, err = capsys.readouterr()
-    return int(stop.value.code or 0), out, err
 
 
 def test_what_was_written_as_json(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

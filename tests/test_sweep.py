@@ -16,11 +16,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from lbq import cli, files, runs
+from lbq import files, runs
 from lbq.cli.render import render_sweep, sweep_row
 from lbq.errors import ConfigError, RunError, Stopped
 from lbq.results import Gathered, Result
 from lbq.sweep import Member, Sweep, parse_vary, plan
+from tests.commands import status
 
 CONFIGS = Path(__file__).parent.parent / "configs"
 SMALL = ("model.id=resnet8w2", "train.epochs=1", "train.warmup_epochs=0")
@@ -213,7 +214,7 @@ def test_a_place_that_cannot_be_used(
     (tmp_path / "taken").mkdir()
     for file in ("a.file", "taken/family-small-s0"):
         (tmp_path / file).touch()
-    assert call("sweep", str(config), *SMALL, "-o", str(tmp_path / out), "--print") == 2
+    assert status("sweep", str(config), *SMALL, "-o", str(tmp_path / out), "--print") == 2
     captured = capsys.readouterr()
     assert message in captured.err
     assert captured.err.count("\n") == 1
@@ -391,12 +392,12 @@ def test_sweep(
     (elsewhere / "lbq").mkdir(parents=True)
     (elsewhere / "lbq" / "__init__.py").write_text("raise ImportError('another package of this name')")
     monkeypatch.chdir(elsewhere)
-    assert call(*command, "--print") == 0
+    assert status(*command, "--print") == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[1] for line in lines] == ["train", "deploy", "analyze", "train"]
     assert not out.exists()
 
-    assert call(*command, "--json") == 0
+    assert status(*command, "--json") == 0
     captured = capsys.readouterr()
     found = json.loads(captured.out)
     assert [row["state"] for row in found["runs"]] == ["done", "done"]
@@ -413,13 +414,13 @@ def test_sweep(
     assert "LBQ sweep out" in page
 
     monkeypatch.setattr(Sweep, "_call", lambda *_: pytest.fail("nothing is left to do"))
-    assert call(*command) == 0
+    assert status(*command) == 0
     table = capsys.readouterr().out
     assert all(text in table for text in ("LBQ", "ANN", "(1 seed)", "report.html"))
     page = (out / "report.html").read_text()
 
     command[command.index("neuron.name=lbq,relu")] = "neuron.name=relu"
-    assert call(*command) == 0
+    assert status(*command) == 0
     assert "LBQ" not in capsys.readouterr().out
     assert (out / "report.html").read_text() == page  # of all that lies there, this sweep's or not
 
@@ -430,12 +431,12 @@ def test_sweep(
         result = json.loads((member.folder / "result.json").read_text())
         runs.write_text(member.folder / "result.json", json.dumps({**result, "config_hash": member.config.hash}))
     command = ["sweep", str(config), *SMALL, "--vary", "neuron.name=relu", "--vary", "optim.clip=100,200"]
-    assert call(*command, "-o", str(out), "--json") == 0
+    assert status(*command, "-o", str(out), "--json") == 0
     captured = capsys.readouterr()
     assert [row["accuracy"] for row in json.loads(captured.out)["runs"]] == [relu["accuracy"]] * 2
     assert "clip=200-s0 has the very weights of" in captured.err
     page = (out / "report.html").read_text()
-    assert call("report", str(out), "-o", str(out / "report.html"), "--title", "LBQ sweep out", "--json") == 0
+    assert status("report", str(out), "-o", str(out / "report.html"), "--title", "LBQ sweep out", "--json") == 0
     captured = capsys.readouterr()
     assert json.loads(captured.out)["finished"] == 2  # the LBQ and the ANN
     assert "clip=200-s0 has the very weights of" in captured.err
@@ -478,7 +479,7 @@ def test_a_sweep_that_fails_exits_with_1(
 
     monkeypatch.setattr(Sweep, "_call", began)
     out = tmp_path / "out"
-    assert call("sweep", str(config), *SMALL, "-o", str(out), "--json") == 1
+    assert status("sweep", str(config), *SMALL, "-o", str(out), "--json") == 1
     captured = capsys.readouterr()
     accuracies = dict.fromkeys(("accuracy", "integer_accuracy", "holdout_accuracy"))
     assert json.loads(captured.out) == {
@@ -495,24 +496,18 @@ def test_a_device_that_is_none(
     if device == "cuda" and torch.cuda.is_available():
         pytest.skip("there is one")
     out = tmp_path / "out"
-    assert call("sweep", str(config), *SMALL, "-o", str(out), "--device", device) == 2
+    assert status("sweep", str(config), *SMALL, "-o", str(out), "--device", device) == 2
     assert message in (told := capsys.readouterr().err)
     assert told.count("\n") == 1
     assert not out.exists()
     # commands may be printed for another machine
     code = 2 if device == "tpu" else 0
-    assert call("sweep", str(config), *SMALL, "-o", str(out), "--device", device, "--print") == code
+    assert status("sweep", str(config), *SMALL, "-o", str(out), "--device", device, "--print") == code
 
 
 def test_a_sweep_needs_no_launcher(
     config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("RANK", "0")
-    assert call("sweep", str(config)) == 2
+    assert status("sweep", str(config)) == 2
     assert "without torchrun" in capsys.readouterr().err
-
-
-def call(*arguments: str) -> int:
-    with pytest.raises(SystemExit) as stopped:
-        cli.main(list(arguments))
-    return int(stopped.value.code or 0)
