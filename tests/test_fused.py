@@ -21,9 +21,8 @@ pytest.importorskip("triton", reason="the fused kernels need triton")
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lbq import doctor, models, native
-from lbq.errors import ConfigError
-from lbq.kernels import choose, fused, launch, layout, reference
+from lbq import doctor, models
+from lbq.kernels import fused, launch, layout, reference
 from lbq.kernels.choose import use
 from lbq.models import fire, over_time
 from lbq.neuron import ILIF, LIF, LMHT, MLF, BurstNeuron, LadderNeuron, ReLU, SpikingNeuron, Ternary
@@ -340,10 +339,8 @@ def assert_same_block(
         if inputs[1] is not None:
             seen[-1]["residual"] = inputs[1].grad
     expected, found = seen
-    same = (
-        expected["out"] == found["out"]
-    )  # a level may differ where rounding decides; inputs are chosen so that none does
-    assert same.all()
+    # a level may differ where rounding decides; inputs are chosen so that none does
+    assert torch.equal(found["out"], expected["out"])
     for name, value in expected.items():
         size = max(1.0, float(value.abs().max()))
         torch.testing.assert_close(found[name], value, rtol=1e-3, atol=1e-4 * size, msg=name)
@@ -550,8 +547,7 @@ def test_channels_last_stays_channels_last_both_ways(neuron: str, monkeypatch: p
     steps = 1 if neuron in ("qann", "relu") else 2
     net = models.create("resnet8w4", timesteps=steps, neuron=neuron, in_channels=1).to(DEVICE)
     net = net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    with use("fused"):
-        net(randn(2, 1, 8, 8).contiguous(memory_format=torch.channels_last)).sum().backward()
+    net(randn(2, 1, 8, 8).contiguous(memory_format=torch.channels_last)).sum().backward()
     assert kept
     assert kept.count(False) <= 1  # the pooled features' gradient, which is spread over the image
 
@@ -571,6 +567,29 @@ def test_networks_train_alike(neuron: str) -> None:
         grads.append(torch.cat([p.grad.flatten() for p in net.parameters() if p.grad is not None]))
     torch.testing.assert_close(*losses, rtol=2e-2, atol=2e-3)
     assert nn.functional.cosine_similarity(grads[0], grads[1], dim=0) > 0.99
+
+
+def test_over_time_and_fire_agree() -> None:
+    conv, norm, neuron = nn.Conv2d(2, 4, 3).to(DEVICE), norm_of(4), BurstNeuron().to(DEVICE)
+    x = randn(3, 2, 2, 5, 5)
+    twin = copy.deepcopy(norm)
+    with use("reference"):
+        expected = neuron(over_time(x, conv, twin))
+    assert (fire(x, conv, norm, neuron) == expected).float().mean() > 0.99  # levels at a threshold may differ
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_under_autocast(dtype: torch.dtype) -> None:
+    """Convolutions in half precision, neurons in float32: outputs are step * level in the convolution's dtype."""
+    conv, norm, neuron = nn.Conv2d(2, 4, 3).to(DEVICE), norm_of(4), BurstNeuron(step=0.5, learn_step=False).to(DEVICE)
+    with torch.autocast(DEVICE, dtype=dtype):
+        out = fire(randn(3, 2, 2, 5, 5), conv, norm, neuron)
+    assert out.dtype == dtype
+    assert torch.equal(out * 2, (out * 2).round())
+    out.float().sum().backward()
+    assert conv.weight.grad is not None
+    assert conv.weight.grad.dtype == torch.float32
+    assert conv.weight.grad.isfinite().all()
 
 
 # As operators
@@ -652,7 +671,7 @@ def test_state_and_copies_are_those_of_the_modules() -> None:
     assert torch.equal(net(x), other(x))
 
 
-# Which kernel runs
+# What it takes, and how it is launched
 # --------------------------------------------------------------------------------------------------------------------
 
 
@@ -670,57 +689,8 @@ def test_what_it_does_not_compute_it_says() -> None:
         assert torch.equal(neuron(value), by_reference(value, neuron))  # and the reference does it
 
 
-def test_a_kernel_is_asked_for_as_long_as_its_own_use_lasts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choose, "_asked", {})
-    monkeypatch.setenv("LBQ_KERNEL", "fused")
-    first, second, third = use("reference"), use("native"), use("reference")
-    for one in (first, second, third):
-        one.__enter__()
-    for one, then in ((third, "native"), (first, "native"), (second, "fused")):
-        one.__exit__(None, None, None)
-        assert choose.asked() == then
-
-
-def test_the_choice_and_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choose, "_asked", {})
-    monkeypatch.delenv("LBQ_KERNEL", raising=False)
-    assert choose.choose("cuda").kernel == "fused"
-    monkeypatch.setattr(choose, "TRITON", False)
-    assert choose.choose("cuda").kernel == "reference"
-    assert "triton" in choose.choose("cuda").reason
-    assert choose.choose("mps").kernel == "reference"
-    monkeypatch.setenv("LBQ_KERNEL", "reference")
-    assert choose.choose("cuda").reason == "asked for by name"
-    monkeypatch.setenv("LBQ_KERNEL", "native")
-    assert choose.choose("cpu").kernel == ("native" if native.library() is not None else "reference")
-    for device in ("cuda", "mps"):
-        found = choose.choose(device)
-        assert found.kernel == "reference"
-        assert f"the native kernel is for CPUs, not {device}" in found.reason
-        with pytest.raises(
-            ConfigError, match=f"LBQ_KERNEL=native: the native kernel is for CPUs, not {device}; or leave"
-        ):
-            choose.check(device)
-    monkeypatch.setattr(native, "report", lambda: native.Report(None, (), None, "none was built"))
-    assert choose.choose("cpu").kernel == "reference"
-    monkeypatch.setenv("LBQ_KERNEL", "fusd")
-    with pytest.raises(ConfigError, match=r"LBQ_KERNEL: unknown kernel 'fusd'.*fused"):
-        choose.choose("cpu")
-    with pytest.raises(ConfigError, match="unknown kernel"), use("fast"):
-        pass
-
-
-def test_doctor_names_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_names_the_kernel() -> None:
     assert doctor.examine()["kernels"][DEVICE] == {"kernel": "fused", "reason": "asked for by name"}
-
-
-def test_over_time_and_fire_agree() -> None:
-    conv, norm, neuron = nn.Conv2d(2, 4, 3).to(DEVICE), norm_of(4), BurstNeuron().to(DEVICE)
-    x = randn(3, 2, 2, 5, 5)
-    twin = copy.deepcopy(norm)
-    with use("reference"):
-        expected = neuron(over_time(x, conv, twin))
-    assert (fire(x, conv, norm, neuron) == expected).float().mean() > 0.99  # levels at a threshold may differ
 
 
 def test_slabs_cover_everything_once() -> None:
@@ -836,17 +806,3 @@ def test_two_processes_have_the_gradients_of_one(tmp_path: Path) -> None:
             process.kill()
     for process, error in zip(pair, errors, strict=True):
         assert process.returncode == 0, error[-2000:]
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_under_autocast(dtype: torch.dtype) -> None:
-    """Convolutions in half precision, neurons in float32: outputs are step * level in the convolution's dtype."""
-    conv, norm, neuron = nn.Conv2d(2, 4, 3).to(DEVICE), norm_of(4), BurstNeuron(step=0.5, learn_step=False).to(DEVICE)
-    with torch.autocast(DEVICE, dtype=dtype):
-        out = fire(randn(3, 2, 2, 5, 5), conv, norm, neuron)
-    assert out.dtype == dtype
-    assert torch.equal(out * 2, (out * 2).round())
-    out.float().sum().backward()
-    assert conv.weight.grad is not None
-    assert conv.weight.grad.dtype == torch.float32
-    assert conv.weight.grad.isfinite().all()
