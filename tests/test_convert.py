@@ -196,17 +196,24 @@ def test_one_step_for_each_channel_fits_better() -> None:
     assert unlike(each(x), ann(x)) < unlike(one(x), ann(x))
 
 
-@pytest.mark.parametrize("neuron", ["lbq", "v1", {"name": "qann", "n_max": 7}, {"name": "lbq", "per_channel": True}])
-def test_it_deploys(neuron: Any) -> None:
-    steps = 1 if isinstance(neuron, dict) and neuron["name"] == "qann" else 2
-    made = convert(Net(FORWARDS["residual"]), images(256), timesteps=steps, neuron=neuron)
+@pytest.mark.parametrize(
+    ("forward", "neuron", "timesteps"),
+    [
+        ("residual", "lbq", 2),
+        ("residual", "v1", 2),
+        ("residual", {"name": "qann", "n_max": 7}, 1),
+        ("residual", {"name": "lbq", "per_channel": True}, 2),
+        ("residual_before_the_first_neuron", {"name": "lbq", "n_max": 7}, 2),
+    ],
+)
+def test_it_deploys(forward: str, neuron: Any, timesteps: int) -> None:
+    made = convert(Net(FORWARDS[forward]), images(256), timesteps=timesteps, neuron=neuron)
     x = np.random.default_rng(0).integers(0, 256, (16, 3, 8, 8), np.uint8)
     network = deploy(made, (3, 8, 8), bits=16, mean=[0.5] * 3, std=[0.25] * 3)
     with torch.no_grad():
         logits = made.double()((torch.from_numpy(x).double() / 255 - 0.5) / 0.25).numpy()
     found = network.run(x)
     np.testing.assert_allclose(found.logits * found.scale, logits, atol=0.05 * np.ptp(logits))
-    assert list(network.network.layers)
 
 
 def test_it_trains_further() -> None:
@@ -351,14 +358,48 @@ def test_weights_of_two_layers_are_not_scaled() -> None:
     assert not torch.equal(made.net.get_parameter("4.weight"), ann.get_parameter("4.weight"))
 
 
-def test_a_residual_network_of_pre_activations_deploys() -> None:
-    made = convert(Net(FORWARDS["residual_before_the_first_neuron"]), images(256), neuron={"name": "lbq", "n_max": 7})
-    network = deploy(made, (3, 8, 8), bits=16, mean=[0.5] * 3, std=[0.25] * 3)
-    x = np.random.default_rng(0).integers(0, 256, (16, 3, 8, 8), np.uint8)
+class Plain(nn.Module):
+    """Two convolutions; `forward` is what is tested."""
+
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.function = function
+        self.c0, self.c1, self.fc = nn.Conv2d(1, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1), nn.Linear(256, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.function(self, x)
+        return out
+
+
+def test_constants_without_a_batch_are_not_shown_over_time() -> None:
+    def with_places(m: Any, x: Tensor) -> Tensor:
+        places = torch.arange(x.shape[-1]) / 8
+        return m.fc((F.relu(m.c1(F.relu(m.c0(x)))) + places).flatten(1))
+
+    net = Plain(with_places)
+    images = torch.rand(32, 1, 8, 8)
+    made = convert(net, images, timesteps=2, neuron={"name": "ilif", "n_max": 255})
     with torch.no_grad():
-        logits = made.double()((torch.from_numpy(x).double() / 255 - 0.5) / 0.25).numpy()
-    found = network.run(x)
-    np.testing.assert_allclose(found.logits * found.scale, logits, atol=0.05 * np.ptp(logits))
+        expected = net(images)
+        assert torch.allclose(made(images), expected, atol=0.02 * float(expected.abs().max()))
+
+
+class Standardised(nn.Conv2d):
+    def forward(self, input: Tensor) -> Tensor:
+        w = self.weight
+        w = (w - w.mean((1, 2, 3), keepdim=True)) / (w.std((1, 2, 3), keepdim=True) + 1e-5)
+        return F.conv2d(input, w, self.bias, self.stride, self.padding)
+
+
+def test_layers_with_a_forward_of_their_own_are_left_as_they_are() -> None:
+    net = Plain(lambda m, x: m.fc(F.relu(m.c1(F.relu(m.c0(x)))).flatten(1)))
+    net.c1 = Standardised(4, 4, 3, padding=1)
+    made = convert(net, torch.rand(32, 1, 8, 8))
+    theirs = made.net.get_submodule("c1")
+    assert torch.equal(cast(Any, theirs).weight, net.c1.weight)
+    assert torch.equal(cast(Any, theirs).bias, cast(Any, net.c1).bias)
+    assert not torch.equal(cast(Any, made.net.get_submodule("fc")).weight, net.fc.weight)  # which is corrected
 
 
 # What is refused --------------------------------------------------------------------------------------------------------
@@ -449,6 +490,31 @@ def test_arguments_are_checked() -> None:
         calibrate(nn.Sequential(nn.Linear(4, 4)), nn.Sequential(nn.Linear(4, 4)), images(4, 4))
 
 
+def test_what_changes_in_place_before_the_first_neuron_is_refused() -> None:
+    def in_place(m: Any, x: Tensor) -> Tensor:
+        x = m.c0(x)
+        x.add_(F.relu(m.c1(x)))
+        return m.fc(F.relu(x).flatten(1))
+
+    def out_of_place(m: Any, x: Tensor) -> Tensor:
+        x = m.c0(x)
+        x = x + F.relu(m.c1(x))
+        return m.fc(F.relu(x).flatten(1))
+
+    images = torch.rand(16, 1, 8, 8)
+    with pytest.raises(
+        GraphError, match="gives other outputs with time in front: write what comes before its first ReLU out"
+    ):
+        convert(Plain(in_place), images)
+    convert(Plain(out_of_place), images)
+
+
+def test_random_networks_are_told_so() -> None:
+    net = Plain(lambda m, x: m.fc(F.dropout(F.relu(m.c1(F.relu(m.c0(x)))).flatten(1))))
+    with pytest.raises(GraphError, match="gives other outputs for the same images: something in it is random"):
+        convert(net, torch.rand(16, 1, 8, 8))
+
+
 # Runs -------------------------------------------------------------------------------------------------------------------
 
 
@@ -465,6 +531,14 @@ def ann_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         }
     )
     job.train(settings, folder, Silent(), device=torch.device("cpu"), world=World(), resume=False)
+    return folder
+
+
+def copy_of(run: Path, folder: Path, old: str = "", new: str = "") -> Path:
+    """Its weights, and its configuration with `new` for `old`: without its result, which would name other ones."""
+    folder.mkdir()
+    (folder / "weights.safetensors").write_bytes((run / "weights.safetensors").read_bytes())
+    (folder / "config.toml").write_text((run / "config.toml").read_text().replace(old, new))
     return folder
 
 
@@ -533,11 +607,7 @@ def test_steps_are_chosen_from_images_as_they_are(
 def test_both_are_tested_in_fp32_where_the_precision_is_emulated(
     tmp_path: Path, ann_run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    copied = tmp_path / "ann"
-    copied.mkdir()
-    (copied / "weights.safetensors").write_bytes((ann_run / "weights.safetensors").read_bytes())
-    config = (ann_run / "config.toml").read_text().replace('precision = "fp32"', 'precision = "bf16"')
-    (copied / "config.toml").write_text(config)
+    copied = copy_of(ann_run, tmp_path / "ann", 'precision = "fp32"', 'precision = "bf16"')
     used: list[str] = []
 
     def watched(*given: Any) -> float:
@@ -553,11 +623,7 @@ def test_both_are_tested_in_fp32_where_the_precision_is_emulated(
 
 
 def test_it_shows_what_it_chose(capsys: pytest.CaptureFixture[str], tmp_path: Path, ann_run: Path) -> None:
-    copied = tmp_path / "ann"
-    copied.mkdir()
-    for name in ("config.toml", "weights.safetensors"):
-        (copied / name).write_bytes((ann_run / name).read_bytes())
-    code, text, err = call(capsys, "convert", copied, "neuron.name=v3")
+    code, text, err = call(capsys, "convert", copy_of(ann_run, tmp_path / "ann"), "neuron.name=v3")
     assert code == 0
     assert "layer3.0.sn2" in text
     assert f"{tmp_path / 'ann-converted'}: test accuracy" in text
@@ -589,12 +655,7 @@ def test_mistakes_leave_no_folder(
 def test_an_ann_that_was_shown_images_twice_is_the_same(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, ann_run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shown = tmp_path / "ann"
-    shown.mkdir()
-    (shown / "weights.safetensors").write_bytes((ann_run / "weights.safetensors").read_bytes())
-    text = (ann_run / "config.toml").read_text()
-    (shown / "config.toml").write_text(text.replace("timesteps = 1", "timesteps = 2"))
-    monkeypatch.chdir(shown)
+    monkeypatch.chdir(copy_of(ann_run, tmp_path / "ann", "timesteps = 1", "timesteps = 2"))
     found = [
         json.loads(call(capsys, "convert", run, "-o", tmp_path / name, "--json")[1])
         for run, name in ((".", "a"), (ann_run, "b"))
@@ -613,75 +674,6 @@ def test_only_anns_and_new_folders(capsys: pytest.CaptureFixture[str], tmp_path:
     code, _, err = call(capsys, "convert", ann_run, "-o", out)
     assert code == 2
     assert f"{out} exists already" in err
-
-
-class Plain(nn.Module):
-    """Two convolutions; `forward` is what is tested."""
-
-    def __init__(self, function: Any) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.function = function
-        self.c0, self.c1, self.fc = nn.Conv2d(1, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1), nn.Linear(256, 5)
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.function(self, x)
-        return out
-
-
-def test_what_changes_in_place_before_the_first_neuron_is_refused() -> None:
-    def in_place(m: Any, x: Tensor) -> Tensor:
-        x = m.c0(x)
-        x.add_(F.relu(m.c1(x)))
-        return m.fc(F.relu(x).flatten(1))
-
-    def out_of_place(m: Any, x: Tensor) -> Tensor:
-        x = m.c0(x)
-        x = x + F.relu(m.c1(x))
-        return m.fc(F.relu(x).flatten(1))
-
-    images = torch.rand(16, 1, 8, 8)
-    with pytest.raises(
-        GraphError, match="gives other outputs with time in front: write what comes before its first ReLU out"
-    ):
-        convert(Plain(in_place), images)
-    convert(Plain(out_of_place), images)
-
-
-def test_constants_without_a_batch_are_not_shown_over_time() -> None:
-    def with_places(m: Any, x: Tensor) -> Tensor:
-        places = torch.arange(x.shape[-1]) / 8
-        return m.fc((F.relu(m.c1(F.relu(m.c0(x)))) + places).flatten(1))
-
-    net = Plain(with_places)
-    images = torch.rand(32, 1, 8, 8)
-    made = convert(net, images, timesteps=2, neuron={"name": "ilif", "n_max": 255})
-    with torch.no_grad():
-        expected = net(images)
-        assert torch.allclose(made(images), expected, atol=0.02 * float(expected.abs().max()))
-
-
-def test_random_networks_are_told_so() -> None:
-    net = Plain(lambda m, x: m.fc(F.dropout(F.relu(m.c1(F.relu(m.c0(x)))).flatten(1))))
-    with pytest.raises(GraphError, match="gives other outputs for the same images: something in it is random"):
-        convert(net, torch.rand(16, 1, 8, 8))
-
-
-class Standardised(nn.Conv2d):
-    def forward(self, input: Tensor) -> Tensor:
-        w = self.weight
-        w = (w - w.mean((1, 2, 3), keepdim=True)) / (w.std((1, 2, 3), keepdim=True) + 1e-5)
-        return F.conv2d(input, w, self.bias, self.stride, self.padding)
-
-
-def test_layers_with_a_forward_of_their_own_are_left_as_they_are() -> None:
-    net = Plain(lambda m, x: m.fc(F.relu(m.c1(F.relu(m.c0(x)))).flatten(1)))
-    net.c1 = Standardised(4, 4, 3, padding=1)
-    made = convert(net, torch.rand(32, 1, 8, 8))
-    theirs = made.net.get_submodule("c1")
-    assert torch.equal(cast(Any, theirs).weight, net.c1.weight)
-    assert torch.equal(cast(Any, theirs).bias, cast(Any, net.c1).bias)
-    assert not torch.equal(cast(Any, made.net.get_submodule("fc")).weight, net.fc.weight)  # which is corrected
 
 
 def test_a_conversion_chooses_steps_itself(capsys: pytest.CaptureFixture[str], tmp_path: Path, ann_run: Path) -> None:
