@@ -23,7 +23,7 @@ from torch.nn import functional as F
 from lbq import models
 from lbq.account import count
 from lbq.deploy import deploy
-from lbq.engine import ENGINES, Network, numpy_kernels
+from lbq.engine import Network, numpy_kernels
 from lbq.engine import native as native_kernels
 from lbq.engine.choose import Prepared
 from lbq.engine.container import forget
@@ -125,7 +125,7 @@ def test_sums_beyond_float32_and_int32_are_exact() -> None:
     for method in methods:
         conv = numpy_kernels.pack(weight, accumulator=np.int64)
         assert conv.run(level, method)[0].item() == exact > 2**31
-    assert numpy_kernels.pack(weight).run(level[:, :, :, :700] // 200, "dense")[0].item() == 699 * 32767
+    assert numpy_kernels.pack(weight).run(level // 200, "dense")[0].item() == 699 * 32767
 
 
 def test_zero_planes_cost_nothing() -> None:
@@ -559,22 +559,6 @@ def test_choices_are_reported_with_their_reason() -> None:
     assert all(c.reason for c in auto.values())
 
 
-class Slow:
-    """A convolution that takes the time it is told."""
-
-    def __init__(self, seconds: dict[str, float]) -> None:
-        self.seconds = seconds
-
-    def run(self, levels: Ints, method: Method, **_: Any) -> tuple[Ints, Counts]:
-        import time
-
-        time.sleep(self.seconds[method])
-        return levels, Counts()
-
-    def keep(self, method: Method) -> None:
-        assert method in self.seconds
-
-
 def test_kernels_too_large_for_the_native_library_run_in_numpy() -> None:
     class Wide(nn.Module):
         def __init__(self) -> None:
@@ -593,6 +577,20 @@ def test_kernels_too_large_for_the_native_library_run_in_numpy() -> None:
     expected = net.run(x, "dense", trace=True)
     for engine in ("auto", "bitplane"):
         assert same(net.run(x, engine, trace=True), expected)
+
+
+class Slow:
+    """A convolution that takes the time it is told."""
+
+    def __init__(self, seconds: dict[str, float]) -> None:
+        self.seconds = seconds
+
+    def run(self, levels: Ints, method: Method, **_: Any) -> tuple[Ints, Counts]:
+        time.sleep(self.seconds[method])
+        return levels, Counts()
+
+    def keep(self, method: Method) -> None:
+        assert method in self.seconds
 
 
 def test_auto_compares_the_density_with_a_measured_cross_over(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -634,7 +632,6 @@ def test_auto_compares_the_density_with_a_measured_cross_over(monkeypatch: pytes
 def test_wrong_arguments_are_refused(arguments: tuple[Any, ...], message: str) -> None:
     with pytest.raises(LbqError, match=message):
         deployed().run(*arguments)
-    assert len(ENGINES) == 4
 
 
 def test_a_network_refuses_values_above_those_it_was_trained_on() -> None:
