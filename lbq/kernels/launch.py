@@ -90,9 +90,14 @@ class Neuron(NamedTuple):
         return [self.step if value is None else value for value in values]
 
     @property
+    def by_channel(self) -> bool:
+        """Whether channels have steps of their own."""
+        return self.step.numel() > 1
+
+    @property
     def variant(self) -> dict[str, bool]:
         """Which of them are there."""
-        return {"STEPS": self.step.numel() > 1, "LEAK": self.leak is not None, "GAIN": self.gain is not None}
+        return {"STEPS": self.by_channel, "LEAK": self.leak is not None, "GAIN": self.gain is not None}
 
 
 def forward(
@@ -109,8 +114,7 @@ def forward(
     out = sequence_like(x, timesteps)
     if out.numel() == 0:
         return out
-    many = neuron.step.numel() > 1
-    slab = slab_of(x.shape[1:], x.stride()[1:], norm is not None or many, tile_for(timesteps))
+    slab = slab_of(x.shape[1:], x.stride()[1:], norm is not None or neuron.by_channel, tile_for(timesteps))
     programs, columns, tiles_each = slab.share(PROGRAMS)
     if residual is not None:
         residual = ordered_like(residual, x)
@@ -182,8 +186,7 @@ def backward(
     timesteps = grad.shape[0]
     x = settled(x)
     grad = ordered_like(grad, x)
-    many = neuron.step.numel() > 1
-    by_channel = norm is not None or many
+    by_channel = norm is not None or neuron.by_channel
     slab = slab_of(x.shape[1:], x.stride()[1:], by_channel, tile_for(timesteps))
     out = sequence_like(x, 1 if shown else timesteps)
     width = slab.channels if by_channel else 1
@@ -314,8 +317,7 @@ def membranes(x: Tensor, neuron: Neuron, counts: Tensor, low: float, width: floa
     x = settled(x)
     if x.numel() == 0:
         return
-    many = neuron.step.numel() > 1
-    slab = slab_of(x.shape[1:], x.stride()[1:], many, 2048)
+    slab = slab_of(x.shape[1:], x.stride()[1:], neuron.by_channel, 2048)
     programs, columns, tiles_each = slab.share(PROGRAMS)
     bins = counts.shape[1]
     with on_device(x):
