@@ -72,9 +72,14 @@ def _refuse_stale(analysis: Analysis, path: Path, before: Sequence[Result]) -> N
     """What lies in a run folder as the analysis of its deployed network must be of its weights."""
     if not before or path != Path(before[-1].source) / ARCHIVE_ANALYSIS:
         return
-    theirs, ours = analysis.facts.get("weights_sha256"), before[-1].record.get("weights_sha256")
-    if theirs and ours and theirs != ours:
+    if _of_other_weights(analysis, before[-1].record):
         raise LbqError(f"{path} is of other weights than {path.parents[1]} holds: deploy the run and analyse it again")
+
+
+def _of_other_weights(analysis: Analysis, record: Mapping[str, Any]) -> bool:
+    """Whether both name their weights, and not the same ones."""
+    theirs, ours = analysis.facts.get("weights_sha256"), record.get("weights_sha256")
+    return bool(theirs and ours and theirs != ours)
 
 
 def _tell_apart(results: Iterable[Result]) -> None:
@@ -207,10 +212,8 @@ def _checked(record: dict[str, Any], source: str) -> Result:
         raise LbqError(f"{source} is damaged: {wrong}; restore it, or make it again with lbq record RUN")
     held = record.get("analysis")
     analyses = [Analysis.from_dict(held, f"{source}: analysis")] if held else []
-    for analysis in analyses:
-        theirs, ours = analysis.facts.get("weights_sha256"), record.get("weights_sha256")
-        if theirs and ours and theirs != ours:
-            raise LbqError(f"{source}: its analysis is of other weights: make it again with lbq analyze and lbq record")
+    if any(_of_other_weights(analysis, record) for analysis in analyses):
+        raise LbqError(f"{source}: its analysis is of other weights: make it again with lbq analyze and lbq record")
     return Result(record, source, analyses)
 
 

@@ -1,4 +1,4 @@
-"""Numbers published in the paper: every accuracy of its Tables 2-5, and the counts of Tables 6 and 7. NumPy only.
+"""Numbers published in the paper: accuracies of Tables 2-5, counts of Tables 6 and 7, means of Fig. 4. NumPy only.
 
 D. Bai, H. Peng, H. Qu, D. Xia: Learnable Burst Quantization for Expressive and Efficient Spiking Neural Networks.
 Other methods' rows are as that paper quotes them, with the venue it names. The counts are of CIFAR-10, "ResNet-20" (here
