@@ -9,11 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from lbq import models
-from lbq.deploy import deploy
+from lbq.deploy import absorb, deploy, fold_gain, on_pixels
+from lbq.deploy.absorbed import execute
 from lbq.engine import Network
 from lbq.engine.runner import Output
+from lbq.graph import Graph
 from lbq.models import over_time
 from lbq.neuron import BurstNeuron
+from lbq.neuron.record import record_levels
 
 MEAN, STD = (0.5, 0.4, 0.6), (0.25, 0.3, 0.2)
 
@@ -105,3 +108,22 @@ def same(a: Output, b: Output) -> bool:
             if x.dtype != y.dtype or not np.array_equal(x, y):
                 return False
     return np.array_equal(a.logits, b.logits) and a.logits.dtype == b.logits.dtype == np.int64
+
+
+def compare(net: nn.Module, graph: Graph, x: Tensor) -> None:
+    """Levels at every layer and timestep, and logits, of the absorbed network against the network: on values, and on
+    pixels that become these values. Images with a membrane on a threshold would be excepted; there must be none."""
+    with torch.no_grad(), record_levels(net) as expected:
+        logits = net(x).numpy()
+    channels = graph.input_shape[0]
+    mean, std = [0.3 + 0.1 * i for i in range(channels)], [0.2 + 0.05 * i for i in range(channels)]
+    column = (-1, 1, 1)
+    given = (x.numpy() * np.array(std).reshape(column) + np.array(mean).reshape(column)) * 255
+    for rewritten, values in ((graph, x.numpy()), (fold_gain(on_pixels(graph, mean, std, 255)), given)):
+        result = execute(absorb(rewritten), values)
+        assert not result.ties.any()
+        for name, level in result.levels.items():
+            np.testing.assert_array_equal(level, expected[name].reshape(level.shape), err_msg=name)
+        np.testing.assert_allclose(result.logits, logits, rtol=1e-9, atol=1e-12)
+    assert set(expected) == {layer.name for layer in graph.layers}
+    assert any(level.any() for level in expected.values())

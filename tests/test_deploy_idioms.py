@@ -17,8 +17,7 @@ from lbq.errors import GraphError
 from lbq.models import over_time
 from lbq.neuron import BurstNeuron
 from tests.own_nets import SHAPE, Forward, Own, close, frames_close, made
-from tests.small_nets import pixels, same
-from tests.test_graph import compare
+from tests.small_nets import compare, pixels, same
 
 
 def exact(net: nn.Module, logits: bool = True) -> Network:

@@ -20,8 +20,7 @@ from lbq.errors import ArtefactError, GraphError
 from lbq.models import over_time
 from lbq.models.time import fold_time, unfold_time
 from lbq.neuron import BurstNeuron
-from tests.small_nets import pixels, same
-from tests.test_graph import compare
+from tests.small_nets import compare, pixels, same
 
 SHAPE = (3, 8, 8)
 

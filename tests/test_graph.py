@@ -20,7 +20,7 @@ from lbq.errors import GraphError
 from lbq.graph import INPUT, Graph, Layer, NeuronSpec, Synapse
 from lbq.models import over_time
 from lbq.neuron import LIF, BurstNeuron, LadderNeuron
-from lbq.neuron.record import record_levels
+from tests.small_nets import compare
 
 
 class Chain(nn.Module):
@@ -58,25 +58,6 @@ def warmed(net: nn.Module, *shape: int) -> nn.Module:
                 module.weight.uniform_(0.5, 1.5)
                 module.bias.uniform_(-0.3, 0.3)
     return net.eval()
-
-
-def compare(net: nn.Module, graph: Graph, x: Tensor) -> None:
-    """Levels at every layer and timestep, and logits, of the absorbed network against the network: on values, and on
-    pixels that become these values. Images with a membrane on a threshold would be excepted; there must be none."""
-    with torch.no_grad(), record_levels(net) as expected:
-        logits = net(x).numpy()
-    channels = graph.input_shape[0]
-    mean, std = [0.3 + 0.1 * i for i in range(channels)], [0.2 + 0.05 * i for i in range(channels)]
-    column = (-1, 1, 1)
-    pixels = (x.numpy() * np.array(std).reshape(column) + np.array(mean).reshape(column)) * 255
-    for rewritten, values in ((graph, x.numpy()), (fold_gain(on_pixels(graph, mean, std, 255)), pixels)):
-        result = execute(absorb(rewritten), values)
-        assert not result.ties.any()
-        for name, level in result.levels.items():
-            np.testing.assert_array_equal(level, expected[name].reshape(level.shape), err_msg=name)
-        np.testing.assert_allclose(result.logits, logits, rtol=1e-9, atol=1e-12)
-    assert set(expected) == {layer.name for layer in graph.layers}
-    assert any(level.any() for level in expected.values())
 
 
 CASES: list[tuple[str, Any, tuple[int, int, int]]] = [
