@@ -106,10 +106,22 @@ def test_every_numbered_equation_is_mapped() -> None:
     assert [equation for equation, _, _ in equation_rows()] == expected
 
 
+def anchors(page: Path) -> set[str]:
+    """What GitHub makes of a page's headings."""
+    headings = re.findall(r"^#+ (.*)", re.sub(r"```.*?```", "", page.read_text(), flags=re.S), re.M)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
 def test_links_in_the_documentation_exist() -> None:
-    for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")):
-        for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
-            assert (page.parent / target).exists(), (page.name, target)
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), ROOT / "models/README.md"]
+    linked = 0
+    for page in pages:
+        for file, anchor in re.findall(r"(?:\]\(|src=\")([^)#:\"]*)(?:#([\w-]+))?[)\"]", page.read_text()):
+            target = page.parent / file if file else page
+            assert target.exists(), (page.name, file)
+            assert not anchor or anchor in anchors(target), (page.name, file, anchor)
+            linked += bool(anchor)
+    assert linked > 20
 
 
 def test_the_readmes_python_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
