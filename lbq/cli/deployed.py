@@ -26,7 +26,7 @@ def deploy(
         bool,
         typer.Option("--noise", help="Golden inputs are noise, not images of the dataset, which is then not needed."),
     ] = False,
-    timesteps: Annotated[int | None, typer.Option(min=1, help="Default as many as it was trained over.")] = None,
+    timesteps: Annotated[int | None, typer.Option(min=1, help="Timesteps; default those of training.")] = None,
     as_json: Json = False,
 ) -> None:
     """Make an integer network of a trained one: BatchNorm folded, steps absorbed, weights in few bits, bounds proved."""
@@ -75,12 +75,17 @@ def deploy(
 
 def run(
     model: Model,
-    data: Annotated[str | None, typer.Argument(help="Its dataset's folder, or .npz with images and labels.")] = None,
+    data: Annotated[
+        str | None,
+        typer.Argument(help="Its dataset's folder, or a .npz with images and labels; not needed for digits."),
+    ] = None,
     engine: Annotated[str, typer.Option(help="auto, dense, bitplane or cuda; all give the same bits.")] = "auto",
     backend: Annotated[
         str, typer.Option(help="How bit planes are weighted: horner, preshifted, fused or explicit; the same bits.")
     ] = "horner",
-    against: Annotated[str | None, typer.Option(help="Also run this engine, and compare every level.")] = None,
+    against: Annotated[
+        str | None, typer.Option(help="Also run this engine and compare every level; exit code 1 if any differs.")
+    ] = None,
     threads: Threads = None,
     limit: Limit = None,
     as_json: Json = False,
@@ -123,11 +128,11 @@ def predict(
 def export(
     subject: Annotated[Path, typer.Argument(help="A deployed network, model.lbq; for nir a run folder.")],
     changes: Changes = None,
-    out: Annotated[str | None, typer.Option("-o", "--out", help="Where to write: a folder for c, c-step, else a file.")] = None,
+    out: Annotated[str | None, typer.Option("-o", "--out", help="Required: a folder for c, c-step, else a file.")] = None,
     format: Annotated[str, typer.Option(help="c, onnx; c-step, onnx-step: one timestep with explicit state; nir.")] = "c",
     name: Annotated[str, typer.Option(help="For c, c-step: what the names of its functions and files begin with.")] = "model",
     reset: Annotated[str | None, typer.Option(help="For nir: what the reader does after a spike, subtract or v_reset.")] = None,
-    accept_ties: Annotated[bool, typer.Option("--accept-ties", help="For nir: neurons that fire at U = threshold.")] = False,
+    accept_ties: Annotated[bool, typer.Option("--accept-ties", help="For nir: also what fires at U = threshold.")] = False,
     as_json: Json = False,
 ) -> None:  # fmt: skip
     """Write a network in another form, for other programs: deployed ones give the same integers, bit for bit."""

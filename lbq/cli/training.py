@@ -159,7 +159,7 @@ def evaluate(
     precision: Annotated[
         str | None, typer.Option(help="fp32, bf16, fp16 or fp64; default the one it was trained in.")
     ] = None,
-    timesteps: Annotated[int | None, typer.Option(min=1, help="Default as many as it was trained over.")] = None,
+    timesteps: Annotated[int | None, typer.Option(min=1, help="Timesteps; default those of training.")] = None,
     as_json: Json = False,
 ) -> None:
     """Evaluate a run's stored weights on its test set: repeats the number in its result."""
