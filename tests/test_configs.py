@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 import json
 import re
 import typing
@@ -17,6 +18,7 @@ import torch
 from lbq import cli
 from lbq.build import build
 from lbq.config import Config
+from lbq.neuron.registry import BUILT_IN, NEURONS, options_of
 
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "configs"
@@ -325,6 +327,24 @@ def test_the_documented_fields_and_defaults_are_those_of_the_code() -> None:
         if dataclasses.is_dataclass(kind):
             expected |= {f"{table}.{f.name}": json.dumps(f.default) for f in dataclasses.fields(kind)}
     assert documented == expected
+
+
+def test_the_documented_options_of_neurons_are_those_of_the_code() -> None:
+    """With their defaults; an option without one has None in the code."""
+    documented: dict[str, dict[str, Any]] = {}
+    table = _text("configs.md").partition("| neuron | its options |")[2].partition("\n\n")[0]
+    for names, options in re.findall(r"^\| (`.*`) \| (.*) \|$", table, re.MULTILINE):
+        same = re.match(r"as `(\w+)`, but ", options)
+        given = {} if same is None else dict(documented[same[1]])
+        for name, value in re.findall(r"`(\w+)(?:=(.+?))?`", options[same.end() if same else 0 :]):
+            given[name] = json.loads(value) if value else None
+        documented |= dict.fromkeys(re.findall(r"\w+", names), given)
+    expected = {}
+    for name in BUILT_IN:
+        arguments = inspect.signature(NEURONS[name]).parameters.values()
+        defaults = {a.name: a.default for a in arguments} | {"per_channel": False}
+        expected[name] = {option: defaults[option] for option in options_of(name)}
+    assert json.loads(json.dumps(expected)) == documented
 
 
 def test_the_documentation_names_every_configuration() -> None:
