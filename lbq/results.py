@@ -64,7 +64,7 @@ SIDES = {"cifar10": 32, "cifar100": 32, "mnist": 28, "fashion_mnist": 28}  # of 
 
 def always_told(dataset: Any) -> set[str]:
     """Settings in which two runs on a dataset cannot differ without different titles."""
-    return WAYS.keys() - PUBLISHED.get(str(dataset), {}).keys()
+    return (WAYS.keys() | {"optim.sam_epochs"}) - PUBLISHED.get(str(dataset), {}).keys()
 
 
 @dataclass
@@ -193,6 +193,8 @@ class Result:
             value = config.get(part, {}).get(key, without)
             if value not in (without, published.get(place, without)):
                 shown = self.record.get("init_sha256", "")[:8] if key == "init_from" else value
+                if key == "sam" and (last := config[part].get("sam_epochs")):
+                    shown = f"{value} in the last {last} epochs"
                 found.append(way.format(shown).strip())
         return found
 
@@ -264,6 +266,7 @@ class Result:
         def matters(part: str, key: str, value: Any) -> bool:
             told = (part == "neuron" and key in TOLD) or (key == "init_from" and bool(record.get("init_sha256")))
             changes_nothing = key in BOOKKEEPING.get(part, ()) or key in READINGS.get(part, ())
+            changes_nothing |= key == "sam_epochs" and not record["config"]["optim"].get("sam")
             return not (told or changes_nothing or value in usual.get(part, {}).get(key, ()))
 
         return {
