@@ -14,6 +14,7 @@ from tests.reading import real
 
 MODELS = Path(__file__).parents[1] / "models"
 HEADLINE = MODELS / "cifar10_resnet20w128_t2_lbq.lbq"
+RECORD = MODELS.parent / "results" / "cifar10_resnet20w128_t2_lbq_nd_sam_300ep_s0.json"
 
 
 def test_they_are_the_files_that_the_card_names() -> None:
@@ -29,9 +30,10 @@ def test_the_headline_network_gives_its_golden_levels() -> None:
     net = engine.load(HEADLINE)
     assert net.verify("auto") == 8
     assert net.network.classes[3] == "cat"
-    assert net.network.facts["weights_sha256"] in (
-        MODELS.parent / "results" / "cifar10_resnet20w128_t2_lbq_nd_300ep_s0.json"
-    ).read_text(encoding="utf-8")
+    record = json.loads(RECORD.read_text(encoding="utf-8"))
+    assert net.network.facts["weights_sha256"] == record["weights_sha256"]
+    recipe = MODELS.parent / "configs" / "quick" / "cifar10_300epochs_sam.toml"
+    assert Config.load(recipe).hash == record["config_hash"]
 
 
 def test_the_headline_network_on_real_images() -> None:
@@ -40,7 +42,7 @@ def test_the_headline_network_on_real_images() -> None:
     net = engine.load(HEADLINE)
     found = evaluate(net, open_data(net.network, str(folder)), threads=2, limit=64)
     assert found.accuracy is not None
-    assert round(found.accuracy * 64 / 100) == 62
+    assert round(found.accuracy * 64 / 100) == 59
 
 
 def test_hashes_are_of_the_configurations_that_records_hold() -> None:
