@@ -270,6 +270,9 @@ def test_a_parametrised_step_can_be_set(channels: int | None) -> None:
     neuron.step = 0.25
     torch.testing.assert_close(neuron.step, torch.full_like(neuron.step, 0.25))
     assert neuron.learn_step
+    away = neuron.to("meta")  # as on a GPU: the number comes from elsewhere
+    away.step = 0.5
+    assert away.rho.is_meta
 
 
 @pytest.mark.parametrize("step", [i / 20 for i in range(1, 40)])

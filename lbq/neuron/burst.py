@@ -61,7 +61,7 @@ def set_step(module: nn.Module, step: Tensor) -> None:
     if fixed is not None:
         fixed.copy_(step)
     elif is_parametrized(module, "rho"):  # computed from others: reading gives a copy
-        module.rho = rho_of(step).to(module.rho.dtype)  # type: ignore[arg-type]
+        module.rho = rho_of(step).to(module.rho)  # type: ignore[arg-type]
     else:
         module.rho.copy_(rho_of(step))  # type: ignore[operator]
 
