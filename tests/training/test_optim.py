@@ -95,6 +95,21 @@ def test_a_shared_tail_is_one_parameter() -> None:
     assert sum(name.endswith("rho") for name in roles["neurons"]) == 7
 
 
+def test_only_a_sharpness_aware_run_is_sharp_after_its_last_epoch() -> None:
+    """Or the recorded step of any other would be thrown away there."""
+    for changes, sharp in (
+        ([], [False] * 4),
+        (["optim.sam=0.1"], [True] * 4),
+        (["optim.sam=0.1", "optim.sam_epochs=1"], [False, False, True, True]),
+    ):
+        made = small_runs.trainer(small_runs.config(*changes))
+        found = []
+        for epoch in range(4):  # of three
+            made.position.epoch = epoch
+            found.append(made.sharp)
+        assert found == sharp
+
+
 @pytest.mark.parametrize("name", ["sgd", "adamw"])
 @pytest.mark.parametrize("norms", [False, True])
 def test_what_decays_and_that_neurons_have_their_own_rate(name: str, norms: bool) -> None:

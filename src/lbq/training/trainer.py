@@ -203,8 +203,8 @@ class Trainer:
 
     @property
     def sharp(self) -> bool:
-        """Whether this epoch minimises sharpness-aware."""
-        return self.position.epoch >= self.config.sharp_from
+        """Whether this epoch minimises sharpness-aware; after the last one, whether that did."""
+        return self.config.optim.sam > 0 and self.position.epoch >= self.config.sharp_from
 
     def order(self, epoch: int) -> Tensor:
         """The epoch's order of samples, `[batches, accumulate, processes, samples]`: the same whatever the processes."""
