@@ -85,7 +85,8 @@ class AugmentConfig:
 
 @dataclass(frozen=True)
 class OptimConfig:
-    """Weight decay acts on synaptic weights, with `norm_decay` on BatchNorm and biases too; never on steps, tails, leaks."""
+    """Weight decay acts on synaptic weights, with `norm_decay` on BatchNorm and biases too. `neuron_decay` says what of the
+    neurons decays: nothing, what their steps are computed from, or all that they learn (tails, leaks, resets too)."""
 
     name: str = _one_of("sgd", "sgd", "adamw")
     lr: float = _positive(0.1)
@@ -93,6 +94,8 @@ class OptimConfig:
     momentum: float = _share(0.9)
     weight_decay: float = _at_least(5e-4, 0)
     norm_decay: bool = False
+    neuron_decay: str = _one_of("none", "none", "step", "all")
+    neuron_decay_factor: float = _at_least(1.0, 0)  # on weight_decay, for what neuron_decay names
     clip: float = _at_least(0.0, 0)  # largest gradient norm; 0: off
     sam: float = _at_least(0.0, 0)  # radius of sharpness-aware minimisation; 0: off
     sam_epochs: int = _at_least(0, 0)  # how many of the last epochs have it; 0: all
@@ -116,6 +119,7 @@ class TrainConfig:
     ema: float = _share(0.0)  # decay of averaged weights; 0: off
     init_from: str = ""  # a run whose weights to start from
     eval_every: int = _at_least(1, 1)  # epochs; the last one is always evaluated
+    test: str = _one_of("last", "last", "never", "every")  # which evaluated epochs are tested on the test set
     checkpoint_steps: int = _at_least(0, 0)  # save every so many steps too; 0: by time and at ends of epochs
     checkpoint_minutes: float = _positive(5.0)
     tensorboard: bool = False
@@ -123,11 +127,11 @@ class TrainConfig:
 
 BOOKKEEPING = {  # settings that change no result
     "data": ("root", "workers"),
-    "train": ("cuda_graph", "checkpoint_steps", "checkpoint_minutes", "tensorboard"),
+    "train": ("cuda_graph", "test", "checkpoint_steps", "checkpoint_minutes", "tensorboard"),
 }
 LATER: dict[str, dict[str, Any]] = {
     "augment": {"plain_epochs": 0},
-    "optim": {"norm_decay": False, "sam": 0, "sam_epochs": 0},
+    "optim": {"norm_decay": False, "neuron_decay": "none", "neuron_decay_factor": 1, "sam": 0, "sam_epochs": 0},
 }  # settings that came later, and their defaults
 READINGS = {"train": ("eval_every",)}  # of the hash, but how often a run is tested changes no result either
 
@@ -205,6 +209,15 @@ class Config:
         Where the data lies and how a run is launched, watched and saved are no part of it, and neither is a setting that
         came later, as long as it has its default: records keep their hash.
         """
+        return _sha256(self._settings())
+
+    @property
+    def recipe_hash(self) -> str:
+        """SHA-256 of the same settings without the seed: what runs over several seeds have in common."""
+        return _sha256({part: value for part, value in self._settings().items() if part != "seed"})
+
+    def _settings(self) -> dict[str, Any]:
+        """All that changes a result, without what came later and has its default."""
         tree = self.to_dict()
         for part, keys in BOOKKEEPING.items():
             for key in keys:
@@ -213,7 +226,11 @@ class Config:
             for key, default in defaults.items():
                 if tree[part][key] == default:
                     del tree[part][key]
-        return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
+        return tree
+
+
+def _sha256(tree: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
 
 
 def differences(one: Config, other: Config) -> list[str]:

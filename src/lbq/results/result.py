@@ -130,23 +130,29 @@ class Result:
     @property
     def title(self) -> str:
         """What the method is called in tables, with what its recipe does otherwise than the others'."""
-        return self.method + (", BN decayed" if self._decays_norm else "")
+        return self.method + self._decayed
 
     @property
     def title_but_ways(self) -> str:
         """The title, whatever it does otherwise than the paper."""
-        return self._named(()) + (", BN decayed" if self._decays_norm else "")
+        return self._named(()) + self._decayed
 
     @property
     def recipe(self) -> str:
         """How it was trained, as far as tables tell it apart from others."""
         epochs = int(self.record["epochs"])
         trained = f"{epochs} epoch{'' if epochs == 1 else 's'}" if epochs else "epochs not known"
-        return trained + (", BN decayed" if self._decays_norm else "")
+        return trained + self._decayed
 
     @property
-    def _decays_norm(self) -> bool:
-        return bool(self.record["config"].get("optim", {}).get("norm_decay"))
+    def _decayed(self) -> str:
+        """What decays besides weights: `, BN and steps decayed`."""
+        optim = self.record["config"].get("optim", {})
+        parts = ["BN"] if optim.get("norm_decay") else []
+        if (neurons := optim.get("neuron_decay", "none")) != "none":
+            factor = optim.get("neuron_decay_factor", 1.0)
+            parts.append(("steps" if neurons == "step" else "neurons") + (f" × {factor:g}" if factor != 1 else ""))
+        return f", {' and '.join(parts)} decayed" if parts else ""
 
     @property
     def plain(self) -> bool:
@@ -266,7 +272,9 @@ class Result:
         def matters(part: str, key: str, value: Any) -> bool:
             told = (part == "neuron" and key in TOLD) or (key == "init_from" and bool(record.get("init_sha256")))
             changes_nothing = key in BOOKKEEPING.get(part, ()) or key in READINGS.get(part, ())
-            changes_nothing |= key == "sam_epochs" and not record["config"]["optim"].get("sam")
+            optim = record["config"].get("optim", {})
+            changes_nothing |= key == "sam_epochs" and not optim.get("sam")
+            changes_nothing |= key == "neuron_decay_factor" and optim.get("neuron_decay", "none") == "none"
             return not (told or changes_nothing or value in usual.get(part, {}).get(key, ()))
 
         return {
