@@ -48,7 +48,7 @@ def test_defaults_round_trip_through_a_file(tmp_path: Path) -> None:
 
 
 def test_the_hash_is_of_what_changes_a_result() -> None:
-    others: dict[str, Any] = {"name": "cifar10", "frames": "time", "precision": "bf16", "loss": "tet"}
+    others: dict[str, Any] = {"name": "cifar10", "frames": "time", "precision": "bf16", "loss": "tet", "test": "never"}
     others |= {"ema": 0.5, "holdout": 0.5, "tet_weight": 0.5, "warmup_lr": 0.05}
     for part, keys in BOOKKEEPING.items():
         for key, value in Config().to_dict()[part].items():
@@ -56,6 +56,12 @@ def test_the_hash_is_of_what_changes_a_result() -> None:
                 others[key] = not value if isinstance(value, bool) else value + ("x" if value == "" else 1)
             changed = Config.from_dict({part: {key: others[key]}})
             assert (changed.hash == Config().hash) == (key in keys), key
+
+
+def test_the_hash_of_a_recipe_is_the_same_for_every_seed() -> None:
+    one, other, unlike = (Config.from_dict(t) for t in ({"seed": 1}, {"seed": 2}, {"seed": 1, "optim": {"lr": 0.2}}))
+    assert one.recipe_hash == other.recipe_hash != unlike.recipe_hash
+    assert len({one.hash, other.hash, one.recipe_hash}) == 3
 
 
 def test_whatever_changes_the_hash_is_named() -> None:
@@ -87,6 +93,9 @@ def test_whatever_changes_the_hash_is_named() -> None:
         ({"train": {"batch_size": 1}}, "train.batch_size must be >= 2"),
         ({"train": {"batch_size": 64, "accumulate": 3}}, "train.accumulate must divide train.batch_size"),
         ({"optim": {"momentum": 1}}, "optim.momentum"),
+        ({"optim": {"neuron_decay": "rho"}}, "optim.neuron_decay must be one of 'none', 'step', 'all'"),
+        ({"optim": {"neuron_decay_factor": -1}}, "optim.neuron_decay_factor must be >= 0"),
+        ({"train": {"test": "often"}}, "train.test must be one of 'last', 'never', 'every'"),
         ({"optim": {"weight_decay": -1}}, "optim.weight_decay"),
         ({"train": {"epochs": 2, "warmup_epochs": 2}}, "train.warmup_epochs"),
         ({"train": 3}, "train must be a table"),

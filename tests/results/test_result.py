@@ -455,7 +455,7 @@ def test_twins_are_refused(tmp_path: Path) -> None:
         ({"steps": {"sn1": "x" * 99}}, "steps.sn1 must be a number, not 'xxx.*\\.\\.\\."),
         ({"test_accuracy": math.nan}, "test_accuracy must be a number from 0 to 100, not nan"),
         ({"test_accuracy": 900}, "test_accuracy must be a number from 0 to 100, not 900"),
-        ({"test_accuracy": None}, "test_accuracy must be a number from 0 to 100, not None"),
+        ({"test_accuracy": "90"}, "test_accuracy must be a number from 0 to 100, not '90'"),
         ({"holdout_accuracy": 101}, "holdout_accuracy must be a number from 0 to 100, not 101"),
         (
             {"log": [{"epoch": 1, "loss": 1, "holdout_accuracy": "x"}]},

@@ -10,6 +10,11 @@ from lbq.report.figures import Figure, by_dataset, by_recipe, configurations, pa
 from lbq.report.svg import DASHES, Plot, Point, label, whole_ticks
 from lbq.results.result import Gathered, Result, names
 
+CURVES = (  # key in the log, title, unit
+    ("loss", "Training loss", "loss"),
+    ("holdout_accuracy", "Held-out accuracy", "accuracy %"),
+    ("test_accuracy", "Test accuracy", "accuracy %"),
+)
 FEW = 30  # epochs up to which the whole of training is on the axis
 
 
@@ -83,7 +88,7 @@ def _draw(plot: Plot, curves: Sequence[tuple[Run, str, Sequence[Point]]]) -> str
 def _of_one_recipe(results: Sequence[Result], colour: dict[str, int], where: str) -> list[Figure]:
     runs = _runs(results, colour)
     figures = []
-    for key, title, unit in (("loss", "Training loss", "loss"), ("test_accuracy", "Test accuracy", "accuracy %")):
+    for key, title, unit in CURVES:
         found = [
             (run, "", [(float(e["epoch"]), float(e[key])) for e in run.log if e.get(key) is not None]) for run in runs
         ]

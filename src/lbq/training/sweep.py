@@ -53,6 +53,11 @@ class Member:
     def trained(self) -> bool:
         return (self.folder / "result.json").is_file()
 
+    @property
+    def unmeasured(self) -> str:
+        """Why it is not deployed and analysed, where it is not: both look at the test set."""
+        return self.lacks or ("train.test=never keeps it off the test set" if self.config.train.test == "never" else "")
+
     def training(self, device: str | None = None) -> list[str]:
         """The command that trains it, or goes on where it was."""
         where = [] if device is None else ["--device", device]
@@ -61,7 +66,7 @@ class Member:
     def measuring(self) -> Iterator[list[str]]:
         """The commands that deploy it and analyse what was deployed, of those that are not done yet."""
         model, analysis = self.folder / ARCHIVE, self.folder / ARCHIVE_ANALYSIS
-        if self.lacks or (analysis.is_file() and analyze.load(analysis).of_test_set):
+        if self.unmeasured or (analysis.is_file() and analyze.load(analysis).of_test_set):
             return
         root = "" if self.config.data.name == "digits" else self.config.data.root  # which come with lbq
         moved = [toml.assignment("data.root", root)] if root else []
@@ -236,8 +241,8 @@ class Sweep:
         return "failed"
 
     def _measure(self, member: Member) -> State:
-        if member.lacks:
-            self.say(f"not deployed: {member.lacks}")
+        if member.unmeasured:
+            self.say(f"not deployed: {member.unmeasured}")
         if not any(member.measuring()):
             return "done"
         try:
