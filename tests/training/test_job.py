@@ -22,11 +22,13 @@ import pytest
 import torch
 from torch import nn
 
+from lbq.batches.sources import open_source
 from lbq.cli.progress import TrainProgress
 from lbq.config import TrainConfig
 from lbq.errors import ConfigError, RunError, Stopped
 from lbq.kernels import dispatch
 from lbq.kernels.reference import burst_sequence
+from lbq.measuring.measure import measure
 from lbq.native.choose import choose
 from lbq.neuron import BurstNeuron, LadderNeuron
 from lbq.runs import checkpoint, records, run_folder
@@ -697,6 +699,17 @@ def test_the_last_epoch_is_tested_in_float32(
     assert used[0][1] == torch.backends.cudnn.conv.fp32_precision == before
     assert (first.tested_in, first.test_accuracy, first.test_accuracy_as_trained) == (precision, 1.0, None)
     assert (last.tested_in, last.test_accuracy, last.test_accuracy_as_trained) == ("fp32", 2.0, float(len(passes)))
+
+
+def test_what_is_held_out_is_counted_too(tmp_path: Path) -> None:
+    """The counts of a recipe, without a look at the test set."""
+    settings = config("data.holdout=0.4", "train.test=never", "train.batch_size=10")
+    result = run(settings, tmp_path)
+    found = measure(run_folder.load(tmp_path), source := open_source(settings), part="holdout")
+    assert (found.images, found.complete) == (20, True)
+    assert found.accuracy == pytest.approx(result["holdout_accuracy"])
+    assert {k: h.active_ratio for k, h in found.histograms.items()} == pytest.approx(result["active"])
+    assert measure(run_folder.load(tmp_path), source).images == 31
 
 
 def test_float64_is_tested_in_float64() -> None:
