@@ -684,19 +684,20 @@ def test_the_last_epoch_is_tested_in_float32(
     monkeypatch: pytest.MonkeyPatch, precision: str, passes: list[str]
 ) -> None:
     """And in the precision of training beside it, where that is another; before, in that of training alone."""
+    convolutions: Any = torch.backends.cudnn.conv  # type: ignore[attr-defined]
     used: list[tuple[str, str]] = []
 
     def watched(net: nn.Module, source: Any, part: str, train: TrainConfig, *_: Any) -> float:
-        used.append((train.precision, torch.backends.cudnn.conv.fp32_precision))
+        used.append((train.precision, convolutions.fp32_precision))
         return float(len(used))
 
     monkeypatch.setattr(evaluation, "evaluate", watched)
-    before = torch.backends.cudnn.conv.fp32_precision
+    before = convolutions.fp32_precision
     settings = config(f"train.precision={precision}", "train.epochs=2", "train.warmup_epochs=0", "train.ema=0.0")
     first, last = trainer(settings).fit()
     assert [precision for precision, _ in used] == passes
     assert [exactly for _, exactly in used[1:2]] == ["ieee"]
-    assert used[0][1] == torch.backends.cudnn.conv.fp32_precision == before
+    assert used[0][1] == convolutions.fp32_precision == before
     assert (first.tested_in, first.test_accuracy, first.test_accuracy_as_trained) == (precision, 1.0, None)
     assert (last.tested_in, last.test_accuracy, last.test_accuracy_as_trained) == ("fp32", 2.0, float(len(passes)))
 

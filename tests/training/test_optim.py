@@ -99,7 +99,7 @@ def test_a_shared_tail_is_one_parameter() -> None:
 
 def test_steps_form_a_group_of_their_own_where_they_alone_decay() -> None:
     net = models.create("resnet8w4", neuron={"name": "lbq", "learn_beta": True})
-    parametrizations.weight_norm(net.conv1)  # whose parameters are no step's, whatever their names
+    parametrizations.weight_norm(net.get_submodule("conv1"))  # whose parameters are no step's, whatever their names
     names = {id(p): name for name, p in net.named_parameters()}
 
     def groups(**options: Any) -> dict[str, tuple[set[str], float]]:

@@ -53,10 +53,9 @@ def without_tf32() -> Iterator[None]:
 
     PyTorch 2.9 has a setting for each operator, which must not be mixed with the older one for all of them.
     """
-    if hasattr(torch.backends.cudnn, "conv"):
-        backends, name, exactly = (torch.backends.cudnn.conv, torch.backends.cuda.matmul), "fp32_precision", "ieee"
-    else:
-        backends, name, exactly = (torch.backends.cudnn, torch.backends.cuda.matmul), "allow_tf32", False
+    convolutions: Any = getattr(torch.backends.cudnn, "conv", None)
+    name, exactly = ("allow_tf32", False) if convolutions is None else ("fp32_precision", "ieee")
+    backends = (convolutions or torch.backends.cudnn, torch.backends.cuda.matmul)
     before = [getattr(backend, name) for backend in backends]
     try:
         for backend in backends:

@@ -282,7 +282,8 @@ class Trainer:
         last = epoch == t.epochs
         due = last or epoch % t.eval_every == 0
         tested = {"never": False, "last": last, "every": due}[t.test]
-        parts: list[Part] = ["test"] * tested + ["holdout"] * (due and self.source.holdout_size > 0)
+        wanted: dict[Part, bool] = {"test": tested, "holdout": due and self.source.holdout_size > 0}
+        parts = [part for part, evaluates in wanted.items() if evaluates]
         precision = evaluation.exact(t).precision if last else t.precision
         found: dict[str, Any] = {"tested_in": precision} if parts else {}
         if self.average is not None and (parts or last):
