@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lbq.config import BOOKKEEPING, Config, differences
+from lbq.config import BOOKKEEPING, LATER, Config, differences, recipe_hash
 from lbq.errors import ConfigError
 from lbq.system import toml
 from tests.support.paths import ROOT
@@ -58,10 +58,27 @@ def test_the_hash_is_of_what_changes_a_result() -> None:
             assert (changed.hash == Config().hash) == (key in keys), key
 
 
-def test_the_hash_of_a_recipe_is_the_same_for_every_seed() -> None:
-    one, other, unlike = (Config.from_dict(t) for t in ({"seed": 1}, {"seed": 2}, {"seed": 1, "optim": {"lr": 0.2}}))
-    assert one.recipe_hash == other.recipe_hash != unlike.recipe_hash
-    assert len({one.hash, other.hash, one.recipe_hash}) == 3
+def test_a_name_changes_no_hash_and_the_seed_no_recipe() -> None:
+    plain, named, seeded = (Config.from_dict(tree) for tree in ({}, {"name": "LBQ"}, {"seed": 1, "name": "other"}))
+    assert plain.hash == named.hash != seeded.hash
+    assert plain.recipe_hash == named.recipe_hash == seeded.recipe_hash != plain.hash
+    assert differences(plain, named) == []
+    assert Config.from_dict({"optim": {"sam": 0.05}}).recipe_hash != plain.recipe_hash
+    older = {part: values for part, values in plain.to_dict().items() if part != "name"}
+    for part, defaults in LATER.items():
+        older[part] = {key: value for key, value in older[part].items() if key not in defaults}
+    assert recipe_hash(older) == plain.recipe_hash
+
+
+def test_a_name_is_of_its_file_and_its_neuron(tmp_path: Path) -> None:
+    path = tmp_path / "a.toml"
+    path.write_text('name = "Mine"\n[optim]\nlr = 0.2\n')
+    assert Config.load(path, ["optim.lr=0.3", "neuron.n_max=3"]).name == "Mine"
+    assert Config.load(path, ["neuron.name=v1"]).name == ""
+    assert Config.load(path, ["neuron.name=v1", "name=V1 of mine"]).name == "V1 of mine"
+    (tmp_path / "b.toml").write_text('base = "a.toml"\n[optim]\nmomentum = 0.5\n')
+    derived = Config.load(tmp_path / "b.toml")
+    assert (derived.name, derived.optim.lr) == ("", 0.2)
 
 
 def test_whatever_changes_the_hash_is_named() -> None:
@@ -80,8 +97,9 @@ def test_whatever_changes_the_hash_is_named() -> None:
         ({"epochs": 1}, r"unknown key 'epochs'; did you mean 'train.epochs'\?"),
         ({"model": {"lr": 1}}, r"unknown key 'model.lr'; did you mean 'optim.lr'\?"),
         ({"n_max": 1}, r"unknown key 'n_max'; did you mean 'neuron.n_max'\?"),
-        ({"name": "x"}, r"did you mean 'neuron.name' or 'data.name' or 'optim.name'\?"),
-        ({"zzz": 1}, r"unknown key 'zzz'; known: augment, data, model, neuron, optim, seed, train"),
+        ({"name": 3}, "name must be a string, got 3"),
+        ({"name": "two\nlines"}, "name must be one line of text"),
+        ({"zzz": 1}, r"unknown key 'zzz'; known: augment, data, model, name, neuron, optim, seed, train"),
         ({"train": {"epochs": 1.5}}, "train.epochs must be an integer, got 1.5"),
         ({"train": {"epochs": True}}, "train.epochs must be an integer, got True"),
         ({"optim": {"lr": "fast"}}, "optim.lr must be a number"),
@@ -207,6 +225,7 @@ def test_a_record_is_a_configuration_too() -> None:
     for path in sorted((ROOT / "results").glob("*_s0.json")):
         stored = json.loads(path.read_text())
         assert Config.load(path).hash == stored["config_hash"], path
+        assert Config.load(path).name == stored["name"]
     changed = Config.load(path, ["seed=7", "data.root=elsewhere"])
     assert (changed.seed, changed.data.root) == (7, "elsewhere")
 

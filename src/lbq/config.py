@@ -133,7 +133,6 @@ LATER: dict[str, dict[str, Any]] = {
     "augment": {"plain_epochs": 0},
     "optim": {"norm_decay": False, "neuron_decay": "none", "neuron_decay_factor": 1, "sam": 0, "sam_epochs": 0},
 }  # settings that came later, and their defaults
-READINGS = {"train": ("eval_every",)}  # of the hash, but how often a run is tested changes no result either
 
 # what may be given anew for a run that is trained already
 CHANGEABLE = ("data.root", "data.workers", "train.batch_size")
@@ -144,6 +143,7 @@ class Config:
     """`neuron` holds a registry name and that neuron's own options; they are checked when the network is built."""
 
     seed: int = _checked(0, "a non-negative integer below 2^63", lambda v: 0 <= v < 2**63)
+    name: str = _checked("", "one line of text", str.isprintable)  # in tables; empty: the title of its variant
     model: ModelConfig = field(default_factory=ModelConfig)
     neuron: dict[str, Any] = field(default_factory=lambda: {"name": "lbq", "n_max": 5})
     data: DataConfig = field(default_factory=DataConfig)
@@ -179,6 +179,9 @@ class Config:
         """The configuration of a TOML file, or of a record, with `key=value` changes laid over it."""
         tree = _recorded(Path(path)) if Path(path).suffix == ".json" else toml.read(path)
         over = toml.overrides(changes)
+        neuron = over.get("neuron")
+        if isinstance(neuron, Mapping) and "name" in neuron:  # another method: the file's name is not its name
+            tree = {**tree, "name": ""}
         try:
             return cls.from_dict(toml.merge(tree, over))
         except ConfigError as error:
@@ -206,31 +209,39 @@ class Config:
     def hash(self) -> str:
         """SHA-256 of all settings that change a result, independent of formatting and key order.
 
-        Where the data lies and how a run is launched, watched and saved are no part of it, and neither is a setting that
-        came later, as long as it has its default: records keep their hash.
+        The name, where the data lies and how a run is launched, watched and saved are no part of it, and neither is a
+        setting that came later, as long as it has its default: records keep their hash.
         """
-        return _sha256(self._settings())
+        return _digest(_settings(self.to_dict()))
 
     @property
     def recipe_hash(self) -> str:
-        """SHA-256 of the same settings without the seed: what runs over several seeds have in common."""
-        return _sha256({part: value for part, value in self._settings().items() if part != "seed"})
-
-    def _settings(self) -> dict[str, Any]:
-        """All that changes a result, without what came later and has its default."""
-        tree = self.to_dict()
-        for part, keys in BOOKKEEPING.items():
-            for key in keys:
-                del tree[part][key]
-        for part, defaults in LATER.items():
-            for key, default in defaults.items():
-                if tree[part][key] == default:
-                    del tree[part][key]
-        return tree
+        """The same without the seed: equal for runs that are samples of one thing."""
+        return recipe_hash(self.to_dict())
 
 
-def _sha256(tree: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
+def recipe_hash(tree: Mapping[str, Any]) -> str:
+    """`Config.recipe_hash` of a configuration as records hold it, which an older or a newer version may have written."""
+    settings = _settings(tree)
+    settings.pop("seed", None)
+    settings["train"] = {k: v for k, v in settings.get("train", {}).items() if k != "eval_every"}  # changes no result
+    return _digest(settings)
+
+
+def _settings(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Those settings of a configuration that its hash is of."""
+    kept: dict[str, Any] = {}
+    for part, values in tree.items():
+        if isinstance(values, Mapping):
+            ignored, later = BOOKKEEPING.get(part, ()), LATER.get(part, {})
+            values = {k: v for k, v in values.items() if k not in ignored and not (k in later and v == later[k])}
+        if part != "name":
+            kept[part] = values
+    return kept
+
+
+def _digest(settings: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
 
 
 def differences(one: Config, other: Config) -> list[str]:
@@ -241,7 +252,7 @@ def differences(one: Config, other: Config) -> list[str]:
             f"{part}.{key}" if key else part: json.dumps(value)  # as the hash has it, which tells 1 from 1.0
             for part, values in config.to_dict().items()
             for key, value in (values.items() if isinstance(values, dict) else [("", values)])
-            if key not in BOOKKEEPING.get(part, ())
+            if part != "name" and key not in BOOKKEEPING.get(part, ())
         }
 
     ours, theirs = settings(one), settings(other)
@@ -250,7 +261,7 @@ def differences(one: Config, other: Config) -> list[str]:
 
 
 def _recorded(path: Path) -> dict[str, Any]:
-    """The configuration that a record holds."""
+    """The configuration that a record holds; where that has no name, it has the record's."""
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -260,7 +271,7 @@ def _recorded(path: Path) -> dict[str, Any]:
     config = record.get("config") if isinstance(record, dict) else None
     if not isinstance(config, dict):
         raise ConfigError(f"{path} holds no configuration: give a TOML file, or a record that `lbq record` wrote")
-    return config
+    return {"name": record.get("name", ""), **config}
 
 
 def _problem(tree: Mapping[str, Any]) -> str:

@@ -101,6 +101,7 @@ def _changed(config: Config, changes: Iterable[str]) -> Config:
             if key == "neuron.step":
                 raise ConfigError("neuron.step is what a conversion chooses, from data: leave it out")
         tree = config.to_dict()
+        tree["name"] = ""  # it is no longer the ANN that its configuration names
         tree["neuron"] = {"name": "lbq"}
         tree["model"]["timesteps"] = 2
         return Config.from_dict(toml.merge(tree, over))

@@ -196,8 +196,7 @@ def ablation_table(groups: Sequence[Group]) -> Table:
         )
         for group in _tested(groups):
             r = group.record
-            same = r["variant"] == row.variant and dataset_name(group) == "CIFAR-10" and r["model"] == "resnet20w128"
-            if same and r["timesteps"] == row.timesteps and group.first.has_usual_levels:
+            if paper.ablation_row(r) == row:
                 table.add(
                     [group.title, row.output, str(r.get("step", "")), str(r.get("surrogate", "")), int(r["timesteps"]),
                      f"{r['epochs']} epochs", accuracy_cell(group), "ours"],

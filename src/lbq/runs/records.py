@@ -18,6 +18,7 @@ from lbq.data import digits
 from lbq.errors import ConfigError, RunError
 from lbq.neuron.base import neurons_of
 from lbq.results.gather import read_json
+from lbq.results.result import title_of
 from lbq.runs import run_folder
 from lbq.runs.build import outline
 
@@ -108,12 +109,14 @@ def read(run: Path | str) -> dict[str, Any]:
 
 def _plan(config: Config) -> dict[str, Any]:
     """What a run sets out to do."""
+    described = describe(config)
     return {
         "format": FORMAT,
         "version": VERSION,
+        "name": config.name or title_of(described["variant"]),
         "dataset": config.data.name,
         "model": config.model.id,
-        **describe(config),
+        **described,
         "timesteps": config.model.timesteps,
         "epochs": config.train.epochs,
         "warmup_epochs": config.train.warmup_epochs,

@@ -136,16 +136,25 @@ RECORD = Fields(
         "seed": COUNT,
         "config": Fields(
             optional={
-                **dict.fromkeys(("model", "data", "augment", "train"), Fields()),
-                "optim": Fields(optional={"neuron_lr": NUMBER, "neuron_decay_factor": NUMBER}),
-                "neuron": Fields(optional={"n_max": POSITIVE, "step": Maybe(ABOVE)}),
+                **dict.fromkeys(("model", "data", "augment", "optim", "train", "neuron"), Fields()),
             }
         ),
         "log": Items(EPOCH),
     },
     {
         **dict.fromkeys(
-            ("step", "surrogate", "step_gradient", "weights_sha256", "init_sha256", "hardware", "commit", "earlier"),
+            (
+                "name",
+                "step",
+                "surrogate",
+                "step_gradient",
+                "split",
+                "weights_sha256",
+                "init_sha256",
+                "hardware",
+                "commit",
+                "earlier",
+            ),
             TEXT,
         ),
         **dict.fromkeys(("steps", "active"), Maybe(Values(NUMBER))),
