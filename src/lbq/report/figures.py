@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from lbq.report.cells import DATASETS
 from lbq.report.svg import shade
-from lbq.results.result import Gathered, Result, names
+from lbq.results.result import Gathered, Result, by_key, names
 
 DATASET_LETTERS = 12  # of a dataset in a file's name
 
@@ -31,20 +31,11 @@ def level_colour(k: int, n_max: int) -> str:
     return f"var(--{shade(k, n_max)})"
 
 
-def configurations(results: Sequence[Result]) -> list[list[Result]]:
-    """The seeds of each configuration, in the order in which these come; those that are not finished are apart."""
-    found, halves = Gathered(list(results)), dict[str, list[Result]]()
-    for result in found.unfinished:
-        halves.setdefault(result.key, []).append(result)
-    place = {result.source: i for i, result in enumerate(results)}
-    return sorted([*(group.results for group in found.groups), *halves.values()], key=lambda of: place[of[0].source])
-
-
 def series_of(found: Gathered) -> dict[str, int]:
     """By where a run came from, the colour of its configuration: the same in all figures, and in no figure that of another."""
     times = Counter[tuple[str, str]]()
     series: dict[str, int] = {}
-    for results in configurations(found.results):
+    for results in by_key(found.results):
         figure = (str(results[0].record["dataset"]), results[0].recipe)
         series |= {result.source: times[figure] for result in results}
         times[figure] += 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, field, replace
 from statistics import fmean, stdev
@@ -67,14 +66,13 @@ def _of_one_task(named: Sequence[tuple[int, str, Group]], where: str, file: str)
         of = [(i, _name(t, g, [r for r, _ in g.analysed]), g.analyses) for i, t, g, _ in analysed]
         together.append(_entropy(of, where, plain, on_paper))
     figures = [replace(figure, id=f"{figure.id}-{file}") for figure in together if figure is not None]
-    ids = _ids(named)
     order = list(PARTS)
     analysed.sort(key=lambda entry: order.index(v) if (v := entry[2].record["variant"]) in order else len(order))
-    for i, t, g, a in analysed:
-        figures.append(replace(_levels(f"{_of_one_seed(t, g)}, {where}", g, a), id=f"levels-{ids[i]}"))
-    for i, t, g in named:
+    for _, t, g, a in analysed:
+        figures.append(replace(_levels(f"{_of_one_seed(t, g)}, {where}", g, a), id=f"levels-{_file(g)}"))
+    for _, t, g in named:
         if g.analysis is not None and (drawn := _membranes(_of_one_seed(t, g), where, g.analysis)) is not None:
-            figures.append(replace(drawn, id=f"membranes-{ids[i]}"))
+            figures.append(replace(drawn, id=f"membranes-{_file(g)}"))
     return figures
 
 
@@ -88,12 +86,9 @@ def _of_one_seed(title: str, group: Group) -> str:
     return _name(title, group, [r for r, _ in group.analysed[:1]])
 
 
-def _ids(named: Sequence[tuple[int, str, Group]]) -> dict[int, str]:
-    """By series, what its figures' files are called: after its name and its key, which no other run changes. Groups on other
-    data may share both: their number tells them apart."""
-    files = {i: f"{slug(g.first.name, NAME_LETTERS)}-{g.first.key[:SUFFIX_LETTERS]}" for i, _, g in named}
-    times = Counter(files.values())
-    return {i: file if times[file] == 1 else f"{file}-{i}" for i, file in files.items()}
+def _file(group: Group) -> str:
+    """What files of a configuration's figures are called: after its name and its key, which no other run changes."""
+    return f"{slug(group.first.name, NAME_LETTERS)}-{group.first.key[:SUFFIX_LETTERS]}"
 
 
 def _layer_axis(count: int) -> list[tuple[float, str]]:

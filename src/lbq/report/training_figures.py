@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lbq.report.figures import Figure, by_task, configurations, padded, seeds, series_of, titles
+from lbq.report.figures import Figure, by_task, padded, seeds, series_of, titles
 from lbq.report.svg import DASHES, Plot, Point, label, whole_ticks
-from lbq.results.result import Gathered, Result, names
+from lbq.results.result import Gathered, Result, by_key, names
 
 CURVES = (  # key in the log, title, unit
     ("loss", "Training loss", "loss"),
@@ -44,7 +44,7 @@ def training_figures(found: Gathered) -> list[Figure]:
 
 def _runs(results: Sequence[Result], colour: dict[str, int]) -> list[Run]:
     """Configurations by colour and mark, their seeds by dash; seeds by colour where there is but one configuration."""
-    found = configurations(results)
+    found = by_key(results)
     called = list(zip(titles(found), found, strict=True))
     if len(found) == len(results):
         return [Run(r, colour[r.source], name := _legend_text(title, [r]), name) for title, (r,) in called]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -94,12 +94,12 @@ def _tell_apart(results: Iterable[Result]) -> None:
 
 
 def _number_repeats(results: Iterable[Result]) -> None:
-    """Which of the runs with its configuration and seed each is; one that does not name its data may be of any."""
-    before: dict[tuple[str, Any], list[Result]] = defaultdict(list)
+    """Which of the runs with its configuration and seed each is."""
+    times = Counter[tuple[str, int]]()
     for result in results:
-        seed = before[result.key, result.record["seed"]]
-        result.repeat = 1 + sum(map(result.may_share_data, seed))
-        seed.append(result)
+        run = result.key, result.record["seed"]
+        times[run] += 1
+        result.repeat = times[run]
 
 
 def _expanded(path: Path) -> Iterable[Path]:

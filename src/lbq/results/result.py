@@ -10,7 +10,7 @@ import hashlib
 import json
 import statistics
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -149,20 +149,12 @@ class Result:
 
     @property
     def key(self) -> str:
-        """A hash that is equal for runs which differ in their seed alone: of the configuration without it, the split, the
+        """A hash that is equal for runs which differ in their seed alone: of the configuration without it, the data, the
         weights that training began with, and the kernel. A run that repeats a seed is no other sample: it has its own key."""
         record = self.record
-        differing = (record.get("split"), record.get("init_sha256"), self.reference, self.repeat)
-        return hashlib.sha256(json.dumps([recipe_hash(record["config"]), *differing]).encode()).hexdigest()
-
-    @property
-    def data(self) -> str:
-        """What tells the data from other data of the same name; empty in older records of events and folders."""
-        return str(self.record.get("data_sha256") or "")
-
-    def may_share_data(self, other: Result) -> bool:
-        """Whether nothing says that they are of other data."""
-        return self.data == other.data or not (self.data and other.data)
+        differing = [record.get(key) for key in ("split", "data_sha256", "init_sha256")]
+        facts = [recipe_hash(record["config"]), *differing, self.reference, self.repeat]
+        return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
     @property
     def steps(self) -> dict[str, float]:
@@ -268,17 +260,15 @@ class Gathered:
 
     @property
     def groups(self) -> list[Group]:
-        groups: list[Group] = []
-        by_key: dict[str, list[Group]] = {}
-        for result in self.finished:
-            alike = by_key.setdefault(result.key, [])
-            group = next((g for g in alike if all(map(result.may_share_data, g.results))), None)
-            if group is None:
-                group = Group([])
-                alike.append(group)
-                groups.append(group)
-            group.results.append(result)
-        return groups
+        return [Group(results) for results in by_key(self.finished)]
+
+
+def by_key(results: Iterable[Result]) -> list[list[Result]]:
+    """The seeds of each configuration, in the order in which these come; those that are not finished are apart."""
+    found: dict[tuple[bool, str], list[Result]] = {}
+    for result in results:
+        found.setdefault((result.finished, result.key), []).append(result)
+    return list(found.values())
 
 
 def names(results: Sequence[Result]) -> list[str]:
