@@ -202,15 +202,6 @@ def test_no_two_configurations_are_the_same() -> None:
     assert [names for names in by_hash.values() if len(names) > 1] == []
 
 
-def test_bases_are_small_and_cells_do_not_repeat_them() -> None:
-    for name in CELLS:
-        text = (FOLDER / f"{name}.toml").read_text(encoding="utf-8")
-        lines = [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
-        assert lines[0].startswith('base = "')
-        assert not re.search(r"^\[(data|augment|optim|train)\]", text, re.MULTILINE)
-        assert len(lines) <= 7
-
-
 # What is refused
 # -----------------------------------------------------------------------------------------------------------------
 

@@ -267,7 +267,7 @@ def test_a_network_of_other_weights_is_refused() -> None:
         assert max(fit.error for fit in calibrate(snn, ann, images(16, 3, 8, 8)).values()) < 0.5
 
 
-def test_activations_that_are_rare_small_or_of_unequal_channels() -> None:
+def test_activations_that_are_rare_or_small() -> None:
     ann, x = Net(FORWARDS["modules"]), images(256)
     with torch.no_grad():
         ann.bn.weight.mul_(1e-6)
@@ -281,11 +281,6 @@ def test_activations_that_are_rare_small_or_of_unequal_channels() -> None:
     fit = convert(rare, seen, neuron={"name": "ilif", "n_max": 15}).fits["1"]
     assert fit.step < 0.1  # three of ten thousand are above 0, by 0.5 at the most
     assert 0 < fit.error < 0.1
-    with torch.no_grad():
-        ann.bn.weight.copy_(torch.tensor([1e-3, 1e-2, 1e-1, 1, 10, 100]))
-    steps = convert(ann, x, neuron={"name": "lbq", "per_channel": True}).net.get_submodule("act").step
-    assert isinstance(steps, Tensor)
-    assert float((steps.max() / steps.min()).detach()) > 1e4
 
 
 def test_one_activation_in_a_thousand_does_not_set_the_steps_that_are_tried() -> None:

@@ -28,7 +28,12 @@ def bring_in(name: str) -> None:
     if not name.endswith(".py") and Path(name).name != name:
         raise ConfigError(f"--import {name}: give the name of a Python file with its .py, or of a module")
     try:
-        module = _run_file(Path(name)) if name.endswith(".py") else _find_module(name)
+        if name.endswith(".py"):
+            module = _run_file(Path(name))
+        else:
+            if os.getcwd() not in sys.path:
+                sys.path.append(os.getcwd())
+            module = importlib.import_module(name)
         _record_checksum(module)
     except ConfigError:
         raise
@@ -60,12 +65,6 @@ def _run_file(path: Path) -> ModuleType:
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
     return module
-
-
-def _find_module(name: str) -> ModuleType:
-    if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())
-    return importlib.import_module(name)
 
 
 def _where(error: BaseException) -> str:
