@@ -127,6 +127,14 @@ def test_answers_that_are_not_the_file(host: Host, tmp_path: Path, how: str, mes
         assert (partial.read_bytes() if partial.exists() else None) == before  # nothing of it was written
 
 
+def test_a_partial_longer_than_the_hosts_file_is_removed(host: Host, tmp_path: Path) -> None:
+    (tmp_path / "file.partial").write_bytes(host.body[:1000])
+    md5, size, host.body = host.md5, len(host.body), host.body[:500]  # the host answers HTTP 416
+    with pytest.raises(DataError, match=r"gave a file with md5 \w{32} instead of \w{32}: it was removed; download"):
+        download.fetch(host.url, tmp_path / "file", md5, size)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_wrong_sizes_are_refused(host: Host, tmp_path: Path) -> None:
     target = tmp_path / "file"
     with pytest.raises(DataError, match="with a file of 700000 bytes instead of 123"):
