@@ -151,7 +151,7 @@ def environment(device: torch.device | str = "cpu") -> dict[str, str]:
         **installed(),
         "machine": machine,
         "kernel": choose(device.type).kernel,
-        **({"imports": told} if (told := plugins.told()) else {}),
+        **({"imports": imports} if (imports := plugins.checksums()) else {}),
     }
 
 
