@@ -1,8 +1,8 @@
 """An integer network as steps over tensors in planned memory: the form in which plain code runs it. NumPy only.
 
-Steps are layers and the pools between them, in order. A tensor lives from the step that writes it to the last one that reads
-it; those that live at different times share memory. The sum at the end of a residual block takes the place of its shortcut.
-All timesteps run in one call, or each in a call of its own, between which membranes are kept.
+Steps are layers and the pools between them, in order. A tensor lives from the step that writes it to the last step that
+reads it. Tensors that live at different times share memory. The sum at the end of a residual block takes the place of its
+shortcut. One call runs all timesteps, or one timestep each, and then membranes are kept between calls.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ Step = tuple[Literal["pool", "layer"], int]
 
 @dataclass
 class Tensor:
-    """Values over time: 8-bit levels, or int32 `sums` of pooled ones. frames: 1 where all timesteps of a call share them.
+    """Values over time: 8-bit levels, or int32 `sums` of pooled levels.
 
-    born, dies: the steps that write and last read it. offset: of its first value, among the bytes or the words.
+    frames: 1 where all timesteps of a call share the values. born, dies: the steps that write it and read it last.
+    offset: of its first value, among the bytes or the words.
     """
 
     kind: Kind
@@ -49,8 +50,11 @@ class PoolStep:
 
 @dataclass(frozen=True)
 class LayerStep:
-    """sources: the tensor that each of the layer's synapses reads. target: None for the readout. membranes: where its own
-    begin among those that are kept."""
+    """A layer, or the readout.
+
+    sources: the tensor that each synapse reads. target: None for the readout. membranes: where the layer's membranes begin
+    among those that are kept.
+    """
 
     layer: IntegerLayer
     sources: tuple[int, ...]
@@ -60,10 +64,14 @@ class LayerStep:
 
 @dataclass
 class Schedule:
-    """stepwise: whether a call runs one timestep, so that it needs room for the levels of one only.
+    """The steps of a network and their memory.
 
-    levels: bytes of all levels; words: int32 values, `scratch` of them first, two for each channel of the widest layer, and
-    one more for its membrane where none are kept; membranes: int32 values that are, `[H, W, C]` of each layer."""
+    stepwise: whether a call runs one timestep, so that it needs room for the levels of one timestep only.
+    levels: bytes of all levels.
+    words: int32 values. The first are scratch: two for each channel of the widest layer, and a third for its membrane where
+        membranes are not kept.
+    membranes: int32 values that are kept, `[H, W, C]` of each layer.
+    """
 
     network: IntegerNetwork
     stepwise: bool = False
@@ -83,8 +91,8 @@ class Schedule:
         for layer in net.layers:
             sources = self._read(layer)
             neuron = net.spec(layer.name)
-            made = Tensor("signed" if neuron.signed else "unsigned", timesteps, layer.shape, neuron.n_max)
-            target = self._add((layer.name, ()), made)
+            levels = Tensor("signed" if neuron.signed else "unsigned", timesteps, layer.shape, neuron.n_max)
+            target = self._add((layer.name, ()), levels)
             self._step("layer", len(self.layers), (*sources, target))
             self.layers.append(LayerStep(layer, sources, target, self.membranes))
             self.membranes += layer.units if self.stepwise else 0
@@ -106,20 +114,20 @@ class Schedule:
         self.steps.append((kind, index))
 
     def _read(self, layer: IntegerLayer) -> tuple[int, ...]:
-        """The tensors that a layer's synapses read, pooled where they are not yet."""
+        """The tensors that a layer's synapses read; pools that are missing are added."""
         return tuple(self._pooled(s, len(s.pools)) for s in layer.synapses)
 
     def _pooled(self, synapse: Synapse, count: int) -> int:
-        """What a synapse reads, after the first `count` of its pools."""
+        """The tensor of a synapse's source after the first `count` pools."""
         key = synapse.source, synapse.pools[:count]
         if key in self._known:
             return self._known[key]
         source = self._pooled(synapse, count - 1)
-        found, p = self.tensors[source], synapse.pools[count - 1]
-        largest = found.largest * (math.prod(p.kernel) if p.kind == "sum" else 1)
+        tensor, p = self.tensors[source], synapse.pools[count - 1]
+        largest = tensor.largest * (math.prod(p.kernel) if p.kind == "sum" else 1)
         signed = self.network.negative(synapse)
         kind: Kind = "sums" if largest > highest_level(signed) else "signed" if signed else "unsigned"
-        target = self._add(key, Tensor(kind, found.frames, p.output(found.shape), largest))
+        target = self._add(key, Tensor(kind, tensor.frames, p.output(tensor.shape), largest))
         self._step("pool", len(self.pools), (source, target))
         self.pools.append(PoolStep(p, source, target))
         return target
@@ -138,7 +146,8 @@ class Schedule:
         self.words = max(_offsets(words, scratch), scratch)
 
     def _share(self, places: list[_Place], step: LayerStep, when: int) -> None:
-        """A layer may write over levels that only a shortcut reads, and for the last time: neuron by neuron, read first."""
+        """Let a layer write over levels that only its shortcut reads, and for the last time: each neuron reads before it
+        writes."""
         assert step.target is not None
         conv = {source for s, source in zip(step.layer.synapses, step.sources, strict=True) if s.kind == "conv"}
         for s, source in zip(step.layer.synapses, step.sources, strict=True):
@@ -170,14 +179,16 @@ class _Place:
 
 
 def _offsets(places: Iterable[_Place], start: int) -> int:
-    """Give each place the lowest offset, from `start`, where it meets none that lives at the same time; the largest choose
-    first. Returns where the last one ends."""
+    """Give each place the lowest offset from `start` at which it meets no place that lives at the same time.
+
+    The largest places choose first. Return the end of the last place.
+    """
     placed: list[tuple[int, _Place]] = []
     for place in sorted(places, key=lambda p: (-p.size, p.born)):
         offset = start
         for other, there in sorted(placed, key=lambda pair: pair[0]):
-            together = place.born <= there.dies and there.born <= place.dies
-            if together and other < offset + place.size and offset < other + there.size:
+            overlap = place.born <= there.dies and there.born <= place.dies
+            if overlap and other < offset + place.size and offset < other + there.size:
                 offset = other + there.size
         for tensor in place.tensors:
             tensor.offset = offset
