@@ -64,7 +64,7 @@ def deployed(
 class Functional(nn.Module):
     """A network whose forward is any function of it and its input; layers: its modules by name."""
 
-    def __init__(self, function: Callable[[Any, Tensor], Tensor], timesteps: int = 2, **layers: nn.Module) -> None:
+    def __init__(self, function: Callable[..., Tensor], timesteps: int = 2, /, **layers: nn.Module) -> None:
         super().__init__()
         self.function, self.timesteps = function, timesteps
         for name, layer in layers.items():
@@ -90,7 +90,7 @@ def branches(m: Any, x: Tensor) -> Tensor:
 
 class Branches(Functional):
     def __init__(self) -> None:
-        super().__init__(branches, timesteps=3)
+        super().__init__(branches, 3)
         self.conv, self.sn = nn.Conv2d(3, 4, 3, padding=1), BurstNeuron(6)
         self.avg, self.conv1, self.sn1 = nn.AvgPool2d(2), nn.Conv2d(4, 4, 3, padding=1, groups=2), BurstNeuron(3)
         self.max, self.conv2, self.sn2 = nn.MaxPool2d(3, 2, 1), nn.Conv2d(4, 4, 3, padding=2, dilation=2), BurstNeuron()
@@ -98,9 +98,10 @@ class Branches(Functional):
         self.pool, self.fc = nn.AdaptiveAvgPool2d(1), nn.Linear(4, 3)
 
 
-def deploy_warmed(net: nn.Module, *shape: int, **options: Any) -> Network:
+def deploy_warmed(net: nn.Module, channels: int, height: int, width: int, **options: Any) -> Network:
     """A network with statistics of its own on integers, for images of mean 0.5 and deviation 0.25."""
-    return deploy(warmed(net, *shape), shape, mean=[0.5] * shape[0], std=[0.25] * shape[0], **options)
+    shape = channels, height, width
+    return deploy(warmed(net, *shape), shape, mean=[0.5] * channels, std=[0.25] * channels, **options)
 
 
 def branched(bits: int = 8) -> Network:
