@@ -83,24 +83,18 @@ def test_networks_of_signals_deploy(function: Forward, tmp_path: Path) -> None:
     assert lbq.engine.load(tmp_path / "net.lbq").verify() == 6
 
 
-class Rectified(nn.Module):
-    """An ANN whose branches are joined."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.conv, self.pool, self.side = nn.Conv1d(2, 4, 3, padding=1), nn.MaxPool1d(2), nn.Conv1d(4, 3, 1)
-        self.both, self.fc = nn.Conv1d(7, 4, 3), nn.Linear(4, 5)
-        self.eval()
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.pool(self.conv(x).relu())
-        x = self.both(torch.cat([x, self.side(x).relu()], 1)).relu()
-        return self.fc(x.mean(2))
-
-
 def test_an_ann_of_signals_converts_and_deploys() -> None:
-    net = convert(Rectified(), torch.rand(8, *SHAPE), timesteps=2)
+    """One whose branches are joined."""
+
+    def forward(m: Any, x: Tensor) -> Tensor:
+        x = m.pool(m.conv(x).relu())
+        x = m.both(torch.cat([x, m.side(x).relu()], 1)).relu()
+        return m.fc(x.mean(2))
+
+    torch.manual_seed(0)
+    layers = {"conv": nn.Conv1d(2, 4, 3, padding=1), "pool": nn.MaxPool1d(2), "side": nn.Conv1d(4, 3, 1)}
+    ann = Functional(forward, both=nn.Conv1d(7, 4, 3), fc=nn.Linear(4, 5), **layers)
+    net = convert(ann.eval(), torch.rand(8, *SHAPE), timesteps=2)
     assert len(deploy(net, SHAPE, scale=255).network.layers) == 3
 
 

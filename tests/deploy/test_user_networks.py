@@ -284,29 +284,14 @@ def test_wrappers_inside_and_hooks_on_them_are_refused() -> None:
         made(wrapped)
 
 
-class Steps(nn.Module):
-    """Which runs its neuron timestep by timestep."""
+def test_networks_without_a_sequence_or_without_neurons_are_refused_with_a_remedy() -> None:
+    def stepwise(m: Any, x: Tensor) -> Tensor:
+        levels, _ = m.sn.forward_step(m.conv(x), None)
+        return m.fc(m.pool(levels).flatten(1))
 
-    timesteps = 2
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.flat, self.fc, self.sn, self.out = nn.Flatten(), nn.Linear(4, 3), BurstNeuron(), nn.Linear(3, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        current, state, logits = self.fc(self.flat(x)), None, []
-        for _ in range(2):
-            fired, state = self.sn.forward_step(current, state)
-            logits.append(self.out(fired))
-        return torch.stack(logits).mean(0)
-
-
-def test_what_has_no_sequence_or_no_neurons_is_told_what_to_do() -> None:
-    with pytest.raises(
-        GraphError,
-        match="^Steps cannot be traced by torch.fx: forward_step, forward_chunk and levels cannot be deployed",
-    ):
-        deploy(Steps(), (1, 2, 2), scale=255)
+    message = "^Own cannot be traced by torch.fx: forward_step, forward_chunk and levels cannot be deployed"
+    with pytest.raises(GraphError, match=message):
+        made(Own(stepwise))
     plain = nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
     with pytest.raises(GraphError, match=r"no spiking neurons: .* with lbq\.convert\.convert"):
         deploy(plain, (1, 2, 2), scale=255, timesteps=1)

@@ -1,6 +1,6 @@
 """Deployed networks for other programs: C99, ONNX, NIR. docs/integers.md defines what they compute. No torch.
 
-Imports `engine`, `graph` and what stands below them.
+Imports `engine`, `graph` and the folders below them.
 """
 
 from __future__ import annotations

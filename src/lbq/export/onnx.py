@@ -116,7 +116,7 @@ class _Graph:
         self.network, self.form = network, form
         self.nodes: list[Any] = []
         self.constants: dict[str, Any] = {}
-        self.made: dict[str, int] = {}
+        self.name_uses: dict[str, int] = {}
         self.scope = ""
         self.static_currents: dict[str, str] = {}  # of each layer, computed once for all timesteps
         self.weights: dict[str, list[str]] = {}  # the parts of each synapse's weights
@@ -345,7 +345,7 @@ class _Graph:
 
         if self.scope:
             base = f"{self.scope}/{name or kind}"
-            count = self.made[base] = self.made.get(base, -1) + 1
+            count = self.name_uses[base] = self.name_uses.get(base, -1) + 1
             out = f"{base}.{count}" if count else base
         else:
             out = name or f"input/{kind}.{len(self.nodes)}"

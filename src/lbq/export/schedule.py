@@ -18,6 +18,7 @@ from lbq.graph.levels import highest_level
 
 Kind = Literal["image", "unsigned", "signed", "sums"]
 Step = tuple[Literal["pool", "layer"], int]
+Place = list["Tensor"]  # of one size, one after the other in the same memory
 
 
 @dataclass
@@ -135,62 +136,42 @@ class Schedule:
     # Memory ------------------------------------------------------------------------------------------------------------
 
     def _place(self) -> None:
-        places = [_Place([tensor]) for tensor in self.tensors]
+        places = [[tensor] for tensor in self.tensors]
         for step, (kind, index) in enumerate(self.steps):
             if kind == "layer":
                 self._share(places, self.layers[index], step)
         shared = {id(place): place for place in places[1:]}.values()
-        words = [place for place in shared if place.tensors[0].kind == "sums"]
         scratch = (2 if self.stepwise else 3) * max(layer.shape[0] for layer in self.network.layers)
-        self.levels = max(_offsets((place for place in shared if place.tensors[0].kind != "sums"), 0), 1)
-        self.words = max(_offsets(words, scratch), scratch)
+        self.levels = max(_offsets((place for place in shared if place[0].kind != "sums"), 0), 1)
+        self.words = max(_offsets((place for place in shared if place[0].kind == "sums"), scratch), scratch)
 
-    def _share(self, places: list[_Place], step: LayerStep, when: int) -> None:
+    def _share(self, places: list[Place], step: LayerStep, when: int) -> None:
         """Let a layer write over levels that only its shortcut reads, and for the last time: each neuron reads before it
         writes."""
         assert step.target is not None
         conv = {source for s, source in zip(step.layer.synapses, step.sources, strict=True) if s.kind == "conv"}
         for s, source in zip(step.layer.synapses, step.sources, strict=True):
             place = places[source]
-            levels = place.tensors[0].kind in ("unsigned", "signed")
-            if levels and s.kind == "identity" and source not in conv and place.dies == when:
-                place.tensors.append(self.tensors[step.target])
+            levels = place[0].kind in ("unsigned", "signed")
+            if levels and s.kind == "identity" and source not in conv and max(t.dies for t in place) == when:
+                place.append(self.tensors[step.target])
                 places[step.target] = place
                 return
 
 
-@dataclass
-class _Place:
-    """Tensors of one size, one after the other in the same memory."""
-
-    tensors: list[Tensor]
-
-    @property
-    def size(self) -> int:
-        return max(tensor.size for tensor in self.tensors)
-
-    @property
-    def born(self) -> int:
-        return min(tensor.born for tensor in self.tensors)
-
-    @property
-    def dies(self) -> int:
-        return max(tensor.dies for tensor in self.tensors)
-
-
-def _offsets(places: Iterable[_Place], start: int) -> int:
+def _offsets(places: Iterable[Place], start: int) -> int:
     """Give each place the lowest offset from `start` at which it meets no place that lives at the same time.
 
     The largest places choose first. Return the end of the last place.
     """
-    placed: list[tuple[int, _Place]] = []
-    for place in sorted(places, key=lambda p: (-p.size, p.born)):
+    chosen: list[tuple[int, int, int, int]] = []  # offset, end, birth and death
+    spans = [(max(t.size for t in p), min(t.born for t in p), max(t.dies for t in p), p) for p in places]
+    for size, born, dies, place in sorted(spans, key=lambda span: (-span[0], span[1])):
         offset = start
-        for other, there in sorted(placed, key=lambda pair: pair[0]):
-            overlap = place.born <= there.dies and there.born <= place.dies
-            if overlap and other < offset + place.size and offset < other + there.size:
-                offset = other + there.size
-        for tensor in place.tensors:
+        for other, end, other_born, other_dies in sorted(chosen):
+            if born <= other_dies and other_born <= dies and other < offset + size and offset < end:
+                offset = end
+        for tensor in place:
             tensor.offset = offset
-        placed.append((offset, place))
-    return max((offset + place.size for offset, place in placed), default=start)
+        chosen.append((offset, offset + size, born, dies))
+    return max((end for _, end, *_ in chosen), default=start)

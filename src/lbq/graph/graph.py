@@ -11,7 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, Generic, Literal, Protocol, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -159,14 +159,13 @@ class Synapse:
 
 
 @dataclass(frozen=True)
-class Layer:
-    """At every timestep, the sum of the synapses' currents and `bias` [O]; `neuron` is None for the readout and ReLU."""
+class AnyLayer:
+    """The part that layers of real numbers and of integers share. bias: `[C]`, or `[C, H, W]` where pixels come in."""
 
     name: str
     synapses: tuple[Synapse, ...]
-    bias: Array
+    bias: NDArray[Any]
     shape: Shape
-    neuron: NeuronSpec | None = None
 
     @property
     def units(self) -> int:
@@ -174,18 +173,14 @@ class Layer:
         return math.prod(self.shape)
 
 
-class _Layer(Protocol):
-    """The attributes that layers of real numbers and of integers share."""
+@dataclass(frozen=True)
+class Layer(AnyLayer):
+    """At every timestep, the sum of the synapses' currents and `bias`; `neuron` is None for the readout and ReLU."""
 
-    @property
-    def name(self) -> str: ...
-    @property
-    def synapses(self) -> tuple[Synapse, ...]: ...
-    @property
-    def units(self) -> int: ...
+    neuron: NeuronSpec | None = None
 
 
-L = TypeVar("L", bound=_Layer)
+L = TypeVar("L", bound=AnyLayer)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,6 @@ NumPy only.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -20,7 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lbq.errors import GraphError
-from lbq.graph import INPUT, Layered, Shape, Synapse
+from lbq.graph import INPUT, Layered, Synapse
+from lbq.graph.graph import AnyLayer
 from lbq.graph.levels import row_sums
 
 MEMBRANE_BOUND = 2**30  # |U| and |V| are proved to stay below it
@@ -83,25 +83,16 @@ class IntegerNeuron:
 
 
 @dataclass(frozen=True)
-class IntegerLayer:
+class IntegerLayer(AnyLayer):
     """One layer on integers; the readout has no neuron.
 
     bias: int32 `[C]`, or `[C, H, W]` where the layer reads pixels; int64 `[C]` in the readout.
     unit: q_c `[C]`, the value of one unit of a current in the trained network; only reports use it.
     """
 
-    name: str
-    synapses: tuple[Synapse, ...]
-    bias: NDArray[Any]
-    shape: Shape
     fraction: int
     neuron: IntegerNeuron | None
     unit: NDArray[np.float64]
-
-    @property
-    def units(self) -> int:
-        """Neurons in this layer, per timestep."""
-        return math.prod(self.shape)
 
     @property
     def convs(self) -> tuple[Synapse, ...]:

@@ -127,7 +127,7 @@ def _layer(layer: Layer, largest: Mapping[str, int], timesteps: int, bits: int, 
     for fraction in reversed(range(MOST_FRACTION + 1)):
         fine = unit / 2**fraction
         identities = {s.name: integer_identity(s, fine) for s in layer.synapses if s.kind == "identity"}
-        made = IntegerLayer(
+        quantised = IntegerLayer(
             name=layer.name,
             synapses=tuple({**convs, **identities}[s.name] for s in layer.synapses),
             bias=_clipped(np.rint(bias * 2**fraction)),
@@ -136,19 +136,19 @@ def _layer(layer: Layer, largest: Mapping[str, int], timesteps: int, bits: int, 
             neuron=integer_neuron(spec, fine),
             unit=unit,
         )
-        if membrane_bound(made, largest, timesteps) < MEMBRANE_BOUND:
+        if membrane_bound(quantised, largest, timesteps) < MEMBRANE_BOUND:
             break
     else:
         raise GraphError(
             f"layer {layer.name!r}: its membrane may reach 2^30: use fewer weight bits, a smaller n_max or fewer inputs"
         )
-    assert made.neuron is not None
-    if (least := int(made.neuron.thresholds[:, 0].min())) < LEAST_THRESHOLD:
+    assert quantised.neuron is not None
+    if (least := int(quantised.neuron.thresholds[:, 0].min())) < LEAST_THRESHOLD:
         raise GraphError(
             f"layer {layer.name!r}: its first threshold is {least} units, fewer than {LEAST_THRESHOLD}: the step "
             f"{float(np.min(spec.step)):.3g} is too small beside its currents; train with a larger step or smaller weights"
         )
-    return made
+    return quantised
 
 
 def check_neuron(name: str, spec: NeuronSpec) -> None:

@@ -50,16 +50,16 @@ def use(kernel: str) -> Iterator[None]:
         del _named[block]  # it need not be the latest: generators may hold blocks open
 
 
-def asked() -> str:
+def requested() -> str:
     """The kernel that is asked for by name, or an empty string."""
     return next(reversed(_named.values()), None) or os.environ.get(VARIABLE, "")
 
 
 def unfit(device: str) -> str | None:
     """Why the kernel that is asked for by name cannot run on `device`. None: it can, or no kernel is named."""
-    if asked() == "native":
+    if requested() == "native":
         return f"the native kernel is for CPUs, not {device}" if device != "cpu" else native.report().reason
-    if asked() != "fused":
+    if requested() != "fused":
         return None
     if not TRITON:
         return "the fused kernel needs the package triton: pip install triton"
@@ -70,12 +70,12 @@ def unfit(device: str) -> str | None:
 def check(device: str) -> None:
     """Refuse to begin work on `device` where the named kernel cannot run."""
     if reason := unfit(device):
-        raise ConfigError(f"{VARIABLE}={asked()}: {reason}; or leave {VARIABLE} out")
+        raise ConfigError(f"{VARIABLE}={requested()}: {reason}; or leave {VARIABLE} out")
 
 
 def choose(device: str = "cpu") -> Choice:
     """The kernel that a neuron on `device` (cpu, cuda) runs. The reference runs the sequences that it cannot compute."""
-    name, reason = asked(), unfit(device)
+    name, reason = requested(), unfit(device)
     if name and reason is None:
         return Choice(known(name), "asked for by name")
     usual = _usual(device)

@@ -318,7 +318,7 @@ class Reader:
     def _new_name(self, fields: _Fields, what: str = "layer") -> str:
         name = fields.name("name")
         if (what, name) in self.names or name == INPUT:
-            raise ArtefactError(f"the name {name!r} is given to more than one {what}")
+            raise ArtefactError(f"the name {name!r} is used by more than one {what}")
         self.names.add((what, name))
         return name
 
