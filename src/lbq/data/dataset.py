@@ -50,14 +50,23 @@ class Images:
     scale: int = 255
 
     def __post_init__(self) -> None:
-        labels = self.labels
-        if len(self.images) != len(labels):
-            raise DataError(f"there are {len(self.images)} images but {len(labels)} labels")
+        images, labels = self.images, self.labels
+        if images.ndim != 4 or images.dtype != np.uint8:
+            raise DataError(f"images must be uint8 [N, C, H, W], not {images.dtype} {list(images.shape)}")
+        if len(images) != len(labels):
+            raise DataError(f"there are {len(images)} images but {len(labels)} labels")
         if len(labels) and not 0 <= labels.min() <= labels.max() < len(self.classes):
             raise DataError(
                 f"labels must be in 0..{len(self.classes) - 1} for {len(self.classes)} classes, "
                 f"but run from {labels.min()} to {labels.max()}"
             )
+        if not len(self.mean) == len(self.std) == images.shape[1]:
+            raise DataError(
+                f"mean and std need one value for each of {images.shape[1]} channels, "
+                f"not {len(self.mean)} and {len(self.std)}"
+            )
+        if self.scale < 255 and images.size and images.max() > self.scale:
+            raise DataError(f"scale is {self.scale}, but pixels reach {images.max()}")
         if not all(deviation > 0 for deviation in self.std):
             raise DataError(f"std must be above 0 in every channel, not {self.std}: are all images the same?")
 
