@@ -24,7 +24,8 @@ from lbq.runs import checkpoint, run_folder
 from lbq.system import toml
 from lbq.training import job
 from lbq.training.plan import Plan
-from lbq.training.trainer import EpochRecord, Trainer
+from lbq.training.position import EpochRecord
+from lbq.training.trainer import Trainer
 
 Contents = dict[str, Any]
 

@@ -34,7 +34,8 @@ from lbq.training.distributed import World
 from lbq.training.evaluation import PRECISIONS, evaluate, exact, without_tf32
 from lbq.training.optim import weight_decays
 from lbq.training.plan import Plan, plan_of
-from lbq.training.trainer import EpochRecord, Trainer
+from lbq.training.position import EpochRecord
+from lbq.training.trainer import Trainer
 
 CHECKPOINTS = "checkpoints"
 # What is written under another name first, which a killed process leaves.
