@@ -11,6 +11,7 @@ NumPy only.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -30,6 +31,13 @@ SUM_BOUND = 2**31  # of pooled levels
 LEAST_THRESHOLD = 64  # rounding would move a smaller first threshold by nearly a percent or more
 LARGEST_PIXEL = 255  # inputs are uint8
 MOST_STEPS_UP = 4096  # up to the last threshold, where membranes are measured in steps
+MOST_LAYERS = 4096
+MOST_SYNAPSES = 64  # that lead to one layer
+MOST_POOLS = 8  # one after another, in front of one synapse
+MOST_STEPS = 4096  # timesteps
+MOST_UNITS = 2**28  # of one layer, over all timesteps
+MOST_FRACTION = 20  # fractional bits of a membrane
+MOST_LEAK = 16  # the k of a leak m / 2^k
 
 Reset = Literal["once", "level", "hard"]
 
@@ -134,6 +142,11 @@ class IntegerNetwork(Layered[IntegerLayer]):
     def negative(self, synapse: Synapse) -> bool:
         """Whether the levels that a synapse reads carry a sign."""
         return synapse.source != INPUT and self.spec(synapse.source).signed
+
+
+def is_name(text: str) -> bool:
+    """Whether a text can be shown and written anywhere: no control characters, no half of a character."""
+    return re.fullmatch(r"[^\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]{1,200}", text) is not None
 
 
 # What is proved --------------------------------------------------------------------------------------------------------

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lbq.engine.file.reading import MOST_FRACTION, MOST_LEAK, MOST_STEPS, MOST_SYNAPSES, is_name
 from lbq.errors import GraphError
 from lbq.graph import INPUT, Array, Graph, Layer, NeuronSpec, Synapse
 from lbq.graph.integer import (
@@ -21,10 +20,15 @@ from lbq.graph.integer import (
     LARGEST_PIXEL,
     LEAST_THRESHOLD,
     MEMBRANE_BOUND,
+    MOST_FRACTION,
+    MOST_LEAK,
+    MOST_STEPS,
+    MOST_SYNAPSES,
     SUM_BOUND,
     IntegerLayer,
     IntegerNetwork,
     IntegerNeuron,
+    is_name,
     membrane_bound,
     pooled_bound,
     readout_fits,

@@ -1,7 +1,7 @@
 """Reading a deployed network from its description and tensors, with every statement checked.
 
 The reader trusts nothing. It checks names, shapes, types and ranges one by one, derives shapes from the input's shape, and
-proves bounds again. The limits here are those of the format.
+proves bounds again. The limits are those of `lbq.graph.integer`.
 """
 
 from __future__ import annotations
@@ -24,10 +24,18 @@ from lbq.graph.integer import (
     LARGEST_PIXEL,
     LEAST_THRESHOLD,
     MEMBRANE_BOUND,
+    MOST_FRACTION,
+    MOST_LAYERS,
+    MOST_LEAK,
+    MOST_POOLS,
+    MOST_STEPS,
+    MOST_SYNAPSES,
+    MOST_UNITS,
     SUM_BOUND,
     IntegerLayer,
     IntegerNetwork,
     IntegerNeuron,
+    is_name,
     membrane_bound,
     pooled_bound,
     readout_bound,
@@ -36,8 +44,6 @@ from lbq.graph.integer import (
 from lbq.graph.levels import highest_level
 
 FORMAT, VERSION = "lbq integer network", 1
-MOST_LAYERS, MOST_SYNAPSES, MOST_POOLS, MOST_STEPS, MOST_UNITS = 4096, 64, 8, 4096, 2**28
-MOST_FRACTION, MOST_LEAK = 20, 16
 
 
 @dataclass(frozen=True)
@@ -86,11 +92,6 @@ class _Fields:
 
     def name(self, key: str) -> str:
         return str(self.take(key, str, lambda v: "/" not in v and is_name(v)))
-
-
-def is_name(text: str) -> bool:
-    """Whether a text can be shown and written anywhere: without control characters and halves of characters."""
-    return re.fullmatch(r"[^\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]{1,200}", text) is not None
 
 
 def _number(value: Any) -> bool:
