@@ -19,7 +19,7 @@ from lbq.convert.substitution import over_time, separate
 from lbq.deploy.lowering.faithful import plain_copy
 from lbq.errors import GraphError
 from lbq.models import NeuronChoice, neuron_maker
-from lbq.neuron.base import check_count
+from lbq.neuron.checks import check_count
 
 PROBE_IMAGES = 8  # enough to see whether two networks do the same
 

@@ -22,9 +22,8 @@ from torch import Tensor, nn
 from lbq.deploy.lowering.faithful import own_method
 from lbq.errors import GraphError
 from lbq.neuron import ReLU, SpikingNeuron
-from lbq.neuron.base import attached, before_each
 from lbq.neuron.burst import SteppedNeuron, set_step
-from lbq.training.evaluation import evaluating
+from lbq.neuron.hooks import attached, before_each, evaluating
 
 SYNAPTIC_LAYERS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
 AFFINE_LAYERS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, *SYNAPTIC_LAYERS)

@@ -32,7 +32,7 @@ from lbq.models.time import over_time as over_time
 from lbq.models.time import unfold_time as unfold_time
 from lbq.models.vgg import STAGES as VGG_STAGES
 from lbq.models.vgg import VGG
-from lbq.neuron.base import check_count
+from lbq.neuron.checks import check_count
 
 Own = TypeVar("Own", bound=Callable[..., BurstNet])
 NeuronChoice = str | Mapping[str, Any] | Callable[..., nn.Module]

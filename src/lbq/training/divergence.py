@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from lbq.config import Config
 from lbq.errors import LbqError
 from lbq.neuron import SpikingNeuron
-from lbq.neuron.base import attached, neurons_of
+from lbq.neuron.base import neurons_of
 from lbq.neuron.burst import STEP_EPS
+from lbq.neuron.hooks import attached
 from lbq.training import evaluation
 from lbq.training.distributed import SyncBatchNorm2d
 from lbq.training.position import Position
