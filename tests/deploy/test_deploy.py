@@ -15,9 +15,9 @@ from lbq.batches.sources import open_source
 from lbq.config import Config
 from lbq.data import load_digits
 from lbq.deploy import absorb, deploy, fold_gain, lower, on_pixels, quantise
-from lbq.deploy.check import check_absorption, check_integers
 from lbq.deploy.deploy import deploy_trained, test_set
 from lbq.deploy.float_execution import execute
+from lbq.deploy.verify import check_absorption, check_integers
 from lbq.engine import Network
 from lbq.errors import GraphError, LbqError
 from lbq.graph import INPUT, Graph, Layer, NeuronSpec, Pool, Synapse
