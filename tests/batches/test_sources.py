@@ -21,7 +21,8 @@ from lbq import engine
 from lbq.batches import sources
 from lbq.batches.sources import Batch, EventSource, FolderSource, fingerprint, held_out, open_source
 from lbq.config import Config
-from lbq.counting import deployed
+from lbq.counting import deployed, inputs
+from lbq.counting.deployed_counts import measure as measure_deployed
 from lbq.data import shards
 from lbq.data.events.cache import EventSplit
 from lbq.data.events.datasets import EventData
@@ -360,20 +361,20 @@ def test_an_event_network_from_training_to_its_deployed_file(recordings: Path, t
     net = engine.load(tmp_path / "model.lbq")
     assert not net.network.static
     assert net.verify("bitplane") == 8
-    test = deployed.open_data(net.network, str(recordings))
+    test = inputs.open_data(net.network, str(recordings))
     evaluation = deployed.evaluate(net, test)
     with torch.no_grad():
         logits = trainer.net.eval()(torch.from_numpy(test.read(0, test.size)).float())
     out = net.run(test.read(0, test.size))
     assert evaluation.images == 12
     assert (out.predictions == logits.argmax(1).numpy()).mean() > 0.9
-    measured = deployed.measure(net, test)
+    measured = measure_deployed(net, test)
     assert measured.exact is not None
     assert measured.exact.fp_macs == 3 * sum(s.valid_macs for s in net.network.layers[0].synapses)
     np.save(tmp_path / "frames.npy", test.read(0, 1)[:, 0])
-    assert deployed.read_input(tmp_path / "frames.npy", net.network).shape == (3, *net.network.input_shape)
+    assert inputs.read_input(tmp_path / "frames.npy", net.network).shape == (3, *net.network.input_shape)
     np.savez(tmp_path / "frames.npz", images=test.read(0, 4).swapaxes(0, 1))
-    own = deployed.open_data(net.network, str(tmp_path / "frames.npz"))
+    own = inputs.open_data(net.network, str(tmp_path / "frames.npz"))
     assert np.array_equal(own.read(1, 3), test.read(1, 3))
 
 

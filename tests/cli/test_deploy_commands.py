@@ -20,7 +20,9 @@ from lbq.batches.sources import open_source
 from lbq.cli.options import thread_count
 from lbq.config import Config
 from lbq.counting.analysis import load
-from lbq.counting.deployed import analyze, evaluate, golden_set, measure, open_data, read_input
+from lbq.counting.deployed import evaluate
+from lbq.counting.deployed_counts import analyze, measure
+from lbq.counting.inputs import golden_set, open_data, read_input
 from lbq.data import load_digits
 from lbq.data.testset import open_arrays, open_test
 from lbq.deploy import deploy

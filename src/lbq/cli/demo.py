@@ -16,7 +16,7 @@ from lbq import engine
 from lbq.batches.sources import Source, open_source
 from lbq.config import Config
 from lbq.counting.analysis import LevelHistogram
-from lbq.counting.deployed import analyze
+from lbq.counting.deployed_counts import analyze
 from lbq.deploy.deploy import deploy_trained, test_set
 from lbq.deploy.verify import AbsorptionCheck, IntegerCheck, check_absorption, check_integers
 from lbq.measuring.measure import Measurement, measure

@@ -92,7 +92,8 @@ def run(
     as_json: Json = False,
 ) -> None:
     """Run a deployed network on a test set: accuracy, throughput, and what was executed, synapse by synapse."""
-    from lbq.counting.deployed import evaluate, open_data
+    from lbq.counting.deployed import evaluate
+    from lbq.counting.inputs import open_data
     from lbq.engine import load
 
     net = load(model)
@@ -115,11 +116,12 @@ def predict(
     as_json: Json = False,
 ) -> None:
     """Classify images with a deployed network: turned upright, their shorter side scaled, their middle cut out."""
-    from lbq.counting.deployed import ranking, read_input
+    from lbq.counting.inputs import read_input
     from lbq.engine import load
 
     net = load(model)
-    found = {str(image): ranking(net, read_input(image, net.network))[:top] for image in images}
+    network = net.network
+    found = {str(image): net.run(read_input(image, network)).ranked(network.classes)[:top] for image in images}
     if as_json:
         print_json(found if len(images) > 1 else found[str(images[0])])
     else:

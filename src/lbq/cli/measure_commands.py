@@ -76,7 +76,8 @@ def account(
         _account_of_the_paper(prices, as_json)
         return
     if _subject(run, changes, data, device):
-        from lbq.counting.deployed import inputs_of, measure
+        from lbq.counting.deployed_counts import measure
+        from lbq.counting.inputs import inputs_of
         from lbq.engine import load
 
         net = load(run)
@@ -143,17 +144,18 @@ def analyze(
 
     noise = False
     if _subject(subject, changes, data, device):
-        from lbq.counting import deployed as evaluate
         from lbq.counting.analysis import GOLDEN
+        from lbq.counting.deployed_counts import analyze as analyze_deployed
+        from lbq.counting.inputs import inputs_of
         from lbq.engine import load
 
         net = load(subject)
-        test = evaluate.inputs_of(net, data)
+        test = inputs_of(net, data)
         noise = _is_noise(net, test)
         folder = out or subject.with_suffix(".golden" if test.name == GOLDEN else ".analysis")
         files.check_folder(folder)
         with CountProgress(str(subject), min(limit or test.size, test.size)) as progress:
-            found = evaluate.analyze(net, test, thread_count(), limit, progress.advance, membranes, subject.name)
+            found = analyze_deployed(net, test, thread_count(), limit, progress.advance, membranes, subject.name)
     else:
         from lbq.measuring.measure import analyze_run
 
