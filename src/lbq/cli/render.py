@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from lbq.counting.measurement import Measurement
     from lbq.counting.operations import Account
     from lbq.counting.technology import Technology
-    from lbq.results.result import Gathered, Result
+    from lbq.results.result import Gathered
 
 NOISE = " (random noise, no images)"
 
@@ -353,13 +353,6 @@ def render_predictions(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> None
             console.print(image, soft_wrap=True)
         for entry in classes:
             console.print(f"{'  ' * (len(found) > 1)}{entry['class']:<{width}}  {100 * entry['share']:6.2f} %")
-
-
-def sweep_row(folder: Path, state: str, result: Result | None) -> dict[str, Any]:
-    """One run of a sweep, for programs."""
-    keys = ("accuracy", "integer_accuracy", "holdout_accuracy")
-    found = {key: None if result is None else getattr(result, key) for key in keys}
-    return {"run": str(folder), "state": state, **found}
 
 
 def render_twins(found: Gathered) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,3 +43,15 @@ class Output:
     @property
     def total(self) -> Counts:
         return sum(self.counts.values(), Counts())
+
+    def ranked(self, classes: Sequence[str]) -> list[dict[str, Any]]:
+        """Classes of the first input, the likeliest first, with their share of a softmax over the real-valued logits."""
+        logits = self.logits[0] * self.scale
+        shares = np.exp(logits - logits.max())
+        shares /= shares.sum()
+        names = classes or tuple(map(str, range(len(logits))))
+        order = np.argsort(-self.logits[0], kind="stable")
+        return [
+            {"class": names[i], "index": int(i), "share": float(shares[i]), "logit": int(self.logits[0, i])}
+            for i in order
+        ]
