@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from lbq.cli.render import duration, make_console
+from lbq.training.watcher import Watcher
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -75,7 +76,7 @@ class DemoProgress(_Shown):
         self.console.print(text)
 
 
-class TrainProgress(_Shown):
+class TrainProgress(_Shown, Watcher):
     """The plan, then a bar for each epoch on a terminal or a plain line elsewhere, with the time left; on stderr."""
 
     def __init__(self) -> None:
@@ -123,9 +124,9 @@ class TrainProgress(_Shown):
     def restarted(self, log: Path) -> None:
         self.console.print(f"no checkpoint found: training starts again at epoch 1; the log so far is kept as {log}")
 
-    def initialised(self, run: str, taken: int, left: tuple[str, ...]) -> None:
+    def initialised(self, run: str, copied: int, left: tuple[str, ...]) -> None:
         some = ", ".join(left[:3]) + (f" and {len(left) - 3} more" if len(left) > 3 else "")
-        self.console.print(f"start    from {run}: {taken} tensors" + (f"; anew: {some}" if left else ""))
+        self.console.print(f"start    from {run}: {copied} tensors" + (f"; anew: {some}" if left else ""))
 
     def step(self, epoch: int, batch: int, batches: int, samples_per_second: float) -> None:
         if self.task is None:

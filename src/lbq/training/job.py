@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -34,55 +34,22 @@ from lbq.system.signals import noting
 from lbq.training.distributed import World
 from lbq.training.evaluation import PRECISIONS, evaluate, exact, without_tf32
 from lbq.training.optim import weight_decays
-from lbq.training.plan import Plan, plan_of
+from lbq.training.plan import plan_of
 from lbq.training.position import EpochRecord
 from lbq.training.trainer import Trainer
+from lbq.training.watcher import Watcher as Watcher
 
 CHECKPOINTS = "checkpoints"
 # What is written under another name first, which a killed process leaves.
 WHOLE = ("config.toml", "weights.safetensors", "result.json", f"{CHECKPOINTS}/{checkpoint.LAST}")
 CPU_IS_FULL = ("can't allocate memory", "not enough memory")  # in PyTorch's words, on x86-64 and on Arm
 CUBLAS_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"  # which cuBLAS must be told for its sums to have one order
-ECHO = 1.0  # seconds in which a SIGTERM is taken for one that was passed on
+ECHO_SECONDS = 1.0  # in which a SIGTERM counts as one that was passed on
 CONSTANTS = ("beta", "alpha", "eta", "threshold", "ladder", "level_scale")  # of neurons, where they are not learned
 SAVING_SHARE = 0.02  # of the time that saves after short epochs may take
-# steps after which processes on GPUs ask each other whether one was told to stop: an answer waits for the GPU
-ASKING = 16
-
-
-class Watcher(Protocol):
-    """Told what happens, as it happens (on rank 0)."""
-
-    def plan(self, plan: Plan) -> None: ...
-
-    def resumed(self, epoch: int, batch: int, notes: tuple[str, ...]) -> None:
-        """It goes on from there; what was passed over to do so, and what is not as it was."""
-
-    def restarted(self, log: Path) -> None:
-        """There was a log, now under this name, but no checkpoint."""
-
-    def initialised(self, run: str, taken: int, left: tuple[str, ...]) -> None:
-        """It starts from that run's weights: how many tensors it took, and which of the network's it did not find there."""
-
-    def step(self, epoch: int, batch: int, batches: int, samples_per_second: float) -> None: ...
-
-    def epoch(self, record: EpochRecord) -> None: ...
-
-
-class Unwatched:
-    """A watcher to whom nothing matters."""
-
-    def plan(self, plan: Plan) -> None: ...
-
-    def resumed(self, epoch: int, batch: int, notes: tuple[str, ...]) -> None: ...
-
-    def restarted(self, log: Path) -> None: ...
-
-    def initialised(self, run: str, taken: int, left: tuple[str, ...]) -> None: ...
-
-    def step(self, epoch: int, batch: int, batches: int, samples_per_second: float) -> None: ...
-
-    def epoch(self, record: EpochRecord) -> None: ...
+# of processes on GPUs, which ask each other whether one was signalled: an answer waits for the GPU
+STEPS_BETWEEN_STOP_CHECKS = 16
+Unwatched = Watcher  # its earlier name
 
 
 class Job:
@@ -159,8 +126,8 @@ class Job:
             raise RunError(f"{self.folder} holds a run already: continue it with --resume auto or choose another --out")
         stored = run_folder.load_config(self.folder)
         if stored.hash != self.config.hash:
-            told = "; ".join(differences(stored, self.config))
-            raise RunError(f"{config_file} differs from the configuration given ({told}): choose another --out")
+            others = "; ".join(differences(stored, self.config))
+            raise RunError(f"{config_file} differs from the configuration given ({others}): choose another --out")
         if result_file.exists():
             return run_folder.read_result(self.folder, TRAINED)
         if stored != self.config:  # the data has moved, or it is watched otherwise
@@ -295,7 +262,7 @@ class Job:
         p = trainer.position
         stop, late = bool(self.signal), time.monotonic() - self.saved_at > 60 * minutes
         if self.world.size > 1:
-            asks = self.device.type == "cpu" or p.step % ASKING == 0
+            asks = self.device.type == "cpu" or p.step % STEPS_BETWEEN_STOP_CHECKS == 0
             stop, late = self.world.any([stop, late], self.device) if asks else (False, False)
         due = late or bool(every and p.step % every == 0)
         if stop:
@@ -393,17 +360,17 @@ class Job:
         Who ends a whole job tells every process of it, and one that started others passes on what it was told: a SIGTERM at
         once after another signal is no second one.
         """
-        told: dict[int, float] = {}
+        times: dict[int, float] = {}  # of each signal
 
         def note(number: int, usual: Any) -> None:
             now = time.monotonic()
-            if number == signal.SIGTERM and told and now - max(told.values()) < ECHO:
+            if number == signal.SIGTERM and times and now - max(times.values()) < ECHO_SECONDS:
                 return
-            if number in told:
+            if number in times:
                 signal.signal(number, usual)
                 signal.raise_signal(number)
                 return
-            self.signal, told[number] = number, now
+            self.signal, times[number] = number, now
 
         return noting(note)
 
@@ -481,8 +448,8 @@ def train(
     world: World | None = None,
     resume: bool = False,
 ) -> dict[str, Any]:
-    """Train `config` in `folder` and return its result. Derive a watcher from `Unwatched` to be told how it goes."""
-    return Job(config, Path(folder), watcher or Unwatched(), torch.device(device), world or World()).run(resume)
+    """Train `config` in `folder` and return its result. Derive a watcher from `Watcher` to see how it goes."""
+    return Job(config, Path(folder), watcher or Watcher(), torch.device(device), world or World()).run(resume)
 
 
 def evaluate_run(
