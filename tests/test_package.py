@@ -18,8 +18,8 @@ import torch
 import lbq
 from lbq.config import Config
 from lbq.data import load_digits
-from lbq.runs import run_folder
 from lbq.runs.build import build
+from tests.support import small_runs
 from tests.support.paths import ROOT
 
 
@@ -134,7 +134,7 @@ def test_the_readmes_python_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     currents, a run, images."""
     run = tmp_path / "runs" / "demo-001"
     config = Config.from_dict({})
-    run_folder.save(run, build(config), config, [], {})
+    small_runs.save_run(run, build(config), config)
     monkeypatch.chdir(tmp_path)
     pages = [(ROOT / page).read_text() for page in ("README.md", "docs/deploy.md", "docs/convert.md")]
     blocks = [block for page in pages for block in re.findall(r"```python\n(.*?)```", page, re.S)]

@@ -31,9 +31,9 @@ from lbq.deploy import deploy_run
 from lbq.deploy.deploy import test_set
 from lbq.errors import ConfigError, DataError
 from lbq.measuring.measure import measure
-from lbq.runs import run_folder
 from lbq.training.trainer import Trainer
 from tests.support import aedat_writer as writer
+from tests.support import small_runs
 from tests.support.reading import real
 
 
@@ -356,7 +356,7 @@ def test_an_event_network_from_training_to_its_deployed_file(recordings: Path, t
     trainer = Trainer(config, open_source(config))
     for _ in trainer.fit():
         pass
-    run_folder.save(tmp_path / "run", trainer.net, config, [], {})
+    small_runs.save_run(tmp_path / "run", trainer.net, config)
     engine.save(tmp_path / "model.lbq", deploy_run(tmp_path / "run", bits=16))
     net = engine.load(tmp_path / "model.lbq")
     assert not net.network.static

@@ -70,8 +70,8 @@ def test_demo_json_and_run_folder(demo_run: tuple[Path, dict[str, Any], str]) ->
     assert summary["integer_check"] is True
     names = {p.name for p in folder.iterdir()}
     assert names == {
-        "analysis", "baselines", "checks.json", "config.toml", "metrics.jsonl", "model.analysis", "model.lbq", "report.html",
-        "result.json", "weights.safetensors",
+        ".lock", "analysis", "baselines", "checkpoints", "checks.json", "config.toml", "metrics.jsonl", "model.analysis",
+        "model.lbq", "report.html", "result.json", "weights.safetensors",
     }  # fmt: skip
     result = json.loads((folder / "result.json").read_text())
     checks = json.loads((folder / "checks.json").read_text())

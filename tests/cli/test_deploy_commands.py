@@ -28,8 +28,8 @@ from lbq.data.testset import open_arrays, open_test
 from lbq.deploy import deploy
 from lbq.engine.file.levelfile import load_levels
 from lbq.errors import ArtefactError, ConfigError, DataError, LbqError
-from lbq.runs import run_folder
 from lbq.training import trainer as train
+from tests.support import small_runs
 from tests.support.commands import call
 from tests.support.paths import ROOT
 from tests.support.small_nets import deployed, pixels, small
@@ -43,7 +43,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for _ in trainer.fit():
         pass
     folder = tmp_path_factory.mktemp("run") / "run"
-    run_folder.save(folder, trainer.net, config, [], {})
+    small_runs.save_run(folder, trainer.net, config)
     return folder
 
 

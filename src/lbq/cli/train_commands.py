@@ -30,8 +30,11 @@ def demo(
 
     kernels.check("cpu")
     folder = next_free(Path("runs") / "demo") if out is None else out
-    with DemoProgress() as progress:
-        result = run_demo(folder, progress, seed, epochs)
+    try:
+        with DemoProgress() as progress:
+            result = run_demo(folder, progress, seed, epochs)
+    except Stopped as stopped:
+        fail("interrupted", stopped.code)  # and nothing is kept that could be continued
     if as_json:
         print_json(result.summary())
     else:
