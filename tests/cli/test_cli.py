@@ -168,15 +168,18 @@ def test_lbq_reaches_97_percent_and_its_integers_agree() -> None:
     assert max(steps) / min(steps) > 1.5  # layers chose different resolutions
 
 
-def test_account_of_a_run(capsys: pytest.CaptureFixture[str], demo_run: tuple[Path, dict[str, Any], str]) -> None:
+def test_account_of_a_run(
+    capsys: pytest.CaptureFixture[str],
+    demo_run: tuple[Path, dict[str, Any], str],
+    demo_result: list[demo.DemoResult],
+) -> None:
     folder, summary, _ = demo_run
     on = ["--device", "cpu"]  # as the demo: a GPU rounds otherwise
     code, out, _ = call(capsys, "account", str(folder), *on, "--json")
     assert code == 0
     facts = json.loads(out)
     assert round(facts["accuracy"], 2) == summary["accuracy"]["lbq"]
-    stored = json.loads((folder / "result.json").read_text())
-    assert facts["exact"]["total"]["bit_sparse"] == pytest.approx(stored["bit_sparse_acs"])
+    assert facts["exact"]["total"]["bit_sparse"] == pytest.approx(demo_result[0].methods["lbq"].bit_sparse_acs)
     code, out, _ = call(capsys, "account", str(folder))
     assert code == 0
     for text in (

@@ -100,12 +100,12 @@ def run(
     test = open_data(net.network, data)
     ways: dict[str, Any] = {"engine": engine, "backend": backend, "against": against}  # unknown names are refused there
     with CountProgress(str(model), min(limit or test.size, test.size)) as progress:
-        found = evaluate(net, test, threads=thread_count(threads), limit=limit, progress=progress.advance, **ways)
+        evaluation = evaluate(net, test, threads=thread_count(threads), limit=limit, progress=progress.advance, **ways)
     if as_json:
-        print_json(found.to_dict())
+        print_json(evaluation.to_dict())
     else:
-        render_evaluation(found)
-    if found.differing:
+        render_evaluation(evaluation)
+    if evaluation.differing:
         raise typer.Exit(1)
 
 
@@ -121,11 +121,11 @@ def predict(
 
     net = load(model)
     network = net.network
-    found = {str(image): net.run(read_input(image, network)).ranked(network.classes)[:top] for image in images}
+    rankings = {str(image): net.run(read_input(image, network)).ranked(network.classes)[:top] for image in images}
     if as_json:
-        print_json(found if len(images) > 1 else found[str(images[0])])
+        print_json(rankings if len(images) > 1 else rankings[str(images[0])])
     else:
-        render_predictions(found)
+        render_predictions(rankings)
 
 
 def export(

@@ -151,24 +151,24 @@ def evaluate(
     try:
         kernels.check(where.type)
         with data_of_a_run():
-            found = job.evaluate_run(run, where, world, changes or [], precision, timesteps)
+            result = job.evaluate_run(run, where, world, changes or [], precision, timesteps)
     finally:
         distributed.stop()
     if not world.main:
         return
     if as_json:
-        print_json(found)
+        print_json(result)
         return
-    stored, stored_in = found["stored_accuracy"], found["stored_precision"]
-    trained, used = found["trained_in"], found["precision"]
-    other_time = found["timesteps"] != found["trained_over"]
+    stored, stored_in = result["stored_accuracy"], result["stored_precision"]
+    trained, used = result["trained_in"], result["precision"]
+    other_time = result["timesteps"] != result["trained_over"]
     make_console().print(
-        f"test accuracy {found['accuracy']:.2f} % on {found['images']} images"
+        f"test accuracy {result['accuracy']:.2f} % on {result['images']} images"
         + ("" if used == trained else f", in {used}, trained in {trained}")
-        + (f", at T = {found['timesteps']}, trained at T = {found['trained_over']}" if other_time else "")
+        + (f", at T = {result['timesteps']}, trained at T = {result['trained_over']}" if other_time else "")
         + ("" if stored is None else f"; the run's result says {stored:.2f} %")
         + ("" if stored is None or used == stored_in else f" in {stored_in}")
-        + (", of other data than this" if stored is not None and found["other_data"] else "")
+        + (", of other data than this" if stored is not None and result["other_data"] else "")
     )
 
 
@@ -189,11 +189,11 @@ def convert(
     folder = out or here.with_name(f"{here.name}-converted")
     console = make_console(stderr=True)
     with data_of_a_run():
-        found = convert_run(run, folder, changes or [], images, start(device), console.print)
+        conversion = convert_run(run, folder, changes or [], images, start(device), console.print)
     if as_json:
-        print_json(found)
+        print_json(conversion)
     else:
-        render_conversion(found)
+        render_conversion(conversion)
 
 
 def data(

@@ -180,22 +180,22 @@ class _Watch:
         """x: `[T, B, ...]` from timestep `begin` on, worth `scale` a level; output: the tensor that others may read."""
         if x.isnan().any():
             raise LbqError(f"neuron {name!r} puts out NaN, which has no level: look at its inputs and its weights")
-        found = _by_timestep(x, scale, neuron.n_max)
-        self.counts[name] = _added(self.counts.get(name, found[:0]), found, begin)
+        counts = _by_timestep(x, scale, neuron.n_max)
+        self.counts[name] = _added(self.counts.get(name, counts[:0]), counts, begin)
         self.shapes[name] = tuple(x.shape[2:])
         self.sizes.add(x.shape[1])
         storage = StorageWeakRef(output.untyped_storage())
-        self.outputs[storage.cdata] = _Output(name, storage, _place(output), found.sum(0))
+        self.outputs[storage.cdata] = _Output(name, storage, _place(output), counts.sum(0))
 
     def _reader(self, name: str) -> Callable[..., None]:
         def read(module: nn.Linear, inputs: tuple[Tensor, ...], named: dict[str, Tensor], output: Tensor) -> None:
             x = inputs[0] if inputs else named["input"]
             macs = float(output.numel() * module.weight[0].numel())
-            found = self.outputs.get(x.untyped_storage()._cdata)
-            if found is None or found.place != _place(x):
+            source = self.outputs.get(x.untyped_storage()._cdata)
+            if source is None or source.place != _place(x):
                 self.others[name] = self.others.get(name, 0.0) + macs
             else:
-                self.synapses[name] = self.synapses.get(name, Count()) + _count(found.by_level, macs)
+                self.synapses[name] = self.synapses.get(name, Count()) + _count(source.by_level, macs)
 
         return read
 
@@ -227,17 +227,17 @@ def _by_timestep(x: Tensor, scale: Tensor, n_max: int) -> NDArray[np.int64]:
     x = x.flatten(4)
     counts = torch.zeros(len(x), math.prod(x.shape[3:]), n_max + 1, dtype=torch.int64, device=x.device)
     counting.tally(x, scale, counts)
-    found: NDArray[np.int64] = counts.sum(1).cpu().numpy()
-    found[:, 0] = math.prod(x.shape[1:]) - found[:, 1:].sum(1)
-    return found
+    by_timestep: NDArray[np.int64] = counts.sum(1).cpu().numpy()
+    by_timestep[:, 0] = math.prod(x.shape[1:]) - by_timestep[:, 1:].sum(1)
+    return by_timestep
 
 
-def _added(counts: NDArray[np.int64], found: NDArray[np.int64], begin: int) -> NDArray[np.int64]:
-    """Counts by timestep with those that were found from timestep `begin` on, filled up where they end before."""
-    end = begin + len(found)
+def _added(counts: NDArray[np.int64], part: NDArray[np.int64], begin: int) -> NDArray[np.int64]:
+    """Counts by timestep with those of a part from timestep `begin` on, filled up where they end before."""
+    end = begin + len(part)
     out = np.zeros((max(len(counts), end), counts.shape[1]), np.int64)
     out[: len(counts)] = counts
-    out[begin:end] += found
+    out[begin:end] += part
     return out
 
 
@@ -262,10 +262,10 @@ def _place(x: Tensor) -> tuple[Any, ...]:
 # -------------------------------------------------------------------------------------------------------------
 
 
-def _neuron_lines(found: Statistics) -> list[str]:
-    few = max(layer.n_max for layer in found.layers) <= 10
+def _neuron_lines(statistics: Statistics) -> list[str]:
+    few = max(layer.n_max for layer in statistics.layers) <= 10
     rows = [("neuron", "step", "active", "entropy", "mean popcount", "P(k | k > 0) %" if few else "P(k = 1 | k > 0) %")]
-    for layer in found.layers:
+    for layer in statistics.layers:
         h = layer.histogram
         shown = h.conditional if few else h.conditional[:1]
         rows.append(
@@ -278,26 +278,26 @@ def _neuron_lines(found: Statistics) -> list[str]:
                 " ".join(f"{100 * p:4.1f}" for p in shown),
             )
         )
-    summary = found.analysis.summary()
+    summary = statistics.analysis.summary()
     means = (
         f"means over neurons: active ratio {summary['active_ratio']:.3f}, normalised burst entropy "
         f"{summary['normalised_entropy']:.3f}, P(k = 1 | k > 0) {100 * summary['first_level']:.1f} %"
     )
-    return [*_aligned(rows), means, *([f"did not run: {', '.join(found.idle)}"] if found.idle else [])]
+    return [*_aligned(rows), means, *([f"did not run: {', '.join(statistics.idle)}"] if statistics.idle else [])]
 
 
-def _synapse_lines(found: Statistics) -> list[str]:
-    each = found.samples or 1
+def _synapse_lines(statistics: Statistics) -> list[str]:
+    each = statistics.samples or 1
     lines = []
-    if found.synapses:
+    if statistics.synapses:
         rows: list[tuple[str, ...]] = [("reads a neuron's output", "MACs", "unary", "bit-sparse", "saved %")]
-        for name, count in {**found.synapses, "total": found.total}.items():
+        for name, count in {**statistics.synapses, "total": statistics.total}.items():
             numbers = (f"{value / each:,.0f}" for value in (count.macs, count.unary, count.bit_sparse))
             rows.append((name, *numbers, f"{saved(count.bit_sparse, count.unary):.1f}"))
-        over = f"of a sample, mean over {found.samples:,}" if found.samples else "of all samples"
+        over = f"of a sample, mean over {statistics.samples:,}" if statistics.samples else "of all samples"
         lines += [*_aligned(rows), f"accumulations {over}, as rate x MACs"]
-    if found.others:
-        named = ", ".join(f"{name} ({macs / each:,.0f} MACs)" for name, macs in found.others.items())
+    if statistics.others:
+        named = ", ".join(f"{name} ({macs / each:,.0f} MACs)" for name, macs in statistics.others.items())
         lines.append(f"not counted, for they read something else: {named}")
     return lines
 

@@ -113,12 +113,12 @@ def measure_norms(
         for x, _ in batches if norms else ():
             with autocast(settings, device):
                 net(cast(x, settings))
-    found = {}
+    statistics = {}
     for name, norm in norms.items():
         for part in ("running_mean", "running_var"):
             buffer = norm.get_buffer(part)
-            found[f"{name}.{part}"] = buffer.copy_(world.sum(buffer.clone()) / world.size)
-    return found
+            statistics[f"{name}.{part}"] = buffer.copy_(world.sum(buffer.clone()) / world.size)
+    return statistics
 
 
 @contextmanager

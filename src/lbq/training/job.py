@@ -166,11 +166,11 @@ class Job:
             return
         if loaded.values["config_hash"] != self.config.hash:
             raise RunError(f"{loaded.path} belongs to another configuration: choose another --out")
-        began, given = loaded.values.get("data"), self.trainer.data
-        if began is not None and any(began[key] != given[key] for key in began.keys() & given.keys()):
+        began, now = loaded.values.get("data"), self.trainer.data
+        if began is not None and any(began[key] != now[key] for key in began.keys() & now.keys()):
             raise RunError(
                 f"{self.folder} began with other data ({', '.join(began.values())}) than that under data.root "
-                f"({', '.join(given.values())}): give the same, or choose another --out"
+                f"({', '.join(now.values())}): give the same, or choose another --out"
             )
         self._check_network(loaded)
         self.trainer.restore(loaded.tensors, loaded.values)
