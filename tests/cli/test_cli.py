@@ -25,6 +25,7 @@ from lbq.cli.demo import demo_config
 from lbq.cli.progress import CountProgress, TrainProgress
 from lbq.deploy.deploy import deploy_trained, test_set
 from lbq.deploy.verify import check_absorption, check_integers
+from lbq.errors import Stopped
 from lbq.measuring.measure import measure
 from lbq.native.choose import choose
 from lbq.runs.records import record_of
@@ -343,11 +344,12 @@ def test_mistakes_end_in_one_line_and_exit_code_2(
     assert message in err
 
 
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), Stopped("stopped by SIGINT", 130)])
 def test_interrupt_leaves_nothing_behind(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    error: BaseException, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupted(*_: object) -> None:
-        raise KeyboardInterrupt
+        raise error
 
     monkeypatch.setattr(train.Trainer, "fit", interrupted)
     code, _, err = call(capsys, "demo", "--out", str(tmp_path / "run"))

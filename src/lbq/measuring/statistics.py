@@ -1,7 +1,7 @@
 """What the neurons of any network do, whether or not it can be deployed: `lbq.statistics(net, batches)`.
 
 Neurons are watched while the network runs, on its own device. Convolutions and linear layers are counted where what they read
-is a neuron's output as it is, which is known by the memory that it lies in; all others are named, and not guessed.
+is a neuron's output as it is, that is the same part of the same storage; all others are named, and not guessed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils.weak import WeakIdKeyDictionary
 
 from lbq.counting.analysis import Analysis, LayerAnalysis
 from lbq.counting.operations import Count, activity_of, saved, worths
@@ -104,25 +104,23 @@ def _eager(net: nn.Module) -> AbstractContextManager[Any]:
 
 @dataclass(frozen=True)
 class _Output:
-    """What a neuron put out in one call: where it lies, and how often each magnitude is in it. Its memory is not kept."""
+    """What a neuron put out in one call: which part of its storage that is, and how often each magnitude is in it."""
 
-    neuron: str
-    storage: StorageWeakRef  # which keeps the address from being given to another
     place: tuple[Any, ...]
     by_level: NDArray[np.int64]
 
 
 @dataclass
 class _Watch:
-    """Counts while `net` runs. In arrays of counts the last axis is the level."""
+    """Counts while `net` runs. In arrays of counts the last axis is the level. Storages are keys for as long as they live."""
 
     net: nn.Module
     counts: dict[str, NDArray[np.int64]] = field(default_factory=dict)  # by neuron and timestep
-    ended: dict[int, tuple[StorageWeakRef, int]] = field(default_factory=dict)  # by states' memory, timesteps before
+    ended: WeakIdKeyDictionary = field(default_factory=WeakIdKeyDictionary)  # by states' storages, timesteps before
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
     synapses: dict[str, Count] = field(default_factory=dict)
     others: dict[str, float] = field(default_factory=dict)
-    outputs: dict[int, _Output] = field(default_factory=dict)  # of this pass, by the address of their storage
+    outputs: WeakIdKeyDictionary = field(default_factory=WeakIdKeyDictionary)  # of this pass, by storage: _Output
     sizes: set[int] = field(default_factory=set)  # of the batches that neurons saw in this pass
     samples: int | None = 0
 
@@ -155,11 +153,10 @@ class _Watch:
         def part(x: Tensor, state: BurstState | None = None) -> tuple[Tensor, BurstState | None]:
             exact, after = plain(x.to(compute_dtype(x)) if x.is_floating_point() else x, state)
             output, steps = exact.to(x.dtype), exact[None] if method == "forward_step" else exact
-            begin = self._begun(state)
+            begin = 0 if state is None else self.ended.get(state.v.untyped_storage(), 0)
             self._emitted(name, neuron, steps, scale_of(neuron), output, begin)
             if after is not None:
-                memory = StorageWeakRef(after.v.untyped_storage())
-                self.ended[memory.cdata] = memory, begin + len(steps)
+                self.ended[after.v.untyped_storage()] = begin + len(steps)
             return output, after
 
         setattr(neuron, method, part)
@@ -169,10 +166,6 @@ class _Watch:
             delattr(neuron, method)
             if own is not None:
                 setattr(neuron, method, own)
-
-    def _begun(self, state: BurstState | None) -> int:
-        """The timesteps before a state that a part gave, which is not looked up again; 0 where it is another."""
-        return 0 if state is None else self.ended.pop(state.v.untyped_storage()._cdata, (None, 0))[1]
 
     def _emitted(
         self, name: str, neuron: SpikingNeuron, x: Tensor, scale: Tensor, output: Tensor, begin: int = 0
@@ -184,14 +177,13 @@ class _Watch:
         self.counts[name] = _added(self.counts.get(name, counts[:0]), counts, begin)
         self.shapes[name] = tuple(x.shape[2:])
         self.sizes.add(x.shape[1])
-        storage = StorageWeakRef(output.untyped_storage())
-        self.outputs[storage.cdata] = _Output(name, storage, _place(output), counts.sum(0))
+        self.outputs[output.untyped_storage()] = _Output(_place(output), counts.sum(0))
 
     def _reader(self, name: str) -> Callable[..., None]:
         def read(module: nn.Linear, inputs: tuple[Tensor, ...], named: dict[str, Tensor], output: Tensor) -> None:
             x = inputs[0] if inputs else named["input"]
             macs = float(output.numel() * module.weight[0].numel())
-            source = self.outputs.get(x.untyped_storage()._cdata)
+            source = self.outputs.get(x.untyped_storage())
             if source is None or source.place != _place(x):
                 self.others[name] = self.others.get(name, 0.0) + macs
             else:
@@ -200,7 +192,7 @@ class _Watch:
         return read
 
     def end_pass(self) -> None:
-        """After each batch: its memory may be used again, and it had one size, or it is not known."""
+        """After each batch: it had one size, or it is not known."""
         known = self.samples is not None and len(self.sizes) == 1
         self.samples = (self.samples or 0) + next(iter(self.sizes)) if known else None
         self.outputs.clear()
