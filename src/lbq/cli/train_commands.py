@@ -145,13 +145,14 @@ def evaluate(
 ) -> None:
     """Evaluate a run's stored weights on its test set: repeats the number in its result."""
     from lbq.native import choose as kernels
-    from lbq.training import distributed, job
+    from lbq.training import distributed
+    from lbq.training.evaluation import evaluate_run
 
     world, where = distributed.start(device)
     try:
         kernels.check(where.type)
         with data_of_a_run():
-            result = job.evaluate_run(run, where, world, changes or [], precision, timesteps)
+            result = evaluate_run(run, where, world, changes or [], precision, timesteps)
     finally:
         distributed.stop()
     if not world.main:

@@ -12,16 +12,16 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from lbq.batches.sources import Source, open_source
+from lbq.batches.sources import open_source
 from lbq.config import Config, differences
 from lbq.errors import LbqError, RunError, Stopped
 from lbq.native import choose as kernels
@@ -32,7 +32,7 @@ from lbq.runs.build import outline
 from lbq.system import files
 from lbq.system.signals import noting
 from lbq.training.distributed import World
-from lbq.training.evaluation import PRECISIONS, evaluate, exact, without_tf32
+from lbq.training.evaluation import evaluate_run as evaluate_run
 from lbq.training.optim import weight_decays
 from lbq.training.plan import plan_of
 from lbq.training.position import EpochRecord
@@ -384,16 +384,6 @@ class Job:
         )
 
 
-def _check_classes(run: Path, source: Source) -> None:
-    """Refuse data whose classes are not those that a run was trained on: labels would mean something else."""
-    trained, now = run_folder.read_inputs(run), source.inputs.classes
-    if trained is not None and trained.classes and now and trained.classes != now:
-        raise RunError(
-            f"{source.name} has other classes than {run} was trained on ({len(now)}, {', '.join(now)[:60]}; then "
-            f"{len(trained.classes)}, {', '.join(trained.classes)[:60]}): give the data that it was trained on"
-        )
-
-
 def _constants(net: nn.Module, names: Sequence[str]) -> dict[str, Tensor]:
     """What neurons have of that and do not learn, by all its names in the network's state."""
     neurons = [(n, m) for n, m in net.named_modules(remove_duplicate=False) if isinstance(m, SpikingNeuron)]
@@ -450,45 +440,3 @@ def train(
 ) -> dict[str, Any]:
     """Train `config` in `folder` and return its result. Derive a watcher from `Watcher` to see how it goes."""
     return Job(config, Path(folder), watcher or Watcher(), torch.device(device), world or World()).run(resume)
-
-
-def evaluate_run(
-    run: Path | str,
-    device: torch.device | str = "cpu",
-    world: World | None = None,
-    changes: Iterable[str] = (),
-    precision: str | None = None,
-    timesteps: int | None = None,
-) -> dict[str, Any]:
-    """Accuracy of a run's stored weights on its test set, beside what its result says.
-
-    precision: default float32 (float64 where it was trained in that), as results say it. timesteps: default as many as it
-    was trained over.
-    """
-    if precision is not None and precision not in PRECISIONS:
-        raise LbqError(f"precision must be one of {', '.join(PRECISIONS)}, got {precision!r}")
-    folder = run_folder.check_folder(run, "config.toml", "weights.safetensors")
-    trained, where = run_folder.load_config(folder, changes), torch.device(device)
-    config = trained if timesteps is None else run_folder.over(timesteps, trained)
-    net = run_folder.load(folder, timesteps).to(where)
-    source = open_source(config, where)
-    _check_classes(folder, source)
-    stored: dict[str, Any] = {}
-    if (folder / "result.json").exists():
-        stored = run_folder.read_result(folder)
-    settings = exact(config.train) if precision is None else replace(config.train, precision=precision)
-    net.to(torch.float64 if settings.precision == "fp64" else torch.float32)
-    with without_tf32():
-        accuracy = evaluate(net, source, "test", settings, where, world or World())
-    known = stored.get("data", {})  # of older runs in part
-    return {
-        "accuracy": accuracy,
-        "images": source.test_size,
-        "stored_accuracy": stored.get("accuracy"),
-        "stored_precision": stored.get("tested_in") or config.train.precision,  # which older results do not say
-        "other_data": any(known.get(k, v) != v for k, v in source.about.items() if k != "source"),
-        "precision": settings.precision,
-        "trained_in": config.train.precision,
-        "timesteps": config.model.timesteps,
-        "trained_over": trained.model.timesteps,
-    }
