@@ -17,7 +17,7 @@ from lbq.data.dataset import Inputs
 from lbq.data.testset import TestSet, open_test
 from lbq.deploy.lowering.faithful import exact_copy
 from lbq.deploy.lowering.lower import lower
-from lbq.deploy.lowering.signal_layers import InputShape
+from lbq.deploy.lowering.shapes import InputShape
 from lbq.deploy.verify import confirm
 from lbq.engine import Network
 from lbq.errors import GraphError

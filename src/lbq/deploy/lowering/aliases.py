@@ -10,7 +10,7 @@ import torch
 from torch import fx, nn
 from torch.nn import functional as F
 
-from lbq.deploy.lowering.times import TRANSPOSES
+from lbq.deploy.lowering.shapes import TRANSPOSES
 from lbq.deploy.lowering.trace import PASSES
 from lbq.errors import GraphError
 from lbq.models.time import fold_time, unfold_time

@@ -10,14 +10,17 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from numbers import Integral
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 from torch import Tensor, nn
 
-from lbq.deploy.lowering.times import Time, together
 from lbq.errors import GraphError, TooSmall
 from lbq.graph import INPUT, Array, Pool, Shape, Synapse, output_size
+
+# [B, ...] of a static input; [1, B, ...], [T, B, ...] and [T * B, ...]; the same with time behind the batch: [B, 1, ...],
+# [B, T, ...] and [B * T, ...]
+Time = Literal["none", "one", "all", "folded", "one behind", "behind", "folded behind"]
 
 
 @dataclass(frozen=True)
@@ -238,6 +241,16 @@ def _reaches_over(size: tuple[int, int], pool: Pool) -> bool:
         if rest and (windows + 1) * stride < side + padding:
             return True
     return False
+
+
+def together(a: Time, b: Time) -> Time | None:
+    """Of the sum of two tensors, as PyTorch broadcasts them; None where it would not pair time with time."""
+    if a == b:
+        return a
+    for kinds in (("all", "one", "none"), ("behind", "one behind")):
+        if a in kinds and b in kinds:
+            return kinds[min(kinds.index(a), kinds.index(b))]
+    return None
 
 
 def add(where: str, left: Value, right: Value) -> Current:

@@ -1,19 +1,22 @@
 """The layers of a PyTorch network, on symbolic values, and the layers of the graph that neurons make of them.
 
 A convolution, a linear layer or a pool reads levels, or a sum of levels, or levels joined along channels. BatchNorm folds into
-a current. A neuron ends a current: it becomes a layer of the graph, and its levels are what comes next.
+a current. A neuron ends a current: it becomes a layer of the graph, and its levels are what comes next. Signals [C, L] are
+images [C, 1, L] here, so their layers become those of images; functions become the layers that do the same.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
 from itertools import chain, count
 from typing import Any, cast
 
 import numpy as np
+import torch
 from torch import nn
+from torch.nn import functional as F
 
 from lbq.deploy.lowering.currents import (
     Current,
@@ -34,15 +37,15 @@ from lbq.deploy.lowering.currents import (
 )
 from lbq.deploy.lowering.faithful import own_method
 from lbq.deploy.lowering.remedies import remedy
-from lbq.deploy.lowering.shapes import Shapes
-from lbq.deploy.lowering.signal_layers import lifted
-from lbq.deploy.lowering.times import SWAPPED
-from lbq.deploy.lowering.trace import ACTIVATIONS, LEAVES, NORMS, PASSES, POOLS, STATELESS
+from lbq.deploy.lowering.shapes import SWAPPED, Shapes
+from lbq.deploy.lowering.trace import ACTIVATIONS, LEAVES, NORMS, PASSES, POOLS, SIGNAL_POOLS, STATELESS
 from lbq.errors import GraphError
 from lbq.graph import INPUT, Layer, NeuronSpec, Synapse
 from lbq.neuron import SpikingNeuron
 
 READOUT = "readout"  # the name of the last layer, which has no neuron
+SIGNAL_LAYERS = (nn.Conv1d, nn.ConstantPad1d, *SIGNAL_POOLS)
+IMAGE_LAYERS = (nn.Conv2d, nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.ConstantPad2d)
 
 
 class Layers:
@@ -182,3 +185,95 @@ def _spec(name: str, neuron: SpikingNeuron, current: Current) -> NeuronSpec:
             "give it one step"
         )
     return spec
+
+
+# Layers of signals as layers of images, so that the rest need know these alone
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def lifted(name: str, module: nn.Module, signals: bool) -> nn.Module:
+    """A layer of signals as one of images of height 1; others as they are. signals: whether that is what the network reads."""
+    if isinstance(module, nn.ConstantPad1d):  # of images, it pads the width
+        return nn.ConstantPad2d((*module.padding, 0, 0), module.value)
+    if isinstance(module, IMAGE_LAYERS if signals else SIGNAL_LAYERS):
+        reads, shape = ("signals", "(C, 1, L)") if signals else ("images", "(C, L)")
+        raise GraphError(
+            f"layer {name!r}: {type(module).__name__} in a network that reads {reads}: give input_shape as {shape}"
+        )
+    if isinstance(module, nn.Conv1d):
+        return _conv(module)
+    if isinstance(module, nn.MaxPool1d):
+        sizes = _sides(module.kernel_size), _sides(module.stride), _sides(module.padding, 0), _sides(module.dilation)
+        return nn.MaxPool2d(*sizes, ceil_mode=module.ceil_mode)
+    if isinstance(module, nn.AvgPool1d):
+        kernel, stride, padding = _sides(module.kernel_size), _sides(module.stride), _sides(module.padding, 0)
+        return nn.AvgPool2d(kernel, stride, padding, module.ceil_mode, module.count_include_pad)
+    return nn.AdaptiveAvgPool2d(_sides(module.output_size)) if isinstance(module, nn.AdaptiveAvgPool1d) else module
+
+
+def _conv(module: nn.Conv1d) -> nn.Conv2d:
+    padding = module.padding if isinstance(module.padding, str) else _sides(module.padding, 0)
+    made = nn.Conv2d(
+        module.in_channels, module.out_channels, _sides(module.kernel_size), _sides(module.stride), padding,
+        _sides(module.dilation), module.groups, bias=False, padding_mode=module.padding_mode, device="meta",
+    )  # fmt: skip
+    made.weight, made.bias = nn.Parameter(module.weight.detach().unsqueeze(2)), module.bias
+    return made
+
+
+def _sides(size: Any, height: int = 1) -> tuple[int, int]:
+    """Height and width: a size along the length of a signal, behind that along its height."""
+    return height, cast(int, size[0] if isinstance(size, tuple | list) else size)
+
+
+# Functions as layers
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def _max_pool(layer: type[nn.MaxPool1d | nn.MaxPool2d]) -> Callable[..., nn.Module]:
+    """In the function's order of arguments, which is not the layer's."""
+
+    def made(
+        kernel_size: Any,
+        stride: Any = None,
+        padding: Any = 0,
+        dilation: Any = 1,
+        ceil_mode: Any = False,
+        return_indices: Any = False,
+    ) -> nn.Module:
+        as_large = isinstance(stride, (tuple, list)) and not stride  # as its kernel
+        return layer(kernel_size, None if as_large else stride, padding, dilation, return_indices, ceil_mode)
+
+    return made
+
+
+def _dropout(p: float = 0.5, training: bool = True, inplace: bool = False) -> nn.Module | None:  # noqa: ARG001
+    return None if training else nn.Identity()
+
+
+def _pad(pad: Any, mode: str = "constant", value: float | None = None) -> nn.Module | None:
+    """Of the width, or the length of a signal, or of height and width."""
+    if mode != "constant" or len(pad) not in (2, 4):
+        return None
+    return (nn.ConstantPad1d if len(pad) == 2 else nn.ConstantPad2d)(tuple(pad), value or 0.0)
+
+
+LAYER_OF_FUNCTION: dict[Any, Callable[..., nn.Module | None]] = {
+    F.max_pool2d: _max_pool(nn.MaxPool2d),
+    torch.max_pool2d: _max_pool(nn.MaxPool2d),
+    F.max_pool1d: _max_pool(nn.MaxPool1d),
+    torch.max_pool1d: _max_pool(nn.MaxPool1d),
+    F.avg_pool1d: nn.AvgPool1d,
+    F.adaptive_avg_pool1d: nn.AdaptiveAvgPool1d,
+    F.avg_pool2d: nn.AvgPool2d,
+    F.adaptive_avg_pool2d: nn.AdaptiveAvgPool2d,
+    F.pad: _pad,
+    F.dropout: _dropout,
+    F.dropout2d: _dropout,
+}
+
+
+def as_layer(target: Any, arguments: tuple[Any, ...], options: Mapping[str, Any]) -> nn.Module | None:
+    """The layer that the function `target` is with these arguments behind its input; None for other functions."""
+    make = LAYER_OF_FUNCTION.get(target)
+    return None if make is None else make(*arguments, **{k: v for k, v in options.items() if k != "input"})

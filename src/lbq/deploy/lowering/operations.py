@@ -19,11 +19,9 @@ from torch.nn import functional as F
 
 from lbq.deploy.lowering.aliases import LIKE_ANOTHER
 from lbq.deploy.lowering.currents import Levels, Numbers, Value, add, join, scaled
-from lbq.deploy.lowering.functional import LAYER_OF_FUNCTION, as_layer
-from lbq.deploy.lowering.layers import Layers
+from lbq.deploy.lowering.layers import LAYER_OF_FUNCTION, Layers, as_layer
 from lbq.deploy.lowering.remedies import remedy
-from lbq.deploy.lowering.shapes import Shapes
-from lbq.deploy.lowering.times import AXIS, ONE_STEP, TRANSPOSES, UNFOLDED, added
+from lbq.deploy.lowering.shapes import AXIS, ONE_STEP, TRANSPOSES, UNFOLDED, Shapes, added
 from lbq.errors import GraphError
 from lbq.graph import INPUT
 from lbq.models.time import fold_time, unfold_time

@@ -8,9 +8,50 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
-from lbq.deploy.lowering.currents import Value
-from lbq.deploy.lowering.times import FOLDED, SHOWN, SWAPPED, UNFOLDED, front
+import torch
+
+from lbq.deploy.lowering.currents import Time, Value
 from lbq.errors import GraphError
+from lbq.graph import Shape
+
+InputShape = Shape | tuple[int, int] | tuple[int]  # of one input: (C, H, W), (C, L) or (F,)
+BATCH_SIZE = 2**61 - 1  # stands for the batch's size: a prime, so that products of sizes stay distinct
+
+FOLDED: dict[Time, Time] = {"one": "none", "all": "folded", "one behind": "none", "behind": "folded behind"}
+UNFOLDED: dict[Time, Time] = {"folded": "all", "folded behind": "behind"}
+SWAPPED: dict[Time, Time] = {"one": "one behind", "all": "behind", "one behind": "one", "behind": "all"}
+SHOWN: dict[Time, Time] = {"none": "all", "one": "all", "one behind": "behind"}  # at every timestep
+ONE_STEP: dict[Time, Time] = {"all": "one", "behind": "one behind"}  # the same where there is one timestep
+AXIS: dict[Time, int] = {"all": 0, "behind": 1}  # of time
+
+TRANSPOSES = (torch.transpose, torch.permute, torch.swapaxes, torch.swapdims, torch.movedim, "transpose", "permute",
+              "swapaxes", "swapdims", "movedim")  # fmt: skip
+
+
+def as_image(shape: tuple[int, ...]) -> Shape:
+    """The shape that the integer network reads."""
+    channels, *sides = shape
+    height, width = {0: (1, 1), 1: (1, *sides)}.get(len(sides), tuple(sides))
+    return channels, height, width
+
+
+def front(time: Time, steps: int) -> tuple[int, ...]:
+    """The sizes in front of channels."""
+    if time == "none":
+        return (BATCH_SIZE,)
+    if time in UNFOLDED:
+        return (steps * BATCH_SIZE,)
+    count = 1 if time in ("one", "one behind") else steps
+    return (count, BATCH_SIZE) if time in ("one", "all") else (BATCH_SIZE, count)
+
+
+def added(at: Any, by_index: bool) -> Time | None:
+    """Where time is that x[at], or x.unsqueeze(at), puts before a static tensor; None where that does something else."""
+    if not by_index:
+        return "one" if at == 0 else "one behind" if at == 1 else None
+    index = at if isinstance(at, tuple) else (at,)
+    index = index[:-1] if index[-1:] == (...,) else index
+    return "one" if index == (None,) else "one behind" if index == (slice(None), None) else None
 
 
 @dataclass(frozen=True)

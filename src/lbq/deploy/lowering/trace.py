@@ -9,7 +9,6 @@ from typing import Any, Protocol
 
 from torch import fx, nn
 
-from lbq.deploy.lowering import signal_layers
 from lbq.deploy.lowering.faithful import own_method
 from lbq.deploy.lowering.remedies import untraced
 from lbq.errors import GraphError
@@ -18,7 +17,8 @@ from lbq.neuron import ReLU, SpikingNeuron
 ACTIVATIONS = (SpikingNeuron, ReLU, nn.ReLU)
 PASSES = (nn.Dropout, nn.Dropout2d, nn.Identity)
 POOLS = (nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d)
-STATELESS = (*PASSES, *POOLS, nn.Flatten, nn.ConstantPad2d, *signal_layers.POOLS, nn.ConstantPad1d)
+SIGNAL_POOLS = (nn.MaxPool1d, nn.AvgPool1d, nn.AdaptiveAvgPool1d)
+STATELESS = (*PASSES, *POOLS, nn.Flatten, nn.ConstantPad2d, *SIGNAL_POOLS, nn.ConstantPad1d)
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.SyncBatchNorm)
 LEAVES = (*ACTIVATIONS, *NORMS, *STATELESS, nn.Conv1d, nn.Conv2d, nn.Linear)
 
