@@ -202,15 +202,14 @@ def kernels() -> None:
         copy = show(
             f"copy {tuple(shape)}", 2 * x.numel() * 2 / seconds(lambda x=x, other=other: other.copy_(x)) / 1e12, "TB/s"
         )
-        from lbq.kernels.gpu import operators
+        from lbq.kernels.arguments import AT_REST, neuron_arguments
+        from lbq.kernels.gpu import launch, operators
 
-        settings = tuple(
-            s.detach() if isinstance(s, Tensor) else s for s in operators.neuron_of(constants, neuron.rule)
-        )
-        forward = seconds(lambda x=x, s=settings: torch.ops.lbq.burst(x, *s))
-        both = forward + seconds(
-            lambda x=x, g=grad, s=settings: torch.ops.lbq.burst_backward(g, x, *s, None, None, "step tail")
-        )
+        arguments = neuron_arguments(constants, neuron.rule)
+        arguments = arguments._replace(step=arguments.step.detach(), tail=arguments.tail.detach())
+        inputs, wanted = operators.Burst(x, arguments, AT_REST), ("step", "tail")
+        forward = seconds(lambda i=inputs: operators.BURST.forward(i))
+        both = forward + seconds(lambda i=inputs, g=grad, w=wanted: operators.BURST.backward(i, (g,), w))
         show(f"neuron alone T={timesteps} forward, share of copy", 2 * x.numel() * 2 / forward / 1e12 / copy, "")
         show(f"neuron alone T={timesteps} both ways, share of copy", 5 * x.numel() * 2 / both / 1e12 / copy, "")
         folded = x.flatten(0, 1)
@@ -219,17 +218,12 @@ def kernels() -> None:
         mean, var = torch.ops.lbq.moments(folded)
         one = torch.ones_like(mean)
         for residual, reads, back in ((None, 1, 6), (grad, 2, 7)):
-            more = (0, one, mean, mean, var, residual)[1:]
-            count = folded.numel() // 128
-            tail = (1e-5, count, timesteps)
+            statistics = launch.NormArguments(one, mean, mean, var, 1e-5, folded.numel() // 128)
+            whole = operators.NormBurst(x, statistics, residual, arguments, timesteps)
             name = f"BatchNorm{' + add' if reads == 2 else ''} + neuron T={timesteps}"
-            forward = seconds(lambda x=x, m=more, s=settings, t=tail: torch.ops.lbq.norm_burst(x, *m, *s, *t))
+            forward = seconds(lambda i=whole: operators.NORM_BURST.forward(i))
             show(f"{name} forward, share of copy", (reads + 1) * x.numel() * 2 / forward / 1e12 / copy, "")
-            backward = seconds(
-                lambda x=x, g=grad, m=more, s=settings, t=tail: torch.ops.lbq.norm_burst_backward(
-                    g, x, *m, *s, *t, "step tail"
-                )
-            )
+            backward = seconds(lambda i=whole, g=grad, w=wanted: operators.NORM_BURST.backward(i, (g,), w))
             show(f"{name} backward, share of copy", back * x.numel() * 2 / backward / 1e12 / copy, "")
 
 

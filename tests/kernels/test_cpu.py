@@ -6,6 +6,7 @@ import copy
 import ctypes
 import itertools
 import math
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -22,8 +23,9 @@ from torch import Tensor
 from lbq import BurstNeuron, native
 from lbq.errors import LbqError
 from lbq.kernels import cpu as kernel
+from lbq.kernels.arguments import StateArguments
 from lbq.kernels.reference import BurstState, Constants, Rule, burst_sequence
-from lbq.kernels.surrogate import SURROGATES, Surrogate
+from lbq.kernels.surrogate import BUILT_IN, SURROGATES, Surrogate
 from lbq.models import create
 from lbq.native.choose import choose, use
 
@@ -80,7 +82,7 @@ def test_every_rule_equals_the_reference(surrogate: str, rounding: Any) -> None:
     for seed, ((reset, decayed), with_gradient, detached, scale) in enumerate(
         itertools.product(RESETS, (True, False), (True, False), (None, 0.7))
     ):
-        rule = Rule(3, SURROGATES[surrogate], rounding, reset, decayed, with_gradient, detached)  # type: ignore[arg-type]
+        rule = Rule(3, SURROGATES[surrogate], rounding, reset, decayed, with_gradient, detached)
         both(currents((4, 5, 3, 3), seed), numbers(scale=scale), rule, seed)
 
 
@@ -95,7 +97,7 @@ def test_every_rule_goes_on_from_a_state(isa: str, timesteps: int) -> None:
     for seed, (rounding, (reset, decayed), with_gradient, detached, surrogate) in enumerate(
         itertools.product(kernel.ROUNDINGS, RESETS, (True, False), (True, False), ("relsg_et", "triangle"))
     ):
-        rule = Rule(3, SURROGATES[surrogate], rounding, reset, decayed, with_gradient, detached)  # type: ignore[arg-type]
+        rule = Rule(3, SURROGATES[surrogate], rounding, reset, decayed, with_gradient, detached)
         x = currents((timesteps, 5, 3, 3), seed)
         both(x, numbers(scale=0.7 if seed % 3 else None), rule, seed, before(x, rule))
 
@@ -130,7 +132,7 @@ def test_infinite_and_missing_numbers(isa: str, rounding: Any) -> None:
         [[[math.nan, math.inf, -math.inf, 1.0]], [[1.0, 1.0, 1.0, math.nan]], [[1.0, -math.inf, 2.0, 3.0]]]
     )
     for reset, surrogate in itertools.product(kernel.RESETS, SURROGATES):
-        rule = Rule(3, SURROGATES[surrogate], rounding, reset)  # type: ignore[arg-type]
+        rule = Rule(3, SURROGATES[surrogate], rounding, reset)
         expected, _ = burst_sequence(x, numbers(), rule)
         torch.testing.assert_close(kernel.burst_sequence(x, numbers(), rule), expected, rtol=0, atol=0, equal_nan=True)
     leaf = x.clone().requires_grad_()
@@ -195,14 +197,12 @@ def test_a_time_step_shown_at_every_timestep_is_not_copied(monkeypatch: pytest.M
         raise AssertionError("copied")
 
     x = currents((1, 4, 5, 3, 3)).detach().expand(4, 4, 5, 3, 3)
+    constants, rule = Constants(torch.tensor(0.4), torch.tensor(0.5), 0.5, 1.0), Rule(5, SURROGATES["box"])
+    inputs = kernel.inputs_of(x, constants, rule)
     monkeypatch.setattr(Tensor, "contiguous", refuse)
-    out = kernel._forward(
-        x, torch.tensor(0.4), None, (0.5, 0.5, 1.0, 1.0), kernel._numbers(Rule(5, SURROGATES["box"])), 0
-    )
+    out = kernel.BURST.forward(inputs)
     monkeypatch.undo()
-    assert torch.equal(
-        out, burst_sequence(x, Constants(torch.tensor(0.4), torch.tensor(0.5), 0.5, 1.0), Rule(5, SURROGATES["box"]))[0]
-    )
+    assert torch.equal(out, burst_sequence(x, constants, rule)[0])
 
 
 @settings(max_examples=60, deadline=None)
@@ -300,28 +300,47 @@ def test_a_training_step_of_a_network(neuron: dict[str, Any], monkeypatch: pytes
 
 @pytest.mark.no_cover  # PyTorch's checks are Python, which coverage makes twice as slow
 def test_operators_are_well_formed() -> None:
-    delayed, rule = (kernel._numbers(Rule(5, SURROGATES["relsg_et"], decay_reset=on)) for on in (False, True))
-    scalars = [learned(v) for v in (0.5, 0.6, 0.9, 0.8)]
+    delayed, at_once = (Rule(5, SURROGATES["relsg_et"], decay_reset=on) for on in (False, True))
     v, pending = torch.randn(3, 4, 5), torch.randn(3, 4, 5)
-    for x, step, scale, channel, kind, state in (
-        (currents((2, 3, 4, 5)), learned(0.4), None, 0, delayed, (v, pending)),
-        (channels_last(currents((2, 3, 4, 5, 5)).detach()), torch.full((4, 1, 1), 0.4), None, 2, delayed, (None, None)),
+    for x, step, scale, rule, before in (
+        (currents((2, 3, 4, 5)), 0.4, None, delayed, (v, pending)),
+        (channels_last(currents((2, 3, 4, 5, 5)).detach()), torch.full((4, 1, 1), 0.4), None, delayed, (None, None)),
         (
             currents((1, 3, 4)).detach().expand(2, 3, 4),
             torch.full((4,), 0.4),
             torch.full((4,), 0.7).requires_grad_(),
-            2,
-            rule,
+            at_once,
             (v[..., 0], None),
         ),
-        (currents((2, 6, 4)).detach()[:, ::2].requires_grad_(), learned(0.4), learned(1.0), 0, rule, (None, None)),
+        (currents((2, 6, 4)).detach()[:, ::2].requires_grad_(), 0.4, 1.0, at_once, (None, None)),
     ):
-        given = (x, step, scale, *scalars, *kind, channel)
-        torch.library.opcheck(torch.ops.lbq.burst_cpu.default, given)
-        torch.library.opcheck(torch.ops.lbq.burst_chunk_cpu.default, (*given, *state))
-        plain = (value.detach() if isinstance(value, Tensor) else value for value in given)
-        arguments = (torch.randn(x.shape), *plain, *state, True, True, True)
+        values = kernel.inputs_of(x, numbers(step, scale), rule, StateArguments(*before))
+        inputs = tuple(itertools.chain(*kernel.BURST.flattening.flatten(values)))
+        torch.library.opcheck(torch.ops.lbq.burst_cpu.default, inputs)
+        torch.library.opcheck(torch.ops.lbq.burst_chunk_cpu.default, inputs)
+        plain = (value.detach() if isinstance(value, Tensor) else value for value in inputs)
+        arguments = (torch.randn(x.shape), *plain, "x step tail leak alpha gain")
         torch.library.opcheck(torch.ops.lbq.burst_cpu_backward.default, arguments)
+
+
+@pytest.mark.parametrize(
+    ("enum", "prefix", "numbers"),
+    [
+        ("lbq_rounding", "ROUND_", kernel.ROUNDINGS),
+        ("lbq_reset", "RESET_", kernel.RESETS),
+        ("lbq_surrogate", "", {s.name: s.code for s in SURROGATES.values() if s.code is not None}),
+    ],
+)
+def test_numbers_are_those_of_the_c_enums(enum: str, prefix: str, numbers: dict[str, int]) -> None:
+    header = (native.HERE / "burst_rules.h").read_text()
+    members = re.search(rf"enum {enum} {{ (.*) }};", header)
+    assert members is not None
+    assert [prefix + name.upper() for name in numbers] == members[1].split(", ")
+    assert list(numbers.values()) == list(range(len(numbers)))
+
+
+def test_every_built_in_surrogate_is_in_the_kernels() -> None:
+    assert all(SURROGATES[name].in_kernels for name in BUILT_IN)
 
 
 def test_compiled_without_a_graph_break() -> None:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from lbq.kernels.arguments import neuron_arguments
 from lbq.kernels.dispatch import kernel_on
 from lbq.kernels.reference import BurstState, Constants, Rule, burst_step, compute_dtype, integrated
 
@@ -43,7 +44,7 @@ def membranes(x: Tensor, constants: Constants, rule: Rule, counts: Tensor, low: 
 
         computed = operators.supports(x.dtype, len(x), rule, constants.thresholds is not None) is None
         if computed and bins <= MOST_BINS:
-            launch.membranes(x, operators.neuron_of(constants, rule), counts, low, width)
+            launch.membranes(x, neuron_arguments(constants, rule), counts, low, width)
             return
     unit = constants.step if constants.thresholds is None else constants.thresholds[0]
     for found, (before, _, _) in zip(counts, unrolled(x, constants, rule), strict=True):

@@ -7,8 +7,7 @@ backward pass, which recomputes the membrane; a second derivative is refused (th
 The C code sees a sequence as `[T, outer, channels, inner]`, each timestep a dense slab. Any dense layout of `[B, ...]`
 (contiguous, channels_last) is only read that way, also where all timesteps are the same memory.
 
-In eager mode a small autograd function calls C directly; under torch.compile the same calls are the operators
-lbq::burst_cpu, lbq::burst_chunk_cpu and lbq::burst_cpu_backward, which the compiler can place in its graph.
+See `differentiable` for how PyTorch calls it: as the operators lbq::burst_cpu and lbq::burst_chunk_cpu, or directly.
 """
 
 from __future__ import annotations
@@ -17,29 +16,23 @@ import ctypes
 import math
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
 from lbq import native
 from lbq.errors import LbqError
-from lbq.kernels.gpu.layout import is_dense
-from lbq.kernels.reference import AT_REST, BurstState, Constants, Rule, check_plain
+from lbq.kernels.arguments import AT_REST, NeuronArguments, StateArguments, neuron_arguments
+from lbq.kernels.differentiable import DifferentiableKernel
+from lbq.kernels.gpu.layout import is_dense, shaped_like
+from lbq.kernels.reference import BurstState, Constants, Reset, Rounding, Rule
 from lbq.kernels.surrogate import SURROGATES
 
-ROUNDINGS = {"floor": 0, "strict": 1, "round": 2, "trunc": 3, "half": 4}  # the enums of burst_rules.h
-RESETS = {"once": 0, "level": 1, "hard": 2}
-CURVES = {
-    "relsg_et": 0,
-    "box": 1,
-    "box_et": 2,
-    "clip": 3,
-    "arctan": 4,
-    "rectangular": 5,
-    "sigmoid": 6,
-    "triangle": 7,
-}
+# the enums of burst_rules.h
+ROUNDINGS = {name: number for number, name in enumerate(get_args(Rounding))}
+RESETS = {name: number for number, name in enumerate(get_args(Reset))}
+SCALARS = ("tail", "leak", "alpha", "gain")  # in the order of their gradients
 LARGEST_LEVEL = 2**22  # levels and thresholds are exact in float32, and so is half a step between them
 
 
@@ -51,7 +44,8 @@ class _Call(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("x", "step", "scale", "out", "grad")),
         *((name, ctypes.c_void_p) for name in ("by_step", "by_scale", "by_scalars")),
         *((name, ctypes.c_void_p) for name in ("v", "pending", "v_after", "pending_after")),
-        *((name, ctypes.c_float) for name in ("tail", "leak", "alpha", "gain")),
+        *((f"{name}_at", ctypes.c_void_p) for name in SCALARS),
+        *((name, ctypes.c_float) for name in SCALARS),
         *((name, ctypes.c_int32) for name in ("n_max", "rounding", "reset", "surrogate")),
         *((name, ctypes.c_int32) for name in ("decay_reset", "reset_grad", "detach_state")),
         *((name, ctypes.c_int32) for name in ("need_tail", "need_scalars", "threads", "isa")),
@@ -83,7 +77,7 @@ def supports(x: Tensor, constants: Constants, rule: Rule) -> str | None:
         return "no timesteps"
     if rule.n_max > LARGEST_LEVEL:
         return f"n_max is above {LARGEST_LEVEL}"
-    if rule.surrogate.name not in CURVES or SURROGATES[rule.surrogate.name] is not rule.surrogate:
+    if not rule.surrogate.in_kernels:
         return f"the surrogate {rule.surrogate.name!r} is not in the kernel"
     for name, value in zip(Constants._fields, constants, strict=True):
         if isinstance(value, Tensor):
@@ -148,237 +142,174 @@ def _in_order(x: Tensor, order: tuple[int, ...]) -> Tensor:
     return x if x.stride() == out.stride() else out.copy_(x)
 
 
-def _states_like(x: Tensor, order: tuple[int, ...], rule: Any) -> tuple[Tensor, Tensor]:
-    """An empty membrane and pending reset, the latter without elements where the rule delays none."""
-    _, _, reset, _, decay_reset, *_ = rule
-    v = _like(x[:1], order)[0]
-    return v, x.new_empty(0) if decay_reset or reset == RESETS["hard"] else torch.empty_like(v)
-
-
 # Calls into C
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def _numbers(rule: Rule) -> tuple[int, int, int, int, bool, bool, bool]:
-    """n_max, rounding, reset, surrogate, decay_reset, reset_grad, detach_state."""
-    kinds = ROUNDINGS[rule.rounding], RESETS[rule.reset], CURVES[rule.surrogate.name]
-    return rule.n_max, *kinds, rule.decay_reset, rule.reset_grad, rule.detach_state
+class Burst(NamedTuple):
+    """What this kernel takes: currents `x` [T, B, ...], the neuron, the state before the first timestep, and the dimension
+    of x along which step and scale vary (0: none)."""
+
+    x: Tensor
+    neuron: NeuronArguments
+    before: StateArguments
+    channel: int
 
 
-def _call(
-    x: Tensor, layout: _Layout, step: Tensor, scale: Tensor | None, scalars: tuple[float, ...], rule: Any
-) -> tuple[ctypes.CDLL, _Call]:
+def _call(inputs: Burst, layout: _Layout) -> tuple[ctypes.CDLL, _Call]:
+    """The library, and a call of it in which outputs are still to be set."""
     library = native.library()
     if library is None:
         raise LbqError(f"lbq::burst_cpu needs the native library: {native.report().reason}")
-    call = _Call(x.shape[0], layout.outer, layout.channels, layout.inner, x.stride(0))
-    call.x, call.step = x.data_ptr(), step.data_ptr()
-    call.scale = None if scale is None else scale.data_ptr()
-    call.tail, call.leak, call.alpha, call.gain = scalars
-    call.n_max, call.rounding, call.reset, call.surrogate, call.decay_reset, call.reset_grad, call.detach_state = rule
+    neuron, rule = inputs.neuron, inputs.neuron.rule
+    x = inputs.x if layout.dense else inputs.x.contiguous()
+    call = _Call(x.shape[0], layout.outer, layout.channels, layout.inner, x.stride(0), x.data_ptr())
+    call.step, call.tail_at, call.alpha_at = neuron.step.data_ptr(), neuron.tail.data_ptr(), neuron.alpha.data_ptr()
+    if neuron.scale is not None:
+        call.scale = neuron.scale.data_ptr()
+    if neuron.leak is not None:
+        call.leak_at = neuron.leak.data_ptr()
+    if neuron.gain is not None:
+        call.gain_at = neuron.gain.data_ptr()
+    v, pending = inputs.before
+    if v is not None:
+        v = _in_order(v[None], layout.order)
+        call.v = v.data_ptr()
+    if pending is not None:
+        pending = _in_order(pending[None], layout.order)
+        call.pending = pending.data_ptr()
+    call.in_memory = x, v, pending  # for as long as the call
+    call.n_max, call.surrogate = rule.n_max, SURROGATES[rule.surrogate].code
+    call.rounding, call.reset = ROUNDINGS[rule.rounding], RESETS[rule.reset]
+    call.decay_reset, call.reset_grad, call.detach_state = rule.decay_reset, rule.reset_grad, rule.detach_state
     call.threads, call.isa = torch.get_num_threads(), native.ISAS[native.isa()]
     return library, call
 
 
-def _forward(
-    x: Tensor,
-    step: Tensor,
-    scale: Tensor | None,
-    scalars: tuple[float, ...],
-    rule: Any,
-    channel: int,
-    before: Sequence[Tensor | None] = AT_REST,
-    after: Sequence[Tensor | None] = AT_REST,
-) -> Tensor:
-    """Scaled outputs. before, after: membrane and pending reset; those after are written to, laid as a timestep of x."""
-    layout = _layout(x.shape, x.stride(), channel)
-    out = _like(x, layout.order)
-    x = x if layout.dense else x.contiguous()
-    v, pending = (None if value is None else _in_order(value[None], layout.order) for value in before)
-    library, call = _call(x, layout, step, scale, scalars, rule)
+def _forward(inputs: Burst, after: StateArguments = AT_REST) -> Tensor:
+    """Scaled outputs; `after` is written to, laid as a timestep of x."""
+    layout = _layout(inputs.x.shape, inputs.x.stride(), inputs.channel)
+    out = _like(inputs.x, layout.order)
+    library, call = _call(inputs, layout)
     call.out = out.data_ptr()
-    call.v, call.pending = _address(v), _address(pending)
-    call.v_after, call.pending_after = map(_address, after)
+    if after.v is not None and after.pending is not None:
+        call.v_after, call.pending_after = after.v.data_ptr(), after.pending.data_ptr()
     if library.lbq_burst_forward(ctypes.byref(call)):
         raise MemoryError("no memory left for the burst neuron")
     return out
 
 
-def _chunk(x: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """The same of `_forward`'s arguments up to `before`, with the membrane and the pending reset after it."""
-    step, scale, scalars, rule, channel, before = rest
-    after = _states_like(x, _layout(x.shape, x.stride(), channel).order, rule)
-    return _forward(x, step, scale, scalars, rule, channel, before, after), *after
+def _forward_chunk(inputs: Burst) -> tuple[Tensor, Tensor, Tensor]:
+    """Scaled outputs, and membrane and pending reset after them."""
+    layout = _layout(inputs.x.shape, inputs.x.stride(), inputs.channel)
+    v, pending = _states_like(inputs, layout.order)
+    return _forward(inputs, StateArguments(v, pending)), v, pending
 
 
-def _address(value: Tensor | None) -> int | None:
-    return value.data_ptr() if value is not None and value.numel() else None
+def _states_like(inputs: Burst, order: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    """An empty membrane and pending reset, the latter without elements where the rule delays none."""
+    v = _like(inputs.x[:1], order)[0]
+    return v, torch.empty_like(v) if inputs.neuron.rule.delayed else v.new_empty(0)
 
 
-def _backward(
-    grad: Tensor,
-    x: Tensor,
-    step: Tensor,
-    scale: Tensor | None,
-    scalars: tuple[float, ...],
-    rule: Any,
-    channel: int,
-    need: tuple[bool, bool, bool],
-    before: Sequence[Tensor | None] = AT_REST,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of x (empty where not needed), of step and scale in their shapes, and of tail, leak, alpha, gain.
-
-    need: of x; of the tail; of leak, alpha or gain. before: membrane and pending reset, constants."""
-    layout = _layout(x.shape, x.stride(), channel)
-    x, grad = x if layout.dense else x.contiguous(), _in_order(grad, layout.order)
-    by_x = _like(x, layout.order) if need[0] else x.new_empty(0)
-    by_step, by_scale = torch.empty_like(step), torch.empty_like(step if scale is None else scale)
-    by_scalars = x.new_empty(4)
-    v, pending = (None if value is None else _in_order(value[None], layout.order) for value in before)
-    library, call = _call(x, layout, step, scale, scalars, rule)
-    call.v, call.pending = _address(v), _address(pending)
-    call.grad, call.out = grad.data_ptr(), by_x.data_ptr() if need[0] else None
+def _backward(inputs: Burst, grads: Sequence[Tensor], wanted: Sequence[str]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of x (empty where not wanted), of step and scale in their shapes, and of tail, leak, alpha, gain."""
+    layout = _layout(inputs.x.shape, inputs.x.stride(), inputs.channel)
+    grad = _in_order(grads[0], layout.order)
+    by_x, by_step, by_scale, by_scalars = results = _results_like(inputs, layout.order, wanted)
+    library, call = _call(inputs, layout)
+    call.grad, call.out = grad.data_ptr(), by_x.data_ptr() if "x" in wanted else None
     call.by_step, call.by_scale, call.by_scalars = by_step.data_ptr(), by_scale.data_ptr(), by_scalars.data_ptr()
-    call.need_tail, call.need_scalars = need[1:]
+    call.need_tail = "tail" in wanted
+    call.need_scalars = "leak" in wanted or "alpha" in wanted or "gain" in wanted
     if library.lbq_burst_backward(ctypes.byref(call)):
         raise MemoryError("no memory left for the burst neuron")
-    return by_x, by_step, by_scale, by_scalars
+    return results
 
 
-class _Burst(torch.autograd.Function):
-    """x, step, scale, tail, leak, alpha, gain, rule, channel dimension; for a chunk then membrane and pending reset before,
-    and both after behind the outputs."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, step: Tensor, scale: Tensor | None, *rest: Any) -> Any:
-        scalars, ctx.rule, ctx.channel, before = rest[:4], rest[4], rest[5], rest[6:]
-        ctx.scalars = tuple(v.item() if isinstance(v, Tensor) else v for v in scalars)
-        ctx.save_for_backward(x, step, scale, *before)
-        if not before:
-            return _forward(x, step, scale, ctx.scalars, ctx.rule, ctx.channel)
-        found = _chunk(x, step, scale, ctx.scalars, ctx.rule, ctx.channel, before)
-        ctx.mark_non_differentiable(*found[1:])
-        return found
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Any, ...]:
-        if torch.is_grad_enabled():  # as under create_graph=True
-            raise NotImplementedError("the native neuron kernel has no second derivative: set LBQ_KERNEL=reference")
-        check_plain(grad)
-        x, step, scale, *before = ctx.saved_tensors
-        needs = ctx.needs_input_grad
-        wanted = needs[0], needs[3], any(needs[4:7])
-        found = _backward(grad, x, step, scale, ctx.scalars, ctx.rule, ctx.channel, wanted, before or AT_REST)
-        return *_handed_out(found, needs), *[None] * (len(needs) - 7)
+def _results_like(
+    inputs: Burst, order: tuple[int, ...], wanted: Sequence[str]
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """What `_backward` returns, empty."""
+    x, step, scale = inputs.x, inputs.neuron.step, inputs.neuron.scale
+    by_x = _like(x, order) if "x" in wanted else x.new_empty(0)
+    by_scale = torch.empty_like(step if scale is None else scale)
+    return by_x, torch.empty_like(step), by_scale, x.new_empty(len(SCALARS))
 
 
-def _handed_out(found: tuple[Tensor, Tensor, Tensor, Tensor], needs: tuple[bool, ...]) -> list[Tensor | None]:
-    """Gradients in the order of the arguments x, step, scale, tail, leak, alpha, gain; None where not needed."""
-    *tensors, scalars = found
-    each = [*tensors, *(scalars.unbind() if any(needs[3:7]) else [None] * 4)]
-    return [value if need else None for value, need in zip(each, needs, strict=False)]
+def _gradients(inputs: Burst, results: Sequence[Tensor], wanted: Sequence[str]) -> dict[str, Tensor]:
+    """By the names of the inputs."""
+    by_x, by_step, by_scale, by_scalars = results
+    found = {"x": by_x, "step": by_step, "scale": by_scale}
+    for name in wanted:
+        if name in SCALARS:
+            found[name] = shaped_like(by_scalars[SCALARS.index(name)], getattr(inputs.neuron, name))
+    return {name: found[name] for name in wanted}
 
 
-def _arguments(x: Tensor, constants: Constants, rule: Rule, compiling: bool) -> list[Any]:
-    """As the operators take them where `compiling`, else as the autograd function does."""
-    step, scale = constants.step, constants.scale
-    scalars = constants.tail, constants.leak, constants.alpha, constants.gain
-    channel = _channel_dim(x, constants)
-    assert channel is not None
-    if scale is not None and scale.numel() != step.numel():  # both as wide as the channels, shaped as the wider
-        step, scale = step.expand(max(step, scale, key=Tensor.numel).shape), scale
-        scale = scale.expand(step.shape)
-    step = step.contiguous()
-    scale = None if scale is None else scale.contiguous()
-    if compiling:
-        tensors = [v.reshape(()) if isinstance(v, Tensor) else x.new_full((), v) for v in scalars]
-        return [x, step, scale, *tensors, *_numbers(rule), channel]
-    return [x, step, scale, *scalars, _numbers(rule), channel]
+# As PyTorch's operators
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def _forward_fake(inputs: Burst) -> Tensor:
+    return _like(inputs.x, _order(inputs))
+
+
+def _forward_chunk_fake(inputs: Burst) -> tuple[Tensor, Tensor, Tensor]:
+    order = _order(inputs)
+    return _like(inputs.x, order), *_states_like(inputs, order)
+
+
+def _backward_fake(inputs: Burst, _grads: Sequence[Tensor], wanted: Sequence[str]) -> tuple[Tensor, ...]:
+    return _results_like(inputs, _order(inputs), wanted)
+
+
+def _order(inputs: Burst) -> tuple[int, ...]:
+    """The dimensions of x in the order of the results' memory, also where sizes are symbols."""
+    return _find_layout(inputs.x.shape, inputs.x.stride(), inputs.channel).order
+
+
+BURST = DifferentiableKernel(
+    "burst_cpu",
+    Burst,
+    forward=_forward,
+    forward_fake=_forward_fake,
+    backward=_backward,
+    backward_fake=_backward_fake,
+    gradients=_gradients,
+    results=4,
+    no_create_graph=True,
+)
+BURST_CHUNK = DifferentiableKernel(
+    "burst_chunk_cpu",
+    Burst,
+    forward=_forward_chunk,
+    forward_fake=_forward_chunk_fake,
+    backward=_backward,
+    backward_fake=_backward_fake,
+    gradients=_gradients,
+    results=4,
+    outputs=3,
+    states=2,
+    no_create_graph=True,
+)
 
 
 def burst_sequence(x: Tensor, constants: Constants, rule: Rule) -> Tensor:
     """Scaled outputs of a whole sequence of currents `x` [T, B, ...] from rest; only where `supports` says None."""
-    compiling = torch.compiler.is_compiling()
-    run: Any = torch.ops.lbq.burst_cpu if compiling else _Burst.apply
-    out: Tensor = run(*_arguments(x, constants, rule, compiling))
+    out: Tensor = BURST(inputs_of(x, constants, rule))
     return out
 
 
 def burst_chunk(x: Tensor, constants: Constants, rule: Rule, state: BurstState | None) -> tuple[Tensor, BurstState]:
     """The same from `state` on (None: at rest), in which membrane and pending reset are like a timestep of x; and the state
     after it, of which gradients know nothing."""
-    compiling = torch.compiler.is_compiling()
-    run: Any = torch.ops.lbq.burst_chunk_cpu if compiling else _Burst.apply
-    out, v, pending = run(*_arguments(x, constants, rule, compiling), *(state or AT_REST))
+    before = AT_REST if state is None else StateArguments(state.v, state.pending)
+    out, v, pending = BURST_CHUNK(inputs_of(x, constants, rule, before))
     return out, BurstState(v, pending if rule.delayed else None)
 
 
-# The same as operators
-# ---------------------------------------------------------------------------------------------------------------------
-
-_RULE = "int n_max, int rounding, int reset, int surrogate, bool decay_reset, bool reset_grad, bool detach_state"
-_ARGUMENTS = (
-    f"Tensor x, Tensor step, Tensor? scale, Tensor tail, Tensor leak, Tensor alpha, Tensor gain, {_RULE}, int channel"
-)
-_library = torch.library.Library("lbq", "DEF")
-_library.define(f"burst_cpu({_ARGUMENTS}) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
-_STATE = "Tensor? v, Tensor? pending"
-_library.define(
-    f"burst_chunk_cpu({_ARGUMENTS}, {_STATE}) -> (Tensor, Tensor, Tensor)", tags=(torch.Tag.pt2_compliant_tag,)
-)
-_library.define(
-    f"burst_cpu_backward(Tensor grad, {_ARGUMENTS}, {_STATE}, bool need_x, bool need_tail, bool need_scalars)"
-    " -> (Tensor, Tensor, Tensor, Tensor)",
-    tags=(torch.Tag.pt2_compliant_tag,),
-)
-
-
-@torch.library.impl(_library, "burst_cpu", "CPU")
-def _forward_op(x: Tensor, step: Tensor, scale: Tensor | None, *rest: Any) -> Tensor:
-    return _forward(x, step, scale, tuple(v.item() for v in rest[:4]), rest[4:11], rest[11])
-
-
-@torch.library.impl(_library, "burst_chunk_cpu", "CPU")
-def _chunk_op(x: Tensor, step: Tensor, scale: Tensor | None, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
-    return _chunk(x, step, scale, tuple(v.item() for v in rest[:4]), rest[4:11], rest[11], rest[12:])
-
-
-@torch.library.impl(_library, "burst_cpu_backward", "CPU")
-def _backward_op(grad: Tensor, x: Tensor, step: Tensor, scale: Tensor | None, *rest: Any) -> Any:
-    scalars, before, need = tuple(v.item() for v in rest[:4]), rest[12:14], rest[14:]
-    return _backward(grad, x, step, scale, scalars, rest[4:11], rest[11], need, before)
-
-
-@torch.library.register_fake("lbq::burst_cpu", lib=_library)  # type: ignore[untyped-decorator]
-def _forward_fake(x: Tensor, *rest: Any) -> Tensor:
-    return _like(x, _find_layout(x.shape, x.stride(), rest[-1]).order)
-
-
-@torch.library.register_fake("lbq::burst_chunk_cpu", lib=_library)  # type: ignore[untyped-decorator]
-def _chunk_fake(x: Tensor, _step: Tensor, _scale: Tensor | None, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
-    order = _find_layout(x.shape, x.stride(), rest[11]).order
-    return _like(x, order), *_states_like(x, order, rest[4:11])
-
-
-@torch.library.register_fake("lbq::burst_cpu_backward", lib=_library)  # type: ignore[untyped-decorator]
-def _backward_fake(_grad: Tensor, x: Tensor, step: Tensor, scale: Tensor | None, *rest: Any) -> Any:
-    by_x = _like(x, _find_layout(x.shape, x.stride(), rest[11]).order) if rest[14] else x.new_empty(0)
-    return by_x, torch.empty_like(step), torch.empty_like(step if scale is None else scale), x.new_empty(4)
-
-
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor | tuple[Tensor, ...]) -> None:
-    ctx.save_for_backward(*inputs[:7], *inputs[15:])
-    ctx.rest = inputs[7:15]
-    if isinstance(output, tuple):
-        ctx.mark_non_differentiable(*output[1:])
-
-
-def _gradients(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Any, ...]:
-    needs, saved = ctx.needs_input_grad, ctx.saved_tensors
-    wanted = needs[0], needs[3], any(needs[4:7])
-    found = torch.ops.lbq.burst_cpu_backward(grad, *saved[:7], *ctx.rest, *(saved[7:] or AT_REST), *wanted)
-    return *_handed_out(found, needs), *[None] * (len(needs) - 7)
-
-
-for _name in ("lbq::burst_cpu", "lbq::burst_chunk_cpu"):
-    torch.library.register_autograd(_name, _gradients, setup_context=_keep, lib=_library)
+def inputs_of(x: Tensor, constants: Constants, rule: Rule, before: StateArguments = AT_REST) -> Burst:
+    channel = _channel_dim(x, constants)
+    assert channel is not None
+    return Burst(x, neuron_arguments(constants, rule), before, channel)

@@ -90,10 +90,6 @@ class BurstState(NamedTuple):
         return BurstState(self.v.detach(), None if self.pending is None else self.pending.detach())
 
 
-Ends = tuple[Tensor | None, Tensor | None]  # membrane and pending reset at an end of a sequence, as kernels take them
-AT_REST: Ends = (None, None)
-
-
 class Emission(NamedTuple):
     """One timestep's output: `scaled` = step * S (differentiable) and `level` = S as a float tensor."""
 

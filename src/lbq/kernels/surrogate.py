@@ -32,7 +32,8 @@ BOX_ET_TAIL = 0.5  # the paper leaves it silent; ReLSG-ET starts from the same v
 class Surrogate:
     """`level` is B, `slope` is B' = dB/dr, `tail_slope` is dB/dlambda (only where there is a tail to learn).
 
-    Without a slope, `level` itself is differentiated.
+    Without a slope, `level` itself is differentiated. code: its number in the C kernels (enum lbq_surrogate of
+    burst_rules.h), None where the fast kernels do not have it. The Triton kernels know it by its name.
     """
 
     name: str
@@ -40,6 +41,12 @@ class Surrogate:
     slope: Curve | None = None
     tail: Tail = None
     tail_slope: Curve | None = None
+    code: int | None = None
+
+    @property
+    def in_kernels(self) -> bool:
+        """Whether the fast kernels compute it; they know it by its name, which a copy may have too."""
+        return self.code is not None and SURROGATES.get(self.name) is self
 
     def __deepcopy__(self, _memo: dict[int, object]) -> Surrogate:
         return self  # not by name, which another may have by now
@@ -154,14 +161,14 @@ def _triangle_slope(d: Tensor) -> Tensor:
 SURROGATES: dict[str, Surrogate] = {
     s.name: s
     for s in (
-        Surrogate("relsg_et", relsg_et, relsg_et_slope, "learned", relsg_et_tail_slope),
-        Surrogate("box", box, box_slope),
-        Surrogate("box_et", box_et, box_et_slope, "fixed"),
-        Surrogate("clip", clip, clip_slope),
-        Surrogate("arctan", _per_threshold(_arctan), _per_threshold(_arctan_slope)),
-        Surrogate("rectangular", _per_threshold(_rectangular), _per_threshold(_rectangular_slope)),
-        Surrogate("sigmoid", _per_threshold(_sigmoid), _per_threshold(_sigmoid_slope)),
-        Surrogate("triangle", _per_threshold(_triangle), _per_threshold(_triangle_slope)),
+        Surrogate("relsg_et", relsg_et, relsg_et_slope, "learned", relsg_et_tail_slope, code=0),
+        Surrogate("box", box, box_slope, code=1),
+        Surrogate("box_et", box_et, box_et_slope, "fixed", code=2),
+        Surrogate("clip", clip, clip_slope, code=3),
+        Surrogate("arctan", _per_threshold(_arctan), _per_threshold(_arctan_slope), code=4),
+        Surrogate("rectangular", _per_threshold(_rectangular), _per_threshold(_rectangular_slope), code=5),
+        Surrogate("sigmoid", _per_threshold(_sigmoid), _per_threshold(_sigmoid_slope), code=6),
+        Surrogate("triangle", _per_threshold(_triangle), _per_threshold(_triangle_slope), code=7),
     )
 }
 BUILT_IN = frozenset(SURROGATES)

@@ -109,7 +109,12 @@ static void collect(const struct plan *p) {
     for (int q = 0; q < 4; q++) c->by_scalars[q] = (float)by_scalars[q];
 }
 
-static int run(const struct lbq_burst *c, int backward) {
+static float number(const float *at) { return at ? *at : 1; }
+
+static int run(struct lbq_burst own, int backward) {
+    const struct lbq_burst *c = &own;
+    own.tail = number(own.tail_at), own.leak = number(own.leak_at);
+    own.alpha = number(own.alpha_at), own.gain = number(own.gain_at);
     struct plan p = {.call = c, .stretch = stretch_of(c->isa), .backward = backward};
     int64_t slab = c->outer * c->channels * c->inner;
     p.scale = c->scale ? c->scale : c->step;
@@ -143,5 +148,5 @@ static int run(const struct lbq_burst *c, int backward) {
     return p.failed;
 }
 
-int lbq_burst_forward(const struct lbq_burst *call) { return run(call, 0); }
-int lbq_burst_backward(const struct lbq_burst *call) { return run(call, 1); }
+int lbq_burst_forward(const struct lbq_burst *call) { return run(*call, 0); }
+int lbq_burst_backward(const struct lbq_burst *call) { return run(*call, 1); }

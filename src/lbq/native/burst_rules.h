@@ -1,11 +1,11 @@
-/* Names of the rules; the numbers are those of src/lbq/kernels/cpu.py. */
+/* The numbers of roundings, resets and surrogates: in the order of lbq.kernels.reference, and lbq.kernels.surrogate's `code`. */
 #ifndef LBQ_BURST_RULES_H
 #define LBQ_BURST_RULES_H
 #include "native.h"
 
-enum { ROUND_FLOOR, ROUND_STRICT, ROUND_ROUND, ROUND_TRUNC, ROUND_HALF };
-enum { RESET_ONCE, RESET_LEVEL, RESET_HARD };
-enum { RELSG_ET, BOX, BOX_ET, CLIP, ARCTAN, RECTANGULAR, SIGMOID, TRIANGLE };
+enum lbq_rounding { ROUND_FLOOR, ROUND_STRICT, ROUND_ROUND, ROUND_TRUNC, ROUND_HALF };
+enum lbq_reset { RESET_ONCE, RESET_LEVEL, RESET_HARD };
+enum lbq_surrogate { RELSG_ET, BOX, BOX_ET, CLIP, ARCTAN, RECTANGULAR, SIGMOID, TRIANGLE };
 
 #define LBQ_BURST_FACE(suffix)                                                                                       \
     void lbq_burst_stretch_##suffix(const struct lbq_burst *c, int backward, int64_t start, int64_t n,               \

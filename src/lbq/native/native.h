@@ -58,7 +58,8 @@ struct lbq_burst {
     const float *v, *pending;      /* the state before, [slab]; v NULL: at rest; pending NULL: nothing is */
     float *v_after;                /* forward: the state after, [slab], or NULL */
     float *pending_after;
-    float tail, leak, alpha, gain;
+    const float *tail_at, *leak_at, *alpha_at, *gain_at; /* one number each; NULL: 1 */
+    float tail, leak, alpha, gain;                       /* the same, which the library itself reads from there */
     int32_t n_max, rounding, reset, surrogate;
     int32_t decay_reset, reset_grad, detach_state, need_tail, need_scalars;
     int32_t threads, isa;

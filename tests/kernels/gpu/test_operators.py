@@ -24,7 +24,9 @@ from hypothesis import strategies as st
 from lbq import models
 from lbq.cli import doctor
 from lbq.kernels import reference
-from lbq.kernels.gpu import launch, layout, operators
+from lbq.kernels.arguments import AT_REST, StateArguments, neuron_arguments
+from lbq.kernels.differentiable import DifferentiableKernel
+from lbq.kernels.gpu import launch, layout, operators, tiles
 from lbq.kernels.surrogate import SURROGATES
 from lbq.models import fire, over_time
 from lbq.native.choose import use
@@ -598,44 +600,52 @@ def test_under_autocast(dtype: torch.dtype) -> None:
 # --------------------------------------------------------------------------------------------------------------------
 
 
-def inputs_of(neuron: SpikingNeuron, x: Tensor) -> tuple[Any, ...]:
-    flat = operators.neuron_of(neuron.constants(x), neuron.rule)[:6]
-    return tuple(v.detach().requires_grad_() if isinstance(v, Tensor) else v for v in flat)
+def flat_inputs(kernel: DifferentiableKernel[Any], inputs: Any, learned: bool = False) -> tuple[Any, ...]:
+    """As its operator takes them; with tensors that need gradients, where they may, if `learned`."""
+    tensors, others = kernel.flattening.flatten(inputs)
+    detached = [None if tensor is None else tensor.detach() for tensor in tensors]
+    names = kernel.flattening.tensors
+    if learned:
+        constants = ("mean", "var", "v", "pending")
+        detached = [
+            t if t is None or n in constants else t.requires_grad_() for t, n in zip(detached, names, strict=True)
+        ]
+    return *detached, *others
 
 
 def test_opcheck_of_every_operator() -> None:
     ops = torch.ops.lbq
     x = channels_last(randn(2, 3, 4, 3, 3))
     neuron = LIF(membrane="plif").to(DEVICE)
-    tensors, plain = inputs_of(neuron, x), (neuron.n_max, launch.encode(neuron.rule))
+    constants = neuron.constants(x)
+    arguments = neuron_arguments(constants, neuron.rule)
+    at_once = arguments._replace(rule=arguments.rule._replace(rounding="floor", decay_reset=True))
+    state = StateArguments(x[0].contiguous(), torch.randn_like(x[0]))
+    burst = operators.Burst(x, arguments, AT_REST)
+    chunk = burst._replace(before=state)
+    torch.library.opcheck(ops.burst, flat_inputs(operators.BURST, burst, learned=True))
+    for laid in (x[:1].expand(3, *x.shape[1:]), x[:, :, ::2].contiguous()[:, :, :, :2]):
+        torch.library.opcheck(ops.burst, flat_inputs(operators.BURST, burst._replace(x=laid)))
+    torch.library.opcheck(ops.burst_chunk, flat_inputs(operators.BURST_CHUNK, chunk, learned=True))
+    torch.library.opcheck(ops.burst_chunk, flat_inputs(operators.BURST_CHUNK, burst._replace(neuron=at_once)))
+    for inputs in (burst, chunk):
+        flat = flat_inputs(operators.BURST, inputs)
+        torch.library.opcheck(ops.burst_backward, (torch.randn_like(x), *flat, "x step leak"))
+
     mean, var = torch.ops.lbq.moments(x.flatten(0, 1))
-    norm = (torch.ones_like(mean).requires_grad_(), torch.zeros_like(mean).requires_grad_(), mean, var)
-    residual = torch.randn_like(x).requires_grad_()
-    tail = (1e-5, x.numel() // 4, 2)
-    detached = tuple(v.detach() if isinstance(v, Tensor) else v for v in tensors)
-    fixed = tuple(v.detach() for v in norm)
-    torch.library.opcheck(ops.burst, (x.detach().requires_grad_(), *tensors, *plain))
-    torch.library.opcheck(ops.burst, (x[:1].expand(3, *x.shape[1:]), *detached, *plain))
-    torch.library.opcheck(ops.burst, (x[:, :, ::2].contiguous()[:, :, :, :2], *detached, *plain))
-    torch.library.opcheck(ops.burst_backward, (torch.randn_like(x), x, *detached, *plain, None, None, "step leak"))
-    state = x[0].contiguous(), torch.randn_like(x[0])
-    torch.library.opcheck(ops.burst_chunk, (x.detach().requires_grad_(), *tensors, *plain, *state))
-    torch.library.opcheck(ops.burst_chunk, (x, *detached, neuron.n_max, "arctan floor once 110", None, None))
-    torch.library.opcheck(ops.burst_backward, (torch.randn_like(x), x, *detached, *plain, *state, "step leak"))
     torch.library.opcheck(ops.moments, (x.flatten(0, 1),))
     torch.library.opcheck(
         ops.track_moments,
         (torch.zeros_like(mean), torch.ones_like(mean), torch.tensor(0, device=DEVICE), mean, var, 0.1, 9),
     )
-    torch.library.opcheck(ops.norm_burst, (x.detach().requires_grad_(), *norm, residual, *tensors, *plain, *tail))
-    torch.library.opcheck(
-        ops.norm_burst_backward,
-        (torch.randn_like(x), x, *fixed, residual.detach(), *detached, *plain, *tail, "step tail"),
-    )
-    torch.library.opcheck(ops.norm_burst, (x[:1], *fixed, None, *detached, *plain, *tail))
-    torch.library.opcheck(
-        ops.norm_burst_backward, (torch.randn_like(x), x[:1], *fixed, None, *detached, *plain, *tail, "")
-    )
+    norm = launch.NormArguments(torch.ones_like(mean), torch.zeros_like(mean), mean, var, 1e-5, x.numel() // 4)
+    added = operators.NormBurst(x, norm, torch.randn_like(x), arguments, 2)
+    shown = operators.NormBurst(x[:1], norm, None, arguments, 2)
+    torch.library.opcheck(ops.norm_burst, flat_inputs(operators.NORM_BURST, added, learned=True))
+    torch.library.opcheck(ops.norm_burst, flat_inputs(operators.NORM_BURST, shown))
+    for whole, wanted in ((added, "x residual weight step tail"), (shown, "")):
+        flat = flat_inputs(operators.NORM_BURST, whole)
+        torch.library.opcheck(ops.norm_burst_backward, (torch.randn_like(x), *flat, wanted))
 
 
 def test_goes_through_torch_compile_without_a_break() -> None:
@@ -712,29 +722,29 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from lbq.kernels.gpu import launch, tiles
-rule = launch.decode("relsg_et floor once 110")
-assert rule["FMA"]
-shared = dict(T=2, NORM=True, RESIDUAL=True, STEPS=False, SCALE=False, LEAK=True, GAIN=False, LAYOUT="last", BR=8, BC=128,
-              BEFORE=False, PENDING=False, AFTER=False)
-sums = {f"SUM_{n.upper()}": -1 for n in launch.SUMS}
-both = {**shared, **rule, **sums, "SHOWN": False, "WHOLE": False, "SUM_CURRENT": 0, "SUM_HAT": 1, "SUM_STEP": 2}
-flat = {**both, "NORM": False, "RESIDUAL": False, "WHOLE": True, "LAYOUT": "flat", "SUM_CURRENT": -1, "SUM_HAT": -1}
-relu = launch.decode("relu relu once 100")
-part = ("ROUNDING", "RESET", "DECAY", "SIGNED", "FMA")
-late = launch.decode("arctan strict once 010")
-chunk = {**flat, **late, "BEFORE": True, "PENDING": True, "AFTER": True, "SUM_LEAK": 0}
+from lbq.kernels.arguments import RuleArguments
+from lbq.kernels.gpu.operators import RELU
+def variant(rule, *sums, **more):
+    steps = launch.neuron_constants(rule, False, True, False)
+    return {**shared, **steps, **launch.backward_constants(rule, sums), **more}
+shared = dict(T=2, NORM=True, RESIDUAL=True, SCALE=False, LAYOUT="last", BR=8, BC=128, BEFORE=False, PENDING=False,
+              AFTER=False, SHOWN=False, WHOLE=False)
+rule = RuleArguments(5, "relsg_et", "floor", "once", True, True, False)
+late = RuleArguments(5, "arctan", "strict", "once", False, True, False)
+alone = dict(NORM=False, RESIDUAL=False, WHOLE=True, LAYOUT="flat")
+both = variant(rule, "current", "hat", "step")
+assert both["FMA"]
+chunk = variant(late, "leak", **alone, BEFORE=True, PENDING=True)
 kernels = [
-    (tiles.burst_forward, {**shared, **{k: rule[k] for k in part}}),
-    (tiles.burst_backward, both), (tiles.burst_backward, flat),
-    (tiles.burst_forward, chunk), (tiles.burst_backward, chunk),
-    (tiles.burst_forward, {**shared, **{k: relu[k] for k in part}, "T": 1, "LEAK": False}),
-    (tiles.burst_backward, {**both, **relu, "T": 1, "LEAK": False, "SUM_STEP": -1, "SHOWN": True}),
+    (tiles.burst_forward, both), (tiles.burst_backward, both), (tiles.burst_backward, variant(rule, "step", **alone)),
+    (tiles.burst_forward, {**chunk, "AFTER": True}), (tiles.burst_backward, chunk),
+    (tiles.burst_forward, variant(RELU, T=1, LEAK=False)),
+    (tiles.burst_backward, variant(RELU, "current", "hat", T=1, LEAK=False, SHOWN=True)),
     (tiles.norm_backward, dict(LAYOUT="any", BR=8, BC=128)), (tiles.moments_partial, dict(LAYOUT="last", BR=32, BC=128)),
     (tiles.moments_total, dict(BR_PARTIAL=32, BP=128, BC=8)), (tiles.track, dict(BC=128)),
     (tiles.tally, dict(x_channel=1, groups=1, SCALES=False, FIELDS=5, BITS=6, BP=8, BC=128)),
     (tiles.tally, dict(x_position=1, SCALES=True, FIELDS=5, BITS=6, BP=128, BC=8)),
-    (tiles.membranes, {**{k: shared[k] for k in ("STEPS", "LEAK", "GAIN", "T", "BR", "BC")},
-                       **{k: rule[k] for k in part}, "LAYOUT": "flat", "BINS": 128}),
+    (tiles.membranes, variant(rule, LAYOUT="flat", BINS=128)),
 ]
 whole = ("channels", "elements", "positions", "x_time", "x_batch", "x_channel", "x_position")
 counts = ("n_max", "rows", "inner", "programs", "tiles", "batch", "groups", "each", "bins", *whole)
@@ -755,6 +765,13 @@ for kernel, constants in kernels:
     ptx = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options).asm["ptx"]
     print(kernel.__name__, "v4.b32" in ptx)
 """
+
+
+def test_both_burst_kernels_begin_with_the_arguments_of_a_launch() -> None:
+    """A launch gives them by position."""
+    shared = launch.BurstArguments._fields
+    for kernel in (tiles.burst_forward, tiles.burst_backward):
+        assert tuple(kernel.arg_names)[: len(shared)] == shared
 
 
 def test_kernels_compile_for_a_gpu_with_vectorised_loads() -> None:

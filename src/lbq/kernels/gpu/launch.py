@@ -13,55 +13,33 @@ import torch
 import triton
 from torch import Tensor
 
+from lbq.kernels.arguments import AT_REST, NeuronArguments, RuleArguments, StateArguments
 from lbq.kernels.gpu import tiles
-from lbq.kernels.gpu.layout import WIDTH, is_dense, on_device, ordered_like, sequence_like, settled, slab_of, tile_for
-from lbq.kernels.reference import AT_REST, SIGNED, Ends, Rule
+from lbq.kernels.gpu.layout import (
+    WIDTH,
+    Slab,
+    is_dense,
+    on_device,
+    ordered_like,
+    sequence_like,
+    settled,
+    slab_of,
+    tile_for,
+)
+from lbq.kernels.reference import SIGNED
 
 PROGRAMS = 4224  # of a kernel that passes over data: many on each of a large GPU's processors, and the same everywhere
-ADDING_ROWS, ADDING = 2112, 528  # of one that also adds up: all into one sum, or each its own by channel
+SUMMING_PROGRAMS = 2112  # of one that also adds everything up into one sum,
+CHANNEL_SUMMING_PROGRAMS = 528  # or into one for each channel
 OPTIONS = {"num_warps": 4, "enable_fp_fusion": False}  # a fused multiply-add would give other levels
-SUMS = ("current", "hat", "step", "scale", "tail", "leak", "alpha", "gain")
-TALLIED = 1024  # elements of a tile whose levels are counted,
+SUMS = ("current", "hat", "step", "scale", "tail", "leak", "alpha", "gain")  # that the backward kernel can add up
+TALLY_TILE = 1024  # elements of a tile whose levels are counted,
 FIELDS, BITS = 5, 6  # how many levels share a word with how many bits each,
-FEWEST = 8  # and how many tiles a program adds up at least, so that its last sums cost little beside them
+LEAST_TILES = 8  # and how many tiles a program adds up at least, so that its last sums cost little beside them
 FMA = isinstance(tiles.burst_forward, triton.JITFunction)  # the interpreter's fused multiply-add rounds twice
 
 
-# Rules as strings, which operators can take
-# --------------------------------------------------------------------------------------------------------------------
-
-
-def encode(rule: Rule) -> str:
-    flags = f"{int(rule.decay_reset)}{int(rule.reset_grad)}{int(rule.detach_state)}"
-    return f"{rule.surrogate.name} {rule.rounding} {rule.reset} {flags}"
-
-
-@lru_cache(maxsize=64)
-def decode(rule: str) -> dict[str, Any]:
-    """The compile-time constants of both kernels."""
-    surrogate, rounding, reset, flags = rule.split()
-    decay, reset_grad, detach = (flag == "1" for flag in flags)
-    return {
-        "SURROGATE": surrogate,
-        "ROUNDING": rounding,
-        "RESET": reset,
-        "DECAY": decay,
-        "RESET_GRAD": reset_grad,
-        "DETACH": detach,
-        "SIGNED": rounding in SIGNED,
-        "FMA": FMA,
-    }
-
-
-def forward_constants(rule: str) -> dict[str, Any]:
-    return {k: v for k, v in decode(rule).items() if k in ("ROUNDING", "RESET", "DECAY", "SIGNED", "FMA")}
-
-
-# Launches
-# --------------------------------------------------------------------------------------------------------------------
-
-
-class Norm(NamedTuple):
+class NormArguments(NamedTuple):
     """BatchNorm as the kernels see it. elements: how many by channel its statistics are of, 0 where they are frozen."""
 
     weight: Tensor
@@ -69,45 +47,146 @@ class Norm(NamedTuple):
     mean: Tensor
     var: Tensor
     eps: float
-    elements: int = 0
+    elements: int
 
 
-class Neuron(NamedTuple):
+# Constants at compile time. They are dictionaries that nobody changes, made once for each kind of neuron and layout.
+# --------------------------------------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=1024)
+def neuron_constants(rule: RuleArguments, by_channel: bool, leak: bool, gain: bool) -> dict[str, Any]:
+    """Of every kernel that runs a neuron. by_channel, leak, gain: whether the neuron has them."""
+    return {
+        "ROUNDING": rule.rounding,
+        "RESET": rule.reset,
+        "DECAY": rule.decay_reset,
+        "SIGNED": rule.rounding in SIGNED,
+        "FMA": FMA,
+        "STEPS": by_channel,
+        "LEAK": leak,
+        "GAIN": gain,
+    }
+
+
+@lru_cache(maxsize=1024)
+def backward_constants(rule: RuleArguments, sums: tuple[str, ...]) -> dict[str, Any]:
+    """Of the backward kernel alone. sums: those of SUMS that it adds up, in the order of its results."""
+    return {
+        "SURROGATE": rule.surrogate,
+        "RESET_GRAD": rule.reset_grad,
+        "DETACH": rule.detach_state,
+        **{f"SUM_{name.upper()}": sums.index(name) if name in sums else -1 for name in SUMS},
+    }
+
+
+@lru_cache(maxsize=1024)
+def tile_constants(layout: str, br: int, bc: int) -> dict[str, Any]:
+    """Of every kernel that goes over a slab."""
+    return {"LAYOUT": layout, "BR": br, "BC": bc, **OPTIONS}
+
+
+# The neuron, alone or after BatchNorm
+# --------------------------------------------------------------------------------------------------------------------
+
+
+class BurstArguments(NamedTuple):
+    """What the forward and the backward kernel both take, in the order of their parameters."""
+
+    x: Tensor
+    residual: Tensor
+    out: Tensor
+    weight: Tensor
+    bias: Tensor
+    mean: Tensor
+    var: Tensor
     step: Tensor
-    tail: Tensor
+    scale: Tensor
+    leak: Tensor
     alpha: Tensor
-    leak: Tensor | None
-    gain: Tensor | None
-    scale: Tensor | None
+    gain: Tensor
+    v_before: Tensor
+    pending_before: Tensor
     n_max: int
-    rule: str
+    eps: float
+    rows: int
+    channels: int
+    inner: int
+    elements: int
+    x_time: int
+    residual_time: int
+    out_time: int
+    programs: int
+    tiles: int
 
-    def given(self, *names: str) -> list[Any]:
-        """Constants as kernels take them; one that is absent, which they do not look at, as the step."""
-        return self.or_step(*(getattr(self, name) for name in names))
 
-    def or_step(self, *values: Any) -> list[Any]:
-        return [self.step if value is None else value for value in values]
-
-    @property
-    def by_channel(self) -> bool:
-        """Whether channels have steps of their own."""
-        return self.step.numel() > 1
-
-    @property
-    def variant(self) -> dict[str, bool]:
-        """Which of them are there."""
-        return {"STEPS": self.by_channel, "LEAK": self.leak is not None, "GAIN": self.gain is not None}
+def burst_launch(
+    x: Tensor,
+    out: Tensor,
+    timesteps: int,
+    neuron: NeuronArguments,
+    norm: NormArguments | None,
+    residual: Tensor | None,
+    before: StateArguments,
+    slab: Slab,
+    programs: int,
+) -> tuple[tuple[int, int], BurstArguments, dict[str, Any]]:
+    """Grid, arguments and constants that both kernels share. A tensor that is absent, which they do not look at, is given as
+    the step. programs: about how many are to run."""
+    step = neuron.step
+    weight, bias, mean, var, eps, _ = (step, step, step, step, 0.0, 0) if norm is None else norm
+    if residual is not None:
+        residual = ordered_like(residual, x)
+    v, pending = (None if value is None else ordered_like(value[None], x) for value in before)
+    rows_of_programs, columns, tiles_each = slab.share(programs)
+    arguments = BurstArguments(
+        x,
+        x if residual is None else residual,
+        out,
+        weight,
+        bias,
+        mean,
+        var,
+        step,
+        step if neuron.scale is None else neuron.scale,
+        step if neuron.leak is None else neuron.leak,
+        neuron.alpha,
+        step if neuron.gain is None else neuron.gain,
+        step if v is None else v,
+        step if pending is None else pending,
+        neuron.rule.n_max,
+        eps,
+        slab.rows,
+        slab.channels,
+        slab.inner,
+        slab.elements,
+        x.stride(0) if x.shape[0] > 1 else 0,
+        0 if residual is None else residual.stride(0),
+        out.stride(0) if out.shape[0] > 1 else 0,
+        rows_of_programs,
+        tiles_each,
+    )
+    constants = {
+        "T": timesteps,
+        "NORM": norm is not None,
+        "RESIDUAL": residual is not None,
+        "BEFORE": v is not None,
+        "PENDING": pending is not None,
+        "SCALE": neuron.scale is not None,
+        **neuron_constants(neuron.rule, neuron.by_channel, neuron.leak is not None, neuron.gain is not None),
+        **tile_constants(slab.layout, slab.br, slab.bc),
+    }
+    return (rows_of_programs, columns), arguments, constants
 
 
 def forward(
     x: Tensor,
     timesteps: int,
-    neuron: Neuron,
-    norm: Norm | None = None,
+    neuron: NeuronArguments,
+    norm: NormArguments | None = None,
     residual: Tensor | None = None,
-    before: Ends = AT_REST,
-    after: Ends = AT_REST,
+    before: StateArguments = AT_REST,
+    after: StateArguments = AT_REST,
 ) -> Tensor:
     """x `[T, B, ...]`, or `[1, B, ...]` to be shown at every timestep. after: written to, laid as a timestep of x."""
     x = settled(x)
@@ -115,74 +194,44 @@ def forward(
     if out.numel() == 0:
         return out
     slab = slab_of(x.shape[1:], x.stride()[1:], norm is not None or neuron.by_channel, tile_for(timesteps))
-    programs, columns, tiles_each = slab.share(PROGRAMS)
-    if residual is not None:
-        residual = ordered_like(residual, x)
+    grid, arguments, constants = burst_launch(x, out, timesteps, neuron, norm, residual, before, slab, PROGRAMS)
     with on_device(x):
-        tiles.burst_forward[(programs, columns)](
-            x,
-            x if residual is None else residual,
-            out,
-            *((neuron.step,) * 4 if norm is None else norm[:4]),
-            *neuron.given("step", "scale", "leak", "alpha", "gain"),
-            *neuron.or_step(*laid_as(x, before), *after),
-            neuron.n_max,
-            0.0 if norm is None else norm.eps,
-            *slab[:4],
-            x.stride(0) if x.shape[0] > 1 else 0,
-            0 if residual is None else residual.stride(0),
-            out.stride(0),
-            programs,
-            tiles_each,
-            T=timesteps,
-            NORM=norm is not None,
-            RESIDUAL=residual is not None,
-            BEFORE=before[0] is not None,
-            PENDING=before[1] is not None,
-            AFTER=after[0] is not None,
-            SCALE=neuron.scale is not None,
-            **neuron.variant,
-            **forward_constants(neuron.rule),
-            LAYOUT=slab.layout,
-            BR=slab.br,
-            BC=slab.bc,
-            **OPTIONS,
+        tiles.burst_forward[grid](
+            *arguments,
+            neuron.step if after.v is None else after.v,
+            neuron.step if after.pending is None else after.pending,
+            AFTER=after.v is not None,
+            **constants,
         )
     return out
 
 
-def laid_as(x: Tensor, ends: Ends) -> list[Tensor | None]:
-    """In the memory order of a timestep of `x`."""
-    return [None if value is None else ordered_like(value[None], x) for value in ends]
-
-
-def chunk(x: Tensor, neuron: Neuron, before: Ends) -> tuple[Tensor, Tensor, Tensor]:
+def forward_chunk(x: Tensor, neuron: NeuronArguments, before: StateArguments) -> tuple[Tensor, Tensor, Tensor]:
     """Outputs from membrane and pending reset `before` on, and both after them."""
     x = settled(x)
     v, pending = states_like(x, neuron.rule)
-    after = v, pending if pending.numel() else None
+    after = StateArguments(v, pending if neuron.rule.delayed else None)
     return forward(x, x.shape[0], neuron, before=before, after=after), v, pending
 
 
-def states_like(x: Tensor, rule: str) -> tuple[Tensor, Tensor]:
+def states_like(x: Tensor, rule: RuleArguments) -> tuple[Tensor, Tensor]:
     """An empty membrane and pending reset, the latter without elements where the rule delays none."""
-    kind = decode(rule)
     v = sequence_like(x, 1, torch.float32)[0]
-    return v, v.new_empty(0) if kind["DECAY"] or kind["RESET"] == "hard" else torch.empty_like(v)
+    return v, torch.empty_like(v) if rule.delayed else v.new_empty(0)
 
 
 def backward(
     grad: Tensor,
     x: Tensor,
-    neuron: Neuron,
-    wanted: Sequence[str],
-    norm: Norm | None = None,
+    neuron: NeuronArguments,
+    sums: tuple[str, ...],
+    norm: NormArguments | None = None,
     residual: Tensor | None = None,
     shown: bool = False,
-    before: Ends = AT_REST,
+    before: StateArguments = AT_REST,
 ) -> tuple[Tensor, Tensor]:
-    """The gradient of what the neuron receives, and the sums that `wanted` names, `[sums, channels]`, or `[sums, 1]` where
-    nothing depends on the channel."""
+    """The gradient of what the neuron receives, and `sums` of SUMS, `[sums, channels]`, or `[sums, 1]` where nothing depends
+    on the channel. shown: x `[1, B, ...]` was shown at every timestep."""
     timesteps = grad.shape[0]
     x = settled(x)
     grad = ordered_like(grad, x)
@@ -191,50 +240,26 @@ def backward(
     out = sequence_like(x, 1 if shown else timesteps)
     width = slab.channels if by_channel else 1
     if grad.numel() == 0:
-        return out, x.new_zeros((len(wanted), width), dtype=torch.float32)
-    if residual is not None:
-        residual = ordered_like(residual, x)
-    programs, columns, tiles_each = slab.share(ADDING if by_channel else ADDING_ROWS)
-    partial = x.new_empty((len(wanted), programs, width), dtype=torch.float32)
+        return out, x.new_zeros((len(sums), width), dtype=torch.float32)
+    programs = CHANNEL_SUMMING_PROGRAMS if by_channel else SUMMING_PROGRAMS
+    grid, arguments, constants = burst_launch(x, out, timesteps, neuron, norm, residual, before, slab, programs)
+    partial = x.new_empty((len(sums), arguments.programs, width), dtype=torch.float32)
     with on_device(x):
-        tiles.burst_backward[(programs, columns)](
+        tiles.burst_backward[grid](
+            *arguments,
             grad,
-            x,
-            x if residual is None else residual,
-            out,
             partial,
-            *((neuron.step,) * 4 if norm is None else norm[:4]),
-            *neuron.given("step", "scale", "tail", "leak", "alpha", "gain"),
-            *neuron.or_step(*laid_as(x, before)),
-            neuron.n_max,
-            0.0 if norm is None else norm.eps,
-            *slab[:4],
-            x.stride(0) if x.shape[0] > 1 else 0,
-            0 if residual is None else residual.stride(0),
+            neuron.tail,
             grad.stride(0),
-            0 if shown else out.stride(0),
-            programs,
-            tiles_each,
-            T=timesteps,
-            NORM=norm is not None,
-            RESIDUAL=residual is not None,
-            BEFORE=before[0] is not None,
-            PENDING=before[1] is not None,
             SHOWN=shown,
-            SCALE=neuron.scale is not None,
-            **neuron.variant,
-            **decode(neuron.rule),
-            **{f"SUM_{name.upper()}": wanted.index(name) if name in wanted else -1 for name in SUMS},
             WHOLE=not by_channel,
-            LAYOUT=slab.layout,
-            BR=slab.br,
-            BC=slab.bc,
-            **OPTIONS,
+            **constants,
+            **backward_constants(neuron.rule, sums),
         )
     return out, partial.sum(1)
 
 
-def norm_backward(grad: Tensor, x: Tensor, norm: Norm, totals: Tensor) -> Tensor:
+def norm_backward(grad: Tensor, x: Tensor, norm: NormArguments, totals: Tensor) -> Tensor:
     """From the gradient of BatchNorm's output `[T, B, C, ...]` to that of its input."""
     x = settled(x)
     grad = ordered_like(grad, x)
@@ -260,10 +285,7 @@ def norm_backward(grad: Tensor, x: Tensor, norm: Norm, totals: Tensor) -> Tensor
             out.stride(0),
             programs,
             tiles_each,
-            LAYOUT=slab.layout,
-            BR=slab.br,
-            BC=slab.bc,
-            **OPTIONS,
+            **tile_constants(slab.layout, slab.br, slab.bc),
         )
     return out
 
@@ -287,13 +309,13 @@ def tally_of(shape: Sequence[int], stride: Sequence[int], n_max: int, programs: 
     steps, batch, channels, positions = shape
     last = stride[2] <= stride[3]
     near, far = (triton.next_power_of_2(size) for size in ((channels, positions) if last else (positions, channels)))
-    high = min(far, TALLIED // min(near, WIDTH))
-    wide = min(near, TALLIED // high)
+    high = min(far, TALLY_TILE // min(near, WIDTH))
+    wide = min(near, TALLY_TILE // high)
     bc, bp = (wide, high) if last else (high, wide)
     blocks, groups = -(-positions // bp), -(-n_max // FIELDS)
     total = batch * -(-channels // bc)
     each = -(-total // max(1, programs // (blocks * groups * steps)))
-    each = min(max(each, FEWEST), 2**BITS - 1, total)
+    each = min(max(each, LEAST_TILES), 2**BITS - 1, total)
     numbers = (batch, channels, positions, n_max, *stride, groups, each)
     return Tally((blocks * groups, steps, -(-total // each)), numbers, bp, bc)
 
@@ -304,14 +326,14 @@ def tally(x: Tensor, scale: Tensor, counts: Tensor) -> None:
     x = x.flatten(3)  # a view, where height and width lie as one
     if x.numel() == 0:
         return
-    grid, numbers, bp, bc = tally_of(x.shape, x.stride(), counts.shape[2] - 1, ADDING_ROWS)
+    grid, numbers, bp, bc = tally_of(x.shape, x.stride(), counts.shape[2] - 1, SUMMING_PROGRAMS)
     with on_device(x):
         tiles.tally[grid](
             x, scale, counts, *numbers, SCALES=scale.dim() > 0, FIELDS=FIELDS, BITS=BITS, BP=bp, BC=bc, **OPTIONS
         )
 
 
-def membranes(x: Tensor, neuron: Neuron, counts: Tensor, low: float, width: float) -> None:
+def membranes(x: Tensor, neuron: NeuronArguments, counts: Tensor, low: float, width: float) -> None:
     """Add to `counts` [T, bins] (int64) the histogram, in bins of `width` from `low` on, of the membrane over the step before
     emission, of a neuron that receives `x` [T, B, ...]; what lies beyond goes into the first and the last bin."""
     x = settled(x)
@@ -320,11 +342,16 @@ def membranes(x: Tensor, neuron: Neuron, counts: Tensor, low: float, width: floa
     slab = slab_of(x.shape[1:], x.stride()[1:], neuron.by_channel, 2048)
     programs, columns, tiles_each = slab.share(PROGRAMS)
     bins = counts.shape[1]
+    has_leak, has_gain = neuron.leak is not None, neuron.gain is not None
     with on_device(x):
         tiles.membranes[(programs, columns)](
             x,
             counts,
-            *neuron.given("step", "leak", "alpha", "gain", "n_max"),
+            neuron.step,
+            neuron.leak if has_leak else neuron.step,
+            neuron.alpha,
+            neuron.gain if has_gain else neuron.step,
+            neuron.rule.n_max,
             low,
             1 / width,
             bins,
@@ -333,13 +360,9 @@ def membranes(x: Tensor, neuron: Neuron, counts: Tensor, low: float, width: floa
             programs,
             tiles_each,
             T=x.shape[0],
-            **neuron.variant,
-            **forward_constants(neuron.rule),
-            LAYOUT=slab.layout,
-            BR=slab.br,
-            BC=slab.bc,
             BINS=triton.next_power_of_2(bins + 1),
-            **OPTIONS,
+            **neuron_constants(neuron.rule, neuron.by_channel, has_leak, has_gain),
+            **tile_constants(slab.layout, slab.br, slab.bc),
         )
 
 
@@ -351,12 +374,12 @@ def moments(x: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and biased variance by channel of `x` [N, C, ...], float32."""
     x = x if is_dense(x.shape, x.stride()) else x.contiguous()
     slab = slab_of(x.shape, x.stride(), True, 4096)
-    programs, columns, tiles_each = slab.share(ADDING)
+    programs, columns, tiles_each = slab.share(CHANNEL_SUMMING_PROGRAMS)
     partial = x.new_empty((2, programs, slab.channels), dtype=torch.float32)
     mean, var = (x.new_empty(slab.channels, dtype=torch.float32) for _ in range(2))
     with on_device(x):
         tiles.moments_partial[(programs, columns)](
-            x, partial, *slab[:4], programs, tiles_each, LAYOUT=slab.layout, BR=slab.br, BC=slab.bc, **OPTIONS
+            x, partial, *slab[:4], programs, tiles_each, **tile_constants(slab.layout, slab.br, slab.bc)
         )
         tiles.moments_total[(-(-slab.channels // 8),)](
             partial, mean, var, slab.rows, slab.channels, programs, tiles_each, slab.br, BP=128, BC=8, **OPTIONS

@@ -83,5 +83,10 @@ def sequence_like(x: Tensor, timesteps: int | None = None, dtype: torch.dtype | 
     return torch.empty_strided(shape, (elements, *x.stride()[1:]), dtype=dtype or x.dtype, device=x.device)
 
 
+def shaped_like(y: Tensor, x: Tensor) -> Tensor:
+    """`y` in the shape of `x`: itself where it has it, as a view costs as much as all the rest around a small tensor."""
+    return y if y.shape == x.shape else y.reshape(x.shape)
+
+
 def on_device(x: Tensor) -> AbstractContextManager[Any]:
     return torch.cuda.device(x.device) if x.is_cuda else nullcontext()

@@ -18,13 +18,13 @@ from lbq.kernels.gpu.tiles.timestep import after_reset, divide, dropped, integra
 
 @triton.jit
 def burst_forward(
-    x, residual, out, weight, bias, mean, var, step, scale, leak, alpha, gain,
-    v_before, pending_before, v_after, pending_after,
+    x, residual, out, weight, bias, mean, var, step, scale, leak, alpha, gain, v_before, pending_before,
     n_max, eps, rows, channels, inner, elements, x_time, residual_time, out_time, programs, tiles,
+    v_after, pending_after,
     T: tl.constexpr, NORM: tl.constexpr, RESIDUAL: tl.constexpr, BEFORE: tl.constexpr, PENDING: tl.constexpr,
-    AFTER: tl.constexpr, STEPS: tl.constexpr, SCALE: tl.constexpr,
-    LEAK: tl.constexpr, GAIN: tl.constexpr, ROUNDING: tl.constexpr, RESET: tl.constexpr, DECAY: tl.constexpr,
-    SIGNED: tl.constexpr, FMA: tl.constexpr, LAYOUT: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr,
+    SCALE: tl.constexpr, STEPS: tl.constexpr, LEAK: tl.constexpr, GAIN: tl.constexpr, ROUNDING: tl.constexpr,
+    RESET: tl.constexpr, DECAY: tl.constexpr, SIGNED: tl.constexpr, FMA: tl.constexpr, LAYOUT: tl.constexpr,
+    BR: tl.constexpr, BC: tl.constexpr, AFTER: tl.constexpr,
 ):  # fmt: skip
     """Scaled outputs of all timesteps. x_time = 0 shows one slab at every timestep.
 
@@ -77,15 +77,16 @@ def burst_forward(
 
 @triton.jit
 def burst_backward(
-    grad, x, residual, out, partial, weight, bias, mean, var, step, scale, tail, leak, alpha, gain,
-    v_before, pending_before, n_max, eps, rows, channels, inner, elements, x_time, residual_time, grad_time, out_time,
-    programs, tiles, T: tl.constexpr, NORM: tl.constexpr, RESIDUAL: tl.constexpr, BEFORE: tl.constexpr,
-    PENDING: tl.constexpr, SHOWN: tl.constexpr,
-    STEPS: tl.constexpr, SCALE: tl.constexpr, LEAK: tl.constexpr, GAIN: tl.constexpr, SURROGATE: tl.constexpr,
-    ROUNDING: tl.constexpr, RESET: tl.constexpr, DECAY: tl.constexpr, RESET_GRAD: tl.constexpr, DETACH: tl.constexpr,
-    SIGNED: tl.constexpr, FMA: tl.constexpr, SUM_CURRENT: tl.constexpr, SUM_HAT: tl.constexpr, SUM_STEP: tl.constexpr,
-    SUM_SCALE: tl.constexpr, SUM_TAIL: tl.constexpr, SUM_LEAK: tl.constexpr, SUM_ALPHA: tl.constexpr,
-    SUM_GAIN: tl.constexpr, WHOLE: tl.constexpr, LAYOUT: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr,
+    x, residual, out, weight, bias, mean, var, step, scale, leak, alpha, gain, v_before, pending_before,
+    n_max, eps, rows, channels, inner, elements, x_time, residual_time, out_time, programs, tiles,
+    grad, partial, tail, grad_time,
+    T: tl.constexpr, NORM: tl.constexpr, RESIDUAL: tl.constexpr, BEFORE: tl.constexpr, PENDING: tl.constexpr,
+    SCALE: tl.constexpr, STEPS: tl.constexpr, LEAK: tl.constexpr, GAIN: tl.constexpr, ROUNDING: tl.constexpr,
+    RESET: tl.constexpr, DECAY: tl.constexpr, SIGNED: tl.constexpr, FMA: tl.constexpr, LAYOUT: tl.constexpr,
+    BR: tl.constexpr, BC: tl.constexpr, SURROGATE: tl.constexpr, RESET_GRAD: tl.constexpr, DETACH: tl.constexpr,
+    SUM_CURRENT: tl.constexpr, SUM_HAT: tl.constexpr, SUM_STEP: tl.constexpr, SUM_SCALE: tl.constexpr,
+    SUM_TAIL: tl.constexpr, SUM_LEAK: tl.constexpr, SUM_ALPHA: tl.constexpr, SUM_GAIN: tl.constexpr,
+    SHOWN: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
     """From the outputs' gradients to `out`, the gradient of what the neuron receives, and to sums over all elements.
 
