@@ -16,7 +16,7 @@ import ctypes
 import math
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import NamedTuple, get_args
+from typing import Any, NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -199,32 +199,10 @@ def _forward(inputs: Burst, after: StateArguments = AT_REST) -> Tensor:
     return out
 
 
-def _forward_chunk(inputs: Burst) -> tuple[Tensor, Tensor, Tensor]:
-    """Scaled outputs, and membrane and pending reset after them."""
-    layout = _layout(inputs.x.shape, inputs.x.stride(), inputs.channel)
-    v, pending = _states_like(inputs, layout.order)
-    return _forward(inputs, StateArguments(v, pending)), v, pending
-
-
 def _states_like(inputs: Burst, order: tuple[int, ...]) -> tuple[Tensor, Tensor]:
     """An empty membrane and pending reset, the latter without elements where the rule delays none."""
     v = _like(inputs.x[:1], order)[0]
     return v, torch.empty_like(v) if inputs.neuron.rule.delayed else v.new_empty(0)
-
-
-def _backward(inputs: Burst, grads: Sequence[Tensor], wanted: Sequence[str]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of x (empty where not wanted), of step and scale in their shapes, and of tail, leak, alpha, gain."""
-    layout = _layout(inputs.x.shape, inputs.x.stride(), inputs.channel)
-    grad = _in_order(grads[0], layout.order)
-    by_x, by_step, by_scale, by_scalars = results = _results_like(inputs, layout.order, wanted)
-    library, call = _call(inputs, layout)
-    call.grad, call.out = grad.data_ptr(), by_x.data_ptr() if "x" in wanted else None
-    call.by_step, call.by_scale, call.by_scalars = by_step.data_ptr(), by_scale.data_ptr(), by_scalars.data_ptr()
-    call.need_tail = "tail" in wanted
-    call.need_scalars = "leak" in wanted or "alpha" in wanted or "gain" in wanted
-    if library.lbq_burst_backward(ctypes.byref(call)):
-        raise MemoryError("no memory left for the burst neuron")
-    return results
 
 
 def _results_like(
@@ -237,31 +215,8 @@ def _results_like(
     return by_x, torch.empty_like(step), by_scale, x.new_empty(len(SCALARS))
 
 
-def _gradients(inputs: Burst, results: Sequence[Tensor], wanted: Sequence[str]) -> dict[str, Tensor]:
-    """By the names of the inputs."""
-    by_x, by_step, by_scale, by_scalars = results
-    found = {"x": by_x, "step": by_step, "scale": by_scale}
-    for name in wanted:
-        if name in SCALARS:
-            found[name] = shaped_like(by_scalars[SCALARS.index(name)], getattr(inputs.neuron, name))
-    return {name: found[name] for name in wanted}
-
-
 # As PyTorch's operators
 # ---------------------------------------------------------------------------------------------------------------------
-
-
-def _forward_fake(inputs: Burst) -> Tensor:
-    return _like(inputs.x, _order(inputs))
-
-
-def _forward_chunk_fake(inputs: Burst) -> tuple[Tensor, Tensor, Tensor]:
-    order = _order(inputs)
-    return _like(inputs.x, order), *_states_like(inputs, order)
-
-
-def _backward_fake(inputs: Burst, _grads: Sequence[Tensor], wanted: Sequence[str]) -> tuple[Tensor, ...]:
-    return _results_like(inputs, _order(inputs), wanted)
 
 
 def _order(inputs: Burst) -> tuple[int, ...]:
@@ -269,30 +224,62 @@ def _order(inputs: Burst) -> tuple[int, ...]:
     return _find_layout(inputs.x.shape, inputs.x.stride(), inputs.channel).order
 
 
-BURST = DifferentiableKernel(
-    "burst_cpu",
-    Burst,
-    forward=_forward,
-    forward_fake=_forward_fake,
-    backward=_backward,
-    backward_fake=_backward_fake,
-    gradients=_gradients,
-    results=4,
-    no_create_graph=True,
-)
-BURST_CHUNK = DifferentiableKernel(
-    "burst_chunk_cpu",
-    Burst,
-    forward=_forward_chunk,
-    forward_fake=_forward_chunk_fake,
-    backward=_backward,
-    backward_fake=_backward_fake,
-    gradients=_gradients,
-    results=4,
-    outputs=3,
-    states=2,
-    no_create_graph=True,
-)
+class BurstKernel(DifferentiableKernel[Burst]):
+    """Scaled outputs."""
+
+    name, inputs, results, no_create_graph = "burst_cpu", Burst, 4, True
+
+    def forward(self, inputs: Burst) -> Any:
+        return _forward(inputs)
+
+    def forward_fake(self, inputs: Burst) -> Any:
+        return _like(inputs.x, _order(inputs))
+
+    def backward(
+        self, inputs: Burst, grads: Sequence[Tensor], wanted: Sequence[str]
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Gradients of x (empty where not wanted), of step and scale in their shapes, and of tail, leak, alpha, gain."""
+        layout = _layout(inputs.x.shape, inputs.x.stride(), inputs.channel)
+        grad = _in_order(grads[0], layout.order)
+        by_x, by_step, by_scale, by_scalars = results = _results_like(inputs, layout.order, wanted)
+        library, call = _call(inputs, layout)
+        call.grad, call.out = grad.data_ptr(), by_x.data_ptr() if "x" in wanted else None
+        call.by_step, call.by_scale, call.by_scalars = by_step.data_ptr(), by_scale.data_ptr(), by_scalars.data_ptr()
+        call.need_tail = "tail" in wanted
+        call.need_scalars = "leak" in wanted or "alpha" in wanted or "gain" in wanted
+        if library.lbq_burst_backward(ctypes.byref(call)):
+            raise MemoryError("no memory left for the burst neuron")
+        return results
+
+    def backward_fake(self, inputs: Burst, wanted: Sequence[str]) -> tuple[Tensor, ...]:
+        return _results_like(inputs, _order(inputs), wanted)
+
+    def gradients(self, inputs: Burst, results: Sequence[Tensor], wanted: Sequence[str]) -> dict[str, Tensor]:
+        """By the names of the inputs."""
+        by_x, by_step, by_scale, by_scalars = results
+        found = {"x": by_x, "step": by_step, "scale": by_scale}
+        for name in wanted:
+            if name in SCALARS:
+                found[name] = shaped_like(by_scalars[SCALARS.index(name)], getattr(inputs.neuron, name))
+        return {name: found[name] for name in wanted}
+
+
+class ChunkKernel(BurstKernel):
+    """Scaled outputs, and membrane and pending reset after them."""
+
+    name, outputs, states = "burst_chunk_cpu", 3, 2
+
+    def forward(self, inputs: Burst) -> tuple[Tensor, Tensor, Tensor]:
+        layout = _layout(inputs.x.shape, inputs.x.stride(), inputs.channel)
+        v, pending = _states_like(inputs, layout.order)
+        return _forward(inputs, StateArguments(v, pending)), v, pending
+
+    def forward_fake(self, inputs: Burst) -> tuple[Tensor, Tensor, Tensor]:
+        order = _order(inputs)
+        return _like(inputs.x, order), *_states_like(inputs, order)
+
+
+BURST, BURST_CHUNK = BurstKernel(), ChunkKernel()
 
 
 def burst_sequence(x: Tensor, constants: Constants, rule: Rule) -> Tensor:

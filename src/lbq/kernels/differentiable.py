@@ -7,8 +7,9 @@ and lbq::name_backward, which the compiler can place in its graph.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, Generic
+from typing import Any, ClassVar, Generic
 
 import torch
 from torch import Tensor
@@ -19,60 +20,63 @@ from lbq.kernels.reference import check_plain
 
 LIBRARY = torch.library.Library("lbq", "DEF")
 
-Forward = Callable[[Declared], Any]
 Backward = Callable[[Declared, Sequence[Tensor], Sequence[str]], tuple[Tensor, ...]]
-Gradients = Callable[[Declared, Sequence[Tensor], Sequence[str]], dict[str, Tensor]]
 
 
-class DifferentiableKernel(Generic[Declared]):
-    """Call it with a value of `inputs` for a tensor, or for a tuple where it has several outputs.
+class DifferentiableKernel(ABC, Generic[Declared]):
+    """A subclass says what the kernel computes; call its one instance with a value of `inputs`.
 
-    Args:
-        name: of the operator.
-        inputs: the NamedTuple that declares what the kernel takes.
-        forward: from inputs to the outputs.
-        backward: from inputs, the outputs' gradients and the names of the inputs that need one, to `results` tensors that
-            share no memory.
-        gradients: from inputs, those tensors and those names, to gradients by the inputs' names.
-        forward_fake, backward_fake: the same as without `fake`, but tensors are left empty.
-        outputs, states: how many outputs there are, and how many of them, the last ones, have no gradient.
-        no_create_graph: refuse a backward pass that can be differentiated again, instead of only its differentiation.
+    name: of the operator.
+    inputs: the NamedTuple that declares what the kernel takes.
+    outputs, states: how many outputs there are, and how many of them, the last ones, have no gradient.
+    results: how many tensors `backward` returns.
+    no_create_graph: refuse a backward pass that can be differentiated again, instead of only its differentiation.
     """
 
-    def __init__(
-        self,
-        name: str,
-        inputs: type[Declared],
-        *,
-        forward: Forward[Declared],
-        forward_fake: Forward[Declared],
-        backward: Backward[Declared],
-        backward_fake: Backward[Declared],
-        gradients: Gradients[Declared],
-        results: int,
-        outputs: int = 1,
-        states: int = 0,
-        no_create_graph: bool = False,
-    ) -> None:
-        self.flattening = Flattening(inputs)
-        self.forward, self.backward, self.gradients = forward, backward, gradients
-        self.differentiable = outputs - states
-        self.direct = _direct(self, no_create_graph)
+    name: ClassVar[str]
+    inputs: ClassVar[type[tuple[Any, ...]]]
+    outputs: ClassVar[int] = 1
+    states: ClassVar[int] = 0
+    results: ClassVar[int]
+    no_create_graph: ClassVar[bool] = False
 
-        schema = self.flattening.schema
+    @abstractmethod
+    def forward(self, inputs: Declared) -> Any:
+        """The outputs: a tensor, or a tuple of several."""
+
+    @abstractmethod
+    def forward_fake(self, inputs: Declared) -> Any:
+        """The same left empty."""
+
+    @abstractmethod
+    def backward(self, inputs: Declared, grads: Sequence[Tensor], wanted: Sequence[str]) -> tuple[Tensor, ...]:
+        """From the outputs' gradients and the names of the inputs that need one, to tensors that share no memory."""
+
+    @abstractmethod
+    def backward_fake(self, inputs: Declared, wanted: Sequence[str]) -> tuple[Tensor, ...]:
+        """The same left empty."""
+
+    @abstractmethod
+    def gradients(self, inputs: Declared, results: Sequence[Tensor], wanted: Sequence[str]) -> dict[str, Tensor]:
+        """Gradients by the inputs' names, from what `backward` returned."""
+
+    def __init__(self) -> None:
+        self.flattening: Flattening[Declared] = Flattening(self.inputs)  # type: ignore[arg-type]
+        self.differentiable = self.outputs - self.states
+        self.direct = _direct(self)
+        schema, grads = self.flattening.schema, ", ".join(f"Tensor grad_{i}" for i in range(self.differentiable))
         self.operator = define(
-            f"{name}({schema}) -> {_tensors(outputs)}",
-            lambda *flat: forward(self._restored(flat)),
-            lambda *flat: forward_fake(self._restored(flat)),
+            f"{self.name}({schema}) -> {_tensors(self.outputs)}",
+            lambda *flat: self.forward(self._restored(flat)),
+            lambda *flat: self.forward_fake(self._restored(flat)),
         )
-        grads = ", ".join(f"Tensor grad_{i}" for i in range(self.differentiable))
         self.backward_operator = define(
-            f"{name}_backward({grads}, {schema}, str wanted) -> {_tensors(results)}",
-            lambda *flat: backward(*self._backward_arguments(flat)),
-            lambda *flat: backward_fake(*self._backward_arguments(flat)),
+            f"{self.name}_backward({grads}, {schema}, str wanted) -> {_tensors(self.results)}",
+            self._operator_backward,
+            lambda *flat: self.backward_fake(self._restored(flat[self.differentiable : -1]), flat[-1].split()),
         )
         torch.library.register_autograd(
-            f"lbq::{name}", self._operator_gradients, setup_context=self._keep_for_operator, lib=LIBRARY
+            f"lbq::{self.name}", self._operator_gradients, setup_context=self._keep_for_operator, lib=LIBRARY
         )
 
     def __call__(self, inputs: Declared) -> Any:
@@ -103,10 +107,10 @@ class DifferentiableKernel(Generic[Declared]):
         tensors = len(self.flattening.tensors)
         return self.flattening.restore(flat[:tensors], flat[tensors:])
 
-    def _backward_arguments(self, flat: Sequence[Any]) -> tuple[Declared, Sequence[Tensor], list[str]]:
-        """Those of `backward` from its operator's: gradients, inputs, and names in one string."""
-        first = self.differentiable
-        return self._restored(flat[first:-1]), flat[:first], flat[-1].split()
+    def _operator_backward(self, *flat: Any) -> tuple[Tensor, ...]:
+        """From gradients, inputs, and names in one string."""
+        grads, inputs, wanted = flat[: self.differentiable], flat[self.differentiable : -1], flat[-1]
+        return self.backward(self._restored(inputs), grads, wanted.split())
 
     def _keep_for_operator(self, ctx: Any, inputs: Sequence[Any], output: Any) -> None:
         tensors = len(self.flattening.tensors)
@@ -121,7 +125,7 @@ class DifferentiableKernel(Generic[Declared]):
         return *self.differentiate(ctx, grads, needed, backward), *[None] * len(ctx.others)
 
 
-def _direct(kernel: DifferentiableKernel[Any], no_create_graph: bool) -> Callable[..., Any]:
+def _direct(kernel: DifferentiableKernel[Any]) -> Callable[..., Any]:
     """The kernel as an autograd function: of its inputs as they are, and of the flat ones, which autograd looks at."""
 
     def differentiate(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
@@ -141,7 +145,7 @@ def _direct(kernel: DifferentiableKernel[Any], no_create_graph: bool) -> Callabl
             return output
 
         backward = staticmethod(  # type: ignore[assignment]
-            differentiate_or_refuse if no_create_graph else once_differentiable(differentiate)
+            differentiate_or_refuse if kernel.no_create_graph else once_differentiable(differentiate)
         )
 
     apply: Callable[..., Any] = Direct.apply

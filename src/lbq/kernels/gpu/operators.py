@@ -49,39 +49,6 @@ class Burst(NamedTuple):
     before: StateArguments
 
 
-def _forward(inputs: Burst) -> Tensor:
-    return launch.forward(inputs.x, inputs.x.shape[0], inputs.neuron, before=inputs.before)
-
-
-def _forward_fake(inputs: Burst) -> Tensor:
-    return sequence_like(settled(inputs.x))
-
-
-def _forward_chunk(inputs: Burst) -> tuple[Tensor, Tensor, Tensor]:
-    return launch.forward_chunk(inputs.x, inputs.neuron, inputs.before)
-
-
-def _forward_chunk_fake(inputs: Burst) -> tuple[Tensor, Tensor, Tensor]:
-    x = settled(inputs.x)
-    return sequence_like(x), *launch.states_like(x, inputs.neuron.rule)
-
-
-def _backward(inputs: Burst, grads: Sequence[Tensor], wanted: Sequence[str]) -> tuple[Tensor, Tensor]:
-    sums = learned_sums(inputs.neuron, wanted)
-    return launch.backward(grads[0], inputs.x, inputs.neuron, sums, before=inputs.before)
-
-
-def _backward_fake(inputs: Burst, _grads: Sequence[Tensor], wanted: Sequence[str]) -> tuple[Tensor, Tensor]:
-    x, neuron = inputs.x, inputs.neuron
-    sums = len(learned_sums(neuron, wanted)), neuron.step.numel()
-    return sequence_like(settled(x)), x.new_empty(sums, dtype=torch.float32)
-
-
-def _gradients(inputs: Burst, results: Sequence[Tensor], wanted: Sequence[str]) -> dict[str, Tensor]:
-    by_x, sums = results
-    return {"x": by_x, **neuron_gradients(inputs.neuron, sums, learned_sums(inputs.neuron, wanted))}
-
-
 def learned_sums(neuron: NeuronArguments, wanted: Sequence[str]) -> tuple[str, ...]:
     """Which of the neuron's constants need a gradient that exists: most surrogates have no tail that learns."""
     names = [name for name in NeuronArguments._fields if name in wanted]
@@ -100,28 +67,45 @@ def neuron_gradients(neuron: NeuronArguments, sums: Tensor, names: Sequence[str]
     return {name: shaped_like(row, value) for name, row, value in zip(names, rows, values, strict=True)}
 
 
-BURST = DifferentiableKernel(
-    "burst",
-    Burst,
-    forward=_forward,
-    forward_fake=_forward_fake,
-    backward=_backward,
-    backward_fake=_backward_fake,
-    gradients=_gradients,
-    results=2,
-)
-BURST_CHUNK = DifferentiableKernel(
-    "burst_chunk",
-    Burst,
-    forward=_forward_chunk,
-    forward_fake=_forward_chunk_fake,
-    backward=_backward,
-    backward_fake=_backward_fake,
-    gradients=_gradients,
-    results=2,
-    outputs=3,
-    states=2,
-)
+class BurstKernel(DifferentiableKernel[Burst]):
+    """Scaled outputs."""
+
+    name, inputs, results = "burst", Burst, 2
+
+    def forward(self, inputs: Burst) -> Any:
+        return launch.forward(inputs.x, inputs.x.shape[0], inputs.neuron, before=inputs.before)
+
+    def forward_fake(self, inputs: Burst) -> Any:
+        return sequence_like(settled(inputs.x))
+
+    def backward(self, inputs: Burst, grads: Sequence[Tensor], wanted: Sequence[str]) -> tuple[Tensor, Tensor]:
+        sums = learned_sums(inputs.neuron, wanted)
+        return launch.backward(grads[0], inputs.x, inputs.neuron, sums, before=inputs.before)
+
+    def backward_fake(self, inputs: Burst, wanted: Sequence[str]) -> tuple[Tensor, Tensor]:
+        x, neuron = inputs.x, inputs.neuron
+        sums = len(learned_sums(neuron, wanted)), neuron.step.numel()
+        return sequence_like(settled(x)), x.new_empty(sums, dtype=torch.float32)
+
+    def gradients(self, inputs: Burst, results: Sequence[Tensor], wanted: Sequence[str]) -> dict[str, Tensor]:
+        by_x, sums = results
+        return {"x": by_x, **neuron_gradients(inputs.neuron, sums, learned_sums(inputs.neuron, wanted))}
+
+
+class ChunkKernel(BurstKernel):
+    """Scaled outputs, and membrane and pending reset after them."""
+
+    name, outputs, states = "burst_chunk", 3, 2
+
+    def forward(self, inputs: Burst) -> tuple[Tensor, Tensor, Tensor]:
+        return launch.forward_chunk(inputs.x, inputs.neuron, inputs.before)
+
+    def forward_fake(self, inputs: Burst) -> tuple[Tensor, Tensor, Tensor]:
+        x = settled(inputs.x)
+        return sequence_like(x), *launch.states_like(x, inputs.neuron.rule)
+
+
+BURST, BURST_CHUNK = BurstKernel(), ChunkKernel()
 
 
 # The neuron after BatchNorm and a residual add
@@ -139,53 +123,45 @@ class NormBurst(NamedTuple):
     timesteps: int
 
 
-def _norm_forward(inputs: NormBurst) -> Tensor:
-    return launch.forward(inputs.x, inputs.timesteps, inputs.neuron, inputs.norm, inputs.residual)
+class NormBurstKernel(DifferentiableKernel[NormBurst]):
+    """Scaled outputs."""
+
+    name, inputs, results = "norm_burst", NormBurst, 3
+
+    def forward(self, inputs: NormBurst) -> Tensor:
+        return launch.forward(inputs.x, inputs.timesteps, inputs.neuron, inputs.norm, inputs.residual)
+
+    def forward_fake(self, inputs: NormBurst) -> Tensor:
+        return sequence_like(settled(inputs.x), inputs.timesteps)
+
+    def backward(
+        self, inputs: NormBurst, grads: Sequence[Tensor], wanted: Sequence[str]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The gradient of x, that of the neuron's currents (empty without a residual), and sums: those of BatchNorm's bias and
+        weight, then the neuron's."""
+        x, norm, residual, neuron, _ = inputs
+        sums = ("current", "hat", *learned_sums(neuron, wanted))
+        current, totals = launch.backward(grads[0], x, neuron, sums, norm, residual, shown=x.shape[0] == 1)
+        by_x = launch.norm_backward(current, x, norm, totals)
+        return by_x, x.new_empty(0) if residual is None else current, totals
+
+    def backward_fake(self, inputs: NormBurst, wanted: Sequence[str]) -> tuple[Tensor, Tensor, Tensor]:
+        x, sums = settled(inputs.x), 2 + len(learned_sums(inputs.neuron, wanted))
+        current = x.new_empty(0) if inputs.residual is None else sequence_like(x)
+        return sequence_like(x), current, x.new_empty((sums, x.shape[2]), dtype=torch.float32)
+
+    def gradients(self, inputs: NormBurst, results: Sequence[Tensor], wanted: Sequence[str]) -> dict[str, Tensor]:
+        (by_x, current, totals), norm, neuron = results, inputs.norm, inputs.neuron
+        return {
+            "x": by_x,
+            "bias": totals[0].to(norm.bias.dtype),
+            "weight": totals[1].to(norm.weight.dtype),
+            **({} if inputs.residual is None else {"residual": current}),
+            **neuron_gradients(neuron, totals[2:], learned_sums(neuron, wanted)),
+        }
 
 
-def _norm_forward_fake(inputs: NormBurst) -> Tensor:
-    return sequence_like(settled(inputs.x), inputs.timesteps)
-
-
-def _norm_backward(inputs: NormBurst, grads: Sequence[Tensor], wanted: Sequence[str]) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradient of x, that of the neuron's currents (empty without a residual), and sums: those of BatchNorm's bias and
-    weight, then the neuron's."""
-    x, norm, residual, neuron, _ = inputs
-    sums = ("current", "hat", *learned_sums(neuron, wanted))
-    current, totals = launch.backward(grads[0], x, neuron, sums, norm, residual, shown=x.shape[0] == 1)
-    by_x = launch.norm_backward(current, x, norm, totals)
-    return by_x, x.new_empty(0) if residual is None else current, totals
-
-
-def _norm_backward_fake(
-    inputs: NormBurst, _grads: Sequence[Tensor], wanted: Sequence[str]
-) -> tuple[Tensor, Tensor, Tensor]:
-    x, sums = settled(inputs.x), 2 + len(learned_sums(inputs.neuron, wanted))
-    current = x.new_empty(0) if inputs.residual is None else sequence_like(x)
-    return sequence_like(x), current, x.new_empty((sums, x.shape[2]), dtype=torch.float32)
-
-
-def _norm_gradients(inputs: NormBurst, results: Sequence[Tensor], wanted: Sequence[str]) -> dict[str, Tensor]:
-    (by_x, current, totals), norm, neuron = results, inputs.norm, inputs.neuron
-    return {
-        "x": by_x,
-        "bias": totals[0].to(norm.bias.dtype),
-        "weight": totals[1].to(norm.weight.dtype),
-        **({} if inputs.residual is None else {"residual": current}),
-        **neuron_gradients(neuron, totals[2:], learned_sums(neuron, wanted)),
-    }
-
-
-NORM_BURST = DifferentiableKernel(
-    "norm_burst",
-    NormBurst,
-    forward=_norm_forward,
-    forward_fake=_norm_forward_fake,
-    backward=_norm_backward,
-    backward_fake=_norm_backward_fake,
-    gradients=_norm_gradients,
-    results=3,
-)
+NORM_BURST = NormBurstKernel()
 
 
 # BatchNorm's statistics, which have no gradient of their own
