@@ -533,3 +533,11 @@ def test_hooks_that_may_look_at_the_input_keep_batchnorm_outside() -> None:
         assert is_watched(neuron), register
         handle.remove()
         assert not is_watched(neuron)
+
+
+@pytest.mark.parametrize("name", sorted(NEURONS.keys() - {"relu"}))
+def test_every_number_that_is_not_learned_is_declared(name: str) -> None:
+    """A run that starts from another's weights keeps its own of these."""
+    neuron = create(name, timesteps=2)
+    assert isinstance(neuron, SpikingNeuron)
+    assert neuron.fixed_numbers().keys() == dict(neuron.named_buffers()).keys()

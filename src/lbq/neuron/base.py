@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -30,7 +30,14 @@ class SpikingNeuron(nn.Module, ABC):
 
     membrane: `lif` leaks by `beta`; `if` does not leak (beta is ignored); `plif` is the parametric LIF,
         U = (1 - k) V + k x with k = sigmoid(`decay_logit`) learned, started at k = 1 - beta.
+
+    Subclasses with further numbers that are not learned add their names to `fixed_names`. A neuron that overrides one of
+    `computing_methods` outside lbq computes something else than its class says, which deployment refuses.
     """
+
+    # numbers that are buffers where they are not learned
+    fixed_names: ClassVar[tuple[str, ...]] = ("beta", "alpha", "eta")
+    computing_methods: ClassVar[tuple[str, ...]] = ("forward", "constants", "_constants", "_scaled_step", "check_input")
 
     rule: Rule
     alpha: Tensor
@@ -80,6 +87,10 @@ class SpikingNeuron(nn.Module, ABC):
     @property
     def thresholds(self) -> Tensor | None:
         return None
+
+    def fixed_numbers(self) -> dict[str, Tensor]:
+        """Its numbers that are not learned, by their names in its state_dict."""
+        return {name: value for name, value in self.named_buffers(recurse=False) if name in self.fixed_names}
 
     @property
     def n_max(self) -> int:

@@ -27,6 +27,7 @@ class LIF(SpikingNeuron):
     BurstNeuron(n_max=1), whose reset is decayed and which fires at U >= step.
     """
 
+    fixed_names = (*SpikingNeuron.fixed_names, "threshold")
     threshold: Tensor
 
     def __init__(
@@ -226,6 +227,7 @@ class MLF(SpikingNeuron):
     """Multi-level firing (Feng et al. 2022): several membranes with fixed equidistant thresholds, each a binary LIF
     with hard reset; the output is the number of membranes that fire (0.6, 1.6, 2.6 in the published code)."""
 
+    fixed_names = (*SpikingNeuron.fixed_names, "ladder")
     ladder: Tensor
 
     def __init__(

@@ -18,6 +18,7 @@ from lbq.neuron.base import MembraneKind, SpikingNeuron
 from lbq.neuron.checks import check_choice, check_count, check_flag, check_positive
 
 STEP_EPS = 1e-6  # gamma = softplus(rho) + STEP_EPS
+FIXED_STEP = "fixed_step"  # the buffer of a step that is not learned
 
 
 def gamma(rho: Tensor) -> Tensor:
@@ -46,19 +47,19 @@ def register_step(module: nn.Module, step: float, learned: bool, channels: int |
     if check_flag("learn_step", learned):
         module.register_parameter("rho", nn.Parameter(rho))
     else:
-        module.register_buffer("fixed_step", torch.full_like(rho, float(step)))
+        module.register_buffer(FIXED_STEP, torch.full_like(rho, float(step)))
 
 
 def step_of(module: nn.Module) -> Tensor:
     """The step that `register_step` gave the module."""
-    fixed = getattr(module, "fixed_step", None)
+    fixed = getattr(module, FIXED_STEP, None)
     return gamma(module.rho) if fixed is None else fixed  # type: ignore[arg-type]
 
 
 @torch.no_grad()
 def set_step(module: nn.Module, step: Tensor) -> None:
     """Change what `register_step` gave: to one number, or one for each channel."""
-    fixed = getattr(module, "fixed_step", None)
+    fixed = getattr(module, FIXED_STEP, None)
     if fixed is not None:
         fixed.copy_(step)
     elif is_parametrized(module, "rho"):  # computed from others: reading gives a copy
@@ -76,6 +77,7 @@ def lsq_scaled(step: Tensor, x: Tensor, n_max: int) -> Tensor:
 class SteppedNeuron(SpikingNeuron):
     """A neuron with a positive step, gamma = softplus(rho) + 1e-6 learned or fixed, per layer or per channel."""
 
+    fixed_names = (*SpikingNeuron.fixed_names, FIXED_STEP)
     rho: Tensor
 
     def __init__(
@@ -110,11 +112,11 @@ class SteppedNeuron(SpikingNeuron):
 
     @property
     def learn_step(self) -> bool:
-        return "fixed_step" not in self._buffers
+        return FIXED_STEP not in self._buffers
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         """A learned step may be loaded as a fixed one, and the other way round."""
-        rho, fixed = f"{prefix}rho", f"{prefix}fixed_step"
+        rho, fixed = f"{prefix}rho", f"{prefix}{FIXED_STEP}"
         if not self.learn_step and rho in state_dict and fixed not in state_dict:
             state_dict[fixed] = gamma(state_dict.pop(rho).detach())
         elif self.learn_step and fixed in state_dict and rho not in state_dict:
@@ -202,6 +204,7 @@ class LadderNeuron(SpikingNeuron):
         scale: what one level is worth; default the mean spacing thresholds[-1] / n_max.
     """
 
+    fixed_names = (*SpikingNeuron.fixed_names, "ladder", "level_scale")
     ladder: Tensor
     level_scale: Tensor
 

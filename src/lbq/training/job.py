@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
@@ -26,6 +26,7 @@ from lbq.config import Config, differences
 from lbq.errors import LbqError, RunError, Stopped
 from lbq.native import choose as kernels
 from lbq.neuron import SpikingNeuron
+from lbq.neuron.burst import FIXED_STEP
 from lbq.results.schemas import TRAINED
 from lbq.runs import checkpoint, run_folder
 from lbq.runs.build import outline
@@ -45,7 +46,6 @@ WHOLE = ("config.toml", "weights.safetensors", "result.json", f"{CHECKPOINTS}/{c
 CPU_IS_FULL = ("can't allocate memory", "not enough memory")  # in PyTorch's words, on x86-64 and on Arm
 CUBLAS_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"  # which cuBLAS must be told for its sums to have one order
 ECHO_SECONDS = 1.0  # in which a SIGTERM counts as one that was passed on
-CONSTANTS = ("beta", "alpha", "eta", "threshold", "ladder", "level_scale")  # of neurons, where they are not learned
 SAVING_SHARE = 0.02  # of the time that saves after short epochs may take
 # of processes on GPUs, which ask each other whether one was signalled: an answer waits for the GPU
 STEPS_BETWEEN_STOP_CHECKS = 16
@@ -250,10 +250,11 @@ class Job:
         """The constants of neurons, such as a decay that is not learned, that are other ones in the other run's weights. Of
         fixed steps those with which it did not begin either: else a conversion may have chosen them, layer by layer."""
         try:
-            first = _constants(outline(run_folder.load_config(run)), ("fixed_step",))
+            began_with = _fixed_numbers(outline(run_folder.load_config(run)))
+            first = {name: value for name, value in began_with.items() if name.endswith(f".{FIXED_STEP}")}
         except (LbqError, ValueError):  # weights alone, or a network that is not known here
             first = {}
-        ours = _constants(self.trainer.net, (*CONSTANTS, "fixed_step"))
+        ours = _fixed_numbers(self.trainer.net)
         theirs = {**weights, **first}
         return {name for name, value in ours.items() if name not in theirs or not _alike(theirs[name], value)}
 
@@ -384,10 +385,10 @@ class Job:
         )
 
 
-def _constants(net: nn.Module, names: Sequence[str]) -> dict[str, Tensor]:
-    """What neurons have of that and do not learn, by all its names in the network's state."""
+def _fixed_numbers(net: nn.Module) -> dict[str, Tensor]:
+    """The numbers of neurons that are not learned, by all their names in the network's state."""
     neurons = [(n, m) for n, m in net.named_modules(remove_duplicate=False) if isinstance(m, SpikingNeuron)]
-    return {f"{n}.{k}": v.cpu() for n, m in neurons for k, v in m.named_buffers(recurse=False) if k in names}
+    return {f"{n}.{k}": v.cpu() for n, m in neurons for k, v in m.fixed_numbers().items()}
 
 
 def _alike(one: Tensor, other: Tensor) -> bool:

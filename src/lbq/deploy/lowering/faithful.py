@@ -15,8 +15,9 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel
 
 from lbq.errors import GraphError
+from lbq.neuron import SpikingNeuron
 
-COMPUTING = ("forward", "_conv_forward", "constants", "_constants", "_scaled_step", "check_input")
+COMPUTING = (*SpikingNeuron.computing_methods, "_conv_forward")
 KNOWN = ("torch.nn.modules.", "lbq.")  # whose methods mean what lowering takes them to mean
 WRAPPERS = (AveragedModel, DataParallel, DistributedDataParallel)
 REMEDIES = {  # hooks with which older utilities of PyTorch compute weights, and what makes them ordinary weights again
