@@ -96,7 +96,7 @@ def test_odd_sizes(shape: tuple[int, ...], layout: str) -> None:
 
 def test_counters_do_not_overflow(monkeypatch: pytest.MonkeyPatch) -> None:
     """One program takes as many tiles as its counters hold, all of one level, and the next the rest."""
-    monkeypatch.setattr(launch, "ADDING_ROWS", 1)
+    monkeypatch.setattr(launch, "SUMMING_PROGRAMS", 1)
     assert_tallied(torch.full((1, 70, 1, 1, 1), 4), 5, torch.tensor(0.4), torch.float32, LAYOUTS["contiguous"])
 
 

@@ -14,7 +14,7 @@ from lbq.kernels.arguments import neuron_arguments
 from lbq.kernels.dispatch import kernel_on
 from lbq.kernels.reference import BurstState, Constants, Rule, burst_step, compute_dtype, integrated
 
-MOST_BINS = 4095  # of a histogram in a processor's own memory
+MAX_BINS = 4095  # of a histogram in a processor's own memory
 
 
 def tally(x: Tensor, scale: Tensor, counts: Tensor) -> None:
@@ -30,9 +30,9 @@ def tally(x: Tensor, scale: Tensor, counts: Tensor) -> None:
         return
     places = torch.arange(counts.shape[1], device=x.device).reshape(x.shape[3:]) * counts.shape[2]
     spread = scale.float().reshape(-1, 1, 1)
-    for step, found in zip(x, counts, strict=True):
+    for step, histogram in zip(x, counts, strict=True):
         index = (step.float() / spread).round_().abs_().long() + places
-        found += torch.bincount(index.flatten(), minlength=found.numel()).reshape(found.shape)
+        histogram += torch.bincount(index.flatten(), minlength=histogram.numel()).reshape(histogram.shape)
 
 
 def membranes(x: Tensor, constants: Constants, rule: Rule, counts: Tensor, low: float, width: float) -> None:
@@ -43,13 +43,13 @@ def membranes(x: Tensor, constants: Constants, rule: Rule, counts: Tensor, low: 
         from lbq.kernels.gpu import launch, operators
 
         computed = operators.supports(x.dtype, len(x), rule, constants.thresholds is not None) is None
-        if computed and bins <= MOST_BINS:
+        if computed and bins <= MAX_BINS:
             launch.membranes(x, neuron_arguments(constants, rule), counts, low, width)
             return
     unit = constants.step if constants.thresholds is None else constants.thresholds[0]
-    for found, (before, _, _) in zip(counts, unrolled(x, constants, rule), strict=True):
+    for histogram, (before, _, _) in zip(counts, unrolled(x, constants, rule), strict=True):
         index = ((before / unit - low) / width).floor().clamp(0, bins - 1).long()
-        found += torch.bincount(index.flatten(), minlength=bins)
+        histogram += torch.bincount(index.flatten(), minlength=bins)
 
 
 def unrolled(x: Tensor, constants: Constants, rule: Rule) -> Iterator[tuple[Tensor, Tensor, Tensor]]:

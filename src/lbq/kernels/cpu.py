@@ -92,16 +92,18 @@ def supports(x: Tensor, constants: Constants, rule: Rule) -> str | None:
 
 def _channel_dim(x: Tensor, constants: Constants) -> int | None:
     """The dimension of x along which step or scale vary; 0 where they do not, None where there are several."""
-    found = 0
+    channel = 0
     for value in (constants.step, constants.scale):
         if value is None or value.numel() == 1:
             continue
         first = x.dim() - value.dim()
-        wide = [first + i for i, size in enumerate(value.shape) if size != 1]
-        if len(wide) != 1 or wide[0] < 1 or x.shape[wide[0]] != value.numel() or found not in (0, wide[0]):
+        varying = [first + i for i, size in enumerate(value.shape) if size != 1]
+        if len(varying) != 1 or varying[0] < 1 or x.shape[varying[0]] != value.numel():
             return None
-        found = wide[0]
-    return found
+        if channel not in (0, varying[0]):
+            return None
+        channel = varying[0]
+    return channel
 
 
 # Seen as [T, outer, channels, inner]
@@ -208,7 +210,7 @@ def _states_like(inputs: Burst, order: tuple[int, ...]) -> tuple[Tensor, Tensor]
 def _results_like(
     inputs: Burst, order: tuple[int, ...], wanted: Sequence[str]
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """What `_backward` returns, empty."""
+    """What the backward pass returns, empty."""
     x, step, scale = inputs.x, inputs.neuron.step, inputs.neuron.scale
     by_x = _like(x, order) if "x" in wanted else x.new_empty(0)
     by_scale = torch.empty_like(step if scale is None else scale)
@@ -257,11 +259,11 @@ class BurstKernel(DifferentiableKernel[Burst]):
     def gradients(self, inputs: Burst, results: Sequence[Tensor], wanted: Sequence[str]) -> dict[str, Tensor]:
         """By the names of the inputs."""
         by_x, by_step, by_scale, by_scalars = results
-        found = {"x": by_x, "step": by_step, "scale": by_scale}
+        by_name = {"x": by_x, "step": by_step, "scale": by_scale}
         for name in wanted:
             if name in SCALARS:
-                found[name] = shaped_like(by_scalars[SCALARS.index(name)], getattr(inputs.neuron, name))
-        return {name: found[name] for name in wanted}
+                by_name[name] = shaped_like(by_scalars[SCALARS.index(name)], getattr(inputs.neuron, name))
+        return {name: by_name[name] for name in wanted}
 
 
 class ChunkKernel(BurstKernel):

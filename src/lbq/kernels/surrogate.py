@@ -189,10 +189,10 @@ def register(name: str, *, tail: Tail = None) -> Callable[[Curve], Curve]:
         try:
             with torch.inference_mode(False), torch.enable_grad():
                 r = torch.linspace(-1, 4, 6, requires_grad=True)
-                found = level(r, 3, torch.tensor(0.5))
+                curve = level(r, 3, torch.tensor(0.5))
         except Exception as error:
             raise ConfigError(f"register: {name!r} must be callable as B(r, n_max, tail): {error}") from error
-        if not isinstance(found, Tensor) or found.shape != r.shape or not found.requires_grad:
+        if not isinstance(curve, Tensor) or curve.shape != r.shape or not curve.requires_grad:
             raise ConfigError(f"register: {name!r} must give a differentiable tensor of the shape of r")
         SURROGATES[name] = Surrogate(name, level, tail=tail)
         return level
