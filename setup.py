@@ -10,7 +10,7 @@ from pathlib import Path
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
-NATIVE = Path(__file__).parent / "lbq" / "native"
+NATIVE = Path(__file__).parent / "src" / "lbq" / "native"
 SOURCES = sorted(p for p in NATIVE.iterdir() if p.suffix in (".c", ".h"))
 
 

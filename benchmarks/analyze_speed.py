@@ -21,11 +21,13 @@ from pathlib import Path
 
 import torch
 
-from lbq import engine, evaluation, runs
-from lbq.data.sources import open_source
-from lbq.engine.evaluate import evaluate, open_data
-from lbq.engine.evaluate import measure as measure_deployed
-from lbq.measure import measure
+from lbq import engine
+from lbq.batches.sources import open_source
+from lbq.counting.deployed import evaluate, open_data
+from lbq.counting.deployed import measure as measure_deployed
+from lbq.measuring.measure import measure
+from lbq.runs import run_folder
+from lbq.training import evaluation
 
 
 def compare(
@@ -60,9 +62,9 @@ def main() -> None:
     arguments.add_argument("--batch", type=int, default=16)
     arguments.add_argument("--model", type=Path)
     given = arguments.parse_args()
-    config = runs.load_config(given.run, [f"data.root={given.data}", f"train.batch_size={given.batch}"])
+    config = run_folder.load_config(given.run, [f"data.root={given.data}", f"train.batch_size={given.batch}"])
     device = torch.device(given.device)
-    net = runs.load(given.run).to(device)
+    net = run_folder.load(given.run).to(device)
     source = open_source(config, device)
     precision = evaluation.PRECISIONS[config.train.precision]
     if device.type == "cuda":

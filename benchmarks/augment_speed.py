@@ -17,8 +17,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from lbq.data.policies import POLICIES, ImageAugment, autoaugment
-from lbq.data.random import uniform
+from lbq.batches.policies import POLICIES, ImageAugment, autoaugment
+from lbq.batches.random import uniform
 
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 

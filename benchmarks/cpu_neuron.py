@@ -19,8 +19,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lbq.kernels.choose import choose
 from lbq.models import create
+from lbq.native.choose import choose
 from lbq.neuron import SpikingNeuron
 
 

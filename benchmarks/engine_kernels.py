@@ -22,7 +22,7 @@ import torch
 from numpy.typing import NDArray
 
 from lbq import native
-from lbq.engine.native import Method, pack
+from lbq.engine.convolution import Method, pack
 from lbq.engine.tape import perform
 
 LAYERS = ((128, 32), (256, 16), (512, 8))

@@ -35,10 +35,10 @@ import torch
 
 from lbq import engine, models, native
 from lbq.deploy import deploy
-from lbq.engine.network import IntegerLayer, IntegerNetwork
+from lbq.engine.memory import Workspace
 from lbq.engine.neuron import NativeNeuron
-from lbq.engine.plan import Workspace
 from lbq.engine.runner import Runner, _Job
+from lbq.graph.integer import IntegerLayer, IntegerNetwork
 
 ID, SHAPE = "resnet20w128", (3, 32, 32)
 KINDS: tuple[Literal["bitplane", "auto"], ...] = ("bitplane", "auto")

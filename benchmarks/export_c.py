@@ -18,8 +18,8 @@ from pathlib import Path
 
 import numpy as np
 
+from lbq.counting.deployed import open_data
 from lbq.engine import load
-from lbq.engine.evaluate import open_data
 from lbq.export import export
 
 FLAGS = ("-O2", "-O3", "-O3 -march=native")

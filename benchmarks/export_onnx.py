@@ -17,8 +17,8 @@ from pathlib import Path
 import numpy as np
 import onnxruntime
 
+from lbq.counting.deployed import open_data
 from lbq.engine import load
-from lbq.engine.evaluate import open_data
 from lbq.export import export
 
 

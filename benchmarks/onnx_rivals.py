@@ -20,8 +20,8 @@ from onnx import TensorProto, helper, numpy_helper
 from onnxruntime import quantization
 
 from lbq import models
-from lbq.engine.network import IntegerLayer, IntegerNetwork
 from lbq.graph import INPUT, Synapse
+from lbq.graph.integer import IntegerLayer, IntegerNetwork
 
 
 def session(model: bytes | str, threads: int) -> ort.InferenceSession:

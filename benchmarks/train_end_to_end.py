@@ -14,11 +14,11 @@ import time
 
 import torch
 
-from lbq import toml
+from lbq.batches.sources import open_source
 from lbq.config import Config
-from lbq.data.sources import open_source
-from lbq.runs import environment
-from lbq.train import Trainer
+from lbq.runs.run_folder import environment
+from lbq.system import toml
+from lbq.training.trainer import Trainer
 
 WARM, STEPS = 15, 60
 SETTINGS = {

@@ -33,10 +33,10 @@ from torch.nn import functional as F
 
 from lbq import models
 from lbq.config import Config
-from lbq.kernels import choose
+from lbq.native import choose
 from lbq.neuron import BurstNeuron
-from lbq.runs import environment
-from lbq.train import Trainer
+from lbq.runs.run_folder import environment
+from lbq.training.trainer import Trainer
 
 MODEL, BATCH = "resnet20w128", 256
 DEVICE = torch.device("cuda")
@@ -202,9 +202,11 @@ def kernels() -> None:
         copy = show(
             f"copy {tuple(shape)}", 2 * x.numel() * 2 / seconds(lambda x=x, other=other: other.copy_(x)) / 1e12, "TB/s"
         )
-        from lbq.kernels import fused
+        from lbq.kernels.gpu import operators
 
-        settings = tuple(s.detach() if isinstance(s, Tensor) else s for s in fused.neuron_of(constants, neuron.rule))
+        settings = tuple(
+            s.detach() if isinstance(s, Tensor) else s for s in operators.neuron_of(constants, neuron.rule)
+        )
         forward = seconds(lambda x=x, s=settings: torch.ops.lbq.burst(x, *s))
         both = forward + seconds(
             lambda x=x, g=grad, s=settings: torch.ops.lbq.burst_backward(g, x, *s, None, None, "step tail")

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.hosting import Host
+from tests.support.hosting import Host
 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")

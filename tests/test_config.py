@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lbq import toml
 from lbq.config import BOOKKEEPING, Config, differences
 from lbq.errors import ConfigError
+from lbq.system import toml
+from tests.support.paths import ROOT
 
 SCALARS = st.one_of(
     st.booleans(),
@@ -194,7 +195,7 @@ def test_bases_that_name_each_other_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_record_is_a_configuration_too() -> None:
-    for path in sorted((Path(__file__).parent.parent / "results").glob("*_s0.json")):
+    for path in sorted((ROOT / "results").glob("*_s0.json")):
         stored = json.loads(path.read_text())
         assert Config.load(path).hash == stored["config_hash"], path
     changed = Config.load(path, ["seed=7", "data.root=elsewhere"])

@@ -16,11 +16,11 @@ import pytest
 import torch
 
 from lbq import cli
-from lbq.build import build
 from lbq.config import Config
 from lbq.neuron.registry import BUILT_IN, NEURONS, options_of
+from lbq.runs.build import build
+from tests.support.paths import ROOT
 
-ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "configs"
 SHIPPED = sorted(p.relative_to(FOLDER).with_suffix("").as_posix() for p in FOLDER.rglob("*.toml"))
 CELLS = [name for name in SHIPPED if name.split("/")[0] not in ("base", "quick", "digits")]
@@ -304,7 +304,7 @@ def test_a_mistake_is_one_line_that_names_the_field(
     assert re.match(f"lbq: .*{message}", err)
     # A run that cannot begin leaves no folder, so that the corrected command works as typed. This holds for mistakes
     # that the configuration shows by itself; those that data and network show are known to fail here as long as
-    # `lbq.job` makes the folder before it opens the data and builds the network.
+    # `lbq.training.job` makes the folder before it opens the data and builds the network.
     assert [p.name for p in tmp_path.iterdir()] == ["bad.toml"]
 
 

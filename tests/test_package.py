@@ -16,12 +16,11 @@ import pytest
 import torch
 
 import lbq
-from lbq import runs
-from lbq.build import build
 from lbq.config import Config
 from lbq.data import load_digits
-
-ROOT = Path(__file__).parent.parent
+from lbq.runs import run_folder
+from lbq.runs.build import build
+from tests.support.paths import ROOT
 
 
 def python(code: str) -> str:
@@ -51,7 +50,7 @@ def test_import_is_light() -> None:
 def test_without_torch_everything_but_training_imports() -> None:
     out = python(
         "import sys; sys.modules['torch']=None\n"
-        "import lbq.account, lbq.analyze, lbq.cli, lbq.config, lbq.data, lbq.doctor, lbq.engine, lbq.graph, lbq.paper\n"
+        "import lbq.counting.operations, lbq.counting.analysis, lbq.cli, lbq.config, lbq.data, lbq.cli.doctor, lbq.engine, lbq.graph, lbq.results.paper\n"
         "from lbq.data import load_digits; print(len(load_digits().train))\n"
         "try: lbq.BurstNeuron\n"
         "except ModuleNotFoundError as e: print(e)"
@@ -129,7 +128,7 @@ def test_the_readmes_python_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     currents, a run, images."""
     run = tmp_path / "runs" / "demo-001"
     config = Config.from_dict({})
-    runs.save(run, build(config), config, [], {})
+    run_folder.save(run, build(config), config, [], {})
     monkeypatch.chdir(tmp_path)
     pages = [(ROOT / page).read_text() for page in ("README.md", "docs/deploy.md", "docs/convert.md")]
     blocks = [block for page in pages for block in re.findall(r"```python\n(.*?)```", page, re.S)]
@@ -179,10 +178,10 @@ def test_a_source_distribution_holds_the_package_and_no_tests(tmp_path: Path) ->
     subprocess.run(command, cwd=ROOT, capture_output=True, check=True, timeout=120)
     listed = set((tmp_path / "lbq.egg-info/SOURCES.txt").read_text().splitlines())
     assert {
-        "lbq/native/conv.h",
-        "lbq/native/conv.c",
-        "lbq/data/digits.npz",
-        "lbq/export/c/model.c",
-        "lbq/export/c/step/model.c",
+        "src/lbq/native/conv.h",
+        "src/lbq/native/conv.c",
+        "src/lbq/data/digits.npz",
+        "src/lbq/export/c/model.c",
+        "src/lbq/export/c/step/model.c",
     } < listed
     assert not [name for name in listed if name.startswith("tests/")]

@@ -1,9 +1,0 @@
-"""Run deployed networks on integers, without PyTorch: `net = lbq.engine.load("model.lbq"); net.run(images)`."""
-
-from lbq.engine.engine import ENGINES as ENGINES
-from lbq.engine.engine import Engine as Engine
-from lbq.engine.engine import Network as Network
-from lbq.engine.engine import load as load
-from lbq.engine.engine import save as save
-from lbq.engine.native import Counts as Counts
-from lbq.engine.runner import Output as Output

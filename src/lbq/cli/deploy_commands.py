@@ -1,0 +1,169 @@
+"""Commands about networks of integers: deploy, run, predict, export."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from lbq.cli.options import Changes, Json, Limit, data_of_a_run, print_json, thread_count
+from lbq.cli.progress import CountProgress
+from lbq.cli.render import make_console, render_deployed, render_evaluation, render_predictions
+from lbq.errors import LbqError
+
+Model = Annotated[Path, typer.Argument(help="A deployed network, such as model.lbq.")]
+Threads = Annotated[int | None, typer.Option(min=1, max=256, help="CPU threads; default all of them.")]
+
+
+def deploy(
+    run: Annotated[Path, typer.Argument(help="Run folder, or a deployed network for --timesteps: model.lbq.")],
+    changes: Changes = None,
+    out: Annotated[Path, typer.Option("-o", "--out", help="File to write.")] = Path("model.lbq"),
+    bits: Annotated[int | None, typer.Option(help="Bits of a weight: 4 to 8, or 16; default 8.")] = None,
+    levels: Annotated[Path | None, typer.Option(help="Also write every golden level, for other engines.")] = None,
+    noise: Annotated[
+        bool,
+        typer.Option("--noise", help="Golden inputs are noise, not images of the dataset, which is then not needed."),
+    ] = False,
+    timesteps: Annotated[int | None, typer.Option(min=1, help="Timesteps; default those of training.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Make an integer network of a trained one: BatchNorm folded, steps absorbed, weights in few bits, bounds proved."""
+    from lbq import engine
+    from lbq.engine.file.levelfile import save_levels
+    from lbq.system import files
+
+    for path in (out, *([] if levels is None else [levels])):
+        files.check_file(path)
+    if levels is not None and levels.resolve() == out.resolve():
+        raise LbqError(f"--levels {levels} is the file of the network: give another name")
+    if run.is_file():
+        if bits is not None or noise or changes or timesteps is None:
+            raise LbqError(
+                f"{run} is deployed already, and nothing but its --timesteps can be changed: for the rest, deploy its run"
+            )
+        if out.resolve() == run.resolve():
+            raise LbqError(f"-o {out} is the network itself, which it would replace: give another name")
+        made = engine.load(run).over(timesteps)
+    else:
+        from lbq.deploy import deploy_run
+
+        with data_of_a_run():
+            made = deploy_run(run, 8 if bits is None else bits, changes or [], noise, timesteps)
+    size = engine.save(out, made)
+    net = engine.load(out)
+    verified = net.verify("bitplane") if net.golden is not None else 0
+    if levels is not None and net.golden is not None:
+        traced = net.run(net.golden.inputs, "dense", trace=True).levels
+        save_levels(levels, traced or {})
+    network = net.network
+    facts = {
+        "path": str(out),
+        "bytes": size,
+        "weights": network.parameters,
+        "layers": len(network.layers),
+        "timesteps": network.timesteps,
+        "bits": network.facts.get("bits"),
+        "verified": verified,
+        "levels": None if levels is None else str(levels),
+    }
+    if as_json:
+        print_json(facts)
+    else:
+        render_deployed(facts)
+
+
+def run(
+    model: Model,
+    data: Annotated[
+        str | None,
+        typer.Argument(help="Its dataset's folder, or a .npz with images and labels; not needed for digits."),
+    ] = None,
+    engine: Annotated[str, typer.Option(help="auto, dense, bitplane or cuda; all give the same bits.")] = "auto",
+    backend: Annotated[
+        str, typer.Option(help="How bit planes are weighted: horner, preshifted, fused or explicit; the same bits.")
+    ] = "horner",
+    against: Annotated[
+        str | None, typer.Option(help="Also run this engine and compare every level; exit code 1 if any differs.")
+    ] = None,
+    threads: Threads = None,
+    limit: Limit = None,
+    as_json: Json = False,
+) -> None:
+    """Run a deployed network on a test set: accuracy, throughput, and what was executed, synapse by synapse."""
+    from lbq.counting.deployed import evaluate, open_data
+    from lbq.engine import load
+
+    net = load(model)
+    test = open_data(net.network, data)
+    ways: dict[str, Any] = {"engine": engine, "backend": backend, "against": against}  # unknown names are refused there
+    with CountProgress(str(model), min(limit or test.size, test.size)) as progress:
+        found = evaluate(net, test, threads=thread_count(threads), limit=limit, progress=progress.advance, **ways)
+    if as_json:
+        print_json(found.to_dict())
+    else:
+        render_evaluation(found)
+    if found.differing:
+        raise typer.Exit(1)
+
+
+def predict(
+    model: Model,
+    images: Annotated[list[Path], typer.Argument(help="Image files, or uint8 .npy arrays.")],
+    top: Annotated[int, typer.Option(min=1, help="How many classes to print.")] = 5,
+    as_json: Json = False,
+) -> None:
+    """Classify images with a deployed network: turned upright, their shorter side scaled, their middle cut out."""
+    from lbq.counting.deployed import ranking, read_input
+    from lbq.engine import load
+
+    net = load(model)
+    found = {str(image): ranking(net, read_input(image, net.network))[:top] for image in images}
+    if as_json:
+        print_json(found if len(images) > 1 else found[str(images[0])])
+    else:
+        render_predictions(found)
+
+
+def export(
+    subject: Annotated[Path, typer.Argument(help="A deployed network, model.lbq; for nir a run folder.")],
+    changes: Changes = None,
+    out: Annotated[str | None, typer.Option("-o", "--out", help="Required: a folder for c, c-step, else a file.")] = None,
+    format: Annotated[str, typer.Option(help="c, onnx; c-step, onnx-step: one timestep with explicit state; nir.")] = "c",
+    name: Annotated[str, typer.Option(help="For c, c-step: what the names of its functions and files begin with.")] = "model",
+    reset: Annotated[str | None, typer.Option(help="For nir: what the reader does after a spike, subtract or v_reset.")] = None,
+    accept_ties: Annotated[bool, typer.Option("--accept-ties", help="For nir: also what fires at U = threshold.")] = False,
+    as_json: Json = False,
+) -> None:  # fmt: skip
+    """Write a network in another form, for other programs: deployed ones give the same integers, bit for bit."""
+    from lbq import export as exports
+
+    if not out:
+        raise LbqError("export: say where to with -o")
+    if exports.check_format(format) != "nir":
+        if changes:
+            raise LbqError("key=value is for a run folder, which --format nir takes")
+        if reset is not None or accept_ties:
+            raise LbqError(f"--reset and --accept-ties are for --format nir, not {format}")
+        facts = exports.export(subject, out, format, name)
+    else:
+        if reset is None:
+            raise LbqError(
+                "NIR leaves open what follows a spike: say what your reader does with --reset subtract or v_reset"
+            )
+        from lbq.deploy.deploy import graph_of_run
+        from lbq.export.nir import write_nir
+
+        with data_of_a_run():
+            graph = graph_of_run(subject, changes or [])
+        size = write_nir(graph, out, reset, accept_ties)  # type: ignore[arg-type]  # which checks it
+        facts = {
+            "path": str(out),
+            "bytes": size,
+            "text": f"{out}: {size / 1e6:.2f} MB; docs/nir.md says how it must be read",
+        }
+    if as_json:
+        print_json({key: value for key, value in facts.items() if key != "text"})
+    else:
+        make_console().print(facts["text"], soft_wrap=True)

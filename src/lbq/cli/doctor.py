@@ -1,0 +1,64 @@
+"""What `lbq doctor` reports: versions, devices, and which kernel will run and why. Works without torch."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+from dataclasses import asdict
+from typing import Any
+
+from lbq import native
+from lbq._version import __version__
+
+PACKAGES = ("numpy", "safetensors", "typer", "rich", "torch", "triton")
+
+
+def examine() -> dict[str, Any]:
+    """Facts about this installation and machine, ready for JSON."""
+    return {
+        "lbq": __version__,
+        "python": platform.python_version(),
+        "platform": f"{platform.system()} {platform.machine()}",
+        "cpus": os.cpu_count(),
+        "packages": {name: _version(name) for name in PACKAGES},
+        "engine": _engine_facts(),
+        **_torch_facts(),
+    }
+
+
+def _engine_facts() -> dict[str, str]:
+    """Which kernels run deployed networks."""
+    found = native.report()
+    if found.reason is not None:
+        return {"kernel": "NumPy", "reason": found.reason}
+    others = [name for name in found.features if name != found.isa]
+    paths, more = ([n for n in others if (n in native.ISAS) == wanted] for wanted in (True, False))
+    reason = (
+        f"{found.isa}" + (f" with {', '.join(more)}" if more else "") + (f"; also {', '.join(paths)}" if paths else "")
+    )
+    return {"kernel": "native", "reason": reason}
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _torch_facts() -> dict[str, Any]:
+    try:
+        import torch
+    except ModuleNotFoundError:
+        return {"devices": [], "kernels": {}, "advice": ["training needs PyTorch: pip install 'lbq[train]'"]}
+    from lbq.native.choose import choose
+
+    threads = torch.get_num_threads()
+    devices = [{"name": "cpu", "detail": f"{threads} thread{'s' * (threads > 1)}"}]
+    for i in range(torch.cuda.device_count()):
+        properties = torch.cuda.get_device_properties(i)
+        detail = f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB"
+        devices.append({"name": f"cuda:{i}", "detail": detail})
+    kinds = sorted({d["name"].split(":")[0] for d in devices})
+    return {"devices": devices, "kernels": {kind: asdict(choose(kind)) for kind in kinds}, "advice": []}

@@ -1,0 +1,60 @@
+"""What all commands share: options, and how they end."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+
+from lbq.config import CHANGEABLE
+from lbq.errors import DataError
+
+if TYPE_CHECKING:
+    import torch
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
+Run = Annotated[Path, typer.Argument(help="Run folder.")]
+Changes = Annotated[list[str] | None, typer.Argument(help=f"For a run: key=value; keys {', '.join(CHANGEABLE)}.")]
+Device = Annotated[str | None, typer.Option(help="cpu or cuda; default a GPU where there is one.")]
+Limit = Annotated[int | None, typer.Option(min=1, help="Stop after this many samples.")]
+
+
+def fail(message: str, code: int = 2) -> NoReturn:
+    sys.stderr.write(f"lbq: {' '.join(message.split())}\n")
+    sys.exit(code)
+
+
+def print_json(value: Any) -> None:
+    sys.stdout.write(json.dumps(value, indent=2) + "\n")
+
+
+@contextmanager
+def data_of_a_run() -> Iterator[None]:
+    """A run says where its data lay when it was trained: where it cannot be read, the user may know better."""
+    try:
+        yield
+    except DataError as error:
+        raise DataError(f"{error}; where the run's data lies elsewhere now, add data.root=DIR") from error
+
+
+def thread_count(given: int | None = None) -> int:
+    """As asked for, else every processor that this process may use, as far as the engines take them."""
+    from lbq.engine.engine import MOST_THREADS
+    from lbq.native import cpus
+
+    return min(cpus(), MOST_THREADS) if given is None else given
+
+
+def start(device: str | None) -> torch.device:
+    """The device that one process works on."""
+    from lbq.native import choose as kernels
+    from lbq.training import distributed
+
+    where = distributed.start(device)[1]
+    kernels.check(where.type)
+    return where

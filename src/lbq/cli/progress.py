@@ -1,0 +1,182 @@
+"""What the command line shows while it works, on stderr: bars on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+from lbq.cli.render import duration, make_console
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
+    from lbq.training.plan import Plan
+    from lbq.training.trainer import EpochRecord
+
+
+class _Shown:
+    """Bars that are on the screen while this is entered."""
+
+    bars: Progress
+
+    def __enter__(self) -> Self:
+        self.bars.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.bars.stop()
+
+
+class DemoProgress(_Shown):
+    """A bar on a terminal, a plain line now and then elsewhere; both on stderr."""
+
+    def __init__(self) -> None:
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+        self.console = make_console(stderr=True)
+        self.bars = Progress(
+            TextColumn("{task.description:<18}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[note]}"),
+            TimeElapsedColumn(),
+            console=self.console,
+            disable=not self.console.is_terminal,
+        )
+        self.tasks: dict[str, TaskID] = {}
+
+    def start(self, method: str, epochs: int) -> None:
+        from lbq.cli.demo import TITLES
+
+        self.tasks[method] = self.bars.add_task(TITLES[method], total=epochs, note="")
+
+    def epoch(self, method: str, record: EpochRecord) -> None:
+        note = f"loss {record.loss:.3f}  train {record.train_accuracy:5.1f} %"
+        self.bars.update(self.tasks[method], advance=1, note=note)
+        if not self.console.is_terminal and (record.epoch % 5 == 0 or record.epoch == 1):
+            self.console.print(f"{method:<12} epoch {record.epoch:>3}  {note}  {record.seconds:.1f} s")
+
+    def done(self, method: str, accuracy: float, seconds: float) -> None:
+        self.bars.update(self.tasks[method], note=f"test {accuracy:5.2f} %")
+        if not self.console.is_terminal:
+            self.console.print(f"{method:<12} test {accuracy:.2f} %  {seconds:.1f} s")
+
+    def stage(self, text: str) -> None:
+        self.console.print(text)
+
+
+class TrainProgress(_Shown):
+    """The plan, then a bar for each epoch on a terminal or a plain line elsewhere, with the time left; on stderr."""
+
+    def __init__(self) -> None:
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+        self.console = make_console(stderr=True)
+        self.bars = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[note]}"),
+            console=self.console,
+            transient=True,
+            disable=not self.console.is_terminal,
+        )
+        self.task: TaskID | None = None
+        self.epochs = self.samples = 0
+
+    def plan(self, plan: Plan) -> None:
+        self.epochs, self.samples = plan.epochs, plan.steps_per_epoch * plan.batch_size
+        macs = "" if plan.macs is None else f", {plan.macs / 1e6:.1f} M MACs, {plan.neurons:,} neurons"
+        memory = "" if plan.memory_gib is None else f", about {plan.memory_gib:.2f} GiB of activations (estimated)"
+        source = ", ".join(f"{k} {v[:12] if k == 'sha256' else v}" for k, v in plan.data.items())
+        self.console.print(f"network  {plan.model}, T = {plan.timesteps}, {plan.parameters:,} parameters{macs}")
+        self.console.print(f"data     {source}; {plan.train_samples:,} training samples")
+        self.console.print(
+            f"training {plan.epochs} epoch{'s' * (plan.epochs > 1)} x {plan.steps_per_epoch} steps of {plan.batch_size} on "
+            f"{plan.processes} x {plan.device}, {plan.kernel} kernel{memory}"
+        )
+        if plan.emulated:
+            self.console.print(
+                f"slow     this CPU has no instructions for {plan.emulated}: its convolutions are some hundred times slower "
+                f"than in fp32; train.precision=fp32"
+            )
+        for remark in plan.remarks:
+            self.console.print(f"note     {remark}")
+
+    def resumed(self, epoch: int, batch: int, notes: tuple[str, ...]) -> None:
+        for note in notes:
+            self.console.print(note)
+        after = f" after step {batch}" if batch else ""
+        self.console.print(f"continuing at epoch {epoch + 1}{after}")
+
+    def restarted(self, log: Path) -> None:
+        self.console.print(f"no checkpoint found: training starts again at epoch 1; the log so far is kept as {log}")
+
+    def initialised(self, run: str, taken: int, left: tuple[str, ...]) -> None:
+        some = ", ".join(left[:3]) + (f" and {len(left) - 3} more" if len(left) > 3 else "")
+        self.console.print(f"start    from {run}: {taken} tensors" + (f"; anew: {some}" if left else ""))
+
+    def step(self, epoch: int, batch: int, batches: int, samples_per_second: float) -> None:
+        if self.task is None:
+            self.task = self.bars.add_task("", total=batches, note="")
+        left = ""
+        if samples_per_second:
+            samples = (self.epochs - epoch) * self.samples - batch * self.samples / batches
+            left = f"{samples_per_second:,.0f} samples/s, {duration(samples / samples_per_second)} left"
+        self.bars.update(self.task, description=f"epoch {epoch + 1}/{self.epochs}", completed=batch, note=left)
+        if left and not self.console.is_terminal and epoch == 0 and batch == min(20, batches):
+            self.console.print(f"step {batch}: {left}")
+
+    def epoch(self, record: EpochRecord) -> None:
+        test = "" if record.test_accuracy is None else f"  test {record.test_accuracy:.2f} %"
+        test += "" if record.unaveraged_accuracy is None else f" (unaveraged {record.unaveraged_accuracy:.2f})"
+        test += "" if record.holdout_accuracy is None else f"  held out {record.holdout_accuracy:.2f} %"
+        low, high = (min(record.steps.values()), max(record.steps.values())) if record.steps else (0.0, 0.0)
+        steps = f"  steps {low:.3f}..{high:.3f}" if record.steps else ""
+        self.console.print(
+            f"epoch {record.epoch}/{self.epochs}  loss {record.loss:.4f}  train {record.train_accuracy:.2f} %{test}{steps}  "
+            f"{record.samples_per_second:,.0f} samples/s"
+        )
+
+
+class DownloadProgress(_Shown):
+    """Bytes received, as a bar on a terminal."""
+
+    def __init__(self, name: str) -> None:
+        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+        console = make_console(stderr=True)
+        self.bars = Progress(
+            TextColumn("{task.description}", markup=False),  # a path may hold braces and brackets
+            BarColumn(),
+            DownloadColumn(),
+            TransferSpeedColumn(),
+            console=console,
+            disable=not console.is_terminal,
+        )
+        self.task = self.bars.add_task(name, total=None)
+
+    def progress(self, done: int, total: int | None) -> None:
+        self.bars.update(self.task, completed=done, total=total)
+
+
+class CountProgress(_Shown):
+    """A bar of so many samples on a terminal, nothing elsewhere; on stderr."""
+
+    def __init__(self, name: str, total: int | None) -> None:
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        console = make_console(stderr=True)
+        self.bars = Progress(
+            TextColumn("{task.description}", markup=False),  # a path may hold braces and brackets
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        )
+        self.task = self.bars.add_task(name, total=total)
+
+    def advance(self, samples: int) -> None:
+        self.bars.advance(self.task, samples)

@@ -1,0 +1,263 @@
+"""Commands that train: demo, train, sweep, eval, convert, and data and doctor, which come before."""
+
+from __future__ import annotations
+
+import functools
+import os
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lbq.cli.options import Changes, Device, Json, Run, data_of_a_run, fail, print_json, start
+from lbq.cli.progress import DemoProgress, DownloadProgress, TrainProgress
+from lbq.cli.render import (
+    make_console,
+    make_table,
+    render_conversion,
+    render_demo,
+    render_sweep,
+    render_twins,
+    sweep_row,
+)
+from lbq.errors import LbqError, Stopped
+
+
+def demo(
+    out: Annotated[Path | None, typer.Option(help="Run folder to write; default runs/demo-001, -002, ...")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of weights, order and augmentation.")] = 0,
+    epochs: Annotated[int, typer.Option(min=1, help="Epochs for each of the four networks.")] = 20,
+    as_json: Json = False,
+) -> None:
+    """Train a burst network and three baselines on real digits, run it on integer levels, and print what it costs."""
+    from lbq.cli.demo import run_demo
+    from lbq.native import choose as kernels
+    from lbq.runs.run_folder import next_free
+
+    kernels.check("cpu")
+    folder = next_free(Path("runs") / "demo") if out is None else out
+    with DemoProgress() as progress:
+        result = run_demo(folder, progress, seed, epochs)
+    if as_json:
+        print_json(result.summary())
+    else:
+        render_demo(result)
+
+
+def train(
+    config: Annotated[Path, typer.Argument(help="A TOML configuration, such as configs/digits/lbq.toml, or a record.")],
+    changes: Annotated[list[str] | None, typer.Argument(help="key=value, such as train.epochs=3.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Run folder; default runs/FOLDER-NAME-sSEED.")] = None,
+    resume: Annotated[str, typer.Option(help="auto: continue what the folder holds; never: refuse it.")] = "never",
+    device: Device = None,
+    compile: Annotated[bool, typer.Option("--compile", help="train.compile=true")] = False,
+    deterministic: Annotated[bool, typer.Option("--deterministic", help="train.deterministic=true")] = False,
+    as_json: Json = False,
+) -> None:
+    """Train a configuration. Under torchrun (torchrun --nproc-per-node=N -m lbq train ...) on several processes."""
+    if resume not in ("auto", "never"):
+        raise LbqError(f"--resume must be auto or never, got {resume!r}")
+    from lbq.config import Config
+    from lbq.runs import run_folder
+    from lbq.training import distributed, job
+
+    flags = ["train.compile=true"] * compile + ["train.deterministic=true"] * deterministic
+    settings = Config.load(config, [*(changes or []), *flags])
+    folder = out or Path("runs") / f"{run_folder.default_name(config)}-s{settings.seed}"
+    world, where = distributed.start(device)
+    try:
+        with TrainProgress() as progress:
+            result = job.train(settings, folder, progress, device=where, world=world, resume=resume == "auto")
+    except Stopped as stopped:
+        fail(str(stopped), stopped.code)
+    finally:
+        distributed.stop()
+    if not world.main:
+        return
+    if as_json:
+        print_json({**result, "run": str(folder)})
+    else:
+        make_console().print(
+            f"test accuracy {result['accuracy']:.2f} % after epoch {result['epoch']}, run folder {folder}",
+            soft_wrap=True,
+        )
+
+
+def sweep(
+    configs: Annotated[
+        list[str], typer.Argument(help="Configurations, folders of them, and key=value for all of them.")
+    ],
+    vary: Annotated[
+        list[str] | None, typer.Option(help="key=value,value: a run of each, such as seed=0,1,2; may be repeated.")
+    ] = None,
+    out: Annotated[Path, typer.Option("-o", "--out", help="Folder of the run folders and their report.")] = Path(
+        "runs/sweep"
+    ),
+    train_only: Annotated[
+        bool, typer.Option("--train-only", help="Do not deploy and analyse what is trained.")
+    ] = False,
+    device: Device = None,
+    show: Annotated[bool, typer.Option("--print", help="Print the commands instead of running them.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Train many configurations, deploy and analyse each, and report them: the paper's tables from one command.
+
+    Repeated, it goes on where it was. Started several times, on a GPU each, every run is trained once.
+    """
+    from lbq.report.output import make
+    from lbq.results.gather import gather
+    from lbq.results.result import Gathered
+    from lbq.runs import records
+    from lbq.system import files, plugins
+    from lbq.training import distributed
+    from lbq.training import sweep as sweeps
+
+    if "RANK" in os.environ:
+        raise LbqError("sweep starts processes of its own: start it without torchrun, once for each GPU")
+    page = out / "report.html"
+    files.check_folder(out)
+    files.check_file(page)
+    members = sweeps.plan(configs, [sweeps.parse_vary(text) for text in vary or []], out)
+    distributed.check(device, here=not show)  # commands may be printed for another machine
+    if show:
+        for member in members:
+            commands = [] if member.trained else [member.training(device)]
+            for command in (*commands, *([] if train_only else member.measuring())):
+                sys.stdout.write(f"lbq {shlex.join([*plugins.options(), *command])}\n")
+        return
+    console = make_console(stderr=True)
+    say = functools.partial(console.print, soft_wrap=True)  # commands may be copied
+    try:
+        states = sweeps.Sweep(members, say, device).run(deploy=not train_only)
+    except Stopped as stopped:
+        fail(str(stopped), stopped.code)
+    trained = sweeps.finished(out)
+    found = gather(trained, records.read) if trained else Gathered()
+    render_twins(found)
+    if trained:
+        make(page, found, title=f"LBQ sweep {out.resolve().name}")
+    results = {result.source: result for result in found.results}
+    ours = {m.folder: results.get(str(found.twins.get(m.folder, m.folder))) for m in members}
+    if as_json:
+        rows = [sweep_row(member.folder, state, ours[member.folder]) for member, state in states]
+        print_json({"runs": rows, "report": str(page) if trained else None})
+    elif trained:
+        shown = {result.source for result in ours.values() if result is not None}
+        render_sweep(Gathered([result for result in found.results if result.source in shown]), page)
+    if "elsewhere" in (state for _, state in states):
+        say("some runs were left to other processes: the sweep that ends last reports them all")
+    failed = [member.folder for member, state in states if state == "failed"]
+    for folder in failed:
+        say(f"failed: {folder}; the same command tries it again")
+    if failed:
+        raise typer.Exit(1)
+
+
+def evaluate(
+    run: Run,
+    changes: Changes = None,
+    device: Device = None,
+    precision: Annotated[
+        str | None, typer.Option(help="fp32, bf16, fp16 or fp64; default the one it was trained in.")
+    ] = None,
+    timesteps: Annotated[int | None, typer.Option(min=1, help="Timesteps; default those of training.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Evaluate a run's stored weights on its test set: repeats the number in its result."""
+    from lbq.native import choose as kernels
+    from lbq.training import distributed, job
+
+    world, where = distributed.start(device)
+    try:
+        kernels.check(where.type)
+        with data_of_a_run():
+            found = job.evaluate_run(run, where, world, changes or [], precision, timesteps)
+    finally:
+        distributed.stop()
+    if not world.main:
+        return
+    if as_json:
+        print_json(found)
+        return
+    stored, trained, used = found["stored_accuracy"], found["trained_in"], found["precision"]
+    other_time = found["timesteps"] != found["trained_over"]
+    why = f"where it was trained in {trained}" if precision else f"since this CPU has no instructions for {trained}"
+    make_console().print(
+        f"test accuracy {found['accuracy']:.2f} % on {found['images']} images"
+        + ("" if used == trained else f", in {used}, {why}")
+        + (f", at T = {found['timesteps']}, trained at T = {found['trained_over']}" if other_time else "")
+        + ("" if stored is None else f"; the run's result says {stored:.2f} %")
+        + (", of other data than this" if stored is not None and found["other_data"] else "")
+    )
+
+
+def convert(
+    run: Annotated[Path, typer.Argument(help="Run folder of an ANN: neuron.name=relu.")],
+    changes: Annotated[
+        list[str] | None, typer.Argument(help="key=value: neuron.name=..., its options, model.timesteps, data.root.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option("-o", "--out", help="Run folder to write; default RUN-converted.")] = None,
+    images: Annotated[int, typer.Option(help="Training images from which steps are chosen.")] = 256,
+    device: Device = None,
+    as_json: Json = False,
+) -> None:
+    """Make a burst network of a trained ANN, without training: steps chosen from data, layer by layer."""
+    from lbq.convert import convert_run
+
+    here = run.absolute()  # "." has no name
+    folder = out or here.with_name(f"{here.name}-converted")
+    console = make_console(stderr=True)
+    with data_of_a_run():
+        found = convert_run(run, folder, changes or [], images, start(device), console.print)
+    if as_json:
+        print_json(found)
+    else:
+        render_conversion(found)
+
+
+def data(
+    name: Annotated[str, typer.Argument(help="cifar10 or cifar100.")],
+    root: Annotated[Path, typer.Option(help="Folder to put it in.")],
+    source: Annotated[Path | None, typer.Option("--from", help="An archive or folder you have already.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Fetch a dataset, or take it from files you have, and verify it."""
+    from lbq.data import cifar
+
+    if name not in cifar.SPECS:
+        raise LbqError(f"data: {name!r} cannot be prepared; known: {', '.join(cifar.SPECS)}. Others: see docs/data.md")
+    with DownloadProgress(name) as download:
+        path = cifar.prepare_cifar(name, root, source, download.progress)
+    loaded = cifar.load_cifar10(root) if name == "cifar10" else cifar.load_cifar100(root)
+    facts = {"path": str(path), "train": len(loaded.train), "test": len(loaded.test), "sha256": loaded.checksum}
+    if as_json:
+        print_json(facts)
+    else:
+        make_console().print(
+            f"{name}: {facts['train']:,} + {facts['test']:,} images in {path}, verified", soft_wrap=True
+        )
+
+
+def doctor(as_json: Json = False) -> None:
+    """Print versions, devices, and which kernels will run and why."""
+    from lbq.cli.doctor import examine
+
+    facts = examine()
+    if as_json:
+        print_json(facts)
+        return
+    console = make_console()
+    console.print(f"lbq {facts['lbq']}, Python {facts['python']}, {facts['platform']}, {facts['cpus']} CPUs")
+    table = make_table("", "package", "version")
+    for name, version in facts["packages"].items():
+        table.add_row(name, version or "not installed")
+    console.print(table)
+    for device in facts["devices"]:
+        kernel = facts["kernels"][device["name"].split(":")[0]]
+        console.print(f"{device['name']}: {device['detail']}; kernel {kernel['kernel']} ({kernel['reason']})")
+    engine = facts["engine"]
+    console.print(f"deployed networks: {engine['kernel']} kernels ({engine['reason']})")
+    for line in facts["advice"]:
+        console.print(f"note: {line}")

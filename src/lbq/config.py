@@ -1,0 +1,298 @@
+"""One typed configuration tree, strict: an unknown key is an error that names the nearest known one. No torch.
+
+Configurations are TOML (`lbq.system.toml`). What a run used is saved beside its weights, resolved, so that it can be repeated.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+import types
+import typing
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from lbq.errors import ConfigError, nearest
+from lbq.system import toml
+
+DATASETS = (
+    "digits", "cifar10", "cifar100", "mnist", "fashion_mnist", "imagenet", "folder", "cifar10_dvs", "dvs_gesture", "nmnist",
+    "dvs_objects", "arrays",
+)  # fmt: skip
+
+
+def _checked(default: Any, expected: str, ok: Callable[[Any], bool]) -> Any:
+    """A field with a default and a condition on its value; `expected` completes "must be ..."."""
+    return field(default=default, metadata={"expected": expected, "ok": ok})
+
+
+def _at_least(default: Any, low: float) -> Any:
+    return _checked(default, f">= {low:g}", lambda v: v >= low)
+
+
+def _positive(default: float) -> Any:
+    return _checked(default, "> 0 and at most 3.4e38", lambda v: 0 < v <= 3.4e38)  # what float32 holds
+
+
+def _share(default: float) -> Any:
+    return _checked(default, "in [0, 1)", lambda v: 0 <= v < 1)
+
+
+def _one_of(default: str, *known: str) -> Any:
+    return _checked(default, f"one of {', '.join(map(repr, known))}", lambda v: v in known)
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    id: str = "resnet8w16"
+    num_classes: int = _at_least(10, 2)
+    in_channels: int = _at_least(1, 1)
+    timesteps: int = _at_least(2, 1)
+    stem_stride: int = _at_least(1, 1)
+    dropout: float = _share(0.0)  # before the classifier
+    share_tail: bool = False
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    name: str = _one_of("digits", *DATASETS)
+    root: str = ""  # where the dataset lies; not needed for digits
+    size: int = _at_least(0, 0)  # resolution of images and event frames; 0: as they are
+    frames: str = _one_of("count", "count", "time")  # event frames of equal count or of equal time
+    window_ms: int = _at_least(1000, 1)  # length of the windows that continuous recordings are cut into
+    holdout: float = _share(0.0)  # share of the training set kept apart, to select on
+    workers: int = _at_least(4, 0)  # processes that decode image files
+
+
+@dataclass(frozen=True)
+class AugmentConfig:
+    shift: int = _at_least(0, 0)  # random shift in pixels, borders repeated
+    crop: int = _at_least(0, 0)  # random crop after zero padding by this many pixels
+    flip: bool = False  # images, and event frames of `arrays`
+    policy: str = _one_of("", "", "cifar10", "imagenet")  # AutoAugment
+    cutout: int = _at_least(0, 0)  # side of the erased square, in pixels
+    events: bool = False  # flip, then one of shear, translate, rotate, cutout, over event frames
+    mixup: float = _at_least(0.0, 0)  # Beta(a, a); 0: off
+    cutmix: float = _at_least(0.0, 0)
+    mix_prob: float = _checked(1.0, "in [0, 1]", lambda v: 0 <= v <= 1)
+    label_smoothing: float = _share(0.0)
+    plain_epochs: int = _at_least(0, 0)  # the last ones, without policy, cutout, events, mixup and cutmix
+
+
+@dataclass(frozen=True)
+class OptimConfig:
+    """Weight decay acts on synaptic weights, with `norm_decay` on BatchNorm and biases too; never on steps, tails, leaks."""
+
+    name: str = _one_of("sgd", "sgd", "adamw")
+    lr: float = _positive(0.1)
+    neuron_lr: float = _positive(1.0)  # factor on the learning rate of steps, tails, leaks and resets
+    momentum: float = _share(0.9)
+    weight_decay: float = _at_least(5e-4, 0)
+    norm_decay: bool = False
+    clip: float = _at_least(0.0, 0)  # largest gradient norm; 0: off
+    sam: float = _at_least(0.0, 0)  # radius of sharpness-aware minimisation; 0: off
+    sam_epochs: int = _at_least(0, 0)  # how many of the last epochs have it; 0: all
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    epochs: int = _at_least(20, 1)
+    batch_size: int = _checked(64, ">= 2 (BatchNorm needs two samples)", lambda v: v >= 2)  # over all processes
+    accumulate: int = _at_least(1, 1)  # parts that a batch is processed in
+    warmup_epochs: int = _at_least(0, 0)
+    warmup_lr: float = _at_least(0.0, 0)  # learning rate that the warm-up starts from
+    precision: str = _one_of("fp32", "fp32", "bf16", "fp16", "fp64")
+    channels_last: bool = False
+    compile: bool = False
+    cuda_graph: bool = True  # launch a training step as one CUDA graph, where it can be; changes no result
+    deterministic: bool = False
+    sync_batchnorm: bool = False
+    loss: str = _one_of("ce", "ce", "tet")
+    tet_weight: float = _share(0.05)
+    ema: float = _share(0.0)  # decay of averaged weights; 0: off
+    init_from: str = ""  # a run whose weights to start from
+    eval_every: int = _at_least(1, 1)  # epochs; the last one is always evaluated
+    checkpoint_steps: int = _at_least(0, 0)  # save every so many steps too; 0: by time and at ends of epochs
+    checkpoint_minutes: float = _positive(5.0)
+    tensorboard: bool = False
+
+
+BOOKKEEPING = {  # settings that change no result
+    "data": ("root", "workers"),
+    "train": ("cuda_graph", "checkpoint_steps", "checkpoint_minutes", "tensorboard"),
+}
+LATER: dict[str, dict[str, Any]] = {
+    "augment": {"plain_epochs": 0},
+    "optim": {"norm_decay": False, "sam": 0, "sam_epochs": 0},
+}  # settings that came later, and their defaults
+READINGS = {"train": ("eval_every",)}  # of the hash, but how often a run is tested changes no result either
+
+# what may be given anew for a run that is trained already
+CHANGEABLE = ("data.root", "data.workers", "train.batch_size")
+
+
+@dataclass(frozen=True)
+class Config:
+    """`neuron` holds a registry name and that neuron's own options; they are checked when the network is built."""
+
+    seed: int = _checked(0, "a non-negative integer below 2^63", lambda v: 0 <= v < 2**63)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    neuron: dict[str, Any] = field(default_factory=lambda: {"name": "lbq", "n_max": 5})
+    data: DataConfig = field(default_factory=DataConfig)
+    augment: AugmentConfig = field(default_factory=AugmentConfig)
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+
+    @classmethod
+    def from_dict(cls, tree: Mapping[str, Any]) -> Config:
+        config: Config = _build(cls, tree, "")
+        t = config.train
+        if t.warmup_epochs >= t.epochs:
+            raise ConfigError(
+                f"train.warmup_epochs must be less than train.epochs ({t.epochs}), got {t.warmup_epochs}: for so few epochs "
+                f"add train.warmup_epochs=0"
+            )
+        for key, value in (
+            ("augment.plain_epochs", config.augment.plain_epochs),
+            ("optim.sam_epochs", config.optim.sam_epochs),
+        ):
+            if value > t.epochs:
+                raise ConfigError(f"{key} must be at most train.epochs ({t.epochs}), got {value}")
+        if config.optim.sam and t.accumulate > 1:
+            raise ConfigError(f"optim.sam takes its batches whole: set train.accumulate=1 (now {t.accumulate})")
+        if t.warmup_lr > config.optim.lr:
+            raise ConfigError(f"train.warmup_lr must be at most optim.lr ({config.optim.lr:g}), got {t.warmup_lr:g}")
+        if t.batch_size % t.accumulate:
+            raise ConfigError(f"train.accumulate must divide train.batch_size ({t.batch_size}), got {t.accumulate}")
+        return config
+
+    @classmethod
+    def load(cls, path: Path | str, changes: Iterable[str] = ()) -> Config:
+        """The configuration of a TOML file, or of a record, with `key=value` changes laid over it."""
+        tree = _recorded(Path(path)) if Path(path).suffix == ".json" else toml.read(path)
+        over = toml.overrides(changes)
+        try:
+            return cls.from_dict(toml.merge(tree, over))
+        except ConfigError as error:
+            where = path if _problem(tree) == str(error) else "command line"  # whose mistake it is
+            raise ConfigError(f"{where}: {error}") from error
+
+    def to_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    def to_toml(self) -> str:
+        return toml.write(self.to_dict())
+
+    @property
+    def plain_from(self) -> int:
+        """The first epoch, counted from 0, whose samples are cropped and flipped alone; `train.epochs` where there is none."""
+        return self.train.epochs - self.augment.plain_epochs
+
+    @property
+    def sharp_from(self) -> int:
+        """The first epoch, counted from 0, with sharpness-aware minimisation; `train.epochs` where there is none."""
+        o, epochs = self.optim, self.train.epochs
+        return epochs - (o.sam_epochs or epochs) if o.sam else epochs
+
+    @property
+    def hash(self) -> str:
+        """SHA-256 of all settings that change a result, independent of formatting and key order.
+
+        Where the data lies and how a run is launched, watched and saved are no part of it, and neither is a setting that
+        came later, as long as it has its default: records keep their hash.
+        """
+        tree = self.to_dict()
+        for part, keys in BOOKKEEPING.items():
+            for key in keys:
+                del tree[part][key]
+        for part, defaults in LATER.items():
+            for key, default in defaults.items():
+                if tree[part][key] == default:
+                    del tree[part][key]
+        return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
+
+
+def differences(one: Config, other: Config) -> list[str]:
+    """The settings that change a result and that two configurations have otherwise, each as `key: one's, the other's`."""
+
+    def settings(config: Config) -> dict[str, str]:
+        return {
+            f"{part}.{key}" if key else part: json.dumps(value)  # as the hash has it, which tells 1 from 1.0
+            for part, values in config.to_dict().items()
+            for key, value in (values.items() if isinstance(values, dict) else [("", values)])
+            if key not in BOOKKEEPING.get(part, ())
+        }
+
+    ours, theirs = settings(one), settings(other)
+    told = [key for key in {**ours, **theirs} if ours.get(key) != theirs.get(key)]
+    return [f"{key}: {ours.get(key, 'null')}, {theirs.get(key, 'null')}" for key in told]
+
+
+def _recorded(path: Path) -> dict[str, Any]:
+    """The configuration that a record holds."""
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{path} is not valid JSON: {' '.join(str(error).split())[:100]}") from error
+    config = record.get("config") if isinstance(record, dict) else None
+    if not isinstance(config, dict):
+        raise ConfigError(f"{path} holds no configuration: give a TOML file, or a record that `lbq record` wrote")
+    return config
+
+
+def _problem(tree: Mapping[str, Any]) -> str:
+    """What is wrong with a configuration; empty where nothing is."""
+    try:
+        Config.from_dict(tree)
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+_NAMES = {int: "an integer", float: "a number", str: "a string", bool: "true or false"}
+
+
+def _build(kind: Any, tree: Any, path: str) -> Any:
+    """A dataclass from a mapping, with every key, type and condition checked."""
+    if not isinstance(tree, Mapping):
+        raise ConfigError(f"{path or 'the configuration'} must be a table, got {tree!r}")
+    hints = typing.get_type_hints(kind)
+    conditions = {f.name: f.metadata for f in dataclasses.fields(kind) if "ok" in f.metadata}
+    values = {}
+    for key, value in tree.items():
+        where = f"{path}.{key}" if path else str(key)
+        if key not in hints:
+            raise ConfigError(f"unknown key {where!r}{_suggestion(str(key), hints)}")
+        values[key] = _convert(hints[key], value, where)
+        if key in conditions and not conditions[key]["ok"](values[key]):
+            raise ConfigError(f"{where} must be {conditions[key]['expected']}, got {value!r}")
+    return kind(**values)
+
+
+def _suggestion(key: str, known: Iterable[str]) -> str:
+    """Where a key belongs that is right but for its section, otherwise the nearest one of those known here."""
+    sections = {name: part for name, part in Config().to_dict().items() if isinstance(part, dict)}
+    homes = [f"{name}.{key}" for name, part in sections.items() if key in part]
+    return f"; did you mean {' or '.join(map(repr, homes))}?" if homes else nearest(key, known)
+
+
+def _convert(kind: Any, value: Any, where: str) -> Any:
+    if dataclasses.is_dataclass(kind):
+        return _build(kind, value, where)
+    if isinstance(kind, types.GenericAlias):
+        if not isinstance(value, Mapping):
+            raise ConfigError(f"{where} must be a table, got {value!r}")
+        return dict(value)
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        value = float(value)
+    if type(value) is not kind:
+        raise ConfigError(f"{where} must be {_NAMES[kind]}, got {value!r}")
+    if kind is float and not math.isfinite(value):
+        raise ConfigError(f"{where} must be finite, got {value!r}")
+    return value

@@ -1,0 +1,108 @@
+"""The run folder of a trained ANN, converted to one of a burst network."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lbq.batches.sources import open_source
+from lbq.config import CHANGEABLE, Config
+from lbq.convert.calibration import calibrate, stepped_neurons
+from lbq.errors import ConfigError, RunError
+from lbq.models import BurstNet
+from lbq.runs import run_folder
+from lbq.runs.build import build
+from lbq.system import toml
+from lbq.training.distributed import World
+from lbq.training.evaluation import evaluate, for_testing
+
+IMAGES = 256
+TIMESTEPS = "model.timesteps"
+
+
+def convert_run(
+    run: Path | str,
+    out: Path | str,
+    changes: Iterable[str] = (),
+    images: int = IMAGES,
+    device: torch.device | str = "cpu",
+    stage: Callable[[str], None] = lambda _: None,
+) -> dict[str, Any]:
+    """Write a run folder with the burst network of an ANN's, and say how good it is.
+
+    changes: `neuron.name=...` and that neuron's options (default lbq), `model.timesteps=...` (default 2), and where data lies.
+    images: training images, not augmented and drawn by the run's seed, from which steps are chosen.
+    stage: told what comes next, for there is a minute of it.
+    """
+    folder = run_folder.check_folder(run, "config.toml", "weights.safetensors")
+    old = run_folder.load_config(folder)
+    if old.neuron.get("name") != "relu":
+        raise RunError(
+            f"{folder} is no ANN, its neurons are {old.neuron.get('name')}: give a run with neuron.name=relu"
+        )
+    new = _changed(old, changes)
+    net = build(new)
+    stepped_neurons(net)
+    where = torch.device(device)
+    source = open_source(new, where)
+    if not source.static:
+        raise RunError(f"{folder} reads event frames, which have their time: only ANNs of images can be converted")
+    if not 2 <= images <= source.train_size:
+        raise RunError(f"images must be from 2 to the {source.train_size} that there are to train with, got {images}")
+    with run_folder.new_folder(out) as made:
+        stage(f"choosing steps from {images} training images")
+        ann, net = _ann(folder, old).to(where), net.to(where)
+        if new.train.precision == "fp64":
+            net.double()
+        net.load_state_dict({**net.state_dict(), **ann.state_dict()})
+        drawn = torch.randperm(source.train_size, generator=torch.Generator().manual_seed(new.seed))[:images]
+        x = source.train_samples(drawn)[0].to(next(net.parameters()).dtype)
+        fits = calibrate(net, ann, x)
+        stage("testing both")
+        settings = for_testing(new.train, where)
+        accuracies = [evaluate(n, source, "test", settings, where, World()) for n in (ann, net)]
+        facts = {
+            "from": str(folder),
+            "from_sha256": run_folder.weights_checksum(folder),
+            "images": images,
+            "ann_accuracy": accuracies[0],
+            "accuracy": accuracies[1],
+            "test_images": source.test_size,
+            "layers": {name: asdict(fit) for name, fit in fits.items()},
+        }
+        run_folder.write_text(made / "config.toml", new.to_toml())
+        run_folder.write_weights(made, net.state_dict())
+        run_folder.write_text(made / run_folder.CONVERSION, json.dumps(facts, indent=2) + "\n")
+    return {**facts, "run": str(out)}
+
+
+def _ann(folder: Path, config: Config) -> BurstNet:
+    """The ANN, which sees an image once however often it is shown: without memory, that is the same."""
+    trained = run_folder.load(folder)
+    ann = build(replace(config, model=replace(config.model, timesteps=1))).to(next(trained.parameters()).dtype)
+    ann.load_state_dict(trained.state_dict())
+    return ann.eval()
+
+
+def _changed(config: Config, changes: Iterable[str]) -> Config:
+    """The ANN's configuration with other neurons and timesteps."""
+    given = tuple(changes)
+    try:
+        over = toml.overrides(given)
+        for key in (change.partition("=")[0].strip() for change in given):
+            if not key.startswith("neuron.") and key not in (TIMESTEPS, *CHANGEABLE):
+                known = ", ".join((TIMESTEPS, *CHANGEABLE))
+                raise ConfigError(f"{key} cannot be changed, the ANN is trained already: give only neuron.*, {known}")
+            if key == "neuron.step":
+                raise ConfigError("neuron.step is what a conversion chooses, from data: leave it out")
+        tree = config.to_dict()
+        tree["neuron"] = {"name": "lbq"}
+        tree["model"]["timesteps"] = 2
+        return Config.from_dict(toml.merge(tree, over))
+    except ConfigError as error:
+        raise RunError(f"command line: {error}") from error

@@ -1,0 +1,258 @@
+"""How often each level was emitted, by timestep and position, in constant memory. NumPy only.
+
+These tallies are all that accounting and analysis need: histograms, active ratios, accumulations of every kind (each
+position weighted by its own fan-out, so borders are exact) follow from them, and one pass over the data serves all.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lbq.engine.steps import Tally
+from lbq.errors import GraphError, nearest
+from lbq.graph import INPUT, Graph, Pool, Shape, Synapse
+from lbq.graph.integer import LARGEST_PIXEL, IntegerNetwork
+from lbq.graph.levels import Integers, pool
+from lbq.native import library
+
+Counts = NDArray[np.int64]
+
+FEW_LEVELS = 24  # up to here, one pass over the bytes for each level is faster than a general histogram
+FEW_POSITIONS = 16
+WIDE, ROWS = 2048, 255  # bytes that are added up at a time; more rows would overflow them
+
+
+def level_counts(levels: Integers, n_max: int, into: Counts | None = None) -> Counts:
+    """How often each magnitude 0..n_max occurs, `[T, H * W, n_max + 1]`, in levels `[T, B, C, H, W]`.
+
+    into: counts to which these are added.
+    """
+    steps, batch, channels, height, width = levels.shape
+    rows, positions = batch * channels, height * width
+    if (bytes_ := _channels_last(levels)) is not None:
+        return Tally(bytes_, n_max, into)()
+    if into is not None:
+        into += level_counts(levels, n_max)
+        return into
+    flat = levels.reshape(steps, rows, positions)
+    if flat.dtype.kind == "i":
+        flat = np.abs(flat)
+    if n_max > FEW_LEVELS or positions < FEW_POSITIONS:
+        places = np.arange(steps)[:, None, None] * positions + np.arange(positions)
+        index = flat.astype(np.int64) + places * (n_max + 1)
+        counts = np.bincount(index.ravel(), minlength=steps * positions * (n_max + 1))
+        return counts.reshape(steps, positions, n_max + 1)
+    abreast = math.gcd(rows, max(WIDE // positions, 1))  # images and channels side by side: long rows add up faster
+    flat = flat.reshape(steps, rows // abreast, abreast * positions)
+    wide = np.zeros((n_max + 1, steps, flat.shape[2]), np.int64)
+    equal = np.empty((ROWS, flat.shape[2]), np.bool_)  # small enough to stay in cache
+    for t in range(steps):
+        for start in range(0, flat.shape[1], ROWS):
+            part = flat[t, start : start + ROWS]
+            for k in range(1, n_max + 1):
+                found = np.equal(part, k, out=equal[: len(part)])
+                wide[k, t] += np.add.reduce(found.view(np.uint8), axis=0, dtype=np.uint8)
+    out = wide.reshape(n_max + 1, steps, abreast, positions).sum(2).transpose(1, 2, 0).copy()
+    out[:, :, 0] = rows - out[:, :, 1:].sum(2)
+    return out
+
+
+def _channels_last(levels: Integers) -> Integers | None:
+    """The same levels as `[T, B, H, W, C]` where the native library can count them as they lie."""
+    found = levels.transpose(0, 1, 3, 4, 2)
+    return found if levels.itemsize == 1 and found.flags.c_contiguous and library() is not None else None
+
+
+@dataclass(frozen=True)
+class Read:
+    """Levels of a layer as a synapse reads them: max-pooled, then summed over windows, then over time.
+
+    absolute: sums of magnitudes instead of magnitudes of sums, for networks whose events are counted one by one.
+    """
+
+    source: str
+    maxima: tuple[Pool, ...] = ()
+    sums: tuple[Pool, ...] = ()
+    over_time: bool = False
+    absolute: bool = False
+
+    @property
+    def whole(self) -> bool:
+        """Whether it is the levels themselves."""
+        return not (self.maxima or self.sums or self.over_time)
+
+    def of(self, levels: Integers) -> Integers:
+        """What is read of levels `[T, B, C, H, W]`."""
+        if self.whole:
+            return levels
+        steps, batch = levels.shape[:2]
+        flat = pool(levels.reshape(-1, *levels.shape[2:]), self.maxima)
+        if self.absolute:
+            flat = np.abs(flat)
+        flat = pool(flat, self.sums)
+        read = flat.reshape(steps, batch, *flat.shape[1:])
+        return read.sum(0, keepdims=True, dtype=np.int32) if self.over_time else read
+
+    @property
+    def plain(self) -> Read:
+        """Before anything is summed: what the paper's counts at the neurons' own rate see."""
+        return Read(self.source, self.maxima)
+
+
+def _check_graph(given: object) -> None:
+    if not isinstance(given, Graph | IntegerNetwork):
+        integers = isinstance(getattr(given, "network", None), IntegerNetwork)
+        remedy = "its .network" if integers else "lbq.deploy.graph_of(net, input_shape)"
+        raise GraphError(f"graph must be a Graph or an IntegerNetwork, got {type(given).__name__}: give {remedy}")
+
+
+def _refused(name: str, expected: str, found: object) -> GraphError:
+    """The error for levels of a layer, or of the source `input`, that are none."""
+    if name == INPUT:
+        return GraphError(f"pixels of 'input' must be {expected}, got {found}: give them as they are stored, uint8")
+    return GraphError(
+        f"levels of layer {name!r} must be {expected}, got {found}: give levels, as record_levels or a run with trace=True "
+        "gives them, not a neuron's outputs"
+    )
+
+
+def _fits(sides: tuple[int, ...], shape: Shape) -> bool:
+    """Whether what lies behind time and batch is a layer's: as it is, flattened, or without sides of 1."""
+    return sides == (math.prod(shape),) or [n for n in sides if n != 1] == [n for n in shape if n != 1]
+
+
+class Tallies:
+    """Counts of every tensor that some synapse of a network reads. `add` levels batch by batch."""
+
+    def __init__(self, graph: Graph | IntegerNetwork) -> None:
+        _check_graph(graph)
+        self.graph, self.images = graph, 0
+        self.unit_events = all(graph.spec(layer.name).n_max == 1 for layer in graph.layers)
+        self._readout = {s.name for s in graph.readout.synapses}
+        reads = {Read(layer.name) for layer in graph.layers}
+        for synapse in graph.synapses:
+            if synapse.source != INPUT:
+                reads |= {self.read(synapse), self.read(synapse).plain}
+                if self.unit_events:
+                    reads.add(self.read(synapse, absolute=True))
+        self.reads = tuple(sorted(reads, key=repr))
+        self.counts: dict[Read, Counts] = {}
+        self._prepared: dict[str, tuple[Integers, list[Callable[[], Any]]]] = {}
+
+    def read(self, synapse: Synapse, absolute: bool = False) -> Read:
+        """What a synapse reads; the readout reads sums over time."""
+        maxima = tuple(p for p in synapse.pools if p.kind == "max")  # they come first: an average cannot be max-pooled
+        sums = synapse.pools[len(maxima) :]
+        over_time = synapse.name in self._readout and self.graph.timesteps > 1
+        return Read(synapse.source, maxima, sums, over_time, absolute and bool(sums or over_time))
+
+    def largest(self, read: Read) -> int:
+        """The largest magnitude that can be read."""
+        level = LARGEST_PIXEL if read.source == INPUT else self.graph.spec(read.source).n_max
+        windows = math.prod(math.prod(p.kernel) for p in read.sums)
+        return level * windows * (self.graph.timesteps if read.over_time else 1)
+
+    def add(self, levels: Mapping[str, Integers] | None) -> None:
+        """Levels of every layer for one batch, `[T, B, C, H, W]` or with the last three flattened.
+
+        Levels of the source `input` are pixels, `[1, B, C, H, W]` for a static image; they may be left out. All are checked
+        before any is counted.
+        """
+        if levels is None:
+            raise GraphError("there are no levels to count: run the network with trace=True")
+        missing = [layer.name for layer in self.graph.layers if layer.name not in levels]
+        if missing:
+            raise GraphError(f"no levels were recorded for layer {missing[0]!r}")
+        given = {name: np.asarray(level) for name, level in levels.items()}
+        for name, level in given.items():
+            self._check_values(self._shaped(level, name), name)
+        sizes = {name: level.shape[1] for name, level in given.items()}
+        first, images = next(iter(sizes.items()))
+        other = next((name for name, size in sizes.items() if size != images), None)
+        if other is not None:
+            raise GraphError(
+                f"layers {first!r} and {other!r} have levels of {images} and {sizes[other]} images: give those of one batch"
+            )
+        for name, level in given.items():
+            self.add_layer(name, level)
+        self.images += images
+
+    def add_layer(self, name: str, levels: Integers) -> None:
+        """Levels of one layer, or of the source `input`, for one batch; `images`, and whether the neuron has such levels, is
+        left to the caller.
+
+        An engine gives the same array, with other levels in it, for image after image: that is prepared once.
+        """
+        known, ways = self._prepared.get(name, (None, []))
+        if known is not levels:
+            shaped = self._shaped(levels, name)
+            reads = [Read(INPUT)] if name == INPUT else [read for read in self.reads if read.source == name]
+            ways = [self._way(read, shaped) for read in reads]
+            if _channels_last(shaped) is not None:  # an engine's
+                self._prepared[name] = levels, ways
+        for count in ways:
+            count()
+
+    def _way(self, read: Read, levels: Integers) -> Callable[[], Any]:
+        """What counts a read of the levels that are in this memory."""
+        n_max = self.largest(read)
+        bytes_ = _channels_last(levels) if read.whole else None
+        if bytes_ is None:
+            return partial(self._count, read, levels, n_max)
+        way = Tally(bytes_, n_max, self.counts.get(read))
+        self.counts[read] = way.counts
+        return way
+
+    def _count(self, read: Read, levels: Integers, n_max: int) -> None:
+        self.counts[read] = level_counts(read.of(levels), n_max, self.counts.get(read))
+
+    def add_counts(self, found: Mapping[Read, Counts], images: int) -> None:
+        """Counts of so many images that were made elsewhere, on a GPU or in a thread, for example."""
+        for read, counts in found.items():
+            if read in self.counts:
+                self.counts[read] += counts
+            else:
+                self.counts[read] = counts.copy()
+        self.images += images
+
+    def _shaped(self, level: Integers, name: str) -> Integers:
+        """Levels of a layer, or of the source `input`, as `[T, B, C, H, W]`."""
+        known = {INPUT, *(layer.name for layer in self.graph.layers)}
+        if name not in known:
+            raise GraphError(f"the network has no layer {name!r}{nearest(name, known)}")
+        if level.dtype.kind not in "iub":
+            raise _refused(name, "integers", level.dtype)
+        shape = self.graph.input_shape if name == INPUT else self.graph[name].shape
+        steps = self.graph.frames if name == INPUT else self.graph.timesteps
+        if level.ndim < 2 or level.shape[0] != steps or not _fits(level.shape[2:], shape):
+            raise _refused(name, f"[{steps}, B, {', '.join(map(str, shape))}]", list(level.shape))
+        if level.dtype.kind == "b":
+            level = level.view(np.uint8)  # spikes
+        return level.reshape(*level.shape[:2], *shape)
+
+    def _check_values(self, level: Integers, name: str) -> None:
+        """Refuse what neurons of a layer, or pixels, cannot be."""
+        most = self.largest(Read(name))
+        least = -most if name != INPUT and self.graph.spec(name).signed else 0
+        if level.size and (level.min() < least or level.max() > most):
+            raise _refused(name, f"{least} to {most}", f"{level.min()} to {level.max()}")
+
+    def by_timestep(self, layer: str) -> Counts:
+        """`[T, n_max + 1]` of a layer."""
+        return self.counts[Read(layer)].sum(1)
+
+
+def signed_digits(value: Integers) -> NDArray[np.int64]:
+    """Terms of a magnitude in its shortest signed binary form (non-adjacent form): 7 = 8 - 1 has two.
+
+    3x has a digit wherever x and 3x differ (H. Prodinger, 2000), two places up.
+    """
+    magnitude = np.abs(value.astype(np.int64))
+    return np.bitwise_count(magnitude ^ (3 * magnitude)).astype(np.int64)

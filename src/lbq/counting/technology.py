@@ -1,0 +1,135 @@
+"""What operations and bytes are taken to cost: one named table with its sources, which a file can replace. No torch.
+
+Every energy made from it is modelled, never measured.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tomllib
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+from lbq.counting.operations import Energies
+from lbq.errors import ConfigError, nearest
+
+HOROWITZ_2014 = "M. Horowitz, Computing's energy problem (and what we can do about it), ISSCC 2014, Fig. 1.1.9"
+
+
+@dataclass(frozen=True)
+class Technology:
+    """Picojoules per operation or byte; weight_reuse: accumulations for each weight fetched. `origin` says where each
+    number comes from; `name` and `source` are of those that differ from the default's."""
+
+    name: str = "45 nm CMOS, 0.9 V"
+    source: str = HOROWITZ_2014
+    fp32_mac: float = 4.6
+    fp32_add: float = 0.9
+    int8_mac: float = 0.23
+    int32_add: float = 0.1
+    shift: float = 0.1
+    weight_byte: float = 1.25
+    state_byte: float = 2.5
+    weight_reuse: float = 1.0
+    origin: dict[str, str] = field(
+        default_factory=lambda: {
+            "fp32_mac": "32-bit float multiply 3.7 pJ + add 0.9 pJ",
+            "fp32_add": "32-bit float add; the paper prices every accumulation so",
+            "int8_mac": "8-bit integer multiply 0.2 pJ + add 0.03 pJ",
+            "int32_add": "32-bit integer add; also taken for one formation and for each instruction of a state update",
+            "shift": "not in the source: taken as an integer add",
+            "weight_byte": "an eighth of a 64-bit read from an 8 KB SRAM, 10 pJ",
+            "state_byte": "an eighth of a 64-bit access to a 32 KB SRAM, 20 pJ",
+            "weight_reuse": "assumption: accumulations (or MACs) for each weight fetched; 1 is none",
+        }
+    )
+
+    @property
+    def paper(self) -> Energies:
+        """The paper's regime: integer accumulations at the price of float adds."""
+        return Energies(self.fp32_mac, self.fp32_add, self.int32_add, self.shift)
+
+    def table(self) -> list[tuple[str, float, str]]:
+        """Name, value and origin of every constant."""
+        return [(name, getattr(self, name), self.origin.get(name, self.source)) for name in CONSTANTS]
+
+    def _own(self, constants: Sequence[str]) -> list[str]:
+        """Those of `constants` that are not the default's."""
+        mine, default = self._values(), DEFAULT._values()
+        return [name for name in constants if mine[name] != default[name]]
+
+    def _values(self) -> dict[str, tuple[float, str]]:
+        return {name: (value, origin) for name, value, origin in self.table()}
+
+    def label(self, *constants: str) -> str:
+        """The name of what prices `constants` (all where none are named), of both tables where they are mixed."""
+        of = constants or CONSTANTS
+        own = self._own(of)
+        return " and ".join([self.name] * bool(own) + [DEFAULT.name] * (len(own) < len(of)))
+
+    def credit(self, *constants: str) -> str:
+        """Name and source of the prices of `constants` (all where none are named): which come from where."""
+        of = constants or CONSTANTS
+        own = self._own(of)
+        mine, default = f"{self.name} ({self.source})", f"{DEFAULT.name} ({DEFAULT.source})"
+        if not own:
+            return default
+        return mine if len(own) == len(of) else f"{', '.join(own)}: {mine}; the rest: {default}"
+
+    @property
+    def reuse(self) -> str:
+        """How often a weight that was fetched is used, in words."""
+        return "once" if self.weight_reuse == 1 else f"{self.weight_reuse:g} times"
+
+    @property
+    def as_published(self) -> bool:
+        """Whether it prices the paper's operations as the paper does."""
+        return all(getattr(self, name) == getattr(DEFAULT, name) for name in PAPER)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "credit": self.credit()}
+
+
+CONSTANTS = tuple(f.name for f in fields(Technology) if f.name not in ("name", "source", "origin"))
+PAPER = ("fp32_mac", "fp32_add", "int32_add")  # what the paper prices: MACs, accumulations, formations
+ARITHMETIC = ("fp32_mac", "fp32_add", "int8_mac", "int32_add")  # every ratio is over some of these
+DEFAULT = Technology()
+
+
+def load(path: Path | str) -> Technology:
+    """A table from a TOML or JSON file: `name`, `source` and any of the constants. A price that it leaves out stays the
+    default's; name and source it must have, since a price without a source says nothing."""
+    path = Path(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+        given: Any = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(f"technology {path} cannot be read: {' '.join(str(error).split())[:120]}") from error
+    if not isinstance(given, dict) or not given:
+        raise ConfigError(f"technology {path} must hold name, source and constants, such as int32_add = 0.1")
+    for key in given:
+        if key not in ("name", "source", *CONSTANTS):
+            raise ConfigError(
+                f"technology {path}: unknown constant {key!r}{nearest(key, ('name', 'source', *CONSTANTS))}"
+            )
+    for key in ("name", "source"):
+        if not isinstance(given.get(key), str):
+            raise ConfigError(f"technology {path} must have {key}, a text that says where its numbers come from")
+    origin = dict(DEFAULT.origin)
+    for key, value in given.items():
+        if key in ("name", "source"):
+            continue
+        number = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= sys.float_info.max
+        if key == "weight_reuse" and not (number and value > 0):
+            raise ConfigError(
+                f"technology {path}: weight_reuse must be a number above 0, the accumulations for each weight fetched, got "
+                f"{value!r}"
+            )
+        if not number or (key in ARITHMETIC and value == 0):
+            sign = "above 0" if key in ARITHMETIC else "not negative"
+            raise ConfigError(f"technology {path}: {key} must be a number of picojoules, {sign}, got {value!r}")
+        origin[key] = given["source"]
+    return replace(DEFAULT, **given, origin=origin)

@@ -1,0 +1,8 @@
+"""Datasets: readers of images and events, NumPy only. Files are taken to be hostile, and nothing is unpickled unverified.
+
+Imports `graph`, `config` and what stands below them. `batches` makes training batches of what comes out.
+"""
+
+from lbq.data.dataset import Dataset as Dataset
+from lbq.data.dataset import Images as Images
+from lbq.data.digits import load_digits as load_digits

@@ -1,0 +1,385 @@
+"""Event datasets as frames: CIFAR10-DVS, DVS128-Gesture, N-MNIST, and a small set of DVS128 recordings of objects.
+
+A loader takes the folder where the dataset was put: extracted, or with its .zip and .tar archives left as they are
+(members are read, never extracted). Splits and their rules are in `src/lbq/data/splits/README.md`. Frames are decoded once
+and kept in `cache` (default: `.lbq-cache` inside the folder). NumPy only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import os
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from importlib.resources import files as resources
+from pathlib import Path, PurePosixPath
+
+import numpy as np
+
+from lbq.data.cifar_files import SPECS
+from lbq.data.events import MAX_BYTES, Events, nmnist, read_bounded
+from lbq.data.events.aedat2 import decode_aedat2
+from lbq.data.events.aedat3 import decode_aedat3
+from lbq.data.events.cache import PARTS, EventSplit, Sample, cached
+from lbq.data.events.frames import By, Size, to_frames
+from lbq.data.events.tree import MAX_TEXT, File, pick, tree_of
+from lbq.errors import DataError
+
+CIFAR10_CLASSES = SPECS["cifar10"].classes
+GESTURES = (
+    "hand_clapping", "right_hand_wave", "left_hand_wave", "right_arm_clockwise", "right_arm_counter_clockwise",
+    "left_arm_clockwise", "left_arm_counter_clockwise", "arm_roll", "air_drums", "air_guitar", "other_gestures",
+)  # fmt: skip
+OBJECTS = {"box": "Caixa", "mug": "Caneca", "cutter": "Estilete", "pencil": "Lapiseira", "scissors": "Tesoura"}
+LATE_US = 10_000  # early DVS128 firmware delivered some events late: loaders sort within 10 ms and refuse beyond
+
+
+@dataclass(frozen=True, eq=False)
+class EventData:
+    """A dataset as frames. `split` names the rule that divided it, `source` the folder and fingerprint of its files;
+    `checksum` is of the frames, where there are no files that have one."""
+
+    train: EventSplit
+    test: EventSplit
+    classes: tuple[str, ...]
+    name: str
+    split: str
+    source: str
+    checksum: str = ""
+
+
+def load_cifar10_dvs(
+    root: Path | str,
+    timesteps: int = 10,
+    size: Size | None = None,
+    by: By = "count",
+    *,
+    split: str | Path = "natural",
+    cache: Path | str | None = None,
+    sort_within_us: int = LATE_US,
+    max_bytes: int = MAX_BYTES,
+) -> EventData:
+    """CIFAR10-DVS, 128x128, 10,000 recordings: class folders, or the ten class archives as published.
+
+    `split`: "natural" or "lexicographic", or the path of an index file of your own in the same format.
+
+    The recordings lie on their side as the sensor saw them. x and y are swapped after the DVS128's own orientation, as
+    public readers do, so that objects stand upright; whether left and right are then as in CIFAR-10 is not known.
+    """
+    rule, parts = _cifar10_split(split)
+    with tree_of(root) as tree:
+        found = pick(tree, r"cifar10_([a-z]+)_([0-9]+)\.aedat")
+        wanted = [(label, str(number)) for label, number in itertools.chain(*parts.values())]
+        missing = [f"cifar10_{label}_{number}.aedat" for label, number in wanted if (label, number) not in found]
+        _refuse_missing(root, "CIFAR10-DVS", missing, len(wanted))
+
+        def samples(part: str) -> Iterator[Sample]:
+            for label, number in parts[part]:
+                file = found[label, str(number)]
+                data = file.read(max_bytes)
+                events = decode_aedat2(data, file.where, transpose=True, sort_within_us=sort_within_us)
+                yield to_frames(_some(events, file), timesteps, by, size), CIFAR10_CLASSES.index(label)
+
+        used = [found[key] for key in wanted]
+        how = {"sort_within_us": sort_within_us}
+        frames = (timesteps, size, by, (128, 128))
+        return _dataset("cifar10-dvs", root, cache, rule, CIFAR10_CLASSES, used, parts, samples, frames, how)
+
+
+def load_dvs_gesture(
+    root: Path | str,
+    timesteps: int = 16,
+    size: Size | None = None,
+    by: By = "count",
+    *,
+    cache: Path | str | None = None,
+    sort_within_us: int = LATE_US,
+    max_bytes: int = MAX_BYTES,
+) -> EventData:
+    """DVS128-Gesture, 128x128: the official folder, or an uncompressed tar of it.
+
+    The recordings named in `trials_to_train.txt` and `trials_to_test.txt` are cut by their `*_labels.csv`, one sample
+    per row: start <= t < end. With by="time", slices divide that interval.
+    """
+    with tree_of(root) as tree:
+        pattern = r"(user[^/]*\.aedat|user[^/]*_labels\.csv|trials_to_[a-z]+\.txt)"
+        found = {name: file for (name,), file in pick(tree, pattern, fold=False).items()}
+        trials: dict[str, list[tuple[File, list[tuple[int, int, int]]]]] = {}
+        used = []
+        for part in ("train", "test"):
+            _refuse_missing(root, "DVS128-Gesture", [n for n in (f"trials_to_{part}.txt",) if n not in found], 1)
+            names = [line.strip() for line in found[f"trials_to_{part}.txt"].text().splitlines() if line.strip()]
+            pairs = [(name, f"{name.removesuffix('.aedat')}_labels.csv") for name in names]
+            _refuse_missing(
+                root, "DVS128-Gesture", [n for n in itertools.chain(*pairs) if n not in found], 2 * len(pairs)
+            )
+            trials[part] = [(found[recording], _gestures(found[table])) for recording, table in pairs]
+            used += [found[n] for n in itertools.chain(*pairs)]
+
+        def samples(part: str) -> Iterator[Sample]:
+            for file, rows in trials[part]:
+                events = decode_aedat3(file.read(max_bytes), file.where, sort_within_us=sort_within_us)
+                for label, start, stop in rows:
+                    gesture = events.window(start, stop)
+                    if not len(gesture):
+                        raise DataError(
+                            f"{file.where} has no events from {start} to {stop} us, where its labels put one"
+                        )
+                    yield to_frames(gesture, timesteps, by, size, (start, stop) if by == "time" else None), label
+
+        rule = "official trials, one sample per row of labels"
+        listing = {part: [rows for _, rows in trials[part]] for part in trials}
+        how = {"sort_within_us": sort_within_us}
+        frames = (timesteps, size, by, (128, 128))
+        return _dataset("dvs128-gesture", root, cache, rule, GESTURES, used, listing, samples, frames, how)
+
+
+def load_nmnist(
+    root: Path | str,
+    timesteps: int = 10,
+    size: Size | None = None,
+    by: By = "count",
+    *,
+    cache: Path | str | None = None,
+    sort_within_us: int = LATE_US,
+    allow_partial: bool = False,
+) -> EventData:
+    """N-MNIST, 34x34: folders or archives `Train` and `Test` of `<digit>/<number>.bin`, 60,000 and 10,000 recordings.
+
+    Other numbers are refused unless `allow_partial`. Also reads a folder of `<number>.bs2` files whose labels are
+    listed in `train*.txt` and `test*.txt`, lines of number and digit: small selections of N-MNIST are published so.
+    """
+    with tree_of(root) as tree:
+        rule = "official folders"
+        listed: dict[str, list[tuple[File, int]]] = {"train": [], "test": []}
+        for (part, digit, _), file in sorted(pick(tree, r"(train|test)/([0-9])/([0-9]+)\.bin").items()):
+            listed[part].append((file, int(digit)))
+        if not any(listed.values()):
+            rule = "lists beside the recordings"
+            recordings = pick(tree, r"([0-9]+)\.bs2")
+            for (part, _), file in sorted(pick(tree, r"(train|test)([^/]*)\.txt").items()):
+                listed[part] += _labelled(file, recordings)
+        counts = {part: len(items) for part, items in listed.items()}
+        if not all(counts.values()):
+            raise DataError(
+                f"no N-MNIST under {root}: expected Train/<digit>/*.bin and Test/<digit>/*.bin, or their .zip"
+            )
+        if rule == "official folders" and not allow_partial and counts != {"train": 60_000, "test": 10_000}:
+            raise DataError(
+                f"{root} holds {counts['train']:,} + {counts['test']:,} of N-MNIST's 60,000 + 10,000 recordings: "
+                "extract it again (or load it in Python with allow_partial=True)"
+            )
+
+        def samples(part: str) -> Iterator[Sample]:
+            for file, label in listed[part]:
+                data = file.read(nmnist.MAX_BYTES)
+                events = nmnist.decode_nmnist(data, file.where, sort_within_us=sort_within_us)
+                yield to_frames(_some(events, file), timesteps, by, size), label
+
+        used = [file for file, _ in itertools.chain(*listed.values())]
+        listing = {part: [label for _, label in items] for part, items in listed.items()}
+        how = {"sort_within_us": sort_within_us}
+        frames = (timesteps, size, by, (nmnist.SIZE, nmnist.SIZE))
+        return _dataset("n-mnist", root, cache, rule, tuple("0123456789"), used, listing, samples, frames, how)
+
+
+def load_dvs_objects(
+    root: Path | str,
+    timesteps: int = 10,
+    size: Size | None = None,
+    by: By = "count",
+    *,
+    window_us: int = 500_000,
+    train_folder: str = "NeuromorphicObjectDataSet_100",
+    test_folder: str = "DataSet2",
+    cache: Path | str | None = None,
+) -> EventData:
+    """Five objects filmed twice by a DVS128 (AEDAT 2.0): one folder trains, the other tests.
+
+    Recordings (`Caixa.aedat`, also `Caixa_1.aedat`) are cut into whole windows of `window_us` microseconds from their
+    first event on; windows without an event are left out. Objects that only one folder holds are left out.
+    """
+    if not 1000 <= window_us <= 10**9:
+        raise ValueError(f"window_us must be 1,000 to 1,000,000,000 microseconds, got {window_us}")
+    folders = {"train": train_folder, "test": test_folder}
+    names = "|".join(OBJECTS.values())
+    with tree_of(root) as tree:
+        found = pick(tree, rf"([^/]+)/({names})((?:_[0-9]+)?)\.aedat", fold=False)
+        listed: dict[str, list[tuple[File, int]]] = {}
+        for part, folder in folders.items():
+            listed[part] = [
+                (file, list(OBJECTS.values()).index(key[1])) for key, file in sorted(found.items()) if key[0] == folder
+            ]
+            absent = sorted(set(range(len(OBJECTS))) - {label for _, label in listed[part]})
+            missing = [f"{folder}/{list(OBJECTS.values())[label]}.aedat" for label in absent]
+            _refuse_missing(root, "DVS128 objects", missing, len(OBJECTS))
+
+        def samples(part: str) -> Iterator[Sample]:
+            for file, label in listed[part]:
+                events = decode_aedat2(file.read(MAX_BYTES), file.where, sort_within_us=LATE_US)
+                for window, span in windows(events, window_us):
+                    yield to_frames(window, timesteps, by, size, span if by == "time" else None), label
+
+        rule = f"{train_folder} trains, {test_folder} tests"
+        used = [file for file, _ in itertools.chain(*listed.values())]
+        listing = {part: [label for _, label in items] for part, items in listed.items()}
+        frames = (timesteps, size, by, (128, 128))
+        how = {"window_us": window_us, "empty windows": "left out"}
+        return _dataset("dvs128-objects", root, cache, rule, tuple(OBJECTS), used, listing, samples, frames, how)
+
+
+def windows(events: Events, window_us: int) -> Iterator[tuple[Events, tuple[int, int]]]:
+    """The whole windows of a recording from its first event on, and their (start, stop) in microseconds.
+
+    Those without an event, which show nothing, are left out: there are never more windows than events.
+    """
+    if len(events):
+        first, last = int(events.t[0]), int(events.t[-1])
+        for i in np.unique((events.t - first) // window_us).tolist():
+            start, stop = first + i * window_us, first + (i + 1) * window_us
+            if stop <= last + 1:
+                yield events.window(start, stop), (start, stop)
+
+
+def read_split(text: str, where: str) -> dict[str, list[tuple[str, int]]]:
+    """(class, number) of the recordings of each part, in the file's order; see `src/lbq/data/splits/README.md`."""
+    parts: dict[str, list[tuple[str, int]]] = {"train": [], "test": []}
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.strip() or line.startswith("#"):
+            continue
+        match = re.fullmatch(
+            r"(train|test) ([a-z]+) ([0-9]{1,6}(?:-[0-9]{1,6})?(?:,[0-9]{1,6}(?:-[0-9]{1,6})?)*)", line.strip()
+        )
+        if not match or match[2] not in CIFAR10_CLASSES:
+            raise DataError(f"{where}, line {number}: expected 'train|test class numbers', got {line[:60]!r}")
+        for item in match[3].split(","):
+            low, _, high = item.partition("-")
+            numbers = range(int(low), int(high or low) + 1)
+            if sum(map(len, (*parts.values(), numbers))) > 10**6:  # before they take memory: a line may have many items
+                raise DataError(f"{where}, line {number}: more than a million recordings")
+            parts[match[1]] += [(match[2], i) for i in numbers]
+    everything = parts["train"] + parts["test"]
+    if not all(parts.values()) or len(set(everything)) < len(everything):
+        raise DataError(f"{where}: a part is empty, or a recording is named twice")
+    return parts
+
+
+def _cifar10_split(split: str | Path) -> tuple[str, dict[str, list[tuple[str, int]]]]:
+    if split in ("natural", "lexicographic"):
+        name = f"cifar10_dvs_{split}.txt"
+        return name, read_split((resources("lbq.data") / "splits" / name).read_text("utf-8"), name)
+    try:
+        text = read_bounded(split, MAX_TEXT).decode()
+    except UnicodeDecodeError as error:
+        raise DataError(f"{split} is not text") from error
+    return f"{Path(split).name} (sha256 {hashlib.sha256(text.encode()).hexdigest()[:12]})", read_split(text, str(split))
+
+
+def _gestures(file: File) -> list[tuple[int, int, int]]:
+    """(label from 0, start, end in microseconds) of every row of a `*_labels.csv`."""
+    header, *lines = file.text().splitlines() or [""]
+    rows = []
+    if [c.strip() for c in header.split(",")] != ["class", "startTime_usec", "endTime_usec"]:
+        raise DataError(f"{file.where} does not begin with the line class,startTime_usec,endTime_usec")
+    for number, line in enumerate(lines, 2):
+        if not line.strip():
+            continue
+        match = re.fullmatch(r"\s*([0-9]{1,2})\s*,\s*([0-9]{1,18})\s*,\s*([0-9]{1,18})\s*", line)
+        label, start, stop = map(int, match.groups()) if match else (0, 0, 0)
+        if not 1 <= label <= len(GESTURES) or start >= stop:
+            raise DataError(f"{file.where}, line {number}: expected class 1 to 11, start < end, got {line[:60]!r}")
+        rows.append((label - 1, start, stop))
+    return rows
+
+
+def _labelled(table: File, recordings: Mapping[tuple[str, ...], File]) -> list[tuple[File, int]]:
+    """The recordings that a list of 'number digit' lines names."""
+    rows = []
+    for line_number, line in enumerate(table.text().splitlines(), 1):
+        if not line.strip() or line.startswith("#"):
+            continue
+        match = re.fullmatch(r"([0-9]{1,9})\s+([0-9])", line.strip())
+        if not match:
+            raise DataError(f"{table.where}, line {line_number}: expected a number and a digit, got {line[:60]!r}")
+        if (match[1],) not in recordings:
+            raise DataError(f"{table.where} names recording {match[1]}, but there is no {match[1]}.bs2")
+        rows.append((recordings[match[1],], int(match[2])))
+    return rows
+
+
+def _some(events: Events, file: File) -> Events:
+    """Refuse a recording of nothing, which would be a blank sample with a label."""
+    if not len(events):
+        raise DataError(f"{file.where} has no events: fetch it again")
+    return events
+
+
+def _refuse_missing(root: Path | str, name: str, missing: list[str], of: int) -> None:
+    if missing:
+        more = f" and {len(missing) - 1:,} more of {of:,}" if len(missing) > 1 else ""
+        raise DataError(
+            f"{name} is not complete under {root}: {missing[0]}{more} not found; extract or download it again"
+        )
+
+
+def _dataset(
+    name: str,
+    root: Path | str,
+    cache: Path | str | None,
+    split: str,
+    classes: tuple[str, ...],
+    used: list[File],
+    listing: object,
+    samples: Callable[[str], Iterator[Sample]],
+    frames: tuple[int, Size | None, By, tuple[int, int]],
+    how: Mapping[str, object],
+) -> EventData:
+    """Frames from the cache or, the first time, from `samples`. `listing` is what the samples are, in order."""
+    timesteps, size, by, sensor = frames
+    if twice := [where for where, count in Counter(file.where for file in used).items() if count > 1]:
+        raise DataError(f"{twice[0]} is listed twice: the lists under {root} are damaged")
+    nothing = np.zeros(0, np.uint16)
+    empty = Events(np.zeros(0, np.int64), nothing, nothing, np.zeros(0, np.uint8), *sensor)
+    shape = to_frames(empty, timesteps, by, size).shape
+    digest = _digest([(PurePosixPath(file.where).name, file.stamp) for file in used])
+    top = Path(root)
+    folders = [Path(cache)] if cache is not None else cache_folders(top if top.is_dir() else top.parent, digest)
+    settings = {
+        "timesteps": timesteps,
+        "size": shape[2:],
+        "by": by,
+        "split": split,
+        "listing": _digest(listing),
+        **how,
+    }
+    parts = cached(
+        folders,
+        name,
+        settings,
+        digest,
+        lambda: {part: samples(part) for part in PARTS},
+        shape=shape,
+        classes=len(classes),
+    )
+    source = f"{root} ({len(used):,} files, fingerprint {digest[:12]})"
+    return EventData(parts["train"], parts["test"], classes, name, split, source)
+
+
+def cache_folders(top: Path, digest: str) -> list[Path]:
+    """Where decoded frames are looked for; what is not found is kept in the last.
+
+    That is beside the recordings or, where nothing can be written there, in the user's cache.
+    """
+    beside = top / ".lbq-cache"
+    if os.access(beside if beside.is_dir() else top, os.W_OK | os.X_OK):
+        return [beside]
+    own = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lbq" / digest[:16]
+    return [beside, own]  # somebody who may write there may have left the entry
+
+
+def _digest(value: object) -> str:
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()

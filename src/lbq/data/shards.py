@@ -1,0 +1,192 @@
+"""Images in tar shards, `root/train-*.tar` and `root/val-*.tar`: what many machines read faster than a million small files.
+
+The layout is webdataset's: members that share a name up to its first dot belong together, `KEY.jpg` (or jpeg, png, bmp, webp)
+is the image and `KEY.cls` its label, a whole number; `root/classes.txt` may name the classes, one a line. Shards are read
+in place by random access, through an index of where each image begins, so that order, resuming and the division among
+processes are exactly those of a folder. The index is kept in `root/.lbq-index.npz` where that can be written.
+
+NumPy only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import tarfile
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lbq.data.archives import BROKEN, members
+from lbq.data.arrays import load_archive
+from lbq.data.dataset import MOST_CLASSES
+from lbq.data.folder import EXTENSIONS
+from lbq.errors import DataError
+from lbq.system import files
+
+INDEX = ".lbq-index.npz"
+MAX_IMAGE = 64 * 2**20  # bytes of one encoded image
+MAX_LABEL = 32  # bytes of one label
+
+
+@dataclass(frozen=True)
+class Member:
+    """One image inside a shard."""
+
+    shard: Path
+    offset: int
+    size: int
+
+    def __str__(self) -> str:
+        return f"{self.shard} at byte {self.offset}"
+
+    def open(self) -> io.BytesIO:
+        with open(self.shard, "rb") as file:
+            file.seek(self.offset)
+            data = file.read(self.size)
+        if len(data) != self.size:
+            raise DataError(f"{self}: the shard ends early: copy it again")
+        return io.BytesIO(data)
+
+
+@dataclass(frozen=True, eq=False)
+class ShardSplit:
+    """Images by shard and place: `where` int64 [N, 3] holds shard number, first byte and size; labels `[N]` int64."""
+
+    shards: tuple[Path, ...]
+    where: NDArray[np.int64]
+    labels: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def path(self, index: int) -> Member:
+        """Where image `index` is."""
+        shard, offset, size = (int(v) for v in self.where[index])
+        return Member(self.shards[shard], offset, size)
+
+
+@dataclass(frozen=True, eq=False)
+class ShardIndex:
+    root: Path
+    classes: tuple[str, ...]
+    train: ShardSplit
+    test: ShardSplit
+
+
+def has_shards(root: Path) -> bool:
+    return any(Path(root).glob("train-*.tar"))
+
+
+def scan_shards(root: Path) -> ShardIndex:
+    """Index all shards of `root`, or take the index that is there if the shards have not changed."""
+    root = Path(root)
+    parts = {part: tuple(sorted(root.glob(f"{part}-*.tar"))) for part in ("train", "val")}
+    for part, shards in parts.items():
+        if not shards:
+            raise DataError(f"{root} has no {part}-*.tar: shards are train-000.tar ... and val-000.tar ...")
+    stamp = hashlib.sha256(
+        "\n".join(f"{s.name} {s.stat().st_size} {s.stat().st_mtime_ns}" for ss in parts.values() for s in ss).encode()
+    ).hexdigest()
+    tables = _stored(root / INDEX, stamp, parts)
+    if tables is None:
+        tables = {part: _scan(shards) for part, shards in parts.items()}
+        _store(root / INDEX, stamp, tables)
+    count = 1 + max(int(table[:, 3].max()) for table in tables.values())
+    names = _class_names(root / "classes.txt", count)
+    train, test = (ShardSplit(parts[p], tables[p][:, :3], tables[p][:, 3].copy()) for p in ("train", "val"))
+    return ShardIndex(root, names, train, test)
+
+
+def _scan(shards: tuple[Path, ...]) -> NDArray[np.int64]:
+    """Shard, first byte, size and label of every image, `[N, 4]`, sorted by shard and place."""
+    rows = [(number, *image) for number, shard in enumerate(shards) for image in _images(shard)]
+    return np.array(sorted(rows), np.int64)
+
+
+def _images(shard: Path) -> list[tuple[int, int, int]]:
+    """First byte, size and label of every image of a shard."""
+    images: dict[str, tuple[int, int]] = {}
+    labels: dict[str, int] = {}
+    others: dict[str, str] = {}
+    try:
+        with tarfile.open(shard, "r:") as archive:
+            for member in members(archive):
+                folder, _, name = member.name.rpartition("/")
+                if not member.isfile() or name.startswith("."):
+                    continue
+                key, _, kind = name.partition(".")
+                key = f"{folder}/{key}"
+                if f".{kind.lower()}" in EXTENSIONS:
+                    if not 0 < member.size <= MAX_IMAGE:
+                        raise DataError(f"{shard}: {member.name} has {member.size} bytes: make the shard again")
+                    if key in images:
+                        raise DataError(f"{shard}: {member.name} is a second image of its key: a key has one")
+                    images[key] = (member.offset_data, member.size)
+                elif kind == "cls":
+                    labels[key] = _label(archive, member, shard)
+                elif f".{kind.lower().rpartition('.')[2]}" in EXTENSIONS:
+                    others[key] = member.name  # a mask, for example, of an image of that key
+    except BROKEN as error:
+        raise DataError(f"{shard} cannot be read ({error}): copy or make it again") from error
+    if lost := sorted(others[key] for key in others.keys() - images.keys()):
+        raise DataError(f"{shard}: {lost[0]} belongs to no image, since a key ends at its first dot: rename it")
+    unlabelled = sorted(images.keys() - labels.keys())
+    if unlabelled or not images:
+        what = f"{unlabelled[0]!r} has no .cls beside it" if unlabelled else "it holds no image"
+        raise DataError(f"{shard}: {what}; shards hold KEY.jpg and KEY.cls")
+    return [(*place, labels[key]) for key, place in images.items()]
+
+
+def _label(archive: tarfile.TarFile, member: tarfile.TarInfo, shard: Path) -> int:
+    file = archive.extractfile(member) if member.size <= MAX_LABEL else None
+    text = file.read().decode("ascii", "replace").strip() if file else ""
+    if not text.isdigit() or int(text) >= MOST_CLASSES:
+        raise DataError(
+            f"{shard}: {member.name} is not a label: write a whole number from 0 on, below {MOST_CLASSES:,}"
+        )
+    return int(text)
+
+
+def _class_names(path: Path, count: int) -> tuple[str, ...]:
+    if not path.exists():
+        return tuple(map(str, range(count)))
+    try:
+        names = tuple(path.read_text(encoding="utf-8").split("\n"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path} cannot be read as text ({error}): save it in UTF-8") from error
+    names = names[:-1] if names[-1] == "" else names
+    if len(names) < count:
+        raise DataError(f"{path} names {len(names)} classes, but labels reach {count - 1}: add the missing lines")
+    return names
+
+
+def _stored(path: Path, stamp: str, parts: Mapping[str, tuple[Path, ...]]) -> dict[str, NDArray[np.int64]] | None:
+    """The index in `path`, or None where it is absent, of other shards, or damaged: it may come from anybody."""
+    try:
+        stored = load_archive(path, "stamp", *parts)
+        if str(stored["stamp"]) != stamp or not all(_possible(stored[part], len(parts[part])) for part in parts):
+            return None
+        return {part: stored[part] for part in parts}
+    except (DataError, KeyError):
+        return None
+
+
+def _possible(table: NDArray[Any], shards: int) -> bool:
+    """Whether rows are as `_scan` makes them of so many shards."""
+    if table.dtype != np.int64 or table.ndim != 2 or table.shape[1] != 4 or not len(table) or table.min() < 0:
+        return False
+    number, _, size, label = table.max(0)
+    return bool(number < shards and table[:, 2].min() > 0 and size <= MAX_IMAGE and label < MOST_CLASSES)
+
+
+def _store(path: Path, stamp: str, tables: dict[str, NDArray[np.int64]]) -> None:
+    file = io.BytesIO()
+    np.savez(file, stamp=np.array(stamp), train=tables["train"], val=tables["val"])
+    with suppress(DataError):  # a read-only folder is scanned each time
+        files.write(path, file.getvalue(), DataError)

@@ -1,0 +1,226 @@
+"""Test parts of datasets as raw uint8 arrays, for networks that run on integers. NumPy only.
+
+Also where a dataset's name becomes its reader, for `lbq.batches.sources` too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lbq.config import DATASETS
+from lbq.data import digits, folder, shards
+from lbq.data.arrays import load_archive
+from lbq.data.dataset import Dataset, Inputs
+from lbq.data.events.datasets import EventData
+from lbq.data.user_arrays import load_own
+from lbq.errors import ConfigError, DataError, nearest
+from lbq.graph import Shape, shortest, with_sides
+
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+EVAL_RATIO = 256 / 224  # the shorter side before the central crop, as usual for ImageNet
+EVENTS = ("cifar10_dvs", "dvs_gesture", "nmnist", "dvs_objects")
+FILES = ("imagenet", "folder")
+
+
+def check_limit(limit: int | None) -> None:
+    """Refuse a number of samples that leaves none; None: all of them."""
+    if limit is not None and limit < 1:
+        raise DataError(f"limit must be at least 1 sample, got {limit}: leave it out for all of them")
+
+
+def load_images(name: str, root: Path | str) -> Dataset:
+    """An image dataset that fits in memory."""
+    if name == "digits":
+        return digits.load_digits()
+    if name in ("mnist", "fashion_mnist"):
+        from lbq.data.idx import load_idx
+
+        return load_idx(needed(name, root), name)
+    from lbq.data import cifar
+
+    load = {"cifar10": cifar.load_cifar10, "cifar100": cifar.load_cifar100}.get(name)
+    if load is None:
+        raise DataError(f"{name!r} is no dataset of images in memory{nearest(name, DATASETS)}")
+    return load(needed(name, root))
+
+
+def load_events(name: str, root: Path | str, timesteps: int, size: int, frames: str, window_ms: int) -> EventData:
+    """An event dataset as frames."""
+    from lbq.data.events import datasets
+
+    load: Any = {
+        "cifar10_dvs": datasets.load_cifar10_dvs,
+        "dvs_gesture": datasets.load_dvs_gesture,
+        "nmnist": datasets.load_nmnist,
+        "dvs_objects": partial(datasets.load_dvs_objects, window_us=1000 * window_ms),
+    }[name]
+    where = needed(name, root)
+    try:
+        data: EventData = load(where, timesteps, (size, size) if size else None, frames)
+    except ValueError as error:  # sizes that no frame can have
+        raise ConfigError(f"data.size, data.window_ms or model.timesteps: {error}") from error
+    return data
+
+
+def load_whole(
+    name: str, root: Path | str, timesteps: int = 1, size: int = 0, frames: str = "count", window_ms: int = 1000
+) -> Dataset | EventData:
+    """A dataset of images in memory, or of event frames; the arguments mean what they mean in a configuration's [data]."""
+    if name == "arrays":
+        return load_own(needed(name, root))
+    if name in EVENTS:
+        return load_events(name, root, timesteps, size, frames, window_ms)
+    return load_images(name, root)
+
+
+def scan_files(name: str, root: Path | str) -> folder.FolderIndex | shards.ShardIndex:
+    """Image files in class folders or tar shards."""
+    where = needed(name, root)
+    index = shards.scan_shards(where) if shards.has_shards(where) else folder.scan_folder(where)
+    if name == "imagenet" and len(index.classes) != 1000:
+        raise DataError(
+            f"{index.root} holds {len(index.classes)} classes, ImageNet-1K has 1000: is this another dataset?"
+        )
+    return index
+
+
+def needed(name: str, root: Path | str) -> Path:
+    if not str(root):
+        raise ConfigError(f"data.root must name the folder of {name}: add data.root=DIR")
+    return Path(root)
+
+
+@dataclass(frozen=True)
+class TestSet:
+    """Samples by number: `read(start, stop)` gives uint8 `[B, C, H, W]`, or `[T, B, C, H, W]` where not `static`.
+
+    labels: `[N]`, or None where they are not known. A network in training saw (pixel / scale - mean) / std.
+    """
+
+    __test__ = False  # not for pytest
+
+    name: str
+    shape: tuple[int, int, int]
+    static: bool
+    size: int
+    read: Callable[[int, int], NDArray[np.uint8]]
+    labels: NDArray[np.int64] | None = None
+    classes: tuple[str, ...] = ()
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+    scale: int = 255
+
+    @property
+    def inputs(self) -> Inputs:
+        return Inputs(self.name, self.shape, self.static, self.classes, self.mean, self.std, self.scale)
+
+    def batches(self, size: int, limit: int | None = None) -> Iterator[tuple[NDArray[np.uint8], slice]]:
+        """Inputs, and which samples they are."""
+        check_limit(limit)
+        end = self.size if limit is None else min(limit, self.size)
+        for start in range(0, end, size):
+            stop = min(start + size, end)
+            yield self.read(start, stop), slice(start, stop)
+
+
+def open_test(
+    name: str, root: Path | str = "", timesteps: int = 1, size: int = 0, frames: str = "count", window_ms: int = 1000
+) -> TestSet:
+    """The test part of a dataset; the arguments mean what they mean in a configuration's [data]."""
+    if name not in DATASETS:
+        raise DataError(f"unknown dataset {name!r}{nearest(name, DATASETS)}")
+    if name in FILES:
+        return _files(name, scan_files(name, root), size or 224)
+    whole = load_whole(name, root, timesteps, size, frames, window_ms)
+    if isinstance(whole, EventData):
+        return _events(name, whole, timesteps)
+    test = whole.test
+    channels, height, width = test.images.shape[1:]
+    return TestSet(
+        name=name,
+        shape=(channels, height, width),
+        static=True,
+        size=len(test),
+        read=lambda start, stop: np.ascontiguousarray(test.images[start:stop]),
+        labels=test.labels,
+        classes=test.classes,
+        mean=test.mean,
+        std=test.std,
+        scale=test.scale,
+    )
+
+
+def _events(name: str, data: EventData, timesteps: int) -> TestSet:
+    part = data.test
+    if part.frames.shape[1] != timesteps:
+        raise DataError(
+            f"{name}: {data.source} has {part.frames.shape[1]} frames a sample, the network reads {timesteps}"
+        )
+    channels, height, width = part.frames.shape[2:]
+    return TestSet(
+        name=name,
+        shape=(channels, height, width),
+        static=False,
+        size=len(part),
+        read=lambda start, stop: np.ascontiguousarray(part.frames[start:stop].swapaxes(0, 1)),
+        labels=part.labels,
+        classes=data.classes,
+    )
+
+
+def _files(name: str, index: folder.FolderIndex | shards.ShardIndex, side: int) -> TestSet:
+    def read(start: int, stop: int) -> NDArray[np.uint8]:
+        paths = (index.test.path(i) for i in range(start, stop))
+        return np.stack([folder.load_eval(path, round(side * EVAL_RATIO), side) for path in paths])
+
+    return TestSet(
+        name=name,
+        shape=(3, side, side),
+        static=True,
+        size=len(index.test),
+        read=read,
+        labels=np.asarray(index.test.labels, np.int64),
+        classes=tuple(index.classes),
+        mean=IMAGENET_MEAN,
+        std=IMAGENET_STD,
+    )
+
+
+def open_arrays(path: Path | str, static: bool, shape: Shape | None = None, timesteps: int | None = None) -> TestSet:
+    """Inputs of your own from a .npz file: `images` uint8 `[N, C, H, W]` (or `[N, T, C, H, W]`), perhaps `labels` [N] and
+    `classes`, the names that they number.
+
+    shape: of what a network reads; signals and features may lack what is 1 in it. timesteps: that it runs; event
+    frames must be as many.
+    """
+    path, lead = Path(path), ("N",) if static else ("N", "T")
+    arrays = load_archive(path, "images", "labels", "classes")
+    given, labels, classes = map(arrays.get, ("images", "labels", "classes"))
+    images = given if given is None or shape is None else with_sides(given, shape, len(lead))
+    if images is None or images.dtype != np.uint8 or images.ndim != len(lead) + 3:
+        expected = ", ".join(map(str, (*lead, *("CHW" if shape is None else shortest(shape)))))
+        found = "" if given is None else f", not {given.dtype} {list(given.shape)}"
+        raise DataError(f"{path} must hold 'images', uint8 [{expected}]{found}")
+    if not static and timesteps not in (None, images.shape[1]):
+        raise DataError(f"{path} has {images.shape[1]} frames a sample, the network reads {timesteps}")
+    if labels is not None and (labels.shape != images.shape[:1] or labels.dtype.kind not in "iu"):
+        raise DataError(
+            f"{path}: 'labels' must be {len(images)} whole numbers, one for each of 'images' along its first axis"
+        )
+    channels, height, width = images.shape[-3:]
+    return TestSet(
+        name=path.name,
+        shape=(channels, height, width),
+        static=static,
+        size=len(images),
+        read=lambda start, stop: images[start:stop] if static else images[start:stop].swapaxes(0, 1),
+        labels=None if labels is None else labels.astype(np.int64),
+        classes=() if classes is None or classes.dtype.kind != "U" else tuple(map(str, classes.ravel())),
+    )

@@ -1,0 +1,115 @@
+"""Datasets of your own, as arrays. NumPy only.
+
+A folder with `train.npz` and `test.npz` or, for arrays that should stay on the disk, folders `train` and `test` of .npy
+files. Each part has `images`, uint8 [N, C, H, W], or frames of events, [N, T, C, H, W], and `labels`, N whole numbers from 0;
+the training part may have `classes`, their names, and the test part the same.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lbq.data.arrays import load_archive, load_array
+from lbq.data.dataset import CHUNK, MOST_CLASSES, Dataset, Images, checksum_of, unlike
+from lbq.data.events.cache import EventSplit
+from lbq.data.events.datasets import EventData
+from lbq.errors import DataError
+
+NAMES = ("images", "labels", "classes")
+Part = tuple[NDArray[np.uint8], NDArray[np.int64]]
+
+
+def load_own(root: Path | str) -> Dataset | EventData:
+    """The images or event frames of a folder. Images are normalised by the mean and deviation of the training part."""
+    root = Path(root)
+    (images, labels), names = _part(root, "train")
+    (test_images, test_labels), test_names = _part(root, "test")
+    if images.shape[1:] != test_images.shape[1:]:
+        shapes = " and ".join(str(list(x.shape[1:])) for x in (images, test_images))
+        raise DataError(f"{root}: samples of the training and the test part have other shapes: {shapes}")
+    if names and test_names and names != test_names:
+        raise DataError(
+            f"{root}: the test part has other classes than the training part ({unlike(test_names, names)}): give it "
+            "those, and labels that number them"
+        )
+    classes = tuple(map(str, range(int(labels.max()) + 1))) if names is None else names
+    for part, found in (("train", labels), ("test", test_labels)):
+        if found.max() >= len(classes):
+            raise DataError(f"{root}: the {part} part has label {found.max()}, the classes are 0 to {len(classes) - 1}")
+    if images.ndim == 5:
+        train, test = EventSplit(images, labels), EventSplit(test_images, test_labels)
+        digest = checksum_of((images, labels), (test_images, test_labels))
+        return EventData(train, test, classes, "arrays", "as given", str(root), digest)
+    mean, std = moments(images)
+    parts = [Images(x, y, classes, mean, std) for x, y in ((images, labels), (test_images, test_labels))]
+    return Dataset.build("arrays", parts[0], parts[1], str(root))
+
+
+def moments(images: NDArray[np.uint8]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation of each channel of pixels / 255, from exact sums."""
+    counts = np.zeros((images.shape[1], 256), np.int64)  # of each value
+    rows = max(CHUNK // images[:1].nbytes, 1)
+    for start in range(0, len(images), rows):
+        for channel, seen in enumerate(counts):
+            seen += np.bincount(images[start : start + rows, channel].ravel(), minlength=256)
+    number = images.size // images.shape[1]
+    sums, squares = ([int(seen @ np.arange(256) ** power) for seen in counts] for power in (1, 2))
+    variances = [number * square - total**2 for total, square in zip(sums, squares, strict=True)]
+    return tuple(s / (255 * number) for s in sums), tuple(math.sqrt(v) / (255 * number) for v in variances)
+
+
+def _part(root: Path, part: str) -> tuple[Part, tuple[str, ...] | None]:
+    """Images and labels of one part, and the names of classes where it has them."""
+    file, folder = root / f"{part}.npz", root / part
+    if file.is_file():
+        where, arrays = file, load_archive(file, *NAMES)
+    elif folder.is_dir():
+        where = folder
+        arrays = {n: load_array(path, mapped=True) for n in NAMES if (path := folder / f"{n}.npy").is_file()}
+    else:
+        raise DataError(
+            f"{file} does not exist: put arrays 'images' and 'labels' there, np.savez({file.name!r}, images=..., labels=...)"
+        )
+    for name in ("images", "labels"):
+        if name not in arrays:
+            raise DataError(f"{where} has no array {name!r}: it needs 'images' and 'labels'")
+    images, labels = arrays["images"], arrays["labels"]
+    _check_images(images, where)
+    if labels.shape != images.shape[:1] or labels.dtype.kind not in "iu":
+        raise DataError(
+            f"{where}: 'labels' must be {len(images)} whole numbers from 0, one for each of 'images', "
+            f"not {labels.dtype} {list(labels.shape)}"
+        )
+    if labels.min() < 0 or labels.max() >= MOST_CLASSES:
+        raise DataError(
+            f"{where}: 'labels' run from {labels.min()} to {labels.max()}: number the classes from 0, "
+            f"np.unique(labels, return_inverse=True)[1]"
+        )
+    return (images, labels.astype(np.int64)), _names(arrays.get("classes"), where)
+
+
+def _check_images(images: NDArray[Any], where: Path) -> None:
+    if images.dtype != np.uint8 or images.ndim not in (4, 5) or not images.size:
+        hint = ": add the axis of channels, images[:, None]" if images.ndim == 3 else ""
+        raise DataError(
+            f"{where}: 'images' must be uint8 [N, C, H, W], or [N, T, C, H, W] for events, not {images.dtype} "
+            f"{list(images.shape)}{hint}"
+        )
+    if images.shape[-1] in (1, 2, 3) and images.shape[-3] == images.shape[-2] > 3:
+        axes = ", ".join(map(str, [*range(images.ndim - 3), images.ndim - 1, images.ndim - 3, images.ndim - 2]))
+        raise DataError(
+            f"{where}: 'images' {list(images.shape)} has its channels last: give images.transpose({axes}), channels first"
+        )
+
+
+def _names(classes: NDArray[Any] | None, where: Path) -> tuple[str, ...] | None:
+    if classes is None:
+        return None
+    if classes.dtype.kind != "U" or classes.ndim != 1 or len(classes) < 2:
+        raise DataError(f"{where}: 'classes' must be a list of names, not {classes.dtype} {list(classes.shape)}")
+    return tuple(map(str, classes))

@@ -1,0 +1,255 @@
+"""A trained network as a deployed one: all rewrites in order, then golden vectors."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from numbers import Integral
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import nn
+
+from lbq.config import Config
+from lbq.data.dataset import Inputs
+from lbq.data.testset import TestSet, open_test
+from lbq.deploy.confirm import confirm
+from lbq.deploy.lowering.faithful import exact_copy
+from lbq.deploy.lowering.lower import lower
+from lbq.deploy.lowering.signal_layers import Given
+from lbq.engine import Network
+from lbq.errors import GraphError
+from lbq.graph import Graph
+from lbq.graph.quantise import quantise
+from lbq.graph.rewrites import absorb, fold_gain, on_pixels
+from lbq.runs import run_folder
+
+GOLDEN = 8  # inputs that an artefact carries
+LARGEST_STD = 4.0  # of normalisations that are taken for meant
+CONFIRMED = 2  # inputs on which the trained network is run once more: not one, so that mixing them would be seen
+
+
+def deploy(
+    net: nn.Module,
+    input_shape: Given,
+    *,
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
+    scale: int | None = None,
+    timesteps: int | None = None,
+    static: bool = True,
+    bits: int = 8,
+    classes: Sequence[str] = (),
+    examples: NDArray[np.uint8] | None = None,
+    facts: Mapping[str, Any] | None = None,
+) -> Network:
+    """The integer network of a trained one, with golden vectors: `lbq.engine.save(path, deploy(net, ...))`.
+
+    net: a network of layers that have an integer form, with neurons of `lbq.neuron`, that torch.fx can trace
+        (docs/deploy.md); as in evaluation mode. Hooks and layers with a forward of their own are refused.
+    input_shape: of one image, (C, H, W); of one signal, (C, L), which the integer network reads as [C, 1, L]; or the number of
+        features, (F,), read as [F, 1, 1].
+    mean, std, scale: how images were normalised for it, (pixel / scale - mean) / std, scale being what the brightest pixel
+        is stored as; one of them alone leaves the others at 0, 1 and 255. Images need at least one of them; event frames
+        (static=False) go in as they are without.
+    bits: of the weights: 4 to 8, or 16. classes: their names. examples: uint8 inputs for the golden vectors,
+        `[B, C, H, W]` or `[T, B, C, H, W]`; default random ones. facts: where it comes from, as JSON values; with
+        {"data": {"name": "cifar10"}}, or another dataset's, `lbq run` and the others take that dataset's folder.
+    """
+    exact = exact_copy(net)
+    graph = lower(exact, input_shape, timesteps, static)
+    pixels = _normalisation(mean, std, scale, graph)
+    stated = _stated(facts, "noise" if examples is None else "given")
+    if pixels is not None:
+        graph = on_pixels(graph, *pixels)
+    graph = absorb(fold_gain(graph))
+    input_max = 255 if pixels is None else pixels.scale
+    network = quantise(graph, bits, classes, input_max, stated)
+    inputs = _noise(graph, input_max) if examples is None else _checked(examples, graph, input_shape)
+    chosen = (inputs[:CONFIRMED] if static else inputs[:, :CONFIRMED]).astype(np.float64)
+    seen = chosen if pixels is None else pixels.normalised(chosen)
+    confirm(exact, graph, seen.reshape(*seen.shape[:-3], *input_shape), chosen)
+    return Network(network).with_golden(inputs[:GOLDEN] if static else inputs[:, :GOLDEN])
+
+
+class _Normalisation(NamedTuple):
+    """(pixel / scale - mean) / std, by channel."""
+
+    mean: list[float]
+    std: list[float]
+    scale: int
+
+    def normalised(self, pixels: NDArray[np.float64]) -> NDArray[np.float64]:
+        mean, std = (np.reshape(values, (-1, 1, 1)) for values in self[:2])
+        return (pixels - mean * self.scale) / (std * self.scale)
+
+
+def _normalisation(
+    mean: Sequence[float] | None, std: Sequence[float] | None, scale: int | None, graph: Graph
+) -> _Normalisation | None:
+    """None for event frames that go in as they are."""
+    if mean is None and std is None and scale is None:
+        if not graph.static:
+            return None
+        raise GraphError(
+            "say how images were normalised, (pixel / scale - mean) / std: scale=255 where that was pixel / 255 alone, "
+            "std=[1/255] for each channel where pixels went in as they are, mean=... and std=... else"
+        )
+    most: Any = 255 if scale is None else scale
+    if isinstance(most, bool) or not isinstance(most, Integral) or not 1 <= int(most) <= 255:
+        raise GraphError(
+            f"scale must be a whole number from 1 to 255, what the brightest pixel is stored as, got {scale!r}"
+        )
+    channels = graph.input_shape[0]
+    means, deviations = _numbers("mean", mean, channels, 0.0), _numbers("std", std, channels, 1.0)
+    if min(deviations) <= 0:
+        raise GraphError(f"std must be positive, got {std!r}")
+    if max(means) > 1:
+        raise GraphError(
+            f"mean is of pixel / scale, at most 1, got {mean!r} with scale={most}: where mean and std are of pixels, "
+            "divide both by the brightest one (255), and give that as scale"
+        )
+    if max(deviations) > LARGEST_STD:
+        raise GraphError(
+            f"std is of pixel / scale, where it is below 1, got {std!r} with scale={most}: where it is of pixels, divide it by "
+            "the brightest one (255), and give that as scale; where so small inputs are meant, scale the first layer's weights"
+        )
+    return _Normalisation(means, deviations, int(most))
+
+
+def _numbers(name: str, given: Sequence[float] | None, channels: int, default: float) -> list[float]:
+    """One finite number for each channel."""
+    if given is None:
+        return [default] * channels
+    try:
+        values = np.asarray(given, np.float64)
+    except (TypeError, ValueError):
+        values = np.zeros(())
+    if values.shape != (channels,) or not np.isfinite(values).all():
+        raise GraphError(f"{name} must be a list of {channels} finite numbers, one for each channel, got {given!r}")
+    return values.tolist()
+
+
+def _stated(facts: Mapping[str, Any] | None, golden: str) -> dict[str, Any]:
+    """The facts that a network carries, with what its golden inputs are."""
+    if facts is not None and not isinstance(facts, Mapping):
+        raise GraphError(f"facts must be JSON values under names, got {facts!r:.40}")
+    stated = {**(facts or {}), "golden": golden}
+    try:
+        json.dumps(stated, sort_keys=True, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise GraphError(f"facts must be JSON values under names: {error}") from error
+    return stated
+
+
+def _noise(graph: Graph, most: int) -> NDArray[np.uint8]:
+    """Random inputs: images of any pixels; of event frames each with twice as high counts as the one before, from few events
+    to what saturates."""
+    size, random = (GOLDEN, *graph.input_shape), np.random.default_rng(0)
+    if graph.static:
+        return random.integers(0, most + 1, size, np.uint8)
+    highest = np.maximum(most >> np.arange(GOLDEN)[::-1], 1)[:, None, None, None]
+    return random.integers(0, highest + 1, (graph.timesteps, *size), np.uint8)
+
+
+def _checked(examples: Any, graph: Graph, input_shape: Given) -> NDArray[np.uint8]:
+    """Examples as the integer network reads them, or as the trained one does."""
+    lead = () if graph.static else (graph.timesteps,)
+    given = np.asarray(examples)
+    batch = given.shape[len(lead)] if given.ndim > len(lead) else 0
+    wanted = (*lead, batch, *graph.input_shape)
+    if given.shape == (*lead, batch, *input_shape):
+        given = given.reshape(wanted)
+    if given.dtype != np.uint8 or not batch or given.shape != wanted:
+        expected = ", ".join(map(str, (*lead, "B", *graph.input_shape)))
+        raise GraphError(f"examples must be uint8 [{expected}], got {given.dtype} {list(given.shape)}")
+    return given
+
+
+def deploy_run(
+    run: Path | str,
+    bits: int = 8,
+    changes: Iterable[str] = (),
+    noise: bool = False,
+    timesteps: int | None = None,
+) -> Network:
+    """The network of a run folder, its golden inputs the first test images of the dataset it was trained on.
+
+    noise: random ones instead, for files that are published where the dataset must not be; it is then not needed either.
+    timesteps: default as many as it was trained over.
+    """
+    trained = run_folder.load_config(run, changes)
+    config = trained if timesteps is None else run_folder.over(timesteps, trained)
+    net = run_folder.load(run, timesteps)
+    origin = {"config_hash": run_folder.load_config(run).hash, "weights_sha256": run_folder.weights_checksum(run)}
+    inputs = run_folder.read_inputs(run)  # as they were in training, whatever the data is now
+    if noise and inputs is not None:
+        return _deployed(net, config, inputs, None, bits, origin)
+    test = test_set(config)
+    examples = None if noise else test.read(0, min(GOLDEN, test.size))
+    return _deployed(net, config, inputs or test.inputs, examples, bits, origin)
+
+
+def graph_of_run(run: Path | str, changes: Iterable[str] = ()) -> Graph:
+    """The network of a run folder on real numbers, steps absorbed, for inputs normalised as in training."""
+    config = run_folder.load_config(run, changes)
+    test = test_set(config)
+    return graph_of(run_folder.load(run), test.shape, config.model.timesteps, test.static)
+
+
+def graph_of(net: nn.Module, input_shape: Given, timesteps: int | None = None, static: bool = True) -> Graph:
+    """A trained network on real numbers, steps absorbed, for inputs normalised as in training; refused where `deploy` would
+    refuse to read it off its trace."""
+    exact = exact_copy(net)
+    graph = absorb(fold_gain(lower(exact, input_shape, timesteps, static)))
+    lead = (CONFIRMED,) if static else (graph.timesteps, CONFIRMED)
+    noise = np.random.default_rng(0).standard_normal((*lead, *graph.input_shape))
+    confirm(exact, graph, noise.reshape(*lead, *input_shape), noise)
+    return graph
+
+
+def deploy_trained(
+    net: nn.Module, config: Config, test: TestSet, bits: int = 8, origin: Mapping[str, str] | None = None
+) -> Network:
+    """origin: what identifies the run that it came from; default the configuration's hash."""
+    return _deployed(net, config, test.inputs, test.read(0, min(GOLDEN, test.size)), bits, origin)
+
+
+def _deployed(
+    net: nn.Module,
+    config: Config,
+    reads: Inputs,
+    examples: NDArray[np.uint8] | None,
+    bits: int,
+    origin: Mapping[str, str] | None,
+) -> Network:
+    d = config.data
+    if reads.shape[0] != config.model.in_channels:
+        raise GraphError(
+            f"the network reads {config.model.in_channels} channels, but {reads.name} has {reads.shape[0]}"
+        )
+    data = {"name": d.name, "size": d.size, "frames": d.frames, "window_ms": d.window_ms}
+    return deploy(
+        net,
+        reads.shape,
+        mean=reads.mean or None,
+        std=reads.std or None,
+        scale=reads.scale if reads.mean else None,
+        timesteps=config.model.timesteps,
+        static=reads.static,
+        bits=bits,
+        classes=reads.classes if len(reads.classes) == config.model.num_classes else (),
+        examples=examples,
+        facts={"model": config.model.id, "bits": bits, "data": data, **(origin or {"config_hash": config.hash})},
+    )
+
+
+def test_set(config: Config) -> TestSet:
+    """The test images of a configuration, as bytes."""
+    d = config.data
+    return open_test(d.name, d.root, config.model.timesteps, d.size, d.frames, d.window_ms)
+
+
+test_set.__test__ = False  # type: ignore[attr-defined]  # not for pytest

@@ -1,0 +1,164 @@
+"""Run an absorbed network on integer levels with real-valued weights, in float64: the exact meaning of a trained network.
+
+It stands between training and the integer network: its levels equal training's at every layer and timestep (only the
+order of summation differs), and rounding its weights to integers is all that separates it from what is deployed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.nn import functional as F
+
+from lbq.errors import GraphError
+from lbq.graph import INPUT, Array, Graph, Layer, NeuronSpec, Synapse
+from lbq.graph.levels import pool
+
+Levels = NDArray[np.int64]
+TIE = 1e-9  # a membrane this close to a threshold, in steps, may round either way in another order of summation
+
+
+@dataclass(frozen=True)
+class Result:
+    """logits `[B, classes]`; levels of each layer `[T, B, C, H, W]`; ties: membranes of each image within `TIE`."""
+
+    logits: Array
+    levels: dict[str, Levels]
+    ties: NDArray[np.int64]
+
+    @property
+    def predictions(self) -> NDArray[np.int64]:
+        return self.logits.argmax(1)
+
+
+@dataclass
+class State:
+    """State of one layer between timesteps: the membrane after reset, and a reset delayed past the leak."""
+
+    v: Array | None = None
+    pending: Array | None = None
+
+
+def execute(graph: Graph, x: NDArray[np.generic]) -> Result:
+    """Run `x` ([B, C, H, W] for a static graph, else [T, B, C, H, W]) through an absorbed graph."""
+    if not graph.absorbed:
+        raise GraphError("the graph's steps are not absorbed yet: call lbq.deploy.absorb(graph) first")
+    inputs: Array = np.asarray(x, np.float64)
+    if inputs.shape[-3:] != graph.input_shape or inputs.ndim != (4 if graph.static else 5):
+        lead = "[B, " if graph.static else f"[{graph.timesteps}, B, "
+        raise GraphError(f"x must be {lead}{str(graph.input_shape)[1:-1]}], got {list(inputs.shape)}")
+    if graph.offset is not None:
+        inputs = inputs - graph.offset[:, None, None]
+    run = _Run(graph)
+    logits = [run.timestep(inputs if graph.static else inputs[t]) for t in range(graph.timesteps)]
+    levels = {name: np.stack(steps) for name, steps in run.levels.items()}
+    return Result(np.mean(logits, axis=0)[:, :, 0, 0], levels, run.ties)
+
+
+class _Run:
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.states = {layer.name: State() for layer in graph.layers}
+        self.levels: dict[str, list[Levels]] = {layer.name: [] for layer in graph.layers}
+        self.ties: NDArray[np.int64] = np.zeros((), np.int64)
+        self.stem: dict[str, Array] = {}  # currents of a static input, computed once
+
+    def timestep(self, x: Array) -> Array:
+        for layer in self.graph.layers:
+            spec = self.graph.spec(layer.name)
+            current = self._current(layer, x)
+            if np.isnan(current).any():
+                raise GraphError(f"the current of layer {layer.name!r} is NaN: check the input and the weights")
+            level, u = emit(spec, current, self.states[layer.name])
+            self.levels[layer.name].append(level)
+            self.ties = self.ties + (distance_to_threshold(spec, u) < TIE).sum((1, 2, 3))
+        return self._current(self.graph.readout, x)
+
+    def _current(self, layer: Layer, x: Array) -> Array:
+        total: Array = layer.bias[None, :, None, None]
+        for synapse in layer.synapses:
+            if synapse.source == INPUT:
+                if not self.graph.static or synapse.name not in self.stem:
+                    self.stem[synapse.name] = current_of(synapse, x)
+                total = total + self.stem[synapse.name]
+            else:
+                level = pool(self.levels[synapse.source][-1], synapse.pools)
+                total = total + current_of(synapse, level.astype(np.float64))
+        return total
+
+
+def current_of(synapse: Synapse, x: Array) -> Array:
+    """Currents `[B, O, OH, OW]` of `x` [B, C, H, W]."""
+    if synapse.kind == "identity":
+        return x * synapse.weight[:, None, None]
+    weight = torch.from_numpy(np.ascontiguousarray(synapse.weight))
+    out: Array = F.conv2d(
+        torch.from_numpy(x), weight, None, synapse.stride, synapse.padding, synapse.dilation, synapse.groups
+    ).numpy()
+    return out
+
+
+# The neuron, restated on arrays: the same arithmetic as `lbq.kernels.reference` ------------------------------------------
+
+
+def emit(spec: NeuronSpec, current: Array, state: State) -> tuple[Levels, Array]:
+    """Integrate `current` [B, C, H, W], emit levels, reset; updates `state`. Also returns U, to look at ties."""
+    u = current if spec.gain == 1.0 else spec.gain * current
+    if state.v is not None:
+        u = spec.leak * state.v + u
+        if state.pending is not None:
+            u = u - state.pending
+    level = levels_of(spec, u)
+    if spec.reset == "hard":
+        state.v = u * (1 - spec.alpha * (level != 0))
+        return level, u
+    drop = spec.alpha * per_channel(spec.step) * (level if spec.reset == "level" else np.sign(level))
+    if spec.decay_reset:
+        state.v = u - drop
+    else:
+        state.v, state.pending = u, drop
+    return level, u
+
+
+def levels_of(spec: NeuronSpec, u: Array) -> Levels:
+    n = spec.n_max
+    if spec.thresholds is not None:
+        return np.searchsorted(spec.thresholds, u, side="right").astype(np.int64)
+    r = u / per_channel(spec.step)
+    if spec.rounding == "floor":
+        s = np.clip(np.floor(r), 0, n)
+    elif spec.rounding == "strict":
+        s = np.clip(np.ceil(r) - 1, 0, n)
+    elif spec.rounding == "round":
+        s = np.clip(_half_up(r), 0, n)
+    elif spec.rounding == "trunc":
+        s = np.clip(np.trunc(r), -n, n)
+    else:
+        s = np.clip(np.sign(r) * _half_up(np.abs(r)), -n, n)
+    return s.astype(np.int64)
+
+
+def _half_up(r: Array) -> Array:
+    below = np.floor(r)
+    return below + (r - below >= 0.5)
+
+
+def distance_to_threshold(spec: NeuronSpec, u: Array) -> Array:
+    """How far each membrane is from the nearest threshold, in steps."""
+    if spec.thresholds is not None:
+        gaps = np.abs(u[..., None] - spec.thresholds) / spec.thresholds[0]
+        return np.asarray(gaps.min(-1), np.float64)
+    r = u / per_channel(spec.step)
+    if spec.signed:
+        r = np.abs(r)
+    if spec.rounding in ("round", "half"):
+        r = r + 0.5
+    return np.abs(r - np.clip(np.rint(r), 1, spec.n_max))
+
+
+def per_channel(value: Array) -> Array:
+    """A scalar, or `[C]` shaped to broadcast over `[B, C, H, W]`."""
+    return value[:, None, None] if value.ndim else value

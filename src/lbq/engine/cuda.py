@@ -1,0 +1,192 @@
+"""Run an integer network densely in PyTorch: on a GPU's matrix units, or on the CPU to look at the same arithmetic.
+
+A convolution is a matrix product of integers held in float32. It is exact, in any order of summation and also where the
+GPU multiplies in TF32 (whose 11 significant bits hold 8-bit weights and levels), as long as every partial sum stays below
+2^24: networks for which that is not proved are refused. Library convolutions are not used, because they may transform
+their operands (Winograd, FFT) and round. Everything else is int32, as in NumPy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional as F
+
+from lbq.engine.method import Choice
+from lbq.engine.runner import OnLevels, Output, dense_counts
+from lbq.errors import LbqError
+from lbq.graph import INPUT, Pool, Synapse
+from lbq.graph.integer import FLOAT32_BOUND, IntegerLayer, IntegerNetwork, synapse_bound
+from lbq.graph.levels import Integers
+
+UNFOLDED = 2**27  # values of the matrices that are multiplied at a time
+
+
+class TorchRunner:
+    """The same layers as `lbq.engine.runner.Runner`, on tensors `[T * B, C, H, W]`."""
+
+    def __init__(self, network: IntegerNetwork, device: str) -> None:
+        if device == "cuda" and not torch.cuda.is_available():
+            raise LbqError("engine cuda needs a GPU that PyTorch can use: choose auto, dense or bitplane")
+        self.network, self.device = network, torch.device(device)
+        for s in (s for layer in network.layers for s in layer.convs):
+            if (bound := int(synapse_bound(s, network.largest(s)).max())) >= FLOAT32_BOUND:
+                raise LbqError(
+                    f"engine {device}: the sums of {s.name!r} may reach {bound}, which float32 does not hold exactly: "
+                    "use another engine, or export with fewer bits"
+                )
+            if s.weight.dtype != np.int8:
+                raise LbqError(f"engine {device}: {s.name!r} has 16-bit weights: use another engine, or --bits 8")
+            if (largest := network.largest(s)) > 255:
+                raise LbqError(
+                    f"engine {device}: {s.name!r} reads sums of pooled levels up to {largest}, more than 8 bits: use another "
+                    "engine"
+                )
+        self.weights = {
+            s.name: self._tensor(s.weight).float().reshape(s.groups, s.weight.shape[0] // s.groups, -1)
+            for layer in network.layers
+            for s in layer.convs
+        }
+        self.constants = {layer.name: self._constants(layer) for layer in network.layers}
+        widest = max(s.weight[0].size * s.groups * s.out_shape[1] * s.out_shape[2] for s in network.synapses)
+        self.together = max(UNFOLDED // (widest * network.timesteps), 1)
+
+    def _tensor(self, array: NDArray[np.generic]) -> Tensor:
+        return torch.from_numpy(np.array(array)).to(self.device)
+
+    def _constants(self, layer: IntegerLayer) -> dict[str, Tensor]:
+        assert layer.neuron is not None
+        bias = layer.bias if layer.bias.ndim == 3 else layer.bias[:, None, None]
+        found = {
+            "bias": bias,
+            "thresholds": layer.neuron.thresholds.T[:, :, None, None],
+            "reset": layer.neuron.reset[:, None, None],
+        }
+        found |= {s.name: s.weight[:, None, None] for s in layer.identities}
+        return {name: self._tensor(value) for name, value in found.items()}
+
+    @torch.no_grad()
+    def run(
+        self, x: NDArray[np.uint8], trace: bool | OnLevels = False, progress: Callable[[int], None] | None = None
+    ) -> Output:
+        """Inputs `[B, C, H, W]`, or `[T, B, C, H, W]` for events; trace as for the `Runner`."""
+        net, axis = self.network, 0 if self.network.static else 1
+        logits: list[NDArray[np.int64]] = []
+        kept: dict[str, list[Integers]] = {layer.name: [] for layer in net.layers}
+
+        def keep(name: str, levels: Integers) -> None:
+            kept[name].append(levels)
+
+        with _tf32(self.device):
+            for start in range(0, x.shape[axis], self.together):
+                part = np.take(x, range(start, min(start + self.together, x.shape[axis])), axis)
+                logits.append(self._some(part, keep if trace is True else trace or None))
+                if progress is not None:
+                    progress(part.shape[axis])
+        choices = {s.name: Choice("torch", "dense", f"dense on {self.device.type}") for s in net.synapses}
+        counts = {s.name: dense_counts(s, x.shape[axis] * self._passes(s)) for s in net.synapses}
+        levels = {name: np.concatenate(parts, axis=1) for name, parts in kept.items()} if trace is True else None
+        return Output(np.concatenate(logits), net.scale, counts, choices, levels)
+
+    def _passes(self, synapse: Synapse) -> int:
+        """How often an image meets its weights: the readout's once, on sums over time, and those that read a static image."""
+        net = self.network
+        once = synapse.name in (s.name for s in net.readout.synapses) or (net.static and synapse.source == INPUT)
+        return 1 if once else net.timesteps
+
+    def _some(self, x: NDArray[np.uint8], told: OnLevels | None) -> NDArray[np.int64]:
+        net, steps = self.network, self.network.timesteps
+        levels = {INPUT: self._tensor(x.reshape(-1, *net.input_shape)).int()}
+        batch = len(levels[INPUT]) // (1 if net.static else steps)
+        for layer in net.layers:
+            current = torch.zeros((), dtype=torch.int32, device=self.device).expand(1, *layer.shape)
+            for s in layer.convs:
+                found = self._convolve(s, self._pooled(levels[s.source], s.pools))
+                if s.source == INPUT and net.static:
+                    found = found.repeat(steps, 1, 1, 1)
+                current = current + found
+            current = (current << layer.fraction) + self.constants[layer.name]["bias"]
+            for s in layer.identities:
+                current = current + self.constants[layer.name][s.name] * self._pooled(levels[s.source], s.pools)
+            levels[layer.name] = self._fire(layer, current, batch)
+            if told is not None:
+                assert layer.neuron is not None
+                split = levels[layer.name].reshape(steps, batch, *layer.shape)
+                told(layer.name, split.cpu().numpy().astype(layer.neuron.dtype))
+        return self._readout(levels, batch)
+
+    def _pooled(self, x: Tensor, pools: tuple[Pool, ...]) -> Tensor:
+        for p in pools:
+            real = x.double()  # exact for these integers, and what pooling is made for
+            if p.kind == "max":
+                pooled = F.max_pool2d(real, p.kernel, p.stride, p.padding)
+            else:
+                pooled = F.avg_pool2d(real, p.kernel, p.stride, p.padding) * (p.kernel[0] * p.kernel[1])
+            x = pooled.round().int()
+        return x
+
+    def _convolve(self, s: Synapse, x: Tensor) -> Tensor:
+        columns = F.unfold(x.float(), s.weight.shape[2:], s.dilation, s.padding, s.stride)  # [N, I * kh * kw, OH * OW]
+        columns = columns.reshape(len(x), s.groups, -1, columns.shape[-1])
+        currents = torch.matmul(self.weights[s.name], columns)
+        return currents.reshape(len(x), *s.out_shape).int()
+
+    def _fire(self, layer: IntegerLayer, current: Tensor, batch: int) -> Tensor:
+        n, constants = layer.neuron, self.constants[layer.name]
+        assert n is not None
+        emitted, v, pending = [], None, None
+        for now in current.reshape(self.network.timesteps, batch, *layer.shape):
+            u = now
+            if v is not None:
+                if n.leak is not None:
+                    m, k = n.leak
+                    v = ((v.long() * m + (1 << (k - 1))) >> k).int()
+                u = u + v
+            if pending is not None:
+                u = u - pending
+            magnitude = u.abs() if n.signed else u
+            level = sum((magnitude >= t).int() for t in constants["thresholds"])
+            assert isinstance(level, Tensor)
+            if n.signed:
+                level = level * u.sign()
+            emitted.append(level)
+            if n.reset_kind == "hard":
+                v = u * (level == 0)
+                continue
+            drop = constants["reset"] * (level if n.reset_kind == "level" else level.sign())
+            v, pending = (u - drop, None) if n.decay_reset else (u, drop)
+        return torch.cat(emitted)
+
+    def _readout(self, levels: dict[str, Tensor], batch: int) -> NDArray[np.int64]:
+        readout, steps = self.network.readout, self.network.timesteps
+        logits = np.tile(readout.bias, (batch, 1))
+        for s in readout.synapses:
+            read = self._pooled(levels[s.source], s.pools)
+            summed = read.reshape(steps, batch, *read.shape[1:]).sum(0)
+            if s.kind == "identity":
+                logits += (summed[:, :, 0, 0].cpu().numpy()) * s.weight
+                continue
+            columns = F.unfold(summed.double(), s.weight.shape[2:], s.dilation, s.padding, s.stride)
+            weight = self._tensor(s.weight).double().reshape(s.groups, s.weight.shape[0] // s.groups, -1)
+            found = torch.matmul(weight, columns.reshape(batch, s.groups, -1, 1))  # below 2^53: exact
+            logits += found.reshape(batch, -1).cpu().numpy().astype(np.int64)
+        return logits
+
+
+@contextmanager
+def _tf32(device: torch.device) -> Iterator[None]:
+    """Let a GPU multiply in TF32, which is exact for 8-bit integers, and leave the setting as it was."""
+    if device.type != "cuda":
+        yield
+        return
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)

@@ -1,0 +1,203 @@
+"""The face of a deployed network: load it, run it, check it against its golden vectors."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lbq.engine.convolution import BACKENDS, Backend
+from lbq.engine.file import artefact
+from lbq.engine.file.artefact import level_digests
+from lbq.engine.file.container import Mapped
+from lbq.engine.file.reading import Golden
+from lbq.engine.runner import OnLevels, OnMembranes, Output, Runner
+from lbq.errors import ArtefactError, LbqError
+from lbq.graph import shortest, with_sides
+from lbq.graph.integer import IntegerNetwork
+
+Engine = Literal["auto", "dense", "bitplane", "cuda"]
+ENGINES: tuple[Engine, ...] = ("auto", "dense", "bitplane", "cuda")
+MOST_THREADS = 256
+DIFFERS = "the file is wrong, or this engine is; compare it with another, lbq run --against"
+
+
+class Network:
+    """A deployed network, ready to run.
+
+    network: its integers. golden: what it must give for inputs that came with it, or None.
+    """
+
+    def __init__(self, network: IntegerNetwork, golden: Golden | None = None, file: Mapped | None = None) -> None:
+        self.network, self.golden, self._file = network, golden, file
+        self._runner: Runner | None = None
+        self._on_device: dict[str, Any] = {}
+
+    def __copy__(self) -> Network:
+        return Network(self.network, self.golden, self._file)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies and other processes, which prepare their own kernels, and whose weights lie in no file."""
+        state = {"network": self.network, "golden": self.golden}
+        if self._file is None:
+            return state
+        with self.unchanged():
+            return copy.deepcopy(state)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        Network.__init__(self, **state)
+
+    def __repr__(self) -> str:
+        net = self.network
+        return (
+            f"Network({net.facts.get('model', 'own network')}: {list(net.input_shape)} -> {net.readout.shape[0]} classes, "
+            f"{len(net.layers)} spiking layers, T = {net.timesteps}, {net.parameters:,} weights)"
+        )
+
+    def run(
+        self,
+        images: NDArray[np.uint8],
+        engine: Engine = "auto",
+        trace: bool | OnLevels = False,
+        threads: int = 1,
+        backend: Backend = "horner",
+        progress: Callable[[int], None] | None = None,
+    ) -> Output:
+        """Classify uint8 images `[B, C, H, W]`, one image `[C, H, W]`, or event frames `[T, B, C, H, W]`; signals and features
+        may be `[B, C, L]` and `[B, F]`, or `[T, B, C, L]` and `[T, B, F]`.
+
+        engine: `dense` multiplies everything in BLAS, `bitplane` adds weights for set bits only, `auto` takes the faster
+            of two native kernels for every layer, `cuda` runs densely on a GPU. All give the same bits.
+        trace: also give every layer's levels; or a function of a layer's name and levels `[T, B, C, H, W]`, which is told
+            those of some images at a time, by any thread, and must not keep them.
+        threads: of the CPU. backend: how planes are weighted: `horner` doubles sums from plane to plane, `preshifted` keeps
+            shifted copies of the weights, `fused` scales a weight as it is added, `explicit` shifts it first.
+        progress: called with the number of images that have been done.
+        """
+        x = self._checked(images)
+        if engine not in ENGINES:
+            raise LbqError(f"engine must be one of {', '.join(ENGINES)}, got {engine!r}")
+        if backend not in BACKENDS:
+            raise LbqError(f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
+        if type(threads) is not int or not 1 <= threads <= MOST_THREADS:
+            raise LbqError(f"threads must be a whole number in 1..{MOST_THREADS}, got {threads!r}")
+        with self.unchanged():
+            if engine == "cuda":
+                return self.on_device("cuda").run(x, trace, progress)
+            return self._on_cpu().run(x, engine, trace, threads, backend, progress)
+
+    def over(self, timesteps: int) -> Network:
+        """The same network over other timesteps: an image is shown so often, and bounds are proved anew. Its golden inputs
+        stay, with what they give now."""
+        net = self.network
+        if not net.static:
+            raise LbqError(f"the network reads event frames, {net.timesteps} of a sample: deploy its run over others")
+        if type(timesteps) is not int or timesteps < 1:
+            raise LbqError(f"timesteps must be a whole number above 0, got {timesteps!r}")
+        with self.unchanged():
+            # the bias of the sum over time, rounded half up: exact, for Python's integers do not overflow
+            bias = [(2 * b * timesteps + net.timesteps) // (2 * net.timesteps) for b in net.readout.bias.tolist()]
+            readout = replace(net.readout, bias=np.array(bias, np.int64))
+            scale = net.scale * net.timesteps / timesteps
+            network = replace(net, timesteps=timesteps, readout=readout, scale=scale)
+            try:
+                artefact.proved(network)
+            except ArtefactError as error:
+                raise ArtefactError(f"over {timesteps} timesteps {error}: deploy its run over so many") from error
+            found = Network(network, None, self._file)
+            return found if self.golden is None else found.with_golden(self.golden.inputs)
+
+    def with_golden(self, inputs: NDArray[np.uint8]) -> Network:
+        """The network with what its dense engine gives for these inputs, to be verified by."""
+        found = self.run(inputs, "dense", trace=True)
+        assert found.levels is not None
+        golden = Golden(np.ascontiguousarray(inputs), found.logits, level_digests(found.levels))
+        return Network(self.network, golden, self._file)
+
+    def watch(self, images: NDArray[np.uint8], told: OnMembranes, trace: bool | OnLevels = False) -> Output:
+        """Run images and tell every layer's membranes before emission: told(layer, timestep, int32 [B, H, W, C]).
+
+        trace: as for `run`.
+        """
+        x = self._checked(images)
+        with self.unchanged():
+            return self._on_cpu().run(x, trace=trace, watch=told)
+
+    def _on_cpu(self) -> Runner:
+        if self._runner is None:
+            self._runner = Runner(self.network)
+        return self._runner
+
+    def on_device(self, device: str) -> Any:
+        """The network in PyTorch on a device: `cuda`, or `cpu` to look at the same arithmetic without a GPU."""
+        self.check_file()
+        if device not in self._on_device:
+            from lbq.engine.cuda import TorchRunner
+
+            self._on_device[device] = TorchRunner(self.network, device)
+        return self._on_device[device]
+
+    @contextmanager
+    def unchanged(self) -> Iterator[None]:
+        """Refuse results where the file that holds the weights was written to, before or meanwhile."""
+        self.check_file()
+        yield
+        self.check_file()
+
+    def check_file(self) -> None:
+        """Refuse to go on where the file that the weights lie in was written to."""
+        if self._file is not None:
+            self._file.check()
+
+    def _checked(self, images: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        net = self.network
+        x = np.asarray(images)
+        if x.dtype != np.uint8:
+            raise LbqError(f"images must be uint8, as they are stored, got {x.dtype}")
+        lead = () if net.static else (net.timesteps,)
+        one = x.shape[len(lead) :] == net.input_shape
+        x = np.expand_dims(x, len(lead)) if one else with_sides(x, net.input_shape, len(lead) + 1)
+        if x.shape != (*lead, x.shape[len(lead)] if x.ndim > len(lead) else 0, *net.input_shape):
+            expected = ", ".join(map(str, (*lead, "B", *shortest(net.input_shape))))
+            raise LbqError(f"images must be [{expected}], got {list(np.shape(images))}")
+        if not x.size:
+            raise LbqError("images must not be empty")
+        if (most := int(x.max())) > net.input_max:
+            raise LbqError(
+                f"images have values up to {most}, the network was trained on 0 to {net.input_max}: scale them to that"
+            )
+        return x
+
+    def verify(self, engine: Engine = "auto") -> int:
+        """Run the golden inputs and compare logits and every layer's levels; returns how many inputs there were."""
+        if self.golden is None:
+            raise ArtefactError("the network has no golden vectors to compare with")
+        self.check_file()  # before its inputs are read, which lie there too
+        found = self.run(self.golden.inputs, engine, trace=True)
+        assert found.levels is not None
+        for name, digests in level_digests(found.levels).items():
+            for t, (mine, given) in enumerate(zip(digests, self.golden.digests[name], strict=True)):
+                if mine != given:
+                    raise ArtefactError(
+                        f"layer {name!r}: its levels at timestep {t} are not the golden ones: {DIFFERS}"
+                    )
+        if not np.array_equal(found.logits, self.golden.logits):
+            raise ArtefactError(f"the logits are not the golden ones: {DIFFERS}")
+        return len(found.logits)
+
+
+def load(path: Path | str) -> Network:
+    """A deployed network from its file, with every statement in it checked."""
+    return Network(*artefact.load(path))
+
+
+def save(path: Path | str, network: Network) -> int:
+    """Write a network's file; returns its size in bytes."""
+    network.check_file()
+    return artefact.save(path, network.network, network.golden)

@@ -1,0 +1,125 @@
+"""Deployed networks as files, `model.lbq`: writing them, and reading them with every statement checked.
+
+The graph is JSON in the file's header, weights and constants are tensors (`lbq.engine.file.container`). Shapes are not stored
+but follow from the input's shape, so that they cannot contradict each other; a layer may read only the input and layers
+before it, so that there are no cycles; bounds are proved again. docs/integers.md describes the format.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lbq._version import __version__
+from lbq.engine.file import container
+from lbq.engine.file.reading import FORMAT, VERSION, Golden, Reader
+from lbq.errors import ArtefactError
+from lbq.graph import Synapse
+from lbq.graph.integer import IntegerNetwork, membrane_bound, readout_bound
+
+
+def level_digests(levels: Mapping[str, NDArray[Any]]) -> dict[str, tuple[str, ...]]:
+    """By layer, the SHA-256 of the bytes of its levels `[T, B, C, H, W]` (uint8 or int8, C order) at each timestep."""
+    return {
+        name: tuple(hashlib.sha256(np.ascontiguousarray(step).tobytes()).hexdigest() for step in level)
+        for name, level in levels.items()
+    }
+
+
+# Writing ---------------------------------------------------------------------------------------------------------------
+
+
+def save(path: Path | str, network: IntegerNetwork, golden: Golden | None = None) -> int:
+    """Write a network; returns the size of the file in bytes."""
+    try:
+        tensors, text = proved(network, golden)
+    except ArtefactError as error:
+        raise ArtefactError(f"{path}: no file can hold this network: {error}") from error
+    return container.write(path, tensors, json.dumps(text, separators=(",", ":"), sort_keys=True, allow_nan=False))
+
+
+def proved(network: IntegerNetwork, golden: Golden | None = None) -> tuple[container.Tensors, dict[str, Any]]:
+    """A network as a file holds it, tensors and description, with all that a reader checks checked."""
+    tensors: container.Tensors = {}
+    largest = {s.name: network.largest(s) for s in network.synapses}
+    layers = []
+    for layer in network.all_layers:
+        described: dict[str, Any] = {
+            "name": layer.name,
+            "fraction": layer.fraction,
+            "unit": layer.unit.tolist(),
+            "synapses": [_describe(s) for s in layer.synapses],
+        }
+        tensors[f"{layer.name}/bias"] = layer.bias
+        for s in layer.synapses:
+            tensors[f"{s.name}/weight"] = s.weight
+        if (neuron := layer.neuron) is None:
+            described["bound"] = readout_bound(network)
+        else:
+            tensors[f"{layer.name}/thresholds"], tensors[f"{layer.name}/reset"] = neuron.thresholds, neuron.reset
+            described["bound"] = membrane_bound(layer, largest, network.timesteps)
+            described["neuron"] = {
+                "n_max": neuron.n_max,
+                "signed": neuron.signed,
+                "reset": neuron.reset_kind,
+                "leak": None if neuron.leak is None else list(neuron.leak),
+                "decay_reset": neuron.decay_reset,
+            }
+        layers.append(described)
+    text: dict[str, Any] = {
+        "format": FORMAT,
+        "version": VERSION,
+        "producer": f"lbq {__version__}",
+        "input": {
+            "shape": list(network.input_shape),
+            "timesteps": network.timesteps,
+            "static": network.static,
+            "max": network.input_max,
+        },
+        "layers": layers[:-1],
+        "readout": layers[-1],
+        "scale": network.scale,
+        "classes": list(network.classes),
+        "facts": dict(network.facts),
+        "golden": None,
+    }
+    if golden is not None:
+        tensors["golden/input"], tensors["golden/logits"] = golden.inputs, golden.logits
+        text["golden"] = {name: list(digests) for name, digests in golden.digests.items()}
+    Reader(tensors).network(text)
+    return tensors, text
+
+
+def _describe(synapse: Synapse) -> dict[str, Any]:
+    described: dict[str, Any] = {"name": synapse.name, "source": synapse.source, "kind": synapse.kind}
+    described["pools"] = [
+        {"kind": p.kind, "kernel": list(p.kernel), "stride": list(p.stride), "padding": list(p.padding)}
+        for p in synapse.pools
+    ]
+    if synapse.kind == "conv":
+        described |= {name: list(getattr(synapse, name)) for name in ("stride", "padding", "dilation")}
+        described["groups"] = synapse.groups
+        if synapse.copy_of:
+            described["copy_of"] = synapse.copy_of
+    return described
+
+
+# Reading ---------------------------------------------------------------------------------------------------------------
+
+
+def load(path: Path | str) -> tuple[IntegerNetwork, Golden | None, container.Mapped]:
+    """Read a network and check all of it; its weights lie in the file, which must stay as it is."""
+    tensors, text, file = container.read(path)
+    try:
+        found = Reader(tensors).network(container.parse_json(text, "its description"))
+    except ArtefactError as error:
+        raise ArtefactError(f"{path}: {error}") from error
+    for tensor in tensors.values():
+        container.forget(tensor)  # the checks have read all of it
+    return (*found, file)

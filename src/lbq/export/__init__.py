@@ -1,0 +1,53 @@
+"""Deployed networks for other programs: C99, ONNX, NIR. docs/integers.md defines what they compute. No torch.
+
+Imports `engine`, `graph` and what stands below them.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from lbq.errors import LbqError, nearest
+
+FORMATS = {
+    "c": "C99 sources that need nothing but a compiler",
+    "c-step": "the same for one timestep, with a state that the caller keeps",
+    "onnx": "an ONNX model of standard operators, all timesteps in one",
+    "onnx-step": "the same for one timestep, with explicit state",
+    "nir": "a NIR graph of a trained run, where that loses nothing",
+}
+
+
+def check_format(format: str) -> str:
+    if format not in FORMATS:
+        raise LbqError(f"--format {format!r} is not known{nearest(format, FORMATS)}")
+    return format
+
+
+def export(model: Path | str, out: Path | str, format: str = "c", name: str = "model") -> dict[str, Any]:
+    """Write the network of a model.lbq in another form.
+
+    out: where to; a folder for `c` and `c-step`, else a file. name: what the network is called there, in C. Returns what was
+    written, as JSON values: `path`, and `text`, a line for people.
+    """
+    if not str(out):
+        raise LbqError("export: say where to with -o")
+    model, out = Path(model), Path(out)
+    if out.exists() and model.exists() and out.samefile(model):
+        raise LbqError(f"{out} is the network that is to be exported: give another name with -o")
+    if check_format(format) == "nir":
+        raise LbqError("NIR is written from a trained run, not from a deployed network: its neurons do not round")
+    if format in ("c", "c-step"):
+        from lbq.export import c99
+
+        return c99.export(model, out, name, "step" if format == "c-step" else "run")
+    from lbq.engine import load
+    from lbq.export.onnx import write_onnx
+
+    size = write_onnx(load(model), out, "step" if format == "onnx-step" else "sequence", model)
+    return {
+        "path": str(out),
+        "bytes": size,
+        "text": f"{out}: {size / 1e6:.2f} MB, the engine's integers in ONNX operators",
+    }

@@ -1,0 +1,358 @@
+"""A deployed network as C99 that needs nothing but a compiler: tables of integers and a small runtime. No torch.
+
+The runtime and its example lie beside this file in `c/`, for a network called `model`; names are changed to the one asked
+for, so that several networks can be linked into one program. The same network gives the same bytes.
+
+Two forms, made of the same runtime: `run` takes all timesteps in one call, `step` one in each, with a state that the caller
+keeps. What is of one form alone lies in `c/run` and `c/step`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+import shlex
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lbq._version import __version__
+from lbq.engine import Network, load
+from lbq.engine.file.reading import Golden
+from lbq.errors import LbqError
+from lbq.export.schedule import LayerStep, Schedule
+from lbq.graph import Synapse
+from lbq.graph.integer import IntegerLayer, IntegerNetwork, IntegerNeuron
+from lbq.system import files
+
+Form = Literal["run", "step"]
+START = 24  # bytes that a file of an export begins with, whatever the network
+WIDTH = 116  # of lines of numbers
+# of C, which a folder on the include path must not hide
+HEADERS = {
+    "assert", "complex", "ctype", "errno", "fenv", "float", "inttypes", "iso646", "limits", "locale", "math",
+    "setjmp", "signal", "stdalign", "stdarg", "stdatomic", "stdbool", "stddef", "stdint", "stdio", "stdlib",
+    "stdnoreturn", "string", "tgmath", "threads", "time", "uchar", "wchar", "wctype",
+}  # fmt: skip
+MOST_CLASSES = 256  # of rows, or of columns: a byte says which
+TENSORS = {
+    "image": "MODEL_IMAGE",
+    "unsigned": "MODEL_UNSIGNED_LEVELS",
+    "signed": "MODEL_SIGNED_LEVELS",
+    "sums": "MODEL_SUMS",
+}
+
+
+def export(model: Path, out: Path, name: str = "model", form: Form = "run") -> dict[str, Any]:
+    """Write a model.lbq to the folder `out` as C. Returns facts: memory, weights and constants in bytes."""
+    check_name(name)
+    files.check_folder(out)
+    net = load(model)
+    with open(model, "rb") as file:
+        checksum = hashlib.file_digest(file, "sha256").hexdigest()
+    made = Sources(net.network, name, net.golden, checksum, form)
+    contents = made.files()
+    for file_name, text in contents.items():
+        check_ours(out / file_name, text)
+    size = files.write_all(out, contents)
+    facts = {
+        "path": str(out),
+        "files": list(contents),
+        "bytes": size,
+        "weights": net.network.parameters,
+        "constant_bytes": made.constant_bytes,
+        "memory_bytes": made.memory_bytes,
+        "examples": len(made.golden.logits),
+    }
+    text = (
+        f"{out}: {len(contents)} files; {facts['weights']:,} weights, constants of {made.constant_bytes:,} bytes, "
+        f"memory of {made.memory_bytes:,} bytes; `make -C {shlex.quote(str(out))} check` runs {facts['examples']} inputs and "
+        "compares"
+    )
+    return {**facts, "text": text}
+
+
+def check_name(name: str) -> None:
+    if re.fullmatch(r"[A-Za-z][A-Za-z0-9_]{0,39}", name) is None:
+        raise LbqError(
+            f"--name {name!r} cannot begin the names of C: give a letter, then up to 39 letters, digits and underscores"
+        )
+    if name.lower() in ("example", "makefile"):
+        raise LbqError(f"--name {name} is the name of a file beside it: give another one")
+    if name.lower() in HEADERS:
+        raise LbqError(f"--name {name}: {name}.h would stand before C's own <{name.lower()}.h>: give another one")
+
+
+def check_ours(path: Path, text: str) -> None:
+    """Refuse to replace a file that no export wrote: all of one name begin alike."""
+    if not path.is_file():
+        return
+    with open(path, "rb") as file:
+        if file.read(START) != text.encode()[:START]:
+            raise LbqError(f"{path} is there already and was not written by lbq export: give another folder")
+
+
+class Sources:
+    """The C files of one network. memory_bytes: of NAME_memory, or NAME_state; constant_bytes: of all weights and constants.
+
+    golden: inputs and logits for the example; None: noise, and what the engine gives. checksum: of the network's file.
+    """
+
+    def __init__(
+        self,
+        network: IntegerNetwork,
+        name: str = "model",
+        golden: Golden | None = None,
+        checksum: str = "",
+        form: Form = "run",
+    ) -> None:
+        self.network, self.name, self.checksum, self.form = network, name, checksum, form
+        self.schedule = Schedule(network, stepwise=form == "step")
+        given = golden is not None and len(golden.logits) > 0
+        self.origin = "The golden inputs that came with the network" if given else "Noise, and what lbq's engine gave"
+        self.golden = golden if golden is not None and given else _noise(network)
+        self.constant_bytes = 0
+        self._arrays: list[str] = []
+        self._said: list[str] = []
+        self.levels, self.memory_bytes = self._sizes()
+        self._tables = self._data()
+
+    def files(self) -> dict[str, str]:
+        """By name."""
+        texts = {
+            "model.h": self._header(),
+            "model.c": self._template("model.c"),
+            "model_net.h": self._template("model_net.h"),
+            "model_data.c": self._tables,
+            "example.c": self._example(),
+            "Makefile": self._template("Makefile"),
+        }
+        return {_renamed(name, self.name): self._finished(text) for name, text in texts.items()}
+
+    def _template(self, name: str, **values: object) -> str:
+        """A file of `c/`, with what the form of that name says, and values, where `@interface@` and `@KEY@` stand."""
+        folder = resources.files("lbq.export") / "c"
+        text, of_form = (folder / name).read_text(encoding="utf-8"), folder / self.form / name
+        if of_form.is_file():
+            text = text.replace("@interface@\n", of_form.read_text(encoding="utf-8"))
+        for key, value in values.items():
+            text = text.replace(f"@{key}@", str(value))
+        return text
+
+    def _finished(self, text: str) -> str:
+        return re.sub(r"@(\d+)@", lambda found: self._said[int(found[1])], _renamed(text, self.name))
+
+    def _say(self, text: str) -> str:
+        """A mark where `text` will stand, in which nothing is renamed."""
+        self._said.append(text)
+        return f"@{len(self._said) - 1}@"
+
+    def _sizes(self) -> tuple[int, int]:
+        """Bytes of levels, filled up so that no compiler adds padding, and of the whole memory or state."""
+        plan, fixed, unit = self.schedule, 4 * self.schedule.words, 4
+        if self.form == "step":
+            fixed, unit = fixed + 8 * self.network.readout.shape[0] + 4 + 4 * plan.membranes, 8
+        size = -(-(fixed + plan.levels) // unit) * unit
+        return size - fixed, size
+
+    # model.h -----------------------------------------------------------------------------------------------------------
+
+    def _header(self) -> str:
+        net, frames = self.network, self.schedule.tensors[0].frames
+        return self._template(
+            "model.h",
+            described="\n".join(
+                f"   {key + ':':<12}{self._say(_comment(text))}" for key, text in self._described().items()
+            ),
+            shape=_numbers(frames, *net.input_shape),
+            input_bytes=frames * math.prod(net.input_shape),
+            input_max=net.input_max,
+            timesteps=net.timesteps,
+            classes=net.readout.shape[0],
+            weights=net.parameters,
+            constant_bytes=self.constant_bytes,
+            scale=repr(net.scale),
+            frame="the image, each time the same" if net.static else "the next frame",
+            membranes=self.schedule.membranes,
+            words=self.schedule.words,
+            levels=self.levels,
+            memory_bytes=self.memory_bytes,
+        )
+
+    def _described(self) -> dict[str, str]:
+        net, facts = self.network, self.network.facts
+        data = facts.get("data")
+        kinds = ", ".join(sorted({str(s.weight.dtype) for s in net.synapses if s.kind == "conv"}))
+        frames = "one image" if net.static else f"{net.timesteps} event frames"
+        return {
+            "model": str(facts.get("model") or "a network of one's own"),
+            "dataset": str((data.get("name") if isinstance(data, dict) else None) or "not stated"),
+            "input": f"uint8, {frames} of {'x'.join(map(str, net.input_shape))}, values 0 to {net.input_max}",
+            "network": f"{len(net.layers)} spiking layers, {net.units:,} neurons, {net.timesteps} timesteps, "
+            f"{net.parameters:,} weights ({kinds})",
+            "file": f"SHA-256 {self.checksum}" if self.checksum else "none",
+            "written by": f"lbq {__version__}",
+        }
+
+    # model_data.c ------------------------------------------------------------------------------------------------------
+
+    def _data(self) -> str:
+        plan, net = self.schedule, self.network
+        synapses: list[str] = []
+        layers = [self._layer(i, step, synapses) for i, step in enumerate(plan.layers)]
+        first = len(synapses)
+        synapses += [
+            self._synapse(s, source, first + i)
+            for i, (s, source) in enumerate(zip(net.readout.synapses, plan.readout.sources, strict=True))
+        ]
+        bias = self._array("readout_bias", net.readout.bias)
+        tensors = [
+            f"{{{TENSORS[t.kind]}, {t.frames}, {', '.join(map(str, t.shape))}, {0 if t.kind == 'image' else t.offset}}}"
+            for t in plan.tensors
+        ]
+        pools = [
+            f"{{MODEL_POOL_{p.pool.kind.upper()}, {p.source}, {p.target}, "
+            f"{_numbers(*p.pool.kernel, *p.pool.stride, *p.pool.padding)}}}"
+            for p in plan.pools
+        ]
+        stages = [f"{{MODEL_{kind.upper()}_STAGE, {index}}}" for kind, index in plan.steps]
+        names = net.classes or tuple(map(str, range(net.readout.shape[0])))
+        tables = [
+            _table("model_tensor", "tensors", tensors),
+            _table("model_synapse", "synapses", synapses),
+            _table("model_pool", "pools", pools) if pools else "",  # C99 has no empty arrays
+            _table("model_layer", "layers", layers),
+            _table("model_stage", "stages", stages),
+            "const char *const model_class_names[MODEL_CLASSES] = {\n"
+            + "".join(f"    {self._say(_string(name))},\n" for name in names)
+            + "};\n",
+            f"const model_network model_net = {{tensors, synapses, {'pools' if pools else 'NULL'}, layers, stages, "
+            f"{len(stages)}, {first}, {len(net.readout.synapses)}, {bias}}};\n",
+        ]
+        head = (
+            "/* The network's constants; written by lbq export. */\n"
+            '#include <stddef.h>\n#include <stdint.h>\n\n#include "model.h"\n#include "model_net.h"\n'
+        )
+        return "\n".join([head, self._say("\n".join(self._arrays)), *(table for table in tables if table)])
+
+    def _layer(self, index: int, step: LayerStep, synapses: list[str]) -> str:
+        layer, first = step.layer, len(synapses)
+        neuron = self.network.spec(layer.name)
+        self._arrays.append(f"/* layer {index}: {_comment(layer.name)} */")
+        for synapse, source in zip(layer.synapses, step.sources, strict=True):
+            synapses.append(self._synapse(synapse, source, len(synapses)))
+        bias = self._bias(index, layer)
+        thresholds = self._array(f"thresholds_{index}", neuron.thresholds)
+        reset = self._array(f"reset_{index}", neuron.reset)
+        m, k = neuron.leak or (1, 0)
+        shape = _numbers(step.target, first, len(layer.synapses), layer.fraction)
+        row = f"{shape}, {bias}, {thresholds}, {reset}, {neuron.n_max}, {_reset(neuron)}, {m}, {k}, {step.membranes}"
+        return self._row(row, layer.name)
+
+    def _bias(self, index: int, layer: IntegerLayer) -> str:
+        """A layer's bias, how many columns that has, and the classes of rows and of columns: of a map in which few rows and
+        columns differ, as where padding makes the borders special, each is written once."""
+        if layer.bias.ndim == 1:
+            return f"{self._array(f'bias_{index}', layer.bias)}, 0, NULL, NULL"
+        whole = layer.bias.transpose(1, 2, 0)
+        table, rows, columns = distinct(whole)
+        if max(table.shape[:2]) > MOST_CLASSES or table.nbytes + len(rows) + len(columns) >= whole.nbytes:
+            return f"{self._array(f'bias_{index}', whole)}, {whole.shape[1]}, NULL, NULL"
+        bias = self._array(f"bias_{index}", table)
+        classes = [
+            self._array(f"bias_{axis}_{index}", found.astype(np.uint8))
+            for axis, found in (("rows", rows), ("columns", columns))
+        ]
+        return f"{bias}, {table.shape[1]}, {', '.join(classes)}"
+
+    def _synapse(self, synapse: Synapse, source: int, index: int) -> str:
+        if synapse.kind == "identity":
+            name = self._array(f"identity_{index}", synapse.weight.astype(np.int32))
+            return self._row(f"{source}, {name}, NULL, NULL, {_numbers(*[0] * 9)}", synapse.name)
+        name = self._array(f"weights_{index}", synapse.weight.transpose(2, 3, 1, 0))
+        pointers = f"{name}, NULL" if synapse.weight.dtype == np.int8 else f"NULL, {name}"
+        numbers = (*synapse.weight.shape[2:], *synapse.stride, *synapse.padding, *synapse.dilation, synapse.groups)
+        return self._row(f"{source}, NULL, {pointers}, {_numbers(*numbers)}", synapse.name)
+
+    def _row(self, values: str, name: str) -> str:
+        return f"{{{values}}} /* {self._say(_comment(name))} */"
+
+    def _array(self, name: str, values: NDArray[Any]) -> str:
+        self.constant_bytes += values.nbytes
+        flat = np.ascontiguousarray(values).reshape(-1)
+        shape = " ".join(f"[{n}]" for n in values.shape)
+        self._arrays.append(
+            f"static const {flat.dtype}_t {name}[{flat.size}] = {{ /* {shape} */\n{_wrapped(flat)}\n}};\n"
+        )
+        return name
+
+    # example.c ---------------------------------------------------------------------------------------------------------
+
+    def _example(self) -> str:
+        inputs = self.golden.inputs if self.network.static else self.golden.inputs.swapaxes(0, 1)
+        one_by_one = self.form == "step" and not self.network.static
+        return self._template(
+            "example.c",
+            examples=len(inputs),
+            origin=self.origin,
+            input_size="MODEL_TIMESTEPS * MODEL_INPUT_BYTES" if one_by_one else "MODEL_INPUT_BYTES",
+            inputs=self._say(",\n".join(f"{{\n{_wrapped(one.reshape(-1))}\n}}" for one in inputs)),
+            logits=",\n".join(f"{{\n{_wrapped(one)}\n}}" for one in self.golden.logits),
+            frame="input + t * MODEL_INPUT_BYTES" if one_by_one else "input",
+        )
+
+
+def _noise(network: IntegerNetwork) -> Golden:
+    lead = (4,) if network.static else (network.timesteps, 4)
+    inputs = np.random.default_rng(0).integers(0, network.input_max, (*lead, *network.input_shape), np.uint8, True)
+    return Golden(inputs, Network(network).run(inputs, "dense").logits, {})
+
+
+def distinct(values: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.intp], NDArray[np.intp]]:
+    """A table of the distinct rows and columns, and which of them each is: values[y, x] is table[rows[y], columns[x]]."""
+    (first_rows, rows), (first_columns, columns) = (
+        np.unique(values, axis=axis, return_index=True, return_inverse=True)[1:] for axis in (0, 1)
+    )
+    return values[first_rows][:, first_columns], rows.reshape(-1), columns.reshape(-1)
+
+
+def _reset(neuron: IntegerNeuron) -> str:
+    late = "" if neuron.decay_reset or neuron.reset_kind == "hard" else "_LATE"
+    return f"MODEL_RESET_{neuron.reset_kind.upper()}{late}"
+
+
+def _renamed(text: str, name: str) -> str:
+    """For a network of another name: what begins with `model_` or `MODEL_`, and the files."""
+    text = re.sub(r"\bmodel_(?=\w)", f"{name}_", text)
+    text = re.sub(r"\bMODEL_(?=\w)", f"{name.upper()}_", text)
+    return re.sub(r"\bmodel\.(?=[cho]\b)", f"{name}.", text)
+
+
+def _numbers(*values: int | None) -> str:
+    return ", ".join(map(str, values))
+
+
+def _table(kind: str, name: str, rows: list[str]) -> str:
+    return f"static const {kind} {name}[{len(rows)}] = {{\n" + "".join(f"    {row},\n" for row in rows) + "};\n"
+
+
+def _wrapped(values: NDArray[Any]) -> str:
+    """Numbers with commas between, in lines of at most WIDTH characters."""
+    longest = max(len(str(values.min())), len(str(values.max())))
+    numbers, each = values.tolist(), WIDTH // (longest + 1)
+    return ",\n".join(",".join(map(str, numbers[i : i + each])) for i in range(0, len(numbers), each))
+
+
+def _comment(text: str) -> str:
+    """Fit to stand in a comment: printable ASCII that neither ends it nor begins another."""
+    plain = "".join(c if " " <= c <= "~" else "." for c in text)[:200]
+    return re.sub(r"\?(?=\?)", "? ", plain.replace("*/", "* /").replace("/*", "/ *"))
+
+
+def _string(text: str) -> str:
+    """A string literal of its UTF-8; what C could read otherwise, trigraphs too, in octal."""
+    return '"' + "".join(chr(b) if 32 <= b < 127 and b not in b'"\\?' else f"\\{b:03o}" for b in text.encode()) + '"'

@@ -1,0 +1,291 @@
+"""A trained network as a NIR graph (Neuromorphic Intermediate Representation), where that loses nothing. No torch.
+
+NIR's neurons are differential equations that emit one kind of spike; a reader chooses how to take them in steps. A graph is
+written only where this reading gives exactly the trained network's spikes, and refused by the layer's name elsewhere:
+
+- one timestep is dt = 1, by forward Euler: `LIF` is v += ((v_leak - v) + r I) / tau, `IF` is v += r I, from v = 0;
+- a spike is 1, emitted where v > v_threshold, strictly, and read in the same timestep;
+- several edges into a node add up;
+- after a spike v loses v_threshold (`subtract`: what the package nir says up to 1.0.5), or becomes v_reset, which is 0 here
+  (`v_reset`: what it says from 1.0.6 on). The two are one in continuous time and differ in steps, so the caller says which
+  of them the reader follows. With a single timestep nothing depends on it.
+
+So U[t] = beta V[t-1] + x[t] is tau = 1 / (1 - beta) and r = tau, or an `IF` for beta = 1. A burst of more than one level, a
+signed spike, a reset other than these two and a maximum have no counterpart. One could be put together from `Threshold`
+nodes and feedback edges, but such a graph would mean something else in NIR's continuous time, so it is not written.
+
+Inputs are normalised as in training; an image is shown at every timestep; the mean of the output over time are the logits.
+"""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lbq._version import __version__
+from lbq.errors import GraphError, LbqError
+from lbq.graph import INPUT, Array, Graph, Layer, NeuronSpec, Pool, Synapse
+from lbq.system import files
+
+if TYPE_CHECKING:
+    import nir
+
+Reset = Literal["subtract", "v_reset"]
+RESETS: tuple[Reset, ...] = ("subtract", "v_reset")
+INSTEAD = "use model.lbq, or ONNX or C made of it"
+CLOSE = 1e-12  # relative: a reset and a threshold this close are one number
+
+
+def write_nir(graph: Graph, path: Path | str, reset: Reset, accept_ties: bool = False, dtype: type = np.float32) -> int:
+    """Write a network as a .nir file (HDF5); returns its size in bytes.
+
+    graph: absorbed, as from `lbq.deploy.graph_of(net, input_shape)`.
+    reset: what the reader does after a spike. accept_ties: also take neurons that fire where U equals the threshold, which
+        NIR's do not, where nothing else differs. dtype: of all numbers in the file; readers mostly expect float32.
+    """
+    files.check_file(path)
+    made = nir_graph(graph, reset, accept_ties, dtype)
+    import nir
+
+    buffer = io.BytesIO()
+    nir.write(buffer, made)
+    return files.write(path, buffer.getvalue())
+
+
+def nir_graph(graph: Graph, reset: Reset, accept_ties: bool = False, dtype: type = np.float32) -> nir.NIRGraph:
+    """The same as an object of the package nir, whose types it has checked."""
+    if reset not in RESETS:
+        raise LbqError(f"reset must be one of {', '.join(RESETS)}, got {reset!r}")
+    for layer in graph.layers:
+        if layer.neuron is None:
+            raise GraphError(f"layer {layer.name!r}: NIR has no such activation, its neurons spike: use another neuron")
+    if not graph.absorbed or any(graph.spec(layer.name).gain != 1 for layer in graph.layers):
+        raise GraphError("NIR needs weights that act on spikes: pass lbq.deploy.graph_of(net, input_shape)")
+    if graph.offset is not None:
+        raise GraphError("NIR has no pixels with an offset: pass the graph as it was before on_pixels")
+    try:
+        import nir  # noqa: F401
+    except ImportError as error:
+        raise LbqError("writing NIR needs the package nir: pip install 'lbq[nir]'") from error
+    return _Writer(graph, reset, accept_ties, dtype).run()
+
+
+class _Writer:
+    def __init__(self, graph: Graph, reset: Reset, accept_ties: bool, dtype: type) -> None:
+        self.graph, self.reset, self.accept_ties, self.dtype = graph, reset, accept_ties, dtype
+        self.nodes: dict[str, Any] = {}
+        self.edges: list[tuple[str, str]] = []
+        self.sources: dict[str, str] = {}  # layer or input -> the node that emits its spikes
+
+    def run(self) -> nir.NIRGraph:
+        import nir
+
+        graph = self.graph
+        self.sources[INPUT] = self._add("input", nir.Input({"input": np.array(graph.input_shape)}))
+        for layer in graph.layers:
+            node = self._neuron(layer, graph.spec(layer.name))
+            self.sources[layer.name] = self._add(layer.name, node)
+            self._synapses(layer, self.sources[layer.name])
+        output = self._add("output", nir.Output({"output": np.array(_size(graph.readout))}))
+        self._synapses(graph.readout, output)
+        metadata = {
+            "producer": f"lbq {__version__}",
+            "dt": 1.0,
+            "discretisation": "forward Euler",
+            "reset": self.reset,
+            "timesteps": graph.timesteps,
+            "input": "the same image at every timestep" if graph.static else "one frame at each timestep",
+            "output": "mean over time: logits",
+        }
+        return nir.NIRGraph(self.nodes, self.edges, metadata)
+
+    # Neurons -----------------------------------------------------------------------------------------------------------
+
+    def _neuron(self, layer: Layer, spec: NeuronSpec) -> Any:
+        import nir
+
+        where = f"layer {layer.name!r}"
+        if spec.n_max > 1:
+            raise GraphError(
+                f"{where}: its bursts have up to {spec.n_max} levels, and NIR's neurons emit single spikes: {INSTEAD}, or a "
+                "neuron with one level"
+            )
+        if spec.signed:
+            raise GraphError(f"{where}: its spikes have a sign, and NIR's have none: {INSTEAD}, or an unsigned neuron")
+        threshold = self._threshold(where, spec)
+        ones: NDArray[Any] = np.ones(_size(layer), self.dtype)
+        shaped = ones * threshold.reshape(-1, *[1] * (ones.ndim - 1)).astype(self.dtype)
+        zeros = np.zeros_like(ones)
+        if spec.leak == 1:
+            return nir.IF(r=ones, v_threshold=shaped, v_reset=zeros)
+        tau = self.dtype(1 / (1 - spec.leak)) * ones
+        return nir.LIF(tau=tau, r=tau.copy(), v_leak=zeros, v_threshold=shaped, v_reset=zeros.copy())
+
+    def _threshold(self, where: str, spec: NeuronSpec) -> Array:
+        """v_threshold, a scalar or by channel; refuses a neuron whose reset or comparison is not the reader's."""
+        if spec.thresholds is not None:
+            threshold: Array = np.asarray(spec.thresholds[0], np.float64)
+        else:
+            threshold = spec.step * (0.5 if spec.rounding == "round" else 1.0)
+        subtracts = self.graph.timesteps > 1 and self.reset == "subtract"
+        if self.graph.timesteps > 1:
+            self._check_reset(where, spec, threshold)
+        if spec.rounding == "strict":
+            return threshold
+        if not subtracts:  # above the number before it is the same as at or above it
+            given: NDArray[Any] = threshold.astype(self.dtype)
+            return np.nextafter(given, np.zeros_like(given))
+        if not self.accept_ties:
+            raise GraphError(
+                f"{where}: it fires where U equals the threshold, NIR's neurons only above it: use the neuron 'if', or accept "
+                "the difference by accept_ties=True"
+            )
+        return threshold
+
+    def _check_reset(self, where: str, spec: NeuronSpec, threshold: Array) -> None:
+        if self.reset == "v_reset":
+            if spec.reset != "hard" or spec.alpha != 1:
+                raise GraphError(
+                    f"{where}: its reset subtracts from the membrane, and the reader sets it to v_reset: write for one that "
+                    f"subtracts (reset='subtract'), or {INSTEAD}"
+                )
+            return
+        if spec.reset == "hard":
+            raise GraphError(
+                f"{where}: its reset sets the membrane to 0, and the reader subtracts the threshold: write for one that sets "
+                f"it to v_reset (reset='v_reset'), or {INSTEAD}"
+            )
+        drop = spec.alpha * spec.step
+        if spec.decay_reset or spec.leak == 1:
+            if not np.allclose(drop, threshold, rtol=CLOSE, atol=0):
+                raise GraphError(
+                    f"{where}: its reset subtracts {_first(drop):g}, and a NIR neuron what it fires above, "
+                    f"{_first(threshold):g}: use alpha = 1, or {INSTEAD}"
+                )
+        elif not np.allclose(drop, spec.leak * threshold, rtol=CLOSE, atol=0):
+            # beta (U - r) = beta U - drop needs r = drop / beta
+            raise GraphError(
+                f"{where}: its reset comes after the leak, where NIR's comes before it: use the neuron 'if', alpha = beta, or "
+                f"{INSTEAD}"
+            )
+
+    # Synapses ----------------------------------------------------------------------------------------------------------
+
+    def _synapses(self, layer: Layer, target: str) -> None:
+        """Everything that leads to a neuron or the output; the bias goes with the first of its convolutions."""
+        convs = [s for s in layer.synapses if s.kind == "conv"]
+        if not convs and layer.bias.any():
+            raise GraphError(
+                f"layer {layer.name!r}: it has a bias but no convolution, and NIR's Scale has none: {INSTEAD}"
+            )
+        for s in layer.synapses:
+            bias = layer.bias if convs and s is convs[0] else np.zeros_like(layer.bias)
+            self._synapse(layer, s, bias, target)
+
+    def _synapse(self, layer: Layer, s: Synapse, bias: Array, target: str) -> None:
+        import nir
+
+        name = f"{layer.name}:{s.name}"
+        source = self.sources[s.source]
+        shape = self.graph.input_shape if s.source == INPUT else self.graph[s.source].shape
+        flat = s.source != INPUT and len(_size(self.graph[s.source])) == 1
+        size = _size(layer)
+        pools = [p for p in s.pools if (p.kernel, p.stride, p.padding) != ((1, 1), (1, 1), (0, 0))]
+        if flat and (pools or len(size) > 1):
+            raise GraphError(
+                f"layer {layer.name!r}: it reads {s.source!r}, which has one place only, with padding, and NIR's vectors have "
+                f"none: {INSTEAD}"
+            )
+        for i, pool in enumerate(pools):
+            source = self._then(source, f"{name}:pool{i}", self._pool(layer, pool))
+            shape = pool.output(shape)
+        if len(size) == 1 and not flat:
+            source = self._then(source, f"{name}:flatten", nir.Flatten({"input": np.array(shape)}, 0, -1))
+        if s.kind == "identity":
+            node = nir.Scale(np.ones(size, self.dtype) * self._array(s.weight).reshape(-1, *[1] * (len(size) - 1)))
+        elif len(size) == 1:
+            node = nir.Affine(self._array(_matrix(s)), self._array(bias))
+        else:
+            node = self._conv(layer, s, bias)
+        self.edges.append((self._then(source, name, node), target))
+
+    def _conv(self, layer: Layer, s: Synapse, bias: Array) -> Any:
+        import nir
+
+        if s.weight.shape[2] != s.weight.shape[3]:
+            raise GraphError(
+                f"layer {layer.name!r}: its kernel is {s.weight.shape[2]} by {s.weight.shape[3]}, and the package nir takes "
+                f"square ones only: {INSTEAD}"
+            )
+        return nir.Conv2d(
+            input_shape=s.in_shape[1:],
+            weight=self._array(_ungrouped(s)),
+            stride=np.array(s.stride),
+            padding=np.array(s.padding),
+            dilation=np.array(s.dilation),
+            groups=1,
+            bias=self._array(bias),
+        )
+
+    def _pool(self, layer: Layer, pool: Pool) -> Any:
+        import nir
+
+        if pool.kind == "max":
+            raise GraphError(
+                f"layer {layer.name!r}: NIR has no max-pooling: use average pooling or strides, or {INSTEAD}"
+            )
+        return nir.SumPool2d(np.array(pool.kernel), np.array(pool.stride), np.array(pool.padding))
+
+    # Nodes -------------------------------------------------------------------------------------------------------------
+
+    def _add(self, name: str, node: Any) -> str:
+        """Names without dots, which readers in PyTorch cannot give to modules, and without HDF5's slashes."""
+        base = found = name.replace("->", ":").replace(".", "_").replace("/", "_")
+        count = 1
+        while found in self.nodes:
+            found, count = f"{base}_{count}", count + 1
+        self.nodes[found] = node
+        return found
+
+    def _then(self, source: str, name: str, node: Any) -> str:
+        added = self._add(name, node)
+        self.edges.append((source, added))
+        return added
+
+    def _array(self, values: NDArray[Any]) -> NDArray[Any]:
+        return np.ascontiguousarray(values).astype(self.dtype)
+
+
+def _size(layer: Layer) -> tuple[int, ...]:
+    """Of a layer in NIR: a vector where there is one place only, as after a linear layer."""
+    return layer.shape[:1] if layer.shape[1:] == (1, 1) else layer.shape
+
+
+def _ungrouped(s: Synapse) -> Array:
+    """The weight of a grouped convolution with zeros between groups: the package nir derives shapes without groups."""
+    outputs, per_group, *kernel = s.weight.shape
+    full = np.zeros((outputs, per_group * s.groups, *kernel))
+    step = outputs // s.groups
+    for g in range(s.groups):
+        full[g * step : (g + 1) * step, g * per_group : (g + 1) * per_group] = s.weight[g * step : (g + 1) * step]
+    return full
+
+
+def _matrix(s: Synapse) -> Array:
+    """A convolution whose output has one place as a matrix `[O, C * H * W]` on its flattened input."""
+    weight = _ungrouped(s)
+    channels, height, width = s.in_shape
+    full = np.zeros((len(weight), channels, height, width))
+    for ky, kx in np.ndindex(weight.shape[2:]):
+        y, x = (k * d - p for k, d, p in zip((ky, kx), s.dilation, s.padding, strict=True))
+        if 0 <= y < height and 0 <= x < width:
+            full[:, :, y, x] = weight[:, :, ky, kx]
+    return full.reshape(len(weight), -1)
+
+
+def _first(value: Array) -> float:
+    return float(np.ravel(value)[0])

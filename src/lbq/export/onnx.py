@@ -1,0 +1,382 @@
+"""A deployed network as an ONNX model of standard operators, which gives exactly the engine's integers. No torch.
+
+Two forms, made of the same timestep:
+
+- `sequence` unrolls all timesteps: uint8 images `[B, C, H, W]` (`images`) or event frames `[T, B, C, H, W]` (`frames`) to
+  int64 `logits` `[B, classes]`;
+- `step` is one timestep with explicit state: an image or frame `[B, C, H, W]` (`image`, `frame`), one int32 `membrane.LAYER`
+  per layer and the int64 `sums` of the readout to `logits` and `next.membrane.LAYER`, `next.sums`. All states start at zero;
+  a membrane is what the next timestep begins with, that is after reset and leak. After T steps `logits` are the engine's.
+
+Why the integers are exact: levels and weights are whole numbers, so a float32 convolution is exact in any order of summation
+where sum |W| * S stays below 2^24, and the engine's own bound says where it does. Elsewhere weights are split into bytes
+and levels into digits of fewer bits until every part does, and parts are put together in int64. Membranes are int32, as
+in the engine; the leak's shift is one of uint64, made positive by an offset that is taken off afterwards. This holds for
+onnxruntime's CPU provider, and wherever float32 convolutions are summed in float32 (no Winograd, no TF32).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from lbq._version import __version__
+from lbq.engine import Network
+from lbq.errors import GraphError, LbqError
+from lbq.export.split import BYTE, Split, split
+from lbq.graph import INPUT, Pool, Shape, Synapse
+from lbq.graph.integer import FLOAT32_BOUND, IntegerLayer, IntegerNetwork, IntegerNeuron
+from lbq.system import files
+
+if TYPE_CHECKING:
+    import onnx
+
+Form = Literal["sequence", "step"]
+FORMS: tuple[Form, ...] = ("sequence", "step")
+OPSET, IR_VERSION = 17, 8  # of 2022, so that older runtimes read it
+MOST_BYTES = 2**31 - 2**20  # protobuf ends at 2 GiB
+POSITIVE = 2**48  # |V * m| stays below 2^46 for the proved bound of V and m up to 2^16
+
+
+def write_onnx(
+    network: IntegerNetwork | Network, path: Path | str, form: Form = "sequence", source: Path | str | None = None
+) -> int:
+    """Write a network as an ONNX model; returns the size of the file in bytes. The same network gives the same bytes.
+
+    source: the model.lbq that it was read from, whose SHA-256 is then noted in the model's metadata.
+    """
+    files.check_file(path)
+    model = onnx_model(network, form, source)
+    return files.write(path, model.SerializeToString(deterministic=True))
+
+
+def onnx_model(
+    network: IntegerNetwork | Network, form: Form = "sequence", source: Path | str | None = None
+) -> onnx.ModelProto:
+    """The same as an object of the package onnx, checked by it."""
+    if form not in FORMS:
+        raise LbqError(f"form must be one of {', '.join(FORMS)}, got {form!r}")
+    if isinstance(network, Network):
+        with network.unchanged():
+            return onnx_model(network.network, form, source)
+    try:
+        import onnx
+    except ImportError as error:
+        raise LbqError("writing ONNX needs the package onnx: pip install 'lbq[onnx]'") from error
+    size = sum(s.weight.nbytes for s in network.synapses)
+    if size > MOST_BYTES:
+        raise GraphError(
+            f"the network has {size:,} bytes of weights, and an ONNX file ends at 2 GiB: use model.lbq itself"
+        )
+    graph = _Graph(network, form).build()
+    model = onnx.helper.make_model(
+        graph,
+        ir_version=IR_VERSION,
+        opset_imports=[onnx.helper.make_opsetid("", OPSET)],
+        producer_name="lbq",
+        producer_version=__version__,
+        doc_string=_DESCRIBED[form],
+    )
+    onnx.helper.set_model_props(model, _properties(network, form, source))
+    onnx.checker.check_model(model, full_check=True)
+    return model
+
+
+_DESCRIBED = {
+    "sequence": "An integer spiking network, all timesteps: logits times metadata scale are real logits.",
+    "step": "One timestep of an integer spiking network: feed every output next.NAME to the input NAME, from zeros on. "
+    "After metadata timesteps steps, logits times scale are real logits.",
+}
+
+
+def _properties(network: IntegerNetwork, form: Form, source: Path | str | None) -> dict[str, str]:
+    found: dict[str, Any] = {
+        "form": form,
+        "timesteps": network.timesteps,
+        "static": network.static,
+        "input_max": network.input_max,
+        "scale": network.scale,
+        "classes": list(network.classes),
+        "facts": dict(network.facts),
+    }
+    text = {name: v if isinstance(v, str) else json.dumps(v, sort_keys=True) for name, v in found.items()}
+    if source is not None:
+        try:
+            text["lbq_sha256"] = hashlib.sha256(Path(source).read_bytes()).hexdigest()
+        except OSError as error:
+            raise LbqError(f"{source} cannot be read: {error.strerror}; give the model.lbq of the network") from error
+    return text
+
+
+# The graph -------------------------------------------------------------------------------------------------------------
+
+
+class _Graph:
+    """Nodes and constants of one model. A value is known by its name; `scope` is where names are made."""
+
+    def __init__(self, network: IntegerNetwork, form: Form) -> None:
+        self.network, self.form = network, form
+        self.nodes: list[Any] = []
+        self.constants: dict[str, Any] = {}
+        self.made: dict[str, int] = {}
+        self.scope = ""
+        self.cached: dict[tuple[Any, ...], str] = {}  # what is computed once for all timesteps
+
+    def build(self) -> onnx.GraphProto:
+        from onnx import TensorProto, helper
+
+        net, last = self.network, self.network.timesteps - 1
+        shape, classes = list(net.input_shape), net.readout.shape[0]
+        step = self.form == "step"
+        states = {layer.name: f"membrane.{layer.name}" for layer in net.layers} if step else {}
+        static = net.static or step
+        name = ("image" if net.static else "frame") + ("" if step else "s")
+        lead: list[Any] = ["batch"] if static else [net.timesteps, "batch"]
+        inputs = [helper.make_tensor_value_info(name, TensorProto.UINT8, lead + shape)]
+        outputs = [helper.make_tensor_value_info("logits", TensorProto.INT64, ["batch", classes])]
+        frames = self._frames(name, static)
+        self.states: dict[str, str | None] = {layer.name: states.get(layer.name) for layer in net.layers}
+        sums: str | None = "sums" if step else None
+        for t in range(1 if step else net.timesteps):
+            self.levels: dict[str, tuple[str, str]] = {INPUT: (frames[0 if static else t], "")}
+            self.pooled: dict[tuple[str, tuple[Pool, ...]], str] = {}
+            for layer in net.layers:
+                self.scope = layer.name if step else f"t{t}/{layer.name}"
+                self._layer(layer, carry=step or t < last)
+            self.scope = net.readout.name if step else f"t{t}/{net.readout.name}"
+            sums = self._readout(sums)
+        self.scope = ""
+        self._node("Add", [sums, self._constant(f"{net.readout.name}/bias", net.readout.bias[None])], "logits")
+        if step:
+            ends = {"sums": sums} | {states[layer]: self.states[layer] for layer in states}
+            for given, found in ends.items():
+                kind = TensorProto.INT64 if given == "sums" else TensorProto.INT32
+                size = [classes] if given == "sums" else list(net[given.removeprefix("membrane.")].shape)
+                self._node("Identity", [found], f"next.{given}")
+                inputs.append(helper.make_tensor_value_info(given, kind, ["batch", *size]))
+                outputs.append(helper.make_tensor_value_info(f"next.{given}", kind, ["batch", *size]))
+        return helper.make_graph(self.nodes, "lbq", inputs, outputs, list(self.constants.values()))
+
+    def _frames(self, name: str, static: bool) -> list[str]:
+        """The input as float32 `[B, C, H, W]`: the one there is, or one for each timestep."""
+        if static:
+            return [self._cast(name, np.float32, "pixels")]
+        at = [self._number(np.int64(t)) for t in range(self.network.timesteps)]
+        return [self._cast(self._node("Gather", [name, t], axis=0), np.float32) for t in at]
+
+    # Layers ------------------------------------------------------------------------------------------------------------
+
+    def _layer(self, layer: IntegerLayer, carry: bool) -> None:
+        """One timestep of a layer: its levels, and the membrane that the next timestep begins with."""
+        neuron = layer.neuron
+        assert neuron is not None
+        u = self._current(layer)
+        if (before := self.states[layer.name]) is not None:
+            u = self._node("Add", [u, before], "U")
+        level, whole = self._emit(layer.name, neuron, u)
+        self.levels[layer.name] = level, whole
+        if carry:
+            self.states[layer.name] = self._carried(layer.name, neuron, u, whole)
+
+    def _current(self, layer: IntegerLayer) -> str:
+        """((sum of W * S) << f) + bias + identities, int32; what only depends on a static image is computed once."""
+        fixed = [s for s in layer.convs if s.source == INPUT and self.network.static]
+        moving = [s for s in layer.convs if s not in fixed]
+        bias = layer.bias[None] if layer.bias.ndim == 3 else layer.bias[None, :, None, None]
+        total = self._constant(f"{layer.name}/bias", bias)
+        key = "static", layer.name
+        if key in self.cached:
+            total = self.cached[key]
+        else:
+            for s in fixed:
+                total = self._node("Add", [total, self._shifted(self._convolved(s), layer)])
+            self.cached[key] = total
+        for s in moving:
+            total = self._node("Add", [self._shifted(self._convolved(s), layer), total])
+        for s in layer.identities:
+            weight = self._constant(f"{s.name}/weight", s.weight[:, None, None])
+            read = self._cast(self._read(s), np.int32) if s.pools else self.levels[s.source][1]
+            total = self._node("Add", [total, self._node("Mul", [read, weight])])
+        return total
+
+    def _shifted(self, current: str, layer: IntegerLayer) -> str:
+        if not layer.fraction:
+            return current
+        return self._node("Mul", [current, self._number(np.int32(1 << layer.fraction))], "shifted")
+
+    def _emit(self, name: str, neuron: IntegerNeuron, u: str) -> tuple[str, str]:
+        """Levels as float32, for convolutions, and as int32: how many thresholds U reaches, all compared at once."""
+        thresholds = self._constant(f"{name}/thresholds", neuron.thresholds.T[None, :, :, None, None])
+        magnitude = self._node("Abs", [u]) if neuron.signed else u
+        axis = self._number(np.array([1], np.int64))
+        wide = self._node("Unsqueeze", [magnitude, axis])
+        reached = self._cast(self._node("GreaterOrEqual", [wide, thresholds]), np.float32)
+        level = self._node("ReduceSum", [reached, axis], "magnitude" if neuron.signed else "S", keepdims=0)
+        if neuron.signed:
+            level = self._node("Mul", [level, self._cast(self._node("Sign", [u]), np.float32)], "S")
+        return level, self._cast(level, np.int32)
+
+    def _carried(self, name: str, neuron: IntegerNeuron, u: str, level: str) -> str:
+        """leak(V) - pending: what of the membrane U [.., C, H, W] the next timestep begins with."""
+        if neuron.reset_kind == "hard":
+            fired = self._cast(level, np.bool_)
+            kept = self._cast(self._node("Not", [fired]), np.int32)
+            return self._leaked(neuron, self._node("Mul", [u, kept], "V"))
+        times = level if neuron.reset_kind == "level" else self._node("Sign", [level])
+        reset = self._constant(f"{name}/reset", neuron.reset[:, None, None])
+        drop = self._node("Mul", [times, reset], "drop")
+        if neuron.decay_reset:
+            return self._leaked(neuron, self._node("Sub", [u, drop], "V"))
+        return self._node("Sub", [self._leaked(neuron, u), drop], "carried")
+
+    def _leaked(self, neuron: IntegerNeuron, v: str) -> str:
+        """(V * m + 2^(k-1)) >> k, arithmetically. BitShift takes unsigned numbers only, and Div rounds towards zero: 2^48,
+        a multiple of 2^k, makes the number positive, and 2^48 >> k comes off again."""
+        if neuron.leak is None:
+            return v
+        m, k = neuron.leak
+        wide = self._cast(v, np.int64)
+        if m != 1:
+            wide = self._node("Mul", [wide, self._number(np.int64(m))])
+        positive = self._node("Add", [wide, self._number(np.int64(POSITIVE + (1 << (k - 1))))])
+        shift = self._number(np.uint64(k))
+        moved = self._node("BitShift", [self._cast(positive, np.uint64), shift], direction="RIGHT")
+        back = self._node("Sub", [self._cast(moved, np.int64), self._number(np.int64(POSITIVE >> k))])
+        return self._cast(back, np.int32, "leaked")
+
+    def _readout(self, sums: str | None) -> str:
+        """sums `[B, classes]` and what this timestep's levels add to them, int64."""
+        for s in self.network.readout.synapses:
+            if s.kind == "conv":
+                found = self._convolved(s, np.int64)
+            else:
+                weight = self._constant(f"{s.name}/weight", s.weight.astype(np.int64)[:, None, None])
+                found = self._node("Mul", [self._cast(self._read(s), np.int64), weight])
+            flat = self._node("Flatten", [found], axis=1)
+            sums = flat if sums is None else self._node("Add", [sums, flat], "sums")
+        assert sums is not None
+        return sums
+
+    # Synapses ----------------------------------------------------------------------------------------------------------
+
+    def _convolved(self, s: Synapse, kind: type = np.int32) -> str:
+        """The current of one convolution, `[B, O, OH, OW]`: one float32 Conv, or several put together in int64."""
+        chosen = split(s, self.network.largest(s), self.network.negative(s))
+        weights = self._weights(s, chosen.weights)
+        digits = list(self._digits(self._read(s), chosen))
+        attributes: dict[str, Any] = {
+            "strides": list(s.stride),
+            "pads": [*s.padding, *s.padding],
+            "dilations": list(s.dilation),
+            "group": s.groups,
+            "kernel_shape": list(s.weight.shape[2:]),
+        }
+        total: str | None = None
+        for i, weight in enumerate(weights):
+            for j, digit in enumerate(digits):
+                found = self._node("Conv", [digit, weight], **attributes)
+                if chosen.parts == 1:
+                    return self._cast(found, kind, "current")
+                part, shift = self._cast(found, np.int64), BYTE * i + chosen.bits * j
+                if shift:
+                    part = self._node("Mul", [part, self._number(np.int64(1 << shift))])
+                total = part if total is None else self._node("Add", [total, part])
+        assert total is not None
+        return self._cast(total, kind, "current") if kind is not np.int64 else total
+
+    def _weights(self, s: Synapse, parts: int) -> list[str]:
+        """Weights as float32: stored as they are, cast (and split into bytes) when the model is loaded."""
+        key = "weights", s.name
+        if key not in self.cached:
+            scope, self.scope = self.scope, s.name
+            self.cached[key] = self._cast(self._constant(f"{s.name}/weight", s.weight), np.float32, "weights")
+            self.scope = scope
+        whole = self.cached[key]
+        if parts == 1:
+            return [whole]
+        if ("high", s.name) not in self.cached:
+            scope, self.scope = self.scope, s.name
+            nearest = self._node("Add", [whole, self._number(np.float32(128))])
+            high = self._node("Floor", [self._node("Mul", [nearest, self._number(np.float32(1 / 256))])], "high")
+            low = self._node("Sub", [whole, self._node("Mul", [high, self._number(np.float32(256))])], "low")
+            self.cached["high", s.name], self.cached["low", s.name] = high, low
+            self.scope = scope
+        return [self.cached["low", s.name], self.cached["high", s.name]]
+
+    def _digits(self, levels: str, chosen: Split) -> Iterator[str]:
+        """Digits of whole numbers in float32, the lowest first; the highest carries the sign."""
+        for _ in range(chosen.digits - 1):
+            above = self._node("Floor", [self._node("Mul", [levels, self._number(np.float32(2.0**-chosen.bits))])])
+            yield self._node("Sub", [levels, self._node("Mul", [above, self._number(np.float32(2**chosen.bits))])])
+            levels = above
+        yield levels
+
+    def _read(self, s: Synapse) -> str:
+        """The (pooled) levels that a synapse reads, as float32."""
+        if (most := self.network.largest(s)) >= FLOAT32_BOUND:
+            raise GraphError(
+                f"synapse {s.name!r}: its pooled levels may reach {most:,}, more than is exact in float32: use model.lbq "
+                "itself, or a smaller n_max or window"
+            )
+        found, shape = self.levels[s.source][0], self._shape(s.source)
+        for i, p in enumerate(s.pools):
+            key = s.source, s.pools[: i + 1]
+            if key not in self.pooled:
+                self.pooled[key] = self._pool(found, p, shape)
+            found, shape = self.pooled[key], p.output(shape)
+        return found
+
+    def _pool(self, levels: str, p: Pool, shape: Shape) -> str:
+        window: dict[str, Any] = {
+            "kernel_shape": list(p.kernel),
+            "strides": list(p.stride),
+            "pads": [*p.padding, *p.padding],
+        }
+        if p.kind == "max":
+            return self._node("MaxPool", [levels], **window)
+        if p.kernel == shape[1:] and not any(p.padding):
+            return self._node("ReduceSum", [levels, self._number(np.array([2, 3], np.int64))], keepdims=1)
+        ones = self._constant(
+            f"ones/{shape[0]}x{p.kernel[0]}x{p.kernel[1]}", np.ones((shape[0], 1, *p.kernel), np.int8)
+        )
+        return self._node("Conv", [levels, self._cast(ones, np.float32)], group=shape[0], **window)
+
+    def _shape(self, source: str) -> Shape:
+        return self.network.input_shape if source == INPUT else self.network[source].shape
+
+    # Nodes -------------------------------------------------------------------------------------------------------------
+
+    def _node(self, kind: str, inputs: list[Any], name: str = "", **attributes: Any) -> str:
+        """Add a node; its one output is called after `name`, or its kind, in the scope."""
+        from onnx import helper
+
+        if self.scope:
+            base = f"{self.scope}/{name or kind}"
+            count = self.made[base] = self.made.get(base, -1) + 1
+            out = f"{base}.{count}" if count else base
+        else:
+            out = name or f"input/{kind}.{len(self.nodes)}"
+        self.nodes.append(helper.make_node(kind, inputs, [out], name=f"{kind}:{out}", **attributes))
+        return out
+
+    def _cast(self, value: str, kind: type, name: str = "") -> str:
+        from onnx import helper
+
+        return self._node("Cast", [value], name, to=helper.np_dtype_to_tensor_dtype(np.dtype(kind)))
+
+    def _constant(self, name: str, value: Any) -> str:
+        from onnx import numpy_helper
+
+        if name not in self.constants:
+            self.constants[name] = numpy_helper.from_array(np.ascontiguousarray(value).reshape(np.shape(value)), name)
+        return name
+
+    def _number(self, value: Any) -> str:
+        """A small constant, shared by all that use it."""
+        array = np.asarray(value)
+        return self._constant(f"{array.dtype}/{array.tolist()}", array)

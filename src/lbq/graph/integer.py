@@ -1,0 +1,219 @@
+"""An integer network: what an artefact holds and the engines run. Its semantics are defined in docs/integers.md.
+
+At every timestep a layer computes, for each output channel c in its own unit q_c / 2^f,
+
+    U = leak(V) + ((sum of W * S) << f) + bias + (sum of identity * S) - pending
+    S = how many thresholds U reaches;  V = U - reset where S > 0
+
+on int32, W being int8 or int16. The readout sums levels over time first and then computes once, in int64.
+NumPy only.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lbq.errors import GraphError
+from lbq.graph import INPUT, Layered, Shape, Synapse
+from lbq.graph.levels import row_sums
+
+MEMBRANE_BOUND = 2**30  # |U| and |V| are proved to stay below it
+FLOAT32_BOUND = 2**24  # integers below it add up exactly in float32
+FLOAT64_BOUND = 2**53
+SUM_BOUND = 2**31  # of pooled levels
+LEAST_THRESHOLD = 64  # below it, rounding the first threshold would move it by nearly a percent or more
+LARGEST_PIXEL = 255  # inputs are uint8
+MOST_STEPS_UP = 4096  # the last threshold lies, where steps are a unit of membranes
+
+Reset = Literal["once", "level", "hard"]
+
+
+@dataclass(frozen=True)
+class IntegerNeuron:
+    """A neuron on integers.
+
+    thresholds: int32 `[C, n_max]`, not decreasing; S counts those that U reaches (|U| where `signed`, S then having
+        U's sign). One at `MEMBRANE_BOUND` is never reached.
+    reset: int32 `[C]`; subtracted where S != 0 (`once`, with the sign of S), times S (`level`), or not used where the
+        membrane becomes 0 (`hard`).
+    leak: (m, k) multiplies the membrane by m / 2^k, rounding half up; None: no leak.
+    decay_reset: False subtracts the reset at the next timestep, after the leak.
+    """
+
+    n_max: int
+    signed: bool
+    thresholds: NDArray[np.int32]
+    reset: NDArray[np.int32]
+    reset_kind: Reset
+    leak: tuple[int, int] | None
+    decay_reset: bool
+
+    @property
+    def planes(self) -> int:
+        """K = ceil(log2(n_max + 1))."""
+        return self.n_max.bit_length()
+
+    @property
+    def steps(self) -> NDArray[np.float64]:
+        """How far thresholds lie apart, by channel: their mean distance, or the first threshold itself where it is the only
+        one, or where they lie too close together to be a unit; infinite for a channel that never fires. One that does not
+        reach all of them goes by those that reach most: distances are in one proportion to the first in all channels."""
+        thresholds = self.thresholds.astype(np.float64)
+        reached = (self.thresholds < MEMBRANE_BOUND).sum(1)
+        highest = max(int(reached.max()), 1)
+        first, last = thresholds[:, 0], thresholds[:, highest - 1]
+        apart = (last - first) / (highest - 1) if highest > 1 else first
+        whole, telling = np.where(MOST_STEPS_UP * apart >= last, apart, first), reached == reached.max()
+        steps = np.where(telling, whole, first * np.median(whole[telling] / first[telling]))
+        return np.where(reached > 0, steps, np.inf)
+
+    @property
+    def dtype(self) -> type[np.uint8] | type[np.int8]:
+        """Of its levels."""
+        return np.int8 if self.signed else np.uint8
+
+
+@dataclass(frozen=True)
+class IntegerLayer:
+    """bias: int32 `[C]`, or `[C, H, W]` where the layer reads pixels; int64 `[C]` in the readout, which has no neuron.
+    unit: q_c, what one unit of a current is worth in the trained network, `[C]`; for reports only."""
+
+    name: str
+    synapses: tuple[Synapse, ...]
+    bias: NDArray[Any]
+    shape: Shape
+    fraction: int
+    neuron: IntegerNeuron | None
+    unit: NDArray[np.float64]
+
+    @property
+    def units(self) -> int:
+        """Neurons in this layer, per timestep."""
+        return math.prod(self.shape)
+
+    @property
+    def convs(self) -> tuple[Synapse, ...]:
+        return tuple(s for s in self.synapses if s.kind == "conv")
+
+    @property
+    def identities(self) -> tuple[Synapse, ...]:
+        return tuple(s for s in self.synapses if s.kind == "identity")
+
+
+@dataclass(frozen=True)
+class IntegerNetwork(Layered[IntegerLayer]):
+    """A whole network on uint8 inputs: pixels `[B, C, H, W]` where `static`, else event frames `[T, B, C, H, W]`.
+
+    scale: what one unit of the readout is worth as a logit. input_max: the brightest value a pixel takes in the data
+    it was trained on (255 but for a few datasets). facts: where it came from, as JSON values.
+    """
+
+    scale: float
+    classes: tuple[str, ...] = ()
+    input_max: int = 255
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+    def spec(self, name: str) -> IntegerNeuron:
+        neuron = self[name].neuron
+        if neuron is None:
+            raise GraphError(f"layer {name!r} has no neuron")
+        return neuron
+
+    @property
+    def parameters(self) -> int:
+        return sum(s.weight.size for s in self.synapses)
+
+    def largest(self, synapse: Synapse) -> int:
+        """The largest magnitude that the (pooled) levels a synapse reads can have, at one timestep."""
+        level = LARGEST_PIXEL if synapse.source == INPUT else self.spec(synapse.source).n_max
+        return level * synapse.summed
+
+    def negative(self, synapse: Synapse) -> bool:
+        """Whether the levels it reads carry a sign."""
+        return synapse.source != INPUT and self.spec(synapse.source).signed
+
+
+# What is proved --------------------------------------------------------------------------------------------------------
+
+
+SATURATED = 2**36  # a bound is not told apart beyond this, so that no file can make int64 overflow
+
+
+def synapse_bound(synapse: Synapse, largest: int) -> NDArray[np.int64]:
+    """Per output channel, the most that sum |W| * S can be: it bounds every partial sum in any order."""
+    sums = row_sums(synapse.weight).astype(np.float64)
+    return np.minimum(sums * largest, SATURATED).astype(np.int64)
+
+
+def rounded_leak(value: NDArray[np.int64], leak: tuple[int, int]) -> NDArray[np.int64]:
+    """value * m / 2^k, rounding half up; int64 in and out."""
+    m, k = leak
+    return (value * m + (1 << (k - 1))) >> k
+
+
+def membrane_bound(layer: IntegerLayer, largest: Mapping[str, int], timesteps: int) -> int:
+    """The most that |U|, |V| and every partial sum of U can be at any of `timesteps`, over all channels.
+
+    largest: by synapse, the largest magnitude of the levels that it reads.
+    """
+    neuron = layer.neuron
+    if neuron is None:
+        raise GraphError(f"layer {layer.name!r} has no neuron")
+    bias = np.abs(layer.bias.astype(np.int64)).reshape(len(layer.bias), -1).max(1)
+    inflow = bias
+    for synapse in layer.synapses:
+        shift = layer.fraction if synapse.kind == "conv" else 0
+        inflow = inflow + (synapse_bound(synapse, largest[synapse.name]) << shift)
+    if (total := int(inflow.max(initial=0))) >= SATURATED:
+        return total
+    thresholds, reset = neuron.thresholds.astype(np.int64), neuron.reset.astype(np.int64)
+    multiple = np.arange(1, neuron.n_max + 1) if neuron.reset_kind == "level" else np.ones(neuron.n_max, np.int64)
+    undershoot = np.maximum(reset[:, None] * multiple - thresholds, 0)  # how far below 0 a reset can take a membrane
+    u = v = np.zeros_like(inflow)
+    worst = 0
+    for _ in range(timesteps):
+        carried = v if neuron.leak is None else rounded_leak(v, neuron.leak)
+        reached = thresholds <= u[:, None]  # by the membrane of the timestep before
+        if neuron.decay_reset or neuron.reset_kind == "hard":
+            pending = np.zeros_like(inflow)
+        else:
+            pending = (reset[:, None] * multiple * reached).max(1)
+        u = carried + inflow + pending
+        if neuron.decay_reset and neuron.reset_kind != "hard":
+            v = np.maximum(u, (undershoot * (thresholds <= u[:, None])).max(1))
+        else:
+            v = u
+        worst = max(worst, int(v.max(initial=0)))
+        if worst >= SATURATED:
+            break
+    return worst
+
+
+def pooled_bound(network: IntegerNetwork) -> tuple[str, int]:
+    """The synapse whose pooled levels, the readout's summed over time, may be largest, and how large."""
+    found = [(network.largest(s), s.name) for layer in network.layers for s in layer.synapses]
+    found += [(network.largest(s) * network.timesteps, s.name) for s in network.readout.synapses]
+    most, name = max(found)
+    return name, most
+
+
+def readout_bound(network: IntegerNetwork) -> int:
+    """The most that any logit, summed over time, can be, as files state it: of one synapse up to `SATURATED`."""
+    bound = np.abs(network.readout.bias.astype(np.int64))
+    for synapse in network.readout.synapses:
+        bound = bound + synapse_bound(synapse, network.largest(synapse) * network.timesteps)
+    return int(bound.max(initial=0))
+
+
+def readout_fits(network: IntegerNetwork) -> bool:
+    """Whether no logit, summed over time, can reach 2^53, whatever its synapses add."""
+    most = np.abs(network.readout.bias.astype(np.float64))
+    for synapse in network.readout.synapses:
+        most = most + row_sums(synapse.weight).astype(np.float64) * (network.largest(synapse) * network.timesteps)
+    return bool((most < FLOAT64_BOUND).all())

@@ -1,0 +1,300 @@
+"""From an absorbed network to integers. The semantics are docs/integers.md's; rounding is to the nearest, ties to even.
+
+Each layer has one unit q_c per output channel, shared by all convolutions that lead to it, and f fractional bits of
+its membrane: as many as the proved bound of |U| allows. What cannot be exact enough is refused with the layer's name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lbq.engine.file.reading import MOST_FRACTION, MOST_LEAK, MOST_STEPS, MOST_SYNAPSES, is_name
+from lbq.errors import GraphError
+from lbq.graph import INPUT, Array, Graph, Layer, NeuronSpec, Synapse
+from lbq.graph.integer import (
+    FLOAT64_BOUND,
+    LARGEST_PIXEL,
+    LEAST_THRESHOLD,
+    MEMBRANE_BOUND,
+    SUM_BOUND,
+    IntegerLayer,
+    IntegerNetwork,
+    IntegerNeuron,
+    membrane_bound,
+    pooled_bound,
+    readout_fits,
+)
+from lbq.graph.levels import highest_level
+
+BITS = (4, 5, 6, 7, 8, 16)
+STEM_BITS, HEAD_BITS = 8, 16  # at least these: the first layer sees 8-bit pixels, the last decides
+FINEST = 8  # a unit is never finer than the step / 2^(bits + 8), so that dead channels are harmless
+# the weights of a channel do not matter where together they move its membrane by less than this part of a step
+NEGLIGIBLE = 64
+ALONE = 20  # bits of the largest current where no channel has weights that matter
+
+
+def quantise(
+    graph: Graph,
+    bits: int = 8,
+    classes: Sequence[str] = (),
+    input_max: int = 255,
+    facts: Mapping[str, Any] | None = None,
+) -> IntegerNetwork:
+    """The integer network of an absorbed graph whose gains are folded and whose input is uint8.
+
+    bits: of the weights, 4 to 8 (int8) or 16 (int16); the first layer has at least 8, the readout 16.
+    """
+    if bits not in BITS:
+        raise GraphError(f"bits must be 4, 5, 6, 7, 8 or 16, got {bits!r}")
+    if not graph.absorbed:
+        raise GraphError("the graph's steps are not absorbed yet: call lbq.deploy.absorb(graph) first")
+    if not graph.layers:
+        raise GraphError("the network has no spiking layer: there is nothing to deploy")
+    check_names(graph, classes)
+    shell = IntegerNetwork(graph.input_shape, graph.timesteps, graph.static, (), _empty(graph.readout), 1.0)
+    layers: list[IntegerLayer] = []
+    for layer in graph.layers:
+        shell = replace(shell, layers=tuple(layers))
+        layers.append(_layer(layer, shell, bits, graph.offset))
+    shell = replace(shell, layers=tuple(layers))
+    readout, scale = quantise_readout(graph.readout, graph.timesteps)
+    network = replace(
+        shell, readout=readout, scale=scale, classes=tuple(classes), input_max=input_max, facts=dict(facts or {})
+    )
+    if not readout_fits(network):
+        raise GraphError("readout: its sums may reach 2^53: use fewer timesteps or a smaller last layer")
+    name, most = pooled_bound(network)
+    if most >= SUM_BOUND:
+        raise GraphError(
+            f"synapse {name!r}: its pooled levels may reach {most}, beyond int32: use a smaller n_max or window"
+        )
+    return network
+
+
+def check_names(graph: Graph, classes: Sequence[str]) -> None:
+    """Refuse names and numbers that the file of a network cannot hold."""
+    count = graph.readout.shape[0]
+    named = list(classes) if not isinstance(classes, str) else [classes]
+    if not all(isinstance(name, str) for name in named):
+        raise GraphError(f"classes must be names, got {named[:3]!r}: give strings, or none")
+    if len(named) not in (0, count):
+        raise GraphError(f"classes must be {count} names, one for each output, or none, got {len(named)}")
+    for name in named:
+        if not is_name(name):
+            raise GraphError(
+                f"classes: {name[:40]!a} is no name: give 1 to 200 characters, none of them a control character"
+            )
+    for name in (*(s.name for s in graph.synapses), *(layer.name for layer in graph.layers)):
+        if name == INPUT or "/" in name or not is_name(name):
+            raise GraphError(
+                f"layer {name!r}: a file has no room for this name: give it one other than {INPUT!r}, without '/'"
+            )
+    for layer in graph.all_layers:
+        if len(layer.synapses) > MOST_SYNAPSES:
+            raise GraphError(
+                f"layer {layer.name!r} has {len(layer.synapses)} synapses, at most {MOST_SYNAPSES}: put a neuron behind an "
+                "addition in the chain of sums that it reads"
+            )
+    if graph.timesteps > MOST_STEPS:
+        raise GraphError(f"timesteps must be at most {MOST_STEPS}, got {graph.timesteps}")
+
+
+def _empty(readout: Layer) -> IntegerLayer:
+    return IntegerLayer(readout.name, (), np.zeros(0, np.int64), readout.shape, 0, None, np.ones(1))
+
+
+def _layer(layer: Layer, before: IntegerNetwork, bits: int, offset: Array | None) -> IntegerLayer:
+    spec = layer.neuron
+    if spec is None:
+        raise GraphError(f"layer {layer.name!r} is not a spiking neuron: it has no integer levels; use a burst neuron")
+    check_neuron(layer.name, spec)
+    check_finite(layer)
+    if any(s.source == INPUT for s in layer.synapses):
+        bits = max(bits, STEM_BITS)
+    largest = {s.name: before.largest(s) for s in layer.synapses}
+    unit = shared_unit(layer, np.broadcast_to(spec.step, layer.shape[:1]), bits, largest)
+    convs = {s.name: integer_weights(s, unit, bits) for s in layer.synapses if s.kind == "conv"}
+    bias = bias_in_units(layer, convs, unit, offset)
+    for fraction in reversed(range(MOST_FRACTION + 1)):
+        fine = unit / 2**fraction
+        identities = {s.name: integer_identity(s, fine) for s in layer.synapses if s.kind == "identity"}
+        made = IntegerLayer(
+            name=layer.name,
+            synapses=tuple({**convs, **identities}[s.name] for s in layer.synapses),
+            bias=_clipped(np.rint(bias * 2**fraction)),
+            shape=layer.shape,
+            fraction=fraction,
+            neuron=integer_neuron(spec, fine),
+            unit=unit,
+        )
+        if membrane_bound(made, largest, before.timesteps) < MEMBRANE_BOUND:
+            break
+    else:
+        raise GraphError(
+            f"layer {layer.name!r}: its membrane may reach 2^30: use fewer weight bits, a smaller n_max or fewer inputs"
+        )
+    assert made.neuron is not None
+    if (least := int(made.neuron.thresholds[:, 0].min())) < LEAST_THRESHOLD:
+        raise GraphError(
+            f"layer {layer.name!r}: its first threshold is {least} units, fewer than {LEAST_THRESHOLD}: the step "
+            f"{float(np.min(spec.step)):.3g} is too small beside its currents; train with a larger step or smaller weights"
+        )
+    return made
+
+
+def check_neuron(name: str, spec: NeuronSpec) -> None:
+    """Refuse what a neuron's integer form cannot express."""
+    thresholds = 1.0 if spec.thresholds is None else spec.thresholds
+    constants = (
+        ("step", spec.step),
+        ("scale", spec.scale),
+        ("reset", spec.alpha),
+        ("leak", spec.leak),
+        ("gain", spec.gain),
+    )
+    for what, value in (*constants, ("thresholds", thresholds)):
+        if not np.isfinite(np.asarray(value)).all():
+            raise GraphError(f"layer {name!r}: its {what} is not finite: did training diverge?")
+    if not (np.asarray(spec.step) > 0).all():
+        raise GraphError(f"layer {name!r}: its step is {float(np.min(spec.step)):g}: a step is above 0")
+    if not (0 <= spec.leak <= 1 and spec.alpha >= 0):
+        raise GraphError(
+            f"layer {name!r}: its leak is {spec.leak:g} and its reset {spec.alpha:g}: a leak is in [0, 1], a reset at least 0"
+        )
+    if spec.gain != 1.0:
+        raise GraphError(f"layer {name!r}: its gain is not folded yet: call lbq.deploy.fold_gain(graph) first")
+    most = highest_level(spec.signed)
+    if spec.n_max > most:
+        raise GraphError(f"layer {name!r}: n_max is {spec.n_max}, but levels are 8-bit: use at most {most}")
+    if spec.reset == "hard" and spec.alpha != 1.0:
+        raise GraphError(f"layer {name!r}: a hard reset by alpha {spec.alpha:g} has no integer form: use alpha 1")
+
+
+def check_finite(layer: Layer) -> None:
+    for name, values in ((layer.name, layer.bias), *((s.name, s.weight) for s in layer.synapses)):
+        if not np.isfinite(values).all():
+            raise GraphError(f"layer {name!r}: its weights or bias are not finite: did training diverge?")
+
+
+def shared_unit(layer: Layer, step: Array, bits: int, largest: Mapping[str, int]) -> Array:
+    """q_c `[C]`: the largest weight of any convolution into channel c, over 2^(bits-1) - 1.
+
+    But no finer than step / 2^(bits + 8) (of a current, where pixels come in: they count to 255, and not to a few). A channel
+    whose weights lie below that and cannot matter even together, a pruned one for example, takes a unit in which its bias and
+    shortcuts are no larger than the currents of the others: it must not take fractional bits from them.
+
+    largest: by synapse, of what it reads.
+    """
+    whole = LARGEST_PIXEL if any(s.source == INPUT for s in layer.synapses) else 1
+    least = step / (whole * 2 ** (bits + FINEST))
+    heaviest, weighted, steady = np.zeros(len(step)), np.zeros(len(step)), np.abs(layer.bias)
+    for s in layer.synapses:
+        magnitude = np.abs(s.weight).reshape(len(step), -1)
+        if s.kind == "conv":
+            heaviest = np.maximum(heaviest, magnitude.max(1, initial=0))
+            weighted = weighted + magnitude.sum(1) * largest[s.name]
+        else:
+            steady = steady + magnitude.sum(1) * largest[s.name]
+    unit = np.maximum(least, heaviest / largest_weight(bits))
+    pruned = (heaviest / largest_weight(bits) < least) & (weighted < step / NEGLIGIBLE)
+    most = ((weighted + steady) / unit)[~pruned].max() if not pruned.all() else 2**ALONE
+    return np.asarray(np.where(pruned, np.maximum(unit, steady / most), unit), np.float64)
+
+
+def largest_weight(bits: int) -> int:
+    return 2 ** (bits - 1) - 1
+
+
+def integer_weights(synapse: Synapse, unit: Array, bits: int) -> Synapse:
+    """W = round(W_hat / q_c), int8 up to 8 bits, else int16."""
+    most = largest_weight(bits)
+    weight = np.clip(np.rint(synapse.weight / unit[:, None, None, None]), -most, most)
+    return replace(synapse, weight=weight.astype(np.int8 if bits <= 8 else np.int16), absorbed=True)
+
+
+def integer_identity(synapse: Synapse, fine: Array) -> Synapse:
+    """The diagonal constant, in units of q_c / 2^f."""
+    return replace(synapse, weight=_clipped(np.rint(synapse.weight / fine)), absorbed=True)
+
+
+def bias_in_units(layer: Layer, convs: Mapping[str, Synapse], unit: Array, offset: Array | None) -> Array:
+    """The bias in units of q_c: `[C]`, or a map `[C, H, W]` where pixels with an offset come in.
+
+    There the mean pixel's part is formed with the integer weights, over valid taps only: so it cancels exactly what
+    the integer weights make of a mean image, borders included.
+    """
+    bias: Array = layer.bias / unit
+    for s in convs.values():
+        if s.source != INPUT or offset is None or not offset.any():
+            continue
+        per_group = s.weight.shape[1]
+        channels = offset.reshape(s.groups, per_group).repeat(s.weight.shape[0] // s.groups, axis=0)  # [O, I / groups]
+        taps = np.einsum("oiyx,oi->oyx", s.weight.astype(np.float64), channels)
+        vertical, horizontal = (s.positions(axis)[1].astype(np.float64) for axis in (0, 1))
+        drop = np.einsum("oyx,hy,wx->ohw", taps, vertical, horizontal)
+        bias = (bias if bias.ndim == 3 else bias[:, None, None]) - drop
+    return bias
+
+
+def integer_neuron(spec: NeuronSpec, fine: Array) -> IntegerNeuron:
+    """Thresholds and reset in units of `fine` = q_c / 2^f, and a dyadic leak."""
+    channels, counts = len(fine), np.arange(1, spec.n_max + 1)
+    step = np.broadcast_to(spec.step, channels)
+    if spec.thresholds is not None:
+        real = np.broadcast_to(spec.thresholds, (channels, spec.n_max))
+    else:
+        real = (counts - (0.5 if spec.rounding in ("round", "half") else 0.0)) * step[:, None]
+    thresholds = np.rint(real / fine[:, None]) + (spec.rounding == "strict")
+    return IntegerNeuron(
+        n_max=spec.n_max,
+        signed=spec.signed,
+        thresholds=np.minimum(thresholds, MEMBRANE_BOUND).astype(np.int32),
+        reset=np.minimum(np.rint(spec.alpha * step / fine), MEMBRANE_BOUND).astype(np.int32),
+        reset_kind=spec.reset,  # type: ignore[arg-type]
+        leak=dyadic(spec.leak),
+        decay_reset=spec.decay_reset,
+    )
+
+
+def dyadic(leak: float) -> tuple[int, int] | None:
+    """(m, k) with leak = m / 2^k: the smallest k that is exact, or the nearest with 16 bits; None for a leak of 1."""
+    if leak == 1.0:
+        return None
+    for k in range(1, MOST_LEAK + 1):
+        if (leak * 2**k).is_integer():
+            return int(leak * 2**k), k
+    m = round(leak * 2**MOST_LEAK)
+    return None if m == 2**MOST_LEAK else (m, MOST_LEAK)
+
+
+def quantise_readout(readout: Layer, timesteps: int) -> tuple[IntegerLayer, float]:
+    """The readout with one unit for all classes, and what one unit of its sum over time is worth as a logit.
+
+    One unit, because the largest logit wins: units of their own would compare unlike numbers.
+    """
+    check_finite(readout)
+    if readout.shape[1:] != (1, 1):
+        raise GraphError(f"readout: it gives {readout.shape} and not one number for each class: pool before it")
+    if any(s.source == INPUT for s in readout.synapses):
+        raise GraphError("readout: it reads the input itself, and not a spiking layer's levels")
+    heaviest = max(float(np.abs(s.weight).max(initial=0)) for s in readout.synapses)
+    unit = (heaviest or 1.0) / largest_weight(HEAD_BITS)
+    units = np.full(readout.shape[0], unit)
+    synapses = tuple(
+        integer_weights(s, units, HEAD_BITS) if s.kind == "conv" else integer_identity(s, units)
+        for s in readout.synapses
+    )
+    bias = np.clip(np.rint(readout.bias * timesteps / unit), -FLOAT64_BOUND, FLOAT64_BOUND).astype(np.int64)
+    return IntegerLayer(readout.name, synapses, bias, readout.shape, 0, None, units), unit / timesteps
+
+
+def _clipped(values: Array) -> NDArray[np.int32]:
+    """int32; what does not fit is far above the bound that is proved next, which then refuses it."""
+    most = 2**31 - 1
+    return np.clip(values, -most, most).astype(np.int32)

@@ -1,0 +1,4 @@
+"""How a burst sequence is computed: `surrogate` and `reference` define it, `cpu` and `gpu` do the same faster.
+
+Imports `native` and torch. `dispatch` picks a kernel; `neuron` wraps what comes out in modules.
+"""

@@ -1,0 +1,159 @@
+"""Run a network over images and measure it: accuracy, counts in both modes, level histograms. Constant memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from lbq.batches.sources import Source, open_source
+from lbq.counting.analysis import Analysis
+from lbq.counting.measurement import Measurement as Measurement
+from lbq.counting.tally import Tallies
+from lbq.data.testset import check_limit
+from lbq.deploy.lowering.lower import lower
+from lbq.measuring.observer import Observer
+from lbq.neuron.base import unchanging
+from lbq.neuron.recorder import record_levels
+from lbq.runs import run_folder
+from lbq.training import evaluation
+
+TOGETHER = 16  # images whose membranes a CPU looks at together; a GPU takes a whole batch, for few launches
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One batch through a network: its inputs `[B, ...]` or `[T, B, ...]`, labels, logits, and every layer's levels."""
+
+    x: torch.Tensor
+    labels: NDArray[np.int64]
+    logits: NDArray[np.float64]
+    levels: dict[str, NDArray[np.integer[Any]]]
+
+
+@torch.no_grad()
+def passes(net: nn.Module, source: Source) -> Iterator[Pass]:
+    """The test part of `source` through `net` in evaluation mode and in its own precision, batch by batch."""
+    parameter = next(net.parameters())
+    for x, labels in source.eval_batches("test"):
+        with record_levels(net) as levels, evaluation.evaluating(net):
+            logits = net(x.to(parameter))
+        yield Pass(x, labels.cpu().numpy(), logits.double().cpu().numpy(), levels)
+
+
+@torch.no_grad()
+def measure(
+    net: nn.Module,
+    source: Source,
+    *,
+    membranes: int = 0,
+    limit: int | None = None,
+    precision: torch.dtype | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> Measurement:
+    """Accuracy on the test part and, for a spiking network, its level tallies there; counts and histograms follow.
+
+    membranes: run every n-th image once more and look at its membranes; 0: none. limit: of images.
+    precision: to compute in on a GPU, other than the network's own.
+    """
+    check_limit(limit)
+    graph = lower(net, source.shape, static=source.static, weights=False)
+    spiking = bool(graph.layers) and all(layer.neuron is not None for layer in graph.layers)
+    tallies = Tallies(graph) if spiking else None
+    observer = None if tallies is None else Observer(tallies)
+    device = next(net.parameters()).device
+    images, along = 0, 0 if source.static else 1
+    correct = torch.zeros((), dtype=torch.int64, device=device)
+    cast = torch.autocast(device.type, dtype=precision) if precision and device.type == "cuda" else nullcontext()
+    sample: list[torch.Tensor] = []  # images whose membranes are still to be seen
+
+    def look_inside(least: int) -> None:
+        if observer is not None and sum(part.shape[along] for part in sample) >= least:
+            with observer.looking_inside(net):
+                net(torch.cat(sample, along))
+            sample.clear()
+
+    counting = observer.counting(net) if observer else nullcontext()
+    with evaluation.evaluating(net), unchanging(net), cast, counting:
+        for x, labels in _batches(net, source, limit):
+            correct += (net(x).argmax(1) == labels).sum()
+            if observer is not None and membranes:
+                chosen = slice(-images % membranes, None, membranes)
+                sample.append((x[chosen] if source.static else x[:, chosen]).clone())
+                look_inside(len(labels) if x.is_cuda else TOGETHER)
+            images += len(labels)
+            if progress is not None:
+                progress(len(labels))
+        look_inside(1)
+    if observer is not None:
+        observer.finish(images)
+    return Measurement(
+        graph,
+        images,
+        100 * int(correct) / images,
+        tallies,
+        images == source.test_size,
+        observer.membranes if observer else {},
+        observer.traces if observer else (),
+    )
+
+
+def _batches(net: nn.Module, source: Source, limit: int | None) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """The first `limit` images of the test part and their labels, as the network takes them and where it lies."""
+    parameter, images = next(net.parameters()), 0
+    for x, labels in source.eval_batches("test"):
+        if limit is not None and images + len(labels) > limit:
+            labels = labels[: limit - images]
+            x = x[: len(labels)] if source.static else x[:, : len(labels)]
+        x = x.to(parameter)
+        if x.dim() == 4 and x.is_cuda:
+            x = x.contiguous(memory_format=torch.channels_last)
+        yield x, labels.to(parameter.device)
+        images += len(labels)
+        if images == limit:
+            break
+
+
+def measure_run(
+    run: Path | str,
+    device: torch.device | str = "cpu",
+    changes: Iterable[str] = (),
+    membranes: int = 0,
+    limit: int | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> Measurement:
+    """The network of a run folder on the test images of the dataset it was trained on, on a GPU in the run's precision."""
+    config = run_folder.load_config(run, changes)
+    net = run_folder.load(run).to(device)
+    if torch.device(device).type == "cuda":
+        net = net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return measure(
+        net,
+        open_source(config, device),
+        membranes=membranes,
+        limit=limit,
+        precision=evaluation.PRECISIONS[config.train.precision],
+        progress=progress,
+    )
+
+
+def analyze_run(
+    run: Path | str,
+    device: torch.device | str = "cpu",
+    changes: Iterable[str] = (),
+    membranes: int = 32,
+    limit: int | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> Analysis:
+    """The analysis of a run folder."""
+    from lbq.runs.records import facts_of
+
+    measured = measure_run(run, device, changes, membranes, limit, progress)
+    return measured.analysis({"kind": "run", **facts_of(run)}, evaluation.neuron_tails(run_folder.load(run)))

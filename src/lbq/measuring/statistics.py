@@ -1,0 +1,311 @@
+"""What the neurons of any network do, whether or not it can be deployed: `lbq.statistics(net, batches)`.
+
+Neurons are watched while the network runs, on its own device. Convolutions and linear layers are counted where what they read
+is a neuron's output as it is, which is known by the memory that it lies in; all others are named, and not guessed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from itertools import product
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from lbq.counting.analysis import Analysis, LayerAnalysis
+from lbq.counting.operations import Count, activity_of, saved, worths
+from lbq.deploy.lowering.faithful import inside
+from lbq.errors import LbqError
+from lbq.kernels import counting
+from lbq.kernels.gpu.layout import is_dense
+from lbq.kernels.reference import BurstState, compute_dtype
+from lbq.measuring.observer import scale_of, tells_levels, watching
+from lbq.neuron.base import SpikingNeuron, attached, neurons_of
+from lbq.neuron.baselines import MLF
+from lbq.training.evaluation import evaluating, neuron_tails
+
+WEIGHTED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+# what no hook sees, and whose outputs are levels, worth a scale each
+PARTS = {
+    "forward_step": (SpikingNeuron.forward_step, MLF.forward_step),
+    "forward_chunk": (SpikingNeuron.forward_chunk, MLF.forward_chunk),
+}
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """layers: the neurons that ran, in the order of their first calls. synapses: the layers that read a neuron's output as it
+    is, with their counts over all samples, rate x MACs. others: layers that also, or only, read something else, and the MACs
+    of that. idle: neurons that did not run. samples: how many there were; None where neurons saw batches of several sizes.
+
+    `print` gives tables. Products of tensors, as in attention, and functions of torch.nn.functional are not seen.
+    """
+
+    layers: tuple[LayerAnalysis, ...]
+    synapses: dict[str, Count]
+    others: dict[str, float]
+    idle: tuple[str, ...]
+    samples: int | None
+
+    def __getitem__(self, name: str) -> LayerAnalysis:
+        return {layer.name: layer for layer in self.layers}[name]
+
+    @property
+    def total(self) -> Count:
+        """Of all synapses."""
+        return sum(self.synapses.values(), Count())
+
+    @property
+    def analysis(self) -> Analysis:
+        """The neurons as `lbq analyze` gives them, for its `summary()`, `table()` and `csv()`."""
+        return Analysis(self.samples or 0, False, None, {"kind": "network"}, self.layers)
+
+    def __str__(self) -> str:
+        return "\n".join([*_neuron_lines(self), "", *_synapse_lines(self)])
+
+
+@torch.no_grad()
+def statistics(net: nn.Module, batches: Iterable[Any]) -> Statistics:
+    """How the neurons of `net` use their levels over `batches`, and what the layers that read them add up.
+
+    batches: inputs, or tuples that begin with them, such as (inputs, labels); they are taken to the network's device. It runs
+    in evaluation mode and without gradients; modes, hooks and random numbers are afterwards as they were.
+    """
+    if isinstance(batches, Tensor):
+        raise LbqError("batches must be a list or a loader of batches, got one tensor: give [inputs]")
+    while (inner := inside(net)) is not None:
+        net = inner
+    devices = {tensor.device for tensor in (*net.parameters(), *net.buffers())}
+    watch = _Watch(net)
+    unmoved = torch.random.fork_rng([d for d in devices if d.type == "cuda"])
+    with watch.watching(), evaluating(net), unmoved, _eager(net):
+        for batch in batches:
+            if isinstance(batch, Mapping):
+                raise LbqError(f"a batch must be inputs or a tuple that begins with them, got a {type(batch).__name__}")
+            x = batch[0] if isinstance(batch, tuple | list) else batch
+            net(x.to(next(iter(devices))) if isinstance(x, Tensor) and len(devices) == 1 else x)
+            watch.end_pass()
+    return watch.result()
+
+
+def _eager(net: nn.Module) -> AbstractContextManager[Any]:
+    """Run what torch.compile has compiled as it was written: compiled code does not call hooks."""
+    compiled = any("_orig_mod" in m._modules or m._compiled_call_impl is not None for m in net.modules())
+    return torch.compiler.set_stance("force_eager") if compiled else nullcontext()
+
+
+@dataclass(frozen=True)
+class _Output:
+    """What a neuron put out in one call: where it lies, and how often each magnitude is in it. Its memory is not kept."""
+
+    neuron: str
+    storage: StorageWeakRef  # which keeps the address from being given to another
+    place: tuple[Any, ...]
+    by_level: NDArray[np.int64]
+
+
+@dataclass
+class _Watch:
+    """Counts while `net` runs. In arrays of counts the last axis is the level."""
+
+    net: nn.Module
+    counts: dict[str, NDArray[np.int64]] = field(default_factory=dict)  # by neuron and timestep
+    ended: dict[int, tuple[StorageWeakRef, int]] = field(default_factory=dict)  # by states' memory, timesteps before
+    shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    synapses: dict[str, Count] = field(default_factory=dict)
+    others: dict[str, float] = field(default_factory=dict)
+    outputs: dict[int, _Output] = field(default_factory=dict)  # of this pass, by the address of their storage
+    sizes: set[int] = field(default_factory=set)  # of the batches that neurons saw in this pass
+    samples: int | None = 0
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        readers = [
+            module.register_forward_hook(self._reader(name), with_kwargs=True)
+            for name, module in self.net.named_modules()
+            if any(type(module).forward is kind.forward for kind in WEIGHTED)
+        ]
+        with attached(readers), watching(self.net, self._called), ExitStack() as stack:
+            for (name, neuron), method in product(neurons_of(self.net).items(), PARTS):
+                stack.enter_context(self._parts(method, name, neuron))
+            yield
+
+    def _called(self, name: str, neuron: SpikingNeuron, x: Tensor, output: Tensor) -> None:
+        if tells_levels(neuron):
+            self._emitted(name, neuron, output, scale_of(neuron), output)
+        else:
+            self._emitted(name, neuron, neuron.levels(x), output.new_ones((), dtype=torch.float32), output)
+
+    @contextmanager
+    def _parts(self, method: str, name: str, neuron: SpikingNeuron) -> Iterator[None]:
+        """See calls of a method for a part of a sequence, which goes on where it is given a state."""
+        if getattr(type(neuron), method) not in PARTS[method]:
+            yield
+            return
+        plain, own = getattr(neuron, method), vars(neuron).get(method)  # own: where someone has put one there
+
+        def part(x: Tensor, state: BurstState | None = None) -> tuple[Tensor, BurstState | None]:
+            exact, after = plain(x.to(compute_dtype(x)) if x.is_floating_point() else x, state)
+            output, steps = exact.to(x.dtype), exact[None] if method == "forward_step" else exact
+            begin = self._begun(state)
+            self._emitted(name, neuron, steps, scale_of(neuron), output, begin)
+            if after is not None:
+                memory = StorageWeakRef(after.v.untyped_storage())
+                self.ended[memory.cdata] = memory, begin + len(steps)
+            return output, after
+
+        setattr(neuron, method, part)
+        try:
+            yield
+        finally:
+            delattr(neuron, method)
+            if own is not None:
+                setattr(neuron, method, own)
+
+    def _begun(self, state: BurstState | None) -> int:
+        """The timesteps before a state that a part gave, which is not looked up again; 0 where it is another."""
+        return 0 if state is None else self.ended.pop(state.v.untyped_storage()._cdata, (None, 0))[1]
+
+    def _emitted(
+        self, name: str, neuron: SpikingNeuron, x: Tensor, scale: Tensor, output: Tensor, begin: int = 0
+    ) -> None:
+        """x: `[T, B, ...]` from timestep `begin` on, worth `scale` a level; output: the tensor that others may read."""
+        if x.isnan().any():
+            raise LbqError(f"neuron {name!r} puts out NaN, which has no level: look at its inputs and its weights")
+        found = _by_timestep(x, scale, neuron.n_max)
+        self.counts[name] = _added(self.counts.get(name, found[:0]), found, begin)
+        self.shapes[name] = tuple(x.shape[2:])
+        self.sizes.add(x.shape[1])
+        storage = StorageWeakRef(output.untyped_storage())
+        self.outputs[storage.cdata] = _Output(name, storage, _place(output), found.sum(0))
+
+    def _reader(self, name: str) -> Callable[..., None]:
+        def read(module: nn.Linear, inputs: tuple[Tensor, ...], named: dict[str, Tensor], output: Tensor) -> None:
+            x = inputs[0] if inputs else named["input"]
+            macs = float(output.numel() * module.weight[0].numel())
+            found = self.outputs.get(x.untyped_storage()._cdata)
+            if found is None or found.place != _place(x):
+                self.others[name] = self.others.get(name, 0.0) + macs
+            else:
+                self.synapses[name] = self.synapses.get(name, Count()) + _count(found.by_level, macs)
+
+        return read
+
+    def end_pass(self) -> None:
+        """After each batch: its memory may be used again, and it had one size, or it is not known."""
+        known = self.samples is not None and len(self.sizes) == 1
+        self.samples = (self.samples or 0) + next(iter(self.sizes)) if known else None
+        self.outputs.clear()
+        self.sizes.clear()
+
+    def result(self) -> Statistics:
+        neurons, tails = neurons_of(self.net), neuron_tails(self.net)
+        if not self.counts:
+            raise LbqError("no neuron of lbq.neuron ran: give a network that has some, and at least one batch")
+        layers = []
+        for name, levels in self.counts.items():
+            step = neurons[name].step.double()
+            ends = (float(step.min()), float(step.max())) if step.numel() > 1 else None
+            shape, n_max = self.shapes[name], neurons[name].n_max
+            layers.append(LayerAnalysis(name, shape, n_max, float(step.mean()), ends, tails.get(name), levels))
+        idle = tuple(name for name in neurons if name not in self.counts)
+        return Statistics(tuple(layers), self.synapses, self.others, idle, self.samples)
+
+
+def _by_timestep(x: Tensor, scale: Tensor, n_max: int) -> NDArray[np.int64]:
+    """How often each magnitude 0..n_max of x / scale occurs at each timestep of `x` [T, B, ...]."""
+    while x.dim() < 5:
+        x = x.unsqueeze(-1)
+    x = x.flatten(4)
+    counts = torch.zeros(len(x), math.prod(x.shape[3:]), n_max + 1, dtype=torch.int64, device=x.device)
+    counting.tally(x, scale, counts)
+    found: NDArray[np.int64] = counts.sum(1).cpu().numpy()
+    found[:, 0] = math.prod(x.shape[1:]) - found[:, 1:].sum(1)
+    return found
+
+
+def _added(counts: NDArray[np.int64], found: NDArray[np.int64], begin: int) -> NDArray[np.int64]:
+    """Counts by timestep with those that were found from timestep `begin` on, filled up where they end before."""
+    end = begin + len(found)
+    out = np.zeros((max(len(counts), end), counts.shape[1]), np.int64)
+    out[: len(counts)] = counts
+    out[begin:end] += found
+    return out
+
+
+def _count(by_level: NDArray[np.int64], macs: float) -> Count:
+    """Of a layer with so many MACs: each as much as the mean over what it reads."""
+    shares = by_level / max(int(by_level.sum()), 1)
+    return Count(
+        macs=macs, **{kind: float(shares @ worth) * macs for kind, worth in worths(np.arange(len(shares))).items()}
+    )
+
+
+def _place(x: Tensor) -> tuple[Any, ...]:
+    """The same for two views of one storage where they have the same values, each once, in whatever order.
+
+    The version goes up with every change in place; tensors of inference mode have none, and equal nothing.
+    """
+    version = object() if x.is_inference() else x._version
+    return x.storage_offset(), x.numel(), x.dtype, is_dense(x.shape, x.stride()), version
+
+
+# As text
+# -------------------------------------------------------------------------------------------------------------
+
+
+def _neuron_lines(found: Statistics) -> list[str]:
+    few = max(layer.n_max for layer in found.layers) <= 10
+    rows = [("neuron", "step", "active", "entropy", "mean popcount", "P(k | k > 0) %" if few else "P(k = 1 | k > 0) %")]
+    for layer in found.layers:
+        h = layer.histogram
+        shown = h.conditional if few else h.conditional[:1]
+        rows.append(
+            (
+                layer.name,
+                f"{layer.step:.4f}",
+                f"{h.active_ratio:.3f}",
+                f"{h.normalised_entropy:.3f}",
+                f"{activity_of(layer.levels).mean_popcount:.3f}",
+                " ".join(f"{100 * p:4.1f}" for p in shown),
+            )
+        )
+    summary = found.analysis.summary()
+    means = (
+        f"means over neurons: active ratio {summary['active_ratio']:.3f}, normalised burst entropy "
+        f"{summary['normalised_entropy']:.3f}, P(k = 1 | k > 0) {100 * summary['first_level']:.1f} %"
+    )
+    return [*_aligned(rows), means, *([f"did not run: {', '.join(found.idle)}"] if found.idle else [])]
+
+
+def _synapse_lines(found: Statistics) -> list[str]:
+    each = found.samples or 1
+    lines = []
+    if found.synapses:
+        rows: list[tuple[str, ...]] = [("reads a neuron's output", "MACs", "unary", "bit-sparse", "saved %")]
+        for name, count in {**found.synapses, "total": found.total}.items():
+            numbers = (f"{value / each:,.0f}" for value in (count.macs, count.unary, count.bit_sparse))
+            rows.append((name, *numbers, f"{saved(count.bit_sparse, count.unary):.1f}"))
+        over = f"of a sample, mean over {found.samples:,}" if found.samples else "of all samples"
+        lines += [*_aligned(rows), f"accumulations {over}, as rate x MACs"]
+    if found.others:
+        named = ", ".join(f"{name} ({macs / each:,.0f} MACs)" for name, macs in found.others.items())
+        lines.append(f"not counted, for they read something else: {named}")
+    return lines
+
+
+def _aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    """Rows of text as columns, the first to the left and the others to the right, with a line under the first row."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = [
+        "  ".join([row[0].ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(row[1:], widths[1:], strict=True))])
+        for row in rows
+    ]
+    return [lines[0], "-" * len(lines[0]), *lines[1:]]

@@ -1,0 +1,168 @@
+/* What the native library's files share: instruction sets, the thread pool, and the library's C face.
+ *
+ * Every numeric kernel is a template that is compiled once for each instruction set (see isa.h); the functions
+ * declared here look at the running CPU and call the widest. All paths and all numbers of threads give the same bytes.
+ */
+#ifndef LBQ_NATIVE_H
+#define LBQ_NATIVE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#if defined(__BYTE_ORDER__) && __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "the kernels read bytes in little-endian order; without them lbq runs in NumPy and PyTorch"
+#endif
+
+#if defined(__x86_64__) || defined(__i386__)
+#define LBQ_X86 1
+#endif
+#if defined(__aarch64__)
+#define LBQ_ARM 1
+#endif
+
+#define LBQ_EXPORT __attribute__((visibility("default")))
+
+enum lbq_isa { LBQ_PORTABLE = 0, LBQ_AVX2 = 1, LBQ_AVX512 = 2, LBQ_NEON = 3 };
+
+/* Bits of `lbq_features`: which instruction paths this CPU can run, and what they may use besides. */
+enum lbq_feature {
+    LBQ_HAS_AVX2 = 1 << LBQ_AVX2,
+    LBQ_HAS_AVX512 = 1 << LBQ_AVX512,
+    LBQ_HAS_NEON = 1 << LBQ_NEON,
+    LBQ_HAS_VNNI = 1 << 8,
+    LBQ_HAS_DOTPROD = 1 << 9,
+    LBQ_HAS_COMPRESS = 1 << 10,
+    LBQ_HAS_AMX = 1 << 11,
+};
+
+/* Run `work(context, unit)` for every unit in 0..units-1 on at most `threads` threads, the caller's included.
+ * Which thread runs which unit is not fixed, so a unit writes only what belongs to it. */
+typedef void (*lbq_work)(void *context, int64_t unit);
+void lbq_parallel(int threads, int64_t units, lbq_work work, void *context);
+
+/* C face, used through ctypes by src/lbq/native/__init__.py and its callers. */
+LBQ_EXPORT const char *lbq_source_hash(void);
+LBQ_EXPORT int32_t lbq_features(void);
+
+/* One call of the burst neuron over a whole sequence; mirrored by src/lbq/kernels/cpu.py.
+ *
+ * A timestep is a dense slab of outer * channels * inner floats; element i belongs to channel (i / inner) % channels.
+ * x may step by any distance between timesteps (0: the same slab at every timestep); everything else is contiguous. */
+struct lbq_burst {
+    int64_t timesteps, outer, channels, inner, x_time;
+    const float *x, *step, *scale; /* step and scale: [channels]; scale NULL: a level is worth the step */
+    float *out;                    /* forward: [T, slab]; backward: gradient of x, or NULL */
+    const float *grad;             /* backward: [T, slab] */
+    float *by_step, *by_scale;     /* backward: gradients, [channels] */
+    float *by_scalars;             /* backward: [4], of tail, leak, alpha, gain */
+    const float *v, *pending;      /* the state before, [slab]; v NULL: at rest; pending NULL: nothing is */
+    float *v_after;                /* forward: the state after, [slab], or NULL */
+    float *pending_after;
+    float tail, leak, alpha, gain;
+    int32_t n_max, rounding, reset, surrogate;
+    int32_t decay_reset, reset_grad, detach_state, need_tail, need_scalars;
+    int32_t threads, isa;
+};
+
+/* Both return 0, or 1 where memory ran out. */
+LBQ_EXPORT int lbq_burst_forward(const struct lbq_burst *call);
+LBQ_EXPORT int lbq_burst_backward(const struct lbq_burst *call);
+/* exp of n non-positive floats as the surrogates' tails compute it, for tests. */
+LBQ_EXPORT int lbq_exp(const float *x, float *out, int64_t n, int32_t isa);
+
+/* A convolution of 8-bit levels with integer weights, int32 currents; mirrored by src/lbq/engine/convolution.py.
+ *
+ * levels [batch, height, width, inputs], uint8, or int8 where is_signed; out [batch, out_height, out_width, outputs].
+ * A weight row is what one input contributes to all outputs through one tap: row (ky * kw + kx) * inputs + c. Rows are
+ * cut into blocks of `block` outputs (64 or 128), the last one filled with zeros. */
+struct lbq_conv {
+    int64_t batch, height, width, inputs, out_height, out_width, outputs;
+    int64_t kh, kw, stride_y, stride_x, pad_y, pad_x, block;
+    const uint8_t *levels;
+    int32_t *out;
+    const uint8_t *bytes;    /* int8 weights + bias: [blocks, rows + 1, block], the last row 0; see conv.h for the order */
+    const int16_t *words;    /* the weights: [blocks, rows, block], where a method adds in 32 bits */
+    const int32_t *shifted;  /* weights << k: [planes, blocks, rows, block], where they are shifted beforehand */
+    const int8_t *quads;     /* dense, 8 bits: [outputs / 64, taps, inputs / 4, 64, 4] */
+    const int16_t *pairs;    /* dense, 16 bits: [outputs / 16, taps, inputs / 2, 16, 2] */
+    const int8_t *tiles;     /* dense, 8 bits, matrix unit: [outputs / 16, taps, inputs / 64, 16, 16, 4] */
+    const int32_t *totals;   /* quads, signed levels: sum of each output's weights, [outputs] */
+    int64_t *counts;         /* accumulations, formations, shifted accumulations, active inputs */
+    int32_t bias, range;     /* of bytes, which lie in 0..range */
+    int32_t planes, largest, is_signed, method, backend, isa;
+};
+enum { LBQ_BITPLANE, LBQ_DENSE, LBQ_LEVEL };
+enum { LBQ_HORNER, LBQ_PRESHIFTED, LBQ_FUSED, LBQ_EXPLICIT };
+int lbq_conv(const struct lbq_conv *call, int threads); /* 0, or 1 where memory ran out */
+
+/* A layer of integer neurons over a sequence; mirrored by src/lbq/engine/steps.py and defined there.
+ * Arrays are [T * batch, sites, channels], bias [channels] or [sites, channels], thresholds [n_max, channels]. */
+struct lbq_neuron {
+    int64_t timesteps, batch, sites, channels, n_max, identities;
+    const int32_t *currents; /* NULL: none */
+    const int32_t *bias, *thresholds, *reset;
+    const int32_t *const *identity_weights; /* [identities] of [channels] */
+    const uint8_t *const *identity_levels;  /* [identities] of [T * batch, sites, channels] */
+    uint8_t *levels;
+    int64_t *counts; /* levels that are not zero, set bits of their magnitudes */
+    const int32_t *identity_signed;
+    int32_t *membranes; /* U, or NULL */
+    int32_t is_static, bias_map, fraction, leak_m, leak_k, reset_kind, decay_reset, is_signed, isa;
+};
+void lbq_neuron(const struct lbq_neuron *call, int threads);
+
+/* The small steps between them; mirrored by src/lbq/engine/steps.py. */
+struct lbq_add { /* out[i] += more[i % period] */
+    int64_t size, period;
+    int32_t *out;
+    const int32_t *more;
+};
+struct lbq_pool { /* levels [batch, height, width, channels] to the largest or the sums of windows */
+    int64_t batch, height, width, channels, out_height, out_width, kh, kw, stride_y, stride_x, pad_y, pad_x;
+    const uint8_t *levels;
+    uint8_t *bytes; /* [batch, out_height, out_width, channels], or */
+    int32_t *wide;  /* sums that need more than 8 bits */
+    int32_t is_signed, is_sum;
+};
+struct lbq_readout { /* logits [batch, classes] = bias (or what they are, where that is NULL) + weights x summed levels */
+    int64_t timesteps, batch, features, classes, planes; /* planes: accumulators for each class, see steps.c */
+    const uint8_t *levels;  /* [T, batch, features], or */
+    const int32_t *sums;    /* the same where they need more than 8 bits */
+    const int64_t *weights; /* [features, classes] */
+    const int64_t *bias;
+    int64_t *logits;
+    int64_t *counts; /* as those of a convolution */
+    int32_t is_signed;
+};
+
+/* Steps one after the other; returns 1 where memory ran out, else 0. */
+enum { LBQ_STEP_CONV, LBQ_STEP_NEURON, LBQ_STEP_ADD, LBQ_STEP_POOL, LBQ_STEP_READOUT };
+struct lbq_step {
+    int64_t kind;
+    const void *call;
+};
+LBQ_EXPORT int lbq_steps(const struct lbq_step *steps, int64_t n, int32_t threads);
+
+/* How often each magnitude occurs at each site, over images and channels; mirrored by src/lbq/engine/steps.py.
+ * levels [T, batch, sites, channels]; counts [T, sites, n_max + 1], to which it is added. Not 0 where a level exceeded
+ * n_max; the counts are then not to be used. */
+struct lbq_tally {
+    int64_t timesteps, batch, sites, channels, n_max;
+    const uint8_t *levels;
+    int64_t *counts;
+    int32_t is_signed, isa;
+};
+LBQ_EXPORT int lbq_tally(const struct lbq_tally *call);
+
+/* How many of the values [n, channels], divided by their channel's step, lie in each bin: `width` wide, from `low` on; the
+ * first and the last also hold what lies beyond. */
+struct lbq_histogram {
+    int64_t n, channels, bins;
+    const int32_t *values;
+    const double *step; /* [channels] */
+    int64_t *counts;    /* [bins] */
+    double low, width;
+};
+LBQ_EXPORT void lbq_histogram(const struct lbq_histogram *call);
+
+#endif

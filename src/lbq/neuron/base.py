@@ -1,0 +1,419 @@
+"""What every spiking neuron module shares: its membrane, its checks, and the faces `forward`, `levels`, `forward_chunk`,
+`forward_step`.
+
+A neuron maps `[T, B, ...]` to scaled outputs of the same shape, from a zero state, and keeps nothing between calls.
+Use by chunks and step by step passes the state explicitly.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from numbers import Integral, Real
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from lbq.graph import NeuronSpec
+from lbq.kernels import surrogate as surrogates
+from lbq.kernels.dispatch import burst, burst_chunk, fuses_norm, kernel_for, norm_burst
+from lbq.kernels.reference import BurstState, Constants, Rule, burst_levels, burst_step, compute_dtype, transformed
+
+MembraneKind = Literal["lif", "if", "plif"]
+LEARNED = {"eta": "tail"}  # parameters whose option has another name
+
+
+def check_count(name: str, value: Any, least: int = 1) -> int:
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
+        raise ValueError(f"{name} must be an integer >= {least}, got {value!r}")
+    return int(value)
+
+
+def check_flag(name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError(f"{name} must be True or False, got {value!r}")
+    return value
+
+
+def check_positive(name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, Real) or not 0 < float(value) <= torch.finfo(torch.float32).max:
+        raise ValueError(f"{name} must be a positive finite number (of float32), got {value!r}")
+    return float(value)
+
+
+def check_unit(name: str, value: Any, open_ends: bool = False) -> float:
+    """A number in [0, 1], or strictly between where `open_ends`."""
+    ok = not isinstance(value, bool) and isinstance(value, Real)
+    if not ok or not (0 < value < 1 if open_ends else 0 <= value <= 1):
+        interval = "strictly between 0 and 1" if open_ends else "in [0, 1]"
+        raise ValueError(f"{name} must be a number {interval}, got {value!r}")
+    return float(value)
+
+
+def check_choice(name: str, value: Any, known: tuple[str, ...]) -> str:
+    if value not in known:
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, known))}, got {value!r}")
+    return str(value)
+
+
+def logit(p: float) -> float:
+    return math.log(p / (1 - p))
+
+
+class _UnitInterval(torch.autograd.Function):
+    """Clamp to [0, 1] whose gradient vanishes only where a descent step would leave the interval further.
+
+    A plain clamp would freeze a parameter for good once the optimiser has stepped over an end.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor) -> Tensor:
+        ctx.save_for_backward(value)
+        return value.clamp(0, 1)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        (grad,) = grads
+        (value,) = ctx.saved_tensors
+        return torch.where(((value < 0) & (grad > 0)) | ((value > 1) & (grad < 0)), torch.zeros_like(grad), grad)
+
+
+def unit_interval(value: Tensor) -> Tensor:
+    """`value` clamped to [0, 1]; under torch.func its gradient passes beyond the ends both ways."""
+    if transformed():
+        return value.detach().clamp(0, 1) + (value - value.detach())
+    out: Tensor = _UnitInterval.apply(value)  # type: ignore[no-untyped-call]
+    return out
+
+
+def register_number(module: nn.Module, name: str, value: Tensor, learned: bool) -> None:
+    """A parameter where learned, else a buffer under the same name: its value is in every state_dict."""
+    if check_flag(f"learn_{LEARNED.get(name, name)}", learned):
+        module.register_parameter(name, nn.Parameter(value))
+    else:
+        module.register_buffer(name, value)
+
+
+def check_alone(residual: Tensor | None, timesteps: int | None) -> None:
+    """Refuse what only a neuron that computes BatchNorm too would look at."""
+    if residual is not None or timesteps is not None:
+        raise ValueError(
+            "norm must be given with residual and timesteps: add the one and show the other yourself, or use fire"
+        )
+
+
+def only_outputs(hook: Callable[..., None]) -> Callable[..., None]:
+    """Mark a forward hook that looks at outputs alone: BatchNorm may then run in one pass with what it watches."""
+    hook.only_outputs = True  # type: ignore[attr-defined]
+    return hook
+
+
+def attached(handles: Iterable[RemovableHandle]) -> ExitStack:
+    """A context at whose end these hooks are removed."""
+    stack = ExitStack()
+    for handle in handles:
+        stack.enter_context(handle)
+    return stack
+
+
+def received(inputs: tuple[Tensor, ...], named: Mapping[str, Tensor]) -> Tensor:
+    """What a neuron was called with, as its hooks see it."""
+    return inputs[0] if inputs else named["x"]
+
+
+def before_each(
+    neurons: Mapping[str, SpikingNeuron], told: Callable[[str, SpikingNeuron, Tensor], None]
+) -> list[RemovableHandle]:
+    """Have `told` called before each of these neurons runs, with its name, itself and its currents."""
+
+    def hook(name: str) -> Any:
+        return lambda neuron, inputs, named: told(name, neuron, received(inputs, named))
+
+    return [neuron.register_forward_pre_hook(hook(name), with_kwargs=True) for name, neuron in neurons.items()]
+
+
+def is_watched(module: nn.Module) -> bool:
+    """Whether a hook may look at what a module receives, or at its gradient, which no pass together with BatchNorm shows."""
+    hooks = module._forward_pre_hooks or module._backward_pre_hooks or module._backward_hooks
+    return bool(hooks) or not all(hasattr(hook, "only_outputs") for hook in module._forward_hooks.values())
+
+
+class SpikingNeuron(nn.Module, ABC):
+    """Base of all spiking neurons. Subclasses give a `rule` and the `step`; the base owns membrane and surrogate.
+
+    membrane: `lif` leaks by `beta`; `if` does not leak (beta is ignored); `plif` is the parametric LIF,
+        U = (1 - k) V + k x with k = sigmoid(`decay_logit`) learned, started at k = 1 - beta.
+    """
+
+    rule: Rule
+    alpha: Tensor
+    beta: Tensor
+    eta: Tensor
+    kept: dict[Any, Constants] | None = None  # constants, while `unchanging` is entered
+
+    def __init__(
+        self,
+        *,
+        surrogate: str,
+        membrane: MembraneKind,
+        beta: float,
+        alpha: float,
+        learn_beta: bool = False,
+        learn_alpha: bool = False,
+        tail: float = surrogates.BOX_ET_TAIL,
+        learn_tail: bool = True,
+    ) -> None:
+        super().__init__()
+        self.membrane = check_choice("membrane", membrane, ("lif", "if", "plif"))
+        self.surrogate = surrogates.get(surrogate)
+        beta = check_unit("beta", beta, open_ends=membrane == "plif")
+        alpha = check_unit("alpha", alpha)
+        if learn_beta and membrane != "lif":
+            raise ValueError(f"learn_beta needs membrane='lif', got membrane={membrane!r}")
+
+        if membrane == "plif":
+            self.decay_logit = nn.Parameter(torch.tensor(logit(1 - beta)))
+        elif membrane == "lif":
+            register_number(self, "beta", torch.tensor(beta), learn_beta)
+        register_number(self, "alpha", torch.tensor(alpha), learn_alpha)
+        eta, learn_tail = logit(check_unit("tail", tail, open_ends=True)), check_flag("learn_tail", learn_tail)
+        if self.surrogate.tail is not None:
+            register_number(self, "eta", torch.tensor(eta), learn_tail and self.surrogate.tail == "learned")
+
+    @property
+    @abstractmethod
+    def step(self) -> Tensor:
+        """The distance between neighbouring thresholds, differentiable where learned."""
+
+    @property
+    def scale(self) -> Tensor | None:
+        """What a level is worth in the output; None where that is the step."""
+        return None
+
+    @property
+    def thresholds(self) -> Tensor | None:
+        return None
+
+    @property
+    def n_max(self) -> int:
+        return self.rule.n_max
+
+    @property
+    def signed(self) -> bool:
+        return self.rule.signed
+
+    @property
+    def tail(self) -> Tensor:
+        """The coefficient lambda of the surrogate's tails; 0 where it has none."""
+        if self.surrogate.tail is None:
+            return self.alpha.new_zeros(())
+        return torch.sigmoid(self.eta)
+
+    @property
+    def leak(self) -> Tensor | float:
+        if self.membrane == "plif":
+            return 1 - torch.sigmoid(self.decay_logit)
+        return self._within("beta") if self.membrane == "lif" else 1.0
+
+    def _within(self, name: str) -> Tensor:
+        """A learned number kept in [0, 1], also while it is frozen; one that is not learned was checked when it was given."""
+        value: Tensor = getattr(self, name)
+        return unit_interval(value) if value.requires_grad or name not in self._buffers else value
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        """What another network learned counts within [0, 1] there, and so it does where it is not learned."""
+        for name in {"beta", "alpha"} & self._buffers.keys():
+            if isinstance(value := state_dict.get(prefix + name), Tensor):
+                state_dict[prefix + name] = value.clamp(0, 1)
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+    @property
+    def gain(self) -> Tensor | float:
+        return torch.sigmoid(self.decay_logit) if self.membrane == "plif" else 1.0
+
+    def constants(self, x: Tensor) -> Constants:
+        """The layer's numbers in the arithmetic's dtype, shaped for one timestep of `x` [T, B, ...]."""
+        if self.kept is None:
+            return self._constants(x)
+        kind = (x.dtype, x.dim())
+        if kind not in self.kept:
+            self.kept[kind] = self._constants(x)
+        return self.kept[kind]
+
+    def _constants(self, x: Tensor) -> Constants:
+        dtype = compute_dtype(x)
+
+        def cast(value: Tensor | float) -> Tensor | float:
+            return value.to(dtype) if isinstance(value, Tensor) else value
+
+        def spread(value: Tensor) -> Tensor:
+            value = value.to(dtype)
+            return value.reshape(-1, *[1] * (x.dim() - 3)) if value.dim() else value
+
+        return Constants(
+            step=spread(self._scaled_step(x)),
+            tail=self.tail.to(dtype),
+            leak=cast(self.leak),
+            alpha=self._within("alpha").to(dtype),
+            gain=cast(self.gain),
+            scale=None if self.scale is None else spread(self.scale),
+            thresholds=None if self.thresholds is None else self.thresholds.to(dtype),
+        )
+
+    def _scaled_step(self, x: Tensor) -> Tensor:  # noqa: ARG002 - a subclass scales by the size of x
+        return self.step
+
+    def check_input(self, x: Tensor) -> Tensor:
+        if not isinstance(x, Tensor) or not x.is_floating_point():
+            raise TypeError(f"x must be a floating-point tensor [T, B, ...], got {_kind(x)}")
+        if x.dim() < 2:
+            raise ValueError(f"x must be [T, B, ...] with at least two dimensions, got shape {tuple(x.shape)}")
+        return x
+
+    def check_state(self, x: Tensor, state: BurstState | None) -> None:
+        """Refuse a state that does not belong before `x` [T, B, ...]."""
+        if state is None:
+            return
+        if not isinstance(state, BurstState):
+            raise TypeError(f"state must be what forward_chunk or forward_step returned, got {type(state).__name__}")
+        if state.pending is not None and not self.rule.delayed:
+            raise ValueError(f"state.pending must be None: {type(self).__name__} does not delay its reset")
+        expected = self.state_shape(x), compute_dtype(x), x.device
+        for name, value in zip(state._fields, state, strict=True):
+            if value is not None and (tuple(value.shape), value.dtype, value.device) != expected:
+                raise ValueError(
+                    f"state.{name} must be {expected[0]} {expected[1]} on {expected[2]} for this x, "
+                    f"got {tuple(value.shape)} {value.dtype} on {value.device}"
+                )
+
+    def state_shape(self, x: Tensor) -> tuple[int, ...]:
+        """Of the membranes that `x` [T, B, ...] drives."""
+        return tuple(x.shape[1:])
+
+    def forward(
+        self,
+        x: Tensor,
+        norm: nn.Module | None = None,
+        residual: Tensor | None = None,
+        timesteps: int | None = None,
+    ) -> Tensor:
+        """Scaled outputs of the whole sequence `x` [T, B, ...], from a zero state.
+
+        Where `fuses` holds, BatchNorm `norm` and the add of `residual` may be left to the neuron, which computes them in the
+        same pass; `x` is then what enters BatchNorm. With `timesteps` it is `[B, ...]`, shown that often.
+        """
+        if norm is None:
+            check_alone(residual, timesteps)
+            self.check_input(x)
+            return burst(x, self.constants(x), self.rule)
+        sequence = self.check_input(x if timesteps is None else x.unsqueeze(0).expand(timesteps, *x.shape))
+        return norm_burst(x, norm, self.constants(sequence), self.rule, residual, timesteps)  # type: ignore[arg-type]
+
+    def kernel(self, timesteps: int, dtype: torch.dtype = torch.float32) -> str:
+        """Which kernel runs its sequences of so many timesteps: the chosen one where it can, else the reference."""
+        x = torch.zeros(timesteps, 1, 1, 1, 1, dtype=dtype, device=self.alpha.device)
+        return kernel_for(x, self.constants(x), self.rule)
+
+    def fuses(self, x: Tensor, norm: nn.Module, timesteps: int) -> bool:
+        """Whether this neuron takes BatchNorm `norm` of `x` [N, C, ...] into its own pass."""
+        plain = type(self).forward is SpikingNeuron.forward and self.thresholds is None
+        return plain and not is_watched(self) and fuses_norm(x, norm, self.rule, timesteps)
+
+    def forward_step(self, x: Tensor, state: BurstState | None = None) -> tuple[Tensor, BurstState]:
+        """One timestep of current `x` [B, ...]; pass the returned state to the next call, None at the start."""
+        self.check_state(self.check_input(x[None]), state)
+        current = x.to(compute_dtype(x))
+        emission, after = burst_step(current, state, self.constants(x[None]), self.rule)
+        if after.v is current:  # whoever reads a stream into one buffer would change the membrane
+            after = after._replace(v=current.clone())
+        return emission.scaled.to(x.dtype), after
+
+    def forward_chunk(self, x: Tensor, state: BurstState | None = None) -> tuple[Tensor, BurstState | None]:
+        """Scaled outputs of the next timesteps `x` [T, B, ...] of a longer sequence, and the state after them.
+
+        `state` is what the chunk or step before returned, None at the start (and after no timestep at all). This is
+        truncated backpropagation through time: gradients stop at both ends of a chunk, for which the given state is a
+        constant; `forward` over the whole sequence has them all.
+        """
+        self.check_input(x)
+        self.check_state(x, state)
+        return burst_chunk(x, self.constants(x), self.rule, state)
+
+    @torch.no_grad()
+    def levels(self, x: Tensor) -> Tensor:
+        """Integer levels of the whole sequence `x` [T, B, ...]: uint8, int8 where signed, int32 past 255."""
+        self.check_input(x)
+        return self._as_integers(self._levels(x))
+
+    def _levels(self, x: Tensor) -> Tensor:
+        return burst_levels(x, self.constants(x), self.rule)
+
+    def _as_integers(self, level: Tensor) -> Tensor:
+        if level.isnan().any():
+            raise ValueError("x must not contain NaN: a NaN has no level")
+        if self.signed:
+            return level.to(torch.int8 if self.n_max <= 127 else torch.int32)
+        return level.to(torch.uint8 if self.n_max <= 255 else torch.int32)
+
+    def spec(self) -> NeuronSpec:
+        """This neuron as plain numbers, for deployment and accounting."""
+
+        def number(value: Tensor | float) -> float:
+            return float(value.detach()) if isinstance(value, Tensor) else value
+
+        def array(value: Tensor) -> Any:
+            return value.detach().cpu().double().numpy()
+
+        rule = self.rule
+        return NeuronSpec(
+            kind=type(self).__name__,
+            n_max=rule.n_max,
+            step=array(self.step),
+            scale=array(self.step if self.scale is None else self.scale),
+            leak=number(self.leak),
+            gain=number(self.gain),
+            alpha=number(self._within("alpha")),
+            rounding=rule.rounding,
+            reset=rule.reset,
+            decay_reset=rule.decay_reset,
+            thresholds=None if self.thresholds is None else array(self.thresholds),
+        )
+
+    def extra_repr(self) -> str:
+        def shown(value: Tensor) -> str:
+            low, high = ("?", "?") if value.is_meta else (f"{value.min():.4g}", f"{value.max():.4g}")
+            return f"[{low}..{high}]" if value.dim() else low
+
+        beta = f" beta={shown(self.beta.detach())}," if self.membrane == "lif" else ""
+        return (
+            f"n_max={self.n_max}, step={shown(self.step.detach())}, membrane={self.membrane!r},{beta} "
+            f"alpha={shown(self.alpha.detach())}, surrogate={self.surrogate.name!r}"
+        )
+
+
+def neurons_of(net: nn.Module) -> dict[str, SpikingNeuron]:
+    """The neurons of a network by name; one that goes by several names, by the first."""
+    return {name: module for name, module in net.named_modules() if isinstance(module, SpikingNeuron)}
+
+
+@contextmanager
+def unchanging(net: nn.Module) -> Iterator[None]:
+    """Without gradients, for a while in which nothing trains: neurons work out their steps and other constants once, not in
+    every forward pass, which on a GPU takes as many launches as the rest of a layer."""
+    neurons = neurons_of(net).values()
+    for neuron in neurons:
+        neuron.kept = {}
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for neuron in neurons:
+            neuron.kept = None
+
+
+def _kind(x: Any) -> str:
+    return f"dtype {x.dtype}" if isinstance(x, Tensor) else type(x).__name__

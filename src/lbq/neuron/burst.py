@@ -1,0 +1,242 @@
+"""The paper's neuron: a burst neuron whose step is learned (or fixed), and its generalisation to any ladder."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.utils.parametrize import is_parametrized
+
+from lbq.kernels import surrogate as surrogates
+from lbq.kernels.reference import Rule
+from lbq.neuron.base import MembraneKind, SpikingNeuron, check_choice, check_count, check_flag, check_positive
+
+STEP_EPS = 1e-6  # gamma = softplus(rho) + STEP_EPS
+
+
+def gamma(rho: Tensor) -> Tensor:
+    """The positive step of an unconstrained parameter: softplus(rho) + STEP_EPS."""
+    return F.softplus(rho) + STEP_EPS
+
+
+def initial_rho(step: float, channels: int | None = None) -> Tensor:
+    """rho with gamma(rho) = step: a scalar, or one for each channel."""
+    if check_positive("step", step) <= 2 * STEP_EPS:
+        raise ValueError(f"step must be larger than {2 * STEP_EPS:g}, got {step!r}")
+    y = step - STEP_EPS
+    rho = torch.tensor(y + math.log(-math.expm1(-y)))
+    return rho if channels is None else rho.repeat(check_count("channels", channels))
+
+
+def rho_of(step: Tensor) -> Tensor:
+    """The inverse of `gamma`, of any shape."""
+    y = step.detach().double() - STEP_EPS
+    return (y + torch.log(-torch.expm1(-y))).to(step.dtype)
+
+
+def register_step(module: nn.Module, step: float, learned: bool, channels: int | None = None) -> None:
+    """A learned step as the parameter `rho`; a fixed one, exactly as given, as the buffer `fixed_step`."""
+    rho = initial_rho(step, channels)
+    if check_flag("learn_step", learned):
+        module.register_parameter("rho", nn.Parameter(rho))
+    else:
+        module.register_buffer("fixed_step", torch.full_like(rho, float(step)))
+
+
+def step_of(module: nn.Module) -> Tensor:
+    """The step that `register_step` gave the module."""
+    fixed = getattr(module, "fixed_step", None)
+    return gamma(module.rho) if fixed is None else fixed  # type: ignore[arg-type]
+
+
+@torch.no_grad()
+def set_step(module: nn.Module, step: Tensor) -> None:
+    """Change what `register_step` gave: to one number, or one for each channel."""
+    fixed = getattr(module, "fixed_step", None)
+    if fixed is not None:
+        fixed.copy_(step)
+    elif is_parametrized(module, "rho"):  # computed from others: reading gives a copy
+        module.rho = rho_of(step).to(module.rho)  # type: ignore[arg-type]
+    else:
+        module.rho.copy_(rho_of(step))  # type: ignore[operator]
+
+
+def lsq_scaled(step: Tensor, x: Tensor, n_max: int) -> Tensor:
+    """`step` with its gradient scaled by 1 / sqrt(features that share it * n_max), for `x` [T, B, ...] (LSQ)."""
+    features = max(math.prod(x.shape[2:]) // step.numel(), 1)
+    return step.detach() + 1 / math.sqrt(features * n_max) * (step - step.detach())
+
+
+class SteppedNeuron(SpikingNeuron):
+    """A neuron with a positive step, gamma = softplus(rho) + 1e-6 learned or fixed, per layer or per channel."""
+
+    rho: Tensor
+
+    def __init__(
+        self,
+        *,
+        step: float,
+        learn_step: bool,
+        channels: int | None,
+        step_gradient: Literal["sum", "lsq"],
+        **membrane: Any,
+    ) -> None:
+        super().__init__(**membrane)
+        register_step(self, step, learn_step, channels)
+        self.channels = channels
+        self.step_gradient = check_choice("step_gradient", step_gradient, ("sum", "lsq"))
+
+    @property
+    def step(self) -> Tensor:
+        """gamma: a scalar, or `[channels]`."""
+        return step_of(self)
+
+    @step.setter
+    def step(self, value: float | Tensor) -> None:
+        """One number, or one for each channel."""
+        given = torch.as_tensor(value, dtype=torch.float64, device="cpu").detach()
+        least, most = 2 * STEP_EPS, torch.finfo(torch.float32).max
+        if given.shape not in ((), self.step.shape) or not ((given > least) & (given < most)).all():
+            raise ValueError(
+                f"step must be larger than {least:g} and finite, one number or as many as there are channels, got {value!r}"
+            )
+        set_step(self, given.expand(self.step.shape))
+
+    @property
+    def learn_step(self) -> bool:
+        return "fixed_step" not in self._buffers
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        """A learned step may be loaded as a fixed one, and the other way round."""
+        rho, fixed = f"{prefix}rho", f"{prefix}fixed_step"
+        if not self.learn_step and rho in state_dict and fixed not in state_dict:
+            state_dict[fixed] = gamma(state_dict.pop(rho).detach())
+        elif self.learn_step and fixed in state_dict and rho not in state_dict:
+            state_dict[rho] = rho_of(state_dict.pop(fixed))
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+    def _scaled_step(self, x: Tensor) -> Tensor:
+        return self.step if self.step_gradient == "sum" else lsq_scaled(self.step, x, self.n_max)
+
+    def check_input(self, x: Tensor) -> Tensor:
+        super().check_input(x)
+        channels = self.channels
+        if channels is not None and (x.dim() < 3 or x.shape[2] != channels):
+            raise ValueError(
+                f"x must be [T, B, {channels}, ...] for channels={channels}, got {tuple(x.shape)}: of tokens [T, B, N, D], "
+                "neuron(x.movedim(-1, 2)).movedim(2, -1)"
+            )
+        return x
+
+
+class BurstNeuron(SteppedNeuron):
+    """Burst neuron with integer levels 0..n_max and a learned step (Eqs. lbq_fire to scale_grad_middle).
+
+    Maps currents `[T, B, ...]` to gamma * S, starts every call from a zero state and keeps nothing.
+
+    Args:
+        n_max: highest level, >= 1.
+        step: initial step gamma; default 2 / n_max (0.4 at 5).
+        learn_step: False makes it the fixed-step burst neuron (Eq. fixed_burst_quantizer).
+        beta, alpha: membrane decay and reset factor, in [0, 1].
+        surrogate: a name in `lbq.kernels.surrogate.SURROGATES`.
+        tail: initial coefficient lambda = sigmoid(eta) of the surrogate's tails; `learn_tail` trains it.
+        membrane: `lif`, `if` or `plif`.
+        channels: give one step to each of that many channels (dimension 2 of the input) instead of one per layer. Where they
+            stand last, as in tokens [T, B, N, D], move them: `neuron(x.movedim(-1, 2)).movedim(2, -1)`.
+        learn_beta, learn_alpha: train them, kept in [0, 1].
+        reset_grad: let gradients reach gamma and alpha through the reset.
+        step_gradient: `sum` as the paper, or `lsq`: scaled by 1 / sqrt(features * n_max).
+    """
+
+    def __init__(
+        self,
+        n_max: int = 5,
+        step: float | None = None,
+        learn_step: bool = True,
+        beta: float = 0.5,
+        alpha: float = 1.0,
+        surrogate: str = "relsg_et",
+        *,
+        tail: float = surrogates.BOX_ET_TAIL,
+        learn_tail: bool = True,
+        membrane: MembraneKind = "lif",
+        channels: int | None = None,
+        learn_beta: bool = False,
+        learn_alpha: bool = False,
+        reset_grad: bool = True,
+        step_gradient: Literal["sum", "lsq"] = "sum",
+    ) -> None:
+        check_count("n_max", n_max)
+        super().__init__(
+            step=2 / n_max if step is None else step,
+            learn_step=learn_step,
+            channels=channels,
+            step_gradient=step_gradient,
+            surrogate=surrogate,
+            membrane=membrane,
+            beta=beta,
+            alpha=alpha,
+            learn_beta=learn_beta,
+            learn_alpha=learn_alpha,
+            tail=tail,
+            learn_tail=learn_tail,
+        )
+        self.rule = Rule(n_max, self.surrogate, reset_grad=check_flag("reset_grad", reset_grad))
+
+
+class LadderNeuron(SpikingNeuron):
+    """Burst neuron with any ordered thresholds (Eq. burst_count): S counts the thresholds that U reaches.
+
+    The output is scale * S, the reset subtracts alpha * thresholds[0]. The surrogate acts on the piecewise-linear
+    coordinate r(U) that is i at the i-th threshold; for thresholds k * step this is BurstNeuron with a fixed step.
+
+    Args:
+        thresholds: increasing positive numbers.
+        scale: what one level is worth; default the mean spacing thresholds[-1] / n_max.
+    """
+
+    ladder: Tensor
+    level_scale: Tensor
+
+    def __init__(
+        self,
+        thresholds: Sequence[float] = (0.4, 0.8, 1.2, 1.6, 2.0),
+        scale: float | None = None,
+        beta: float = 0.5,
+        alpha: float = 1.0,
+        surrogate: str = "relsg_et",
+        *,
+        tail: float = surrogates.BOX_ET_TAIL,
+        learn_tail: bool = True,
+        membrane: MembraneKind = "lif",
+    ) -> None:
+        super().__init__(
+            surrogate=surrogate, membrane=membrane, beta=beta, alpha=alpha, tail=tail, learn_tail=learn_tail
+        )
+        if not isinstance(thresholds, Iterable):
+            raise ValueError(f"thresholds must be a list of numbers, got {thresholds!r}")
+        values = [check_positive("thresholds", t) for t in thresholds]
+        if not values or any(b <= a for a, b in pairwise(values)):
+            raise ValueError(f"thresholds must be strictly increasing and not empty, got {list(thresholds)!r}")
+        self.register_buffer("ladder", torch.tensor(values))
+        worth = values[-1] / len(values) if scale is None else check_positive("scale", scale)
+        self.register_buffer("level_scale", torch.tensor(worth))
+        self.rule = Rule(len(values), self.surrogate)
+
+    @property
+    def step(self) -> Tensor:
+        return self.ladder[0]
+
+    @property
+    def scale(self) -> Tensor:
+        return self.level_scale
+
+    @property
+    def thresholds(self) -> Tensor:
+        return self.ladder

@@ -1,0 +1,80 @@
+"""Reports and analyses as files: whole or not at all."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from lbq import engine
+from lbq.counting.analysis import Analysis
+from lbq.counting.deployed import read_input
+from lbq.counting.technology import DEFAULT, Technology
+from lbq.errors import LbqError
+from lbq.report import svg
+from lbq.report.formats import comma_separated, latex, markdown
+from lbq.report.layer_figures import ANALYSIS_FIGURES, analysis_figures
+from lbq.report.page import all_figures, render
+from lbq.report.tables import all_tables
+from lbq.report.tour import Tour, take
+from lbq.results.result import Gathered
+from lbq.system import files
+
+SUFFIXES = {"html": ".html", "md": ".md", "latex": ".tex", "csv": "", "svg": ""}
+
+
+def make(
+    path: Path,
+    found: Gathered,
+    format: str = "html",
+    technology: Technology = DEFAULT,
+    image: Path | None = None,
+    title: str = "LBQ report",
+) -> int:
+    """Write a report; returns its size. image: for the tour, instead of a deployed network's first golden input.
+
+    Where `format` is `svg` or `csv`, `path` is a folder that gets one file for each figure or table.
+    """
+    if format == "svg":
+        figures = all_figures(found, technology)
+        return files.write_all(path, {f"{figure.id}.svg": svg.standalone(figure.svg) for figure in figures})
+    if format == "html":
+        return files.write(path, render(found, technology, tour_of(found, image), title))
+    tables = all_tables(found, technology)
+    if format == "csv":
+        return files.write_all(path, {f"{table.id}.csv": comma_separated(table) for table in tables})
+    return files.write(path, {"md": markdown, "latex": latex}[format](tables))
+
+
+def tour_of(found: Gathered, image: Path | None = None) -> Tour | None:
+    """Through the first deployed network that was given; None without one."""
+    if not found.artefacts:
+        if image is not None:
+            raise LbqError(
+                "--image needs a deployed network to run it: add a model.lbq, or a run folder that holds one"
+            )
+        return None
+    net, name = engine.load(found.artefacts[0]), found.artefacts[0].name
+    if image is not None:
+        return take(net, read_input(image, net.network), f"The image is {image.name}, the network {name}.")
+    if net.golden is None:
+        return None
+    noise = ", which is noise" if net.network.facts.get("golden") == "noise" else ""
+    about = f"The image is the first golden input of {name}{noise}; --image shows another."
+    return take(net, net.golden.inputs[0] if net.network.static else net.golden.inputs[:, 0], about)
+
+
+def write_analysis(folder: Path, analysis: Analysis) -> list[Path]:
+    """`analysis.json`, `layers.csv` and one SVG for each figure; what an older analysis has and this one has not is removed."""
+    older = (folder / "analysis.json").exists()
+    texts = {"analysis.json": json.dumps(analysis.to_dict(), separators=(",", ":")) + "\n"}
+    if analysis.layers:
+        texts["layers.csv"] = analysis.csv()
+        texts |= {f"{name}.svg": svg.standalone(figure.svg) for name, figure in analysis_figures(analysis).items()}
+    files.write_all(folder, texts)
+    ours = {"layers.csv", *(f"{name}.svg" for name in ANALYSIS_FIGURES)}
+    for stale in [folder / name for name in sorted(ours - texts.keys()) if older]:
+        try:
+            stale.unlink(missing_ok=True)
+        except OSError as error:
+            raise LbqError(f"cannot remove {stale}, which is of an older analysis: {error.strerror}") from error
+    return [folder / name for name in texts]

@@ -1,0 +1,356 @@
+"""The report as one page of HTML: tables, figures, a tour and a comparison of two runs. It loads nothing from anywhere."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from html import escape
+from importlib.resources import files
+from typing import Any
+
+from lbq._version import __version__
+from lbq.counting.technology import DEFAULT, Technology
+from lbq.report import svg
+from lbq.report.cells import Table, dataset_name, run_id, short
+from lbq.report.cost_figures import cost_figures, speed_figures
+from lbq.report.cost_tables import accounts, accounts_of
+from lbq.report.figures import Figure
+from lbq.report.layer_figures import layer_figures
+from lbq.report.schematics import neuron_figures, surrogates
+from lbq.report.tables import all_tables
+from lbq.report.tour import SILENT, Picture, Tour, level_pixel
+from lbq.report.training_figures import training_figures
+from lbq.results import paper
+from lbq.results.result import Gathered, Group, Result, names
+
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
+
+
+def render(
+    found: Gathered, technology: Technology = DEFAULT, tour: Tour | None = None, title: str = "LBQ report"
+) -> str:
+    """The whole page. The same results give the same bytes."""
+    tables = {table.id: table for table in all_tables(found, technology)}
+    measured = accounts(found.groups)
+    published = [t for t in tables.values() if t.id.startswith(("table2", "table3", "table4", "table5"))]
+    sections: list[tuple[str, str, str]] = []
+
+    def add(id: str, heading: str, *parts: str) -> None:
+        if any(parts):
+            sections.append((id, heading, "".join(parts)))
+
+    ours = [tables[id] for id in ("unfinished", "runs") if id in tables]
+    add("runs-section", "Our runs", _cards(found), *map(_table, ours))
+    add("training", "Training", _figures(training_figures(found)))
+    add(
+        "tables", "The paper's tables, with our rows",
+        "<p>Published rows are cited and marked <i>published</i>; ours are in bold, with the number of seeds. Budgets differ: "
+        "look at the column of epochs before comparing.</p>",
+        *(_table(table, folded=not table.has_ours) for table in published),
+    )  # fmt: skip
+    layers = layer_figures(found)
+    membranes = [figure for figure in layers if figure.id.startswith("membranes")]
+    add(
+        "layers", "What the layers learned", _table(tables["figure4"]),
+        _figures([figure for figure in layers if figure not in membranes]), _membranes(membranes),
+    )  # fmt: skip
+    costs = [table for id, table in tables.items() if id.startswith(("table6", "table7", "honest"))]
+    add(
+        "costs", "What it costs: modelled",
+        "<p>Every energy on this page is <b>modelled</b>: counted operations times published prices. Nothing here was measured "
+        "with a meter.</p>",
+        _figures(cost_figures(measured, technology)),
+        *(_table(table, folded=i > 2) for i, table in enumerate(costs)),  # of the honest ones, the first is open
+        _table(tables["technology"], folded=True),
+    )  # fmt: skip
+    add("speed", "Engine speed: measured", _figures(speed_figures(found.benchmarks)))
+    add("neuron", "The neuron", _figures(_neuron(found)))
+    add("tour", "A tour of one image", _tour(tour) if tour is not None else "")
+    add("compare", "Compare two runs", _compare(found))
+    add("details", "Every run in full", *map(_details, found.results, names(found.results)))
+    return _document(title, sections)
+
+
+def all_figures(found: Gathered, technology: Technology = DEFAULT) -> list[Figure]:
+    """Every figure that these results give, without the tour."""
+    return [
+        *training_figures(found), *layer_figures(found), *cost_figures(accounts(found.groups), technology),
+        *speed_figures(found.benchmarks), *_neuron(found),
+    ]  # fmt: skip
+
+
+def _neuron(found: Gathered) -> list[Figure]:
+    """Figs. 1 to 3, on traces of the network that stands for all."""
+    group = max((g for g in found.groups if g.traces), key=lambda g: g.first.prominence, default=None)
+    if group is None:
+        return [*neuron_figures([], ""), surrogates()]
+    of = f"{group.title}, {group.record['model']}, {dataset_name(group)}"
+    return [*neuron_figures(group.traces, of), surrogates()]
+
+
+def _document(title: str, sections: Sequence[tuple[str, str, str]]) -> str:
+    style = (files("lbq.report") / "style.css").read_text(encoding="utf-8")
+    script = (files("lbq.report") / "script.js").read_text(encoding="utf-8")
+    light, dark = svg.variables(svg.LIGHT), svg.variables(svg.DARK)
+    themes = (
+        f":root{{color-scheme:light dark;{light}}}@media(prefers-color-scheme:dark){{:root{{{dark}}}}}"
+        f":root[data-theme=light]{{color-scheme:light;{light}}}:root[data-theme=dark]{{color-scheme:dark;{dark}}}"
+        f"@media print{{:root,:root[data-theme]{{color-scheme:light;{light}}}}}"
+    )
+    links = "".join(f'<li><a href="#{id}">{escape(heading)}</a></li>' for id, heading, _ in sections)
+    body = "".join(
+        f'<section id="{id}" aria-labelledby="{id}-h"><h2 id="{id}-h">{escape(heading)}</h2>{content}</section>'
+        for id, heading, content in sections
+    )
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}"><title>{escape(title)}</title>'
+        f"<style>{themes}{style}{svg.RULES}</style></head>\n<body>"
+        '<a class="skip" href="#main">Skip to the results</a>'
+        f'<header><button id="theme" type="button" hidden>Dark theme</button><h1>{escape(title)}</h1>'
+        '<p class="soft">Learnable burst quantization: our runs beside the published numbers.</p>'
+        f'<nav aria-label="Sections"><ul>{links}</ul></nav></header>\n<main id="main">{body}</main>\n'
+        f"<footer><p>Published numbers: {escape(paper.CITATION)}. Made by lbq {escape(__version__)} from the files named "
+        "above; the page loads nothing from anywhere.</p></footer>"
+        f"<script>{script}</script></body></html>\n"
+    )
+
+
+def _cards(found: Gathered) -> str:
+    """A line of the most telling numbers."""
+    groups = [g for g in found.groups if g.mean is not None]
+    alone = sum(result.alone for result in found.finished)
+    cards = [_counted(len(found.finished) - alone, "finished run"), _counted(len(found.groups), "configuration")]
+    if alone:
+        cards.append(("of analyses alone", str(alone)))
+    if found.unfinished:
+        cards.append(("not finished", str(len(found.unfinished))))
+    datasets = dict.fromkeys(g.record["dataset"] for g in groups)
+    cards += [_best([g for g in groups if g.record["dataset"] == dataset]) for dataset in datasets]
+    inside = "".join(f'<div class="card"><b>{escape(value)}</b>{escape(name)}</div>' for name, value in cards)
+    return f'<div class="cards">{inside}</div>' if found.results else ""
+
+
+def _best(groups: Sequence[Group]) -> tuple[str, str]:
+    """Of the configurations on one dataset the best, by what was held out where all have that; its accuracy is the test's."""
+    selected = all(g.holdout_mean is not None for g in groups)
+    titles = names([g.first for g in groups])
+    best, title = max(
+        zip(groups, titles, strict=True), key=lambda pair: (pair[0].holdout_mean if selected else pair[0].mean) or 0.0
+    )
+    data, name = dataset_name(best), f"highest of {len(groups)}"
+    told = f"{name} on {data}"
+    if selected:
+        told = f"on the test set of {data}, chosen as the {name} on held-out samples ({best.holdout_mean:.2f} %)"
+    return f"{told}: {title}", f"{best.mean:.2f} %"
+
+
+def _counted(count: int, name: str) -> tuple[str, str]:
+    return (name if count == 1 else f"{name}s"), str(count)
+
+
+def _table(table: Table, folded: bool = False) -> str:
+    head = "".join(
+        f'<th scope="col"{_numeric(table, i)}><button type="button">{escape(column)}</button></th>'
+        for i, column in enumerate(table.columns)
+    )
+    rows = []
+    for row in table.rows:
+        cells = []
+        for i, c in enumerate(row.cells):
+            value = "" if c.value is None else f' data-v="{c.value:.12g}"'
+            hint = f' title="{escape(c.hint)}"' if c.hint else ""
+            text = f'<a href="#{c.link}">{escape(c.text)}</a>' if c.link else escape(c.text)
+            cells.append(f"<td{_numeric(table, i)}{value}{hint}>{text}</td>")
+        rows.append(f'<tr class="{row.kind}">{"".join(cells)}</tr>' if row.kind else f"<tr>{''.join(cells)}</tr>")
+    notes = "".join(f'<p class="note">{_note(note)}</p>' for note in table.notes)
+    body = (
+        f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(table.title)}">'
+        f'<table class="sortable" id="{escape(table.id)}"><caption>{escape(table.title)}</caption>'
+        f"<thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>{notes}"
+    )
+    if not folded:
+        return body
+    why = " (published only)" if table.id.startswith("table") else ""
+    return f"<details><summary>{escape(table.title)}{why}</summary>{body}</details>"
+
+
+def _note(text: str) -> str:
+    """What stands in backticks is code."""
+    return re.sub("`([^`]+)`", r"<code>\1</code>", escape(text))
+
+
+def _numeric(table: Table, column: int) -> str:
+    return ' class="n"' if column in table.numeric else ""
+
+
+def _figures(figures: Sequence[Figure]) -> str:
+    if not figures:
+        return ""
+    inside = "".join(
+        f'<figure id="figure-{escape(f.id)}"{" class=wide" if f.wide else ""}><div class="drawing" tabindex="0">{f.svg}</div>'
+        f"<figcaption><b>{escape(f.title)}.</b> {escape(f.caption)}</figcaption></figure>"
+        for f in figures
+    )
+    return f'<div class="figures">{inside}</div>'
+
+
+def _membranes(figures: Sequence[Figure]) -> str:
+    """Open where there are a few; many would hide what comes after them."""
+    if not figures:
+        return ""
+    networks = f"{len(figures)} network{'s' * (len(figures) > 1)}"
+    opened = " open" if len(figures) <= 4 else ""
+    return f"<details{opened}><summary>Membranes before emission, of {networks}</summary>{_figures(figures)}</details>"
+
+
+def _image(picture: Picture, caption: str) -> str:
+    return (
+        f'<figure><img class="px" alt="{escape(picture.text)}" src="{picture.address}" width="{picture.width}" '
+        f'height="{picture.height}"><figcaption>{escape(caption)}</figcaption></figure>'
+    )
+
+
+def _tour(tour: Tour) -> str:
+    start = "".join(_image(p, p.text) for p in tour.image[:4])
+    stops = []
+    for stop in tour.stops:
+        channels, height, width = stop.shape
+        levels = "".join(_image(p, f"levels, t = {t + 1}") for t, p in enumerate(stop.levels[:2]))
+        worth = [2**k for k in reversed(range(len(stop.planes)))]
+        planes = "".join(
+            _image(p, f"plane {value.bit_length() - 1}, worth {value}")
+            for p, value in zip(stop.planes, worth, strict=True)
+        )
+        stops.append(
+            f'<div class="stop"><div><h3>{escape(stop.layer)}</h3><small>{channels} channels of {height} × {width}; '
+            f"{100 * stop.active:.1f} % active; {stop.additions:.3f} set bits and {stop.unary:.3f} unary spikes per neuron-step"
+            f'</small></div><div><div class="strip">{levels}</div><div class="strip">{planes}</div></div></div>'
+        )
+    bars = "".join(
+        f'<span>{escape(name)}</span><i style="width:{100 * share:.1f}%"></i><span>{100 * share:.1f} %</span>'
+        for name, share in tour.classes
+    )
+    about = f" {escape(tour.about)}" if tour.about else ""
+    return (
+        f"<p>One image through the deployed network on integers, from the trace of its engine.{about} For each layer, its "
+        "busiest channels: levels at the first timesteps, then the bit planes of the first timestep, the highest first. A "
+        "black pixel is one set bit: one addition for each synapse that reads it.</p>"
+        f'{_key(tour)}<div class="strip">{start}</div>{"".join(stops)}<h3>Output</h3>'
+        f"<p>The likeliest classes, as a softmax of the network's logits.</p>"
+        f'<div class="bars">{bars}</div>'
+    )
+
+
+def _key(tour: Tour) -> str:
+    """Which colour is which level; layers may differ in how many they have."""
+    keys = []
+    for n_max in sorted({stop.n_max for stop in tour.stops}):
+        few = sorted({1, n_max, *(round(1 + i * (n_max - 1) / 9) for i in range(10))})
+        colours = [(0, SILENT), *((k, level_pixel(k, n_max)) for k in few)]
+        shown = "".join(f'<span><i style="background:{colour}"></i>{k}</span>' for k, colour in colours)
+        of = f" of layers up to {n_max}" if len({stop.n_max for stop in tour.stops}) > 1 else ""
+        keys.append(f'<p class="key">level{of} {shown}</p>')
+    return "".join(keys)
+
+
+HELD_OUT = "holdout_accuracy"
+LOGGED = ("epoch", "loss", "train_accuracy", HELD_OUT, "test_accuracy", "lr", "step_min", "step_max", "seconds")
+
+
+def _details(result: Result, title: str) -> str:
+    """Checksums, versions, configuration and log of one run, folded."""
+    record = result.record
+    shown = {k: v for k, v in record.items() if isinstance(v, str | int | float) and k != "format"}
+    shown |= {f"versions.{k}": v for k, v in record.get("versions", {}).items()}
+    facts = "".join(f"<tr><td>{escape(str(k))}</td><td>{escape(str(v))}</td></tr>" for k, v in shown.items())
+    logged = [key for key in LOGGED if key != HELD_OUT or any(entry.get(key) is not None for entry in record["log"])]
+    log = [[entry.get(key) for key in logged] for entry in record["log"]]
+    head = "".join(f'<th scope="col"><button type="button">{escape(key)}</button></th>' for key in logged)
+    rows = "".join(
+        "<tr>" + "".join("<td></td>" if v is None else f"<td>{v:.6g}</td>" for v in entry) + "</tr>" for entry in log
+    )
+    table = (
+        f'<div class="scroll" tabindex="0"><table class="sortable numbers"><caption>Log: {escape(title)}</caption>'
+        f"<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>"
+    )
+    config = escape(json.dumps(record["config"], indent=1))
+    state = "" if result.finished else " (not finished)"
+    return (
+        f'<details id="{run_id(result)}"><summary>{escape(title)}{state}</summary><div class="scroll" tabindex="0">'
+        f'<table class="facts"><caption>Record: {escape(result.source)}</caption><tbody>{facts}</tbody></table></div>'
+        f"{table if log else ''}<details><summary>configuration</summary><pre>{config}</pre></details></details>"
+    )
+
+
+def _compare(found: Gathered) -> str:
+    results = found.results
+    if len(results) < 2:
+        return ""
+    first, *others = sorted(range(len(results)), key=lambda i: results[i].prominence, reverse=True)
+    unlike = (i for i in others if results[i].finished and results[i].key != results[first].key)
+    second = next(unlike, others[0])  # not another seed, if possible
+    titles = names(results)
+    data = [_curves(result, title) for result, title in zip(results, titles, strict=True)]
+    text = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
+
+    def options(chosen: int) -> str:
+        return "".join(
+            f'<option value="{i}"{" selected" if i == chosen else ""}>{escape(title)}</option>'
+            for i, title in enumerate(titles)
+        )
+
+    return (
+        f'<div class="pick"><label>first <select id="run-a">{options(first)}</select></label>'
+        f'<label>second <select id="run-b">{options(second)}</select></label></div><div id="compared" aria-live="polite"></div>'
+        f'<script type="application/json" id="runs-data">{text}</script>'
+    )
+
+
+def _curves(result: Result, title: str) -> dict[str, Any]:
+    record = result.record
+    facts: dict[str, Any] = {}
+
+    def flatten(prefix: str, value: Any) -> None:
+        if isinstance(value, dict):
+            for key, inner in value.items():
+                flatten(f"{prefix}.{key}" if prefix else key, inner)
+        elif isinstance(value, float):
+            facts[prefix] = float(f"{value:.6g}")
+        elif isinstance(value, str | int):
+            facts[prefix] = value
+
+    kept = (
+        "holdout_accuracy",
+        "test_accuracy",
+        "train_loss",
+        "wall_seconds",
+        "hardware",
+        "commit",
+        "earlier",
+        "config_hash",
+        "weights_sha256",
+        "init_sha256",
+        "unfinished",
+        "versions",
+    )
+    flatten("", {k: short(record[k], 16) if k.endswith(("hash", "sha256")) else record[k] for k in kept if k in record})
+    flatten("config", record["config"])
+    if result.analysis is not None and result.analysis.layers:
+        flatten("analysis", {k: v for k, v in result.analysis.summary().items() if v is not None})
+    for exact, rate in accounts_of(Group([result])):
+        flatten(
+            "modelled at the paper's prices",
+            {"energy_mj": rate.energy_mj(), "ANN / it": rate.ann_energy_mj() / rate.energy_mj()},
+        )
+        flatten("millions of accumulations", {"unary": rate.total.unary / 1e6, "bit-sparse": rate.executed / 1e6,
+                                              "border-exact": exact.executed / 1e6})  # fmt: skip
+    curves = {
+        key: [[e["epoch"], e[key]] for e in record["log"] if e.get(key) is not None]
+        for key in ("loss", "test_accuracy")
+    }
+    for key, values in (("steps", result.steps), ("active", result.active)):
+        curves[key] = [[i + 1, round(v, 5)] for i, v in enumerate(values.values())]
+    return {"name": title, "facts": facts, "curves": curves}

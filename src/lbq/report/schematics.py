@@ -1,0 +1,154 @@
+"""The paper's Figs. 1 to 3 as drawings: the neuron on a real membrane trace, its execution by planes, the surrogates."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from lbq.counting.analysis import Trace
+from lbq.report.figures import Figure, level_colour
+from lbq.report.svg import Drawing, Plot
+
+N_MAX, TAIL = 5, 0.5  # as the paper's Fig. 3
+
+
+def relsg_et_slope(r: float, n_max: int = N_MAX, tail: float = TAIL) -> float:
+    """Eq. surrogate_grad."""
+    if r < 1:
+        return tail * math.exp(r - 1)
+    return 1.0 if r <= n_max else tail * math.exp(n_max - r)
+
+
+def box_slope(r: float, n_max: int = N_MAX, tail: float = 0.0) -> float:
+    """1 on [1/2, n_max + 1/2]; `box` without tails, `box_et` with them."""
+    low, high = 0.5, n_max + 0.5
+    if low <= r <= high:
+        return 1.0
+    return tail * math.exp(r - low if r < low else high - r)
+
+
+def surrogates() -> Figure:
+    """Fig. 3: dS_fwd/dU against r = U / γ."""
+    plot = Plot(
+        "Surrogate gradients",
+        "ReLSG-ET is 1 from 1 to N_max with exponential tails outside; box is 1 from 1/2 to N_max + 1/2 and 0 outside",
+        (-3, N_MAX + 4),
+        (0, 1.15),
+        "r = U / γ",
+        "dS_fwd / dU",
+    )
+    grid = [-3 + i / 20 for i in range(20 * (N_MAX + 7) + 1)]
+    curves = (
+        ("ReLSG-ET", relsg_et_slope),
+        ("box", box_slope),
+        ("box-ET", lambda r: box_slope(r, tail=TAIL)),
+    )
+    for i, (_, slope) in reversed(list(enumerate(curves))):
+        # both sides of a jump are drawn, so that it is upright
+        points = []
+        for r in grid:
+            if abs(slope(r - 1e-9) - slope(r + 1e-9)) > 0.1:
+                points += [(r, slope(r - 1e-9)), (r, slope(r + 1e-9))]
+            else:
+                points.append((r, slope(r)))
+        plot.line(points, i)
+    plot.legend([(name, i) for i, (name, _) in enumerate(curves)])
+    return Figure("surrogates", "Figure 3", f"N_max = {N_MAX}, λ = {TAIL}, as in the paper's figure.", plot.svg())
+
+
+def example() -> Trace:
+    """A neuron on a made-up current, by the paper's equations: shown where no analysed run gives a real one."""
+    step, leak, alpha, current = 0.4, 0.5, 1.0, (0.5, 1.0, 1.9, 0.1, 0.3, 1.3)
+    before, levels, after, v = [], [], [], 0.0
+    for x in current:
+        u = leak * v + x
+        s = min(max(math.floor(u / step), 0), N_MAX)
+        v = u - alpha * step * (s > 0)
+        before.append(u)
+        levels.append(s)
+        after.append(v)
+    return Trace("", 0, step, N_MAX, leak, alpha, current, tuple(before), tuple(levels), tuple(after))
+
+
+def neuron_figures(traces: Sequence[Trace], of: str) -> list[Figure]:
+    """Figs. 1 and 2 on real traces, or on the example where there are none."""
+    shown = list(traces) or [example()]
+    where = f"{of}, layer {shown[0].layer}, first test image" if traces else "an illustration, not a measured trace"
+    busiest = max(shown, key=lambda t: max(map(abs, t.levels)))
+    return [_membrane(shown, where, bool(traces)), _execution(busiest, where, bool(traces))]
+
+
+def _membrane(traces: Sequence[Trace], where: str, real: bool) -> Figure:
+    """Membranes as bars from zero, thresholds as lines, the reset as an arrow, the level above."""
+    steps = sum(len(t.levels) + 1 for t in traces)
+    high = max(max(t.n_max + 1, max(t.before) / t.step) for t in traces)
+    low = min(0.0, min(min(*t.before, *t.after) / t.step for t in traces))
+    plot = Plot(
+        "The neuron at work",
+        "; ".join(f"membrane {', '.join(f'{u / t.step:.2f}' for u in t.before)} steps gives levels {t.levels}" for t in traces),
+        (0, steps),
+        (low * 1.1, high * 1.08),
+        "neurons, each over its timesteps",
+        "membrane U in steps γ",
+        xticks=[],
+        yticks=[(k, f"{k}γ" if k else "0") for k in range(max(t.n_max for t in traces) + 1)],
+        subtitle=where,
+    )  # fmt: skip
+    at = 0.5
+    for n, t in enumerate(traces):
+        if n:
+            plot.segment((plot.at_x(at - 0.5), plot.top), (plot.at_x(at - 0.5), plot.bottom), "grid")
+        for i, level in enumerate(t.levels):
+            u, v, x = t.before[i] / t.step, t.after[i] / t.step, at + i
+            top, bottom = plot.at_y(max(u, 0)), plot.at_y(min(u, 0))
+            look = {"fill": level_colour(abs(level), t.n_max)} if level else {"kind": "silent"}
+            plot.rect(plot.at_x(x) + 2, top, plot.at_x(x + 1) - plot.at_x(x) - 14, bottom - top,
+                      tip=f"t = {i + 1}: U = {u:.2f} γ, S = {level}", **look)  # fmt: skip
+            edge = plot.at_x(x + 1) - 7
+            if level:
+                plot.segment((edge, plot.at_y(u)), (edge, plot.at_y(v)), "axis")
+                plot.path([(edge - 3, plot.at_y(v) - 5), (edge, plot.at_y(v)), (edge + 3, plot.at_y(v) - 5)], "axis")
+            plot.text((plot.at_x(x) + plot.at_x(x + 1)) / 2 - 5, top - 6, f"S={level}", "middle", "bold small")
+            plot.text((plot.at_x(x) + plot.at_x(x + 1)) / 2 - 5, plot.bottom + 16, f"t={i + 1}", "middle", "soft small")
+        at += len(t.levels) + 1
+    of = f"Real traces: {where}" if real else where.capitalize()
+    caption = (
+        f"{of}. Bars: U just before emission, in steps; S counts the thresholds that it reaches, at most N_max. Arrows: the "
+        "reset, which takes one step away wherever S > 0. What is left, times β, is there at the next timestep."
+    )
+    return Figure("neuron", "Figures 1 and 2 (a): from membrane to level", caption, plot.svg())
+
+
+def _additions(count: int) -> str:
+    return f"{count} addition{'' if count == 1 else 's'} for each synapse"
+
+
+def _execution(trace: Trace, where: str, real: bool) -> Figure:
+    """Fig. 2 (b): one level as bit planes and as additions of weights."""
+    level = max(abs(s) for s in trace.levels) or N_MAX
+    planes = max(trace.n_max.bit_length(), 1)
+    drawing = Drawing(
+        480, 230, "One level by bit planes",
+        f"Level {level} has {level.bit_count()} set bits, so {level.bit_count()} additions of shifted weights replace {level}",
+    )  # fmt: skip
+    colour = level_colour(min(level, trace.n_max), trace.n_max)
+    y = drawing.head(8, f"Level {level}, executed in two ways", where)
+    drawing.height += y
+    drawing.text(8, y + 64, "by unary spikes")
+    for i in range(min(level, 8)):
+        drawing.rect(8 + 36 * i, y + 74, 31, 26, fill=colour)
+        drawing.text(23 + 36 * i, y + 120, "+ Ŵ", "middle")
+    drawing.text(min(8 + 36 * level, 290) + 8, y + 92, _additions(level), kind="soft")
+    drawing.text(8, y + 156, f"by bit planes, {level} = ({level:0{planes}b})₂")
+    for i, k in enumerate(reversed(range(planes))):
+        bit = level >> k & 1
+        style = {"fill": colour} if bit else {"fill": "none", "stroke": "var(--soft)", "stroke_dasharray": "3 3"}
+        drawing.rect(8 + 64 * i, y + 168, 56, 26, **style)
+        added = f"+ {2**k if k else ''}Ŵ" if bit else "skipped"
+        drawing.text(36 + 64 * i, y + 214, added, "middle", "" if bit else "soft")
+    drawing.text(8 + 64 * planes + 12, y + 186, _additions(level.bit_count()), kind="soft")
+    caption = (
+        f"{'The busiest level of the traces' if real else 'A level'}. The step has been absorbed into the weights, Ŵ = γW; "
+        "plane k adds 2^k Ŵ, and planes without a bit add nothing."
+    )
+    return Figure("planes", "Figure 2 (b): from level to additions", caption, drawing.svg())

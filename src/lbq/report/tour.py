@@ -1,0 +1,164 @@
+"""A tour of one image through a deployed network: its pixels, every layer's levels, bit planes, the classes. NumPy only.
+
+Made from the integer engine's trace: what is shown is what the network computed, level by level.
+"""
+
+from __future__ import annotations
+
+import base64
+import struct
+import zlib
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lbq.counting.deployed import ranked
+from lbq.engine import Network
+from lbq.graph.levels import bit_planes
+from lbq.report.svg import LIGHT, shade
+
+CHANNELS = 12  # that are shown of each layer: the busiest
+CLASSES = 5  # that are shown: the likeliest
+SILENT, GAP = "#ffffff", "#9aa3ad"  # level 0, and the lines between channels
+LINE = 2  # how thick those are, whatever a layer's size
+IMAGE, LEVELS, PLANES = 192, 420, 240  # the largest side of a picture, in pixels
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A PNG as a data address, width and height in pixels; scale: how many of these are one of the image or map."""
+
+    address: str
+    width: int
+    height: int
+    text: str
+    scale: int
+
+
+@dataclass(frozen=True)
+class Stop:
+    """One layer: its busiest channels by timestep, and the bit planes of the busiest at the first timestep."""
+
+    layer: str
+    shape: tuple[int, int, int]
+    n_max: int
+    active: float
+    additions: float
+    unary: float
+    levels: tuple[Picture, ...]
+    planes: tuple[Picture, ...]
+
+
+@dataclass(frozen=True)
+class Tour:
+    """about: which image and network these are, in words."""
+
+    image: tuple[Picture, ...]
+    stops: tuple[Stop, ...]
+    classes: tuple[tuple[str, float], ...]
+    about: str = ""
+
+
+def png(pixels: NDArray[np.uint8]) -> bytes:
+    """A PNG file of `[H, W]` grey or `[H, W, 3]` colour."""
+    height, width = pixels.shape[:2]
+    kind = 2 if pixels.ndim == 3 else 0
+    rows = np.concatenate([np.zeros((height, 1), np.uint8), pixels.reshape(height, -1)], axis=1).tobytes()
+
+    def chunk(name: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+
+    header = struct.pack(">IIBBBBB", width, height, 8, kind, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows, 9)) + chunk(b"IEND", b"")
+
+
+def picture(pixels: NDArray[np.uint8], text: str, scale: int) -> Picture:
+    encoded = base64.b64encode(png(pixels)).decode()
+    return Picture(f"data:image/png;base64,{encoded}", pixels.shape[1], pixels.shape[0], text, scale)
+
+
+def take(net: Network, image: NDArray[np.uint8], about: str = "") -> Tour:
+    """image: uint8 `[C, H, W]`, or `[T, C, H, W]` for an event network."""
+    network = net.network
+    out = net.run(image, "bitplane", trace=True)
+    assert out.levels is not None
+    stops = tuple(_stop(net, name, levels[:, 0]) for name, levels in out.levels.items())
+    frames = [image] if network.static else list(image)
+    return Tour(
+        image=tuple(_pixels(frame, network.input_max, i, len(frames)) for i, frame in enumerate(frames)),
+        stops=stops,
+        classes=tuple((entry["class"], entry["share"]) for entry in ranked(out, network.classes)[:CLASSES]),
+        about=about,
+    )
+
+
+def _pixels(frame: NDArray[np.uint8], brightest: int, i: int, count: int) -> Picture:
+    text = "the image" if count == 1 else f"frame {i + 1} of {count}"
+    scale = max(IMAGE // max(frame.shape[1:]), 1)
+    values = frame.astype(np.float64)
+    if len(frame) == 3:
+        shown = values.transpose(1, 2, 0) * 255 / brightest
+    else:
+        summed = values.sum(0)
+        shown = summed * 255 / (brightest if count == 1 else max(float(summed.max()), 1.0))
+    return picture(_enlarged(shown.clip(0, 255).astype(np.uint8), scale), text, scale)
+
+
+def _enlarged(pixels: NDArray[Any], scale: int) -> NDArray[Any]:
+    return pixels.repeat(scale, 0).repeat(scale, 1)
+
+
+def _stop(net: Network, name: str, levels: NDArray[np.integer]) -> Stop:
+    """levels: `[T, C, H, W]` of one image."""
+    spec = net.network.spec(name)
+    magnitude = np.abs(levels.astype(np.int64))
+    busiest = np.argsort(-magnitude.sum((0, 2, 3)), kind="stable")[:CHANNELS]
+    bits = bit_planes(magnitude, spec.planes)
+    palette = _palette(SILENT, *(level_pixel(k, spec.n_max) for k in range(1, spec.n_max + 1)))
+    shown = tuple(
+        _mosaic(step[busiest], palette, LEVELS, f"levels of {len(busiest)} channels of {name} at timestep {t + 1}")
+        for t, step in enumerate(magnitude)
+    )
+    inked = _palette("#ffffff", "#000000")
+    planes = tuple(
+        _mosaic(bits[k, 0][busiest], inked, PLANES, f"plane {k} of {name}, worth {2**k}")
+        for k in reversed(range(spec.planes))
+    )
+    return Stop(
+        layer=name,
+        shape=net.network[name].shape,
+        n_max=spec.n_max,
+        active=float((magnitude != 0).mean()),
+        additions=float(bits.sum() / magnitude.size),
+        unary=float(magnitude.mean()),
+        levels=shown,
+        planes=planes,
+    )
+
+
+def level_pixel(k: int, n_max: int) -> str:
+    """The colour of level k = 1..n_max in a picture, which is white in either theme."""
+    return LIGHT[shade(k, n_max)]
+
+
+def _palette(*colours: str) -> NDArray[np.uint8]:
+    """Colours by number; the last is of the lines between channels."""
+    return np.array([[int(c[i : i + 2], 16) for i in (1, 3, 5)] for c in (*colours, GAP)], np.uint8)
+
+
+def _mosaic(
+    channels: NDArray[np.integer] | NDArray[np.bool_], palette: NDArray[np.uint8], largest: int, text: str
+) -> Picture:
+    """Channels `[C, H, W]` side by side, at most six to a row, enlarged by a whole number, with even lines between them."""
+    count, height, width = channels.shape
+    columns = min(count, 6)
+    rows = -(-count // columns)
+    scale = max(min((largest // columns - LINE) // width, (largest // rows - LINE) // height), 1)
+    high, wide = height * scale + LINE, width * scale + LINE
+    out = np.full((rows * high - LINE, columns * wide - LINE), -1, np.int64)  # the palette's last colour
+    for i, channel in enumerate(channels):
+        y, x = i // columns * high, i % columns * wide
+        out[y : y + high - LINE, x : x + wide - LINE] = _enlarged(channel, scale)
+    return picture(palette[out], text, scale)

@@ -1,0 +1,162 @@
+"""Figures of training: loss, accuracy and the range of steps over epochs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lbq.report.figures import Figure, by_dataset, by_recipe, configurations, padded, seeds, titles
+from lbq.report.svg import DASHES, Plot, Point, label, whole_ticks
+from lbq.results.result import Gathered, Result, names
+
+FEW = 30  # epochs up to which the whole of training is on the axis
+
+
+@dataclass(frozen=True)
+class Run:
+    """One curve of a figure. label: in the legend, which all seeds of a configuration share; dash: of the seed, where the
+    figure has several of some configuration."""
+
+    result: Result
+    series: int
+    name: str
+    label: str
+    dash: str | None = None
+
+    @property
+    def log(self) -> list[dict[str, Any]]:
+        entries: list[dict[str, Any]] = self.result.record["log"]
+        return entries
+
+
+def training_figures(found: Gathered) -> list[Figure]:
+    """Of all runs that have a log, those of one recipe together; unfinished ones end early."""
+    return by_dataset(found, _training)
+
+
+def _training(found: Gathered, colour: dict[str, int], dataset: str) -> list[Figure]:
+    logged = [r for r in found.results if r.record["log"]]
+    return by_recipe(logged, lambda recipe, results: _of_one_recipe(results, colour, f"{dataset}, {recipe}"))
+
+
+def _runs(results: Sequence[Result], colour: dict[str, int]) -> list[Run]:
+    """Configurations by colour and mark, their seeds by dash; seeds by colour where there is but one configuration."""
+    found = configurations(results)
+    called = list(zip(titles(found), found, strict=True))
+    if len(found) == len(results):
+        return [Run(r, colour[r.source], name := _told(title, [r]), name) for title, (r,) in called]
+    if len(found) == 1:
+        alone = zip(names(results, recipe=False), results, strict=True)
+        return [Run(r, i, name := _told(title, [r]), name) for i, (title, r) in enumerate(alone)]
+    dashes = _dashes(results)
+    runs = []
+    for title, of in called:
+        for r in of:
+            name = _told(f"{title}, {seeds([r])}" if len(of) > 1 else title, [r])
+            runs.append(Run(r, colour[r.source], name, _told(title, of), dashes[seeds([r])]))
+    return runs
+
+
+def _told(title: str, of: Sequence[Result]) -> str:
+    """The title with how many seeds there are, and whether they are finished."""
+    return title + (f", {seeds(of)}" if len(of) > 1 else "") + ("" if of[0].finished else " (unfinished)")
+
+
+def _dashes(results: Sequence[Result]) -> dict[str, str]:
+    """By seed, the same for all configurations."""
+    each = {r.record["seed"]: seeds([r]) for r in results}
+    return {each[seed]: DASHES[i % len(DASHES)] for i, seed in enumerate(sorted(each))}
+
+
+def _draw(plot: Plot, curves: Sequence[tuple[Run, str, Sequence[Point]]]) -> str:
+    """Lines, each with what to call it besides its run's name, and the legend; returns what a caption says of the seeds."""
+    for run, what, curve in curves:
+        tips = [f"{run.name}{what}, epoch {x:.0f}: {y:.4g}" for x, y in curve]
+        plot.line(curve, run.series, tips, dash=run.dash)
+    ordered = sorted((run for run, _, _ in curves), key=lambda run: int(run.result.record["seed"]))
+    dashes = {seeds([run.result]): run.dash for run in ordered if run.dash is not None}
+    plot.legend(list(dict.fromkeys((run.label, run.series) for run, _, _ in curves)), list(dashes.items()))
+    return " Seeds differ in their dashes." if dashes else ""
+
+
+def _of_one_recipe(results: Sequence[Result], colour: dict[str, int], where: str) -> list[Figure]:
+    runs = _runs(results, colour)
+    figures = []
+    for key, title, unit in (("loss", "Training loss", "loss"), ("test_accuracy", "Test accuracy", "accuracy %")):
+        found = [
+            (run, "", [(float(e["epoch"]), float(e[key])) for e in run.log if e.get(key) is not None]) for run in runs
+        ]
+        shown = [entry for entry in found if entry[2]]
+        curves = [curve for _, _, curve in shown]
+        if not curves:
+            continue
+        values = [y for curve in curves for _, y in curve]
+        late = [y for curve in curves for y in _late(curve)]
+        seen = (min(values), max(late)) if key == "loss" else (min(late), max(values))
+        low, high = padded(seen)
+        span = (max(low, 0.0), high if key == "loss" else min(high, 100.0))
+        plot = _over_epochs(
+            title,
+            f"{title} over epochs; at the end: " + "; ".join(f"{run.name} {c[-1][1]:.4g}" for run, _, c in shown),
+            (_first(curves, span), max(x for curve in curves for x, _ in curve)),
+            span,
+            unit,
+            where,
+        )
+        dashes = _draw(plot, shown)
+        note = "Every epoch." if key == "loss" else "At the epochs at which it was measured; the last is the result."
+        if seen != (min(values), max(values)):
+            way = "above" if key == "loss" else "below"
+            note += f" The axes show what the second half of training spans: what lies {way} is cut off."
+        figures.append(Figure(f"training-{key}", title, note + dashes, plot.svg()))
+    return [*figures, *_step_ranges(runs, where)]
+
+
+def _late(curve: Sequence[Point]) -> list[float]:
+    """The values of the second half; all of a short curve."""
+    last = curve[-1][0] if curve else 0.0
+    return [y for x, y in curve if last <= FEW or x > last / 2]
+
+
+def _first(curves: Sequence[Sequence[Point]], span: tuple[float, float]) -> float:
+    """The epoch from which on something is to be seen."""
+    seen = []
+    for curve in filter(None, curves):
+        inside = next((i for i, (_, y) in enumerate(curve) if span[0] <= y <= span[1]), 0)
+        seen.append(curve[max(inside - 1, 0)][0])
+    return min(seen)
+
+
+def _over_epochs(
+    title: str, description: str, x: tuple[float, float], y: tuple[float, float], ylabel: str, subtitle: str
+) -> Plot:
+    x = x if x[0] < x[1] else (x[0] - 0.5, x[0] + 0.5)
+    xticks = [(t, label(t)) for t in whole_ticks(*x)]
+    return Plot(title, description, x, y, "epoch", ylabel, xticks=xticks, subtitle=subtitle)
+
+
+def _step_ranges(runs: Sequence[Run], subtitle: str) -> list[Figure]:
+    logs = [
+        (run, [e for e in run.log if None not in (e.get("step_min"), e.get("step_max"))])
+        for run in runs
+        if run.result.record.get("step") != "fixed"
+    ]
+    logs = [entry for entry in logs if entry[1]]
+    if not logs:
+        return []
+    plot = _over_epochs(
+        "Smallest and largest step",
+        "The range of the learned steps over all layers, by epoch",
+        (min(e["epoch"] for _, log in logs for e in log), max(e["epoch"] for _, log in logs for e in log)),
+        (0, 1.06 * max(e["step_max"] for _, log in logs for e in log)),
+        "step γ",
+        subtitle,
+    )
+    curves = [
+        (run, f", {end}", [(float(e["epoch"]), float(e[key])) for e in log])
+        for run, log in logs
+        for key, end in (("step_min", "smallest"), ("step_max", "largest"))
+    ]
+    caption = "Over all layers of a network; two curves for each run." + _draw(plot, curves)
+    return [Figure("training-steps", plot.title, caption, plot.svg())]

@@ -1,0 +1,310 @@
+"""From what a user names (records, run folders, deployed networks, analyses, benchmarks) to the results in it, checked."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from lbq.counting import analysis as analyze
+from lbq.counting.analysis import Analysis
+from lbq.errors import LbqError, RunError
+from lbq.results.result import Gathered, Result, always_told
+from lbq.system import schema
+
+ARCHIVE = "model.lbq"
+ARCHIVE_ANALYSIS = Path(ARCHIVE).with_suffix(".analysis") / "analysis.json"  # where lbq analyze puts it
+FEW = 3  # settings that fit into a name
+INPUTS = ("data.size", "data.frames", "data.window_ms")  # settings of what a network is shown
+CONVERSION = "conversion.json"  # of a folder that `lbq convert` wrote: what its network was made of
+
+
+def gather(paths: Sequence[Path | str], read_run: Callable[[Path], dict[str, Any]] | None = None) -> Gathered:
+    """Read everything that is named. A folder may be a run, or hold runs and records. Of runs that have the same weights, as
+    where a setting was varied that changed nothing, the first is taken.
+
+    read_run: from a run folder to its record, as `lbq.runs.records.read` does; it needs torch, and nothing else here does.
+    """
+    found = Gathered()
+    analyses: list[tuple[Analysis, str]] = []
+    integers: list[tuple[dict[str, Any], Path]] = []
+    folders: dict[tuple[str, int], Path] = {}
+    for path in dict.fromkeys(p for given in paths for p in _expanded(Path(given))):
+        if not found.twins.keys().isdisjoint(path.parents):
+            continue
+        if path.is_dir():
+            if read_run is None:
+                raise LbqError(f"{path} is a run folder: make a record of it with lbq record")
+            result = _checked(read_run(path), str(path))
+            if (network := _network(result)) and folders.setdefault(network, path) != path:
+                found.twins[path] = folders[network]
+                continue
+            found.results.append(result)
+            if (path / ARCHIVE).is_file():
+                found.artefacts.append(path / ARCHIVE)
+        elif path.suffix == ".lbq":
+            found.artefacts.append(path)
+        else:
+            value = read_json(path)
+            if value.get("format") == analyze.FORMAT:
+                analyses.append((Analysis.from_dict(value, str(path)), str(path)))
+                _refuse_stale(analyses[-1][0], path, found.results)
+            elif isinstance(value.get("of"), str):
+                integers.append((value, path))
+            elif "sweeps" in value:
+                found.benchmarks.append(value)
+            else:
+                found.results.append(_record(value, path))
+    _attach(found, analyses)
+    for value, path in integers:
+        _owner_of(value, path, found.results).integer = value
+    _refuse_twins(found.results)
+    _tell_apart(found.results)  # before repeats are named: those of one batch are told from another's too
+    _tell_settings(found.results)
+    _number_repeats(found.finished)
+    if not (found.results or found.artefacts or found.benchmarks):
+        raise LbqError("nothing to report: give records, run folders, model.lbq files or analyses")
+    return found
+
+
+def _refuse_stale(analysis: Analysis, path: Path, before: Sequence[Result]) -> None:
+    """What lies in a run folder as the analysis of its deployed network must be of its weights."""
+    if not before or path != Path(before[-1].source) / ARCHIVE_ANALYSIS:
+        return
+    if _of_other_weights(analysis, before[-1].record):
+        raise LbqError(f"{path} is of other weights than {path.parents[1]} holds: deploy the run and analyse it again")
+
+
+def _of_other_weights(analysis: Analysis, record: Mapping[str, Any]) -> bool:
+    """Whether both name their weights, and not the same ones."""
+    theirs, ours = analysis.facts.get("weights_sha256"), record.get("weights_sha256")
+    return bool(theirs and ours and theirs != ours)
+
+
+def _tell_apart(results: Iterable[Result]) -> None:
+    """Have names say the batch of runs that differ in it and would be called the same, and the learning rate of those that
+    their batch does not tell apart; of an analysis neither is known."""
+    alike = defaultdict(list)
+    for result in results:
+        if result.record.get("batch_size") is not None:
+            shown = [result.record.get(k) for k in ("dataset", "model", "timesteps", "n_max")]
+            alike[result.kind, result.recipe, *shown].append(result)
+    for some in alike.values():
+        batches = defaultdict(list)
+        for result in some:
+            batches[result.record["batch_size"]].append(result)
+        for batch in batches.values():
+            rates = {result.record.get("lr") for result in batch}
+            for result in batch:
+                result.batch_told = len(batches) > 1
+                result.lr_told = len(rates) > 1 and result.record.get("lr") is not None
+
+
+def _tell_settings(results: Iterable[Result]) -> None:
+    """Have names say in which settings runs differ that would still be called the same; where these are many, their files.
+    What networks are shown is told whatever else tells them apart, or its effect would be taken for that of timesteps."""
+    alike, beside = defaultdict(list), defaultdict(list)
+    for result in results:
+        if result.record.get("batch_size") is not None:  # else an analysis, whose settings are not known
+            dataset, model, *shown = (
+                result.record.get(k) for k in ("dataset", "model", "timesteps", "n_max", "epochs")
+            )
+            beside[dataset, model].append(result)
+            alike[dataset, model, result.title_but_ways, *shown].append(result)
+    shown_unlike = {where: [key for key in _unlike(some) if key in INPUTS] for where, some in beside.items()}
+    for (dataset, model, *_), some in alike.items():
+        inputs = shown_unlike[dataset, model]
+        others = [key for key in _unlike(some) if key not in INPUTS and key not in always_told(dataset)]
+        for result in some:
+            file = Path(result.source).name.removesuffix(".json")
+            result.told = (*_told(result, inputs), *(_told(result, others) if len(others) <= FEW else (file,)))
+
+
+def _unlike(results: Sequence[Result]) -> list[str]:
+    """The settings in which results differ."""
+    settings = [_flat_settings(result) for result in results]
+    return [key for key in dict.fromkeys(k for s in settings for k in s) if len({s.get(key) for s in settings}) > 1]
+
+
+def _told(result: Result, keys: Iterable[str]) -> Iterable[str]:
+    own = _flat_settings(result)
+    return [f"{key} {own[key]}" for key in keys if key in own]
+
+
+def _flat_settings(result: Result) -> dict[str, str]:
+    """By names such as `data.size`."""
+    return {
+        f"{part}.{key}": json.dumps(value)
+        for part, inner in result.settings.items()
+        if isinstance(inner, dict)
+        for key, value in inner.items()
+    }
+
+
+def _number_repeats(results: Iterable[Result]) -> None:
+    """Which of the runs with its configuration and seed each is; one that does not name its data may be of any."""
+    before: dict[tuple[str, Any], list[Result]] = defaultdict(list)
+    for result in results:
+        seed = before[result.key, result.record["seed"]]
+        result.repeat = 1 + sum(map(result.may_share_data, seed))
+        seed.append(result)
+
+
+def _expanded(path: Path) -> Iterable[Path]:
+    """The path itself, or what a folder that is no run holds: runs, and records in JSON."""
+    if not path.exists():
+        raise LbqError(f"{path} does not exist: give a record, a run folder, a model.lbq or an analysis")
+    if path.is_file():
+        if path.suffix not in (".json", ".lbq"):
+            raise LbqError(f"{path} is neither a record or analysis (.json) nor a deployed network (.lbq)")
+        return [path]
+    if (path / "config.toml").exists():
+        return [path, *_beside(path)]
+    inside = sorted(p for p in path.iterdir() if p.suffix == ".json" or _is_run(p))
+    if not inside:
+        raise LbqError(f"{path} holds no runs and no records: give a run folder, or a folder of records")
+    return [found for p in inside for found in (p, *_beside(p))]
+
+
+def _is_run(path: Path) -> bool:
+    """Whether a folder is a run that has, or will have, a result; a converted network has none."""
+    return (path / "config.toml").exists() and not (path / CONVERSION).exists()
+
+
+def _beside(run: Path) -> Iterable[Path]:
+    """What else lies in a run folder: the analysis of its deployed network, and the demo's baselines."""
+    analysis = run / ARCHIVE_ANALYSIS
+    baselines = run / "baselines"
+    inside = sorted(p for p in baselines.iterdir() if (p / "config.toml").exists()) if baselines.is_dir() else []
+    return [*([analysis] if analysis.is_file() else []), *inside]
+
+
+def read_json(path: Path, remedy: str = "restore it, or make it again") -> dict[str, Any]:
+    """The object that a JSON file holds."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise RunError(f"{path} cannot be read as JSON: {' '.join(str(error).split())[:100]}; {remedy}") from error
+    if not isinstance(value, dict):
+        raise RunError(f"{path} must hold a JSON object: a record or an analysis; {remedy}")
+    return value
+
+
+def _record(value: dict[str, Any], path: Path) -> Result:
+    if value.get("format", "lbq record") != "lbq record" or value.get("version", 1) != 1:
+        raise LbqError(
+            f"{path} is {value.get('format')!r}, version {value.get('version')!r}: not a record of version 1; make it again "
+            "with lbq record RUN, or use the lbq that wrote it"
+        )
+    missing = [key for key in schema.RECORD.needed if key not in value]
+    if missing:
+        raise LbqError(f"{path} is not a record of lbq: {', '.join(missing)} missing; make one with lbq record RUN")
+    return _checked(value, str(path))
+
+
+def _checked(record: dict[str, Any], source: str) -> Result:
+    """A result whose record holds what the rest of the program takes for granted."""
+    wrong = schema.problem(record, schema.RECORD)
+    if wrong is None and not record.get("unfinished"):
+        wrong = schema.problem(record, schema.FINISHED)
+    if wrong is not None:
+        raise LbqError(f"{source} is damaged: {wrong}; restore it, or make it again with lbq record RUN")
+    held = record.get("analysis")
+    analyses = [Analysis.from_dict(held, f"{source}: analysis")] if held else []
+    if any(_of_other_weights(analysis, record) for analysis in analyses):
+        raise LbqError(f"{source}: its analysis is of other weights: make it again with lbq analyze and lbq record")
+    return Result(record, source, analyses)
+
+
+def _attach(found: Gathered, analyses: list[tuple[Analysis, str]]) -> None:
+    """Give every analysis to its run; one without a run stands for itself."""
+
+    def owner_of(facts: Mapping[str, Any]) -> Result | None:
+        """By its weights; a file that does not name them (or an older one) by the configuration of a run. One that was deployed
+        over other timesteps is no other form of the network that was trained."""
+        weights, config = facts.get("weights_sha256"), facts.get("config_hash")
+        alike = [
+            r
+            for r in reversed(found.results)
+            if (
+                r.record.get("weights_sha256") == weights
+                if weights
+                else r.record["config_hash"] == config and not r.alone
+            )
+        ]
+        return next((r for r in alike if facts.get("timesteps", r.record["timesteps"]) == r.record["timesteps"]), None)
+
+    for analysis, source in analyses:
+        if analysis.golden:
+            raise LbqError(
+                f"{source} is of {analysis.images} golden inputs, not of a test set: make it again with "
+                "lbq analyze model.lbq --data FOLDER"
+            )
+        owner = owner_of(analysis.facts)
+        if owner is None:
+            owner = _standing_alone(analysis, source)
+            found.results.append(owner)
+        else:
+            owner.analyses.append(analysis)
+            if owner.alone and owner.accuracy is None:
+                owner.record["test_accuracy"] = _float_accuracy(analysis)
+
+
+def _owner_of(value: Mapping[str, Any], path: Path, results: Iterable[Result]) -> Result:
+    """Whose integer network a record in `path` is of."""
+    named = [r for r in results if Path(r.source).name == value["of"]]
+    owners = [r for r in named if Path(r.source).parent == path.parent] or named
+    if not owners:
+        raise LbqError(f"{path} is of the integer network of {value['of']}: give that record too")
+    if len(owners) > 1:
+        raise LbqError(
+            f"{path} is of {value['of']}, and there are {len(owners)} of that name: put it beside its record"
+        )
+    if (wrong := schema.problem(value, schema.INTEGER_RECORD)) is not None:
+        raise LbqError(f"{path} is damaged: {wrong}; restore it")
+    return owners[0]
+
+
+def _standing_alone(analysis: Analysis, source: str) -> Result:
+    """A result of which only an analysis is left: no log, no configuration beyond its facts. A deployed network that names
+    neither dataset nor model, as one of a user's own, is called after its files."""
+    facts = analysis.facts
+    record: dict[str, Any] = {
+        "dataset": facts.get("dataset") or facts.get("data") or "?",
+        "model": facts.get("model") or facts.get("name") or "?",
+        "variant": facts.get("variant", "?"),
+        "n_max": facts.get("n_max", max((layer.n_max for layer in analysis.layers), default=0)),
+        "timesteps": facts.get("timesteps", 0),
+        "epochs": facts.get("epochs", 0),
+        "seed": facts.get("seed", 0),
+        "config_hash": facts.get("config_hash", ""),
+        "weights_sha256": facts.get("weights_sha256", ""),
+        "config": {"analysis": source},
+        "log": [],
+        "test_accuracy": _float_accuracy(analysis),
+        "steps": analysis.steps,
+        **{key: facts[key] for key in ("step", "surrogate", "step_gradient") if key in facts},
+    }
+    return Result(record, source, [analysis])
+
+
+def _float_accuracy(analysis: Analysis) -> float | None:
+    return analysis.accuracy if analysis.complete and not analysis.deployed else None
+
+
+def _refuse_twins(results: Sequence[Result]) -> None:
+    """The same run given twice would count twice in a mean."""
+    seen: dict[tuple[str, int], str] = {}
+    for result in results:
+        if network := _network(result):
+            if network in seen:
+                raise LbqError(f"{result.source} and {seen[network]} are the same run: give it once")
+            seen[network] = result.source
+
+
+def _network(result: Result) -> tuple[str, int] | None:
+    """What no two finished runs have in common; None where that is not known."""
+    weights = result.record.get("weights_sha256", "")
+    return (weights, result.record["timesteps"]) if result.finished and weights else None

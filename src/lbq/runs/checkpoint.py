@@ -1,0 +1,116 @@
+"""Checkpoints that survive being killed: one safetensors file each, checksummed, written whole or not at all. No pickle.
+
+A state is a tree of tensors and JSON values. Tensors go into the file's body, the rest as JSON into its header together
+with a SHA-256 over names, shapes, types and bytes of all tensors and over the JSON itself. `save` writes to a temporary
+name, flushes it to disk and renames; the checkpoint before stays as `previous`, so that whatever happens one good one
+remains.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save as serialise
+from torch import Tensor
+
+from lbq.errors import RunError
+from lbq.system import files
+
+FORMAT = "lbq-checkpoint-1"
+LAST, PREVIOUS = "last.safetensors", "previous.safetensors"
+
+Tree = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A checkpoint's tensors and JSON values, where it came from, and what was wrong with newer ones, if anything."""
+
+    tensors: dict[str, Tensor]
+    values: dict[str, Any]
+    path: Path
+    skipped: tuple[str, ...] = ()
+
+
+def save(folder: Path, tensors: Mapping[str, Tensor], values: Tree) -> Path:
+    """Write `last.safetensors` in `folder`, keeping the one before as `previous.safetensors`."""
+    stored = {name: t.detach().to("cpu", copy=True).contiguous() for name, t in tensors.items()}
+    text = json.dumps(values, sort_keys=True, allow_nan=False)
+    metadata = {"format": FORMAT, "values": text, "sha256": digest(stored, text)}
+    last = folder / LAST
+    files.write(last, serialise(stored, metadata), RunError, keep_as=folder / PREVIOUS)
+    return last
+
+
+def load(folder: Path) -> Loaded | None:
+    """The newest checkpoint that is whole, or None where there is none at all.
+
+    A damaged one is passed over for the one before; where all are damaged, that is an error.
+    """
+    problems: list[str] = []
+    for name in (LAST, PREVIOUS):
+        path = folder / name
+        if not path.exists():
+            continue
+        try:
+            tensors, values = read(path)
+        except RunError as error:
+            problems.append(str(error))
+            continue
+        return Loaded(tensors, values, path, tuple(problems))
+    if problems:
+        raise RunError(f"no usable checkpoint: {'; '.join(problems)}; start again in another folder")
+    return None
+
+
+def set_aside(loaded: Loaded) -> None:
+    """Move a damaged `last` out of the way, so that the next save cannot put it in the place of the good `previous`."""
+    if loaded.path.name == PREVIOUS and loaded.skipped:
+        last = loaded.path.with_name(LAST)
+        try:
+            os.replace(last, last.with_name("damaged.safetensors"))
+            files.sync_folder(last.parent)
+        except OSError as error:
+            raise RunError(f"cannot rename {last}: {error.strerror}") from error
+
+
+def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Tensors and values of one checkpoint file, with everything checked."""
+    if not path.is_file():  # a pipe would be waited for
+        raise RunError(f"{path} is not a file")
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
+    except (SafetensorError, OSError, ValueError) as error:
+        raise RunError(f"{path} cannot be read ({error})") from error
+    if metadata.get("format") != FORMAT:
+        raise RunError(f"{path} is not a checkpoint of this version (format {metadata.get('format')!r})")
+    text = metadata.get("values", "")
+    if digest(tensors, text) != metadata.get("sha256"):
+        raise RunError(f"{path} is damaged: its checksum does not match")
+    try:
+        values = json.loads(text)
+    except ValueError:
+        values = None
+    if not isinstance(values, dict):
+        raise RunError(f"{path} is damaged: its values are not a JSON object")
+    return tensors, values
+
+
+def digest(tensors: Mapping[str, Tensor], text: str) -> str:
+    """SHA-256 over the JSON and every tensor's name, type, shape and bytes."""
+    total = hashlib.sha256(text.encode())
+    for name in sorted(tensors):
+        tensor = tensors[name].contiguous()
+        total.update(f"\n{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        total.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b"")
+    return total.hexdigest()

@@ -1,0 +1,206 @@
+"""From a finished run to a record: one JSON file that holds everything a reader needs to believe and repeat a result.
+
+Records live under `results/` and outlive the weights: the configuration, its hash, the seed, the log of every epoch, the
+versions, the machine, and the checksum of weights and data.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from lbq.config import Config
+from lbq.counting import analysis
+from lbq.counting.analysis import Analysis
+from lbq.data import digits
+from lbq.errors import ConfigError, RunError
+from lbq.neuron.base import neurons_of
+from lbq.results.gather import read_json
+from lbq.runs import run_folder
+from lbq.runs.build import outline
+
+CORNERS = {  # of the ablation: step and surrogate, whose tails it does not tell apart
+    ("fixed", "box"): "v1",
+    ("fixed", "relsg"): "v2",
+    ("learned", "box"): "v3",
+    ("learned", "relsg"): "lbq",
+}
+NAMES = {"relu": "ann"}  # what a variant is called in tables, where the neuron's name is another
+OFFICIAL = "official 50,000 / 10,000"
+SPLITS = {"cifar10": OFFICIAL, "cifar100": OFFICIAL, "digits": digits.SPLIT, "folder": "the folder's own train and val"}
+FORMAT, VERSION = "lbq record", 1
+ANALYSIS = Path("analysis") / "analysis.json"
+
+
+def record_of(run: Path | str, note: str = "") -> dict[str, Any]:
+    """The record of a finished run folder. `weights.sha256` may stand for weights that were not kept."""
+    folder = run_folder.check_folder(run, "config.toml", "result.json", "metrics.jsonl")
+    config, result = run_folder.load_config(folder), read_json(folder / "result.json")
+    log = log_of(folder)
+    try:
+        epoch, accuracy, last = result.get("epoch"), result["accuracy"], log[-1] if log else {}
+        if log and epoch and (last["epoch"] != epoch or abs((last.get("test_accuracy") or 0.0) - accuracy) > 1e-3):
+            raise RunError(
+                f"{folder}: metrics.jsonl ends with epoch {last['epoch']} and {last.get('test_accuracy')} %, result.json "
+                f"says epoch {epoch} and {accuracy:.5f} %: they are not of one training; train it again"
+            )
+        environment = result["environment"]
+        record = {
+            **_plan(config),
+            "split": split_of(config, result["data"]),
+            **_told(result.get("inputs") or {}, "static"),
+            "test_accuracy": result["accuracy"],
+            **_told(result, "holdout_accuracy"),
+            "arithmetic": "float",
+            "train_loss": round(result["train_loss"], 5),
+            "config_hash": result["config_hash"],
+            "weights_sha256": run_folder.weights_checksum(folder),
+            "data_sha256": result["data"].get("sha256") or result["data"].get("labels", ""),
+            "hardware": environment["machine"],
+            "versions": {
+                **{k: environment[k] for k in ("lbq", "python", "torch", "kernel")},
+                **{k: environment[k] for k in (*run_folder.PACKAGES, "imports") if k in environment},
+            },
+            "commit": environment["commit"],
+            **{k: result[k] for k in ("earlier", "init_sha256") if result.get(k)},
+            "processes": result["processes"],
+            "wall_seconds": round(result["training_seconds"]),
+            "command": "lbq train CONFIG (the configuration below, with data.root set)",
+            "steps": result["steps"],
+            "tails": result["tails"],
+            "active": result["active"],
+            "config": _tree(config),
+            "log": log,
+        }
+    except (KeyError, TypeError, AttributeError) as error:
+        raise RunError(
+            f"{folder / 'result.json'} lacks {error}: it was written by another version of lbq, or by hand"
+        ) from error
+    measured = analysis_of(folder)
+    return record | ({"note": note} if note else {}) | ({"analysis": measured.to_dict()} if measured else {})
+
+
+def unfinished_of(run: Path | str) -> dict[str, Any]:
+    """What is known of a run without a result: its plan and its log so far. It has no accuracy."""
+    folder = run_folder.check_folder(run, "config.toml")
+    config = run_folder.load_config(folder)
+    log = log_of(folder) if (folder / "metrics.jsonl").exists() else []
+    return {
+        **_plan(config),
+        "unfinished": True,
+        "epochs_done": log[-1]["epoch"] if log else 0,
+        "config_hash": config.hash,
+        "config": _tree(config),
+        "log": log,
+    }
+
+
+def read(run: Path | str) -> dict[str, Any]:
+    """The record of a run folder, finished or not."""
+    finished = any((Path(run) / name).exists() for name in ("result.json", run_folder.CONVERSION))
+    try:
+        return record_of(run) if finished else unfinished_of(run)
+    except ConfigError as error:  # as of a network or neuron of one's own, which must be imported
+        raise error if str(run) in str(error) else ConfigError(f"{run}: {error}") from error
+
+
+def _plan(config: Config) -> dict[str, Any]:
+    """What a run sets out to do."""
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "dataset": config.data.name,
+        "model": config.model.id,
+        **describe(config),
+        "timesteps": config.model.timesteps,
+        "epochs": config.train.epochs,
+        "warmup_epochs": config.train.warmup_epochs,
+        "batch_size": config.train.batch_size,
+        "lr": config.optim.lr,
+        "seed": config.seed,
+    }
+
+
+def _tree(config: Config) -> dict[str, Any]:
+    tree = config.to_dict()
+    tree["data"]["root"] = ""  # a place on one machine
+    return tree
+
+
+def log_of(run: Path | str) -> list[dict[str, Any]]:
+    """The epochs of a run folder, shortened; a last line that was cut off in writing is left out."""
+    path = Path(run) / "metrics.jsonl"
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+        return [_short(json.loads(line)) for line in lines if line.endswith("\n")]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise RunError(f"{path} is not the log of a run ({type(error).__name__}: {error})") from error
+
+
+def analysis_of(run: Path | str) -> Analysis | None:
+    """What `lbq analyze` left in a run folder, or None; it must be of the folder's weights."""
+    path = Path(run) / ANALYSIS
+    if not path.exists():
+        return None
+    found = analysis.load(path)
+    if found.facts.get("weights_sha256") != run_folder.weights_checksum(run):
+        raise RunError(f"{path} is of other weights than {run} holds: run lbq analyze again")
+    return found
+
+
+def facts_of(run: Path | str) -> dict[str, Any]:
+    """What identifies a run, finished or not: for files made from it."""
+    folder = run_folder.check_folder(run, "config.toml")
+    config = run_folder.load_config(folder)
+    return {
+        "name": folder.resolve().name,
+        "dataset": config.data.name,
+        "model": config.model.id,
+        **describe(config),
+        "timesteps": config.model.timesteps,
+        "seed": config.seed,
+        "epochs": config.train.epochs,
+        "config_hash": config.hash,
+        "weights_sha256": run_folder.weights_checksum(folder),
+    }
+
+
+def describe(config: Config) -> dict[str, Any]:
+    """What the network's neurons are: variant, step (fixed, learned, none), its gradient, surrogate, n_max."""
+    name = str(config.neuron.get("name"))
+    neurons = list(neurons_of(outline(config)).values())
+    if not neurons:
+        return {"variant": NAMES.get(name, name), "step": "none", "surrogate": "none", "n_max": 0}
+    neuron = neurons[0]
+    learned = any("rho" in dict(n.named_parameters(recurse=False)) for n in neurons)
+    step = "learned" if learned else "fixed"
+    if name in ("ternary", "ternary_learned"):
+        name = f"ternary_{step}"
+    if name in CORNERS.values():  # whose options may make another of it
+        name = CORNERS.get((step, neuron.surrogate.name.removesuffix("_et")), f"burst_{step}")
+    found = {"variant": NAMES.get(name, name), "step": step, "surrogate": neuron.surrogate.name, "n_max": neuron.n_max}
+    if learned and getattr(neuron, "step_gradient", "sum") != "sum":
+        found["step_gradient"] = neuron.step_gradient
+    return found
+
+
+def split_of(config: Config, data: Mapping[str, str]) -> str:
+    """What was trained on and what tested. data: as the source of a run tells it; the readers of events name their split."""
+    split = data.get("split") or SPLITS.get(config.data.name, "official")
+    images = f", {data['images']} images" if "images" in data else ""
+    return split + images + (f", {config.data.holdout:g} held out of training" if config.data.holdout else "")
+
+
+def _told(found: Mapping[str, Any], *keys: str) -> dict[str, Any]:
+    """Of what not every run tells, what this one does."""
+    return {key: found[key] for key in keys if found.get(key) is not None}
+
+
+def _short(line: Mapping[str, Any]) -> dict[str, Any]:
+    steps = line["steps"].values()  # {} where there are none
+    short = {k: line[k] for k in ("epoch", "loss", "train_accuracy", "lr", "seconds", "test_accuracy")}
+    short |= _told(line, "unaveraged_accuracy", "holdout_accuracy")
+    short = {k: round(v, 5) if isinstance(v, float) else v for k, v in short.items()}
+    return short | ({"step_min": round(min(steps), 4), "step_max": round(max(steps), 4)} if steps else {})

@@ -1,0 +1,358 @@
+"""Run folders: `config.toml`, `metrics.jsonl`, `weights.safetensors`, `result.json`, `checkpoints/`. No pickle anywhere.
+
+Files appear under their final names only when they are complete; one process at a time may write a folder.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import os
+import platform
+import re
+import shlex
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from safetensors.torch import save as serialise
+from torch import Tensor
+
+from lbq._version import __version__
+from lbq.config import CHANGEABLE, Config
+from lbq.data.dataset import Inputs
+from lbq.errors import Busy, ConfigError, RunError
+from lbq.models import BurstNet
+from lbq.native.choose import choose
+from lbq.results.gather import CONVERSION as CONVERSION
+from lbq.results.gather import read_json
+from lbq.runs.build import build
+from lbq.system import files, plugins, schema
+
+ASKED = 0.2  # seconds after which nobody is still asking whether a folder is held, for which they hold it a moment
+PACKAGES = ("numpy", "pillow", "triton")  # arrays, decoded images, kernels of GPUs
+
+
+@contextmanager
+def new_folder(path: Path | str) -> Iterator[Path]:
+    """A folder to fill, renamed to `path` on success and removed on failure. `path` must not exist yet."""
+    path = Path(path)
+    if path.exists():
+        raise RunError(f"{path} exists already: choose another folder or remove it")
+    try:
+        missing = files.make_folders(path.parent)
+        partial = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".partial", dir=path.parent))
+    except OSError as error:
+        raise RunError(f"cannot write under {path.parent}: {error.strerror}") from error
+    try:
+        yield partial
+        partial.chmod(0o755)
+        os.rename(partial, path)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        files.remove_folders(missing)
+        raise
+
+
+def next_free(stem: Path | str) -> Path:
+    """`stem-001`, or the next number that no folder has."""
+    stem = Path(stem)
+    number = 1
+    while (path := stem.with_name(f"{stem.name}-{number:03d}")).exists():
+        number += 1
+    return path
+
+
+def default_name(config: Path) -> str:
+    """What the run of a configuration file is called, without its seed: cifar10-lbq_t2."""
+    folder = config.parent.name
+    if folder == "..":  # its name would begin with dots, which hides a folder
+        folder = os.path.basename(os.path.abspath(config.parent))
+    return f"{folder}-{config.stem}" if folder else config.stem
+
+
+def refuse_foreign(folder: Path) -> None:
+    """A folder that is no training's is left as it is: asked before anything, the lock too, is put there."""
+    present = set(folder.iterdir()) if folder.exists() else set()
+    config_file = folder / "config.toml"
+    if present and config_file not in present and present - {folder / ".lock", *files.leftovers(config_file)}:
+        raise RunError(f"{folder} is not empty and not a run folder: choose another with --out")
+    if folder / CONVERSION in present:
+        raise RunError(
+            f"{folder} holds a converted network: train from it with "
+            f"{shlex.quote(f'train.init_from={folder}')} and another --out"
+        )
+
+
+_holds: set[IO[str]] = set()  # the locks of this process
+
+
+def _let_go() -> None:
+    """In a process that was forked off, as those that decode images are: it would hold them beyond the end of this one."""
+    for file in _holds:
+        file.close()
+    _holds.clear()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_let_go)
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold `folder` against other processes, by a file in it: see `files.lock`."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = open(folder / ".lock", "w")  # noqa: SIM115 - closed below
+    except OSError as error:
+        raise RunError(f"cannot write {folder}: {error.strerror}") from error
+    with file:
+        if not files.lock(file):
+            time.sleep(ASKED)
+            if not files.lock(file):
+                raise Busy(f"{folder} is being written by another process: wait for it or choose another folder")
+        _holds.add(file)
+        try:
+            yield
+        finally:
+            _holds.discard(file)
+
+
+def held(folder: Path) -> bool:
+    """Whether another process holds `folder`."""
+    try:
+        with open(folder / ".lock") as file:
+            return not files.lock(file, shared=True)  # so that several may ask at once
+    except OSError:  # no folder, or none that was ever held
+        return False
+
+
+def environment(device: torch.device | str = "cpu") -> dict[str, str]:
+    """What a result depends on beside its configuration."""
+    device = torch.device(device)
+    machine = f"{platform.system()} {platform.machine()}, {torch.get_num_threads()} threads"
+    if device.type == "cuda":
+        machine += f", {torch.cuda.get_device_name(device)}"
+    return {
+        "lbq": __version__,
+        "commit": _commit(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        **installed(),
+        "machine": machine,
+        "kernel": choose(device.type).kernel,
+        **({"imports": told} if (told := plugins.told()) else {}),
+    }
+
+
+def installed() -> dict[str, str]:
+    """The versions of packages beside PyTorch that compute something, of those that are there."""
+    found = {}
+    for name in PACKAGES:
+        with suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found
+
+
+def _commit() -> str:
+    """The commit of the source tree that runs, with a + where it was changed; "" for an installed package."""
+    root = Path(__file__).parents[3]
+    if not (root / ".git").exists():
+        return ""
+
+    def git(*arguments: str) -> str:
+        return subprocess.run(
+            ["git", "-C", str(root), *arguments], capture_output=True, text=True, check=True
+        ).stdout.strip()
+
+    try:
+        return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain", "--untracked-files=no") else "")
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+
+
+def write_text(path: Path, text: str) -> None:
+    """A small file, whole or not at all."""
+    files.write(path, text, RunError)
+
+
+def write_weights(folder: Path, state: Mapping[str, Tensor]) -> str:
+    """`weights.safetensors`, and its SHA-256. Cloned: a tail shared between layers is one tensor under several names."""
+    stored = serialise({k: v.detach().cpu().clone().contiguous() for k, v in state.items()})
+    files.write(folder / "weights.safetensors", stored, RunError)
+    return hashlib.sha256(stored).hexdigest()
+
+
+def save(
+    folder: Path, net: BurstNet, config: Config, metrics: Iterable[Mapping[str, Any]], result: Mapping[str, Any]
+) -> None:
+    """Write one finished run into a folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_text(folder / "config.toml", config.to_toml())
+    write_text(folder / "metrics.jsonl", "".join(json.dumps(row) + "\n" for row in metrics))
+    checksum = write_weights(folder, net.state_dict())
+    record = {**result, "weights_sha256": checksum, "config_hash": config.hash, "environment": environment()}
+    write_text(folder / "result.json", json.dumps(record, indent=2) + "\n")
+
+
+def check_folder(run: Path | str, *needed: str) -> Path:
+    """The folder of a run, where it holds the files that are needed; otherwise what is wrong with it and what to do."""
+    folder, remedy = Path(run), "give one that `lbq demo` or `lbq train` wrote"
+    if not folder.exists():
+        raise RunError(f"{folder} does not exist: a run folder is needed, {remedy}")
+    if not folder.is_dir():
+        raise RunError(f"{folder} is not a run folder: {remedy}")
+    missing = next((name for name in needed if not (folder / name).is_file()), None)
+    if missing is None:
+        return folder
+    if not (folder / "config.toml").is_file():
+        raise RunError(f"{folder} is not a run folder, config.toml is missing: {remedy}")
+    if (folder / CONVERSION).is_file():
+        raise RunError(
+            f"{folder} was converted from an ANN, not trained, and has no {missing}: train on with "
+            + shlex.quote(f"train.init_from={folder}")
+        )
+    if not (folder / "result.json").is_file():
+        epochs, where = load_config(folder).train.epochs, shlex.quote(str(folder))
+        raise RunError(
+            f"the run {folder} is not finished, {epochs_done(folder)} of {epochs} epochs are: continue it with "
+            f"lbq train {shlex.quote(str(folder / 'config.toml'))} --out {where} --resume auto"
+        )
+    raise RunError(f"{folder} is not a complete run folder, {missing} is missing: restore the file or train again")
+
+
+def epochs_done(folder: Path) -> int:
+    """Epochs in a run's log; a last line that was cut off in writing does not count."""
+    metrics = folder / "metrics.jsonl"
+    return metrics.read_bytes().count(b"\n") if metrics.is_file() else 0
+
+
+def load_config(run: Path | str, changes: Iterable[str] = ()) -> Config:
+    """The configuration of a run, with `key=value` changes laid over it: of `CHANGEABLE` alone, since the rest describes
+    weights that exist."""
+    folder, changes = check_folder(run, "config.toml"), tuple(changes)
+    for change in changes:
+        key, equals, _ = change.partition("=")
+        if not equals:
+            raise RunError(f"{change!r} must have the form key=value, such as data.root=DIR")
+        if key.strip() not in CHANGEABLE:
+            raise RunError(
+                f"{key.strip()} cannot be changed, {folder} is trained already: give only {', '.join(CHANGEABLE)}"
+            )
+    file = folder / "config.toml"
+    try:
+        stored = Config.load(file)
+        config = Config.load(file, changes) if changes else stored
+    except ConfigError as error:
+        raise RunError(str(error)) from error
+    told = read_result(folder).get("config_hash") if (folder / "result.json").is_file() else None
+    if told not in (None, stored.hash):
+        raise RunError(
+            f"{file} was changed after the run: its hash is {stored.hash[:10]}, result.json says {told[:10]}; restore "
+            "the file, and train other settings in another folder"
+        )
+    return config
+
+
+def read_result(folder: Path, expected: schema.Schema = schema.RESULT) -> dict[str, Any]:
+    """The result of a run, of the form that is expected."""
+    path, remedy = folder / "result.json", "remove it, and lbq train with --resume auto writes it again"
+    result = read_json(path, remedy)
+    if (wrong := schema.problem(result, expected)) is not None:
+        raise RunError(f"{path} is damaged: {wrong}; {remedy}")
+    return result
+
+
+def read_inputs(run: Path | str) -> Inputs | None:
+    """What the network of a run reads; None where the run does not say, as older ones and converted networks do not."""
+    folder = check_folder(run)
+    known = read_result(folder).get("inputs") if (folder / "result.json").exists() else None
+    if known is None:
+        return None
+    values: dict[str, Any] = {f.name: tuple(v) if isinstance(v := known[f.name], list) else v for f in fields(Inputs)}
+    return Inputs(**values)
+
+
+def read_weights(run: Path | str) -> dict[str, Tensor]:
+    weights = check_folder(run, "weights.safetensors") / "weights.safetensors"
+    try:
+        found = load_file(weights)
+    except (SafetensorError, OSError) as error:
+        raise RunError(f"{weights} cannot be read ({error}): restore the file or train again") from error
+    weights_checksum(run)
+    return found
+
+
+def weights_checksum(run: Path | str) -> str:
+    """SHA-256 of a run's weights, which is the one that its result names; `weights.sha256` may stand for weights that were
+    not kept."""
+    folder = Path(run)
+    weights, kept = folder / "weights.safetensors", folder / "weights.sha256"
+    if weights.exists():
+        with open(weights, "rb") as file:
+            return _as_told(folder, weights, hashlib.file_digest(file, "sha256").hexdigest())
+    if kept.exists():
+        words = kept.read_text(errors="replace").split()
+        if not words or not re.fullmatch("[0-9a-f]{64}", words[0]):
+            raise RunError(f"{kept} does not begin with a SHA-256: restore it, or write one with sha256sum")
+        return _as_told(folder, kept, words[0])
+    raise RunError(f"{folder} has neither weights.safetensors nor weights.sha256: its record would prove nothing")
+
+
+def _as_told(folder: Path, file: Path, checksum: str) -> str:
+    """`checksum`, where the run's result names it or, as older ones and converted networks do, none."""
+    told = read_result(folder).get("weights_sha256") if (folder / "result.json").is_file() else None
+    if told not in (None, checksum):
+        raise RunError(
+            f"{file} is damaged or of another run: SHA-256 {checksum[:10]}, result.json says {told[:10]}; restore the file"
+        )
+    return checksum
+
+
+def over(timesteps: int, config: Config) -> Config:
+    """The configuration with another number of timesteps."""
+    if type(timesteps) is not int or timesteps < 1:
+        raise RunError(f"timesteps must be a whole number of at least 1, got {timesteps!r}")
+    return replace(config, model=replace(config.model, timesteps=timesteps))
+
+
+def _fits(weights: Mapping[str, Tensor], config: Config) -> bool:
+    ours = build(config).state_dict()
+    return {k: v.shape for k, v in ours.items()} == {k: v.shape for k, v in weights.items()}
+
+
+def load(run: Path | str, timesteps: int | None = None) -> BurstNet:
+    """The trained network of a run folder, in evaluation mode. timesteps: other ones than it was trained over."""
+    folder = check_folder(run, "config.toml", "weights.safetensors")
+    try:
+        trained = load_config(folder)
+        config = trained if timesteps is None else over(timesteps, trained)
+        net = build(config)
+    except ConfigError as error:
+        raise RunError(f"{folder / 'config.toml'}: {error}") from error
+    if config.train.precision == "fp64":
+        net.double()
+    weights = read_weights(folder)
+    try:
+        net.load_state_dict(weights)
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())
+        if config != trained and _fits(weights, trained):
+            made_for = f"{config.neuron['name']} neurons have weights for each of {trained.model.timesteps} timesteps"
+            raise RunError(
+                f"{folder} cannot run over {timesteps} timesteps, its {made_for}: train it over so many"
+            ) from error
+        raise RunError(
+            f"{folder / 'weights.safetensors'} does not belong to {folder / 'config.toml'}: {reason[:300]}"
+        ) from error
+    return net.eval()

@@ -1,0 +1,123 @@
+"""When training goes wrong: a loss that is no number, weights that are not finite, steps that collapse. Which layer it was,
+and what to change."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from lbq.config import Config
+from lbq.errors import LbqError
+from lbq.neuron import SpikingNeuron
+from lbq.neuron.base import attached, neurons_of
+from lbq.neuron.burst import STEP_EPS
+from lbq.training import evaluation
+from lbq.training.distributed import SyncBatchNorm2d
+
+if TYPE_CHECKING:
+    from lbq.training.trainer import Position
+
+COLLAPSED = 1e-3  # of the step that a layer began with; trained networks stay above a hundredth
+
+
+class Diverged(LbqError):
+    """Nothing that training could go on from."""
+
+
+class Sentinel:
+    """Watches one network in training. first_steps: of its neurons, when training began."""
+
+    def __init__(self, net: nn.Module, config: Config, device: torch.device) -> None:
+        self.net, self.config, self.device = net, config, device
+        self.first_steps = evaluation.neuron_steps(net)
+        self._unchecked: tuple[Tensor, Position, Any] | None = None
+
+    def look(self, loss: Tensor, x: Tensor, position: Position) -> None:
+        """Stop on a loss that is not a number. On a GPU the loss of the step before is looked at, so that nothing waits."""
+        self.settle()
+        if self.device.type == "cuda":
+            value = loss.detach().to("cpu", non_blocking=True)
+            event = torch.cuda.Event()
+            event.record()
+            self._unchecked = (value, replace(position), (event, x))
+        else:
+            self._refuse(loss.detach(), position, x)
+
+    def settle(self) -> None:
+        """Look at a loss that is still unchecked; called before anything is saved."""
+        if self._unchecked is not None:
+            (value, position, (event, x)), self._unchecked = self._unchecked, None
+            event.synchronize()
+            self._refuse(value, position, x)
+
+    def check_weights(self, position: Position) -> None:
+        """Stop where a step made a weight infinite or no number though its loss was finite; called before saving."""
+        bad = [n for n, v in self.net.state_dict().items() if v.is_floating_point() and not v.isfinite().all()]
+        if bad:
+            raise Diverged(
+                f"{bad[0]} is no longer finite after epoch {position.epoch + 1}, step {position.batch}: {self._remedy}"
+            )
+        self.check_steps(position)
+
+    def check_steps(self, position: Position) -> None:
+        """Stop where a learned step has collapsed: softplus has no slope left there, so that no training brings it back."""
+        o = self.config.optim
+        for name, step in evaluation.neuron_steps(self.net).items():
+            first = self.first_steps[name]
+            if step < first and step < max(COLLAPSED * first, 2 * STEP_EPS):
+                raise Diverged(
+                    f"the step of layer {name!r} fell from {first:.3g} to {step:.3g} by epoch {position.epoch + 1}, "
+                    f"step {position.batch}: lower optim.neuron_lr ({o.neuron_lr:g}) or optim.lr ({o.lr:g}), use a longer "
+                    f"warm-up, or set neuron.step_gradient=lsq"
+                )
+
+    def _refuse(self, loss: Tensor, position: Position, x: Tensor) -> None:
+        value = float(loss)
+        if not math.isfinite(value):
+            # half precision overflows where float32 would not
+            with evaluation.autocast(self.config.train, self.device):
+                layer = first_bad_layer(self.net, x)
+            raise Diverged(
+                f"loss became {value} in epoch {position.epoch + 1}, step {position.batch + 1}, first in "
+                f"{layer}: {self._remedy}"
+            )
+
+    @property
+    def _remedy(self) -> str:
+        o = self.config.optim
+        learned = any(p.requires_grad for neuron in neurons_of(self.net).values() for p in neuron.parameters())
+        own = f" or optim.neuron_lr ({o.neuron_lr:g})" if learned else ""
+        return f"lower optim.lr ({o.lr:g}){own}, or use a longer warm-up"
+
+
+@torch.no_grad()
+def first_bad_layer(net: nn.Module, x: Tensor) -> str:
+    """The first layer, in execution order, whose output or parameters are not finite; for a network given up.
+
+    No other process is waited for: it may have stopped already.
+    """
+    found: list[str] = []
+
+    def watch(name: str) -> Any:
+        def hook(module: nn.Module, _inputs: Any, output: Any) -> None:
+            if not all(p.isfinite().all() for p in module.parameters(recurse=False)):
+                found.append(f"the weights of layer {name!r}")  # one bad gradient makes all that it reaches bad
+            elif isinstance(output, Tensor) and not output.isfinite().all():
+                found.append(f"layer {name!r}")
+
+        return hook
+
+    if not x.isfinite().all():
+        return "the input"
+    for module in net.modules():
+        if isinstance(module, SyncBatchNorm2d):
+            module.alone = True
+    leaves = [(n, m) for n, m in net.named_modules() if n and (not list(m.children()) or isinstance(m, SpikingNeuron))]
+    handles = [m.register_forward_hook(watch(n)) for n, m in leaves]
+    with attached(handles):
+        net(x)
+    return found[0] if found else "the loss"

@@ -1,0 +1,122 @@
+"""What a training job will do, known before it starts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from lbq.config import Config
+from lbq.deploy import lower
+from lbq.errors import ConfigError, GraphError, TooSmall
+from lbq.neuron.base import neurons_of
+from lbq.training.evaluation import emulated
+from lbq.training.trainer import Trainer
+
+# Tensors that autograd keeps per neuron and timestep: BatchNorm's input and the output, and what lies between them.
+VALUES_PER_SITE = {"fused": 2, "native": 3, "reference": 5}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Memory is an estimate for each process, in GiB."""
+
+    model: str
+    parameters: int
+    macs: int | None
+    neurons: int | None
+    timesteps: int
+    batch_size: int
+    processes: int
+    steps_per_epoch: int
+    epochs: int
+    memory_gib: float | None
+    device: str
+    kernel: str
+    emulated: str | None  # the precision, where this CPU has no instructions for it
+    data: dict[str, str]
+    train_samples: int
+    remarks: tuple[str, ...] = ()  # settings that change nothing here, or do not fit together
+
+
+def plan_of(trainer: Trainer) -> Plan:
+    config, world, device = trainer.config, trainer.world, trainer.device
+    t = config.train
+    macs: int | None = None
+    units: int | None = None
+    try:
+        steps, source = config.model.timesteps, trainer.source
+        graph = lower(trainer.net, source.shape, steps, source.static, weights=False)
+        macs, units = graph.macs, graph.units
+    except TooSmall as error:
+        raise ConfigError(f"model.id {config.model.id}: {error}") from error
+    except GraphError:  # a network without an integer form trains as well
+        pass
+    local = t.batch_size // (t.accumulate * world.size)
+    kernel = trainer.kernel
+    half = 2 if kernel == "fused" else 4  # the reference computes in float32 whatever it is given
+    size = {"fp64": 8, "fp32": 4, "bf16": half, "fp16": half}[t.precision]
+    sites = None if units is None else units * config.model.timesteps * local
+    return Plan(
+        model=config.model.id,
+        parameters=sum(p.numel() for p in trainer.net.parameters()),
+        macs=macs,
+        neurons=units,
+        timesteps=config.model.timesteps,
+        batch_size=t.batch_size,
+        processes=world.size,
+        steps_per_epoch=trainer.batches,
+        epochs=t.epochs,
+        memory_gib=None if sites is None else VALUES_PER_SITE[kernel] * sites * size / 2**30,
+        device=str(device),
+        kernel=kernel,
+        emulated=t.precision if emulated(t, device) else None,
+        data=trainer.source.about,
+        train_samples=trainer.source.train_size,
+        remarks=(*_without_effect(trainer), *_ill_matched(trainer)),
+    )
+
+
+def _without_effect(trainer: Trainer) -> Iterator[str]:
+    """Settings that were changed and change nothing, each with why."""
+    config, usual = trainer.config, Config()
+    t, a, o, n = config.train, config.augment, config.optim, config.neuron
+    neurons = list(neurons_of(trainer.net).values())
+    if t.loss != "tet" and t.tet_weight != usual.train.tet_weight:
+        yield f"train.tet_weight has no effect with train.loss={t.loss}"
+    if not (a.mixup or a.cutmix) and a.mix_prob != usual.augment.mix_prob:
+        yield "augment.mix_prob has no effect without augment.mixup or augment.cutmix"
+    ended = a.policy or a.cutout or a.events or a.mixup or a.cutmix  # by plain epochs
+    if a.plain_epochs and not ended:
+        yield "augment.plain_epochs has no effect without augment.policy, cutout, events, mixup or cutmix"
+    if a.plain_epochs == t.epochs and ended:
+        yield (
+            f"augment.plain_epochs are all {t.epochs} epochs: augment.policy, cutout, mixup and cutmix have no effect, and "
+            "events flips at most"
+        )
+    if o.name == "adamw" and o.momentum != usual.optim.momentum:
+        yield "optim.momentum has no effect with optim.name=adamw"
+    if o.sam_epochs and not o.sam:
+        yield "optim.sam_epochs has no effect without optim.sam"
+    if "beta" in n and neurons and all(neuron.membrane == "if" for neuron in neurons):
+        yield "neuron.beta has no effect: an IF membrane does not leak"
+    if neurons and all(neuron.surrogate.tail is None for neuron in neurons):
+        for key in ("tail", "learn_tail"):
+            if key in n:
+                yield f"neuron.{key} has no effect: the surrogate {neurons[0].surrogate.name} has no tails"
+    if n.get("step_gradient") == "lsq" and not any(neuron.step.requires_grad for neuron in neurons):
+        yield "neuron.step_gradient has no effect: the step is not learned"
+    if not neurons and config.model.timesteps > 1 and trainer.source.static:
+        yield f"an ANN computes the same at each of {config.model.timesteps} timesteps: model.timesteps=1"
+
+
+def _ill_matched(trainer: Trainer) -> Iterator[str]:
+    """Settings that are rarely meant together."""
+    o, t = trainer.config.optim, trainer.config.train
+    steps = t.epochs * trainer.batches
+    if t.ema and steps * (1 - t.ema) < 1:
+        yield (
+            f"train.ema={t.ema:g} averages over about {1 / (1 - t.ema):,.0f} steps, and there are {steps:,}: the weights that "
+            "training began with will weigh most"
+        )
+    if o.name == "adamw" and o.lr > 0.01:
+        yield f"optim.lr={o.lr:g} is a rate for SGD: AdamW usually takes about 0.001"

@@ -1,0 +1,292 @@
+"""A sweep: configurations times varied settings, each trained in a run folder of its own, deployed and analysed.
+
+Every step is a command that a user could type, in a process of its own: what fails takes nothing else with it. What is done
+already is not done again, and what another process is doing is left to it, so that a sweep may be stopped and repeated at any
+moment, and started several times at once, on a GPU each.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from lbq.config import Config, differences
+from lbq.counting import analysis as analyze
+from lbq.errors import Busy, ConfigError, GraphError, LbqError, RunError, Stopped
+from lbq.graph.quantise import check_neuron
+from lbq.neuron.base import SpikingNeuron
+from lbq.neuron.registry import create
+from lbq.results.gather import ARCHIVE, ARCHIVE_ANALYSIS, gather
+from lbq.runs import records, run_folder
+from lbq.runs.build import outline
+from lbq.system import files, plugins, toml
+from lbq.system.signals import STOPS, noting
+
+LONGEST_NAME = 255  # bytes, of all common file systems
+State = Literal["done", "failed", "elsewhere"]  # elsewhere: another process is at it
+Vary = Sequence[tuple[str, Sequence[str]]]  # keys, and the values that each shall take
+
+
+@dataclass(frozen=True)
+class Member:
+    """One run of a sweep. changes: as they are given to `lbq train`; lacks: why it has no integer network, if it has none."""
+
+    file: Path
+    changes: tuple[str, ...]
+    config: Config
+    folder: Path
+    lacks: str = ""
+
+    @property
+    def trained(self) -> bool:
+        return (self.folder / "result.json").is_file()
+
+    def training(self, device: str | None = None) -> list[str]:
+        """The command that trains it, or goes on where it was."""
+        where = [] if device is None else ["--device", device]
+        return ["train", str(self.file), *self.changes, "--out", str(self.folder), "--resume", "auto", *where]
+
+    def measuring(self) -> Iterator[list[str]]:
+        """The commands that deploy it and analyse what was deployed, of those that are not done yet."""
+        model, analysis = self.folder / ARCHIVE, self.folder / ARCHIVE_ANALYSIS
+        if self.lacks or (analysis.is_file() and analyze.load(analysis).of_test_set):
+            return
+        root = "" if self.config.data.name == "digits" else self.config.data.root  # which come with lbq
+        moved = [toml.assignment("data.root", root)] if root else []
+        if not model.is_file():
+            yield ["deploy", str(self.folder), *moved, "-o", str(model)]
+        yield ["analyze", str(model), *(["--data", root] if root else [])]
+
+
+# What there is to do
+# ------------------------------------------------------------------------------------------------------
+
+
+def parse_vary(text: str) -> tuple[str, list[str]]:
+    """`seed=0,1,2` as a key and its values. A list, a table or a string of TOML is one value, whatever commas it holds."""
+    key, equals, values = text.partition("=")
+    pieces, found = values.split(","), []
+    while pieces:
+        joined = itertools.accumulate(pieces, lambda one, other: f"{one},{other}")
+        taken = next((count for count, value in enumerate(joined, 1) if toml.is_value(value)), 1)
+        found.append(",".join(pieces[:taken]).strip())
+        del pieces[:taken]
+    if not key.strip() or not equals or not all(found):
+        raise ConfigError(f"--vary {text!r} must have the form key=value,value, such as seed=0,1,2")
+    if twice := [value for value, times in Counter(found).items() if times > 1]:
+        raise ConfigError(f"--vary {text!r} has {twice[0]} twice: give it once")
+    return key.strip(), found
+
+
+def plan(given: Sequence[str], vary: Vary, out: Path) -> list[Member]:
+    """The runs of a sweep, checked before any of them begins: one of every configuration first, then the next value.
+
+    given: configuration files, folders of them, and key=value changes for all of them.
+    """
+    changes = [text for text in given if re.match(r"\s*[\w.-]+\s*=", text) and not os.path.exists(text)]
+    configs = list(dict.fromkeys(file for text in given if text not in changes for file in _files(Path(text))))
+    if not configs:
+        raise ConfigError(
+            "a sweep needs configurations: give files such as configs/digits/lbq.toml, or folders of them"
+        )
+    keys = [key for key, _ in vary]
+    if twice := [key for key, times in Counter(keys).items() if times > 1]:
+        raise ConfigError(f"--vary {twice[0]} is given twice: put all its values in one")
+    if both := set(keys) & {text.partition("=")[0].strip() for text in changes}:
+        raise ConfigError(f"{min(both)} is both varied and changed for all: give it once")
+    members = [
+        _member(file, changes, dict(zip(keys, values, strict=True)), out)
+        for values in itertools.product(*(values for _, values in vary))
+        for file in configs
+    ]
+    _refuse_twins(members)
+    for member in members:
+        _check_place(member)
+    for folder in finished(out):  # must be fit to be reported: known now, not after the last run
+        run_folder.read_result(folder)
+        gather([folder], records.read)
+    return members
+
+
+def _files(path: Path) -> list[Path]:
+    if os.path.isdir(path):  # which takes names of any length
+        found = sorted(path.glob("*.toml"))
+        if not found:
+            raise ConfigError(f"{path} holds no configurations (.toml): give files or folders of them")
+        return found
+    if not os.path.isfile(path):
+        wrong = "is not a file" if os.path.exists(path) else "does not exist"
+        raise ConfigError(f"{path} {wrong}: give a configuration, a folder of them, or key=value")
+    return [path]
+
+
+def _member(file: Path, changes: Sequence[str], varied: dict[str, str], out: Path) -> Member:
+    given = (*changes, *(f"{key}={value}" for key, value in varied.items()))
+    config = Config.load(file, given)
+    leaves = Counter(key.rpartition(".")[2] for key in varied)
+    told = [
+        f"{leaf if leaves[leaf := key.rpartition('.')[2]] == 1 else key}={value}"
+        for key, value in varied.items()
+        if key != "seed"
+    ]
+    whole = Path(os.path.abspath(file))  # a file is called the same from wherever it is given
+    name = re.sub(r"[^\w.=+-]", "_", "-".join([run_folder.default_name(whole), *told, f"s{config.seed}"]))
+    if len(os.fsencode(name)) > LONGEST_NAME:
+        raise ConfigError(
+            f"{file}: no folder can be called {name[:40]}...: put long values in configurations of their own"
+        )
+    try:
+        lacks = _lacks(config)
+    except LbqError as error:
+        raise ConfigError(f"{file}: {error}") from error
+    return Member(file, given, config, out / name, lacks)
+
+
+def _lacks(config: Config) -> str:
+    """Why the network has no integer form, as far as its neurons say. Refuses what is no network, or no neuron."""
+    outline(config)
+    neuron = create(**config.neuron, timesteps=config.model.timesteps, channels=1)
+    if not isinstance(neuron, SpikingNeuron):
+        return "it has no spiking neurons"
+    try:
+        spec = replace(neuron.spec(), gain=1.0)  # which is folded into the weights
+        check_neuron(str(config.neuron["name"]), spec)
+    except GraphError as error:
+        return str(error)
+    return ""
+
+
+def _refuse_twins(members: Sequence[Member]) -> None:
+    """One run under two names would count twice, and two runs of one name would share a folder."""
+    by_config: dict[tuple[str, str], Member] = {}
+    by_folder: dict[Path, Member] = {}
+    for member in members:
+        same = by_config.setdefault((member.config.hash, member.config.data.root), member)  # other data, another run
+        other = by_folder.setdefault(member.folder, member)
+        if same is not member or other is not member:
+            given = " and ".join(
+                " ".join([str(m.file), *m.changes]) for m in (min(same, other, key=members.index), member)
+            )
+            if same is not member:
+                raise ConfigError(f"{given} are the same run: give one of them")
+            raise ConfigError(f"{given} are both called {member.folder.name}: rename one, or sweep it to another --out")
+
+
+def _check_place(member: Member) -> None:
+    """A folder that holds something else is left alone, and that is known before the first run begins."""
+    files.check_folder(member.folder, RunError)
+    run_folder.refuse_foreign(member.folder)
+    if not (member.folder / "config.toml").is_file():
+        return
+    stored = run_folder.load_config(member.folder)
+    if stored.hash != member.config.hash:
+        told = "; ".join(differences(stored, member.config))
+        raise RunError(f"{member.folder} holds another configuration ({told}): choose another --out")
+
+
+def finished(out: Path) -> list[Path]:
+    """The folders of finished runs in a sweep's, of earlier sweeps too."""
+    return sorted(path.parent for path in out.glob("*/result.json") if (path.parent / "config.toml").is_file())
+
+
+# Doing it
+# ------------------------------------------------------------------------------------------------------
+
+
+class Sweep:
+    """say: told every command before it runs, and what is passed over."""
+
+    def __init__(self, members: Sequence[Member], say: Callable[[str], None], device: str | None = None) -> None:
+        self.members, self.say, self.device = members, say, device
+        self.child: subprocess.Popen[bytes] | None = None
+        self.signal = 0
+
+    def run(self, deploy: bool = True) -> list[tuple[Member, State]]:
+        """Train what is not trained yet and, where `deploy`, deploy and analyse it; what became of each."""
+        found: list[tuple[Member, State]] = []
+        with self._signals():
+            for number, member in enumerate(self.members, 1):
+                self.say(f"[{number}/{len(self.members)}] {member.folder.name}")
+                state = self._train(member)
+                found.append((member, self._measure(member) if deploy and state == "done" else state))
+        return found
+
+    def _train(self, member: Member) -> State:
+        if not (member.trained or run_folder.held(member.folder)):
+            self._call(member.training(self.device))
+        if member.trained:
+            return "done"
+        if run_folder.held(member.folder):
+            return self._left(member)
+        began = (member.folder / "config.toml").is_file()  # not where its input is wrong
+        if not began and not any(other.trained for other in self.members):  # and so may be that of all others
+            raise RunError(f"{member.folder.name} could not begin, as said above: the sweep stops here")
+        return "failed"
+
+    def _measure(self, member: Member) -> State:
+        if member.lacks:
+            self.say(f"not deployed: {member.lacks}")
+        if not any(member.measuring()):
+            return "done"
+        try:
+            with run_folder.locked(
+                member.folder
+            ):  # another process may have done it by now: asked again, command by command
+                return "failed" if any(self._call(command) for command in member.measuring()) else "done"
+        except Busy:
+            return self._left(member)
+
+    def _left(self, member: Member) -> State:
+        self.say(f"{member.folder} is in another process's hands: left to it")
+        return "elsewhere"
+
+    def _call(self, command: Sequence[str]) -> int:
+        """Run `lbq` with these arguments, for its files: its progress is shown, its result is not. Its exit status."""
+        self._obey()
+        command = [*plugins.options(), *command]
+        self.say(f"lbq {shlex.join(command)}")
+        # this very package, whatever lies in the working directory
+        path = os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])])
+        self.child = subprocess.Popen(
+            [sys.executable, "-P", "-m", "lbq", *command],
+            stdout=subprocess.DEVNULL,
+            env={**os.environ, "PYTHONPATH": path},
+        )
+        if self.signal:  # told while it was being started
+            self.child.terminate()
+        while (code := self.child.poll()) is None:
+            time.sleep(0.1)  # wait() would keep a signal that comes just before it until the command has ended
+        self.child = None
+        self.signal = self.signal or next((n for n in STOPS if code in (128 + n, -n)), 0)
+        self._obey()
+        if code < 0:
+            self.say(f"ended by {signal.Signals(-code).name}")
+        return code
+
+    def _obey(self) -> None:
+        if self.signal:
+            name = signal.Signals(self.signal).name
+            raise Stopped(f"stopped by {name}: the same command goes on from here", 128 + self.signal)
+
+    def _signals(self) -> AbstractContextManager[None]:
+        """What ends the sweep is passed on to the running command, which saves and ends. As SIGTERM, whatever it was: a
+        terminal's interrupt has reached the command by itself, and a second one would end it before it has saved."""
+
+        def note(number: int, _usual: Any) -> None:
+            self.signal = number
+            if self.child is not None:
+                self.child.terminate()
+
+        return noting(note)

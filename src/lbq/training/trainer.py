@@ -1,0 +1,440 @@
+"""The trainer: every reported number comes from here. Yields records; prints nothing.
+
+A run's state is its tensors and three positions: the data cursor (epoch, batch), the step of the schedule, and the
+position in the random stream. Order, augmentation and dropout are functions of the seed and these, so a run continued
+from a checkpoint, at any batch, gives the same bytes as one that was never interrupted.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
+
+from lbq.batches.ahead import ahead
+from lbq.batches.mixing import Mixing
+from lbq.batches.sources import Part, Source
+from lbq.config import Config
+from lbq.errors import ConfigError
+from lbq.native.choose import choose
+from lbq.neuron.base import neurons_of
+from lbq.runs.build import build, stream_seed
+from lbq.training import evaluation, optim
+from lbq.training.cuda_graph import CapturedStep
+from lbq.training.distributed import World, synchronise_batchnorm
+from lbq.training.divergence import Sentinel
+
+NORM_SAMPLES = 10_000  # that BatchNorm's statistics of averaged weights are measured on
+
+
+@dataclass
+class Position:
+    """Where a run stands. `stream` counts the draws of the random stream, `step` the optimiser's steps."""
+
+    epoch: int = 0
+    batch: int = 0
+    step: int = 0
+    stream: int = 0
+
+
+@dataclass(frozen=True)
+class EpochRecord:
+    """Loss and accuracy (percent) on the augmented training images, and accuracies on the held-out and test images where they
+    were evaluated; each neuron's step, tail and active ratio after the epoch. Where weights are averaged, all that is said of
+    the network is said of the averaged one; `unaveraged_accuracy` is what the weights as trained reach on the test images."""
+
+    epoch: int
+    step: int
+    loss: float
+    train_accuracy: float
+    lr: float
+    seconds: float
+    samples_per_second: float
+    test_accuracy: float | None = None
+    holdout_accuracy: float | None = None
+    unaveraged_accuracy: float | None = None
+    steps: dict[str, float] = field(default_factory=dict)
+    tails: dict[str, float] = field(default_factory=dict)
+    active: dict[str, float] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class Trainer:
+    """Trains the configured network on `source`. Call `fit`, a generator of epoch records.
+
+    between_steps: called with the trainer after every step; it may save, and stops training by returning True.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        source: Source,
+        device: torch.device | str = "cpu",
+        world: World | None = None,
+        between_steps: Callable[[Trainer], bool] | None = None,
+    ) -> None:
+        self.config, self.source, self.world = config, source, world or World()
+        self.device = torch.device(device)
+        self.between_steps = between_steps
+        self.position = Position()
+        self.tally = torch.zeros(3, dtype=torch.float64, device=self.device)  # loss, correct, seen in this epoch so far
+        self.began = time.perf_counter()  # when this epoch did, or would have without an interruption
+        self._check()
+        self.net = build(config).to(self.device)
+        if config.train.precision == "fp64":
+            self.net.double()
+        if config.train.channels_last:
+            self.net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        if config.train.sync_batchnorm:
+            synchronise_batchnorm(self.net)
+        self.optimiser = optim.make_optimiser(self.net, config.optim)
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=config.train.precision == "fp16")
+        self.average = optim.Average(self.net, config.train.ema) if config.train.ema else None
+        a = config.augment
+        self.mixing = Mixing(
+            a.mixup, a.cutmix, a.mix_prob, a.label_smoothing, config.model.num_classes, config.plain_from
+        )
+        self.sentinel = Sentinel(self.net, config, self.device)
+        self._runner: nn.Module | None = None
+        self._captured: CapturedStep | None = None
+        self._captured_sharp = False
+
+    def _check(self) -> None:
+        t, m, source = self.config.train, self.config.model, self.source
+        if m.num_classes != source.classes:
+            labels = f", whose labels are 0 to {source.classes - 1}" if source.name == "arrays" else ""
+            raise ConfigError(
+                f"model.num_classes must be {source.classes} for {source.name}{labels}, got {m.num_classes}"
+            )
+        if m.in_channels != source.shape[0]:
+            raise ConfigError(f"model.in_channels must be {source.shape[0]} for {source.name}, got {m.in_channels}")
+        if t.batch_size % (t.accumulate * self.world.size):
+            raise ConfigError(
+                f"train.batch_size must be a multiple of train.accumulate x processes "
+                f"({t.accumulate} x {self.world.size}), got {t.batch_size}"
+            )
+        if t.batch_size > source.train_size:
+            left = f" that data.holdout={share:g} leaves" if (share := self.config.data.holdout) else ""
+            raise ConfigError(
+                f"train.batch_size must be at most the {source.train_size} samples{left}, got {t.batch_size}"
+            )
+
+    # State
+    # ---------------------------------------------------------------------------------------------------------------
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Everything that a run needs to go on, as tensors and JSON values. To be called in every process."""
+        tensors = {f"model/{k}": v for k, v in self.net.state_dict().items()}
+        tensors |= {f"optim/{k}": v for k, v in optim.optimiser_state(self.net, self.optimiser).items()}
+        if self.average is not None:
+            tensors |= {f"average/{k}": v for k, v in self.average.state.items()}
+        values = {
+            "position": asdict(self.position),
+            "tally": self.world.gather(self.tally).tolist(),  # one for each process
+            "seconds": time.perf_counter() - self.began,
+            "scaler": self.scaler.state_dict(),
+            "config_hash": self.config.hash,
+            "data": self.data,
+            "first_steps": self.sentinel.first_steps,
+        }
+        return tensors, values
+
+    @property
+    def kernel(self) -> str:
+        """What runs its neurons: the reference where the chosen kernel can run none of them."""
+        chosen, timesteps = choose(self.device.type).kernel, self.config.model.timesteps
+        dtype = evaluation.computed_in(self.config.train)
+        found = {neuron.kernel(timesteps, dtype) for neuron in neurons_of(self.net).values()}
+        return chosen if not found or chosen in found else "reference"
+
+    @property
+    def data(self) -> dict[str, str]:
+        """What it trains on, wherever that lies."""
+        return {key: value for key, value in self.source.about.items() if key != "source"}
+
+    def restore(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
+        def part(prefix: str) -> dict[str, Tensor]:
+            return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
+
+        self.net.load_state_dict(part("model/"))
+        optim.restore_optimiser(self.net, self.optimiser, part("optim/"))
+        if self.average is not None:
+            for name, value in part("average/").items():
+                self.average.state[name].copy_(value)
+        # older checkpoints lack first steps and seconds
+        self.sentinel.first_steps = values.get("first_steps") or evaluation.neuron_steps(self.net)
+        self.position = Position(**values["position"])
+        self.began = time.perf_counter() - values.get("seconds", 0.0)
+        tallies = torch.tensor(values["tally"], dtype=torch.float64, device=self.device)
+        if len(tallies) == self.world.size:
+            self.tally = tallies[self.world.rank].clone()
+        else:  # continued with another number of processes
+            self.tally = tallies.sum(0) if self.world.main else torch.zeros_like(self.tally)
+        if values["scaler"]:
+            self.scaler.load_state_dict(values["scaler"])
+
+    def start_from(self, weights: dict[str, Tensor]) -> None:
+        """Begin with these weights in place of drawn ones, in the averages too."""
+        self.net.load_state_dict(weights, strict=False)
+        self.sentinel.first_steps = evaluation.neuron_steps(self.net)
+        if self.average is not None:
+            self.average = optim.Average(self.net, self.average.decay)
+
+    # Training
+    # ------------------------------------------------------------------------------------------------------------
+
+    @property
+    def batches(self) -> int:
+        """Steps in an epoch; a last incomplete batch is dropped."""
+        return self.source.train_size // self.config.train.batch_size
+
+    @property
+    def done(self) -> bool:
+        return self.position.epoch >= self.config.train.epochs
+
+    @property
+    def sharp(self) -> bool:
+        """Whether this epoch minimises sharpness-aware."""
+        return self.position.epoch >= self.config.sharp_from
+
+    def order(self, epoch: int) -> Tensor:
+        """The epoch's order of samples, `[batches, accumulate, processes, samples]`: the same whatever the processes."""
+        t = self.config.train
+        generator = torch.Generator().manual_seed(stream_seed(self.config.seed, "order", epoch))
+        order = torch.randperm(self.source.train_size, generator=generator)[: self.batches * t.batch_size]
+        return order.reshape(self.batches, t.accumulate, self.world.size, -1)
+
+    def fit(self) -> Iterator[EpochRecord]:
+        """Train from the present position to the end; yields after every epoch."""
+        while not self.done:
+            record = self._epoch()
+            if record is None:
+                return
+            yield record
+
+    def _epoch(self) -> EpochRecord | None:
+        """The rest of an epoch; None where it was stopped between steps."""
+        seed, first = self.config.seed, self.position.batch
+        if not first:
+            self.began = time.perf_counter()
+        order = self.order(self.position.epoch)[first:]
+        mine = order[:, :, self.world.rank]
+        self.net.train()
+        batches = self.source.train_batches(list(mine.flatten(0, 1)), self.position.epoch, seed)
+        micro = ahead(batches, self.device)
+        for _ in range(len(order)):
+            rate = optim.learning_rate(self.position.step, self.batches, self.config)
+            optim.set_learning_rate(self.optimiser, rate)
+            self._step(micro)
+            if self.between_steps is not None and self.between_steps(self):
+                return None
+        self.sentinel.settle()
+        self.sentinel.check_steps(self.position)
+        return self._ended()
+
+    def _ended(self) -> EpochRecord:
+        """What the epoch whose steps are done comes to; the next one begins."""
+        epoch = self.position.epoch + 1
+        loss, correct, seen = self.world.sum(self.tally.clone()).tolist()
+        seconds = time.perf_counter() - self.began
+        t = self.config.train
+        evaluate = epoch % t.eval_every == 0 or epoch == t.epochs
+        unaveraged = None
+        if evaluate and self.average is not None:
+            unaveraged = self.evaluate("test")
+            self._measure_norms(self.average)
+        with self.averaged():
+            steps, tails = evaluation.neuron_steps(self.net), evaluation.neuron_tails(self.net)
+            active: dict[str, float] = {}
+            test = self.evaluate("test", active) if evaluate else None
+            holdout = self.evaluate("holdout") if evaluate and self.source.holdout_size else None
+        self.position.epoch, self.position.batch = epoch, 0
+        self.tally.zero_()
+        return EpochRecord(
+            epoch=epoch,
+            step=self.position.step,
+            loss=loss / seen,
+            train_accuracy=100 * correct / seen,
+            lr=optim.learning_rate(self.position.step - 1, self.batches, self.config),
+            seconds=seconds,
+            samples_per_second=self.batches * t.batch_size / seconds,
+            test_accuracy=test,
+            holdout_accuracy=holdout,
+            unaveraged_accuracy=unaveraged,
+            steps=steps,
+            tails=tails,
+            active=active,
+        )
+
+    def _step(self, micro: Iterator[tuple[Tensor, Tensor]]) -> None:
+        t, position = self.config.train, self.position
+        captured = self.captured()
+        if captured is None:
+            self.optimiser.zero_grad(set_to_none=True)
+        for part in range(t.accumulate):
+            x, labels = next(micro)
+            self._seed_stream(part)
+            x, targets = self.mixing(x, labels, self.config.seed, position.epoch, position.batch * t.accumulate + part)
+            x = evaluation.cast(x, t)
+            if captured is None:
+                self._backward(x, targets, labels, last=part == t.accumulate - 1)
+            else:
+                self.sentinel.look(captured(x, targets, labels), x, self.position)
+        if captured is None:
+            self._check_all_take_part()
+            self._update()
+        position.batch += 1
+        position.step += 1
+        position.stream += 1
+
+    def _backward(self, x: Tensor, targets: Tensor, labels: Tensor, last: bool, check: bool = True) -> Tensor:
+        """Forward and backward over one part of a batch; its loss, which the tally has counted."""
+        logits, loss = self._gradients(x, targets, last, check)
+        mean = logits.mean(0) if self.config.train.loss == "tet" else logits
+        correct = (mean.argmax(1) == labels).sum()
+        seen = torch.full_like(correct, len(labels))
+        self.tally += torch.stack([loss.double() * len(labels), correct.double(), seen.double()])
+        if self.sharp:
+            statistics = [buffer.clone() for buffer in self.net.buffers()]  # BatchNorm's, of where the weights are
+            with optim.uphill(self.optimiser, self.config.optim.sam):
+                self.optimiser.zero_grad(set_to_none=True)
+                self._gradients(x, targets, last, check=False)
+            for buffer, value in zip(self.net.buffers(), statistics, strict=True):
+                buffer.copy_(value)
+        return loss
+
+    def _gradients(self, x: Tensor, targets: Tensor, last: bool, check: bool) -> tuple[Tensor, Tensor]:
+        """One forward and backward pass: logits and loss. `last`: the processes average their gradients after it."""
+        t, runner = self.config.train, self.runner()
+        waits = isinstance(runner, DistributedDataParallel) and not last
+        with runner.no_sync() if waits else nullcontext():  # type: ignore[operator]
+            with self.autocast():
+                logits = runner(x, per_step=True) if t.loss == "tet" else runner(x)
+                loss = self.loss(logits, targets)
+            if check:
+                self.sentinel.look(loss, x, self.position)
+            self.scaler.scale(loss / t.accumulate).backward()
+        return logits.detach(), loss.detach()
+
+    def _check_all_take_part(self) -> None:
+        """After the first backward pass: between processes only gradients that all of them have can be averaged."""
+        if self.world.size == 1 or self.position.step:
+            return
+        idle = [name for name, p in self.net.named_parameters() if p.requires_grad and p.grad is None]
+        if idle:
+            raise ConfigError(
+                f"parameter {idle[0]!r} takes no part in what the network computes, and so cannot be trained by several "
+                "processes: remove it, or set requires_grad=False on it"
+            )
+
+    def _update(self) -> None:
+        """Move the parameters along their gradients."""
+        if self.config.optim.clip:
+            self.scaler.unscale_(self.optimiser)
+            torch.nn.utils.clip_grad_norm_(self.net.parameters(), self.config.optim.clip)
+        self.scaler.step(self.optimiser)
+        self.scaler.update()
+        if self.average is not None:
+            self.average.update(self.net)
+
+    def captured(self) -> CapturedStep | None:
+        """The whole step as a CUDA graph, where `train.cuda_graph` asks for it and the step allows it."""
+        t = self.config.train
+        fits = self.world.size == 1 and t.accumulate == 1 and t.precision != "fp16" and not t.compile
+        if self._captured_sharp != self.sharp:  # another step than before
+            self._captured, self._captured_sharp = None, self.sharp
+        if self._captured is None and self.device.type == "cuda" and t.cuda_graph and fits:
+            self._captured = CapturedStep(self._whole)
+        return self._captured
+
+    def _whole(self, x: Tensor, targets: Tensor, labels: Tensor) -> Tensor:
+        self.optimiser.zero_grad(set_to_none=True)
+        loss = self._backward(x, targets, labels, last=True, check=False)
+        self._update()
+        return loss
+
+    def _seed_stream(self, part: int) -> None:
+        """Dropout and the like draw from a stream that is a function of the position and the process alone."""
+        seed = stream_seed(self.config.seed, "stream", self.position.stream, part, self.world.rank)
+        torch.default_generator.manual_seed(seed)
+        if self.device.type == "cuda":
+            with torch.cuda.device(self.device):  # which need not be the current one
+                torch.cuda.manual_seed(seed)
+
+    def runner(self) -> nn.Module:
+        """The network as it is called in training: under DistributedDataParallel and compiled, where asked for."""
+        if self._runner is None:
+            runner: nn.Module = self.net
+            if self.world.size > 1:
+                ids = [self.device.index] if self.device.type == "cuda" else None
+                runner = DistributedDataParallel(runner, device_ids=ids)
+            if self.config.train.compile:
+                runner = torch.compile(runner)  # type: ignore[assignment]
+            self._runner = runner
+        return self._runner
+
+    def autocast(self) -> Any:
+        return evaluation.autocast(self.config.train, self.device)
+
+    def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """Cross-entropy of the mean logits, or TET (Deng et al. 2022): cross-entropy at every timestep plus a pull to 1."""
+        if logits.dtype != torch.float64:
+            logits = logits.float()  # soft targets would lose a thousandth in half precision
+        targets = targets.to(logits.dtype)
+        if self.config.train.loss == "ce":
+            return F.cross_entropy(logits, targets)
+        weight = self.config.train.tet_weight
+        every = F.cross_entropy(logits.flatten(0, 1), targets.repeat(logits.shape[0], 1))
+        return (1 - weight) * every + weight * (logits - 1).square().mean()
+
+    def check(self) -> None:
+        """Stop where training went wrong; called before anything is saved."""
+        self.sentinel.settle()
+        self.sentinel.check_weights(self.position)
+
+    # Evaluation
+    # ----------------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """The averaged weights in place of the trained ones for a while, where averaging is on."""
+        if self.average is None:
+            yield
+            return
+        trained = {k: v.clone() for k, v in self.net.state_dict().items()}
+        self.net.load_state_dict(self.average.state)
+        try:
+            yield
+        finally:
+            self.net.load_state_dict(trained)
+
+    def _measure_norms(self, average: optim.Average) -> None:
+        """Give the averaged network BatchNorm statistics of its own.
+
+        Averaged weights are shorter than those they are averages of, where these still move: what a layer puts out is
+        smaller than statistics that were averaged alike say, and thresholds turn less into nothing. A deep network may
+        fall silent.
+        """
+        count = max(NORM_SAMPLES // self.config.train.batch_size, 1)
+        mine = self.order(0)[:count, :, self.world.rank].flatten(0, 1)  # the same ones every time
+        plain_epochs, plain_from = self.config.augment.plain_epochs, self.config.plain_from
+        epoch = plain_from if plain_epochs and plain_from <= self.position.epoch else 0  # augmented as in that one
+        with self.averaged():
+            batches = self.source.train_batches(list(mine), epoch, self.config.seed)
+            found = evaluation.measure_norms(self.net, batches, self.config.train, self.device, self.world)
+            for name, value in found.items():
+                average.state[name].copy_(value)
+
+    def evaluate(self, part: Part, active: dict[str, float] | None = None) -> float:
+        """Accuracy in percent over the whole of `part`, whatever the processes; fills `active` with active ratios."""
+        self.world.share(self.net.buffers())  # BatchNorm's statistics, where every process has its own
+        return evaluation.evaluate(self.net, self.source, part, self.config.train, self.device, self.world, active)

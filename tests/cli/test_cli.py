@@ -1,0 +1,559 @@
+"""The command line as a user meets it: the first run, its folder, --json, and one-line errors with exit code 2."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tarfile
+import warnings
+from contextlib import redirect_stderr, redirect_stdout
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import lbq
+from lbq import cli
+from lbq.batches.sources import open_source
+from lbq.cli import demo
+from lbq.cli.demo import demo_config
+from lbq.cli.progress import CountProgress, TrainProgress
+from lbq.deploy.check import check_absorption, check_integers
+from lbq.deploy.deploy import deploy_trained, test_set
+from lbq.measuring.measure import measure
+from lbq.native.choose import choose
+from lbq.runs.records import record_of
+from lbq.runs.run_folder import default_name, load_config
+from lbq.training import evaluation
+from lbq.training import trainer as train
+from tests.support.commands import call
+from tests.support.paths import ROOT
+from tests.support.reading import real
+
+
+@pytest.fixture(scope="module")
+def demo_result() -> list[demo.DemoResult]:
+    """Of `demo_run`, once that has run."""
+    return []
+
+
+@pytest.fixture(scope="module")
+def demo_run(
+    demo_result: list[demo.DemoResult], tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, dict[str, Any], str]:
+    """The folder that `lbq demo` wrote, its JSON, and its progress."""
+    folder, run_demo = tmp_path_factory.mktemp("demo") / "run", demo.run_demo
+
+    def kept(*arguments: Any) -> demo.DemoResult:
+        demo_result.append(run_demo(*arguments))
+        return demo_result[0]
+
+    out, err = StringIO(), StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+        patch.setattr(demo, "run_demo", kept)
+        with pytest.raises(SystemExit) as stop:
+            cli.main(["demo", "--epochs", "1", "--json", "--out", str(folder)])
+    assert not stop.value.code
+    return folder, json.loads(out.getvalue()), err.getvalue()
+
+
+def test_demo_json_and_run_folder(demo_run: tuple[Path, dict[str, Any], str]) -> None:
+    folder, summary, progress = demo_run
+    assert list(summary["accuracy"]) == ["ann", "lif", "burst_fixed", "lbq"]
+    assert all(0 <= value <= 100 for value in summary["accuracy"].values())
+    assert summary["seconds"] > 0
+    assert summary["integer_check"] is True
+    names = {p.name for p in folder.iterdir()}
+    assert names == {
+        "analysis", "baselines", "checks.json", "config.toml", "metrics.jsonl", "model.analysis", "model.lbq", "report.html",
+        "result.json", "weights.safetensors",
+    }  # fmt: skip
+    result = json.loads((folder / "result.json").read_text())
+    checks = json.loads((folder / "checks.json").read_text())
+    absorption, check = checks["absorption"], checks["integers"]
+    assert absorption["untied"] == 0
+    assert absorption["levels"] == 599 * 2 * 4608
+    assert check["bytes"] == (folder / "model.lbq").stat().st_size
+    assert check["accumulations_executed"] == check["accumulations_counted"] > 0
+    assert round(result["accuracy"], 2) == summary["accuracy"]["lbq"]
+    assert "lbq          epoch   1" in progress  # plain lines where there is no terminal
+    analysis = json.loads((folder / "analysis" / "analysis.json").read_text())
+    assert analysis["facts"]["name"] == folder.name  # and not what it was called while it was written
+    for baseline in ("ann", "lif", "burst_fixed"):
+        stored = json.loads((folder / "baselines" / baseline / "result.json").read_text())
+        net = lbq.load(folder / "baselines" / baseline)
+        assert measure(net, open_source(load_config(folder))).accuracy == pytest.approx(stored["accuracy"])
+
+
+def test_the_demo_ends_with_a_report(demo_run: tuple[Path, dict[str, Any], str]) -> None:
+    folder, summary, _ = demo_run
+    assert summary["report"] == str(folder / "report.html")
+    page = (folder / "report.html").read_text()
+    for text in (
+        "Burst, fixed step",
+        "Binary LIF",
+        "A tour of one image",
+        "Figure 4 (a)",
+        "levels of 12 channels of layer1.0.sn1",
+    ):
+        assert text in page
+    for name, accuracy in summary["accuracy"].items():
+        assert f"{accuracy:.2f} (1 seed)" in page, name
+    assert record_of(folder)["test_accuracy"] == pytest.approx(summary["accuracy"]["lbq"], abs=0.005)
+
+
+@pytest.mark.usefixtures("demo_run")
+def test_demo_table(
+    capsys: pytest.CaptureFixture[str],
+    demo_result: list[demo.DemoResult],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What is printed of the same run where no JSON is asked for, and what is run where no folder is named."""
+    asked: list[tuple[Any, ...]] = []
+
+    def again(folder: Path, watcher: demo.Watcher, *options: Any) -> demo.DemoResult:
+        asked.append((folder, *options))
+        return demo_result[0]
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(demo, "run_demo", again)
+    code, out, _ = call(capsys, "demo", "--epochs", "1", "--seed", "3")
+    assert code == 0
+    assert asked == [(Path("runs/demo-001"), 3, 1)]
+    for text in (
+        "LBQ, learned step",
+        "binary LIF",
+        "bit kAC",
+        "modelled",
+        "learned steps",
+        "layer3.0.sn2",
+        "agree",
+    ):
+        assert text in out
+    # the README's excerpt has the shape of this output: the same lines, but for the figures in them
+    excerpt = re.search(r"```text\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
+    assert excerpt
+    shapes = {shape_of(line) for line in out.splitlines()}
+    for line in excerpt[1].splitlines():
+        assert shape_of(line) in shapes or line.strip() == "...", line
+
+
+def shape_of(line: str) -> str:
+    return re.sub(r"[\d,. ]+", " ", line).strip()
+
+
+def test_lbq_reaches_97_percent_and_its_integers_agree() -> None:
+    """What the README promises of the first run, with its own configuration, in half of its epochs."""
+    config = demo_config("lbq", seed=0, epochs=10)
+    source = open_source(config)
+    trainer = train.Trainer(config, source)
+    for _ in trainer.fit():
+        pass
+    net = trainer.net
+    measured = measure(net, source)
+    assert measured.accuracy >= 97
+    assert check_absorption(net, source).passed
+    test = test_set(config)
+    check = check_integers(net, source, deploy_trained(net, config, test), test, 0)
+    assert check.passed
+    assert check.accuracy >= measured.accuracy - 1
+    assert check.predictions_agree > 98.5
+    steps = evaluation.neuron_steps(net).values()
+    assert max(steps) / min(steps) > 1.5  # layers chose different resolutions
+
+
+def test_account_of_a_run(capsys: pytest.CaptureFixture[str], demo_run: tuple[Path, dict[str, Any], str]) -> None:
+    folder, summary, _ = demo_run
+    on = ["--device", "cpu"]  # as the demo: a GPU rounds otherwise
+    code, out, _ = call(capsys, "account", str(folder), *on, "--json")
+    assert code == 0
+    facts = json.loads(out)
+    assert round(facts["accuracy"], 2) == summary["accuracy"]["lbq"]
+    stored = json.loads((folder / "result.json").read_text())
+    assert facts["exact"]["total"]["bit_sparse"] == pytest.approx(stored["bit_sparse_acs"])
+    code, out, _ = call(capsys, "account", str(folder))
+    assert code == 0
+    for text in (
+        "layer2.0.downsample.0",
+        "total",
+        "shortcuts",
+        "preshifted",
+        "explicit",
+        "rate x MACs",
+        "Beyond the paper's regime, µJ per image, modelled",
+        "binary at equal slots",
+        "signed digits",
+        "state updates",
+        "Horner",
+        "Break-even, modelled",
+        "NeuroBench",
+        "Horowitz",
+    ):
+        assert text in out
+    assert facts["costs"]["modelled"] is True
+    prices = folder.parent / "prices.toml"
+    prices.write_text('name = "mine"\nsource = "me"\nfp32_add = 1.8\n')
+    code, out, _ = call(capsys, "account", str(folder), "--technology", str(prices), "--limit", "20", "--json")
+    assert code == 0
+    assert json.loads(out)["costs"]["technology"]["name"] == "mine"
+    assert json.loads(out)["images"] == 20
+    again = json.loads(out)["exact"]
+    by_hand = 4.6 * again["fp_macs"] + 1.8 * again["total"]["bit_sparse"] + 0.1 * again["total"]["formations"]
+    assert again["energy_mj"]["fused"] == pytest.approx(1e-9 * by_hand)
+    code, out, _ = call(capsys, "account", str(folder), "--technology", str(prices), "--limit", "20")
+    assert "prices: fp32_add: mine (me); the rest: 45 nm CMOS, 0.9 V (M. Horowitz" in out
+    code, out, _ = call(capsys, "account", str(folder / "baselines" / "ann"))
+    assert code == 0
+    assert "no spikes" in out
+    prices.write_text('name = "mine"\nsource = "me"\nfp32_mac = 9.2\n')
+    _, dear, _ = call(capsys, "account", str(folder / "baselines" / "ann"), "--technology", str(prices))
+    assert "prices: mine (me)" in dear
+    usual, doubled = (float(re.findall(r"([\d.]+) µJ", text)[0]) for text in (out, dear))
+    assert doubled == pytest.approx(2 * usual, abs=0.002)
+
+
+def test_account_of_the_paper(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    code, out, _ = call(capsys, "account", "--paper")
+    assert code == 0
+    assert "13.72" in out
+    code, out, _ = call(capsys, "account", "--paper", "--json")
+    value = json.loads(out)
+    assert value["modelled_cost"][4]["ANN energy / energy"] == "13.72"
+    assert value["accumulations"][3] == {
+        "Method": "LBQ (5)", "Unary (M)": "1,589.90", "Bit-sparse (M)": "945.69", "Saved (%)": "40.52",
+    }  # fmt: skip
+    assert "45 nm CMOS" in value["prices"]
+    prices = tmp_path / "prices.toml"
+    prices.write_text('name = "mine"\nsource = "me"\nfp32_add = 1.8\n')
+    code, out, _ = call(capsys, "account", "--paper", "--technology", str(prices))
+    assert code == 0
+    assert "from the paper's own counts at other prices" in out
+    assert "prices: fp32_add: mine (me); the rest: 45 nm CMOS, 0.9 V (M. Horowitz" in out
+    code, _, err = call(capsys, "account", "runs/mine", "--paper")
+    assert code == 2
+    assert "not runs/mine and --paper" in err
+    code, _, err = call(capsys, "account", "--paper", "--technology", "none.toml")
+    assert code == 2
+    assert "none.toml cannot be read" in err
+
+
+def test_doctor(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = call(capsys, "doctor")
+    assert code == 0
+    assert f"kernel {choose('cpu').kernel}" in out
+    code, out, _ = call(capsys, "doctor", "--json")
+    facts = json.loads(out)
+    assert facts["lbq"] == lbq.__version__
+    assert facts["kernels"]["cpu"]["kernel"] == choose("cpu").kernel
+    assert facts["packages"]["torch"]
+    assert facts["engine"]["kernel"] in ("native", "NumPy")
+
+
+def test_doctor_says_why_native_kernels_are_missing(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LBQ_NATIVE", "off")
+    assert "deployed networks: NumPy kernels (switched off by LBQ_NATIVE=off)" in call(capsys, "doctor")[1]
+
+
+def test_doctor_without_torch(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    code, out, _ = call(capsys, "doctor")
+    assert code == 0
+    assert "training needs PyTorch: pip install 'lbq[train]'" in out
+
+
+@pytest.mark.parametrize("verb", ["train", "eval", "account", "analyze", "demo"])
+def test_a_kernel_that_cannot_run_here_is_refused(
+    capsys: pytest.CaptureFixture[str],
+    config_file: Path,
+    demo_run: tuple[Path, dict[str, Any], str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    verb: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("LBQ_KERNEL", "fused")
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    subject = {"train": [str(config_file)], "demo": []}.get(verb, [str(demo_run[0])])
+    device = [] if verb == "demo" else ["--device", "cpu"]
+    code, out, err = call(capsys, verb, *subject, *device)
+    assert (code, out) == (2, "")
+    assert err == "lbq: LBQ_KERNEL=fused: the fused kernel needs a CUDA device, not cpu; or leave LBQ_KERNEL out\n"
+    assert not list(tmp_path.iterdir())
+    found = choose("cpu")  # what a neuron on this device does beside one on a GPU
+    assert found.kernel != "fused"
+    assert found.reason.startswith("the fused kernel needs a CUDA device, not cpu; ")
+    assert choose("cuda").kernel == "fused"
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"), [({}, "1000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "ACTIVE"}, "None")]
+)
+def test_threads_that_wait_spin_shortly(given: dict[str, str], expected: str) -> None:
+    """Unless the user wants it otherwise."""
+    code = "import os, lbq.cli\ntry: lbq.cli.main(['--version'])\nfinally: print(os.environ.get('GOMP_SPINCOUNT'))"
+    environment = {k: v for k, v in os.environ.items() if k not in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")} | given
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
+    assert done.stdout.split()[-1] == expected
+
+
+def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(capsys, "--version") == (0, f"lbq {lbq.__version__}\n", "")
+    code, out, err = call(capsys)
+    assert code == 2
+    assert "demo" in out + err
+    code, out, _ = call(capsys, "--help")
+    assert code == 0
+    assert "account" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["dmeo"], "No such command 'dmeo'"),
+        (["demo", "--epochs", "0"], "--epochs"),
+        (["demo", "--epochs", "many"], "--epochs"),
+        (["demo", "--seed", "-1"], "--seed"),
+        (["demo", "--fast"], "--fast"),
+        (["demo", "--out", "."], ". exists already"),
+        (["demo", "--out", "/dev/null/run"], "cannot write under"),
+        (["account", "somewhere", "--paper"], "give a run folder or a model.lbq, or --paper"),
+        (["account", "--paper", "--limit", "3"], "--data, --limit and --device are for a network that is run"),
+        (["account", "nowhere"], "nowhere does not exist: give a run folder, or a model.lbq"),
+    ],
+)
+def test_mistakes_end_in_one_line_and_exit_code_2(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    code, out, err = call(capsys, *arguments)
+    assert code == 2
+    assert out == ""
+    assert err.startswith("lbq: ")
+    assert err.count("\n") == 1
+    assert message in err
+
+
+def test_interrupt_leaves_nothing_behind(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(train.Trainer, "fit", interrupted)
+    code, _, err = call(capsys, "demo", "--out", str(tmp_path / "run"))
+    assert code == 130
+    assert err.endswith("lbq: interrupted\n")
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_interrupt_while_it_is_loaded_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "typer.py").write_text("import signal; signal.raise_signal(signal.SIGINT)")
+    usual = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"  # background jobs ignore it
+    code = f"{usual}; import sys; sys.path.insert(0, {str(tmp_path)!r}); from lbq.__main__ import main; main()"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (found.returncode, found.stdout, found.stderr) == (130, "", "lbq: interrupted\n")
+
+
+@pytest.mark.parametrize("command", [["demo"], ["account", "."]])
+def test_commands_that_need_torch_say_so(command: list[str]) -> None:
+    code = f"import sys; sys.modules['torch'] = None; from lbq.cli import main; main({command!r})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr == "lbq: this command needs PyTorch, which is not installed: pip install 'lbq[train]'\n"
+
+
+SMALL = ["model.id=resnet8w4", "train.epochs=2", "train.batch_size=128", "train.warmup_epochs=0"]
+
+
+@pytest.fixture(scope="module")
+def config_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("configs") / "family" / "small.toml"
+    path.parent.mkdir()
+    path.write_text("[augment]\nshift = 1\n")
+    return path
+
+
+def test_train_and_eval(
+    capsys: pytest.CaptureFixture[str], config_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    command = ["train", str(config_file), *SMALL, "seed=3", "--device", "cpu"]
+    code, out, err = call(capsys, *command, "--deterministic")
+    assert code == 0
+    folder = Path("runs") / "family-small-s3"
+    assert f"run folder {folder}" in out
+    for text in (
+        "network  resnet8w4, T = 2",
+        "data     dataset digits",
+        "2 epochs x 9 steps of 128",
+        "epoch 2/2",
+        "samples/s",
+    ):
+        assert text in err
+    assert load_config(folder).train.deterministic
+    code, out, _ = call(capsys, "eval", str(folder), "--json", "--device", "cpu")
+    assert code == 0
+    found = json.loads(out)
+    assert found["images"] == 599
+    assert found["accuracy"] == found["stored_accuracy"]
+    code, out, _ = call(capsys, "eval", str(folder), "--device", "cpu", "--precision", "fp64")
+    assert code == 0
+    assert ", in fp64, where it was trained in fp32; the run's result says" in " ".join(out.split())
+    code, _, error = call(capsys, "eval", str(folder), "--device", "cpu", "--precision", "fp8")
+    assert (code, error) == (2, "lbq: precision must be one of fp32, fp64, bf16, fp16, got 'fp8'\n")
+    code, out, _ = call(capsys, "eval", str(folder), "--device", "cpu")
+    assert (
+        out
+        == f"test accuracy {found['accuracy']:.2f} % on 599 images; the run's result says {found['accuracy']:.2f} %\n"
+    )
+
+    code, _, err = call(capsys, *command, "--deterministic")
+    assert (code, "continue it with --resume auto" in err) == (2, True)
+    code, out, _ = call(capsys, *command, "--deterministic", "--resume", "auto", "--json")
+    assert (code, json.loads(out)["run"]) == (0, str(folder))
+    code, _, err = call(capsys, *command, "--resume", "auto")
+    assert (code, "differs from the configuration given (train.deterministic: true, false)" in err) == (2, True)
+
+
+def test_an_epoch_of_one_step_has_no_rate_yet(capsys: pytest.CaptureFixture[str]) -> None:
+    progress = TrainProgress()
+    progress.step(0, 1, 1, 0.0)
+    assert capsys.readouterr().err == ""
+    progress.step(0, 1, 1, 10.0)
+    assert capsys.readouterr().err.startswith("step 1: 10 samples/s, ")
+
+
+@pytest.mark.parametrize("name", ["runs/{x}/model.lbq", "runs/[red]x/model.lbq"])
+def test_a_bar_shows_any_path_as_it_is(
+    name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as on a terminal
+    with CountProgress(name, 3) as progress:
+        progress.advance(3)
+    assert name in capsys.readouterr().err
+
+
+def test_a_run_is_called_after_the_folder_of_its_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "below").mkdir()
+    monkeypatch.chdir(tmp_path / "below")
+    assert default_name(Path("../small.toml")) == f"{tmp_path.name}-small"  # "..-small" would be hidden
+    assert default_name(Path("family/small.toml")) == "family-small"
+    assert default_name(Path("small.toml")) == "small"
+
+
+@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed:UserWarning")  # torch says it too, where it is so
+def test_a_precision_without_instructions(
+    capsys: pytest.CaptureFixture[str], config_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """bf16 takes forever on a CPU that only emulates it: training says so, and evaluation is in fp32."""
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False)
+    folder = str(tmp_path / "run")
+    half = ["train.precision=bf16", "train.epochs=1", "model.id=resnet8w1"]
+    _, _, err = call(capsys, "train", str(config_file), *SMALL, *half, "--device", "cpu", "--out", folder)
+    assert "slow     this CPU has no instructions for bf16" in err
+    _, out, _ = call(capsys, "eval", folder, "--device", "cpu")
+    assert " images, in fp32, since this CPU has no instructions for bf16; the run's result says" in out
+    _, out, _ = call(capsys, "eval", folder, "--device", "cpu", "--json")
+    assert (json.loads(out)["precision"], json.loads(out)["trained_in"]) == ("fp32", "bf16")
+    _, out, _ = call(capsys, "eval", folder, "--device", "cpu", "--timesteps", "1", "--precision", "fp32")
+    assert " where it was trained in bf16, at T = 1, trained at T = 2; the run's result says" in out
+
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: True)
+    _, out, _ = call(capsys, "eval", folder, "--device", "cpu", "--json")
+    assert json.loads(out)["precision"] == "bf16"
+    assert json.loads(out)["accuracy"] == json.loads(out)["stored_accuracy"]
+    _, out, _ = call(capsys, "eval", folder, "--device", "cpu")
+    assert "fp32" not in out
+    Path(folder, "result.json").unlink()
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False)
+    _, out, _ = call(capsys, "eval", folder, "--device", "cpu")
+    assert out.endswith(" images, in fp32, since this CPU has no instructions for bf16\n")
+
+
+def test_a_warning_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    call(capsys, "--version")
+    assert warnings.formatwarning("it failed\nframe #0: at::linear", UserWarning, "x.py", 1) == "lbq: it failed\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--resume", "maybe"], "--resume must be auto or never"),
+        (["--device", "tpu"], "--device must be cpu or cuda"),
+        (["train.epoch=1"], "unknown key 'train.epoch'; did you mean 'epochs'?"),
+        (["data.name=cifar10"], "data.root must name the folder of cifar10"),
+        (["data.name=cifar10", "data.root=nowhere"], "nowhere"),
+        (["model.id=vgg11"], "model.id vgg11: layer 'maxpool': (512, 1, 1) is too small"),
+        (["train.init_from=nowhere"], "train.init_from: nowhere does not exist"),
+    ],
+)
+def test_mistakes_in_training_leave_nothing_behind(
+    capsys: pytest.CaptureFixture[str],
+    config_file: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, out, err = call(capsys, "train", str(config_file), *arguments)
+    assert (code, out) == (2, "")
+    assert message in err
+    assert err.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_out_of_memory_says_what_to_change(
+    capsys: pytest.CaptureFixture[str], config_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(train.Trainer, "fit", full)
+    code, _, err = call(capsys, "train", str(config_file), *SMALL, "--out", str(tmp_path / "run"), "--device", "cpu")
+    assert code == 2
+    assert "out of memory at batch 128, T = 2" in err
+    assert "raise train.accumulate (now 1) or lower train.batch_size" in err
+
+
+def test_data_from_real_files(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    source = real("cifar10")
+    code, out, _ = call(capsys, "data", "cifar10", "--root", str(tmp_path / "c"), "--from", str(source))
+    assert code == 0
+    assert "50,000 + 10,000 images" in out
+    code, out, _ = call(capsys, "data", "cifar10", "--root", str(tmp_path / "c"), "--json")
+    assert json.loads(out)["train"] == 50_000
+
+
+def test_data_mistakes(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    text, archive = tmp_path / "notes.md", tmp_path / "mine.tar"
+    text.write_text("# my notes")
+    with tarfile.open(archive, "w") as file:
+        file.add(text)
+    for arguments, message in (
+        (["svhn", "--root", str(tmp_path / "x")], "'svhn' cannot be prepared; known: cifar10, cifar100"),
+        (["cifar10", "--root", str(tmp_path / "x"), "--from", str(tmp_path)], "CIFAR-10 is not in"),
+        *(
+            (["cifar10", "--root", str(tmp_path / "x"), "--from", str(mine)], f"{mine.name} cannot be read as .tar.gz")
+            for mine in (text, archive)
+        ),
+    ):
+        code, out, err = call(capsys, "data", *arguments)
+        assert (code, out, err.count("\n")) == (2, "", 1)
+        assert message in err
+        assert "delete" not in err  # what a user gives stays the user's
+    assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize("command", cli.COMMANDS)
+def test_every_command_takes_json(capsys: pytest.CaptureFixture[str], command: str) -> None:
+    code, out, _ = call(capsys, command, "--help")
+    assert code == 0
+    assert "--json" in out

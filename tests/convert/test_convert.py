@@ -1,0 +1,684 @@
+"""Burst networks made of trained ANNs: every shape of network, what is chosen, what is refused, and the command."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lbq import engine, models
+from lbq.config import Config
+from lbq.convert import Fit, calibrate, convert, convert_run
+from lbq.data.digits import load_digits
+from lbq.deploy import deploy
+from lbq.errors import ConfigError, GraphError
+from lbq.neuron import BurstNeuron
+from lbq.runs import run_folder
+from lbq.training import job
+from lbq.training.distributed import World
+from tests.support.commands import call
+from tests.support.small_runs import Silent
+
+FINE = {"name": "ilif", "n_max": 255, "membrane": "if"}  # levels so fine that little is lost
+Forward = Callable[[Any, Tensor], Tensor]
+
+
+class Net(nn.Module):
+    """Layers for all forwards below; BatchNorm has statistics of its own."""
+
+    def __init__(self, forward: Forward, **replaced: nn.Module) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.function = forward
+        self.conv, self.bn = nn.Conv2d(3, 6, 3, padding=1, bias=False), nn.BatchNorm2d(6)
+        self.conv2, self.bn2 = nn.Conv2d(6, 6, 3, padding=1), nn.BatchNorm2d(6)
+        self.act, self.act2, self.fc = nn.ReLU(), nn.ReLU(), nn.Linear(6, 4)
+        self.pool, self.wide, self.norm = nn.AdaptiveAvgPool2d(1), nn.Linear(6 * 64, 4), nn.BatchNorm1d(4)
+        for name, module in replaced.items():
+            self.add_module(name, module)
+        with torch.no_grad():
+            for norm in (self.bn, self.bn2, self.norm):
+                norm.running_mean.uniform_(-0.3, 0.3)  # type: ignore[union-attr]
+                norm.running_var.uniform_(0.2, 2.0)  # type: ignore[union-attr]
+        self.eval()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(self, x)
+
+
+def head(m: Any, x: Tensor) -> Tensor:
+    return m.fc(m.pool(x).flatten(1))
+
+
+def with_in_place(m: Any, x: Tensor) -> Tensor:
+    x = m.bn(m.conv(x))
+    y = m.conv2(F.relu(x, inplace=True))
+    y += x  # which is rectified by now
+    return head(m, y.relu_())
+
+
+def by_sizes(m: Any, x: Tensor) -> Tensor:
+    """The batch's size is asked of the image, and used behind the neurons."""
+    y = m.act(m.bn(m.conv(x)))
+    return m.wide(y.view(x.shape[0], -1))
+
+
+def aliased(m: Any, x: Tensor) -> Tensor:
+    """A view is rectified in place, and what it is a view of is read."""
+    y = m.conv(x)
+    y.flatten(1).relu_()
+    return head(m, m.act(m.conv2(y)))
+
+
+FORWARDS: dict[str, Forward] = {
+    "modules": lambda m, x: head(m, m.act2(m.bn2(m.conv2(m.act(m.bn(m.conv(x))))))),
+    "one_module_twice": lambda m, x: head(m, m.act(m.bn2(m.conv2(m.act(m.bn(m.conv(x))))))),
+    "functions": lambda m, x: head(m, F.relu(m.bn2(m.conv2(torch.relu(m.bn(m.conv(x))))))),
+    "methods_and_modules": lambda m, x: head(m, m.act(m.bn2(m.conv2(m.bn(m.conv(x)).relu())).relu() * 0.5)),
+    "relu6": lambda m, x: head(m, F.relu6(m.bn2(m.conv2(F.relu(input=m.bn(m.conv(x))))))),
+    "residual": lambda m, x: head(m, m.act2(m.bn2(m.conv2(y := m.act(m.bn(m.conv(x))))) + y)),
+    "residual_before_the_first_neuron": lambda m, x: head(m, m.act2(m.conv2(m.act(y := m.bn(m.conv(x)))) + y)),
+    "activation_and_its_input": lambda m, x: head(m, m.act2(m.conv2((y := m.bn(m.conv(x))) + m.act(y)))),
+    "in_place": with_in_place,
+    "sizes_of_the_image": by_sizes,
+    "sizes_of_activations": lambda m, x: m.wide((y := m.act(m.conv2(m.bn(m.conv(x))))).reshape(y.size(0), -1)),
+    "features": lambda m, x: m.norm(m.wide(m.act(m.bn(m.conv(x))).flatten(1))).relu(),
+    "without_norms": lambda m, x: head(m, m.act2(m.conv2(m.act(m.conv(x))))),
+    "no_neuron_at_the_end": lambda m, x: m.act(m.conv2(m.act(m.conv(x)))).mean((2, 3)),
+}
+
+
+def images(count: int = 64, *shape: int) -> Tensor:
+    return torch.randn(count, *(shape or (3, 8, 8)), generator=torch.Generator().manual_seed(1))
+
+
+def unlike(a: Tensor, b: Tensor) -> float:
+    return float(((a - b).square().mean() / b.var()).detach())
+
+
+@pytest.mark.parametrize("name", FORWARDS)
+def test_fine_levels_give_the_anns_logits(name: str) -> None:
+    ann = Net(FORWARDS[name])
+    before = copy.deepcopy(ann.state_dict())
+    made = convert(ann, images(), timesteps=3, neuron=FINE)
+    fresh = torch.randn(32, 3, 8, 8)
+    with torch.no_grad():
+        assert made(fresh).shape == ann(fresh).shape
+        assert unlike(made(fresh), ann(fresh)) < 1e-3
+        coarse = convert(ann, images(), timesteps=1, neuron={"name": "ilif", "n_max": 2})
+        assert unlike(made(fresh), ann(fresh)) < unlike(coarse(fresh), ann(fresh))
+    assert all(torch.equal(value, before[key]) for key, value in ann.state_dict().items())
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in (*ann.modules(), *made.modules()))
+    assert made.timesteps == 3
+    assert all(fit.error < 1e-3 for fit in made.fits.values())
+
+
+def test_networks_of_features() -> None:
+    torch.manual_seed(0)
+    ann = nn.Sequential(nn.Linear(12, 20), nn.ReLU(), nn.Linear(20, 20), nn.ReLU(inplace=True), nn.Linear(20, 3))
+    x = images(256, 12)
+    assert unlike(convert(ann, x, neuron=FINE)(x), ann(x)) < 1e-3
+
+
+def test_what_comes_before_the_first_neuron_runs_once() -> None:
+    seen: dict[str, int] = {}
+    made = convert(Net(FORWARDS["modules"]), images(), timesteps=4)
+    for name in ("conv", "conv2"):
+        made.net.get_submodule(name).register_forward_hook(lambda m, i, o, n=name: seen.__setitem__(n, len(o)))
+    made(images(5))
+    assert seen == {"conv": 5, "conv2": 20}
+
+
+def test_scales_and_shifts_make_good_for_what_levels_lose() -> None:
+    """The paper's neuron rounds down, and amplifies over time: without them nothing of the logits is left."""
+    ann, x = Net(FORWARDS["modules"]), images(256)
+    made = convert(ann, x, timesteps=2, neuron="lbq")
+    stepped = copy.deepcopy(made)
+    own = ann.state_dict()
+    stepped.net.load_state_dict({k: own.get(k, v) for k, v in made.net.state_dict().items()})
+    with torch.no_grad():
+        assert unlike(made(x), ann(x)) < 0.5 * unlike(stepped(x), ann(x))
+        np.testing.assert_allclose(made(x).mean(0), ann(x).mean(0), atol=1e-4)
+
+
+def test_the_step_is_the_best_of_its_grid() -> None:
+    ann, x = nn.Sequential(nn.Linear(4, 6), nn.ReLU()), images(200, 4)
+    snn = nn.Sequential(nn.Linear(4, 6), BurstNeuron(n_max=3))
+    snn.load_state_dict({**snn.state_dict(), **ann.state_dict()})
+    with torch.no_grad():
+        neuron = snn[1]
+        assert isinstance(neuron, BurstNeuron)
+        currents, wanted = snn[0](x)[None].repeat(2, 1, 1), ann(x)
+
+        def error(step: float) -> float:
+            trial = BurstNeuron(n_max=3, step=step)
+            return float((trial(currents).mean(0) - wanted).square().mean() / wanted.square().mean())
+
+        class Shown(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.net = snn
+
+            def forward(self, x: Tensor) -> Tensor:
+                out: Tensor = neuron(x=snn[0](x[None].repeat(2, 1, 1)))  # by name, which is seen as well
+                return out
+
+        class Named(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.net = ann
+
+            def forward(self, x: Tensor) -> Tensor:
+                return ann(x)
+
+        fit = calibrate(Shown(), Named(), x)["net.1"]
+        assert fit.step == pytest.approx(float(neuron.step), rel=1e-6)
+        assert fit.error == pytest.approx(error(fit.step), rel=1e-3)
+        assert all(fit.error <= error(fit.step * 2 ** (0.125 * i)) + 1e-9 for i in range(-8, 9) if i)
+
+
+def test_one_step_for_each_channel_fits_better() -> None:
+    ann, x = Net(FORWARDS["modules"]), images(256)
+    with torch.no_grad():
+        ann.bn.weight.copy_(torch.tensor([0.05, 0.1, 0.2, 1, 3, 6]))
+    one, each = (convert(ann, x, timesteps=1, neuron={"name": "lbq", "per_channel": p}) for p in (False, True))
+    steps = each.net.get_submodule("act").step
+    assert isinstance(steps, Tensor)
+    assert steps.shape == (6,)
+    assert steps[5] > 8 * steps[0]
+    assert each.fits["act"].error <= one.fits["act"].error
+    assert unlike(each(x), ann(x)) < unlike(one(x), ann(x))
+
+
+@pytest.mark.parametrize(
+    ("forward", "neuron", "timesteps"),
+    [
+        ("residual", "lbq", 2),
+        ("residual", "v1", 2),
+        ("residual", {"name": "qann", "n_max": 7}, 1),
+        ("residual", {"name": "lbq", "per_channel": True}, 2),
+        ("residual_before_the_first_neuron", {"name": "lbq", "n_max": 7}, 2),
+    ],
+)
+def test_it_deploys(forward: str, neuron: Any, timesteps: int) -> None:
+    made = convert(Net(FORWARDS[forward]), images(256), timesteps=timesteps, neuron=neuron)
+    x = np.random.default_rng(0).integers(0, 256, (16, 3, 8, 8), np.uint8)
+    network = deploy(made, (3, 8, 8), bits=16, mean=[0.5] * 3, std=[0.25] * 3)
+    with torch.no_grad():
+        logits = made.double()((torch.from_numpy(x).double() / 255 - 0.5) / 0.25).numpy()
+    found = network.run(x)
+    np.testing.assert_allclose(found.logits * found.scale, logits, atol=0.05 * np.ptp(logits))
+
+
+def test_it_trains_further() -> None:
+    made = convert(Net(FORWARDS["residual"]), images())
+    made.train()
+    made(images(8)).square().sum().backward()
+    grads = {name: p.grad for name, p in made.named_parameters()}
+    assert all(grads[f"net.{name}"] is not None for name in ("conv.weight", "act.rho", "act2.eta", "fc.bias"))
+
+
+def test_a_layer_without_activations_keeps_its_step() -> None:
+    ann = Net(FORWARDS["modules"])
+    with torch.no_grad():
+        ann.bn.bias.fill_(-1e3)
+    assert convert(ann, images()).fits["act"] == Fit(pytest.approx(0.4), 0.0)  # type: ignore[arg-type]
+
+
+def test_networks_of_the_same_names_by_pairs() -> None:
+    """As `lbq convert` does: the same network of lbq.models, as an ANN and with burst neurons."""
+    torch.manual_seed(0)
+    ann = models.create("resnet8w4", neuron="relu", timesteps=1)
+    ann(images(64)).sum().backward()  # statistics
+    snn = models.create("resnet8w4", neuron=FINE, timesteps=2)
+    snn.load_state_dict({**snn.state_dict(), **ann.state_dict()})
+    fits = calibrate(snn, ann.eval(), images(64))
+    assert list(fits) == ["sn1", *(f"layer{i}.0.sn{j}" for i in (1, 2, 3) for j in (1, 2))]
+    assert unlike(snn.eval()(images(64)), ann(images(64))) < 1e-3
+    assert snn.training is False
+
+
+def test_the_modes_of_layers_and_the_images_stay(tmp_path: Path) -> None:
+    ann, x = Net(FORWARDS["residual"]), images()
+    ann.train()
+    ann.bn.eval()  # frozen
+    before, kept = [m.training for m in ann.modules()], x.clone()
+    made = convert(ann, x)
+    assert [m.training for m in ann.modules()] == before
+    assert torch.equal(x, kept)
+    assert not any(m.training for m in made.modules())
+    torch.save(made, tmp_path / "made.pt")
+    loaded = torch.load(tmp_path / "made.pt", weights_only=False)
+    assert torch.equal(loaded(x), made(x))
+    with torch.inference_mode():
+        other = convert(ann, x)
+    other.train()(x).sum().backward()  # as if made elsewhere
+
+
+def test_calibration_is_whole_or_not_at_all() -> None:
+    """A network of other widths behind its first layers."""
+    ann = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 5), nn.ReLU())
+    snn = nn.Sequential(nn.Linear(4, 6), BurstNeuron(), nn.Linear(6, 7), BurstNeuron())
+    snn[0].load_state_dict(ann[0].state_dict())
+    snn.train()
+    before = copy.deepcopy(snn.state_dict())
+
+    class Shown(nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            return snn(x[None].repeat(2, 1, 1))
+
+    with pytest.raises(GraphError, match="layer '0.2' has other shapes in the two networks"):
+        calibrate(Shown(snn), nn.Sequential(ann), images(32, 4))
+    assert all(torch.equal(value, before[name]) for name, value in snn.state_dict().items())
+    assert snn.training
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in snn.modules())
+
+
+def test_a_network_of_other_weights_is_refused() -> None:
+    ann = models.create("resnet8w4", neuron="relu", timesteps=1).eval()
+    snn = models.create("resnet8w4", neuron={"name": "lbq", "n_max": 15}).eval()
+    with pytest.raises(
+        GraphError, match=r"^the spiking network has other weights than the ANN: load them first, snn\.load"
+    ):
+        calibrate(snn, ann, images(16, 3, 8, 8))
+    snn.load_state_dict(ann.state_dict(), strict=False)
+    for _ in range(2):  # scales that the first has changed are no other weights
+        assert max(fit.error for fit in calibrate(snn, ann, images(16, 3, 8, 8)).values()) < 0.5
+
+
+def test_activations_that_are_rare_small_or_of_unequal_channels() -> None:
+    ann, x = Net(FORWARDS["modules"]), images(256)
+    with torch.no_grad():
+        ann.bn.weight.mul_(1e-6)
+        ann.bn.bias.mul_(0)
+    assert 3.9e-6 < convert(ann, x, neuron={"name": "lbq", "n_max": 255}).fits["act"].step < 5e-6
+    rare = nn.Sequential(nn.Linear(1, 1), nn.ReLU(), nn.Linear(1, 1))
+    with torch.no_grad():
+        rare[0].weight.fill_(1)  # type: ignore[operator]
+        rare[0].bias.fill_(-3.5)  # type: ignore[operator]
+    seen = torch.randn(10000, 1, generator=torch.Generator().manual_seed(0))
+    fit = convert(rare, seen, neuron={"name": "ilif", "n_max": 15}).fits["1"]
+    assert fit.step < 0.1  # three of ten thousand are above 0, by 0.5 at the most
+    assert 0 < fit.error < 0.1
+    with torch.no_grad():
+        ann.bn.weight.copy_(torch.tensor([1e-3, 1e-2, 1e-1, 1, 10, 100]))
+    steps = convert(ann, x, neuron={"name": "lbq", "per_channel": True}).net.get_submodule("act").step
+    assert isinstance(steps, Tensor)
+    assert float((steps.max() / steps.min()).detach()) > 1e4
+
+
+def test_one_activation_in_a_thousand_does_not_set_the_steps_that_are_tried() -> None:
+    """Two thousand up to 1, and one of 1000: steps are tried from 1/16 to 2 times 1 / n_max."""
+    ann = nn.Sequential(nn.Linear(1, 1), nn.ReLU(), nn.Linear(1, 1))
+    with torch.no_grad():
+        ann[0].weight.fill_(1)  # type: ignore[operator]
+        ann[0].bias.fill_(0)  # type: ignore[operator]
+    x = torch.cat([torch.arange(1, 2001) / 2000, torch.tensor([1000.0])])[:, None]
+    step = convert(ann, x, timesteps=1, neuron={"name": "ilif", "n_max": 10}).fits["1"].step
+    assert 0.1 / 16 - 1e-6 < step < 0.2 + 1e-6
+    few = torch.cat([torch.arange(1, 101) / 100, torch.tensor([1000.0])])[:, None]  # one of a hundred does
+    assert convert(ann, few, timesteps=1, neuron={"name": "ilif", "n_max": 10}).fits["1"].step > 100 / 16 - 1e-3
+
+
+def test_scales_go_no_further_than_a_factor_of_four() -> None:
+    """Channels that are half, a tenth, twenty times and the opposite of the ANN's."""
+
+    class OneStep(nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            x = x[None]
+            for layer in self:
+                x = layer(x)
+            return x
+
+    torch.manual_seed(0)
+    ann = nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 3))
+    snn = OneStep(nn.Linear(6, 4), BurstNeuron(n_max=15), nn.Linear(4, 3))
+    snn.load_state_dict({**snn.state_dict(), **ann.state_dict()})
+    first, theirs = cast(nn.Linear, snn[0]), cast(nn.Linear, ann[0])
+    x = images(100, 6)
+    with torch.no_grad():
+        first.weight.mul_(torch.tensor([[0.5], [0.1], [20.0], [-1.0]]))
+        calibrate(snn, ann, x)
+        factors = torch.tensor([0.5 * 2, 0.1 * 4, 20 / 4, -1 / 4])  # 2, 10, 1/20 and -1 would have been the nearest
+        torch.testing.assert_close(first.weight, theirs.weight * factors[:, None])
+        torch.testing.assert_close(first(x).mean(0), theirs(x).mean(0))  # shifts make good for the mean all the same
+
+
+def test_weights_of_two_layers_are_not_scaled() -> None:
+    ann = nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 2))
+    ann[2].weight = ann[0].weight
+    made = convert(ann, images(64, 6), timesteps=1)
+    assert torch.equal(made.net.get_parameter("2.weight"), ann.get_parameter("0.weight"))
+    assert not torch.equal(made.net.get_parameter("4.weight"), ann.get_parameter("4.weight"))
+
+
+class Plain(nn.Module):
+    """Two convolutions; `forward` is what is tested."""
+
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.function = function
+        self.c0, self.c1, self.fc = nn.Conv2d(1, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1), nn.Linear(256, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.function(self, x)
+        return out
+
+
+def test_constants_without_a_batch_are_not_shown_over_time() -> None:
+    def with_places(m: Any, x: Tensor) -> Tensor:
+        places = torch.arange(x.shape[-1]) / 8
+        return m.fc((F.relu(m.c1(F.relu(m.c0(x)))) + places).flatten(1))
+
+    net = Plain(with_places)
+    images = torch.rand(32, 1, 8, 8)
+    made = convert(net, images, timesteps=2, neuron={"name": "ilif", "n_max": 255})
+    with torch.no_grad():
+        expected = net(images)
+        assert torch.allclose(made(images), expected, atol=0.02 * float(expected.abs().max()))
+
+
+class Standardised(nn.Conv2d):
+    def forward(self, input: Tensor) -> Tensor:
+        w = self.weight
+        w = (w - w.mean((1, 2, 3), keepdim=True)) / (w.std((1, 2, 3), keepdim=True) + 1e-5)
+        return F.conv2d(input, w, self.bias, self.stride, self.padding)
+
+
+def test_layers_with_a_forward_of_their_own_are_left_as_they_are() -> None:
+    net = Plain(lambda m, x: m.fc(F.relu(m.c1(F.relu(m.c0(x)))).flatten(1)))
+    net.c1 = Standardised(4, 4, 3, padding=1)
+    made = convert(net, torch.rand(32, 1, 8, 8))
+    theirs = made.net.get_submodule("c1")
+    assert torch.equal(cast(Any, theirs).weight, net.c1.weight)
+    assert torch.equal(cast(Any, theirs).bias, cast(Any, net.c1).bias)
+    assert not torch.equal(cast(Any, made.net.get_submodule("fc")).weight, net.fc.weight)  # which is corrected
+
+
+# What is refused --------------------------------------------------------------------------------------------------------
+
+
+class Lengthened(nn.ReLU):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + 1
+
+
+@pytest.mark.parametrize(
+    ("ann", "message"),
+    [
+        (Net(lambda m, x: head(m, m.conv(x))), "Net has no ReLU, in whose place"),
+        (Net(lambda m, x: head(m, F.gelu(m.act(m.conv(x))))), "gelu in the network's forward: gelu is no ReLU"),
+        (Net(lambda m, x: head(m, m.act(m.conv(x)).sigmoid())), "sigmoid in the network's forward: sigmoid is no ReLU"),
+        (Net(FORWARDS["modules"], act2=nn.SiLU()), "layer 'act2': SiLU is no ReLU, and levels begin at 0"),
+        (Net(FORWARDS["modules"], act=Lengthened()), "layer 'act': Lengthened is no ReLU"),
+        (Net(lambda m, x: head(m, m.act(m.conv(x))).softmax(1)), "leave out a last softmax"),
+        (Net(lambda m, x: (m.act(m.conv(x)), x)), "must return one tensor"),  # type: ignore[arg-type, return-value]
+        (Net(lambda m, x: m.act(m.conv(x)) if x.sum() > 0 else x), "cannot be traced by torch.fx"),
+        (models.create("resnet8w2", neuron="relu", timesteps=1), "knows time already.*calibrate"),
+        ("resnet18", "net must be a torch.nn.Module, got str"),
+        (Net(lambda m, x: head(m, m.act(m.conv(x.mul_(0.5)).flatten(0, 1).unsqueeze(0)))), "does not run on images"),
+        (
+            Net(lambda m, x: head(m, m.act(m.conv(x)).view(64, -1, 8, 8))),
+            "does not run on images .*, or not on fewer of them",
+        ),
+        (
+            Net(lambda m, x: head(m, m.act(m.conv2(x)))),
+            "Net does not run on images of shape .64, 3, 8, 8. and torch.float32",
+        ),
+        (
+            Net(lambda m, x: m.wide(F.relu(m.conv(x)).transpose(0, 1).relu().transpose(0, 1).flatten(1))),
+            "batch in front",
+        ),
+        (Net(lambda m, x: F.log_softmax(head(m, m.act(m.conv(x))), 1)), "log_softmax is no ReLU"),
+        (Net(lambda m, x: head(m, m.act(m.conv(x)).sigmoid_())), "sigmoid is no ReLU"),
+        (Net(aliased), "gives other outputs as torch.fx traces it: something is computed in place"),
+    ],
+)
+def test_what_cannot_be_converted(ann: Any, message: str) -> None:
+    with pytest.raises(GraphError, match=message):
+        convert(ann, images())
+
+
+def test_hooks_are_refused() -> None:
+    ann = Net(FORWARDS["modules"])
+    ann.conv.register_forward_hook(lambda m, i, o: o + 1)
+    with pytest.raises(GraphError, match="layer 'conv' has a forward hook"):
+        convert(ann, images())
+
+
+@pytest.mark.parametrize("given", [images(1), torch.zeros(4, 3, 8, 8, dtype=torch.uint8), [1, 2], torch.zeros(4)])
+def test_images_are_checked(given: Any) -> None:
+    with pytest.raises(GraphError, match="images must be a floating-point tensor of two inputs or more"):
+        convert(Net(FORWARDS["modules"]), given)
+
+
+def test_what_is_not_finite_is_refused() -> None:
+    ann, x = Net(FORWARDS["modules"]), images()
+    x[3, 0, 0, 0] = float("nan")
+    with pytest.raises(GraphError, match="images must be finite"):
+        convert(ann, x)
+    with torch.no_grad():
+        ann.bn2.weight[0] = float("inf")
+    with pytest.raises(GraphError, match="layer 'bn2' of the ANN gives NaN or infinity"):
+        convert(ann, images())
+
+
+def test_arguments_are_checked() -> None:
+    ann = Net(FORWARDS["modules"])
+    shared = BurstNeuron()
+    with pytest.raises(GraphError, match="layer 'act2': the neuron stands elsewhere already"):
+        convert(ann, images(), neuron=lambda: shared)
+    with pytest.raises(GraphError, match="layer 'act': ReLU has no step to choose"):
+        convert(ann, images(), neuron="relu")
+    with pytest.raises(GraphError, match="timesteps must be an integer >= 1, got 0"):
+        convert(ann, images(), timesteps=0)
+    with pytest.raises(ConfigError, match="unknown neuron 'lqb'; did you mean"):
+        convert(ann, images(), neuron="lqb")
+    for neuron in ("lif", "ternary"):
+        with pytest.raises(GraphError, match="layer 'act': .* has no step to choose for activations from 0 up"):
+            convert(ann, images(), neuron=neuron)
+    with pytest.raises(GraphError, match="layer '1' of the spiking network.*the ANN must have one of that name"):
+        calibrate(nn.Sequential(nn.Linear(4, 4), BurstNeuron()), nn.Sequential(nn.Linear(4, 4)), images(4, 4))
+    with pytest.raises(GraphError, match="Sequential has no spiking neuron"):
+        calibrate(nn.Sequential(nn.Linear(4, 4)), nn.Sequential(nn.Linear(4, 4)), images(4, 4))
+
+
+def test_what_changes_in_place_before_the_first_neuron_is_refused() -> None:
+    def in_place(m: Any, x: Tensor) -> Tensor:
+        x = m.c0(x)
+        x.add_(F.relu(m.c1(x)))
+        return m.fc(F.relu(x).flatten(1))
+
+    def out_of_place(m: Any, x: Tensor) -> Tensor:
+        x = m.c0(x)
+        x = x + F.relu(m.c1(x))
+        return m.fc(F.relu(x).flatten(1))
+
+    images = torch.rand(16, 1, 8, 8)
+    with pytest.raises(
+        GraphError, match="gives other outputs with time in front: write what comes before its first ReLU out"
+    ):
+        convert(Plain(in_place), images)
+    convert(Plain(out_of_place), images)
+
+
+def test_random_networks_are_told_so() -> None:
+    net = Plain(lambda m, x: m.fc(F.dropout(F.relu(m.c1(F.relu(m.c0(x)))).flatten(1))))
+    with pytest.raises(GraphError, match="gives other outputs for the same images: something in it is random"):
+        convert(net, torch.rand(16, 1, 8, 8))
+
+
+# Runs -------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def ann_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "ann"
+    settings = Config.from_dict(
+        {
+            "model": {"id": "resnet8w8", "timesteps": 1},
+            "neuron": {"name": "relu"},
+            "augment": {"shift": 1},
+            "optim": {"lr": 0.1},
+            "train": {"epochs": 4, "batch_size": 32},
+        }
+    )
+    job.train(settings, folder, Silent(), device=torch.device("cpu"), world=World(), resume=False)
+    return folder
+
+
+def copy_of(run: Path, folder: Path, old: str = "", new: str = "") -> Path:
+    """Its weights, and its configuration with `new` for `old`: without its result, which would name other ones."""
+    folder.mkdir()
+    (folder / "weights.safetensors").write_bytes((run / "weights.safetensors").read_bytes())
+    (folder / "config.toml").write_text((run / "config.toml").read_text().replace(old, new))
+    return folder
+
+
+def test_a_run_is_converted_tested_deployed_and_trained_on(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, ann_run: Path
+) -> None:
+    out = tmp_path / "snn"
+    changes = ("neuron.n_max=7", "neuron.name=lbq", "model.timesteps=3")
+    code, text, _ = call(capsys, "convert", ann_run, "-o", out, *changes, "--json")
+    assert code == 0
+    found = json.loads(text)
+    assert found["accuracy"] > found["ann_accuracy"] - 5 > 80
+    assert found["from_sha256"] == run_folder.weights_checksum(ann_run)
+    assert json.loads((out / "conversion.json").read_text())["layers"] == found["layers"]
+    config = run_folder.load_config(out)
+    assert (config.neuron, config.model.timesteps) == ({"name": "lbq", "n_max": 7}, 3)
+    net = run_folder.load(out)
+    assert {n: pytest.approx(float(m.step.detach())) for n, m in net.named_modules() if isinstance(m, BurstNeuron)} == {
+        n: layer["step"] for n, layer in found["layers"].items()
+    }
+    code, text, _ = call(capsys, "eval", out, "--json")
+    assert json.loads(text)["accuracy"] == found["accuracy"]
+    assert call(capsys, "deploy", out, "-o", tmp_path / "m.lbq")[0] == 0
+    deployed = engine.load(tmp_path / "m.lbq").run(load_digits().test.images).predictions
+    assert 100 * (deployed == load_digits().test.labels).mean() > found["accuracy"] - 3
+    for command in (["record", out], ["report", out, "-o", tmp_path / "r.html"]):
+        code, _, err = call(capsys, *command)
+        assert (code, err.count("\n")) == (2, 1)
+        assert f"{out} was converted from an ANN, not trained" in err
+    assert call(capsys, "report", tmp_path, "-o", tmp_path / "r.html")[2].count("holds no runs and no records") == 1
+    weights = (out / "weights.safetensors").read_bytes()
+    code, _, err = call(capsys, "train", out / "config.toml", "--out", out, "--resume", "auto")
+    assert code == 2
+    assert f"{out} holds a converted network: train from it with train.init_from={out}" in err
+    assert not (out / ".lock").exists()
+    assert (out / "weights.safetensors").read_bytes() == weights
+    code, text, _ = call(
+        capsys, "train", out / "config.toml", "train.epochs=1", f"train.init_from={out}", "optim.lr=0.001", "--out",
+        tmp_path / "on", "--json",
+    )  # fmt: skip
+    assert code == 0
+    assert json.loads(text)["accuracy"] > found["accuracy"] - 5
+
+
+def test_steps_are_chosen_from_images_as_they_are(
+    tmp_path: Path, ann_run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which the ANN's training has shifted."""
+    seen: list[Tensor] = []
+
+    def watched(_net: nn.Module, _ann: nn.Module, images: Tensor) -> dict[str, Fit]:
+        seen.append(images)
+        return {}
+
+    monkeypatch.setattr("lbq.convert.run.calibrate", watched)
+    monkeypatch.setattr("lbq.convert.run.evaluate", lambda *_: 0.0)
+    convert_run(ann_run, tmp_path / "snn", images=898)
+    train = load_digits().train
+    plain = {image.tobytes() for image in train.images}
+    mean, std = (torch.tensor(v)[:, None, None] for v in (train.mean, train.std))
+    pixels = ((seen[0] * std + mean) * train.scale).round().to(torch.uint8).numpy()
+    assert len(pixels) == 898
+    assert {image.tobytes() for image in pixels} <= plain
+
+
+def test_both_are_tested_in_fp32_where_the_precision_is_emulated(
+    tmp_path: Path, ann_run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copied = copy_of(ann_run, tmp_path / "ann", 'precision = "fp32"', 'precision = "bf16"')
+    used: list[str] = []
+
+    def watched(*given: Any) -> float:
+        used.append(given[3].precision)
+        return 0.0
+
+    monkeypatch.setattr("lbq.convert.run.evaluate", watched)
+    for has in (True, False):
+        monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda has=has: has)
+        convert_run(copied, tmp_path / f"snn {has}")
+    assert used == ["bf16", "bf16", "fp32", "fp32"]
+    assert run_folder.load_config(tmp_path / "snn False").train.precision == "bf16"
+
+
+def test_it_shows_what_it_chose(capsys: pytest.CaptureFixture[str], tmp_path: Path, ann_run: Path) -> None:
+    code, text, err = call(capsys, "convert", copy_of(ann_run, tmp_path / "ann"), "neuron.name=v3")
+    assert code == 0
+    assert "layer3.0.sn2" in text
+    assert f"{tmp_path / 'ann-converted'}: test accuracy" in text
+    assert "choosing steps from 256 training images" in err
+    assert run_folder.load_config(tmp_path / "ann-converted").neuron == {"name": "v3"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["train.epochs=3"], "train.epochs cannot be changed, the ANN is trained already"),
+        (["neuron.nmax=3"], "neuron 'lbq' has no option 'nmax'; did you mean 'n_max'"),
+        (["neuron.name=lif"], "LIF has no step to choose"),
+        (["model.timesteps=0"], "model.timesteps must be"),
+        (["--images", "1"], "images must be from 2 to the 1198"),
+        (["--images", "5000"], "images must be from 2 to the 1198"),
+        (["neuron"], "must have the form key=value"),
+    ],
+)
+def test_mistakes_leave_no_folder(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, ann_run: Path, arguments: list[str], message: str
+) -> None:
+    code, out, err = call(capsys, "convert", ann_run, "-o", tmp_path / "far" / "out", *arguments)
+    assert (code, out) == (2, "")
+    assert message in err.splitlines()[-1]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_ann_that_was_shown_images_twice_is_the_same(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, ann_run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(copy_of(ann_run, tmp_path / "ann", "timesteps = 1", "timesteps = 2"))
+    found = [
+        json.loads(call(capsys, "convert", run, "-o", tmp_path / name, "--json")[1])
+        for run, name in ((".", "a"), (ann_run, "b"))
+    ]
+    assert found[0]["layers"] == found[1]["layers"]
+    assert call(capsys, "convert", ".")[0] == 0
+    assert (tmp_path / "ann-converted" / "conversion.json").exists()
+
+
+def test_only_anns_and_new_folders(capsys: pytest.CaptureFixture[str], tmp_path: Path, ann_run: Path) -> None:
+    out = tmp_path / "snn"
+    assert call(capsys, "convert", ann_run, "-o", out, "--images", "32")[0] == 0
+    code, _, err = call(capsys, "convert", out, "-o", tmp_path / "again")
+    assert code == 2
+    assert f"{out} is no ANN, its neurons are lbq" in err
+    code, _, err = call(capsys, "convert", ann_run, "-o", out)
+    assert code == 2
+    assert f"{out} exists already" in err
+
+
+def test_a_conversion_chooses_steps_itself(capsys: pytest.CaptureFixture[str], tmp_path: Path, ann_run: Path) -> None:
+    code, _, err = call(capsys, "convert", ann_run, "-o", tmp_path / "snn", "neuron.step=0.3")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "neuron.step is what a conversion chooses" in err

@@ -1,0 +1,354 @@
+"""Quantisation to integers: units, fractions, constants, bias maps, readout, and what is refused with which advice."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from lbq import models
+from lbq.batches.sources import open_source
+from lbq.config import Config
+from lbq.data import load_digits
+from lbq.deploy import absorb, deploy, fold_gain, lower, on_pixels, quantise
+from lbq.deploy.check import check_absorption, check_integers
+from lbq.deploy.deploy import deploy_trained, test_set
+from lbq.deploy.float_execution import execute
+from lbq.engine import Network
+from lbq.errors import GraphError, LbqError
+from lbq.graph import INPUT, Graph, Layer, NeuronSpec, Pool, Synapse
+from lbq.graph.integer import MEMBRANE_BOUND, membrane_bound
+from lbq.graph.quantise import bias_in_units, dyadic, integer_neuron, integer_weights, quantise_readout, shared_unit
+from lbq.models import over_time
+from lbq.neuron import LMHT, MLF, BurstNeuron, ReLU
+from lbq.training import trainer as train
+from tests.support.small_nets import MEAN, STD, deployed, normalised, pixels, small, warmed
+
+SPEC = NeuronSpec("BurstNeuron", 5, np.array(0.5), np.array(0.5), 0.5, 1.0, 1.0, "floor", "once", True)
+
+
+def conv(weight: Any, source: str = "a", name: str = "conv", size: int = 4, padding: int = 0) -> Synapse:
+    weight = np.asarray(weight, np.float64)
+    out = size + 2 * padding - weight.shape[2] + 1
+    shapes = (weight.shape[1], size, size), (weight.shape[0], out, out)
+    return Synapse(name, source, "conv", weight, *shapes, padding=(padding, padding), absorbed=True)
+
+
+def rewritten(net: nn.Module, shape: tuple[int, int, int] = (3, 8, 8)) -> Graph:
+    return absorb(fold_gain(on_pixels(lower(net, shape), MEAN[: shape[0]], STD[: shape[0]], 255)))
+
+
+# One rule at a time ----------------------------------------------------------------------------------------------------
+
+
+def test_one_unit_per_channel_is_shared_by_all_convolutions_into_it() -> None:
+    first, second = np.zeros((3, 2, 1, 1)), np.zeros((3, 2, 1, 1))
+    first[:, 0, 0, 0], second[:, 1, 0, 0] = [1.27, -0.3, 0], [0.2, 2.54, 0]
+    layer = Layer("sn", (conv(first), conv(second, name="other")), np.zeros(3), (3, 4, 4), SPEC)
+    largest = {"conv": 5, "other": 5}
+    unit = shared_unit(layer, np.full(3, 0.5), 8, largest)
+    np.testing.assert_allclose(unit, [0.01, 0.02, 0.5 / 2**16])  # the last channel is dead
+    assert integer_weights(layer.synapses[0], unit, 8).weight[:, 0, 0, 0].tolist() == [127, -15, 0]
+    assert integer_weights(layer.synapses[1], unit, 8).weight[:, 1, 0, 0].tolist() == [20, 127, 0]
+    np.testing.assert_allclose(shared_unit(layer, np.full(3, 0.5), 4, largest)[:2], [1.27 / 7, 2.54 / 7])
+
+
+@pytest.mark.parametrize(
+    ("bits", "most", "kind"), [(4, 7, np.int8), (6, 31, np.int8), (8, 127, np.int8), (16, 32767, np.int16)]
+)
+def test_weights_use_the_bits_they_are_given(bits: int, most: int, kind: Any) -> None:
+    network = quantise(rewritten(small()), bits)
+    for layer in network.layers:
+        for s in layer.convs:
+            stem = s.source == INPUT and bits < 8
+            assert s.weight.dtype == kind
+            assert int(np.abs(s.weight.astype(int)).max()) == (127 if stem else most) or len(layer.convs) > 1
+    assert network.readout.convs[0].weight.dtype == np.int16
+
+
+def test_thresholds_of_every_kind_of_rounding() -> None:
+    fine = np.array([0.01, 0.02])
+
+    def thresholds(**changes: Any) -> list[list[int]]:
+        found: list[list[int]] = integer_neuron(replace(SPEC, n_max=2, **changes), fine).thresholds.tolist()
+        return found
+
+    assert thresholds() == [[50, 100], [25, 50]]
+    assert thresholds(rounding="strict") == [[51, 101], [26, 51]]  # U > theta is U >= theta + 1
+    assert thresholds(rounding="round") == [[25, 75], [12, 38]]  # ties to even: 12.5 and 37.5
+    assert thresholds(rounding="trunc") == [[50, 100], [25, 50]]
+    assert thresholds(rounding="half") == [[25, 75], [12, 38]]
+    assert thresholds(thresholds=np.array([0.1, 0.9])) == [[10, 90], [5, 45]]
+    assert thresholds(step=np.array([1.0, 0.5])) == [[100, 200], [25, 50]]
+    never = integer_neuron(SPEC, np.array([1e-12])).thresholds
+    assert never.tolist() == [[MEMBRANE_BOUND] * 5]
+    assert integer_neuron(replace(SPEC, alpha=0.5), fine).reset.tolist() == [25, 12]
+
+
+@pytest.mark.parametrize(
+    ("leak", "expected"),
+    [(0.5, (1, 1)), (0.25, (1, 2)), (0.75, (3, 2)), (0.0, (0, 1)), (1.0, None), (0.3, (19661, 16)), (1 - 1e-9, None)],
+)
+def test_leaks_are_dyadic(leak: float, expected: tuple[int, int] | None) -> None:
+    assert dyadic(leak) == expected
+
+
+def test_the_bias_map_cancels_what_the_integer_weights_make_of_a_mean_image() -> None:
+    """Also at borders, where padding stands for the mean pixel: an image of nothing but the mean gives the bias alone."""
+    weight = np.random.default_rng(0).normal(size=(2, 3, 3, 3))
+    stem = conv(weight, INPUT, size=5, padding=1)
+    layer = Layer("sn", (stem,), np.array([0.7, -0.2]), (2, 5, 5), SPEC)
+    unit, offset = np.array([0.02, 0.03]), np.array([100.0, 120.0, 90.0])
+    integers = integer_weights(stem, unit, 8)
+    bias = bias_in_units(layer, {"conv": integers}, unit, offset)
+    assert bias.shape == (2, 5, 5)
+    mean = torch.from_numpy(np.broadcast_to(offset[:, None, None], (3, 5, 5)).copy())[None]
+    current = nn.functional.conv2d(mean, torch.from_numpy(integers.weight.astype(np.float64)), padding=1)[0].numpy()
+    np.testing.assert_allclose(current + bias, (layer.bias / unit)[:, None, None] * np.ones((1, 5, 5)))
+    assert np.ptp(bias[0]) > 1  # a constant bias would be wrong at the borders
+    assert bias_in_units(layer, {"conv": integers}, unit, None).shape == (2,)  # event counts have no offset
+
+
+def test_the_readout_has_one_unit_for_all_classes_and_sums_over_time() -> None:
+    weight = np.array([[[[1.0]]], [[[0.001]]]])
+    readout = Layer("readout", (conv(weight, size=1),), np.array([0.5, -1.0]), (2, 1, 1))
+    made, scale = quantise_readout(readout, timesteps=4)
+    assert made.synapses[0].weight.ravel().tolist() == [32767, 33]
+    assert made.bias.tolist() == [65534, -131068]  # b * T / q
+    assert scale == pytest.approx(1 / 32767 / 4)
+    blank, scale = quantise_readout(replace(readout, synapses=(conv(0 * weight, size=1),)), timesteps=4)
+    assert (blank.bias * scale).tolist() == pytest.approx([0.5, -1.0])  # also where all weights are 0
+
+
+def test_fractions_are_as_large_as_the_bound_allows() -> None:
+    network = deployed().network
+    largest = {s.name: network.largest(s) for s in network.synapses}
+    for layer in network.layers:
+        assert membrane_bound(layer, largest, network.timesteps) < MEMBRANE_BOUND
+        assert layer.neuron is not None
+        doubled = replace(
+            layer,
+            fraction=layer.fraction + 1,
+            bias=2 * layer.bias.astype(np.int64),
+            synapses=tuple(
+                replace(s, weight=2 * s.weight.astype(np.int64)) if s.kind == "identity" else s for s in layer.synapses
+            ),
+        )
+        assert membrane_bound(doubled, largest, network.timesteps) >= MEMBRANE_BOUND * 0.99
+        assert int(layer.neuron.thresholds[:, 0].min()) >= 64
+
+
+# Whole networks --------------------------------------------------------------------------------------------------------
+
+NEURONS: list[Any] = [
+    "lbq", {"name": "lbq", "n_max": 20}, {"name": "lbq", "per_channel": True}, {"name": "lbq", "membrane": "plif"},
+    {"name": "lbq", "membrane": "if"}, "burst_fixed", "ladder", "lif", "if", "plif", "ternary", "ternary_learned",
+    "ternary_half", "ilif", "qann",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("neuron", NEURONS, ids=str)
+def test_sixteen_bits_are_nearly_exact_for_every_neuron(neuron: Any) -> None:
+    """With 16-bit weights hardly a level differs from the trained network's; what is left is rounding."""
+    net = small("resnet8w8", neuron)
+    x = pixels(4, 3, 8, 8, seed=9)
+    absorbed = execute(rewritten(net), x)
+    found = deploy(net, (3, 8, 8), mean=MEAN, std=STD, bits=16).run(x, "dense", trace=True)
+    assert found.levels is not None
+    different = sum(int((level != absorbed.levels[name]).sum()) for name, level in found.levels.items())
+    assert different <= 0.004 * sum(level.size for level in found.levels.values())
+    assert any(level.any() for level in found.levels.values())
+    with torch.no_grad():
+        logits = net(normalised(x)).numpy()
+    close = np.abs(found.logits * found.scale - logits).max(1) <= 0.03 * np.abs(logits).max()
+    assert close.sum() >= 3  # of four images: one level at a threshold may tip the rest of its image
+
+
+@pytest.mark.parametrize(
+    ("id", "shape"),
+    [("vgg11w4", (3, 32, 32)), ("resnet18", (3, 32, 32)), ("resnet18w4", (1, 9, 9)), ("resnet19w64fc256", (3, 8, 8))],
+)
+def test_networks_of_every_family_deploy(id: str, shape: tuple[int, int, int]) -> None:
+    net = deployed(id, shape=shape)
+    assert net.verify("dense") == 8
+    assert net.network.macs == lower(small(id, shape=shape), shape).macs
+
+
+def test_average_pools_inside_become_sums() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.timesteps = 2
+            self.conv, self.sn, self.avg = nn.Conv2d(3, 4, 3, padding=1), BurstNeuron(200), nn.AvgPool2d(2)
+            self.conv2, self.sn2, self.pool, self.fc = (
+                nn.Conv2d(4, 4, 3),
+                BurstNeuron(),
+                nn.AdaptiveAvgPool2d(1),
+                nn.Linear(4, 3),
+            )
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.sn(over_time(x, self.conv, timesteps=2))
+            x = self.sn2(over_time(x, self.avg, self.conv2))
+            return over_time(over_time(x, self.pool).flatten(2), self.fc, spatial=1).mean(0)
+
+    torch.manual_seed(0)
+    net = deploy(warmed(Net(), 3, 8, 8), (3, 8, 8), mean=MEAN, std=STD)
+    synapse = net.network["sn2"].synapses[0]
+    assert net.network.largest(synapse) == 800  # beyond 8 bits
+    assert net.verify("bitplane") == 8
+    assert "above 8 bits" in net.run(pixels(1, 3, 8, 8), "bitplane").choices["conv2"].reason
+
+
+def test_an_artefact_of_the_same_network_is_the_same() -> None:
+    first, second = deployed(), deployed()
+    assert first.golden is not None
+    assert second.golden is not None
+    assert first.golden.digests == second.golden.digests
+    np.testing.assert_array_equal(first.golden.logits, second.golden.logits)
+    for a, b in zip(first.network.synapses, second.network.synapses, strict=True):
+        np.testing.assert_array_equal(a.weight, b.weight)
+
+
+@pytest.fixture(scope="module")
+def trained() -> tuple[nn.Module, Config]:
+    """A small network trained on digits for a few epochs."""
+    config = Config.from_dict(
+        {
+            "model": {"id": "resnet8w8"},
+            "augment": {"shift": 1},
+            "train": {"epochs": 6, "batch_size": 64, "eval_every": 6},
+        }
+    )
+    trainer = train.Trainer(config, open_source(config))
+    for _ in trainer.fit():
+        pass
+    return trainer.net.eval(), config
+
+
+def test_absorption_of_a_trained_network_is_exact(trained: tuple[nn.Module, Config]) -> None:
+    net, config = trained
+    check = check_absorption(net, open_source(config))
+    assert check.passed
+    assert check.levels == 599 * 2 * 2304
+    assert check.tied_images < 6
+    for broken in (replace(check, untied=1), replace(check, largest_logit_error=0.1), replace(check, tied_images=599)):
+        assert not broken.passed
+
+
+@pytest.mark.parametrize(("bits", "loss", "agree"), [(8, 1.5, 97), (6, 2.0, 96), (4, 6.0, 85), (16, 0.5, 99)])
+def test_integers_keep_the_accuracy_of_a_trained_network(
+    trained: tuple[nn.Module, Config], bits: int, loss: float, agree: float
+) -> None:
+    net, config = trained
+    source, test = open_source(config), test_set(config)
+    deployed = deploy_trained(net, config, test, bits)
+    check = check_integers(net, source, deployed, test, 1)
+    with torch.no_grad():
+        digits = load_digits().test
+        exact = 100 * float((net(torch.from_numpy(digits.normalised())).argmax(1).numpy() == digits.labels).mean())
+    assert exact > 90
+    assert check.accuracy > exact - loss
+    assert check.predictions_agree > agree
+    assert check.passed
+    assert check.accumulations_executed > 10**6
+    assert not replace(check, accumulations_executed=0).passed
+    assert deployed.network.input_max == 16
+    assert deployed.network.facts["data"]["name"] == "digits"
+    assert deployed.network.classes == tuple("0123456789")
+
+
+# What is refused -------------------------------------------------------------------------------------------------------
+
+
+def forward_of(net: nn.Module, function: Any) -> nn.Module:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.timesteps, self.net = 2, net
+
+        def forward(self, x: Tensor) -> Tensor:
+            result: Tensor = function(self.net, x)
+            return result
+
+    return Net()
+
+
+@pytest.mark.parametrize(
+    ("neuron", "message"),
+    [
+        (lambda: LMHT(2), "layer 'sn1': LMHT mixes timesteps by a learned matrix, which cannot be absorbed"),
+        (MLF, "layer 'sn1': MLF keeps several membranes per neuron, .*; use LadderNeuron"),
+        (ReLU, "layer 'sn1' is not a spiking neuron: it has no integer levels"),
+        (lambda: BurstNeuron(300), "layer 'sn1': n_max is 300, but levels are 8-bit: use at most 255"),
+        (
+            lambda: BurstNeuron(5, step=3e-6),
+            "layer 'sn1': its first threshold is .* units, fewer than 64: the step 3e-06 is too small",
+        ),
+    ],
+)
+def test_neurons_without_an_integer_form_are_refused_by_layer(neuron: Any, message: str) -> None:
+    net = models.create("resnet8w4", neuron=neuron)
+    with pytest.raises(GraphError, match=message):
+        deploy(net.eval(), (3, 8, 8), mean=MEAN, std=STD)
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    graph = rewritten(small())
+    for bits in (3, 9):
+        with pytest.raises(GraphError, match=f"bits must be 4, 5, 6, 7, 8 or 16, got {bits}"):
+            quantise(graph, bits)
+    with pytest.raises(GraphError, match="not absorbed"):
+        quantise(lower(small(), (3, 8, 8)))
+    with pytest.raises(GraphError, match="no spiking layer"):
+        quantise(replace(graph, layers=()))
+    stem = graph.layers[0]
+    assert stem.neuron is not None
+    huge = Pool("sum", (30_000, 30_000), (1, 1))
+
+    def changed(**changes: Any) -> Graph:
+        neuron = replace(stem.neuron, **changes.pop("neuron", {}))  # type: ignore[type-var]
+        return replace(graph, layers=(replace(stem, neuron=neuron, **changes), *graph.layers[1:]))
+
+    for wrong, message in (
+        (changed(neuron={"gain": 0.5}), "layer 'sn1': its gain is not folded yet"),
+        (changed(neuron={"reset": "hard", "alpha": 0.5}), "a hard reset by alpha 0.5 has no integer form: use alpha 1"),
+        (changed(neuron={"alpha": -0.5}), "its leak is 0.5 and its reset -0.5: .* a reset at least 0"),
+        (changed(neuron={"scale": np.array(np.inf)}), "layer 'sn1': its scale is not finite"),
+        (changed(neuron={"rounding": "trunc", "n_max": 128}), "n_max is 128, .* use at most 127"),
+        (changed(bias=np.full(4, np.nan)), "layer 'sn1': its weights or bias are not finite: did training diverge?"),
+        (changed(bias=np.full(4, 1e30)), "layer 'sn1': its membrane may reach 2\\^30: use fewer weight bits"),
+        (replace(graph, readout=replace(graph.readout, shape=(5, 2, 2))), r"readout: it gives \(5, 2, 2\) and not one"),
+        (
+            replace(
+                graph, readout=replace(graph.readout, synapses=(replace(graph.readout.synapses[0], source=INPUT),))
+            ),
+            "readout: it reads the input itself",
+        ),
+        (replace(graph, readout=replace(graph.readout, bias=np.full(5, 1e30))), "readout: its sums may reach 2\\^53"),
+        (
+            replace(
+                graph, readout=replace(graph.readout, synapses=(replace(graph.readout.synapses[0], pools=(huge,)),))
+            ),
+            "synapse 'fc': its pooled levels may reach 9000000000, beyond int32",
+        ),
+    ):
+        with pytest.raises(GraphError, match=message):
+            quantise(wrong)
+
+
+def test_wrong_channels_of_the_data_are_named() -> None:
+    config = Config.from_dict({"model": {"id": "resnet8w2", "in_channels": 3}})
+    with pytest.raises(LbqError, match="the network reads 3 channels, but digits has 1"):
+        deploy_trained(small("resnet8w2"), config, test_set(config))
+
+
+def test_default_golden_inputs_are_random_and_within_range() -> None:
+    net: Network = deploy(small("resnet8w2", shape=(1, 8, 8)), (1, 8, 8), mean=(0.3,), scale=16)
+    assert net.golden is not None
+    assert net.golden.inputs.shape == (8, 1, 8, 8)
+    assert net.golden.inputs.max() == 16

@@ -1,0 +1,364 @@
+"""The file of a deployed network: round trips, determinism, and hundreds of damaged or hostile files, all refused."""
+
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.numpy
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from lbq import cli, engine, models, native
+from lbq.deploy import deploy
+from lbq.engine.file import container
+from lbq.engine.file.artefact import load as read_artefact
+from lbq.engine.file.levelfile import load_levels, save_levels
+from lbq.errors import ArtefactError, LbqError
+from lbq.export.onnx import onnx_model
+from lbq.graph import Pool, Synapse
+from tests.support.attacks import CHANGES, attacks
+from tests.support.small_nets import Branches, deployed, pixels, warmed
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("artefact") / "model.lbq"
+    engine.save(path, deployed("resnet8w4"))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("neuron", "options"),
+    [("lbq", {}), ({"name": "lbq", "n_max": 255}, {}), ("lif", {}), ("ternary_half", {}), ("ilif", {"timesteps": 1})],
+)
+def test_what_is_saved_is_what_is_loaded(tmp_path: Path, neuron: Any, options: dict[str, Any]) -> None:
+    before = deployed("resnet8w4", neuron, **options)
+    size = engine.save(tmp_path / "a.lbq", before)
+    assert size == (tmp_path / "a.lbq").stat().st_size
+    after = engine.load(tmp_path / "a.lbq")
+    x = pixels(3, 3, 8, 8, seed=4)
+    one, two = before.run(x, "dense", trace=True), after.run(x, "bitplane", trace=True)
+    assert np.array_equal(one.logits, two.logits)
+    assert one.scale == two.scale
+    assert one.levels is not None
+    assert two.levels is not None
+    assert all(np.array_equal(one.levels[name], two.levels[name]) for name in one.levels)
+    assert after.verify() == 8
+    engine.save(tmp_path / "b.lbq", after)
+    assert (tmp_path / "a.lbq").read_bytes() == (
+        tmp_path / "b.lbq"
+    ).read_bytes()  # and for the same network, the same bytes
+
+
+def test_the_file_is_safetensors_with_integers_only(good: Path) -> None:
+    tensors = safetensors.numpy.load_file(good)
+    assert {t.dtype.kind for t in tensors.values()} == {"i", "u"}
+    with safetensors.safe_open(good, "numpy") as opened:
+        metadata = opened.metadata()
+    assert set(metadata) == {"lbq", "sha256"}
+    tree = json.loads(metadata["lbq"])
+    assert (tree["format"], tree["version"]) == ("lbq integer network", 1)
+    assert tensors["golden/input"].shape == (8, 3, 8, 8)
+    assert len(tree["golden"]["sn1"]) == 2
+
+
+def refused(path: Path) -> str:
+    """The one line with which a file is refused."""
+    with pytest.raises(ArtefactError) as error:
+        engine.load(path)
+    line = str(error.value)
+    assert line.startswith(str(path))
+    assert line.isprintable()
+    assert len(line) < 500
+    return line
+
+
+def test_all_attacks_are_refused(good: Path, tmp_path: Path) -> None:
+    path, seen = tmp_path / "attack.lbq", set()
+    for name, data in attacks(good.read_bytes()):
+        assert data != good.read_bytes(), name
+        path.write_bytes(data)
+        try:
+            line = refused(path)
+        except BaseException as error:
+            raise AssertionError(f"attack {name!r} was not refused in one line") from error
+        if name in CHANGES:
+            assert "damaged" not in line or "JSON" in line, name  # it is what it says that is wrong, not its checksum
+        seen.add(name)
+    assert len(seen) > 150
+
+
+def test_every_flipped_bit_is_noticed(good: Path) -> None:
+    data = bytearray(good.read_bytes())
+    random = np.random.default_rng(0)
+    length = int.from_bytes(data[:8], "little")
+    places = [*range(64), *random.integers(0, 8 + length, 300), *random.integers(0, len(data), 300)]
+    for place in places:
+        bit = 1 << int(random.integers(0, 8))
+        data[place] ^= bit
+        with pytest.raises(ArtefactError):
+            container.decode(bytes(data))
+        data[place] ^= bit
+    container.decode(bytes(data))
+
+
+def test_every_cut_is_noticed(good: Path) -> None:
+    data = good.read_bytes()
+    for cut in np.random.default_rng(1).integers(0, len(data), 100):
+        with pytest.raises(ArtefactError):
+            container.decode(data[:cut])
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_forged_files_are_refused_or_run(good: Path, tmp_path: Path, data: st.DataObject) -> None:
+    """Changed anywhere and sealed again: either refused in one line, or a network that runs without a fault."""
+    tensors, text = container.decode(good.read_bytes())
+    if data.draw(st.booleans()):
+        at = data.draw(st.integers(0, len(text) - 1))
+        text = text[:at] + data.draw(st.sampled_from([*'0123456789-,."[]{}etn', "1e999", "-0", ""])) + text[at + 1 :]
+    else:
+        name = data.draw(st.sampled_from(sorted(tensors)))
+        raw = bytearray(tensors[name].tobytes())
+        raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
+        tensors[name] = np.frombuffer(bytes(raw), tensors[name].dtype).reshape(tensors[name].shape)
+    path = tmp_path / "forged.lbq"
+    path.write_bytes(container.encode(tensors, text))
+    try:
+        net = engine.load(path)
+    except ArtefactError:
+        refused(path)
+        return
+    shape = net.network.input_shape if net.network.static else (net.network.timesteps, 1, *net.network.input_shape)
+    x = np.zeros(shape, np.uint8)
+    assert np.array_equal(net.run(x, "dense").logits, net.run(x, "bitplane").logits)
+
+
+def test_files_that_are_not_there_or_not_files(tmp_path: Path) -> None:
+    assert "No such file" in refused(tmp_path / "nowhere.lbq")
+    assert "is not a file" in refused(tmp_path)
+    huge = tmp_path / "huge.lbq"
+    with open(huge, "wb") as file:
+        file.truncate(container.MOST_BYTES + 1)  # sparse
+    assert "at most" in refused(huge)
+    with pytest.raises(ArtefactError, match="cannot write"):
+        container.write(huge / "no-folder.lbq", {}, "")
+
+
+def test_nothing_half_written_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(ArtefactError, match=r"cannot write .*model.lbq: No space left on device"):
+        engine.save(tmp_path / "model.lbq", deployed("resnet8w2"))
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_command_line_refuses_attacks_with_code_2(
+    good: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "attack.lbq"
+    path.write_bytes(good.read_bytes()[:-1])
+    for verb in (["run", str(path)], ["account", str(path)], ["predict", str(path), "x.png"]):
+        with pytest.raises(SystemExit) as stop:
+            cli.main(verb)
+        out, err = capsys.readouterr()
+        assert (stop.value.code, out, err.count("\n")) == (2, "", 1)
+        assert "damaged" in err
+
+
+def test_pools_groups_and_branches_are_loaded_as_they_were_saved(tmp_path: Path) -> None:
+    before = deploy(warmed(Branches(), 3, 6, 6), (3, 6, 6), mean=[0.5] * 3, std=[0.25] * 3)
+    engine.save(tmp_path / "a.lbq", before)
+    x = pixels(2, 3, 6, 6)
+    np.testing.assert_array_equal(engine.load(tmp_path / "a.lbq").run(x).logits, before.run(x).logits)
+
+
+def test_golden_frames_of_other_timesteps_are_refused(tmp_path: Path) -> None:
+    made = warmed(models.create("resnet8w2", in_channels=2, num_classes=3), 2, 4, 4, static=False)
+    net = deploy(made, (2, 4, 4), timesteps=3, static=False)
+    assert net.golden is not None
+    fewer = replace(net.golden, inputs=net.golden.inputs[:2])
+    with pytest.raises(ArtefactError, match=r"golden: its inputs have the shape \[2, 8, 2, 4, 4\]"):
+        engine.save(tmp_path / "a.lbq", engine.Network(net.network, fewer))
+
+
+def test_a_network_without_golden_vectors(tmp_path: Path) -> None:
+    engine.save(tmp_path / "a.lbq", engine.Network(deployed("resnet8w2").network))
+    network, golden, _ = read_artefact(tmp_path / "a.lbq")
+    assert golden is None
+    assert network.parameters > 0
+
+
+@settings(deadline=None, max_examples=20)
+@given(st.integers(0, 255), st.booleans(), st.integers(0, 2**31))
+def test_levels_survive_packing(most: int, signed: bool, seed: int) -> None:
+    import tempfile
+
+    most = min(most, 127) if signed else most
+    random = np.random.default_rng(seed)
+    levels = {
+        "a": random.integers(-most if signed else 0, most + 1, (2, 3, 4, 3, 5)).astype(np.int8 if signed else np.uint8),
+        "b": random.integers(0, 2, (1, 1, 1, 1, 1), np.uint8),
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        save_levels(Path(folder) / "levels", levels)
+        found = load_levels(Path(folder) / "levels")
+    assert list(found) == ["a", "b"]
+    for name, level in levels.items():
+        assert found[name].dtype == level.dtype
+        np.testing.assert_array_equal(found[name], level)
+
+
+def test_wrong_level_files_are_refused(tmp_path: Path, good: Path) -> None:
+    path = tmp_path / "levels"
+    with pytest.raises(ArtefactError, match="holds no levels: give a file that `lbq deploy --levels` wrote"):
+        load_levels(good)
+    for layers in (
+        {"a": {"shape": [3], "signed": False}, "b": {}},
+        {"a": {"shape": [99], "signed": False}},
+        {"a": {"shape": [3], "signed": "no"}},
+        {"a": {"shape": [-3], "signed": False}},
+        {"a": 1},
+    ):
+        text = json.dumps({"format": "lbq levels", "version": 1, "layers": layers})
+        container.write(path, {"a": np.zeros((2, 1), np.uint8)}, text)
+        with pytest.raises(LbqError, match="holds no levels|not described as it is stored"):
+            load_levels(path)
+    for planes, signed in ((9, False), (9, True), (1, True), (0, False)):
+        text = json.dumps({"format": "lbq levels", "version": 1, "layers": {"a": {"shape": [3], "signed": signed}}})
+        container.write(path, {"a": np.zeros((planes, 1), np.uint8)}, text)
+        with pytest.raises(LbqError, match="not described as it is stored"):
+            load_levels(path)
+
+
+def test_a_network_can_be_copied_and_sent_to_other_processes(good: Path) -> None:
+    net = engine.load(good)
+    x = pixels(2, *net.network.input_shape)
+    expected = net.run(x).logits
+    for other in (copy.deepcopy(net), pickle.loads(pickle.dumps(net))):
+        assert np.array_equal(other.run(x).logits, expected)
+        assert other.verify() == net.verify()
+    assert "spiking layers, T = 2" in repr(net)
+
+
+def test_a_file_may_be_replaced_while_its_network_runs(tmp_path: Path) -> None:
+    path = tmp_path / "model.lbq"
+    network = deployed("resnet8w4")
+    engine.save(path, network)
+    net = engine.load(path)
+    x = pixels(2, 3, 8, 8)
+    before = net.run(x, "auto")
+    path.unlink()
+    engine.save(path, network)
+    again = net.run(x, "dense")
+    assert np.array_equal(before.logits, again.logits)
+
+
+def test_logits_beyond_2_to_the_53_are_refused(tmp_path: Path) -> None:
+    """Also those that only reach it beyond what the stated bound tells apart."""
+    net = replace(deployed().network, classes=())
+    last = net.layers[-1]
+    shape = (last.shape[0], 1, 1)
+
+    def written(weight: int) -> Path:
+        head = Synapse(
+            "all", last.name, "identity", np.full(shape[0], weight, np.int32), shape, shape,
+            (Pool("sum", last.shape[1:], last.shape[1:]),),
+        )  # fmt: skip
+        bias = np.full(shape[0], 2**53 - 2**36 - 1)
+        readout = replace(net.readout, synapses=(head,), bias=bias, shape=shape, unit=np.ones(shape[0]))
+        engine.save(tmp_path / "heavy.lbq", engine.Network(replace(net, readout=readout)))
+        return tmp_path / "heavy.lbq"
+
+    assert engine.load(written(2**20)).network.readout.shape == shape
+    with pytest.raises(ArtefactError, match=r"the readout: its sums may reach 2\^53"):
+        written(2**31 - 1)
+
+
+def test_pooled_sums_beyond_int32_are_refused(tmp_path: Path) -> None:
+    net = deployed("resnet8w4").network
+    (synapse,) = net.readout.synapses
+    wide = replace(synapse, pools=(Pool("sum", (2**16, 2**13), (2**16, 2**13), (2**15, 2**12)),))
+    with pytest.raises(ArtefactError, match=r"synapse 'fc': its pooled levels may reach 5368709120, beyond int32"):
+        engine.save(tmp_path / "a.lbq", engine.Network(replace(net, readout=replace(net.readout, synapses=(wide,)))))
+
+
+@pytest.mark.parametrize("size", [0, 1000, None])
+def test_a_file_that_is_written_to_gives_no_more_results(tmp_path: Path, size: int | None) -> None:
+    path = tmp_path / "model.lbq"
+    engine.save(path, deployed("resnet8w4"))
+    net = engine.load(path)
+    x = pixels(2, 3, 8, 8)
+    net.run(x)
+    with open(path, "r+b") as file:
+        file.write(b"other bytes") if size is None else file.truncate(size)
+    for engines in engine.ENGINES[:3]:
+        with pytest.raises(
+            ArtefactError, match=r"model\.lbq was written to while its network was in use: load it again"
+        ):
+            net.run(x, engines)
+    for use in (
+        lambda: net.watch(x, lambda *_: None),
+        lambda: net.on_device("cpu"),
+        lambda: engine.save(tmp_path / "other.lbq", net),
+        lambda: copy.copy(net).run(x),
+        lambda: copy.deepcopy(net),
+        lambda: pickle.dumps(net),
+        lambda: onnx_model(net),
+        net.verify,
+    ):
+        with pytest.raises(ArtefactError, match="was written to"):
+            use()
+    assert not (tmp_path / "other.lbq").exists()
+
+
+def test_forgotten_tensors_are_read_again(tmp_path: Path) -> None:
+    path = tmp_path / "some.lbq"
+    values = np.arange(100_000, dtype=np.int32)
+    container.write(path, {"a": values, "b": values[:3].astype(np.int8)}, "{}")
+    found, _, _ = container.read(path)
+    for name, expected in (("a", values), ("b", values[:3])):
+        container.forget(found[name])
+        assert np.array_equal(found[name], expected)
+    container.forget(values)  # of its own memory: nothing happens
+    assert values[-1] == 99_999
+
+
+MEMORY = """
+import re, sys
+import numpy as np
+import lbq.engine
+def peak():
+    return int(re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1]) * 1024
+before = peak()
+net = lbq.engine.load(sys.argv[1])
+net.run(np.zeros(net.network.input_shape, np.uint8), sys.argv[2])
+print(peak() - before)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads Linux's /proc")
+def test_weights_are_in_memory_once(tmp_path: Path) -> None:
+    """Loading and running takes one and a half times the weights and two layers' activations, no more."""
+    if native.library() is None:
+        pytest.skip(f"no native kernels: {native.report().reason}")
+    path = tmp_path / "model.lbq"
+    net = deployed("resnet20w128", shape=(3, 8, 8))
+    engine.save(path, net)
+    weights = sum(s.weight.nbytes for s in net.network.synapses)
+    for kind in ("bitplane", "auto"):
+        done = subprocess.run(
+            [sys.executable, "-c", MEMORY, str(path), kind], capture_output=True, text=True, check=True
+        )
+        assert int(done.stdout) < 1.5 * weights + 2**21, kind

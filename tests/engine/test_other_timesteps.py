@@ -1,0 +1,113 @@
+"""A deployed network over other timesteps than it was deployed over."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from lbq import cli, models
+from lbq.deploy import deploy
+from lbq.engine import Network, load, save
+from lbq.errors import ArtefactError, LbqError
+from tests.support.oracle import integer_network
+from tests.support.small_nets import deployed, pixels, warmed
+
+NET = ("resnet8w2", {"name": "lbq"}, (3, 6, 6))
+
+
+@pytest.fixture(scope="module")
+def net() -> Network:
+    return deployed(*NET)
+
+
+def test_the_first_timestep_is_that_of_more(net: Network) -> None:
+    """Levels of a timestep depend on those before alone; logits are sums over time."""
+    x = pixels(5, 3, 6, 6, seed=3)
+    two, one = net.run(x, trace=True), net.over(1).run(x, trace=True)
+    assert net.network.timesteps == 2
+    assert two.levels is not None
+    assert one.levels is not None
+    for name, levels in two.levels.items():
+        assert np.array_equal(one.levels[name], levels[:1])
+    for image, logits in zip(x, one.logits, strict=True):
+        assert logits.tolist() == integer_network(net.over(1).network, image)[0]
+
+
+def test_logits_keep_their_unit_and_the_bias_rounds_half_up(net: Network) -> None:
+    bias = np.arange(-3, -3 + net.network.readout.shape[0])
+    odd = Network(replace(net.network, readout=replace(net.network.readout, bias=bias)))
+    one = odd.over(1).network
+    assert one.readout.bias.tolist() == [int(np.floor(b / 2 + 0.5)) for b in bias]
+    assert one.readout.bias.dtype == np.int64
+    assert one.scale == 2 * net.network.scale
+    assert np.array_equal(odd.over(2).network.readout.bias, bias)
+    assert odd.over(1).golden is None
+
+
+def test_it_is_saved_with_golden_vectors_of_its_own(net: Network, tmp_path: Path) -> None:
+    save(tmp_path / "two.lbq", net)
+    one = load(tmp_path / "two.lbq").over(1)
+    save(tmp_path / "one.lbq", one)
+    again = load(tmp_path / "one.lbq")
+    assert again.verify("bitplane") == again.verify("dense") == 8
+    assert again.network.timesteps == 1
+    assert net.golden is not None
+    assert again.golden is not None
+    assert np.array_equal(again.golden.inputs, net.golden.inputs)
+    assert again.golden.digests == {name: steps[:1] for name, steps in net.golden.digests.items()}
+
+
+def test_what_cannot_be(net: Network) -> None:
+    with pytest.raises(ArtefactError, match=r"over 4 timesteps layer .* beyond 2\^30: deploy its run over so many"):
+        net.over(4)
+    for wrong in (0, -1, 1.0, True, "2"):
+        with pytest.raises(LbqError, match="timesteps must be a whole number above 0"):
+            net.over(wrong)  # type: ignore[arg-type]
+    torch.manual_seed(0)
+    made = warmed(models.create("resnet8w2", in_channels=2, num_classes=3), 2, 4, 4, static=False)
+    events = deploy(made, (2, 4, 4), timesteps=3, static=False)
+    with pytest.raises(LbqError, match="reads event frames, 3 of a sample: deploy its run over others"):
+        events.over(1)
+
+
+def test_from_the_command_line(net: Network, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    two, one = tmp_path / "two.lbq", tmp_path / "one.lbq"
+    save(two, net)
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as stop:
+            cli.main(["deploy", str(two), "-o", str(one), *arguments])
+        return int(stop.value.code or 0), *capsys.readouterr()
+
+    code, out, _ = call("--timesteps", "1")
+    assert code == 0
+    assert "T = 1" in out
+    assert "8 golden inputs" in out
+    assert load(one).network.timesteps == 1
+    one.unlink()
+    for wrong in (
+        [],
+        ["--timesteps", "1", "--bits", "4"],
+        ["--timesteps", "1", "--noise"],
+        ["--timesteps", "1", "a=1"],
+    ):
+        code, out, err = call(*wrong)
+        assert (code, out) == (2, "")
+        assert err.startswith(f"lbq: {two} is deployed already, and nothing but its --timesteps can be changed")
+    assert not one.exists()
+    stored = two.read_bytes()
+    code, _, err = call("--timesteps", "1", "-o", str(two))
+    assert (code, err) == (2, f"lbq: -o {two} is the network itself, which it would replace: give another name\n")
+    assert two.read_bytes() == stored
+
+
+def test_a_network_without_golden_vectors_stays_so(net: Network, tmp_path: Path) -> None:
+    save(tmp_path / "bare.lbq", Network(net.network))
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["deploy", str(tmp_path / "bare.lbq"), "--timesteps", "1", "-o", str(tmp_path / "one.lbq"), "--json"])
+    assert not stop.value.code
+    assert load(tmp_path / "one.lbq").golden is None

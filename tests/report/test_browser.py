@@ -1,0 +1,308 @@
+"""The report in a real browser: no errors, tables that sort, figures that are there, themes, a phone's width, the keyboard."""
+
+from __future__ import annotations
+
+import base64
+import re
+import zlib
+from collections.abc import Iterator
+from contextlib import suppress
+
+import pytest
+
+from lbq.report.output import make
+from lbq.results.gather import gather
+from lbq.runs.records import read
+from tests.support import browser
+from tests.support.browser import Page
+from tests.support.paths import ROOT
+from tests.support.report_runs import runs_folder
+
+SECONDS = 1.0  # to be interactive
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
+    chromium = browser.executable()
+    if chromium is None:
+        pytest.skip(
+            "no Chromium: install it (apt install chromium), or name it in LBQ_CHROMIUM, to test the report's page"
+        )
+    path = tmp_path_factory.mktemp("page") / "report.html"
+    make(path, gather([runs_folder()], read))
+    with browser.opened(chromium) as found:
+        found.resize(1280)
+        for _ in range(3):  # the first is with the browser's own start, and each may meet other work on the machine
+            found.open(path)
+        yield found
+
+
+def column(page: Page, table: str, index: int) -> list[str]:
+    return page.run(f"[...document.querySelectorAll('#{table} tbody tr')].map(r => r.cells[{index}].textContent)")
+
+
+def test_it_opens_without_errors_and_loads_nothing(page: Page) -> None:
+    assert min(page.loads) < SECONDS
+    assert page.run("performance.getEntriesByType('resource').filter(e => !e.name.startsWith('data:')).length") == 0
+    assert all(address.startswith(("file:", "data:")) for address in page.requests)
+    assert page.errors == []
+
+
+def test_figures_and_tour_are_there(page: Page) -> None:
+    sizes = page.run("[...document.querySelectorAll('figure svg')].map(s => s.getBoundingClientRect().width)")
+    assert len(sizes) >= 12
+    assert min(sizes) > 200
+    images = page.run("[...document.querySelectorAll('img.px')].map(i => i.complete && i.naturalWidth > 0)")
+    assert len(images) >= 35
+    assert all(images)
+    inked = page.run("getComputedStyle(document.querySelector('[id^=figure-steps] .line')).stroke")
+    assert inked == "rgb(0, 158, 115)"  # the third run's colour
+
+
+def test_tables_sort_by_click_and_by_key(page: Page) -> None:
+    table = "table7-cost"
+    heads = page.run(f"[...document.querySelectorAll('#{table} thead th')].map(h => h.textContent)")
+    accuracy = heads.index("Accuracy %")
+    head = f"document.querySelector('#{table} thead').rows[0].cells[{accuracy}]"
+    before = column(page, table, accuracy)
+    page.run(f"{head}.querySelector('button').click()")
+    up = [float(text.split()[0]) for text in column(page, table, accuracy)]
+    assert up == sorted(up)
+    assert sorted(column(page, table, accuracy)) == sorted(before)
+    assert page.run(f"{head}.getAttribute('aria-sort')") == "ascending"
+    page.run(f"{head}.querySelector('button').focus()")
+    page.press("Enter", "\r")
+    down = [float(text.split()[0]) for text in column(page, table, accuracy)]
+    assert down == sorted(down, reverse=True)
+    assert page.run(f"{head}.getAttribute('aria-sort')") == "descending"
+    page.run(f"document.querySelector('#{table} thead').rows[0].cells[0].querySelector('button').click()")
+    names = column(page, table, 0)
+    order = ["ANN", "Binary", "LBQ (2)", "LBQ (5)", "LBQ (5)", "LBQ (10)", "LBQ (20)", "Ternary"]  # numbers as numbers
+    assert names == order
+    assert page.errors == []
+
+
+def test_empty_cells_stay_at_the_end(page: Page) -> None:
+    table = "table2-cifar-10"
+    for _ in range(2):
+        page.run(f"document.querySelector('#{table} thead').rows[0].cells[4].querySelector('button').click()")
+        texts = column(page, table, 4)
+        filled = [bool(text) for text in texts]
+        assert filled == sorted(filled, reverse=True)
+        assert 0 < sum(filled) < len(filled)
+
+
+def test_logs_sort_by_what_they_show(page: Page) -> None:
+    log = "document.querySelector('table.numbers')"
+    heads = page.run(f"[...{log}.tHead.rows[0].cells].map(h => h.textContent)")
+    place = heads.index("lr")  # as texts, 1e-05 would come after 0.05
+    page.run(f"{log}.tHead.rows[0].cells[{place}].querySelector('button').click()")
+    rates = [float(text) for text in page.run(f"[...{log}.tBodies[0].rows].map(r => r.cells[{place}].textContent)")]
+    assert len(set(rates)) > 1
+    assert rates == sorted(rates)
+
+
+def test_the_theme_changes_and_is_remembered(page: Page) -> None:
+    colour = "getComputedStyle(document.body).backgroundColor"
+    before = page.run(colour)
+    page.run("document.getElementById('theme').focus()")
+    page.press(" ", " ")
+    assert page.run(colour) != before
+    assert page.run("document.documentElement.dataset.theme") == "dark"
+    page.run("document.getElementById('theme').click()")
+    assert page.run(colour) == before
+
+
+def test_two_runs_are_compared(page: Page) -> None:
+    rows = "[...document.querySelectorAll('#compared tbody tr')].map(r => r.cells[0].textContent)"
+    assert "config.neuron.name" in page.run(rows)
+    page.run(
+        "(() => { const [a, b] = ['run-a', 'run-b'].map(id => document.getElementById(id)); "
+        "b.value = a.value; b.dispatchEvent(new Event('change')); })()"
+    )
+    assert page.run(rows) == ["nothing"]
+    page.run(
+        "(() => { const s = document.getElementById('run-b'); s.value = '3'; s.dispatchEvent(new Event('change')); })()"
+    )
+    assert "test_accuracy" in page.run(rows)
+    assert page.run("document.querySelectorAll('#compared svg path.line').length") >= 4
+    assert page.errors == []
+
+
+def test_a_curve_stands_out_while_the_pointer_is_on_its_name(page: Page) -> None:
+    plot = "document.querySelector('[id^=figure-training-loss] svg')"
+    parts = page.run(f"[...{plot}.querySelectorAll('[data-of]')].map(g => g.dataset.of)")
+    shown = f"[...{plot}.querySelectorAll('[data-of]')].filter(g => getComputedStyle(g).opacity === '1').map(g => g.dataset.of)"
+    assert page.run(shown) == parts
+    name = f"[...{plot}.querySelectorAll('[data-of] text')].at(-1)"
+    page.run(f"{name}.dispatchEvent(new PointerEvent('pointerover', {{bubbles: true}}))")
+    assert page.run(shown) == [part for part in parts if part == parts[-1]]  # the curves of its seeds and their name
+    page.run(f"{plot}.dispatchEvent(new PointerEvent('pointerleave'))")
+    assert page.run(shown) == parts
+    assert page.errors == []
+
+
+def test_a_run_leads_to_its_record(page: Page) -> None:
+    page.run("document.querySelector('#runs a').click()")
+    page.run("new Promise(done => setTimeout(done, 50))")
+    assert page.run("document.querySelector(location.hash).open") is True
+    assert "weights_sha256" in page.run("document.querySelector(location.hash).textContent")
+    page.run("history.replaceState(null, '', location.pathname)")
+    assert page.errors == []
+
+
+def test_text_in_figures_does_not_overlap(page: Page) -> None:
+    """Labels of one figure, as the browser lays them out."""
+    assert overlapping(page) == []
+
+
+def overlapping(page: Page) -> list[str]:
+    return page.run(
+        """[...document.querySelectorAll('figure[id]')].flatMap(f => {
+          const boxes = [...f.querySelectorAll('svg text')].map(t => [t.textContent, t.getBoundingClientRect()]);
+          const bad = [];
+          for (let i = 0; i < boxes.length; i++) for (let j = 0; j < i; j++) {
+            const [a, b] = [boxes[i][1], boxes[j][1]];
+            const w = Math.min(a.right, b.right) - Math.max(a.left, b.left);
+            const h = Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top);
+            if (w > 2 && h > 4) bad.push(f.id + ': ' + boxes[i][0] + ' / ' + boxes[j][0]);
+          }
+          return bad;
+        })"""
+    )
+
+
+def test_headings_images_and_tables_have_names(page: Page) -> None:
+    assert page.run("document.documentElement.lang") == "en"
+    assert page.run("[...document.querySelectorAll('img')].filter(i => !i.alt).length") == 0
+    assert page.run("[...document.querySelectorAll('table')].filter(t => !t.caption).length") == 0
+    assert (
+        page.run(
+            "[...document.querySelectorAll('svg[role=img]')].filter(s => !s.querySelector('title') && !s.ariaLabel).length"
+        )
+        == 0
+    )
+    assert page.run("[...document.querySelectorAll('select')].filter(s => !s.labels.length).length") == 0
+
+
+def test_the_skip_link_is_first_on_the_keyboard(page: Page) -> None:
+    page.run("document.activeElement.blur(); getSelection().removeAllRanges()")
+    page.run("document.body.tabIndex = -1; document.body.focus()")
+    page.press("Tab")
+    assert page.run("document.activeElement.className") == "skip"
+
+
+def compare(page: Page, first: str, second: str) -> dict[str, str]:
+    """Compare the first runs `r` of which these JavaScript conditions hold; captions by title."""
+    page.run(
+        f"""(() => {{ const runs = JSON.parse(document.getElementById('runs-data').textContent);
+          document.getElementById('run-a').value = runs.findIndex(r => {first});
+          document.getElementById('run-b').value = runs.findIndex(r => {second});
+          document.getElementById('run-b').dispatchEvent(new Event('change')); }})()"""
+    )
+    pairs = (
+        "[...document.querySelectorAll('#compared figure')].map(f => [f.querySelector('svg').ariaLabel, f.innerText])"
+    )
+    return dict(page.run(pairs))
+
+
+def test_only_what_is_drawn_is_named(page: Page) -> None:
+    found = compare(page, "!r.curves.steps.length && !r.facts.unfinished", "r.curves.steps.length")
+    assert "solid, circles: ANN" in found["Training loss by epoch"]
+    assert "solid" not in found["Step γ by layer"]
+    assert "dashed, squares: LBQ" in found["Step γ by layer"]
+    table = page.run("document.querySelector('#compared').innerText")
+    for expected in ("millions of accumulations.bit-sparse", "modelled at the paper's prices.energy_mj"):
+        assert expected in table
+
+
+def test_a_single_epoch_is_drawn(page: Page) -> None:
+    """As a point in the middle of an axis, whose numbers differ."""
+    compare(page, "r.facts.unfinished", "r.facts.unfinished")
+    marks = page.run("[...document.querySelectorAll('#compared svg')].map(s => s.querySelectorAll('.mark').length)")
+    assert len(marks) >= 1
+    assert set(marks) == {2}
+    ticks = page.run(
+        "[...document.querySelectorAll('#compared svg')].map(s => [...s.querySelectorAll('text.soft')].map(t => t.textContent))"
+    )
+    assert all(len(texts) >= 3 and texts[-1] == "1" for texts in ticks)  # of y, and the epoch
+    assert all(len(set(texts[:-1])) == len(texts) - 1 for texts in ticks)
+    assert page.errors == []
+
+
+def test_the_outputs_bars_are_printed(page: Page) -> None:
+    """Also where a browser leaves out backgrounds, as it does by default. The last of this page: it takes the rest away."""
+
+    def blue() -> int:
+        """How many shapes the printed page fills with the bars' colour."""
+        data = base64.b64decode(page.call("Page.printToPDF", printBackground=False)["data"])
+        count = 0
+        for stream in re.findall(rb"stream\r?\n(.*?)endstream", data, re.DOTALL):
+            with suppress(zlib.error):  # fonts and pictures may be packed otherwise
+                count += len(re.findall(rb"0 \.447\d* \.698\d* rg", zlib.decompress(stream)))
+        return count
+
+    page.run("document.querySelectorAll('main > section:not(#tour)').forEach(s => s.remove())")
+    assert blue() == page.run("document.querySelectorAll('.bars i').length") > 0
+
+
+@pytest.fixture(scope="module")
+def crowded(page: Page, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
+    """Our own records: many runs, long names, long file names. After it, the page is another."""
+    path = tmp_path_factory.mktemp("page") / "crowded.html"
+    make(path, gather([ROOT / "results"]))
+    page.open(path)
+    yield page
+    page.call("Emulation.setEmulatedMedia", media="")
+    page.resize(1280)
+
+
+@pytest.mark.parametrize("width", [1280, 768, 390, 320])
+def test_nothing_is_wider_than_the_window(crowded: Page, width: int) -> None:
+    crowded.resize(width)
+    assert crowded.run("innerWidth") == width  # a phone's grows with what is too wide
+    assert crowded.run("document.scrollingElement.scrollWidth") <= width
+    right = "Math.max(...[...document.querySelectorAll('figure, select')].map(f => f.getBoundingClientRect().right))"
+    assert crowded.run(right) <= width
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_text_in_figures_can_be_read(crowded: Page, width: int) -> None:
+    crowded.resize(width)
+    sizes = crowded.run(
+        """[...document.querySelectorAll('figure svg')].map(s => s.getBoundingClientRect().width / s.viewBox.baseVal.width
+          * Math.min(...[...s.querySelectorAll('text')].map(t => parseFloat(getComputedStyle(t).fontSize))))"""
+    )
+    assert min(sizes) >= 10
+    assert overlapping(crowded) == []
+
+
+def test_what_scrolls_sideways_shows_it(crowded: Page) -> None:
+    """On a phone the runs' table fades out at its right, until it is scrolled to its end; rows stay low."""
+    crowded.resize(390)
+    table = "document.querySelector('#runs').parentElement"
+    wait = "new Promise(done => requestAnimationFrame(() => setTimeout(done, 60)))"
+    crowded.run(wait)
+    assert crowded.run(f"{table}.classList.contains('more')") is True
+    crowded.run(f"{table}.scrollLeft = 1e6")
+    crowded.run(wait)
+    assert crowded.run(f"{table}.classList.contains('more')") is False
+    assert crowded.run("document.querySelector('#runs tbody tr:nth-child(4)').getBoundingClientRect().height") < 80
+    crowded.resize(1400)
+    crowded.run(wait)
+    assert crowded.run(f"{table}.scrollWidth - {table}.clientWidth") == 0
+    assert crowded.run(f"{table}.classList.contains('more')") is False
+
+
+def test_on_paper_nothing_is_cut(crowded: Page) -> None:
+    """A4 within its margins is 717 pixels wide."""
+    crowded.call("Emulation.setEmulatedMedia", media="print")
+    crowded.resize(717)
+    crowded.run(
+        "document.querySelectorAll('#tables details, #layers details, #costs details').forEach(d => d.open = true)"
+    )
+    cut = crowded.run(
+        """[...document.querySelectorAll('main table, main svg')]
+          .filter(e => e.getBoundingClientRect().right > 717).map(e => e.id)"""
+    )
+    assert cut == []

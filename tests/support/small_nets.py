@@ -1,0 +1,129 @@
+"""Small networks with statistics and unequal steps of their own, for the tests of deployment."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from lbq import models
+from lbq.deploy import absorb, deploy, fold_gain, on_pixels
+from lbq.deploy.float_execution import execute
+from lbq.engine import Network
+from lbq.engine.runner import Output
+from lbq.graph import Graph
+from lbq.models import over_time
+from lbq.neuron import BurstNeuron
+from lbq.neuron.recorder import record_levels
+
+MEAN, STD = (0.5, 0.4, 0.6), (0.25, 0.3, 0.2)
+
+
+def normalised(x: np.ndarray[Any, Any]) -> Tensor:
+    """uint8 [B, C, H, W] as training sees it, in float64."""
+    channels = x.shape[1]
+    mean, std = (np.array(v[:channels])[:, None, None] for v in (MEAN, STD))
+    return torch.from_numpy((x / 255 - mean) / std)
+
+
+def pixels(*shape: int, seed: int = 0) -> np.ndarray[Any, Any]:
+    return np.random.default_rng(seed).integers(0, 256, shape, np.uint8)
+
+
+def warmed(net: nn.Module, *shape: int, static: bool = True, seed: int = 0) -> nn.Module:
+    """BatchNorm with statistics of its own and unequal steps; in evaluation mode and float64."""
+    torch.manual_seed(seed)
+    net.double().train()
+    for i in range(3):
+        x = pixels(6, *shape, seed=seed + i)
+        net(normalised(x) if static else torch.from_numpy(x[None].repeat(2, 0) / 64))
+    with torch.no_grad():
+        for module in net.modules():
+            if isinstance(module, BurstNeuron) and hasattr(module, "rho"):
+                module.rho.add_(torch.randn(module.rho.shape) * 0.3)
+    return net.eval()
+
+
+def small(
+    id: str = "resnet8w4", neuron: Any = "lbq", shape: tuple[int, int, int] = (3, 8, 8), **options: Any
+) -> nn.Module:
+    torch.manual_seed(0)
+    options = {"timesteps": 2, "num_classes": 5, **options}
+    return warmed(models.create(id, neuron=neuron, in_channels=shape[0], **options), *shape)
+
+
+def deployed(
+    id: str = "resnet8w4", neuron: Any = "lbq", shape: tuple[int, int, int] = (3, 8, 8), bits: int = 8, **options: Any
+) -> Network:
+    return deploy(small(id, neuron, shape, **options), shape, mean=MEAN[: shape[0]], std=STD[: shape[0]], bits=bits)
+
+
+def branches(m: Any, x: Tensor) -> Tensor:
+    """Two paths from one tensor with steps of their own, average-pooled, max-pooled, grouped and dilated, then merged."""
+    a = m.sn(over_time(x, m.conv, timesteps=3))
+    b = m.sn1(over_time(a, m.avg, m.conv1))
+    c = m.sn2(over_time(a, m.max, m.conv2) + b)
+    d = m.sn3(over_time(c, m.conv3) + b + over_time(x, m.skip, timesteps=3))
+    return over_time(over_time(d, m.pool).flatten(2), m.fc, spatial=1).mean(0)
+
+
+class Branches(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.timesteps = 3
+        self.conv, self.sn = nn.Conv2d(3, 4, 3, padding=1), BurstNeuron(6)
+        self.avg, self.conv1, self.sn1 = nn.AvgPool2d(2), nn.Conv2d(4, 4, 3, padding=1, groups=2), BurstNeuron(3)
+        self.max, self.conv2, self.sn2 = nn.MaxPool2d(3, 2, 1), nn.Conv2d(4, 4, 3, padding=2, dilation=2), BurstNeuron()
+        self.conv3, self.skip, self.sn3 = nn.Conv2d(4, 4, 1), nn.Conv2d(3, 4, 2, 2), BurstNeuron(2)
+        self.pool, self.fc = nn.AdaptiveAvgPool2d(1), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return branches(self, x)
+
+
+# Of every kind, to deploy
+CASES: list[tuple[str, Any, tuple[int, int, int], dict[str, Any]]] = [
+    ("resnet8w2", "lbq", (3, 4, 4), {}),
+    ("resnet8w2", {"name": "lbq", "n_max": 20, "per_channel": True}, (3, 4, 4), {"timesteps": 3}),
+    ("resnet8w2", {"name": "lbq", "membrane": "plif"}, (1, 5, 3), {}),
+    ("resnet8w2", {"name": "lbq", "membrane": "if", "alpha": 0.7}, (3, 4, 4), {}),
+    ("resnet8w2", "lif", (3, 4, 4), {"timesteps": 3}),
+    ("resnet8w2", "ternary", (3, 4, 4), {}),
+    ("resnet8w2", "ternary_half", (3, 4, 4), {}),
+    ("resnet8w2", "ilif", (3, 4, 4), {}),
+    ("resnet8w2", "qann", (3, 4, 4), {"timesteps": 1}),
+    ("resnet8w2", "ladder", (3, 4, 4), {}),
+    ("resnet19w64fc256", "lbq", (3, 4, 4), {}),
+]
+
+
+def same(a: Output, b: Output) -> bool:
+    """Identical logits and, where traced, levels: values and types."""
+    if a.levels is not None and b.levels is not None:
+        if list(a.levels) != list(b.levels):
+            return False
+        for x, y in zip(a.levels.values(), b.levels.values(), strict=True):
+            if x.dtype != y.dtype or not np.array_equal(x, y):
+                return False
+    return np.array_equal(a.logits, b.logits) and a.logits.dtype == b.logits.dtype == np.int64
+
+
+def compare(net: nn.Module, graph: Graph, x: Tensor) -> None:
+    """Levels at every layer and timestep, and logits, of the absorbed network against the network: on values, and on
+    pixels that become these values. Images with a membrane on a threshold would be excepted; there must be none."""
+    with torch.no_grad(), record_levels(net) as expected:
+        logits = net(x).numpy()
+    channels = graph.input_shape[0]
+    mean, std = [0.3 + 0.1 * i for i in range(channels)], [0.2 + 0.05 * i for i in range(channels)]
+    column = (-1, 1, 1)
+    given = (x.numpy() * np.array(std).reshape(column) + np.array(mean).reshape(column)) * 255
+    for rewritten, values in ((graph, x.numpy()), (fold_gain(on_pixels(graph, mean, std, 255)), given)):
+        result = execute(absorb(rewritten), values)
+        assert not result.ties.any()
+        for name, level in result.levels.items():
+            np.testing.assert_array_equal(level, expected[name].reshape(level.shape), err_msg=name)
+        np.testing.assert_allclose(result.logits, logits, rtol=1e-9, atol=1e-12)
+    assert set(expected) == {layer.name for layer in graph.layers}
+    assert any(level.any() for level in expected.values())

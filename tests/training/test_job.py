@@ -1,0 +1,624 @@
+"""A training job around its loop: signals, saving, its folder and lock, options, what it starts from and writes."""
+
+from __future__ import annotations
+
+import errno
+import importlib.util
+import json
+import multiprocessing
+import os
+import shutil
+import signal
+import sys
+import time
+import types
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lbq.errors import ConfigError, RunError, Stopped
+from lbq.kernels import dispatch
+from lbq.kernels.reference import burst_sequence
+from lbq.native.choose import choose
+from lbq.neuron import BurstNeuron, LadderNeuron
+from lbq.runs import checkpoint, records, run_folder
+from lbq.system import files
+from lbq.training import job, optim
+from lbq.training.distributed import World
+from lbq.training.evaluation import emulated
+from lbq.training.plan import plan_of
+from lbq.training.trainer import EpochRecord
+from tests.support import small_runs
+from tests.support.small_runs import (
+    AtStep,
+    Killed,
+    Silent,
+    contents,
+    differences,
+    raising,
+    run,
+    trainer,
+    use_few_digits,
+)
+
+config = partial(small_runs.config, small_runs.TINY)
+
+
+@pytest.fixture(autouse=True)
+def few_digits(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_few_digits(monkeypatch)
+
+
+# Within this process: signals, the lock, folders
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_is_obeyed_between_steps(number: signal.Signals, tmp_path: Path) -> None:
+    before = signal.getsignal(number)
+    settings = config("train.checkpoint_steps=0")
+    watcher = AtStep(1, 1, lambda: signal.raise_signal(number))
+    with pytest.raises(Stopped, match=f"stopped by {number.name}") as caught:
+        run(settings, tmp_path / "run", watcher)
+    assert caught.value.code == 128 + number
+    assert watcher.steps[-1] == (1, 1)
+    assert signal.getsignal(number) == before
+    again = Silent()
+    run(settings, tmp_path / "run", again)
+    assert again.resumptions == [(1, 2, ())]  # the step that was under way is kept
+    assert again.steps[0] == (1, 3)
+    run(settings, tmp_path / "whole")
+    assert differences(contents(tmp_path / "whole"), contents(tmp_path / "run")) == []
+
+
+@pytest.mark.parametrize("first", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_that_is_passed_on_is_no_second_one(first: signal.Signals, tmp_path: Path) -> None:
+    """As where a launcher is told together with what it started."""
+
+    def told() -> None:
+        for number in (first, signal.SIGTERM):
+            signal.raise_signal(number)
+
+    with pytest.raises(Stopped, match=f"stopped by {first.name}"):
+        run(config(), tmp_path / "run", AtStep(1, 1, told))
+    assert (tmp_path / "run" / "checkpoints").is_dir()
+
+
+def test_a_second_interrupt_does_not_wait(tmp_path: Path) -> None:
+    def twice() -> None:
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+
+    usual = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            run(config(), tmp_path / "run", AtStep(1, 1, twice))
+    finally:
+        signal.signal(signal.SIGINT, usual)
+    run(config(), tmp_path / "run")
+    run(config(), tmp_path / "whole")
+    assert differences(contents(tmp_path / "whole"), contents(tmp_path / "run")) == []
+
+
+def test_saving_by_time(tmp_path: Path) -> None:
+    settings = config("train.checkpoint_steps=0", "train.checkpoint_minutes=1e-9")
+    with pytest.raises(Killed):
+        run(settings, tmp_path, AtStep(1, 3, raising(Killed)))
+    loaded = checkpoint.load(tmp_path / job.CHECKPOINTS)
+    assert loaded is not None
+    assert loaded.values["position"]["step"] == 6
+
+
+def test_saving_takes_little_of_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Short epochs do not each end with a slow save, but the last one does."""
+    saved: list[int] = []
+    original = checkpoint.save
+
+    def slow(folder: Path, tensors: Any, values: dict[str, Any]) -> None:
+        time.sleep(0.5)
+        saved.append(values["position"]["epoch"])
+        original(folder, tensors, values)
+
+    monkeypatch.setattr(checkpoint, "save", slow)
+    settings = config("train.epochs=6", "train.checkpoint_steps=0")
+    run(settings, tmp_path / "run")
+    assert len(saved) < 6
+    assert saved[0] == 1
+    assert saved[-1] == 6
+    assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 6
+
+
+def test_a_finished_run_is_not_trained_again(tmp_path: Path) -> None:
+    result = run(config(), tmp_path)
+    watcher = Silent()
+    assert run(config(), tmp_path, watcher) == result
+    assert not watcher.plans
+    assert not watcher.steps
+    with pytest.raises(RunError, match="holds a run already: continue it with --resume auto"):
+        job.train(config(), tmp_path, Silent())
+    with pytest.raises(RunError, match=r"config\.toml differs from the configuration given"):
+        run(config("seed=4"), tmp_path)
+
+
+@pytest.mark.parametrize("text", ["", '{"accuracy": 9', "[]", '{"accuracy": "x", "epoch": 3}'])
+def test_a_damaged_result_is_named_and_can_be_written_again(tmp_path: Path, text: str) -> None:
+    settings = config("train.epochs=1", "train.warmup_epochs=0")
+    result = run(settings, tmp_path)
+    (tmp_path / "result.json").write_text(text)
+    again = r"result\.json .*; remove it, and lbq train with --resume auto writes it again$"
+    with pytest.raises(RunError, match=again):
+        run(settings, tmp_path)
+    with pytest.raises(RunError, match=again):
+        job.evaluate_run(tmp_path)
+    (tmp_path / "result.json").write_text("{}")  # as of a run that was not trained here
+    with pytest.raises(RunError, match=r"accuracy is missing; remove it"):
+        run(settings, tmp_path)
+    assert job.evaluate_run(tmp_path, "cpu")["stored_accuracy"] is None
+    (tmp_path / "result.json").unlink()
+    assert run(settings, tmp_path) == result
+
+
+def test_training_in_another_thread_leaves_signals_alone(tmp_path: Path) -> None:
+    settings = config("train.epochs=1", "train.warmup_epochs=0")
+    before = signal.getsignal(signal.SIGTERM)
+    seen: list[Any] = []
+    watcher = AtStep(0, 1, lambda: seen.append(signal.getsignal(signal.SIGTERM)))
+    with ThreadPoolExecutor(1) as pool:
+        result = pool.submit(run, settings, tmp_path / "thread", watcher).result()
+    assert seen == [before]
+    assert result["accuracy"] == run(settings, tmp_path / "main")["accuracy"]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no forks")
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_process_that_is_forked_off_holds_no_folder(tmp_path: Path) -> None:
+    """As workers are, which outlive a killed training for seconds: it could not be continued meanwhile."""
+    fork = multiprocessing.get_context("fork")
+    began, end = fork.Event(), fork.Event()
+
+    def stay() -> None:
+        began.set()
+        end.wait(60)
+
+    with run_folder.locked(tmp_path):
+        child = fork.Process(target=stay)
+        child.start()
+        assert began.wait(60)
+        assert run_folder.held(tmp_path)  # by this one
+    assert not run_folder.held(tmp_path)
+    end.set()
+    child.join()
+
+
+def test_a_system_without_locks_locks_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "fcntl", None)  # as on Windows, where importing it fails
+    with run_folder.locked(tmp_path), run_folder.locked(tmp_path):
+        assert not run_folder.held(tmp_path)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such locks")
+def test_a_file_system_without_locks_locks_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", refused)
+    busy = RunError("busy")
+    with (
+        run_folder.locked(tmp_path),
+        run_folder.locked(tmp_path),
+        files.holding(tmp_path, busy),
+        files.holding(tmp_path, busy),
+    ):
+        assert not run_folder.held(tmp_path)
+
+
+def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("")
+    with pytest.raises(RunError, match="is not empty and not a run folder"):
+        run(config(), tmp_path)
+    assert [p.name for p in tmp_path.iterdir()] == ["thesis.tex"]  # and nothing is put there
+
+
+def test_commands_quote_paths(tmp_path: Path) -> None:
+    folder = tmp_path / "a b"
+    folder.mkdir()
+    for name in ("config.toml", run_folder.CONVERSION):
+        (folder / name).write_text("")
+    with pytest.raises(RunError, match=rf"train from it with 'train\.init_from={folder}' and another --out"):
+        run(config(), folder)
+    with pytest.raises(RunError, match=rf"train on with 'train\.init_from={folder}'"):
+        run_folder.check_folder(folder, "result.json")
+
+
+def test_a_path_that_has_no_text_leaves_no_folder(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be written as TOML"):
+        run(config("data.root=data\udcff"), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_metrics_that_lost_their_lines_are_named(tmp_path: Path) -> None:
+    """Growing the file with zeros would hide it until the end."""
+    with pytest.raises(Killed):
+        run(config(), tmp_path, AtStep(1, 2, raising(Killed)))
+    (tmp_path / "metrics.jsonl").write_text("")
+    with pytest.raises(RunError, match=r"metrics\.jsonl is shorter than its checkpoint says"):
+        run(config(), tmp_path)
+
+
+def test_without_a_checkpoint_it_starts_again_says_so_and_keeps_the_log(tmp_path: Path) -> None:
+    run(config(), tmp_path / "whole")
+    folder = tmp_path / "run"
+    logs = []
+    for number in (1, 2):
+        with pytest.raises(Killed):
+            run(config(), folder, AtStep(number, 2, raising(Killed)))
+        logs.append((folder / "metrics.jsonl").read_bytes())
+        assert logs[-1].count(b"\n") == number
+        shutil.rmtree(folder / job.CHECKPOINTS)
+        watcher = AtStep(0, 1, raising(Killed))
+        with pytest.raises(Killed):
+            run(config(), folder, watcher)
+        assert watcher.logs == [folder / f"metrics.jsonl.{number}"]
+        assert not (folder / "metrics.jsonl").exists()
+    last = Silent()
+    run(config(), folder, last)  # nothing logged since: nothing to keep or to say
+    assert (last.resumptions, last.logs) == ([], [])
+    assert [(folder / f"metrics.jsonl.{n}").read_bytes() for n in (1, 2)] == logs
+    assert differences(contents(tmp_path / "whole"), contents(folder)) == []
+
+
+def test_a_log_that_cannot_be_kept_stops_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(Killed):
+        run(config(), tmp_path, AtStep(1, 2, raising(Killed)))
+    shutil.rmtree(tmp_path / job.CHECKPOINTS)
+
+    def refuse(*_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(os, "replace", refuse)
+    with pytest.raises(RunError, match=r"cannot rename .*metrics\.jsonl: Permission denied"):
+        run(config(), tmp_path)
+
+
+def test_two_jobs_in_one_folder(tmp_path: Path) -> None:
+    refused: list[str] = []
+
+    def intrude() -> None:
+        with pytest.raises(RunError) as caught:
+            run(config(), tmp_path / "run")
+        refused.append(str(caught.value))
+
+    run(config(), tmp_path / "run", AtStep(1, 1, intrude))
+    assert len(refused) == 1
+    assert "is being written by another process" in refused[0]
+    run(config(), tmp_path / "whole")
+    assert differences(contents(tmp_path / "whole"), contents(tmp_path / "run")) == []
+
+
+# Options
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def test_deterministic_is_for_the_run_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def told() -> tuple[bool, bool, bool, str | None]:
+        return (
+            torch.are_deterministic_algorithms_enabled(),
+            torch.is_deterministic_algorithms_warn_only_enabled(),
+            torch.backends.cudnn.benchmark,
+            os.environ.get(job.CUBLAS_WORKSPACE),
+        )
+
+    monkeypatch.delenv(job.CUBLAS_WORKSPACE, raising=False)
+    seen: list[Any] = []
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        before = told()
+        run(config("train.deterministic=true"), tmp_path / "a", AtStep(0, 1, lambda: seen.append(told())))
+        assert seen == [(True, False, False, ":4096:8")]
+        assert told() == before
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def test_training_leaves_the_callers_random_state(tmp_path: Path) -> None:
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    run(config(), tmp_path / "a")
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.manual_seed(6)  # and does not depend on it
+    run(config(), tmp_path / "b")
+    assert differences(contents(tmp_path / "a"), contents(tmp_path / "b")) == []
+
+
+def test_tensorboard_is_an_option(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[tuple[str, float, int]] = []
+
+    class SummaryWriter:
+        def __init__(self, folder: str) -> None:
+            assert folder == str(tmp_path / "a" / "tensorboard")
+
+        def __enter__(self) -> SummaryWriter:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+        def add_scalar(self, name: str, value: float, epoch: int) -> None:
+            written.append((name, value, epoch))
+
+    module = types.ModuleType("torch.utils.tensorboard")
+    module.SummaryWriter = SummaryWriter  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", module)
+    find = importlib.util.find_spec
+    there = find("json")  # as if the package were there
+    monkeypatch.setattr("importlib.util.find_spec", lambda name, *a: there if name == "tensorboard" else find(name, *a))
+    watcher = Silent()
+    run(config("train.tensorboard=true"), tmp_path / "a", watcher)
+    assert ("loss", watcher.records[1].loss, 2) in written
+    assert ("steps/layer1.0.sn2", watcher.records[2].steps["layer1.0.sn2"], 3) in written
+
+
+# Starting from another run
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def test_averages_start_from_the_weights_that_training_starts_from(tmp_path: Path) -> None:
+    run(config(), tmp_path / "ann")
+    settings = config(
+        f"train.init_from={tmp_path / 'ann'}", "optim.lr=1e-30", "train.epochs=1", "train.warmup_epochs=0"
+    )
+    run(settings, tmp_path / "tuned")
+    theirs, ours = run_folder.read_weights(tmp_path / "ann"), run_folder.read_weights(tmp_path / "tuned")
+    assert torch.allclose(theirs["conv1.weight"], ours["conv1.weight"])
+    assert run_folder.read_result(tmp_path / "tuned")["init_sha256"] == run_folder.weights_checksum(tmp_path / "ann")
+    assert records.record_of(tmp_path / "tuned")["init_sha256"] == run_folder.weights_checksum(tmp_path / "ann")
+    with pytest.raises(RunError, match=r"train\.init_from: no weight of .* fits this network"):
+        run(config(f"train.init_from={tmp_path / 'ann'}", "model.id=resnet8w3"), tmp_path / "other")
+
+
+def test_what_a_start_from_other_weights_leaves_anew_is_told(tmp_path: Path) -> None:
+    """One step for a layer becomes that of each channel; what the other run does not have begins anew."""
+    short = ("train.epochs=1", "train.warmup_epochs=0", "optim.lr=1e-30")
+    run(config(*short, "neuron.name=lbq", "neuron.step=0.7"), tmp_path / "layerwise")
+    start = f"train.init_from={tmp_path / 'layerwise'}"
+    seen = Silent()
+    found = run(config(*short, start, "neuron.name=lbq", "neuron.per_channel=true"), tmp_path / "channels", seen)
+    assert seen.starts == [(str(tmp_path / "layerwise"), seen.starts[0][1], ())]
+    assert seen.starts[0][1] > 20
+    assert all(step == pytest.approx(0.7) for step in found["steps"].values())
+    run(config(*short, start, "neuron.name=lbq", "model.id=resnet14w2"), tmp_path / "deeper", seen)
+    assert "layer1.1.conv1.weight" in seen.starts[1][2]
+    assert "sn1.rho" not in seen.starts[1][2]
+
+
+def test_constants_are_the_configurations_own_whatever_weights_it_starts_from(tmp_path: Path) -> None:
+    """But for those with which both began: a conversion changes them layer by layer."""
+    short = ("train.epochs=1", "train.warmup_epochs=0", "optim.lr=1e-30")
+    fixed = ("neuron.name=burst_fixed",)
+    run(config(*short, *fixed), tmp_path / "first")
+    weights = run_folder.read_weights(tmp_path / "first")
+    changed = {k: v + 0.25 if k.endswith("fixed_step") else v for k, v in weights.items()}
+    result = {
+        **run_folder.read_result(tmp_path / "first"),
+        "weights_sha256": run_folder.write_weights(tmp_path / "first", changed),
+    }
+    (tmp_path / "first" / "result.json").write_text(json.dumps(result), encoding="utf-8")
+    start, seen = f"train.init_from={tmp_path / 'first'}", Silent()
+    run(config(*short, *fixed, start), tmp_path / "same", seen)
+    assert seen.starts[0][2] == ()
+    assert torch.equal(run_folder.read_weights(tmp_path / "same")["sn1.fixed_step"], changed["sn1.fixed_step"])
+    run(config(*short, *fixed, start, "neuron.beta=0.9", "neuron.step=0.1"), tmp_path / "other", seen)
+    found = run_folder.read_weights(tmp_path / "other")
+    assert (float(found["sn1.beta"]), float(found["sn1.fixed_step"])) == pytest.approx((0.9, 0.1))
+    assert {"sn1.beta", "sn1.fixed_step"} <= set(seen.starts[1][2])
+    chosen = run_folder.read_weights(tmp_path / "other") | {"sn1.beta": torch.tensor(0.5)}
+    result = {
+        **run_folder.read_result(tmp_path / "other"),
+        "weights_sha256": run_folder.write_weights(tmp_path / "other", chosen),
+    }
+    (tmp_path / "other" / "result.json").write_text(json.dumps(result), encoding="utf-8")
+    again = ("neuron.beta=0.9", "neuron.step=0.1", f"train.init_from={tmp_path / 'other'}")
+    run(config(*short, *fixed, *again), tmp_path / "again")  # whose weights have another decay than its configuration
+    assert float(run_folder.read_weights(tmp_path / "again")["sn1.beta"]) == pytest.approx(0.9)
+    (tmp_path / "first" / "config.toml").unlink()  # weights alone say nothing of how they began
+    run(config(*short, *fixed, start, "neuron.alpha=0.5"), tmp_path / "bare", seen)
+    assert float(run_folder.read_weights(tmp_path / "bare")["sn1.alpha"]) == 0.5
+
+
+def test_a_run_that_began_does_without_the_weights_it_started_from(tmp_path: Path) -> None:
+    run(config("train.epochs=1", "train.warmup_epochs=0"), tmp_path / "ann")
+    settings = config(f"train.init_from={tmp_path / 'ann'}", "train.epochs=2")
+    with pytest.raises(Stopped):
+        run(settings, tmp_path / "tuned", AtStep(0, 1, lambda: signal.raise_signal(signal.SIGTERM)))
+    began_with = run_folder.weights_checksum(tmp_path / "ann")
+    shutil.rmtree(tmp_path / "ann")
+    finished = run(settings, tmp_path / "tuned")
+    assert finished["epoch"] == 2
+    assert finished["init_sha256"] == began_with
+    assert run(settings, tmp_path / "tuned") == finished
+    with pytest.raises(RunError, match=r"train\.init_from: .*ann does not exist"):
+        run(settings, tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_run_is_evaluated_over_other_timesteps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    short = ("train.epochs=1", "train.warmup_epochs=0", "model.timesteps=2")
+    result = run(config(*short, "neuron.name=lbq"), tmp_path / "lbq")
+    lengths: list[int] = []
+    forward = BurstNeuron.forward
+
+    def watched(*given: Any, **named: Any) -> torch.Tensor:
+        out = forward(*given, **named)
+        lengths.append(len(out))
+        return out
+
+    monkeypatch.setattr(BurstNeuron, "forward", watched)
+    found = job.evaluate_run(tmp_path / "lbq", timesteps=3)
+    assert set(lengths) == {3}
+    assert (found["timesteps"], found["trained_over"], found["stored_accuracy"]) == (3, 2, result["accuracy"])
+    assert job.evaluate_run(tmp_path / "lbq", timesteps=2)["accuracy"] == result["accuracy"]
+    with pytest.raises(RunError, match="timesteps must be a whole number of at least 1, got 0"):
+        job.evaluate_run(tmp_path / "lbq", timesteps=0)
+    run(config(*short, "neuron.name=lmht"), tmp_path / "lmht")
+    with pytest.raises(RunError, match="cannot run over 3 timesteps, its lmht neurons have weights for each of 2"):
+        job.evaluate_run(tmp_path / "lmht", timesteps=3)
+    shutil.copy(tmp_path / "lbq" / "weights.safetensors", tmp_path / "lmht")
+    (tmp_path / "lmht" / "result.json").unlink()
+    with pytest.raises(RunError, match=r"weights\.safetensors does not belong to .*config\.toml"):
+        job.evaluate_run(tmp_path / "lmht", timesteps=3)
+
+
+def test_a_run_is_not_evaluated_on_other_classes(tmp_path: Path) -> None:
+    run(config("train.epochs=1", "train.warmup_epochs=0"), tmp_path)
+    result = run_folder.read_result(tmp_path)
+    result["inputs"]["classes"][2:4] = ["3", "2"]
+    (tmp_path / "result.json").write_text(json.dumps(result), encoding="utf-8")
+    with pytest.raises(
+        RunError, match=r"digits has other classes than .* was trained on \(10, 0, 1, 2, .*; then 10, 0, 1, 3"
+    ):
+        job.evaluate_run(tmp_path)
+
+
+def test_records_and_result(tmp_path: Path) -> None:
+    watcher = Silent()
+    result = run(config("data.holdout=0.2", "train.eval_every=2", "train.batch_size=10"), tmp_path, watcher)
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert lines == [json.loads(json.dumps(record.to_dict())) for record in watcher.records]
+    assert [line["test_accuracy"] is None for line in lines] == [True, False, False]
+    assert all(isinstance(record, EpochRecord) for record in watcher.records)
+    assert result["accuracy"] == lines[-1]["test_accuracy"]
+    reads = run_folder.read_inputs(tmp_path)
+    assert reads is not None
+    assert (reads.name, reads.shape, reads.static, reads.scale) == ("digits", (1, 8, 8), True, 16)
+    assert reads.classes == tuple("0123456789")
+    assert len(reads.mean) == len(reads.std) == 1
+    assert result["best_on_holdout"] == max(lines[1:], key=lambda line: line["holdout_accuracy"])["epoch"]
+    assert len(lines[0]["steps"]) == len(lines[0]["tails"]) == len(lines[1]["active"]) == 3
+    (plan,) = watcher.plans
+    assert (plan.steps_per_epoch, plan.train_samples, plan.emulated) == (4, 40, None)
+    net = run_folder.load(tmp_path)
+    assert plan.parameters == sum(p.numel() for p in net.parameters())
+    found = job.evaluate_run(tmp_path, torch.device("cpu"), World())
+    assert found == {
+        "accuracy": result["accuracy"],
+        "images": 31,
+        "stored_accuracy": result["accuracy"],
+        "other_data": False,
+        "precision": "fp32",
+        "trained_in": "fp32",
+        "timesteps": config().model.timesteps,
+        "trained_over": config().model.timesteps,
+    }
+    assert optim.learning_rate(11, 4, config()) == pytest.approx(lines[-1]["lr"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "remark"),
+    [
+        (["train.tet_weight=0.5"], "train.tet_weight has no effect with train.loss=ce"),
+        (["train.tet_weight=0.5", "train.loss=tet"], None),
+        (["augment.mix_prob=0.5"], "augment.mix_prob has no effect without augment.mixup or augment.cutmix"),
+        (["augment.mix_prob=0.5", "augment.cutmix=1"], None),
+        (
+            ["augment.plain_epochs=1"],
+            "augment.plain_epochs has no effect without augment.policy, cutout, events, mixup or cutmix",
+        ),
+        (["augment.plain_epochs=1", "augment.cutout=2"], None),
+        (["optim.sam_epochs=1"], "optim.sam_epochs has no effect without optim.sam"),
+        (["optim.sam_epochs=1", "optim.sam=0.05"], None),
+        (
+            ["train.ema=0.999"],
+            "train.ema=0.999 averages over about 1,000 steps, and there are 12: the weights that training began with will "
+            "weigh most",
+        ),
+        (["train.ema=0.9"], None),
+        (
+            ["augment.plain_epochs=3", "augment.cutout=2"],
+            "augment.plain_epochs are all 3 epochs: augment.policy, cutout, mixup and cutmix have no effect, and events "
+            "flips at most",
+        ),
+        (
+            ["optim.name=adamw", "optim.lr=1e-3", "optim.momentum=0.5"],
+            "optim.momentum has no effect with optim.name=adamw",
+        ),
+        (["optim.name=adamw", "optim.lr=0.1"], "optim.lr=0.1 is a rate for SGD: AdamW usually takes about 0.001"),
+        (["optim.name=adamw", "optim.lr=1e-3"], None),
+        (
+            ["neuron.name=lbq", "neuron.membrane=if", "neuron.beta=0.9"],
+            "neuron.beta has no effect: an IF membrane does not leak",
+        ),
+        (["neuron.name=if", "neuron.beta=0.9"], "neuron.beta has no effect: an IF membrane does not leak"),
+        (["neuron.name=lbq", "neuron.beta=0.9"], None),
+        (
+            ["neuron.name=lbq", "neuron.surrogate=box", "neuron.tail=0.3"],
+            "neuron.tail has no effect: the surrogate box has no tails",
+        ),
+        (["neuron.name=lbq", "neuron.surrogate=box_et", "neuron.tail=0.3"], None),
+        (
+            ["neuron.name=lbq", "neuron.learn_step=false", "neuron.step_gradient=lsq"],
+            "neuron.step_gradient has no effect: the step is not learned",
+        ),
+        (["neuron.name=v2", "neuron.step_gradient=lsq"], "neuron.step_gradient has no effect: the step is not learned"),
+        (["neuron.name=v3", "neuron.step_gradient=lsq"], None),
+        (["neuron.name=relu"], "an ANN computes the same at each of 2 timesteps: model.timesteps=1"),
+        (["neuron.name=relu", "model.timesteps=1"], None),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_settings_that_are_hardly_meant_are_told_beforehand(changes: list[str], remark: str | None) -> None:
+    plan = plan_of(trainer(config(*changes)))
+    assert plan.remarks == (() if remark is None else (remark,))
+
+
+def test_the_kernel_that_is_named_is_the_one_that_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the chosen kernel cannot compute goes to the reference, and plan and result say so."""
+    chosen = choose("cpu").kernel
+    long = BurstNeuron().kernel(4), BurstNeuron().kernel(4, torch.float64), LadderNeuron([0.5, 2]).kernel(4)
+    assert long == (chosen, "reference", "reference")
+    seen: list[str] = []
+
+    def spy(*given: Any) -> Any:
+        seen.append("reference")
+        return burst_sequence(*given)
+
+    monkeypatch.setattr(dispatch, "burst_sequence", spy)
+    for precision, expected in (("fp32", chosen), ("fp64", "reference")):
+        seen.clear()
+        plan = plan_of(made := trainer(config(f"train.precision={precision}")))
+        assert plan.kernel == made.kernel == expected
+        made.net(torch.zeros(2, 1, 8, 8, dtype=torch.float64 if precision == "fp64" else torch.float32))
+        assert (set(seen) == {"reference"}) == (expected == "reference")
+    assert plan_of(trainer(config("neuron.name=relu", "model.timesteps=1"))).kernel == chosen
+
+
+def test_which_precisions_are_emulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half ones, on a CPU, each as torch says of it; not where torch cannot say."""
+    cpu = torch.device("cpu")
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False)
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_fp16_supported", lambda: True)
+    found = {p: emulated(config(f"train.precision={p}").train, cpu) for p in ("fp32", "fp64", "bf16", "fp16")}
+    assert found == {"fp32": False, "fp64": False, "bf16": True, "fp16": False}
+    half = config("train.precision=bf16").train
+    assert not emulated(half, torch.device("cuda"))
+    monkeypatch.setattr(torch.ops, "mkldnn", types.SimpleNamespace())
+    assert not emulated(half, cpu)
+
+
+def test_a_run_is_evaluated_in_the_precision_that_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run(config("train.precision=bf16", "train.epochs=1", "train.warmup_epochs=0"), tmp_path)
+    used: list[str] = []
+
+    def watched(*given: Any) -> float:
+        used.append(given[3].precision)
+        return 0.0
+
+    monkeypatch.setattr(job, "evaluate", watched)
+    for has in (True, False):
+        monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda has=has: has)
+        found = job.evaluate_run(tmp_path, torch.device("cpu"), World())
+        assert (found["precision"], found["trained_in"]) == (used[-1], "bf16")
+    assert used == ["bf16", "fp32"]

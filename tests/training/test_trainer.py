@@ -1,0 +1,498 @@
+"""Data, augmentation, the training loop and run folders."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import json
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+import lbq
+from lbq import models
+from lbq.batches.sources import open_source
+from lbq.config import Config
+from lbq.data import load_digits
+from lbq.errors import ConfigError, LbqError, RunError
+from lbq.measuring.measure import measure, measure_run
+from lbq.neuron import BurstNeuron
+from lbq.runs import run_folder
+from lbq.runs.build import build
+from lbq.training import evaluation, job, optim
+from lbq.training import trainer as train
+from lbq.training.distributed import World
+from lbq.training.plan import Plan
+from tests.support import small_runs
+
+SMALL: dict[str, Any] = {
+    "model": {"id": "resnet8w4"},
+    "augment": {"shift": 1},
+    "train": {"epochs": 2, "batch_size": 128, "warmup_epochs": 1},
+}
+
+
+class Quiet(job.Unwatched):
+    """A watcher that remembers."""
+
+    def __init__(self) -> None:
+        self.plans: list[Plan] = []
+        self.epochs: list[train.EpochRecord] = []
+        self.notes: list[Any] = []
+
+    def plan(self, plan: Plan) -> None:
+        self.plans.append(plan)
+
+    def resumed(self, epoch: int, batch: int, notes: tuple[str, ...]) -> None:
+        self.notes.append((epoch, batch, notes))
+
+    def restarted(self, log: Path) -> None:
+        self.notes.append(log)
+
+    def step(self, epoch: int, batch: int, batches: int, samples_per_second: float) -> None:
+        assert batch <= batches
+
+    def epoch(self, record: train.EpochRecord) -> None:
+        self.epochs.append(record)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, models.BurstNet, Config]:
+    config = Config.from_dict({**SMALL, "seed": 5})
+    folder = tmp_path_factory.mktemp("runs") / "small"
+    job.train(config, folder, Quiet())
+    return folder, run_folder.load(folder), config
+
+
+def test_soft_targets_are_not_rounded() -> None:
+    """Labels smoothed over many classes: their sum, and so the loss, would be 0.2 % too small in half precision."""
+    made = small_runs.trainer(small_runs.config())
+    logits = torch.randn(4, 1000).bfloat16()
+    targets = torch.full((4, 1000), 1e-4)
+    targets[:, 3] += 0.9
+    expected = torch.nn.functional.cross_entropy(logits.double(), targets.double())
+    torch.testing.assert_close(made.loss(logits, targets).double(), expected, rtol=1e-6, atol=0)
+
+
+def test_an_epochs_loss_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = small_runs.trainer(small_runs.config())
+
+    def loss(logits: Tensor, targets: Tensor) -> Tensor:
+        return logits.sum() * 0 * targets.sum() + made.position.epoch + made.position.batch
+
+    monkeypatch.setattr(made, "loss", loss)
+    records = list(made.fit())
+    mean = (made.batches - 1) / 2
+    assert [record.loss for record in records] == [mean, 1 + mean, 2 + mean]
+
+
+def test_training_accuracy_is_that_of_what_was_trained_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = small_runs.trainer(small_runs.config("train.epochs=2"))
+    mixing, right = made.mixing, []
+
+    def mix(x: Tensor, labels: Tensor, *where: int) -> tuple[Tensor, Tensor]:
+        right.append(labels)
+        return mixing(x, labels, *where)
+
+    def look(_net: nn.Module, _inputs: Any, logits: Tensor) -> None:
+        if made.net.training:
+            right[-1] = right[-1] == logits.argmax(1)
+
+    monkeypatch.setattr(made, "mixing", mix)
+    made.net.register_forward_hook(look)
+    found = [record.train_accuracy for record in made.fit()]
+    epochs = torch.cat(right).view(2, -1)
+    assert found == pytest.approx((100 * epochs.double().mean(1)).tolist())
+
+
+def test_every_part_of_every_batch_is_mixed_by_a_number_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = small_runs.trainer(small_runs.config("train.accumulate=2", "train.epochs=2"))
+    mixing, numbers = made.mixing, []
+
+    def mix(x: Tensor, labels: Tensor, seed: int, epoch: int, number: int) -> tuple[Tensor, Tensor]:
+        numbers.append((epoch, number))
+        return mixing(x, labels, seed, epoch, number)
+
+    monkeypatch.setattr(made, "mixing", mix)
+    list(made.fit())
+    assert numbers == [(epoch, number) for epoch in range(2) for number in range(2 * made.batches)]
+
+
+def test_digits_are_the_real_ones() -> None:
+    data = load_digits()
+    assert torch.from_numpy(data.train.images).stride() == (
+        64,
+        64,
+        8,
+        1,
+    )  # no dimension of 1 that looks like channels last
+    assert (len(data.train), len(data.test)) == (1198, 599)
+    assert data.train.images.shape == (1198, 1, 8, 8)
+    assert data.train.images.max() == 16
+    assert np.bincount(np.concatenate([data.train.labels, data.test.labels])).tolist() == [
+        178, 182, 177, 183, 181, 182, 181, 179, 174, 180,
+    ]  # fmt: skip
+    pixels = data.train.normalised()
+    assert pixels.dtype == np.float32
+    assert pixels.mean() == pytest.approx(0, abs=1e-5)
+    assert pixels.std() == pytest.approx(1, abs=1e-5)
+    seen = {image.tobytes() for image in data.train.images}
+    assert not any(image.tobytes() in seen for image in data.test.images)  # nothing is in both
+
+
+def test_source_gives_what_the_dataset_holds() -> None:
+    config = Config.from_dict({"data": {"holdout": 0.25}, "train": {"batch_size": 100}})
+    source = open_source(config)
+    assert (source.train_size, source.holdout_size) == (898, 300)
+    x = torch.cat([x for x, _ in source.eval_batches("test")])
+    y = torch.cat([y for _, y in source.eval_batches("test")])
+    data = load_digits()
+    np.testing.assert_allclose(x.numpy(), data.test.normalised(), rtol=1e-5, atol=1e-6)
+    assert np.array_equal(y.numpy(), data.test.labels)
+    halves = [torch.cat([y for _, y in source.eval_batches("test", rank, 2)]) for rank in (0, 1)]
+    assert sorted(torch.cat(halves).tolist()) == sorted(y.tolist())
+    # without augmentation, every training sample and no held-out one comes out once
+    ((x, _),) = source.train_batches([torch.arange(898)], 0, 0)
+    ((kept, _), *_rest) = source.eval_batches("holdout")
+    trains = {row.numpy().tobytes() for row in x}
+    assert not any(row.numpy().tobytes() in trains for row in kept)
+
+
+def test_every_parameter_is_in_one_group_and_only_weights_decay() -> None:
+    net = models.create("resnet8w4", neuron={"name": "lbq", "learn_beta": True, "learn_alpha": True})
+    groups = {g["role"]: g for g in optim.parameter_groups(net, 0.1, lr=0.2, neuron_lr=0.5)}
+    names = {id(p): name for name, p in net.named_parameters()}
+    members = {role: {names[id(p)] for p in g["params"]} for role, g in groups.items()}
+    assert sum(map(len, members.values())) == len(set().union(*members.values())) == len(names)
+    assert all("conv" in n or n == "fc.weight" or "downsample.0" in n for n in members["weights"])
+    assert {n.rsplit(".", 1)[1] for n in members["neurons"]} == {"rho", "eta", "beta", "alpha"}
+    assert {n.rsplit(".", 1)[1] for n in members["norms"]} == {"weight", "bias"}
+    assert [groups[r]["weight_decay"] for r in ("weights", "norms", "neurons")] == [0.1, 0.0, 0.0]
+    assert [groups[r]["factor"] for r in ("weights", "norms", "neurons")] == [1.0, 1.0, 0.5]
+
+
+def test_same_seed_same_bytes(trained: tuple[Path, models.BurstNet, Config]) -> None:
+    folder, _, config = trained
+    trainer = train.Trainer(config, open_source(config))
+    records = list(trainer.fit())
+    saved = load_file(folder / "weights.safetensors")
+    assert all(torch.equal(value, saved[name]) for name, value in trainer.net.state_dict().items())
+    other = build(Config.from_dict({**SMALL, "seed": 6}))
+    assert not torch.equal(other.state_dict()["conv1.weight"], build(config).state_dict()["conv1.weight"])
+    before = torch.get_rng_state()
+    build(config)
+    assert torch.equal(torch.get_rng_state(), before)  # the caller's random state is his own
+    assert records[1].loss < records[0].loss
+    assert set(records[0].steps) == set(records[0].tails) == set(records[0].active)
+
+
+def test_training_moves_steps_and_tails(trained: tuple[Path, models.BurstNet, Config]) -> None:
+    _, net, _ = trained
+    steps, tails = evaluation.neuron_steps(net), evaluation.neuron_tails(net)
+    assert len(steps) == 7
+    assert all(abs(step - 0.4) > 1e-6 for step in steps.values())
+    assert all(abs(tail - 0.5) > 1e-6 for tail in tails.values())
+
+
+def test_diverging_loss_is_named() -> None:
+    config = Config.from_dict({**SMALL, "optim": {"lr": 1e30}, "train": {"epochs": 3}})
+    with pytest.raises(LbqError, match=r"loss became (nan|inf) in epoch 1, step \d+, first in layer '.*lower optim.lr"):
+        list(train.Trainer(config, open_source(config)).fit())
+
+
+def test_options_of_the_trainer_all_train(tmp_path: Path) -> None:
+    """TET, averaged weights, clipping, accumulation, AdamW, mixing, dropout and holdout in one run; it evaluates alike."""
+    config = Config.from_dict(
+        {
+            "model": {"id": "resnet8w4", "dropout": 0.1},
+            "data": {"holdout": 0.2},
+            "augment": {"shift": 1, "mixup": 0.4, "cutmix": 0.4, "label_smoothing": 0.1, "cutout": 3},
+            "optim": {"name": "adamw", "lr": 0.003, "clip": 1.0, "neuron_lr": 0.5},
+            "train": {
+                "epochs": 3, "batch_size": 64, "accumulate": 2, "loss": "tet", "ema": 0.9, "warmup_epochs": 1,
+                "warmup_lr": 1e-5, "deterministic": True, "channels_last": True,
+            },
+        }
+    )  # fmt: skip
+    watcher = Quiet()
+    result = job.train(config, tmp_path / "run", watcher)
+    losses = [record.loss for record in watcher.epochs]
+    assert losses[-1] < losses[0]
+    assert result["averaged_weights"]
+    assert result["holdout_accuracy"] is not None
+    assert 1 <= result["best_on_holdout"] <= 3
+    found = job.evaluate_run(tmp_path / "run", torch.device("cpu"), World())
+    assert found["accuracy"] == found["stored_accuracy"] == result["accuracy"]
+    assert watcher.plans[0].train_samples == 958
+
+
+def test_the_tet_loss_by_hand() -> None:
+    """Two timesteps, two samples, two classes: cross-entropy of each timestep's logits, and how far these are from 1."""
+    trainer = small_runs.trainer(small_runs.config("train.loss=tet", "train.tet_weight=0.25"))
+    a = math.log(3)  # logits (0, a) are probabilities 1/4 and 3/4
+    logits = torch.tensor([[[0, a], [0, 0]], [[a, 0], [1, 1]]], dtype=torch.float64)
+    entropy = (math.log(4 / 3) + math.log(2) + math.log(4) + math.log(2)) / 4
+    distance = (1 + (a - 1) ** 2 + 1 + 1 + (a - 1) ** 2 + 1 + 0 + 0) / 8
+    found = trainer.loss(logits, torch.tensor([[0, 1], [1, 0]]))
+    assert found.item() == pytest.approx(0.75 * entropy + 0.25 * distance, rel=1e-12)
+
+
+def test_an_epoch_that_was_interrupted_took_all_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr("time.perf_counter", lambda: now)
+
+    def tick(trainer: train.Trainer) -> bool:
+        nonlocal now
+        now += 1.0
+        return trainer.position.step == stop
+
+    settings = small_runs.config("train.epochs=2", "train.warmup_epochs=0")  # of four steps
+    stop, first = 7, small_runs.trainer(settings, between_steps=tick)
+    assert [(r.seconds, r.samples_per_second) for r in first.fit()] == [(4.0, 12.0)]
+    now += 1000.0  # in which nothing runs
+    stop, second = 0, small_runs.trainer(settings, between_steps=tick)
+    tensors, values = first.state()
+    values["seconds"] -= 1000.0  # saved at once
+    now += 1000.0
+    second.restore(tensors, values)
+    assert [(r.seconds, r.samples_per_second) for r in second.fit()] == [(4.0, 12.0)]
+
+
+def test_every_epoch_has_an_order_of_its_own() -> None:
+    trainer = small_runs.trainer(small_runs.config("model.dropout=0", "train.ema=0.0"))
+    right, read = trainer.source.train_batches, []
+
+    def batches(chosen: Sequence[Tensor], epoch: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
+        read.append(torch.cat(list(chosen)).tolist())
+        return right(chosen, epoch, seed)
+
+    trainer.source.train_batches = batches  # type: ignore[method-assign, assignment]
+    assert [record.epoch for record in trainer.fit()] == [1, 2, 3]
+    assert [len(set(order)) for order in read] == [48, 48, 48]  # four batches of twelve, none of the 50 samples twice
+    for one, other in ((0, 1), (0, 2), (1, 2)):
+        # two independent orders agree at one place on the average, and at ten hardly ever
+        assert sum(a == b for a, b in zip(read[one], read[other], strict=True)) < 10
+
+
+def test_plain_epochs_end_a_run_that_was_trained_alike_until_then() -> None:
+    strong = ("augment.cutout=4", "augment.mixup=0.5", "train.ema=0.5")
+
+    def logged(*changes: str) -> list[train.EpochRecord]:
+        return list(small_runs.trainer(small_runs.config(*strong, *changes)).fit())
+
+    whole, ends = logged(), logged("augment.plain_epochs=1")
+    assert [r.loss for r in whole[:2]] == [r.loss for r in ends[:2]]
+    assert whole[2].loss != ends[2].loss
+
+
+def test_averaged_weights_are_measured_on_images_like_the_last_ones() -> None:
+    """BatchNorm's statistics of an average are those of plain images once epochs are plain."""
+    trainer = small_runs.trainer(small_runs.config("augment.cutout=6", "augment.plain_epochs=1"))
+    right, zeros = trainer.source.train_batches, []
+
+    def batches(chosen: Sequence[Tensor], epoch: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
+        made = list(right(chosen, epoch, seed))
+        zeros.append(torch.cat([x for x, _ in made]).eq(0).float().mean().item())
+        return iter(made)
+
+    trainer.source.train_batches = batches  # type: ignore[method-assign, assignment]
+    list(trainer.fit())
+    trained, measured = zeros[0::2], zeros[1::2]  # of three epochs each
+    assert min(trained[:2] + measured[:2]) > max(trained[2], measured[2])
+
+
+def test_processes_divide_what_is_evaluated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of three looks at a third of the images, together at all of them once; their counts are added."""
+    settings = small_runs.config("train.batch_size=4")
+    source = small_runs.trainer(settings).source
+    seen: list[list[bytes]] = []
+    counts: list[Tensor] = []
+
+    class SaysZero(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            seen[-1].extend(image.numpy().tobytes() for image in x)
+            return torch.eye(10)[:1].repeat(len(x), 1)
+
+    monkeypatch.setattr(torch.distributed, "all_reduce", lambda tensor: counts.append(tensor.clone()))
+    for rank in range(3):
+        seen.append([])
+        evaluation.evaluate(SaysZero(), source, "test", settings.train, torch.device("cpu"), World(rank, 3))
+    assert [len(images) for images in seen] == [11, 10, 10]
+    images, labels = (torch.cat(parts) for parts in zip(*source.eval_batches("test"), strict=True))
+    assert Counter(itertools.chain(*seen)) == Counter(image.numpy().tobytes() for image in images)
+    assert torch.stack(counts).sum(0).tolist() == [int((labels == 0).sum()), 31]
+
+
+def test_accumulation_changes_nothing_but_batchnorm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch in two parts gives the gradients of the whole; without BatchNorm's statistics in the way, to rounding."""
+    weights = []
+    for parts in (1, 2):
+        config = Config.from_dict(
+            {
+                "model": {"id": "resnet8w4"},
+                "train": {"epochs": 1, "batch_size": 128, "accumulate": parts, "precision": "fp64"},
+            }
+        )
+        trainer = train.Trainer(config, open_source(config))
+        monkeypatch.setattr(trainer.net, "train", lambda mode=True: None)
+        for module in trainer.net.modules():
+            module.training = False
+        list(trainer.fit())
+        weights.append(torch.cat([p.flatten() for p in trainer.net.parameters()]))
+    torch.testing.assert_close(weights[0], weights[1], rtol=1e-9, atol=1e-10)
+
+
+def test_starting_from_another_run(trained: tuple[Path, models.BurstNet, Config], tmp_path: Path) -> None:
+    folder, net, _ = trained
+    config = Config.from_dict({**SMALL, "neuron": {"name": "lif"}, "train": {"epochs": 1, "init_from": str(folder)}})
+    started: list[torch.Tensor] = []
+
+    class Look(Quiet):
+        def step(self, epoch: int, batch: int, batches: int, samples_per_second: float) -> None:
+            started.append(watched.trainer.net.state_dict()["layer3.0.conv2.weight"].clone())
+
+    watched = job.Job(config, tmp_path / "run", Look(), torch.device("cpu"), World())
+    watched.run(resume=False)
+    name = "layer3.0.conv2.weight"
+    theirs, fresh = net.state_dict()[name], build(config).state_dict()[name]
+    assert (started[0] - theirs).abs().max() < 0.05 < (fresh - theirs).abs().max()
+    other = Config.from_dict({**SMALL, "model": {"id": "resnet8w8"}, "train": {"epochs": 1, "init_from": str(folder)}})
+    with pytest.raises(RunError, match="no weight of .* fits"):
+        job.train(other, tmp_path / "other", Quiet())
+
+
+def test_tensorboard_is_asked_for_before_anything_starts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr("importlib.util.find_spec", lambda name, *a: None if name == "tensorboard" else find(name, *a))
+    config = Config.from_dict({**SMALL, "train": {"epochs": 1, "tensorboard": True}})
+    with pytest.raises(LbqError, match="needs the package tensorboard: pip install"):
+        job.train(config, tmp_path / "run", Quiet())
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("tree", "message"),
+    [
+        ({"model": {"num_classes": 7}}, "model.num_classes must be 10 for digits"),
+        ({"model": {"in_channels": 3}}, "model.in_channels must be 1 for digits"),
+        ({"train": {"batch_size": 5000}}, "train.batch_size must be at most the 1198 samples"),
+        ({"augment": {"crop": 1, "shift": 1}}, "exclude each other"),
+        ({"augment": {"events": True}}, "augment.events is for event frames"),
+        ({"data": {"size": 9}}, "data.size must be 0 or 8"),
+        ({"data": {"name": "cifar10"}}, "data.root must name the folder of cifar10"),
+    ],
+)
+def test_what_does_not_fit_the_data_is_refused(tree: dict[str, Any], message: str) -> None:
+    config = Config.from_dict(tree)
+    with pytest.raises(ConfigError, match=message):
+        train.Trainer(config, open_source(config))
+
+
+def test_a_run_folder_loads_back(trained: tuple[Path, models.BurstNet, Config]) -> None:
+    folder, net, config = trained
+    loaded = lbq.load(folder)
+    assert not loaded.training
+    x = torch.randn(3, 1, 8, 8)
+    with torch.no_grad():
+        assert torch.equal(loaded(x), net(x))
+    result = json.loads((folder / "result.json").read_text())
+    assert result["config_hash"] == config.hash
+    assert result["environment"]["torch"] == torch.__version__
+    assert result["data"]["dataset"] == "digits"
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [line["epoch"] for line in lines] == [1, 2]
+    assert lines[-1]["test_accuracy"] == result["accuracy"]
+
+
+def test_a_shared_tail_survives_saving(tmp_path: Path) -> None:
+    config = Config.from_dict({"model": {"id": "resnet8w4", "share_tail": True}})
+    net = build(config)
+    first = next(m for m in net.modules() if isinstance(m, BurstNeuron))
+    with torch.no_grad():
+        first.eta.fill_(1.5)
+    run_folder.save(tmp_path / "run", net, config, [], {})
+    etas = [m.eta for m in lbq.load(tmp_path / "run").modules() if isinstance(m, BurstNeuron)]
+    assert all(eta is etas[0] for eta in etas)
+    assert etas[0].item() == 1.5
+
+
+def test_broken_run_folders_are_named(trained: tuple[Path, models.BurstNet, Config], tmp_path: Path) -> None:
+    folder, net, config = trained
+    with pytest.raises(RunError, match="nowhere does not exist"):
+        lbq.load(tmp_path / "nowhere")
+    with pytest.raises(RunError, match="is not a run folder, config.toml is missing: give one"):
+        lbq.load(tmp_path)
+    broken = tmp_path / "broken"
+    run_folder.save(broken, net, config, [], {})
+    good = (folder / "weights.safetensors").read_bytes()
+    (broken / "weights.safetensors").write_bytes(good[:1000])
+    with pytest.raises(RunError, match="weights.safetensors cannot be read"):
+        lbq.load(broken)
+    (broken / "weights.safetensors").write_bytes(good[:-1] + bytes([good[-1] ^ 1]))
+    with pytest.raises(RunError, match=r"weights.safetensors is damaged or of another run: SHA-256 .*restore the file"):
+        lbq.load(broken)
+    (broken / "result.json").unlink()  # which says whose weights they are
+    tensors = load_file(folder / "weights.safetensors")
+    del tensors["fc.bias"]
+    save_file(tensors, broken / "weights.safetensors")
+    with pytest.raises(RunError, match=r"does not belong to .*fc\.bias"):
+        lbq.load(broken)
+    (broken / "config.toml").write_text("[model]\nid = 'resnet8w4'\nwidth = 3\n")
+    with pytest.raises(RunError, match=r"unknown key 'model\.width'"):
+        lbq.load(broken)
+
+
+def test_folders_appear_whole_or_not_at_all(tmp_path: Path) -> None:
+    with run_folder.new_folder(tmp_path / "deep" / "run") as partial:
+        (partial / "file").write_text("x")
+        assert not (tmp_path / "deep" / "run").exists()
+    assert (tmp_path / "deep" / "run" / "file").read_text() == "x"
+    with pytest.raises(RunError, match="exists already"), run_folder.new_folder(tmp_path / "deep" / "run"):
+        pass
+    with pytest.raises(ZeroDivisionError), run_folder.new_folder(tmp_path / "failed"):
+        raise ZeroDivisionError
+    assert [p.name for p in tmp_path.iterdir()] == ["deep"]
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunError, match="cannot write under"), run_folder.new_folder(tmp_path / "file" / "run"):
+        pass
+    assert run_folder.next_free(tmp_path / "demo").name == "demo-001"
+    (tmp_path / "demo-001").mkdir()
+    assert run_folder.next_free(tmp_path / "demo").name == "demo-002"
+
+
+def test_measuring_a_run(trained: tuple[Path, models.BurstNet, Config]) -> None:
+    folder, net, config = trained
+    measured = measure_run(folder)
+    assert measured.images == 599
+    assert measured.accuracy == pytest.approx(json.loads((folder / "result.json").read_text())["accuracy"])
+    assert measured.exact is not None
+    assert measured.rate is not None
+    facts = measured.to_dict()
+    assert facts["exact"]["total"]["bit_sparse"] < facts["rate"]["total"]["bit_sparse"]
+    assert facts["exact"]["shifts"]["fused"] == 0 < facts["exact"]["shifts"]["explicit"]
+    for name, histogram in measured.histograms.items():
+        assert histogram.active_ratio == pytest.approx(measured.exact.layers[name].active)
+    source = open_source(config)
+    ann = measure(models.create("resnet8w4", in_channels=1, neuron="relu", timesteps=1), source)
+    assert ann.exact is None
+    assert ann.to_dict()["ann_energy_mj"] == pytest.approx(ann.to_dict()["valid_macs"] * 4.6e-9)
+    net.train()
+    measure(net, source)
+    assert net.training  # measuring changes nothing
+    net.eval()
+
+
+def test_a_process_without_samples_has_no_active_ratio() -> None:
+    net = build(Config.from_dict(SMALL))
+    ratios = evaluation._ActiveRatios(net)
+    with ratios.watching():
+        pass
+    assert set(ratios.result(World()).values()) == {0.0}
