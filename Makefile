@@ -1,5 +1,6 @@
 # make demo   train a small burst network on real digits, run it on integer levels, see what it costs
 # make test   lint, types, dependency rules, tests with coverage
+# make docs       the documentation site, build/site/index.html: opens from the disk and needs no network
 # make sanitize   the native library's tests with AddressSanitizer and UndefinedBehaviorSanitizer
 # make report     results/report.html and docs/figures again, from the records under results
 # All set up .venv by themselves; the second time they start at once.
@@ -7,7 +8,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint format report sanitize clean
+.PHONY: demo test lint format report docs sanitize clean
 .DELETE_ON_ERROR:
 
 demo: .venv/.train
@@ -35,6 +36,10 @@ report: .venv/.train
 	@$(BIN)/lbq report results -o results/report.html --title "LBQ: our runs beside the published numbers"
 	@rm -f docs/figures/*.svg && $(BIN)/lbq report results --format svg -o docs/figures
 
+docs: .venv/.docs
+	@$(BIN)/mkdocs build --quiet --strict
+	@echo "build/site/index.html"
+
 format: .venv/.dev
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
@@ -48,6 +53,11 @@ format: .venv/.dev
 .venv/.dev: .venv/.train
 	@echo "installing the development tools into .venv (once)"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[train,dev]'
+	@touch $@
+
+.venv/.docs: .venv/.train
+	@echo "installing the tools of the documentation into .venv (once)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[train,docs]'
 	@touch $@
 
 .venv/bin/python:
