@@ -536,7 +536,7 @@ def without_torch(tmp_path_factory: pytest.TempPathFactory) -> Path:
             ("torch", "functorch", "triton", "nvidia", "lbq", "__editable__", "sympy", "matplotlib")
         ):
             (site / entry.name).symlink_to(entry)
-    (site / "lbq.pth").write_text(str(ROOT))
+    (site / "lbq.pth").write_text(str(ROOT / "src"))
     return home / "bin" / "python"
 
 
@@ -573,6 +573,15 @@ def test_deployed_networks_run_where_torch_is_not_installed(
     done = python(without_torch, "-m", "lbq", "deploy", str(model), "--timesteps", "1", "-o", str(one))
     assert (done.returncode, done.stderr) == (0, "")
     assert engine.load(one).verify() == 8
+    for verb in (
+        ["--help"],
+        ["doctor"],
+        ["export", str(model), "-o", str(tmp_path / "c")],
+        ["report", str(run), "-o", str(tmp_path / "report.html")],
+        ["report", str(ROOT / "results" / "cifar10_resnet20w128_ann_60ep_s0.json"), "-o", str(tmp_path / "other.html")],
+    ):
+        done = python(without_torch, "-m", "lbq", *verb)
+        assert (done.returncode, "Traceback" in done.stderr) == (0, False), (verb, done.stderr)
     for verb in (["deploy", str(run)], ["run", str(model), "digits", "--engine", "cuda"]):
         done = python(without_torch, "-m", "lbq", *verb)
         assert (done.returncode, done.stderr.count("\n")) == (2, 1)
