@@ -37,7 +37,7 @@ report: .venv/.train
 	@rm -f docs/figures/*.svg && $(BIN)/lbq report results --format svg -o docs/figures
 
 docs: .venv/.docs
-	@$(BIN)/mkdocs build --quiet --strict
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 	@echo "build/site/index.html"
 
 format: .venv/.dev

@@ -24,6 +24,11 @@ def cell(text: str | None) -> str:
     return " ".join((text or "").split()).replace("|", "\\|")
 
 
+def first_sentence(text: str) -> str:
+    """What a command does, in short."""
+    return " ".join(text.split()).split(". ")[0].rstrip(".")
+
+
 def default_of(parameter: Any) -> str:
     """The default as it would be typed; empty where there is none to speak of."""
     value = parameter.default
@@ -58,13 +63,19 @@ def section(heading: str, text: str | None, command: Any) -> str:
     """A command's heading, what it does, and its table."""
     table = rows(command)
     head = "| argument or option | default | meaning |\n|---|---|---|\n"
-    return f"\n{heading}\n\n{' '.join((text or '').split())}\n" + (f"\n{head}" + "\n".join(table) + "\n" if table else "")
+    return f"\n{heading}\n\n{' '.join((text or '').split())}\n" + (
+        f"\n{head}" + "\n".join(table) + "\n" if table else ""
+    )
 
 
 def page() -> str:
     """The whole page."""
     root: Any = typer.main.get_command(app)
-    text = HEAD + section("## Before every command", "These options stand between `lbq` and the command.", root)
+    overview = [
+        f"| [`lbq {n}`](#lbq-{n}) | {cell(first_sentence(command.help))} |" for n, command in root.commands.items()
+    ]
+    text = HEAD + "\n| command | what it does |\n|---|---|\n" + "\n".join(overview) + "\n"
+    text += section("## Before every command", "These options stand between `lbq` and the command.", root)
     for name, command in root.commands.items():
         body = section(f"## lbq {name}", f"`{usage(name, command)}`", command)
         head, _, rest = body.partition("\n\n|")

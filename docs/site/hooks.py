@@ -37,7 +37,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
 
 def resolve(text: str, file: File, config: Any, files: Files) -> str:
     """Turn every relative link into one that works in the site."""
-    source = "README.md" if file.src_uri == "index.md" else f"docs/{file.src_uri}"  # where the text stands in the repository
+    source = "README.md" if file.src_uri == "index.md" else f"docs/{file.src_uri}"  # its place in the repository
 
     def replaced(link: re.Match[str]) -> str:
         image, label, target = link.groups()
@@ -45,13 +45,10 @@ def resolve(text: str, file: File, config: Any, files: Files) -> str:
         if not path or "://" in path or path.startswith("mailto:"):
             return link[0]
         place = posixpath.normpath(posixpath.join(posixpath.dirname(source), path))
-        inside = place.removeprefix("docs/")
-        if place.startswith("docs/") and files.get_file_from_path(inside) is not None:
+        inside = place.removeprefix("docs/")  # notebooks/ has the same name in the site
+        if place.startswith(("docs/", "notebooks/")) and files.get_file_from_path(inside) is not None:
             relative = posixpath.relpath(inside, posixpath.dirname(file.src_uri) or ".")
             return f"{image}[{label}]({relative}{hash_}{anchor})"
-        if files.get_file_from_path(place) is not None and place.startswith("notebooks/"):
-            relative = posixpath.relpath(place, posixpath.dirname(file.src_uri) or ".")
-            return f"[{label}]({relative})"
         if not (ROOT / place).exists():
             return link[0]  # mkdocs says what is wrong with it
         return f'<a href="{html.escape(address(place, file, config) + hash_ + anchor)}">{label}</a>'

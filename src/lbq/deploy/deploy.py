@@ -48,7 +48,7 @@ def deploy(
     """The integer network of a trained one, with golden vectors: `lbq.engine.save(path, deploy(net, ...))`.
 
     net: a network of layers that have an integer form, with neurons of `lbq.neuron`, that torch.fx can trace
-        (docs/deploy.md); as in evaluation mode. Hooks and layers with a forward of their own are refused.
+        (docs/howto/deploy.md); as in evaluation mode. Hooks and layers with a forward of their own are refused.
     input_shape: of one image, (C, H, W); of one signal, (C, L), which the integer network reads as [C, 1, L]; or the number of
         features, (F,), read as [F, 1, 1].
     mean, std, scale: how images were normalised for it, (pixel / scale - mean) / std, scale being what the brightest pixel

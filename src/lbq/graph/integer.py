@@ -1,4 +1,4 @@
-"""An integer network: what an artefact holds and the engines run. Its semantics are defined in docs/integers.md.
+"""An integer network: what an artefact holds and the engines run. Its semantics are defined in docs/explanation/integers.md.
 
 At every timestep a layer computes, for each output channel c in its own unit q_c / 2^f,
 
