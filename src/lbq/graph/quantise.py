@@ -1,4 +1,4 @@
-"""From an absorbed network to integers. The semantics are docs/explanation/integers.md's; rounding is to the nearest, ties to even.
+"""From an absorbed network to integers, as docs/explanation/integers.md defines. Rounding is to the nearest, ties to even.
 
 Each layer has one unit q_c per output channel, shared by all convolutions that lead to it, and f fractional bits of
 its membrane: as many as the proved bound of |U| allows. What cannot be exact enough is refused with the layer's name.
