@@ -30,7 +30,9 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
-    """Resolve the links of a page; code stays as it is."""
+    """Resolve the links of a page; code stays as it is. The home page has no pages beside it to list."""
+    if page.file.src_uri == "index.md":
+        page.meta["hide"] = ["navigation"]
     parts = FENCE.split(markdown)
     return "".join(part if i % 2 else resolve(part, page.file, config, files) for i, part in enumerate(parts))
 
