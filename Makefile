@@ -55,9 +55,10 @@ format: .venv/.dev
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[train,dev]'
 	@touch $@
 
-.venv/.docs: .venv/.train
+# the site reads docstrings from the sources and needs no torch
+.venv/.docs: pyproject.toml constraints.txt | .venv/bin/python
 	@echo "installing the tools of the documentation into .venv (once)"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[train,docs]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
 	@touch $@
 
 .venv/bin/python:

@@ -105,7 +105,7 @@ def test_a_network_that_cannot_be_lowered() -> None:
     own: dict[str, Any] = {}
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         exec(re.findall(r"```python\n(.*?)```", page, re.S)[0], own)
-    found: lbq.Statistics = own["found"]
+    found: lbq.Statistics = own["statistics"]
     with pytest.raises(LbqError):
         lower(own["net"], (3, 16, 16))
     assert [layer.name for layer in found.layers] == ["n0", "nq", "nk", "nv", "no"]
