@@ -2,13 +2,14 @@
 # make test   lint, types, dependency rules, tests with coverage
 # make docs       the documentation site, build/site/index.html: opens from the disk and needs no network
 # make sanitize   the native library's tests with AddressSanitizer and UndefinedBehaviorSanitizer
-# make report     results/report.html and docs/figures again, from the records under results
+# make report     build/report/report.html and its figures, from the records under results
+# make figures    those of these figures that lie in docs/figures again
 # All set up .venv by themselves; the second time they start at once.
 
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint format report docs sanitize clean
+.PHONY: demo test lint format report figures docs sanitize clean
 .DELETE_ON_ERROR:
 
 demo: .venv/.train
@@ -33,8 +34,13 @@ sanitize: .venv/.dev
 	  -n 2 -p no:cacheprovider -k "not compiled and not well_formed and not stale and not fork"
 
 report: .venv/.train
-	@$(BIN)/lbq report results -o results/report.html --title "LBQ: our runs beside the published numbers"
-	@rm -f docs/figures/*.svg && $(BIN)/lbq report results --format svg -o docs/figures
+	@rm -rf build/report
+	@$(BIN)/lbq report results -o build/report/report.html --title "LBQ: our runs beside the published numbers"
+	@$(BIN)/lbq report results --format svg -o build/report/figures
+
+# README.md and docs show the figures that lie in docs/figures; for another, copy it there once
+figures: report
+	@for file in docs/figures/*.svg; do cp build/report/figures/$${file##*/} docs/figures/ || exit 1; done
 
 docs: .venv/.docs
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lbq.config import BOOKKEEPING, Config, differences
+from lbq.config import BOOKKEEPING, LATER, Config, differences, recipe_hash
 from lbq.errors import ConfigError
 from lbq.system import toml
 from tests.support.paths import ROOT
@@ -48,7 +48,7 @@ def test_defaults_round_trip_through_a_file(tmp_path: Path) -> None:
 
 
 def test_the_hash_is_of_what_changes_a_result() -> None:
-    others: dict[str, Any] = {"name": "cifar10", "frames": "time", "precision": "bf16", "loss": "tet"}
+    others: dict[str, Any] = {"name": "cifar10", "frames": "time", "precision": "bf16", "loss": "tet", "test": "never"}
     others |= {"ema": 0.5, "holdout": 0.5, "tet_weight": 0.5, "warmup_lr": 0.05}
     for part, keys in BOOKKEEPING.items():
         for key, value in Config().to_dict()[part].items():
@@ -56,6 +56,29 @@ def test_the_hash_is_of_what_changes_a_result() -> None:
                 others[key] = not value if isinstance(value, bool) else value + ("x" if value == "" else 1)
             changed = Config.from_dict({part: {key: others[key]}})
             assert (changed.hash == Config().hash) == (key in keys), key
+
+
+def test_a_name_changes_no_hash_and_the_seed_no_recipe() -> None:
+    plain, named, seeded = (Config.from_dict(tree) for tree in ({}, {"name": "LBQ"}, {"seed": 1, "name": "other"}))
+    assert plain.hash == named.hash != seeded.hash
+    assert plain.recipe_hash == named.recipe_hash == seeded.recipe_hash != plain.hash
+    assert differences(plain, named) == []
+    assert Config.from_dict({"optim": {"sam": 0.05}}).recipe_hash != plain.recipe_hash
+    older = {part: values for part, values in plain.to_dict().items() if part != "name"}
+    for part, defaults in LATER.items():
+        older[part] = {key: value for key, value in older[part].items() if key not in defaults}
+    assert recipe_hash(older) == plain.recipe_hash
+
+
+def test_a_name_is_of_its_file_and_its_neuron(tmp_path: Path) -> None:
+    path = tmp_path / "a.toml"
+    path.write_text('name = "Mine"\n[optim]\nlr = 0.2\n')
+    assert Config.load(path, ["optim.lr=0.3", "neuron.n_max=3"]).name == "Mine"
+    assert Config.load(path, ["neuron.name=v1"]).name == ""
+    assert Config.load(path, ["neuron.name=v1", "name=V1 of mine"]).name == "V1 of mine"
+    (tmp_path / "b.toml").write_text('base = "a.toml"\n[optim]\nmomentum = 0.5\n')
+    derived = Config.load(tmp_path / "b.toml")
+    assert (derived.name, derived.optim.lr) == ("", 0.2)
 
 
 def test_whatever_changes_the_hash_is_named() -> None:
@@ -74,8 +97,9 @@ def test_whatever_changes_the_hash_is_named() -> None:
         ({"epochs": 1}, r"unknown key 'epochs'; did you mean 'train.epochs'\?"),
         ({"model": {"lr": 1}}, r"unknown key 'model.lr'; did you mean 'optim.lr'\?"),
         ({"n_max": 1}, r"unknown key 'n_max'; did you mean 'neuron.n_max'\?"),
-        ({"name": "x"}, r"did you mean 'neuron.name' or 'data.name' or 'optim.name'\?"),
-        ({"zzz": 1}, r"unknown key 'zzz'; known: augment, data, model, neuron, optim, seed, train"),
+        ({"name": 3}, "name must be a string, got 3"),
+        ({"name": "two\nlines"}, "name must be one line of text"),
+        ({"zzz": 1}, r"unknown key 'zzz'; known: augment, data, model, name, neuron, optim, seed, train"),
         ({"train": {"epochs": 1.5}}, "train.epochs must be an integer, got 1.5"),
         ({"train": {"epochs": True}}, "train.epochs must be an integer, got True"),
         ({"optim": {"lr": "fast"}}, "optim.lr must be a number"),
@@ -87,6 +111,9 @@ def test_whatever_changes_the_hash_is_named() -> None:
         ({"train": {"batch_size": 1}}, "train.batch_size must be >= 2"),
         ({"train": {"batch_size": 64, "accumulate": 3}}, "train.accumulate must divide train.batch_size"),
         ({"optim": {"momentum": 1}}, "optim.momentum"),
+        ({"optim": {"neuron_decay": "rho"}}, "optim.neuron_decay must be one of 'none', 'step', 'all'"),
+        ({"optim": {"neuron_decay_factor": -1}}, "optim.neuron_decay_factor must be >= 0"),
+        ({"train": {"test": "often"}}, "train.test must be one of 'last', 'never', 'every'"),
         ({"optim": {"weight_decay": -1}}, "optim.weight_decay"),
         ({"train": {"epochs": 2, "warmup_epochs": 2}}, "train.warmup_epochs"),
         ({"train": 3}, "train must be a table"),
@@ -198,6 +225,7 @@ def test_a_record_is_a_configuration_too() -> None:
     for path in sorted((ROOT / "results").glob("*_s0.json")):
         stored = json.loads(path.read_text())
         assert Config.load(path).hash == stored["config_hash"], path
+        assert Config.load(path).name == stored["name"]
     changed = Config.load(path, ["seed=7", "data.root=elsewhere"])
     assert (changed.seed, changed.data.root) == (7, "elsewhere")
 

@@ -18,7 +18,9 @@ import torch
 from lbq import cli
 from lbq.config import Config
 from lbq.neuron.registry import BUILT_IN, NEURONS, options_of
+from lbq.results.result import title_of
 from lbq.runs.build import build
+from lbq.runs.records import describe
 from tests.support.paths import ROOT
 
 FOLDER = ROOT / "configs"
@@ -167,7 +169,7 @@ def test_a_cell_differs_from_its_family_in_network_time_and_neuron_alone(name: s
     config = load(name)
     family = config.data.name
     model = dataclasses.replace(load(f"base/{family}").model, id=config.model.id, timesteps=config.model.timesteps)
-    assert config == dataclasses.replace(load(f"base/{family}"), model=model, neuron=config.neuron)
+    assert config == dataclasses.replace(load(f"base/{family}"), name=config.name, model=model, neuron=config.neuron)
     if family != "imagenet":
         assert config.model.id == load(f"base/{family}").model.id
     if "/lmht_" in name:
@@ -194,6 +196,16 @@ def test_ablation_capacity_and_fairness() -> None:
     assert quantised.model.timesteps == 1
 
 
+def test_every_configuration_that_is_run_has_a_short_name_that_is_true() -> None:
+    for name in SHIPPED:
+        config = load(name)
+        if name.startswith("base/"):
+            assert config.name == ""
+        else:
+            assert config.name.startswith(title_of(describe(config)["variant"]).removesuffix(" box)").removesuffix("+"))
+            assert len(config.name) < 40
+
+
 def test_no_two_configurations_are_the_same() -> None:
     by_hash: dict[str, list[str]] = {}
     for name in SHIPPED:
@@ -208,7 +220,7 @@ def test_bases_are_small_and_cells_do_not_repeat_them() -> None:
         lines = [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
         assert lines[0].startswith('base = "')
         assert not re.search(r"^\[(data|augment|optim|train)\]", text, re.MULTILINE)
-        assert len(lines) <= 7
+        assert len(lines) <= 8
 
 
 # What is refused
@@ -324,7 +336,7 @@ def test_the_documented_fields_and_defaults_are_those_of_the_code() -> None:
         )
     }
     hints = typing.get_type_hints(Config)
-    expected = {"seed": "0"}
+    expected = {"seed": "0", "name": '""'}
     for table, kind in hints.items():
         if dataclasses.is_dataclass(kind):
             expected |= {f"{table}.{f.name}": json.dumps(f.default) for f in dataclasses.fields(kind)}

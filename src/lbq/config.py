@@ -85,7 +85,8 @@ class AugmentConfig:
 
 @dataclass(frozen=True)
 class OptimConfig:
-    """Weight decay acts on synaptic weights, with `norm_decay` on BatchNorm and biases too; never on steps, tails, leaks."""
+    """Weight decay acts on synaptic weights, with `norm_decay` on BatchNorm and biases too. `neuron_decay` says what of the
+    neurons decays: nothing, what their steps are computed from, or all that they learn (tails, leaks, resets too)."""
 
     name: str = _one_of("sgd", "sgd", "adamw")
     lr: float = _positive(0.1)
@@ -93,6 +94,8 @@ class OptimConfig:
     momentum: float = _share(0.9)
     weight_decay: float = _at_least(5e-4, 0)
     norm_decay: bool = False
+    neuron_decay: str = _one_of("none", "none", "step", "all")
+    neuron_decay_factor: float = _at_least(1.0, 0)  # on weight_decay, for what neuron_decay names
     clip: float = _at_least(0.0, 0)  # largest gradient norm; 0: off
     sam: float = _at_least(0.0, 0)  # radius of sharpness-aware minimisation; 0: off
     sam_epochs: int = _at_least(0, 0)  # how many of the last epochs have it; 0: all
@@ -116,6 +119,7 @@ class TrainConfig:
     ema: float = _share(0.0)  # decay of averaged weights; 0: off
     init_from: str = ""  # a run whose weights to start from
     eval_every: int = _at_least(1, 1)  # epochs; the last one is always evaluated
+    test: str = _one_of("last", "last", "never", "every")  # which evaluated epochs are tested on the test set
     checkpoint_steps: int = _at_least(0, 0)  # save every so many steps too; 0: by time and at ends of epochs
     checkpoint_minutes: float = _positive(5.0)
     tensorboard: bool = False
@@ -123,13 +127,12 @@ class TrainConfig:
 
 BOOKKEEPING = {  # settings that change no result
     "data": ("root", "workers"),
-    "train": ("cuda_graph", "checkpoint_steps", "checkpoint_minutes", "tensorboard"),
+    "train": ("cuda_graph", "test", "checkpoint_steps", "checkpoint_minutes", "tensorboard"),
 }
 LATER: dict[str, dict[str, Any]] = {
     "augment": {"plain_epochs": 0},
-    "optim": {"norm_decay": False, "sam": 0, "sam_epochs": 0},
+    "optim": {"norm_decay": False, "neuron_decay": "none", "neuron_decay_factor": 1, "sam": 0, "sam_epochs": 0},
 }  # settings that came later, and their defaults
-READINGS = {"train": ("eval_every",)}  # of the hash, but how often a run is tested changes no result either
 
 # what may be given anew for a run that is trained already
 CHANGEABLE = ("data.root", "data.workers", "train.batch_size")
@@ -140,6 +143,7 @@ class Config:
     """`neuron` holds a registry name and that neuron's own options; they are checked when the network is built."""
 
     seed: int = _checked(0, "a non-negative integer below 2^63", lambda v: 0 <= v < 2**63)
+    name: str = _checked("", "one line of text", str.isprintable)  # in tables; empty: the title of its variant
     model: ModelConfig = field(default_factory=ModelConfig)
     neuron: dict[str, Any] = field(default_factory=lambda: {"name": "lbq", "n_max": 5})
     data: DataConfig = field(default_factory=DataConfig)
@@ -175,6 +179,9 @@ class Config:
         """The configuration of a TOML file, or of a record, with `key=value` changes laid over it."""
         tree = _recorded(Path(path)) if Path(path).suffix == ".json" else toml.read(path)
         over = toml.overrides(changes)
+        neuron = over.get("neuron")
+        if isinstance(neuron, Mapping) and "name" in neuron:  # another method: the file's name is not its name
+            tree = {**tree, "name": ""}
         try:
             return cls.from_dict(toml.merge(tree, over))
         except ConfigError as error:
@@ -202,18 +209,39 @@ class Config:
     def hash(self) -> str:
         """SHA-256 of all settings that change a result, independent of formatting and key order.
 
-        Where the data lies and how a run is launched, watched and saved are no part of it, and neither is a setting that
-        came later, as long as it has its default: records keep their hash.
+        The name, where the data lies and how a run is launched, watched and saved are no part of it, and neither is a
+        setting that came later, as long as it has its default: records keep their hash.
         """
-        tree = self.to_dict()
-        for part, keys in BOOKKEEPING.items():
-            for key in keys:
-                del tree[part][key]
-        for part, defaults in LATER.items():
-            for key, default in defaults.items():
-                if tree[part][key] == default:
-                    del tree[part][key]
-        return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
+        return _digest(_settings(self.to_dict()))
+
+    @property
+    def recipe_hash(self) -> str:
+        """The same without the seed: equal for runs that are samples of one thing."""
+        return recipe_hash(self.to_dict())
+
+
+def recipe_hash(tree: Mapping[str, Any]) -> str:
+    """`Config.recipe_hash` of a configuration as records hold it, which an older or a newer version may have written."""
+    settings = _settings(tree)
+    settings.pop("seed", None)
+    settings["train"] = {k: v for k, v in settings.get("train", {}).items() if k != "eval_every"}  # changes no result
+    return _digest(settings)
+
+
+def _settings(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Those settings of a configuration that its hash is of."""
+    kept: dict[str, Any] = {}
+    for part, values in tree.items():
+        if isinstance(values, Mapping):
+            ignored, later = BOOKKEEPING.get(part, ()), LATER.get(part, {})
+            values = {k: v for k, v in values.items() if k not in ignored and not (k in later and v == later[k])}
+        if part != "name":
+            kept[part] = values
+    return kept
+
+
+def _digest(settings: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
 
 
 def differences(one: Config, other: Config) -> list[str]:
@@ -224,7 +252,7 @@ def differences(one: Config, other: Config) -> list[str]:
             f"{part}.{key}" if key else part: json.dumps(value)  # as the hash has it, which tells 1 from 1.0
             for part, values in config.to_dict().items()
             for key, value in (values.items() if isinstance(values, dict) else [("", values)])
-            if key not in BOOKKEEPING.get(part, ())
+            if part != "name" and key not in BOOKKEEPING.get(part, ())
         }
 
     ours, theirs = settings(one), settings(other)
@@ -233,7 +261,7 @@ def differences(one: Config, other: Config) -> list[str]:
 
 
 def _recorded(path: Path) -> dict[str, Any]:
-    """The configuration that a record holds."""
+    """The configuration that a record holds; where that has no name, it has the record's."""
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -243,7 +271,7 @@ def _recorded(path: Path) -> dict[str, Any]:
     config = record.get("config") if isinstance(record, dict) else None
     if not isinstance(config, dict):
         raise ConfigError(f"{path} holds no configuration: give a TOML file, or a record that `lbq record` wrote")
-    return config
+    return {"name": record.get("name", ""), **config}
 
 
 def _problem(tree: Mapping[str, Any]) -> str:

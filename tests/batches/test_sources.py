@@ -425,6 +425,13 @@ def test_other_labels_are_other_data(pictures: Path, tmp_path: Path) -> None:
     assert fingerprint(np.array([0, 1])) != fingerprint(np.array([1, 0]))
 
 
+def test_the_same_samples_are_held_out_for_every_seed() -> None:
+    trees = [{"seed": seed, "data": {"name": "digits", "holdout": 0.1}} for seed in (0, 1)]
+    one, other = (torch.cat([x for x, _ in open_source(Config.from_dict(t)).eval_batches("holdout")]) for t in trees)
+    assert len(one) == 120
+    assert torch.equal(one, other)
+
+
 @pytest.mark.parametrize("share", [0.0001, 0.9999])
 def test_a_holdout_leaves_some_on_both_sides(share: float) -> None:
     with pytest.raises(

@@ -76,13 +76,13 @@ def test_figures_show_the_numbers(found: Gathered) -> None:
 
 def test_each_dataset_has_figures_of_its_own(found: Gathered) -> None:
     first = next(r for r in found.finished if r.active)
-    other = replace(first, record={**first.record, "dataset": "nmnist"}, source=f"other/{first.source}")
+    config = {**first.record["config"], "data": {"name": "nmnist"}}
+    there = {**first.record, "dataset": "nmnist", "config": config}
+    other = replace(first, record=there, source=f"other/{first.source}")
     both = replace(found, results=[*found.results, other])
     for draw, id in ((training_figures, "training-loss"), (layer_figures, "active")):
         alone, figures = {f.id: f for f in draw(found)}, {f.id: f for f in draw(both)}
-        old, new = (
-            next(i for i in figures if i.startswith(id) and i.endswith(data)) for data in ("-digits", "-nmnist")
-        )
+        old, new = f"{id}-digits-2ep", f"{id}-nmnist-2ep"
         assert figures[old].svg == alone[old].svg  # the curves of another task change nothing, nor do they rename them
         assert "on N-MNIST" in figures[new].title
         assert "on UCI digits" in figures[old].title
@@ -94,7 +94,7 @@ def test_a_datasets_name_is_no_path(tmp_path: Path) -> None:
     results = [of_cifar(), of_cifar(dataset="x/../../../escaped/evil"), of_cifar(dataset="数据")]
     make(tmp_path / "deep" / "in" / "out", Gathered(results), "svg")
     names = {path.name for path in tmp_path.rglob("*.svg")}
-    assert {f"steps-60-epochs-{name}.svg" for name in ("cifar10", "x-escaped-evil", "2")} <= names
+    assert {f"steps-{name}-60ep.svg" for name in ("cifar10", "x-escaped", "2")} <= names
     assert {path.parent for path in tmp_path.rglob("*.svg")} == {tmp_path / "deep" / "in" / "out"}
 
 
@@ -103,10 +103,10 @@ def test_runs_of_different_length_have_axes_of_their_own() -> None:
         log = [{"epoch": e, "loss": 4 / e, "test_accuracy": 90 - 60 / e} for e in range(1, epochs + 1)]
         return of_cifar(epochs=epochs, log=log, **changes)
 
-    figures = {f.id: f for f in training_figures(Gathered([run(60), run(60, variant="v3"), run(300), run(1)]))}
-    ids = [
-        f"training-test_accuracy-{length}-cifar10" for length in ("60-epochs", "300-epochs", "1-epoch")
-    ]  # V3 and LBQ first
+    figures = {
+        f.id: f for f in training_figures(Gathered([run(60), run(60, variant="v3", surrogate="box"), run(300), run(1)]))
+    }
+    ids = [f"training-accuracy-cifar10-{epochs}ep" for epochs in (60, 300, 1)]  # V3 and LBQ first
     assert [id for id in figures if "accuracy" in id] == ids
     short, long = figures[ids[0]], figures[ids[1]]
     assert ">CIFAR-10, 60 epochs<" in short.svg
@@ -124,7 +124,7 @@ def test_recipes_have_figures_of_their_own() -> None:
     results = [of_cifar(), of_cifar(variant="v3", surrogate="box"), of_cifar(n_max=10, weights_sha256="b" * 64)]
     results += [replace(of_cifar(), record={**of_cifar().record, "config": decayed}, source="decayed")]
     figures = {f.id: f for f in layer_figures(Gathered(results))}
-    plain, other = figures["steps-60-epochs-cifar10"], figures["steps-60-epochs-bn-decayed-cifar10"]
+    plain, other = figures["steps-cifar10-60ep"], figures["steps-cifar10-60ep-bn"]
     assert plain.svg.count('<path d="M') == 2 * 3  # three curves and their legend
     assert other.svg.count('<path d="M') == 2 * 1
     assert ">CIFAR-10, 60 epochs, BN decayed<" in other.svg
@@ -193,9 +193,7 @@ def test_epochs_are_whole_numbers() -> None:
 def test_accuracies_end_at_a_hundred() -> None:
     log = [{"epoch": 20, "loss": 0.1, "test_accuracy": 99.0}]
     figures = {f.id: f for f in training_figures(Gathered([of_cifar(epochs=20, log=log)]))}
-    shown = re.findall(
-        r'text-anchor="end" class="soft">([\d.]+)<', figures["training-test_accuracy-20-epochs-cifar10"].svg
-    )
+    shown = re.findall(r'text-anchor="end" class="soft">([\d.]+)<', figures["training-accuracy-cifar10-20ep"].svg)
     assert max(map(float, shown)) == 100
 
 

@@ -26,7 +26,6 @@ from lbq.report.cost_figures import cost_figures
 from lbq.report.cost_tables import accounts
 from lbq.report.output import make, tour_of
 from lbq.report.page import all_figures
-from lbq.report.svg import standalone
 from lbq.report.tables import all_tables
 from lbq.results import paper
 from lbq.results.gather import gather
@@ -35,6 +34,8 @@ from lbq.runs.records import read
 from tests.support.commands import call
 from tests.support.paths import ROOT
 from tests.support.report_runs import BENCHMARK, of_cifar, record, runs_folder
+
+STORED = Path(__file__).parent / "records"
 
 
 @pytest.fixture(scope="module")
@@ -70,10 +71,11 @@ def test_our_rows_say_mean_deviation_and_number(found: Gathered) -> None:
 
 
 def held_out(seed: int, lr: float, test: float, selection: float | None) -> Result:
-    made = record(seed=seed, test_accuracy=test, holdout_accuracy=selection, weights_sha256=f"{seed}{lr}", lr=lr)
+    told = {"name": f"LBQ, lr={lr}", "weights_sha256": f"{seed}{lr}", "holdout_accuracy": selection}
+    made = record(seed=seed, test_accuracy=test, **told)
     made["config"] = {"optim": {"lr": lr}, "data": {"holdout": 0.2}}
     made["log"][-1]["holdout_accuracy"] = selection
-    return Result(made, f"{lr}-{seed}", lr_told=True)
+    return Result(made, f"{lr}-{seed}")
 
 
 def test_what_was_held_out_has_a_column() -> None:
@@ -95,13 +97,11 @@ def test_what_was_held_out_has_a_column() -> None:
 def test_the_best_is_chosen_by_what_was_held_out_where_all_have_it() -> None:
     chosen, higher = held_out(0, 0.1, 90.0, 82.0), held_out(0, 0.2, 95.0, 80.0)
     page = render(Gathered([higher, chosen]))
-    told = (
-        "on the test set of UCI digits, chosen as the highest of 2 on held-out samples (82.00 %): LBQ, lr 0.1, 0.2 of "
-    )
+    told = "on the test set of UCI digits, chosen as the highest of 2 on held-out samples (82.00 %): LBQ, lr=0.1"
     assert f"<b>90.00 %</b>{told}" in page
     assert page.count(">holdout_accuracy</button>") == 2  # in the logs
     page = render(Gathered([chosen, held_out(1, 0.1, 90.0, None), higher]))  # of one seed it is not known
-    assert "<b>95.00 %</b>highest of 2 on UCI digits: LBQ, lr 0.2" in page
+    assert "<b>95.00 %</b>highest of 2 on UCI digits: LBQ, lr=0.2" in page
     assert "chosen as" not in page
     page = render(Gathered([of_cifar()]))
     assert "holdout_accuracy" not in page
@@ -338,19 +338,34 @@ def test_hostile_records_cannot_break_out() -> None:
     assert "onerror=alert" not in re.sub(r"&lt;img src=x onerror|\\u003cimg src=x onerror", "", page)
 
 
-@pytest.mark.no_cover  # three times as slow with it, and no line that the tests above do not reach
-def test_our_own_page_and_figures_are_of_our_records(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What `make report` writes lies in the repository: byte for byte what the records give now."""
-    monkeypatch.chdir(ROOT)
-    ours = gather([Path("results")])
-    page = render(ours, title="LBQ: our runs beside the published numbers")
+def test_stored_records_make_a_report() -> None:
+    """Two seeds with a name, another configuration of that name, and a record from before records had names."""
+    found = gather([STORED])
+    titles = {Path(g.first.source).stem: (g.title, g.n) for g in found.groups}
+    suffixes = {g.title.partition(" #")[2] for g in found.groups if " #" in g.title}
+    assert len(suffixes) == 2
+    assert titles.keys() == {"lbq_s0", "lbq_lr", "v1_unnamed"}
+    assert titles["v1_unnamed"] == ("V1 (fixed + box)", 1)
+    assert titles["lbq_s0"] == (f"LBQ #{found.groups[1].first.key[:6]}", 2)
+    page = render(found)
     parser = checked(page)
-    assert "figure-steps-60-epochs-bn-decayed-cifar10" in parser.ids
-    assert page == Path("results/report.html").read_text(encoding="utf-8"), "stale: make report"
-    figures = {f.id: standalone(f.svg) for f in all_figures(ours)}
-    assert {p.stem: p.read_text(encoding="utf-8") for p in Path("docs/figures").iterdir()} == figures, (
-        "stale: make report"
-    )
+    assert {"figure-training-loss-digits-2ep", "figure-steps-digits-2ep"} <= set(parser.ids)
+    for title, _ in titles.values():
+        assert f">{title}<" in page
+    ids = [figure.id for figure in all_figures(found)]
+    assert len(set(ids)) == len(ids)
+    assert max(map(len, ids)) <= 40
+
+
+@pytest.mark.no_cover  # three times as slow with it, and no line that the tests above do not reach
+def test_the_figures_in_docs_are_shown_and_can_be_renewed() -> None:
+    """`make figures` copies those that lie there; their content is made anew, and not compared."""
+    root = ROOT
+    texts = [path.read_text(encoding="utf-8") for path in (root / "README.md", *(root / "docs").rglob("*.md"))]
+    shown = {name for text in texts for name in re.findall(r"figures/([\w.-]+)\.svg", text)}
+    stored = {path.stem for path in (root / "docs" / "figures").iterdir()}
+    assert stored == shown
+    assert stored <= {figure.id for figure in all_figures(gather([root / "results"]))}
 
 
 def test_the_best_of_a_dataset_is_named_without_it() -> None:
@@ -419,7 +434,8 @@ def test_figures_as_files(capsys: pytest.CaptureFixture[str], tmp_path: Path) ->
     code, _, _ = call(capsys, "report", str(runs_folder()), "--format", "svg", "-o", str(tmp_path / "f"))
     assert code == 0
     files = {path.stem: path for path in (tmp_path / "f").iterdir()}
-    kinds = {re.sub(r"-\d+-epochs?-digits$", "", name) for name in files}
+    kinds = {re.sub(r"-digits-\d+ep$", "", name) for name in files}
+    assert max(map(len, files)) <= 40
     assert {"steps", "active", "training-loss", "surrogates", "neuron", "counts"} <= kinds
     for path in files.values():
         root = ElementTree.parse(path).getroot()

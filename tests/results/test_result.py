@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import math
 import shutil
@@ -13,14 +12,12 @@ from typing import Any
 
 import pytest
 
-from lbq.config import LATER, Config
 from lbq.errors import LbqError
-from lbq.neuron import BurstNeuron
 from lbq.report.cells import images_cells, integer_cell, title_at
 from lbq.report.layer_figures import layer_figures
 from lbq.report.tables import all_tables, layer_table, runs_table
 from lbq.results.gather import gather
-from lbq.results.result import UNNAMED, USUAL, Gathered, Group, Result, names
+from lbq.results.result import Gathered, Group, Result, names
 from lbq.runs.records import read
 from tests.support.report_runs import of_cifar, record, runs_folder
 
@@ -63,15 +60,6 @@ def test_a_seed_that_is_repeated_is_no_other_sample(tmp_path: Path) -> None:
     assert [(g.title, g.n, g.mean) for g in groups] == [("LBQ", 2, 95.5), ("LBQ, run 2", 1, 90.0)]
 
 
-def test_a_seed_is_repeated_though_an_older_record_does_not_name_its_data(tmp_path: Path) -> None:
-    for i, data in enumerate(["", "a" * 8, "b" * 8]):
-        stored(tmp_path, f"{i}.json", record(weights_sha256=f"{i:064d}", data_sha256=data))
-    paths = [tmp_path / f"{i}.json" for i in range(3)]
-    assert [r.repeat for r in gather(paths[:2]).results] == [1, 2]
-    assert [r.repeat for r in gather(paths[1:]).results] == [1, 1]
-    assert [g.n for g in gather(paths).groups] == [1, 1, 1]
-
-
 def test_an_unfinished_run_is_no_repeat(tmp_path: Path) -> None:
     half = record(weights_sha256="", unfinished=True, log=[])
     whole = record(weights_sha256="a" * 64)
@@ -94,106 +82,6 @@ def test_a_benchmark_alone_is_something_to_report(tmp_path: Path) -> None:
     assert gather([stored(tmp_path, "speed.json", {"sweeps": []})]).benchmarks == [{"sweeps": []}]
 
 
-def test_names_say_the_batch_where_nothing_else_tells_runs_apart(tmp_path: Path) -> None:
-    for i, (batch, epochs) in enumerate([(64, 300), (256, 300), (64, 60)]):
-        made = record(weights_sha256=f"{i:064d}", batch_size=batch, epochs=epochs)
-        made["config"] = {**made["config"], "train": {"batch_size": batch, "epochs": epochs}}
-        stored(tmp_path, f"{i}.json", made)
-    results = gather([tmp_path]).results
-    assert [(r.title, r.plain) for r in results] == [("LBQ, batch 64", True), ("LBQ, batch 256", True), ("LBQ", True)]
-    assert names(results) == ["LBQ, batch 64, 300 ep", "LBQ, batch 256, 300 ep", "LBQ, 60 ep"]
-
-
-@pytest.mark.parametrize("shown", ["dataset", "model", "timesteps", "n_max", "epochs"])
-def test_names_leave_the_batch_out_where_something_else_tells_runs_apart(tmp_path: Path, shown: str) -> None:
-    first = record(weights_sha256="a" * 64, batch_size=64)
-    other = "mlp" if isinstance(first[shown], str) else first[shown] + 1
-    second = {**first, "weights_sha256": "b" * 64, "batch_size": 256, shown: other}
-    results = gather([stored(tmp_path, f"{i}.json", made) for i, made in enumerate((first, second))]).results
-    assert [r.batch_told for r in results] == [False, False]
-
-
-def test_names_say_the_learning_rate_where_the_batch_does_not_tell_runs_apart(tmp_path: Path) -> None:
-    for i, (batch, lr, factor) in enumerate([(64, 0.025, 1.0), (256, 0.1, 1.0), (256, 0.2, 0.5)]):
-        made = record(weights_sha256=f"{i:064d}", batch_size=batch, lr=lr)
-        made["config"] = {**made["config"], "train": {"batch_size": batch}, "optim": {"lr": lr, "neuron_lr": factor}}
-        stored(tmp_path, f"{i}.json", made)
-    results = gather([tmp_path]).results
-    assert [r.title for r in results] == [
-        "LBQ, batch 64",
-        "LBQ, lr 0.1, batch 256",
-        "LBQ, lr 0.2, neurons' lr × 0.5, batch 256",
-    ]
-    assert [r.plain for r in results] == [True, True, False]
-    unknown = {k: v for k, v in record(weights_sha256="f" * 64, batch_size=256).items() if k != "lr"}  # an older record
-    stored(tmp_path, "3.json", unknown)
-    assert [r.lr_told for r in gather([tmp_path]).results] == [False, True, True, False]
-
-
-def test_a_repeat_says_its_batch_too(tmp_path: Path) -> None:
-    for i, batch in enumerate((64, 256, 64)):
-        made = record(weights_sha256=f"{i:064d}", batch_size=batch)
-        made["config"] = {**made["config"], "train": {"batch_size": batch}}
-        stored(tmp_path, f"{i}.json", made)
-    assert [r.title for r in gather([tmp_path]).results] == [
-        "LBQ, batch 64",
-        "LBQ, batch 256",
-        "LBQ, run 2, batch 64",
-    ]
-
-
-def test_names_say_whatever_setting_tells_runs_apart(tmp_path: Path) -> None:
-    for i, (seed, cutout) in enumerate([(0, 0), (0, 3), (1, 3)]):
-        made = record(weights_sha256=f"{i:064d}", seed=seed)
-        made["config"]["augment"]["cutout"] = cutout
-        made["config"]["train"]["checkpoint_minutes"] = 1.0 + i
-        stored(tmp_path, f"{i}.json", made)
-    found = gather([tmp_path])
-    assert [(g.title, g.n) for g in found.groups] == [("LBQ, augment.cutout 0", 1), ("LBQ, augment.cutout 3", 2)]
-    assert [r.title for r in gather([tmp_path / "1.json", tmp_path / "2.json"]).results] == ["LBQ", "LBQ"]
-
-
-def test_epochs_of_sam_are_told(tmp_path: Path) -> None:
-    for i, (sam, epochs) in enumerate([(0.0, 20), (0.05, 20), (0.05, 0)]):
-        made = record(weights_sha256=f"{i:064d}")
-        made["config"]["optim"] |= {"sam": sam, "sam_epochs": epochs}
-        stored(tmp_path, f"{i}.json", made)
-    titles = ["LBQ", "LBQ, SAM 0.05 in the last 20 epochs", "LBQ, SAM 0.05"]
-    assert [r.title for r in gather([tmp_path]).results] == titles
-
-
-def test_names_say_what_networks_are_shown_whatever_else_tells_them_apart(tmp_path: Path) -> None:
-    runs = [
-        (2, "resnet8w2", 8, "count"),
-        (4, "resnet8w2", 17, "count"),
-        (4, "resnet8w2", 17, "time"),
-        (4, "mlp", 9, "count"),
-    ]
-    for i, (timesteps, model, size, frames) in enumerate(runs):
-        made = record(weights_sha256=f"{i:064d}", dataset="nmnist", model=model, timesteps=timesteps)
-        made["config"]["data"] |= {"size": size, "frames": frames}
-        made["config"]["augment"]["cutout"] = i  # which is told of runs that would be called the same alone
-        stored(tmp_path, f"{i}.json", made)
-    assert [r.title for r in gather([tmp_path]).results] == [
-        'LBQ, data.size 8, data.frames "count"',
-        'LBQ, data.size 17, data.frames "count", augment.cutout 1',
-        'LBQ, data.size 17, data.frames "time", augment.cutout 2',
-        "LBQ",  # of another network
-    ]
-    assert [r.title for r in gather([tmp_path / "0.json", tmp_path / "3.json"]).results] == ["LBQ", "LBQ"]
-
-
-def test_names_say_the_file_where_many_settings_tell_runs_apart(tmp_path: Path) -> None:
-    folder = runs_folder() / "lbq-0"
-    other = record(weights_sha256="f" * 64)
-    other["config"]["augment"] |= {"flip": True, "cutout": 3, "crop": 1, "policy": "cifar10"}
-    other["analysis"] = analysis()
-    other["analysis"]["facts"]["weights_sha256"] = "f" * 64
-    found = gather([folder, stored(tmp_path, f"{'x' * 200}.json", other)], read)
-    assert [r.title for r in found.results] == ["LBQ, lbq-0", f"LBQ, {'x' * 200}"]
-    assert all(len(figure.id) < 200 for figure in layer_figures(found))
-
-
 def test_a_run_whose_neuron_is_not_known_here_is_named(tmp_path: Path) -> None:
     shutil.copytree(runs_folder() / "lbq-0", tmp_path / "own")
     config = tmp_path / "own" / "config.toml"
@@ -203,42 +91,95 @@ def test_a_run_whose_neuron_is_not_known_here_is_named(tmp_path: Path) -> None:
         gather([tmp_path], read)
 
 
-def test_a_recipe_that_is_told_hides_no_other_setting(tmp_path: Path) -> None:
-    other = record(weights_sha256="f" * 64)
-    other["config"]["augment"] |= {"mixup": 0.4, "cutout": 3}
-    found = gather([runs_folder() / "lbq-0", stored(tmp_path, "other.json", other)], read)
-    assert [r.title for r in found.results] == ["LBQ, augment.cutout 0", "LBQ, mixup 0.4, augment.cutout 3"]
-    without, published = (record(dataset="imagenet", weights_sha256=c * 64) for c in "ab")
-    published["config"]["augment"] |= {"mixup": 0.8}  # which alone would not be told there
-    found = gather([stored(tmp_path, "a.json", without), stored(tmp_path, "b.json", published)])
-    assert [r.title for r in found.results] == ["LBQ, augment.mixup 0.0", "LBQ, augment.mixup 0.8"]
+def test_a_name_is_the_records_or_the_variants_title() -> None:
+    def title(**changes: Any) -> str:
+        return Result(record(**changes), "x").title
+
+    assert title(name="LBQ, SAM") == "LBQ, SAM"
+    assert title() == title(name="") == "LBQ"
+    assert title(variant="v3", surrogate="box_et") == "V3 (learned + box)"  # the surrogate has a column
+    assert title(variant="mine") == "mine"
+    assert title(config={"optim": {"sam": 0.05}, "train": {"ema": 0.999}}) == "LBQ"  # nothing is inferred
 
 
-def test_a_batch_that_is_not_known_is_not_told(tmp_path: Path) -> None:
-    """As of an analysis without its run."""
-    unknown = record(weights_sha256="a" * 64)
-    unknown.pop("batch_size")
-    known = [record(weights_sha256=str(i) * 64, batch_size=batch) for i, batch in enumerate((64, 256))]
-    for i, made in enumerate(known):
-        made["config"] = {**made["config"], "train": {"batch_size": i}}
-    paths = [stored(tmp_path, f"{i}.json", made) for i, made in enumerate([unknown, *known])]
-    assert [r.title for r in gather(paths[:2]).results] == ["LBQ", "LBQ"]
-    assert [r.title for r in gather(paths).results] == ["LBQ", "LBQ, batch 64", "LBQ, batch 256"]
+def test_configurations_of_one_name_are_told_apart_by_a_hash(tmp_path: Path) -> None:
+    for i, (seed, cutout) in enumerate([(0, 0), (0, 3), (1, 3)]):
+        made = record(weights_sha256=f"{i:064d}", seed=seed)
+        made["config"] = {**made["config"], "seed": seed, "augment": {"cutout": cutout}}
+        stored(tmp_path, f"{i}.json", made)
+    one, other = gather([tmp_path]).groups
+    assert (one.n, other.n) == (1, 2)
+    assert one.title == f"LBQ #{one.first.key[:6]}" != other.title == f"LBQ #{other.first.key[:6]}"
+    assert [r.title for r in gather([tmp_path / "1.json", tmp_path / "2.json"]).results] == ["LBQ", "LBQ"]
+    stored(tmp_path, "0.json", {**json.loads((tmp_path / "0.json").read_text()), "name": "LBQ, no cutout"})
+    assert [g.title for g in gather([tmp_path]).groups] == ["LBQ, no cutout", "LBQ"]
+
+
+@pytest.mark.parametrize("shown", ["dataset", "model", "timesteps", "n_max", "epochs"])
+def test_no_hash_is_needed_where_a_column_tells_runs_apart(tmp_path: Path, shown: str) -> None:
+    first = record(weights_sha256="a" * 64)
+    changed = "mlp" if isinstance(first[shown], str) else first[shown] + 1
+    second = {**first, "weights_sha256": "b" * 64, shown: changed, "config": {"optim": {"lr": 0.7}}}
+    results = gather([stored(tmp_path, f"{i}.json", made) for i, made in enumerate((first, second))]).results
+    assert [r.title for r in results] == ["LBQ", "LBQ"]
+    assert len(set(names(results))) == 2
+
+
+def test_a_repeat_says_which_configuration_it_repeats(tmp_path: Path) -> None:
+    for i, batch in enumerate((64, 256, 64)):
+        made = record(weights_sha256=f"{i:064d}", batch_size=batch)
+        made["config"] = {**made["config"], "train": {"batch_size": batch}}
+        stored(tmp_path, f"{i}.json", made)
+    first, other, again = gather([tmp_path]).results
+    assert again.title == f"{first.title}, run 2" != f"{other.title}, run 2"
 
 
 def test_what_changes_no_result_makes_no_other_group(tmp_path: Path) -> None:
     paths = seeds(tmp_path, [95.0, 96.0, 96.5, 97.0])
-    settings = (("checkpoint_minutes", 9.0), ("cuda_graph", False), ("eval_every", 20), ("epochs", 99))
+    settings = (("checkpoint_minutes", 9.0), ("cuda_graph", False), ("tensorboard", True), ("epochs", 99))
     for path, (key, value) in zip(paths, settings, strict=True):
         made = json.loads(path.read_text())
         made["config"]["train"][key] = value
+        made["name"] = f"LBQ, {key}"
         path.write_text(json.dumps(made))
-    assert [g.n for g in gather(paths).groups] == [3, 1]
-    paths = paths[1:]
-    made["versions"] = {"kernel": "reference"}
-    paths[2].write_text(json.dumps({**made, "config": {**made["config"], "train": {}}}))
-    paths[1].write_text(json.dumps({**json.loads(paths[1].read_text()), "config": {**made["config"], "train": {}}}))
-    assert [g.title for g in gather(paths[1:]).groups] == ["LBQ", "LBQ, reference kernel"]
+    assert [(g.title, g.n) for g in gather(paths).groups] == [("LBQ, checkpoint_minutes", 3), ("LBQ, epochs", 1)]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"data_sha256": "b" * 64},
+        {"data_sha256": ""},  # as of older records
+        {"split": "another"},
+        {"init_sha256": "b" * 64},  # of the weights that it began with
+        {"versions": {"kernel": "reference"}},  # which rounds otherwise
+    ],
+    ids=str,
+)
+def test_seeds_of_one_configuration_may_still_be_of_different_things(tmp_path: Path, change: dict[str, Any]) -> None:
+    for seed, facts in enumerate(({}, change, {})):
+        stored(tmp_path, f"{seed}.json", record(seed=seed, weights_sha256=f"{seed:064d}", **facts))
+    one, other = gather([tmp_path]).groups
+    assert (one.n, other.n) == (2, 1)
+    assert one.title != other.title
+
+
+def test_what_stands_for_a_row_of_the_paper_is_decided_by_facts() -> None:
+    assert of_cifar(n_max=5).plain
+    assert of_cifar(variant="lif", n_max=1, surrogate="arctan").plain
+    assert of_cifar(variant="v3", surrogate="box").plain
+    assert of_cifar(variant="v3", surrogate="box_et").plain  # which the paper leaves open
+    for change in (
+        {"n_max": 1},
+        {"timesteps": 4},
+        {"dataset": "cifar100"},
+        {"model": "resnet8w16"},
+        {"surrogate": "arctan"},
+        {"variant": "v3"},  # with LBQ's surrogate
+    ):
+        assert not of_cifar(**change, name="V3 (learned + box)" if "variant" in change else "LBQ").plain, change
+    assert not of_cifar(name="LBQ, SAM").plain  # it says that it is something else
+    assert "N_max = 1" in title_at(Group([of_cifar(n_max=1)]))
 
 
 def test_another_configuration_is_another_group(tmp_path: Path) -> None:
@@ -445,17 +386,16 @@ def test_twins_are_refused(tmp_path: Path) -> None:
         ({"log": [{"epoch": 1}]}, r"log\[0\].loss is missing"),
         ({"log": [{"epoch": 1, "loss": 10**400}]}, r"log\[0\].loss must be a number, not 1000"),
         ({"config": {"neuron": 5}}, "config.neuron must be an object, not 5"),
-        ({"config": {"neuron": {"n_max": 0}}}, "config.neuron.n_max must be a whole number above 0, not 0"),
         ({"log": {}}, "log must be a list, not {}"),
         ({"config": []}, r"config must be an object, not \[\]"),
         ({"config": {"optim": 3}}, "config.optim must be an object, not 3"),
-        ({"config": {"optim": {"neuron_lr": "x"}}}, "config.optim.neuron_lr must be a number, not 'x'"),
+        ({"name": ["LBQ"]}, r"name must be a text.*, not \['LBQ'\]"),
         ({"lr": "fast"}, "lr must be a number, not 'fast'"),
         ({"batch_size": [64]}, r"batch_size must be a whole number above 0, not \[64\]"),
         ({"steps": {"sn1": "x" * 99}}, "steps.sn1 must be a number, not 'xxx.*\\.\\.\\."),
         ({"test_accuracy": math.nan}, "test_accuracy must be a number from 0 to 100, not nan"),
         ({"test_accuracy": 900}, "test_accuracy must be a number from 0 to 100, not 900"),
-        ({"test_accuracy": None}, "test_accuracy must be a number from 0 to 100, not None"),
+        ({"test_accuracy": "90"}, "test_accuracy must be a number from 0 to 100, not '90'"),
         ({"holdout_accuracy": 101}, "holdout_accuracy must be a number from 0 to 100, not 101"),
         (
             {"log": [{"epoch": 1, "loss": 1, "holdout_accuracy": "x"}]},
@@ -532,109 +472,6 @@ def test_what_a_newer_file_says_besides_is_passed_over(tmp_path: Path) -> None:
     assert all_tables(found)
 
 
-def test_settings_that_came_later_make_no_other_configuration_at_their_defaults() -> None:
-    whole = Config().to_dict()
-    older = {part: dict(values) if isinstance(values, dict) else values for part, values in whole.items()}
-    for part, defaults in LATER.items():
-        for key in defaults:
-            del older[part][key]
-    assert Result(record(config=older), "x").key == Result(record(config=whole), "x").key
-    for part, key in (("augment", "plain_epochs"), ("optim", "norm_decay"), ("optim", "sam")):
-        changed = {**whole, part: {**whole[part], key: 1}}
-        assert Result(record(config=changed), "x").key != Result(record(config=whole), "x").key
-    unused = {**whole, "optim": {**whole["optim"], "sam_epochs": 1}}  # of no epoch, since sam is 0
-    assert Result(record(config=unused), "x").key == Result(record(config=whole), "x").key
-
-
-def test_titles() -> None:
-    def title(**changes: Any) -> str:
-        return Result(record(**changes), "x").title
-
-    assert title(step_gradient="lsq") == "LBQ, LSQ step gradient"
-    assert title(variant="v3", surrogate="box_et") == "V3 (learned + box-ET)"
-    assert title(variant="mine") == "mine"
-    assert title(config={"optim": {"norm_decay": True}}) == "LBQ, BN decayed"
-    assert title(config={"augment": {"plain_epochs": 15}}) == "LBQ, last 15 epochs plain"
-    ternary = {"variant": "ternary_fixed", "step": "fixed", "surrogate": "box"}
-    assert title(**ternary, config={"neuron": {"step": 0.5}}) == "Ternary, fixed, step 0.5"
-    assert title(**ternary, config={"neuron": {"step": 1.0}}) == "Ternary, fixed"
-    assert title(config={"neuron": {"n_max": 5, "step": 0.3, "beta": 0.9}}) == "LBQ, step from 0.3, beta 0.9"
-    assert title(config={"neuron": {"n_max": 5, "step": 0.4, "beta": 0.5}}) == "LBQ"
-    assert title(variant="burst_fixed") == "Burst, fixed step"
-    assert title(variant="burst_learned", surrogate="arctan") == "Burst, learned step, arctan"
-    assert title(config={"model": {"share_tail": True}}) == "LBQ, one tail for all layers"
-    assert title(config={"neuron": {"name": "lbq", "learn_tail": False}}) == "LBQ, fixed tails"
-    assert (
-        title(variant="v3", surrogate="box", config={"neuron": {"name": "v3", "learn_tail": False}})
-        == "V3 (learned + box)"
-    )
-    assert title(versions={"kernel": "reference"}) == "LBQ, reference kernel"
-    assert title(config={"optim": {"neuron_lr": 0.1}}) == "LBQ, neurons' lr × 0.1"
-    assert title(config={"optim": {"neuron_lr": 1.0}}) == "LBQ"
-    assert title(config={"train": {"ema": 0.999}}) == "LBQ, averaged weights"
-    assert title(config={"train": {"ema": 0.0}}) == "LBQ"
-    other = {
-        "optim": {"name": "adamw", "clip": 1.0},
-        "train": {"loss": "tet", "init_from": "runs/start"},
-        "augment": {"mixup": 0.5, "label_smoothing": 0.1, "cutmix": 0.0},
-        "data": {"holdout": 0.1},
-    }
-    told = "AdamW, TET loss, mixup 0.5, label smoothing 0.1, gradients clipped at 1.0, 0.1 of the training set held out"
-    assert title(config=other) == f"LBQ, {told}, from trained weights"
-    assert title(config=other, init_sha256="12345678" * 8) == f"LBQ, {told}, from trained weights 12345678"
-    assert not Result(record(config={"train": {"loss": "tet"}}), "x").plain
-    published = {"optim": {"name": "adamw"}, "augment": {"mixup": 0.5, "label_smoothing": 0.1}}
-    assert title(config=published, dataset="cifar10_dvs") == "LBQ"  # as the paper has it there
-    assert title(config=published, dataset="cifar100") == "LBQ, AdamW, mixup 0.5, label smoothing 0.1"
-
-
-def test_defaults_that_are_spelt_out_are_the_same_settings() -> None:
-    def run(seed: int, neuron: dict[str, Any], size: int = 0) -> Result:
-        made = of_cifar()
-        config = {**made.record["config"], "seed": seed, "neuron": neuron, "data": {"name": "cifar10", "size": size}}
-        return replace(made, record={**made.record, "seed": seed, "weights_sha256": str(seed) * 64, "config": config})
-
-    spelt = {"name": "lbq", "n_max": 5, "step": 0.4, "beta": 0.5, "surrogate": "relsg_et"}
-    runs = [run(0, {"name": "lbq"}), run(1, spelt, 32), run(2, {"name": "lbq", "n_max": 5})]
-    assert [len(group.results) for group in Gathered(runs).groups] == [3]
-    other = [run(3, {**spelt, "beta": 0.25}), run(4, {**spelt, "step": 0.2}), run(5, {**spelt, "learn_tail": False})]
-    assert [len(group.results) for group in Gathered([*runs, *other]).groups] == [3, 1, 1, 1]
-    whole = [run(6, {**spelt, "beta": 1}), run(7, {**spelt, "beta": 1.0})]
-    assert [len(group.results) for group in Gathered(whole).groups] == [2]
-    ladders = [run(8, {"name": "ladder", "thresholds": [1, 2]}), run(9, {"name": "ladder", "thresholds": [1.0, 2.0]})]
-    assert [len(group.results) for group in Gathered(ladders).groups] == [2]
-
-
-def test_runs_from_other_weights_are_no_seeds_of_one_setting() -> None:
-    """Whatever lay in the folder of that name."""
-
-    def run(seed: int, start: str, folder: str = "start") -> Result:
-        made = of_cifar()
-        config = {**made.record["config"], "train": {**made.record["config"]["train"], "init_from": folder}}
-        said = {"seed": seed, "weights_sha256": str(seed) * 64, "init_sha256": start, "config": config}
-        return replace(made, record={**made.record, **said})
-
-    runs = [run(0, "a" * 64), run(1, "b" * 64), run(2, "a" * 64, "moved")]
-    assert [len(group.results) for group in Gathered(runs).groups] == [2, 1]
-
-
-def test_runs_on_other_data_are_no_seeds_of_one_setting() -> None:
-    def run(seed: int, **changes: Any) -> Result:
-        made = of_cifar()
-        return replace(made, record={**made.record, "seed": seed, "weights_sha256": str(seed) * 64, **changes})
-
-    runs = [run(0, data_sha256="a"), run(1, data_sha256="b"), run(2, data_sha256="a", split="another")]
-    assert [len(group.results) for group in Gathered(runs).groups] == [1, 1, 1]
-
-
-def test_one_level_is_not_the_papers_five() -> None:
-    one = of_cifar(n_max=1)
-    assert not one.plain
-    assert "N_max = 1" in title_at(Group([one]))
-    assert of_cifar(variant="lif", n_max=1, surrogate="arctan").has_usual_levels
-    assert of_cifar(variant="lif", n_max=1, surrogate="sigmoid").title == "Binary LIF, sigmoid"
-
-
 def test_an_integer_record_belongs_to_the_record_beside_it(tmp_path: Path) -> None:
     for name, seed in (("a", 0), ("b", 1)):
         (tmp_path / name).mkdir()
@@ -660,13 +497,6 @@ def test_only_like_analyses_are_averaged() -> None:
     assert any("599 × 2 seeds" in c.text for c in row.cells)
 
 
-def test_usual_settings_are_the_neurons_defaults() -> None:
-    defaults = {name: p.default for name, p in inspect.signature(BurstNeuron).parameters.items()}
-    for name, value in {**USUAL, **UNNAMED}.items():
-        if name != "per_channel":  # which configurations say in place of channels
-            assert defaults[name] == value, name
-
-
 def test_timesteps_of_an_ann_are_told_where_it_is_shown_as_many_frames() -> None:
     ann = {"variant": "ann", "step": "none", "surrogate": "none", "n_max": 0}
 
@@ -685,30 +515,3 @@ def test_timesteps_of_an_ann_are_told_where_it_is_shown_as_many_frames() -> None
     assert shown(2, 6, dataset="arrays", static=False) == ["ANN, T=2", "ANN, T=6"]
     assert shown(2, 6, dataset="arrays", static=True) == ["ANN", "ANN"]
     assert names([run(2, static=False), run(6, static=False, **ann)]) == ["LBQ, T=2", "ANN, T=6"]
-
-
-def test_titles_say_a_switch_in_words() -> None:
-    made = of_cifar()
-    neuron = {**made.record["config"]["neuron"], "learn_beta": True, "alpha": 0.9, "reset_grad": False}
-    other = replace(made, record={**made.record, "config": {**made.record["config"], "neuron": neuron}})
-    assert other.kind == "LBQ, alpha 0.9, learned beta, no gradient through the reset"
-
-
-def test_other_neurons_have_other_defaults() -> None:
-    def run(seed: int, neuron: dict[str, Any]) -> Result:
-        made = of_cifar(variant="ilif", n_max=5)
-        config = {**of_cifar().record["config"], "neuron": {"name": "ilif", **neuron}}
-        return replace(made, record={**made.record, "seed": seed, "weights_sha256": str(seed) * 64, "config": config})
-
-    assert len(Gathered([run(0, {}), run(1, {"beta": 0.5}), run(2, {"step": 0.4})]).groups) == 3
-
-
-def test_older_records_do_not_name_their_data() -> None:
-    def run(seed: int, data: str) -> Result:
-        made = of_cifar()
-        return replace(
-            made, record={**made.record, "seed": seed, "weights_sha256": str(seed) * 64, "data_sha256": data}
-        )
-
-    runs = [run(0, ""), run(1, "a"), run(2, "b"), run(3, "a")]
-    assert [[r.record["seed"] for r in group.results] for group in Gathered(runs).groups] == [[0, 1, 3], [2]]

@@ -27,7 +27,7 @@ def test_a_record_holds_what_a_reader_needs() -> None:
     folder = runs_folder() / "lbq-0"
     made = records.record_of(folder, "a note")
     result = json.loads((folder / "result.json").read_text())
-    assert (made["format"], made["version"]) == ("lbq record", 1)
+    assert (made["format"], made["version"], made["name"]) == ("lbq record", 1, "LBQ")
     assert (made["dataset"], made["model"], made["variant"]) == ("digits", "resnet8w2", "lbq")
     assert (made["step"], made["surrogate"], made["n_max"]) == ("learned", "relsg_et", 5)
     assert made["split"] == "test where index % 3 == 2"

@@ -54,9 +54,10 @@ def runs_folder() -> Path:
 
 
 def record(**changes: Any) -> dict[str, Any]:
-    """The record of `lbq-0` without its analysis, changed."""
+    """The record of `lbq-0` without its analysis and, unless it is given, without a name, changed."""
     made = json.loads(json.dumps(records.record_of(runs_folder() / "lbq-0")))
     made.pop("analysis", None)
+    made.pop("name")
     return {**made, **changes}
 
 

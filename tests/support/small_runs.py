@@ -32,7 +32,7 @@ SMALL = {
     "model": {"id": "resnet8w2", "dropout": 0.3},
     "augment": {"shift": 1},
     "optim": {"lr": 0.05},
-    "train": {"epochs": 3, "batch_size": 12, "warmup_epochs": 1, "ema": 0.9, "checkpoint_steps": 1},
+    "train": {"epochs": 3, "batch_size": 12, "warmup_epochs": 1, "ema": 0.9, "checkpoint_steps": 1, "test": "every"},
 }  # with 50 training images: 3 epochs of 4 steps
 ONE_BLOCK = partial(ResNet, blocks=(1,), widths=(2,), stem_width=2)  # "tiny" where runs are many, and not of its layers
 TINY = "model.id=tiny"

@@ -125,6 +125,8 @@ def test_how_a_step_is_launched_is_no_part_of_the_configurations_hash() -> None:
     assert config.hash != replace(config, optim=replace(config.optim, norm_decay=True)).hash
     assert config.hash != replace(config, augment=replace(config.augment, plain_epochs=1)).hash
     assert config.hash != replace(config, optim=replace(config.optim, sam=0.05)).hash
+    assert config.hash != replace(config, optim=replace(config.optim, neuron_decay="step")).hash
+    assert config.hash == replace(config, train=replace(config.train, test="never")).hash
 
 
 @needs_gpu

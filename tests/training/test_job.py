@@ -7,6 +7,7 @@ import importlib.util
 import json
 import multiprocessing
 import os
+import re
 import shutil
 import signal
 import sys
@@ -19,20 +20,26 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
+from lbq.batches.sources import open_source
+from lbq.cli.progress import TrainProgress
+from lbq.config import TrainConfig
 from lbq.errors import ConfigError, RunError, Stopped
 from lbq.kernels import dispatch
 from lbq.kernels.reference import burst_sequence
+from lbq.measuring.measure import measure
 from lbq.native.choose import choose
 from lbq.neuron import BurstNeuron, LadderNeuron
 from lbq.runs import checkpoint, records, run_folder
 from lbq.system import files
-from lbq.training import job, optim
+from lbq.training import evaluation, job, optim
 from lbq.training.distributed import World
 from lbq.training.evaluation import emulated
 from lbq.training.plan import plan_of
 from lbq.training.trainer import EpochRecord
 from tests.support import small_runs
+from tests.support.commands import call
 from tests.support.small_runs import (
     AtStep,
     Killed,
@@ -507,6 +514,7 @@ def test_records_and_result(tmp_path: Path) -> None:
         "accuracy": result["accuracy"],
         "images": 31,
         "stored_accuracy": result["accuracy"],
+        "stored_precision": "fp32",
         "other_data": False,
         "precision": "fp32",
         "trained_in": "fp32",
@@ -617,8 +625,118 @@ def test_a_run_is_evaluated_in_the_precision_that_it_says(tmp_path: Path, monkey
         return 0.0
 
     monkeypatch.setattr(job, "evaluate", watched)
-    for has in (True, False):
-        monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda has=has: has)
-        found = job.evaluate_run(tmp_path, torch.device("cpu"), World())
-        assert (found["precision"], found["trained_in"]) == (used[-1], "bf16")
-    assert used == ["bf16", "fp32"]
+    for precision in (None, "bf16", "fp64"):
+        found = job.evaluate_run(tmp_path, torch.device("cpu"), World(), precision=precision)
+        assert (found["precision"], found["trained_in"], found["stored_precision"]) == (used[-1], "bf16", "fp32")
+    assert used == ["fp32", "bf16", "fp64"]
+    stored = json.loads((tmp_path / "result.json").read_text())
+    for key in ("tested_in", "accuracy_as_trained", "holdout_accuracy_as_trained", "weight_decay"):
+        del stored[key]  # as an older result, which was tested in the precision of training
+    (tmp_path / "result.json").write_text(json.dumps(stored))
+    assert job.evaluate_run(tmp_path, torch.device("cpu"), World())["stored_precision"] == "bf16"
+
+
+@pytest.mark.parametrize(
+    ("test", "tested"), [("last", [False, False, True]), ("never", [False] * 3), ("every", [False, True, True])]
+)
+def test_which_epochs_are_tested(tmp_path: Path, test: str, tested: list[bool]) -> None:
+    """`every` follows eval_every, as the held-out images do whatever is tested. The same network comes out."""
+    settings = config("data.holdout=0.2", "train.eval_every=2", "train.batch_size=10", f"train.test={test}")
+    result = run(settings, tmp_path / test)
+    lines = [json.loads(line) for line in (tmp_path / test / "metrics.jsonl").read_text().splitlines()]
+    assert [line["test_accuracy"] is not None for line in lines] == tested
+    assert [line["unaveraged_accuracy"] is not None for line in lines] == tested
+    assert [line["holdout_accuracy"] is not None for line in lines] == [False, True, True]
+    assert [bool(line["active"]) for line in lines] == [False, True, True]
+    assert (result["accuracy"] is None) == (test == "never")
+    assert result["holdout_accuracy"] == lines[-1]["holdout_accuracy"]
+    assert run(settings, tmp_path / test) == result  # complete: nothing is trained again
+    whole = run(config("data.holdout=0.2", "train.eval_every=2", "train.batch_size=10"), tmp_path / "every-too")
+    assert whole["weights_sha256"] == result["weights_sha256"]
+    assert whole["config_hash"] == result["config_hash"]
+
+
+def test_a_run_that_was_never_tested_is_a_finished_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    settings = config("data.holdout=0.2", "train.batch_size=10", "train.test=never")
+    run(settings, Path("run"))
+    code, out, _ = call(capsys, "train", "run/config.toml", "--out", "run", "--resume", "auto")
+    assert code == 0
+    assert re.search(r"^not tested, held-out accuracy \d+\.\d\d % after epoch 3, run folder run$", out, re.MULTILINE)
+    code, out, _ = call(capsys, "record", "run", "-o", "record.json")
+    assert code == 0
+    assert re.search(r"lbq on digits, not tested, \d+\.\d\d % of what was held out", out)
+    made = json.loads(Path("record.json").read_text())
+    assert made["test_accuracy"] is None
+    assert (made["tested_in"], made["weight_decay"]) == ("fp32", {"weights": 5e-4, "norms": 0.0, "neurons": 0.0})
+    for given in ("run", "record.json"):
+        assert call(capsys, "report", given, "-o", "report.html")[0] == 0
+        assert f"{made['holdout_accuracy']:.2f}" in Path("report.html").read_text()
+    code, out, _ = call(capsys, "eval", "run")  # asked for, it is tested
+    assert code == 0
+    assert re.fullmatch(r"test accuracy \d+\.\d\d % on 31 images\n", out)
+
+
+@pytest.mark.parametrize(("precision", "passes"), [("bf16", ["bf16", "fp32", "bf16"]), ("fp32", ["fp32", "fp32"])])
+def test_the_last_epoch_is_tested_in_float32(
+    monkeypatch: pytest.MonkeyPatch, precision: str, passes: list[str]
+) -> None:
+    """And in the precision of training beside it, where that is another; before, in that of training alone."""
+    convolutions: Any = torch.backends.cudnn.conv  # type: ignore[attr-defined]
+    used: list[tuple[str, str]] = []
+
+    def watched(net: nn.Module, source: Any, part: str, train: TrainConfig, *_: Any) -> float:
+        used.append((train.precision, convolutions.fp32_precision))
+        return float(len(used))
+
+    monkeypatch.setattr(evaluation, "evaluate", watched)
+    before = convolutions.fp32_precision
+    settings = config(f"train.precision={precision}", "train.epochs=2", "train.warmup_epochs=0", "train.ema=0.0")
+    first, last = trainer(settings).fit()
+    assert [precision for precision, _ in used] == passes
+    assert [exactly for _, exactly in used[1:2]] == ["ieee"]
+    assert used[0][1] == convolutions.fp32_precision == before
+    assert (first.tested_in, first.test_accuracy, first.test_accuracy_as_trained) == (precision, 1.0, None)
+    assert (last.tested_in, last.test_accuracy, last.test_accuracy_as_trained) == ("fp32", 2.0, float(len(passes)))
+
+
+def test_what_is_held_out_is_counted_too(tmp_path: Path) -> None:
+    """The counts of a recipe, without a look at the test set."""
+    settings = config("data.holdout=0.4", "train.test=never", "train.batch_size=10")
+    result = run(settings, tmp_path)
+    found = measure(run_folder.load(tmp_path), source := open_source(settings), part="holdout")
+    assert (found.images, found.complete) == (20, True)
+    assert found.accuracy == pytest.approx(result["holdout_accuracy"])
+    assert {k: h.active_ratio for k, h in found.histograms.items()} == pytest.approx(result["active"])
+    assert measure(run_folder.load(tmp_path), source).images == 31
+
+
+def test_float64_is_tested_in_float64() -> None:
+    settings = config("train.precision=fp64", "train.epochs=1", "train.warmup_epochs=0")
+    (record,) = trainer(settings).fit()
+    assert record.tested_in == "fp64"
+    assert record.test_accuracy == record.test_accuracy_as_trained
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ([], "weight decay 0.0005: weights"),
+        (
+            ["optim.norm_decay=true", "optim.neuron_decay=step"],
+            "weight decay 0.0005: weights, BatchNorm and biases, steps",
+        ),
+        (
+            ["optim.neuron_decay=all", "optim.neuron_decay_factor=2"],
+            "weight decay 0.0005: weights, steps, tails and all else of neurons (0.001)",
+        ),
+        (["optim.weight_decay=0", "optim.neuron_decay=step"], "no weight decay"),
+    ],
+)
+def test_the_plan_says_what_decays(capsys: pytest.CaptureFixture[str], changes: list[str], line: str) -> None:
+    plan = plan_of(trainer(config(*changes)))
+    TrainProgress().plan(plan)
+    assert f"decay    {line}\n" in capsys.readouterr().err
+    assert plan.weight_decay["weights"] == config(*changes).optim.weight_decay

@@ -6,6 +6,7 @@ import copy
 import math
 from collections.abc import Iterator
 from contextlib import suppress
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrizations
+from torch.nn.utils.parametrize import register_parametrization
 
 from lbq import models
 from lbq.config import Config, OptimConfig
@@ -93,6 +95,82 @@ def test_a_shared_tail_is_one_parameter() -> None:
     roles = names_by_role(net)
     assert sum(name.endswith("eta") for name in roles["neurons"]) == 1
     assert sum(name.endswith("rho") for name in roles["neurons"]) == 7
+
+
+def test_steps_form_a_group_of_their_own_where_they_alone_decay() -> None:
+    net = models.create("resnet8w4", neuron={"name": "lbq", "learn_beta": True})
+    parametrizations.weight_norm(net.get_submodule("conv1"))  # whose parameters are no step's, whatever their names
+    names = {id(p): name for name, p in net.named_parameters()}
+
+    def groups(**options: Any) -> dict[str, tuple[set[str], float]]:
+        found = optim.parameter_groups(net, 0.1, **options)
+        assert sum(len(g["params"]) for g in found) == len(names)
+        return {g["role"]: ({names[id(p)] for p in g["params"]}, g["weight_decay"]) for g in found}
+
+    plain, step, all_of_them = (groups(neuron_decay=d, neuron_decay_factor=2.0) for d in ("none", "step", "all"))
+    assert plain == groups()
+    assert list(plain) == list(all_of_them) == ["weights", "norms", "neurons"]
+    assert (plain["neurons"][1], all_of_them["neurons"][1]) == (0.0, 0.2)
+    assert step["steps"] == ({name for name in names.values() if name.endswith(".rho")}, 0.2)
+    assert step["neurons"] == (plain["neurons"][0] - step["steps"][0], 0.0)
+    assert all(found[role] == plain[role] for found in (step, all_of_them) for role in ("weights", "norms"))
+    with pytest.raises(ValueError, match="neuron_decay must be one of none, step, all, got 'rho'"):
+        optim.parameter_groups(net, 0.1, neuron_decay="rho")
+
+
+def test_the_parameters_of_a_parametrised_step_decay_with_steps() -> None:
+    net = models.create("resnet8w4")
+    register_parametrization(net.get_submodule("sn1"), "rho", nn.Identity())
+    found = {g["role"]: len(g["params"]) for g in optim.parameter_groups(net, 0.1, neuron_decay="step")}
+    assert (found["steps"], found["neurons"]) == (7, 7)
+
+
+@pytest.mark.parametrize(("decay", "factor"), [("none", 3.0), ("step", 1.0), ("step", 3.0), ("all", 1.0)])
+def test_decay_moves_steps_towards_softplus_of_zero(decay: str, factor: float) -> None:
+    """With gradients of zero, by momentum-free SGD: rho shrinks by lr times decay times factor, and so do tails with `all`."""
+    net = models.create("resnet8w4")
+    before = copy.deepcopy(net.state_dict())
+    optimiser = optim.make_optimiser(
+        net, OptimConfig(weight_decay=0.1, momentum=0.0, neuron_decay=decay, neuron_decay_factor=factor)
+    )
+    optim.set_learning_rate(optimiser, 0.2)
+    for parameter in net.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimiser.step()
+    for name, value in net.named_parameters():
+        if name.endswith(("rho", "eta")):
+            decays = decay == "all" or (decay == "step" and name.endswith("rho"))
+            torch.testing.assert_close(value.detach(), before[name] * (1 - 0.02 * factor * decays))
+
+
+@pytest.mark.parametrize("decay", ["none", "step", "all"])
+def test_a_checkpoint_does_not_depend_on_the_groups(decay: str) -> None:
+    """The optimiser's state is stored by parameter: the groups that it lay in when it was written do not matter."""
+    made = small_runs.trainer(small_runs.config("train.epochs=1", "train.warmup_epochs=0"))
+    list(made.fit())
+    tensors, values = made.state()
+    other = small_runs.trainer(
+        small_runs.config("train.epochs=1", "train.warmup_epochs=0", f"optim.neuron_decay={decay}")
+    )
+    other.restore(tensors, values)
+    again, _ = other.state()
+    assert again.keys() == tensors.keys()
+    assert all(torch.equal(value, tensors[name]) for name, value in again.items())
+
+
+def test_only_a_sharpness_aware_run_is_sharp_after_its_last_epoch() -> None:
+    """Or the recorded step of any other would be thrown away there."""
+    for changes, sharp in (
+        ([], [False] * 4),
+        (["optim.sam=0.1"], [True] * 4),
+        (["optim.sam=0.1", "optim.sam_epochs=1"], [False, False, True, True]),
+    ):
+        made = small_runs.trainer(small_runs.config(*changes))
+        found = []
+        for epoch in range(4):  # of three
+            made.position.epoch = epoch
+            found.append(made.sharp)
+        assert found == sharp
 
 
 @pytest.mark.parametrize("name", ["sgd", "adamw"])
@@ -326,8 +404,9 @@ def test_a_norm_of_several_passes_has_the_mean_of_all_of_them(count: int) -> Non
     assert (net.norm.momentum, net.last.momentum) == (0.1, 0.1)
 
 
-def test_uphill_weights_lie_a_radius_up_their_slope_and_come_back() -> None:
-    trainer = small_runs.trainer(small_runs.config("neuron.name=lbq"))
+@pytest.mark.parametrize("decay", ["none", "step"])
+def test_uphill_weights_lie_a_radius_up_their_slope_and_come_back(decay: str) -> None:
+    trainer = small_runs.trainer(small_runs.config("neuron.name=lbq", f"optim.neuron_decay={decay}"))
     own = {id(p) for neuron in neurons_of(trainer.net).values() for p in neuron.parameters()}
     ((x, labels),) = trainer.source.train_batches([torch.arange(12)], 0, 0)
     trainer.loss(trainer.net(x), torch.eye(10)[labels]).backward()

@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from lbq.cli.render import render_sweep, sweep_row
+from lbq.config import Config
 from lbq.errors import ConfigError, RunError, Stopped
 from lbq.results.result import Gathered, Result
 from lbq.runs import run_folder
@@ -81,9 +82,23 @@ def test_one_run_of_everything_comes_before_the_next_seed(config: Path, tmp_path
         (seed, steps, 1) for seed in (3, 4) for steps in (1, 2)
     }
     assert found[0].training("cpu") == [
-        "train", str(other), *SMALL, "seed=3", "model.timesteps=1", "--out", str(found[0].folder), "--resume", "auto",
-        "--device", "cpu",
+        "train", str(other), *SMALL, "seed=3", "model.timesteps=1", "name=Binary LIF, model.timesteps=1",
+        "--out", str(found[0].folder), "--resume", "auto", "--device", "cpu",
     ]  # fmt: skip
+
+
+def test_a_name_says_what_is_varied(config: Path, tmp_path: Path) -> None:
+    def names(*vary: str) -> list[str]:
+        return [member.name for member in planned(config, tmp_path, *vary)]
+
+    assert names("optim.lr=0.1,0.2", "seed=0") == ["LBQ, optim.lr=0.1", "LBQ, optim.lr=0.2"]
+    assert names("seed=0,1") == ["", ""]
+    assert names("neuron.name=v1,relu") == ["", ""]  # their titles say it
+    assert names("neuron.name=v1", "optim.lr=0.1") == ["V1 (fixed + box), optim.lr=0.1"]
+    config.write_text(f'name = "Mine"\n{config.read_text()}')
+    assert names("optim.lr=0.1") == ["Mine, optim.lr=0.1"]
+    (member,) = planned(config, tmp_path, "optim.lr=0.1")
+    assert Config.load(member.file, member.training()[2:-4]).name == "Mine, optim.lr=0.1"
 
 
 def test_a_run_is_called_the_same_wherever_it_is_planned(
@@ -443,19 +458,6 @@ def test_sweep(
     assert json.loads(captured.out)["finished"] == 2  # the LBQ and the ANN
     assert "clip=200-s0 has the very weights of" in captured.err
     assert (out / "report.html").read_text() == page
-
-
-def test_rows_can_be_told_apart(capsys: pytest.CaptureFixture[str]) -> None:
-    def result(momentum: float, seed: int) -> Result:
-        record = {"dataset": "digits", "model": "resnet8w2", "variant": "lbq", "n_max": 5, "timesteps": 2, "epochs": 1}
-        config = {"seed": seed, "optim": {"momentum": momentum}}
-        return Result({**record, "seed": seed, "config": config, "test_accuracy": 50.0}, f"out/a-m={momentum}-s{seed}")
-
-    render_sweep(Gathered([result(momentum, seed) for seed in (0, 1) for momentum in (0.5, 0.9)]), Path("page"))
-    table = capsys.readouterr().out
-    assert "LBQ, a-m=0.5 " in table
-    assert "LBQ, a-m=0.9 " in table
-    assert table.count("n = 2") == 2
 
 
 def test_what_was_held_out_is_in_the_table(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -190,9 +191,15 @@ def record(
     if as_json:
         print_json({"path": str(out), **{key: made[key] for key in ("variant", "dataset", "test_accuracy")}})
         return
-    make_console().print(
-        f"{out}: {made['variant']} on {made['dataset']}, {made['test_accuracy']:.2f} %", soft_wrap=True
-    )
+    make_console().print(f"{out}: {made['variant']} on {made['dataset']}, {_accuracy_of(made)}", soft_wrap=True)
+
+
+def _accuracy_of(record: Mapping[str, Any]) -> str:
+    """In words: of the test set, or of the held-out samples where a run was not tested."""
+    if (accuracy := record["test_accuracy"]) is not None:
+        return f"{accuracy:.2f} %"
+    held_out = record.get("holdout_accuracy")
+    return "not tested" if held_out is None else f"not tested, {held_out:.2f} % of what was held out"
 
 
 def report(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
@@ -12,6 +13,15 @@ if TYPE_CHECKING:
 
     from lbq.training.plan import Plan
     from lbq.training.trainer import EpochRecord
+
+
+# what the roles of `lbq.training.optim.parameter_groups` are called
+ROLE_TITLES = {
+    "weights": "weights",
+    "norms": "BatchNorm and biases",
+    "steps": "steps",
+    "neurons": "steps, tails and all else of neurons",
+}
 
 
 class _Shown:
@@ -95,6 +105,7 @@ class TrainProgress(_Shown):
             f"training {plan.epochs} epoch{'s' * (plan.epochs > 1)} x {plan.steps_per_epoch} steps of {plan.batch_size} on "
             f"{plan.processes} x {plan.device}, {plan.kernel} kernel{memory}"
         )
+        self.console.print(f"decay    {_decay_line(plan.weight_decay)}")
         if plan.emulated:
             self.console.print(
                 f"slow     this CPU has no instructions for {plan.emulated}: its convolutions are some hundred times slower "
@@ -137,6 +148,17 @@ class TrainProgress(_Shown):
             f"epoch {record.epoch}/{self.epochs}  loss {record.loss:.4f}  train {record.train_accuracy:.2f} %{test}{steps}  "
             f"{record.samples_per_second:,.0f} samples/s"
         )
+
+
+def _decay_line(decays: Mapping[str, float]) -> str:
+    """What weight decay acts on: `weight decay 0.0005: weights, BatchNorm and biases, steps (0.001)`."""
+    common = decays.get("weights", 0.0)
+    acts_on = [
+        ROLE_TITLES.get(role, role) + ("" if decay == common else f" ({decay:g})")
+        for role, decay in decays.items()
+        if decay
+    ]
+    return f"weight decay {common:g}: {', '.join(acts_on)}" if acts_on else "no weight decay"
 
 
 class DownloadProgress(_Shown):

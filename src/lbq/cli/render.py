@@ -370,7 +370,7 @@ def render_twins(found: Gathered) -> None:
 
 
 def render_sweep(found: Gathered, page: Path) -> None:
-    """What a sweep trained, a row for all seeds of one thing; rows that would have one name have their folder's too."""
+    """What a sweep trained, a row for all seeds of one thing."""
     from lbq.report.cells import accuracy_cell, holdout_cell, integer_cell, spread_cell
     from lbq.report.cost_tables import accounts_of
     from lbq.results.result import names
@@ -378,14 +378,11 @@ def render_sweep(found: Gathered, page: Path) -> None:
     groups = found.groups
     held_out = found.has_holdout
     table = make_table("", "network", *["held out %"] * held_out, "accuracy %", "on integers %", "accumulations, M")
-    titles = names([group.first for group in groups])
-    for title, group in zip(titles, groups, strict=True):
-        folder = Path(group.first.source).name.rpartition("-s")[0]
-        name = title if titles.count(title) == 1 else f"{title}, {folder}"
+    for title, group in zip(names([group.first for group in groups]), groups, strict=True):
         counts = [rate.executed / 1e6 for _, rate in accounts_of(group)]
         digits = 2 if max(counts, default=0) > 1 else 4
         cells = [*[holdout_cell(group)] * held_out, accuracy_cell(group), integer_cell(group)]
-        table.add_row(name, *(cell.text for cell in cells), spread_cell(counts, digits).text)
+        table.add_row(title, *(cell.text for cell in cells), spread_cell(counts, digits).text)
     console = make_console()
     console.print(table)
     console.print("accumulations: of a sample, by bit planes, rate x MACs as the paper counts")

@@ -6,8 +6,9 @@ import functools
 import os
 import shlex
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -79,10 +80,16 @@ def train(
     if as_json:
         print_json({**result, "run": str(folder)})
     else:
-        make_console().print(
-            f"test accuracy {result['accuracy']:.2f} % after epoch {result['epoch']}, run folder {folder}",
-            soft_wrap=True,
-        )
+        make_console().print(f"{_reached(result)} after epoch {result['epoch']}, run folder {folder}", soft_wrap=True)
+
+
+def _reached(result: Mapping[str, Any]) -> str:
+    """The accuracy of a finished run: the test's, or that on the held-out samples where it was not tested."""
+    if (accuracy := result["accuracy"]) is not None:
+        return f"test accuracy {accuracy:.2f} %"
+    if (held_out := result.get("holdout_accuracy")) is not None:
+        return f"not tested, held-out accuracy {held_out:.2f} %"
+    return "not tested, nothing held out: trained"
 
 
 def sweep(
@@ -160,7 +167,7 @@ def evaluate(
     changes: Changes = None,
     device: Device = None,
     precision: Annotated[
-        str | None, typer.Option(help="fp32, bf16, fp16 or fp64; default the one it was trained in.")
+        str | None, typer.Option(help="fp32, bf16, fp16 or fp64; default fp32, as results are tested.")
     ] = None,
     timesteps: Annotated[int | None, typer.Option(min=1, help="Timesteps; default those of training.")] = None,
     as_json: Json = False,
@@ -181,14 +188,15 @@ def evaluate(
     if as_json:
         print_json(found)
         return
-    stored, trained, used = found["stored_accuracy"], found["trained_in"], found["precision"]
+    stored, stored_in = found["stored_accuracy"], found["stored_precision"]
+    trained, used = found["trained_in"], found["precision"]
     other_time = found["timesteps"] != found["trained_over"]
-    why = f"where it was trained in {trained}" if precision else f"since this CPU has no instructions for {trained}"
     make_console().print(
         f"test accuracy {found['accuracy']:.2f} % on {found['images']} images"
-        + ("" if used == trained else f", in {used}, {why}")
+        + ("" if used == trained else f", in {used}, trained in {trained}")
         + (f", at T = {found['timesteps']}, trained at T = {found['trained_over']}" if other_time else "")
         + ("" if stored is None else f"; the run's result says {stored:.2f} %")
+        + ("" if stored is None or used == stored_in else f" in {stored_in}")
         + (", of other data than this" if stored is not None and found["other_data"] else "")
     )
 

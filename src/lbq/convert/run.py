@@ -19,7 +19,7 @@ from lbq.runs import run_folder
 from lbq.runs.build import build
 from lbq.system import toml
 from lbq.training.distributed import World
-from lbq.training.evaluation import evaluate, for_testing
+from lbq.training.evaluation import evaluate, exact, without_tf32
 
 IMAGES = 256
 TIMESTEPS = "model.timesteps"
@@ -64,8 +64,8 @@ def convert_run(
         x = source.train_samples(drawn)[0].to(next(net.parameters()).dtype)
         fits = calibrate(net, ann, x)
         stage("testing both")
-        settings = for_testing(new.train, where)
-        accuracies = [evaluate(n, source, "test", settings, where, World()) for n in (ann, net)]
+        with without_tf32():
+            accuracies = [evaluate(n, source, "test", exact(new.train), where, World()) for n in (ann, net)]
         facts = {
             "from": str(folder),
             "from_sha256": run_folder.weights_checksum(folder),
@@ -101,6 +101,7 @@ def _changed(config: Config, changes: Iterable[str]) -> Config:
             if key == "neuron.step":
                 raise ConfigError("neuron.step is what a conversion chooses, from data: leave it out")
         tree = config.to_dict()
+        tree["name"] = ""  # it is no longer the ANN that its configuration names
         tree["neuron"] = {"name": "lbq"}
         tree["model"]["timesteps"] = 2
         return Config.from_dict(toml.merge(tree, over))

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from lbq.batches.sources import Source, open_source
+from lbq.batches.sources import Part, Source, open_source
 from lbq.counting.analysis import Analysis
 from lbq.counting.measurement import Measurement as Measurement
 from lbq.counting.tally import Tallies
@@ -57,10 +57,12 @@ def measure(
     limit: int | None = None,
     precision: torch.dtype | None = None,
     progress: Callable[[int], None] | None = None,
+    part: Part = "test",
 ) -> Measurement:
-    """Accuracy on the test part and, for a spiking network, its level tallies there; counts and histograms follow.
+    """Accuracy on a part of `source` and, for a spiking network, its level tallies there; counts and histograms follow.
 
-    membranes: run every n-th image once more and look at its membranes; 0: none. limit: of images.
+    part: "holdout" for a look at what a recipe costs that leaves the test set alone. membranes: run every n-th image once
+    more and look at its membranes; 0: none. limit: of images.
     precision: to compute in on a GPU, other than the network's own.
     """
     check_limit(limit)
@@ -82,7 +84,7 @@ def measure(
 
     counting = observer.counting(net) if observer else nullcontext()
     with evaluation.evaluating(net), unchanging(net), cast, counting:
-        for x, labels in _batches(net, source, limit):
+        for x, labels in _batches(net, source, limit, part):
             correct += (net(x).argmax(1) == labels).sum()
             if observer is not None and membranes:
                 chosen = slice(-images % membranes, None, membranes)
@@ -99,16 +101,18 @@ def measure(
         images,
         100 * int(correct) / images,
         tallies,
-        images == source.test_size,
+        images == (source.test_size if part == "test" else source.holdout_size),
         observer.membranes if observer else {},
         observer.traces if observer else (),
     )
 
 
-def _batches(net: nn.Module, source: Source, limit: int | None) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """The first `limit` images of the test part and their labels, as the network takes them and where it lies."""
+def _batches(
+    net: nn.Module, source: Source, limit: int | None, part: Part
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """The first `limit` images of a part and their labels, as the network takes them and where it lies."""
     parameter, images = next(net.parameters()), 0
-    for x, labels in source.eval_batches("test"):
+    for x, labels in source.eval_batches(part):
         if limit is not None and images + len(labels) > limit:
             labels = labels[: limit - images]
             x = x[: len(labels)] if source.static else x[:, : len(labels)]

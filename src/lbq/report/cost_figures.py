@@ -110,16 +110,18 @@ def _counts(ours: Sequence[_Ours]) -> Figure:
         points = [(starts[n], pair[series] / 1e3) for n, pair in published.items()]
         tips = [f"published, N_max {n}, {name}: {pair[series]:.1f} M" for n, pair in published.items()]
         plot.line(points, series, tips, hollow=True)
-    rows = []
+    rows, numbered, others = [], [], []
     for n, inside in bands.items():
         for i, o in enumerate(inside, 1):
             total = o.account.total
             values = (total.unary / 1e6, total.bit_sparse / 1e6)
-            for series, value in enumerate(values):
-                plot.mark(*plot.at((starts[n] + i, value / 1e3)), series, 4.5, f"{o.name}, N_max {n}: {value:.1f} M")
-            x, y = plot.at((starts[n] + i, max(values) / 1e3))
-            plot.text(x, y - 9, str(o.number), "middle", "bold small halo")
+            places = [plot.at((starts[n] + i, value / 1e3)) for value in values]
+            for series, (value, place) in enumerate(zip(values, places, strict=True)):
+                plot.mark(*place, series, 4.5, f"{o.name}, N_max {n}: {value:.1f} M")
+            numbered.append((places[0], str(o.number)))
+            others.append(places[1])
             rows.append((o.number, o.name, f"{values[0]:.1f} and {values[1]:.1f} M"))
+    plot.numbers(numbered, others)
     plot.legend([("unary", 0), ("bit-sparse", 1)])
     plot.listing([(str(number), None, f"{name}, ours", value) for number, name, value in sorted(rows)])
     caption = "Counts as rate x MACs. Hollow and joined: published."

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, field, replace
 from statistics import fmean, stdev
 
 from lbq.counting.analysis import Analysis, LayerAnalysis, Membrane
-from lbq.report.cells import DATASETS, TIMESTEPS
-from lbq.report.figures import Figure, by_dataset, by_recipe, level_colour, seedless, seeds, slug, titles
+from lbq.report.cells import DATASETS
+from lbq.report.figures import Figure, by_task, level_colour, seeds, series_of, slug, titles
 from lbq.report.svg import Drawing, Plot, number
 from lbq.results import paper
-from lbq.results.result import Gathered, Group, Result
+from lbq.results.result import SUFFIX_LETTERS, Gathered, Group, Result
 
-LONGEST = 120  # letters of a title in a file's name, which file systems limit to 255
+NAME_LETTERS = 18  # of a run in a file's name
 WHISKERS = "Whiskers: a sample standard deviation over seeds to either side of their mean."
 PARTS = {"v1": "(c)", "v2": "(d)", "v3": "(e)", "lbq": "(f)"}  # of Figure 4, at N_max = 5 and T = 2
 
@@ -46,38 +45,35 @@ class Curve:
 
 def layer_figures(found: Gathered) -> list[Figure]:
     """Fig. 4 (a) steps, (b) entropy against activity, (c-f) level distributions, with what the records hold."""
-    return by_dataset(found, _layers)
-
-
-def _layers(found: Gathered, colour: dict[str, int], dataset: str) -> list[Figure]:
+    colour = series_of(found)
     groups = {id(g.first): g for g in found.groups if any(r.active or r.steps for r in g.results)}
 
-    def draw(recipe: str, firsts: list[Result]) -> list[Figure]:
+    def draw(heading: str, file: str, firsts: list[Result]) -> list[Figure]:
         of = [groups[id(first)] for first in firsts]
         named = [(colour[g.first.source], t, g) for t, g in zip(titles([g.results for g in of]), of, strict=True)]
-        return _of_one_recipe(named, f"{dataset}, {recipe}")
+        return _of_one_task(named, heading, file)
 
-    return by_recipe([g.first for g in groups.values()], draw)
+    return by_task([g.first for g in groups.values()], draw)
 
 
-def _of_one_recipe(named: Sequence[tuple[int, str, Group]], where: str) -> list[Figure]:
-    figures = [_steps(named, where), _active(named, where)]
+def _of_one_task(named: Sequence[tuple[int, str, Group]], where: str, file: str) -> list[Figure]:
+    together = [_steps(named, where), _active(named, where)]
     analysed = [(i, t, g, g.analysis) for i, t, g in named if g.analysis is not None and g.analysis.layers]
     analysed = [entry for entry in analysed if max(layer.n_max for layer in entry[3].layers) > 1]
     if analysed:
         plain = {i for i, _, g, _ in analysed if g.first.plain and g.record["variant"] in PARTS}
         on_paper = analysed[0][2].record["dataset"] == "cifar10"
         of = [(i, _name(t, g, [r for r, _ in g.analysed]), g.analyses) for i, t, g, _ in analysed]
-        figures.append(_entropy(of, where, plain, on_paper))
-    ids = _ids({entry[0]: name for entry, name in zip(named, seedless([g.results for _, _, g in named]), strict=True)})
+        together.append(_entropy(of, where, plain, on_paper))
+    figures = [replace(figure, id=f"{figure.id}-{file}") for figure in together if figure is not None]
     order = list(PARTS)
     analysed.sort(key=lambda entry: order.index(v) if (v := entry[2].record["variant"]) in order else len(order))
-    for i, t, g, a in analysed:
-        figures.append(replace(_levels(f"{_of_one_seed(t, g)}, {where}", g, a), id=f"levels-{ids[i]}"))
-    for i, t, g in named:
+    for _, t, g, a in analysed:
+        figures.append(replace(_levels(f"{_of_one_seed(t, g)}, {where}", g, a), id=f"levels-{_file(g)}"))
+    for _, t, g in named:
         if g.analysis is not None and (drawn := _membranes(_of_one_seed(t, g), where, g.analysis)) is not None:
-            figures.append(replace(drawn, id=f"membranes-{ids[i]}"))
-    return [figure for figure in figures if figure is not None]
+            figures.append(replace(drawn, id=f"membranes-{_file(g)}"))
+    return figures
 
 
 def _name(title: str, group: Group, shown: Sequence[Result]) -> str:
@@ -90,11 +86,9 @@ def _of_one_seed(title: str, group: Group) -> str:
     return _name(title, group, [r for r, _ in group.analysed[:1]])
 
 
-def _ids(names: dict[int, str]) -> dict[int, str]:
-    """By series, what its figures' files are called: after its name, and its number where two have the same."""
-    slugs = {i: slug(name)[:LONGEST] for i, name in names.items()}
-    times = Counter(slugs.values())
-    return {i: name if times[name] == 1 else f"{name}-{i}" for i, name in slugs.items()}
+def _file(group: Group) -> str:
+    """What files of a configuration's figures are called: after its name and its key, which no other run changes."""
+    return f"{slug(group.first.name, NAME_LETTERS)}-{group.first.key[:SUFFIX_LETTERS]}"
 
 
 def _layer_axis(count: int) -> list[tuple[float, str]]:
@@ -293,9 +287,7 @@ class Spot:
 
 def _levels(title: str, group: Group, analysis: Analysis) -> Figure:
     figure = _level_bars(title, analysis)
-    record = group.record
-    usual = record["timesteps"] == TIMESTEPS or record["dataset"] != "cifar10"  # others have a T of their own
-    part = PARTS.get(str(record["variant"])) if group.first.plain and usual else None
+    part = PARTS.get(str(group.record["variant"])) if group.first.plain else None
     return replace(figure, title="Levels by layer" if part is None else f"Figure 4 {part}")
 
 

@@ -328,12 +328,13 @@ class Plot(Drawing):
         """The place inside the axes that is nearest."""
         return min(max(place[0], self.left), self.right), min(max(place[1], self.top), self.bottom)
 
-    def numbers(self, points: Sequence[tuple[Point, str]]) -> None:
+    def numbers(self, points: Sequence[tuple[Point, str]], marks: Sequence[Point] = ()) -> None:
         """Short labels of points of the drawing: beside them where no other point is as near, else apart and joined by a line.
 
-        No label lies on a point or on another label, and no line crosses one, as long as places are left.
+        No label lies on a point, on one of the other `marks` or on another label, and no line crosses one, as long as places
+        are left.
         """
-        taken = [_around(point, 6, 6) for point, _ in points]
+        taken = [_around(point, 6, 6) for point in (*(point for point, _ in points), *marks)]
         for point, text in points:
             near = 11 + 3 * len(text)
             others = [box for box in taken if box != _around(point, 6, 6)]

@@ -123,6 +123,11 @@ REPRODUCED_NOTE = "†: reproduced by that paper's authors."
 GROUPS = {"conversion": "converted from an ANN", "training": "trained directly"}
 
 
+def _tested(groups: Sequence[Group]) -> list[Group]:
+    """Without runs that were kept off the test set: they have no place in a table of test accuracies."""
+    return [group for group in groups if group.mean is not None or group.first.alone]
+
+
 def accuracy_tables(groups: Sequence[Group]) -> list[Table]:
     """Tables 2, 3 and 4, one for each dataset; ours are the rows of the same dataset."""
     tables = []
@@ -130,7 +135,7 @@ def accuracy_tables(groups: Sequence[Group]) -> list[Table]:
         rows = [row for row in paper.ACCURACIES if row.dataset == dataset]
         number = rows[0].table
         wide = number == 2  # a column for each T, not a row
-        ours = [g for g in groups if dataset_name(g) == dataset]
+        ours = [g for g in _tested(groups) if dataset_name(g) == dataset]
         steps = sorted({1, 2, 4} | {int(g.record["timesteps"]) for g in ours})  # the columns of a wide one
         columns: tuple[str, ...] = ("Method", "Venue", "Architecture", "Training")
         columns += (*(f"T={t}" for t in steps), "Other T") if wide else ("T", "Accuracy %")
@@ -189,10 +194,9 @@ def ablation_table(groups: Sequence[Group]) -> Table:
             ],
             "published",
         )
-        for group in groups:
+        for group in _tested(groups):
             r = group.record
-            same = r["variant"] == row.variant and dataset_name(group) == "CIFAR-10" and r["model"] == "resnet20w128"
-            if same and r["timesteps"] == row.timesteps and group.first.has_usual_levels:
+            if paper.ablation_row(r) == row:
                 table.add(
                     [group.title, row.output, str(r.get("step", "")), str(r.get("surrogate", "")), int(r["timesteps"]),
                      f"{r['epochs']} epochs", accuracy_cell(group), "ours"],

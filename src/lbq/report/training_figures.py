@@ -6,10 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lbq.report.figures import Figure, by_dataset, by_recipe, configurations, padded, seeds, titles
+from lbq.report.figures import Figure, by_task, padded, seeds, series_of, titles
 from lbq.report.svg import DASHES, Plot, Point, label, whole_ticks
-from lbq.results.result import Gathered, Result, names
+from lbq.results.result import Gathered, Result, by_key, names
 
+CURVES = (  # key in the log, title, unit
+    ("loss", "Training loss", "loss"),
+    ("holdout_accuracy", "Held-out accuracy", "accuracy %"),
+    ("test_accuracy", "Test accuracy", "accuracy %"),
+)
 FEW = 30  # epochs up to which the whole of training is on the axis
 
 
@@ -31,34 +36,31 @@ class Run:
 
 
 def training_figures(found: Gathered) -> list[Figure]:
-    """Of all runs that have a log, those of one recipe together; unfinished ones end early."""
-    return by_dataset(found, _training)
-
-
-def _training(found: Gathered, colour: dict[str, int], dataset: str) -> list[Figure]:
+    """Of all runs that have a log, those of one dataset and recipe together; unfinished ones end early."""
+    colour = series_of(found)
     logged = [r for r in found.results if r.record["log"]]
-    return by_recipe(logged, lambda recipe, results: _of_one_recipe(results, colour, f"{dataset}, {recipe}"))
+    return by_task(logged, lambda heading, file, results: _of_one_task(_runs(results, colour), heading, file))
 
 
 def _runs(results: Sequence[Result], colour: dict[str, int]) -> list[Run]:
     """Configurations by colour and mark, their seeds by dash; seeds by colour where there is but one configuration."""
-    found = configurations(results)
+    found = by_key(results)
     called = list(zip(titles(found), found, strict=True))
     if len(found) == len(results):
-        return [Run(r, colour[r.source], name := _told(title, [r]), name) for title, (r,) in called]
+        return [Run(r, colour[r.source], name := _legend_text(title, [r]), name) for title, (r,) in called]
     if len(found) == 1:
-        alone = zip(names(results, recipe=False), results, strict=True)
-        return [Run(r, i, name := _told(title, [r]), name) for i, (title, r) in enumerate(alone)]
+        alone = zip(names(results), results, strict=True)
+        return [Run(r, i, name := _legend_text(title, [r]), name) for i, (title, r) in enumerate(alone)]
     dashes = _dashes(results)
     runs = []
     for title, of in called:
         for r in of:
-            name = _told(f"{title}, {seeds([r])}" if len(of) > 1 else title, [r])
-            runs.append(Run(r, colour[r.source], name, _told(title, of), dashes[seeds([r])]))
+            name = _legend_text(f"{title}, {seeds([r])}" if len(of) > 1 else title, [r])
+            runs.append(Run(r, colour[r.source], name, _legend_text(title, of), dashes[seeds([r])]))
     return runs
 
 
-def _told(title: str, of: Sequence[Result]) -> str:
+def _legend_text(title: str, of: Sequence[Result]) -> str:
     """The title with how many seeds there are, and whether they are finished."""
     return title + (f", {seeds(of)}" if len(of) > 1 else "") + ("" if of[0].finished else " (unfinished)")
 
@@ -80,10 +82,9 @@ def _draw(plot: Plot, curves: Sequence[tuple[Run, str, Sequence[Point]]]) -> str
     return " Seeds differ in their dashes." if dashes else ""
 
 
-def _of_one_recipe(results: Sequence[Result], colour: dict[str, int], where: str) -> list[Figure]:
-    runs = _runs(results, colour)
+def _of_one_task(runs: Sequence[Run], where: str, file: str) -> list[Figure]:
     figures = []
-    for key, title, unit in (("loss", "Training loss", "loss"), ("test_accuracy", "Test accuracy", "accuracy %")):
+    for key, title, unit in CURVES:
         found = [
             (run, "", [(float(e["epoch"]), float(e[key])) for e in run.log if e.get(key) is not None]) for run in runs
         ]
@@ -109,8 +110,8 @@ def _of_one_recipe(results: Sequence[Result], colour: dict[str, int], where: str
         if seen != (min(values), max(values)):
             way = "above" if key == "loss" else "below"
             note += f" The axes show what the second half of training spans: what lies {way} is cut off."
-        figures.append(Figure(f"training-{key}", title, note + dashes, plot.svg()))
-    return [*figures, *_step_ranges(runs, where)]
+        figures.append(Figure(f"training-{key.removeprefix('test_')}-{file}", title, note + dashes, plot.svg()))
+    return [*figures, *_step_ranges(runs, where, file)]
 
 
 def _late(curve: Sequence[Point]) -> list[float]:
@@ -136,7 +137,7 @@ def _over_epochs(
     return Plot(title, description, x, y, "epoch", ylabel, xticks=xticks, subtitle=subtitle)
 
 
-def _step_ranges(runs: Sequence[Run], subtitle: str) -> list[Figure]:
+def _step_ranges(runs: Sequence[Run], subtitle: str, file: str) -> list[Figure]:
     logs = [
         (run, [e for e in run.log if None not in (e.get("step_min"), e.get("step_max"))])
         for run in runs
@@ -159,4 +160,4 @@ def _step_ranges(runs: Sequence[Run], subtitle: str) -> list[Figure]:
         for key, end in (("step_min", "smallest"), ("step_max", "largest"))
     ]
     caption = "Over all layers of a network; two curves for each run." + _draw(plot, curves)
-    return [Figure("training-steps", plot.title, caption, plot.svg())]
+    return [Figure(f"training-steps-{file}", plot.title, caption, plot.svg())]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,13 +11,12 @@ from typing import Any
 from lbq.counting import analysis as analyze
 from lbq.counting.analysis import Analysis
 from lbq.errors import LbqError, RunError
-from lbq.results.result import Gathered, Result, always_told
+from lbq.results.result import SUFFIX_LETTERS, Gathered, Result
 from lbq.system import schema
 
 ARCHIVE = "model.lbq"
 ARCHIVE_ANALYSIS = Path(ARCHIVE).with_suffix(".analysis") / "analysis.json"  # where lbq analyze puts it
-FEW = 3  # settings that fit into a name
-INPUTS = ("data.size", "data.frames", "data.window_ms")  # settings of what a network is shown
+SHOWN = ("dataset", "model", "timesteps", "n_max", "epochs")  # what tables and figures say beside a name
 CONVERSION = "conversion.json"  # of a folder that `lbq convert` wrote: what its network was made of
 
 
@@ -61,8 +60,7 @@ def gather(paths: Sequence[Path | str], read_run: Callable[[Path], dict[str, Any
     for value, path in integers:
         _owner_of(value, path, found.results).integer = value
     _refuse_twins(found.results)
-    _tell_apart(found.results)  # before repeats are named: those of one batch are told from another's too
-    _tell_settings(found.results)
+    _tell_apart(found.results)  # before repeats are numbered, whose keys are their own
     _number_repeats(found.finished)
     if not (found.results or found.artefacts or found.benchmarks):
         raise LbqError("nothing to report: give records, run folders, model.lbq files or analyses")
@@ -84,72 +82,24 @@ def _of_other_weights(analysis: Analysis, record: Mapping[str, Any]) -> bool:
 
 
 def _tell_apart(results: Iterable[Result]) -> None:
-    """Have names say the batch of runs that differ in it and would be called the same, and the learning rate of those that
-    their batch does not tell apart; of an analysis neither is known."""
+    """Have the titles of runs that would look the same, though their configurations differ, end in a part of a hash. Those
+    that are not finished have a table of their own, and do not know their split."""
     alike = defaultdict(list)
     for result in results:
-        if result.record.get("batch_size") is not None:
-            shown = [result.record.get(k) for k in ("dataset", "model", "timesteps", "n_max")]
-            alike[result.kind, result.recipe, *shown].append(result)
+        alike[result.finished, result.name, *(result.record.get(key) for key in SHOWN)].append(result)
     for some in alike.values():
-        batches = defaultdict(list)
-        for result in some:
-            batches[result.record["batch_size"]].append(result)
-        for batch in batches.values():
-            rates = {result.record.get("lr") for result in batch}
-            for result in batch:
-                result.batch_told = len(batches) > 1
-                result.lr_told = len(rates) > 1 and result.record.get("lr") is not None
-
-
-def _tell_settings(results: Iterable[Result]) -> None:
-    """Have names say in which settings runs differ that would still be called the same; where these are many, their files.
-    What networks are shown is told whatever else tells them apart, or its effect would be taken for that of timesteps."""
-    alike, beside = defaultdict(list), defaultdict(list)
-    for result in results:
-        if result.record.get("batch_size") is not None:  # else an analysis, whose settings are not known
-            dataset, model, *shown = (
-                result.record.get(k) for k in ("dataset", "model", "timesteps", "n_max", "epochs")
-            )
-            beside[dataset, model].append(result)
-            alike[dataset, model, result.title_but_ways, *shown].append(result)
-    shown_unlike = {where: [key for key in _unlike(some) if key in INPUTS] for where, some in beside.items()}
-    for (dataset, model, *_), some in alike.items():
-        inputs = shown_unlike[dataset, model]
-        others = [key for key in _unlike(some) if key not in INPUTS and key not in always_told(dataset)]
-        for result in some:
-            file = Path(result.source).name.removesuffix(".json")
-            result.told = (*_told(result, inputs), *(_told(result, others) if len(others) <= FEW else (file,)))
-
-
-def _unlike(results: Sequence[Result]) -> list[str]:
-    """The settings in which results differ."""
-    settings = [_flat_settings(result) for result in results]
-    return [key for key in dict.fromkeys(k for s in settings for k in s) if len({s.get(key) for s in settings}) > 1]
-
-
-def _told(result: Result, keys: Iterable[str]) -> Iterable[str]:
-    own = _flat_settings(result)
-    return [f"{key} {own[key]}" for key in keys if key in own]
-
-
-def _flat_settings(result: Result) -> dict[str, str]:
-    """By names such as `data.size`."""
-    return {
-        f"{part}.{key}": json.dumps(value)
-        for part, inner in result.settings.items()
-        if isinstance(inner, dict)
-        for key, value in inner.items()
-    }
+        if len({result.key for result in some}) > 1:
+            for result in some:
+                result.suffix = result.key[:SUFFIX_LETTERS]
 
 
 def _number_repeats(results: Iterable[Result]) -> None:
-    """Which of the runs with its configuration and seed each is; one that does not name its data may be of any."""
-    before: dict[tuple[str, Any], list[Result]] = defaultdict(list)
+    """Which of the runs with its configuration and seed each is."""
+    times = Counter[tuple[str, int]]()
     for result in results:
-        seed = before[result.key, result.record["seed"]]
-        result.repeat = 1 + sum(map(result.may_share_data, seed))
-        seed.append(result)
+        run = result.key, result.record["seed"]
+        times[run] += 1
+        result.repeat = times[run]
 
 
 def _expanded(path: Path) -> Iterable[Path]:

@@ -7,7 +7,9 @@ Other methods' rows are as that paper quotes them, with the venue it names. The 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from lbq.counting.operations import CostRow, Operations, saved
 
@@ -182,6 +184,30 @@ ABLATION: tuple[Ablation, ...] = (
     Ablation("V3 (Learnable + Box)", "v3", BURST, "Learnable", "Box-ET", 2, 97.30),
     Ablation("LBQ (Learnable + ReLSG-ET)", "lbq", BURST, "Learnable", "ReLSG-ET", 2, 97.45),
 )
+
+
+NETWORK = "resnet20w128"  # the paper's "ResNet-20"
+LEVELS = {"real-valued": 0, "0, 1": 1, "-1, 0, 1": 1, BURST: 5}  # N_max in records, by what neurons put out
+SURROGATES = {
+    "N/A": ("none",),
+    "Arctan": ("arctan",),
+    "Box-ET": ("box", "box_et"),
+    "ReLSG-ET": ("relsg_et",),
+}  # in records
+
+
+def ablation_row(record: Mapping[str, Any]) -> Ablation | None:
+    """The row of Table 5 that a record is a run of, by dataset, network, variant, surrogate, levels and timesteps alone."""
+    if record["dataset"] != "cifar10" or record["model"] != NETWORK:
+        return None
+    for row in ABLATION:
+        ours = (record["variant"], record.get("n_max"), record["timesteps"])
+        if (
+            ours == (row.variant, LEVELS[row.output], row.timesteps)
+            and record.get("surrogate") in SURROGATES[row.surrogate]
+        ):
+            return row
+    return None
 
 
 @dataclass(frozen=True)

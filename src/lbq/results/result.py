@@ -1,4 +1,4 @@
-"""Results that a report can show: single runs, what to call them, and which of them are seeds of one thing.
+"""Results that a report can show: single runs, their names, and which of them are seeds of one thing.
 
 Runs that differ in nothing but their seed form a `Group` with mean and standard deviation. A run that is not finished is
 kept apart and enters no mean. `lbq.results.gather` reads them from files.
@@ -6,17 +6,19 @@ kept apart and enters no mean. `lbq.results.gather` reads them from files.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import statistics
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lbq.config import BOOKKEEPING, LATER, READINGS
+from lbq.config import recipe_hash
 from lbq.counting.analysis import Analysis, Trace
 from lbq.data.testset import EVENTS
+from lbq.results import paper
 
 TITLES = {
     "ann": "ANN",
@@ -34,54 +36,27 @@ TITLES = {
     "ilif": "I-LIF",
     "mlf": "MLF",
 }
-USUAL = {"beta": 0.5, "alpha": 1.0, "tail": 0.5, "learn_beta": False, "learn_alpha": False, "reset_grad": True}
-SWITCHED = {"learn_beta": "learned beta", "learn_alpha": "learned alpha", "reset_grad": "no gradient through the reset"}
-SINGLE = {"lif": "arctan", "ternary_fixed": "box", "ternary_learned": "box"}  # their usual surrogates
-BURST_NEURONS = ("lbq", "v1", "v2", "v3", "burst")  # variants that are a BurstNeuron
-BURSTS = (*BURST_NEURONS, "qann")  # variants with several levels
-UNNAMED = {"learn_tail": True, "membrane": "lif", "per_channel": False}  # and what titles do not name
-TOLD = ("name", "surrogate", "n_max", "step_gradient")  # of a neuron, by the record itself
-WAYS: dict[str, tuple[str, Any]] = {  # of training, which titles tell always: how they call them, and the value without
-    "optim.name": ("AdamW", "sgd"),
-    "train.loss": ("TET loss", "ce"),
-    "augment.mixup": ("mixup {}", 0),
-    "augment.cutmix": ("CutMix {}", 0),
-    "augment.label_smoothing": ("label smoothing {}", 0),
-    "augment.plain_epochs": ("last {} epochs plain", 0),
-    "optim.clip": ("gradients clipped at {}", 0),
-    "optim.sam": ("SAM {}", 0),
-    "data.holdout": ("{} of the training set held out", 0),
-    "train.init_from": ("from trained weights {}", ""),
-}
-OF_EVENTS = {"optim.name": "adamw", "augment.mixup": 0.5, "augment.label_smoothing": 0.1}
-PUBLISHED: dict[str, dict[str, Any]] = {  # what the paper's recipes have that CIFAR's has not
-    "imagenet": {"augment.mixup": 0.8, "augment.cutmix": 1.0, "augment.label_smoothing": 0.1},
-    "cifar10_dvs": OF_EVENTS,
-    "dvs_gesture": OF_EVENTS,
-}
-SIDES = {"cifar10": 32, "cifar100": 32, "mnist": 28, "fashion_mnist": 28}  # of images that have one size only
+BURSTS = ("lbq", "v1", "v2", "v3", "burst", "qann")  # how variants with several levels begin
+SUFFIX_LETTERS = 6  # of a hash, where it tells runs of one name apart
 
 
-def always_told(dataset: Any) -> set[str]:
-    """Settings in which two runs on a dataset cannot differ without different titles."""
-    return (WAYS.keys() | {"optim.sam_epochs"}) - PUBLISHED.get(str(dataset), {}).keys()
+def title_of(variant: str) -> str:
+    """What a run of this variant is called that has no name of its own."""
+    return TITLES.get(variant, variant)
 
 
 @dataclass
 class Result:
     """One run. record: as in results/*.json; source: the file or folder it came from; analyses: of the network as trained
-    and as deployed; integer: the record of its deployed network, which says `of` which record it is;
-    repeat: which it is of the finished runs that have its configuration and seed. batch_told, lr_told: whether its name says
-    its batch and learning rate, as one must that differs in them from a run of the same name; told: what else it says."""
+    and as deployed; integer: the record of its deployed network, which says `of` which record it is; repeat: which it is of
+    the finished runs that have its configuration and seed; suffix: what tells it from another configuration of its name."""
 
     record: dict[str, Any]
     source: str
     analyses: list[Analysis] = field(default_factory=list)
     integer: dict[str, Any] | None = None
     repeat: int = 1
-    batch_told: bool = False
-    lr_told: bool = False
-    told: tuple[str, ...] = ()
+    suffix: str = ""
 
     @property
     def analysis(self) -> Analysis | None:
@@ -128,31 +103,31 @@ class Result:
         return not self.record.get("static", self.record["dataset"] not in EVENTS)
 
     @property
-    def title(self) -> str:
-        """What the method is called in tables, with what its recipe does otherwise than the others'."""
-        return self.method + (", BN decayed" if self._decays_norm else "")
+    def name(self) -> str:
+        """What the record calls itself, else the title of its variant."""
+        return str(self.record.get("name") or title_of(str(self.record["variant"])))
 
     @property
-    def title_but_ways(self) -> str:
-        """The title, whatever it does otherwise than the paper."""
-        return self._named(()) + (", BN decayed" if self._decays_norm else "")
+    def title(self) -> str:
+        """The name with what tells it from others of that name."""
+        return self.name + (f" #{self.suffix}" if self.suffix else "") + (f", run {self.repeat}" * (self.repeat > 1))
 
     @property
     def recipe(self) -> str:
-        """How it was trained, as far as tables tell it apart from others."""
+        """How it was trained, as far as figures keep runs apart: decayed BatchNorm alone makes steps several times smaller."""
         epochs = int(self.record["epochs"])
-        trained = f"{epochs} epoch{'' if epochs == 1 else 's'}" if epochs else "epochs not known"
-        return trained + (", BN decayed" if self._decays_norm else "")
-
-    @property
-    def _decays_norm(self) -> bool:
-        return bool(self.record["config"].get("optim", {}).get("norm_decay"))
+        length = f"{epochs} epoch{'' if epochs == 1 else 's'}" if epochs else "epochs not known"
+        optim = self.record["config"].get("optim", {})
+        decayed = ["BN"] if optim.get("norm_decay") else []
+        if (neurons := optim.get("neuron_decay", "none")) != "none":
+            factor = optim.get("neuron_decay_factor", 1.0)
+            decayed.append(("steps" if neurons == "step" else "neurons") + (f" × {factor:g}" if factor != 1 else ""))
+        return length + (f", {' and '.join(decayed)} decayed" if decayed else "")
 
     @property
     def plain(self) -> bool:
-        """Whether it is the method as the paper has it, with no option of ours."""
-        usual = self.kind == TITLES.get(str(self.record["variant"])) and self._neuron_lr == 1.0
-        return usual and self.has_usual_levels and not self._averages and not self._otherwise
+        """Whether it stands for its row of the paper's ablation: by its facts, and it is called nothing more than that."""
+        return paper.ablation_row(self.record) is not None and self.title == title_of(str(self.record["variant"]))
 
     @property
     def has_usual_levels(self) -> bool:
@@ -168,121 +143,18 @@ class Result:
         return record["variant"] == "lbq", self.plain, record["dataset"] == "cifar10", epochs, accuracy
 
     @property
-    def method(self) -> str:
-        """The title without the recipe."""
-        return self._named(self._otherwise)
-
-    def _named(self, ways: Sequence[str]) -> str:
-        return (
-            self.kind
-            + (f", lr {self.record['lr']:g}" if self.lr_told else "")
-            + (f", neurons' lr × {self._neuron_lr:g}" if self._neuron_lr != 1.0 else "")
-            + (f", batch {self.record['batch_size']}" if self.batch_told else "")
-            + (", averaged weights" if self._averages else "")
-            + "".join(f", {way}" for way in ways)
-            + "".join(f", {setting}" for setting in self.told)
-        )
-
-    @property
-    def _otherwise(self) -> list[str]:
-        """How it was trained otherwise than the paper trains on such data; what is merely left out is not told."""
-        config, published = self.record["config"], PUBLISHED.get(str(self.record["dataset"]), {})
-        found = []
-        for place, (way, without) in WAYS.items():
-            part, key = place.split(".")
-            value = config.get(part, {}).get(key, without)
-            if value not in (without, published.get(place, without)):
-                shown = self.record.get("init_sha256", "")[:8] if key == "init_from" else value
-                if key == "sam" and (last := config[part].get("sam_epochs")):
-                    shown = f"{value} in the last {last} epochs"
-                found.append(way.format(shown).strip())
-        return found
-
-    @property
-    def _averages(self) -> bool:
-        return bool(self.record["config"].get("train", {}).get("ema"))
-
-    @property
-    def _neuron_lr(self) -> float:
-        return float(self.record["config"].get("optim", {}).get("neuron_lr", 1.0))
-
-    @property
-    def kind(self) -> str:
-        """What was trained, whatever the learning rates and the batch."""
-        variant = str(self.record["variant"])
-        title = TITLES.get(variant, variant)
-        surrogate = self.record.get("surrogate", "")
-        if surrogate == "box_et" and variant in ("v1", "v3"):
-            title = title.replace("box)", "box-ET)")
-        if surrogate not in (SINGLE.get(variant, surrogate), ""):
-            title += f", {surrogate}"
-        neuron = self.record["config"].get("neuron", {})
-        if variant in ("burst_fixed", "burst_learned") and surrogate not in ("", "relsg_et"):
-            title += f", {surrogate}"
-        if neuron.get("per_channel"):
-            title += ", a step per channel"
-        if (membrane := neuron.get("membrane", "lif")) != "lif":
-            title += f", {str(membrane).upper()} membrane"
-        if gradient := self.record.get("step_gradient"):
-            title += f", {gradient.upper()} step gradient"
-        usual_step = 2 / neuron["n_max"] if "n_max" in neuron else 1.0 if variant.startswith("ternary") else None
-        if usual_step is not None and (neuron.get("step") or usual_step) != usual_step:
-            title += f", step {'from ' * (self.record.get('step') == 'learned')}{neuron['step']:g}"
-        title += "".join(
-            f", {SWITCHED.get(k) or f'{k} {neuron[k]}'}" for k, usual in USUAL.items() if neuron.get(k, usual) != usual
-        )
-        if self.record["config"].get("model", {}).get("share_tail"):
-            title += ", one tail for all layers"
-        if surrogate == "relsg_et" and neuron.get("learn_tail") is False:
-            title += ", fixed tails"
-        if self.reference:
-            title += ", reference kernel"
-        return title if self.repeat == 1 else f"{title}, run {self.repeat}"
-
-    @property
     def reference(self) -> bool:
         """Whether it ran by the reference kernel, which rounds BatchNorm's output as the others do not."""
         return bool(self.record.get("versions", {}).get("kernel") == "reference")
 
     @property
     def key(self) -> str:
-        """Equal for runs that differ only in their seed, in what changes no result, and in whether a default is spelt out. One
-        that repeats a seed is no other sample of it: it has a key of its own."""
-        kinds = ("variant", "step", "surrogate", "n_max", "step_gradient", "split", "init_sha256")
-        told = [self.record.get(k) for k in kinds]
-        return json.dumps([self.settings, told, self.reference, self.repeat], sort_keys=True)
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """Its configuration without the seed, what changes no result, defaults, and what the record says of the neuron."""
-        record, n_max = self.record, self.record.get("n_max")
-        bursts = str(record["variant"]).startswith(BURST_NEURONS)  # the others have other defaults
-        usual: dict[str, dict[str, tuple[Any, ...]]] = {
-            "neuron": {k: (v,) for k, v in {**USUAL, **UNNAMED, "step": 2 / n_max}.items()} if n_max and bursts else {},
-            "data": {"size": (0, SIDES.get(record["dataset"], 0))},
-            **{part: {k: (v,) for k, v in defaults.items()} for part, defaults in LATER.items()},
-        }
-
-        def matters(part: str, key: str, value: Any) -> bool:
-            told = (part == "neuron" and key in TOLD) or (key == "init_from" and bool(record.get("init_sha256")))
-            changes_nothing = key in BOOKKEEPING.get(part, ()) or key in READINGS.get(part, ())
-            changes_nothing |= key == "sam_epochs" and not record["config"]["optim"].get("sam")
-            return not (told or changes_nothing or value in usual.get(part, {}).get(key, ()))
-
-        return {
-            part: {k: v for k, v in value.items() if matters(part, k, v)} if isinstance(value, dict) else value
-            for part, value in {**record["config"], "neuron": _plain(record["config"].get("neuron", {}))}.items()
-            if part != "seed"
-        }
-
-    @property
-    def data(self) -> str:
-        """What tells the data from other data of the same name; empty in older records of events and folders."""
-        return str(self.record.get("data_sha256") or "")
-
-    def may_share_data(self, other: Result) -> bool:
-        """Whether nothing says that they are of other data."""
-        return self.data == other.data or not (self.data and other.data)
+        """A hash that is equal for runs which differ in their seed alone: of the configuration without it, the data, the
+        weights that training began with, and the kernel. A run that repeats a seed is no other sample: it has its own key."""
+        record = self.record
+        differing = [record.get(key) for key in ("split", "data_sha256", "init_sha256")]
+        facts = [recipe_hash(record["config"]), *differing, self.reference, self.repeat]
+        return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
     @property
     def steps(self) -> dict[str, float]:
@@ -293,15 +165,6 @@ class Result:
         if self.analysis and self.analysis.layers:
             return {layer.name: layer.histogram.active_ratio for layer in self.analysis.layers}
         return self.record.get("active") or {}
-
-
-def _plain(value: Any) -> Any:
-    """A neuron's options, which are recorded as they were given: 1 and 1.0 are one number."""
-    if isinstance(value, dict):
-        return {k: _plain(v) for k, v in value.items()}
-    if isinstance(value, list):
-        return [_plain(v) for v in value]
-    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 @dataclass
@@ -397,23 +260,20 @@ class Gathered:
 
     @property
     def groups(self) -> list[Group]:
-        groups: list[Group] = []
-        by_key: dict[str, list[Group]] = {}
-        for result in self.finished:
-            alike = by_key.setdefault(result.key, [])
-            group = next((g for g in alike if all(map(result.may_share_data, g.results))), None)
-            if group is None:
-                group = Group([])
-                alike.append(group)
-                groups.append(group)
-            group.results.append(result)
-        return groups
+        return [Group(results) for results in by_key(self.finished)]
 
 
-def names(results: Sequence[Result], recipe: bool = True) -> list[str]:
-    """Titles that tell results apart: the dataset, network, epochs and seed only where they differ. recipe: False for
-    results of one recipe, which is named elsewhere."""
-    parts = [[r.title if recipe else r.method] for r in results]
+def by_key(results: Iterable[Result]) -> list[list[Result]]:
+    """The seeds of each configuration, in the order in which these come; those that are not finished are apart."""
+    found: dict[tuple[bool, str], list[Result]] = {}
+    for result in results:
+        found.setdefault((result.finished, result.key), []).append(result)
+    return list(found.values())
+
+
+def names(results: Sequence[Result]) -> list[str]:
+    """Titles that tell results apart: the dataset, network, epochs and seed only where they differ."""
+    parts = [[r.title] for r in results]
     for key, text in (("dataset", "{}"), ("model", "{}"), ("timesteps", "T={}"), ("n_max", "N={}"), ("epochs", "{} ep"),
                       ("seed", "seed {}")):  # fmt: skip
         counted = [r for r in results if _has(r, key)]

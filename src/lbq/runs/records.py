@@ -18,6 +18,7 @@ from lbq.data import digits
 from lbq.errors import ConfigError, RunError
 from lbq.neuron.base import neurons_of
 from lbq.results.gather import read_json
+from lbq.results.result import title_of
 from lbq.runs import run_folder
 from lbq.runs.build import outline
 
@@ -41,10 +42,10 @@ def record_of(run: Path | str, note: str = "") -> dict[str, Any]:
     log = log_of(folder)
     try:
         epoch, accuracy, last = result.get("epoch"), result["accuracy"], log[-1] if log else {}
-        if log and epoch and (last["epoch"] != epoch or abs((last.get("test_accuracy") or 0.0) - accuracy) > 1e-3):
+        if log and epoch and (last["epoch"] != epoch or not _agree(last.get("test_accuracy"), accuracy)):
             raise RunError(
                 f"{folder}: metrics.jsonl ends with epoch {last['epoch']} and {last.get('test_accuracy')} %, result.json "
-                f"says epoch {epoch} and {accuracy:.5f} %: they are not of one training; train it again"
+                f"says epoch {epoch} and {accuracy} %: they are not of one training; train it again"
             )
         environment = result["environment"]
         record = {
@@ -52,7 +53,7 @@ def record_of(run: Path | str, note: str = "") -> dict[str, Any]:
             "split": split_of(config, result["data"]),
             **_told(result.get("inputs") or {}, "static"),
             "test_accuracy": result["accuracy"],
-            **_told(result, "holdout_accuracy"),
+            **_told(result, "holdout_accuracy", "accuracy_as_trained", "tested_in", "weight_decay"),
             "arithmetic": "float",
             "train_loss": round(result["train_loss"], 5),
             "config_hash": result["config_hash"],
@@ -108,12 +109,14 @@ def read(run: Path | str) -> dict[str, Any]:
 
 def _plan(config: Config) -> dict[str, Any]:
     """What a run sets out to do."""
+    described = describe(config)
     return {
         "format": FORMAT,
         "version": VERSION,
+        "name": config.name or title_of(described["variant"]),
         "dataset": config.data.name,
         "model": config.model.id,
-        **describe(config),
+        **described,
         "timesteps": config.model.timesteps,
         "epochs": config.train.epochs,
         "warmup_epochs": config.train.warmup_epochs,
@@ -193,6 +196,13 @@ def split_of(config: Config, data: Mapping[str, str]) -> str:
     return split + images + (f", {config.data.holdout:g} held out of training" if config.data.holdout else "")
 
 
+def _agree(logged: float | None, stored: float | None) -> bool:
+    """Whether two accuracies are one, up to how the log rounds; None where the network was not tested."""
+    if logged is None or stored is None:
+        return logged == stored
+    return abs(logged - stored) <= 1e-3
+
+
 def _told(found: Mapping[str, Any], *keys: str) -> dict[str, Any]:
     """Of what not every run tells, what this one does."""
     return {key: found[key] for key in keys if found.get(key) is not None}
@@ -201,6 +211,6 @@ def _told(found: Mapping[str, Any], *keys: str) -> dict[str, Any]:
 def _short(line: Mapping[str, Any]) -> dict[str, Any]:
     steps = line["steps"].values()  # {} where there are none
     short = {k: line[k] for k in ("epoch", "loss", "train_accuracy", "lr", "seconds", "test_accuracy")}
-    short |= _told(line, "unaveraged_accuracy", "holdout_accuracy")
+    short |= _told(line, "unaveraged_accuracy", "holdout_accuracy", "test_accuracy_as_trained", "tested_in")
     short = {k: round(v, 5) if isinstance(v, float) else v for k, v in short.items()}
     return short | ({"step_min": round(min(steps), 4), "step_max": round(max(steps), 4)} if steps else {})

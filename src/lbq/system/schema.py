@@ -136,21 +136,31 @@ RECORD = Fields(
         "seed": COUNT,
         "config": Fields(
             optional={
-                **dict.fromkeys(("model", "data", "augment", "train"), Fields()),
-                "optim": Fields(optional={"neuron_lr": NUMBER}),
-                "neuron": Fields(optional={"n_max": POSITIVE, "step": Maybe(ABOVE)}),
+                **dict.fromkeys(("model", "data", "augment", "optim", "train", "neuron"), Fields()),
             }
         ),
         "log": Items(EPOCH),
     },
     {
         **dict.fromkeys(
-            ("step", "surrogate", "step_gradient", "weights_sha256", "init_sha256", "hardware", "commit", "earlier"),
+            (
+                "name",
+                "step",
+                "surrogate",
+                "step_gradient",
+                "split",
+                "weights_sha256",
+                "init_sha256",
+                "hardware",
+                "commit",
+                "earlier",
+            ),
             TEXT,
         ),
         **dict.fromkeys(("steps", "active"), Maybe(Values(NUMBER))),
         **dict.fromkeys(("train_loss", "wall_seconds", "lr"), Maybe(NUMBER)),
-        "holdout_accuracy": Maybe(PERCENT),
+        **dict.fromkeys(("holdout_accuracy", "accuracy_as_trained"), Maybe(PERCENT)),
+        "tested_in": Maybe(TEXT),
         "batch_size": Maybe(POSITIVE),
         "versions": Values(TEXT),
         "unfinished": FLAG,
@@ -171,12 +181,14 @@ INPUTS = Fields(
         "scale": POSITIVE,
     }
 )
-# of a run; what training wrote has the first two
+# of a run; what training wrote has the first two, and no accuracy where it was not tested
 RESULT = Fields(
-    optional={"accuracy": PERCENT, "epoch": COUNT, "inputs": INPUTS, "weights_sha256": TEXT, "config_hash": TEXT}
+    optional={"accuracy": Maybe(PERCENT), "epoch": COUNT, "inputs": INPUTS, "weights_sha256": TEXT, "config_hash": TEXT}
 )
-TRAINED = Fields({"accuracy": PERCENT, "epoch": COUNT}, {"inputs": INPUTS, "weights_sha256": TEXT, "config_hash": TEXT})
-FINISHED = Fields({"test_accuracy": PERCENT})  # and an unfinished one has none
+TRAINED = Fields(
+    {"accuracy": Maybe(PERCENT), "epoch": COUNT}, {"inputs": INPUTS, "weights_sha256": TEXT, "config_hash": TEXT}
+)
+FINISHED = Fields({"test_accuracy": Maybe(PERCENT)})  # null where it was not tested; an unfinished one has none
 INTEGER_RECORD = Fields({"of": TEXT, "test_accuracy": PERCENT})
 
 # Analyses

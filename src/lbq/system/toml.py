@@ -1,6 +1,7 @@
 """TOML files: reading with composition from a base, dotted overrides, and writing. No torch.
 
-A file may name another in a top-level key `base`, relative to itself; its own tables are laid over that one's.
+A file may name another in a top-level key `base`, relative to itself; its own tables are laid over that one's. A top-level
+`name` is of the file that gives it alone.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ def read(path: Path | str, depth: int = 0) -> dict[str, Any]:
         raise ConfigError(f"{path}: base must be the path of another configuration, got {base!r}")
     if depth == MAX_DEPTH:
         raise ConfigError(f"{path}: more than {MAX_DEPTH} bases in a row; do they name each other?")
-    return merge(read(path.parent / base, depth + 1), tree)
+    below = read(path.parent / base, depth + 1)
+    below.pop("name", None)  # what is changed is not what its base is called
+    return merge(below, tree)
 
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any], layers: bool = True) -> dict[str, Any]:

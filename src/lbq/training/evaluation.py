@@ -37,9 +37,33 @@ def emulated(settings: TrainConfig, device: torch.device) -> bool:
     return native is not None and not native()
 
 
-def for_testing(settings: TrainConfig, device: torch.device) -> TrainConfig:
-    """The settings, in float32 where a CPU could only emulate their precision."""
-    return replace(settings, precision="fp32") if emulated(settings, device) else settings
+def exact(settings: TrainConfig) -> TrainConfig:
+    """The settings, in the precision that accuracies are reported in: float32, or float64 where trained in that."""
+    return settings if settings.precision == "fp64" else replace(settings, precision="fp32")
+
+
+def rounds(settings: TrainConfig, device: torch.device) -> bool:
+    """Whether training computes convolutions otherwise than `exact` settings without TensorFloat-32 do."""
+    return PRECISIONS[settings.precision] is not None or (device.type == "cuda" and settings.precision == "fp32")
+
+
+@contextmanager
+def without_tf32() -> Iterator[None]:
+    """Float32 convolutions and products of matrices in float32 for a while, where a GPU would round to TensorFloat-32.
+
+    PyTorch 2.9 has a setting for each operator, which must not be mixed with the older one for all of them.
+    """
+    convolutions: Any = getattr(torch.backends.cudnn, "conv", None)
+    name, exactly = ("allow_tf32", False) if convolutions is None else ("fp32_precision", "ieee")
+    backends = (convolutions or torch.backends.cudnn, torch.backends.cuda.matmul)
+    before = [getattr(backend, name) for backend in backends]
+    try:
+        for backend in backends:
+            setattr(backend, name, exactly)
+        yield
+    finally:
+        for backend, value in zip(backends, before, strict=True):
+            setattr(backend, name, value)
 
 
 def cast(x: Tensor, settings: TrainConfig) -> Tensor:

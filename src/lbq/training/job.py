@@ -31,7 +31,8 @@ from lbq.runs.build import outline
 from lbq.system import files, schema
 from lbq.system.signals import noting
 from lbq.training.distributed import World
-from lbq.training.evaluation import PRECISIONS, evaluate, for_testing
+from lbq.training.evaluation import PRECISIONS, evaluate, exact, without_tf32
+from lbq.training.optim import weight_decays
 from lbq.training.plan import Plan, plan_of
 from lbq.training.trainer import EpochRecord, Trainer
 
@@ -349,16 +350,21 @@ class Job:
             checksum = run_folder.write_weights(self.folder, self.trainer.net.state_dict())
         result = {
             "accuracy": last["test_accuracy"],
+            # lines of older versions do not say these; they were tested in the precision of training
+            "accuracy_as_trained": last.get("test_accuracy_as_trained", last["test_accuracy"]),
+            "tested_in": last.get("tested_in"),
             "epoch": last["epoch"],
             "seed": self.config.seed,
             "averaged_weights": bool(self.config.train.ema),
             "holdout_accuracy": last["holdout_accuracy"],
+            "holdout_accuracy_as_trained": last.get("holdout_accuracy_as_trained", last["holdout_accuracy"]),
             "best_on_holdout": max(
                 (line for line in lines if line["holdout_accuracy"] is not None),
                 key=lambda line: line["holdout_accuracy"],
                 default={"epoch": None},
             )["epoch"],
             "train_loss": last["loss"],
+            "weight_decay": weight_decays(self.trainer.optimiser),
             "steps": last["steps"],
             "tails": last["tails"],
             "active": last["active"],
@@ -487,8 +493,8 @@ def evaluate_run(
 ) -> dict[str, Any]:
     """Accuracy of a run's stored weights on its test set, beside what its result says.
 
-    precision: default the one it was trained in, or float32 where this CPU could only emulate that. timesteps: default as
-    many as it was trained over.
+    precision: default float32 (float64 where it was trained in that), as results say it. timesteps: default as many as it
+    was trained over.
     """
     if precision is not None and precision not in PRECISIONS:
         raise LbqError(f"precision must be one of {', '.join(PRECISIONS)}, got {precision!r}")
@@ -501,14 +507,16 @@ def evaluate_run(
     stored: dict[str, Any] = {}
     if (folder / "result.json").exists():
         stored = run_folder.read_result(folder)
-    settings = for_testing(config.train, where) if precision is None else replace(config.train, precision=precision)
+    settings = exact(config.train) if precision is None else replace(config.train, precision=precision)
     net.to(torch.float64 if settings.precision == "fp64" else torch.float32)
-    accuracy = evaluate(net, source, "test", settings, where, world or World())
+    with without_tf32():
+        accuracy = evaluate(net, source, "test", settings, where, world or World())
     known = stored.get("data", {})  # of older runs in part
     return {
         "accuracy": accuracy,
         "images": source.test_size,
         "stored_accuracy": stored.get("accuracy"),
+        "stored_precision": stored.get("tested_in") or config.train.precision,  # which older results do not say
         "other_data": any(known.get(k, v) != v for k, v in source.about.items() if k != "source"),
         "precision": settings.precision,
         "trained_in": config.train.precision,

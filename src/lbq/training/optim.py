@@ -17,6 +17,9 @@ from lbq.neuron.base import neurons_of
 
 WEIGHTED = (_ConvNd, nn.Linear, nn.Bilinear, nn.MultiheadAttention, nn.RNNBase, nn.RNNCellBase)
 PARAMETRISED = "parametrizations.weight"  # what a parametrised weight is computed from
+STEP_NAMES = ("rho", "parametrizations.rho")  # of the parameters that a neuron's step is computed from
+NEURON_ROLES = ("steps", "neurons")
+NEURON_DECAYS: dict[str, tuple[str, ...]] = {"none": (), "step": ("steps",), "all": ("neurons",)}  # roles that decay
 
 
 def is_weight(name: str) -> bool:
@@ -29,6 +32,8 @@ def parameter_groups(
     weight_decay: float,
     *,
     norm_decay: bool = False,
+    neuron_decay: str = "none",
+    neuron_decay_factor: float = 1.0,
     lr: float | None = None,
     neuron_lr: float = 1.0,
 ) -> list[dict[str, Any]]:
@@ -36,25 +41,32 @@ def parameter_groups(
 
     Three roles: weights of convolutions, linear layers, attention and recurrent layers, or what these are computed from
     (decayed), BatchNorm, biases and all else (decayed where `norm_decay`), and the neurons' own (step, tail, leak, reset,
-    mixing), which never decay: decay on rho would pull the step to 0.69. lr: of all groups, the neurons' times `neuron_lr`;
-    without it, the optimiser's.
+    mixing). Of the latter `neuron_decay` says what decays, by weight_decay times `neuron_decay_factor`: "none", "step"
+    (rho alone, which then forms a role of its own, "steps") or "all". Decay of rho pulls a step towards softplus(0) = 0.69:
+    coarser steps, fewer and lower levels, fewer accumulations. lr: of all groups, the neurons' times `neuron_lr`; without
+    it, the optimiser's.
     """
     if lr is None and neuron_lr != 1.0:
         raise ValueError(f"neuron_lr is a factor on lr, got {neuron_lr!r}: give lr too")
-    decayed = ("weights", "norms") if norm_decay else ("weights",)
+    if neuron_decay not in NEURON_DECAYS:
+        raise ValueError(f"neuron_decay must be one of {', '.join(NEURON_DECAYS)}, got {neuron_decay!r}")
+    decays = {"weights": weight_decay, "norms": weight_decay if norm_decay else 0.0}
+    decays |= dict.fromkeys(NEURON_DECAYS[neuron_decay], weight_decay * neuron_decay_factor)
     layers = [m for m in net.modules() if isinstance(m, WEIGHTED)]
     weights = {id(p) for m in layers for name, p in m.named_parameters() if is_weight(name)}
-    neurons = {id(p) for neuron in neurons_of(net).values() for p in neuron.parameters()}
-    groups: dict[str, list[nn.Parameter]] = {"weights": [], "norms": [], "neurons": []}
+    of_neurons = {id(p): name for neuron in neurons_of(net).values() for name, p in neuron.named_parameters()}
+    groups: dict[str, list[nn.Parameter]] = {role: [] for role in ("weights", "norms", *NEURON_ROLES)}
     for parameter in net.parameters():
-        role = "weights" if id(parameter) in weights else "neurons" if id(parameter) in neurons else "norms"
+        role = "weights" if id(parameter) in weights else "norms"
+        if role == "norms" and (name := of_neurons.get(id(parameter))):
+            role = "steps" if neuron_decay == "step" and name.startswith(STEP_NAMES) else "neurons"
         groups[role].append(parameter)
     return [
         {
             "params": members,
             "role": role,
-            "weight_decay": weight_decay if role in decayed else 0.0,
-            "factor": (factor := neuron_lr if role == "neurons" else 1.0),
+            "weight_decay": decays.get(role, 0.0),
+            "factor": (factor := neuron_lr if role in NEURON_ROLES else 1.0),
             **({} if lr is None else {"lr": lr * factor}),
         }
         for role, members in groups.items()
@@ -65,7 +77,15 @@ def parameter_groups(
 def make_optimiser(net: nn.Module, settings: OptimConfig) -> torch.optim.Optimizer:
     """On a GPU all of it lies there, the learning rate too: an update is then a few launches, and can be recorded."""
     o = settings
-    groups = parameter_groups(net, o.weight_decay, norm_decay=o.norm_decay, lr=o.lr, neuron_lr=o.neuron_lr)
+    groups = parameter_groups(
+        net,
+        o.weight_decay,
+        norm_decay=o.norm_decay,
+        neuron_decay=o.neuron_decay,
+        neuron_decay_factor=o.neuron_decay_factor,
+        lr=o.lr,
+        neuron_lr=o.neuron_lr,
+    )
     device = groups[0]["params"][0].device
     gpu = device.type == "cuda"
     for group in groups if gpu else ():
@@ -74,6 +94,11 @@ def make_optimiser(net: nn.Module, settings: OptimConfig) -> torch.optim.Optimiz
     if o.name == "adamw":
         return torch.optim.AdamW(groups, capturable=gpu, fused=fused)
     return torch.optim.SGD(groups, momentum=o.momentum, nesterov=o.momentum > 0, fused=fused)
+
+
+def weight_decays(optimiser: torch.optim.Optimizer) -> dict[str, float]:
+    """The weight decay of each role that has parameters: "weights", "norms", "steps", "neurons"."""
+    return {group["role"]: group["weight_decay"] for group in optimiser.param_groups}
 
 
 def learning_rate(step: int, steps_per_epoch: int, config: Config) -> float:
@@ -97,7 +122,7 @@ def set_learning_rate(optimiser: torch.optim.Optimizer, rate: float) -> None:
 def uphill(optimiser: torch.optim.Optimizer, radius: float) -> Iterator[None]:
     """Weights moved by `radius` along their gradient for a while: the gradient found there leads to flat minima
     (sharpness-aware minimisation, Foret et al. 2021). Neurons' own parameters stay: a step may be less than the radius."""
-    moved = [p for group in optimiser.param_groups if group["role"] != "neurons" for p in group["params"]]
+    moved = [p for group in optimiser.param_groups if group["role"] not in NEURON_ROLES for p in group["params"]]
     moved = [p for p in moved if p.grad is not None]
     with torch.no_grad():
         gradients = [p.grad for p in moved if p.grad is not None]

@@ -10,6 +10,7 @@ from lbq.deploy import lower
 from lbq.errors import ConfigError, GraphError, TooSmall
 from lbq.neuron.base import neurons_of
 from lbq.training.evaluation import emulated
+from lbq.training.optim import weight_decays
 from lbq.training.trainer import Trainer
 
 # Tensors that autograd keeps per neuron and timestep: BatchNorm's input and the output, and what lies between them.
@@ -35,6 +36,7 @@ class Plan:
     emulated: str | None  # the precision, where this CPU has no instructions for it
     data: dict[str, str]
     train_samples: int
+    weight_decay: dict[str, float]  # of each role that has parameters: weights, norms, steps, neurons
     remarks: tuple[str, ...] = ()  # settings that change nothing here, or do not fit together
 
 
@@ -72,6 +74,7 @@ def plan_of(trainer: Trainer) -> Plan:
         emulated=t.precision if emulated(t, device) else None,
         data=trainer.source.about,
         train_samples=trainer.source.train_size,
+        weight_decay=weight_decays(trainer.optimiser),
         remarks=(*_without_effect(trainer), *_ill_matched(trainer)),
     )
 
@@ -95,6 +98,8 @@ def _without_effect(trainer: Trainer) -> Iterator[str]:
         )
     if o.name == "adamw" and o.momentum != usual.optim.momentum:
         yield "optim.momentum has no effect with optim.name=adamw"
+    if o.neuron_decay == "none" and o.neuron_decay_factor != usual.optim.neuron_decay_factor:
+        yield "optim.neuron_decay_factor has no effect with optim.neuron_decay=none"
     if o.sam_epochs and not o.sam:
         yield "optim.sam_epochs has no effect without optim.sam"
     if "beta" in n and neurons and all(neuron.membrane == "if" for neuron in neurons):

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,6 +29,7 @@ from lbq.graph.quantise import check_neuron
 from lbq.neuron.base import SpikingNeuron
 from lbq.neuron.registry import create
 from lbq.results.gather import ARCHIVE, ARCHIVE_ANALYSIS, gather
+from lbq.results.result import title_of
 from lbq.runs import records, run_folder
 from lbq.runs.build import outline
 from lbq.system import files, plugins, toml
@@ -41,27 +42,35 @@ Vary = Sequence[tuple[str, Sequence[str]]]  # keys, and the values that each sha
 
 @dataclass(frozen=True)
 class Member:
-    """One run of a sweep. changes: as they are given to `lbq train`; lacks: why it has no integer network, if it has none."""
+    """One run of a sweep. changes: as they are given to `lbq train`; lacks: why it has no integer network, if it has none;
+    name: what its record is called, where settings are varied; empty: what its configuration says."""
 
     file: Path
     changes: tuple[str, ...]
     config: Config
     folder: Path
     lacks: str = ""
+    name: str = ""
 
     @property
     def trained(self) -> bool:
         return (self.folder / "result.json").is_file()
 
+    @property
+    def unmeasured(self) -> str:
+        """Why it is not deployed and analysed, where it is not: both look at the test set."""
+        return self.lacks or ("train.test=never keeps it off the test set" if self.config.train.test == "never" else "")
+
     def training(self, device: str | None = None) -> list[str]:
         """The command that trains it, or goes on where it was."""
         where = [] if device is None else ["--device", device]
-        return ["train", str(self.file), *self.changes, "--out", str(self.folder), "--resume", "auto", *where]
+        named = [toml.assignment("name", self.name)] if self.name else []
+        return ["train", str(self.file), *self.changes, *named, "--out", str(self.folder), "--resume", "auto", *where]
 
     def measuring(self) -> Iterator[list[str]]:
         """The commands that deploy it and analyse what was deployed, of those that are not done yet."""
         model, analysis = self.folder / ARCHIVE, self.folder / ARCHIVE_ANALYSIS
-        if self.lacks or (analysis.is_file() and analyze.load(analysis).of_test_set):
+        if self.unmeasured or (analysis.is_file() and analyze.load(analysis).of_test_set):
             return
         root = "" if self.config.data.name == "digits" else self.config.data.root  # which come with lbq
         moved = [toml.assignment("data.root", root)] if root else []
@@ -136,22 +145,31 @@ def _member(file: Path, changes: Sequence[str], varied: dict[str, str], out: Pat
     given = (*changes, *(f"{key}={value}" for key, value in varied.items()))
     config = Config.load(file, given)
     leaves = Counter(key.rpartition(".")[2] for key in varied)
-    told = [
+    settings = [
         f"{leaf if leaves[leaf := key.rpartition('.')[2]] == 1 else key}={value}"
         for key, value in varied.items()
         if key != "seed"
     ]
     whole = Path(os.path.abspath(file))  # a file is called the same from wherever it is given
-    name = re.sub(r"[^\w.=+-]", "_", "-".join([run_folder.default_name(whole), *told, f"s{config.seed}"]))
-    if len(os.fsencode(name)) > LONGEST_NAME:
+    folder = re.sub(r"[^\w.=+-]", "_", "-".join([run_folder.default_name(whole), *settings, f"s{config.seed}"]))
+    if len(os.fsencode(folder)) > LONGEST_NAME:
         raise ConfigError(
-            f"{file}: no folder can be called {name[:40]}...: put long values in configurations of their own"
+            f"{file}: no folder can be called {folder[:40]}...: put long values in configurations of their own"
         )
     try:
         lacks = _lacks(config)
+        name = _name(config, varied)
     except LbqError as error:
         raise ConfigError(f"{file}: {error}") from error
-    return Member(file, given, config, out / name, lacks)
+    return Member(file, given, config, out / folder, lacks, name)
+
+
+def _name(config: Config, varied: Mapping[str, str]) -> str:
+    """The configuration's name, or else its variant's title, with what is varied as it was typed. The title says which
+    neuron it is of, and groups say the seeds; empty where nothing else is varied."""
+    settings = [f"{key}={value}" for key, value in varied.items() if key not in ("seed", "neuron.name", "name")]
+    base = config.name or title_of(records.describe(config)["variant"])
+    return ", ".join([base, *settings]) if settings else ""
 
 
 def _lacks(config: Config) -> str:
@@ -236,8 +254,8 @@ class Sweep:
         return "failed"
 
     def _measure(self, member: Member) -> State:
-        if member.lacks:
-            self.say(f"not deployed: {member.lacks}")
+        if member.unmeasured:
+            self.say(f"not deployed: {member.unmeasured}")
         if not any(member.measuring()):
             return "done"
         try:

@@ -48,7 +48,10 @@ class Position:
 class EpochRecord:
     """Loss and accuracy (percent) on the augmented training images, and accuracies on the held-out and test images where they
     were evaluated; each neuron's step, tail and active ratio after the epoch. Where weights are averaged, all that is said of
-    the network is said of the averaged one; `unaveraged_accuracy` is what the weights as trained reach on the test images."""
+    the network is said of the averaged one; `unaveraged_accuracy` is what the weights as trained reach on the test images.
+
+    tested_in: the precision of these accuracies and active ratios. It is the training's, but for the last epoch, which is
+    tested in float32 (or float64, where it was trained in that); the `_as_trained` ones are of the training's there too."""
 
     epoch: int
     step: int
@@ -60,6 +63,9 @@ class EpochRecord:
     test_accuracy: float | None = None
     holdout_accuracy: float | None = None
     unaveraged_accuracy: float | None = None
+    test_accuracy_as_trained: float | None = None
+    holdout_accuracy_as_trained: float | None = None
+    tested_in: str | None = None
     steps: dict[str, float] = field(default_factory=dict)
     tails: dict[str, float] = field(default_factory=dict)
     active: dict[str, float] = field(default_factory=dict)
@@ -203,8 +209,8 @@ class Trainer:
 
     @property
     def sharp(self) -> bool:
-        """Whether this epoch minimises sharpness-aware."""
-        return self.position.epoch >= self.config.sharp_from
+        """Whether this epoch minimises sharpness-aware; after the last one, whether that did."""
+        return self.config.optim.sam > 0 and self.position.epoch >= self.config.sharp_from
 
     def order(self, epoch: int) -> Tensor:
         """The epoch's order of samples, `[batches, accumulate, processes, samples]`: the same whatever the processes."""
@@ -247,16 +253,9 @@ class Trainer:
         loss, correct, seen = self.world.sum(self.tally.clone()).tolist()
         seconds = time.perf_counter() - self.began
         t = self.config.train
-        evaluate = epoch % t.eval_every == 0 or epoch == t.epochs
-        unaveraged = None
-        if evaluate and self.average is not None:
-            unaveraged = self.evaluate("test")
-            self._measure_norms(self.average)
+        evaluated = self._evaluated(epoch)
         with self.averaged():
             steps, tails = evaluation.neuron_steps(self.net), evaluation.neuron_tails(self.net)
-            active: dict[str, float] = {}
-            test = self.evaluate("test", active) if evaluate else None
-            holdout = self.evaluate("holdout") if evaluate and self.source.holdout_size else None
         self.position.epoch, self.position.batch = epoch, 0
         self.tally.zero_()
         return EpochRecord(
@@ -267,13 +266,38 @@ class Trainer:
             lr=optim.learning_rate(self.position.step - 1, self.batches, self.config),
             seconds=seconds,
             samples_per_second=self.batches * t.batch_size / seconds,
-            test_accuracy=test,
-            holdout_accuracy=holdout,
-            unaveraged_accuracy=unaveraged,
             steps=steps,
             tails=tails,
-            active=active,
+            **evaluated,
         )
+
+    def _evaluated(self, epoch: int) -> dict[str, Any]:
+        """What evaluation after an epoch, counted from 1, finds: fields of its record.
+
+        `train.test` says which epochs are tested, `train.eval_every` how often the held-out images are looked at. The last
+        epoch is evaluated in float32 as well: rounding to bfloat16 costs some hundredths of a point, which are not the
+        network's.
+        """
+        t = self.config.train
+        last = epoch == t.epochs
+        due = last or epoch % t.eval_every == 0
+        tested = {"never": False, "last": last, "every": due}[t.test]
+        wanted: dict[Part, bool] = {"test": tested, "holdout": due and self.source.holdout_size > 0}
+        parts = [part for part, evaluates in wanted.items() if evaluates]
+        precision = evaluation.exact(t).precision if last else t.precision
+        found: dict[str, Any] = {"tested_in": precision} if parts else {}
+        if self.average is not None and (parts or last):
+            if tested:
+                found["unaveraged_accuracy"] = self.evaluate("test", exact=last)
+            self._measure_norms(self.average)
+        with self.averaged():
+            for part in parts:
+                active = found.setdefault("active", {}) if part == parts[0] else None
+                found[f"{part}_accuracy"] = accuracy = self.evaluate(part, active, exact=last)
+                if last:
+                    rounds = evaluation.rounds(t, self.device)
+                    found[f"{part}_accuracy_as_trained"] = self.evaluate(part) if rounds else accuracy
+        return found
 
     def _step(self, micro: Iterator[tuple[Tensor, Tensor]]) -> None:
         t, position = self.config.train, self.position
@@ -434,7 +458,12 @@ class Trainer:
             for name, value in found.items():
                 average.state[name].copy_(value)
 
-    def evaluate(self, part: Part, active: dict[str, float] | None = None) -> float:
-        """Accuracy in percent over the whole of `part`, whatever the processes; fills `active` with active ratios."""
+    def evaluate(self, part: Part, active: dict[str, float] | None = None, *, exact: bool = False) -> float:
+        """Accuracy in percent over the whole of `part`, whatever the processes; fills `active` with active ratios.
+
+        exact: in float32 without TensorFloat-32 (or float64, where trained in it) in place of the training's precision.
+        """
         self.world.share(self.net.buffers())  # BatchNorm's statistics, where every process has its own
-        return evaluation.evaluate(self.net, self.source, part, self.config.train, self.device, self.world, active)
+        settings = evaluation.exact(self.config.train) if exact else self.config.train
+        with evaluation.without_tf32() if exact else nullcontext():
+            return evaluation.evaluate(self.net, self.source, part, settings, self.device, self.world, active)

@@ -711,7 +711,7 @@ COMPILE = """
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from lbq.kernels import launch, tiles
+from lbq.kernels.gpu import launch, tiles
 rule = launch.decode("relsg_et floor once 110")
 assert rule["FMA"]
 shared = dict(T=2, NORM=True, RESIDUAL=True, STEPS=False, SCALE=False, LEAK=True, GAIN=False, LAYOUT="last", BR=8, BC=128,
