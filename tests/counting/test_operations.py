@@ -82,7 +82,9 @@ def test_energy_terms() -> None:
     assert energy_mj(ops, q=5) == pytest.approx(4.6 + 1.8 + 1.5 + 0.4)
     assert energy_mj(ops, Energies(shift=0.0)) == pytest.approx(4.6 + 1.8 + 0.3)
     assert (HOROWITZ.fp_mac, HOROWITZ.accumulate, HOROWITZ.formation) == (4.6, 0.9, 0.1)
-    with pytest.raises(TypeError, match=r"table must be lbq\.counting\.operations\.Energies, got Technology: give its \.paper"):
+    with pytest.raises(
+        TypeError, match=r"table must be lbq\.counting\.operations\.Energies, got Technology: give its \.paper"
+    ):
         energy_mj(ops, technology.DEFAULT)  # type: ignore[arg-type]
     assert energy_mj(ops, technology.DEFAULT.paper) == energy_mj(ops)
 

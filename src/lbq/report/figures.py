@@ -71,7 +71,8 @@ def by_task(results: Sequence[Result], draw: Draw) -> list[Figure]:
         for of in sorted(tasks[dataset].values(), key=_rank):
             recipe = of[0].recipe
             title = (f", {recipe}" if len(tasks[dataset]) > 1 else "") + where
-            file = f"{files[dataset]}-{of[0].record['epochs']}ep{'-bn' * of[0].decays_norm}"
+            decayed = "".join(f"-{slug(part, 8)}" for part in of[0].decayed)
+            file = f"{files[dataset]}-{of[0].record['epochs']}ep{decayed}"
             figures += [replace(f, title=f"{f.title}{title}") for f in draw(f"{name}, {recipe}", file, of)]
     return figures
 

@@ -117,12 +117,17 @@ class Result:
         """How it was trained, as far as figures keep runs apart: decayed BatchNorm alone makes steps several times smaller."""
         epochs = int(self.record["epochs"])
         length = f"{epochs} epoch{'' if epochs == 1 else 's'}" if epochs else "epochs not known"
+        return length + (f", {' and '.join(self.decayed)} decayed" if self.decayed else "")
+
+    @property
+    def decayed(self) -> list[str]:
+        """What weight decay acts on besides weights."""
         optim = self.record["config"].get("optim", {})
-        decayed = ["BN"] if optim.get("norm_decay") else []
+        parts = ["BN"] if optim.get("norm_decay") else []
         if (neurons := optim.get("neuron_decay", "none")) != "none":
             factor = optim.get("neuron_decay_factor", 1.0)
-            decayed.append(("steps" if neurons == "step" else "neurons") + (f" × {factor:g}" if factor != 1 else ""))
-        return length + (f", {' and '.join(decayed)} decayed" if decayed else "")
+            parts.append(("steps" if neurons == "step" else "neurons") + (f" × {factor:g}" if factor != 1 else ""))
+        return parts
 
     @property
     def plain(self) -> bool:
