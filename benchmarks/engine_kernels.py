@@ -22,7 +22,7 @@ import torch
 from numpy.typing import NDArray
 
 from lbq import native
-from lbq.engine.convolution import Method, pack
+from lbq.engine.convolution import Method, PackedConv
 from lbq.engine.tape import perform
 
 LAYERS = ((128, 32), (256, 16), (512, 8))
@@ -91,7 +91,7 @@ def runs_of(channels: int, size: int, batch: int, active: float, threads: int) -
     for bits in (8, 6):
         largest = 2 ** (bits - 1) - 1
         weights = rng.integers(-largest, largest + 1, (channels, channels, 3, 3)).astype(np.int8)
-        convs[bits] = pack(weights, (1, 1), (1, 1))
+        convs[bits] = PackedConv(weights, (1, 1), (1, 1))
 
     def fp32() -> None:
         with torch.inference_mode():

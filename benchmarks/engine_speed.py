@@ -35,9 +35,10 @@ import torch
 
 from lbq import engine, models, native
 from lbq.deploy import deploy
+from lbq.engine.job import Job
 from lbq.engine.memory import Workspace
 from lbq.engine.neuron import NativeNeuron
-from lbq.engine.runner import Runner, _Job
+from lbq.engine.runner import Runner
 from lbq.graph.integer import IntegerLayer, IntegerNetwork
 
 ID, SHAPE = "resnet20w128", (3, 32, 32)
@@ -132,7 +133,7 @@ def at_density(network: IntegerNetwork, images: np.ndarray[Any, Any], active: fl
     shifted = replace(network, layers=tuple(layers))
     runner = Runner(shifted)
     space = Workspace(runner.plan, len(images))
-    job = _Job(runner, space, "auto", "horner", 1, {})
+    job = Job(runner, space, "auto", "horner", 1, {})
     job.batch = len(images)
     job.levels["input"] = np.ascontiguousarray(images.transpose(0, 2, 3, 1))
     done = []
@@ -144,7 +145,7 @@ def at_density(network: IntegerNetwork, images: np.ndarray[Any, Any], active: fl
     return replace(shifted, layers=tuple(done))
 
 
-def _biased(job: _Job, layer: IntegerLayer, active: float) -> IntegerLayer:
+def _biased(job: Job, layer: IntegerLayer, active: float) -> IntegerLayer:
     assert layer.neuron is not None
     step = np.minimum(layer.neuron.thresholds[:, 0].astype(np.int64), 2**26)
     low, high = -20.0, 20.0

@@ -93,37 +93,21 @@ def test_whatever_changes_the_hash_is_named() -> None:
     ("tree", "message"),
     [
         ({"sead": 1}, r"unknown key 'sead'; did you mean 'seed'\?"),
-        ({"train": {"epoch": 1}}, r"unknown key 'train.epoch'; did you mean 'epochs'\?"),
         ({"epochs": 1}, r"unknown key 'epochs'; did you mean 'train.epochs'\?"),
         ({"model": {"lr": 1}}, r"unknown key 'model.lr'; did you mean 'optim.lr'\?"),
         ({"n_max": 1}, r"unknown key 'n_max'; did you mean 'neuron.n_max'\?"),
         ({"name": 3}, "name must be a string, got 3"),
         ({"name": "two\nlines"}, "name must be one line of text"),
         ({"zzz": 1}, r"unknown key 'zzz'; known: augment, data, model, name, neuron, optim, seed, train"),
-        ({"train": {"epochs": 1.5}}, "train.epochs must be an integer, got 1.5"),
         ({"train": {"epochs": True}}, "train.epochs must be an integer, got True"),
-        ({"optim": {"lr": "fast"}}, "optim.lr must be a number"),
         ({"optim": {"lr": float("nan")}}, "optim.lr must be finite"),
-        ({"optim": {"lr": 0}}, "optim.lr must be > 0"),
         ({"optim": {"lr": 1e300}}, "optim.lr must be > 0 and at most 3.4e38"),
-        ({"optim": {"name": "adam"}}, "optim.name must be one of 'sgd', 'adamw'"),
-        ({"train": {"epochs": 0}}, "train.epochs must be >= 1"),
-        ({"train": {"batch_size": 1}}, "train.batch_size must be >= 2"),
-        ({"train": {"batch_size": 64, "accumulate": 3}}, "train.accumulate must divide train.batch_size"),
-        ({"optim": {"momentum": 1}}, "optim.momentum"),
         ({"optim": {"neuron_decay": "rho"}}, "optim.neuron_decay must be one of 'none', 'step', 'all'"),
-        ({"optim": {"neuron_decay_factor": -1}}, "optim.neuron_decay_factor must be >= 0"),
-        ({"train": {"test": "often"}}, "train.test must be one of 'last', 'never', 'every'"),
-        ({"optim": {"weight_decay": -1}}, "optim.weight_decay"),
+        ({"train": {"batch_size": 64, "accumulate": 3}}, "train.accumulate must divide train.batch_size"),
         ({"train": {"epochs": 2, "warmup_epochs": 2}}, "train.warmup_epochs"),
         ({"train": 3}, "train must be a table"),
-        ({"neuron": "lbq"}, "neuron must be a table"),
-        ({"model": {"id": 20}}, "model.id must be a string"),
         ({"model": {"share_tail": 1}}, "model.share_tail must be true or false"),
-        ({"data": {"name": "svhn"}}, "data.name must be one of 'digits'"),
         ({"augment": {"shift": -1}}, "augment.shift"),
-        ({"seed": -1}, "seed must be"),
-        ({"seed": 2**63}, r"seed must be a non-negative integer below 2\^63"),
     ],
 )
 def test_mistakes_name_the_field(tree: dict[str, Any], message: str) -> None:
@@ -139,12 +123,10 @@ def test_file_errors_name_the_file(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot read .*missing.toml"):
         Config.load(tmp_path / "missing.toml")
     broken = tmp_path / "broken.toml"
-    broken.write_text("seed = ")
-    with pytest.raises(ConfigError, match="broken.toml is not valid TOML"):
-        Config.load(broken)
-    broken.write_text("sed = 1")
-    with pytest.raises(ConfigError, match="broken.toml: unknown key 'sed'"):
-        Config.load(broken)
+    for data in (b"seed = ", b"\xff\xfe"):
+        broken.write_bytes(data)
+        with pytest.raises(ConfigError, match="broken.toml is not valid TOML"):
+            Config.load(broken)
     with pytest.raises(ConfigError, match="has no TOML form"):
         toml.write({"a": None})
     with pytest.raises(ConfigError, match=r"'data\\udcff' cannot be written as TOML, it is not UTF-8"):
@@ -206,19 +188,6 @@ def test_a_table_that_is_a_value_too_is_refused(both: list[str]) -> None:
 
 def test_a_value_of_several_lines_is_a_word() -> None:
     assert toml.overrides(["a=1\nb=2"]) == {"a": "1\nb=2"}
-
-
-def test_bases_that_name_each_other_are_refused(tmp_path: Path) -> None:
-    path = tmp_path / "c.toml"
-    path.write_text("base = 'c.toml'")
-    with pytest.raises(ConfigError, match="bases in a row"):
-        Config.load(path)
-    path.write_text("base = 3")
-    with pytest.raises(ConfigError, match="base must be the path"):
-        Config.load(path)
-    path.write_bytes(b"\xff\xfe")
-    with pytest.raises(ConfigError, match="not valid TOML"):
-        Config.load(path)
 
 
 def test_a_record_is_a_configuration_too() -> None:

@@ -97,7 +97,8 @@ def test_the_import_rules_hold_for_files_that_nobody_listed(tmp_path: Path, file
     path = tmp_path / "lbq" / file
     path.parent.mkdir(exist_ok=True)
     path.write_text(line + "\n")
-    command = [Path(sys.executable).parent / "lint-imports", "--no-cache", "--config", ROOT / "pyproject.toml"]
+    lint = str(Path(sys.executable).parent / "lint-imports")
+    command = [lint, "--no-cache", "--config", str(ROOT / "pyproject.toml")]
     done = subprocess.run(command, cwd=tmp_path, env={"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True)
     assert done.returncode == 1, done.stdout
     assert broken in done.stdout

@@ -1,4 +1,4 @@
-"""Errors that a user can cause. The command line prints them as one line and exits with code 2."""
+"""Errors that a user can cause. The command line prints them in one line and exits with code 2."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Container, Iterable
 
 
 class LbqError(Exception):
-    """Something in the input is wrong; the message names what, where and the remedy."""
+    """Something in the input is wrong; the message says what, where, and what to do."""
 
 
 class ConfigError(LbqError):
@@ -28,7 +28,7 @@ class RunError(LbqError):
 
 
 class Stopped(LbqError):
-    """Work was told to stop, and goes on from here where it is started again; `code` is the process's exit status."""
+    """A signal stopped the work. Started again, it continues from here. `code` is the process's exit status."""
 
     def __init__(self, message: str, code: int) -> None:
         super().__init__(message)
@@ -47,11 +47,11 @@ class ArtefactError(LbqError):
     """A deployed network's file is missing, damaged, or holds something that cannot be run."""
 
 
-YOUR_OWN = " (one of your own: lbq --import FILE ...)"  # behind the name of what is not known
+YOUR_OWN = " (one of your own: lbq --import FILE ...)"  # follows the error for an unknown name
 
 
 def check_new(name: str, built_in: Container[str], kind: str) -> None:
-    """Refuse a name for a `kind` of a user's own that is no name, or that one of lbq has."""
+    """Refuse to register a user's `kind` under a malformed name, or under a name that lbq uses itself."""
     if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z]\w*", name, re.ASCII):
         raise ConfigError(f"register: a name is letters, digits and '_', beginning with a letter, got {name!r}")
     if name in built_in:
@@ -59,7 +59,7 @@ def check_new(name: str, built_in: Container[str], kind: str) -> None:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """`"; did you mean 'x'?"`, or the whole list where nothing is close."""
+    """`"; did you mean 'x'?"`, or the whole list if nothing is close."""
     options = sorted(known)
     close = difflib.get_close_matches(name, options, n=1, cutoff=0.5)
     return f"; did you mean {close[0]!r}?" if close else f"; known: {', '.join(options) or 'none'}"

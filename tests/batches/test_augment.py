@@ -11,19 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import settings
 from torch import Tensor
 
 from lbq.batches import augment as ops
-from lbq.batches import event_augment as events
 from lbq.batches.event_augment import EventAugment
 from lbq.batches.mixing import Mixing
 from lbq.batches.policies import BLEND, CIFAR10, IMAGENET, KINDS, POLICIES, ImageAugment, autoaugment, magnitude
 from lbq.batches.random import integers, uniform
 from tests.support import single_ops as single
-
-quick = settings(max_examples=25, deadline=None, derandomize=True)
-
 
 # --- image operations against Pillow ---
 
@@ -76,35 +71,26 @@ SIZES = [(3, 32, 32), (1, 28, 28), (3, 17, 40), (3, 2, 5)]
 @pytest.mark.parametrize("fill", [128, 0])
 def test_geometry_equals_pillow(channels: int, height: int, width: int, fill: int) -> None:
     x = images(24, channels, height, width)
-    amount = spread(-0.3, 0.3)
-    got = single.shear_x(x, amount, fill=fill)
-    assert torch.equal(got, pillow(x, lambda im, i: single.affine(im, (1, amount[i].item(), 0, 0, 1, 0), fill)))
-    got = single.shear_y(x, amount, fill=fill)
-    assert torch.equal(got, pillow(x, lambda im, i: single.affine(im, (1, 0, 0, amount[i].item(), 1, 0), fill)))
-    pixels = spread(-14.5, 14.5)
-    got = single.translate_x(x, pixels, fill=fill)
-    assert torch.equal(got, pillow(x, lambda im, i: single.affine(im, (1, 0, pixels[i].item(), 0, 1, 0), fill)))
-    got = single.translate_y(x, pixels, fill=fill)
-    assert torch.equal(got, pillow(x, lambda im, i: single.affine(im, (1, 0, 0, 0, 1, pixels[i].item()), fill)))
-    degrees = spread(-30, 30)
+    for places, amounts in (((1, 3), spread(-0.3, 0.3)), ((2, 5), spread(-14.5, 14.5))):  # shears, then translations
+        for place in places:
+
+            def entries(amount: Any, place: int = place) -> list[Any]:
+                return [amount if i == place else one for i, one in enumerate((1, 0, 0, 0, 1, 0))]
+
+            got = single.moved(x, ops.matrix(*entries(amounts)), fill)
+            values = amounts.tolist()
+            expected = pillow(x, lambda im, i: single.affine(im, tuple(entries(values[i])), fill))  # noqa: B023
+            assert torch.equal(got, expected)
+    degrees = spread(-180, 180)
     colour = fill if channels == 1 else (fill,) * 3
-    got = single.rotate(x, degrees, fill=fill)
+    got = single.moved(x, ops.rotate_matrix(degrees, height, width), fill)
     assert torch.equal(got, pillow(x, lambda im, i: im.rotate(degrees[i].item(), fillcolor=colour)))
-
-
-def test_rotation_by_any_angle_equals_pillow() -> None:
-    x = images(180)
-    degrees = torch.arange(180).double() * 2.03 - 179
-    assert torch.equal(
-        single.rotate(x, degrees, fill=7), pillow(x, lambda im, i: im.rotate(degrees[i].item(), fillcolor=(7,) * 3))
-    )
 
 
 @pytest.mark.parametrize(("channels", "height", "width"), SIZES)
 def test_lookups_equal_pillow(channels: int, height: int, width: int) -> None:
     done = pytest.importorskip("PIL.ImageOps")
     x = images(24, channels, height, width)
-    assert torch.equal(single.invert(x), pillow(x, lambda im, i: done.invert(im)))
     assert torch.equal(single.autocontrast(x), pillow(x, lambda im, i: done.autocontrast(im)))
     assert torch.equal(single.equalize(x), pillow(x, lambda im, i: done.equalize(im)))
     bits = torch.arange(24) % 8 + 1
@@ -160,13 +146,6 @@ def pillow_fuses() -> bool:
     return False
 
 
-def test_smoothing_and_grey_equal_pillow() -> None:
-    kernel = pytest.importorskip("PIL.ImageFilter").SMOOTH
-    x = images(48)
-    assert torch.equal(ops.smooth(x.float()).byte(), pillow(x, lambda im, i: im.filter(kernel)))
-    assert torch.equal(ops.grey(x.float()).byte(), pillow(x, lambda im, i: im.convert("L")))
-
-
 def test_mean_grey_rounds_half_up() -> None:
     x = torch.zeros(2, 1, 3, 2)
     x[0, 0, 0] = torch.tensor([1.0, 2.0])  # mean 0.5
@@ -187,13 +166,6 @@ def test_crop_is_padding_and_slicing(border: ops.Border, dtype: torch.dtype) -> 
         assert torch.equal(got[i], padded[i, :, dy[i] : dy[i] + 20, dx[i] : dx[i] + 24])
 
 
-def test_flip_equals_pillow() -> None:
-    module = pytest.importorskip("PIL.ImageOps")
-    x = images(6)
-    assert torch.equal(single.flip(x, torch.ones(6, dtype=torch.bool)), pillow(x, lambda im, i: module.mirror(im)))
-    assert torch.equal(single.flip(x, torch.zeros(6, dtype=torch.bool)), x)
-
-
 @pytest.mark.parametrize("size", [16, 12, 5])
 def test_cutout_is_a_clipped_square(size: int) -> None:
     x = torch.ones(1024, 2, 32, 32)
@@ -207,15 +179,10 @@ def test_cutout_is_a_clipped_square(size: int) -> None:
     assert (got == 0).sum((1, 2, 3)).max() == 2 * size * size
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_normalise(dtype: torch.dtype) -> None:
-    x = images(4)
-    mean, std = (0.4914, 0.4822, 0.4465), (0.247, 0.2435, 0.2616)
-    got = ops.normalise(x, 255.0, mean, std, dtype)
-    assert got.dtype == dtype
-    exact = (x.double() / 255 - torch.tensor(mean).double()[:, None, None]) / torch.tensor(std).double()[:, None, None]
-    tolerance = {torch.float32: 1e-6, torch.float64: 1e-7, torch.bfloat16: 1e-2}[dtype]
-    torch.testing.assert_close(got.double(), exact, rtol=tolerance, atol=tolerance)
+def test_normalise() -> None:
+    x, mean, std = images(4), (0.4914, 0.4822, 0.4465), (0.247, 0.2435, 0.2616)
+    shift, width = ((255 * np.array(v))[:, None, None] for v in (mean, std))
+    np.testing.assert_allclose(ops.normalise(x, 255.0, mean, std), (x.numpy() - shift) / width, rtol=1e-6, atol=1e-6)
 
 
 # --- policies ---
@@ -312,43 +279,10 @@ def test_probabilities_are_met() -> None:
     assert (got == 100).float().mean() == pytest.approx(0.3, abs=0.06)
 
 
-def test_autoaugment_names_what_is_wrong() -> None:
-    u = torch.zeros(2, 5)
-    with pytest.raises(ValueError, match=r"policy: unknown 'cifar'; did you mean 'cifar10'\?"):
-        autoaugment(images(2), "cifar", u)
-    with pytest.raises(ValueError, match=r"x: a policy takes uint8"):
-        autoaugment(images(2).float(), "cifar10", u)
-    with pytest.raises(ValueError, match=r"x: a policy takes uint8 \[B, 1 or 3, H, W\]"):
-        autoaugment(images(2)[:, :2], "cifar10", u)
-    with pytest.raises(ValueError, match=r"policy: unknown 'svhn'"):
-        ImageAugment(policy="svhn")
-    with pytest.raises(ValueError, match=r"crop_padding and cutout: -1, 0"):
-        ImageAugment(crop_padding=-1)
-
-
-def test_normalisation_is_rounded_once() -> None:
-    x, mean, std = images(4), (0.49, 0.48, 0.45), (0.25, 0.24, 0.26)
-    half, whole, double = (
-        ops.normalise(x, 255.0, mean, std, d) for d in (torch.bfloat16, torch.float32, torch.float64)
-    )
-    assert torch.equal(half, whole.to(torch.bfloat16))
-    shift, width = ((255 * np.array(v))[:, None, None] for v in (mean, std))
-    np.testing.assert_allclose(double.numpy(), (x.numpy() - shift) / width, rtol=1e-14)
-
-
-def test_what_comes_in_from_outside_is_as_asked() -> None:
-    x, index = torch.zeros(50, 1, 8, 8, dtype=torch.uint8), torch.arange(50)
-    for fill in (7, 128):
-        out = ImageAugment(policy="cifar10", scale=1.0, fill=fill)(x, index, 0, 0)
-        assert bool((out == 7).any()) == (fill == 7)
-
-
-def test_flips_alone_turn_half_of_the_images() -> None:
-    x = images(100)
-    out = ImageAugment(flip=True, scale=1.0)(x, torch.arange(100), 0, 0)
-    turned, same = (out == x.flip(-1)).flatten(1).all(1), (out == x).flatten(1).all(1)
-    assert (turned | same).all()
-    assert min((~turned).sum(), (~same).sum()) > 30
+def test_policies_are_for_grey_and_colour() -> None:
+    for wrong in (images(2).float(), images(2)[:, :2]):
+        with pytest.raises(ValueError, match=r"x: a policy takes uint8 \[B, 1 or 3, H, W\]"):
+            autoaugment(wrong, "cifar10", torch.zeros(2, 5))
 
 
 def test_cutout_reaches_every_pixel_of_an_image_that_is_not_square() -> None:
@@ -380,7 +314,6 @@ def test_pipeline_is_its_parts() -> None:
     expected = ops.cutout(expected, integers(u[:, 3], 32), integers(u[:, 4], 32), 16)
     got = CIFAR(x, index, 5, 2)
     assert torch.equal(got, expected)
-    assert CIFAR(x, index, 5, 2, torch.bfloat16).dtype == torch.bfloat16
     without = ImageAugment(4, True, None, 16, CIFAR.mean, CIFAR.std)(x, index, 5, 2)
     assert torch.equal((got == 0).all(1), (without == 0).all(1))  # switching the policy off moves nothing else
 
@@ -395,12 +328,6 @@ def test_plain_epochs_are_cropped_and_flipped_alone() -> None:
         assert not torch.equal(ends(x, index, 5, epoch), CIFAR(x, index, 5, epoch))
 
 
-def test_pipeline_switched_off_only_normalises() -> None:
-    x = images(8)
-    plain = ImageAugment(mean=(0.5,) * 3, std=(0.25,) * 3)
-    assert torch.equal(plain(x, torch.arange(8), 0, 0), ops.normalise(x, 255.0, (0.5,) * 3, (0.25,) * 3))
-
-
 def test_shift_replicates_the_border() -> None:
     """The digits' setting: a random shift by one pixel, all nine of them."""
     x = torch.randint(0, 17, (200, 1, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
@@ -408,23 +335,17 @@ def test_shift_replicates_the_border() -> None:
     padded = torch.nn.functional.pad(x.float(), (1,) * 4, mode="replicate") / 16
     moves: Counter[tuple[int, int]] = Counter()
     for i in range(200):
-        found = [(a, b) for a in range(3) for b in range(3) if torch.equal(got[i], padded[i, :, a : a + 8, b : b + 8])]
-        assert len(found) == 1
-        moves[found[0]] += 1
+        (move,) = (
+            (a, b) for a in range(3) for b in range(3) if torch.equal(got[i], padded[i, :, a : a + 8, b : b + 8])
+        )
+        moves[move] += 1
     assert len(moves) == 9
-
-
-def test_flips_and_crops_are_evenly_spread() -> None:
-    u = uniform(0, "image", 1, torch.arange(50_000), 10)
-    assert abs((u[:, 2] < 0.5).float().mean().item() - 0.5) < 0.01
-    place = integers(u[:, 0], 9) * 9 + integers(u[:, 1], 9)
-    assert abs(single.chi_square(torch.bincount(place, minlength=81).float())) < 5
 
 
 def test_nothing_reads_the_device() -> None:
     """On the meta device, which has shapes but no values, any read of a value or tensor left on the CPU is an error."""
     x, index = images(4).to("meta"), torch.arange(4, device="meta")
     assert CIFAR(x, index, 0, 0).shape == x.shape
-    assert EventAugment(choices=events.CHOICES)(single.frames(4).to("meta"), index, 0, 0).device.type == "meta"
+    assert EventAugment()(single.frames(4).to("meta"), index, 0, 0).device.type == "meta"
     mixed, target = Mixing(0.5, 1.0)(CIFAR(x, index, 0, 0), index, 0, 0, 0)
     assert (mixed.device.type, target.shape) == ("meta", (4, 10))

@@ -51,18 +51,6 @@ def test_mixing_laws(mixup: float, cutmix: float, prob: float, smoothing: float,
         assert out is x
 
 
-@pytest.mark.parametrize(("mixup", "cutmix"), [(1.0, 0.0), (0.0, 1.0)])
-def test_mixing_treats_timesteps_alike(mixup: float, cutmix: float) -> None:
-    x = torch.randn(3, 4, 2, 8, 8, generator=torch.Generator().manual_seed(0))
-    mixing, y = Mixing(mixup, cutmix), torch.arange(4)
-    for step in range(20):
-        out, target = mixing(x, y, 0, 0, step)
-        for t in range(3):
-            once, same = mixing(x[t], y, 0, 0, step)
-            assert torch.equal(out[t], once)
-            assert torch.equal(target, same)
-
-
 def test_mixing_chooses_as_asked() -> None:
     both = [Mixing(0.8, 1.0, 0.6).choose(32, 32, 0, 0, step) for step in range(4000)]
     mixed = [m for m in both if m.lam < 1 or m.box is not None]
@@ -101,19 +89,9 @@ def test_boxes_lie_within_the_image_and_reach_its_borders() -> None:
     np.testing.assert_allclose([mix.lam for mix in mixes], 1 - (bottom - top) * (right - left) / 108)
 
 
-def test_mixing_types_and_errors() -> None:
+def test_mixing_types() -> None:
     y = torch.tensor([0, 2])
     out, target = Mixing(0.5, smoothing=0.1, classes=3)(torch.ones(2, 1, 4, 4, dtype=torch.bfloat16), y, 0, 0, 0)
     assert (out.dtype, target.dtype) == (torch.bfloat16, torch.float32)
     expected = torch.tensor([[1 - 0.1 + 0.1 / 3, 0.1 / 3, 0.1 / 3], [0.1 / 3, 0.1 / 3, 1 - 0.1 + 0.1 / 3]])
     torch.testing.assert_close(Mixing(smoothing=0.1, classes=3).targets(y), expected)
-    with pytest.raises(ValueError, match="x: mixing takes floating-point"):
-        Mixing(0.5)(torch.ones(2, 1, 4, 4, dtype=torch.uint8), y, 0, 0, 0)
-    with pytest.raises(ValueError, match="mixup: -1"):
-        Mixing(mixup=-1)
-    with pytest.raises(ValueError, match="cutmix: inf"):
-        Mixing(cutmix=float("inf"))
-    with pytest.raises(ValueError, match="prob: 1.5"):
-        Mixing(prob=1.5)
-    with pytest.raises(ValueError, match="smoothing: -0.1"):
-        Mixing(smoothing=-0.1)

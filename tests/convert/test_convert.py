@@ -1,9 +1,8 @@
-"""Burst networks made of trained ANNs: every shape of network, what is chosen, what is refused, and the command."""
+"""Burst networks made of trained ANNs: networks of every shape, the steps chosen, and what is refused."""
 
 from __future__ import annotations
 
 import copy
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
@@ -14,18 +13,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lbq import engine, models
-from lbq.config import Config
-from lbq.convert import Fit, calibrate, convert, convert_run
-from lbq.data.digits import load_digits
+from lbq import models
+from lbq.convert import Fit, calibrate, convert
 from lbq.deploy import deploy
 from lbq.errors import ConfigError, GraphError
 from lbq.neuron import BurstNeuron
-from lbq.runs import run_folder
-from lbq.training import job
-from lbq.training.distributed import World
-from tests.support.commands import call
-from tests.support.small_runs import Silent
 
 FINE = {"name": "ilif", "n_max": 255, "membrane": "if"}  # levels so fine that little is lost
 Forward = Callable[[Any, Tensor], Tensor]
@@ -66,7 +58,7 @@ def with_in_place(m: Any, x: Tensor) -> Tensor:
 
 
 def by_sizes(m: Any, x: Tensor) -> Tensor:
-    """The batch's size is asked of the image, and used behind the neurons."""
+    """The batch's size is read from the image, and used behind the neurons."""
     y = m.act(m.bn(m.conv(x)))
     return m.wide(y.view(x.shape[0], -1))
 
@@ -121,13 +113,6 @@ def test_fine_levels_give_the_anns_logits(name: str) -> None:
     assert all(fit.error < 1e-3 for fit in made.fits.values())
 
 
-def test_networks_of_features() -> None:
-    torch.manual_seed(0)
-    ann = nn.Sequential(nn.Linear(12, 20), nn.ReLU(), nn.Linear(20, 20), nn.ReLU(inplace=True), nn.Linear(20, 3))
-    x = images(256, 12)
-    assert unlike(convert(ann, x, neuron=FINE)(x), ann(x)) < 1e-3
-
-
 def test_what_comes_before_the_first_neuron_runs_once() -> None:
     seen: dict[str, int] = {}
     made = convert(Net(FORWARDS["modules"]), images(), timesteps=4)
@@ -150,36 +135,24 @@ def test_scales_and_shifts_make_good_for_what_levels_lose() -> None:
 
 
 def test_the_step_is_the_best_of_its_grid() -> None:
+    class Shown(nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self[1](x=self[0](x[None].repeat(2, 1, 1)))  # by name, which is seen as well
+            return out
+
     ann, x = nn.Sequential(nn.Linear(4, 6), nn.ReLU()), images(200, 4)
-    snn = nn.Sequential(nn.Linear(4, 6), BurstNeuron(n_max=3))
+    snn = Shown(nn.Linear(4, 6), BurstNeuron(n_max=3))
     snn.load_state_dict({**snn.state_dict(), **ann.state_dict()})
     with torch.no_grad():
         neuron = snn[1]
         assert isinstance(neuron, BurstNeuron)
-        currents, wanted = snn[0](x)[None].repeat(2, 1, 1), ann(x)
+        currents, target = snn[0](x)[None].repeat(2, 1, 1), ann(x)
 
         def error(step: float) -> float:
             trial = BurstNeuron(n_max=3, step=step)
-            return float((trial(currents).mean(0) - wanted).square().mean() / wanted.square().mean())
+            return float((trial(currents).mean(0) - target).square().mean() / target.square().mean())
 
-        class Shown(nn.Module):
-            def __init__(self) -> None:
-                super().__init__()
-                self.net = snn
-
-            def forward(self, x: Tensor) -> Tensor:
-                out: Tensor = neuron(x=snn[0](x[None].repeat(2, 1, 1)))  # by name, which is seen as well
-                return out
-
-        class Named(nn.Module):
-            def __init__(self) -> None:
-                super().__init__()
-                self.net = ann
-
-            def forward(self, x: Tensor) -> Tensor:
-                return ann(x)
-
-        fit = calibrate(Shown(), Named(), x)["net.1"]
+        fit = calibrate(snn, ann, x)["1"]
         assert fit.step == pytest.approx(float(neuron.step), rel=1e-6)
         assert fit.error == pytest.approx(error(fit.step), rel=1e-3)
         assert all(fit.error <= error(fit.step * 2 ** (0.125 * i)) + 1e-9 for i in range(-8, 9) if i)
@@ -214,8 +187,8 @@ def test_it_deploys(forward: str, neuron: Any, timesteps: int) -> None:
     network = deploy(made, (3, 8, 8), bits=16, mean=[0.5] * 3, std=[0.25] * 3)
     with torch.no_grad():
         logits = made.double()((torch.from_numpy(x).double() / 255 - 0.5) / 0.25).numpy()
-    found = network.run(x)
-    np.testing.assert_allclose(found.logits * found.scale, logits, atol=0.05 * np.ptp(logits))
+    run = network.run(x)
+    np.testing.assert_allclose(run.logits * run.scale, logits, atol=0.05 * np.ptp(logits))
 
 
 def test_it_trains_further() -> None:
@@ -250,10 +223,10 @@ def test_the_modes_of_layers_and_the_images_stay(tmp_path: Path) -> None:
     ann, x = Net(FORWARDS["residual"]), images()
     ann.train()
     ann.bn.eval()  # frozen
-    before, kept = [m.training for m in ann.modules()], x.clone()
+    modes, pixels = [m.training for m in ann.modules()], x.clone()
     made = convert(ann, x)
-    assert [m.training for m in ann.modules()] == before
-    assert torch.equal(x, kept)
+    assert [m.training for m in ann.modules()] == modes
+    assert torch.equal(x, pixels)
     assert not any(m.training for m in made.modules())
     torch.save(made, tmp_path / "made.pt")
     loaded = torch.load(tmp_path / "made.pt", weights_only=False)
@@ -294,7 +267,7 @@ def test_a_network_of_other_weights_is_refused() -> None:
         assert max(fit.error for fit in calibrate(snn, ann, images(16, 3, 8, 8)).values()) < 0.5
 
 
-def test_activations_that_are_rare_small_or_of_unequal_channels() -> None:
+def test_activations_that_are_rare_or_small() -> None:
     ann, x = Net(FORWARDS["modules"]), images(256)
     with torch.no_grad():
         ann.bn.weight.mul_(1e-6)
@@ -308,11 +281,6 @@ def test_activations_that_are_rare_small_or_of_unequal_channels() -> None:
     fit = convert(rare, seen, neuron={"name": "ilif", "n_max": 15}).fits["1"]
     assert fit.step < 0.1  # three of ten thousand are above 0, by 0.5 at the most
     assert 0 < fit.error < 0.1
-    with torch.no_grad():
-        ann.bn.weight.copy_(torch.tensor([1e-3, 1e-2, 1e-1, 1, 10, 100]))
-    steps = convert(ann, x, neuron={"name": "lbq", "per_channel": True}).net.get_submodule("act").step
-    assert isinstance(steps, Tensor)
-    assert float((steps.max() / steps.min()).detach()) > 1e4
 
 
 def test_one_activation_in_a_thousand_does_not_set_the_steps_that_are_tried() -> None:
@@ -360,31 +328,16 @@ def test_weights_of_two_layers_are_not_scaled() -> None:
     assert not torch.equal(made.net.get_parameter("4.weight"), ann.get_parameter("4.weight"))
 
 
-class Plain(nn.Module):
-    """Two convolutions; `forward` is what is tested."""
-
-    def __init__(self, function: Any) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.function = function
-        self.c0, self.c1, self.fc = nn.Conv2d(1, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1), nn.Linear(256, 5)
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.function(self, x)
-        return out
-
-
 def test_constants_without_a_batch_are_not_shown_over_time() -> None:
     def with_places(m: Any, x: Tensor) -> Tensor:
         places = torch.arange(x.shape[-1]) / 8
-        return m.fc((F.relu(m.c1(F.relu(m.c0(x)))) + places).flatten(1))
+        return m.wide((F.relu(m.conv2(F.relu(m.conv(x)))) + places).flatten(1))
 
-    net = Plain(with_places)
-    images = torch.rand(32, 1, 8, 8)
-    made = convert(net, images, timesteps=2, neuron={"name": "ilif", "n_max": 255})
+    net, x = Net(with_places), images(32)
+    made = convert(net, x, timesteps=2, neuron={"name": "ilif", "n_max": 255})
     with torch.no_grad():
-        expected = net(images)
-        assert torch.allclose(made(images), expected, atol=0.02 * float(expected.abs().max()))
+        expected = net(x)
+        assert torch.allclose(made(x), expected, atol=0.02 * float(expected.abs().max()))
 
 
 class Standardised(nn.Conv2d):
@@ -395,13 +348,11 @@ class Standardised(nn.Conv2d):
 
 
 def test_layers_with_a_forward_of_their_own_are_left_as_they_are() -> None:
-    net = Plain(lambda m, x: m.fc(F.relu(m.c1(F.relu(m.c0(x)))).flatten(1)))
-    net.c1 = Standardised(4, 4, 3, padding=1)
-    made = convert(net, torch.rand(32, 1, 8, 8))
-    theirs = made.net.get_submodule("c1")
-    assert torch.equal(cast(Any, theirs).weight, net.c1.weight)
-    assert torch.equal(cast(Any, theirs).bias, cast(Any, net.c1).bias)
-    assert not torch.equal(cast(Any, made.net.get_submodule("fc")).weight, net.fc.weight)  # which is corrected
+    net = Net(FORWARDS["modules"], conv2=Standardised(6, 6, 3, padding=1))
+    before, after = net.state_dict(), convert(net, images()).net.state_dict()
+    for name in ("conv2.weight", "conv2.bias"):
+        assert torch.equal(after[name], before[name])
+    assert not torch.equal(after["fc.weight"], before["fc.weight"])  # which is corrected
 
 
 # What is refused --------------------------------------------------------------------------------------------------------
@@ -455,10 +406,10 @@ def test_hooks_are_refused() -> None:
         convert(ann, images())
 
 
-@pytest.mark.parametrize("given", [images(1), torch.zeros(4, 3, 8, 8, dtype=torch.uint8), [1, 2], torch.zeros(4)])
-def test_images_are_checked(given: Any) -> None:
+@pytest.mark.parametrize("wrong", [images(1), torch.zeros(4, 3, 8, 8, dtype=torch.uint8), [1, 2], torch.zeros(4)])
+def test_images_are_checked(wrong: Any) -> None:
     with pytest.raises(GraphError, match="images must be a floating-point tensor of two inputs or more"):
-        convert(Net(FORWARDS["modules"]), given)
+        convert(Net(FORWARDS["modules"]), wrong)
 
 
 def test_what_is_not_finite_is_refused() -> None:
@@ -494,191 +445,23 @@ def test_arguments_are_checked() -> None:
 
 def test_what_changes_in_place_before_the_first_neuron_is_refused() -> None:
     def in_place(m: Any, x: Tensor) -> Tensor:
-        x = m.c0(x)
-        x.add_(F.relu(m.c1(x)))
-        return m.fc(F.relu(x).flatten(1))
+        x = m.conv(x)
+        x.add_(F.relu(m.conv2(x)))
+        return head(m, F.relu(x))
 
     def out_of_place(m: Any, x: Tensor) -> Tensor:
-        x = m.c0(x)
-        x = x + F.relu(m.c1(x))
-        return m.fc(F.relu(x).flatten(1))
+        x = m.conv(x)
+        x = x + F.relu(m.conv2(x))
+        return head(m, F.relu(x))
 
-    images = torch.rand(16, 1, 8, 8)
     with pytest.raises(
         GraphError, match="gives other outputs with time in front: write what comes before its first ReLU out"
     ):
-        convert(Plain(in_place), images)
-    convert(Plain(out_of_place), images)
+        convert(Net(in_place), images(16))
+    convert(Net(out_of_place), images(16))
 
 
 def test_random_networks_are_told_so() -> None:
-    net = Plain(lambda m, x: m.fc(F.dropout(F.relu(m.c1(F.relu(m.c0(x)))).flatten(1))))
+    net = Net(lambda m, x: head(m, F.dropout(F.relu(m.conv2(F.relu(m.conv(x)))))))
     with pytest.raises(GraphError, match="gives other outputs for the same images: something in it is random"):
-        convert(net, torch.rand(16, 1, 8, 8))
-
-
-# Runs -------------------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def ann_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("runs") / "ann"
-    settings = Config.from_dict(
-        {
-            "model": {"id": "resnet8w8", "timesteps": 1},
-            "neuron": {"name": "relu"},
-            "augment": {"shift": 1},
-            "optim": {"lr": 0.1},
-            "train": {"epochs": 4, "batch_size": 32},
-        }
-    )
-    job.train(settings, folder, Silent(), device=torch.device("cpu"), world=World(), resume=False)
-    return folder
-
-
-def copy_of(run: Path, folder: Path, old: str = "", new: str = "") -> Path:
-    """Its weights, and its configuration with `new` for `old`: without its result, which would name other ones."""
-    folder.mkdir()
-    (folder / "weights.safetensors").write_bytes((run / "weights.safetensors").read_bytes())
-    (folder / "config.toml").write_text((run / "config.toml").read_text().replace(old, new))
-    return folder
-
-
-def test_a_run_is_converted_tested_deployed_and_trained_on(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, ann_run: Path
-) -> None:
-    out = tmp_path / "snn"
-    changes = ("neuron.n_max=7", "neuron.name=lbq", "model.timesteps=3")
-    code, text, _ = call(capsys, "convert", ann_run, "-o", out, *changes, "--json")
-    assert code == 0
-    found = json.loads(text)
-    assert found["accuracy"] > found["ann_accuracy"] - 5 > 80
-    assert found["from_sha256"] == run_folder.weights_checksum(ann_run)
-    assert json.loads((out / "conversion.json").read_text())["layers"] == found["layers"]
-    config = run_folder.load_config(out)
-    assert (config.neuron, config.model.timesteps) == ({"name": "lbq", "n_max": 7}, 3)
-    net = run_folder.load(out)
-    assert {n: pytest.approx(float(m.step.detach())) for n, m in net.named_modules() if isinstance(m, BurstNeuron)} == {
-        n: layer["step"] for n, layer in found["layers"].items()
-    }
-    code, text, _ = call(capsys, "eval", out, "--json")
-    assert json.loads(text)["accuracy"] == found["accuracy"]
-    assert call(capsys, "deploy", out, "-o", tmp_path / "m.lbq")[0] == 0
-    deployed = engine.load(tmp_path / "m.lbq").run(load_digits().test.images).predictions
-    assert 100 * (deployed == load_digits().test.labels).mean() > found["accuracy"] - 3
-    for command in (["record", out], ["report", out, "-o", tmp_path / "r.html"]):
-        code, _, err = call(capsys, *command)
-        assert (code, err.count("\n")) == (2, 1)
-        assert f"{out} was converted from an ANN, not trained" in err
-    assert call(capsys, "report", tmp_path, "-o", tmp_path / "r.html")[2].count("holds no runs and no records") == 1
-    weights = (out / "weights.safetensors").read_bytes()
-    code, _, err = call(capsys, "train", out / "config.toml", "--out", out, "--resume", "auto")
-    assert code == 2
-    assert f"{out} holds a converted network: train from it with train.init_from={out}" in err
-    assert not (out / ".lock").exists()
-    assert (out / "weights.safetensors").read_bytes() == weights
-    code, text, _ = call(
-        capsys, "train", out / "config.toml", "train.epochs=1", f"train.init_from={out}", "optim.lr=0.001", "--out",
-        tmp_path / "on", "--json",
-    )  # fmt: skip
-    assert code == 0
-    assert json.loads(text)["accuracy"] > found["accuracy"] - 5
-
-
-def test_steps_are_chosen_from_images_as_they_are(
-    tmp_path: Path, ann_run: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Which the ANN's training has shifted."""
-    seen: list[Tensor] = []
-
-    def watched(_net: nn.Module, _ann: nn.Module, images: Tensor) -> dict[str, Fit]:
-        seen.append(images)
-        return {}
-
-    monkeypatch.setattr("lbq.convert.run.calibrate", watched)
-    monkeypatch.setattr("lbq.convert.run.evaluate", lambda *_: 0.0)
-    convert_run(ann_run, tmp_path / "snn", images=898)
-    train = load_digits().train
-    plain = {image.tobytes() for image in train.images}
-    mean, std = (torch.tensor(v)[:, None, None] for v in (train.mean, train.std))
-    pixels = ((seen[0] * std + mean) * train.scale).round().to(torch.uint8).numpy()
-    assert len(pixels) == 898
-    assert {image.tobytes() for image in pixels} <= plain
-
-
-def test_both_are_tested_in_fp32_where_the_precision_is_emulated(
-    tmp_path: Path, ann_run: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    copied = copy_of(ann_run, tmp_path / "ann", 'precision = "fp32"', 'precision = "bf16"')
-    used: list[str] = []
-
-    def watched(*given: Any) -> float:
-        used.append(given[3].precision)
-        return 0.0
-
-    monkeypatch.setattr("lbq.convert.run.evaluate", watched)
-    for has in (True, False):
-        monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda has=has: has)
-        convert_run(copied, tmp_path / f"snn {has}")
-    assert used == ["bf16", "bf16", "fp32", "fp32"]
-    assert run_folder.load_config(tmp_path / "snn False").train.precision == "bf16"
-
-
-def test_it_shows_what_it_chose(capsys: pytest.CaptureFixture[str], tmp_path: Path, ann_run: Path) -> None:
-    code, text, err = call(capsys, "convert", copy_of(ann_run, tmp_path / "ann"), "neuron.name=v3")
-    assert code == 0
-    assert "layer3.0.sn2" in text
-    assert f"{tmp_path / 'ann-converted'}: test accuracy" in text
-    assert "choosing steps from 256 training images" in err
-    assert run_folder.load_config(tmp_path / "ann-converted").neuron == {"name": "v3"}
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["train.epochs=3"], "train.epochs cannot be changed, the ANN is trained already"),
-        (["neuron.nmax=3"], "neuron 'lbq' has no option 'nmax'; did you mean 'n_max'"),
-        (["neuron.name=lif"], "LIF has no step to choose"),
-        (["model.timesteps=0"], "model.timesteps must be"),
-        (["--images", "1"], "images must be from 2 to the 1198"),
-        (["--images", "5000"], "images must be from 2 to the 1198"),
-        (["neuron"], "must have the form key=value"),
-    ],
-)
-def test_mistakes_leave_no_folder(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, ann_run: Path, arguments: list[str], message: str
-) -> None:
-    code, out, err = call(capsys, "convert", ann_run, "-o", tmp_path / "far" / "out", *arguments)
-    assert (code, out) == (2, "")
-    assert message in err.splitlines()[-1]
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_an_ann_that_was_shown_images_twice_is_the_same(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, ann_run: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(copy_of(ann_run, tmp_path / "ann", "timesteps = 1", "timesteps = 2"))
-    found = [
-        json.loads(call(capsys, "convert", run, "-o", tmp_path / name, "--json")[1])
-        for run, name in ((".", "a"), (ann_run, "b"))
-    ]
-    assert found[0]["layers"] == found[1]["layers"]
-    assert call(capsys, "convert", ".")[0] == 0
-    assert (tmp_path / "ann-converted" / "conversion.json").exists()
-
-
-def test_only_anns_and_new_folders(capsys: pytest.CaptureFixture[str], tmp_path: Path, ann_run: Path) -> None:
-    out = tmp_path / "snn"
-    assert call(capsys, "convert", ann_run, "-o", out, "--images", "32")[0] == 0
-    code, _, err = call(capsys, "convert", out, "-o", tmp_path / "again")
-    assert code == 2
-    assert f"{out} is no ANN, its neurons are lbq" in err
-    code, _, err = call(capsys, "convert", ann_run, "-o", out)
-    assert code == 2
-    assert f"{out} exists already" in err
-
-
-def test_a_conversion_chooses_steps_itself(capsys: pytest.CaptureFixture[str], tmp_path: Path, ann_run: Path) -> None:
-    code, _, err = call(capsys, "convert", ann_run, "-o", tmp_path / "snn", "neuron.step=0.3")
-    assert (code, err.count("\n")) == (2, 1)
-    assert "neuron.step is what a conversion chooses" in err
+        convert(net, images(16))

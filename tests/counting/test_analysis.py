@@ -29,8 +29,9 @@ from lbq.counting.operations import Counter, Mode, count
 from lbq.counting.tally import Tallies
 from lbq.data.testset import TestSet, open_test
 from lbq.deploy import deploy, lower
+from lbq.deploy.verify import passes
 from lbq.errors import LbqError
-from lbq.measuring.measure import measure, passes
+from lbq.measuring.measure import measure
 from lbq.measuring.observer import Observer, choose_traces, thresholds_of
 from lbq.models import over_time
 from lbq.neuron import ILIF, LIF, BurstNeuron, LadderNeuron

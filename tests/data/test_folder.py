@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import struct
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -51,9 +52,6 @@ def test_scanning_folders(tmp_path: Path, held_out: str) -> None:
     assert index.test.path(5) == tmp_path / held_out / "Émile" / "e.jpeg"
     paths = [index.train.path(i) for i in range(9)]
     assert paths == sorted(p for p in (tmp_path / "train").rglob("[a-c].*"))
-    assert folder.decode(paths[8]).shape == (3, 20, 24)
-    alone = folder.scan_split(tmp_path / held_out)
-    assert np.array_equal(alone.paths, index.test.paths)
 
 
 def test_folders_in_disorder_are_named(tmp_path: Path) -> None:
@@ -94,15 +92,14 @@ def saved(path: Path, image: Image.Image, **options: Any) -> Path:
 
 
 def test_every_mode_becomes_rgb(tmp_path: Path) -> None:
-    rgb = Image.fromarray(picture(16, 12))
+    rgb = Image.fromarray(picture(16, 16))
     grey = rgb.convert("L")
     expected = np.asarray(rgb).transpose(2, 0, 1).astype(int)
-    greys = np.broadcast_to(np.asarray(grey), (3, 16, 12)).astype(int)
+    greys = np.broadcast_to(np.asarray(grey), (3, 16, 16)).astype(int)
 
     def near(path: Path, target: NDArray[np.int_], tolerance: int) -> None:
-        image = folder.decode(path)
+        image = folder.load_eval(path, 16, 16)  # all of it
         assert image.dtype == np.uint8
-        assert image.shape == (3, 16, 12)
         assert image.flags.c_contiguous
         assert np.abs(image - target).max() <= tolerance, path
 
@@ -147,84 +144,67 @@ def test_broken_images_are_named(tmp_path: Path) -> None:
         (bytes(huge), "cannot be decoded .*decompression bomb"),
     ):
         (tmp_path / "bad.jpg").write_bytes(data)
-        for read in (folder.decode, lambda path: folder.load_eval(path, 8, 8), lambda p: folder.load_train(p, 8, 0)):
+        for read in (partial(folder.load_eval, resize=8, crop=8), partial(folder.load_train, size=8, seed=0)):
             with pytest.raises(DataError, match=f"bad.jpg {message}") as error:
                 read(tmp_path / "bad.jpg")
             one_line(error)
     with pytest.raises(DataError, match="none.jpg cannot be decoded"):
-        folder.decode(tmp_path / "none.jpg")
+        folder.load_eval(tmp_path / "none.jpg", 8, 8)
 
 
 def test_without_pillow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "PIL", None)
     monkeypatch.setitem(sys.modules, "PIL.Image", None)
     with pytest.raises(DataError, match="needs Pillow, which is not installed: pip install pillow"):
-        folder.decode(tmp_path / "x.jpg")
+        folder.load_eval(tmp_path / "x.jpg", 8, 8)
+
+
+def plain_crop(path: Path, size: int, seed: int) -> NDArray[np.uint8]:
+    """The training crop of an image that is decoded whole."""
+    with Image.open(path) as image:
+        top, left, height, width = folder.crop_box(image.height, image.width, seed)
+        cut = image.convert("RGB").crop((left, top, left + width, top + height))
+    return np.asarray(cut.resize((size, size), Image.Resampling.BILINEAR)).transpose(2, 0, 1)
 
 
 def test_large_jpegs_are_decoded_small(tmp_path: Path) -> None:
     path = saved(tmp_path / "x.jpg", Image.fromarray(picture(1200, 1600)), quality=95)
-    whole, small = folder.decode(path), folder.decode(path, 200)
-    assert whole.shape == (3, 1200, 1600)
-    assert small.shape == (3, 300, 400)  # 1/4: at 1/8 the height would be under 200
-    assert np.abs(small.astype(int) - whole.reshape(3, 300, 4, 400, 4).mean((2, 4))).max() < 4
-    assert folder.decode(path, 1201).shape == (3, 1200, 1600)
-    png = saved(tmp_path / "x.png", Image.fromarray(picture(600, 800)))
-    assert folder.decode(png, 100).shape == (3, 600, 800)
-    assert np.array_equal(folder.load_eval(path, 200, 160), folder.eval_crop(whole, 200, 160))  # tests are exact
     for seed in range(8):
-        slow, fast = folder.random_resized_crop(whole, 100, seed), folder.load_train(path, 100, seed)
+        slow, fast = plain_crop(path, 100, seed), folder.load_train(path, 100, seed)
         assert fast.shape == (3, 100, 100)
         assert np.abs(slow.astype(int) - fast).max() < 12  # the same crop, to a pixel of the reduced image
     assert not np.array_equal(slow, fast)  # it was decoded small, not whole
-    array = folder.decode(png)
-    assert np.array_equal(folder.load_train(png, 50, 3), folder.random_resized_crop(array, 50, 3))
+    png = saved(tmp_path / "x.png", Image.fromarray(picture(600, 800)))
+    assert np.array_equal(folder.load_train(png, 50, 3), plain_crop(png, 50, 3))
+    assert not np.array_equal(folder.load_train(png, 50, 3), folder.load_train(png, 50, 4))
 
 
 def test_crops_are_not_decoded_smaller_than_they_will_be(tmp_path: Path) -> None:
     """Half as large, a crop that is twice `size` wide but not twice as high would have too few rows."""
     path = saved(tmp_path / "x.jpg", Image.fromarray(picture(240, 320)), quality=95)
-    whole = folder.decode(path)
     boxes = {seed: folder.crop_box(240, 320, seed)[2:] for seed in range(200)}
     oblong = [seed for seed, (height, width) in boxes.items() if min(height, width) < 2 * 80 <= max(height, width)]
     assert len(oblong) > 10
     for seed in oblong:
-        assert np.array_equal(folder.load_train(path, 80, seed), folder.random_resized_crop(whole, 80, seed))
+        assert np.array_equal(folder.load_train(path, 80, seed), plain_crop(path, 80, seed))
 
 
 @QUICK
 @given(height=st.integers(1, 70), width=st.integers(1, 70), resize=st.integers(1, 40), data=st.data())
-def test_eval_crop_is_resize_then_centre(height: int, width: int, resize: int, data: st.DataObject) -> None:
+def test_testing_scales_then_cuts_the_centre(
+    tmp_path: Path, height: int, width: int, resize: int, data: st.DataObject
+) -> None:
     crop = data.draw(st.integers(1, resize))
-    image = picture(height, width)
-    result = folder.eval_crop(np.ascontiguousarray(image.transpose(2, 0, 1)), resize, crop)
+    image = Image.fromarray(picture(height, width))
+    path = saved(tmp_path / "x.png", image)
     short = min(height, width)
-    size = (int(resize * width / short), int(resize * height / short))
-    if height == short:
-        size = (size[0], resize)
-    if width == short:
-        size = (resize, size[1])
-    scaled = np.asarray(Image.fromarray(image).resize(size, Image.Resampling.BILINEAR)).transpose(2, 0, 1)
+    size = (resize * width // short, resize * height // short)
+    scaled = np.asarray(image.resize(size, Image.Resampling.BILINEAR)).transpose(2, 0, 1)
     top, left = round((scaled.shape[1] - crop) / 2), round((scaled.shape[2] - crop) / 2)
-    assert np.array_equal(result, scaled[:, top : top + crop, left : left + crop])
+    assert np.array_equal(folder.load_eval(path, resize, crop), scaled[:, top : top + crop, left : left + crop])
 
 
-def test_crops_check_their_arguments(tmp_path: Path) -> None:
-    image = np.zeros((3, 9, 9), np.uint8)
-    for crop in (0, 33):
-        with pytest.raises(ValueError, match=r"crop: must be in 1..resize \(32\)"):
-            folder.eval_crop(image, 32, crop)
-    bads: list[NDArray[Any]] = [
-        np.zeros((9, 9, 3), np.uint8),
-        np.zeros((3, 9, 9)),
-        np.zeros((3, 0, 9), np.uint8),
-        image[0],
-    ]
-    for bad in bads:
-        with pytest.raises(ValueError, match=r"image: must be uint8 \[3, H, W\]"):
-            folder.random_resized_crop(bad, 4, 0)
-    with pytest.raises(DataError, match="5000 x 1 pixels is too long to scale to 256"):
-        folder.eval_crop(np.zeros((3, 1, 5000), np.uint8), 256, 224)
+def test_an_image_too_long_to_scale_is_refused(tmp_path: Path) -> None:
     path = saved(tmp_path / "long.png", Image.new("RGB", (5000, 1)))
     with pytest.raises(DataError, match="long.png: an image of 5000 x 1 pixels is too long to scale to 256: crop it"):
         folder.load_eval(path, 256, 224)
@@ -267,15 +247,6 @@ def test_random_crops_have_the_usual_distribution() -> None:
     assert folder.crop_box(1000, 12, 5) == (492, 0, 16, 12)
 
 
-def test_random_resized_crop_scales_the_box() -> None:
-    image = np.ascontiguousarray(picture(90, 120).transpose(2, 0, 1))
-    out = folder.random_resized_crop(image, 32, 9)
-    top, left, h, w = folder.crop_box(90, 120, 9)
-    cut = Image.fromarray(np.ascontiguousarray(image[:, top : top + h, left : left + w].transpose(1, 2, 0)))
-    assert np.array_equal(out, np.asarray(cut.resize((32, 32), Image.Resampling.BILINEAR)).transpose(2, 0, 1))
-    assert not np.array_equal(out, folder.random_resized_crop(image, 32, 10))
-
-
 def test_real_imagenet_images(tmp_path: Path) -> None:
     root = real("imagenet1k_sample")
     for part in ("train", "val"):
@@ -286,10 +257,8 @@ def test_real_imagenet_images(tmp_path: Path) -> None:
     assert index.test.labels.tolist() == list(range(1000))
     for i in range(0, 1000, 20):
         path = index.test.path(i)
-        image = folder.decode(path)
-        assert min(image.shape[1:]) == 160
-        assert image.std() > 5
-        with Image.open(path) as plain:
-            assert np.array_equal(image, np.asarray(plain.convert("RGB")).transpose(2, 0, 1))
-        assert np.array_equal(folder.load_eval(path, 146, 128), folder.eval_crop(image, 146, 128))
-        assert np.array_equal(folder.load_train(path, 128, i), folder.random_resized_crop(image, 128, i))
+        assert isinstance(path, Path)
+        with Image.open(path) as image:
+            assert min(image.size) == 160
+        assert folder.load_eval(path, 160, 160).std() > 5
+        assert np.array_equal(folder.load_train(path, 128, i), plain_crop(path, 128, i))

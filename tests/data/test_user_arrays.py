@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from lbq import deploy
 from lbq.batches.sources import EventSource, ImageSource, open_source
 from lbq.config import Config
-from lbq.data import user_arrays
+from lbq.data import dataset
 from lbq.data.arrays import load_archive, load_array
 from lbq.data.dataset import Dataset
 from lbq.data.digits import load_digits
@@ -58,9 +58,9 @@ def test_images(tmp_path: Path) -> None:
 
 
 def test_moments_of_many_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = user_arrays.moments(IMAGES)
-    monkeypatch.setattr(user_arrays, "CHUNK", 2 * IMAGES[0].nbytes)
-    assert user_arrays.moments(IMAGES) == whole
+    whole = dataset.moments(IMAGES)
+    monkeypatch.setattr(dataset, "CHUNK_BYTES", 2 * IMAGES[0].nbytes)
+    assert dataset.moments(IMAGES) == whole
 
 
 def test_a_narrow_image_is_none_with_its_channels_last(tmp_path: Path) -> None:
@@ -312,8 +312,8 @@ def test_the_documented_files_of_a_camera_become_arrays(tmp_path: Path, monkeypa
     page = (ROOT / "docs/tutorials/own-data.md").read_text(encoding="utf-8")
     exec(re.findall(r"```python\n(.*?)```", page.partition("### Files that need no other reader")[2], re.S)[0], {})
     for part, each in (("train", 3), ("test", 1)):  # the last event comes before the last half second is over
-        with np.load(f"events/{part}.npz") as found:
-            assert found["images"].shape == (2 * each, 4, 2, 16, 16)
-            assert found["images"][:, :, 0].max() == 0
-            assert found["labels"].tolist() == [0] * each + [1] * each
-            assert found["classes"].tolist() == ["left", "right"]
+        with np.load(f"events/{part}.npz") as arrays:
+            assert arrays["images"].shape == (2 * each, 4, 2, 16, 16)
+            assert arrays["images"][:, :, 0].max() == 0
+            assert arrays["labels"].tolist() == [0] * each + [1] * each
+            assert arrays["classes"].tolist() == ["left", "right"]

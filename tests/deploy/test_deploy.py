@@ -15,18 +15,28 @@ from lbq.batches.sources import open_source
 from lbq.config import Config
 from lbq.data import load_digits
 from lbq.deploy import absorb, deploy, fold_gain, lower, on_pixels, quantise
-from lbq.deploy.check import check_absorption, check_integers
 from lbq.deploy.deploy import deploy_trained, test_set
 from lbq.deploy.float_execution import execute
+from lbq.deploy.verify import check_absorption, check_integers
 from lbq.engine import Network
 from lbq.errors import GraphError, LbqError
 from lbq.graph import INPUT, Graph, Layer, NeuronSpec, Pool, Synapse
 from lbq.graph.integer import MEMBRANE_BOUND, membrane_bound
-from lbq.graph.quantise import bias_in_units, dyadic, integer_neuron, integer_weights, quantise_readout, shared_unit
+from lbq.graph.quantise import dyadic, integer_neuron, integer_weights, quantise_readout, shared_unit
 from lbq.models import over_time
 from lbq.neuron import LMHT, MLF, BurstNeuron, ReLU
 from lbq.training import trainer as train
-from tests.support.small_nets import MEAN, STD, deployed, normalised, pixels, small, warmed
+from tests.support.small_nets import (
+    MEAN,
+    STD,
+    Functional,
+    deploy_warmed,
+    deployed,
+    mean_logits,
+    normalised,
+    pixels,
+    small,
+)
 
 SPEC = NeuronSpec("BurstNeuron", 5, np.array(0.5), np.array(0.5), 0.5, 1.0, 1.0, "floor", "once", True)
 
@@ -97,22 +107,6 @@ def test_leaks_are_dyadic(leak: float, expected: tuple[int, int] | None) -> None
     assert dyadic(leak) == expected
 
 
-def test_the_bias_map_cancels_what_the_integer_weights_make_of_a_mean_image() -> None:
-    """Also at borders, where padding stands for the mean pixel: an image of nothing but the mean gives the bias alone."""
-    weight = np.random.default_rng(0).normal(size=(2, 3, 3, 3))
-    stem = conv(weight, INPUT, size=5, padding=1)
-    layer = Layer("sn", (stem,), np.array([0.7, -0.2]), (2, 5, 5), SPEC)
-    unit, offset = np.array([0.02, 0.03]), np.array([100.0, 120.0, 90.0])
-    integers = integer_weights(stem, unit, 8)
-    bias = bias_in_units(layer, {"conv": integers}, unit, offset)
-    assert bias.shape == (2, 5, 5)
-    mean = torch.from_numpy(np.broadcast_to(offset[:, None, None], (3, 5, 5)).copy())[None]
-    current = nn.functional.conv2d(mean, torch.from_numpy(integers.weight.astype(np.float64)), padding=1)[0].numpy()
-    np.testing.assert_allclose(current + bias, (layer.bias / unit)[:, None, None] * np.ones((1, 5, 5)))
-    assert np.ptp(bias[0]) > 1  # a constant bias would be wrong at the borders
-    assert bias_in_units(layer, {"conv": integers}, unit, None).shape == (2,)  # event counts have no offset
-
-
 def test_the_readout_has_one_unit_for_all_classes_and_sums_over_time() -> None:
     weight = np.array([[[[1.0]]], [[[0.001]]]])
     readout = Layer("readout", (conv(weight, size=1),), np.array([0.5, -1.0]), (2, 1, 1))
@@ -179,39 +173,23 @@ def test_networks_of_every_family_deploy(id: str, shape: tuple[int, int, int]) -
 
 
 def test_average_pools_inside_become_sums() -> None:
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.timesteps = 2
-            self.conv, self.sn, self.avg = nn.Conv2d(3, 4, 3, padding=1), BurstNeuron(200), nn.AvgPool2d(2)
-            self.conv2, self.sn2, self.pool, self.fc = (
-                nn.Conv2d(4, 4, 3),
-                BurstNeuron(),
-                nn.AdaptiveAvgPool2d(1),
-                nn.Linear(4, 3),
-            )
-
-        def forward(self, x: Tensor) -> Tensor:
-            x = self.sn(over_time(x, self.conv, timesteps=2))
-            x = self.sn2(over_time(x, self.avg, self.conv2))
-            return over_time(over_time(x, self.pool).flatten(2), self.fc, spatial=1).mean(0)
+    def forward(m: Any, x: Tensor) -> Tensor:
+        x = m.sn(over_time(x, m.conv, timesteps=2))
+        return mean_logits(m, m.sn2(over_time(x, m.avg, m.conv2)))
 
     torch.manual_seed(0)
-    net = deploy(warmed(Net(), 3, 8, 8), (3, 8, 8), mean=MEAN, std=STD)
+    layers = {"conv": nn.Conv2d(3, 4, 3, padding=1), "sn": BurstNeuron(200), "avg": nn.AvgPool2d(2)}
+    layers |= {
+        "conv2": nn.Conv2d(4, 4, 3),
+        "sn2": BurstNeuron(),
+        "pool": nn.AdaptiveAvgPool2d(1),
+        "fc": nn.Linear(4, 3),
+    }
+    net = deploy_warmed(Functional(forward, **layers), 3, 8, 8)
     synapse = net.network["sn2"].synapses[0]
     assert net.network.largest(synapse) == 800  # beyond 8 bits
     assert net.verify("bitplane") == 8
     assert "above 8 bits" in net.run(pixels(1, 3, 8, 8), "bitplane").choices["conv2"].reason
-
-
-def test_an_artefact_of_the_same_network_is_the_same() -> None:
-    first, second = deployed(), deployed()
-    assert first.golden is not None
-    assert second.golden is not None
-    assert first.golden.digests == second.golden.digests
-    np.testing.assert_array_equal(first.golden.logits, second.golden.logits)
-    for a, b in zip(first.network.synapses, second.network.synapses, strict=True):
-        np.testing.assert_array_equal(a.weight, b.weight)
 
 
 @pytest.fixture(scope="module")
@@ -263,19 +241,6 @@ def test_integers_keep_the_accuracy_of_a_trained_network(
 
 
 # What is refused -------------------------------------------------------------------------------------------------------
-
-
-def forward_of(net: nn.Module, function: Any) -> nn.Module:
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.timesteps, self.net = 2, net
-
-        def forward(self, x: Tensor) -> Tensor:
-            result: Tensor = function(self.net, x)
-            return result
-
-    return Net()
 
 
 @pytest.mark.parametrize(

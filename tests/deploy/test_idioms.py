@@ -16,7 +16,7 @@ from lbq.engine import Network
 from lbq.errors import GraphError
 from lbq.models import over_time
 from lbq.neuron import BurstNeuron
-from tests.support.own_nets import SHAPE, Forward, Own, close, frames_close, made
+from tests.support.own_nets import SHAPE, Forward, Own, close, features, frames_close, made
 from tests.support.small_nets import compare, pixels, same
 
 
@@ -33,12 +33,6 @@ def exact(net: nn.Module, logits: bool = True) -> Network:
 
 
 # The readout ------------------------------------------------------------------------------------------------------------
-
-
-def features(m: Any, x: Tensor) -> Tensor:
-    """Levels of the second neuron, `[T, B, 4, 8, 8]`."""
-    out: Tensor = m.sn2(over_time(m.sn(over_time(x, m.conv, m.bn, timesteps=3)), m.conv2, m.bn2))
-    return out
 
 
 READOUTS: dict[str, Forward] = {

@@ -19,8 +19,8 @@ from lbq.errors import DataError, GraphError, LbqError
 from lbq.graph.integer import IntegerNetwork
 from lbq.models import over_time
 from lbq.neuron import BurstNeuron
-from tests.support.own_nets import Forward
-from tests.support.small_nets import pixels, same
+from tests.support.own_nets import Forward, logits_close
+from tests.support.small_nets import Functional, pixels, same
 
 SHAPE = (2, 24)
 
@@ -51,13 +51,10 @@ def joined(m: Any, x: Tensor) -> Tensor:
     return m.flat(torch.cat([x, y], -2).flatten(-2)).sum(0)
 
 
-class Signals(nn.Module):
-    timesteps = 2
-
+class Signals(Functional):
     def __init__(self, function: Forward) -> None:
-        super().__init__()
+        super().__init__(function)
         torch.manual_seed(0)
-        self.function = function
         own = 0 if function is functions else 2
         self.conv, self.bn, self.sn = nn.Conv1d(2, 4, 5, padding=own), nn.BatchNorm1d(4), BurstNeuron(step=0.3)
         self.conv2, self.bn2 = nn.Conv1d(4, 6, 3, 2, padding=2, dilation=2, groups=2), nn.BatchNorm1d(6)
@@ -68,9 +65,6 @@ class Signals(nn.Module):
             nn.init.uniform_(norm.running_mean, -0.2, 0.2)  # type: ignore[arg-type]
             nn.init.uniform_(norm.running_var, 0.1, 0.3)  # type: ignore[arg-type]
         self.double().eval()
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.function(self, x)
 
 
 @pytest.mark.parametrize("function", [layers, functions, joined])
@@ -84,32 +78,23 @@ def test_networks_of_signals_deploy(function: Forward, tmp_path: Path) -> None:
     assert same(found, network.run(lifted, "dense", trace=True))
     assert same(found, network.run(x, "bitplane", trace=True))
     assert network.run(lifted[2]).logits.tolist() == found.logits[2:3].tolist()
-    values = (torch.from_numpy(x).double() / 255 - torch.tensor([[0.4], [0.5]])) / torch.tensor([[0.25], [0.3]])
-    with torch.no_grad():
-        logits = net(values).numpy()
-    np.testing.assert_allclose(found.logits * found.scale, logits, atol=0.02 * np.ptp(logits))
+    logits_close(net, network, x, (x / 255 - np.array([[0.4], [0.5]])) / np.array([[0.25], [0.3]]))
     lbq.engine.save(tmp_path / "net.lbq", network)
     assert lbq.engine.load(tmp_path / "net.lbq").verify() == 6
 
 
-class Rectified(nn.Module):
-    """An ANN whose branches are joined."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.conv, self.pool, self.side = nn.Conv1d(2, 4, 3, padding=1), nn.MaxPool1d(2), nn.Conv1d(4, 3, 1)
-        self.both, self.fc = nn.Conv1d(7, 4, 3), nn.Linear(4, 5)
-        self.eval()
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.pool(self.conv(x).relu())
-        x = self.both(torch.cat([x, self.side(x).relu()], 1)).relu()
-        return self.fc(x.mean(2))
-
-
 def test_an_ann_of_signals_converts_and_deploys() -> None:
-    net = convert(Rectified(), torch.rand(8, *SHAPE), timesteps=2)
+    """One whose branches are joined."""
+
+    def forward(m: Any, x: Tensor) -> Tensor:
+        x = m.pool(m.conv(x).relu())
+        x = m.both(torch.cat([x, m.side(x).relu()], 1)).relu()
+        return m.fc(x.mean(2))
+
+    torch.manual_seed(0)
+    layers = {"conv": nn.Conv1d(2, 4, 3, padding=1), "pool": nn.MaxPool1d(2), "side": nn.Conv1d(4, 3, 1)}
+    ann = Functional(forward, both=nn.Conv1d(7, 4, 3), fc=nn.Linear(4, 5), **layers)
+    net = convert(ann.eval(), torch.rand(8, *SHAPE), timesteps=2)
     assert len(deploy(net, SHAPE, scale=255).network.layers) == 3
 
 
@@ -152,14 +137,10 @@ class Features(nn.Module):
 @pytest.mark.parametrize("static", [True, False])
 def test_networks_of_features_deploy(static: bool) -> None:
     net, x = Features(static), pixels(6, 12) if static else pixels(3, 6, 12) // 64
-    seen = torch.from_numpy(x).double()
     network = deploy(net, (12,), scale=255 if static else None, static=static, bits=16, examples=x)
     assert network.network.input_shape == (12, 1, 1)
-    found = network.run(x)
-    assert same(found, network.run(x[..., None, None]))
-    with torch.no_grad():
-        logits = net(seen / 255 if static else seen).numpy()
-    np.testing.assert_allclose(found.logits * found.scale, logits, atol=0.02 * np.ptp(logits))
+    assert same(network.run(x), network.run(x[..., None, None]))
+    logits_close(net, network, x, x / 255 if static else x)
     with pytest.raises(GraphError, match=r"examples must be uint8 \[.*B, 12, 1, 1\], got uint8"):
         deploy(net, (12,), scale=255, static=static, examples=x.swapaxes(-1, -2))
 

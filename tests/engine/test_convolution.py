@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from lbq import native
-from lbq.engine.convolution import BACKENDS, MOST_ROWS, Counts, pack
+from lbq.engine.convolution import BACKENDS, MOST_WEIGHT_ROWS, Counts, PackedConv
 from lbq.engine.method import Prepared
-from lbq.engine.steps import Emitted, neuron
 from lbq.errors import LbqError
 from lbq.graph import Synapse
 
@@ -72,7 +71,7 @@ def agree(
     levels: NDArray[Any], weights: NDArray[Any], stride: Pair, padding: Pair, threads: tuple[int, ...] = (1, 2)
 ) -> None:
     expected = oracle(levels, weights, stride, padding)
-    conv = pack(weights, stride, padding)
+    conv = PackedConv(weights, stride, padding)
     for way, n in itertools.product(WAYS, threads):
         method, backend = way
         found, counts = conv.run(levels, method, backend, n)
@@ -132,7 +131,7 @@ def test_with_and_without_the_matrix_unit(
     rng = np.random.default_rng(inputs)
     levels = some_levels(rng, (batch, height, width, inputs), largest, signed, 0.5)
     weights = rng.integers(-128, 128, (outputs, inputs, *kernel)).astype(np.int8)
-    conv = pack(weights, stride, padding)
+    conv = PackedConv(weights, stride, padding)
     there = unit == "on" and "amx" in native.report().features
     assert ("tiles" in conv.dense_form(native.isa(), largest)) == there
     for threads in (1, 2):
@@ -198,8 +197,8 @@ def test_four_rows_are_added_as_bytes_only_where_they_fit(isa: str, low: int, hi
 def test_the_most_rows_that_have_numbers(isa: str) -> None:
     """65535 weight rows; the row of zeros behind them, which fills groups, has the last number of 16 bits."""
     rng = np.random.default_rng(0)
-    weights = rng.integers(-127, 128, (3, MOST_ROWS - 1, 1, 1)).astype(np.int8)
-    levels = some_levels(rng, (1, 1, 2, MOST_ROWS - 1), 5, False, 0.2)
+    weights = rng.integers(-127, 128, (3, MOST_WEIGHT_ROWS, 1, 1)).astype(np.int8)
+    levels = some_levels(rng, (1, 1, 2, MOST_WEIGHT_ROWS), 5, False, 0.2)
     levels[..., -1] = 3
     agree(levels, weights, (1, 1), (0, 0), threads=(1,))
 
@@ -214,14 +213,14 @@ def test_large_layers_in_several_tiles_and_parts(monkeypatch: pytest.MonkeyPatch
     results = []
     for path, threads in itertools.product(native.isas(), (1, 2, 3)):
         monkeypatch.setenv("LBQ_NATIVE_ISA", path)
-        found, counts = pack(weights, (1, 1), (1, 1)).run(levels, "bitplane", threads=threads)
+        found, counts = PackedConv(weights, (1, 1), (1, 1)).run(levels, "bitplane", threads=threads)
         np.testing.assert_array_equal(found[[0, 17, 39]], expected)
         results.append((found.tobytes(), counts))
     assert all(result == results[0] for result in results)
 
 
 def test_out_is_written_and_checked() -> None:
-    conv = pack(np.ones((3, 2, 1, 1), np.int8))
+    conv = PackedConv(np.ones((3, 2, 1, 1), np.int8))
     levels = np.ones((2, 4, 4, 2), np.uint8)
     out = np.empty((2, 4, 4, 3), np.int32)
     found, _ = conv.run(levels, out=out)
@@ -240,12 +239,12 @@ def test_counts_add_up() -> None:
 
 def test_what_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match="weights must be int8 or int16"):
-        pack(np.ones((2, 2, 3, 3)))
+        PackedConv(np.ones((2, 2, 3, 3)))
     with pytest.raises(ValueError, match="stride must be positive"):
-        pack(np.ones((2, 2, 3, 3), np.int8), (0, 1))
+        PackedConv(np.ones((2, 2, 3, 3), np.int8), (0, 1))
     with pytest.raises(LbqError, match="too large for the native kernels"):
-        pack(np.ones((1, 8000, 3, 3), np.int8))
-    conv = pack(np.full((2, 3, 3, 3), 30000, np.int16))
+        PackedConv(np.ones((1, 8000, 3, 3), np.int8))
+    conv = PackedConv(np.full((2, 3, 3, 3), 30000, np.int16))
     for levels in (np.ones((1, 5, 5, 2), np.uint8), np.ones((1, 5, 5, 3), np.int32), np.ones((5, 5, 3), np.uint8)):
         with pytest.raises(ValueError, match="levels must be uint8 or int8"):
             conv.run(levels)
@@ -256,146 +255,14 @@ def test_what_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         conv.run(good, "bitplane", "shifted")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="smaller than the kernel"):
         conv.run(good[:, :2])
-    heavy = pack(np.full((1, 300, 1, 1), 32767, np.int16))
+    heavy = PackedConv(np.full((1, 300, 1, 1), 32767, np.int16))
     with pytest.raises(LbqError, match="which int32 does not hold"):
         heavy.run(np.full((1, 1, 1, 300), 255, np.uint8))
     wide = np.ones((1, 4096, 1, 1), np.int8)  # its lists' entries would be numbered beyond 31 bits
     with pytest.raises(LbqError, match="a row of 65536 pixels of 4096 channels is too long for the native kernels"):
-        pack(wide).step(np.zeros((1, 1, 65536, 4096), np.int8), largest=7)
+        PackedConv(wide).step(np.zeros((1, 1, 65536, 4096), np.int8), largest=7)
     synapse = Synapse("conv", "sn", "conv", wide, (4096, 1, 65536), (1, 1, 65536))
     assert Prepared(synapse, 7, True).native_refused() == "very long rows of pixels"
     monkeypatch.setenv("LBQ_NATIVE", "off")
     with pytest.raises(LbqError, match="native kernels are not available: switched off"):
         conv.run(good)
-
-
-# Neurons
-# ---------------------------------------------------------------------------------------------------------------------
-
-
-def neurons_in_numpy(currents: Any, out: NDArray[Any], o: dict[str, Any]) -> NDArray[np.int64]:
-    """The definition, in int64, one timestep at a time."""
-    batch = len(out) // o["timesteps"]
-    signed = out.dtype == np.int8
-    v = pending = None
-    found = []
-    for t in range(o["timesteps"]):
-        now = slice(t * batch, (t + 1) * batch)
-        u = np.zeros((batch, *out.shape[1:]), np.int64) + o["bias"]
-        if currents is not None:
-            u = u + ((currents if o["static"] else currents[now]).astype(np.int64) << o["fraction"])
-        for weight, levels in o["shortcuts"]:
-            u = u + weight.astype(np.int64) * levels[now]
-        if v is not None:
-            m, k = o["leak"] or (1, 0)
-            u = u + (v if o["leak"] is None else (v * m + (1 << (k - 1))) >> k)
-        if pending is not None:
-            u = u - pending
-        s = ((np.abs(u) if signed else u)[..., None] >= o["thresholds"]).sum(-1)
-        s = s * np.sign(u) if signed else s
-        found.append(s)
-        drop = o["reset"] * (s if o["reset_kind"] == "level" else np.sign(s))
-        if o["reset_kind"] == "hard":
-            v = np.where(s != 0, 0, u)
-        elif o["decay_reset"]:
-            v = u - drop
-        else:
-            v, pending = u, drop
-    return np.concatenate(found)
-
-
-@pytest.mark.parametrize("reset_kind", ["once", "level", "hard"])
-@pytest.mark.parametrize("decay_reset", [True, False])
-@pytest.mark.parametrize("signed", [True, False])
-def test_neurons_equal_the_definition(isa: str, reset_kind: Any, decay_reset: bool, signed: bool) -> None:
-    rng = np.random.default_rng(5)
-    for leak, n_max, static, shortcuts, with_currents, mapped in itertools.product(
-        (None, (1, 1), (3, 4)), (1, 5, 100), (True, False), (0, 2), (True, False), (True, False)
-    ):
-        timesteps, batch, height, width, channels = 3, 2, 2, 3, 37
-        shape = (timesteps * batch, height, width, channels)
-        dtype = np.int8 if signed else np.uint8
-        currents = rng.integers(-900, 900, ((batch if static else timesteps * batch), *shape[1:])).astype(np.int32)
-        options: dict[str, Any] = {
-            "timesteps": timesteps,
-            "thresholds": np.sort(rng.integers(64, 3000, (channels, n_max)), 1).astype(np.int32),
-            "reset": rng.integers(64, 500, channels).astype(np.int32),
-            "bias": rng.integers(-300, 300, shape[1:] if mapped else channels).astype(np.int32),
-            "fraction": 2,
-            "leak": leak,
-            "reset_kind": reset_kind,
-            "decay_reset": decay_reset,
-            "shortcuts": [
-                (rng.integers(-99, 99, channels).astype(np.int32), rng.integers(-2 * (i > 0), 6, shape).astype(kind))
-                for i, kind in zip(range(shortcuts), (np.uint8, np.int8), strict=False)
-            ],
-            "static": static,
-        }
-        given_currents = currents if with_currents else None
-        expected = neurons_in_numpy(given_currents, np.empty(shape, dtype), options)
-        for threads in (1, 2):
-            out, membranes = np.empty(shape, dtype), np.empty(shape, np.int32)
-            emitted = neuron(given_currents, out, **options, threads=threads, membranes=membranes)
-            np.testing.assert_array_equal(out, expected)
-            sizes = np.abs(membranes) if signed else membranes
-            reached = (sizes[..., None] >= options["thresholds"]).sum(-1)
-            np.testing.assert_array_equal(reached, np.abs(expected))
-            bits = int(np.unpackbits(np.abs(expected).astype(np.uint8)).sum())
-            assert emitted == Emitted(int(np.count_nonzero(expected)), bits)
-
-
-@pytest.mark.parametrize("channels", [1, 3, 4, 15, 16, 20, 64, 67])
-def test_neurons_of_any_number_of_levels_and_channels(isa: str, channels: int) -> None:
-    """Set bits are counted otherwise from 8 levels on; channels come in whole tiles, in parts of one, and one by one."""
-    rng = np.random.default_rng(channels)
-    for n_max, dtype in ((2, np.uint8), (5, np.uint8), (7, np.uint8), (8, np.uint8), (255, np.uint8), (127, np.int8)):
-        shape = (6, 2, 3, channels)
-        options: dict[str, Any] = {
-            "timesteps": 3, "thresholds": np.tile(np.arange(1, n_max + 1, dtype=np.int32) * 8, (channels, 1)),
-            "reset": np.full(channels, 8, np.int32), "bias": rng.integers(-9, 9, channels).astype(np.int32), "fraction": 0,
-            "leak": (1, 1), "reset_kind": "once", "decay_reset": True, "shortcuts": [], "static": False,
-        }  # fmt: skip
-        currents = rng.integers(-9 * n_max, 9 * n_max, shape).astype(np.int32)
-        expected = neurons_in_numpy(currents, np.empty(shape, dtype), options)
-        out = np.empty(shape, dtype)
-        emitted = neuron(currents, out, **options)
-        np.testing.assert_array_equal(out, expected)
-        bits = int(np.unpackbits(np.abs(expected).astype(np.uint8)).sum())
-        assert emitted == Emitted(int(np.count_nonzero(expected)), bits)
-
-
-def test_neurons_of_large_layers_in_threads() -> None:
-    rng = np.random.default_rng(1)
-    currents = rng.integers(-100, 300, (4, 16, 16, 64)).astype(np.int32)
-    options: dict[str, Any] = {"timesteps": 2, "thresholds": np.tile(np.arange(1, 6, dtype=np.int32) * 64, (64, 1))}
-    options |= {"reset": np.full(64, 64, np.int32), "bias": np.zeros(64, np.int32), "leak": (1, 1)}
-    outs = [np.empty(currents.shape, np.uint8) for _ in range(3)]
-    emitted = [neuron(currents, out, **options, threads=n) for out, n in zip(outs, (1, 2, 3), strict=True)]
-    assert outs[0].tobytes() == outs[1].tobytes() == outs[2].tobytes()
-    assert emitted[0] == emitted[1] == emitted[2]
-    assert emitted[0].active > 0
-
-
-def test_what_neurons_refuse() -> None:
-    out = np.empty((4, 2, 2, 3), np.uint8)
-    good: dict[str, Any] = {"timesteps": 2, "thresholds": np.ones((3, 2), np.int32)}
-    good |= {"reset": np.ones(3, np.int32), "bias": np.ones(3, np.int32)}
-    currents = np.ones(out.shape, np.int32)
-    neuron(currents, out, **good)
-    for changed, message in (
-        ({"timesteps": 0}, "out must be contiguous"),
-        ({"timesteps": 3}, "currents must be"),
-        ({"static": True}, "currents must be"),
-        ({"thresholds": np.ones((2, 2), np.int32)}, "thresholds must be"),
-        ({"thresholds": np.ones((3, 256), np.int32)}, "thresholds must be"),
-        ({"reset": np.ones(2, np.int32)}, "reset must be"),
-        ({"bias": np.ones((2, 3), np.int32)}, "reset must be"),
-        ({"leak": (3, 1)}, "leak must be"),
-        ({"membranes": np.empty((4, 2, 2, 3), np.int64)}, "membranes must be"),
-        ({"membranes": np.empty((4, 2, 2, 3), np.int32)[::-1]}, "membranes must be contiguous"),
-        ({"shortcuts": [(np.ones(3, np.int32), out[:2])]}, "shortcuts must be"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            neuron(currents, out, **{**good, **changed})
-    with pytest.raises(ValueError, match="out must be"):
-        neuron(currents, out.astype(np.int32), **good)

@@ -7,14 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
-from lbq import cli, models
-from lbq.deploy import deploy
+from lbq import cli
 from lbq.engine import Network, load, save
 from lbq.errors import ArtefactError, LbqError
 from tests.support.oracle import integer_network
-from tests.support.small_nets import deployed, pixels, warmed
+from tests.support.small_nets import deployed, eventful, pixels
 
 NET = ("resnet8w2", {"name": "lbq"}, (3, 6, 6))
 
@@ -67,9 +65,7 @@ def test_what_cannot_be(net: Network) -> None:
     for wrong in (0, -1, 1.0, True, "2"):
         with pytest.raises(LbqError, match="timesteps must be a whole number above 0"):
             net.over(wrong)  # type: ignore[arg-type]
-    torch.manual_seed(0)
-    made = warmed(models.create("resnet8w2", in_channels=2, num_classes=3), 2, 4, 4, static=False)
-    events = deploy(made, (2, 4, 4), timesteps=3, static=False)
+    events = eventful()
     with pytest.raises(LbqError, match="reads event frames, 3 of a sample: deploy its run over others"):
         events.over(1)
 

@@ -9,7 +9,7 @@ import pytest
 
 from lbq.counting.analysis import Membrane
 from lbq.engine import numpy_kernels
-from lbq.engine.convolution import BACKENDS, Backend, pack
+from lbq.engine.convolution import BACKENDS, Backend, PackedConv
 from lbq.engine.steps import PoolStep, ReadoutStep, add_step, histogram
 from lbq.engine.tape import perform, recording
 from lbq.graph import Pool
@@ -68,7 +68,7 @@ def test_the_readout(backend: Backend, dtype: Any) -> None:
     bias = rng.integers(-(10**12), 10**12, classes)
     summed = levels.reshape(steps, batch, 2, 3, 5).sum(0, dtype=np.int64)
     largest = int(abs(summed).max())
-    oracle = numpy_kernels.pack(weights, accumulator=np.int64)
+    oracle = numpy_kernels.PackedConv(weights, accumulator=np.int64)
     expected, counts = oracle.run(summed, "bitplane", backend, largest=largest)
     logits = np.empty((batch, classes), np.int64)
     rows = weights.transpose(2, 3, 1, 0).reshape(-1, classes).astype(np.int64)
@@ -100,7 +100,7 @@ def test_currents_are_added(threads: int) -> None:
 
 def test_a_tape_does_the_same_to_other_numbers() -> None:
     rng = np.random.default_rng(3)
-    conv = pack(rng.integers(-9, 9, (4, 3, 1, 1)).astype(np.int8))
+    conv = PackedConv(rng.integers(-9, 9, (4, 3, 1, 1)).astype(np.int8))
     levels = rng.integers(0, 6, (2, 5, 5, 3)).astype(np.uint8)
     with recording() as tape:
         step = conv.step(levels, largest=5)

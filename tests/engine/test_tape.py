@@ -11,21 +11,20 @@ import torch
 from torch import nn
 
 from lbq import native
-from lbq.deploy import deploy
 from lbq.engine import Network
-from lbq.engine.runner import CHOSEN_ANEW, RECORDINGS, Runner
+from lbq.engine.runner import IMAGES_PER_CHOICE, MOST_RECORDINGS, Runner
 from lbq.models import over_time
 from lbq.neuron import BurstNeuron
-from tests.support.small_nets import CASES, Branches, deployed, pixels, same, warmed
+from tests.support.small_nets import CASES, Functional, branched, deploy_warmed, deployed, mean_logits, pixels, same
 
 Ints = np.ndarray[Any, Any]
 
 
-def sums_told(net: Network, x: Ints, engine: Any, backend: Any) -> dict[str, int]:
-    """Of every layer's levels, as a function is told them."""
-    told: dict[str, int] = {}
-    net.run(x, engine, lambda name, levels: told.update({name: int(levels.sum())}), backend=backend)
-    return told
+def traced_sums(net: Network, x: Ints, engine: Any, backend: Any) -> dict[str, int]:
+    """The sum of every layer's levels, as a function sees them."""
+    sums: dict[str, int] = {}
+    net.run(x, engine, lambda name, levels: sums.update({name: int(levels.sum())}), backend=backend)
+    return sums
 
 
 @pytest.mark.parametrize(("id", "neuron", "shape", "options"), CASES)
@@ -34,7 +33,7 @@ def test_recordings_do_what_the_first_run_did(
 ) -> None:
     net = deployed(id, neuron, shape, **options)
     runner = net._runner = Runner(net.network)
-    runner.together = 2
+    runner.images_per_piece = 2
     for engine, backend in (("bitplane", "horner"), ("bitplane", "explicit"), ("auto", "horner")):
         for i in range(4):
             x = pixels(2, *shape, seed=10 + i)
@@ -46,33 +45,25 @@ def test_recordings_do_what_the_first_run_did(
             watched = runner.run(x, engine, backend=backend, watch=lambda *_: None)  # type: ignore[arg-type]
             assert found.counts == watched.counts, "watching is never recorded"
             assert dense.levels is not None
-            assert sums_told(net, x, engine, backend) == {
+            assert traced_sums(net, x, engine, backend) == {
                 name: int(levels.sum()) for name, levels in dense.levels.items()
             }
     assert any(space.recordings for space in runner._spaces)
 
 
-class Pooled(nn.Module):
+def test_pooling_is_recorded_too() -> None:
     """Max-pooled, sum-pooled within 8 bits, and beyond them before the readout."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.timesteps = 2
-        self.conv, self.sn, self.max = nn.Conv2d(3, 6, 3, padding=1), BurstNeuron(), nn.MaxPool2d(3, 2, 1)
-        self.conv1, self.sn1, self.avg = nn.Conv2d(6, 5, 3, padding=1), BurstNeuron(7), nn.AvgPool2d(2)
-        self.conv2, self.sn2 = nn.Conv2d(5, 8, 3, padding=1), BurstNeuron(100)
-        self.pool, self.fc = nn.AvgPool2d(2), nn.Linear(8 * 2 * 2, 3)
+    def forward(m: Any, x: torch.Tensor) -> torch.Tensor:
+        a = m.sn(over_time(x, m.conv, timesteps=2))
+        b = m.sn1(over_time(a, m.max, m.conv1))
+        return mean_logits(m, m.sn2(over_time(b, m.avg, m.conv2)))
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        a = self.sn(over_time(x, self.conv, timesteps=2))
-        b = self.sn1(over_time(a, self.max, self.conv1))
-        c = self.sn2(over_time(b, self.avg, self.conv2))
-        return over_time(over_time(c, self.pool).flatten(2), self.fc, spatial=1).mean(0)
-
-
-def test_pooling_is_recorded_too() -> None:
     torch.manual_seed(1)
-    net = deploy(warmed(Pooled(), 3, 16, 16), (3, 16, 16), mean=[0.5] * 3, std=[0.25] * 3)
+    layers = {"conv": nn.Conv2d(3, 6, 3, padding=1), "sn": BurstNeuron(), "max": nn.MaxPool2d(3, 2, 1)}
+    layers |= {"conv1": nn.Conv2d(6, 5, 3, padding=1), "sn1": BurstNeuron(7), "avg": nn.AvgPool2d(2)}
+    layers |= {"conv2": nn.Conv2d(5, 8, 3, padding=1), "sn2": BurstNeuron(100), "pool": nn.AvgPool2d(2)}
+    net = deploy_warmed(Functional(forward, **layers, fc=nn.Linear(8 * 2 * 2, 3)), 3, 16, 16)
     for i in range(4):
         x = pixels(2, 3, 16, 16, seed=i)
         assert same(net.run(x, "bitplane", trace=True), net.run(x, "dense", trace=True))
@@ -82,8 +73,7 @@ def test_pooling_is_recorded_too() -> None:
 
 
 def test_what_numpy_did_is_not_recorded() -> None:
-    torch.manual_seed(4)
-    net = deploy(warmed(Branches(), 3, 6, 6), (3, 6, 6), mean=[0.5] * 3, std=[0.25] * 3)  # it has a grouped convolution
+    net = branched()  # it has a grouped convolution
     for i in range(4):
         x = pixels(2, 3, 6, 6, seed=i)
         np.testing.assert_array_equal(net.run(x).logits, net.run(x, "dense").logits)
@@ -99,7 +89,7 @@ def test_choices_are_made_anew_now_and_then() -> None:
     assert runner is not None
     for prepared in runner.prepared.values():
         prepared.crossover = 0.0  # everything is too dense now
-    for _ in range(CHOSEN_ANEW - 1):
+    for _ in range(IMAGES_PER_CHOICE - 1):
         assert net.run(x).choices == first
     assert {c.method for name, c in net.run(x).choices.items() if name in runner.prepared} == {"dense"}
     assert {c.method for name, c in net.run(x).choices.items() if name in runner.prepared} == {"dense"}
@@ -109,12 +99,12 @@ def test_choices_are_made_anew_now_and_then() -> None:
 def test_only_a_few_recordings_are_kept() -> None:
     net = deployed()
     runner = net._runner = Runner(net.network)
-    runner.together = 3
+    runner.images_per_piece = 3
     for _ in range(3):
         for engine, images in itertools.product(("bitplane", "auto"), (1, 2, 3)):
             x = pixels(images, 3, 8, 8, seed=images)
             np.testing.assert_array_equal(net.run(x, engine).logits, net.run(x, "dense").logits)  # type: ignore[arg-type]
-    assert 0 < max(len(space.recordings) for space in runner._spaces) <= RECORDINGS
+    assert 0 < max(len(space.recordings) for space in runner._spaces) <= MOST_RECORDINGS
 
 
 def test_a_recording_is_of_one_instruction_set(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,7 +127,7 @@ def test_without_a_library_nothing_is_recorded(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(native, "_opened", lambda: "the native library was not built")
     monkeypatch.setattr(native, "_features", tuple)
     runner = net._runner = Runner(net.network)
-    runner.together = 1
+    runner.images_per_piece = 1
     with pytest.warns(RuntimeWarning, match="right but slow: the native library was not built"):
         np.testing.assert_array_equal(net.run(x).logits, expected)
     assert not any(space.recordings for space in runner._spaces)

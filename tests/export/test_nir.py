@@ -23,7 +23,7 @@ from lbq.kernels.reference import Rule
 from lbq.models import over_time
 from lbq.neuron import ILIF, LIF, BurstNeuron, LadderNeuron
 from lbq.neuron.recorder import record_levels
-from tests.support.small_nets import Branches, normalised, pixels, small, warmed
+from tests.support.small_nets import Branches, Functional, mean_logits, normalised, pixels, small, warmed
 
 nir = pytest.importorskip("nir", reason="the package nir is not installed: pip install 'lbq[nir]'")
 h5py = pytest.importorskip("h5py", reason="h5py, which nir needs, is not installed: pip install 'lbq[nir]'")
@@ -267,19 +267,15 @@ def test_lossy_neurons_are_refused_by_name(neuron: Any, reason: str, tmp_path: P
     assert not list(tmp_path.iterdir())
 
 
-class Odd(nn.Module):
-    timesteps = 2
+def with_layers(*layers: nn.Module) -> nn.Module:
+    """A network with these layers between two neurons."""
 
-    def __init__(self, *layers: nn.Module) -> None:
-        super().__init__()
-        self.conv1, self.sn1 = nn.Conv2d(2, 4, 3, padding=1), LIF(membrane="if")
-        self.odd, self.sn2 = nn.Sequential(*layers), LIF(membrane="if")
-        self.pool, self.fc = nn.AdaptiveAvgPool2d(1), nn.Linear(4, 3)
+    def forward(m: Any, x: Tensor) -> Tensor:
+        return mean_logits(m, m.sn2(over_time(m.sn1(over_time(x, m.conv1, timesteps=2)), m.layers)))
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.sn1(over_time(x, self.conv1, timesteps=2))
-        x = self.sn2(over_time(x, self.odd))
-        return over_time(over_time(x, self.pool).flatten(2), self.fc, spatial=1).mean(0)
+    modules = {"conv1": nn.Conv2d(2, 4, 3, padding=1), "layers": nn.Sequential(*layers)}
+    neurons = {"sn1": LIF(membrane="if"), "sn2": LIF(membrane="if")}
+    return Functional(forward, pool=nn.AdaptiveAvgPool2d(1), fc=nn.Linear(4, 3), **modules, **neurons)
 
 
 def changed(graph: Graph, synapses: tuple[Synapse, ...]) -> Graph:
@@ -293,9 +289,11 @@ def test_layers_without_a_counterpart_are_refused_by_name() -> None:
         with pytest.raises(GraphError, match=reason):
             nir_graph(lowered(net.double().eval(), (2, size, size)), "subtract")
 
-    refused(Odd(nn.MaxPool2d(2), nn.Conv2d(4, 4, 3)), "layer 'sn2': NIR has no max-pooling: use average pooling")
-    refused(Odd(nn.AvgPool2d(2), nn.Conv2d(4, 4, (1, 3))), "layer 'sn2': its kernel is 1 by 3")
-    refused(Odd(nn.Conv2d(4, 4, 1, padding=1)), "layer 'sn2': it reads 'sn1', which has one place only", size=1)
+    refused(
+        with_layers(nn.MaxPool2d(2), nn.Conv2d(4, 4, 3)), "layer 'sn2': NIR has no max-pooling: use average pooling"
+    )
+    refused(with_layers(nn.AvgPool2d(2), nn.Conv2d(4, 4, (1, 3))), "layer 'sn2': its kernel is 1 by 3")
+    refused(with_layers(nn.Conv2d(4, 4, 1, padding=1)), "layer 'sn2': it reads 'sn1', which has one place only", size=1)
     graph = own(lambda: LIF(membrane="if"))
     with pytest.raises(GraphError, match="layer 'sn1': it has a bias but no convolution"):
         nir_graph(changed(graph, graph["sn1"].synapses[1:]), "subtract")

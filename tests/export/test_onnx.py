@@ -20,8 +20,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lbq import engine, models
-from lbq.deploy import deploy
+from lbq import engine
 from lbq.engine import Network
 from lbq.errors import GraphError, LbqError
 from lbq.export.onnx import onnx_model, write_onnx
@@ -29,7 +28,7 @@ from lbq.export.split import Split, split
 from lbq.graph import INPUT, Pool, Synapse
 from lbq.graph.integer import FLOAT32_BOUND, IntegerLayer, IntegerNetwork, IntegerNeuron, rounded_leak
 from lbq.graph.levels import row_sums
-from tests.support.small_nets import CASES, Branches, deployed, pixels, warmed
+from tests.support.small_nets import CASES, branched, deployed, eventful, pixels
 
 onnx = pytest.importorskip("onnx", reason="the package onnx is not installed: pip install 'lbq[onnx]'")
 
@@ -123,15 +122,12 @@ def test_a_large_network_is_as_small_as_its_weights(tmp_path: Path) -> None:
 @pytest.mark.parametrize("runtime", RUNTIMES)
 def test_branches_pools_groups_and_dilation(runtime: str) -> None:
     for bits in (8, 16):
-        net = deploy(warmed(Branches(), 3, 6, 6), (3, 6, 6), mean=[0.5] * 3, std=[0.25] * 3, bits=bits)
-        check(net, pixels(4, 3, 6, 6, seed=3), runtime)
+        check(branched(bits), pixels(4, 3, 6, 6, seed=3), runtime)
 
 
 @pytest.mark.parametrize("runtime", RUNTIMES)
 def test_events_are_read_at_every_timestep(runtime: str) -> None:
-    made = warmed(models.create("resnet8w2", in_channels=2, num_classes=3), 2, 4, 4, static=False)
-    net = deploy(made, (2, 4, 4), timesteps=3, static=False)
-    x = np.random.default_rng(0).integers(0, 9, (3, 4, 2, 4, 4), np.uint8)
+    net, x = eventful(), np.random.default_rng(0).integers(0, 9, (3, 4, 2, 4, 4), np.uint8)
     check(net, x, runtime)
     assert not np.array_equal(net.run(x).logits, net.run(x[::-1].copy()).logits)  # the order matters
 
@@ -327,7 +323,7 @@ def test_refusals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         write_onnx(net, tmp_path / "a.onnx", source=tmp_path / "none.lbq")
     with pytest.raises(LbqError, match="it is a folder"):
         write_onnx(net, tmp_path)
-    monkeypatch.setattr("lbq.export.onnx.MOST_BYTES", 100)
+    monkeypatch.setattr("lbq.export.onnx.MOST_WEIGHT_BYTES", 100)
     with pytest.raises(GraphError, match="bytes of weights, and an ONNX file ends at 2 GiB"):
         onnx_model(net)
     monkeypatch.undo()

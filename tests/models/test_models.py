@@ -38,8 +38,8 @@ def test_counts_come_out_exactly(id: str) -> None:
     net = models.create(id)
     graph = lower(net, (3, 32, 32))
     neurons = sum(isinstance(m, SpikingNeuron) for m in net.modules())
-    found = (parameters_outside_neurons(net), neurons, graph.units, graph.macs, graph.stem_macs)
-    assert found == FACTS[id]
+    facts = (parameters_outside_neurons(net), neurons, graph.units, graph.macs, graph.stem_macs)
+    assert facts == FACTS[id]
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ def test_a_kernel_is_asked_for_as_long_as_its_own_use_lasts(monkeypatch: pytest.
         one.__enter__()
     for one, then in ((third, "native"), (first, "native"), (second, "fused")):
         one.__exit__(None, None, None)
-        assert choose.asked() == then
+        assert choose.requested() == then
 
 
 def test_the_choice_and_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:

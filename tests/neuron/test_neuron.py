@@ -20,7 +20,9 @@ from lbq.kernels.reference import BurstState, Constants, Rule, burst_levels, bur
 from lbq.kernels.surrogate import SURROGATES
 from lbq.native.choose import use
 from lbq.neuron import LIF, LMHT, MLF, NEURONS, LadderNeuron, ReLU, SpikingNeuron, create
-from lbq.neuron.base import is_watched, only_outputs, unchanging, unit_interval
+from lbq.neuron.base import unchanging
+from lbq.neuron.checks import unit_interval
+from lbq.neuron.hooks import is_watched, only_outputs
 from tests.support import oracle
 
 RELSG = SURROGATES["relsg_et"]

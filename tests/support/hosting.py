@@ -36,16 +36,16 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
     def do_GET(self) -> None:
-        asked = self.headers["Range"]
-        self.server.ranges.append(asked)
+        requested = self.headers["Range"]
+        self.server.ranges.append(requested)
         self.server.paths.append(self.path)
         how, _, option = (self.server.plan.pop(0) if self.server.plan else "plain").partition(":")
         body, start = self.server.body, 0
         if how == "status":
             self.send_error(int(option))
             return
-        if asked and how not in ("ignore", "empty", "page"):
-            start = int(asked.removeprefix("bytes=").removesuffix("-"))
+        if requested and how not in ("ignore", "empty", "page"):
+            start = int(requested.removeprefix("bytes=").removesuffix("-"))
             if start >= len(body):
                 self.send_error(416)
                 return

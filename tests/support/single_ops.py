@@ -1,7 +1,4 @@
-"""Each operation of augmentation by itself, made of the library's tables, matrices and blends, to be held against Pillow's.
-
-Training composes them: `lbq.batches.policies` and `lbq.batches.event_augment`.
-"""
+"""Each operation of augmentation by itself, made of the library's tables, matrices and blends, to compare with Pillow's."""
 
 from __future__ import annotations
 
@@ -13,32 +10,11 @@ import torch
 from torch import Tensor
 
 from lbq.batches import augment as ops
-from lbq.batches import event_augment
 
 
-def shear_x(x: Tensor, amount: Tensor, fill: int = 128) -> Tensor:
-    """`amount` in pixels per row."""
-    return ops.transform(x, ops.fixed(ops.shear_x_matrix(amount)), fill)
-
-
-def shear_y(x: Tensor, amount: Tensor, fill: int = 128) -> Tensor:
-    """`amount` in pixels per column."""
-    return ops.transform(x, ops.fixed(ops.shear_y_matrix(amount)), fill)
-
-
-def translate_x(x: Tensor, pixels: Tensor, fill: int = 128) -> Tensor:
-    """To the left by `pixels`, which may be a fraction (nearest pixel)."""
-    return ops.transform(x, ops.fixed(ops.translate_matrix(pixels, torch.zeros_like(pixels))), fill)
-
-
-def translate_y(x: Tensor, pixels: Tensor, fill: int = 128) -> Tensor:
-    """Up by `pixels`, which may be a fraction (nearest pixel)."""
-    return ops.transform(x, ops.fixed(ops.translate_matrix(torch.zeros_like(pixels), pixels)), fill)
-
-
-def rotate(x: Tensor, degrees: Tensor, fill: int = 128) -> Tensor:
-    """Counter-clockwise about the centre."""
-    return ops.transform(x, ops.fixed(ops.rotate_matrix(degrees, *x.shape[-2:])), fill)
+def moved(x: Tensor, matrix: Tensor, fill: int = 0) -> Tensor:
+    """Each image of `x` by its affine map of `matrix` [B, 2, 3]; `fill` comes in."""
+    return ops.transform(x, ops.fixed(matrix), fill)
 
 
 def flip(x: Tensor, mask: Tensor) -> Tensor:
@@ -66,11 +42,6 @@ def equalize(x: Tensor) -> Tensor:
     return ops.lookup(x, ops.equalize_table(x))
 
 
-def invert(x: Tensor) -> Tensor:
-    """255 - x."""
-    return 255 - x
-
-
 def brightness(x: Tensor, factor: Tensor) -> Tensor:
     """Towards (or away from) black."""
     image = x.to(torch.float32)
@@ -95,31 +66,8 @@ def sharpness(x: Tensor, factor: Tensor) -> Tensor:
     return ops.blend(ops.smooth(image), image, factor)
 
 
-# --- of event frames ---
-
-
-def flip_frames(x: Tensor, mask: Tensor) -> Tensor:
-    """Left to right, the samples where `mask` (bool [B]) holds."""
-    return flip(x, mask)
-
-
-def translate_frames(x: Tensor, dy: Tensor, dx: Tensor) -> Tensor:
-    """Down by `dy` and right by `dx` pixels; zeros come in."""
-    return ops.transform(x, ops.fixed(ops.translate_matrix(-dx, -dy)))
-
-
-def rotate_frames(x: Tensor, degrees: Tensor) -> Tensor:
-    """Counter-clockwise about the centre; zeros come in."""
-    return ops.transform(x, ops.fixed(ops.rotate_matrix(degrees, *x.shape[-2:])))
-
-
-def shear_frames(x: Tensor, radians: Tensor) -> Tensor:
-    """Rows move sideways in proportion to their distance from the centre row; zeros come in."""
-    return ops.transform(x, ops.fixed(event_augment.shear_matrix(radians, *x.shape[-2:])))
-
-
 def frames(batch: int = 5, steps: int = 3, height: int = 24, width: int = 20, seed: int = 0) -> Tensor:
-    """Sparse counts, other at every timestep."""
+    """Sparse event counts, different at every timestep."""
     x = torch.randint(0, 12, (steps, batch, 2, height, width), generator=torch.Generator().manual_seed(seed))
     return (x - 6).clamp_min(0).to(torch.uint8)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -60,30 +61,62 @@ def deployed(
     return deploy(small(id, neuron, shape, **options), shape, mean=MEAN[: shape[0]], std=STD[: shape[0]], bits=bits)
 
 
+class Functional(nn.Module):
+    """A network whose forward is any function of it and its input; layers: its modules by name."""
+
+    def __init__(self, function: Callable[..., Tensor], timesteps: int = 2, /, **layers: nn.Module) -> None:
+        super().__init__()
+        self.function, self.timesteps = function, timesteps
+        for name, layer in layers.items():
+            self.add_module(name, layer)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(self, x)
+
+
+def mean_logits(m: Any, x: Tensor) -> Tensor:
+    """Pool levels `[T, B, C, H, W]`, classify them by a linear layer, and average over time."""
+    return over_time(over_time(x, m.pool).flatten(2), m.fc, spatial=1).mean(0)
+
+
 def branches(m: Any, x: Tensor) -> Tensor:
     """Two paths from one tensor with steps of their own, average-pooled, max-pooled, grouped and dilated, then merged."""
     a = m.sn(over_time(x, m.conv, timesteps=3))
     b = m.sn1(over_time(a, m.avg, m.conv1))
     c = m.sn2(over_time(a, m.max, m.conv2) + b)
     d = m.sn3(over_time(c, m.conv3) + b + over_time(x, m.skip, timesteps=3))
-    return over_time(over_time(d, m.pool).flatten(2), m.fc, spatial=1).mean(0)
+    return mean_logits(m, d)
 
 
-class Branches(nn.Module):
+class Branches(Functional):
     def __init__(self) -> None:
-        super().__init__()
-        self.timesteps = 3
+        super().__init__(branches, 3)
         self.conv, self.sn = nn.Conv2d(3, 4, 3, padding=1), BurstNeuron(6)
         self.avg, self.conv1, self.sn1 = nn.AvgPool2d(2), nn.Conv2d(4, 4, 3, padding=1, groups=2), BurstNeuron(3)
         self.max, self.conv2, self.sn2 = nn.MaxPool2d(3, 2, 1), nn.Conv2d(4, 4, 3, padding=2, dilation=2), BurstNeuron()
         self.conv3, self.skip, self.sn3 = nn.Conv2d(4, 4, 1), nn.Conv2d(3, 4, 2, 2), BurstNeuron(2)
         self.pool, self.fc = nn.AdaptiveAvgPool2d(1), nn.Linear(4, 3)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return branches(self, x)
+
+def deploy_warmed(net: nn.Module, channels: int, height: int, width: int, **options: Any) -> Network:
+    """A network with statistics of its own on integers, for images of mean 0.5 and deviation 0.25."""
+    shape = channels, height, width
+    return deploy(warmed(net, *shape), shape, mean=[0.5] * channels, std=[0.25] * channels, **options)
 
 
-# Of every kind, to deploy
+def branched(bits: int = 8) -> Network:
+    torch.manual_seed(4)
+    return deploy_warmed(Branches(), 3, 6, 6, bits=bits)
+
+
+def eventful() -> Network:
+    """A network that reads three event frames `[2, 4, 4]`."""
+    torch.manual_seed(0)
+    net = warmed(models.create("resnet8w2", in_channels=2, num_classes=3), 2, 4, 4, static=False)
+    return deploy(net, (2, 4, 4), timesteps=3, static=False)
+
+
+# Networks of every kind that deploys: model, neuron, input shape, options
 CASES: list[tuple[str, Any, tuple[int, int, int], dict[str, Any]]] = [
     ("resnet8w2", "lbq", (3, 4, 4), {}),
     ("resnet8w2", {"name": "lbq", "n_max": 20, "per_channel": True}, (3, 4, 4), {"timesteps": 3}),
@@ -118,8 +151,8 @@ def compare(net: nn.Module, graph: Graph, x: Tensor) -> None:
     channels = graph.input_shape[0]
     mean, std = [0.3 + 0.1 * i for i in range(channels)], [0.2 + 0.05 * i for i in range(channels)]
     column = (-1, 1, 1)
-    given = (x.numpy() * np.array(std).reshape(column) + np.array(mean).reshape(column)) * 255
-    for rewritten, values in ((graph, x.numpy()), (fold_gain(on_pixels(graph, mean, std, 255)), given)):
+    as_pixels = (x.numpy() * np.array(std).reshape(column) + np.array(mean).reshape(column)) * 255
+    for rewritten, values in ((graph, x.numpy()), (fold_gain(on_pixels(graph, mean, std, 255)), as_pixels)):
         result = execute(absorb(rewritten), values)
         assert not result.ties.any()
         for name, level in result.levels.items():

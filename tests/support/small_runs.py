@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,8 @@ from lbq.runs import checkpoint, run_folder
 from lbq.system import toml
 from lbq.training import job
 from lbq.training.plan import Plan
-from lbq.training.trainer import EpochRecord, Trainer
+from lbq.training.position import EpochRecord
+from lbq.training.trainer import Trainer
 
 Contents = dict[str, Any]
 
@@ -46,7 +48,9 @@ def config(*changes: str) -> Config:
 def small_digits(train: int = 50, test: int = 31) -> Dataset:
     """The first digits; the sizes are no multiples of a batch."""
     whole = load_digits()
-    return Dataset.build("digits", whole.train.subset(range(train)), whole.test.subset(range(test)), whole.source)
+    parts = ((whole.train, train), (whole.test, test))
+    some = [replace(part, images=part.images[:count], labels=part.labels[:count]) for part, count in parts]
+    return Dataset.build("digits", some[0], some[1], whole.source)
 
 
 def trainer(settings: Config, **options: Any) -> Trainer:
@@ -54,7 +58,7 @@ def trainer(settings: Config, **options: Any) -> Trainer:
 
 
 class Silent(job.Unwatched):
-    """A watcher that keeps what it is told."""
+    """A watcher that keeps all reports."""
 
     def __init__(self) -> None:
         self.plans: list[Plan] = []

@@ -73,22 +73,22 @@ def test_a_report_in_many_files_is_whole_or_absent(tmp_path: Path, format: str, 
 
 
 def test_an_analysis_is_whole_or_absent(tmp_path: Path) -> None:
-    found = load(runs_folder() / "lbq-0" / "analysis" / "analysis.json")
+    analysis = load(runs_folder() / "lbq-0" / "analysis" / "analysis.json")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(files, "open", opener("layers.csv"), raising=False)
         with pytest.raises(LbqError, match=r"layers.csv: File too large"):
-            write_analysis(tmp_path / "analysis", found)
+            write_analysis(tmp_path / "analysis", analysis)
     assert names(tmp_path) == []
 
 
 def test_a_new_analysis_leaves_no_figure_of_an_older_one(tmp_path: Path) -> None:
-    folder, found = tmp_path / "analysis", load(runs_folder() / "lbq-0" / "analysis" / "analysis.json")
-    bare = replace(found, layers=tuple(replace(layer, membrane=None) for layer in found.layers))
+    folder, analysis = tmp_path / "analysis", load(runs_folder() / "lbq-0" / "analysis" / "analysis.json")
+    bare = replace(analysis, layers=tuple(replace(layer, membrane=None) for layer in analysis.layers))
     folder.mkdir()
     (folder / "membranes.svg").write_text("mine")
     assert folder / "membranes.svg" not in write_analysis(folder, bare)
     assert (folder / "membranes.svg").read_text() == "mine"  # there was no analysis that it could be of
-    assert folder / "membranes.svg" in write_analysis(folder, found)
+    assert folder / "membranes.svg" in write_analysis(folder, analysis)
     (folder / "notes.svg").write_text("mine")
     written = write_analysis(folder, bare)
     assert names(folder) == sorted([*(path.name for path in written), "notes.svg"])

@@ -43,8 +43,8 @@ class Flat(BurstNet):
 
 @pytest.fixture(autouse=True)
 def nothing_stays(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(plugins, "GIVEN", [])
-    monkeypatch.setattr(plugins, "_SOURCES", [])
+    monkeypatch.setattr(plugins, "IMPORTED", [])
+    monkeypatch.setattr(plugins, "_CHECKSUMS", [])
     monkeypatch.setattr(sys, "path", list(sys.path))
     before = set(sys.modules)
     yield
@@ -123,8 +123,7 @@ def test_a_registered_neuron_has_its_arguments_as_options() -> None:
             self.height, self.timesteps = height, timesteps
 
     net = models.create("resnet8w4", timesteps=3, neuron={"name": "mine", "height": 0.5})
-    found = [m for m in net.modules() if isinstance(m, Mine)]
-    assert {(m.height, m.timesteps) for m in found} == {(0.5, 3)}
+    assert {(m.height, m.timesteps) for m in net.modules() if isinstance(m, Mine)} == {(0.5, 3)}
     with pytest.raises(ConfigError, match="neuron 'mine' has no option 'heigth'; did you mean 'height'"):
         models.create("resnet8w4", neuron={"name": "mine", "heigth": 0.5})
     with pytest.raises(ConfigError, match="'lif' is a neuron of lbq: choose another name"):
@@ -173,17 +172,17 @@ def test_the_documented_file_trains_deploys_and_runs(here: Path, capsys: pytest.
     assert json.loads(capsys.readouterr().out)["images"] == 8
     assert status("report", "mine.json", "--format", "md", "-o", "mine.md") == 0
     assert status("eval", "mine") == 2
-    told = capsys.readouterr().err
-    assert "mine/config.toml: model: unknown id 'mynet'" in told
-    assert told.endswith("(one of your own: lbq --import FILE ...)\n")
+    error = capsys.readouterr().err
+    assert "mine/config.toml: model: unknown id 'mynet'" in error
+    assert error.endswith("(one of your own: lbq --import FILE ...)\n")
 
 
 def test_the_documented_surrogate_trains(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     wide = ("train", str(ROOT / "configs/digits/lbq.toml"), "neuron.surrogate=wide", *QUICK, "train.batch_size=512")
     assert status(*wide, "--out", "wide") == 2
-    told = capsys.readouterr().err
-    assert "surrogate must be a known name, got 'wide'; known: arctan, box" in told
-    assert told.endswith("(one of your own: lbq --import FILE ...)\n")
+    error = capsys.readouterr().err
+    assert "surrogate must be a known name, got 'wide'; known: arctan, box" in error
+    assert error.endswith("(one of your own: lbq --import FILE ...)\n")
     assert status("--import", "my_net.py", *wide, "--out", "wide") == 0
     assert records.record_of("wide")["surrogate"] == "wide"
 
@@ -207,19 +206,19 @@ def test_a_module_by_name_and_what_lies_beside_a_file(here: Path) -> None:
         plugins.bring_in(name)
     assert {"beside", "named"} < neuron.NEURONS.keys()
     assert plugins.options() == ["--import", "elsewhere/net.py", "--import", "mine_module"]
-    assert re.fullmatch(r"net\.py sha256 [0-9a-f]{64}; mine_module\.py sha256 [0-9a-f]{64}", plugins.told())
+    assert re.fullmatch(r"net\.py sha256 [0-9a-f]{64}; mine_module\.py sha256 [0-9a-f]{64}", plugins.checksums())
 
 
-def test_of_two_files_of_one_name_both_are_told(here: Path) -> None:
-    wanted = []
+def test_two_files_of_one_name_both_count(here: Path) -> None:
+    lines = []
     for folder in ("one", "other"):
         source = f"from lbq.neuron import register, LIF\nregister({folder!r})(LIF)\n"
         (here / folder).mkdir()
         (here / folder / "net.py").write_text(source)
         plugins.bring_in(f"{folder}/net.py")
         plugins.bring_in(f"./{folder}/net.py")  # the same again
-        wanted.append(f"net.py sha256 {hashlib.sha256(source.encode()).hexdigest()}")
-    assert plugins.told() == "; ".join(wanted)
+        lines.append(f"net.py sha256 {hashlib.sha256(source.encode()).hexdigest()}")
+    assert plugins.checksums() == "; ".join(lines)
 
 
 def test_a_module_in_an_archive(here: Path) -> None:
@@ -229,11 +228,11 @@ def test_a_module_in_an_archive(here: Path) -> None:
     sys.path.append(str(here / "some.zip"))
     plugins.bring_in("mine_packed")
     assert "packed" in neuron.NEURONS
-    assert plugins.told() == f"mine_packed.py sha256 {hashlib.sha256(source.encode()).hexdigest()}"
+    assert plugins.checksums() == f"mine_packed.py sha256 {hashlib.sha256(source.encode()).hexdigest()}"
 
 
 @pytest.mark.parametrize(
-    ("source", "told"),
+    ("source", "message"),
     [
         ("import no_such_module\n", "ModuleNotFoundError: No module named 'no_such_module' (broken.py, line 1)"),
         ("\nimport torch\ntorch.zeros(2) + torch.zeros(3)\n", "(broken.py, line 3)"),
@@ -247,19 +246,19 @@ def test_a_module_in_an_archive(here: Path) -> None:
     ],
 )
 def test_a_file_that_fails_is_named_in_one_line(
-    source: str, told: str, here: Path, capsys: pytest.CaptureFixture[str]
+    source: str, message: str, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (here / "broken.py").write_text(source)
     assert status("--import", "broken.py", "doctor") == 2
     error = capsys.readouterr().err
     assert error.startswith("lbq: ")
-    assert told in error
+    assert message in error
     assert error.count("\n") == 1
-    assert plugins.GIVEN == []
+    assert plugins.IMPORTED == []
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (["--import", "none.py", "doctor"], "--import none.py: there is no such file"),
         (["--import", ".", "doctor"], "--import .: "),
@@ -272,12 +271,12 @@ def test_a_file_that_fails_is_named_in_one_line(
         (["doctor", "--import", "my_net.py"], "--import stands before the command: lbq --import FILE COMMAND ..."),
     ],
 )
-def test_wrong_imports_are_told_in_one_line(
-    arguments: list[str], told: str, here: Path, capsys: pytest.CaptureFixture[str]
+def test_wrong_imports_are_refused_in_one_line(
+    arguments: list[str], message: str, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert status(*arguments) == 2
     error = capsys.readouterr().err
-    assert told in error
+    assert message in error
     assert error.count("\n") == 1
 
 

@@ -37,7 +37,7 @@ from lbq.training import evaluation, job, optim
 from lbq.training.distributed import World
 from lbq.training.evaluation import emulated
 from lbq.training.plan import plan_of
-from lbq.training.trainer import EpochRecord
+from lbq.training.position import EpochRecord
 from tests.support import small_runs
 from tests.support.commands import call
 from tests.support.small_runs import (

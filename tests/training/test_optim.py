@@ -21,9 +21,10 @@ from lbq import models
 from lbq.config import Config, OptimConfig
 from lbq.neuron import SpikingNeuron
 from lbq.neuron.base import neurons_of
+from lbq.neuron.hooks import evaluating
 from lbq.training import optim
 from lbq.training.distributed import World
-from lbq.training.evaluation import evaluating, measure_norms, neuron_steps
+from lbq.training.evaluation import measure_norms, neuron_steps
 from tests.support import small_runs
 
 NEURONS = [

@@ -31,6 +31,7 @@ from lbq.training import evaluation, job, optim
 from lbq.training import trainer as train
 from lbq.training.distributed import World
 from lbq.training.plan import Plan
+from lbq.training.position import EpochRecord
 from tests.support import small_runs
 
 SMALL: dict[str, Any] = {
@@ -45,7 +46,7 @@ class Quiet(job.Unwatched):
 
     def __init__(self) -> None:
         self.plans: list[Plan] = []
-        self.epochs: list[train.EpochRecord] = []
+        self.epochs: list[EpochRecord] = []
         self.notes: list[Any] = []
 
     def plan(self, plan: Plan) -> None:
@@ -60,7 +61,7 @@ class Quiet(job.Unwatched):
     def step(self, epoch: int, batch: int, batches: int, samples_per_second: float) -> None:
         assert batch <= batches
 
-    def epoch(self, record: train.EpochRecord) -> None:
+    def epoch(self, record: EpochRecord) -> None:
         self.epochs.append(record)
 
 
@@ -286,7 +287,7 @@ def test_every_epoch_has_an_order_of_its_own() -> None:
 def test_plain_epochs_end_a_run_that_was_trained_alike_until_then() -> None:
     strong = ("augment.cutout=4", "augment.mixup=0.5", "train.ema=0.5")
 
-    def logged(*changes: str) -> list[train.EpochRecord]:
+    def logged(*changes: str) -> list[EpochRecord]:
         return list(small_runs.trainer(small_runs.config(*strong, *changes)).fit())
 
     whole, ends = logged(), logged("augment.plain_epochs=1")

@@ -1,4 +1,4 @@
-"""Prepare batches on a stream of their own, so that augmenting the next overlaps with training on the present one."""
+"""Prepare batches on a CUDA stream of their own: augmenting the next batch overlaps with training on this one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Batch = tuple[Tensor, Tensor]
 
 
 def ahead(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch]:
-    """The same batches. On a GPU each is computed beside whatever its receiver still has running."""
+    """The same batches. On a GPU each is computed beside the work that its receiver still has running."""
     if device.type != "cuda":
         yield from batches
         return

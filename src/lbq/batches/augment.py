@@ -1,9 +1,9 @@
 """Operations on a batch of images in which each image has its own parameters. Any device; nothing waits for the device.
 
-Images are uint8 `[B, C, H, W]`, parameters `[B]` on the same device, and the result is uint8 and equal to Pillow's,
-image by image: lookup tables and nearest-neighbour affine maps to the bit (Pillow's 16.16 fixed-point arithmetic is
-repeated here), blends as Pillow computes them in float32 where the compiler does not fuse (x86-64; a fused multiply-add
-can differ by 1). The geometry works on any dtype and on `[T, B, C, H, W]`, alike for all timesteps of a sample.
+Images are uint8 `[B, C, H, W]`, parameters `[B]` on the same device. The result is uint8 and equal to Pillow's, image by
+image. Lookup tables and nearest-neighbour affine maps agree to the bit: Pillow's 16.16 fixed-point arithmetic is repeated
+here. Blends agree with Pillow's float32 where the compiler does not fuse (x86-64); a fused multiply-add can differ by 1.
+The geometry works on any dtype and on `[T, B, C, H, W]`, alike for all timesteps of a sample.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-Border = Literal["fill", "replicate", "wrap"]
+Border = Literal["fill", "replicate"]
 LUMA = (19595.0, 38470.0, 7471.0)  # ITU-R 601-2 in units of 2^-16, as Pillow converts RGB to L
 
 
@@ -32,18 +32,15 @@ def transform(
 ) -> Tensor:
     """Output pixel (x, y) of `x` [..., B, C, H, W] is the input pixel that `coefficients` (see `fixed`) map it to.
 
-    Beyond the image: `fill`, or the nearest border pixel, or the image again. `mirror` (bool [B]): the input is first
-    flipped left to right. One gather for all.
+    Beyond the image lies `fill`, or the nearest border pixel. `mirror` (bool [B]) first flips the input left to right.
+    One gather does it all.
     """
     height, width = x.shape[-2:]
     columns, rows = _count(width, x.device), _count(height, x.device)[:, None]
     a, b, c = coefficients[..., None, None].unbind(2)  # each [B, 2, 1, 1]
     source = (a * columns + (b * rows + c)) >> 16  # [B, 2, H, W]: x, then y
-    if border == "wrap":
-        inside = torch.stack([source[:, 0] % width, source[:, 1] % height], 1)
-    else:
-        last = _constant((width - 1, height - 1), torch.int64, x.device)[:, None, None]
-        inside = torch.minimum(source.clamp_min(0), last)
+    last = _constant((width - 1, height - 1), torch.int64, x.device)[:, None, None]
+    inside = torch.minimum(source.clamp_min(0), last)
     column, row = inside.unbind(1)
     if mirror is not None:
         column = torch.where(mirror[:, None, None], width - 1 - column, column)
@@ -55,34 +52,26 @@ def transform(
 
 
 def fixed(matrix: Tensor) -> Tensor:
-    """`matrix` [B, 2, 3], output pixel to input pixel, as int64 [B, 2, 3] in units of 2^-16, for pixel centres."""
-    matrix = matrix.to(torch.float64)
+    """`matrix` [B, 2, 3] float64, output pixel to input pixel, as int64 [B, 2, 3] in units of 2^-16, for pixel centres."""
     offset = matrix[..., 2] + matrix[..., 0] * 0.5 + matrix[..., 1] * 0.5
     return (torch.stack([matrix[..., 0], matrix[..., 1], offset], -1) * 65536 + 0.5).floor().to(torch.int64)
 
 
-def shear_x_matrix(amount: Tensor) -> Tensor:
-    """Row y moves left by `amount` * y pixels (about the upper left corner, as Pillow's plain affine map)."""
-    one, zero = _units(amount)
-    return _matrix(one, amount, zero, zero, one, zero)
+def matrix(*entries: Tensor | float) -> Tensor:
+    """The affine map (a, b, c, d, e, f), float64 [..., 2, 3]: x_in = a x + b y + c, y_in = d x + e y + f.
 
-
-def shear_y_matrix(amount: Tensor) -> Tensor:
-    """Column x moves up by `amount` * x pixels."""
-    one, zero = _units(amount)
-    return _matrix(one, zero, zero, amount, one, zero)
-
-
-def translate_matrix(dx: Tensor, dy: Tensor) -> Tensor:
-    """Output (x, y) is input (x + dx, y + dy): the image moves left by dx pixels and up by dy."""
-    one, zero = _units(dx)
-    return _matrix(one, zero, dx, zero, one, dy)
+    As in Pillow, (0, 0) is the upper left corner: b shears rows to the left, d shears columns up, c and f move the image
+    left and up by so many pixels.
+    """
+    values = torch.broadcast_tensors(*(torch.as_tensor(entry, dtype=torch.float64) for entry in entries))
+    return torch.stack(values, -1).unflatten(-1, (2, 3))
 
 
 def rotate_matrix(degrees: Tensor, height: int, width: int) -> Tensor:
     """Counter-clockwise about the image's centre."""
     angle = degrees.to(torch.float64) * (-math.pi / 180)
-    return centred(_matrix(*_turn(angle)), height, width)
+    cos, sin = angle.cos(), angle.sin()
+    return centred(matrix(cos, sin, 0, -sin, cos, 0), height, width)
 
 
 def centred(matrix: Tensor, height: int, width: int) -> Tensor:
@@ -122,24 +111,24 @@ def cutout(x: Tensor, row: Tensor, column: Tensor, size: int) -> Tensor:
 
 
 def lookup(x: Tensor, table: Tensor) -> Tensor:
-    """`x` uint8 through `table` uint8 [B, C or 1, 256]. These functions also take int64, to convert a batch once."""
+    """`x` uint8 through `table` uint8 [B, C or 1, 256]. `x` may be int64 already, so that a batch is converted once."""
     values = x.flatten(2).to(torch.int64)
     return table.expand(-1, x.shape[1], -1).gather(2, values).view(x.shape)
 
 
 def posterize_table(bits: Tensor) -> Tensor:
-    """Keeps the upper `bits` (1..8): uint8 [B, 1, 256]."""
+    """The table that keeps the upper `bits` (1..8): uint8 [B, 1, 256]."""
     return ((_levels(bits) >> (8 - bits)[:, None, None]) << (8 - bits)[:, None, None]).to(torch.uint8)
 
 
 def solarize_table(threshold: Tensor) -> Tensor:
-    """Inverts values from `threshold` (0..256, may be a fraction) up: uint8 [B, 1, 256]."""
+    """The table that inverts values from `threshold` (0..256, may be a fraction) up: uint8 [B, 1, 256]."""
     levels = _levels(threshold)
     return torch.where(levels < threshold[:, None, None], levels, 255 - levels).to(torch.uint8)
 
 
 def autocontrast_table(x: Tensor) -> Tensor:
-    """Stretches each channel's range to 0..255: uint8 [B, C, 256]. A channel of one value stays."""
+    """The table that stretches each channel's range to 0..255: uint8 [B, C, 256]. A channel of one value stays."""
     levels = _levels(x).to(torch.float64)
     low, high = (v[..., None].to(torch.float64) for v in torch.aminmax(x.flatten(2), dim=2))
     # A true division (255.0 / tensor would multiply by a reciprocal); infinite where the channel has one value.
@@ -149,7 +138,7 @@ def autocontrast_table(x: Tensor) -> Tensor:
 
 
 def equalize_table(x: Tensor) -> Tensor:
-    """Flattens each channel's histogram: uint8 [B, C, 256]."""
+    """The table that flattens each channel's histogram: uint8 [B, C, 256]."""
     values = x.flatten(2).to(torch.int64)
     counts = torch.zeros(*x.shape[:2], 256, dtype=torch.int64, device=x.device)
     counts.scatter_add_(2, values, counts.new_ones(1).expand_as(values))
@@ -203,14 +192,11 @@ def smooth(x: Tensor) -> Tensor:
 # --- to numbers that a network takes ---
 
 
-def normalise(
-    x: Tensor, scale: float, mean: Sequence[float], std: Sequence[float], dtype: torch.dtype = torch.float32
-) -> Tensor:
-    """(x / scale - mean) / std by channel, computed in float32 (float64 if asked for) and rounded once to `dtype`."""
-    working = torch.promote_types(dtype, torch.float32)
-    shift = _constant(tuple(m * scale for m in mean), working, x.device)[:, None, None]
-    width = _constant(tuple(s * scale for s in std), working, x.device)[:, None, None]
-    return ((x.to(working) - shift) / width).to(dtype)
+def normalise(x: Tensor, scale: float, mean: Sequence[float], std: Sequence[float]) -> Tensor:
+    """(x / scale - mean) / std by channel, in float32."""
+    shift = _constant(tuple(m * scale for m in mean), torch.float32, x.device)[:, None, None]
+    width = _constant(tuple(s * scale for s in std), torch.float32, x.device)[:, None, None]
+    return (x.to(torch.float32) - shift) / width
 
 
 # --- helpers ---
@@ -230,17 +216,3 @@ def _count(n: int, device: torch.device) -> Tensor:
 
 def _levels(like: Tensor) -> Tensor:
     return _count(256, like.device)
-
-
-def _units(like: Tensor) -> tuple[Tensor, Tensor]:
-    return torch.ones_like(like, dtype=torch.float64), torch.zeros_like(like, dtype=torch.float64)
-
-
-def _turn(angle: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    cos, sin, zero = angle.cos(), angle.sin(), torch.zeros_like(angle)
-    return cos, sin, zero, -sin, cos, zero
-
-
-def _matrix(a: Tensor, b: Tensor, c: Tensor, d: Tensor, e: Tensor, f: Tensor) -> Tensor:
-    """[B, 2, 3] float64: x_in = a x + b y + c, y_in = d x + e y + f."""
-    return torch.stack([v.to(torch.float64) for v in (a, b, c, d, e, f)], -1).unflatten(-1, (2, 3))

@@ -1,9 +1,9 @@
 """Mixup and CutMix: a batch mixed with itself in reverse order, and soft targets to match.
 
-Mixup (Zhang et al. 2018) takes lambda * x + (1 - lambda) * partner; CutMix (Yun et al. 2019) puts a box of the partner
-into x, and its lambda is the share of x that is left. One lambda per batch from Beta(alpha, alpha), one decision per
-batch, all of it a function of (seed, epoch, step): the choices are made on the host and nothing waits for a device.
-In a run over several processes each mixes its own part of the batch, all with the same lambda.
+Mixup (Zhang et al. 2018) takes lambda * x + (1 - lambda) * partner. CutMix (Yun et al. 2019) puts a box of the partner
+into x; its lambda is the share of x that is left. A batch has one lambda from Beta(alpha, alpha) and one decision, a
+function of (seed, epoch, step). The host decides, so nothing waits for a device. In a run over several processes each
+mixes its own part of the batch, all with the same lambda.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Mix:
 class Mixing:
     """How batches are mixed.
 
-    `mixup` and `cutmix` are the alphas of their Beta, 0 for off; where both are on, a batch takes either with equal
+    `mixup` and `cutmix` are the alphas of their Beta, 0 for off. If both are on, a batch takes either with equal
     chance. A batch is mixed with probability `prob`, and never from the epoch `plain_from` on. `smoothing`
     spreads that share of every target over all classes.
     """
@@ -41,14 +41,6 @@ class Mixing:
     smoothing: float = 0.0
     classes: int = 10
     plain_from: float = math.inf
-
-    def __post_init__(self) -> None:
-        for name in ("mixup", "cutmix"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ValueError(f"{name}: {getattr(self, name)} is no alpha; it must be 0 (off) or more")
-        for name in ("prob", "smoothing"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name}: {getattr(self, name)} is not within 0..1")
 
     def choose(self, height: int, width: int, seed: int, epoch: int, step: int) -> Mix:
         """What happens to the batch of this step."""
@@ -69,8 +61,6 @@ class Mixing:
 
     def __call__(self, x: Tensor, y: Tensor, seed: int, epoch: int, step: int) -> tuple[Tensor, Tensor]:
         """`x` [B, C, H, W] or [T, B, C, H, W], floating; `y` int64 [B]. Returns x and soft targets [B, classes]."""
-        if not x.is_floating_point():
-            raise ValueError(f"x: mixing takes floating-point images, not {x.dtype}: normalise first")
         mix = self.choose(x.shape[-2], x.shape[-1], seed, epoch, step)
         batch = x.dim() - 4
         if mix.box is not None:

@@ -1,11 +1,11 @@
-"""AutoAugment's policies and the whole of what is done to a training image.
+"""AutoAugment's policies, and `ImageAugment`, which does everything to a training image.
 
 The sub-policies and ranges are those of Cubuk et al., "AutoAugment: Learning Augmentation Strategies from Data", CVPR
 2019 (appendix tables for CIFAR-10 and ImageNet; range table of the search space). Where the paper leaves a choice, ours
-is the one of the common PyTorch ports: magnitude m of 0..9 is the m-th of ten evenly spaced values; a signed operation
-takes either sign with equal chance (rotation too; one port turns one way only); translations are a share of the
-image's side, up to 150/331; what comes in from outside is grey, 128; all maps take the nearest pixel (one port shears
-with bicubic interpolation). CIFAR-10's sub-policy 16, counted from 0, ends with probability 0.6; one port has 0.8.
+is that of the common PyTorch ports. Magnitude m of 0..9 is the m-th of ten evenly spaced values. A signed operation
+takes either sign with equal chance (rotation too; one port turns one way only). Translations are a share of the image's
+side, up to 150/331. Pixels from outside are grey, 128. All maps take the nearest pixel (one port shears with bicubic
+interpolation). CIFAR-10's sub-policy 16, counted from 0, ends with probability 0.6; one port has 0.8.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from torch import Tensor
 
 from lbq.batches import augment as ops
 from lbq.batches.random import integers, uniform
-from lbq.errors import nearest
 
 Step = tuple[str, float, int]  # operation, probability, magnitude 0..9 (0 where it has none)
 
@@ -81,7 +80,7 @@ IMAGENET: tuple[tuple[Step, Step], ...] = (
 )
 
 POLICIES = {"cifar10": CIFAR10, "imagenet": IMAGENET}
-DRAWS = 5  # numbers that one image's policy takes: sub-policy, two for whether, two for the sign
+DRAWS = 5  # random numbers for one image's policy: the sub-policy, whether each step happens, the sign of each
 
 POINT = ("posterize", "solarize", "invert", "autocontrast", "equalize")
 GEOMETRY = ("shear_x", "shear_y", "translate_x", "translate_y", "rotate")
@@ -111,7 +110,7 @@ def magnitude(name: str, level: int, sign: int, height: int, width: int) -> floa
 
 
 class _Table(NamedTuple):
-    """What each row means, row 0 being "leave it": a kind and the parameters of all three families, idle but in one."""
+    """Operations by row; row 0 changes nothing. A row has parameters for all three families, of which one at most acts."""
 
     kind: Tensor  # int64 [R], position in KINDS
     table: Tensor  # uint8 [R, 1, 256]
@@ -134,7 +133,7 @@ def _table(policy: str, height: int, width: int, device: torch.device) -> tuple[
         torch.tensor([KINDS.index(name) for name, _ in named]),
         torch.cat([_fixed_table(name, torch.tensor([value], dtype=torch.float64)) for name, value in named]),
         ops.fixed(
-            torch.cat([_map(name, torch.tensor([value], dtype=torch.float64), height, width) for name, value in named])
+            torch.stack([_map(name, torch.tensor(value, dtype=torch.float64), height, width) for name, value in named])
         ),
         torch.tensor([value if name in BLEND else 1.0 for name, value in named], dtype=torch.float32),
     )
@@ -155,31 +154,28 @@ def _fixed_table(name: str, amount: Tensor) -> Tensor:
 
 
 def _map(name: str, amount: Tensor, height: int, width: int) -> Tensor:
-    """The affine map [1, 2, 3] of an operation; no change where it has none."""
-    zero = torch.zeros_like(amount)
+    """The affine map [2, 3] of an operation; the identity if it has none."""
     match name:
         case "shear_x":
-            return ops.shear_x_matrix(amount)
+            return ops.matrix(1, amount, 0, 0, 1, 0)
         case "shear_y":
-            return ops.shear_y_matrix(amount)
+            return ops.matrix(1, 0, 0, amount, 1, 0)
         case "translate_x":
-            return ops.translate_matrix(amount, zero)
+            return ops.matrix(1, 0, amount, 0, 1, 0)
         case "translate_y":
-            return ops.translate_matrix(zero, amount)
+            return ops.matrix(1, 0, 0, 0, 1, amount)
         case "rotate":
             return ops.rotate_matrix(amount, height, width)
-    return ops.translate_matrix(zero, zero)
+    return ops.matrix(1, 0, 0, 0, 1, 0)
 
 
-def autoaugment(x: Tensor, policy: str, u: Tensor, fill: int = 128, compact: bool | None = None) -> Tensor:
+def autoaugment(x: Tensor, policy: str, u: Tensor, compact: bool | None = None) -> Tensor:
     """One sub-policy for each image of `x` (uint8 [B, 1 or 3, H, W]), chosen by `u` [B, 5] in [0, 1).
 
-    Each of the two steps is one lookup, one gather and one blend over the whole batch, idle for the images that another
-    family concerns: no branch depends on the data, so nothing waits for a GPU. `compact` picks the images that a family
-    concerns instead, which is faster on a CPU (the default there) and gives the same result.
+    Each of the two steps is one lookup, one gather and one blend over the whole batch. They leave images of another family
+    as they are: no branch depends on the data, so nothing waits for a GPU. `compact` instead picks the images of a family,
+    which is faster on a CPU (the default there) and gives the same result.
     """
-    if policy not in POLICIES:
-        raise ValueError(f"policy: unknown {policy!r}{nearest(policy, POLICIES)}")
     if x.dtype != torch.uint8 or x.dim() != 4 or x.shape[1] not in (1, 3):
         raise ValueError(f"x: a policy takes uint8 [B, 1 or 3, H, W], not {x.dtype} {[*x.shape]}")
     table, probability = _table(policy, x.shape[2], x.shape[3], x.device)
@@ -189,7 +185,7 @@ def autoaugment(x: Tensor, policy: str, u: Tensor, fill: int = 128, compact: boo
     compact = x.device.type == "cpu" if compact is None else compact
     for row in rows.unbind(1):
         batch = table.of(row)
-        for family, names in ((_point, POINT), (functools.partial(_geometry, fill), GEOMETRY), (_blend, BLEND)):
+        for family, names in ((_point, POINT), (_geometry, GEOMETRY), (_blend, BLEND)):
             if not compact:
                 x = family(x, batch)
                 continue
@@ -206,8 +202,8 @@ def _point(x: Tensor, batch: _Table) -> Tensor:
     return ops.lookup(values, torch.where(kind == KINDS.index("equalize"), ops.equalize_table(values), table))
 
 
-def _geometry(fill: int, x: Tensor, batch: _Table) -> Tensor:
-    return ops.transform(x, batch.coefficients, fill)
+def _geometry(x: Tensor, batch: _Table) -> Tensor:
+    return ops.transform(x, batch.coefficients, fill=128)
 
 
 def _blend(x: Tensor, batch: _Table) -> Tensor:
@@ -221,10 +217,10 @@ def _blend(x: Tensor, batch: _Table) -> Tensor:
 
 @dataclass(frozen=True)
 class ImageAugment:
-    """Crop, flip, policy, normalisation and Cutout, in this order; what a sample gets depends on it alone.
+    """Crop, flip, policy, normalisation and Cutout, in this order. A sample's result does not depend on its batch.
 
-    `crop_padding`: the image is padded by so many pixels and cropped back at random (0: off), with zeros or, where
-    `border` is "replicate", with its own border, which is a random shift. `policy`: a name in `POLICIES`, or None.
+    `crop_padding`: the image is padded by so many pixels and cropped back at random (0: off). Padding is zeros or, if
+    `border` is "replicate", the image's own border: a random shift. `policy`: a name in `POLICIES`, or None.
     `cutout`: side of the square, 0 for none. From the epoch `plain_from` on there is neither policy nor Cutout.
     `mean`, `std`: by channel, of x / `scale`.
     """
@@ -237,18 +233,11 @@ class ImageAugment:
     std: tuple[float, ...] = (1.0,)
     scale: float = 255.0
     border: ops.Border = "fill"
-    fill: int = 128
     plain_from: float = math.inf
 
-    def __post_init__(self) -> None:
-        if self.policy is not None and self.policy not in POLICIES:
-            raise ValueError(f"policy: unknown {self.policy!r}{nearest(self.policy, POLICIES)}")
-        if self.crop_padding < 0 or self.cutout < 0:
-            raise ValueError(f"crop_padding and cutout: {self.crop_padding}, {self.cutout}; neither may be negative")
-
-    def __call__(self, x: Tensor, index: Tensor, seed: int, epoch: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    def __call__(self, x: Tensor, index: Tensor, seed: int, epoch: int) -> Tensor:
         """`x` uint8 [B, C, H, W] and each image's number in its dataset, int64 [B] on the same device."""
-        # Draws have fixed places, so that switching one operation on leaves the others' choices as they were.
+        # Draws have fixed places: switching one operation on leaves the others' choices as they were.
         u = uniform(seed, "image", epoch, index, 5 + DRAWS)
         mirror = u[:, 2] < 0.5 if self.flip else None
         if self.crop_padding or mirror is not None:
@@ -256,12 +245,12 @@ class ImageAugment:
             x = ops.crop(x, dy, dx, self.crop_padding, self.border, mirror)
         plain = epoch >= self.plain_from
         if self.policy is not None and not plain:
-            x = autoaugment(x, self.policy, u[:, 5:], self.fill)
-        x = self.normalised(x, dtype)
+            x = autoaugment(x, self.policy, u[:, 5:])
+        x = self.normalised(x)
         if self.cutout and not plain:
             x = ops.cutout(x, integers(u[:, 3], x.shape[2]), integers(u[:, 4], x.shape[3]), self.cutout)
         return x
 
-    def normalised(self, x: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-        """`x` as it is tested: nothing but the normalisation."""
-        return ops.normalise(x, self.scale, self.mean, self.std, dtype)
+    def normalised(self, x: Tensor) -> Tensor:
+        """`x` as it is tested: normalised, nothing else."""
+        return ops.normalise(x, self.scale, self.mean, self.std)

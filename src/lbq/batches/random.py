@@ -1,11 +1,11 @@
 """Counter-based randomness: a number is a pure function of (seed, purpose, epoch, sample index, draw number).
 
-There is no stream and no state. What a sample gets does not depend on its batch, on how many processes share the epoch,
-on the device, or on how many other numbers were drawn, so a run that resumes at any batch repeats nothing and skips
-nothing. Everything is integer arithmetic until the last step, which is exact, so a CPU and a GPU give the same bits.
+There is no stream and no state. A sample's numbers do not depend on its batch, on the number of processes, on the device,
+or on how many other numbers were drawn. So a run that resumes at any batch repeats nothing and skips nothing. All
+arithmetic is on integers until the last step, which is exact, so a CPU and a GPU give the same bits.
 
-The hash is the finaliser of SplitMix64 (Steele, Lea and Flood 2014; constants: Stafford's variant 13) on a counter
-that steps by one odd constant per sample and by another per draw; where it starts, SHA-256 derives from the rest.
+The hash is the finaliser of SplitMix64 (Steele, Lea and Flood 2014; constants: Stafford's variant 13) on a counter. The
+counter steps by one odd constant per sample and by another per draw. SHA-256 of the rest gives its start.
 """
 
 from __future__ import annotations
@@ -31,8 +31,6 @@ def uniform(seed: int, purpose: str, epoch: int, index: Tensor, n: int) -> Tenso
 
     Draw `j` of a sample is the same number whatever `n` is.
     """
-    if index.dtype != torch.int64 or index.dim() != 1:
-        raise ValueError(f"index: expected int64 [B], not {str(index.dtype).removeprefix('torch.')} {[*index.shape]}")
     draw = torch.arange(n, dtype=torch.int64, device=index.device) * _signed(PER_DRAW) + _signed(
         key(seed, purpose, epoch)
     )

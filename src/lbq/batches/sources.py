@@ -1,7 +1,7 @@
 """From a configuration to batches on a device: what the trainer, the evaluation and the measurements read.
 
-A source hands out training batches for given sample numbers, augmented as a function of (seed, epoch, sample), and the
-whole of its held-out or test part, divided among processes.
+A source gives training batches by sample numbers, augmented as a function of (seed, epoch, sample). It gives the whole of
+its held-out or test part, divided among processes.
 """
 
 from __future__ import annotations
@@ -21,23 +21,24 @@ from lbq.batches.event_augment import SPIKFORMER, EventAugment
 from lbq.batches.policies import ImageAugment
 from lbq.batches.random import key
 from lbq.config import AugmentConfig, Config
-from lbq.data import folder, shards
 from lbq.data.dataset import Dataset, Inputs
 from lbq.data.events.datasets import EventData
+from lbq.data.folder import FileSplit, load_eval, load_train
 from lbq.data.testset import EVAL_RATIO, FILES, IMAGENET_MEAN, IMAGENET_STD, load_whole, scan_files
 from lbq.errors import ConfigError, DataError
 from lbq.native import cpus
 from lbq.system.signals import STOPS
 
 Part = Literal["test", "holdout"]
-FileSplit = folder.FolderSplit | shards.ShardSplit
 Batch = tuple[Tensor, Tensor]  # inputs on the device, labels
 
 
 class Source(Protocol):
-    """name, classes and shape (C, H, W) describe the data; `static`: images, otherwise event frames [T, B, C, H, W];
-    `inputs` says all that deployment needs of it; `about` goes into run records: where the data came from, its checksum and its
-    split."""
+    """name, classes and shape (C, H, W) describe the data. `static`: images; otherwise event frames [T, B, C, H, W].
+
+    `inputs` is what deployment needs to know of the data. `about` goes into run records: where the data came from, its
+    checksum and its split.
+    """
 
     name: str
     classes: int
@@ -53,42 +54,41 @@ class Source(Protocol):
         """One batch for each tensor of sample numbers below `train_size`, augmented."""
 
     def train_samples(self, numbers: Tensor) -> Batch:
-        """Those of these numbers below `train_size`, as they would be tested: not augmented, nor cropped by chance."""
+        """The samples of these numbers, below `train_size`, as they would be tested: not augmented."""
 
     def eval_batches(self, part: Part, rank: int = 0, size: int = 1) -> Iterator[Batch]:
-        """Every `size`-th sample from `rank` on, of the held-out or the test part, not augmented."""
+        """Every `size`-th sample of a part, from `rank` on, not augmented."""
 
 
 def open_source(config: Config, device: torch.device | str = "cpu") -> Source:
     """The configured dataset, ready to train on `device`."""
-    data, where = config.data, torch.device(device)
-    if data.name in FILES:
-        return FolderSource(config, where)
-    found = load_whole(data.name, data.root, config.model.timesteps, data.size, data.frames, data.window_ms)
-    if isinstance(found, EventData):
-        return EventSource(config, found, where)
-    return ImageSource(config, found, where)
+    d, device = config.data, torch.device(device)
+    if d.name in FILES:
+        return FolderSource(config, device)
+    data = load_whole(d.name, d.root, config.model.timesteps, d.size, d.frames, d.window_ms)
+    if isinstance(data, EventData):
+        return EventSource(config, data, device)
+    return ImageSource(config, data, device)
 
 
-# left and right hands are classes of their own, and a mirrored digit is none
-CHIRAL = ("dvs_gesture", "nmnist")
-OWN = "arrays"
-RECORDINGS = ("dvs_gesture", "dvs_objects")  # several samples come from one recording, and are alike
+CHIRAL = ("dvs_gesture", "nmnist")  # left and right hands are two classes, and a mirrored digit is no digit
+USER_ARRAYS = "arrays"
+SEVERAL_PER_RECORDING = ("dvs_gesture", "dvs_objects")  # samples of one recording are alike
 
 
 def held_out(count: int, share: float) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Sample numbers that train and those kept apart: the same for every seed and run."""
+    """The sample numbers that train and those held out: the same for every seed and run."""
     order = np.random.default_rng(0).permutation(count)
-    kept = round(share * count)
-    if share and not 0 < kept < count:
+    apart = round(share * count)
+    if share and not 0 < apart < count:
         raise ConfigError(
-            f"data.holdout {share:g} of {count} samples keeps {kept} apart: it must leave some on both sides"
+            f"data.holdout {share:g} of {count} samples keeps {apart} apart: it must leave some on both sides"
         )
-    return np.sort(order[kept:]), np.sort(order[:kept])
+    return np.sort(order[apart:]), np.sort(order[:apart])
 
 
 def fingerprint(*labels: NDArray[np.int64]) -> str:
-    """Of the labels of all samples, in order: another dataset, or one that was sorted anew, has another."""
+    """A hash of all labels in order: another dataset, or another order of its samples, has another."""
     return hashlib.sha256(b"".join(np.asarray(part, np.int64).tobytes() for part in labels)).hexdigest()[:12]
 
 
@@ -98,20 +98,20 @@ def _check_cutout(square: int, side: int, name: str) -> None:
 
 
 def _check_event_augment(a: AugmentConfig, name: str) -> None:
-    """Refuse what is for images, by name and with the value that leaves it out."""
+    """Refuse settings that are for images; the error says how to switch each off."""
     off = {"crop": "0", "shift": "0", "policy": '""', "cutout": "0"}
-    if given := [f"augment.{key}={value}" for key, value in off.items() if getattr(a, key)]:
+    if remedies := [f"augment.{key}={value}" for key, value in off.items() if getattr(a, key)]:
         raise ConfigError(
             f"augment.crop, shift, policy and cutout are for images; {name} has event frames, for which there is "
-            f"augment.events: set {' '.join(given)}"
+            f"augment.events: set {' '.join(remedies)}"
         )
-    if a.flip and name != OWN:
+    if a.flip and name != USER_ARRAYS:
         raise ConfigError(f"augment.flip is for images and for arrays; augment.events says whether {name} is flipped")
 
 
 def _event_augment(a: AugmentConfig, name: str, plain_from: int) -> EventAugment | None:
-    """Of one's own frames only their owner knows whether a mirrored one has the same label, and says so by `flip`."""
-    flip = a.flip if name == OWN else a.events and name not in CHIRAL
+    """The recipe for a dataset. Only users know whether a mirrored frame of theirs keeps its label: `flip` says so."""
+    flip = a.flip if name == USER_ARRAYS else a.events and name not in CHIRAL
     if not a.events and not flip:
         return None
     choices = SPIKFORMER if a.events else ("none",)
@@ -119,16 +119,25 @@ def _event_augment(a: AugmentConfig, name: str, plain_from: int) -> EventAugment
 
 
 def _tensor(array: NDArray[Any]) -> Tensor:
-    """To be read only, for it is the array itself where that is possible: large ones may be mapped from a file."""
+    """A tensor to read only: if possible it shares the array's memory, which may be mapped from a file."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The given NumPy array is not writable")
         return torch.from_numpy(np.ascontiguousarray(array))
 
 
-class ImageSource:
-    """Images as uint8 on the device; augmentation and normalisation happen there."""
+class _Source:
+    """What all sources have: the facts of their data, and which samples train."""
 
-    static = True
+    def __init__(self, config: Config, inputs: Inputs, train_size: int, test_size: int, device: torch.device) -> None:
+        self.name, self.shape, self.static, self.classes = inputs.name, inputs.shape, inputs.static, len(inputs.classes)
+        self.inputs, self.device, self.batch_size = inputs, device, config.train.batch_size
+        self.train_numbers, self.holdout_numbers = held_out(train_size, config.data.holdout)
+        self.train_size, self.holdout_size = len(self.train_numbers), len(self.holdout_numbers)
+        self.test_size = test_size
+
+
+class ImageSource(_Source):
+    """Images as uint8 on the device; augmentation and normalisation happen there."""
 
     def __init__(self, config: Config, dataset: Dataset, device: torch.device) -> None:
         a, train = config.augment, dataset.train
@@ -147,11 +156,10 @@ class ImageSource:
             raise ConfigError(
                 f"data.size must be 0 or {train.images.shape[2]} for {dataset.name}, got {config.data.size}"
             )
-        self.name, self.classes = dataset.name, len(train.classes)
         channels, height, width = train.images.shape[1:]
-        self.shape = (channels, height, width)
-        self.inputs = Inputs(dataset.name, self.shape, True, train.classes, train.mean, train.std, train.scale)
-        self.device, self.batch_size = device, config.train.batch_size
+        shape = (channels, height, width)
+        inputs = Inputs(dataset.name, shape, True, train.classes, train.mean, train.std, train.scale)
+        super().__init__(config, inputs, len(train), len(dataset.test), device)
         self.dataset = dataset
         self.augment = ImageAugment(
             crop_padding=a.crop or a.shift,
@@ -164,18 +172,17 @@ class ImageSource:
             border="replicate" if a.shift else "fill",
             plain_from=config.plain_from,
         )
-        trains, kept = held_out(len(train), config.data.holdout)
-        self.train_size, self.holdout_size, self.test_size = len(trains), len(kept), len(dataset.test)
         self.about = {"dataset": dataset.name, "source": dataset.source, "sha256": dataset.checksum}
 
         def on_device(array: NDArray[Any]) -> Tensor:
             return _tensor(array).to(device)
 
-        self.numbers = on_device(trains)
+        holdout = self.holdout_numbers
+        self.numbers = on_device(self.train_numbers)
         self.images, self.labels = on_device(train.images), on_device(train.labels)
         self.parts = {
             "test": (on_device(dataset.test.images), on_device(dataset.test.labels)),
-            "holdout": (on_device(train.images[kept]), on_device(train.labels[kept])),
+            "holdout": (on_device(train.images[holdout]), on_device(train.labels[holdout])),
         }
 
     def train_batches(self, batches: Sequence[Tensor], epoch: int, seed: int) -> Iterator[Batch]:
@@ -193,10 +200,8 @@ class ImageSource:
             yield self.augment.normalised(x), y
 
 
-class EventSource:
-    """Event frames, from the cache of decoded recordings or as given; counts, not normalised."""
-
-    static = False
+class EventSource(_Source):
+    """Event frames, from the cache of decoded recordings or from arrays; counts, not normalised."""
 
     def __init__(self, config: Config, data: EventData, device: torch.device) -> None:
         d, a = config.data, config.augment
@@ -206,21 +211,17 @@ class EventSource:
         if d.size not in (0, height):
             raise ConfigError(f"data.size must be 0 or {height} for {d.name}, got {d.size}")
         _check_event_augment(a, d.name)
-        if d.holdout and d.name in RECORDINGS:
+        if d.holdout and d.name in SEVERAL_PER_RECORDING:
             raise ConfigError(
                 f"data.holdout: {d.name} has several samples of each recording, which would lie on both sides: leave it at 0"
             )
-        self.name, self.classes, self.device = d.name, len(data.classes), device
-        self.batch_size = config.train.batch_size
-        self.shape = (int(channels), int(height), int(width))
-        self.inputs = Inputs(d.name, self.shape, False, data.classes)
+        inputs = Inputs(d.name, (int(channels), int(height), int(width)), False, data.classes)
+        super().__init__(config, inputs, len(data.train), len(data.test), device)
         self.augment = _event_augment(a, d.name, config.plain_from)
         self.data = data
-        self.numbers, kept = held_out(len(data.train.labels), d.holdout)
-        self.train_size, self.holdout_size, self.test_size = len(self.numbers), len(kept), len(data.test)
         self.parts = {
             "test": (data.test.frames, data.test.labels, np.arange(len(data.test.labels))),
-            "holdout": (data.train.frames, data.train.labels, kept),
+            "holdout": (data.train.frames, data.train.labels, self.holdout_numbers),
         }
         labels = fingerprint(data.train.labels, data.test.labels)
         self.about = {"dataset": data.name, "source": data.source, "split": data.split, "labels": labels}
@@ -233,14 +234,14 @@ class EventSource:
 
     def train_batches(self, batches: Sequence[Tensor], epoch: int, seed: int) -> Iterator[Batch]:
         for batch in batches:
-            chosen = self.numbers[batch.numpy()]
+            chosen = self.train_numbers[batch.numpy()]
             x, y = self._batch(self.data.train.frames, self.data.train.labels, chosen)
             if self.augment is not None:
                 x = self.augment(x, torch.from_numpy(chosen).to(self.device), seed, epoch)
             yield x, y
 
     def train_samples(self, numbers: Tensor) -> Batch:
-        return self._batch(self.data.train.frames, self.data.train.labels, self.numbers[numbers.numpy()])
+        return self._batch(self.data.train.frames, self.data.train.labels, self.train_numbers[numbers.numpy()])
 
     def eval_batches(self, part: Part, rank: int = 0, size: int = 1) -> Iterator[Batch]:
         frames, labels, numbers = self.parts[part]
@@ -258,24 +259,22 @@ class _Decoder(torch.utils.data.Dataset[tuple[Tensor, int, int]]):
     def __getitem__(self, number: int) -> tuple[Tensor, int, int]:
         path = self.split.path(number)
         if self.train is None:
-            image = folder.load_eval(path, round(self.size * EVAL_RATIO), self.size)
+            image = load_eval(path, round(self.size * EVAL_RATIO), self.size)
         else:
             seed, epoch = self.train
-            image = folder.load_train(path, self.size, key(seed, "crop", epoch, number))
+            image = load_train(path, self.size, key(seed, "crop", epoch, number))
         return torch.from_numpy(image), int(self.split.labels[number]), number
 
 
-def _stay(_: int) -> None:
-    """In a worker: what ends a whole job tells every process of it, and the one that trains still needs this one to save and
-    end in order. Workers end with it."""
+def _ignore_stops(_: int) -> None:
+    """Make a worker ignore the signals that end a job. They reach every process of the job, but the one that trains needs
+    its workers until it has saved. They end with it."""
     for number in STOPS:
         signal.signal(number, signal.SIG_IGN)
 
 
-class FolderSource:
+class FolderSource(_Source):
     """Image files in class folders or tar shards, decoded by workers; the rest happens on the device."""
-
-    static = True
 
     def __init__(self, config: Config, device: torch.device) -> None:
         d, a = config.data, config.augment
@@ -284,12 +283,11 @@ class FolderSource:
                 f"augment.crop, shift and events do not apply to {d.name}: its crops are random and resized"
             )
         index = scan_files(d.name, d.root)
-        self.name, self.classes, self.device, self.index = d.name, len(index.classes), device, index
-        self.batch_size, self.workers = config.train.batch_size, d.workers
-        self.side = d.size or 224
+        self.index, self.workers, self.side = index, d.workers, d.size or 224
         _check_cutout(a.cutout, self.side, d.name)
-        self.shape = (3, self.side, self.side)
-        self.inputs = Inputs(d.name, self.shape, True, tuple(index.classes), IMAGENET_MEAN, IMAGENET_STD)
+        shape = (3, self.side, self.side)
+        inputs = Inputs(d.name, shape, True, tuple(index.classes), IMAGENET_MEAN, IMAGENET_STD)
+        super().__init__(config, inputs, len(index.train), len(index.test), device)
         self.augment = ImageAugment(
             flip=a.flip,
             policy=a.policy or None,
@@ -298,8 +296,6 @@ class FolderSource:
             std=IMAGENET_STD,
             plain_from=config.plain_from,
         )
-        self.numbers, self.kept = held_out(len(index.train), d.holdout)
-        self.train_size, self.holdout_size, self.test_size = len(self.numbers), len(self.kept), len(index.test)
         counts, labels = f"{len(index.train)} + {len(index.test)}", fingerprint(index.train.labels, index.test.labels)
         self.about = {"dataset": d.name, "source": str(index.root), "images": counts, "labels": labels}
 
@@ -309,28 +305,28 @@ class FolderSource:
         loader = torch.utils.data.DataLoader(
             _Decoder(split, self.side, train),
             batch_sampler=batches,
-            num_workers=min(self.workers, cpus()),  # more would wait for each other, and torch warns of it
+            num_workers=min(self.workers, cpus()),  # more workers would wait for each other, and torch warns
             pin_memory=self.device.type == "cuda",
-            worker_init_fn=_stay,
+            worker_init_fn=_ignore_stops,
         )
         try:
             for x, y, numbers in loader:
                 yield tuple(t.to(self.device, non_blocking=True) for t in (x, y, numbers))
-        except DataError as error:  # of a worker, which says it with its traceback
+        except DataError as error:  # a worker's error has its traceback in the text
             raise DataError(str(error).rsplit("DataError: ", 1)[-1].strip()) from None
 
     def train_batches(self, batches: Sequence[Tensor], epoch: int, seed: int) -> Iterator[Batch]:
-        chosen = [self.numbers[batch.numpy()].tolist() for batch in batches]
+        chosen = [self.train_numbers[batch.numpy()].tolist() for batch in batches]
         for x, y, numbers in self._load(self.index.train, chosen, (seed, epoch)):
             yield self.augment(x, numbers, seed, epoch), y
 
     def train_samples(self, numbers: Tensor) -> Batch:
-        (batch,) = self._plain(self.index.train, [self.numbers[numbers.numpy()].tolist()])
+        (batch,) = self._plain(self.index.train, [self.train_numbers[numbers.numpy()].tolist()])
         return batch
 
     def eval_batches(self, part: Part, rank: int = 0, size: int = 1) -> Iterator[Batch]:
         split = self.index.test if part == "test" else self.index.train
-        mine = (np.arange(len(split)) if part == "test" else self.kept)[rank::size]
+        mine = (np.arange(len(split)) if part == "test" else self.holdout_numbers)[rank::size]
         batches = [mine[i : i + self.batch_size].tolist() for i in range(0, len(mine), self.batch_size)]
         yield from self._plain(split, batches)
 

@@ -17,8 +17,8 @@ from lbq.batches.sources import Source, open_source
 from lbq.config import Config
 from lbq.counting.analysis import LevelHistogram
 from lbq.counting.deployed import analyze
-from lbq.deploy.check import AbsorptionCheck, IntegerCheck, check_absorption, check_integers
 from lbq.deploy.deploy import deploy_trained, test_set
+from lbq.deploy.verify import AbsorptionCheck, IntegerCheck, check_absorption, check_integers
 from lbq.measuring.measure import Measurement, measure
 from lbq.models import BurstNet
 from lbq.report.output import make, write_analysis
@@ -26,6 +26,7 @@ from lbq.results.gather import gather
 from lbq.runs import records, run_folder
 from lbq.training import evaluation
 from lbq.training import trainer as train
+from lbq.training.position import EpochRecord
 
 INITIAL_STEP = 0.4
 ARTEFACT = "model.lbq"
@@ -50,7 +51,7 @@ class Watcher(Protocol):
 
     def start(self, method: str, epochs: int) -> None: ...
 
-    def epoch(self, method: str, record: train.EpochRecord) -> None: ...
+    def epoch(self, method: str, record: EpochRecord) -> None: ...
 
     def done(self, method: str, accuracy: float, seconds: float) -> None: ...
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
     from lbq.training.plan import Plan
-    from lbq.training.trainer import EpochRecord
+    from lbq.training.position import EpochRecord
 
 
 # what the roles of `lbq.training.optim.parameter_groups` are called

@@ -1,7 +1,7 @@
-"""Make a burst network of a trained ANN: neurons in place of its ReLUs, their steps chosen from data, no training.
+"""Make a burst network of a trained ANN: neurons replace its ReLUs, data choose their steps, nothing is trained.
 
-`convert` takes any network that torch.fx can trace, `calibrate` a pair of networks whose layers have the same names, such as
-two of `lbq.models`, and `convert_run` the run folder of an ANN.
+`convert` takes any network that torch.fx can trace. `calibrate` takes two networks whose layers have the same names, such
+as two of `lbq.models`. `convert_run` takes the run folder of an ANN.
 """
 
 from __future__ import annotations
@@ -13,20 +13,23 @@ from torch import Tensor, fx, nn
 
 from lbq.convert.calibration import Fit as Fit
 from lbq.convert.calibration import calibrate as calibrate
-from lbq.convert.calibration import checked
+from lbq.convert.calibration import checked_images
 from lbq.convert.run import convert_run as convert_run
 from lbq.convert.substitution import over_time, separate
 from lbq.deploy.lowering.faithful import plain_copy
 from lbq.errors import GraphError
 from lbq.models import NeuronChoice, neuron_maker
-from lbq.neuron.base import check_count
+from lbq.neuron.checks import check_count
 
-FEW = 8  # images that show what a network does
+PROBE_IMAGES = 8  # enough to see whether two networks do the same
 
 
 class Converted(nn.Module):
-    """A burst network made of an ANN: images `[B, ...]` to logits, averaged over `timesteps`. `net` is the ANN's graph with
-    neurons in it, its layers under their old names; `fits` says how well each neuron's step fits."""
+    """A burst network made of an ANN: images `[B, ...]` to logits, averaged over `timesteps`.
+
+    `net` is the ANN's graph with neurons in it, its layers under their old names. `fits` says how well each neuron's step
+    fits.
+    """
 
     def __init__(self, net: fx.GraphModule, timesteps: int, fits: Mapping[str, Fit]) -> None:
         super().__init__()
@@ -39,8 +42,8 @@ class Converted(nn.Module):
 
 
 def convert(ann: nn.Module, images: Tensor, *, timesteps: int = 2, neuron: NeuronChoice = "lbq") -> Converted:
-    """A burst network that does what `ann` does, as well as its levels allow: images `[B, ...]` in, logits out, averaged over
-    time. It can be trained further, and deployed.
+    """A burst network that does what `ann` does, as well as its levels allow: images `[B, ...]` in, logits averaged over
+    time out. It can be trained further, and deployed.
 
     images: a few hundred inputs as `ann` takes them, of the training set; labels are not needed.
     neuron: as for `lbq.models.create`; it must have a step. Weights are copied, `ann` stays as it is.
@@ -50,32 +53,34 @@ def convert(ann: nn.Module, images: Tensor, *, timesteps: int = 2, neuron: Neuro
     except ValueError as error:
         raise GraphError(str(error)) from error
     with torch.inference_mode(False), torch.no_grad():
-        own = plain_copy(ann).eval()
-        plain = separate(own, checked(images).dim())
-        _compare(plain, own, images)
-        _compare_over_time(over_time(plain, images, steps, None), plain, images[:FEW])
-        made = over_time(plain, images, steps, neuron_maker(neuron, steps))
-        return Converted(made, steps, calibrate(made, plain, images))
+        copied = plain_copy(ann).eval()
+        plain = separate(copied, checked_images(images).dim())
+        _compare(plain, copied, images)
+        _compare_over_time(over_time(plain, images, steps, None), plain, images[:PROBE_IMAGES])
+        net = over_time(plain, images, steps, neuron_maker(neuron, steps))
+        return Converted(net, steps, calibrate(net, plain, images))
 
 
 def _compare(plain: nn.Module, ann: nn.Module, images: Tensor) -> None:
-    """Refuse a network that does something else as torch.fx traces it, or that cannot run."""
+    """Refuse a network that cannot run, or that does something else as torch.fx traces it."""
     try:
-        expected, found = ann(images.clone()), plain(images.clone())
-        once, again, _ = (ann(images[:few].clone()) for few in (FEW, FEW, 2))  # two are the fewest that are shown to it
+        expected, traced = ann(images.clone()), plain(images.clone())
+        once, again, _ = (
+            ann(images[:count].clone()) for count in (PROBE_IMAGES, PROBE_IMAGES, 2)
+        )  # 2: the fewest used later
     except Exception as error:  # whatever the network's own forward raises
         raise GraphError(
             f"{type(ann).__name__} does not run on images of shape {tuple(images.shape)} and {images.dtype}, or not on fewer "
             f"of them: {' '.join(str(error).split())[:200]}"
         ) from error
     if not isinstance(expected, Tensor):
-        return  # refused further on
+        return  # `over_time` refuses it
     if not _alike(once, again):
         raise GraphError(
             f"{type(ann).__name__} gives other outputs for the same images: something in it is random, such as "
             "F.dropout(x) without training=self.training"
         )
-    if not _alike(found, expected):
+    if not _alike(traced, expected):
         raise GraphError(
             f"{type(ann).__name__} gives other outputs as torch.fx traces it: something is computed in place that another "
             "part of the network reads; write it out of place"
@@ -83,18 +88,18 @@ def _compare(plain: nn.Module, ann: nn.Module, images: Tensor) -> None:
 
 
 def _compare_over_time(timed: nn.Module, plain: nn.Module, images: Tensor) -> None:
-    """Refuse a network that does something else with time in front, ReLUs and all."""
+    """Refuse a network that, still with its ReLUs, does something else once time is in front."""
     advice = "write what comes before its first ReLU out of place, and give constants no batch of their own"
     try:
-        found, expected = timed(images.clone()), plain(images.clone())
+        actual, expected = timed(images.clone()), plain(images.clone())
     except Exception as error:
         raise GraphError(
             f"the network cannot run with time in front: {' '.join(str(error).split())[:200]}; {advice}"
         ) from error
-    if not _alike(found, expected):
+    if not _alike(actual, expected):
         raise GraphError(f"the network gives other outputs with time in front: {advice}")
 
 
-def _alike(found: Tensor, expected: Tensor) -> bool:
+def _alike(actual: Tensor, expected: Tensor) -> bool:
     scale = float(expected.abs().nan_to_num(0.0, 0.0).max())
-    return torch.allclose(found, expected, rtol=1e-3, atol=1e-3 * scale, equal_nan=True)
+    return torch.allclose(actual, expected, rtol=1e-3, atol=1e-3 * scale, equal_nan=True)

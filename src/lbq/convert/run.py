@@ -1,4 +1,4 @@
-"""The run folder of a trained ANN, converted to one of a burst network."""
+"""Convert the run folder of a trained ANN to one of a burst network."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from lbq.system import toml
 from lbq.training.distributed import World
 from lbq.training.evaluation import evaluate, exact, without_tf32
 
-IMAGES = 256
+CALIBRATION_IMAGES = 256
 TIMESTEPS = "model.timesteps"
 
 
@@ -29,15 +29,15 @@ def convert_run(
     run: Path | str,
     out: Path | str,
     changes: Iterable[str] = (),
-    images: int = IMAGES,
+    images: int = CALIBRATION_IMAGES,
     device: torch.device | str = "cpu",
     stage: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Any]:
-    """Write a run folder with the burst network of an ANN's, and say how good it is.
+    """Write a run folder with the burst network of an ANN. Returns how good both are.
 
-    changes: `neuron.name=...` and that neuron's options (default lbq), `model.timesteps=...` (default 2), and where data lies.
-    images: training images, not augmented and drawn by the run's seed, from which steps are chosen.
-    stage: told what comes next, for there is a minute of it.
+    changes: `neuron.name=...` and that neuron's options (default lbq), `model.timesteps=...` (default 2), where data lies.
+    images: the number of training images that choose the steps, not augmented, drawn by the run's seed.
+    stage: called with what comes next, because all of it takes a minute.
     """
     folder = run_folder.check_folder(run, "config.toml", "weights.safetensors")
     old = run_folder.load_config(folder)
@@ -48,15 +48,15 @@ def convert_run(
     new = _changed(old, changes)
     net = build(new)
     stepped_neurons(net)
-    where = torch.device(device)
-    source = open_source(new, where)
+    device = torch.device(device)
+    source = open_source(new, device)
     if not source.static:
         raise RunError(f"{folder} reads event frames, which have their time: only ANNs of images can be converted")
     if not 2 <= images <= source.train_size:
         raise RunError(f"images must be from 2 to the {source.train_size} that there are to train with, got {images}")
-    with run_folder.new_folder(out) as made:
+    with run_folder.new_folder(out) as new_folder:
         stage(f"choosing steps from {images} training images")
-        ann, net = _ann(folder, old).to(where), net.to(where)
+        ann, net = _ann(folder, old).to(device), net.to(device)
         if new.train.precision == "fp64":
             net.double()
         net.load_state_dict({**net.state_dict(), **ann.state_dict()})
@@ -65,7 +65,7 @@ def convert_run(
         fits = calibrate(net, ann, x)
         stage("testing both")
         with without_tf32():
-            accuracies = [evaluate(n, source, "test", exact(new.train), where, World()) for n in (ann, net)]
+            accuracies = [evaluate(n, source, "test", exact(new.train), device, World()) for n in (ann, net)]
         facts = {
             "from": str(folder),
             "from_sha256": run_folder.weights_checksum(folder),
@@ -75,14 +75,14 @@ def convert_run(
             "test_images": source.test_size,
             "layers": {name: asdict(fit) for name, fit in fits.items()},
         }
-        run_folder.write_text(made / "config.toml", new.to_toml())
-        run_folder.write_weights(made, net.state_dict())
-        run_folder.write_text(made / run_folder.CONVERSION, json.dumps(facts, indent=2) + "\n")
+        run_folder.write_text(new_folder / "config.toml", new.to_toml())
+        run_folder.write_weights(new_folder, net.state_dict())
+        run_folder.write_text(new_folder / run_folder.CONVERSION, json.dumps(facts, indent=2) + "\n")
     return {**facts, "run": str(out)}
 
 
 def _ann(folder: Path, config: Config) -> BurstNet:
-    """The ANN, which sees an image once however often it is shown: without memory, that is the same."""
+    """The ANN with one timestep. It has no memory, so it does the same at every timestep."""
     trained = run_folder.load(folder)
     ann = build(replace(config, model=replace(config.model, timesteps=1))).to(next(trained.parameters()).dtype)
     ann.load_state_dict(trained.state_dict())
@@ -91,10 +91,10 @@ def _ann(folder: Path, config: Config) -> BurstNet:
 
 def _changed(config: Config, changes: Iterable[str]) -> Config:
     """The ANN's configuration with other neurons and timesteps."""
-    given = tuple(changes)
+    changes = tuple(changes)
     try:
-        over = toml.overrides(given)
-        for key in (change.partition("=")[0].strip() for change in given):
+        overrides = toml.overrides(changes)
+        for key in (change.partition("=")[0].strip() for change in changes):
             if not key.startswith("neuron.") and key not in (TIMESTEPS, *CHANGEABLE):
                 known = ", ".join((TIMESTEPS, *CHANGEABLE))
                 raise ConfigError(f"{key} cannot be changed, the ANN is trained already: give only neuron.*, {known}")
@@ -104,6 +104,6 @@ def _changed(config: Config, changes: Iterable[str]) -> Config:
         tree["name"] = ""  # it is no longer the ANN that its configuration names
         tree["neuron"] = {"name": "lbq"}
         tree["model"]["timesteps"] = 2
-        return Config.from_dict(toml.merge(tree, over))
+        return Config.from_dict(toml.merge(tree, overrides))
     except ConfigError as error:
         raise RunError(f"command line: {error}") from error

@@ -1,4 +1,4 @@
-"""An ANN's graph, as torch.fx traces it, with a neuron in place of each ReLU and time folded into the batch."""
+"""Rewrite an ANN's torch.fx graph: a neuron replaces each ReLU, and time is folded into the batch."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from lbq.models.resnet import MakeNeuron
 from lbq.neuron import ReLU, SpikingNeuron
 
 RECTIFIERS = (nn.ReLU, nn.ReLU6, ReLU)
-FUNCTIONS: dict[Any, type[nn.Module]] = {
+RECTIFIER_FUNCTIONS: dict[Any, type[nn.Module]] = {
     **dict.fromkeys((torch.relu, torch.relu_, nn.functional.relu, "relu", "relu_"), nn.ReLU),
     nn.functional.relu6: nn.ReLU6,
 }
-IN_PLACE = (torch.relu_, "relu_")
-OTHERS = {"celu", "elu", "gelu", "glu", "hardsigmoid", "hardswish", "hardtanh", "leaky_relu", "log_softmax",
+IN_PLACE_FUNCTIONS = (torch.relu_, "relu_")
+OTHER_ACTIVATIONS = {"celu", "elu", "gelu", "glu", "hardsigmoid", "hardswish", "hardtanh", "leaky_relu", "log_softmax",
           "logsigmoid", "mish", "prelu", "rrelu", "selu", "sigmoid", "silu", "softmax", "softmin", "softplus", "softsign",
           "tanh"}  # fmt: skip
 
 
 def separate(net: nn.Module, dimensions: int) -> fx.GraphModule:
-    """The network, traced, in which every place that rectifies has a module of its own, none of them in place."""
+    """The traced network. Every place that rectifies gets its own module, none of which works in place."""
     plain = fx.GraphModule(net, traced(net, OfInput(dimensions)))
     modules = dict(plain.named_modules())
-    taken = {name for name, module in modules.items() if not isinstance(module, RECTIFIERS)}
-    found = 0
+    names = {name for name, module in modules.items() if not isinstance(module, RECTIFIERS)}
+    replaced = 0
     for node in list(plain.graph.nodes):
         node.type = None  # annotations that are strings cannot be saved
         module = modules.get(str(node.target)) if node.op == "call_module" else None
@@ -45,15 +45,14 @@ def separate(net: nn.Module, dimensions: int) -> fx.GraphModule:
         kind = _rectifier(node, module)
         if kind is None:
             continue
-        given = node.name if module is None else str(node.target)
-        name = next(n for n in chain([given], (f"{given}_{i}" for i in count(2))) if n not in taken)
-        taken.add(name)
-        found += 1
+        stem = node.name if module is None else str(node.target)
+        name = next(n for n in chain([stem], (f"{stem}_{i}" for i in count(2))) if n not in names)
+        names.add(name)
+        replaced += 1
         x = node.all_input_nodes[0]
-        in_place = (
-            node.target in IN_PLACE or getattr(module, "inplace", False) or True in (*node.args, *node.kwargs.values())
-        )
-        later = [user for user in x.users if node < user] if in_place else []  # which see it rectified
+        flagged = getattr(module, "inplace", False) or True in (*node.args, *node.kwargs.values())
+        in_place = flagged or node.target in IN_PLACE_FUNCTIONS
+        later = [user for user in x.users if node < user] if in_place else []  # they see x rectified
         plain.add_submodule(name, kind())
         with plain.graph.inserting_before(node):
             new = plain.graph.call_module(name, (x,))
@@ -61,19 +60,19 @@ def separate(net: nn.Module, dimensions: int) -> fx.GraphModule:
         for user in later:
             user.replace_input_with(x, new)
         plain.graph.erase_node(node)
-    if not found:
+    if not replaced:
         raise GraphError(f"{type(net).__name__} has no ReLU, in whose place a neuron could stand")
     plain.recompile()
     return plain
 
 
 def _rectifier(node: fx.Node, module: nn.Module | None) -> type[nn.Module] | None:
-    """The kind of rectifier that a node is, or None; activations of other kinds are refused."""
+    """The kind of rectifier that a node is, or None. Other activations are refused."""
     if module is None:
         name = str(getattr(node.target, "__name__", node.target)).rstrip("_")  # in place or not
         where = f"{node.name} in the network's forward"
-        if name not in OTHERS:
-            return FUNCTIONS.get(node.target)
+        if name not in OTHER_ACTIVATIONS:
+            return RECTIFIER_FUNCTIONS.get(node.target)
     else:
         name, where = type(module).__name__, f"layer {node.target!r}"
         if isinstance(module, RECTIFIERS) and not own_method(module):
@@ -86,17 +85,20 @@ def _rectifier(node: fx.Node, module: nn.Module | None) -> type[nn.Module] | Non
 
 
 def over_time(plain: fx.GraphModule, images: Tensor, timesteps: int, make: MakeNeuron | None) -> fx.GraphModule:
-    """The same network with neurons in place of rectifiers, time folded into the batch. What comes before the first neuron
-    runs once; where its sizes are used further on, everything runs at every timestep. make: None keeps the rectifiers."""
+    """The same network with neurons instead of rectifiers and time folded into the batch.
+
+    The layers before the first neuron run once, unless sizes that they compute are used later: then everything runs at
+    every timestep. make: makes a neuron for so many channels; None keeps the rectifiers.
+    """
     net = copy.deepcopy(plain)
     graph = net.graph
     rectifiers = [
         n for n in graph.nodes if n.op == "call_module" and isinstance(net.get_submodule(n.target), RECTIFIERS)
     ]
-    alone: set[fx.Node] = set()  # tensors that have no batch in front
+    unbatched: set[fx.Node] = set()  # tensors without a batch in front
     for size in {min(len(images), 3), 2}:  # more than one, to tell a batch from a dimension of the same size
         ShapeProp(net).propagate(images[:size].clone())
-        alone |= {n for n in graph.nodes if (shape := _shape(n)) is not None and shape[:1] != (size,)}
+        unbatched |= {n for n in graph.nodes if (shape := _shape(n)) is not None and shape[:1] != (size,)}
         for node in rectifiers:
             shape = node.meta["tensor_meta"].shape
             if len(shape) < 2 or shape[0] != size:
@@ -104,25 +106,25 @@ def over_time(plain: fx.GraphModule, images: Tensor, timesteps: int, make: MakeN
                     f"layer {node.target!r}: what it rectifies must have the batch in front, and features behind it"
                 )
     image, out = graph.find_nodes(op="placeholder")[0], graph.output_node()
-    static, moving = _following(graph, {image}), _following(graph, set(rectifiers))
+    static, timed = _following(graph, {image}), _following(graph, set(rectifiers))
     logits = out.args[0]
-    if not isinstance(logits, fx.Node) or logits not in moving or "tensor_meta" not in logits.meta:
+    if not isinstance(logits, fx.Node) or logits not in timed or "tensor_meta" not in logits.meta:
         raise GraphError("the ANN must return one tensor, its logits, computed from what its ReLUs give")
 
-    def shown(x: fx.Node, before: fx.Node) -> fx.Node:
+    def repeated(x: fx.Node, before: fx.Node) -> fx.Node:
         with graph.inserting_before(before):
             return graph.call_method("flatten", (graph.call_function(torch.stack, ([x] * timesteps,)), 0, 1))
 
-    entering = [(n, x) for n in graph.nodes if n in moving for x in n.all_input_nodes if x in static - moving]
+    entering = [(n, x) for n in graph.nodes if n in timed for x in n.all_input_nodes if x in static - timed]
     if any("tensor_meta" not in x.meta for _, x in entering):
         users = list(image.users)
-        whole = shown(image, image.next)
+        whole = repeated(image, image.next)
         for user in users:
             user.replace_input_with(image, whole)
     else:
         for node, x in entering:
-            if x not in alone:
-                node.replace_input_with(x, shown(x, node))
+            if x not in unbatched:
+                node.replace_input_with(x, repeated(x, node))
     for node in rectifiers:
         if make is not None:
             neuron = make(node.meta["tensor_meta"].shape[1]).to(images.device).train(net.training)
@@ -145,15 +147,15 @@ def over_time(plain: fx.GraphModule, images: Tensor, timesteps: int, make: MakeN
 
 
 def _shape(node: fx.Node) -> tuple[int, ...] | None:
-    """Of the tensor that a node gives, as it was propagated last; None where it gives something else."""
+    """The shape of a node's tensor, as last propagated; None if the node gives something else."""
     shape = getattr(node.meta.get("tensor_meta"), "shape", None)
     return None if shape is None else tuple(shape)
 
 
 def _following(graph: fx.Graph, first: set[fx.Node]) -> set[fx.Node]:
-    """These nodes and all that is computed from them."""
-    found = set(first)
+    """These nodes and all that are computed from them."""
+    nodes = set(first)
     for node in graph.nodes:
-        if any(x in found for x in node.all_input_nodes):
-            found.add(node)
-    return found
+        if any(x in nodes for x in node.all_input_nodes):
+            nodes.add(node)
+    return nodes

@@ -18,8 +18,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lbq.counting.schemas import ANALYSIS
 from lbq.errors import LbqError
-from lbq.system import schema
+from lbq.system.schema import problem
 
 FORMAT, VERSION = "lbq analysis", 1
 GOLDEN = "golden inputs"  # in place of a dataset's name
@@ -235,7 +236,7 @@ class Analysis:
                 f"{where} is not an analysis of version {VERSION} (it says {value.get('format')!r}, "
                 f"{value.get('version')!r}): make it again with lbq analyze"
             )
-        wrong = schema.problem(value, schema.ANALYSIS) or _misshapen(value)
+        wrong = problem(value, ANALYSIS) or _misshapen(value)
         if wrong is not None:
             raise LbqError(f"{where} is damaged: {wrong}; make it again with lbq analyze")
         return cls(

@@ -23,12 +23,11 @@ from lbq.data.dataset import unlike
 from lbq.data.testset import EVAL_RATIO, FILES, TestSet, open_arrays, open_test
 from lbq.engine.convolution import Backend, Counts
 from lbq.engine.engine import Engine, Network
-from lbq.engine.file.reading import is_name
 from lbq.engine.method import Choice
 from lbq.engine.runner import Output
 from lbq.errors import ArtefactError, DataError, LbqError
 from lbq.graph import INPUT, shortest, with_sides
-from lbq.graph.integer import IntegerNetwork
+from lbq.graph.integer import IntegerNetwork, is_name
 from lbq.graph.levels import Integers
 
 BATCH = 256

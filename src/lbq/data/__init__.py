@@ -1,4 +1,4 @@
-"""Datasets: readers of images and events, NumPy only. Files are taken to be hostile, and nothing is unpickled unverified.
+"""Datasets: readers of images and events, NumPy only. Any file may be hostile: nothing is unpickled unverified.
 
 Imports `graph`, `config` and what stands below them. `batches` makes training batches of what comes out.
 """

@@ -1,4 +1,4 @@
-"""What zip and tar archives raise where they are damaged or hostile, and the members of a tar. Standard library only."""
+"""What zip and tar archives raise when they are damaged or hostile, and a safe walk over a tar. Standard library only."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ import zlib
 from collections.abc import Iterator
 
 
-def _of_lzma() -> tuple[type[Exception], ...]:
+def _lzma_errors() -> tuple[type[Exception], ...]:
     try:
         import lzma
-    except ImportError:  # Python can be built without it; zipfile then refuses such members itself
+    except ImportError:  # Python can be built without lzma; zipfile then refuses such members itself
         return ()
     return (lzma.LZMAError,)
 
 
-# besides their own errors those of what they unpack with, and of numbers that make no sense
-BROKEN: tuple[type[Exception], ...] = (
+# The archive modules' own errors, those of the decompressors, and those of numbers that make no sense.
+ARCHIVE_ERRORS: tuple[type[Exception], ...] = (
     OSError, EOFError, ValueError, RuntimeError, ArithmeticError, zipfile.BadZipFile, tarfile.TarError, zlib.error,
-    *_of_lzma(),
+    *_lzma_errors(),
 )  # fmt: skip
 
 
 def members(archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
-    """All members of a tar: tarfile itself takes a damaged header for the end, and loses what follows in silence."""
+    """All members of a tar. tarfile takes a damaged header for the end and silently loses what follows; this raises."""
     yield from archive
     assert archive.fileobj is not None
     archive.fileobj.seek(archive.offset)

@@ -1,8 +1,8 @@
 """CIFAR-10 and CIFAR-100 from the official files: python or binary form, archived or unpacked.
 
-NumPy only. Every file used is verified against its published MD5 before anything in it is believed. The python form
-is made of pickles: they are opened only after that check, and then by an unpickler that knows one array type and
-calls nothing. Archives are read as streams; nothing is unpacked to disk.
+NumPy only. Every file is verified against its published MD5 before it is used. The python form is made of pickles: they
+are opened only after that check, by an unpickler that knows one array type and calls nothing. Archives are read as
+streams; nothing is unpacked to disk.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from lbq.system import files
 
 HOME = "https://www.cs.toronto.edu/~kriz/"
 PIXELS = 3 * 32 * 32
-MAX_UNPACKED = 256 << 20  # bytes of an archive's contents; the real ones hold less than 190 MB
+MAX_UNPACKED_BYTES = 256 << 20  # contents of an archive; the real ones hold less than 190 MB
 
 
 def load_cifar10(root: Path) -> Dataset:
@@ -48,47 +48,46 @@ def load_cifar100(root: Path) -> Dataset:
 
 
 def prepare_cifar(name: str, root: Path, source: Path | None = None, progress: Progress | None = None) -> Path:
-    """Put the dataset into `root`, verified, and say where it is.
+    """Put the dataset into `root`, verified, and return its folder.
 
-    What is already in `root` and right stays. Else it comes from `source`, an official archive or a folder with its
-    files, or by download. Whatever the form, what is written is the binary form's folder, all of it or nothing.
+    A correct dataset that is already in `root` stays. Otherwise it comes from `source`, an official archive or a folder
+    with its files, or by download. The binary form's folder is written, all of it or nothing.
     """
     if name not in SPECS:
         raise DataError(f"unknown dataset {name!r}{nearest(name, SPECS)}")
     spec, root = SPECS[name], Path(root)
-    if (there := _find(spec, root)) is not None:
-        for _ in _records(spec, there):
+    if (place := _find(spec, root)) is not None:
+        for _ in _records(spec, place):  # verifies each file
             pass
-        return there.path
+        return place.path
     if source is not None:
-        found = _find_source(spec, Path(source))
-        return _write(spec, root, found, progress)
+        return _write(spec, root, _find_source(spec, Path(source)), progress)
     archive = root / spec.binary.archive.name
     fetch(HOME + archive.name, archive, spec.binary.archive.md5, spec.binary.archive.size, progress)
-    folder = _write(spec, root, _Found(archive, None), None)
+    folder = _write(spec, root, _Place(archive, None), None)
     archive.unlink()
     return folder
 
 
 @dataclass(frozen=True)
-class _Found:
-    """Where a dataset is: an archive (form None: its contents will tell) or a folder with the files of a form."""
+class _Place:
+    """Where a dataset is: a folder with the files of a form, or an archive (form None, until it is unpacked)."""
 
     path: Path
     form: Form | None
 
 
 def _load(spec: Spec, root: Path) -> Dataset:
-    found = _find(spec, root)
-    if found is None:
+    place = _find(spec, root)
+    if place is None:
         _refuse_other(spec, root)
         a, b = spec.binary.archive, spec.python.archive
         raise DataError(
-            f"{spec.title} is not in {root}: run `{spec.command.replace('DIR', shlex.quote(str(root)))}`, or download {a.name} "
+            f"{spec.title} is not in {root}: run `lbq data {spec.name} --root {shlex.quote(str(root))}`, or download {a.name} "
             f"(md5 {a.md5}) or {b.name} (md5 {b.md5}) from {HOME}cifar.html into it"
         )
-    *train, test = (records for _, records in _records(spec, found))
-    source = f"{spec.title}, official files in {found.path}"
+    *train, test = (records for _, records in _records(spec, place))
+    source = f"{spec.title}, official files in {place.path}"
     return Dataset.build(spec.name, _images(spec, train), _images(spec, [test]), source)
 
 
@@ -107,7 +106,7 @@ def _images(spec: Spec, batches: list[NDArray[np.uint8]]) -> Images:
 # Where the files are
 
 
-def _find(spec: Spec, root: Path) -> _Found | None:
+def _find(spec: Spec, root: Path) -> _Place | None:
     """The dataset in `root` or one level below; unpacked before archived, binary before python."""
     forms = (spec.binary, spec.python)
     try:
@@ -121,13 +120,13 @@ def _find(spec: Spec, root: Path) -> _Found | None:
             for form in forms:
                 missing = [file.name for file in form.files if not (folder / file.name).is_file()]
                 if not missing:
-                    return _Found(folder, form)
+                    return _Place(folder, form)
                 if len(missing) < len(form.files):
                     incomplete = incomplete or (folder, missing, form)
         for folder in folders:
             for form in forms:
                 if (folder / form.archive.name).is_file():
-                    return _Found(folder / form.archive.name, None)
+                    return _Place(folder / form.archive.name, None)
     except OSError as error:
         raise DataError(f"cannot read {error.filename or root}: {error.strerror}") from error
     if incomplete is not None:
@@ -138,46 +137,42 @@ def _find(spec: Spec, root: Path) -> _Found | None:
 
 
 def _refuse_other(spec: Spec, root: Path) -> None:
-    """Say so where `root` holds the other dataset."""
+    """Refuse a `root` that holds the other dataset."""
     for other in SPECS.values():
         try:
-            there = _find(other, root)
-        except DataError:  # incomplete, which is of no interest here
+            place = _find(other, root)
+        except DataError:  # an incomplete one does not matter here
             continue
-        if there is not None:
-            raise DataError(f"{there.path} holds {other.title}: give the folder of {spec.title}")
+        if place is not None:
+            raise DataError(f"{place.path} holds {other.title}: give the folder of {spec.title}")
 
 
-def _find_source(spec: Spec, source: Path) -> _Found:
+def _find_source(spec: Spec, source: Path) -> _Place:
     """The dataset in a folder, or an archive of any name."""
     try:
         if source.is_file():
-            return _Found(source, None)
+            return _Place(source, None)
     except OSError as error:
         raise DataError(f"cannot read {source}: {error.strerror}") from error
-    found = _find(spec, source)
-    if found is None:
+    place = _find(spec, source)
+    if place is None:
         _refuse_other(spec, source)
         raise DataError(
             f"{spec.title} is not in {source}: give {spec.binary.archive.name}, {spec.python.archive.name} "
             "or a folder with the files of either"
         )
-    return found
+    return place
 
 
 # Verified bytes, then records
 
 
-def _records(spec: Spec, found: _Found) -> Iterator[tuple[File, NDArray[np.uint8]]]:
+def _records(spec: Spec, place: _Place) -> Iterator[tuple[File, NDArray[np.uint8]]]:
     """Each training file's records `[N, labels + 3072]`, then the test file's, with the binary file they make up."""
-    form = found.form
-    if form is None:
-        form, contents = _unpack(spec, found.path)
-    else:
-        contents = {}
+    form, contents = _unpack(spec, place.path) if place.form is None else (place.form, {})
     for file, binary in zip(form.files, spec.binary.files, strict=True):
-        where = found.path / file.name
-        data = contents.pop(file.name) if found.form is None else _read(where, file)
+        where = place.path / file.name
+        data = contents.pop(file.name) if place.form is None else _read(where, file)
         _verify(data, file, where)
         if form is spec.python:
             yield binary, _from_pickle(spec, data, where)
@@ -188,7 +183,7 @@ def _records(spec: Spec, found: _Found) -> Iterator[tuple[File, NDArray[np.uint8
 def _read(path: Path, file: File) -> bytes:
     try:
         with path.open("rb") as stream:
-            return stream.read(file.size + 1)  # one more, to see that it is too long
+            return stream.read(file.size + 1)  # one more shows that the file is too long
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror}") from error
 
@@ -198,13 +193,13 @@ def _verify(data: bytes, file: File, where: Path) -> None:
     if len(data) != file.size:
         more = "or more " if len(data) > file.size else ""
         raise DataError(f"{where} has {len(data)} {more}bytes instead of {file.size}: {remedy}")
-    found = hashlib.md5(data, usedforsecurity=False).hexdigest()
-    if found != file.md5:
-        raise DataError(f"{where} is damaged or another file: md5 {found} instead of {file.md5}; {remedy}")
+    md5 = hashlib.md5(data, usedforsecurity=False).hexdigest()
+    if md5 != file.md5:
+        raise DataError(f"{where} is damaged or another file: md5 {md5} instead of {file.md5}; {remedy}")
 
 
 class _Bounded:
-    """A stream that ends with an error after `limit` bytes, whatever its compressed size promised."""
+    """A stream that raises after `limit` bytes: a small archive may inflate to any size."""
 
     def __init__(self, stream: gzip.GzipFile, limit: int) -> None:
         self.stream, self.left = stream, limit
@@ -218,21 +213,21 @@ class _Bounded:
 
 
 def _unpack(spec: Spec, path: Path) -> tuple[Form, dict[str, bytes]]:
-    """The files of whichever form an archive holds, by name. Other members, links and paths are passed over."""
+    """The form that an archive holds, and its files by name. Other members, links and paths are ignored."""
     forms = (spec.binary, spec.python)
-    wanted = {file.name: file for form in forms for file in form.files}
+    sizes = {file.name: file.size for form in forms for file in form.files}
     contents: dict[str, bytes] = {}
     archives = " or ".join(f"{form.archive.name} (md5 {form.archive.md5})" for form in forms)
     try:
         with gzip.open(path) as stream:
-            bounded = cast("IO[bytes]", _Bounded(stream, MAX_UNPACKED))
+            bounded = cast("IO[bytes]", _Bounded(stream, MAX_UNPACKED_BYTES))
             with tarfile.open(fileobj=bounded, mode="r|", bufsize=1 << 20) as archive:
                 for member in archive:
                     name = PurePosixPath(member.name).name
-                    if name not in wanted or not member.isreg():
+                    if name not in sizes or not member.isreg():
                         continue
                     if (extracted := archive.extractfile(member)) is not None:
-                        contents[name] = extracted.read(wanted[name].size + 1)  # one more, to see that it is too long
+                        contents[name] = extracted.read(sizes[name] + 1)  # one more shows that it is too long
                     for form in forms:
                         if all(file.name in contents for file in form.files):
                             return form, contents
@@ -299,10 +294,10 @@ def _from_pickle(spec: Spec, data: bytes, where: Path) -> NDArray[np.uint8]:
 # Writing the binary form
 
 
-def _write(spec: Spec, root: Path, found: _Found, progress: Progress | None) -> Path:
+def _write(spec: Spec, root: Path, place: _Place, progress: Progress | None) -> Path:
     """Write the binary form's folder into `root` under a temporary name, verify its bytes, then rename it.
 
-    What fails leaves nothing behind, not even the folders on the way to it.
+    A failure leaves nothing behind, not even the folders made on the way.
     """
     folder = root / spec.binary.folder
     total = sum(file.size for file in spec.binary.files)
@@ -311,9 +306,9 @@ def _write(spec: Spec, root: Path, found: _Found, progress: Progress | None) -> 
         missing = files.make_folders(root)
         partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".partial", dir=root))
         try:
-            for file, records in _records(spec, found):
+            for file, records in _records(spec, place):
                 data = records.tobytes()
-                _verify(data, file, found.path / file.name)
+                _verify(data, file, place.path / file.name)
                 with (partial / file.name).open("wb") as stream:
                     stream.write(data)
                     stream.flush()

@@ -1,8 +1,8 @@
-"""The published files of CIFAR-10 and CIFAR-100, with digests and sizes, and what is known of the datasets.
+"""The published files of CIFAR-10 and CIFAR-100, with digests, sizes, classes and statistics.
 
-Digests and sizes of archives: the dataset's home page, https://www.cs.toronto.edu/~kriz/cifar.html; of the python
-files: those that torchvision checks; of the binary files: computed from files that match their published SHA-1
-(CIFAR-10), and from the verified python files (CIFAR-100).
+Digests and sizes of the archives come from the dataset's home page, https://www.cs.toronto.edu/~kriz/cifar.html, those of
+the python files from torchvision. Those of the binary files were computed: for CIFAR-10 from files that match their
+published SHA-1, for CIFAR-100 from the verified python files.
 """
 
 from __future__ import annotations
@@ -21,16 +21,11 @@ class File:
 
 @dataclass(frozen=True)
 class Form:
-    """One published form of a dataset: an archive with a folder of training files and one test file."""
+    """One published form of a dataset: an archive with a folder of training files and, last, one test file."""
 
     archive: File
     folder: str
-    train: tuple[File, ...]
-    test: File
-
-    @property
-    def files(self) -> tuple[File, ...]:
-        return (*self.train, self.test)
+    files: tuple[File, ...]
 
 
 @dataclass(frozen=True)
@@ -45,10 +40,6 @@ class Spec:
     label_keys: tuple[bytes, ...]  # in the order of a binary record's label bytes; the last is the class
     binary: Form
     python: Form
-
-    @property
-    def command(self) -> str:
-        return f"lbq data {self.name} --root DIR"
 
 
 _CIFAR10 = Spec(
@@ -67,8 +58,8 @@ _CIFAR10 = Spec(
             File("data_batch_3.bin", "942cd6a4bcdd0dd3c604fbe906cb4421", 30_730_000),
             File("data_batch_4.bin", "ae636b3ba5c66a11e91e8cb52e771fcb", 30_730_000),
             File("data_batch_5.bin", "53f37980c15c3d472c316c40844f3f0d", 30_730_000),
+            File("test_batch.bin", "803d5f7f4d78ea53de84dbe85f74fb6d", 30_730_000),
         ),
-        File("test_batch.bin", "803d5f7f4d78ea53de84dbe85f74fb6d", 30_730_000),
     ),
     python=Form(
         File("cifar-10-python.tar.gz", "c58f30108f718f92721af3b95e74349a", 170_498_071),
@@ -79,8 +70,8 @@ _CIFAR10 = Spec(
             File("data_batch_3", "54ebc095f3ab1f0389bbae665268c751", 31_035_999),
             File("data_batch_4", "634d18415352ddfa80567beed471001a", 31_035_696),
             File("data_batch_5", "482c414d41f54cd18b22e5b47cb7c3cb", 31_035_623),
+            File("test_batch", "40351d587109b95175f43aff81a1287e", 31_035_526),
         ),
-        File("test_batch", "40351d587109b95175f43aff81a1287e", 31_035_526),
     ),
 )
 
@@ -105,14 +96,18 @@ _CIFAR100 = Spec(
     binary=Form(
         File("cifar-100-binary.tar.gz", "03b5dce01913d631647c71ecec9e9cb8", 168_513_733),
         "cifar-100-binary",
-        (File("train.bin", "6172c7755cfe09b2fe270c85cebc1b15", 153_700_000),),
-        File("test.bin", "4499cfba6c016c1be1438163640a0898", 30_740_000),
+        (
+            File("train.bin", "6172c7755cfe09b2fe270c85cebc1b15", 153_700_000),
+            File("test.bin", "4499cfba6c016c1be1438163640a0898", 30_740_000),
+        ),
     ),
     python=Form(
         File("cifar-100-python.tar.gz", "eb9058c3a382ffc7106e4002c42a8d85", 169_001_437),
         "cifar-100-python",
-        (File("train", "16019d7e3df5f24257cddd939b257f8d", 155_249_918),),
-        File("test", "f0ef6b0ae62326f3e7ffdfab6717acfc", 31_049_707),
+        (
+            File("train", "16019d7e3df5f24257cddd939b257f8d", 155_249_918),
+            File("test", "f0ef6b0ae62326f3e7ffdfab6717acfc", 31_049_707),
+        ),
     ),
 )
 

@@ -1,7 +1,7 @@
 """The embedded default dataset: UCI handwritten digits, 1,797 real 8x8 images (see DIGITS.md). NumPy only.
 
-Split: image i is held out for testing where i % 3 == 2 (599 images), else it trains (1,198). The file is ordered by
-writer, so both parts hold all thirteen writers: it is a test of the software and its digits, not of new handwriting.
+The split: image i tests if i % 3 == 2 (599 images), else it trains (1,198). The file is ordered by writer, so both parts
+hold all thirteen writers. The test part shows that the software works, not how it reads new handwriting.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy as np
 
 from lbq.data.dataset import Dataset, Images
 
-MAX_VALUE = 16
+MAX_PIXEL = 16
 SPLIT = "test where index % 3 == 2"
 
 
@@ -21,8 +21,8 @@ def load_digits() -> Dataset:
     with files("lbq.data").joinpath("digits.npz").open("rb") as file, np.load(file, allow_pickle=False) as archive:
         images, labels = archive["images"].reshape(-1, 1, 8, 8), archive["labels"].astype(np.int64)
     held_out = np.arange(len(labels)) % 3 == 2
-    pixels = images[~held_out] / MAX_VALUE
+    pixels = images[~held_out] / MAX_PIXEL
     mean, std = (float(pixels.mean()),), (float(pixels.std()),)
     classes = tuple(map(str, range(10)))
-    train, test = (Images(images[part], labels[part], classes, mean, std, MAX_VALUE) for part in (~held_out, held_out))
+    train, test = (Images(images[part], labels[part], classes, mean, std, MAX_PIXEL) for part in (~held_out, held_out))
     return Dataset.build("digits", train, test, f"embedded; {SPLIT}")

@@ -1,6 +1,6 @@
 """Download one file: resumed where it was cut, verified, and under its final name only when it is whole.
 
-Standard library only. What cannot be had ends in a `DataError` that says how to fetch the file by hand.
+Standard library only. A download that fails ends in a `DataError` that says how to fetch the file by hand.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import http.client
 import os
 import re
 import urllib.error
-import urllib.parse
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
@@ -21,29 +20,26 @@ from lbq.errors import DataError
 from lbq.system.files import holding, sync_folder
 
 Progress = Callable[[int, int | None], None]
-"""Called with the bytes done and the bytes in all (None where unknown)."""
+"""Called with the bytes done and the bytes in all (None if unknown)."""
 
-CHUNK = 1 << 18
+CHUNK_BYTES = 1 << 18
 ATTEMPTS = 3  # transfers tried in one call; each resumes where the last was cut
-TIMEOUT = 30.0  # seconds without a byte
+TIMEOUT_SECONDS = 30.0  # without a byte
 
 
 def file_md5(path: Path) -> str:
-    """The MD5 of a file's bytes, in hexadecimal. It names a published file; it is no defence against a forger."""
+    """The MD5 of a file's bytes, in hexadecimal. It identifies a published file; it is no defence against a forger."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
 
 
-def fetch(url: str, target: Path, md5: str, size: int | None = None, progress: Progress | None = None) -> None:
-    """Download `url` to `target`, of `size` bytes where known, and verify its MD5.
+def fetch(url: str, target: Path, md5: str, size: int, progress: Progress | None = None) -> None:
+    """Download `url`, a file of `size` bytes, to `target` and verify its MD5.
 
     Bytes go to `target` + ".partial", which stays when the connection is cut: the next call continues it if the
-    server can, else starts again. A target that is already there and right is left as it is. The folder takes one download
-    at a time.
+    server can, else starts again. A correct target that is already there stays. A folder takes one download at a time.
     """
     by_hand = f"download {url} by hand (md5 {md5}) to {target}"
-    if urllib.parse.urlsplit(url).scheme not in ("http", "https"):
-        raise DataError(f"{url} is not an http or https address")
     partial = target.with_name(target.name + ".partial")
     try:
         if target.is_file() and file_md5(target) == md5:
@@ -51,49 +47,49 @@ def fetch(url: str, target: Path, md5: str, size: int | None = None, progress: P
         target.parent.mkdir(parents=True, exist_ok=True)
         busy = DataError(f"another process downloads to {target.parent}: wait for it, then run the same command again")
         with holding(target.parent, busy):
-            _fetch(url, partial, target, md5, size, progress, by_hand)
-    except OSError as error:  # of the disk: errors of the network end in _transfer
+            _fetch(url, partial, md5, size, progress, by_hand)
+            os.replace(partial, target)
+            sync_folder(target.parent)
+    except OSError as error:  # of the disk: _transfer handles those of the network
         raise DataError(
             f"cannot write {target}: {error.strerror or error}: free space or choose another root"
         ) from error
 
 
-def _fetch(
-    url: str, partial: Path, target: Path, md5: str, size: int | None, progress: Progress | None, by_hand: str
-) -> None:
-    if partial.is_file() and size is not None and partial.stat().st_size > size:
+def _fetch(url: str, partial: Path, md5: str, size: int, progress: Progress | None, by_hand: str) -> None:
+    """Make `partial` the whole file, on disk and verified."""
+    if _length(partial) > size:
         partial.unlink()
-    complete = False
-    for _ in range(ATTEMPTS):
-        complete = _transfer(url, partial, size, progress, by_hand)
-        if complete:
-            break
-    if not complete:
-        have = partial.stat().st_size if partial.is_file() else 0
+    if not any(_transfer(url, partial, size, progress, by_hand) for _ in range(ATTEMPTS)):
         raise DataError(
-            f"the connection for {url} was cut {ATTEMPTS} times after {have} bytes in all: "
+            f"the connection for {url} was cut {ATTEMPTS} times after {_length(partial)} bytes in all: "
             f"run the same command again to continue, or {by_hand}"
         )
-    found = file_md5(partial)
-    if found != md5:
+    received_md5 = file_md5(partial)
+    if received_md5 != md5:
         partial.unlink()
-        raise DataError(f"{url} gave a file with md5 {found} instead of {md5}: it was removed; {by_hand}")
-    _publish(partial, target)
+        raise DataError(f"{url} gave a file with md5 {received_md5} instead of {md5}: it was removed; {by_hand}")
+    with partial.open("rb") as file:
+        os.fsync(file.fileno())
 
 
-def _transfer(url: str, partial: Path, size: int | None, progress: Progress | None, by_hand: str) -> bool:
-    """Append what is missing to `partial`. True when it has all its bytes, False when the connection was cut."""
-    have = partial.stat().st_size if partial.is_file() else 0
-    if size is not None and have == size:
+def _length(path: Path) -> int:
+    return path.stat().st_size if path.is_file() else 0
+
+
+def _transfer(url: str, partial: Path, size: int, progress: Progress | None, by_hand: str) -> bool:
+    """Append the missing bytes to `partial`. True when it has all its bytes, False when the connection was cut."""
+    have = _length(partial)
+    if have == size:
         return True
     headers = {"User-Agent": f"lbq/{__version__}", "Accept-Encoding": "identity"}
     if have:
         headers["Range"] = f"bytes={have}-"
     try:
-        response = urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=TIMEOUT)
+        response = urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=TIMEOUT_SECONDS)
     except urllib.error.HTTPError as error:
         with error:
-            if error.code == 416 and have:  # nothing after what we have: it is complete, or not this file
+            if error.code == 416 and have:  # the host's file ends before ours: the MD5 will show that it is another one
                 return True
             raise DataError(f"the host answered {url} with HTTP {error.code} {error.reason}: {by_hand}") from error
     except (OSError, http.client.HTTPException) as error:
@@ -104,72 +100,56 @@ def _transfer(url: str, partial: Path, size: int | None, progress: Progress | No
         if start is None:  # a range that we did not ask for: begin again
             partial.unlink()
             return False
-        length = response.headers.get("Content-Length", "")
-        total = start + int(length) if length.isdecimal() else size
         try:
-            first = response.read(CHUNK)
+            first = response.read(CHUNK_BYTES)
         except (OSError, http.client.HTTPException):
             return False
-        if wrong := _wrong(response, first, size, total):
-            raise DataError(f"the host answered {url} with {wrong}: {by_hand}")
+        if problem := _problem(response, first, start, size):
+            raise DataError(f"the host answered {url} with {problem}: {by_hand}")
         if not first:
             return False
         with partial.open("r+b" if start else "wb") as file:
             file.seek(start)
             file.truncate()
-            done = _copy(response, first, file, start, total, progress)
-    if total is not None and done > total:
+            done = _copy(response, first, file, start, size, progress)
+    if done > size:
         partial.unlink()
-        raise DataError(f"the host answered {url} with more than {total} bytes: {by_hand}")
-    return total is None or done == total
+        raise DataError(f"the host answered {url} with more than {size} bytes: {by_hand}")
+    return done == size
 
 
 def _start(response: http.client.HTTPResponse, have: int) -> int | None:
-    """Where the answer's bytes belong: after what we have, or at the beginning where the server ignores ranges."""
+    """Where the answer's bytes belong: after those we have, or at the beginning if the server ignores ranges."""
     if response.status != 206:
         return 0
-    found = re.match(r"bytes (\d+)-", response.headers.get("Content-Range", ""))
-    return have if found and int(found[1]) == have else None
+    match = re.match(r"bytes (\d+)-", response.headers.get("Content-Range", ""))
+    return have if match and int(match[1]) == have else None
 
 
-def _wrong(response: http.client.HTTPResponse, first: bytes, size: int | None, total: int | None) -> str | None:
-    """What the answer is, if not the file; asked before anything is written."""
+def _problem(response: http.client.HTTPResponse, first: bytes, start: int, size: int) -> str | None:
+    """What the answer is, if it is not the file. `first` are its first bytes; nothing is written yet."""
     page = first[:512].lstrip().lower()
     if response.headers.get_content_type() == "text/html" or page.startswith((b"<!doctype html", b"<html")):
         return "a web page instead of the file"
-    if not first and not total:
-        return "zero bytes"
-    if size is not None and total is not None and total != size:
-        return f"a file of {total} bytes instead of {size}"
+    length = response.headers.get("Content-Length", "")
+    if length.isdecimal() and start + int(length) != size:
+        return f"a file of {start + int(length)} bytes instead of {size}"
     return None
 
 
 def _copy(
-    response: http.client.HTTPResponse,
-    chunk: bytes,
-    file: BinaryIO,
-    done: int,
-    total: int | None,
-    progress: Progress | None,
+    response: http.client.HTTPResponse, chunk: bytes, file: BinaryIO, done: int, size: int, progress: Progress | None
 ) -> int:
-    """Write `chunk` and what follows it, no more than one chunk beyond `total`; the position reached."""
+    """Write `chunk` and the chunks after it, no more than one beyond `size`; the position reached."""
     while chunk:
         file.write(chunk)
         done += len(chunk)
         if progress is not None:
-            progress(done, total)
-        if total is not None and done > total:
+            progress(done, size)
+        if done > size:
             break
         try:
-            chunk = response.read(CHUNK)
+            chunk = response.read(CHUNK_BYTES)
         except (OSError, http.client.HTTPException):
             break
     return done
-
-
-def _publish(partial: Path, target: Path) -> None:
-    """Give a complete file its final name, so that a crash leaves the old state or the new one."""
-    with partial.open("rb") as file:
-        os.fsync(file.fileno())
-    os.replace(partial, target)
-    sync_folder(target.parent)

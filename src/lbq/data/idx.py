@@ -1,8 +1,8 @@
 """MNIST and Fashion-MNIST from their four idx files, gzipped or plain.
 
 NumPy only. An idx file is a magic number (two zero bytes, the type, the number of dimensions), the sizes as
-big-endian 32-bit integers, then the values, last dimension fastest. Nothing in a file is believed before it fits:
-sizes are bounded, and compared with the file's length, before anything is allocated.
+big-endian 32-bit integers, then the values, last dimension fastest. Sizes are bounded, and compared with the file's
+length, before anything is allocated.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from lbq.data.dataset import Dataset, Images
-from lbq.errors import DataError, nearest
+from lbq.data.dataset import Dataset, Images, moments
+from lbq.errors import DataError
 
 UINT8 = 8  # the type code of unsigned bytes
-MAX_BYTES = 256 << 20  # of values in one file; the real ones hold 47 MB
-MAX_RATIO = 1032  # bytes that one byte of deflate can stand for, at most
-CHUNK = 1 << 20
+MAX_BYTES = 256 << 20  # values in one file; the real files hold 47 MB
+MAX_INFLATION = 1032  # one byte of deflate stands for at most so many bytes
+READ_CHUNK_BYTES = 1 << 20
 
 STEMS = {
     "train-images": "-idx3-ubyte",
@@ -48,19 +48,17 @@ def load_idx(root: Path, name: str) -> Dataset:
 
     Mean and deviation are the training pixels', to four digits, as they are usually quoted.
     """
-    if name not in CLASSES:
-        raise DataError(f"unknown dataset {name!r}{nearest(name, CLASSES)}")
     folder, files = _locate(Path(root), name)
     train, test = (_pair(files[f"{part}-images"], files[f"{part}-labels"], name) for part in ("train", "t10k"))
-    mean, std = _statistics(train[0], folder)
-    of_train, of_test = (
-        Images(images, labels, CLASSES[name], mean=(mean,), std=(std,)) for images, labels in (train, test)
-    )
-    return Dataset.build(name, of_train, of_test, source=f"idx files in {folder}")
+    if not train[0].size:
+        raise DataError(f"{folder} holds no training images: get the official files again")
+    mean, std = (tuple(round(value, 4) for value in values) for values in moments(train[0]))
+    parts = [Images(images, labels, CLASSES[name], mean, std) for images, labels in (train, test)]
+    return Dataset.build(name, parts[0], parts[1], source=f"idx files in {folder}")
 
 
 def read_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
-    """The values of one idx file of unsigned bytes with so many dimensions."""
+    """The values of one idx file, unsigned bytes in `dimensions` dimensions."""
     try:
         length = path.stat().st_size
         with path.open("rb") as raw:
@@ -69,13 +67,13 @@ def read_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
             if not zipped:
                 return _values(raw, path, dimensions, length)
             with gzip.open(raw) as stream:
-                return _values(stream, path, dimensions, length * MAX_RATIO)
+                return _values(stream, path, dimensions, length * MAX_INFLATION)
     except (OSError, EOFError, zlib.error) as error:
         raise _bad(path, f"cannot be read ({error})") from error
 
 
-def _values(stream: BufferedReader | gzip.GzipFile, path: Path, dimensions: int, at_most: int) -> NDArray[np.uint8]:
-    """Read header and values; `at_most` bytes can be in the stream."""
+def _values(stream: BufferedReader | gzip.GzipFile, path: Path, dimensions: int, max_bytes: int) -> NDArray[np.uint8]:
+    """Read header and values from a stream that can hold at most `max_bytes`."""
     header = 4 + 4 * dimensions
     head = stream.read(header)
     if head[:2] != b"\0\0" or len(head) < 4:
@@ -88,10 +86,10 @@ def _values(stream: BufferedReader | gzip.GzipFile, path: Path, dimensions: int,
     count = math.prod(shape)
     if count > MAX_BYTES or max(shape) > MAX_BYTES:
         raise _bad(path, f"claims the absurd size {' x '.join(map(str, shape))}")
-    if count > at_most - header:
+    if count > max_bytes - header:
         raise _bad(path, f"is truncated: it claims {count} values")
     values = bytearray()
-    while chunk := stream.read(min(CHUNK, count + 1 - len(values))):
+    while chunk := stream.read(min(READ_CHUNK_BYTES, count + 1 - len(values))):
         values += chunk
     if len(values) < count:
         raise _bad(path, f"is truncated: {len(values)} of {count} values")
@@ -110,20 +108,8 @@ def _pair(image_file: Path, label_file: Path, name: str) -> tuple[NDArray[np.uin
     return images[:, None], labels.astype(np.int64)
 
 
-def _statistics(images: NDArray[np.uint8], folder: Path) -> tuple[float, float]:
-    """Mean and deviation of pixels in [0, 1], exact, then rounded to four digits."""
-    if not images.size:
-        raise DataError(f"{folder} holds no training images: get the official files again")
-    histogram = np.zeros(256, np.int64)
-    for start in range(0, len(images), 1000):  # in parts: counting needs eight times the memory
-        histogram += np.bincount(images[start : start + 1000].ravel(), minlength=256)
-    pixels = np.arange(256) / 255
-    mean = float(np.average(pixels, weights=histogram))
-    return round(mean, 4), round(math.sqrt(np.average((pixels - mean) ** 2, weights=histogram)), 4)
-
-
 def _locate(root: Path, name: str) -> tuple[Path, dict[str, Path]]:
-    """`root` or the first folder in it that holds all four files, and the files by what they hold."""
+    """The folder with most of the four files, `root` or one in it, and the files by their stem."""
     best: tuple[Path, dict[str, Path]] = (root, {})
     try:
         for folder in [root, *sorted(path for path in root.iterdir() if path.is_dir())]:
@@ -141,11 +127,11 @@ def _locate(root: Path, name: str) -> tuple[Path, dict[str, Path]]:
 
 
 def _file(folder: Path, stem: str) -> Path | None:
-    """The file, under its official name or that which some tools give it on unpacking."""
+    """The file, under its official name or the one that some tools give it on unpacking."""
     end = STEMS[stem]
     names = (stem + end, stem + end + ".gz", f"{stem}.{end[1:]}", f"{stem}.{end[1:]}.gz")
     return next((folder / name for name in names if (folder / name).is_file()), None)
 
 
-def _bad(path: Path, what: str) -> DataError:
-    return DataError(f"{path} {what}: get the official file again")
+def _bad(path: Path, problem: str) -> DataError:
+    return DataError(f"{path} {problem}: get the official file again")

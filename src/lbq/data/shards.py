@@ -1,9 +1,9 @@
 """Images in tar shards, `root/train-*.tar` and `root/val-*.tar`: what many machines read faster than a million small files.
 
-The layout is webdataset's: members that share a name up to its first dot belong together, `KEY.jpg` (or jpeg, png, bmp, webp)
-is the image and `KEY.cls` its label, a whole number; `root/classes.txt` may name the classes, one a line. Shards are read
-in place by random access, through an index of where each image begins, so that order, resuming and the division among
-processes are exactly those of a folder. The index is kept in `root/.lbq-index.npz` where that can be written.
+The layout is webdataset's. Members that share a name up to its first dot belong together: `KEY.jpg` (or jpeg, png, bmp,
+webp) is the image and `KEY.cls` its label, a whole number. `root/classes.txt` may name the classes, one a line. An index
+says where each image begins, and shards are read in place by random access. So order, resuming and the division among
+processes are exactly those of a folder. The index is kept in `root/.lbq-index.npz` if that can be written.
 
 NumPy only.
 """
@@ -22,16 +22,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lbq.data.archives import BROKEN, members
+from lbq.data.archives import ARCHIVE_ERRORS, members
 from lbq.data.arrays import load_archive
-from lbq.data.dataset import MOST_CLASSES
-from lbq.data.folder import EXTENSIONS
+from lbq.data.dataset import MAX_CLASSES
+from lbq.data.folder import EXTENSIONS, FileIndex
 from lbq.errors import DataError
 from lbq.system import files
 
 INDEX = ".lbq-index.npz"
-MAX_IMAGE = 64 * 2**20  # bytes of one encoded image
-MAX_LABEL = 32  # bytes of one label
+MAX_IMAGE_BYTES = 64 * 2**20  # one encoded image
+MAX_LABEL_BYTES = 32
 
 
 @dataclass(frozen=True)
@@ -56,10 +56,10 @@ class Member:
 
 @dataclass(frozen=True, eq=False)
 class ShardSplit:
-    """Images by shard and place: `where` int64 [N, 3] holds shard number, first byte and size; labels `[N]` int64."""
+    """Images by shard and place: `places` int64 [N, 3] holds shard number, first byte and size; labels `[N]` int64."""
 
     shards: tuple[Path, ...]
-    where: NDArray[np.int64]
+    places: NDArray[np.int64]
     labels: NDArray[np.int64]
 
     def __len__(self) -> int:
@@ -67,24 +67,12 @@ class ShardSplit:
 
     def path(self, index: int) -> Member:
         """Where image `index` is."""
-        shard, offset, size = (int(v) for v in self.where[index])
+        shard, offset, size = (int(v) for v in self.places[index])
         return Member(self.shards[shard], offset, size)
 
 
-@dataclass(frozen=True, eq=False)
-class ShardIndex:
-    root: Path
-    classes: tuple[str, ...]
-    train: ShardSplit
-    test: ShardSplit
-
-
-def has_shards(root: Path) -> bool:
-    return any(Path(root).glob("train-*.tar"))
-
-
-def scan_shards(root: Path) -> ShardIndex:
-    """Index all shards of `root`, or take the index that is there if the shards have not changed."""
+def scan_shards(root: Path) -> FileIndex:
+    """Index all shards of `root`, or use the stored index if the shards have not changed."""
     root = Path(root)
     parts = {part: tuple(sorted(root.glob(f"{part}-*.tar"))) for part in ("train", "val")}
     for part, shards in parts.items():
@@ -100,7 +88,7 @@ def scan_shards(root: Path) -> ShardIndex:
     count = 1 + max(int(table[:, 3].max()) for table in tables.values())
     names = _class_names(root / "classes.txt", count)
     train, test = (ShardSplit(parts[p], tables[p][:, :3], tables[p][:, 3].copy()) for p in ("train", "val"))
-    return ShardIndex(root, names, train, test)
+    return FileIndex(root, names, train, test)
 
 
 def _scan(shards: tuple[Path, ...]) -> NDArray[np.int64]:
@@ -123,7 +111,7 @@ def _images(shard: Path) -> list[tuple[int, int, int]]:
                 key, _, kind = name.partition(".")
                 key = f"{folder}/{key}"
                 if f".{kind.lower()}" in EXTENSIONS:
-                    if not 0 < member.size <= MAX_IMAGE:
+                    if not 0 < member.size <= MAX_IMAGE_BYTES:
                         raise DataError(f"{shard}: {member.name} has {member.size} bytes: make the shard again")
                     if key in images:
                         raise DataError(f"{shard}: {member.name} is a second image of its key: a key has one")
@@ -132,24 +120,22 @@ def _images(shard: Path) -> list[tuple[int, int, int]]:
                     labels[key] = _label(archive, member, shard)
                 elif f".{kind.lower().rpartition('.')[2]}" in EXTENSIONS:
                     others[key] = member.name  # a mask, for example, of an image of that key
-    except BROKEN as error:
+    except ARCHIVE_ERRORS as error:
         raise DataError(f"{shard} cannot be read ({error}): copy or make it again") from error
     if lost := sorted(others[key] for key in others.keys() - images.keys()):
         raise DataError(f"{shard}: {lost[0]} belongs to no image, since a key ends at its first dot: rename it")
     unlabelled = sorted(images.keys() - labels.keys())
     if unlabelled or not images:
-        what = f"{unlabelled[0]!r} has no .cls beside it" if unlabelled else "it holds no image"
-        raise DataError(f"{shard}: {what}; shards hold KEY.jpg and KEY.cls")
+        problem = f"{unlabelled[0]!r} has no .cls beside it" if unlabelled else "it holds no image"
+        raise DataError(f"{shard}: {problem}; shards hold KEY.jpg and KEY.cls")
     return [(*place, labels[key]) for key, place in images.items()]
 
 
 def _label(archive: tarfile.TarFile, member: tarfile.TarInfo, shard: Path) -> int:
-    file = archive.extractfile(member) if member.size <= MAX_LABEL else None
+    file = archive.extractfile(member) if member.size <= MAX_LABEL_BYTES else None
     text = file.read().decode("ascii", "replace").strip() if file else ""
-    if not text.isdigit() or int(text) >= MOST_CLASSES:
-        raise DataError(
-            f"{shard}: {member.name} is not a label: write a whole number from 0 on, below {MOST_CLASSES:,}"
-        )
+    if not text.isdigit() or int(text) >= MAX_CLASSES:
+        raise DataError(f"{shard}: {member.name} is not a label: write a whole number from 0 on, below {MAX_CLASSES:,}")
     return int(text)
 
 
@@ -167,7 +153,7 @@ def _class_names(path: Path, count: int) -> tuple[str, ...]:
 
 
 def _stored(path: Path, stamp: str, parts: Mapping[str, tuple[Path, ...]]) -> dict[str, NDArray[np.int64]] | None:
-    """The index in `path`, or None where it is absent, of other shards, or damaged: it may come from anybody."""
+    """The index in `path`; None if it is absent, damaged or of other shards. Anybody may have written it."""
     try:
         stored = load_archive(path, "stamp", *parts)
         if str(stored["stamp"]) != stamp or not all(_possible(stored[part], len(parts[part])) for part in parts):
@@ -178,11 +164,11 @@ def _stored(path: Path, stamp: str, parts: Mapping[str, tuple[Path, ...]]) -> di
 
 
 def _possible(table: NDArray[Any], shards: int) -> bool:
-    """Whether rows are as `_scan` makes them of so many shards."""
+    """Whether `_scan` could have made these rows from so many shards."""
     if table.dtype != np.int64 or table.ndim != 2 or table.shape[1] != 4 or not len(table) or table.min() < 0:
         return False
     number, _, size, label = table.max(0)
-    return bool(number < shards and table[:, 2].min() > 0 and size <= MAX_IMAGE and label < MOST_CLASSES)
+    return bool(number < shards and table[:, 2].min() > 0 and size <= MAX_IMAGE_BYTES and label < MAX_CLASSES)
 
 
 def _store(path: Path, stamp: str, tables: dict[str, NDArray[np.int64]]) -> None:

@@ -1,6 +1,6 @@
 """Test parts of datasets as raw uint8 arrays, for networks that run on integers. NumPy only.
 
-Also where a dataset's name becomes its reader, for `lbq.batches.sources` too.
+Here a dataset's name selects its reader, for `lbq.batches.sources` too.
 """
 
 from __future__ import annotations
@@ -15,75 +15,62 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lbq.config import DATASETS
-from lbq.data import digits, folder, shards
+from lbq.data import digits
 from lbq.data.arrays import load_archive
+from lbq.data.cifar import load_cifar10, load_cifar100
 from lbq.data.dataset import Dataset, Inputs
+from lbq.data.events import datasets
 from lbq.data.events.datasets import EventData
+from lbq.data.folder import FileIndex, load_eval, scan_folder
+from lbq.data.idx import load_idx
+from lbq.data.shards import scan_shards
 from lbq.data.user_arrays import load_own
 from lbq.errors import ConfigError, DataError, nearest
 from lbq.graph import Shape, shortest, with_sides
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-EVAL_RATIO = 256 / 224  # the shorter side before the central crop, as usual for ImageNet
+EVAL_RATIO = 256 / 224  # the shorter side before the central crop, by the crop's side, as usual for ImageNet
 EVENTS = ("cifar10_dvs", "dvs_gesture", "nmnist", "dvs_objects")
 FILES = ("imagenet", "folder")
 
 
 def check_limit(limit: int | None) -> None:
-    """Refuse a number of samples that leaves none; None: all of them."""
+    """Refuse a number of samples below 1; None means all of them."""
     if limit is not None and limit < 1:
         raise DataError(f"limit must be at least 1 sample, got {limit}: leave it out for all of them")
 
 
-def load_images(name: str, root: Path | str) -> Dataset:
-    """An image dataset that fits in memory."""
+def load_whole(
+    name: str, root: Path | str, timesteps: int = 1, size: int = 0, frames: str = "count", window_ms: int = 1000
+) -> Dataset | EventData:
+    """A dataset of images in memory, or of event frames; the arguments are those of a configuration's [data]."""
     if name == "digits":
         return digits.load_digits()
-    if name in ("mnist", "fashion_mnist"):
-        from lbq.data.idx import load_idx
-
-        return load_idx(needed(name, root), name)
-    from lbq.data import cifar
-
-    load = {"cifar10": cifar.load_cifar10, "cifar100": cifar.load_cifar100}.get(name)
-    if load is None:
-        raise DataError(f"{name!r} is no dataset of images in memory{nearest(name, DATASETS)}")
-    return load(needed(name, root))
+    folder = _folder(name, root)
+    if name in EVENTS:
+        return _load_events(name, folder, timesteps, size, frames, window_ms)
+    readers = {"arrays": load_own, "cifar10": load_cifar10, "cifar100": load_cifar100}
+    return readers[name](folder) if name in readers else load_idx(folder, name)
 
 
-def load_events(name: str, root: Path | str, timesteps: int, size: int, frames: str, window_ms: int) -> EventData:
-    """An event dataset as frames."""
-    from lbq.data.events import datasets
-
+def _load_events(name: str, root: Path, timesteps: int, size: int, frames: str, window_ms: int) -> EventData:
     load: Any = {
         "cifar10_dvs": datasets.load_cifar10_dvs,
         "dvs_gesture": datasets.load_dvs_gesture,
         "nmnist": datasets.load_nmnist,
         "dvs_objects": partial(datasets.load_dvs_objects, window_us=1000 * window_ms),
     }[name]
-    where = needed(name, root)
     try:
-        data: EventData = load(where, timesteps, (size, size) if size else None, frames)
+        data: EventData = load(root, timesteps, (size, size) if size else None, frames)
     except ValueError as error:  # sizes that no frame can have
         raise ConfigError(f"data.size, data.window_ms or model.timesteps: {error}") from error
     return data
 
 
-def load_whole(
-    name: str, root: Path | str, timesteps: int = 1, size: int = 0, frames: str = "count", window_ms: int = 1000
-) -> Dataset | EventData:
-    """A dataset of images in memory, or of event frames; the arguments mean what they mean in a configuration's [data]."""
-    if name == "arrays":
-        return load_own(needed(name, root))
-    if name in EVENTS:
-        return load_events(name, root, timesteps, size, frames, window_ms)
-    return load_images(name, root)
-
-
-def scan_files(name: str, root: Path | str) -> folder.FolderIndex | shards.ShardIndex:
+def scan_files(name: str, root: Path | str) -> FileIndex:
     """Image files in class folders or tar shards."""
-    where = needed(name, root)
-    index = shards.scan_shards(where) if shards.has_shards(where) else folder.scan_folder(where)
+    folder = _folder(name, root)
+    index = scan_shards(folder) if any(folder.glob("train-*.tar")) else scan_folder(folder)
     if name == "imagenet" and len(index.classes) != 1000:
         raise DataError(
             f"{index.root} holds {len(index.classes)} classes, ImageNet-1K has 1000: is this another dataset?"
@@ -91,7 +78,8 @@ def scan_files(name: str, root: Path | str) -> folder.FolderIndex | shards.Shard
     return index
 
 
-def needed(name: str, root: Path | str) -> Path:
+def _folder(name: str, root: Path | str) -> Path:
+    """The dataset's folder, which must be named."""
     if not str(root):
         raise ConfigError(f"data.root must name the folder of {name}: add data.root=DIR")
     return Path(root)
@@ -99,9 +87,9 @@ def needed(name: str, root: Path | str) -> Path:
 
 @dataclass(frozen=True)
 class TestSet:
-    """Samples by number: `read(start, stop)` gives uint8 `[B, C, H, W]`, or `[T, B, C, H, W]` where not `static`.
+    """Samples by number: `read(start, stop)` gives uint8 `[B, C, H, W]`, or `[T, B, C, H, W]` if not `static`.
 
-    labels: `[N]`, or None where they are not known. A network in training saw (pixel / scale - mean) / std.
+    labels: `[N]`, or None if they are not known. A network in training saw (pixel / scale - mean) / std.
     """
 
     __test__ = False  # not for pytest
@@ -122,7 +110,7 @@ class TestSet:
         return Inputs(self.name, self.shape, self.static, self.classes, self.mean, self.std, self.scale)
 
     def batches(self, size: int, limit: int | None = None) -> Iterator[tuple[NDArray[np.uint8], slice]]:
-        """Inputs, and which samples they are."""
+        """Batches of at most `size` inputs, each with the slice of samples it holds."""
         check_limit(limit)
         end = self.size if limit is None else min(limit, self.size)
         for start in range(0, end, size):
@@ -133,7 +121,7 @@ class TestSet:
 def open_test(
     name: str, root: Path | str = "", timesteps: int = 1, size: int = 0, frames: str = "count", window_ms: int = 1000
 ) -> TestSet:
-    """The test part of a dataset; the arguments mean what they mean in a configuration's [data]."""
+    """The test part of a dataset; the arguments are those of a configuration's [data]."""
     if name not in DATASETS:
         raise DataError(f"unknown dataset {name!r}{nearest(name, DATASETS)}")
     if name in FILES:
@@ -175,10 +163,10 @@ def _events(name: str, data: EventData, timesteps: int) -> TestSet:
     )
 
 
-def _files(name: str, index: folder.FolderIndex | shards.ShardIndex, side: int) -> TestSet:
+def _files(name: str, index: FileIndex, side: int) -> TestSet:
     def read(start: int, stop: int) -> NDArray[np.uint8]:
         paths = (index.test.path(i) for i in range(start, stop))
-        return np.stack([folder.load_eval(path, round(side * EVAL_RATIO), side) for path in paths])
+        return np.stack([load_eval(path, round(side * EVAL_RATIO), side) for path in paths])
 
     return TestSet(
         name=name,
@@ -194,20 +182,20 @@ def _files(name: str, index: folder.FolderIndex | shards.ShardIndex, side: int) 
 
 
 def open_arrays(path: Path | str, static: bool, shape: Shape | None = None, timesteps: int | None = None) -> TestSet:
-    """Inputs of your own from a .npz file: `images` uint8 `[N, C, H, W]` (or `[N, T, C, H, W]`), perhaps `labels` [N] and
-    `classes`, the names that they number.
+    """A user's inputs from a .npz file: `images` uint8 `[N, C, H, W]` (or `[N, T, C, H, W]`), perhaps `labels` [N] and
+    `classes`, the names that labels number.
 
-    shape: of what a network reads; signals and features may lack what is 1 in it. timesteps: that it runs; event
-    frames must be as many.
+    shape: one input of the network; signals and features may lack the axes of length 1. timesteps: those of the network;
+    event frames must be as many.
     """
     path, lead = Path(path), ("N",) if static else ("N", "T")
     arrays = load_archive(path, "images", "labels", "classes")
-    given, labels, classes = map(arrays.get, ("images", "labels", "classes"))
-    images = given if given is None or shape is None else with_sides(given, shape, len(lead))
+    stored, labels, classes = map(arrays.get, ("images", "labels", "classes"))
+    images = stored if stored is None or shape is None else with_sides(stored, shape, len(lead))
     if images is None or images.dtype != np.uint8 or images.ndim != len(lead) + 3:
         expected = ", ".join(map(str, (*lead, *("CHW" if shape is None else shortest(shape)))))
-        found = "" if given is None else f", not {given.dtype} {list(given.shape)}"
-        raise DataError(f"{path} must hold 'images', uint8 [{expected}]{found}")
+        actual = "" if stored is None else f", not {stored.dtype} {list(stored.shape)}"
+        raise DataError(f"{path} must hold 'images', uint8 [{expected}]{actual}")
     if not static and timesteps not in (None, images.shape[1]):
         raise DataError(f"{path} has {images.shape[1]} frames a sample, the network reads {timesteps}")
     if labels is not None and (labels.shape != images.shape[:1] or labels.dtype.kind not in "iu"):

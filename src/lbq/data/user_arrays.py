@@ -1,13 +1,12 @@
-"""Datasets of your own, as arrays. NumPy only.
+"""A user's own dataset, as arrays. NumPy only.
 
-A folder with `train.npz` and `test.npz` or, for arrays that should stay on the disk, folders `train` and `test` of .npy
-files. Each part has `images`, uint8 [N, C, H, W], or frames of events, [N, T, C, H, W], and `labels`, N whole numbers from 0;
-the training part may have `classes`, their names, and the test part the same.
+The folder holds `train.npz` and `test.npz`, or folders `train` and `test` of .npy files if the arrays should stay on the
+disk. Each part has `images`, uint8 [N, C, H, W] (or event frames [N, T, C, H, W]), and `labels`, N whole numbers from 0.
+The training part may have `classes`, their names. The test part may repeat them.
 """
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lbq.data.arrays import load_archive, load_array
-from lbq.data.dataset import CHUNK, MOST_CLASSES, Dataset, Images, checksum_of, unlike
+from lbq.data.dataset import MAX_CLASSES, Dataset, Images, checksum, moments, unlike
 from lbq.data.events.cache import EventSplit
 from lbq.data.events.datasets import EventData
 from lbq.errors import DataError
 
-NAMES = ("images", "labels", "classes")
+ARRAY_NAMES = ("images", "labels", "classes")
 Part = tuple[NDArray[np.uint8], NDArray[np.int64]]
 
 
@@ -38,39 +37,27 @@ def load_own(root: Path | str) -> Dataset | EventData:
             "those, and labels that number them"
         )
     classes = tuple(map(str, range(int(labels.max()) + 1))) if names is None else names
-    for part, found in (("train", labels), ("test", test_labels)):
-        if found.max() >= len(classes):
-            raise DataError(f"{root}: the {part} part has label {found.max()}, the classes are 0 to {len(classes) - 1}")
+    for part, largest in (("train", labels.max()), ("test", test_labels.max())):
+        if largest >= len(classes):
+            raise DataError(f"{root}: the {part} part has label {largest}, the classes are 0 to {len(classes) - 1}")
     if images.ndim == 5:
         train, test = EventSplit(images, labels), EventSplit(test_images, test_labels)
-        digest = checksum_of((images, labels), (test_images, test_labels))
+        digest = checksum((images, labels), (test_images, test_labels))
         return EventData(train, test, classes, "arrays", "as given", str(root), digest)
     mean, std = moments(images)
     parts = [Images(x, y, classes, mean, std) for x, y in ((images, labels), (test_images, test_labels))]
     return Dataset.build("arrays", parts[0], parts[1], str(root))
 
 
-def moments(images: NDArray[np.uint8]) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation of each channel of pixels / 255, from exact sums."""
-    counts = np.zeros((images.shape[1], 256), np.int64)  # of each value
-    rows = max(CHUNK // images[:1].nbytes, 1)
-    for start in range(0, len(images), rows):
-        for channel, seen in enumerate(counts):
-            seen += np.bincount(images[start : start + rows, channel].ravel(), minlength=256)
-    number = images.size // images.shape[1]
-    sums, squares = ([int(seen @ np.arange(256) ** power) for seen in counts] for power in (1, 2))
-    variances = [number * square - total**2 for total, square in zip(sums, squares, strict=True)]
-    return tuple(s / (255 * number) for s in sums), tuple(math.sqrt(v) / (255 * number) for v in variances)
-
-
 def _part(root: Path, part: str) -> tuple[Part, tuple[str, ...] | None]:
-    """Images and labels of one part, and the names of classes where it has them."""
+    """Images and labels of one part, and its names of classes if it has any."""
     file, folder = root / f"{part}.npz", root / part
     if file.is_file():
-        where, arrays = file, load_archive(file, *NAMES)
+        where, arrays = file, load_archive(file, *ARRAY_NAMES)
     elif folder.is_dir():
         where = folder
-        arrays = {n: load_array(path, mapped=True) for n in NAMES if (path := folder / f"{n}.npy").is_file()}
+        paths = {name: folder / f"{name}.npy" for name in ARRAY_NAMES}
+        arrays = {name: load_array(path, mapped=True) for name, path in paths.items() if path.is_file()}
     else:
         raise DataError(
             f"{file} does not exist: put arrays 'images' and 'labels' there, np.savez({file.name!r}, images=..., labels=...)"
@@ -85,7 +72,7 @@ def _part(root: Path, part: str) -> tuple[Part, tuple[str, ...] | None]:
             f"{where}: 'labels' must be {len(images)} whole numbers from 0, one for each of 'images', "
             f"not {labels.dtype} {list(labels.shape)}"
         )
-    if labels.min() < 0 or labels.max() >= MOST_CLASSES:
+    if labels.min() < 0 or labels.max() >= MAX_CLASSES:
         raise DataError(
             f"{where}: 'labels' run from {labels.min()} to {labels.max()}: number the classes from 0, "
             f"np.unique(labels, return_inverse=True)[1]"

@@ -15,10 +15,10 @@ from torch import nn
 from lbq.config import Config
 from lbq.data.dataset import Inputs
 from lbq.data.testset import TestSet, open_test
-from lbq.deploy.confirm import confirm
 from lbq.deploy.lowering.faithful import exact_copy
 from lbq.deploy.lowering.lower import lower
 from lbq.deploy.lowering.signal_layers import Given
+from lbq.deploy.verify import confirm
 from lbq.engine import Network
 from lbq.errors import GraphError
 from lbq.graph import Graph

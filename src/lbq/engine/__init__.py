@@ -1,7 +1,7 @@
 """Run deployed networks on integers, without PyTorch: `net = lbq.engine.load("model.lbq"); net.run(images)`.
 
-Imports `graph`, `native` and what stands below them; `cuda` alone imports torch, when it is asked for. `file` holds the
-artefact on disk. Logits, levels and executed counts come out.
+Imports `graph`, `native` and the folders below them. `cuda` alone imports torch, and only when it is used. `file` holds
+the artefact on disk. Logits, levels and executed counts come out.
 """
 
 from lbq.engine.convolution import Counts as Counts

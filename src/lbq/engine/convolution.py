@@ -1,9 +1,9 @@
 """Convolutions of integer levels by the native library. No torch.
 
-`pack` prepares the weights of a convolution once, `PackedConv.run` gives int32 currents of 8-bit levels and counts what
-it did. Three methods give the same bytes: `bitplane` adds a weight row for every set bit of a level, `level` a multiple
-of it for every level that is not zero, and `dense` multiplies everything. All arrays are channels last, which makes a
-weight row contiguous.
+A `PackedConv` prepares the weights of a convolution once. `PackedConv.run` gives int32 currents of 8-bit levels and
+counts what it did. Three methods give the same bytes: `bitplane` adds a weight row for every set bit of a level, `level`
+adds a multiple of the row for every level that is not zero, and `dense` multiplies everything. All arrays are channels
+last, which makes a weight row contiguous.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from lbq import native
 from lbq.engine.file.container import forget
-from lbq.engine.tape import Step, address, aligned, perform
+from lbq.engine.tape import Step, address, aligned, c_fields, perform
 from lbq.errors import LbqError
 from lbq.graph import output_size
 from lbq.graph.levels import row_sums
@@ -27,9 +27,9 @@ Method = Literal["bitplane", "dense", "level"]
 Backend = Literal["horner", "preshifted", "fused", "explicit"]
 METHODS: dict[str, int] = {"bitplane": 0, "dense": 1, "level": 2}  # the enums of native.h
 BACKENDS: dict[str, int] = {"horner": 0, "preshifted": 1, "fused": 2, "explicit": 3}
-MOST_ROWS = 2**16  # weight rows are numbered in 16 bits
+MOST_WEIGHT_ROWS = 2**16 - 1  # weight rows, and the row of zeros behind them, are numbered in 16 bits
 MOST_TAPS = 256
-MOST_IN_A_ROW = 2**26  # levels of one row of pixels: entries of its lists, at most 16 of each, are numbered in 31 bits
+MOST_LEVELS_IN_A_ROW = 2**26  # entries of a pixel row's lists, at most 16 for each level, are numbered in 31 bits
 LARGEST_CURRENT = 2**31 - 1
 
 
@@ -37,14 +37,17 @@ LARGEST_CURRENT = 2**31 - 1
 class Counts:
     """What a call did.
 
-    accumulations: weights added, one for each set bit (for each active input, in the method `level`), valid tap and
-        output; formations: set bits formed, once each; shifts: weights shifted before they were added (backend
-        `explicit`); horner_shifts: accumulators shifted between planes (backend `horner`), one for each output and plane
-        below the highest that the levels may have; neurons_active: inputs that are not zero.
-    products: weights multiplied with levels, one for each input, valid tap and output, whatever the levels are. A network's
-        synapse that ran densely has these and none of the others; kernels by themselves count nothing for it.
-    Machine instructions are fewer: they add many weights at once, and with levels up to 7 the backend `horner` adds the rows
-    of equal levels up before it gives the sum to their planes.
+    accumulations: weights added. There is one for each set bit, valid tap and output; the method `level` has one for each
+        active input instead of each set bit.
+    formations: set bits, each counted once.
+    shifts: weights that were shifted before they were added (backend `explicit`).
+    horner_shifts: accumulators that were shifted between planes (backend `horner`). There is one for each output and plane
+        below the highest plane that the levels may have.
+    neurons_active: inputs that are not zero.
+    products: weights multiplied with levels, one for each input, valid tap and output, whatever the levels are. A
+        network's synapse that ran densely has these and none of the others. Kernels by themselves count nothing for it.
+    Machine instructions are fewer: one adds many weights, and with levels up to 7 the backend `horner` adds up the rows of
+    equal levels before it gives the sum to their planes.
     """
 
     accumulations: int = 0
@@ -55,30 +58,36 @@ class Counts:
     products: int = 0
 
     def __add__(self, other: Counts) -> Counts:
-        return Counts(*(getattr(self, name) + getattr(other, name) for name in COUNTED))
+        return Counts(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(Counts)))
 
 
-COUNTED = tuple(f.name for f in fields(Counts))
+def plane_counts(counted: NDArray[np.int64], backend: Backend, horner_shifts: int) -> Counts:
+    """Counts of a call by planes; counted: its accumulations, formations, shifts and active inputs."""
+    added, formed, shifted, active = map(int, counted)
+    explicit = shifted if backend == "explicit" else 0
+    return Counts(added, formed, explicit, horner_shifts if backend == "horner" else 0, active)
+
+
+def check_names(method: str, backend: str) -> None:
+    """Refuse an unknown method or backend."""
+    if method not in METHODS:
+        raise ValueError(f"method must be one of {', '.join(METHODS)}, got {method!r}")
+    if backend not in BACKENDS:
+        raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
 
 
 class _ConvCall(ctypes.Structure):
     """struct lbq_conv of native.h."""
 
-    _fields_ = (
-        *((n, ctypes.c_int64) for n in ("batch", "height", "width", "inputs", "out_height", "out_width", "outputs")),
-        *((n, ctypes.c_int64) for n in ("kh", "kw", "stride_y", "stride_x", "pad_y", "pad_x", "block")),
-        *(
-            (n, ctypes.c_void_p)
-            for n in ("levels", "out", "bytes", "words", "shifted", "quads", "pairs", "tiles", "totals")
-        ),
-        ("counts", ctypes.c_void_p),
-        *((n, ctypes.c_int32) for n in ("bias", "range", "planes", "largest", "is_signed")),
-        *((n, ctypes.c_int32) for n in ("method", "backend", "isa")),
+    _fields_ = c_fields(
+        int64="batch height width inputs out_height out_width outputs kh kw stride_y stride_x pad_y pad_x block",
+        pointer="levels out bytes words shifted quads pairs tiles totals counts",
+        int32="bias range planes largest is_signed method backend isa",
     )
 
 
 class ConvStep(Step):
-    """A convolution of certain levels, written to `out`; `counts` says what it did when it was last performed."""
+    """A convolution of certain levels, written to `out`; `counts` says what its last performance did."""
 
     def __init__(
         self,
@@ -113,44 +122,36 @@ class ConvStep(Step):
     def counts(self) -> Counts:
         if self.method == "dense":
             return Counts()
-        added, formed, shifted, active = map(int, self.counted)
-        by_planes = self.method == "bitplane"
-        return Counts(
-            added,
-            formed,
-            shifted if by_planes and self.backend == "explicit" else 0,
-            (self.call.planes - 1) * self.out.size if by_planes and self.backend == "horner" else 0,
-            active,
-        )
-
-
-def pack(weights: NDArray[Any], stride: tuple[int, int] = (1, 1), padding: tuple[int, int] = (0, 0)) -> PackedConv:
-    """Prepare weights `[O, I, kh, kw]`, int8 or int16. A linear layer is a 1x1 kernel on a 1x1 image."""
-    if weights.dtype not in (np.int8, np.int16) or weights.ndim != 4 or 0 in weights.shape:
-        raise ValueError(f"weights must be int8 or int16 [O, I, kh, kw], got {weights.dtype} {list(weights.shape)}")
-    if min(stride) < 1 or min(padding) < 0:
-        raise ValueError(f"stride must be positive and padding not negative, got {stride} and {padding}")
-    if weights[0].size >= MOST_ROWS or weights[0, 0].size > MOST_TAPS:
-        raise LbqError(
-            f"a kernel of {weights[0].size} weights per output is too large for the native kernels, which take "
-            f"{MOST_ROWS - 1} and {MOST_TAPS} taps: use the NumPy engine"
-        )
-    return PackedConv(weights, stride, padding)
+        if self.method == "level":
+            added, formed, _, active = map(int, self.counted)
+            return Counts(added, formed, neurons_active=active)
+        return plane_counts(self.counted, self.backend, (self.call.planes - 1) * self.out.size)
 
 
 class PackedConv:
-    """One convolution, ready to run on many inputs. Forms of its weights are made when a method first needs them."""
+    """One convolution of weights `[O, I, kh, kw]`, int8 or int16, ready to run on many inputs.
 
-    def __init__(self, weights: NDArray[Any], stride: tuple[int, int], padding: tuple[int, int]) -> None:
+    A linear layer is a 1x1 kernel on a 1x1 image. Forms of the weights are made when a method first needs them.
+    """
+
+    def __init__(
+        self, weights: NDArray[Any], stride: tuple[int, int] = (1, 1), padding: tuple[int, int] = (0, 0)
+    ) -> None:
+        if weights.dtype not in (np.int8, np.int16) or weights.ndim != 4 or 0 in weights.shape:
+            raise ValueError(f"weights must be int8 or int16 [O, I, kh, kw], got {weights.dtype} {list(weights.shape)}")
+        if min(stride) < 1 or min(padding) < 0:
+            raise ValueError(f"stride must be positive and padding not negative, got {stride} and {padding}")
+        if weights[0].size > MOST_WEIGHT_ROWS or weights[0, 0].size > MOST_TAPS:
+            raise LbqError(
+                f"a kernel of {weights[0].size} weights per output is too large for the native kernels, which take "
+                f"{MOST_WEIGHT_ROWS} and {MOST_TAPS} taps: use the NumPy engine"
+            )
         self.outputs, self.inputs, self.kh, self.kw = weights.shape
         self.stride, self.padding, self.weights = stride, padding, weights
         self.heaviest = int(row_sums(weights).max())
         low, high = int(weights.min()), int(weights.max())
         self.bias, self.range = max(-low, 0), max(max(high, 0) + max(-low, 0), 1)
         self._forms: dict[tuple[str, int], NDArray[Any]] = {}
-
-    def output_size(self, height: int, width: int) -> tuple[int, int]:
-        return output_size((height, width), (self.kh, self.kw), self.stride, self.padding)
 
     def run(
         self,
@@ -163,7 +164,7 @@ class PackedConv:
     ) -> tuple[NDArray[np.int32], Counts]:
         """Currents `[B, OH, OW, O]` of `levels` [B, H, W, I], uint8 or int8, and what was done for them.
 
-        out: written where given, int32 and contiguous. largest: of the levels, where it is known without looking.
+        out: the array to write to, int32 and contiguous. largest: the largest level, where it is known already.
         The bytes do not depend on method, backend or threads.
         """
         step = self.step(levels, method, backend, out, largest)
@@ -178,20 +179,21 @@ class PackedConv:
         out: NDArray[np.int32] | None = None,
         largest: int | None = None,
     ) -> ConvStep:
-        """The same, ready to be performed."""
-        levels = self._checked(levels)
-        if method not in METHODS:
-            raise ValueError(f"method must be one of {', '.join(METHODS)}, got {method!r}")
-        if backend not in BACKENDS:
-            raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
-        height, width = self.output_size(*levels.shape[1:3])
+        """The same call, ready to be performed."""
+        if levels.ndim != 4 or levels.shape[3] != self.inputs or levels.dtype not in (np.uint8, np.int8):
+            raise ValueError(
+                f"levels must be uint8 or int8 [B, H, W, {self.inputs}], got {levels.dtype} {list(levels.shape)}"
+            )
+        levels = np.ascontiguousarray(levels)
+        check_names(method, backend)
+        height, width = output_size(levels.shape[1:3], (self.kh, self.kw), self.stride, self.padding)
         shape = (len(levels), height, width, self.outputs)
         if height < 1 or width < 1:
             raise ValueError(f"levels {list(levels.shape)} are smaller than the kernel of {self.kh}x{self.kw}")
-        if levels.shape[2] * self.inputs > MOST_IN_A_ROW:
+        if levels.shape[2] * self.inputs > MOST_LEVELS_IN_A_ROW:
             raise LbqError(
                 f"a row of {levels.shape[2]} pixels of {self.inputs} channels is too long for the native kernels, which take "
-                f"{MOST_IN_A_ROW} levels: use the NumPy engine"
+                f"{MOST_LEVELS_IN_A_ROW} levels: use the NumPy engine"
             )
         if out is None:
             out = np.empty(shape, np.int32)
@@ -206,15 +208,8 @@ class PackedConv:
             )
         return ConvStep(self, levels, out, largest, method, backend)
 
-    def _checked(self, levels: NDArray[Any]) -> NDArray[Any]:
-        if levels.ndim != 4 or levels.shape[3] != self.inputs or levels.dtype not in (np.uint8, np.int8):
-            raise ValueError(
-                f"levels must be uint8 or int8 [B, H, W, {self.inputs}], got {levels.dtype} {list(levels.shape)}"
-            )
-        return np.ascontiguousarray(levels)
-
     def dense_form(self, isa: str, largest: int) -> str:
-        """What the fastest dense method of this CPU reads."""
+        """The name of the form that the fastest dense method of this CPU reads."""
         features, equal = native.report().features, self.stride[0] == self.stride[1]
         if self.weights.dtype != np.int8:
             return "pairs"
@@ -225,10 +220,10 @@ class PackedConv:
         return "pairs"
 
     def form(self, name: str, block: int = 0) -> NDArray[Any]:
-        """The weights as a method reads them, made when first asked for."""
-        found = self._forms.get((name, block))  # another thread may drop it meanwhile
-        if found is None:
-            form: dict[str, Callable[[], NDArray[Any]]] = {
+        """The weights as a method reads them."""
+        form = self._forms.get((name, block))  # another thread may drop it meanwhile
+        if form is None:
+            makers: dict[str, Callable[[], NDArray[Any]]] = {
                 "bytes": lambda: self._bytes(block),
                 "words": lambda: self._blocks(block, np.int16),
                 "quads": lambda: self._dense(64, 4, np.int8),
@@ -236,19 +231,20 @@ class PackedConv:
                 "tiles": self._tiles,
                 "totals": lambda: self.weights.sum((1, 2, 3), dtype=np.int32),
             }
-            found = self._forms[name, block] = form[name]()
+            form = self._forms[name, block] = makers[name]()
             forget(self.weights)
-        return found
+        return form
 
     def keep(self, method: Method) -> None:
         """Drop the forms that other methods read; they are made again if needed."""
         dense = {"quads", "pairs", "tiles", "totals"}
         self._forms = {k: form for k, form in self._forms.items() if (k[0] in dense) == (method == "dense")}
 
-    # A form is filled block by block, and what was read of a file is let go of: else this would be the peak of memory.
+    # Each form is filled block by block, and the pages of the file that were read are released: otherwise this would be
+    # the peak of memory.
 
     def _rows(self, block: int) -> Iterator[tuple[int, NDArray[Any]]]:
-        """By block of outputs, weights `[(ky * kw + kx) * I + c, outputs]`."""
+        """For each block of outputs, its number and weights `[(ky * kw + kx) * I + c, outputs]`."""
         for i, start in enumerate(range(0, self.outputs, block)):
             part = self.weights[start : start + block]
             yield i, part.transpose(2, 3, 1, 0).reshape(-1, len(part))
@@ -262,8 +258,8 @@ class PackedConv:
         return out
 
     def _bytes(self, block: int) -> NDArray[np.uint8]:
-        """int8 weights plus bias, `[blocks, rows + 1, block]`, the last row 0; in each 64 outputs, j and 32 + j are neighbours
-        (see conv.h)."""
+        """int8 weights plus bias, `[blocks, rows + 1, block]`; the last row is 0. In each 64 outputs, j and 32 + j are
+        neighbours (see conv.h)."""
         out = aligned((-(-self.outputs // block), self.kh * self.kw * self.inputs + 1, block), np.uint8)
         for i, rows in self._rows(block):
             biased = np.full((len(rows), block), self.bias, np.uint8)
@@ -272,14 +268,15 @@ class PackedConv:
         return out
 
     def shifted(self, block: int, planes: int) -> NDArray[np.int32]:
-        have = self._forms.get(("shifted", block))
-        if have is None or len(have) < planes:
+        """`[planes, blocks, rows, block]`, each plane shifted once more."""
+        form = self._forms.get(("shifted", block))
+        if form is None or len(form) < planes:
             rows = self._blocks(block, np.int32)
-            have = aligned((planes, *rows.shape), np.int32)
+            form = aligned((planes, *rows.shape), np.int32)
             for k in range(planes):
-                np.left_shift(rows, k, out=have[k])
-            self._forms["shifted", block] = have
-        return have
+                np.left_shift(rows, k, out=form[k])
+            self._forms["shifted", block] = form
+        return form
 
     def _dense(self, outputs: int, inputs: int, dtype: type[np.generic]) -> NDArray[Any]:
         """`[blocks of outputs, taps, groups of inputs, outputs, inputs]`."""
@@ -294,7 +291,7 @@ class PackedConv:
         return out
 
     def _tiles(self) -> NDArray[np.int8]:
-        """`[groups of 16 outputs, an even number, taps, groups of 64 inputs, 16, 16 outputs, 4]`."""
+        """`[groups of 16 outputs, taps, groups of 64 inputs, 16, 16 outputs, 4]`; the number of groups of outputs is even."""
         taps, chunks = self.kh * self.kw, self.inputs // 64
         out = aligned((2 * -(-self.outputs // 32), taps, chunks, 16, 16, 4), np.int8)
         for i, tile in enumerate(out):

@@ -1,9 +1,9 @@
 """Run an integer network densely in PyTorch: on a GPU's matrix units, or on the CPU to look at the same arithmetic.
 
-A convolution is a matrix product of integers held in float32. It is exact, in any order of summation and also where the
-GPU multiplies in TF32 (whose 11 significant bits hold 8-bit weights and levels), as long as every partial sum stays below
-2^24: networks for which that is not proved are refused. Library convolutions are not used, because they may transform
-their operands (Winograd, FFT) and round. Everything else is int32, as in NumPy.
+A convolution is a matrix product of integers held in float32. It is exact in any order of summation, as long as every
+partial sum stays below 2^24. That holds in TF32 too, whose 11 significant bits hold 8-bit weights and levels. A network
+is refused where this is not proved. Library convolutions are not used, because they may transform their operands
+(Winograd, FFT) and round. Everything else is int32, as in NumPy.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
+from lbq.engine.job import OnLevels, dense_counts
 from lbq.engine.method import Choice
-from lbq.engine.runner import OnLevels, Output, dense_counts
+from lbq.engine.runner import Output
 from lbq.errors import LbqError
 from lbq.graph import INPUT, Pool, Synapse
 from lbq.graph.integer import FLOAT32_BOUND, IntegerLayer, IntegerNetwork, synapse_bound
 from lbq.graph.levels import Integers
 
-UNFOLDED = 2**27  # values of the matrices that are multiplied at a time
+MATRIX_VALUES_PER_PIECE = 2**27  # of the matrices that are multiplied at a time
 
 
 class TorchRunner:
@@ -47,28 +48,28 @@ class TorchRunner:
                     f"engine {device}: {s.name!r} reads sums of pooled levels up to {largest}, more than 8 bits: use another "
                     "engine"
                 )
-        self.weights = {
-            s.name: self._tensor(s.weight).float().reshape(s.groups, s.weight.shape[0] // s.groups, -1)
-            for layer in network.layers
-            for s in layer.convs
-        }
+        self.weights = {s.name: self._matrices(s).float() for layer in network.layers for s in layer.convs}
         self.constants = {layer.name: self._constants(layer) for layer in network.layers}
         widest = max(s.weight[0].size * s.groups * s.out_shape[1] * s.out_shape[2] for s in network.synapses)
-        self.together = max(UNFOLDED // (widest * network.timesteps), 1)
+        self.images_per_piece = max(MATRIX_VALUES_PER_PIECE // (widest * network.timesteps), 1)
 
     def _tensor(self, array: NDArray[np.generic]) -> Tensor:
         return torch.from_numpy(np.array(array)).to(self.device)
 
+    def _matrices(self, s: Synapse) -> Tensor:
+        """The weights of a convolution, `[groups, outputs, inputs * kh * kw]`."""
+        return self._tensor(s.weight).reshape(s.groups, s.weight.shape[0] // s.groups, -1)
+
     def _constants(self, layer: IntegerLayer) -> dict[str, Tensor]:
         assert layer.neuron is not None
         bias = layer.bias if layer.bias.ndim == 3 else layer.bias[:, None, None]
-        found = {
+        constants = {
             "bias": bias,
             "thresholds": layer.neuron.thresholds.T[:, :, None, None],
             "reset": layer.neuron.reset[:, None, None],
         }
-        found |= {s.name: s.weight[:, None, None] for s in layer.identities}
-        return {name: self._tensor(value) for name, value in found.items()}
+        constants |= {s.name: s.weight[:, None, None] for s in layer.identities}
+        return {name: self._tensor(value) for name, value in constants.items()}
 
     @torch.no_grad()
     def run(
@@ -77,47 +78,47 @@ class TorchRunner:
         """Inputs `[B, C, H, W]`, or `[T, B, C, H, W]` for events; trace as for the `Runner`."""
         net, axis = self.network, 0 if self.network.static else 1
         logits: list[NDArray[np.int64]] = []
-        kept: dict[str, list[Integers]] = {layer.name: [] for layer in net.layers}
+        traced: dict[str, list[Integers]] = {layer.name: [] for layer in net.layers}
 
         def keep(name: str, levels: Integers) -> None:
-            kept[name].append(levels)
+            traced[name].append(levels)
 
         with _tf32(self.device):
-            for start in range(0, x.shape[axis], self.together):
-                part = np.take(x, range(start, min(start + self.together, x.shape[axis])), axis)
+            for start in range(0, x.shape[axis], self.images_per_piece):
+                part = np.take(x, range(start, min(start + self.images_per_piece, x.shape[axis])), axis)
                 logits.append(self._some(part, keep if trace is True else trace or None))
                 if progress is not None:
                     progress(part.shape[axis])
         choices = {s.name: Choice("torch", "dense", f"dense on {self.device.type}") for s in net.synapses}
         counts = {s.name: dense_counts(s, x.shape[axis] * self._passes(s)) for s in net.synapses}
-        levels = {name: np.concatenate(parts, axis=1) for name, parts in kept.items()} if trace is True else None
+        levels = {name: np.concatenate(parts, axis=1) for name, parts in traced.items()} if trace is True else None
         return Output(np.concatenate(logits), net.scale, counts, choices, levels)
 
     def _passes(self, synapse: Synapse) -> int:
-        """How often an image meets its weights: the readout's once, on sums over time, and those that read a static image."""
+        """How often an image meets the weights: once in the readout, which reads sums over time, and on a static image."""
         net = self.network
         once = synapse.name in (s.name for s in net.readout.synapses) or (net.static and synapse.source == INPUT)
         return 1 if once else net.timesteps
 
-    def _some(self, x: NDArray[np.uint8], told: OnLevels | None) -> NDArray[np.int64]:
+    def _some(self, x: NDArray[np.uint8], on_levels: OnLevels | None) -> NDArray[np.int64]:
         net, steps = self.network, self.network.timesteps
         levels = {INPUT: self._tensor(x.reshape(-1, *net.input_shape)).int()}
         batch = len(levels[INPUT]) // (1 if net.static else steps)
         for layer in net.layers:
             current = torch.zeros((), dtype=torch.int32, device=self.device).expand(1, *layer.shape)
             for s in layer.convs:
-                found = self._convolve(s, self._pooled(levels[s.source], s.pools))
+                part = self._convolve(s, self.weights[s.name], self._pooled(levels[s.source], s.pools)).int()
                 if s.source == INPUT and net.static:
-                    found = found.repeat(steps, 1, 1, 1)
-                current = current + found
+                    part = part.repeat(steps, 1, 1, 1)
+                current = current + part
             current = (current << layer.fraction) + self.constants[layer.name]["bias"]
             for s in layer.identities:
                 current = current + self.constants[layer.name][s.name] * self._pooled(levels[s.source], s.pools)
             levels[layer.name] = self._fire(layer, current, batch)
-            if told is not None:
+            if on_levels is not None:
                 assert layer.neuron is not None
                 split = levels[layer.name].reshape(steps, batch, *layer.shape)
-                told(layer.name, split.cpu().numpy().astype(layer.neuron.dtype))
+                on_levels(layer.name, split.cpu().numpy().astype(layer.neuron.dtype))
         return self._readout(levels, batch)
 
     def _pooled(self, x: Tensor, pools: tuple[Pool, ...]) -> Tensor:
@@ -130,11 +131,11 @@ class TorchRunner:
             x = pooled.round().int()
         return x
 
-    def _convolve(self, s: Synapse, x: Tensor) -> Tensor:
-        columns = F.unfold(x.float(), s.weight.shape[2:], s.dilation, s.padding, s.stride)  # [N, I * kh * kw, OH * OW]
+    def _convolve(self, s: Synapse, weights: Tensor, x: Tensor) -> Tensor:
+        """Currents `[N, O, OH, OW]` of the type of the weights."""
+        columns = F.unfold(x.to(weights.dtype), s.weight.shape[2:], s.dilation, s.padding, s.stride)
         columns = columns.reshape(len(x), s.groups, -1, columns.shape[-1])
-        currents = torch.matmul(self.weights[s.name], columns)
-        return currents.reshape(len(x), *s.out_shape).int()
+        return torch.matmul(weights, columns).reshape(len(x), *s.out_shape)
 
     def _fire(self, layer: IntegerLayer, current: Tensor, batch: int) -> Tensor:
         n, constants = layer.neuron, self.constants[layer.name]
@@ -171,10 +172,8 @@ class TorchRunner:
             if s.kind == "identity":
                 logits += (summed[:, :, 0, 0].cpu().numpy()) * s.weight
                 continue
-            columns = F.unfold(summed.double(), s.weight.shape[2:], s.dilation, s.padding, s.stride)
-            weight = self._tensor(s.weight).double().reshape(s.groups, s.weight.shape[0] // s.groups, -1)
-            found = torch.matmul(weight, columns.reshape(batch, s.groups, -1, 1))  # below 2^53: exact
-            logits += found.reshape(batch, -1).cpu().numpy().astype(np.int64)
+            sums = self._convolve(s, self._matrices(s).double(), summed)  # below 2^53: exact
+            logits += sums.reshape(batch, -1).cpu().numpy().astype(np.int64)
         return logits
 
 

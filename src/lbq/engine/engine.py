@@ -1,4 +1,4 @@
-"""The face of a deployed network: load it, run it, check it against its golden vectors."""
+"""A deployed network as its user sees it: load it, run it, check it against its golden vectors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from lbq.engine.file import artefact
 from lbq.engine.file.artefact import level_digests
 from lbq.engine.file.container import Mapped
 from lbq.engine.file.reading import Golden
-from lbq.engine.runner import OnLevels, OnMembranes, Output, Runner
+from lbq.engine.job import OnLevels, OnMembranes
+from lbq.engine.runner import Output, Runner
 from lbq.errors import ArtefactError, LbqError
 from lbq.graph import shortest, with_sides
 from lbq.graph.integer import IntegerNetwork
@@ -25,13 +26,13 @@ from lbq.graph.integer import IntegerNetwork
 Engine = Literal["auto", "dense", "bitplane", "cuda"]
 ENGINES: tuple[Engine, ...] = ("auto", "dense", "bitplane", "cuda")
 MOST_THREADS = 256
-DIFFERS = "the file is wrong, or this engine is; compare it with another, lbq run --against"
+GOLDEN_REMEDY = "the file is wrong, or this engine is; compare it with another, lbq run --against"
 
 
 class Network:
     """A deployed network, ready to run.
 
-    network: its integers. golden: what it must give for inputs that came with it, or None.
+    network: its integers. golden: inputs with the results that it must give for them, or None.
     """
 
     def __init__(self, network: IntegerNetwork, golden: Golden | None = None, file: Mapped | None = None) -> None:
@@ -43,7 +44,7 @@ class Network:
         return Network(self.network, self.golden, self._file)
 
     def __getstate__(self) -> dict[str, Any]:
-        """For copies and other processes, which prepare their own kernels, and whose weights lie in no file."""
+        """The state of copies and of other processes. They prepare their own kernels, and their weights are in no file."""
         state = {"network": self.network, "golden": self.golden}
         if self._file is None:
             return state
@@ -69,16 +70,18 @@ class Network:
         backend: Backend = "horner",
         progress: Callable[[int], None] | None = None,
     ) -> Output:
-        """Classify uint8 images `[B, C, H, W]`, one image `[C, H, W]`, or event frames `[T, B, C, H, W]`; signals and features
-        may be `[B, C, L]` and `[B, F]`, or `[T, B, C, L]` and `[T, B, F]`.
+        """Classify uint8 images `[B, C, H, W]`, one image `[C, H, W]`, or event frames `[T, B, C, H, W]`.
+
+        Signals may be `[B, C, L]` or `[T, B, C, L]`, features `[B, F]` or `[T, B, F]`.
 
         engine: `dense` multiplies everything in BLAS, `bitplane` adds weights for set bits only, `auto` takes the faster
             of two native kernels for every layer, `cuda` runs densely on a GPU. All give the same bits.
-        trace: also give every layer's levels; or a function of a layer's name and levels `[T, B, C, H, W]`, which is told
-            those of some images at a time, by any thread, and must not keep them.
-        threads: of the CPU. backend: how planes are weighted: `horner` doubles sums from plane to plane, `preshifted` keeps
-            shifted copies of the weights, `fused` scales a weight as it is added, `explicit` shifts it first.
-        progress: called with the number of images that have been done.
+        trace: True also gives every layer's levels. A function is called with a layer's name and the levels
+            `[T, B, C, H, W]` of some images; any thread may call it, and it must not keep the levels.
+        threads: of the CPU.
+        backend: how planes are weighted. `horner` doubles sums from plane to plane, `preshifted` keeps shifted copies of
+            the weights, `fused` scales a weight as it is added, `explicit` shifts it first.
+        progress: a function that is called with the number of images done since its last call.
         """
         x = self._checked(images)
         if engine not in ENGINES:
@@ -93,8 +96,10 @@ class Network:
             return self._on_cpu().run(x, engine, trace, threads, backend, progress)
 
     def over(self, timesteps: int) -> Network:
-        """The same network over other timesteps: an image is shown so often, and bounds are proved anew. Its golden inputs
-        stay, with what they give now."""
+        """The same network over other timesteps: an image is shown so many times, and bounds are proved again.
+
+        The golden inputs stay, with the results that they give now.
+        """
         net = self.network
         if not net.static:
             raise LbqError(f"the network reads event frames, {net.timesteps} of a sample: deploy its run over others")
@@ -110,24 +115,24 @@ class Network:
                 artefact.proved(network)
             except ArtefactError as error:
                 raise ArtefactError(f"over {timesteps} timesteps {error}: deploy its run over so many") from error
-            found = Network(network, None, self._file)
-            return found if self.golden is None else found.with_golden(self.golden.inputs)
+            other = Network(network, None, self._file)
+            return other if self.golden is None else other.with_golden(self.golden.inputs)
 
     def with_golden(self, inputs: NDArray[np.uint8]) -> Network:
-        """The network with what its dense engine gives for these inputs, to be verified by."""
-        found = self.run(inputs, "dense", trace=True)
-        assert found.levels is not None
-        golden = Golden(np.ascontiguousarray(inputs), found.logits, level_digests(found.levels))
+        """The network with golden vectors: these inputs, and what its dense engine gives for them."""
+        output = self.run(inputs, "dense", trace=True)
+        assert output.levels is not None
+        golden = Golden(np.ascontiguousarray(inputs), output.logits, level_digests(output.levels))
         return Network(self.network, golden, self._file)
 
-    def watch(self, images: NDArray[np.uint8], told: OnMembranes, trace: bool | OnLevels = False) -> Output:
-        """Run images and tell every layer's membranes before emission: told(layer, timestep, int32 [B, H, W, C]).
+    def watch(self, images: NDArray[np.uint8], on_membranes: OnMembranes, trace: bool | OnLevels = False) -> Output:
+        """Run images and call on_membranes(layer, timestep, membranes) with int32 membranes `[B, H, W, C]` before emission.
 
         trace: as for `run`.
         """
         x = self._checked(images)
         with self.unchanged():
-            return self._on_cpu().run(x, trace=trace, watch=told)
+            return self._on_cpu().run(x, trace=trace, watch=on_membranes)
 
     def _on_cpu(self) -> Runner:
         if self._runner is None:
@@ -135,7 +140,7 @@ class Network:
         return self._runner
 
     def on_device(self, device: str) -> Any:
-        """The network in PyTorch on a device: `cuda`, or `cpu` to look at the same arithmetic without a GPU."""
+        """The network in PyTorch on a device: `cuda`, or `cpu` for the same arithmetic without a GPU."""
         self.check_file()
         if device not in self._on_device:
             from lbq.engine.cuda import TorchRunner
@@ -145,13 +150,13 @@ class Network:
 
     @contextmanager
     def unchanged(self) -> Iterator[None]:
-        """Refuse results where the file that holds the weights was written to, before or meanwhile."""
+        """Refuse results where the file that holds the weights was written to before or inside this block."""
         self.check_file()
         yield
         self.check_file()
 
     def check_file(self) -> None:
-        """Refuse to go on where the file that the weights lie in was written to."""
+        """Refuse to go on where the file that holds the weights was written to."""
         if self._file is not None:
             self._file.check()
 
@@ -175,29 +180,29 @@ class Network:
         return x
 
     def verify(self, engine: Engine = "auto") -> int:
-        """Run the golden inputs and compare logits and every layer's levels; returns how many inputs there were."""
+        """Run the golden inputs and compare logits and every layer's levels; return the number of inputs."""
         if self.golden is None:
             raise ArtefactError("the network has no golden vectors to compare with")
-        self.check_file()  # before its inputs are read, which lie there too
-        found = self.run(self.golden.inputs, engine, trace=True)
-        assert found.levels is not None
-        for name, digests in level_digests(found.levels).items():
-            for t, (mine, given) in enumerate(zip(digests, self.golden.digests[name], strict=True)):
-                if mine != given:
+        self.check_file()  # before its inputs are read, which are in the file too
+        output = self.run(self.golden.inputs, engine, trace=True)
+        assert output.levels is not None
+        for name, digests in level_digests(output.levels).items():
+            for t, (digest, golden) in enumerate(zip(digests, self.golden.digests[name], strict=True)):
+                if digest != golden:
                     raise ArtefactError(
-                        f"layer {name!r}: its levels at timestep {t} are not the golden ones: {DIFFERS}"
+                        f"layer {name!r}: its levels at timestep {t} are not the golden ones: {GOLDEN_REMEDY}"
                     )
-        if not np.array_equal(found.logits, self.golden.logits):
-            raise ArtefactError(f"the logits are not the golden ones: {DIFFERS}")
-        return len(found.logits)
+        if not np.array_equal(output.logits, self.golden.logits):
+            raise ArtefactError(f"the logits are not the golden ones: {GOLDEN_REMEDY}")
+        return len(output.logits)
 
 
 def load(path: Path | str) -> Network:
-    """A deployed network from its file, with every statement in it checked."""
+    """Load a deployed network from its file and check every statement in it."""
     return Network(*artefact.load(path))
 
 
 def save(path: Path | str, network: Network) -> int:
-    """Write a network's file; returns its size in bytes."""
+    """Write a network's file; return its size in bytes."""
     network.check_file()
     return artefact.save(path, network.network, network.golden)

@@ -1,4 +1,4 @@
-"""Where the levels and currents of an integer network live while it runs: memory that is planned once. No torch."""
+"""The memory that holds the levels and currents of an integer network while it runs; it is planned once. No torch."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from lbq.graph.levels import Integers
 
 
 class Plan:
-    """Where every layer's levels live: slots that are reused once the last reader has read them.
+    """The slot of memory that holds each layer's levels. A slot is reused after the last reader has read it.
 
-    `levels`: slot of each layer; `slots`: bytes of each slot for one image; `currents`: int32 values for one image; `last`: by
-    layer, the number of the one that reads it last, the readout's where none does.
+    levels: the slot of each layer. slots: bytes of each slot for one image. currents: int32 values for one image.
+    last: for each layer, the number of the layer that reads it last, or the readout's number where none does.
     """
 
     def __init__(self, network: IntegerNetwork) -> None:
@@ -45,8 +45,7 @@ class Plan:
 
 
 class Workspace:
-    """The memory of one plan, for up to `images` images at a time. recordings: of what was done in it lately, by what it was
-    done for."""
+    """The memory of one plan, for up to `images` images at a time. recordings: the latest jobs in it, by their kind."""
 
     def __init__(self, plan: Plan, images: int) -> None:
         self.images = images
@@ -54,10 +53,6 @@ class Workspace:
         self.currents = aligned((plan.currents * images,), np.int32)
         self.plan = plan
         self.recordings: dict[tuple[Any, ...], Any] = {}
-
-    @property
-    def nbytes(self) -> int:
-        return sum(slot.nbytes for slot in self.slots) + self.currents.nbytes
 
     def levels(self, layer: IntegerLayer, rows: int) -> Integers:
         """`[rows, H, W, C]` in the layer's slot."""
@@ -67,7 +62,7 @@ class Workspace:
         return flat.view(layer.neuron.dtype).reshape(rows, h, w, c)
 
     def current(self, layer: IntegerLayer, rows: int, beside: NDArray[np.int32] | None) -> NDArray[np.int32]:
-        """`[rows, H, W, C]` for the currents of a synapse, in the half where those of others, `beside`, are not."""
+        """`[rows, H, W, C]` for the currents of a synapse, in the half that does not hold other currents, `beside`."""
         c, h, w = layer.shape
         half = len(self.currents) // 2
         start = half if beside is not None and np.may_share_memory(beside, self.currents[:half]) else 0

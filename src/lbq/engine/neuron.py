@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lbq.engine.steps import Emitted, NeuronStep, neuron_step
-from lbq.graph.integer import IntegerLayer, IntegerNeuron, rounded_leak
-from lbq.graph.levels import Integers, popcount
+from lbq import native
+from lbq.engine.tape import Step, address, c_fields, ready
+from lbq.graph.integer import IntegerLayer, rounded_leak
+from lbq.graph.levels import Integers, highest_level, popcount
+
+RESETS: dict[str, int] = {"once": 0, "level": 1, "hard": 2}  # the enum of native.h
+
+
+@dataclass(frozen=True)
+class Emitted:
+    """What a layer emitted: how many levels are not zero, and the set bits of all levels."""
+
+    active: int
+    bits: int
 
 
 class _Layer:
@@ -19,11 +32,20 @@ class _Layer:
     def __init__(self, layer: IntegerLayer) -> None:
         if layer.neuron is None:
             raise ValueError(f"layer {layer.name!r} has no neuron")
-        self.neuron: IntegerNeuron = layer.neuron
+        self.neuron = n = layer.neuron
         self.fraction = layer.fraction
         bias = layer.bias
         self.bias = bias if bias.ndim == 1 else np.ascontiguousarray(bias.transpose(1, 2, 0))
         self.identities = [s.weight.astype(np.int32) for s in layer.identities]
+        channels = len(n.reset)
+        if n.thresholds.shape != (channels, n.n_max) or n.n_max > highest_level(n.signed):
+            raise ValueError(
+                f"thresholds must be [{channels}, n_max] with 8-bit levels, got {list(n.thresholds.shape)}"
+            )
+        if n.leak is not None and not (1 <= n.leak[1] <= 30 and 0 <= n.leak[0] <= 1 << n.leak[1]):
+            raise ValueError(f"leak must be (m, k) with k in 1..30 and m <= 2^k, got {n.leak}")
+        if any(w.shape != (channels,) for w in self.identities):
+            raise ValueError(f"identity weights must be [{channels}]")
 
 
 class NumpyNeuron(_Layer):
@@ -38,9 +60,10 @@ class NumpyNeuron(_Layer):
         timesteps: int,
         watch: Callable[[int, NDArray[np.int32]], None] | None = None,
     ) -> Emitted:
-        """Levels `out` [T * B, H, W, C] from convolution currents and the levels on each identity synapse, `[T * B, ...]`.
+        """Write levels to `out` [T * B, H, W, C], from convolution currents and the levels on each identity synapse.
 
-        currents: `[B, ...]` where `static`, the same at every timestep; None where no convolution leads here.
+        currents: `[T * B, ...]`, or `[B, ...]` where `static`: the same at every timestep. None: no convolution leads here.
+        shortcuts: levels `[T * B, ...]`.
         watch: called at every timestep with the membranes `[B, H, W, C]` before emission.
         """
         n, batch = self.neuron, len(out) // timesteps
@@ -76,8 +99,29 @@ class NumpyNeuron(_Layer):
         return emitted(out)
 
 
+class _NeuronCall(ctypes.Structure):
+    """struct lbq_neuron of native.h."""
+
+    _fields_ = c_fields(
+        int64="timesteps batch sites channels n_max identities",
+        pointer="currents bias thresholds reset identity_weights identity_levels levels counts identity_signed membranes",
+        int32="is_static bias_map fraction leak_m leak_k reset_kind decay_reset is_signed isa",
+    )
+
+
+class NeuronStep(Step):
+    """A layer of neurons; `emitted` says what they emitted in the last performance."""
+
+    def __init__(self, call: _NeuronCall, counted: NDArray[np.int64], *memory: Any) -> None:
+        super().__init__("neuron", call, counted, *memory)
+        self.counted = counted
+
+    def emitted(self) -> Emitted:
+        return Emitted(int(self.counted[0]), int(self.counted[1]))
+
+
 class NativeNeuron(_Layer):
-    """The same by the native library."""
+    """One layer's neurons by the native library."""
 
     def step(
         self,
@@ -88,23 +132,51 @@ class NativeNeuron(_Layer):
         timesteps: int,
         membranes: NDArray[np.int32] | None = None,
     ) -> NeuronStep:
-        """membranes: written where given, int32 like `out`, before emission."""
+        """The same as `NumpyNeuron.run`, ready to be performed. The caller has proved that every sum fits int32.
+
+        out: contiguous, uint8 or, for signed neurons, int8.
+        membranes: the array to write the membranes before emission to, int32 `[T * B, H, W, C]`.
+        """
         n = self.neuron
-        return neuron_step(
-            currents,
-            out,
-            timesteps=timesteps,
-            thresholds=n.thresholds,
-            reset=n.reset,
-            bias=self.bias,
-            fraction=self.fraction,
-            leak=n.leak,
-            reset_kind=n.reset_kind,
-            decay_reset=n.decay_reset,
-            shortcuts=list(zip(self.identities, shortcuts, strict=True)),
-            static=static,
-            membranes=membranes,
-        )
+        if out.ndim != 4 or out.dtype != n.dtype or not out.flags.c_contiguous or timesteps < 1:
+            raise ValueError(
+                f"out must be contiguous {np.dtype(n.dtype)} [T * B, H, W, C], got {out.dtype} {list(out.shape)}"
+            )
+        _, height, width, channels = out.shape
+        batch = len(out) // timesteps
+        expected = (batch if static else len(out), height, width, channels)
+        if len(out) != timesteps * batch or (currents is not None and currents.shape != expected):
+            raise ValueError(f"currents must be {list(expected)} for {timesteps} timesteps of out {list(out.shape)}")
+        if len(n.reset) != channels or self.bias.shape not in ((channels,), out.shape[1:]):
+            raise ValueError(f"reset must be [{channels}] and bias that or {list(out.shape[1:])}")
+        if any(s.shape != out.shape or s.itemsize != 1 for s in shortcuts) or len(shortcuts) != len(self.identities):
+            raise ValueError(f"shortcuts must be {len(self.identities)} arrays of 8-bit levels {list(out.shape)}")
+        if membranes is not None and not (
+            membranes.shape == out.shape and membranes.dtype == np.int32 and membranes.flags.c_contiguous
+        ):
+            raise ValueError(f"membranes must be contiguous int32 {list(out.shape)}")
+        levels = [ready(s, s.dtype) for s in shortcuts]
+        signs = np.array([s.dtype == np.int8 for s in levels], np.int32)
+        pointers = ctypes.c_void_p * max(len(levels), 1)
+        weights_at, levels_at = pointers(*map(address, self.identities)), pointers(*map(address, levels))
+        constants = [
+            None if currents is None else ready(currents),
+            ready(self.bias),
+            ready(n.thresholds.T),
+            ready(n.reset),
+        ]
+        counts = np.zeros(2, np.int64)
+        call = _NeuronCall(timesteps, batch, height * width, channels, n.n_max, len(levels))
+        call.currents, call.bias, call.thresholds, call.reset = map(address, constants)
+        call.identity_weights, call.identity_levels = ctypes.addressof(weights_at), ctypes.addressof(levels_at)
+        call.levels, call.counts, call.identity_signed = address(out), address(counts), address(signs)
+        call.membranes = address(membranes)
+        call.is_static, call.bias_map, call.fraction = static, self.bias.ndim == 3, self.fraction
+        call.leak_m, call.leak_k = n.leak or (1, 0)
+        call.reset_kind, call.decay_reset, call.is_signed = RESETS[n.reset_kind], n.decay_reset, n.signed
+        call.isa = native.ISAS[native.isa()]
+        memory = (out, membranes, *constants, *self.identities, *levels, signs, weights_at, levels_at)
+        return NeuronStep(call, counts, *memory)
 
 
 def emitted(levels: Integers) -> Emitted:
@@ -113,7 +185,10 @@ def emitted(levels: Integers) -> Emitted:
 
 
 def count_thresholds(u: NDArray[np.int32], thresholds: NDArray[np.int32], signed: bool) -> NDArray[Any]:
-    """How many of `thresholds` [C, N] each `u` [..., C] reaches, as int32; by magnitude and with U's sign where signed."""
+    """How many of `thresholds` [C, N] each `u` [..., C] reaches, as int32.
+
+    signed: |u| is compared, and the count takes the sign of u.
+    """
     magnitude = np.abs(u) if signed else u
     level = np.zeros(u.shape, np.int32)
     for k in range(thresholds.shape[1]):

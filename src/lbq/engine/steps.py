@@ -1,148 +1,30 @@
-"""What lies between convolutions, by the native library: neurons, sums of currents, pooling, the readout; and tallies of
-levels. No torch.
+"""Sums of currents, pooling, the readout and tallies of levels by the native library. No torch.
 
-`..._step` makes a step that can be performed again (see tape.py); all arrays are channels last and contiguous.
+A step can be performed again (see tape.py). All arrays are channels last and contiguous.
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lbq import native
-from lbq.engine.convolution import Backend, Counts
-from lbq.engine.tape import Step, address, library, perform, ready
+from lbq.engine.convolution import Backend, Counts, plane_counts
+from lbq.engine.tape import Step, address, c_fields, library, ready
 from lbq.graph import Pool, output_size
-from lbq.graph.levels import highest_level
-
-RESETS: dict[str, int] = {"once": 0, "level": 1, "hard": 2}  # the enum of native.h
-
-
-# Neurons
-# ---------------------------------------------------------------------------------------------------------------------
-
-
-class _NeuronCall(ctypes.Structure):
-    """struct lbq_neuron of native.h."""
-
-    _fields_ = (
-        *((n, ctypes.c_int64) for n in ("timesteps", "batch", "sites", "channels", "n_max", "identities")),
-        *((n, ctypes.c_void_p) for n in ("currents", "bias", "thresholds", "reset")),
-        *((n, ctypes.c_void_p) for n in ("identity_weights", "identity_levels", "levels", "counts", "identity_signed")),
-        ("membranes", ctypes.c_void_p),
-        *((n, ctypes.c_int32) for n in ("is_static", "bias_map", "fraction", "leak_m", "leak_k", "reset_kind")),
-        *((n, ctypes.c_int32) for n in ("decay_reset", "is_signed", "isa")),
-    )
-
-
-@dataclass(frozen=True)
-class Emitted:
-    """What a layer emitted: levels that are not zero, and the set bits of all."""
-
-    active: int
-    bits: int
-
-
-class NeuronStep(Step):
-    """A layer of neurons; `emitted` says what they emitted when it was last performed."""
-
-    def __init__(self, call: _NeuronCall, counted: NDArray[np.int64], *held: Any) -> None:
-        super().__init__("neuron", call, counted, *held)
-        self.counted = counted
-
-    def emitted(self) -> Emitted:
-        return Emitted(int(self.counted[0]), int(self.counted[1]))
-
-
-def neuron_step(
-    currents: NDArray[np.int32] | None,
-    out: NDArray[Any],
-    *,
-    timesteps: int,
-    thresholds: NDArray[np.int32],
-    reset: NDArray[np.int32],
-    bias: NDArray[np.int32],
-    fraction: int = 0,
-    leak: tuple[int, int] | None = None,
-    reset_kind: Literal["once", "level", "hard"] = "once",
-    decay_reset: bool = True,
-    shortcuts: Sequence[tuple[NDArray[np.int32], NDArray[Any]]] = (),
-    static: bool = False,
-    membranes: NDArray[np.int32] | None = None,
-) -> NeuronStep:
-    """Levels of a layer over a sequence, from rest, written to `out` [T * B, H, W, C], uint8 or, where signed, int8.
-
-    currents: int32 `[T * B, H, W, C]`, `[B, H, W, C]` where `static` (the same at every timestep), or None.
-    thresholds: int32 `[C, n_max]`; S counts those that U reaches (|U| where signed, S then having U's sign).
-    reset: int32 `[C]`, subtracted where S != 0 (`once`, with the sign of S) or times S (`level`); `hard` sets V to 0.
-    bias: int32 `[C]` or `[H, W, C]`; leak: (m, k) for V * m / 2^k rounded half up, None for no leak.
-    decay_reset: False subtracts the reset at the next timestep, after the leak.
-    shortcuts: weights int32 `[C]` and levels `[T * B, H, W, C]` of identity synapses.
-    membranes: written where given, int32 `[T * B, H, W, C]`: U at every timestep.
-    The caller has proved that every sum fits int32.
-    """
-    if out.ndim != 4 or out.dtype not in (np.uint8, np.int8) or not out.flags.c_contiguous or timesteps < 1:
-        raise ValueError(f"out must be contiguous uint8 or int8 [T * B, H, W, C], got {out.dtype} {list(out.shape)}")
-    batch, channels = len(out) // timesteps, out.shape[3]
-    signed = out.dtype == np.int8
-    expected = (batch if static else len(out), *out.shape[1:])
-    if len(out) != timesteps * batch or (currents is not None and currents.shape != expected):
-        raise ValueError(f"currents must be {list(expected)} for {timesteps} timesteps of out {list(out.shape)}")
-    if thresholds.ndim != 2 or len(thresholds) != channels or thresholds.shape[1] > highest_level(signed):
-        raise ValueError(f"thresholds must be [{channels}, n_max] with 8-bit levels, got {list(thresholds.shape)}")
-    if reset.shape != (channels,) or bias.shape not in ((channels,), out.shape[1:]):
-        raise ValueError(f"reset must be [{channels}] and bias that or {list(out.shape[1:])}")
-    if leak is not None and not (1 <= leak[1] <= 30 and 0 <= leak[0] <= 1 << leak[1]):
-        raise ValueError(f"leak must be (m, k) with k in 1..30 and m <= 2^k, got {leak}")
-    if any(w.shape != (channels,) or s.shape != out.shape or s.itemsize != 1 for w, s in shortcuts):
-        raise ValueError(f"shortcuts must be weights [{channels}] with 8-bit levels {list(out.shape)}")
-    if membranes is not None and not (
-        membranes.shape == out.shape and membranes.dtype == np.int32 and membranes.flags.c_contiguous
-    ):
-        raise ValueError(f"membranes must be contiguous int32 {list(out.shape)}")
-    weights = [ready(w) for w, _ in shortcuts]
-    levels = [ready(s, s.dtype) for _, s in shortcuts]
-    signs = np.array([s.dtype == np.int8 for s in levels], np.int32)
-    pointers = ctypes.c_void_p * max(len(weights), 1)
-    weights_at, levels_at = pointers(*map(address, weights)), pointers(*map(address, levels))
-    held = [None if currents is None else ready(currents), ready(bias), ready(thresholds.T), ready(reset)]
-    counts = np.zeros(2, np.int64)
-    call = _NeuronCall(timesteps, batch, out.shape[1] * out.shape[2], channels, thresholds.shape[1], len(weights))
-    call.currents, call.bias, call.thresholds, call.reset = map(address, held)
-    call.identity_weights, call.identity_levels = ctypes.addressof(weights_at), ctypes.addressof(levels_at)
-    call.levels, call.counts, call.identity_signed = address(out), address(counts), address(signs)
-    call.membranes = address(membranes)
-    call.is_static, call.bias_map, call.fraction = static, bias.ndim == 3, fraction
-    call.leak_m, call.leak_k = leak or (1, 0)
-    call.reset_kind, call.decay_reset, call.is_signed = RESETS[reset_kind], decay_reset, signed
-    call.isa = native.ISAS[native.isa()]
-    return NeuronStep(call, counts, out, membranes, *held, *weights, *levels, signs, weights_at, levels_at)
-
-
-def neuron(currents: NDArray[np.int32] | None, out: NDArray[Any], threads: int = 1, **options: Any) -> Emitted:
-    """The same, performed at once."""
-    step = neuron_step(currents, out, **options)
-    perform(step, threads)
-    return step.emitted()
-
-
-# Currents, pooling, readout
-# ---------------------------------------------------------------------------------------------------------------------
 
 
 class _AddCall(ctypes.Structure):
     """struct lbq_add of native.h."""
 
-    _fields_ = (*((n, ctypes.c_int64) for n in ("size", "period")), *((n, ctypes.c_void_p) for n in ("out", "more")))
+    _fields_ = c_fields(int64="size period", pointer="out more")
 
 
 def add_step(out: NDArray[np.int32], more: NDArray[np.int32]) -> Step:
-    """out += more, int32; where `more` is shorter, it is added again and again (the same at every timestep)."""
+    """out += more, int32. A shorter `more` is repeated: it is the same at every timestep."""
     if not more.size or out.size % more.size or out.dtype != np.int32 or more.dtype != np.int32:
         raise ValueError(f"cannot add {more.dtype} {list(more.shape)} to {out.dtype} {list(out.shape)}")
     return Step("add", _AddCall(out.size, more.size, address(out), address(more)), out, more)
@@ -151,17 +33,18 @@ def add_step(out: NDArray[np.int32], more: NDArray[np.int32]) -> Step:
 class _PoolCall(ctypes.Structure):
     """struct lbq_pool of native.h."""
 
-    _fields_ = (
-        *((n, ctypes.c_int64) for n in ("batch", "height", "width", "channels", "out_height", "out_width")),
-        *((n, ctypes.c_int64) for n in ("kh", "kw", "stride_y", "stride_x", "pad_y", "pad_x")),
-        *((n, ctypes.c_void_p) for n in ("levels", "bytes", "wide")),
-        *((n, ctypes.c_int32) for n in ("is_signed", "is_sum")),
+    _fields_ = c_fields(
+        int64="batch height width channels out_height out_width kh kw stride_y stride_x pad_y pad_x",
+        pointer="levels bytes wide",
+        int32="is_signed is_sum",
     )
 
 
 class PoolStep(Step):
-    """Windows of levels to their largest or their sums, in `out` [B, OH, OW, C]: of the levels' type, or int32 where
-    `wide`, which sums above 8 bits need."""
+    """The largest level or the sum of each window, in `out` [B, OH, OW, C].
+
+    wide: `out` is int32, which sums above 8 bits need, and not of the levels' type.
+    """
 
     def __init__(self, levels: NDArray[Any], pool: Pool, wide: bool = False) -> None:
         if levels.ndim != 4 or levels.dtype not in (np.uint8, np.int8) or not levels.flags.c_contiguous:
@@ -181,18 +64,18 @@ class PoolStep(Step):
 class _ReadoutCall(ctypes.Structure):
     """struct lbq_readout of native.h."""
 
-    _fields_ = (
-        *((n, ctypes.c_int64) for n in ("timesteps", "batch", "features", "classes", "planes")),
-        *((n, ctypes.c_void_p) for n in ("levels", "sums", "weights", "bias", "logits", "counts")),
-        ("is_signed", ctypes.c_int32),
+    _fields_ = c_fields(
+        int64="timesteps batch features classes planes",
+        pointer="levels sums weights bias logits counts",
+        int32="is_signed",
     )
 
 
 class ReadoutStep(Step):
-    """Logits, int64 `[B, classes]`: bias, or what they are where it is None, plus the weights of features' set bits.
+    """Logits, int64 `[B, classes]`: the bias plus the weights of the features' set bits.
 
-    levels: `[T * B, ...]` of as many features as `weights` [features, classes] has rows; they are summed over time
-    first. largest: of these sums.
+    levels: `[T * B, ...]`, with as many features as `weights` [features, classes] has rows. They are summed over time first.
+    bias: None adds to the logits that are there. largest: the largest sum over time.
     """
 
     def __init__(
@@ -226,9 +109,7 @@ class ReadoutStep(Step):
         super().__init__("readout", call, levels, weights, bias, logits, self.counted)
 
     def counts(self) -> Counts:
-        added, formed, shifted, active = map(int, self.counted)
-        horner = self.shifts if self.backend == "horner" else 0
-        return Counts(added, formed, shifted if self.backend == "explicit" else 0, horner, active)
+        return plane_counts(self.counted, self.backend, self.shifts)
 
 
 # Tallies
@@ -238,17 +119,13 @@ class ReadoutStep(Step):
 class _TallyCall(ctypes.Structure):
     """struct lbq_tally of native.h."""
 
-    _fields_ = (
-        *((n, ctypes.c_int64) for n in ("timesteps", "batch", "sites", "channels", "n_max")),
-        *((n, ctypes.c_void_p) for n in ("levels", "counts")),
-        *((n, ctypes.c_int32) for n in ("is_signed", "isa")),
-    )
+    _fields_ = c_fields(int64="timesteps batch sites channels n_max", pointer="levels counts", int32="is_signed isa")
 
 
 class Tally:
     """How often each magnitude 0..n_max occurs at each position, `[T, H * W, n_max + 1]`, in levels `[T, B, H, W, C]`.
 
-    A call adds what the levels' memory then holds to `counts`, which are `into` where that is given.
+    Each call adds the levels that are then in memory to `counts`. into: the array to use for `counts`.
     """
 
     def __init__(self, levels: NDArray[Any], n_max: int, into: NDArray[np.int64] | None = None) -> None:
@@ -276,19 +153,15 @@ class Tally:
 class _HistogramCall(ctypes.Structure):
     """struct lbq_histogram of native.h."""
 
-    _fields_ = (
-        *((n, ctypes.c_int64) for n in ("n", "channels", "bins")),
-        *((n, ctypes.c_void_p) for n in ("values", "step", "counts")),
-        *((n, ctypes.c_double) for n in ("low", "width")),
-    )
+    _fields_ = c_fields(int64="n channels bins", pointer="values step counts", double="low width")
 
 
 def histogram(
     values: NDArray[np.int32], step: NDArray[np.float64], low: float, width: float, bins: int
 ) -> NDArray[np.int64]:
-    """How many of the values, `[..., C]`, divided by their channel's step, lie in each bin: `width` wide, from `low` on.
+    """How many of the values `[..., C]`, divided by their channel's step, lie in each bin.
 
-    The first bin and the last also hold what lies beyond.
+    Bins are `width` wide and begin at `low`. The first and the last bin also hold what lies beyond.
     """
     if values.dtype != np.int32 or step.shape != values.shape[-1:] or not 0 < bins < 2**31 or width <= 0:
         raise ValueError(f"cannot make {bins} bins of {values.dtype} {list(values.shape)} over {list(step.shape)}")

@@ -1,8 +1,8 @@
-"""Native calls that can be made again: recorded while a network runs, and then replayed as one call. No torch.
+"""Native calls that can be repeated: a tape records them while a network runs and replays them as one call. No torch.
 
-Every native call of a layer is a `Step`: a C structure and all the memory that it points to. `perform` makes it; while a
-tape is recording in this thread it is also put on the tape. As long as the memory stays where it is, `Tape.run` does the
-same to whatever the memory then holds, without coming back to Python between layers.
+Every native call of a layer is a `Step`: a C structure and all the memory that it points to. `perform` makes the call.
+While a tape records in this thread, `perform` also puts the step on the tape. As long as the memory stays where it is,
+`Tape.run` repeats the steps on whatever the memory then holds, without a return to Python between layers.
 """
 
 from __future__ import annotations
@@ -20,28 +20,34 @@ from numpy.typing import NDArray
 from lbq import native
 from lbq.errors import LbqError
 
-CACHE_LINE = 64
-KINDS = {"conv": 0, "neuron": 1, "add": 2, "pool": 3, "readout": 4}  # the enum of native.h
+CACHE_LINE_BYTES = 64
+STEP_KINDS = {"conv": 0, "neuron": 1, "add": 2, "pool": 3, "readout": 4}  # the enum of native.h
+C_TYPES = {"int64": ctypes.c_int64, "pointer": ctypes.c_void_p, "int32": ctypes.c_int32, "double": ctypes.c_double}
+
+
+def c_fields(**names: str) -> tuple[tuple[str, Any], ...]:
+    """The fields of a C structure, in order: for each type of `C_TYPES`, the names separated by spaces."""
+    return tuple((name, C_TYPES[kind]) for kind, group in names.items() for name in group.split())
 
 
 class _StepCall(ctypes.Structure):
     """struct lbq_step of native.h."""
 
-    _fields_ = (("kind", ctypes.c_int64), ("call", ctypes.c_void_p))
+    _fields_ = c_fields(int64="kind", pointer="call")
 
 
 class Step:
-    """One native call. held: what its structure points to, which must live as long as it."""
+    """One native call. memory: everything that its structure points to; it must live as long as the step."""
 
-    def __init__(self, kind: str, call: ctypes.Structure, *held: Any) -> None:
-        self.kind, self.call, self.held = KINDS[kind], call, held
+    def __init__(self, kind: str, call: ctypes.Structure, *memory: Any) -> None:
+        self.kind, self.call, self.memory = STEP_KINDS[kind], call, memory
 
     def struct(self) -> _StepCall:
         return _StepCall(self.kind, ctypes.addressof(self.call))
 
 
 class Tape:
-    """Steps in the order in which they were made."""
+    """Steps in the order in which they were performed."""
 
     def __init__(self) -> None:
         self.steps: list[Step] = []
@@ -52,58 +58,61 @@ class Tape:
         self._packed = None
 
     def run(self, threads: int, start: int = 0, stop: int | None = None) -> None:
-        """Make the calls from `start` to before `stop` again."""
+        """Repeat the calls from `start` to before `stop`."""
         if self._packed is None:
             self._packed = (_StepCall * len(self.steps))(*(step.struct() for step in self.steps))
         count = (len(self.steps) if stop is None else stop) - start
-        _make(ctypes.byref(self._packed, start * ctypes.sizeof(_StepCall)), count, threads)
+        _call(ctypes.byref(self._packed, start * ctypes.sizeof(_StepCall)), count, threads)
 
 
-_here = threading.local()
+_recorder = threading.local()
 
 
 @contextmanager
 def recording() -> Iterator[Tape]:
     """Put the steps that this thread performs on a tape."""
-    tape = _here.tape = Tape()
+    tape = _recorder.tape = Tape()
     try:
         yield tape
     finally:
-        _here.tape = None
+        _recorder.tape = None
 
 
 def perform(step: Step, threads: int) -> None:
+    """Make the call of a step, and record it where this thread records."""
     packed = step.struct()
-    _make(ctypes.byref(packed), 1, threads)
-    tape: Tape | None = getattr(_here, "tape", None)
+    _call(ctypes.byref(packed), 1, threads)
+    tape: Tape | None = getattr(_recorder, "tape", None)
     if tape is not None:
         tape.add(step)
 
 
-def _make(steps: Any, count: int, threads: int) -> None:
+def _call(steps: Any, count: int, threads: int) -> None:
     if library().lbq_steps(steps, ctypes.c_int64(count), max(int(threads), 1)):
         raise MemoryError("no memory left for a layer's lists")
 
 
 def library() -> ctypes.CDLL:
-    found = native.library()
-    if found is None:
+    """The native library; an error where there is none."""
+    library = native.library()
+    if library is None:
         raise LbqError(f"the native kernels are not available: {native.report().reason}")
-    return found
+    return library
 
 
 def address(array: NDArray[Any] | None) -> int | None:
+    """Where an array's numbers begin in memory."""
     return None if array is None else array.__array_interface__["data"][0]  # array.ctypes takes twice as long
 
 
 def ready(array: NDArray[Any], dtype: Any = np.int32) -> NDArray[Any]:
-    """As the library reads it."""
+    """An array as the library reads it: contiguous, of this type."""
     return np.ascontiguousarray(array, dtype)
 
 
 def aligned(shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
-    """Zeros that begin at a cache line: a row of weights or sums that lay across two would cost both."""
+    """Zeros that begin at a cache line: a row of weights or sums across two lines would cost both."""
     size = math.prod(shape) * np.dtype(dtype).itemsize
-    room = np.zeros(size + CACHE_LINE, np.uint8)
-    start = -room.ctypes.data % CACHE_LINE
+    room = np.zeros(size + CACHE_LINE_BYTES, np.uint8)
+    start = -room.ctypes.data % CACHE_LINE_BYTES
     return room[start : start + size].view(dtype).reshape(shape)

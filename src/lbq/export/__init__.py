@@ -1,6 +1,6 @@
 """Deployed networks for other programs: C99, ONNX, NIR. docs/explanation/integers.md defines what they compute. No torch.
 
-Imports `engine`, `graph` and what stands below them.
+Imports `engine`, `graph` and the folders below them.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ FORMATS = {
 
 
 def check_format(format: str) -> str:
+    """The format, if there is such a one."""
     if format not in FORMATS:
         raise LbqError(f"--format {format!r} is not known{nearest(format, FORMATS)}")
     return format
@@ -28,8 +29,8 @@ def check_format(format: str) -> str:
 def export(model: Path | str, out: Path | str, format: str = "c", name: str = "model") -> dict[str, Any]:
     """Write the network of a model.lbq in another form.
 
-    out: where to; a folder for `c` and `c-step`, else a file. name: what the network is called there, in C. Returns what was
-    written, as JSON values: `path`, and `text`, a line for people.
+    out: a folder for `c` and `c-step`, else a file. name: the network's name in C. Returns facts about what was written, as
+    JSON values: `path`, `text` (a line for people) and others.
     """
     if not str(out):
         raise LbqError("export: say where to with -o")

@@ -1,10 +1,10 @@
 """A deployed network as C99 that needs nothing but a compiler: tables of integers and a small runtime. No torch.
 
-The runtime and its example lie beside this file in `c/`, for a network called `model`; names are changed to the one asked
-for, so that several networks can be linked into one program. The same network gives the same bytes.
+The runtime and its example are in `c/`, for a network called `model`. Names are changed to the caller's, so that several
+networks can be linked into one program. The same network gives the same bytes.
 
-Two forms, made of the same runtime: `run` takes all timesteps in one call, `step` one in each, with a state that the caller
-keeps. What is of one form alone lies in `c/run` and `c/step`.
+The runtime has two forms: `run` takes all timesteps in one call, `step` takes one in each call, with a state that the
+caller keeps. The parts of one form alone are in `c/run` and `c/step`.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from lbq.graph.integer import IntegerLayer, IntegerNetwork, IntegerNeuron
 from lbq.system import files
 
 Form = Literal["run", "step"]
-START = 24  # bytes that a file of an export begins with, whatever the network
-WIDTH = 116  # of lines of numbers
-# of C, which a folder on the include path must not hide
-HEADERS = {
+COMMON_BYTES = 24  # that files of the same name begin with in every export
+LINE_CHARACTERS = 116  # of numbers
+# the headers of C, which a folder on the include path must not hide
+C_HEADERS = {
     "assert", "complex", "ctype", "errno", "fenv", "float", "inttypes", "iso646", "limits", "locale", "math",
     "setjmp", "signal", "stdalign", "stdarg", "stdatomic", "stdbool", "stddef", "stdint", "stdio", "stdlib",
     "stdnoreturn", "string", "tgmath", "threads", "time", "uchar", "wchar", "wctype",
 }  # fmt: skip
-MOST_CLASSES = 256  # of rows, or of columns: a byte says which
-TENSORS = {
+MOST_DISTINCT_ROWS = 256  # or columns: a byte numbers them
+TENSOR_KINDS = {
     "image": "MODEL_IMAGE",
     "unsigned": "MODEL_UNSIGNED_LEVELS",
     "signed": "MODEL_SIGNED_LEVELS",
@@ -48,14 +48,14 @@ TENSORS = {
 
 
 def export(model: Path, out: Path, name: str = "model", form: Form = "run") -> dict[str, Any]:
-    """Write a model.lbq to the folder `out` as C. Returns facts: memory, weights and constants in bytes."""
+    """Write a model.lbq to the folder `out` as C; return facts: memory, weights and constants in bytes."""
     check_name(name)
     files.check_folder(out)
     net = load(model)
     with open(model, "rb") as file:
         checksum = hashlib.file_digest(file, "sha256").hexdigest()
-    made = Sources(net.network, name, net.golden, checksum, form)
-    contents = made.files()
+    sources = Sources(net.network, name, net.golden, checksum, form)
+    contents = sources.files()
     for file_name, text in contents.items():
         check_ours(out / file_name, text)
     size = files.write_all(out, contents)
@@ -64,14 +64,14 @@ def export(model: Path, out: Path, name: str = "model", form: Form = "run") -> d
         "files": list(contents),
         "bytes": size,
         "weights": net.network.parameters,
-        "constant_bytes": made.constant_bytes,
-        "memory_bytes": made.memory_bytes,
-        "examples": len(made.golden.logits),
+        "constant_bytes": sources.constant_bytes,
+        "memory_bytes": sources.memory_bytes,
+        "examples": len(sources.golden.logits),
     }
     text = (
-        f"{out}: {len(contents)} files; {facts['weights']:,} weights, constants of {made.constant_bytes:,} bytes, "
-        f"memory of {made.memory_bytes:,} bytes; `make -C {shlex.quote(str(out))} check` runs {facts['examples']} inputs and "
-        "compares"
+        f"{out}: {len(contents)} files; {facts['weights']:,} weights, constants of {facts['constant_bytes']:,} bytes, "
+        f"memory of {facts['memory_bytes']:,} bytes; `make -C {shlex.quote(str(out))} check` runs {facts['examples']} inputs "
+        "and compares"
     )
     return {**facts, "text": text}
 
@@ -83,23 +83,25 @@ def check_name(name: str) -> None:
         )
     if name.lower() in ("example", "makefile"):
         raise LbqError(f"--name {name} is the name of a file beside it: give another one")
-    if name.lower() in HEADERS:
+    if name.lower() in C_HEADERS:
         raise LbqError(f"--name {name}: {name}.h would stand before C's own <{name.lower()}.h>: give another one")
 
 
 def check_ours(path: Path, text: str) -> None:
-    """Refuse to replace a file that no export wrote: all of one name begin alike."""
+    """Refuse to replace a file that no export wrote: files of one name begin alike in all exports."""
     if not path.is_file():
         return
     with open(path, "rb") as file:
-        if file.read(START) != text.encode()[:START]:
+        if file.read(COMMON_BYTES) != text.encode()[:COMMON_BYTES]:
             raise LbqError(f"{path} is there already and was not written by lbq export: give another folder")
 
 
 class Sources:
-    """The C files of one network. memory_bytes: of NAME_memory, or NAME_state; constant_bytes: of all weights and constants.
+    """The C files of one network.
 
-    golden: inputs and logits for the example; None: noise, and what the engine gives. checksum: of the network's file.
+    golden: inputs and logits for the example; None takes noise, and what the engine gives for it.
+    checksum: of the network's file. memory_bytes: of NAME_memory or NAME_state. constant_bytes: of all weights and
+    constants.
     """
 
     def __init__(
@@ -112,17 +114,18 @@ class Sources:
     ) -> None:
         self.network, self.name, self.checksum, self.form = network, name, checksum, form
         self.schedule = Schedule(network, stepwise=form == "step")
-        given = golden is not None and len(golden.logits) > 0
-        self.origin = "The golden inputs that came with the network" if given else "Noise, and what lbq's engine gave"
-        self.golden = golden if golden is not None and given else _noise(network)
+        if golden is not None and len(golden.logits):
+            self.origin, self.golden = "The golden inputs that came with the network", golden
+        else:
+            self.origin, self.golden = "Noise, and what lbq's engine gave", _noise(network)
         self.constant_bytes = 0
         self._arrays: list[str] = []
-        self._said: list[str] = []
+        self._texts: list[str] = []
         self.levels, self.memory_bytes = self._sizes()
         self._tables = self._data()
 
     def files(self) -> dict[str, str]:
-        """By name."""
+        """The text of each file, by name."""
         texts = {
             "model.h": self._header(),
             "model.c": self._template("model.c"),
@@ -134,7 +137,7 @@ class Sources:
         return {_renamed(name, self.name): self._finished(text) for name, text in texts.items()}
 
     def _template(self, name: str, **values: object) -> str:
-        """A file of `c/`, with what the form of that name says, and values, where `@interface@` and `@KEY@` stand."""
+        """A file of `c/`: `@interface@` becomes the form's file of that name, and each `@KEY@` its value."""
         folder = resources.files("lbq.export") / "c"
         text, of_form = (folder / name).read_text(encoding="utf-8"), folder / self.form / name
         if of_form.is_file():
@@ -144,15 +147,15 @@ class Sources:
         return text
 
     def _finished(self, text: str) -> str:
-        return re.sub(r"@(\d+)@", lambda found: self._said[int(found[1])], _renamed(text, self.name))
+        return re.sub(r"@(\d+)@", lambda mark: self._texts[int(mark[1])], _renamed(text, self.name))
 
-    def _say(self, text: str) -> str:
-        """A mark where `text` will stand, in which nothing is renamed."""
-        self._said.append(text)
-        return f"@{len(self._said) - 1}@"
+    def _verbatim(self, text: str) -> str:
+        """A mark that `text` will replace; nothing in it is renamed."""
+        self._texts.append(text)
+        return f"@{len(self._texts) - 1}@"
 
     def _sizes(self) -> tuple[int, int]:
-        """Bytes of levels, filled up so that no compiler adds padding, and of the whole memory or state."""
+        """Bytes of levels, rounded up so that no compiler adds padding, and of the whole memory or state."""
         plan, fixed, unit = self.schedule, 4 * self.schedule.words, 4
         if self.form == "step":
             fixed, unit = fixed + 8 * self.network.readout.shape[0] + 4 + 4 * plan.membranes, 8
@@ -166,7 +169,7 @@ class Sources:
         return self._template(
             "model.h",
             described="\n".join(
-                f"   {key + ':':<12}{self._say(_comment(text))}" for key, text in self._described().items()
+                f"   {key + ':':<12}{self._verbatim(_comment(text))}" for key, text in self._described().items()
             ),
             shape=_numbers(frames, *net.input_shape),
             input_bytes=frames * math.prod(net.input_shape),
@@ -211,7 +214,7 @@ class Sources:
         ]
         bias = self._array("readout_bias", net.readout.bias)
         tensors = [
-            f"{{{TENSORS[t.kind]}, {t.frames}, {', '.join(map(str, t.shape))}, {0 if t.kind == 'image' else t.offset}}}"
+            f"{{{TENSOR_KINDS[t.kind]}, {t.frames}, {', '.join(map(str, t.shape))}, {0 if t.kind == 'image' else t.offset}}}"
             for t in plan.tensors
         ]
         pools = [
@@ -228,7 +231,7 @@ class Sources:
             _table("model_layer", "layers", layers),
             _table("model_stage", "stages", stages),
             "const char *const model_class_names[MODEL_CLASSES] = {\n"
-            + "".join(f"    {self._say(_string(name))},\n" for name in names)
+            + "".join(f"    {self._verbatim(_string(name))},\n" for name in names)
             + "};\n",
             f"const model_network model_net = {{tensors, synapses, {'pools' if pools else 'NULL'}, layers, stages, "
             f"{len(stages)}, {first}, {len(net.readout.synapses)}, {bias}}};\n",
@@ -237,7 +240,7 @@ class Sources:
             "/* The network's constants; written by lbq export. */\n"
             '#include <stddef.h>\n#include <stdint.h>\n\n#include "model.h"\n#include "model_net.h"\n'
         )
-        return "\n".join([head, self._say("\n".join(self._arrays)), *(table for table in tables if table)])
+        return "\n".join([head, self._verbatim("\n".join(self._arrays)), *(table for table in tables if table)])
 
     def _layer(self, index: int, step: LayerStep, synapses: list[str]) -> str:
         layer, first = step.layer, len(synapses)
@@ -254,20 +257,20 @@ class Sources:
         return self._row(row, layer.name)
 
     def _bias(self, index: int, layer: IntegerLayer) -> str:
-        """A layer's bias, how many columns that has, and the classes of rows and of columns: of a map in which few rows and
-        columns differ, as where padding makes the borders special, each is written once."""
+        """A layer's bias, its number of columns, and which distinct row and column each place has.
+
+        In a map few rows and columns differ, because only padding makes the borders special. Each is written once.
+        """
         if layer.bias.ndim == 1:
             return f"{self._array(f'bias_{index}', layer.bias)}, 0, NULL, NULL"
         whole = layer.bias.transpose(1, 2, 0)
         table, rows, columns = distinct(whole)
-        if max(table.shape[:2]) > MOST_CLASSES or table.nbytes + len(rows) + len(columns) >= whole.nbytes:
+        if max(table.shape[:2]) > MOST_DISTINCT_ROWS or table.nbytes + len(rows) + len(columns) >= whole.nbytes:
             return f"{self._array(f'bias_{index}', whole)}, {whole.shape[1]}, NULL, NULL"
         bias = self._array(f"bias_{index}", table)
-        classes = [
-            self._array(f"bias_{axis}_{index}", found.astype(np.uint8))
-            for axis, found in (("rows", rows), ("columns", columns))
-        ]
-        return f"{bias}, {table.shape[1]}, {', '.join(classes)}"
+        row_of = self._array(f"bias_rows_{index}", rows.astype(np.uint8))
+        column_of = self._array(f"bias_columns_{index}", columns.astype(np.uint8))
+        return f"{bias}, {table.shape[1]}, {row_of}, {column_of}"
 
     def _synapse(self, synapse: Synapse, source: int, index: int) -> str:
         if synapse.kind == "identity":
@@ -279,7 +282,7 @@ class Sources:
         return self._row(f"{source}, NULL, {pointers}, {_numbers(*numbers)}", synapse.name)
 
     def _row(self, values: str, name: str) -> str:
-        return f"{{{values}}} /* {self._say(_comment(name))} */"
+        return f"{{{values}}} /* {self._verbatim(_comment(name))} */"
 
     def _array(self, name: str, values: NDArray[Any]) -> str:
         self.constant_bytes += values.nbytes
@@ -300,7 +303,7 @@ class Sources:
             examples=len(inputs),
             origin=self.origin,
             input_size="MODEL_TIMESTEPS * MODEL_INPUT_BYTES" if one_by_one else "MODEL_INPUT_BYTES",
-            inputs=self._say(",\n".join(f"{{\n{_wrapped(one.reshape(-1))}\n}}" for one in inputs)),
+            inputs=self._verbatim(",\n".join(f"{{\n{_wrapped(one.reshape(-1))}\n}}" for one in inputs)),
             logits=",\n".join(f"{{\n{_wrapped(one)}\n}}" for one in self.golden.logits),
             frame="input + t * MODEL_INPUT_BYTES" if one_by_one else "input",
         )
@@ -313,7 +316,7 @@ def _noise(network: IntegerNetwork) -> Golden:
 
 
 def distinct(values: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.intp], NDArray[np.intp]]:
-    """A table of the distinct rows and columns, and which of them each is: values[y, x] is table[rows[y], columns[x]]."""
+    """A table of the distinct rows and columns, with indices: values[y, x] is table[rows[y], columns[x]]."""
     (first_rows, rows), (first_columns, columns) = (
         np.unique(values, axis=axis, return_index=True, return_inverse=True)[1:] for axis in (0, 1)
     )
@@ -326,7 +329,7 @@ def _reset(neuron: IntegerNeuron) -> str:
 
 
 def _renamed(text: str, name: str) -> str:
-    """For a network of another name: what begins with `model_` or `MODEL_`, and the files."""
+    """The text for a network of another name: names that begin with `model_` or `MODEL_`, and files, are changed."""
     text = re.sub(r"\bmodel_(?=\w)", f"{name}_", text)
     text = re.sub(r"\bMODEL_(?=\w)", f"{name.upper()}_", text)
     return re.sub(r"\bmodel\.(?=[cho]\b)", f"{name}.", text)
@@ -341,18 +344,18 @@ def _table(kind: str, name: str, rows: list[str]) -> str:
 
 
 def _wrapped(values: NDArray[Any]) -> str:
-    """Numbers with commas between, in lines of at most WIDTH characters."""
+    """Numbers with commas between, in lines of at most LINE_CHARACTERS."""
     longest = max(len(str(values.min())), len(str(values.max())))
-    numbers, each = values.tolist(), WIDTH // (longest + 1)
+    numbers, each = values.tolist(), LINE_CHARACTERS // (longest + 1)
     return ",\n".join(",".join(map(str, numbers[i : i + each])) for i in range(0, len(numbers), each))
 
 
 def _comment(text: str) -> str:
-    """Fit to stand in a comment: printable ASCII that neither ends it nor begins another."""
+    """A text that fits into a comment: printable ASCII that neither ends it nor begins another."""
     plain = "".join(c if " " <= c <= "~" else "." for c in text)[:200]
     return re.sub(r"\?(?=\?)", "? ", plain.replace("*/", "* /").replace("/*", "/ *"))
 
 
 def _string(text: str) -> str:
-    """A string literal of its UTF-8; what C could read otherwise, trigraphs too, in octal."""
+    """A string literal of the text in UTF-8. Characters that C could misread, also in trigraphs, are octal."""
     return '"' + "".join(chr(b) if 32 <= b < 127 and b not in b'"\\?' else f"\\{b:03o}" for b in text.encode()) + '"'

@@ -1,20 +1,11 @@
 """A trained network as a NIR graph (Neuromorphic Intermediate Representation), where that loses nothing. No torch.
 
-NIR's neurons are differential equations that emit one kind of spike; a reader chooses how to take them in steps. A graph is
-written only where this reading gives exactly the trained network's spikes, and refused by the layer's name elsewhere:
+NIR's neurons are differential equations that emit one kind of spike, and each reader chooses its own timesteps. A graph
+is written only where one stated reading gives exactly the trained network's spikes; elsewhere the layer is refused by its
+name. docs/nir.md states the reading: dt = 1 by forward Euler, spikes strictly above the threshold, and a reset that the
+caller names, because readers differ in it.
 
-- one timestep is dt = 1, by forward Euler: `LIF` is v += ((v_leak - v) + r I) / tau, `IF` is v += r I, from v = 0;
-- a spike is 1, emitted where v > v_threshold, strictly, and read in the same timestep;
-- several edges into a node add up;
-- after a spike v loses v_threshold (`subtract`: what the package nir says up to 1.0.5), or becomes v_reset, which is 0 here
-  (`v_reset`: what it says from 1.0.6 on). The two are one in continuous time and differ in steps, so the caller says which
-  of them the reader follows. With a single timestep nothing depends on it.
-
-So U[t] = beta V[t-1] + x[t] is tau = 1 / (1 - beta) and r = tau, or an `IF` for beta = 1. A burst of more than one level, a
-signed spike, a reset other than these two and a maximum have no counterpart. One could be put together from `Threshold`
-nodes and feedback edges, but such a graph would mean something else in NIR's continuous time, so it is not written.
-
-Inputs are normalised as in training; an image is shown at every timestep; the mean of the output over time are the logits.
+U[t] = beta V[t-1] + x[t] becomes a `LIF` with tau = r = 1 / (1 - beta), or an `IF` for beta = 1.
 """
 
 from __future__ import annotations
@@ -36,28 +27,29 @@ if TYPE_CHECKING:
 
 Reset = Literal["subtract", "v_reset"]
 RESETS: tuple[Reset, ...] = ("subtract", "v_reset")
-INSTEAD = "use model.lbq, or ONNX or C made of it"
-CLOSE = 1e-12  # relative: a reset and a threshold this close are one number
+REMEDY = "use model.lbq, or ONNX or C made of it"
+RELATIVE_TOLERANCE = 1e-12  # a reset and a threshold this close are one number
 
 
 def write_nir(graph: Graph, path: Path | str, reset: Reset, accept_ties: bool = False, dtype: type = np.float32) -> int:
-    """Write a network as a .nir file (HDF5); returns its size in bytes.
+    """Write a network as a .nir file (HDF5); return its size in bytes.
 
     graph: absorbed, as from `lbq.deploy.graph_of(net, input_shape)`.
-    reset: what the reader does after a spike. accept_ties: also take neurons that fire where U equals the threshold, which
-        NIR's do not, where nothing else differs. dtype: of all numbers in the file; readers mostly expect float32.
+    reset: what the reader does after a spike.
+    accept_ties: also take neurons that differ only where U equals the threshold: they fire there, and NIR's do not.
+    dtype: of all numbers in the file; readers mostly expect float32.
     """
     files.check_file(path)
-    made = nir_graph(graph, reset, accept_ties, dtype)
+    exported = nir_graph(graph, reset, accept_ties, dtype)
     import nir
 
     buffer = io.BytesIO()
-    nir.write(buffer, made)
+    nir.write(buffer, exported)
     return files.write(path, buffer.getvalue())
 
 
 def nir_graph(graph: Graph, reset: Reset, accept_ties: bool = False, dtype: type = np.float32) -> nir.NIRGraph:
-    """The same as an object of the package nir, whose types it has checked."""
+    """The same graph as an object of the package nir, which has checked its types."""
     if reset not in RESETS:
         raise LbqError(f"reset must be one of {', '.join(RESETS)}, got {reset!r}")
     for layer in graph.layers:
@@ -111,11 +103,11 @@ class _Writer:
         where = f"layer {layer.name!r}"
         if spec.n_max > 1:
             raise GraphError(
-                f"{where}: its bursts have up to {spec.n_max} levels, and NIR's neurons emit single spikes: {INSTEAD}, or a "
+                f"{where}: its bursts have up to {spec.n_max} levels, and NIR's neurons emit single spikes: {REMEDY}, or a "
                 "neuron with one level"
             )
         if spec.signed:
-            raise GraphError(f"{where}: its spikes have a sign, and NIR's have none: {INSTEAD}, or an unsigned neuron")
+            raise GraphError(f"{where}: its spikes have a sign, and NIR's have none: {REMEDY}, or an unsigned neuron")
         threshold = self._threshold(where, spec)
         ones: NDArray[Any] = np.ones(_size(layer), self.dtype)
         shaped = ones * threshold.reshape(-1, *[1] * (ones.ndim - 1)).astype(self.dtype)
@@ -126,7 +118,7 @@ class _Writer:
         return nir.LIF(tau=tau, r=tau.copy(), v_leak=zeros, v_threshold=shaped, v_reset=zeros.copy())
 
     def _threshold(self, where: str, spec: NeuronSpec) -> Array:
-        """v_threshold, a scalar or by channel; refuses a neuron whose reset or comparison is not the reader's."""
+        """v_threshold, a scalar or one per channel; an error where the reader's reset or comparison is another."""
         if spec.thresholds is not None:
             threshold: Array = np.asarray(spec.thresholds[0], np.float64)
         else:
@@ -136,9 +128,9 @@ class _Writer:
             self._check_reset(where, spec, threshold)
         if spec.rounding == "strict":
             return threshold
-        if not subtracts:  # above the number before it is the same as at or above it
-            given: NDArray[Any] = threshold.astype(self.dtype)
-            return np.nextafter(given, np.zeros_like(given))
+        if not subtracts:  # "above the number before it" is the same as "at or above it"
+            rounded: NDArray[Any] = threshold.astype(self.dtype)
+            return np.nextafter(rounded, np.zeros_like(rounded))
         if not self.accept_ties:
             raise GraphError(
                 f"{where}: it fires where U equals the threshold, NIR's neurons only above it: use the neuron 'if', or accept "
@@ -151,36 +143,36 @@ class _Writer:
             if spec.reset != "hard" or spec.alpha != 1:
                 raise GraphError(
                     f"{where}: its reset subtracts from the membrane, and the reader sets it to v_reset: write for one that "
-                    f"subtracts (reset='subtract'), or {INSTEAD}"
+                    f"subtracts (reset='subtract'), or {REMEDY}"
                 )
             return
         if spec.reset == "hard":
             raise GraphError(
                 f"{where}: its reset sets the membrane to 0, and the reader subtracts the threshold: write for one that sets "
-                f"it to v_reset (reset='v_reset'), or {INSTEAD}"
+                f"it to v_reset (reset='v_reset'), or {REMEDY}"
             )
         drop = spec.alpha * spec.step
         if spec.decay_reset or spec.leak == 1:
-            if not np.allclose(drop, threshold, rtol=CLOSE, atol=0):
+            if not np.allclose(drop, threshold, rtol=RELATIVE_TOLERANCE, atol=0):
                 raise GraphError(
                     f"{where}: its reset subtracts {_first(drop):g}, and a NIR neuron what it fires above, "
-                    f"{_first(threshold):g}: use alpha = 1, or {INSTEAD}"
+                    f"{_first(threshold):g}: use alpha = 1, or {REMEDY}"
                 )
-        elif not np.allclose(drop, spec.leak * threshold, rtol=CLOSE, atol=0):
+        elif not np.allclose(drop, spec.leak * threshold, rtol=RELATIVE_TOLERANCE, atol=0):
             # beta (U - r) = beta U - drop needs r = drop / beta
             raise GraphError(
                 f"{where}: its reset comes after the leak, where NIR's comes before it: use the neuron 'if', alpha = beta, or "
-                f"{INSTEAD}"
+                f"{REMEDY}"
             )
 
     # Synapses ----------------------------------------------------------------------------------------------------------
 
     def _synapses(self, layer: Layer, target: str) -> None:
-        """Everything that leads to a neuron or the output; the bias goes with the first of its convolutions."""
+        """All synapses into a neuron or the output; the first convolution takes the bias."""
         convs = [s for s in layer.synapses if s.kind == "conv"]
         if not convs and layer.bias.any():
             raise GraphError(
-                f"layer {layer.name!r}: it has a bias but no convolution, and NIR's Scale has none: {INSTEAD}"
+                f"layer {layer.name!r}: it has a bias but no convolution, and NIR's Scale has none: {REMEDY}"
             )
         for s in layer.synapses:
             bias = layer.bias if convs and s is convs[0] else np.zeros_like(layer.bias)
@@ -198,7 +190,7 @@ class _Writer:
         if flat and (pools or len(size) > 1):
             raise GraphError(
                 f"layer {layer.name!r}: it reads {s.source!r}, which has one place only, with padding, and NIR's vectors have "
-                f"none: {INSTEAD}"
+                f"none: {REMEDY}"
             )
         for i, pool in enumerate(pools):
             source = self._then(source, f"{name}:pool{i}", self._pool(layer, pool))
@@ -219,7 +211,7 @@ class _Writer:
         if s.weight.shape[2] != s.weight.shape[3]:
             raise GraphError(
                 f"layer {layer.name!r}: its kernel is {s.weight.shape[2]} by {s.weight.shape[3]}, and the package nir takes "
-                f"square ones only: {INSTEAD}"
+                f"square ones only: {REMEDY}"
             )
         return nir.Conv2d(
             input_shape=s.in_shape[1:],
@@ -236,22 +228,23 @@ class _Writer:
 
         if pool.kind == "max":
             raise GraphError(
-                f"layer {layer.name!r}: NIR has no max-pooling: use average pooling or strides, or {INSTEAD}"
+                f"layer {layer.name!r}: NIR has no max-pooling: use average pooling or strides, or {REMEDY}"
             )
         return nir.SumPool2d(np.array(pool.kernel), np.array(pool.stride), np.array(pool.padding))
 
     # Nodes -------------------------------------------------------------------------------------------------------------
 
     def _add(self, name: str, node: Any) -> str:
-        """Names without dots, which readers in PyTorch cannot give to modules, and without HDF5's slashes."""
-        base = found = name.replace("->", ":").replace(".", "_").replace("/", "_")
+        """Add a node; return its name, without dots, which modules of PyTorch cannot have, and without HDF5's slashes."""
+        base = unique = name.replace("->", ":").replace(".", "_").replace("/", "_")
         count = 1
-        while found in self.nodes:
-            found, count = f"{base}_{count}", count + 1
-        self.nodes[found] = node
-        return found
+        while unique in self.nodes:
+            unique, count = f"{base}_{count}", count + 1
+        self.nodes[unique] = node
+        return unique
 
     def _then(self, source: str, name: str, node: Any) -> str:
+        """Add a node that reads `source`; return its name."""
         added = self._add(name, node)
         self.edges.append((source, added))
         return added
@@ -261,7 +254,7 @@ class _Writer:
 
 
 def _size(layer: Layer) -> tuple[int, ...]:
-    """Of a layer in NIR: a vector where there is one place only, as after a linear layer."""
+    """The size of a layer in NIR: a vector where height and width are 1, as after a linear layer."""
     return layer.shape[:1] if layer.shape[1:] == (1, 1) else layer.shape
 
 
@@ -276,7 +269,7 @@ def _ungrouped(s: Synapse) -> Array:
 
 
 def _matrix(s: Synapse) -> Array:
-    """A convolution whose output has one place as a matrix `[O, C * H * W]` on its flattened input."""
+    """A convolution with one output place, as a matrix `[O, C * H * W]` on its flattened input."""
     weight = _ungrouped(s)
     channels, height, width = s.in_shape
     full = np.zeros((len(weight), channels, height, width))

@@ -1,18 +1,11 @@
 """A deployed network as an ONNX model of standard operators, which gives exactly the engine's integers. No torch.
 
-Two forms, made of the same timestep:
+`sequence` is all timesteps in one model. `step` is one timestep with explicit state: a membrane is what the next timestep
+begins with, after reset and leak. docs/onnx.md lists the inputs and outputs of both forms.
 
-- `sequence` unrolls all timesteps: uint8 images `[B, C, H, W]` (`images`) or event frames `[T, B, C, H, W]` (`frames`) to
-  int64 `logits` `[B, classes]`;
-- `step` is one timestep with explicit state: an image or frame `[B, C, H, W]` (`image`, `frame`), one int32 `membrane.LAYER`
-  per layer and the int64 `sums` of the readout to `logits` and `next.membrane.LAYER`, `next.sums`. All states start at zero;
-  a membrane is what the next timestep begins with, that is after reset and leak. After T steps `logits` are the engine's.
-
-Why the integers are exact: levels and weights are whole numbers, so a float32 convolution is exact in any order of summation
-where sum |W| * S stays below 2^24, and the engine's own bound says where it does. Elsewhere weights are split into bytes
-and levels into digits of fewer bits until every part does, and parts are put together in int64. Membranes are int32, as
-in the engine; the leak's shift is one of uint64, made positive by an offset that is taken off afterwards. This holds for
-onnxruntime's CPU provider, and wherever float32 convolutions are summed in float32 (no Winograd, no TF32).
+Levels and weights are whole numbers, so a float32 convolution is exact in any order of summation while sum |W| * S stays
+below 2^24. Elsewhere weights are split into bytes and levels into digits, and the parts are added in int64 (split.py).
+This holds wherever float32 convolutions are summed in float32: without Winograd and TF32.
 """
 
 from __future__ import annotations
@@ -28,7 +21,7 @@ import numpy as np
 from lbq._version import __version__
 from lbq.engine import Network
 from lbq.errors import GraphError, LbqError
-from lbq.export.split import BYTE, Split, split
+from lbq.export.split import BYTE_BITS, Split, split
 from lbq.graph import INPUT, Pool, Shape, Synapse
 from lbq.graph.integer import FLOAT32_BOUND, IntegerLayer, IntegerNetwork, IntegerNeuron
 from lbq.system import files
@@ -39,16 +32,16 @@ if TYPE_CHECKING:
 Form = Literal["sequence", "step"]
 FORMS: tuple[Form, ...] = ("sequence", "step")
 OPSET, IR_VERSION = 17, 8  # of 2022, so that older runtimes read it
-MOST_BYTES = 2**31 - 2**20  # protobuf ends at 2 GiB
-POSITIVE = 2**48  # |V * m| stays below 2^46 for the proved bound of V and m up to 2^16
+MOST_WEIGHT_BYTES = 2**31 - 2**20  # protobuf ends at 2 GiB
+SHIFT_OFFSET = 2**48  # |V * m| stays below 2^46 for the proved bound of V and m up to 2^16
 
 
 def write_onnx(
     network: IntegerNetwork | Network, path: Path | str, form: Form = "sequence", source: Path | str | None = None
 ) -> int:
-    """Write a network as an ONNX model; returns the size of the file in bytes. The same network gives the same bytes.
+    """Write a network as an ONNX model; return the size of the file in bytes. The same network gives the same bytes.
 
-    source: the model.lbq that it was read from, whose SHA-256 is then noted in the model's metadata.
+    source: the model.lbq that it was read from. Its SHA-256 goes into the model's metadata.
     """
     files.check_file(path)
     model = onnx_model(network, form, source)
@@ -58,7 +51,7 @@ def write_onnx(
 def onnx_model(
     network: IntegerNetwork | Network, form: Form = "sequence", source: Path | str | None = None
 ) -> onnx.ModelProto:
-    """The same as an object of the package onnx, checked by it."""
+    """The same model as an object of the package onnx, which has checked it."""
     if form not in FORMS:
         raise LbqError(f"form must be one of {', '.join(FORMS)}, got {form!r}")
     if isinstance(network, Network):
@@ -69,7 +62,7 @@ def onnx_model(
     except ImportError as error:
         raise LbqError("writing ONNX needs the package onnx: pip install 'lbq[onnx]'") from error
     size = sum(s.weight.nbytes for s in network.synapses)
-    if size > MOST_BYTES:
+    if size > MOST_WEIGHT_BYTES:
         raise GraphError(
             f"the network has {size:,} bytes of weights, and an ONNX file ends at 2 GiB: use model.lbq itself"
         )
@@ -95,7 +88,7 @@ _DESCRIBED = {
 
 
 def _properties(network: IntegerNetwork, form: Form, source: Path | str | None) -> dict[str, str]:
-    found: dict[str, Any] = {
+    values: dict[str, Any] = {
         "form": form,
         "timesteps": network.timesteps,
         "static": network.static,
@@ -104,7 +97,7 @@ def _properties(network: IntegerNetwork, form: Form, source: Path | str | None) 
         "classes": list(network.classes),
         "facts": dict(network.facts),
     }
-    text = {name: v if isinstance(v, str) else json.dumps(v, sort_keys=True) for name, v in found.items()}
+    text = {name: v if isinstance(v, str) else json.dumps(v, sort_keys=True) for name, v in values.items()}
     if source is not None:
         try:
             text["lbq_sha256"] = hashlib.sha256(Path(source).read_bytes()).hexdigest()
@@ -117,15 +110,16 @@ def _properties(network: IntegerNetwork, form: Form, source: Path | str | None) 
 
 
 class _Graph:
-    """Nodes and constants of one model. A value is known by its name; `scope` is where names are made."""
+    """Nodes and constants of one model. Every value has a name; `scope` is in front of the names that are made."""
 
     def __init__(self, network: IntegerNetwork, form: Form) -> None:
         self.network, self.form = network, form
         self.nodes: list[Any] = []
         self.constants: dict[str, Any] = {}
-        self.made: dict[str, int] = {}
+        self.name_uses: dict[str, int] = {}
         self.scope = ""
-        self.cached: dict[tuple[Any, ...], str] = {}  # what is computed once for all timesteps
+        self.static_currents: dict[str, str] = {}  # of each layer, computed once for all timesteps
+        self.weights: dict[str, list[str]] = {}  # the parts of each synapse's weights
 
     def build(self) -> onnx.GraphProto:
         from onnx import TensorProto, helper
@@ -154,16 +148,16 @@ class _Graph:
         self._node("Add", [sums, self._constant(f"{net.readout.name}/bias", net.readout.bias[None])], "logits")
         if step:
             ends = {"sums": sums} | {states[layer]: self.states[layer] for layer in states}
-            for given, found in ends.items():
-                kind = TensorProto.INT64 if given == "sums" else TensorProto.INT32
-                size = [classes] if given == "sums" else list(net[given.removeprefix("membrane.")].shape)
-                self._node("Identity", [found], f"next.{given}")
-                inputs.append(helper.make_tensor_value_info(given, kind, ["batch", *size]))
-                outputs.append(helper.make_tensor_value_info(f"next.{given}", kind, ["batch", *size]))
+            for state, end in ends.items():
+                kind = TensorProto.INT64 if state == "sums" else TensorProto.INT32
+                size = [classes] if state == "sums" else list(net[state.removeprefix("membrane.")].shape)
+                self._node("Identity", [end], f"next.{state}")
+                inputs.append(helper.make_tensor_value_info(state, kind, ["batch", *size]))
+                outputs.append(helper.make_tensor_value_info(f"next.{state}", kind, ["batch", *size]))
         return helper.make_graph(self.nodes, "lbq", inputs, outputs, list(self.constants.values()))
 
     def _frames(self, name: str, static: bool) -> list[str]:
-        """The input as float32 `[B, C, H, W]`: the one there is, or one for each timestep."""
+        """The input as float32 `[B, C, H, W]`: one image, or one frame for each timestep."""
         if static:
             return [self._cast(name, np.float32, "pixels")]
         at = [self._number(np.int64(t)) for t in range(self.network.timesteps)]
@@ -184,18 +178,16 @@ class _Graph:
             self.states[layer.name] = self._carried(layer.name, neuron, u, whole)
 
     def _current(self, layer: IntegerLayer) -> str:
-        """((sum of W * S) << f) + bias + identities, int32; what only depends on a static image is computed once."""
+        """((sum of W * S) << f) + bias + identities, int32. The part that depends on a static image is computed once."""
         fixed = [s for s in layer.convs if s.source == INPUT and self.network.static]
         moving = [s for s in layer.convs if s not in fixed]
         bias = layer.bias[None] if layer.bias.ndim == 3 else layer.bias[None, :, None, None]
-        total = self._constant(f"{layer.name}/bias", bias)
-        key = "static", layer.name
-        if key in self.cached:
-            total = self.cached[key]
-        else:
+        if layer.name not in self.static_currents:
+            total = self._constant(f"{layer.name}/bias", bias)
             for s in fixed:
                 total = self._node("Add", [total, self._shifted(self._convolved(s), layer)])
-            self.cached[key] = total
+            self.static_currents[layer.name] = total
+        total = self.static_currents[layer.name]
         for s in moving:
             total = self._node("Add", [self._shifted(self._convolved(s), layer), total])
         for s in layer.identities:
@@ -222,11 +214,11 @@ class _Graph:
         return level, self._cast(level, np.int32)
 
     def _carried(self, name: str, neuron: IntegerNeuron, u: str, level: str) -> str:
-        """leak(V) - pending: what of the membrane U [.., C, H, W] the next timestep begins with."""
+        """leak(V) - pending: the part of the membrane U [.., C, H, W] that the next timestep begins with."""
         if neuron.reset_kind == "hard":
             fired = self._cast(level, np.bool_)
-            kept = self._cast(self._node("Not", [fired]), np.int32)
-            return self._leaked(neuron, self._node("Mul", [u, kept], "V"))
+            silent = self._cast(self._node("Not", [fired]), np.int32)
+            return self._leaked(neuron, self._node("Mul", [u, silent], "V"))
         times = level if neuron.reset_kind == "level" else self._node("Sign", [level])
         reset = self._constant(f"{name}/reset", neuron.reset[:, None, None])
         drop = self._node("Mul", [times, reset], "drop")
@@ -235,29 +227,32 @@ class _Graph:
         return self._node("Sub", [self._leaked(neuron, u), drop], "carried")
 
     def _leaked(self, neuron: IntegerNeuron, v: str) -> str:
-        """(V * m + 2^(k-1)) >> k, arithmetically. BitShift takes unsigned numbers only, and Div rounds towards zero: 2^48,
-        a multiple of 2^k, makes the number positive, and 2^48 >> k comes off again."""
+        """(V * m + 2^(k-1)) >> k, arithmetically.
+
+        BitShift takes unsigned numbers only, and Div rounds towards zero. So 2^48, a multiple of 2^k, is added to make the
+        number positive, and 2^48 >> k is subtracted again.
+        """
         if neuron.leak is None:
             return v
         m, k = neuron.leak
         wide = self._cast(v, np.int64)
         if m != 1:
             wide = self._node("Mul", [wide, self._number(np.int64(m))])
-        positive = self._node("Add", [wide, self._number(np.int64(POSITIVE + (1 << (k - 1))))])
+        positive = self._node("Add", [wide, self._number(np.int64(SHIFT_OFFSET + (1 << (k - 1))))])
         shift = self._number(np.uint64(k))
         moved = self._node("BitShift", [self._cast(positive, np.uint64), shift], direction="RIGHT")
-        back = self._node("Sub", [self._cast(moved, np.int64), self._number(np.int64(POSITIVE >> k))])
+        back = self._node("Sub", [self._cast(moved, np.int64), self._number(np.int64(SHIFT_OFFSET >> k))])
         return self._cast(back, np.int32, "leaked")
 
     def _readout(self, sums: str | None) -> str:
-        """sums `[B, classes]` and what this timestep's levels add to them, int64."""
+        """Sums `[B, classes]`, int64, with the currents of this timestep's levels added."""
         for s in self.network.readout.synapses:
             if s.kind == "conv":
-                found = self._convolved(s, np.int64)
+                current = self._convolved(s, np.int64)
             else:
                 weight = self._constant(f"{s.name}/weight", s.weight.astype(np.int64)[:, None, None])
-                found = self._node("Mul", [self._cast(self._read(s), np.int64), weight])
-            flat = self._node("Flatten", [found], axis=1)
+                current = self._node("Mul", [self._cast(self._read(s), np.int64), weight])
+            flat = self._node("Flatten", [current], axis=1)
             sums = flat if sums is None else self._node("Add", [sums, flat], "sums")
         assert sums is not None
         return sums
@@ -279,10 +274,10 @@ class _Graph:
         total: str | None = None
         for i, weight in enumerate(weights):
             for j, digit in enumerate(digits):
-                found = self._node("Conv", [digit, weight], **attributes)
+                product = self._node("Conv", [digit, weight], **attributes)
                 if chosen.parts == 1:
-                    return self._cast(found, kind, "current")
-                part, shift = self._cast(found, np.int64), BYTE * i + chosen.bits * j
+                    return self._cast(product, kind, "current")
+                part, shift = self._cast(product, np.int64), BYTE_BITS * i + chosen.bits * j
                 if shift:
                     part = self._node("Mul", [part, self._number(np.int64(1 << shift))])
                 total = part if total is None else self._node("Add", [total, part])
@@ -290,23 +285,18 @@ class _Graph:
         return self._cast(total, kind, "current") if kind is not np.int64 else total
 
     def _weights(self, s: Synapse, parts: int) -> list[str]:
-        """Weights as float32: stored as they are, cast (and split into bytes) when the model is loaded."""
-        key = "weights", s.name
-        if key not in self.cached:
+        """Weights as float32, low byte first. The file holds integers, which are cast and split when it is loaded."""
+        if s.name not in self.weights:
             scope, self.scope = self.scope, s.name
-            self.cached[key] = self._cast(self._constant(f"{s.name}/weight", s.weight), np.float32, "weights")
+            whole = self._cast(self._constant(f"{s.name}/weight", s.weight), np.float32, "weights")
+            self.weights[s.name] = [whole]
+            if parts == 2:
+                nearest = self._node("Add", [whole, self._number(np.float32(128))])
+                high = self._node("Floor", [self._node("Mul", [nearest, self._number(np.float32(1 / 256))])], "high")
+                low = self._node("Sub", [whole, self._node("Mul", [high, self._number(np.float32(256))])], "low")
+                self.weights[s.name] = [low, high]
             self.scope = scope
-        whole = self.cached[key]
-        if parts == 1:
-            return [whole]
-        if ("high", s.name) not in self.cached:
-            scope, self.scope = self.scope, s.name
-            nearest = self._node("Add", [whole, self._number(np.float32(128))])
-            high = self._node("Floor", [self._node("Mul", [nearest, self._number(np.float32(1 / 256))])], "high")
-            low = self._node("Sub", [whole, self._node("Mul", [high, self._number(np.float32(256))])], "low")
-            self.cached["high", s.name], self.cached["low", s.name] = high, low
-            self.scope = scope
-        return [self.cached["low", s.name], self.cached["high", s.name]]
+        return self.weights[s.name]
 
     def _digits(self, levels: str, chosen: Split) -> Iterator[str]:
         """Digits of whole numbers in float32, the lowest first; the highest carries the sign."""
@@ -323,13 +313,14 @@ class _Graph:
                 f"synapse {s.name!r}: its pooled levels may reach {most:,}, more than is exact in float32: use model.lbq "
                 "itself, or a smaller n_max or window"
             )
-        found, shape = self.levels[s.source][0], self._shape(s.source)
+        levels = self.levels[s.source][0]
+        shape = self.network.input_shape if s.source == INPUT else self.network[s.source].shape
         for i, p in enumerate(s.pools):
             key = s.source, s.pools[: i + 1]
             if key not in self.pooled:
-                self.pooled[key] = self._pool(found, p, shape)
-            found, shape = self.pooled[key], p.output(shape)
-        return found
+                self.pooled[key] = self._pool(levels, p, shape)
+            levels, shape = self.pooled[key], p.output(shape)
+        return levels
 
     def _pool(self, levels: str, p: Pool, shape: Shape) -> str:
         window: dict[str, Any] = {
@@ -346,18 +337,15 @@ class _Graph:
         )
         return self._node("Conv", [levels, self._cast(ones, np.float32)], group=shape[0], **window)
 
-    def _shape(self, source: str) -> Shape:
-        return self.network.input_shape if source == INPUT else self.network[source].shape
-
     # Nodes -------------------------------------------------------------------------------------------------------------
 
     def _node(self, kind: str, inputs: list[Any], name: str = "", **attributes: Any) -> str:
-        """Add a node; its one output is called after `name`, or its kind, in the scope."""
+        """Add a node with one output; `name`, or its kind, in the scope is the output's name."""
         from onnx import helper
 
         if self.scope:
             base = f"{self.scope}/{name or kind}"
-            count = self.made[base] = self.made.get(base, -1) + 1
+            count = self.name_uses[base] = self.name_uses.get(base, -1) + 1
             out = f"{base}.{count}" if count else base
         else:
             out = name or f"input/{kind}.{len(self.nodes)}"
@@ -377,6 +365,6 @@ class _Graph:
         return name
 
     def _number(self, value: Any) -> str:
-        """A small constant, shared by all that use it."""
+        """A small constant, which all nodes share."""
         array = np.asarray(value)
         return self._constant(f"{array.dtype}/{array.tolist()}", array)

@@ -1,8 +1,8 @@
 """An integer network as steps over tensors in planned memory: the form in which plain code runs it. NumPy only.
 
-Steps are layers and the pools between them, in order. A tensor lives from the step that writes it to the last one that reads
-it; those that live at different times share memory. The sum at the end of a residual block takes the place of its shortcut.
-All timesteps run in one call, or each in a call of its own, between which membranes are kept.
+Steps are layers and the pools between them, in order. A tensor lives from the step that writes it to the last step that
+reads it. Tensors that live at different times share memory. The sum at the end of a residual block takes the place of its
+shortcut. One call runs all timesteps, or one timestep each, and then membranes are kept between calls.
 """
 
 from __future__ import annotations
@@ -18,13 +18,15 @@ from lbq.graph.levels import highest_level
 
 Kind = Literal["image", "unsigned", "signed", "sums"]
 Step = tuple[Literal["pool", "layer"], int]
+Place = list["Tensor"]  # of one size, one after the other in the same memory
 
 
 @dataclass
 class Tensor:
-    """Values over time: 8-bit levels, or int32 `sums` of pooled ones. frames: 1 where all timesteps of a call share them.
+    """Values over time: 8-bit levels, or int32 `sums` of pooled levels.
 
-    born, dies: the steps that write and last read it. offset: of its first value, among the bytes or the words.
+    frames: 1 where all timesteps of a call share the values. born, dies: the steps that write it and read it last.
+    offset: of its first value, among the bytes or the words.
     """
 
     kind: Kind
@@ -49,8 +51,11 @@ class PoolStep:
 
 @dataclass(frozen=True)
 class LayerStep:
-    """sources: the tensor that each of the layer's synapses reads. target: None for the readout. membranes: where its own
-    begin among those that are kept."""
+    """A layer, or the readout.
+
+    sources: the tensor that each synapse reads. target: None for the readout. membranes: where the layer's membranes begin
+    among those that are kept.
+    """
 
     layer: IntegerLayer
     sources: tuple[int, ...]
@@ -60,10 +65,14 @@ class LayerStep:
 
 @dataclass
 class Schedule:
-    """stepwise: whether a call runs one timestep, so that it needs room for the levels of one only.
+    """The steps of a network and their memory.
 
-    levels: bytes of all levels; words: int32 values, `scratch` of them first, two for each channel of the widest layer, and
-    one more for its membrane where none are kept; membranes: int32 values that are, `[H, W, C]` of each layer."""
+    stepwise: whether a call runs one timestep, so that it needs room for the levels of one timestep only.
+    levels: bytes of all levels.
+    words: int32 values. The first are scratch: two for each channel of the widest layer, and a third for its membrane where
+        membranes are not kept.
+    membranes: int32 values that are kept, `[H, W, C]` of each layer.
+    """
 
     network: IntegerNetwork
     stepwise: bool = False
@@ -83,8 +92,8 @@ class Schedule:
         for layer in net.layers:
             sources = self._read(layer)
             neuron = net.spec(layer.name)
-            made = Tensor("signed" if neuron.signed else "unsigned", timesteps, layer.shape, neuron.n_max)
-            target = self._add((layer.name, ()), made)
+            levels = Tensor("signed" if neuron.signed else "unsigned", timesteps, layer.shape, neuron.n_max)
+            target = self._add((layer.name, ()), levels)
             self._step("layer", len(self.layers), (*sources, target))
             self.layers.append(LayerStep(layer, sources, target, self.membranes))
             self.membranes += layer.units if self.stepwise else 0
@@ -106,20 +115,20 @@ class Schedule:
         self.steps.append((kind, index))
 
     def _read(self, layer: IntegerLayer) -> tuple[int, ...]:
-        """The tensors that a layer's synapses read, pooled where they are not yet."""
+        """The tensors that a layer's synapses read; pools that are missing are added."""
         return tuple(self._pooled(s, len(s.pools)) for s in layer.synapses)
 
     def _pooled(self, synapse: Synapse, count: int) -> int:
-        """What a synapse reads, after the first `count` of its pools."""
+        """The tensor of a synapse's source after the first `count` pools."""
         key = synapse.source, synapse.pools[:count]
         if key in self._known:
             return self._known[key]
         source = self._pooled(synapse, count - 1)
-        found, p = self.tensors[source], synapse.pools[count - 1]
-        largest = found.largest * (math.prod(p.kernel) if p.kind == "sum" else 1)
+        tensor, p = self.tensors[source], synapse.pools[count - 1]
+        largest = tensor.largest * (math.prod(p.kernel) if p.kind == "sum" else 1)
         signed = self.network.negative(synapse)
         kind: Kind = "sums" if largest > highest_level(signed) else "signed" if signed else "unsigned"
-        target = self._add(key, Tensor(kind, found.frames, p.output(found.shape), largest))
+        target = self._add(key, Tensor(kind, tensor.frames, p.output(tensor.shape), largest))
         self._step("pool", len(self.pools), (source, target))
         self.pools.append(PoolStep(p, source, target))
         return target
@@ -127,59 +136,42 @@ class Schedule:
     # Memory ------------------------------------------------------------------------------------------------------------
 
     def _place(self) -> None:
-        places = [_Place([tensor]) for tensor in self.tensors]
+        places = [[tensor] for tensor in self.tensors]
         for step, (kind, index) in enumerate(self.steps):
             if kind == "layer":
                 self._share(places, self.layers[index], step)
         shared = {id(place): place for place in places[1:]}.values()
-        words = [place for place in shared if place.tensors[0].kind == "sums"]
         scratch = (2 if self.stepwise else 3) * max(layer.shape[0] for layer in self.network.layers)
-        self.levels = max(_offsets((place for place in shared if place.tensors[0].kind != "sums"), 0), 1)
-        self.words = max(_offsets(words, scratch), scratch)
+        self.levels = max(_offsets((place for place in shared if place[0].kind != "sums"), 0), 1)
+        self.words = max(_offsets((place for place in shared if place[0].kind == "sums"), scratch), scratch)
 
-    def _share(self, places: list[_Place], step: LayerStep, when: int) -> None:
-        """A layer may write over levels that only a shortcut reads, and for the last time: neuron by neuron, read first."""
+    def _share(self, places: list[Place], step: LayerStep, when: int) -> None:
+        """Let a layer write over levels that only its shortcut reads, and for the last time: each neuron reads before it
+        writes."""
         assert step.target is not None
         conv = {source for s, source in zip(step.layer.synapses, step.sources, strict=True) if s.kind == "conv"}
         for s, source in zip(step.layer.synapses, step.sources, strict=True):
             place = places[source]
-            levels = place.tensors[0].kind in ("unsigned", "signed")
-            if levels and s.kind == "identity" and source not in conv and place.dies == when:
-                place.tensors.append(self.tensors[step.target])
+            levels = place[0].kind in ("unsigned", "signed")
+            if levels and s.kind == "identity" and source not in conv and max(t.dies for t in place) == when:
+                place.append(self.tensors[step.target])
                 places[step.target] = place
                 return
 
 
-@dataclass
-class _Place:
-    """Tensors of one size, one after the other in the same memory."""
+def _offsets(places: Iterable[Place], start: int) -> int:
+    """Give each place the lowest offset from `start` at which it meets no place that lives at the same time.
 
-    tensors: list[Tensor]
-
-    @property
-    def size(self) -> int:
-        return max(tensor.size for tensor in self.tensors)
-
-    @property
-    def born(self) -> int:
-        return min(tensor.born for tensor in self.tensors)
-
-    @property
-    def dies(self) -> int:
-        return max(tensor.dies for tensor in self.tensors)
-
-
-def _offsets(places: Iterable[_Place], start: int) -> int:
-    """Give each place the lowest offset, from `start`, where it meets none that lives at the same time; the largest choose
-    first. Returns where the last one ends."""
-    placed: list[tuple[int, _Place]] = []
-    for place in sorted(places, key=lambda p: (-p.size, p.born)):
+    The largest places choose first. Return the end of the last place.
+    """
+    chosen: list[tuple[int, int, int, int]] = []  # offset, end, birth and death
+    spans = [(max(t.size for t in p), min(t.born for t in p), max(t.dies for t in p), p) for p in places]
+    for size, born, dies, place in sorted(spans, key=lambda span: (-span[0], span[1])):
         offset = start
-        for other, there in sorted(placed, key=lambda pair: pair[0]):
-            together = place.born <= there.dies and there.born <= place.dies
-            if together and other < offset + place.size and offset < other + there.size:
-                offset = other + there.size
-        for tensor in place.tensors:
+        for other, end, other_born, other_dies in sorted(chosen):
+            if born <= other_dies and other_born <= dies and other < offset + size and offset < end:
+                offset = end
+        for tensor in place:
             tensor.offset = offset
-        placed.append((offset, place))
-    return max((offset + place.size for offset, place in placed), default=start)
+        chosen.append((offset, offset + size, born, dies))
+    return max((end for _, end, *_ in chosen), default=start)

@@ -1,25 +1,24 @@
-"""How a convolution of integers stays exact in float32: as a sum of ones with fewer bits. No torch."""
+"""A convolution of integers that stays exact in float32, because it is a sum of convolutions with fewer bits. No torch."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from lbq.errors import GraphError
 from lbq.graph import Synapse
 from lbq.graph.integer import FLOAT32_BOUND
 from lbq.graph.levels import row_sums
 
-BYTE = 8
+BYTE_BITS = 8
 
 
 @dataclass(frozen=True)
 class Split:
-    """A convolution as a sum of ones that are exact in float32.
+    """A convolution as a sum of convolutions that are exact in float32.
 
-    weights: 1, or 2 where the 16-bit weights are split into bytes. digits: of the levels, `bits` wide each.
+    weights: 1, or 2 where 16-bit weights are split into bytes. digits: how many a level has, each `bits` wide.
     """
 
     weights: int
@@ -32,12 +31,14 @@ class Split:
 
 
 def split(synapse: Synapse, largest: int, signed: bool) -> Split:
-    """The fewest parts of which none can reach 2^24; refuses where there are none."""
+    """The fewest parts none of which can reach 2^24; an error where there are none."""
     planes, weight = largest.bit_length(), synapse.weight
     candidates = []
     heaviest = {1: int(row_sums(weight).max(initial=0))}
     if weight.dtype == np.int16:
-        heaviest[2] = max(int(row_sums(part).max(initial=0)) for part in low_and_high(weight.astype(np.int64)))
+        wide = weight.astype(np.int64)
+        high = (wide + 128) >> BYTE_BITS  # the low byte, weight - 256 * high, is in -128..127
+        heaviest[2] = max(int(row_sums(part).max(initial=0)) for part in (wide - (high << BYTE_BITS), high))
     for weights, heavy in heaviest.items():
         for digits in range(1, planes + 1):
             bits = -(-planes // digits)
@@ -52,9 +53,3 @@ def split(synapse: Synapse, largest: int, signed: bool) -> Split:
             "in float32: use model.lbq itself, or fewer inputs"
         )
     return min(candidates, key=lambda s: s.parts)
-
-
-def low_and_high(weight: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Low and high byte: weight = low + 256 * high with low in -128..127."""
-    high = (weight + 128) >> BYTE
-    return weight - (high << BYTE), high

@@ -11,7 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, Generic, Literal, Protocol, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,12 +25,12 @@ INPUT = "input"  # the name of the source that is the image or the event frame
 
 
 def shortest(shape: Shape) -> tuple[int, ...]:
-    """The shape of a sample without height and width where they are 1: of a signal (C, L), of features (F,)."""
+    """The shape of a sample without sides of 1: (C, L) for a signal, (F,) for features."""
     return shape[0], *(side for side in shape[1:] if side != 1)
 
 
 def with_sides(x: NDArray[Any], shape: Shape, lead: int) -> NDArray[Any]:
-    """Samples of a shape, behind `lead` axes, that may lack height and width where they are 1, with all of their axes."""
+    """Samples with all axes of their shape. x has `lead` axes in front and may lack a height and width of 1."""
     ones = [axis for axis in (1, 2) if shape[axis] == 1]
     missing = lead + len(shape) - x.ndim
     return np.expand_dims(x, tuple(lead + axis for axis in ones[:missing])) if 0 < missing <= len(ones) else x
@@ -38,9 +38,9 @@ def with_sides(x: NDArray[Any], shape: Shape, lead: int) -> NDArray[Any]:
 
 @dataclass(frozen=True)
 class NeuronSpec:
-    """A neuron as numbers: see `lbq.kernels.reference.Rule` for rounding, reset and decay_reset.
+    """A neuron as numbers. `lbq.kernels.reference.Rule` explains rounding, reset and decay_reset.
 
-    step and scale are scalars (shape `()`) or one per channel `[C]`; scale is what a level is worth in training.
+    step, scale: scalars (shape `()`) or one per channel `[C]`. The scale is the value of a level in training.
     """
 
     kind: str
@@ -72,7 +72,7 @@ def output_size(
     padding: Iterable[int],
     dilation: Iterable[int] = (1, 1),
 ) -> tuple[int, int]:
-    """Height and width that a convolution or pool makes of (height, width)."""
+    """Height and width of what a convolution or pool gives for inputs of (height, width)."""
     height, width = (
         (n + 2 * p - d * (k - 1) - 1) // s + 1
         for n, k, s, p, d in zip(size, kernel, stride, padding, dilation, strict=True)
@@ -93,7 +93,7 @@ class Pool:
         return shape[0], *output_size(shape[1:], self.kernel, self.stride, self.padding)
 
     def coverage(self, shape: Shape) -> NDArray[np.int64]:
-        """`[H, W]`: how many windows hold each position of what is pooled."""
+        """`[H, W]`: how many windows hold each position of the input."""
         outputs, sides = self.output(shape)[1:], []
         for size, out, k, s, p in zip(shape[1:], outputs, self.kernel, self.stride, self.padding, strict=True):
             inside = np.arange(size)[:, None] + p - s * np.arange(out)
@@ -105,10 +105,10 @@ class Pool:
 class Synapse:
     """A linear connection from the (pooled) levels of `source` to a layer.
 
-    weight: `[O, I / groups, kh, kw]`, or `[C]` for kind `identity`; real-valued here, integers in a deployed network.
+    weight: `[O, I / groups, kh, kw]`, or `[C]` for kind `identity`. Weights are real, or integers in a deployed network.
     absorbed: whether the source's scale has been multiplied into the weight, so that it acts on integer levels.
-    copy_of: the synapse whose convolution this is once more, because several layers read its current, or because it reads
-        a sum and this is another summand's; an ANN computes it once.
+    copy_of: the synapse whose convolution this one repeats, because several layers read its current, or because it reads
+        a sum and each summand needs a synapse. An ANN computes it once.
     """
 
     name: str
@@ -127,7 +127,7 @@ class Synapse:
 
     @property
     def summed(self) -> int:
-        """How many levels are added up to one that it reads, by pools."""
+        """How many levels the pools add up to one that it reads."""
         return math.prod(math.prod(p.kernel) for p in self.pools if p.kind == "sum")
 
     @property
@@ -136,7 +136,7 @@ class Synapse:
         return 0 if self.kind == "identity" else math.prod(self.weight.shape) * self.out_shape[1] * self.out_shape[2]
 
     def positions(self, axis: int) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """`[outputs, taps]` along one axis: the input position that each tap reads, and whether that lies inside the input."""
+        """`[outputs, taps]` along one axis: the input position that each tap reads, and whether it is inside the input."""
         outputs, taps = np.arange(self.out_shape[1 + axis]), np.arange(self.weight.shape[2 + axis])
         read = outputs[:, None] * self.stride[axis] + taps * self.dilation[axis] - self.padding[axis]
         return read, (read >= 0) & (read < self.in_shape[1 + axis])
@@ -148,25 +148,24 @@ class Synapse:
 
     @property
     def valid_macs(self) -> int:
-        """Multiply-accumulates at valid positions only: what a dense pass really needs."""
+        """Multiply-accumulates at valid positions only: as many as a dense pass needs."""
         return 0 if self.kind == "identity" else int(self.fan_out().sum()) * self.in_shape[0]
 
     def fan_out(self) -> NDArray[np.int64]:
-        """F_j of every input position `[H, W]`: the weights that one input there meets, borders exact."""
+        """F_j of every input position `[H, W]`: how many weights one input there meets, also at borders."""
         if self.kind == "identity":
             return np.ones(self.in_shape[1:], np.int64)
         return np.outer(self.taps(0), self.taps(1)) * (self.weight.shape[0] // self.groups)
 
 
 @dataclass(frozen=True)
-class Layer:
-    """Currents summed over `synapses` plus `bias` [O], at every timestep; `neuron` is None for the readout and ReLU."""
+class AnyLayer:
+    """The part that layers of real numbers and of integers share. bias: `[C]`, or `[C, H, W]` where pixels come in."""
 
     name: str
     synapses: tuple[Synapse, ...]
-    bias: Array
+    bias: NDArray[Any]
     shape: Shape
-    neuron: NeuronSpec | None = None
 
     @property
     def units(self) -> int:
@@ -174,26 +173,22 @@ class Layer:
         return math.prod(self.shape)
 
 
-class _Layer(Protocol):
-    """What layers of real numbers and of integers share."""
+@dataclass(frozen=True)
+class Layer(AnyLayer):
+    """At every timestep, the sum of the synapses' currents and `bias`; `neuron` is None for the readout and ReLU."""
 
-    @property
-    def name(self) -> str: ...
-    @property
-    def synapses(self) -> tuple[Synapse, ...]: ...
-    @property
-    def units(self) -> int: ...
+    neuron: NeuronSpec | None = None
 
 
-L = TypeVar("L", bound=_Layer)
+L = TypeVar("L", bound=AnyLayer)
 
 
 @dataclass(frozen=True)
 class Layered(Generic[L]):
-    """Layers in the order in which they run, each reading the input or layers before it, and a readout.
+    """Layers in the order in which they run, and a readout. Each layer reads the input or layers before it.
 
-    `static`: the input is one image whose current is computed once and fed to every timestep; otherwise it is a sequence
-    of event frames.
+    static: the input is one image, whose current is computed once and fed to every timestep. Otherwise the input is a
+    sequence of event frames.
     """
 
     input_shape: Shape
@@ -205,9 +200,9 @@ class Layered(Generic[L]):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_by_name", {layer.name: layer for layer in self.layers})
-        twice = [name for name, times in Counter(s.name for s in self.synapses).items() if times > 1]
-        if twice:
-            raise GraphError(f"synapse {twice[0]!r} stands in the network twice: give each a name of its own")
+        repeated = [name for name, times in Counter(s.name for s in self.synapses).items() if times > 1]
+        if repeated:
+            raise GraphError(f"synapse {repeated[0]!r} stands in the network twice: give each a name of its own")
 
     def __getitem__(self, name: str) -> L:
         return self._by_name[name]
@@ -227,12 +222,12 @@ class Layered(Generic[L]):
 
     @property
     def valid_macs(self) -> int:
-        """The same at valid positions only."""
+        """The same count at valid positions only."""
         return sum(s.valid_macs for s in self.synapses if not s.copy_of)
 
     @property
     def frames(self) -> int:
-        """That a sample is: event frames, one for each timestep, or one image."""
+        """Frames of a sample: one image, or one event frame for each timestep."""
         return 1 if self.static else self.timesteps
 
     @property
@@ -243,13 +238,15 @@ class Layered(Generic[L]):
 
 @dataclass(frozen=True)
 class Graph(Layered[Layer]):
-    """A whole network of real numbers. The readout's currents are averaged over time. `offset`: per input channel, the
-    value that stands for zero and is subtracted before the first layer pads; None: 0."""
+    """A whole network of real numbers. The readout's currents are averaged over time.
+
+    offset: for each input channel, the value that stands for zero. It is subtracted before the first layer pads. None: 0.
+    """
 
     offset: Array | None = None
 
     def spec(self, name: str) -> NeuronSpec:
-        """The neuron of a layer whose levels are asked for."""
+        """The neuron of a spiking layer."""
         spec = self[name].neuron
         if spec is None:
             raise GraphError(

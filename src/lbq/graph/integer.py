@@ -1,17 +1,17 @@
-"""An integer network: what an artefact holds and the engines run. Its semantics are defined in docs/explanation/integers.md.
+"""An integer network: artefacts hold it and engines run it. docs/explanation/integers.md defines its semantics.
 
 At every timestep a layer computes, for each output channel c in its own unit q_c / 2^f,
 
     U = leak(V) + ((sum of W * S) << f) + bias + (sum of identity * S) - pending
     S = how many thresholds U reaches;  V = U - reset where S > 0
 
-on int32, W being int8 or int16. The readout sums levels over time first and then computes once, in int64.
+on int32, with W in int8 or int16. The readout sums levels over time first and then computes once, in int64.
 NumPy only.
 """
 
 from __future__ import annotations
 
-import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -20,16 +20,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lbq.errors import GraphError
-from lbq.graph import INPUT, Layered, Shape, Synapse
+from lbq.graph import INPUT, Layered, Synapse
+from lbq.graph.graph import AnyLayer
 from lbq.graph.levels import row_sums
 
 MEMBRANE_BOUND = 2**30  # |U| and |V| are proved to stay below it
 FLOAT32_BOUND = 2**24  # integers below it add up exactly in float32
 FLOAT64_BOUND = 2**53
 SUM_BOUND = 2**31  # of pooled levels
-LEAST_THRESHOLD = 64  # below it, rounding the first threshold would move it by nearly a percent or more
+LEAST_THRESHOLD = 64  # rounding would move a smaller first threshold by nearly a percent or more
 LARGEST_PIXEL = 255  # inputs are uint8
-MOST_STEPS_UP = 4096  # the last threshold lies, where steps are a unit of membranes
+MOST_STEPS_UP = 4096  # up to the last threshold, where membranes are measured in steps
+MOST_LAYERS = 4096
+MOST_SYNAPSES = 64  # that lead to one layer
+MOST_POOLS = 8  # one after another, in front of one synapse
+MOST_STEPS = 4096  # timesteps
+MOST_UNITS = 2**28  # of one layer, over all timesteps
+MOST_FRACTION = 20  # fractional bits of a membrane
+MOST_LEAK = 16  # the k of a leak m / 2^k
 
 Reset = Literal["once", "level", "hard"]
 
@@ -61,41 +69,38 @@ class IntegerNeuron:
 
     @property
     def steps(self) -> NDArray[np.float64]:
-        """How far thresholds lie apart, by channel: their mean distance, or the first threshold itself where it is the only
-        one, or where they lie too close together to be a unit; infinite for a channel that never fires. One that does not
-        reach all of them goes by those that reach most: distances are in one proportion to the first in all channels."""
+        """The distance between thresholds, for each channel.
+
+        It is the mean distance, or the first threshold itself where there is one only or where they are too close together
+        to be a unit. It is infinite for a channel that never fires. A channel that cannot reach all thresholds takes the
+        proportion between distance and first threshold from the channels that reach most.
+        """
         thresholds = self.thresholds.astype(np.float64)
         reached = (self.thresholds < MEMBRANE_BOUND).sum(1)
         highest = max(int(reached.max()), 1)
         first, last = thresholds[:, 0], thresholds[:, highest - 1]
         apart = (last - first) / (highest - 1) if highest > 1 else first
-        whole, telling = np.where(MOST_STEPS_UP * apart >= last, apart, first), reached == reached.max()
-        steps = np.where(telling, whole, first * np.median(whole[telling] / first[telling]))
+        whole, complete = np.where(MOST_STEPS_UP * apart >= last, apart, first), reached == reached.max()
+        steps = np.where(complete, whole, first * np.median(whole[complete] / first[complete]))
         return np.where(reached > 0, steps, np.inf)
 
     @property
     def dtype(self) -> type[np.uint8] | type[np.int8]:
-        """Of its levels."""
+        """The type of its levels."""
         return np.int8 if self.signed else np.uint8
 
 
 @dataclass(frozen=True)
-class IntegerLayer:
-    """bias: int32 `[C]`, or `[C, H, W]` where the layer reads pixels; int64 `[C]` in the readout, which has no neuron.
-    unit: q_c, what one unit of a current is worth in the trained network, `[C]`; for reports only."""
+class IntegerLayer(AnyLayer):
+    """One layer on integers; the readout has no neuron.
 
-    name: str
-    synapses: tuple[Synapse, ...]
-    bias: NDArray[Any]
-    shape: Shape
+    bias: int32 `[C]`, or `[C, H, W]` where the layer reads pixels; int64 `[C]` in the readout.
+    unit: q_c `[C]`, the value of one unit of a current in the trained network; only reports use it.
+    """
+
     fraction: int
     neuron: IntegerNeuron | None
     unit: NDArray[np.float64]
-
-    @property
-    def units(self) -> int:
-        """Neurons in this layer, per timestep."""
-        return math.prod(self.shape)
 
     @property
     def convs(self) -> tuple[Synapse, ...]:
@@ -110,8 +115,8 @@ class IntegerLayer:
 class IntegerNetwork(Layered[IntegerLayer]):
     """A whole network on uint8 inputs: pixels `[B, C, H, W]` where `static`, else event frames `[T, B, C, H, W]`.
 
-    scale: what one unit of the readout is worth as a logit. input_max: the brightest value a pixel takes in the data
-    it was trained on (255 but for a few datasets). facts: where it came from, as JSON values.
+    scale: the logit that one unit of the readout stands for. input_max: the largest pixel value in the training data
+    (255 but for a few datasets). facts: where the network came from, as JSON values.
     """
 
     scale: float
@@ -135,18 +140,23 @@ class IntegerNetwork(Layered[IntegerLayer]):
         return level * synapse.summed
 
     def negative(self, synapse: Synapse) -> bool:
-        """Whether the levels it reads carry a sign."""
+        """Whether the levels that a synapse reads carry a sign."""
         return synapse.source != INPUT and self.spec(synapse.source).signed
+
+
+def is_name(text: str) -> bool:
+    """Whether a text can be shown and written anywhere: no control characters, no half of a character."""
+    return re.fullmatch(r"[^\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]{1,200}", text) is not None
 
 
 # What is proved --------------------------------------------------------------------------------------------------------
 
 
-SATURATED = 2**36  # a bound is not told apart beyond this, so that no file can make int64 overflow
+SATURATED = 2**36  # bounds end here, so that no file can make int64 overflow
 
 
 def synapse_bound(synapse: Synapse, largest: int) -> NDArray[np.int64]:
-    """Per output channel, the most that sum |W| * S can be: it bounds every partial sum in any order."""
+    """For each output channel, the most that sum |W| * S can be: a bound of every partial sum in any order."""
     sums = row_sums(synapse.weight).astype(np.float64)
     return np.minimum(sums * largest, SATURATED).astype(np.int64)
 
@@ -160,7 +170,7 @@ def rounded_leak(value: NDArray[np.int64], leak: tuple[int, int]) -> NDArray[np.
 def membrane_bound(layer: IntegerLayer, largest: Mapping[str, int], timesteps: int) -> int:
     """The most that |U|, |V| and every partial sum of U can be at any of `timesteps`, over all channels.
 
-    largest: by synapse, the largest magnitude of the levels that it reads.
+    largest: for each synapse, the largest magnitude of the levels that it reads.
     """
     neuron = layer.neuron
     if neuron is None:
@@ -196,15 +206,15 @@ def membrane_bound(layer: IntegerLayer, largest: Mapping[str, int], timesteps: i
 
 
 def pooled_bound(network: IntegerNetwork) -> tuple[str, int]:
-    """The synapse whose pooled levels, the readout's summed over time, may be largest, and how large."""
-    found = [(network.largest(s), s.name) for layer in network.layers for s in layer.synapses]
-    found += [(network.largest(s) * network.timesteps, s.name) for s in network.readout.synapses]
-    most, name = max(found)
+    """The synapse whose pooled levels may be largest, and how large. The readout's are summed over time."""
+    bounds = [(network.largest(s), s.name) for layer in network.layers for s in layer.synapses]
+    bounds += [(network.largest(s) * network.timesteps, s.name) for s in network.readout.synapses]
+    most, name = max(bounds)
     return name, most
 
 
 def readout_bound(network: IntegerNetwork) -> int:
-    """The most that any logit, summed over time, can be, as files state it: of one synapse up to `SATURATED`."""
+    """The most that any logit, summed over time, can be, as files state it: each synapse adds up to `SATURATED`."""
     bound = np.abs(network.readout.bias.astype(np.int64))
     for synapse in network.readout.synapses:
         bound = bound + synapse_bound(synapse, network.largest(synapse) * network.timesteps)

@@ -13,7 +13,7 @@ Integers = NDArray[np.integer[Any]]
 
 
 def highest_level(signed: bool) -> int:
-    """That 8 bits hold."""
+    """The highest level that 8 bits hold."""
     return 127 if signed else 255
 
 
@@ -47,7 +47,7 @@ def pool(x: NDArray[Any], pools: tuple[Pool, ...], axes: tuple[int, int] = (2, 3
 
 
 def _window(x: NDArray[Any], p: Pool, axes: tuple[int, int], offset: tuple[int, int]) -> tuple[slice, ...]:
-    """What one place of the pooling window reads, for every output."""
+    """The values that one place of the pooling window reads, for every output."""
     index = [slice(None)] * x.ndim
     for axis, kernel, stride, start in zip(axes, p.kernel, p.stride, offset, strict=True):
         last = (x.shape[axis] - kernel) // stride * stride
@@ -72,8 +72,10 @@ def planes_of(level: Integers) -> int:
 
 
 def row_sums(weights: Integers) -> NDArray[np.int64]:
-    """Sum of |W| for each of the first dimension, a few rows at a time: wider copies of all weights would be the peak of
-    memory."""
+    """The sum of |W| for each index of the first dimension.
+
+    It takes a few rows at a time: wider copies of all weights would be the peak of memory.
+    """
     rows, sums = weights.reshape(len(weights), -1), np.empty(len(weights), np.int64)
     for i in range(0, len(rows), 16):
         sums[i : i + 16] = np.abs(rows[i : i + 16].astype(np.int64)).sum(1)

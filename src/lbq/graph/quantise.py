@@ -1,7 +1,7 @@
-"""From an absorbed network to integers, as docs/explanation/integers.md defines. Rounding is to the nearest, ties to even.
+"""From an absorbed network to integers, as docs/explanation/integers.md defines. Rounding is to nearest, ties to even.
 
-Each layer has one unit q_c per output channel, shared by all convolutions that lead to it, and f fractional bits of
-its membrane: as many as the proved bound of |U| allows. What cannot be exact enough is refused with the layer's name.
+Each layer has one unit q_c per output channel, which all convolutions that lead to it share. Its membrane has f fractional
+bits: as many as the proved bound of |U| allows. A layer that cannot be exact enough is refused by its name.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lbq.engine.file.reading import MOST_FRACTION, MOST_LEAK, MOST_STEPS, MOST_SYNAPSES, is_name
 from lbq.errors import GraphError
 from lbq.graph import INPUT, Array, Graph, Layer, NeuronSpec, Synapse
 from lbq.graph.integer import (
@@ -21,10 +20,15 @@ from lbq.graph.integer import (
     LARGEST_PIXEL,
     LEAST_THRESHOLD,
     MEMBRANE_BOUND,
+    MOST_FRACTION,
+    MOST_LEAK,
+    MOST_STEPS,
+    MOST_SYNAPSES,
     SUM_BOUND,
     IntegerLayer,
     IntegerNetwork,
     IntegerNeuron,
+    is_name,
     membrane_bound,
     pooled_bound,
     readout_fits,
@@ -32,11 +36,10 @@ from lbq.graph.integer import (
 from lbq.graph.levels import highest_level
 
 BITS = (4, 5, 6, 7, 8, 16)
-STEM_BITS, HEAD_BITS = 8, 16  # at least these: the first layer sees 8-bit pixels, the last decides
-FINEST = 8  # a unit is never finer than the step / 2^(bits + 8), so that dead channels are harmless
-# the weights of a channel do not matter where together they move its membrane by less than this part of a step
-NEGLIGIBLE = 64
-ALONE = 20  # bits of the largest current where no channel has weights that matter
+STEM_BITS, HEAD_BITS = 8, 16  # at least so many: the first layer sees 8-bit pixels, and the last one decides
+UNIT_BITS_BELOW_STEP = 8  # a unit is never finer than step / 2^(bits + 8), so that dead channels are harmless
+NEGLIGIBLE_PART = 64  # weights that together move a membrane by less than this part of a step do not matter
+CURRENT_BITS_WITHOUT_WEIGHTS = 20  # of the largest current, where no channel has weights that matter
 
 
 def quantise(
@@ -48,7 +51,7 @@ def quantise(
 ) -> IntegerNetwork:
     """The integer network of an absorbed graph whose gains are folded and whose input is uint8.
 
-    bits: of the weights, 4 to 8 (int8) or 16 (int16); the first layer has at least 8, the readout 16.
+    bits: of the weights, 4 to 8 (int8) or 16 (int16). The first layer has at least 8, the readout 16.
     """
     if bits not in BITS:
         raise GraphError(f"bits must be 4, 5, 6, 7, 8 or 16, got {bits!r}")
@@ -57,15 +60,23 @@ def quantise(
     if not graph.layers:
         raise GraphError("the network has no spiking layer: there is nothing to deploy")
     check_names(graph, classes)
-    shell = IntegerNetwork(graph.input_shape, graph.timesteps, graph.static, (), _empty(graph.readout), 1.0)
-    layers: list[IntegerLayer] = []
+    highest = {INPUT: LARGEST_PIXEL}  # level of each source
+    layers = []
     for layer in graph.layers:
-        shell = replace(shell, layers=tuple(layers))
-        layers.append(_layer(layer, shell, bits, graph.offset))
-    shell = replace(shell, layers=tuple(layers))
+        largest = {s.name: highest[s.source] * s.summed for s in layer.synapses}
+        layers.append(_layer(layer, largest, graph.timesteps, bits, graph.offset))
+        highest[layer.name] = graph.spec(layer.name).n_max
     readout, scale = quantise_readout(graph.readout, graph.timesteps)
-    network = replace(
-        shell, readout=readout, scale=scale, classes=tuple(classes), input_max=input_max, facts=dict(facts or {})
+    network = IntegerNetwork(
+        input_shape=graph.input_shape,
+        timesteps=graph.timesteps,
+        static=graph.static,
+        layers=tuple(layers),
+        readout=readout,
+        scale=scale,
+        classes=tuple(classes),
+        input_max=input_max,
+        facts=dict(facts or {}),
     )
     if not readout_fits(network):
         raise GraphError("readout: its sums may reach 2^53: use fewer timesteps or a smaller last layer")
@@ -78,14 +89,14 @@ def quantise(
 
 
 def check_names(graph: Graph, classes: Sequence[str]) -> None:
-    """Refuse names and numbers that the file of a network cannot hold."""
+    """Refuse names and sizes that the file of a network cannot hold."""
     count = graph.readout.shape[0]
-    named = list(classes) if not isinstance(classes, str) else [classes]
-    if not all(isinstance(name, str) for name in named):
-        raise GraphError(f"classes must be names, got {named[:3]!r}: give strings, or none")
-    if len(named) not in (0, count):
-        raise GraphError(f"classes must be {count} names, one for each output, or none, got {len(named)}")
-    for name in named:
+    names = list(classes) if not isinstance(classes, str) else [classes]
+    if not all(isinstance(name, str) for name in names):
+        raise GraphError(f"classes must be names, got {names[:3]!r}: give strings, or none")
+    if len(names) not in (0, count):
+        raise GraphError(f"classes must be {count} names, one for each output, or none, got {len(names)}")
+    for name in names:
         if not is_name(name):
             raise GraphError(
                 f"classes: {name[:40]!a} is no name: give 1 to 200 characters, none of them a control character"
@@ -105,11 +116,8 @@ def check_names(graph: Graph, classes: Sequence[str]) -> None:
         raise GraphError(f"timesteps must be at most {MOST_STEPS}, got {graph.timesteps}")
 
 
-def _empty(readout: Layer) -> IntegerLayer:
-    return IntegerLayer(readout.name, (), np.zeros(0, np.int64), readout.shape, 0, None, np.ones(1))
-
-
-def _layer(layer: Layer, before: IntegerNetwork, bits: int, offset: Array | None) -> IntegerLayer:
+def _layer(layer: Layer, largest: Mapping[str, int], timesteps: int, bits: int, offset: Array | None) -> IntegerLayer:
+    """The integer form of a layer; largest: for each synapse, the largest level that it reads."""
     spec = layer.neuron
     if spec is None:
         raise GraphError(f"layer {layer.name!r} is not a spiking neuron: it has no integer levels; use a burst neuron")
@@ -117,14 +125,13 @@ def _layer(layer: Layer, before: IntegerNetwork, bits: int, offset: Array | None
     check_finite(layer)
     if any(s.source == INPUT for s in layer.synapses):
         bits = max(bits, STEM_BITS)
-    largest = {s.name: before.largest(s) for s in layer.synapses}
     unit = shared_unit(layer, np.broadcast_to(spec.step, layer.shape[:1]), bits, largest)
     convs = {s.name: integer_weights(s, unit, bits) for s in layer.synapses if s.kind == "conv"}
     bias = bias_in_units(layer, convs, unit, offset)
     for fraction in reversed(range(MOST_FRACTION + 1)):
         fine = unit / 2**fraction
         identities = {s.name: integer_identity(s, fine) for s in layer.synapses if s.kind == "identity"}
-        made = IntegerLayer(
+        quantised = IntegerLayer(
             name=layer.name,
             synapses=tuple({**convs, **identities}[s.name] for s in layer.synapses),
             bias=_clipped(np.rint(bias * 2**fraction)),
@@ -133,34 +140,28 @@ def _layer(layer: Layer, before: IntegerNetwork, bits: int, offset: Array | None
             neuron=integer_neuron(spec, fine),
             unit=unit,
         )
-        if membrane_bound(made, largest, before.timesteps) < MEMBRANE_BOUND:
+        if membrane_bound(quantised, largest, timesteps) < MEMBRANE_BOUND:
             break
     else:
         raise GraphError(
             f"layer {layer.name!r}: its membrane may reach 2^30: use fewer weight bits, a smaller n_max or fewer inputs"
         )
-    assert made.neuron is not None
-    if (least := int(made.neuron.thresholds[:, 0].min())) < LEAST_THRESHOLD:
+    assert quantised.neuron is not None
+    if (least := int(quantised.neuron.thresholds[:, 0].min())) < LEAST_THRESHOLD:
         raise GraphError(
             f"layer {layer.name!r}: its first threshold is {least} units, fewer than {LEAST_THRESHOLD}: the step "
             f"{float(np.min(spec.step)):.3g} is too small beside its currents; train with a larger step or smaller weights"
         )
-    return made
+    return quantised
 
 
 def check_neuron(name: str, spec: NeuronSpec) -> None:
     """Refuse what a neuron's integer form cannot express."""
     thresholds = 1.0 if spec.thresholds is None else spec.thresholds
-    constants = (
-        ("step", spec.step),
-        ("scale", spec.scale),
-        ("reset", spec.alpha),
-        ("leak", spec.leak),
-        ("gain", spec.gain),
-    )
-    for what, value in (*constants, ("thresholds", thresholds)):
+    constants = {"step": spec.step, "scale": spec.scale, "reset": spec.alpha, "leak": spec.leak, "gain": spec.gain}
+    for constant, value in {**constants, "thresholds": thresholds}.items():
         if not np.isfinite(np.asarray(value)).all():
-            raise GraphError(f"layer {name!r}: its {what} is not finite: did training diverge?")
+            raise GraphError(f"layer {name!r}: its {constant} is not finite: did training diverge?")
     if not (np.asarray(spec.step) > 0).all():
         raise GraphError(f"layer {name!r}: its step is {float(np.min(spec.step)):g}: a step is above 0")
     if not (0 <= spec.leak <= 1 and spec.alpha >= 0):
@@ -185,14 +186,14 @@ def check_finite(layer: Layer) -> None:
 def shared_unit(layer: Layer, step: Array, bits: int, largest: Mapping[str, int]) -> Array:
     """q_c `[C]`: the largest weight of any convolution into channel c, over 2^(bits-1) - 1.
 
-    But no finer than step / 2^(bits + 8) (of a current, where pixels come in: they count to 255, and not to a few). A channel
-    whose weights lie below that and cannot matter even together, a pruned one for example, takes a unit in which its bias and
-    shortcuts are no larger than the currents of the others: it must not take fractional bits from them.
+    It is no finer than step / 2^(bits + 8). Where pixels come in, that holds for a current: pixels count to 255, levels to
+    a few only. A channel is pruned where its weights are below that and do not matter even together. Its unit makes its
+    bias and shortcuts no larger than the currents of other channels: it must not take fractional bits from them.
 
-    largest: by synapse, of what it reads.
+    largest: for each synapse, the largest level that it reads.
     """
     whole = LARGEST_PIXEL if any(s.source == INPUT for s in layer.synapses) else 1
-    least = step / (whole * 2 ** (bits + FINEST))
+    least = step / (whole * 2 ** (bits + UNIT_BITS_BELOW_STEP))
     heaviest, weighted, steady = np.zeros(len(step)), np.zeros(len(step)), np.abs(layer.bias)
     for s in layer.synapses:
         magnitude = np.abs(s.weight).reshape(len(step), -1)
@@ -202,8 +203,8 @@ def shared_unit(layer: Layer, step: Array, bits: int, largest: Mapping[str, int]
         else:
             steady = steady + magnitude.sum(1) * largest[s.name]
     unit = np.maximum(least, heaviest / largest_weight(bits))
-    pruned = (heaviest / largest_weight(bits) < least) & (weighted < step / NEGLIGIBLE)
-    most = ((weighted + steady) / unit)[~pruned].max() if not pruned.all() else 2**ALONE
+    pruned = (heaviest / largest_weight(bits) < least) & (weighted < step / NEGLIGIBLE_PART)
+    most = ((weighted + steady) / unit)[~pruned].max() if not pruned.all() else 2**CURRENT_BITS_WITHOUT_WEIGHTS
     return np.asarray(np.where(pruned, np.maximum(unit, steady / most), unit), np.float64)
 
 
@@ -226,8 +227,8 @@ def integer_identity(synapse: Synapse, fine: Array) -> Synapse:
 def bias_in_units(layer: Layer, convs: Mapping[str, Synapse], unit: Array, offset: Array | None) -> Array:
     """The bias in units of q_c: `[C]`, or a map `[C, H, W]` where pixels with an offset come in.
 
-    There the mean pixel's part is formed with the integer weights, over valid taps only: so it cancels exactly what
-    the integer weights make of a mean image, borders included.
+    The map contains the current of a mean image, with the integer weights and over valid taps only. So it cancels that
+    current exactly, also at borders.
     """
     bias: Array = layer.bias / unit
     for s in convs.values():
@@ -274,9 +275,9 @@ def dyadic(leak: float) -> tuple[int, int] | None:
 
 
 def quantise_readout(readout: Layer, timesteps: int) -> tuple[IntegerLayer, float]:
-    """The readout with one unit for all classes, and what one unit of its sum over time is worth as a logit.
+    """The readout with one unit for all classes, and the logit that one unit of its sum over time stands for.
 
-    One unit, because the largest logit wins: units of their own would compare unlike numbers.
+    There is one unit because the largest logit wins: with several, unlike numbers would be compared.
     """
     check_finite(readout)
     if readout.shape[1:] != (1, 1):
@@ -295,6 +296,6 @@ def quantise_readout(readout: Layer, timesteps: int) -> tuple[IntegerLayer, floa
 
 
 def _clipped(values: Array) -> NDArray[np.int32]:
-    """int32; what does not fit is far above the bound that is proved next, which then refuses it."""
+    """Values as int32. A value that does not fit is far above the bound that is proved next, which refuses it."""
     most = 2**31 - 1
     return np.clip(values, -most, most).astype(np.int32)

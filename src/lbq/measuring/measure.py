@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import nn
 
 from lbq.batches.sources import Part, Source, open_source
@@ -21,31 +17,11 @@ from lbq.data.testset import check_limit
 from lbq.deploy.lowering.lower import lower
 from lbq.measuring.observer import Observer
 from lbq.neuron.base import unchanging
-from lbq.neuron.recorder import record_levels
+from lbq.neuron.hooks import evaluating
 from lbq.runs import run_folder
 from lbq.training import evaluation
 
-TOGETHER = 16  # images whose membranes a CPU looks at together; a GPU takes a whole batch, for few launches
-
-
-@dataclass(frozen=True)
-class Pass:
-    """One batch through a network: its inputs `[B, ...]` or `[T, B, ...]`, labels, logits, and every layer's levels."""
-
-    x: torch.Tensor
-    labels: NDArray[np.int64]
-    logits: NDArray[np.float64]
-    levels: dict[str, NDArray[np.integer[Any]]]
-
-
-@torch.no_grad()
-def passes(net: nn.Module, source: Source) -> Iterator[Pass]:
-    """The test part of `source` through `net` in evaluation mode and in its own precision, batch by batch."""
-    parameter = next(net.parameters())
-    for x, labels in source.eval_batches("test"):
-        with record_levels(net) as levels, evaluation.evaluating(net):
-            logits = net(x.to(parameter))
-        yield Pass(x, labels.cpu().numpy(), logits.double().cpu().numpy(), levels)
+IMAGES_PER_MEMBRANE_PASS = 16  # on a CPU; a GPU takes a whole batch, for few launches
 
 
 @torch.no_grad()
@@ -83,13 +59,13 @@ def measure(
             sample.clear()
 
     counting = observer.counting(net) if observer else nullcontext()
-    with evaluation.evaluating(net), unchanging(net), cast, counting:
+    with evaluating(net), unchanging(net), cast, counting:
         for x, labels in _batches(net, source, limit, part):
             correct += (net(x).argmax(1) == labels).sum()
             if observer is not None and membranes:
                 chosen = slice(-images % membranes, None, membranes)
                 sample.append((x[chosen] if source.static else x[:, chosen]).clone())
-                look_inside(len(labels) if x.is_cuda else TOGETHER)
+                look_inside(len(labels) if x.is_cuda else IMAGES_PER_MEMBRANE_PASS)
             images += len(labels)
             if progress is not None:
                 progress(len(labels))

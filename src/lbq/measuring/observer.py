@@ -20,7 +20,8 @@ from lbq.counting.analysis import Membrane, Trace, typical_units
 from lbq.counting.tally import Counts, Read, Tallies, level_counts
 from lbq.kernels import counting
 from lbq.kernels.counting import unrolled
-from lbq.neuron.base import SpikingNeuron, attached, before_each, neurons_of, only_outputs, received
+from lbq.neuron.base import SpikingNeuron, neurons_of
+from lbq.neuron.hooks import attached, before_each, only_outputs, received
 
 MOST_FROM_OUTPUT = 100  # bfloat16 has 8 bits: up to here, output / scale rounds to the level without doubt
 

@@ -27,9 +27,10 @@ from lbq.kernels import counting
 from lbq.kernels.gpu.layout import is_dense
 from lbq.kernels.reference import BurstState, compute_dtype
 from lbq.measuring.observer import scale_of, tells_levels, watching
-from lbq.neuron.base import SpikingNeuron, attached, neurons_of
+from lbq.neuron.base import SpikingNeuron, neurons_of
 from lbq.neuron.baselines import MLF
-from lbq.training.evaluation import evaluating, neuron_tails
+from lbq.neuron.hooks import attached, evaluating
+from lbq.training.evaluation import neuron_tails
 
 WEIGHTED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 # what no hook sees, and whose outputs are levels, worth a scale each

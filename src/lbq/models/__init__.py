@@ -1,4 +1,4 @@
-"""Networks by id. The width is in the id, because public code calls at least three different nets "ResNet-20".
+"""Networks by id. The width is part of the id, because public code calls at least three different nets "ResNet-20".
 
 | id | what |
 |---|---|
@@ -9,7 +9,7 @@
 | `resnet19w64fc256` | the other published ResNet-19: stem 64, the same stages, linear 256, neuron, linear |
 | `vgg11`, `vgg13`, `vgg16`, or `vgg11w32` and so on | VGG with BatchNorm, global average pool and one linear layer; base width 64 |
 
-Others get an id by `register`.
+`register` gives your own network an id.
 """  # noqa: E501
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from lbq.models.time import over_time as over_time
 from lbq.models.time import unfold_time as unfold_time
 from lbq.models.vgg import STAGES as VGG_STAGES
 from lbq.models.vgg import VGG
-from lbq.neuron.base import check_count
+from lbq.neuron.checks import check_count
 
 Own = TypeVar("Own", bound=Callable[..., BurstNet])
 NeuronChoice = str | Mapping[str, Any] | Callable[..., nn.Module]
@@ -70,11 +70,11 @@ def create(
     """Build a network.
 
     Args:
-        id: see the table in this module's documentation; or one that was registered.
+        id: one of the table in this module's documentation, or a registered one.
         timesteps: how often a static image is shown; event frames `[T, B, C, H, W]` bring their own T.
         neuron: a name in `lbq.neuron.NEURONS`; a mapping with `name` and that neuron's options, such as
-            `{"name": "lbq", "n_max": 10}`; or a callable that returns a fresh module; it is given
-            `channels` and `timesteps` where it has arguments of these names.
+            `{"name": "lbq", "n_max": 10}`; or a callable that returns a fresh module. The callable receives `channels`
+            and `timesteps` if it has arguments of these names.
         in_channels: 2 for event frames.
         stem_stride: 2 halves the resolution in the stem (CIFAR-stem ResNets only).
         dropout: share of features dropped before the classifier while training.
@@ -92,7 +92,7 @@ def create(
             raise ConfigError(f"model: stem_stride applies to CIFAR-stem ResNets, not to {id!r}: set it to 1")
         build = partial(build, stem_stride=stem_stride)
     net = build(make, num_classes=num_classes, timesteps=timesteps, in_channels=in_channels)
-    if not isinstance(net, BurstNet):  # one of a user's own
+    if not isinstance(net, BurstNet):  # a registered one
         raise ConfigError(f"model: {id!r} must be an lbq.models.BurstNet, got {type(net).__name__}")
     if dropout:
         if isinstance(dropout, bool) or not isinstance(dropout, (int, float)) or not 0 <= dropout < 1:
@@ -106,9 +106,9 @@ def create(
 def register(id: str) -> Callable[[Own], Own]:
     """`@register("mynet")` makes a network of your own known to `create`, and so to configurations, by this id.
 
-    To decorate: a class derived from `BurstNet`, or a function that returns one. It is called as `mynet(neuron,
-    num_classes=..., timesteps=..., in_channels=...)`; `neuron(channels)` makes a neuron. An id that was registered before
-    gets the new network.
+    It decorates a class derived from `BurstNet`, or a function that returns one. `create` calls it as `mynet(neuron,
+    num_classes=..., timesteps=..., in_channels=...)`; `neuron(channels)` makes a neuron. Registering an id again replaces
+    its network.
     """
     if not isinstance(id, str) or not re.fullmatch(r"[A-Za-z][\w.-]*", id, re.ASCII):
         raise ConfigError(f"register: an id is letters, digits, '_', '-' and '.', beginning with a letter, got {id!r}")
@@ -119,8 +119,8 @@ def register(id: str) -> Callable[[Own], Own]:
         try:
             inspect.signature(network).bind(None, num_classes=10, timesteps=2, in_channels=3)
         except TypeError as error:
-            wanted = "(neuron, num_classes=..., timesteps=..., in_channels=...)"
-            raise ConfigError(f"register: {id!r} must be callable with {wanted}: {error}") from error
+            arguments = "(neuron, num_classes=..., timesteps=..., in_channels=...)"
+            raise ConfigError(f"register: {id!r} must be callable with {arguments}: {error}") from error
         OWN[id] = network
         return network
 
@@ -132,8 +132,8 @@ def _builder(id: str) -> partial[Any]:
         raise ConfigError(f"model: id must be a string such as 'resnet20w128', got {id!r}")
     if id in OWN:
         return partial(OWN[id])
-    if (found := _built_in(id)) is not None:
-        return found
+    if (builder := _built_in(id)) is not None:
+        return builder
     if (match := re.fullmatch(r"resnet(\d+)", id)) and int(match[1]) in (19, *THREE_STAGE_DEPTHS):
         raise ConfigError(
             f"model: unknown id {id!r}: several networks have this name; give a width too, as in {id}w128"
@@ -160,7 +160,7 @@ def _built_in(id: str) -> partial[Any] | None:
 
 
 def neuron_maker(neuron: NeuronChoice, timesteps: int) -> MakeNeuron:
-    """What makes a neuron for a layer of so many channels, from a choice as `create` takes it."""
+    """A function that makes a neuron for a layer of so many channels, from `create`'s argument `neuron`."""
     if isinstance(neuron, str):
         neuron = {"name": neuron}
     if isinstance(neuron, Mapping):
@@ -168,7 +168,7 @@ def neuron_maker(neuron: NeuronChoice, timesteps: int) -> MakeNeuron:
         name = options.pop("name", None)
         if not isinstance(name, str):
             raise ConfigError(f"neuron: give a 'name', one of {', '.join(sorted(neurons.NEURONS))}")
-        for option in ("timesteps", "channels"):  # where a neuron stands is the network's to say
+        for option in ("timesteps", "channels"):  # the network knows them
             if option in options:
                 raise ConfigError(f"neuron {name!r} has no option {option!r}: the network sets it")
         return lambda channels: neurons.create(name, timesteps=timesteps, channels=channels, **options)
@@ -184,9 +184,9 @@ def neuron_maker(neuron: NeuronChoice, timesteps: int) -> MakeNeuron:
         accepts = set()
 
     def make(channels: int) -> nn.Module:
-        made = factory(**{k: v for k, v in {"channels": channels, "timesteps": timesteps}.items() if k in accepts})
-        if not isinstance(made, nn.Module):
-            raise ConfigError(f"neuron: the callable must return a torch.nn.Module, got {type(made).__name__}")
-        return made
+        module = factory(**{k: v for k, v in {"channels": channels, "timesteps": timesteps}.items() if k in accepts})
+        if not isinstance(module, nn.Module):
+            raise ConfigError(f"neuron: the callable must return a torch.nn.Module, got {type(module).__name__}")
+        return module
 
     return make

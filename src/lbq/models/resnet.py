@@ -42,9 +42,9 @@ class BasicBlock(nn.Module):
 
 
 class BurstNet(nn.Module):
-    """What all networks here share: `[B, C, H, W]` or `[T, B, C, H, W]` in, logits averaged over time out.
+    """The base of all networks: `[B, C, H, W]` or `[T, B, C, H, W]` in, logits averaged over time out.
 
-    Time begins after the stem's BatchNorm for static images, and is in the data for event frames.
+    For static images, time begins after the stem's BatchNorm. Event frames bring it.
     """
 
     timesteps: int
@@ -55,11 +55,11 @@ class BurstNet(nn.Module):
         self.dropout: nn.Module = nn.Identity()  # before the classifier
 
     def features(self, x: Tensor) -> Tensor:
-        """Scaled outputs `[T, B, F]` that the last linear layer reads."""
+        """Scaled outputs `[T, B, F]`, the input of the last linear layer."""
         raise NotImplementedError
 
     def forward(self, x: Tensor, per_step: bool = False) -> Tensor:
-        """Mean logits `[B, classes]`, or `[T, B, classes]` where `per_step` (for losses per timestep)."""
+        """Mean logits `[B, classes]`, or `[T, B, classes]` if `per_step` (for losses per timestep)."""
         logits = over_time(self.features(x), self.dropout, self.fc, spatial=1)
         return logits if per_step else logits.mean(0)
 
@@ -121,15 +121,14 @@ class ResNet(BurstNet):
             out = over_time(out, self.maxpool)
         for stage in range(1, self.stages + 1):
             out = getattr(self, f"layer{stage}")(out)
-        out = over_time(out, self.avgpool).flatten(2)
+        features: Tensor = over_time(out, self.avgpool).flatten(2)
         if self.fc1 is not None:
-            out = self.sn_fc1(over_time(out, self.fc1, spatial=1))
-        features: Tensor = out
+            features = self.sn_fc1(over_time(features, self.fc1, spatial=1))
         return features
 
 
 def initialise(net: nn.Module) -> None:
-    """He's initialisation for convolutions; BatchNorm starts as the identity and linear layers as PyTorch does."""
+    """He's initialisation for convolutions. BatchNorm starts as the identity, and linear layers as in PyTorch."""
     for module in net.modules():
         if isinstance(module, nn.Conv2d):
             nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")

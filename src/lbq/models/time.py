@@ -1,7 +1,6 @@
 """Where time enters a network: folding `[T, B, ...]` into a batch for layers without memory, and back.
 
-The two halves are leaves to torch.fx, wherever they are called, so that a network that uses them can be traced whatever
-its input's dimensions.
+torch.fx takes both functions for leaves. So a network that uses them can be traced whatever its input's dimensions.
 """
 
 from __future__ import annotations
@@ -29,8 +28,8 @@ def fold_time(x: Tensor, spatial: int = 3) -> Tensor:
 
 
 def unfold_time(y: Tensor, like: Tensor, timesteps: int | None = None, spatial: int = 3) -> Tensor:
-    """The inverse, for `y` computed from `fold_time(like)`. A static batch is shown at every timestep: a view with
-    stride 0 in time, no copy."""
+    """The inverse, for `y` computed from `fold_time(like)`. A static batch is repeated at every timestep by a view with
+    stride 0 in time, without a copy."""
     if (traced := _leaf(unfold_time, y, like, timesteps, spatial)) is not None:
         return traced
     if like.dim() == spatial + 2:
@@ -53,8 +52,8 @@ def over_time(
     """Apply layers without memory, or functions, to every timestep of `x` [T, B, ...] at once.
 
     BatchNorm then takes its statistics over T * B. A static `x` [B, ...] goes through the layers once and becomes
-    `[timesteps, B, ...]` after them; an `x` that has time keeps its own, whatever `timesteps` says. `spatial` is the number of
-    dimensions behind the batch: 3 for images, 2 for signals [C, L], 1 for features.
+    `[timesteps, B, ...]` after them. An `x` with time keeps its own T, whatever `timesteps` says. `spatial` is the number
+    of dimensions behind the batch: 3 for images, 2 for signals [C, L], 1 for features.
     """
     y = fold_time(x, spatial)
     for layer in layers:
@@ -74,10 +73,10 @@ def fire(
     timesteps: int | None = None,
     spatial: int = 3,
 ) -> Tensor:
-    """neuron(over_time(x, layer, norm) + residual), `[T, B, ...]`; timesteps and spatial as there.
+    """neuron(over_time(x, layer, norm) + residual), `[T, B, ...]`; `timesteps` and `spatial` as in `over_time`.
 
-    With a kernel that computes BatchNorm, the add and the neuron in one pass, it does so. Hooks on `norm`, hooks that look
-    at the neuron's input and a residual that must be broadcast or promoted keep them apart.
+    A kernel computes BatchNorm, the add and the neuron in one pass if there is one. They stay apart if `norm` has hooks,
+    if a hook looks at the neuron's input, or if the residual must be broadcast or promoted.
     """
     y = layer(fold_time(x, spatial))
     if isinstance(neuron, SpikingNeuron | ReLU) and not isinstance(y, torch.fx.Proxy):

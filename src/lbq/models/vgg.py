@@ -25,7 +25,7 @@ class ConvUnit(nn.Module):
 
 
 class Stage(nn.Sequential):
-    """Units one after another; `timesteps` as they take it."""
+    """Units one after another; each takes `timesteps`."""
 
     def forward(self, x: Tensor, timesteps: int | None = None) -> Tensor:
         for unit in self:

@@ -1,9 +1,9 @@
-"""The native library: C kernels compiled at installation, loaded by ctypes, instruction path chosen at run time.
+"""The native library: C kernels that the installation compiles and ctypes loads. The CPU decides which path runs.
 
-`library()` gives it, or None with the reason in `report()`. Environment variables steer it, for tests and for finding
-faults: LBQ_NATIVE=off does without it, LBQ_NATIVE_ISA=portable|avx2|avx512|neon forces a path, LBQ_NATIVE_AMX=off does
-without the matrix unit of newer x86 CPUs, and LBQ_NATIVE_LIBRARY names another build of it (`make sanitize` uses one with
-checks).
+`library()` returns it, or None with the reason in `report()`. Environment variables change this, for tests and to find
+faults: LBQ_NATIVE=off does without the library, LBQ_NATIVE_ISA=portable|avx2|avx512|neon forces an instruction path,
+LBQ_NATIVE_AMX=off does without the matrix unit of newer x86 CPUs, and LBQ_NATIVE_LIBRARY names another build (`make
+sanitize` uses one with checks).
 """
 
 from __future__ import annotations
@@ -20,15 +20,17 @@ from lbq.errors import LbqError
 
 HERE = Path(__file__).parent
 ISAS = {"portable": 0, "avx2": 1, "avx512": 2, "neon": 3}  # the numbers of enum lbq_isa
-EXTRAS = {"vnni": 8, "dotprod": 9, "compress": 10, "amx": 11}
+CPU_EXTRAS = {"vnni": 8, "dotprod": 9, "compress": 10, "amx": 11}
 REBUILD = "install lbq again (pip install -e . in a clone)"
 
 
 @dataclass(frozen=True)
 class Report:
-    """path of the library; features: instruction paths and extras that this CPU has; isa: the path that runs.
+    """What is there of the native library.
 
-    reason: why there is no library, else None."""
+    path: its file. features: instruction paths and extras of this CPU. isa: the path that runs. reason: why there is no
+    library, else None.
+    """
 
     path: str | None
     features: tuple[str, ...]
@@ -43,7 +45,7 @@ def cpus() -> int:
 
 @cache
 def source_hash() -> str:
-    """What the sources beside this file hash to; a library built from others is not used."""
+    """The hash of the C sources beside this file. A library that was built from other sources is not used."""
     digest = hashlib.sha256()
     for path in sorted(p for p in HERE.iterdir() if p.suffix in (".c", ".h")):
         digest.update(path.name.encode() + b"\0" + path.read_bytes().replace(b"\r\n", b"\n"))
@@ -63,14 +65,14 @@ def open_library(path: Path | None) -> ctypes.CDLL | str:
     if path is None:
         return f"the native library was not built, a C compiler was missing or failed: {REBUILD}"
     try:
-        found = ctypes.CDLL(str(path))
-        found.lbq_source_hash.restype = ctypes.c_char_p
-        built_from = found.lbq_source_hash().decode()
+        library = ctypes.CDLL(str(path))
+        library.lbq_source_hash.restype = ctypes.c_char_p
+        built_from = library.lbq_source_hash().decode()
     except (OSError, AttributeError) as error:
         return f"the native library {path.name} cannot be loaded ({error}): {REBUILD}"
     if built_from != source_hash():
         return f"the native library {path.name} was built from other sources: {REBUILD}"
-    return found
+    return library
 
 
 @cache
@@ -87,17 +89,17 @@ def library() -> ctypes.CDLL | None:
     """The native library, or None: see `report().reason`."""
     if os.environ.get("LBQ_NATIVE") == "off":
         return None
-    found = _opened()
-    return None if isinstance(found, str) else found
+    opened = _opened()
+    return None if isinstance(opened, str) else opened
 
 
 @cache
 def _features() -> tuple[str, ...]:
-    found = _opened()
-    if isinstance(found, str):
+    opened = _opened()
+    if isinstance(opened, str):
         return ()
-    bits = found.lbq_features()
-    return tuple(name for name, bit in {**ISAS, **EXTRAS}.items() if bits >> bit & 1)
+    bits = opened.lbq_features()
+    return tuple(name for name, bit in {**ISAS, **CPU_EXTRAS}.items() if bits >> bit & 1)
 
 
 def isas() -> tuple[str, ...]:
@@ -116,11 +118,11 @@ def isa() -> str:
 
 
 def report() -> Report:
-    """What there is, for `lbq doctor` and run records."""
+    """What is there of the library, for `lbq doctor` and run records."""
     if os.environ.get("LBQ_NATIVE") == "off":
         return Report(None, (), None, "switched off by LBQ_NATIVE=off")
-    found = _opened()
-    if isinstance(found, str):
-        return Report(None, (), None, found)
+    opened = _opened()
+    if isinstance(opened, str):
+        return Report(None, (), None, opened)
     without = ("amx",) if os.environ.get("LBQ_NATIVE_AMX") == "off" else ()
     return Report(str(_path()), tuple(name for name in _features() if name not in without), isa(), None)

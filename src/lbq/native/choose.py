@@ -1,6 +1,6 @@
-"""Which kernel runs a burst sequence, and why. `lbq doctor`, the plan of a job and run records print this. No torch.
+"""The kernel that runs a burst sequence, and why. `lbq doctor`, the plan of a job and run records print it. No torch.
 
-`LBQ_KERNEL` in the environment, or `with use(...)`, asks for one by name.
+`LBQ_KERNEL` in the environment, or `with use(...)`, names a kernel.
 """
 
 from __future__ import annotations
@@ -30,35 +30,36 @@ class Choice:
 
 
 def known(name: str) -> str:
+    """The name, if there is such a kernel."""
     if name not in KERNELS:
         raise ConfigError(f"{VARIABLE}: unknown kernel {name!r}{nearest(name, KERNELS)}")
     return name
 
 
-_asked: dict[object, str] = {}  # by who asks, the latest last
+_named: dict[object, str] = {}  # the kernels of all `use` blocks that are open, the latest last
 
 
 @contextmanager
 def use(kernel: str) -> Iterator[None]:
-    """Run burst sequences by this kernel for a while, wherever it can; `fused` on a CPU needs Triton's interpreter."""
-    mine = object()
-    _asked[mine] = known(kernel)
+    """Run burst sequences by this kernel inside the block, wherever it can; `fused` on a CPU needs Triton's interpreter."""
+    block = object()
+    _named[block] = known(kernel)
     try:
         yield
     finally:
-        del _asked[mine]  # which need not be the latest, as where generators hold them
+        del _named[block]  # it need not be the latest: generators may hold blocks open
 
 
-def asked() -> str:
-    """The kernel asked for by name; empty where none is."""
-    return next(reversed(_asked.values()), None) or os.environ.get(VARIABLE, "")
+def requested() -> str:
+    """The kernel that is asked for by name, or an empty string."""
+    return next(reversed(_named.values()), None) or os.environ.get(VARIABLE, "")
 
 
 def unfit(device: str) -> str | None:
-    """Why the kernel asked for by name can run nothing on `device`; None where it can, or where none is asked for."""
-    if asked() == "native":
+    """Why the kernel that is asked for by name cannot run on `device`. None: it can, or no kernel is named."""
+    if requested() == "native":
         return f"the native kernel is for CPUs, not {device}" if device != "cpu" else native.report().reason
-    if asked() != "fused":
+    if requested() != "fused":
         return None
     if not TRITON:
         return "the fused kernel needs the package triton: pip install triton"
@@ -67,26 +68,26 @@ def unfit(device: str) -> str | None:
 
 
 def check(device: str) -> None:
-    """Refuse to begin work on `device` by a kernel that cannot run there."""
+    """Refuse to begin work on `device` where the named kernel cannot run."""
     if reason := unfit(device):
-        raise ConfigError(f"{VARIABLE}={asked()}: {reason}; or leave {VARIABLE} out")
+        raise ConfigError(f"{VARIABLE}={requested()}: {reason}; or leave {VARIABLE} out")
 
 
 def choose(device: str = "cpu") -> Choice:
-    """The kernel that a neuron on `device` (cpu, cuda) runs. Sequences that it cannot compute go to the reference."""
-    name, reason = asked(), unfit(device)
+    """The kernel that a neuron on `device` (cpu, cuda) runs. The reference runs the sequences that it cannot compute."""
+    name, reason = requested(), unfit(device)
     if name and reason is None:
         return Choice(known(name), "asked for by name")
-    found = _usual(device)
-    return found if reason is None or reason in found.reason else Choice(found.kernel, f"{reason}; {found.reason}")
+    usual = _usual(device)
+    return usual if reason is None or reason in usual.reason else Choice(usual.kernel, f"{reason}; {usual.reason}")
 
 
 def _usual(device: str) -> Choice:
     if device == "cpu":
-        found = native.report()
-        if found.reason is None:
-            return Choice("native", f"C with {found.isa} instructions")
-        return Choice("reference", f"plain PyTorch; {found.reason}")
+        library = native.report()
+        if library.reason is None:
+            return Choice("native", f"C with {library.isa} instructions")
+        return Choice("reference", f"plain PyTorch; {library.reason}")
     if device != "cuda":
         return Choice("reference", f"plain PyTorch; there is no kernel for {device}")
     if not TRITON:

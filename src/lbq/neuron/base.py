@@ -1,5 +1,4 @@
-"""What every spiking neuron module shares: its membrane, its checks, and the faces `forward`, `levels`, `forward_chunk`,
-`forward_step`.
+"""What every spiking neuron shares: its membrane, and the calls `forward`, `levels`, `forward_chunk` and `forward_step`.
 
 A neuron maps `[T, B, ...]` to scaled outputs of the same shape, from a zero state, and keeps nothing between calls.
 Use by chunks and step by step passes the state explicitly.
@@ -7,139 +6,23 @@ Use by chunks and step by step passes the state explicitly.
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from numbers import Integral, Real
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from lbq.graph import NeuronSpec
 from lbq.kernels import surrogate as surrogates
 from lbq.kernels.dispatch import burst, burst_chunk, fuses_norm, kernel_for, norm_burst
-from lbq.kernels.reference import BurstState, Constants, Rule, burst_levels, burst_step, compute_dtype, transformed
+from lbq.kernels.reference import BurstState, Constants, Rule, burst_levels, burst_step, compute_dtype
+from lbq.neuron.checks import check_alone, check_choice, check_flag, check_unit, logit, register_number, unit_interval
+from lbq.neuron.hooks import is_watched
+from lbq.neuron.hooks import only_outputs as only_outputs
 
 MembraneKind = Literal["lif", "if", "plif"]
-LEARNED = {"eta": "tail"}  # parameters whose option has another name
-
-
-def check_count(name: str, value: Any, least: int = 1) -> int:
-    if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
-        raise ValueError(f"{name} must be an integer >= {least}, got {value!r}")
-    return int(value)
-
-
-def check_flag(name: str, value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise ValueError(f"{name} must be True or False, got {value!r}")
-    return value
-
-
-def check_positive(name: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, Real) or not 0 < float(value) <= torch.finfo(torch.float32).max:
-        raise ValueError(f"{name} must be a positive finite number (of float32), got {value!r}")
-    return float(value)
-
-
-def check_unit(name: str, value: Any, open_ends: bool = False) -> float:
-    """A number in [0, 1], or strictly between where `open_ends`."""
-    ok = not isinstance(value, bool) and isinstance(value, Real)
-    if not ok or not (0 < value < 1 if open_ends else 0 <= value <= 1):
-        interval = "strictly between 0 and 1" if open_ends else "in [0, 1]"
-        raise ValueError(f"{name} must be a number {interval}, got {value!r}")
-    return float(value)
-
-
-def check_choice(name: str, value: Any, known: tuple[str, ...]) -> str:
-    if value not in known:
-        raise ValueError(f"{name} must be one of {', '.join(map(repr, known))}, got {value!r}")
-    return str(value)
-
-
-def logit(p: float) -> float:
-    return math.log(p / (1 - p))
-
-
-class _UnitInterval(torch.autograd.Function):
-    """Clamp to [0, 1] whose gradient vanishes only where a descent step would leave the interval further.
-
-    A plain clamp would freeze a parameter for good once the optimiser has stepped over an end.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, value: Tensor) -> Tensor:
-        ctx.save_for_backward(value)
-        return value.clamp(0, 1)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Tensor:
-        (grad,) = grads
-        (value,) = ctx.saved_tensors
-        return torch.where(((value < 0) & (grad > 0)) | ((value > 1) & (grad < 0)), torch.zeros_like(grad), grad)
-
-
-def unit_interval(value: Tensor) -> Tensor:
-    """`value` clamped to [0, 1]; under torch.func its gradient passes beyond the ends both ways."""
-    if transformed():
-        return value.detach().clamp(0, 1) + (value - value.detach())
-    out: Tensor = _UnitInterval.apply(value)  # type: ignore[no-untyped-call]
-    return out
-
-
-def register_number(module: nn.Module, name: str, value: Tensor, learned: bool) -> None:
-    """A parameter where learned, else a buffer under the same name: its value is in every state_dict."""
-    if check_flag(f"learn_{LEARNED.get(name, name)}", learned):
-        module.register_parameter(name, nn.Parameter(value))
-    else:
-        module.register_buffer(name, value)
-
-
-def check_alone(residual: Tensor | None, timesteps: int | None) -> None:
-    """Refuse what only a neuron that computes BatchNorm too would look at."""
-    if residual is not None or timesteps is not None:
-        raise ValueError(
-            "norm must be given with residual and timesteps: add the one and show the other yourself, or use fire"
-        )
-
-
-def only_outputs(hook: Callable[..., None]) -> Callable[..., None]:
-    """Mark a forward hook that looks at outputs alone: BatchNorm may then run in one pass with what it watches."""
-    hook.only_outputs = True  # type: ignore[attr-defined]
-    return hook
-
-
-def attached(handles: Iterable[RemovableHandle]) -> ExitStack:
-    """A context at whose end these hooks are removed."""
-    stack = ExitStack()
-    for handle in handles:
-        stack.enter_context(handle)
-    return stack
-
-
-def received(inputs: tuple[Tensor, ...], named: Mapping[str, Tensor]) -> Tensor:
-    """What a neuron was called with, as its hooks see it."""
-    return inputs[0] if inputs else named["x"]
-
-
-def before_each(
-    neurons: Mapping[str, SpikingNeuron], told: Callable[[str, SpikingNeuron, Tensor], None]
-) -> list[RemovableHandle]:
-    """Have `told` called before each of these neurons runs, with its name, itself and its currents."""
-
-    def hook(name: str) -> Any:
-        return lambda neuron, inputs, named: told(name, neuron, received(inputs, named))
-
-    return [neuron.register_forward_pre_hook(hook(name), with_kwargs=True) for name, neuron in neurons.items()]
-
-
-def is_watched(module: nn.Module) -> bool:
-    """Whether a hook may look at what a module receives, or at its gradient, which no pass together with BatchNorm shows."""
-    hooks = module._forward_pre_hooks or module._backward_pre_hooks or module._backward_hooks
-    return bool(hooks) or not all(hasattr(hook, "only_outputs") for hook in module._forward_hooks.values())
 
 
 class SpikingNeuron(nn.Module, ABC):

@@ -14,16 +14,10 @@ from lbq.graph import NeuronSpec
 from lbq.kernels import surrogate as surrogates
 from lbq.kernels.dispatch import fuses_relu, norm_relu
 from lbq.kernels.reference import BurstState, Rule, compute_dtype, straight_through, transformed
-from lbq.neuron.base import (
-    MembraneKind,
-    SpikingNeuron,
-    check_alone,
-    check_choice,
-    check_count,
-    check_positive,
-    is_watched,
-)
+from lbq.neuron.base import MembraneKind, SpikingNeuron
 from lbq.neuron.burst import SteppedNeuron
+from lbq.neuron.checks import check_alone, check_choice, check_count, check_positive
+from lbq.neuron.hooks import is_watched
 
 
 class LIF(SpikingNeuron):

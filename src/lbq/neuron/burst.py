@@ -14,7 +14,8 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from lbq.kernels import surrogate as surrogates
 from lbq.kernels.reference import Rule
-from lbq.neuron.base import MembraneKind, SpikingNeuron, check_choice, check_count, check_flag, check_positive
+from lbq.neuron.base import MembraneKind, SpikingNeuron
+from lbq.neuron.checks import check_choice, check_count, check_flag, check_positive
 
 STEP_EPS = 1e-6  # gamma = softplus(rho) + STEP_EPS
 

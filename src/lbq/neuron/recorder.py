@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from lbq.neuron.base import SpikingNeuron, attached, before_each, neurons_of
+from lbq.neuron.base import SpikingNeuron, neurons_of
+from lbq.neuron.hooks import attached, before_each
 
 
 @contextmanager

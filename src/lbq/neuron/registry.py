@@ -10,9 +10,10 @@ from typing import Any, TypeVar
 from torch import nn
 
 from lbq.errors import YOUR_OWN, ConfigError, check_new, nearest
-from lbq.neuron.base import check_count, check_flag, neurons_of
+from lbq.neuron.base import neurons_of
 from lbq.neuron.baselines import ILIF, LIF, LMHT, MLF, QuantReLU, ReLU, Ternary
 from lbq.neuron.burst import BurstNeuron, LadderNeuron
+from lbq.neuron.checks import check_count, check_flag
 
 Own = TypeVar("Own", bound=Callable[..., nn.Module])
 

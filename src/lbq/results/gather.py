@@ -12,7 +12,8 @@ from lbq.counting import analysis as analyze
 from lbq.counting.analysis import Analysis
 from lbq.errors import LbqError, RunError
 from lbq.results.result import SUFFIX_LETTERS, Gathered, Result
-from lbq.system import schema
+from lbq.results.schemas import FINISHED, INTEGER_RECORD, RECORD
+from lbq.system.schema import problem
 
 ARCHIVE = "model.lbq"
 ARCHIVE_ANALYSIS = Path(ARCHIVE).with_suffix(".analysis") / "analysis.json"  # where lbq analyze puts it
@@ -148,7 +149,7 @@ def _record(value: dict[str, Any], path: Path) -> Result:
             f"{path} is {value.get('format')!r}, version {value.get('version')!r}: not a record of version 1; make it again "
             "with lbq record RUN, or use the lbq that wrote it"
         )
-    missing = [key for key in schema.RECORD.needed if key not in value]
+    missing = [key for key in RECORD.needed if key not in value]
     if missing:
         raise LbqError(f"{path} is not a record of lbq: {', '.join(missing)} missing; make one with lbq record RUN")
     return _checked(value, str(path))
@@ -156,9 +157,9 @@ def _record(value: dict[str, Any], path: Path) -> Result:
 
 def _checked(record: dict[str, Any], source: str) -> Result:
     """A result whose record holds what the rest of the program takes for granted."""
-    wrong = schema.problem(record, schema.RECORD)
+    wrong = problem(record, RECORD)
     if wrong is None and not record.get("unfinished"):
-        wrong = schema.problem(record, schema.FINISHED)
+        wrong = problem(record, FINISHED)
     if wrong is not None:
         raise LbqError(f"{source} is damaged: {wrong}; restore it, or make it again with lbq record RUN")
     held = record.get("analysis")
@@ -212,7 +213,7 @@ def _owner_of(value: Mapping[str, Any], path: Path, results: Iterable[Result]) -
         raise LbqError(
             f"{path} is of {value['of']}, and there are {len(owners)} of that name: put it beside its record"
         )
-    if (wrong := schema.problem(value, schema.INTEGER_RECORD)) is not None:
+    if (wrong := problem(value, INTEGER_RECORD)) is not None:
         raise LbqError(f"{path} is damaged: {wrong}; restore it")
     return owners[0]
 

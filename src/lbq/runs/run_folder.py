@@ -36,8 +36,10 @@ from lbq.models import BurstNet
 from lbq.native.choose import choose
 from lbq.results.gather import CONVERSION as CONVERSION
 from lbq.results.gather import read_json
+from lbq.results.schemas import RESULT
 from lbq.runs.build import build
-from lbq.system import files, plugins, schema
+from lbq.system import files, plugins
+from lbq.system.schema import Schema, problem
 
 ASKED = 0.2  # seconds after which nobody is still asking whether a folder is held, for which they hold it a moment
 PACKAGES = ("numpy", "pillow", "triton")  # arrays, decoded images, kernels of GPUs
@@ -151,7 +153,7 @@ def environment(device: torch.device | str = "cpu") -> dict[str, str]:
         **installed(),
         "machine": machine,
         "kernel": choose(device.type).kernel,
-        **({"imports": told} if (told := plugins.told()) else {}),
+        **({"imports": imports} if (imports := plugins.checksums()) else {}),
     }
 
 
@@ -264,11 +266,11 @@ def load_config(run: Path | str, changes: Iterable[str] = ()) -> Config:
     return config
 
 
-def read_result(folder: Path, expected: schema.Schema = schema.RESULT) -> dict[str, Any]:
+def read_result(folder: Path, expected: Schema = RESULT) -> dict[str, Any]:
     """The result of a run, of the form that is expected."""
     path, remedy = folder / "result.json", "remove it, and lbq train with --resume auto writes it again"
     result = read_json(path, remedy)
-    if (wrong := schema.problem(result, expected)) is not None:
+    if (wrong := problem(result, expected)) is not None:
         raise RunError(f"{path} is damaged: {wrong}; {remedy}")
     return result
 

@@ -1,9 +1,9 @@
-"""Files that appear whole or not at all, and the question whether they could, before long work. No torch.
+"""Write files whole or not at all, and check before long work that they can be written. No torch.
 
 A file is written under another name beside its own, `.NAME.RANDOM.partial`, flushed to disk and renamed. Every writer has
-such a name to itself: of several that write one file at once, each writes it whole and the last to rename stays. Only regular
-files are ever replaced: a device, a pipe or a folder of that name is refused, and of a symbolic link the file it leads to is
-replaced. What a killed process left is removed by the next to write that file, a day later or more.
+its own such name: if several write one file at once, each writes it whole and the last to rename wins. Only regular files
+are ever replaced. A device, a pipe or a folder of that name is refused; for a symbolic link, the file it leads to is
+replaced. The next writer of a file removes the leftovers of killed processes after a day.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from typing import IO
 
 from lbq.errors import LbqError
 
-ABANDONED = 86_400.0  # seconds after which nobody can still be writing a file
+ABANDONED_SECONDS = 86_400.0  # nobody is still writing a leftover of this age
 
 
 def write(path: Path | str, data: bytes | str, error: type[LbqError] = LbqError, keep_as: Path | None = None) -> int:
     """Make or replace `path`, and folders above it that are missing; returns its size in bytes.
 
-    error: what is raised, in one line, when that fails; nothing half-written is left then. keep_as: a name for what `path`
-    held before.
+    error: the class raised, with one line, when that fails; nothing half-written is left then. keep_as: a name for the file
+    that was at `path` before.
     """
     return _write({Path(path): data}, error, keep_as)
 
@@ -40,7 +40,7 @@ def write_all(folder: Path | str, contents: Mapping[str, bytes | str], error: ty
 
 def _write(contents: Mapping[Path, bytes | str], error: type[LbqError], keep_as: Path | None = None) -> int:
     targets = {path: _target(path, error) for path in contents}
-    staged: dict[Path, Path] = {}  # what is written already, and which name it gets
+    staged: dict[Path, Path] = {}  # temporary file -> final name
     made = _missing(target.parent for target in targets.values())
     path, size = Path(), 0
     try:
@@ -48,7 +48,7 @@ def _write(contents: Mapping[Path, bytes | str], error: type[LbqError], keep_as:
             target = targets[path]
             temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.partial")
             target.parent.mkdir(parents=True, exist_ok=True)
-            remove_leftovers(target, ABANDONED)
+            remove_leftovers(target, ABANDONED_SECONDS)
             staged[temporary] = target
             with open(temporary, "xb") as file:
                 size += file.write(data.encode() if isinstance(data, str) else data)
@@ -72,8 +72,11 @@ def _write(contents: Mapping[Path, bytes | str], error: type[LbqError], keep_as:
 
 
 def lock(file: IO[str] | int, shared: bool = False) -> bool:
-    """Lock an open file or folder for as long as it is open; whether no other process has it. The system releases it with this
-    process, however that ends. Where the system (Windows) or the file system knows no such locks, nobody has any."""
+    """Lock an open file or folder for as long as it is open. Returns False if another process has it.
+
+    The system releases the lock when this process ends, however it ends. Windows and some file systems have no such locks;
+    there this returns True.
+    """
     try:
         import fcntl
     except ImportError:
@@ -89,8 +92,8 @@ def lock(file: IO[str] | int, shared: bool = False) -> bool:
 
 @contextmanager
 def holding(folder: Path, busy: LbqError) -> Iterator[None]:
-    """Hold a folder against other processes that ask for it so; `busy` is raised where one has it."""
-    if os.name == "nt":  # which cannot open folders
+    """Hold a folder against other processes that call this; raise `busy` if one of them holds it."""
+    if os.name == "nt":  # Windows cannot open folders
         yield
         return
     handle = os.open(folder, os.O_RDONLY)
@@ -103,33 +106,33 @@ def holding(folder: Path, busy: LbqError) -> Iterator[None]:
 
 
 def leftovers(path: Path) -> list[Path]:
-    """What writers of `path` that were killed have left, and what living ones are writing now."""
+    """The temporary files of `path`: leftovers of killed writers, and those being written now."""
     pattern = re.compile(rf"\.{re.escape(path.name)}\.[0-9a-f]{{8}}\.partial")
     return [place for place in path.parent.iterdir() if pattern.fullmatch(place.name)]
 
 
 def remove_leftovers(path: Path, older_than: float = 0.0) -> None:
-    """Remove those that are at least so many seconds old: all of them, for a caller who knows that nobody is writing."""
-    with suppress(OSError):  # they are in nobody's way
+    """Remove leftovers of at least so many seconds. The default removes all, if the caller knows that nobody is writing."""
+    with suppress(OSError):  # leftovers do no harm
         for leftover in leftovers(path):
             if time.time() - leftover.lstat().st_mtime >= older_than:
                 leftover.unlink()
 
 
 def _missing(folders: Iterable[Path]) -> list[Path]:
-    """Those folders and the ones above them that do not exist yet, the innermost first."""
-    found = {place for folder in folders for place in (folder, *folder.parents) if not os.path.exists(place)}
-    return sorted(found, key=lambda place: len(place.parts), reverse=True)
+    """The folders, and those above them, that do not exist yet, innermost first."""
+    missing = {place for folder in folders for place in (folder, *folder.parents) if not os.path.exists(place)}
+    return sorted(missing, key=lambda place: len(place.parts), reverse=True)
 
 
 def check_file(path: Path | str, error: type[LbqError] = LbqError) -> None:
-    """Refuse now what `write` would refuse after the work."""
+    """Refuse now a file that `write` would refuse after the work."""
     path = Path(path)
     _check_place(_target(path, error).parent, path, error)
 
 
 def check_folder(path: Path | str, error: type[LbqError] = LbqError) -> None:
-    """The same for a folder that is to hold files: it is one that takes them, or can be made."""
+    """The same for a folder that will hold files: it must accept them, or it must be possible to make it."""
     path = Path(path)
     if os.path.exists(path) and not path.is_dir():
         raise error(f"cannot write {path}: it is a file, give a folder")
@@ -152,7 +155,7 @@ def _target(path: Path, error: type[LbqError]) -> Path:
     try:
         mode = os.stat(path).st_mode
     except FileNotFoundError:
-        mode = stat.S_IFREG  # to be made; a link may lead to nothing yet
+        mode = stat.S_IFREG  # will be made; a link may lead to nothing yet
     except OSError as reason:
         raise error(_cannot(path, reason)) from reason
     if stat.S_ISDIR(mode):
@@ -163,11 +166,11 @@ def _target(path: Path, error: type[LbqError]) -> Path:
 
 
 def _check_place(folder: Path, path: Path, error: type[LbqError]) -> None:
-    """The first folder from `folder` upwards that exists must take files."""
+    """Refuse unless the first existing folder from `folder` upwards accepts files."""
     try:
         os.stat(folder)
     except (FileNotFoundError, NotADirectoryError):
-        pass  # to be made, or told below
+        pass  # will be made, or is refused below
     except OSError as reason:  # a name that is too long, for instance
         raise error(_cannot(path, reason)) from reason
     while not os.path.exists(folder) and folder != folder.parent:
@@ -188,14 +191,14 @@ def _cannot(path: Path | str, reason: OSError) -> str:
 
 
 def make_folders(path: Path) -> list[Path]:
-    """Make a folder and those on the way to it, and say which were missing, innermost first."""
+    """Make a folder and those above it; returns those that were missing, innermost first."""
     missing = _missing([path])
     path.mkdir(parents=True, exist_ok=True)
     return missing
 
 
 def remove_folders(made: list[Path]) -> None:
-    """Undo `make_folders` after a failure, as far as nothing lies in them."""
+    """Undo `make_folders` after a failure; folders that are not empty stay."""
     for folder in made:
         with suppress(OSError):
             folder.rmdir()

@@ -1,4 +1,4 @@
-"""The signals that end work, noted by who is at it: it saves first, or passes them on."""
+"""The signals that end a process. Long work catches them, to save first or to pass them on."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ STOPS = (signal.SIGTERM, signal.SIGINT)
 
 @contextmanager
 def noting(note: Callable[[int, Any], None]) -> Iterator[None]:
-    """Call `note(number, usual)` for a while where SIGTERM or SIGINT arrives; `usual` is what the signal did before.
+    """Within the context, call `note(number, usual)` when SIGTERM or SIGINT arrives; `usual` is the handler before.
 
-    Only the main thread may set what a signal does: in another one they keep their effect.
+    Only the main thread may set handlers. In another thread the signals keep their effect.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

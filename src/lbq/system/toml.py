@@ -1,7 +1,7 @@
 """TOML files: reading with composition from a base, dotted overrides, and writing. No torch.
 
-A file may name another in a top-level key `base`, relative to itself; its own tables are laid over that one's. A top-level
-`name` is of the file that gives it alone.
+A file may name another one in a top-level key `base`, relative to itself. Its own tables are laid over those of the base. A
+top-level `name` belongs to the file that gives it alone.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 from lbq.errors import ConfigError
 
-MAX_DEPTH = 8
+MAX_BASES = 8  # in a row
 
 
 def read(path: Path | str, depth: int = 0) -> dict[str, Any]:
@@ -34,18 +34,18 @@ def read(path: Path | str, depth: int = 0) -> dict[str, Any]:
         return tree
     if not isinstance(base, str):
         raise ConfigError(f"{path}: base must be the path of another configuration, got {base!r}")
-    if depth == MAX_DEPTH:
-        raise ConfigError(f"{path}: more than {MAX_DEPTH} bases in a row; do they name each other?")
+    if depth == MAX_BASES:
+        raise ConfigError(f"{path}: more than {MAX_BASES} bases in a row; do they name each other?")
     below = read(path.parent / base, depth + 1)
-    below.pop("name", None)  # what is changed is not what its base is called
+    below.pop("name", None)  # a changed recipe is not what its base is called
     return merge(below, tree)
 
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any], layers: bool = True) -> dict[str, Any]:
-    """`over` laid over `base`, table by table. A `neuron` table with a `name` of its own replaces the base's whole, since
-    one neuron's options mean nothing to another.
+    """`over` laid over `base`, table by table. A `neuron` table with a `name` replaces the base's table whole, because one
+    neuron's options mean nothing to another.
 
-    layers: False for parts of one layer, such as the assignments of one command line, which all count.
+    layers: False if both are parts of one layer, such as the assignments of one command line, which all count.
     """
     merged = dict(base)
     for key, value in over.items():
@@ -61,11 +61,11 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any], layers: bool = True)
 def overrides(assignments: Iterable[str]) -> dict[str, Any]:
     """`["train.epochs=3", "model.id=resnet8w16"]` as a tree. Values are TOML; a bare word is a string."""
     tree: dict[str, Any] = {}
-    for given in assignments:
-        key, equals, text = given.partition("=")
+    for assignment in assignments:
+        key, equals, text = assignment.partition("=")
         names = key.strip().split(".")
         if not equals or not all(names):
-            raise ConfigError(f"override {given!r} must have the form key=value, such as train.epochs=3")
+            raise ConfigError(f"override {assignment!r} must have the form key=value, such as train.epochs=3")
         leaf: Any = tomllib.loads(f"value = {text}")["value"] if is_value(text) else text
         for name in reversed(names):
             leaf = {name: leaf}
@@ -74,15 +74,15 @@ def overrides(assignments: Iterable[str]) -> dict[str, Any]:
 
 
 def is_value(text: str) -> bool:
-    """Whether a text is a value of TOML; otherwise it is a bare word, or nothing."""
+    """Whether a text is a TOML value; otherwise it is a bare word, or nothing."""
     try:
-        return list(tomllib.loads(f"value = {text}")) == ["value"]  # and not several lines
+        return list(tomllib.loads(f"value = {text}")) == ["value"]  # several lines give several keys
     except tomllib.TOMLDecodeError:
         return False
 
 
 def assignment(key: str, text: str) -> str:
-    """What `overrides` reads as this text: quoted where it would be another value."""
+    """The assignment that `overrides` reads as this text: quoted if it would be another value."""
     return f"{key}={_value(text) if is_value(text) else text}"
 
 

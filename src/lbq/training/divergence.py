@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,13 +13,12 @@ from torch import Tensor, nn
 from lbq.config import Config
 from lbq.errors import LbqError
 from lbq.neuron import SpikingNeuron
-from lbq.neuron.base import attached, neurons_of
+from lbq.neuron.base import neurons_of
 from lbq.neuron.burst import STEP_EPS
+from lbq.neuron.hooks import attached
 from lbq.training import evaluation
 from lbq.training.distributed import SyncBatchNorm2d
-
-if TYPE_CHECKING:
-    from lbq.training.trainer import Position
+from lbq.training.position import Position
 
 COLLAPSED = 1e-3  # of the step that a layer began with; trained networks stay above a hundredth
 

@@ -13,7 +13,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from lbq.batches.sources import Part, Source
 from lbq.config import TrainConfig
-from lbq.neuron.base import attached, neurons_of, only_outputs
+from lbq.neuron.base import neurons_of
+from lbq.neuron.hooks import attached, evaluating, only_outputs
 from lbq.training.distributed import World
 
 PRECISIONS = {"fp32": None, "fp64": None, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -159,18 +160,6 @@ class _ActiveRatios:
             return {}
         everything = world.sum(torch.stack([self.sums[n] for n in self.neurons]))
         return {n: float(s[0] / s[1].clamp(min=1)) for n, s in zip(self.neurons, everything, strict=True)}
-
-
-@contextmanager
-def evaluating(net: nn.Module) -> Iterator[None]:
-    """Evaluation mode for a while; the mode of each of its layers is restored."""
-    modes = [(module, module.training) for module in net.modules()]
-    net.eval()
-    try:
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training
 
 
 @torch.no_grad()

@@ -26,15 +26,17 @@ from lbq.config import Config, differences
 from lbq.errors import LbqError, RunError, Stopped
 from lbq.native import choose as kernels
 from lbq.neuron import SpikingNeuron
+from lbq.results.schemas import TRAINED
 from lbq.runs import checkpoint, run_folder
 from lbq.runs.build import outline
-from lbq.system import files, schema
+from lbq.system import files
 from lbq.system.signals import noting
 from lbq.training.distributed import World
 from lbq.training.evaluation import PRECISIONS, evaluate, exact, without_tf32
 from lbq.training.optim import weight_decays
 from lbq.training.plan import Plan, plan_of
-from lbq.training.trainer import EpochRecord, Trainer
+from lbq.training.position import EpochRecord
+from lbq.training.trainer import Trainer
 
 CHECKPOINTS = "checkpoints"
 # What is written under another name first, which a killed process leaves.
@@ -160,7 +162,7 @@ class Job:
             told = "; ".join(differences(stored, self.config))
             raise RunError(f"{config_file} differs from the configuration given ({told}): choose another --out")
         if result_file.exists():
-            return run_folder.read_result(self.folder, schema.TRAINED)
+            return run_folder.read_result(self.folder, TRAINED)
         if stored != self.config:  # the data has moved, or it is watched otherwise
             run_folder.write_text(config_file, self.toml)
         return None

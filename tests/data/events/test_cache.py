@@ -1,4 +1,4 @@
-"""The cache of event frames: kept, checked at every load, and built anew where it is damaged, forged or of other files."""
+"""The cache of event frames: checked at every load, and built anew if it is damaged, forged or of other files."""
 
 from __future__ import annotations
 
@@ -53,30 +53,12 @@ def test_second_load_does_not_decode(tmp_path: Path) -> None:
 
 def test_cache_is_keyed_by_parameters_and_sources(tmp_path: Path) -> None:
     cached(tmp_path)
-    assert len(cached(tmp_path, lambda: built(7), timesteps=3)["train"]) == 7
+    assert len(cached(tmp_path, lambda: built(7), timesteps=3, by="count")["train"]) == 7
     assert len(list(tmp_path.iterdir())) == 2
+    assert len(cached(tmp_path, never, by="count", timesteps=3)["train"]) == 7  # in any order
     assert len(cached(tmp_path, never)["train"]) == 5
     assert len(cached(tmp_path, lambda: built(6), sources="changed")["train"]) == 6
     assert len(list(tmp_path.iterdir())) == 2
-
-
-def test_the_order_of_parameters_does_not_matter(tmp_path: Path) -> None:
-    cached(tmp_path, by="count", timesteps=3)
-    assert len(cached(tmp_path, never, timesteps=3, by="count")["train"]) == 5
-
-
-def test_frames_are_bytes_of_one_shape(tmp_path: Path) -> None:
-    for odd in (np.zeros((2, 2, 3, 3), np.int16), np.zeros((2, 2, 3, 4), np.uint8)):
-        with pytest.raises(ValueError, match=r"frames must all be uint8 \(2, 2, 3, 3\)"):
-            cached(tmp_path, partial(dict, train=[*built()["train"], (odd, 0)]))
-        assert not list(tmp_path.iterdir())
-
-
-def test_an_index_of_brackets_is_damaged(tmp_path: Path) -> None:
-    cached(tmp_path)
-    (entry,) = tmp_path.iterdir()
-    (entry / "index.json").write_text("[" * 10**5)
-    assert len(cached(tmp_path, lambda: built(6))["train"]) == 6
 
 
 def test_damage_anywhere_is_detected_and_mended(tmp_path: Path) -> None:
@@ -88,7 +70,7 @@ def test_damage_anywhere_is_detected_and_mended(tmp_path: Path) -> None:
     for name, content in original.items():
         offsets = {0, len(content) - 1, *(rng.randrange(len(content)) for _ in range(8))}
         changes = [content[:i] + bytes([content[i] ^ 1 << rng.randrange(8)]) + content[i + 1 :] for i in offsets]
-        for changed in [*changes, content[:-1], content[:10], b"", content + b"\0", None]:
+        for changed in [*changes, content[:-1], content[:10], b"", content + b"\0", b"[" * 10**5, None]:
             if name == "index.json" and changed in (content[:-1],):
                 continue  # the last line's end carries nothing
             if changed is None:
@@ -128,7 +110,7 @@ def with_array(entry: Path, name: str, array: NDArray[Any]) -> Callable[[Any], N
 
 
 def test_forged_entries_are_not_believed(tmp_path: Path) -> None:
-    """A dataset's folder may come from anybody, the cache in it too: an array of objects would be taken for addresses."""
+    """A dataset's folder may come from anybody, the cache in it too: an array of objects would be read as addresses."""
     cached(tmp_path)
     (entry,) = tmp_path.iterdir()
     whole = {path.name: path.read_bytes() for path in entry.iterdir()}
@@ -145,10 +127,6 @@ def test_forged_entries_are_not_believed(tmp_path: Path) -> None:
         with_array(entry, "train.labels", np.array([0, 1, 2, 3, 99])),
         with_array(entry, "train.labels", np.array([0, 1, 2, 3, -1])),
         lambda index: index.pop("arrays"),
-        lambda index: index.pop("parts"),
-        lambda index: index.update(parts=3),
-        lambda index: index.update(parts=[]),
-        lambda index: index.update(parts=["train"]),
         lambda index: index["arrays"].update({"train.frames": 3}),
         lambda index: index["arrays"]["train.frames"].update(shape=[-5, -2, 2, 3, 3]),
         lambda index: index["arrays"]["train.frames"].update(shape=None),
@@ -162,7 +140,7 @@ def test_forged_entries_are_not_believed(tmp_path: Path) -> None:
 def _json(data: bytes) -> Any:
     try:
         return json.loads(data)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
 
 
@@ -179,8 +157,9 @@ def test_an_interrupted_build_leaves_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(DataError, match="train part of the dataset has no samples"):
         cached(tmp_path, lambda: {"train": []})
-    with pytest.raises(ValueError, match="frames must all be uint8"):
-        cached(tmp_path, lambda: {"train": [built()["train"][0], (np.zeros((1, 2, 3, 3), np.uint8), 0)]})
+    for odd in (np.zeros((2, 2, 3, 3), np.int16), np.zeros((2, 2, 3, 4), np.uint8)):
+        with pytest.raises(ValueError, match=r"frames must all be uint8 \(2, 2, 3, 3\)"):
+            cached(tmp_path, partial(dict, train=[*built()["train"], (odd, 0)]))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -267,15 +246,9 @@ def test_two_processes_that_mend_the_same_entry(tmp_path: Path, monkeypatch: pyt
 
 
 def test_a_disk_that_forgets_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache, "_load", lambda entry, facts: None)
+    monkeypatch.setattr(cache, "_load", lambda *_: None)
     with pytest.raises(DataError, match="does not read back as it was written"):
         cached(tmp_path)
-
-
-def test_cache_that_cannot_be_written(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(DataError, match="cannot write the cache .* give another folder as cache=DIR"):
-        cached(tmp_path / "file")
 
 
 def test_where_nothing_may_be_written_the_cache_lies_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

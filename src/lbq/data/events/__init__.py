@@ -6,8 +6,8 @@ frames, and `datasets` holds the loaders: `load_cifar10_dvs`, `load_dvs_gesture`
 Coordinates are those of an image viewer everywhere: x grows to the right, y grows **downward**, (0, 0) is the upper
 left pixel. Polarity 1 is ON (brighter), 0 is OFF. Time is in microseconds and never goes back.
 
-Files are taken to be hostile. Nothing is allocated from a size that a file merely claims, and files over `MAX_BYTES`
-are refused unread, so that a bad file costs at most about a second and 512 MB before its `DataError`.
+Any file may be hostile. A size that a file merely claims allocates nothing, and files over `MAX_BYTES` are refused
+unread. So a bad file costs at most about a second and 512 MB before its `DataError`.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from numpy.typing import NDArray
 from lbq.errors import DataError
 
 MAX_BYTES = 128 * 2**20  # 16.8 million 8-byte events; with the decoded arrays it stays under 512 MB
-MAX_HEADER = 2**20  # bytes of text in front of the events; jAER's dump of camera settings takes about 3 kB
+MAX_HEADER_BYTES = 2**20  # text in front of the events; jAER's dump of camera settings takes about 3 kB
 COLUMNS: dict[str, type[np.integer[Any]]] = {"t": np.int64, "x": np.uint16, "y": np.uint16, "p": np.uint8}
-CHUNK = 2**20  # events decoded at a time: bounds the temporaries
+CHUNK_EVENTS = 2**20  # decoded at a time: bounds the temporaries
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,8 +34,8 @@ class Events:
     """Events of one recording, all arrays `[N]`, in order of time.
 
     `t` int64 microseconds, never decreasing; `x`, `y` uint16 pixels below `width` and `height`; `p` uint8, 1 = ON.
-    Arrays of these types are kept as they are. Those of other whole numbers, or of bool, are converted, if every value fits.
-    A polarity of -1 is OFF, where there is no 0: of two numbers below 1 it is not known which means OFF.
+    Arrays of these types are not copied. Other whole numbers and bool are converted if every value fits. A polarity of
+    -1 means OFF if there is no 0; with both, it would not be known which of them means OFF.
     """
 
     t: NDArray[np.int64]
@@ -88,18 +88,18 @@ class Events:
 
 
 def _check_whole(name: str, array: NDArray[Any], t: NDArray[Any]) -> None:
-    """Refuse what is no array of whole numbers, as long as `t`."""
+    """Refuse anything but an array of whole numbers, as long as `t`."""
     if not isinstance(array, np.ndarray) or array.dtype.kind not in "iub" or array.ndim != 1 or len(array) != len(t):
-        found = f"{array.dtype} {list(array.shape)}" if isinstance(array, np.ndarray) else type(array).__name__
-        hint = ", (1e6 * t).astype(np.int64) of seconds" if name == "t" and found.startswith("float") else ""
-        raise ValueError(f"{name} must be an array [N] of whole numbers{hint}, as long as t, not {found}")
-    if isinstance(array, np.ma.MaskedArray):  # of which NumPy's functions heed the mask, or not
-        kept = f"np.asarray(a)[~np.ma.getmaskarray({name})]"
-        raise ValueError(f"{name} must not be a masked array: give {kept} for each a of t, x, y and p")
+        kind = f"{array.dtype} {list(array.shape)}" if isinstance(array, np.ndarray) else type(array).__name__
+        hint = ", (1e6 * t).astype(np.int64) of seconds" if name == "t" and kind.startswith("float") else ""
+        raise ValueError(f"{name} must be an array [N] of whole numbers{hint}, as long as t, not {kind}")
+    if isinstance(array, np.ma.MaskedArray):  # some of NumPy's functions heed the mask, others do not
+        unmasked = f"np.asarray(a)[~np.ma.getmaskarray({name})]"
+        raise ValueError(f"{name} must not be a masked array: give {unmasked} for each a of t, x, y and p")
 
 
 def _unsigned_polarity(p: NDArray[Any]) -> NDArray[Any]:
-    """OFF as 0, where it is -1."""
+    """Polarities with OFF as 0, also if it was -1."""
     if not (p == -1).any():
         return p
     if (strange := np.abs(p) != 1).any():
@@ -109,11 +109,11 @@ def _unsigned_polarity(p: NDArray[Any]) -> NDArray[Any]:
 
 
 def _fitted(name: str, array: NDArray[Any], low: int, limit: int, dtype: type[np.integer[Any]]) -> NDArray[Any]:
-    """`array` as `dtype`, itself if it is that already; refuses the first value that is not in `low` up to `limit`."""
+    """`array` as `dtype`, without a copy if it is that already. Refuses the first value outside low <= value < limit."""
     if array.dtype.kind == "b":
         array = array.view(np.uint8)
-    holds = np.iinfo(array.dtype)  # what cannot be out of range is not looked for
-    if (holds.max >= limit and array.max(initial=0) >= limit) or (holds.min < low and array.min(initial=0) < low):
+    range_ = np.iinfo(array.dtype)  # a type that holds no value out of range needs no search
+    if (range_.max >= limit and array.max(initial=0) >= limit) or (range_.min < low and array.min(initial=0) < low):
         first = int(np.argmax((array >= limit) | (array < low)))
         bound = f"below {limit}" if array[first] >= limit else f"at least {low}"
         raise DataError(f"event {first} has {name} = {array[first]}, but {name} must be {bound}")
@@ -125,11 +125,11 @@ def _first_step_back(t: NDArray[np.int64]) -> int | None:
     return int(np.argmax(back)) + 1 if back.any() else None
 
 
-def _latest(t: NDArray[np.int64]) -> int:
-    """By how much the latest event comes after its time, in microseconds."""
+def _largest_delay(t: NDArray[np.int64]) -> int:
+    """The most microseconds by which an event comes after a newer one."""
     worst, newest = 0, int(t[0])
-    for begin in range(0, len(t), CHUNK):
-        part = t[begin : begin + CHUNK]
+    for begin in range(0, len(t), CHUNK_EVENTS):
+        part = t[begin : begin + CHUNK_EVENTS]
         reached = np.maximum.accumulate(np.maximum(part, newest))
         worst, newest = max(worst, int((reached - part).max())), int(reached[-1])
     return worst
@@ -146,10 +146,10 @@ def in_order(
 ) -> Events:
     """`Events` of `size` (width, height) from decoded arrays; errors name `where`.
 
-    Formats promise that time never goes back, but early cameras sometimes delivered an event late. Events that are
-    late by at most `sort_within_us` are put in their place by a stable sort; anything later is an error.
+    Formats promise that time never goes back, but early cameras sometimes delivered an event late. A stable sort puts
+    events that are late by at most `sort_within_us` in their place; a later one is an error.
     """
-    if (back := _first_step_back(t)) is not None and sort_within_us > 0 and _latest(t) <= sort_within_us:
+    if (back := _first_step_back(t)) is not None and sort_within_us > 0 and _largest_delay(t) <= sort_within_us:
         order = np.argsort(t, kind="stable")
         t, x, y, p = t[order], x[order], y[order], p[order]
         back = None
@@ -165,7 +165,7 @@ def in_order(
 
 
 def read_bounded(path: Path | str, max_bytes: int = MAX_BYTES) -> bytes:
-    """A regular file's bytes; refuses what is larger than `max_bytes` without reading it."""
+    """A regular file's bytes. A file over `max_bytes` is refused unread."""
     try:
         # O_NONBLOCK: opening a pipe must not wait for somebody to write into it
         with open(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)), "rb") as file:
@@ -179,19 +179,19 @@ def read_bounded(path: Path | str, max_bytes: int = MAX_BYTES) -> bytes:
 
 
 def check_size(where: str, size: int, max_bytes: int) -> None:
-    """Refuses a file of `size` bytes over the limit."""
+    """Refuse a file of `size` bytes if that is over the limit."""
     if size > max_bytes:
         raise DataError(f"{where} has {size:,} bytes, more than the limit of {max_bytes:,}: raise max_bytes to read it")
 
 
 def text_header(data: bytes, version: bytes, where: str) -> int:
-    """Checks the first line of an AEDAT file; the length of that line.
+    """Check the first line of an AEDAT file; the length of that line.
 
     Every AEDAT header is lines that begin with '#' and end with a line feed; the first one names the version.
     """
     end = data.find(b"\n", 0, 64)
     first = data[: end if end >= 0 else 64].rstrip(b"\r")
     if first != b"#!AER-DAT" + version or end < 0:
-        found = first[:20].decode("ascii", "replace") if data else "nothing"
-        raise DataError(f"{where} is not AEDAT {version.decode()}: its first line is {found!r}")
+        shown = first[:20].decode("ascii", "replace") if data else "nothing"
+        raise DataError(f"{where} is not AEDAT {version.decode()}: its first line is {shown!r}")
     return end + 1

@@ -26,12 +26,12 @@ from pathlib import Path
 
 import numpy as np
 
-from lbq.data.events import CHUNK, MAX_BYTES, MAX_HEADER, Events, in_order, read_bounded, text_header
+from lbq.data.events import CHUNK_EVENTS, MAX_BYTES, MAX_HEADER_BYTES, Events, in_order, read_bounded, text_header
 from lbq.errors import DataError
 
 SIZE = 128
-_SPECIAL = 0x80008000
-_PIXEL = 0x00007FFF
+_SPECIAL_BITS = 0x80008000
+_MAX_PIXEL_ADDRESS = 0x00007FFF
 
 
 def read_aedat2(
@@ -51,42 +51,42 @@ def decode_aedat2(data: bytes, where: str, *, transpose: bool = False, sort_with
     words = np.frombuffer(data, ">u4", offset=start).reshape(-1, 2)
     t = np.empty(count, np.int64)
     x, y, p = np.empty(count, np.uint16), np.empty(count, np.uint16), np.empty(count, np.uint8)
-    kept, time, last = 0, 0, np.uint32(0)
-    for begin in range(0, count, CHUNK):
-        address, stamp = words[begin : begin + CHUNK].astype(np.uint32).T
-        special = (address & _SPECIAL) != 0
+    written, time, last = 0, 0, np.uint32(0)
+    for begin in range(0, count, CHUNK_EVENTS):
+        address, stamp = words[begin : begin + CHUNK_EVENTS].astype(np.uint32).T
+        special = (address & _SPECIAL_BITS) != 0
         if special.any():
             address, stamp = address[~special], stamp[~special]
-        if (strange := address > _PIXEL).any():
+        if (strange := address > _MAX_PIXEL_ADDRESS).any():
             value = int(address[np.argmax(strange)])
             raise DataError(f"{where}: address {value:#010x} is not of a DVS128: another camera, or damaged")
         if not len(address):
             continue
-        if not kept:
+        if not written:
             last, time = stamp[0], int(stamp[0])
-        part = slice(kept, kept + len(address))
+        part = slice(written, written + len(address))
         steps = np.diff(stamp, prepend=last).view(np.int32)  # modulo 2^32, read as signed
         np.cumsum(steps, out=t[part])
         t[part] += time
         x[part] = SIZE - 1 - ((address >> 1) & 127)
         y[part] = SIZE - 1 - (address >> 8)
         p[part] = 1 - (address & 1)
-        kept, time, last = part.stop, int(t[part.stop - 1]), stamp[-1]
+        written, time, last = part.stop, int(t[part.stop - 1]), stamp[-1]
     if transpose:
         x, y = y, x
-    return in_order(t[:kept], x[:kept], y[:kept], p[:kept], (SIZE, SIZE), where, sort_within_us)
+    return in_order(t[:written], x[:written], y[:written], p[:written], (SIZE, SIZE), where, sort_within_us)
 
 
 def _header(data: bytes, where: str) -> int:
     """Where the events begin: after the last line that begins with '#'.
 
-    An event cannot be taken for a line: the first byte of a DVS128 address is 0, or 128 for a special event.
+    An event cannot be mistaken for a line: the first byte of a DVS128 address is 0, or 128 for a special event.
     """
     position = text_header(data, b"2.0", where)
     while data[position : position + 1] == b"#":
-        end = data.find(b"\n", position, MAX_HEADER)
+        end = data.find(b"\n", position, MAX_HEADER_BYTES)
         if end < 0:
-            raise DataError(f"{where}: the text header is cut off, or longer than {MAX_HEADER:,} bytes")
+            raise DataError(f"{where}: the text header is cut off, or longer than {MAX_HEADER_BYTES:,} bytes")
         line = data[position:end]
         if line.startswith(b"# AEChip:") and b"DVS128" not in line:
             chip = line[9:60].decode("ascii", "replace").strip()

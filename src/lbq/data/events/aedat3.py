@@ -20,11 +20,11 @@ from pathlib import Path
 
 import numpy as np
 
-from lbq.data.events import CHUNK, MAX_BYTES, MAX_HEADER, Events, in_order, read_bounded, text_header
+from lbq.data.events import CHUNK_EVENTS, MAX_BYTES, MAX_HEADER_BYTES, Events, in_order, read_bounded, text_header
 from lbq.errors import DataError
 
 MAX_PACKETS = 2**19  # a gesture recording has some ten thousand; a file of empty packets must not take a minute
-_PACKET = struct.Struct("<hhiiiiii")
+_PACKET_HEADER = struct.Struct("<hhiiiiii")
 _POLARITY = 1
 _END = b"#!END-HEADER\r\n"
 
@@ -43,7 +43,7 @@ def decode_aedat3(data: bytes, where: str, *, width: int = 128, height: int = 12
     count = sum(number for _, number, _ in packets)
     t = np.empty(count, np.int64)
     x, y, p = np.empty(count, np.uint16), np.empty(count, np.uint16), np.empty(count, np.uint8)
-    kept = 0
+    written = 0
     view = memoryview(data)
     for group in _groups(packets):
         body = b"".join([view[offset : offset + 8 * number] for offset, number, _ in group])
@@ -54,21 +54,23 @@ def decode_aedat3(data: bytes, where: str, *, width: int = 128, height: int = 12
             word, stamp, overflow = word[valid], stamp[valid], overflow[valid]
         if (stamp >> 31).any():
             raise DataError(f"{where} has an event with a negative timestamp: the file is damaged")
-        part = slice(kept, kept + len(word))
+        part = slice(written, written + len(word))
         t[part] = (overflow << 31) | stamp
         x[part] = word >> 17
         y[part] = (word >> 2) & 0x7FFF
         p[part] = (word >> 1) & 1
-        kept = part.stop
-    return in_order(t[:kept], x[:kept], y[:kept], p[:kept], (width, height), where, sort_within_us)
+        written = part.stop
+    return in_order(t[:written], x[:written], y[:written], p[:written], (width, height), where, sort_within_us)
 
 
 def _header(data: bytes, where: str) -> int:
     """Where the packets begin."""
     first = text_header(data, b"3.1", where)
-    end = data.find(b"\n" + _END, first - 1, MAX_HEADER)
+    end = data.find(b"\n" + _END, first - 1, MAX_HEADER_BYTES)
     if end < 0:
-        raise DataError(f"{where}: the text header is cut off: no '#!END-HEADER' in its first {MAX_HEADER:,} bytes")
+        raise DataError(
+            f"{where}: the text header is cut off: no '#!END-HEADER' in its first {MAX_HEADER_BYTES:,} bytes"
+        )
     for line in data[first:end].splitlines():
         if not line.startswith(b"#"):
             raise DataError(f"{where}: the text header is damaged, one of its lines does not begin with '#'")
@@ -80,36 +82,36 @@ def _header(data: bytes, where: str) -> int:
 
 def _packets(data: bytes, where: str) -> list[tuple[int, int, int]]:
     """(offset of the first event, number of events, overflow) of every polarity packet."""
-    found = []
+    packets = []
     position, length = _header(data, where), len(data)
     seen = 0
     while position < length:
         if seen == MAX_PACKETS:
             raise DataError(f"{where} has more than {MAX_PACKETS:,} packets: the file is damaged")
-        if length - position < _PACKET.size:
+        if length - position < _PACKET_HEADER.size:
             raise DataError(f"{where} is cut off inside the header of packet {seen}")
-        kind, _, size, offset, overflow, capacity, number, valid = _PACKET.unpack_from(data, position)
+        kind, _, size, offset, overflow, capacity, number, valid = _PACKET_HEADER.unpack_from(data, position)
         if kind < 0 or size <= 0 or overflow < 0 or not 0 <= valid <= number <= capacity:
             raise DataError(f"{where} is damaged: the header of packet {seen} (byte {position}) makes no sense")
         if kind == _POLARITY:
             if size != 8 or offset != 4:
                 raise DataError(f"{where} is damaged: packet {seen} has polarity events of {size} bytes, not 8")
-            found.append((position + _PACKET.size, number, overflow))
-        position += _PACKET.size + size * capacity
+            packets.append((position + _PACKET_HEADER.size, number, overflow))
+        position += _PACKET_HEADER.size + size * capacity
         if position > length:
             raise DataError(f"{where} is cut off inside packet {seen}, or that packet claims a wrong size")
         seen += 1
-    return found
+    return packets
 
 
 def _groups(packets: list[tuple[int, int, int]]) -> Iterator[list[tuple[int, int, int]]]:
-    """Packets in groups of at most CHUNK events; larger packets are divided."""
+    """Packets in groups of at most CHUNK_EVENTS events. Larger packets are divided."""
     group: list[tuple[int, int, int]] = []
     total = 0
     for offset, number, overflow in packets:
-        for begin in range(0, number, CHUNK):
-            size = min(CHUNK, number - begin)
-            if total + size > CHUNK:
+        for begin in range(0, number, CHUNK_EVENTS):
+            size = min(CHUNK_EVENTS, number - begin)
+            if total + size > CHUNK_EVENTS:
                 yield group
                 group, total = [], 0
             group.append((offset + 8 * begin, size, overflow))

@@ -2,9 +2,9 @@
 
 An entry is a folder named after the dataset and a hash of the parameters that made the frames. It holds, for each part
 of the dataset, `<part>.frames.npy` and `<part>.labels.npy`, and `index.json` with the parameters, a fingerprint of the
-source files and the SHA-256 of every array. It is written under another name, fsynced and renamed, so that a folder
-under its final name is whole unless something damaged it later. That is checked at every load (every byte is hashed, in
-pieces); a damaged entry, or one made from files that have changed since, is built anew.
+source files and the SHA-256 of every array. It is written under another name, fsynced and renamed, so a folder under its
+final name is whole unless something damaged it later. Every load checks that: it hashes every byte. A damaged entry, or
+one made from files that have changed since, is built anew.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from lbq.system.files import sync_folder
 Sample = tuple[NDArray[np.uint8], int]  # frames [T, 2, H, W] and a label
 PARTS = ("train", "test")
 _FORMAT = 1
-_PIECE = 8 * 2**20  # bytes hashed at a time
-_ABANDONED = 86_400  # seconds after which an unfinished entry is taken for the remains of a killed process
+_HASH_CHUNK_BYTES = 8 * 2**20
+_ABANDONED_SECONDS = 86_400  # an unfinished entry of this age was left by a killed process
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,9 +49,6 @@ class EventSplit:
         return len(self.labels)
 
 
-_Load = Callable[[], dict[str, EventSplit] | None]
-
-
 def cached(
     folders: Sequence[Path],
     name: str,
@@ -61,36 +58,27 @@ def cached(
     shape: tuple[int, ...],
     classes: int,
 ) -> dict[str, EventSplit]:
-    """The parts of a dataset, from the first of `folders` that holds them, else from `build()`, kept in the last of them.
+    """The parts of a dataset, from the first of `folders` that holds them. Else `build()` makes them, and the last of
+    `folders` keeps them.
 
-    `parameters` (JSON values) are all that shapes the frames; `sources` is a fingerprint of the files they come from;
-    `shape` is [T, 2, H, W], labels are below `classes`, and the parts are `PARTS`: what somebody else's entry says
-    otherwise is not believed.
+    `parameters` (JSON values) are all that shapes the frames. `sources` is a fingerprint of the files they come from.
+    `shape` is [T, 2, H, W], labels are below `classes`, and the parts are `PARTS`; an entry that says otherwise is ignored,
+    because anybody may have written it.
     """
-
-    def load(entry: Path) -> dict[str, EventSplit] | None:
-        parts = _load(entry, facts)
-        if parts is None or set(parts) != set(PARTS):
-            return None
-        whole = all(
-            part.frames.shape[1:] == shape and ((part.labels >= 0) & (part.labels < classes)).all()
-            for part in parts.values()
-        )
-        return parts if whole else None
 
     made_by = {"format": _FORMAT, "name": name, "parameters": dict(parameters)}
     entries = [folder / f"{name}-{hashlib.sha256(_canonical(made_by)).hexdigest()[:16]}" for folder in folders]
     facts = json.loads(_canonical({**made_by, "sources": sources}))  # as JSON gives them back: lists for tuples
     for entry in entries:
-        if (parts := load(entry)) is not None:
+        if (parts := _load(entry, facts, shape, classes)) is not None:
             return parts
     try:
-        _write(entry, facts, build(), lambda: load(entry))
+        _write(entry, facts, build(), lambda: _load(entry, facts, shape, classes) is not None)
     except OSError as error:
         raise DataError(
             f"cannot write the cache {entry}: {error.strerror or error}; give another folder as cache=DIR"
         ) from error
-    if (parts := load(entry)) is None:
+    if (parts := _load(entry, facts, shape, classes)) is None:
         raise DataError(f"the cache {entry} does not read back as it was written: check the disk, or delete it")
     return parts
 
@@ -106,11 +94,13 @@ def _header(shape: tuple[int, ...], dtype: str) -> bytes:
     return file.getvalue()
 
 
-def _write(entry: Path, facts: Mapping[str, Any], parts: Mapping[str, Iterable[Sample]], load: _Load) -> None:
+def _write(
+    entry: Path, facts: Mapping[str, Any], parts: Mapping[str, Iterable[Sample]], is_whole: Callable[[], bool]
+) -> None:
     entry.parent.mkdir(parents=True, exist_ok=True)
     for old in entry.parent.glob(f".{entry.name}.*"):
         with suppress(OSError):  # another process may have finished it meanwhile
-            if time.time() - old.stat().st_mtime > _ABANDONED:
+            if time.time() - old.stat().st_mtime > _ABANDONED_SECONDS:
                 shutil.rmtree(old, ignore_errors=True)
     tag = f"{os.getpid()}.{secrets.token_hex(4)}"
     temporary, discarded = (entry.with_name(f".{entry.name}.{kind}.{tag}") for kind in ("new", "old"))
@@ -125,18 +115,18 @@ def _write(entry: Path, facts: Mapping[str, Any], parts: Mapping[str, Iterable[S
             file.write(text + "\n")
             _sync(file)
         sync_folder(temporary)
-        _put_in_place(temporary, entry, discarded, load)
+        _put_in_place(temporary, entry, discarded, is_whole)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
         shutil.rmtree(discarded, ignore_errors=True)
 
 
-def _put_in_place(temporary: Path, entry: Path, discarded: Path, load: _Load) -> None:
-    """Gives a finished entry its name, unless another process has finished the same one meanwhile."""
+def _put_in_place(temporary: Path, entry: Path, discarded: Path, is_whole: Callable[[], bool]) -> None:
+    """Give a finished entry its name, unless another process has finished the same one meanwhile."""
     if entry.exists():
-        if load() is not None:
+        if is_whole():
             return
-        with suppress(FileNotFoundError):  # another process may have taken the damaged one away meanwhile
+        with suppress(FileNotFoundError):  # another process may have removed the damaged one meanwhile
             os.rename(entry, discarded)
     try:
         os.rename(temporary, entry)
@@ -147,7 +137,7 @@ def _put_in_place(temporary: Path, entry: Path, discarded: Path, load: _Load) ->
 
 
 def _write_part(folder: Path, part: str, samples: Iterable[Sample]) -> dict[str, Any]:
-    """Streams samples to disk; what the index says about the part's two files."""
+    """Stream samples to disk; the index entries of the part's two files."""
     labels: list[int] = []
     shape: tuple[int, ...] | None = None
     digest = hashlib.sha256()
@@ -177,10 +167,10 @@ def _write_part(folder: Path, part: str, samples: Iterable[Sample]) -> dict[str,
     }
 
 
-def _load(entry: Path, facts: Mapping[str, Any]) -> dict[str, EventSplit] | None:
-    """The entry's parts; None where it is absent, damaged or made from other files.
+def _load(entry: Path, facts: Mapping[str, Any], shape: tuple[int, ...], classes: int) -> dict[str, EventSplit] | None:
+    """The entry's parts; None if it is absent, damaged or made from other files.
 
-    The index tells the length and the checksum of an array and nothing of its kind, which is always the same.
+    The index gives length and checksum of an array. Its type and rank are fixed, whatever the index says.
     """
     try:
         stored = json.loads(read_bounded(entry / "index.json", 2**20))
@@ -190,12 +180,14 @@ def _load(entry: Path, facts: Mapping[str, Any]) -> dict[str, EventSplit] | None
         if any(index[name] != value for name, value in facts.items()):
             return None
         parts = {}
-        for part in index["parts"]:
+        for part in PARTS:
             frames = _open(entry / f"{part}.frames.npy", index["arrays"][f"{part}.frames"], "|u1", 5)
             labels = _open(entry / f"{part}.labels.npy", index["arrays"][f"{part}.labels"], "<i8", 1)
-            if frames is None or labels is None or len(frames) != len(labels):
+            if frames is None or labels is None or frames.shape != (len(labels), *shape):
                 return None
-            parts[str(part)] = EventSplit(frames, np.array(labels, np.int64))
+            if not ((labels >= 0) & (labels < classes)).all():
+                return None
+            parts[part] = EventSplit(frames, np.array(labels, np.int64))
     except (DataError, OSError, ValueError, TypeError, KeyError, RecursionError):
         return None
     return parts
@@ -213,8 +205,8 @@ def _open(path: Path, facts: Mapping[str, Any], dtype: str, rank: int) -> NDArra
             return None
         if file.read(len(header)) != header:
             return None
-        while piece := file.read(_PIECE):
-            digest.update(piece)
+        while chunk := file.read(_HASH_CHUNK_BYTES):
+            digest.update(chunk)
     return np.memmap(path, dtype, "r", len(header), shape) if digest.hexdigest() == facts["sha256"] else None
 
 

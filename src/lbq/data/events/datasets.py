@@ -1,8 +1,8 @@
 """Event datasets as frames: CIFAR10-DVS, DVS128-Gesture, N-MNIST, and a small set of DVS128 recordings of objects.
 
-A loader takes the folder where the dataset was put: extracted, or with its .zip and .tar archives left as they are
-(members are read, never extracted). Splits and their rules are in `src/lbq/data/splits/README.md`. Frames are decoded once
-and kept in `cache` (default: `.lbq-cache` inside the folder). NumPy only.
+A loader takes the folder of the dataset, extracted or as its .zip and .tar archives (their members are read in place).
+Splits and their rules are in `src/lbq/data/splits/README.md`. Frames are decoded once and kept in `cache` (default:
+`.lbq-cache` inside the folder). NumPy only.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files as resources
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 import numpy as np
 
@@ -26,7 +27,7 @@ from lbq.data.events.aedat2 import decode_aedat2
 from lbq.data.events.aedat3 import decode_aedat3
 from lbq.data.events.cache import PARTS, EventSplit, Sample, cached
 from lbq.data.events.frames import By, Size, to_frames
-from lbq.data.events.tree import MAX_TEXT, File, pick, tree_of
+from lbq.data.events.tree import MAX_TEXT_BYTES, File, pick, tree_of
 from lbq.errors import DataError
 
 CIFAR10_CLASSES = SPECS["cifar10"].classes
@@ -35,13 +36,20 @@ GESTURES = (
     "left_arm_clockwise", "left_arm_counter_clockwise", "arm_roll", "air_drums", "air_guitar", "other_gestures",
 )  # fmt: skip
 OBJECTS = {"box": "Caixa", "mug": "Caneca", "cutter": "Estilete", "pencil": "Lapiseira", "scissors": "Tesoura"}
+OBJECT_FOLDERS = {"train": "NeuromorphicObjectDataSet_100", "test": "DataSet2"}
 LATE_US = 10_000  # early DVS128 firmware delivered some events late: loaders sort within 10 ms and refuse beyond
+SORTED = {"sort_within_us": LATE_US}  # part of a cache entry's parameters
+Cut = tuple[
+    Events, tuple[int, int] | None, int
+]  # a sample's events, their (start, stop) in us if cut by time, its label
 
 
 @dataclass(frozen=True, eq=False)
 class EventData:
-    """A dataset as frames. `split` names the rule that divided it, `source` the folder and fingerprint of its files;
-    `checksum` is of the frames, where there are no files that have one."""
+    """A dataset as frames. `split` names the rule that divided it, `source` its folder and the fingerprint of its files.
+
+    `checksum` is that of the frames if they came as arrays, without recordings.
+    """
 
     train: EventSplit
     test: EventSplit
@@ -60,34 +68,29 @@ def load_cifar10_dvs(
     *,
     split: str | Path = "natural",
     cache: Path | str | None = None,
-    sort_within_us: int = LATE_US,
-    max_bytes: int = MAX_BYTES,
 ) -> EventData:
     """CIFAR10-DVS, 128x128, 10,000 recordings: class folders, or the ten class archives as published.
 
     `split`: "natural" or "lexicographic", or the path of an index file of your own in the same format.
 
-    The recordings lie on their side as the sensor saw them. x and y are swapped after the DVS128's own orientation, as
-    public readers do, so that objects stand upright; whether left and right are then as in CIFAR-10 is not known.
+    The sensor saw the images lying on their side. x and y are swapped after the DVS128's own orientation, as in public
+    readers, so that objects stand upright. Whether left and right are then as in CIFAR-10 is not known.
     """
     rule, parts = _cifar10_split(split)
     with tree_of(root) as tree:
-        found = pick(tree, r"cifar10_([a-z]+)_([0-9]+)\.aedat")
-        wanted = [(label, str(number)) for label, number in itertools.chain(*parts.values())]
-        missing = [f"cifar10_{label}_{number}.aedat" for label, number in wanted if (label, number) not in found]
-        _refuse_missing(root, "CIFAR10-DVS", missing, len(wanted))
+        recordings = pick(tree, r"cifar10_([a-z]+)_([0-9]+)\.aedat")
+        everything = [(label, str(number)) for label, number in itertools.chain(*parts.values())]
+        missing = [f"cifar10_{key[0]}_{key[1]}.aedat" for key in everything if key not in recordings]
+        _refuse_missing(root, "CIFAR10-DVS", missing, len(everything))
+        listed = {part: [(recordings[key[0], str(key[1])], key) for key in keys] for part, keys in parts.items()}
 
-        def samples(part: str) -> Iterator[Sample]:
-            for label, number in parts[part]:
-                file = found[label, str(number)]
-                data = file.read(max_bytes)
-                events = decode_aedat2(data, file.where, transpose=True, sort_within_us=sort_within_us)
-                yield to_frames(_some(events, file), timesteps, by, size), CIFAR10_CLASSES.index(label)
+        def cuts(file: File, key: tuple[str, int]) -> Iterator[Cut]:
+            data = file.read(MAX_BYTES)
+            events = decode_aedat2(data, file.where, transpose=True, sort_within_us=LATE_US)
+            yield events, None, CIFAR10_CLASSES.index(key[0])
 
-        used = [found[key] for key in wanted]
-        how = {"sort_within_us": sort_within_us}
         frames = (timesteps, size, by, (128, 128))
-        return _dataset("cifar10-dvs", root, cache, rule, CIFAR10_CLASSES, used, parts, samples, frames, how)
+        return _dataset("cifar10-dvs", root, cache, rule, CIFAR10_CLASSES, listed, cuts, frames, SORTED)
 
 
 def load_dvs_gesture(
@@ -97,8 +100,6 @@ def load_dvs_gesture(
     by: By = "count",
     *,
     cache: Path | str | None = None,
-    sort_within_us: int = LATE_US,
-    max_bytes: int = MAX_BYTES,
 ) -> EventData:
     """DVS128-Gesture, 128x128: the official folder, or an uncompressed tar of it.
 
@@ -107,35 +108,27 @@ def load_dvs_gesture(
     """
     with tree_of(root) as tree:
         pattern = r"(user[^/]*\.aedat|user[^/]*_labels\.csv|trials_to_[a-z]+\.txt)"
-        found = {name: file for (name,), file in pick(tree, pattern, fold=False).items()}
+        files = {name: file for (name,), file in pick(tree, pattern, fold=False).items()}
         trials: dict[str, list[tuple[File, list[tuple[int, int, int]]]]] = {}
         used = []
         for part in ("train", "test"):
-            _refuse_missing(root, "DVS128-Gesture", [n for n in (f"trials_to_{part}.txt",) if n not in found], 1)
-            names = [line.strip() for line in found[f"trials_to_{part}.txt"].text().splitlines() if line.strip()]
+            _refuse_missing(root, "DVS128-Gesture", [n for n in (f"trials_to_{part}.txt",) if n not in files], 1)
+            names = [line.strip() for line in files[f"trials_to_{part}.txt"].text().splitlines() if line.strip()]
             pairs = [(name, f"{name.removesuffix('.aedat')}_labels.csv") for name in names]
             _refuse_missing(
-                root, "DVS128-Gesture", [n for n in itertools.chain(*pairs) if n not in found], 2 * len(pairs)
+                root, "DVS128-Gesture", [n for n in itertools.chain(*pairs) if n not in files], 2 * len(pairs)
             )
-            trials[part] = [(found[recording], _gestures(found[table])) for recording, table in pairs]
-            used += [found[n] for n in itertools.chain(*pairs)]
+            trials[part] = [(files[recording], _gestures(files[table])) for recording, table in pairs]
+            used += [files[n] for n in itertools.chain(*pairs)]
 
-        def samples(part: str) -> Iterator[Sample]:
-            for file, rows in trials[part]:
-                events = decode_aedat3(file.read(max_bytes), file.where, sort_within_us=sort_within_us)
-                for label, start, stop in rows:
-                    gesture = events.window(start, stop)
-                    if not len(gesture):
-                        raise DataError(
-                            f"{file.where} has no events from {start} to {stop} us, where its labels put one"
-                        )
-                    yield to_frames(gesture, timesteps, by, size, (start, stop) if by == "time" else None), label
+        def cuts(file: File, rows: list[tuple[int, int, int]]) -> Iterator[Cut]:
+            events = decode_aedat3(file.read(MAX_BYTES), file.where, sort_within_us=LATE_US)
+            for label, start, stop in rows:
+                yield events.window(start, stop), (start, stop), label
 
         rule = "official trials, one sample per row of labels"
-        listing = {part: [rows for _, rows in trials[part]] for part in trials}
-        how = {"sort_within_us": sort_within_us}
         frames = (timesteps, size, by, (128, 128))
-        return _dataset("dvs128-gesture", root, cache, rule, GESTURES, used, listing, samples, frames, how)
+        return _dataset("dvs128-gesture", root, cache, rule, GESTURES, trials, cuts, frames, SORTED, used)
 
 
 def load_nmnist(
@@ -145,7 +138,6 @@ def load_nmnist(
     by: By = "count",
     *,
     cache: Path | str | None = None,
-    sort_within_us: int = LATE_US,
     allow_partial: bool = False,
 ) -> EventData:
     """N-MNIST, 34x34: folders or archives `Train` and `Test` of `<digit>/<number>.bin`, 60,000 and 10,000 recordings.
@@ -174,17 +166,12 @@ def load_nmnist(
                 "extract it again (or load it in Python with allow_partial=True)"
             )
 
-        def samples(part: str) -> Iterator[Sample]:
-            for file, label in listed[part]:
-                data = file.read(nmnist.MAX_BYTES)
-                events = nmnist.decode_nmnist(data, file.where, sort_within_us=sort_within_us)
-                yield to_frames(_some(events, file), timesteps, by, size), label
+        def cuts(file: File, label: int) -> Iterator[Cut]:
+            data = file.read(nmnist.MAX_BYTES)
+            yield nmnist.decode_nmnist(data, file.where, sort_within_us=LATE_US), None, label
 
-        used = [file for file, _ in itertools.chain(*listed.values())]
-        listing = {part: [label for _, label in items] for part, items in listed.items()}
-        how = {"sort_within_us": sort_within_us}
         frames = (timesteps, size, by, (nmnist.SIZE, nmnist.SIZE))
-        return _dataset("n-mnist", root, cache, rule, tuple("0123456789"), used, listing, samples, frames, how)
+        return _dataset("n-mnist", root, cache, rule, tuple("0123456789"), listed, cuts, frames, SORTED)
 
 
 def load_dvs_objects(
@@ -194,48 +181,40 @@ def load_dvs_objects(
     by: By = "count",
     *,
     window_us: int = 500_000,
-    train_folder: str = "NeuromorphicObjectDataSet_100",
-    test_folder: str = "DataSet2",
     cache: Path | str | None = None,
 ) -> EventData:
     """Five objects filmed twice by a DVS128 (AEDAT 2.0): one folder trains, the other tests.
 
     Recordings (`Caixa.aedat`, also `Caixa_1.aedat`) are cut into whole windows of `window_us` microseconds from their
-    first event on; windows without an event are left out. Objects that only one folder holds are left out.
+    first event on. Windows without an event are left out, and so are objects that only one folder holds.
     """
     if not 1000 <= window_us <= 10**9:
         raise ValueError(f"window_us must be 1,000 to 1,000,000,000 microseconds, got {window_us}")
-    folders = {"train": train_folder, "test": test_folder}
-    names = "|".join(OBJECTS.values())
+    names = list(OBJECTS.values())
     with tree_of(root) as tree:
-        found = pick(tree, rf"([^/]+)/({names})((?:_[0-9]+)?)\.aedat", fold=False)
+        recordings = sorted(pick(tree, rf"([^/]+)/({'|'.join(names)})((?:_[0-9]+)?)\.aedat", fold=False).items())
         listed: dict[str, list[tuple[File, int]]] = {}
-        for part, folder in folders.items():
-            listed[part] = [
-                (file, list(OBJECTS.values()).index(key[1])) for key, file in sorted(found.items()) if key[0] == folder
-            ]
-            absent = sorted(set(range(len(OBJECTS))) - {label for _, label in listed[part]})
-            missing = [f"{folder}/{list(OBJECTS.values())[label]}.aedat" for label in absent]
+        for part, folder in OBJECT_FOLDERS.items():
+            listed[part] = [(file, names.index(key[1])) for key, file in recordings if key[0] == folder]
+            labels = {label for _, label in listed[part]}
+            missing = [f"{folder}/{name}.aedat" for label, name in enumerate(names) if label not in labels]
             _refuse_missing(root, "DVS128 objects", missing, len(OBJECTS))
 
-        def samples(part: str) -> Iterator[Sample]:
-            for file, label in listed[part]:
-                events = decode_aedat2(file.read(MAX_BYTES), file.where, sort_within_us=LATE_US)
-                for window, span in windows(events, window_us):
-                    yield to_frames(window, timesteps, by, size, span if by == "time" else None), label
+        def cuts(file: File, label: int) -> Iterator[Cut]:
+            events = decode_aedat2(file.read(MAX_BYTES), file.where, sort_within_us=LATE_US)
+            for window, span in windows(events, window_us):
+                yield window, span, label
 
-        rule = f"{train_folder} trains, {test_folder} tests"
-        used = [file for file, _ in itertools.chain(*listed.values())]
-        listing = {part: [label for _, label in items] for part, items in listed.items()}
+        rule = f"{OBJECT_FOLDERS['train']} trains, {OBJECT_FOLDERS['test']} tests"
         frames = (timesteps, size, by, (128, 128))
-        how = {"window_us": window_us, "empty windows": "left out"}
-        return _dataset("dvs128-objects", root, cache, rule, tuple(OBJECTS), used, listing, samples, frames, how)
+        settings = {"window_us": window_us, "empty windows": "left out"}
+        return _dataset("dvs128-objects", root, cache, rule, tuple(OBJECTS), listed, cuts, frames, settings)
 
 
 def windows(events: Events, window_us: int) -> Iterator[tuple[Events, tuple[int, int]]]:
     """The whole windows of a recording from its first event on, and their (start, stop) in microseconds.
 
-    Those without an event, which show nothing, are left out: there are never more windows than events.
+    Windows without an event show nothing and are left out, so there are never more windows than events.
     """
     if len(events):
         first, last = int(events.t[0]), int(events.t[-1])
@@ -259,7 +238,7 @@ def read_split(text: str, where: str) -> dict[str, list[tuple[str, int]]]:
         for item in match[3].split(","):
             low, _, high = item.partition("-")
             numbers = range(int(low), int(high or low) + 1)
-            if sum(map(len, (*parts.values(), numbers))) > 10**6:  # before they take memory: a line may have many items
+            if sum(map(len, (*parts.values(), numbers))) > 10**6:  # before they take memory
                 raise DataError(f"{where}, line {number}: more than a million recordings")
             parts[match[1]] += [(match[2], i) for i in numbers]
     everything = parts["train"] + parts["test"]
@@ -273,7 +252,7 @@ def _cifar10_split(split: str | Path) -> tuple[str, dict[str, list[tuple[str, in
         name = f"cifar10_dvs_{split}.txt"
         return name, read_split((resources("lbq.data") / "splits" / name).read_text("utf-8"), name)
     try:
-        text = read_bounded(split, MAX_TEXT).decode()
+        text = read_bounded(split, MAX_TEXT_BYTES).decode()
     except UnicodeDecodeError as error:
         raise DataError(f"{split} is not text") from error
     return f"{Path(split).name} (sha256 {hashlib.sha256(text.encode()).hexdigest()[:12]})", read_split(text, str(split))
@@ -311,13 +290,6 @@ def _labelled(table: File, recordings: Mapping[tuple[str, ...], File]) -> list[t
     return rows
 
 
-def _some(events: Events, file: File) -> Events:
-    """Refuse a recording of nothing, which would be a blank sample with a label."""
-    if not len(events):
-        raise DataError(f"{file.where} has no events: fetch it again")
-    return events
-
-
 def _refuse_missing(root: Path | str, name: str, missing: list[str], of: int) -> None:
     if missing:
         more = f" and {len(missing) - 1:,} more of {of:,}" if len(missing) > 1 else ""
@@ -332,14 +304,19 @@ def _dataset(
     cache: Path | str | None,
     split: str,
     classes: tuple[str, ...],
-    used: list[File],
-    listing: object,
-    samples: Callable[[str], Iterator[Sample]],
+    listed: Mapping[str, Sequence[tuple[File, Any]]],
+    cuts: Callable[[File, Any], Iterator[Cut]],
     frames: tuple[int, Size | None, By, tuple[int, int]],
-    how: Mapping[str, object],
+    settings: Mapping[str, object],
+    used: Sequence[File] = (),
 ) -> EventData:
-    """Frames from the cache or, the first time, from `samples`. `listing` is what the samples are, in order."""
+    """Frames from the cache or, the first time, from the recordings.
+
+    `listed` has the recordings of each part, each with what `cuts` needs to make samples of it. `settings` says how they
+    were made, beside `frames`. `used`: all files, if there are others than recordings.
+    """
     timesteps, size, by, sensor = frames
+    used = used or [file for file, _ in itertools.chain(*listed.values())]
     if twice := [where for where, count in Counter(file.where for file in used).items() if count > 1]:
         raise DataError(f"{twice[0]} is listed twice: the lists under {root} are damaged")
     nothing = np.zeros(0, np.uint16)
@@ -348,31 +325,29 @@ def _dataset(
     digest = _digest([(PurePosixPath(file.where).name, file.stamp) for file in used])
     top = Path(root)
     folders = [Path(cache)] if cache is not None else cache_folders(top if top.is_dir() else top.parent, digest)
-    settings = {
-        "timesteps": timesteps,
-        "size": shape[2:],
-        "by": by,
-        "split": split,
-        "listing": _digest(listing),
-        **how,
-    }
-    parts = cached(
-        folders,
-        name,
-        settings,
-        digest,
-        lambda: {part: samples(part) for part in PARTS},
-        shape=shape,
-        classes=len(classes),
-    )
+    listing = _digest({part: [facts for _, facts in files] for part, files in listed.items()})
+    made_by = {"timesteps": timesteps, "size": shape[2:], "by": by, "split": split, "listing": listing}
+
+    def samples(part: str) -> Iterator[Sample]:
+        for file, facts in listed[part]:
+            for events, span, label in cuts(file, facts):
+                if not len(events):  # it would be a blank sample with a label
+                    where = f" from {span[0]} to {span[1]} us, where its labels put one" if span else ": fetch it again"
+                    raise DataError(f"{file.where} has no events{where}")
+                yield to_frames(events, timesteps, by, size, span if by == "time" else None), label
+
+    def build() -> dict[str, Iterator[Sample]]:
+        return {part: samples(part) for part in PARTS}
+
+    parts = cached(folders, name, {**made_by, **settings}, digest, build, shape, len(classes))
     source = f"{root} ({len(used):,} files, fingerprint {digest[:12]})"
     return EventData(parts["train"], parts["test"], classes, name, split, source)
 
 
 def cache_folders(top: Path, digest: str) -> list[Path]:
-    """Where decoded frames are looked for; what is not found is kept in the last.
+    """The folders to look for decoded frames in; new frames are kept in the last.
 
-    That is beside the recordings or, where nothing can be written there, in the user's cache.
+    That is beside the recordings or, if nothing can be written there, in the user's cache.
     """
     beside = top / ".lbq-cache"
     if os.access(beside if beside.is_dir() else top, os.W_OK | os.X_OK):

@@ -12,7 +12,7 @@ from lbq.data.events import Events
 
 By = Literal["count", "time"]
 Size = tuple[int, int] | int  # height and width, or the side of a square
-MAX_VALUES = 2**30  # of one recording's frames, in bytes
+MAX_FRAME_BYTES = 2**30  # all frames of one recording
 
 
 def to_frames(
@@ -46,7 +46,7 @@ def to_frames(
 def slice_bounds(
     events: Events, timesteps: int, by: By = "count", span: tuple[int, int] | None = None
 ) -> NDArray[np.int64]:
-    """Indices `[T + 1]`: slice i is the events bounds[i] up to bounds[i + 1], for events are in order of time."""
+    """Indices `[T + 1]`: slice i holds the events bounds[i] up to bounds[i + 1]. Events are in order of time."""
     if not 1 <= operator.index(timesteps) <= 4096:
         raise ValueError(f"timesteps must be 1 to 4096, got {timesteps}")
     if by == "count":
@@ -60,7 +60,7 @@ def slice_bounds(
     start, stop = span
     if start >= stop:
         raise ValueError(f"span must end after it starts, got {span}")
-    # ceilings, in Python's integers: t is in slice i where i * duration <= (t - start) * T < (i + 1) * duration
+    # ceilings, in Python's integers: t is in slice i if i * duration <= (t - start) * T < (i + 1) * duration
     edges = [start - (-i * (stop - start) // timesteps) for i in range(timesteps + 1)]
     return np.searchsorted(events.t, np.array(edges, np.int64)).astype(np.int64)
 
@@ -69,8 +69,10 @@ def _checked_size(events: Events, size: Size | None, timesteps: int) -> tuple[in
     if size is None:
         size = events.height, events.width
     height, width = map(operator.index, np.broadcast_to(size, 2))
-    if height < 1 or width < 1 or 2 * height * width * timesteps > MAX_VALUES:
-        raise ValueError(f"size must be (H, W) of at least 1 and at most {MAX_VALUES:,} bytes of frames, got {size}")
-    if height > events.height or width > events.width:  # rows and columns without events would stand between the others
+    if height < 1 or width < 1 or 2 * height * width * timesteps > MAX_FRAME_BYTES:
+        raise ValueError(
+            f"size must be (H, W) of at least 1 and at most {MAX_FRAME_BYTES:,} bytes of frames, got {size}"
+        )
+    if height > events.height or width > events.width:  # some rows and columns would never see an event
         raise ValueError(f"size must be at most the sensor's {events.height} x {events.width}, got {height} x {width}")
     return height, width

@@ -18,7 +18,7 @@ from lbq.data.events import Events, in_order, read_bounded
 from lbq.errors import DataError
 
 SIZE = 34
-MAX_BYTES = 16 * 2**20  # a recording has about 20 kB; 3.4 million events
+MAX_BYTES = 16 * 2**20  # 3.4 million events; a real recording has about 20 kB
 OVERFLOW_ROW = 240
 OVERFLOW_US = 2**13
 

@@ -1,4 +1,4 @@
-"""The files of a dataset, extracted or left in .zip and .tar archives, by their path.
+"""The files of a dataset by their path, extracted or inside .zip and .tar archives.
 
 Members of archives are read in place: no path of a member is ever opened or written.
 """
@@ -15,11 +15,11 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from lbq.data.archives import BROKEN, members
+from lbq.data.archives import ARCHIVE_ERRORS, members
 from lbq.data.events import check_size, read_bounded
 from lbq.errors import DataError
 
-MAX_TEXT = 2**20  # bytes of a list or table
+MAX_TEXT_BYTES = 2**20  # a list or table
 
 
 @dataclass(frozen=True)
@@ -29,27 +29,27 @@ class File:
     where: str
     stamp: str
     archived: bool
-    read: Callable[[int], bytes]  # given the most bytes to accept
+    read: Callable[[int], bytes]  # takes the most bytes to accept
 
     def text(self) -> str:
         try:
-            return self.read(MAX_TEXT).decode("utf-8-sig")
+            return self.read(MAX_TEXT_BYTES).decode("utf-8-sig")
         except UnicodeDecodeError as error:
             raise DataError(f"{self.where} is not text: the file is damaged") from error
 
 
 def pick(tree: Mapping[str, File], pattern: str, fold: bool = True) -> dict[tuple[str, ...], File]:
-    """Files whose path ends in `pattern`, by its groups (in lower case if `fold`). Extracted files outrank archives."""
+    """Files whose path ends in `pattern`, by its groups (in lower case if `fold`). Extracted files win over archived ones."""
     end = re.compile(rf"(?:.*/)?{pattern}", re.IGNORECASE if fold else 0)
-    found: dict[tuple[str, ...], File] = {}
+    files: dict[tuple[str, ...], File] = {}
     for name, file in tree.items():
         if match := end.fullmatch(name):
             key = tuple(g.lower() for g in match.groups()) if fold else match.groups()
-            if key not in found:
-                found[key] = file
-            elif not file.archived or found[key].archived:
-                raise DataError(f"{found[key].where} and {file.where} are the same recording: keep one of them")
-    return found
+            if key not in files:
+                files[key] = file
+            elif not file.archived or files[key].archived:
+                raise DataError(f"{files[key].where} and {file.where} are the same recording: keep one of them")
+    return files
 
 
 @contextmanager
@@ -74,7 +74,7 @@ def tree_of(root: Path | str) -> Iterator[dict[str, File]]:
 
 
 def _walk(top: Path) -> Iterator[Path]:
-    """The files under a folder but for hidden ones; nothing where it is a file."""
+    """The files under a folder, without hidden ones. None if `top` is a file."""
     for folder, folders, names in os.walk(top):
         folders[:] = sorted(f for f in folders if not f.startswith("."))
         yield from (Path(folder, name) for name in sorted(names) if not name.startswith("."))
@@ -86,7 +86,7 @@ def _on_disk(path: Path) -> File:
 
 
 def _members(archive: Path, stack: ExitStack) -> Iterator[tuple[str, File]]:
-    """The regular files of an archive, to be read in place: no path of a member is ever opened or written."""
+    """The regular files of an archive, by name."""
     try:
         if archive.suffix.lower() == ".zip":
             yield from _zip_members(archive, stack.enter_context(zipfile.ZipFile(archive)))
@@ -94,7 +94,7 @@ def _members(archive: Path, stack: ExitStack) -> Iterator[tuple[str, File]]:
             yield from _tar_members(archive, stack.enter_context(tarfile.TarFile(archive)))
         else:
             raise DataError(f"{archive} is no folder, .zip or .tar: extract it and give the folder")
-    except BROKEN as error:
+    except ARCHIVE_ERRORS as error:
         raise DataError(f"{archive} is damaged or cannot be read ({error}): download it again") from error
 
 
@@ -103,7 +103,7 @@ def _zip_members(archive: Path, opened: zipfile.ZipFile) -> Iterator[tuple[str, 
         if not info.is_dir() and not _clutter(info.filename):
 
             def read(info: zipfile.ZipInfo = info) -> bytes:
-                with opened.open(info) as member:  # asking for so many bytes bounds what a bomb inflates to
+                with opened.open(info) as member:  # the limit bounds what a bomb inflates to
                     return member.read(info.file_size + 1)
 
             yield info.filename, _member(archive, info.filename, info.file_size, f"{info.CRC:08x}", read)
@@ -122,7 +122,7 @@ def _tar_members(archive: Path, opened: tarfile.TarFile) -> Iterator[tuple[str, 
 
 
 def _clutter(name: str) -> bool:
-    """Hidden files, what macOS adds to archives, and paths that climb."""
+    """Whether a member is hidden, an addition of macOS, or has a path that climbs."""
     return any(part.startswith((".", "__MACOSX")) for part in PurePosixPath(name).parts)
 
 
@@ -133,7 +133,7 @@ def _member(archive: Path, name: str, size: int, stamp: str, read: Callable[[], 
         check_size(where, size, limit)
         try:
             data = read()
-        except BROKEN as error:
+        except ARCHIVE_ERRORS as error:
             raise DataError(f"{where} cannot be read ({error}): the archive is damaged, or encrypted") from error
         if len(data) != size:
             raise DataError(f"{where} has not the {size:,} bytes that the archive states: the archive is damaged")

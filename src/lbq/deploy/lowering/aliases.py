@@ -19,22 +19,22 @@ IN_PLACE: dict[Any, str] = {operator.iadd: "+", operator.isub: "-", operator.imu
 # What may show the memory of its first tensor, of all that can be lowered
 FUNCTIONS = (fold_time, unfold_time, torch.flatten, torch.unflatten, torch.reshape, torch.unsqueeze, torch.detach,
              operator.getitem)  # fmt: skip
-AS = ("view_as", "reshape_as")
+LIKE_ANOTHER = ("view_as", "reshape_as")
 METHODS = ("flatten", "unflatten", "reshape", "view", "unsqueeze", "expand", "contiguous", "detach", "float", "double", "to",
-           *AS)  # fmt: skip
+           *LIKE_ANOTHER)  # fmt: skip
 VIEWS: frozenset[Any] = frozenset((*FUNCTIONS, *METHODS, *TRANSPOSES, *IN_PLACE, F.dropout, F.dropout2d))
 
 
 def owners(trace: fx.Graph, modules: Mapping[str, nn.Module]) -> dict[fx.Node, fx.Node]:
     """For each node, the one whose memory it may show; itself where it makes a tensor of its own."""
-    found: dict[fx.Node, fx.Node] = {}
+    owner: dict[fx.Node, fx.Node] = {}
     for node in trace.nodes:
         if node.op == "call_module":
             shows = isinstance(modules[str(node.target)], (*PASSES, nn.Flatten))
         else:
             shows = node.target in VIEWS
-        found[node] = found[node.all_input_nodes[0]] if shows and node.all_input_nodes else node
-    return found
+        owner[node] = owner[node.all_input_nodes[0]] if shows and node.all_input_nodes else node
+    return owner
 
 
 def check_in_place(trace: fx.Graph, modules: Mapping[str, nn.Module], tensors: Container[fx.Node]) -> None:
@@ -54,6 +54,6 @@ def check_in_place(trace: fx.Graph, modules: Mapping[str, nn.Module], tensors: C
 
 def _reads(user: fx.Node, tensor: fx.Node) -> bool:
     """Whether a node reads the numbers of a tensor, and not its shape alone."""
-    if user.target in (unfold_time, *AS):
+    if user.target in (unfold_time, *LIKE_ANOTHER):
         return user.args[0] is tensor
     return user.target is not getattr

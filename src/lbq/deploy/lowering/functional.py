@@ -38,7 +38,7 @@ def _pad(pad: Any, mode: str = "constant", value: float | None = None) -> nn.Mod
     return (nn.ConstantPad1d if len(pad) == 2 else nn.ConstantPad2d)(tuple(pad), value or 0.0)
 
 
-LAYERS: dict[Any, Callable[..., nn.Module | None]] = {
+LAYER_OF_FUNCTION: dict[Any, Callable[..., nn.Module | None]] = {
     F.max_pool2d: _max_pool(nn.MaxPool2d),
     torch.max_pool2d: _max_pool(nn.MaxPool2d),
     F.max_pool1d: _max_pool(nn.MaxPool1d),
@@ -55,5 +55,5 @@ LAYERS: dict[Any, Callable[..., nn.Module | None]] = {
 
 def as_layer(target: Any, arguments: tuple[Any, ...], options: Mapping[str, Any]) -> nn.Module | None:
     """The layer that the function `target` is with these arguments behind its input; None for other functions."""
-    make = LAYERS.get(target)
+    make = LAYER_OF_FUNCTION.get(target)
     return None if make is None else make(*arguments, **{k: v for k, v in options.items() if k != "input"})

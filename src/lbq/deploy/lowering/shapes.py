@@ -1,20 +1,15 @@
-"""What folding, unfolding, transposing, flattening and repeating make of a symbolic value: where time stands in it, and which
-of its sizes are joined."""
+"""What folding, unfolding, transposing and flattening make of a symbolic value: where time stands in it, and which of its
+sizes are joined."""
 
 from __future__ import annotations
 
 import math
-import operator
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import Any, cast
-
-import torch
-from torch import fx
+from typing import Any
 
 from lbq.deploy.lowering.currents import Value
-from lbq.deploy.lowering.times import FOLDED, ONE, SHOWN, SWAPPED, UNFOLDED, added, front
+from lbq.deploy.lowering.times import FOLDED, SHOWN, SWAPPED, UNFOLDED, front
 from lbq.errors import GraphError
 
 
@@ -50,8 +45,8 @@ class Shapes:
     def transposed(self, where: str, value: Value, axes: tuple[Any, ...]) -> Value:
         """Time and batch exchanged: by their two dimensions, or by the order of all."""
         rank = len(self.sizes(value))
-        given = axes[0] if len(axes) == 1 else axes
-        order = [axis % rank if isinstance(axis, int) else axis for axis in given]
+        dims = axes[0] if len(axes) == 1 else axes
+        order = [dim % rank if isinstance(dim, int) else dim for dim in dims]
         if (
             value.time not in SWAPPED
             or order[:2] not in ([0, 1], [1, 0])
@@ -69,8 +64,8 @@ class Shapes:
             wanted = tuple(total // known if size == -1 and known else size for size in sizes)
             other = (FOLDED | UNFOLDED).get(value.time, value.time)
             for time, flat in product((value.time, other), (False, True)):
-                if self.sizes(found := replace(value, time=time, flat=flat)) == wanted:
-                    return found
+                if self.sizes(reshaped := replace(value, time=time, flat=flat)) == wanted:
+                    return reshaped
         raise GraphError(
             f"{where}: it may join or split time and batch, or channels, height and width, in that order; nothing else"
         )
@@ -99,37 +94,3 @@ class Shapes:
                 "its forward runs"
             )
         return replace(value, time=SHOWN[value.time])
-
-    def shown(self, where: str, node: fx.Node, value: Value, rest: tuple[Any, ...]) -> Value | None:
-        """The plain ways to put time in front of the batch, or behind it, or None where `node` is none of them: unsqueeze,
-        [None] or [:, None], and then expand or repeat; expand and repeat alone; torch.stack([x] * T)."""
-        target = node.target
-        if target in (torch.unsqueeze, "unsqueeze", operator.getitem):
-            new = added((*rest, *node.kwargs.values())[0], target is operator.getitem)
-            if value.time != "none" or new is None:
-                return None
-            value = replace(value, time=new)
-            return value if self.timesteps > 1 else self.begin(where, value, 1)
-        if target is torch.stack:
-            copies, at = cast(Sequence[Any], node.args[0]), (*rest, *node.kwargs.values())
-            if any(x is not copies[0] for x in copies) or at not in ((), (0,), (1,)):
-                raise GraphError(f"{where}: only the same image, stacked in front for every timestep, is supported")
-            behind = at == (1,) and value.time == "none"
-            return self.begin(where, replace(value, time="one behind") if behind else value, len(copies))
-        return self.repeated(where, node, value, rest) if target in ("expand", "repeat") else None
-
-    def repeated(self, where: str, node: fx.Node, value: Value, rest: tuple[Any, ...]) -> Value:
-        if self.timesteps == 1:
-            value = replace(value, time=ONE.get(value.time, value.time))
-        sizes = list(rest[0] if len(rest) == 1 else rest)
-        kept = [{-1, size} if node.target == "expand" else {1} for size in self.sizes(value)]
-        at = 1 if value.time == "one behind" else 0
-        if value.time != "none":
-            del kept[at]
-        steps = sizes.pop(at) if len(sizes) > at else None
-        if node.kwargs or len(sizes) != len(kept) or any(s not in k for s, k in zip(sizes, kept, strict=True)):
-            raise GraphError(
-                f"{where}: {node.target} is supported only to show an image at every timestep, in front, as in "
-                "x.expand(T, *x.shape)"
-            )
-        return self.begin(where, value, steps)

@@ -11,9 +11,9 @@ from lbq.errors import GraphError
 from lbq.graph import Shape
 
 POOLS = (nn.MaxPool1d, nn.AvgPool1d, nn.AdaptiveAvgPool1d)
-LAYERS = (nn.Conv1d, nn.ConstantPad1d, *POOLS)
+SIGNAL_LAYERS = (nn.Conv1d, nn.ConstantPad1d, *POOLS)
 Given = Shape | tuple[int, int] | tuple[int]  # of one input: (C, H, W), (C, L) or (F,)
-OF_IMAGES = (nn.Conv2d, nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.ConstantPad2d)
+IMAGE_LAYERS = (nn.Conv2d, nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.ConstantPad2d)
 
 
 def as_image(shape: tuple[int, ...]) -> Shape:
@@ -27,7 +27,7 @@ def lifted(name: str, module: nn.Module, signals: bool) -> nn.Module:
     """A layer of signals as one of images of height 1; others as they are. signals: whether that is what the network reads."""
     if isinstance(module, nn.ConstantPad1d):  # of images, it pads the width
         return nn.ConstantPad2d((*module.padding, 0, 0), module.value)
-    if isinstance(module, OF_IMAGES if signals else LAYERS):
+    if isinstance(module, IMAGE_LAYERS if signals else SIGNAL_LAYERS):
         reads, shape = ("signals", "(C, 1, L)") if signals else ("images", "(C, L)")
         raise GraphError(
             f"layer {name!r}: {type(module).__name__} in a network that reads {reads}: give input_shape as {shape}"

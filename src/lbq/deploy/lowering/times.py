@@ -10,13 +10,13 @@ import torch
 # [B, T, ...] and [B * T, ...]
 Time = Literal["none", "one", "all", "folded", "one behind", "behind", "folded behind"]
 
-BATCH = 2**61 - 1  # stands for the batch's size: a prime, so that products of sizes can be told apart
+BATCH_SIZE = 2**61 - 1  # stands for the batch's size: a prime, so that products of sizes can be told apart
 
 FOLDED: dict[Time, Time] = {"one": "none", "all": "folded", "one behind": "none", "behind": "folded behind"}
 UNFOLDED: dict[Time, Time] = {"folded": "all", "folded behind": "behind"}
 SWAPPED: dict[Time, Time] = {"one": "one behind", "all": "behind", "one behind": "one", "behind": "all"}
 SHOWN: dict[Time, Time] = {"none": "all", "one": "all", "one behind": "behind"}  # at every timestep
-ONE: dict[Time, Time] = {"all": "one", "behind": "one behind"}  # the same where there is one timestep
+ONE_STEP: dict[Time, Time] = {"all": "one", "behind": "one behind"}  # the same where there is one timestep
 AXIS: dict[Time, int] = {"all": 0, "behind": 1}  # of time
 
 TRANSPOSES = (torch.transpose, torch.permute, torch.swapaxes, torch.swapdims, torch.movedim, "transpose", "permute",
@@ -26,11 +26,11 @@ TRANSPOSES = (torch.transpose, torch.permute, torch.swapaxes, torch.swapdims, to
 def front(time: Time, steps: int) -> tuple[int, ...]:
     """The sizes in front of channels."""
     if time == "none":
-        return (BATCH,)
+        return (BATCH_SIZE,)
     if time in UNFOLDED:
-        return (steps * BATCH,)
+        return (steps * BATCH_SIZE,)
     count = 1 if time in ("one", "one behind") else steps
-    return (count, BATCH) if time in ("one", "all") else (BATCH, count)
+    return (count, BATCH_SIZE) if time in ("one", "all") else (BATCH_SIZE, count)
 
 
 def added(at: Any, by_index: bool) -> Time | None:

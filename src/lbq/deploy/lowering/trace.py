@@ -20,7 +20,7 @@ PASSES = (nn.Dropout, nn.Dropout2d, nn.Identity)
 POOLS = (nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d)
 STATELESS = (*PASSES, *POOLS, nn.Flatten, nn.ConstantPad2d, *signal_layers.POOLS, nn.ConstantPad1d)
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.SyncBatchNorm)
-LAYERS = (*ACTIVATIONS, *NORMS, *STATELESS, nn.Conv1d, nn.Conv2d, nn.Linear)
+LEAVES = (*ACTIVATIONS, *NORMS, *STATELESS, nn.Conv1d, nn.Conv2d, nn.Linear)
 
 
 class Follower(Protocol):
@@ -75,7 +75,7 @@ class _Tracer(fx.Tracer):
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         if isinstance(m, PASSES) and own_method(m):
             return False  # its own forward is traced like any other
-        return isinstance(m, LAYERS) or super().is_leaf_module(m, module_qualified_name)
+        return isinstance(m, LEAVES) or super().is_leaf_module(m, module_qualified_name)
 
     def path_of_module(self, mod: nn.Module) -> str:
         try:

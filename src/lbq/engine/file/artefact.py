@@ -1,8 +1,8 @@
 """Deployed networks as files, `model.lbq`: writing them, and reading them with every statement checked.
 
-The graph is JSON in the file's header, weights and constants are tensors (`lbq.engine.file.container`). Shapes are not stored
-but follow from the input's shape, so that they cannot contradict each other; a layer may read only the input and layers
-before it, so that there are no cycles; bounds are proved again. docs/explanation/integers.md describes the format.
+The graph is JSON in the file's header, weights and constants are tensors (`lbq.engine.file.container`). Shapes are not
+stored but follow from the input's shape, so that they cannot contradict each other. A layer may read only the input and
+layers before it, so that there are no cycles. Bounds are proved again. docs/explanation/integers.md describes the format.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from lbq.graph.integer import IntegerNetwork, membrane_bound, readout_bound
 
 
 def level_digests(levels: Mapping[str, NDArray[Any]]) -> dict[str, tuple[str, ...]]:
-    """By layer, the SHA-256 of the bytes of its levels `[T, B, C, H, W]` (uint8 or int8, C order) at each timestep."""
+    """For each layer, the SHA-256 of its levels `[T, B, C, H, W]` (uint8 or int8, C order) at each timestep."""
     return {
         name: tuple(hashlib.sha256(np.ascontiguousarray(step).tobytes()).hexdigest() for step in level)
         for name, level in levels.items()
@@ -36,7 +36,7 @@ def level_digests(levels: Mapping[str, NDArray[Any]]) -> dict[str, tuple[str, ..
 
 
 def save(path: Path | str, network: IntegerNetwork, golden: Golden | None = None) -> int:
-    """Write a network; returns the size of the file in bytes."""
+    """Write a network; return the size of the file in bytes."""
     try:
         tensors, text = proved(network, golden)
     except ArtefactError as error:
@@ -45,7 +45,7 @@ def save(path: Path | str, network: IntegerNetwork, golden: Golden | None = None
 
 
 def proved(network: IntegerNetwork, golden: Golden | None = None) -> tuple[container.Tensors, dict[str, Any]]:
-    """A network as a file holds it, tensors and description, with all that a reader checks checked."""
+    """The tensors and the description of a network's file; a reader has checked them."""
     tensors: container.Tensors = {}
     largest = {s.name: network.largest(s) for s in network.synapses}
     layers = []
@@ -114,12 +114,12 @@ def _describe(synapse: Synapse) -> dict[str, Any]:
 
 
 def load(path: Path | str) -> tuple[IntegerNetwork, Golden | None, container.Mapped]:
-    """Read a network and check all of it; its weights lie in the file, which must stay as it is."""
+    """Read a network and check all of it. Its weights are in the mapped file, which must stay as it is."""
     tensors, text, file = container.read(path)
     try:
-        found = Reader(tensors).network(container.parse_json(text, "its description"))
+        network, golden = Reader(tensors).network(container.parse_json(text, "its description"))
     except ArtefactError as error:
         raise ArtefactError(f"{path}: {error}") from error
     for tensor in tensors.values():
         container.forget(tensor)  # the checks have read all of it
-    return (*found, file)
+    return network, golden, file

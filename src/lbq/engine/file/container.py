@@ -1,13 +1,13 @@
 """The file of a deployed network: safetensors with integers only, text in its header, and a SHA-256 over every byte.
 
-A safetensors file is 8 bytes with the header's length, the header as JSON, and the tensors' bytes. Ours is written
-deterministically, so that equal networks are equal files. `__metadata__` holds two strings: `lbq`, a JSON text, and
-`sha256`, the digest of the whole file with the digest's own 64 characters taken as zeros. Whatever is changed, be it one
-bit of padding, is therefore seen. Reading trusts nothing: every offset, shape and type is checked before it is used.
+A safetensors file is 8 bytes with the header's length, the header as JSON, and the tensors' bytes. Equal networks give
+equal files. `__metadata__` holds two strings: `lbq`, a JSON text, and `sha256`, the digest of the whole file with zeros
+in place of the digest's own 64 characters. So every change is seen, even of one bit of padding. Reading trusts nothing:
+every offset, shape and type is checked before it is used.
 
-A file is mapped, not copied, so that weights need not be in memory twice once a kernel has its own form of them. It must
-stay as it is while the network is in use, and `Mapped` says whether it did; replacing it by another file, as `write`
-does, is safe.
+A file is mapped, not copied, so that weights are not in memory twice once a kernel has its own form of them. The file must
+stay as it is while the network is in use, and `Mapped` checks that. To replace it by another file, as `write` does, is
+safe.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from lbq.system import files
 DTYPES: dict[str, type[np.integer[Any]]] = {
     "U8": np.uint8, "I8": np.int8, "I16": np.int16, "I32": np.int32, "I64": np.int64,
 }  # fmt: skip
-NAMES = {np.dtype(dtype): name for name, dtype in DTYPES.items()}
+DTYPE_NAMES = {np.dtype(dtype): name for name, dtype in DTYPES.items()}
 MOST_BYTES = 2**32
-MOST_HEADER = 2**22  # a network of a hundred layers has a hundredth of it; parsing takes 25 times as much memory
-ALIGNMENT = 8
+MOST_HEADER_BYTES = 2**22  # a network of a hundred layers has a hundredth of it; parsing takes 25 times as much memory
+ALIGNMENT_BYTES = 8
 PLACEHOLDER = "0" * 64
 REMEDY = "give a model.lbq that `lbq deploy` wrote"
 
@@ -51,12 +51,12 @@ def encode(tensors: Mapping[str, NDArray[Any]], text: str) -> bytes:
     for name in order:
         value = tensors[name]
         start, end = end, end + value.nbytes
-        header[name] = {"dtype": NAMES[value.dtype], "shape": list(value.shape), "data_offsets": [start, end]}
+        header[name] = {"dtype": DTYPE_NAMES[value.dtype], "shape": list(value.shape), "data_offsets": [start, end]}
     encoded = json.dumps(header, separators=(",", ":"), sort_keys=True).encode()
-    encoded += b" " * (-len(encoded) % ALIGNMENT)
-    if len(encoded) > MOST_HEADER:
+    encoded += b" " * (-len(encoded) % ALIGNMENT_BYTES)
+    if len(encoded) > MOST_HEADER_BYTES:
         raise ArtefactError(
-            f"its description takes {len(encoded):,} bytes, at most {MOST_HEADER:,} are read: give fewer facts"
+            f"its description takes {len(encoded):,} bytes, at most {MOST_HEADER_BYTES:,} are read: give fewer facts"
         )
     parts = [len(encoded).to_bytes(8, "little"), encoded]
     parts += (tensors[name].astype(tensors[name].dtype.newbyteorder("<"), copy=False).tobytes() for name in order)
@@ -66,12 +66,12 @@ def encode(tensors: Mapping[str, NDArray[Any]], text: str) -> bytes:
 
 
 def write(path: Path | str, tensors: Mapping[str, NDArray[Any]], text: str) -> int:
-    """Write a file, whole or not at all; returns its size in bytes."""
+    """Write a file, whole or not at all; return its size in bytes."""
     return files.write(path, encode(tensors, text), ArtefactError)
 
 
 class Mapped:
-    """A mapped file, of which `check` says in one line that it was written to since."""
+    """A mapped file; `check` refuses it once it has been written to."""
 
     def __init__(self, path: Path, descriptor: int) -> None:
         self.path, self.descriptor = path, os.dup(descriptor)
@@ -79,8 +79,8 @@ class Mapped:
         self.state = self._state()
 
     def _state(self) -> tuple[int, int]:
-        found = os.fstat(self.descriptor)
-        return found.st_size, found.st_mtime_ns
+        status = os.fstat(self.descriptor)
+        return status.st_size, status.st_mtime_ns
 
     def check(self) -> None:
         if self._state() != self.state:
@@ -111,9 +111,9 @@ def read(path: Path | str) -> tuple[Tensors, str, Mapped]:
 
 
 def forget(tensor: NDArray[Any]) -> None:
-    """Let go of the memory that a tensor of a mapped file takes; it is read again if it is needed again.
+    """Release the memory of a mapped file's tensor. The system reads it again when it is needed again.
 
-    Does nothing for tensors that own their memory, and where the system does not offer it.
+    Nothing happens to tensors that own their memory, or where the system does not offer it.
     """
     base: Any = tensor
     while isinstance(base, np.ndarray):
@@ -127,11 +127,11 @@ def forget(tensor: NDArray[Any]) -> None:
 
 
 def decode(data: bytes | mmap.mmap) -> tuple[Tensors, str]:
-    """What `encode` was given."""
+    """The tensors and the text that `encode` wrote."""
     if len(data) < 8:
         raise ArtefactError(f"it is too short for a deployed network: {REMEDY}")
     length = int.from_bytes(data[:8], "little")
-    if length > min(MOST_HEADER, len(data) - 8):
+    if length > min(MOST_HEADER_BYTES, len(data) - 8):
         raise ArtefactError(f"it is not a deployed network, or was cut off: {REMEDY}, or copy it again")
     header = parse_json(data[8 : 8 + length], "its header")
     metadata = header.pop("__metadata__", None) if isinstance(header, dict) else None
@@ -154,7 +154,7 @@ def decode(data: bytes | mmap.mmap) -> tuple[Tensors, str]:
 
 
 def _tensors(header: Mapping[str, Any], body: memoryview) -> Tensors:
-    found: Tensors = {}
+    tensors: Tensors = {}
     places = []
     for name, entry in header.items():
         if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
@@ -171,12 +171,12 @@ def _tensors(header: Mapping[str, Any], body: memoryview) -> Tensors:
             raise ArtefactError(f"tensor {name!r} does not fit its shape or the file")
         places.append((start, end))
         dtype = np.dtype(DTYPES[kind]).newbyteorder("<")
-        found[name] = np.frombuffer(body[start:end], dtype).reshape(shape).astype(DTYPES[kind], copy=False)
+        tensors[name] = np.frombuffer(body[start:end], dtype).reshape(shape).astype(DTYPES[kind], copy=False)
     places.sort()
     joined = all(a[1] == b[0] for a, b in zip([(0, 0), *places], places, strict=False))
     if not joined or (places[-1][1] if places else 0) != len(body):
         raise ArtefactError("its tensors overlap or leave gaps")
-    return found
+    return tensors
 
 
 def _naturals(values: Any) -> bool:
@@ -184,7 +184,7 @@ def _naturals(values: Any) -> bool:
 
 
 def parse_json(text: bytes | str, what: str) -> Any:
-    """JSON as the standard has it: no NaN, no key twice, no depth that would exhaust the stack."""
+    """Parse JSON as the standard has it: no NaN, no repeated key, no depth that would exhaust the stack."""
 
     def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
         if len({key for key, _ in items}) != len(items):

@@ -1,4 +1,4 @@
-"""Every layer's levels of a few inputs in a file of their own, bit plane by bit plane: to find where another engine errs."""
+"""A file of every layer's levels for a few inputs, bit plane by bit plane: it helps to find where another engine errs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MOST_VALUES = 2**32
 
 
 def save_levels(path: Path | str, levels: Mapping[str, NDArray[Any]]) -> int:
-    """Write levels `[T, B, C, H, W]` by layer: planes of |S| packed eight to a byte, then the signs where there are any."""
+    """Write each layer's levels `[T, B, C, H, W]`: planes of |S|, eight bits to a byte, then the signs of signed levels."""
     tensors: container.Tensors = {}
     described = {}
     for name, level in levels.items():
@@ -35,13 +35,13 @@ def save_levels(path: Path | str, levels: Mapping[str, NDArray[Any]]) -> int:
 
 
 def load_levels(path: Path | str) -> dict[str, NDArray[Any]]:
-    """Levels by layer, as they were saved."""
+    """Each layer's levels, as they were saved."""
     tensors, text, _ = container.read(path)
     described = container.parse_json(text, f"{path}: its description")
     layers = described.get("layers") if isinstance(described, dict) else None
     if not isinstance(layers, dict) or described.get("format") != FORMAT or set(layers) != set(tensors):
         raise ArtefactError(f"{path} holds no levels: give a file that `lbq deploy --levels` wrote")
-    found = {}
+    levels = {}
     for name, packed in tensors.items():
         shape, signed = (
             layers[name].get(key) if isinstance(layers[name], dict) else None for key in ("shape", "signed")
@@ -57,5 +57,5 @@ def load_levels(path: Path | str) -> dict[str, NDArray[Any]]:
         level = (magnitudes << np.arange(len(magnitudes), dtype=np.int16)[:, None]).sum(0)
         if signed:
             level = np.where(bits[-1], -level, level)
-        found[name] = level.astype(np.int8 if signed else np.uint8).reshape(shape)
-    return found
+        levels[name] = level.astype(np.int8 if signed else np.uint8).reshape(shape)
+    return levels

@@ -1,7 +1,7 @@
 """Reading a deployed network from its description and tensors, with every statement checked.
 
-Nothing is believed: names, shapes, types and ranges are looked at one by one, shapes follow from the input's, and bounds are
-proved again. The limits here are those of the format.
+The reader trusts nothing. It checks names, shapes, types and ranges one by one, derives shapes from the input's shape, and
+proves bounds again. The limits are those of `lbq.graph.integer`.
 """
 
 from __future__ import annotations
@@ -24,10 +24,18 @@ from lbq.graph.integer import (
     LARGEST_PIXEL,
     LEAST_THRESHOLD,
     MEMBRANE_BOUND,
+    MOST_FRACTION,
+    MOST_LAYERS,
+    MOST_LEAK,
+    MOST_POOLS,
+    MOST_STEPS,
+    MOST_SYNAPSES,
+    MOST_UNITS,
     SUM_BOUND,
     IntegerLayer,
     IntegerNetwork,
     IntegerNeuron,
+    is_name,
     membrane_bound,
     pooled_bound,
     readout_bound,
@@ -36,14 +44,15 @@ from lbq.graph.integer import (
 from lbq.graph.levels import highest_level
 
 FORMAT, VERSION = "lbq integer network", 1
-MOST_LAYERS, MOST_SYNAPSES, MOST_POOLS, MOST_STEPS, MOST_UNITS = 4096, 64, 8, 4096, 2**28
-MOST_FRACTION, MOST_LEAK = 20, 16
 
 
 @dataclass(frozen=True)
 class Golden:
-    """What the network must give: inputs uint8 `[B, C, H, W]` or `[T, B, C, H, W]`, their int64 logits `[B, classes]`,
-    and by layer the SHA-256 of its levels `[B, C, H, W]` at each timestep."""
+    """Inputs with the results that the network must give for them.
+
+    inputs: uint8 `[B, C, H, W]` or `[T, B, C, H, W]`. logits: int64 `[B, classes]`. digests: for each layer, the SHA-256 of
+    its levels `[B, C, H, W]` at each timestep.
+    """
 
     inputs: NDArray[np.uint8]
     logits: NDArray[np.int64]
@@ -51,7 +60,7 @@ class Golden:
 
 
 class _Fields:
-    """A JSON object whose keys are all known, and taken one by one with their type."""
+    """A JSON object with known keys, whose values are read one by one with their type."""
 
     def __init__(self, value: Any, where: str, *keys: str) -> None:
         if not isinstance(value, dict):
@@ -85,11 +94,6 @@ class _Fields:
         return str(self.take(key, str, lambda v: "/" not in v and is_name(v)))
 
 
-def is_name(text: str) -> bool:
-    """Whether a text can be shown and written anywhere: no control characters, no half of a character."""
-    return re.fullmatch(r"[^\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]{1,200}", text) is not None
-
-
 def _number(value: Any) -> bool:
     return type(value) in (int, float) and 0 < value <= sys.float_info.max  # an integer may lie beyond all floats
 
@@ -99,6 +103,8 @@ def _form(conv: Synapse) -> tuple[Any, ...]:
 
 
 class Reader:
+    """Makes a network of its description and tensors; every tensor must belong to something."""
+
     def __init__(self, tensors: container.Tensors) -> None:
         self.tensors = tensors
         self.used: set[str] = set()
@@ -119,10 +125,10 @@ class Reader:
             value, "the description",
             "format", "version", "producer", "input", "layers", "readout", "scale", "classes", "facts", "golden",
         )  # fmt: skip
-        given = _Fields(value["input"], "input", "shape", "timesteps", "static", "max")
-        shape = given.take("shape", list, lambda v: len(v) == 3 and all(type(x) is int and 0 < x <= 2**16 for x in v))
-        self.timesteps = given.integer("timesteps", 1, MOST_STEPS)
-        self.static = bool(given.take("static", bool))
+        inputs = _Fields(value["input"], "input", "shape", "timesteps", "static", "max")
+        shape = inputs.take("shape", list, lambda v: len(v) == 3 and all(type(x) is int and 0 < x <= 2**16 for x in v))
+        self.timesteps = inputs.integer("timesteps", 1, MOST_STEPS)
+        self.static = bool(inputs.take("static", bool))
         self._fits("input", tuple(shape))
         self.shapes[INPUT], self.levels[INPUT] = tuple(shape), LARGEST_PIXEL
         described = top.take("layers", list, lambda v: 1 <= len(v) <= MOST_LAYERS)
@@ -138,7 +144,7 @@ class Reader:
             readout=readout,
             scale=float(value["scale"]),
             classes=self._classes(value["classes"], readout.shape[0]),
-            input_max=given.integer("max", 1, LARGEST_PIXEL),
+            input_max=inputs.integer("max", 1, LARGEST_PIXEL),
             facts=top.take("facts", dict),
         )
         self._prove(readout.name, bound, readout_bound(network), FLOAT64_BOUND)
@@ -192,10 +198,10 @@ class Reader:
         if not isinstance(value, list) or not 1 <= len(value) <= MOST_SYNAPSES:
             count = f", not {len(value)}" if isinstance(value, list) else ""
             raise ArtefactError(f"{where}: synapses must be a list of 1 to {MOST_SYNAPSES}{count}")
-        found = tuple(self._synapse(one) for one in value)
-        if len({s.out_shape for s in found}) != 1:
-            raise ArtefactError(f"{where}: its synapses give different shapes: {[s.out_shape for s in found][:4]}")
-        return found, found[0].out_shape
+        synapses = tuple(self._synapse(one) for one in value)
+        if len({s.out_shape for s in synapses}) != 1:
+            raise ArtefactError(f"{where}: its synapses give different shapes: {[s.out_shape for s in synapses][:4]}")
+        return synapses, synapses[0].out_shape
 
     def _synapse(self, value: Any) -> Synapse:
         kind = value.get("kind") if isinstance(value, dict) else None
@@ -241,18 +247,18 @@ class Reader:
             raise ArtefactError(f"{where}: its weight {list(weight.shape)} does not fit {in_shape} in {groups} groups")
         out_shape = (outputs, *output_size(in_shape[1:], kernel, stride, padding, dilation))
         self._fits(where, out_shape)
-        copied = fields.name("copy_of") if "copy_of" in fields.value else ""
-        made = Synapse(
-            name, source, "conv", weight, in_shape, out_shape, pools, stride, padding, dilation, groups, True, copied
+        original = fields.name("copy_of") if "copy_of" in fields.value else ""
+        synapse = Synapse(
+            name, source, "conv", weight, in_shape, out_shape, pools, stride, padding, dilation, groups, True, original
         )
-        if copied:
-            other = self.convs.get(copied)
+        if original:
+            other = self.convs.get(original)
             if other is None:
-                raise ArtefactError(f"{where}: it is a copy of {copied!r}, which is no convolution before it")
-            if other.copy_of or _form(other) != _form(made):
-                raise ArtefactError(f"{where}: it is a copy of {copied!r}, which is another convolution")
-        self.convs[name] = made
-        return made
+                raise ArtefactError(f"{where}: it is a copy of {original!r}, which is no convolution before it")
+            if other.copy_of or _form(other) != _form(synapse):
+                raise ArtefactError(f"{where}: it is a copy of {original!r}, which is another convolution")
+        self.convs[name] = synapse
+        return synapse
 
     def _pool(self, value: Any, where: str) -> Pool:
         fields = _Fields(value, f"{where}: a pool", "kind", "kernel", "stride", "padding")
@@ -313,32 +319,32 @@ class Reader:
     def _new_name(self, fields: _Fields, what: str = "layer") -> str:
         name = fields.name("name")
         if (what, name) in self.names or name == INPUT:
-            raise ArtefactError(f"the name {name!r} is given to more than one {what}")
+            raise ArtefactError(f"the name {name!r} is used by more than one {what}")
         self.names.add((what, name))
         return name
 
     def _tensor(self, name: str, kinds: tuple[type, ...], shape: tuple[int, ...] | None) -> NDArray[Any]:
-        found = self.tensors.get(name)
-        if found is None:
+        tensor = self.tensors.get(name)
+        if tensor is None:
             raise ArtefactError(f"tensor {name!r} is missing")
-        if found.dtype not in kinds or (shape is not None and found.shape != shape):
+        if tensor.dtype not in kinds or (shape is not None and tensor.shape != shape):
             expected = " or ".join(np.dtype(kind).name for kind in kinds)
             raise ArtefactError(
                 f"tensor {name!r} must be {expected}{'' if shape is None else f' {list(shape)}'}, "
-                f"not {found.dtype} {list(found.shape)}"
+                f"not {tensor.dtype} {list(tensor.shape)}"
             )
         self.used.add(name)
-        return found
+        return tensor
 
     def _fits(self, where: str, shape: Shape) -> None:
         if min(shape) < 1 or math.prod(shape) * self.timesteps > MOST_UNITS:
             raise ArtefactError(f"{where}: {tuple(shape)} over {self.timesteps} timesteps is empty or too large to run")
 
-    def _prove(self, name: str, stated: int, found: int, limit: int) -> None:
-        if found >= limit:
-            raise ArtefactError(f"layer {name!r}: its sums may reach {found}, beyond 2^{limit.bit_length() - 1}")
-        if stated != found:
-            raise ArtefactError(f"layer {name!r}: its bound is stated as {stated}, but is {found}")
+    def _prove(self, name: str, stated: int, bound: int, limit: int) -> None:
+        if bound >= limit:
+            raise ArtefactError(f"layer {name!r}: its sums may reach {bound}, beyond 2^{limit.bit_length() - 1}")
+        if stated != bound:
+            raise ArtefactError(f"layer {name!r}: its bound is stated as {stated}, but is {bound}")
 
     def _unit(self, value: Any, where: str, channels: int) -> NDArray[np.float64]:
         if not isinstance(value, list) or len(value) != channels or not all(_number(v) for v in value):

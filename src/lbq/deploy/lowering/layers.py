@@ -1,0 +1,184 @@
+"""The layers of a PyTorch network, on symbolic values, and the layers of the graph that neurons make of them.
+
+A convolution, a linear layer or a pool reads levels, or a sum of levels, or levels joined along channels. BatchNorm folds into
+a current. A neuron ends a current: it becomes a layer of the graph, and its levels are what comes next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import reduce
+from itertools import chain, count
+from typing import Any, cast
+
+import numpy as np
+from torch import nn
+
+from lbq.deploy.lowering.currents import (
+    Current,
+    Joined,
+    Levels,
+    Numbers,
+    Value,
+    add,
+    as_current,
+    batch_norm,
+    conv,
+    join,
+    linear,
+    padded,
+    pooled,
+    split,
+    summands,
+)
+from lbq.deploy.lowering.faithful import own_method
+from lbq.deploy.lowering.remedies import remedy
+from lbq.deploy.lowering.shapes import Shapes
+from lbq.deploy.lowering.signal_layers import lifted
+from lbq.deploy.lowering.times import SWAPPED
+from lbq.deploy.lowering.trace import ACTIVATIONS, LEAVES, NORMS, PASSES, POOLS, STATELESS
+from lbq.errors import GraphError
+from lbq.graph import INPUT, Layer, NeuronSpec, Synapse
+from lbq.neuron import SpikingNeuron
+
+READOUT = "readout"  # the name of the last layer, which has no neuron
+
+
+class Layers:
+    """Lowers a network's layers one by one; `made` are the layers of the graph so far.
+
+    signals: the network reads [C, L], here [C, 1, L]. weights: False where the structure is enough.
+    """
+
+    def __init__(self, timesteps: int, signals: bool, weights: bool) -> None:
+        self.numbers, self.shapes = Numbers(weights), Shapes(timesteps, signals)
+        self.made: list[Layer] = []
+        self._used: set[str] = set()
+        self._synapse_names: set[str] = set()
+        self._first_names: dict[str, str] = {}  # which name each convolution got first
+
+    def module(self, name: str, module: nn.Module, value: Value) -> Value:
+        """What a layer of the network makes of a value."""
+        kind = type(module).__name__
+        if isinstance(module, LEAVES) and (method := own_method(module)):
+            raise GraphError(
+                f"layer {name!r}: {kind} has a {method} of its own, which the integer network would leave out: use the "
+                "layer that it derives from, and write what it adds as layers of the network"
+            )
+        if name in self._used and not isinstance(module, STATELESS):
+            raise GraphError(f"layer {name!r} is used twice: give each place its own {kind}")
+        self._used.add(name)
+        module = lifted(name, module, self.shapes.signals)
+        if isinstance(module, ACTIVATIONS):
+            return self.activation(name, module, value)
+        if isinstance(module, PASSES):
+            return value
+        if isinstance(module, nn.Flatten):
+            return self.shapes.flatten(name, value, module.start_dim, module.end_dim)
+        if isinstance(module, (*NORMS, *POOLS, nn.Conv2d)) and value.time in SWAPPED:
+            raise GraphError(
+                f"layer {name!r}: {kind} knows no time in front: apply it with lbq.models.over_time(x, layer)"
+            )
+        if isinstance(module, NORMS):
+            return batch_norm(name, module, value, self.numbers)
+        if not isinstance(module, (nn.Conv2d, nn.Linear, nn.ConstantPad2d, *POOLS)):
+            raise GraphError(f"layer {name!r}: {kind} has no integer form here: {remedy(kind)}")
+        return self.read(name, module, value)
+
+    def read(self, name: str, module: nn.Module, value: Value) -> Value:
+        """What a convolution, linear layer or pool makes of levels, or of a sum of them: what it makes of each, added up."""
+        if isinstance(value, Levels):
+            return self._read_levels(name, module, value)
+        if isinstance(value, Joined):
+            return self._read_joined(name, module, value)
+        if isinstance(module, nn.MaxPool2d) or not (parts := summands(value)):
+            raise GraphError(f"layer {name!r}: {_must_read(module)}")
+        outputs = [self.read(name, module, part) for part in parts]
+        for i, output in enumerate(outputs[1:], 1):
+            if isinstance(output, Current):  # a convolution's bias, which the first has already
+                outputs[i] = replace(output, bias=np.zeros_like(output.bias))
+        total = cast(Current, self._sum(name, outputs))
+        return replace(total, averaged=value.averaged, mixed=value.mixed)
+
+    def _read_levels(self, name: str, module: nn.Module, value: Levels) -> Value:
+        if isinstance(module, nn.Conv2d):
+            return conv(name, module, value, self.numbers)
+        if isinstance(module, nn.Linear):
+            return linear(name, module, value, self.numbers)
+        if isinstance(module, nn.ConstantPad2d):
+            return padded(name, module, value)
+        return pooled(name, cast(Any, module), value)
+
+    def _read_joined(self, name: str, module: nn.Module, value: Joined) -> Value:
+        """The sum of what a layer makes of each part, with the weights for its channels; pools act on each alone."""
+        parts = value.parts(f"layer {name!r}")
+        if isinstance(module, (nn.ConstantPad2d, *POOLS)):
+            return join(f"layer {name!r}", [self.read(name, module, part) for part in parts])
+        layers = split(name, cast(Any, module), parts)
+        return self._sum(name, [self.read(f"{name}.part{i}", layers[i], part) for i, part in enumerate(parts)])
+
+    def _sum(self, name: str, values: Sequence[Value]) -> Value:
+        return reduce(lambda a, b: add(f"layer {name!r}", a, b), values)
+
+    def activation(self, name: str, module: nn.Module | None, value: Value) -> Levels:
+        """A neuron, or a ReLU (also where `module` is None): its current becomes a layer of the graph."""
+        value = as_current(f"layer {name!r}", value)
+        if value.averaged or value.mixed:
+            raise GraphError(
+                f"layer {name!r}: a neuron cannot follow the mean over time: take the mean behind the last one"
+            )
+        if name in (INPUT, READOUT):
+            raise GraphError(
+                f"layer {name!r}: the graph has an {INPUT} and a {READOUT} itself: give the neuron another name"
+            )
+        spec = _spec(name, module, value) if isinstance(module, SpikingNeuron) else None
+        convs = tuple(s for s in value.synapses if s.kind == "conv")
+        shortcuts = (s for s in value.synapses if s.kind == "identity")
+        synapses = convs + tuple(replace(s, name=f"{name}.shortcut{i or ''}") for i, s in enumerate(shortcuts))
+        self.made.append(Layer(name, self._named(synapses), value.bias, value.shape, spec))
+        return Levels(name, value.shape, flat=value.flat, time=value.time)
+
+    def readout(self, value: Current) -> Layer:
+        """The last layer, whose current is the logits."""
+        return Layer(READOUT, self._named(value.synapses), value.bias, value.shape)
+
+    def _named(self, synapses: Sequence[Synapse]) -> tuple[Synapse, ...]:
+        """With names of their own: a current that two layers read is computed for each of them, in its own units."""
+        named = []
+        for synapse in synapses:
+            names = chain([synapse.name], (f"{synapse.name}_{i}" for i in count(2)))
+            name = next(name for name in names if name not in self._synapse_names)
+            copied = self._first_names.setdefault(synapse.name, name) if synapse.kind == "conv" else name
+            named.append(replace(synapse, name=name, copy_of="" if copied == name else copied))
+            self._synapse_names.add(name)
+        return tuple(named)
+
+
+def _must_read(module: nn.Module) -> str:
+    """Why a layer cannot read a current, and what to write instead."""
+    kind, pools = type(module).__name__, isinstance(module, POOLS)
+    levels = "a neuron's output" if pools else "the input, a neuron's output or a sum of these"
+    averages = pools and not isinstance(module, nn.MaxPool2d)
+    other = ", or average in front of a 1x1 convolution, which is the same" if averages else ""
+    return f"{kind} must read {levels}: put a neuron in front of it{other}"
+
+
+def _spec(name: str, neuron: SpikingNeuron, current: Current) -> NeuronSpec:
+    """A neuron as plain numbers, where its current has time in front and its steps fit the channels."""
+    if current.time != "all":
+        way = "lbq.models.over_time(x, layer, timesteps=T) shows an image at every timestep"
+        if current.time == "behind":
+            way = "x.transpose(0, 1) puts it there"
+        raise GraphError(f"layer {name!r}: a neuron needs time in front, [T, B, ...]: {way}")
+    try:
+        spec = neuron.spec()
+    except GraphError as error:
+        raise GraphError(f"layer {name!r}: {error}") from error
+    channels, *sides = current.shape
+    if (steps := np.size(spec.step)) not in (1, channels):
+        raise GraphError(
+            f"layer {name!r}: it has {steps} steps for {channels} channels of {tuple(sides)}: flatten behind the neuron, or "
+            "give it one step"
+        )
+    return spec

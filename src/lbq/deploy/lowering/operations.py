@@ -1,0 +1,323 @@
+"""Functions and methods in a network's forward, on symbolic values: one handler for each operation that can be lowered.
+
+`HANDLERS` names them. A handler returns None where an operation is used in a way that has no integer form; `apply` refuses
+it then, as it refuses what has no handler, with where it was written and what to write instead.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import torch
+from torch import fx, nn
+from torch.nn import functional as F
+
+from lbq.deploy.lowering.aliases import LIKE_ANOTHER
+from lbq.deploy.lowering.currents import Levels, Numbers, Value, add, join, scaled
+from lbq.deploy.lowering.functional import LAYER_OF_FUNCTION, as_layer
+from lbq.deploy.lowering.layers import Layers
+from lbq.deploy.lowering.remedies import remedy
+from lbq.deploy.lowering.shapes import Shapes
+from lbq.deploy.lowering.times import AXIS, ONE_STEP, TRANSPOSES, UNFOLDED, added
+from lbq.errors import GraphError
+from lbq.graph import INPUT
+from lbq.models.time import fold_time, unfold_time
+
+EXACT_DTYPES = (torch.float32, torch.float64)  # which hold all levels and pixels
+ADDITIONS = (operator.add, operator.iadd, torch.add, "add")
+SUBTRACTIONS = (operator.sub, operator.isub, torch.sub, "sub")
+MULTIPLICATIONS = (operator.mul, operator.imul, torch.mul, "mul")
+DIVISIONS = (operator.truediv, operator.itruediv, torch.div, torch.true_divide, "div")
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call in a network's forward.
+
+    inputs: the values among its arguments. arguments: those behind the first, options: those by name, sizes being numbers in
+    both. values: of all calls so far.
+    """
+
+    node: fx.Node
+    inputs: Sequence[Value]
+    arguments: tuple[Any, ...]
+    options: Mapping[str, Any]
+    values: Mapping[fx.Node, Value]
+    layers: Layers
+
+    @property
+    def value(self) -> Value:
+        return self.inputs[0]
+
+    @property
+    def shapes(self) -> Shapes:
+        return self.layers.shapes
+
+    @property
+    def numbers(self) -> Numbers:
+        return self.layers.numbers
+
+    @property
+    def name(self) -> str:
+        target = self.node.target
+        return target if isinstance(target, str) else getattr(target, "__name__", str(target))
+
+    @property
+    def where(self) -> str:
+        """Where it was written: the network's own forward, or that of a module inside it, a neuron of one's own say."""
+        stack = self.node.meta.get("nn_module_stack") or {"": ("", None)}
+        layer, kind = list(stack.values())[-1]
+        forward = f"the forward of layer {layer!r}, a {kind.__name__}" if layer else "the network's forward"
+        return f"{self.node.name} in {forward}"
+
+    def named(self, *names: str) -> dict[str, Any]:
+        """Arguments behind the first by these names, and all options."""
+        return {**dict(zip(names, self.arguments, strict=False)), **self.options}
+
+
+def apply(call: Call) -> Value:
+    """What an operation makes of its input; refused where it has no integer form."""
+    handler = HANDLERS.get(call.node.target)
+    value = None if handler is None else handler(call)
+    if value is None:
+        raise GraphError(f"{call.where}: operation {call.name!r} has no integer form here: {remedy(call.name)}")
+    return value
+
+
+# Time
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def _fold_time(call: Call) -> Value:
+    call.shapes.check_spatial(call.where, call.value, call.arguments[0])
+    return call.shapes.fold(call.value)
+
+
+def _unfold_time(call: Call) -> Value:
+    """Time begins where a static input unfolds; it must begin with the timesteps that the graph will run."""
+    bound = inspect.signature(unfold_time).bind(*call.node.args, **call.node.kwargs).arguments
+    like = call.values.get(bound["like"])
+    if like is None or like.time in UNFOLDED or call.value.time != call.shapes.fold(like).time:
+        raise GraphError(f"{call.where}: it must unfold what was computed from fold_time of the same tensor")
+    call.shapes.check_spatial(call.where, like, bound.get("spatial", 3))
+    if like.time != "none":
+        return replace(call.value, time=like.time)
+    return call.shapes.begin(call.where, call.value, bound.get("timesteps"))
+
+
+def _add_axis(call: Call) -> Value | None:
+    """unsqueeze, [None] and [:, None], which put time in front of the batch or behind it."""
+    at = (*call.arguments, *call.options.values())[0]
+    time = added(at, call.node.target is operator.getitem)
+    if call.value.time != "none" or time is None:
+        return None
+    value = replace(call.value, time=time)
+    return value if call.shapes.timesteps > 1 else call.shapes.begin(call.where, value, 1)
+
+
+def _stack(call: Call) -> Value:
+    """torch.stack([x] * T), which shows an image at every timestep."""
+    copies, at = cast(Sequence[Any], call.node.args[0]), (*call.arguments, *call.options.values())
+    if any(x is not copies[0] for x in copies) or at not in ((), (0,), (1,)):
+        raise GraphError(f"{call.where}: only the same image, stacked in front for every timestep, is supported")
+    behind = at == (1,) and call.value.time == "none"
+    value = replace(call.value, time="one behind") if behind else call.value
+    return call.shapes.begin(call.where, value, len(copies))
+
+
+def _repeat(call: Call) -> Value:
+    """expand and repeat, which show an image at every timestep."""
+    value, shapes = call.value, call.shapes
+    if shapes.timesteps == 1:
+        value = replace(value, time=ONE_STEP.get(value.time, value.time))
+    sizes = list(call.arguments[0] if len(call.arguments) == 1 else call.arguments)
+    allowed = [{-1, size} if call.name == "expand" else {1} for size in shapes.sizes(value)]
+    at = 1 if value.time == "one behind" else 0
+    if value.time != "none":
+        del allowed[at]
+    steps = sizes.pop(at) if len(sizes) > at else None
+    fits = len(sizes) == len(allowed) and all(size in some for size, some in zip(sizes, allowed, strict=True))
+    if call.options or not fits:
+        raise GraphError(
+            f"{call.where}: {call.name} is supported only to show an image at every timestep, in front, as in "
+            "x.expand(T, *x.shape)"
+        )
+    return shapes.begin(call.where, value, steps)
+
+
+# Shapes
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def _flatten(call: Call) -> Value:
+    dims = call.named("start_dim", "end_dim")
+    return call.shapes.flatten(call.where, call.value, dims.get("start_dim", 0), dims.get("end_dim", -1))
+
+
+def _unflatten(call: Call) -> Value | None:
+    """The first dimension, time and batch folded, into two."""
+    if call.value.time not in UNFOLDED or len(call.arguments) != 2 or call.arguments[0] != 0:
+        return None
+    front = call.arguments[1]
+    sizes = (*front, *call.shapes.sizes(call.value)[1:]) if isinstance(front, tuple) else None
+    return call.shapes.reshape(call.where, call.value, sizes)
+
+
+def _transpose(call: Call) -> Value | None:
+    return None if call.options else call.shapes.transposed(call.where, call.value, call.arguments)
+
+
+def _reshape(call: Call) -> Value | None:
+    if call.options:
+        return None
+    sizes = call.arguments[0] if len(call.arguments) == 1 else call.arguments
+    return call.shapes.reshape(call.where, call.value, sizes)
+
+
+def _reshape_like(call: Call) -> Value | None:
+    if len(call.inputs) != 2:
+        return None
+    return call.shapes.reshape(call.where, call.value, call.shapes.sizes(call.inputs[1]))
+
+
+def _join(call: Call) -> Value:
+    """torch.cat along channels."""
+    named: dict[str, Any] = {**dict(zip(("tensors", "dim"), call.node.args, strict=False)), **call.node.kwargs}
+    values = [call.values.get(tensor) for tensor in named["tensors"]]
+    known = [value for value in values if value is not None]
+    rank = len(call.shapes.sizes(known[0]))
+    channels = rank - len(call.shapes.behind(known[0]))
+    if len(known) != len(values) or named.get("dim", named.get("axis", 0)) not in (channels, channels - rank):
+        raise GraphError(f"{call.where}: neurons' outputs can be joined along channels alone: dim={channels}")
+    return join(call.where, known)
+
+
+# Arithmetic
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def _unchanged(call: Call) -> Value:
+    """The same numbers, wherever they lie and whatever holds them."""
+    return call.value
+
+
+def _cast(call: Call) -> Value | None:
+    """to(dtype), where it keeps the numbers as they are."""
+    return call.value if all(to in EXACT_DTYPES for to in (*call.arguments, *call.options.values())) else None
+
+
+def _add(call: Call) -> Value:
+    """The sum or the difference of two tensors, or 0 + tensor, as sum() begins."""
+    operands = [call.values.get(a, a) if isinstance(a, fx.Node) else a for a in call.node.args]
+    values = [x for x in operands if isinstance(x, Value)]
+    subtracts = call.node.target in SUBTRACTIONS
+    if len(operands) == 2 and not call.options:
+        if len(values) == 2:
+            left, right = values
+            return add(call.where, left, scaled(right, -1, call.numbers) if subtracts else right)
+        if 0 in operands and not subtracts:
+            return values[0]
+    constants = "constants into a bias"
+    if any(isinstance(value, Levels) and value.source == INPUT for value in values):
+        constants = "normalise images before the network, not in it: mean= and std= say how"
+    raise GraphError(
+        f"{call.where}: only the plain sum or difference of two tensors is supported: write x + y, and {constants}"
+    )
+
+
+def _multiply(call: Call) -> Value | None:
+    """A tensor times a number, or divided by one."""
+    operands = call.node.args
+    numbers = [a for a in operands if isinstance(a, int | float) and math.isfinite(a)]
+    if call.options or len(operands) != 2 or len(numbers) != 1:
+        return None
+    (number,) = numbers
+    if call.node.target in MULTIPLICATIONS:
+        return scaled(call.value, float(number), call.numbers)
+    divides = number != 0 and number is operands[1]
+    return scaled(call.value, 1 / number, call.numbers) if divides else None
+
+
+def _negate(call: Call) -> Value:
+    return scaled(call.value, -1, call.numbers)
+
+
+def _mean(call: Call) -> Value:
+    return _mean_and_count(call)[0]
+
+
+def _sum(call: Call) -> Value:
+    mean, count = _mean_and_count(call)
+    return scaled(mean, count, call.numbers)
+
+
+def _mean_and_count(call: Call) -> tuple[Value, int]:
+    """The mean over time, over height and width, or over both, and of how many numbers it is."""
+    value, name = call.value, call.name
+    options = call.named("dim", "keepdim")
+    options.pop("input", None)  # the tensor, by its name
+    dims, keeps = options.pop("axis", options.pop("dim", ())), options.pop("keepdim", False)
+    sizes = call.shapes.sizes(value)
+    rank, axis = len(sizes), AXIS.get(value.time, 0)
+    over = {dim % rank for dim in ((dims,) if isinstance(dims, int) else dims or ())}
+    height_and_width = set(range(rank - len(call.shapes.behind(value)) + 1, rank))
+    sides = height_and_width & over
+    others = over - sides - {axis}
+    if options or others or sides not in (set(), height_and_width) or not over or (axis in over and keeps):
+        both = f"length, {name}(-1)" if call.shapes.signals else f"height and width, {name}((-2, -1))"
+        raise GraphError(
+            f"{call.where}: operation {name!r} has no integer form here but as the {name} over time, {name}({axis}), or over "
+            f"{both}"
+        )
+    if axis in over and value.time not in AXIS:
+        raise GraphError(
+            f"{call.where}: {name}({axis}) must be over time, and there is no time in front: return [T, B, ...] to it"
+        )
+    if sides:
+        value = replace(call.layers.read(call.where, nn.AdaptiveAvgPool2d(1), value), flat=not keeps)
+    if axis in over:
+        value = replace(value, averaged=True, time="none")
+    return value, math.prod(sizes[dim] for dim in over)
+
+
+# Layers that are called as functions
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def _layer(call: Call) -> Value | None:
+    layer = as_layer(call.node.target, call.arguments, call.options)
+    return None if layer is None else call.layers.module(call.node.name, layer, call.value)
+
+
+def _relu(call: Call) -> Value:
+    return call.layers.activation(call.node.name, None, call.value)
+
+
+Handler = Callable[[Call], Value | None]
+HANDLERS: dict[Any, Handler] = {
+    fold_time: _fold_time,
+    unfold_time: _unfold_time,
+    **dict.fromkeys((torch.unsqueeze, "unsqueeze", operator.getitem), _add_axis),
+    torch.stack: _stack,
+    **dict.fromkeys(("expand", "repeat"), _repeat),
+    **dict.fromkeys(("contiguous", "clone", torch.clone, "detach", torch.detach, "float", "double"), _unchanged),
+    "to": _cast,
+    **dict.fromkeys(LAYER_OF_FUNCTION, _layer),
+    **dict.fromkeys((torch.cat, torch.concat, torch.concatenate), _join),
+    **dict.fromkeys((*ADDITIONS, *SUBTRACTIONS), _add),
+    **dict.fromkeys((torch.flatten, "flatten"), _flatten),
+    **dict.fromkeys((torch.unflatten, "unflatten"), _unflatten),
+    **dict.fromkeys(TRANSPOSES, _transpose),
+    **dict.fromkeys((torch.reshape, "reshape", "view"), _reshape),
+    **dict.fromkeys(LIKE_ANOTHER, _reshape_like),
+    **dict.fromkeys((torch.mean, "mean"), _mean),
+    **dict.fromkeys((torch.sum, "sum"), _sum),
+    **dict.fromkeys((*MULTIPLICATIONS, *DIVISIONS), _multiply),
+    **dict.fromkeys((operator.neg, torch.neg, "neg"), _negate),
+    **dict.fromkeys((torch.relu, F.relu, "relu"), _relu),
+}
