@@ -23,8 +23,9 @@ import torch
 
 from lbq import engine
 from lbq.batches.sources import open_source
-from lbq.counting.deployed import evaluate, open_data
-from lbq.counting.deployed import measure as measure_deployed
+from lbq.counting.deployed import evaluate
+from lbq.counting.deployed_counts import measure as measure_deployed
+from lbq.counting.inputs import open_data
 from lbq.measuring.measure import measure
 from lbq.runs import run_folder
 from lbq.training import evaluation

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lbq.counting.deployed import open_data
+from lbq.counting.inputs import open_data
 from lbq.engine import load
 from lbq.export import export
 

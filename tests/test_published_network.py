@@ -8,7 +8,8 @@ import re
 
 from lbq import engine
 from lbq.config import Config
-from lbq.counting.deployed import evaluate, open_data
+from lbq.counting.deployed import evaluate
+from lbq.counting.inputs import open_data
 from tests.support.paths import ROOT
 from tests.support.reading import real
 

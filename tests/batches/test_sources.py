@@ -21,7 +21,8 @@ from lbq import engine
 from lbq.batches import sources
 from lbq.batches.sources import Batch, EventSource, FolderSource, fingerprint, held_out, open_source
 from lbq.config import Config
-from lbq.counting import deployed
+from lbq.counting import deployed, inputs
+from lbq.counting.deployed_counts import measure as measure_deployed
 from lbq.data import shards
 from lbq.data.events.cache import EventSplit
 from lbq.data.events.datasets import EventData
@@ -30,9 +31,9 @@ from lbq.deploy import deploy_run
 from lbq.deploy.deploy import test_set
 from lbq.errors import ConfigError, DataError
 from lbq.measuring.measure import measure
-from lbq.runs import run_folder
 from lbq.training.trainer import Trainer
 from tests.support import aedat_writer as writer
+from tests.support import small_runs
 from tests.support.reading import real
 
 
@@ -355,25 +356,25 @@ def test_an_event_network_from_training_to_its_deployed_file(recordings: Path, t
     trainer = Trainer(config, open_source(config))
     for _ in trainer.fit():
         pass
-    run_folder.save(tmp_path / "run", trainer.net, config, [], {})
+    small_runs.save_run(tmp_path / "run", trainer.net, config)
     engine.save(tmp_path / "model.lbq", deploy_run(tmp_path / "run", bits=16))
     net = engine.load(tmp_path / "model.lbq")
     assert not net.network.static
     assert net.verify("bitplane") == 8
-    test = deployed.open_data(net.network, str(recordings))
+    test = inputs.open_data(net.network, str(recordings))
     evaluation = deployed.evaluate(net, test)
     with torch.no_grad():
         logits = trainer.net.eval()(torch.from_numpy(test.read(0, test.size)).float())
     out = net.run(test.read(0, test.size))
     assert evaluation.images == 12
     assert (out.predictions == logits.argmax(1).numpy()).mean() > 0.9
-    measured = deployed.measure(net, test)
+    measured = measure_deployed(net, test)
     assert measured.exact is not None
     assert measured.exact.fp_macs == 3 * sum(s.valid_macs for s in net.network.layers[0].synapses)
     np.save(tmp_path / "frames.npy", test.read(0, 1)[:, 0])
-    assert deployed.read_input(tmp_path / "frames.npy", net.network).shape == (3, *net.network.input_shape)
+    assert inputs.read_input(tmp_path / "frames.npy", net.network).shape == (3, *net.network.input_shape)
     np.savez(tmp_path / "frames.npz", images=test.read(0, 4).swapaxes(0, 1))
-    own = deployed.open_data(net.network, str(tmp_path / "frames.npz"))
+    own = inputs.open_data(net.network, str(tmp_path / "frames.npz"))
     assert np.array_equal(own.read(1, 3), test.read(1, 3))
 
 

@@ -25,6 +25,7 @@ from lbq.cli.demo import demo_config
 from lbq.cli.progress import CountProgress, TrainProgress
 from lbq.deploy.deploy import deploy_trained, test_set
 from lbq.deploy.verify import check_absorption, check_integers
+from lbq.errors import Stopped
 from lbq.measuring.measure import measure
 from lbq.native.choose import choose
 from lbq.runs.records import record_of
@@ -70,8 +71,8 @@ def test_demo_json_and_run_folder(demo_run: tuple[Path, dict[str, Any], str]) ->
     assert summary["integer_check"] is True
     names = {p.name for p in folder.iterdir()}
     assert names == {
-        "analysis", "baselines", "checks.json", "config.toml", "metrics.jsonl", "model.analysis", "model.lbq", "report.html",
-        "result.json", "weights.safetensors",
+        ".lock", "analysis", "baselines", "checkpoints", "checks.json", "config.toml", "metrics.jsonl", "model.analysis",
+        "model.lbq", "report.html", "result.json", "weights.safetensors",
     }  # fmt: skip
     result = json.loads((folder / "result.json").read_text())
     checks = json.loads((folder / "checks.json").read_text())
@@ -168,15 +169,18 @@ def test_lbq_reaches_97_percent_and_its_integers_agree() -> None:
     assert max(steps) / min(steps) > 1.5  # layers chose different resolutions
 
 
-def test_account_of_a_run(capsys: pytest.CaptureFixture[str], demo_run: tuple[Path, dict[str, Any], str]) -> None:
+def test_account_of_a_run(
+    capsys: pytest.CaptureFixture[str],
+    demo_run: tuple[Path, dict[str, Any], str],
+    demo_result: list[demo.DemoResult],
+) -> None:
     folder, summary, _ = demo_run
     on = ["--device", "cpu"]  # as the demo: a GPU rounds otherwise
     code, out, _ = call(capsys, "account", str(folder), *on, "--json")
     assert code == 0
     facts = json.loads(out)
     assert round(facts["accuracy"], 2) == summary["accuracy"]["lbq"]
-    stored = json.loads((folder / "result.json").read_text())
-    assert facts["exact"]["total"]["bit_sparse"] == pytest.approx(stored["bit_sparse_acs"])
+    assert facts["exact"]["total"]["bit_sparse"] == pytest.approx(demo_result[0].methods["lbq"].bit_sparse_acs)
     code, out, _ = call(capsys, "account", str(folder))
     assert code == 0
     for text in (
@@ -340,11 +344,12 @@ def test_mistakes_end_in_one_line_and_exit_code_2(
     assert message in err
 
 
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), Stopped("stopped by SIGINT", 130)])
 def test_interrupt_leaves_nothing_behind(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    error: BaseException, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupted(*_: object) -> None:
-        raise KeyboardInterrupt
+        raise error
 
     monkeypatch.setattr(train.Trainer, "fit", interrupted)
     code, _, err = call(capsys, "demo", "--out", str(tmp_path / "run"))

@@ -20,14 +20,16 @@ from lbq.batches.sources import open_source
 from lbq.cli.options import thread_count
 from lbq.config import Config
 from lbq.counting.analysis import load
-from lbq.counting.deployed import analyze, evaluate, golden_set, measure, open_data, read_input
+from lbq.counting.deployed import evaluate
+from lbq.counting.deployed_counts import analyze, measure
+from lbq.counting.inputs import golden_set, open_data, read_input
 from lbq.data import load_digits
 from lbq.data.testset import open_arrays, open_test
 from lbq.deploy import deploy
 from lbq.engine.file.levelfile import load_levels
 from lbq.errors import ArtefactError, ConfigError, DataError, LbqError
-from lbq.runs import run_folder
 from lbq.training import trainer as train
+from tests.support import small_runs
 from tests.support.commands import call
 from tests.support.paths import ROOT
 from tests.support.small_nets import deployed, pixels, small
@@ -41,7 +43,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for _ in trainer.fit():
         pass
     folder = tmp_path_factory.mktemp("run") / "run"
-    run_folder.save(folder, trainer.net, config, [], {})
+    small_runs.save_run(folder, trainer.net, config)
     return folder
 
 

@@ -21,9 +21,9 @@ from lbq.batches.sources import open_source
 from lbq.cli.render import render_analysis
 from lbq.counting import analysis as analyze
 from lbq.counting.analysis import Analysis, LayerAnalysis, LevelHistogram, Membrane, Trace, coefficient_of_variation
-from lbq.counting.deployed import analyze as analyze_deployed
-from lbq.counting.deployed import measure as measure_deployed
-from lbq.counting.deployed import open_data
+from lbq.counting.deployed_counts import analyze as analyze_deployed
+from lbq.counting.deployed_counts import measure as measure_deployed
+from lbq.counting.inputs import open_data
 from lbq.counting.membranes import Membranes
 from lbq.counting.operations import Counter, Mode, count
 from lbq.counting.tally import Tallies

@@ -13,7 +13,8 @@ from torch.nn import functional as F
 
 import lbq.engine
 from lbq.convert import convert
-from lbq.counting.deployed import evaluate, open_data, read_input
+from lbq.counting.deployed import evaluate
+from lbq.counting.inputs import open_data, read_input
 from lbq.deploy import deploy, graph_of
 from lbq.errors import DataError, GraphError, LbqError
 from lbq.graph.integer import IntegerNetwork

@@ -22,8 +22,8 @@ from lbq.data import load_digits
 from lbq.deploy import deploy_run
 from lbq.models import create
 from lbq.neuron import BurstNeuron
-from lbq.runs import run_folder
 from lbq.runs.build import build
+from tests.support import small_runs
 from tests.support.paths import ROOT
 
 DOCS = ROOT / "docs"
@@ -209,7 +209,7 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with what readers are told to have: an untrained run in the place of the demo's, and its integers."""
     folder = tmp_path_factory.mktemp("reader")
     config = Config.from_dict({})
-    run_folder.save(folder / "runs/demo-001", build(config), config, [], {})
+    small_runs.save_run(folder / "runs/demo-001", build(config), config)
     lbq.engine.save(folder / "model.lbq", deploy_run(folder / "runs/demo-001"))
     (folder / "runs/demo-001/model.lbq").write_bytes((folder / "model.lbq").read_bytes())
     (folder / "DIR").mkdir()

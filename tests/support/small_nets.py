@@ -13,7 +13,7 @@ from lbq import models
 from lbq.deploy import absorb, deploy, fold_gain, on_pixels
 from lbq.deploy.float_execution import execute
 from lbq.engine import Network
-from lbq.engine.runner import Output
+from lbq.engine.output import Output
 from lbq.graph import Graph
 from lbq.models import over_time
 from lbq.neuron import BurstNeuron

@@ -19,6 +19,7 @@ from lbq.config import Config
 from lbq.data import digits
 from lbq.data.dataset import Dataset
 from lbq.data.digits import load_digits
+from lbq.models import BurstNet
 from lbq.models.resnet import ResNet
 from lbq.runs import checkpoint, run_folder
 from lbq.system import toml
@@ -57,7 +58,7 @@ def trainer(settings: Config, **options: Any) -> Trainer:
     return Trainer(settings, ImageSource(settings, small_digits(), torch.device("cpu")), **options)
 
 
-class Silent(job.Unwatched):
+class Silent(job.Watcher):
     """A watcher that keeps all reports."""
 
     def __init__(self) -> None:
@@ -77,8 +78,8 @@ class Silent(job.Unwatched):
     def restarted(self, log: Path) -> None:
         self.logs.append(log)
 
-    def initialised(self, run: str, taken: int, left: tuple[str, ...]) -> None:
-        self.starts.append((run, taken, left))
+    def initialised(self, run: str, copied: int, left: tuple[str, ...]) -> None:
+        self.starts.append((run, copied, left))
 
     def step(self, epoch: int, batch: int, batches: int, samples_per_second: float) -> None:
         self.steps.append((epoch, batch))
@@ -113,6 +114,15 @@ def contents(folder: Path) -> Contents:
         "result": timeless(json.loads((folder / "result.json").read_text())),
         "config": (folder / "config.toml").read_bytes(),
     }
+
+
+def save_run(folder: Path, net: BurstNet, config: Config) -> None:
+    """A run folder of a network as it is, without a training."""
+    folder.mkdir(parents=True)
+    run_folder.write_text(folder / "config.toml", config.to_toml())
+    checksum = run_folder.write_weights(folder, net.state_dict())
+    result = {"weights_sha256": checksum, "config_hash": config.hash}
+    run_folder.write_text(folder / "result.json", json.dumps(result))
 
 
 def differences(a: Contents, b: Contents) -> list[str]:

@@ -624,7 +624,7 @@ def test_a_run_is_evaluated_in_the_precision_that_it_says(tmp_path: Path, monkey
         used.append(given[3].precision)
         return 0.0
 
-    monkeypatch.setattr(job, "evaluate", watched)
+    monkeypatch.setattr(evaluation, "evaluate", watched)
     for precision in (None, "bf16", "fp64"):
         found = job.evaluate_run(tmp_path, torch.device("cpu"), World(), precision=precision)
         assert (found["precision"], found["trained_in"], found["stored_precision"]) == (used[-1], "bf16", "fp32")

@@ -16,13 +16,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from lbq.cli.render import render_sweep, sweep_row
+from lbq.cli.render import render_sweep
 from lbq.config import Config
 from lbq.errors import ConfigError, RunError, Stopped
 from lbq.results.result import Gathered, Result
 from lbq.runs import run_folder
 from lbq.system import files
-from lbq.training.sweep import Member, Sweep, parse_vary, plan
+from lbq.training.sweep import Member, Outcome, Sweep, parse_vary, plan
 from tests.support.commands import status
 from tests.support.paths import ROOT
 
@@ -469,7 +469,9 @@ def test_what_was_held_out_is_in_the_table(capsys: pytest.CaptureFixture[str]) -
         table = capsys.readouterr().out
         assert ("held out %" in table) is (shown is not None)
         assert shown is None or shown in table
-        assert sweep_row(Path("out/a-s0"), "done", result)["holdout_accuracy"] == held_out
+        member = Member(Path("a.toml"), (), Config(), Path("out/a-s0"))
+        outcome = Outcome([(member, "done")], Gathered([result]), None)
+        assert outcome.to_dict()["runs"][0]["holdout_accuracy"] == held_out
 
 
 def test_a_sweep_that_fails_exits_with_1(

@@ -41,7 +41,7 @@ SMALL: dict[str, Any] = {
 }
 
 
-class Quiet(job.Unwatched):
+class Quiet(job.Watcher):
     """A watcher that remembers."""
 
     def __init__(self) -> None:
@@ -420,7 +420,7 @@ def test_a_shared_tail_survives_saving(tmp_path: Path) -> None:
     first = next(m for m in net.modules() if isinstance(m, BurstNeuron))
     with torch.no_grad():
         first.eta.fill_(1.5)
-    run_folder.save(tmp_path / "run", net, config, [], {})
+    small_runs.save_run(tmp_path / "run", net, config)
     etas = [m.eta for m in lbq.load(tmp_path / "run").modules() if isinstance(m, BurstNeuron)]
     assert all(eta is etas[0] for eta in etas)
     assert etas[0].item() == 1.5
@@ -433,7 +433,7 @@ def test_broken_run_folders_are_named(trained: tuple[Path, models.BurstNet, Conf
     with pytest.raises(RunError, match="is not a run folder, config.toml is missing: give one"):
         lbq.load(tmp_path)
     broken = tmp_path / "broken"
-    run_folder.save(broken, net, config, [], {})
+    small_runs.save_run(broken, net, config)
     good = (folder / "weights.safetensors").read_bytes()
     (broken / "weights.safetensors").write_bytes(good[:1000])
     with pytest.raises(RunError, match="weights.safetensors cannot be read"):

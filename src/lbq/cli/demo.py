@@ -1,7 +1,7 @@
 """The first run: train four small networks on real digits, run the burst network on integer levels, count, and report.
 
-Everything in the result is computed in that run. Nothing here prints: the command line shows progress through
-`Watcher`.
+The four are configurations, trained and deployed as `lbq train` and `lbq deploy` do it. Nothing here prints: the command line
+shows progress through `Watcher`.
 """
 
 from __future__ import annotations
@@ -13,41 +13,41 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from lbq import engine
-from lbq.batches.sources import Source, open_source
+from lbq.batches.sources import open_source
 from lbq.config import Config
 from lbq.counting.analysis import LevelHistogram
-from lbq.counting.deployed import analyze
-from lbq.deploy.deploy import deploy_trained, test_set
+from lbq.counting.deployed_counts import analyze
+from lbq.deploy import deploy_run
+from lbq.deploy.deploy import test_set
 from lbq.deploy.verify import AbsorptionCheck, IntegerCheck, check_absorption, check_integers
 from lbq.measuring.measure import Measurement, measure
-from lbq.models import BurstNet
 from lbq.report.output import make, write_analysis
-from lbq.results.gather import gather
+from lbq.results.gather import ARCHIVE, gather
 from lbq.runs import records, run_folder
-from lbq.training import evaluation
-from lbq.training import trainer as train
+from lbq.training import evaluation, job
 from lbq.training.position import EpochRecord
 
 INITIAL_STEP = 0.4
-ARTEFACT = "model.lbq"
+IMAGES_PER_MEMBRANE = 4  # membranes of every fourth test image are looked at
+OURS = "lbq"
 
 # the same network, seed, data and epochs; an ANN has no timesteps
 METHODS: dict[str, tuple[dict[str, Any], int]] = {
     "ann": ({"name": "relu"}, 1),
     "lif": ({"name": "lif"}, 2),
     "burst_fixed": ({"name": "burst_fixed", "n_max": 5, "step": INITIAL_STEP}, 2),
-    "lbq": ({"name": "lbq", "n_max": 5, "step": INITIAL_STEP}, 2),
+    OURS: ({"name": "lbq", "n_max": 5, "step": INITIAL_STEP}, 2),
 }
 TITLES = {
     "ann": "ANN (ReLU)",
     "lif": "binary LIF",
     "burst_fixed": "burst, fixed step",
-    "lbq": "LBQ, learned step",
+    OURS: "LBQ, learned step",
 }
 
 
 class Watcher(Protocol):
-    """Told what happens, as it happens."""
+    """Is called as things happen."""
 
     def start(self, method: str, epochs: int) -> None: ...
 
@@ -58,6 +58,16 @@ class Watcher(Protocol):
     def stage(self, text: str) -> None: ...
 
 
+class _Epochs(job.Watcher):
+    """Hands the epochs of one method's training on."""
+
+    def __init__(self, method: str, watcher: Watcher) -> None:
+        self.method, self.watcher = method, watcher
+
+    def epoch(self, record: EpochRecord) -> None:
+        self.watcher.epoch(self.method, record)
+
+
 @dataclass(frozen=True)
 class MethodResult:
     """Accuracy in percent on the held-out third after the last epoch; counts per image; modelled energy in µJ."""
@@ -66,12 +76,9 @@ class MethodResult:
     accuracy: float
     timesteps: int
     parameters: int
-    seconds: float
     active_ratio: float | None
     unary_acs: float | None
     bit_sparse_acs: float | None
-    formations: float | None
-    fp_macs: float
     energy_uj: float
 
 
@@ -115,49 +122,26 @@ def demo_config(method: str, seed: int, epochs: int) -> Config:
 
 def run_demo(folder: Path | str, watcher: Watcher, seed: int = 0, epochs: int = 20) -> DemoResult:
     """Train, check, count, and write the run folder `folder` (the LBQ network; the others under `baselines/`)."""
-    started = time.perf_counter()
-    folder = Path(folder)
-    results: dict[str, MethodResult] = {}
+    started, folder = time.perf_counter(), Path(folder)
     with run_folder.new_folder(folder) as partial:
-        for method in METHODS:
-            config = demo_config(method, seed, epochs)
-            source = open_source(config)
-            net, metrics, seconds = _train(method, config, source, watcher)
-            measured = measure(net, source, membranes=4)
-            results[method] = _summarise(method, net, measured, seconds)
-            watcher.done(method, measured.accuracy, seconds)
-            where = partial if method == "lbq" else partial / "baselines" / method
-            _save(
-                where,
-                net,
-                config,
-                metrics,
-                results[method],
-                measured,
-                source,
-                folder.name if where == partial else method,
-            )
-        # the last network is LBQ's, and the folder is its run
+        # ours first: a run folder must be empty when its training begins
+        measured = {
+            method: _train(method, _place(partial, method), folder.name, demo_config(method, seed, epochs), watcher)
+            for method in (OURS, *(method for method in METHODS if method != OURS))
+        }
         watcher.stage("absorbing the steps, deploying on integers, running bit plane by bit plane ...")
-        absorption = check_absorption(net, source)
-        test = test_set(config)
-        size = engine.save(partial / ARTEFACT, deploy_trained(net, config, test))
-        check = check_integers(net, source, engine.load(partial / ARTEFACT), test, size)
-        write_analysis((partial / ARTEFACT).with_suffix(".analysis"), analyze(engine.load(partial / ARTEFACT), test))
-        checks = {"absorption": asdict(absorption), "integers": asdict(check)}
-        run_folder.write_text(partial / "checks.json", json.dumps(checks, indent=2) + "\n")
+        absorption, check = _deploy(partial)
     if not (absorption.passed and check.passed):
         raise RuntimeError(
             f"a bug in lbq: the integer network of {folder} disagrees with training: {absorption} {check}"
         )
     watcher.stage("writing the report ...")
     page = folder / "report.html"
-    made = gather([*(folder / "baselines" / method for method in METHODS if method != "lbq"), folder], records.read)
-    make(page, made, title="LBQ on UCI digits")
+    make(page, gather([_place(folder, method) for method in METHODS], records.read), title="LBQ on UCI digits")
     return DemoResult(
-        methods=results,
-        steps=evaluation.neuron_steps(net),
-        histograms=measured.histograms,
+        methods={method: _summary(method, _place(folder, method), measured[method]) for method in METHODS},
+        steps=evaluation.neuron_steps(run_folder.load(folder)),
+        histograms=measured[OURS].histograms,
         absorption=absorption,
         check=check,
         seconds=time.perf_counter() - started,
@@ -166,60 +150,47 @@ def run_demo(folder: Path | str, watcher: Watcher, seed: int = 0, epochs: int = 
     )
 
 
-def _save(
-    folder: Path,
-    net: BurstNet,
-    config: Config,
-    metrics: list[dict[str, Any]],
-    result: MethodResult,
-    measured: Measurement,
-    source: Source,
-    name: str,
-) -> None:
-    """One method's run folder, with what a record needs, and its analysis. name: what the folder will be called."""
-    details = {
-        "epoch": metrics[-1]["epoch"],
-        "train_loss": metrics[-1]["loss"],
-        "steps": evaluation.neuron_steps(net),
-        "tails": evaluation.neuron_tails(net),
-        "active": {name: histogram.active_ratio for name, histogram in measured.histograms.items()},
-        "levels": {name: histogram.counts.tolist() for name, histogram in measured.histograms.items()},
-        "training_seconds": result.seconds,
-        "processes": 1,
-        "data": source.about,
-    }
-    run_folder.save(folder, net, config, metrics, {**asdict(result), **details})
-    facts = {"kind": "run", **records.facts_of(folder), "name": name}
-    analysis = measured.analysis(facts, evaluation.neuron_tails(net))
-    write_analysis(folder / records.ANALYSIS.parent, analysis)
+def _place(folder: Path, method: str) -> Path:
+    """The run folder of a method."""
+    return folder if method == OURS else folder / "baselines" / method
 
 
-def _train(
-    method: str, config: Config, source: Source, watcher: Watcher
-) -> tuple[BurstNet, list[dict[str, Any]], float]:
+def _train(method: str, run: Path, name: str, config: Config, watcher: Watcher) -> Measurement:
+    """Train a method in its run folder and analyse it there. name: what the folder of ours will be called."""
     watcher.start(method, config.train.epochs)
     started = time.perf_counter()
-    trainer = train.Trainer(config, source)
-    metrics = []
-    for record in trainer.fit():
-        metrics.append(record.to_dict())
-        watcher.epoch(method, record)
-    return trainer.net.eval(), metrics, time.perf_counter() - started
+    job.train(config, run, _Epochs(method, watcher))
+    seconds = time.perf_counter() - started
+    net = run_folder.load(run)
+    measured = measure(net, open_source(config), membranes=IMAGES_PER_MEMBRANE)
+    facts = {"kind": "run", **records.facts_of(run), "name": name if method == OURS else method}
+    write_analysis(run / records.ANALYSIS.parent, measured.analysis(facts, evaluation.neuron_tails(net)))
+    watcher.done(method, measured.accuracy, seconds)
+    return measured
 
 
-def _summarise(method: str, net: BurstNet, measured: Measurement, seconds: float) -> MethodResult:
-    account = measured.exact
-    total = account.total if account else None
+def _deploy(run: Path) -> tuple[AbsorptionCheck, IntegerCheck]:
+    """Write the integer network of a run and its analysis, and check it against the trained network."""
+    net, config, artefact = run_folder.load(run), run_folder.load_config(run), run / ARCHIVE
+    source, test = open_source(config), test_set(config)
+    size = engine.save(artefact, deploy_run(run))
+    deployed = engine.load(artefact)
+    absorption, check = check_absorption(net, source), check_integers(net, source, deployed, test, size)
+    write_analysis(artefact.with_suffix(".analysis"), analyze(deployed, test))
+    checks = {"absorption": asdict(absorption), "integers": asdict(check)}
+    run_folder.write_text(run / "checks.json", json.dumps(checks, indent=2) + "\n")
+    return absorption, check
+
+
+def _summary(method: str, run: Path, measured: Measurement) -> MethodResult:
+    net, account = run_folder.load(run), measured.exact
     return MethodResult(
         method=method,
         accuracy=measured.accuracy,
         timesteps=net.timesteps,
         parameters=sum(p.numel() for p in net.parameters()),
-        seconds=seconds,
         active_ratio=account.active_ratio if account else None,
-        unary_acs=total.unary if total else None,
+        unary_acs=account.total.unary if account else None,
         bit_sparse_acs=account.executed if account else None,
-        formations=account.operations().formations if account else None,
-        fp_macs=account.fp_macs if account else float(measured.ann_macs),
         energy_uj=1e3 * (account.energy_mj() if account else measured.ann_energy_mj()),
     )

@@ -92,19 +92,20 @@ def run(
     as_json: Json = False,
 ) -> None:
     """Run a deployed network on a test set: accuracy, throughput, and what was executed, synapse by synapse."""
-    from lbq.counting.deployed import evaluate, open_data
+    from lbq.counting.deployed import evaluate
+    from lbq.counting.inputs import open_data
     from lbq.engine import load
 
     net = load(model)
     test = open_data(net.network, data)
     ways: dict[str, Any] = {"engine": engine, "backend": backend, "against": against}  # unknown names are refused there
     with CountProgress(str(model), min(limit or test.size, test.size)) as progress:
-        found = evaluate(net, test, threads=thread_count(threads), limit=limit, progress=progress.advance, **ways)
+        evaluation = evaluate(net, test, threads=thread_count(threads), limit=limit, progress=progress.advance, **ways)
     if as_json:
-        print_json(found.to_dict())
+        print_json(evaluation.to_dict())
     else:
-        render_evaluation(found)
-    if found.differing:
+        render_evaluation(evaluation)
+    if evaluation.differing:
         raise typer.Exit(1)
 
 
@@ -115,15 +116,16 @@ def predict(
     as_json: Json = False,
 ) -> None:
     """Classify images with a deployed network: turned upright, their shorter side scaled, their middle cut out."""
-    from lbq.counting.deployed import ranking, read_input
+    from lbq.counting.inputs import read_input
     from lbq.engine import load
 
     net = load(model)
-    found = {str(image): ranking(net, read_input(image, net.network))[:top] for image in images}
+    network = net.network
+    rankings = {str(image): net.run(read_input(image, network)).ranked(network.classes)[:top] for image in images}
     if as_json:
-        print_json(found if len(images) > 1 else found[str(images[0])])
+        print_json(rankings if len(images) > 1 else rankings[str(images[0])])
     else:
-        render_predictions(found)
+        render_predictions(rankings)
 
 
 def export(

@@ -76,7 +76,8 @@ def account(
         _account_of_the_paper(prices, as_json)
         return
     if _subject(run, changes, data, device):
-        from lbq.counting.deployed import inputs_of, measure
+        from lbq.counting.deployed_counts import measure
+        from lbq.counting.inputs import inputs_of
         from lbq.engine import load
 
         net = load(run)
@@ -143,17 +144,18 @@ def analyze(
 
     noise = False
     if _subject(subject, changes, data, device):
-        from lbq.counting import deployed as evaluate
         from lbq.counting.analysis import GOLDEN
+        from lbq.counting.deployed_counts import analyze as analyze_deployed
+        from lbq.counting.inputs import inputs_of
         from lbq.engine import load
 
         net = load(subject)
-        test = evaluate.inputs_of(net, data)
+        test = inputs_of(net, data)
         noise = _is_noise(net, test)
         folder = out or subject.with_suffix(".golden" if test.name == GOLDEN else ".analysis")
         files.check_folder(folder)
         with CountProgress(str(subject), min(limit or test.size, test.size)) as progress:
-            found = evaluate.analyze(net, test, thread_count(), limit, progress.advance, membranes, subject.name)
+            analysis = analyze_deployed(net, test, thread_count(), limit, progress.advance, membranes, subject.name)
     else:
         from lbq.measuring.measure import analyze_run
 
@@ -161,14 +163,14 @@ def analyze(
         files.check_folder(folder)
         where = start(device)
         with data_of_a_run(), CountProgress(str(subject), limit) as progress:
-            found = analyze_run(subject, where, changes or [], membranes, limit, progress.advance)
+            analysis = analyze_run(subject, where, changes or [], membranes, limit, progress.advance)
     from lbq.report.output import write_analysis
 
-    written = write_analysis(folder, found)
+    written = write_analysis(folder, analysis)
     if as_json:
-        print_json({**found.to_dict(), "written": [str(path) for path in written]})
+        print_json({**analysis.to_dict(), "written": [str(path) for path in written]})
     else:
-        render_analysis(found, folder, noise)
+        render_analysis(analysis, folder, noise)
 
 
 def record(
@@ -235,15 +237,15 @@ def report(
 
         return read(folder)
 
-    found = gather(results, read_run)
-    render_twins(found)
-    size = make(target, found, format, _technology(technology), image, title)
-    alone = sum(result.alone for result in found.finished)
+    gathered = gather(results, read_run)
+    render_twins(gathered)
+    size = make(target, gathered, format, _technology(technology), image, title)
+    alone = sum(result.alone for result in gathered.finished)
     if as_json:
-        counts = {"finished": len(found.finished) - alone, "analyses": alone, "unfinished": len(found.unfinished)}
+        counts = {"finished": len(gathered.finished) - alone, "analyses": alone, "unfinished": len(gathered.unfinished)}
         print_json({"path": str(target), "bytes": size, "format": format, **counts})
         return
-    unfinished = f", {len(found.unfinished)} not finished" if found.unfinished else ""
-    runs = f"{len(found.finished) - alone} finished run{'s' * (len(found.finished) - alone != 1)}"
+    unfinished = f", {len(gathered.unfinished)} not finished" if gathered.unfinished else ""
+    runs = f"{len(gathered.finished) - alone} finished run{'s' * (len(gathered.finished) - alone != 1)}"
     analyses = f", {alone} analys{'i' if alone == 1 else 'e'}s without a run" if alone else ""
     make_console().print(f"{target}: {size_of(size)}, {runs}{analyses}{unfinished}", soft_wrap=True)

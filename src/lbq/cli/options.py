@@ -42,12 +42,12 @@ def data_of_a_run() -> Iterator[None]:
         raise DataError(f"{error}; where the run's data lies elsewhere now, add data.root=DIR") from error
 
 
-def thread_count(given: int | None = None) -> int:
+def thread_count(threads: int | None = None) -> int:
     """As asked for, else every processor that this process may use, as far as the engines take them."""
     from lbq.engine.engine import MOST_THREADS
     from lbq.native import cpus
 
-    return min(cpus(), MOST_THREADS) if given is None else given
+    return min(cpus(), MOST_THREADS) if threads is None else threads
 
 
 def start(device: str | None) -> torch.device:

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from lbq.cli.render import duration, make_console
+from lbq.training.watcher import Watcher
 
 if TYPE_CHECKING:
-    from rich.progress import Progress, TaskID
+    from rich.progress import ProgressColumn, TaskID
 
     from lbq.training.plan import Plan
     from lbq.training.position import EpochRecord
@@ -25,9 +26,14 @@ ROLE_TITLES = {
 
 
 class _Shown:
-    """Bars that are on the screen while this is entered."""
+    """Bars on stderr while this is entered, on a terminal alone. columns: of each bar, from `rich.progress`."""
 
-    bars: Progress
+    def __init__(self, *columns: ProgressColumn, transient: bool = False) -> None:
+        from rich.progress import Progress
+
+        self.console = make_console(stderr=True)
+        hidden = not self.console.is_terminal
+        self.bars = Progress(*columns, console=self.console, transient=transient, disable=hidden)
 
     def __enter__(self) -> Self:
         self.bars.start()
@@ -38,21 +44,13 @@ class _Shown:
 
 
 class DemoProgress(_Shown):
-    """A bar on a terminal, a plain line now and then elsewhere; both on stderr."""
+    """A bar on a terminal, a plain line now and then elsewhere."""
 
     def __init__(self) -> None:
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 
-        self.console = make_console(stderr=True)
-        self.bars = Progress(
-            TextColumn("{task.description:<18}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[note]}"),
-            TimeElapsedColumn(),
-            console=self.console,
-            disable=not self.console.is_terminal,
-        )
+        title, note = TextColumn("{task.description:<18}"), TextColumn("{task.fields[note]}")
+        super().__init__(title, BarColumn(), MofNCompleteColumn(), note, TimeElapsedColumn())
         self.tasks: dict[str, TaskID] = {}
 
     def start(self, method: str, epochs: int) -> None:
@@ -75,22 +73,14 @@ class DemoProgress(_Shown):
         self.console.print(text)
 
 
-class TrainProgress(_Shown):
-    """The plan, then a bar for each epoch on a terminal or a plain line elsewhere, with the time left; on stderr."""
+class TrainProgress(_Shown, Watcher):
+    """The plan, then a bar for each epoch on a terminal or a plain line elsewhere, with the time left."""
 
     def __init__(self) -> None:
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
 
-        self.console = make_console(stderr=True)
-        self.bars = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[note]}"),
-            console=self.console,
-            transient=True,
-            disable=not self.console.is_terminal,
-        )
+        title, note = TextColumn("{task.description}"), TextColumn("{task.fields[note]}")
+        super().__init__(title, BarColumn(), MofNCompleteColumn(), note, transient=True)
         self.task: TaskID | None = None
         self.epochs = self.samples = 0
 
@@ -123,9 +113,9 @@ class TrainProgress(_Shown):
     def restarted(self, log: Path) -> None:
         self.console.print(f"no checkpoint found: training starts again at epoch 1; the log so far is kept as {log}")
 
-    def initialised(self, run: str, taken: int, left: tuple[str, ...]) -> None:
+    def initialised(self, run: str, copied: int, left: tuple[str, ...]) -> None:
         some = ", ".join(left[:3]) + (f" and {len(left) - 3} more" if len(left) > 3 else "")
-        self.console.print(f"start    from {run}: {taken} tensors" + (f"; anew: {some}" if left else ""))
+        self.console.print(f"start    from {run}: {copied} tensors" + (f"; anew: {some}" if left else ""))
 
     def step(self, epoch: int, batch: int, batches: int, samples_per_second: float) -> None:
         if self.task is None:
@@ -162,20 +152,13 @@ def _decay_line(decays: Mapping[str, float]) -> str:
 
 
 class DownloadProgress(_Shown):
-    """Bytes received, as a bar on a terminal."""
+    """Bytes received."""
 
     def __init__(self, name: str) -> None:
-        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+        from rich.progress import BarColumn, DownloadColumn, TextColumn, TransferSpeedColumn
 
-        console = make_console(stderr=True)
-        self.bars = Progress(
-            TextColumn("{task.description}", markup=False),  # a path may hold braces and brackets
-            BarColumn(),
-            DownloadColumn(),
-            TransferSpeedColumn(),
-            console=console,
-            disable=not console.is_terminal,
-        )
+        title = TextColumn("{task.description}", markup=False)  # a path may hold braces and brackets
+        super().__init__(title, BarColumn(), DownloadColumn(), TransferSpeedColumn())
         self.task = self.bars.add_task(name, total=None)
 
     def progress(self, done: int, total: int | None) -> None:
@@ -183,21 +166,13 @@ class DownloadProgress(_Shown):
 
 
 class CountProgress(_Shown):
-    """A bar of so many samples on a terminal, nothing elsewhere; on stderr."""
+    """So many samples."""
 
     def __init__(self, name: str, total: int | None) -> None:
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
-        console = make_console(stderr=True)
-        self.bars = Progress(
-            TextColumn("{task.description}", markup=False),  # a path may hold braces and brackets
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(),
-            console=console,
-            transient=True,
-            disable=not console.is_terminal,
-        )
+        title = TextColumn("{task.description}", markup=False)  # a path may hold braces and brackets
+        super().__init__(title, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), transient=True)
         self.task = self.bars.add_task(name, total=total)
 
     def advance(self, samples: int) -> None:

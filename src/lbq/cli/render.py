@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from lbq.counting.measurement import Measurement
     from lbq.counting.operations import Account
     from lbq.counting.technology import Technology
-    from lbq.results.result import Gathered, Result
+    from lbq.results.result import Gathered
 
 NOISE = " (random noise, no images)"
 
@@ -214,8 +214,8 @@ def _render_costs(costs: Costs) -> None:
         f"Break-even, modelled: density is {costs.density:.3f} set bits per synapse and timestep",
         "rival", "regime", "equal at",
     )  # fmt: skip
-    for found in costs.break_even:
-        table.add_row(found.rival, found.regime, found.text)
+    for point in costs.break_even:
+        table.add_row(point.rival, point.regime, point.text)
     console.print(table)
     console.print(
         f"read as other tools do (NeuroBench, syops, SpikingJelly: a level above 1 is a MAC): {costs.reading.count:,.0f} MACs, "
@@ -225,25 +225,25 @@ def _render_costs(costs: Costs) -> None:
     )
 
 
-def render_analysis(found: Analysis, folder: Path, noise: bool = False) -> None:
+def render_analysis(analysis: Analysis, folder: Path, noise: bool = False) -> None:
     from lbq.counting.analysis import GOLDEN, NO_TEST_SET
 
     console = make_console()
-    accuracy = "" if found.accuracy is None else f", accuracy {found.accuracy:.2f} %"
-    whole = "all" if found.complete else "the first"
-    if not found.layers:
-        console.print(f"no spikes to analyse in this network{accuracy} on {whole} {found.images:,} images")
+    accuracy = "" if analysis.accuracy is None else f", accuracy {analysis.accuracy:.2f} %"
+    whole = "all" if analysis.complete else "the first"
+    if not analysis.layers:
+        console.print(f"no spikes to analyse in this network{accuracy} on {whole} {analysis.images:,} images")
         return
-    inputs = GOLDEN if found.golden else "images"
-    n_max = max(layer.n_max for layer in found.layers)
+    inputs = GOLDEN if analysis.golden else "images"
+    n_max = max(layer.n_max for layer in analysis.layers)
     levels = f"P(k | k > 0) %, k = 1..{n_max}" if n_max <= 10 else "P(k = 1 | k > 0) %"
-    by_channel = any(layer.step_range is not None for layer in found.layers)
+    by_channel = any(layer.step_range is not None for layer in analysis.layers)
     table = make_table(
-        f"Layers over {whole} {found.images:,} {inputs}{NOISE * noise}{accuracy}",
+        f"Layers over {whole} {analysis.images:,} {inputs}{NOISE * noise}{accuracy}",
         "layer", *(("mean step", "of channels") if by_channel else ("step",)), "tail", "active", "active by timestep",
         "entropy", levels,
     )  # fmt: skip
-    for layer in found.layers:
+    for layer in analysis.layers:
         h = layer.histogram
         shown = h.conditional if n_max <= 10 else h.conditional[:1]
         steps = [layer.at(t).active_ratio for t in range(len(layer.levels))]
@@ -258,11 +258,11 @@ def render_analysis(found: Analysis, folder: Path, noise: bool = False) -> None:
             " ".join(f"{100 * p:4.1f}" for p in shown),
         )
     console.print(table)
-    if found.golden:
+    if analysis.golden:
         console.print(NO_TEST_SET)
-    summary = found.summary()
+    summary = analysis.summary()
     steps_text = ""
-    if found.steps:
+    if analysis.steps:
         steps_text = (
             f"; {'mean ' * by_channel}steps {summary['step_min']:.3f} .. {summary['step_max']:.3f}, coefficient of variation "
             f"{summary['step_variation']:.2f}"
@@ -278,15 +278,15 @@ def _range(ends: tuple[float, float] | None) -> str:
     return "" if ends is None else f"{ends[0]:.3f}..{ends[1]:.3f}"
 
 
-def render_conversion(found: Mapping[str, Any]) -> None:
+def render_conversion(conversion: Mapping[str, Any]) -> None:
     table = make_table("Steps chosen, and what they miss of the ANN's activations", "layer", "step", "error %")
-    for name, layer in found["layers"].items():
+    for name, layer in conversion["layers"].items():
         table.add_row(name, f"{layer['step']:.4f}", f"{100 * layer['error']:.2f}")
     console = make_console()
     console.print(table)
     console.print(
-        f"{found['run']}: test accuracy {found['accuracy']:.2f} % on {found['test_images']} images, the ANN's is "
-        f"{found['ann_accuracy']:.2f} %",
+        f"{conversion['run']}: test accuracy {conversion['accuracy']:.2f} % on {conversion['test_images']} images, "
+        f"the ANN's is {conversion['ann_accuracy']:.2f} %",
         soft_wrap=True,
     )
 
@@ -305,78 +305,72 @@ def render_deployed(facts: Mapping[str, Any]) -> None:
         console.print(f"levels of the golden inputs in {facts['levels']}", soft_wrap=True)
 
 
-def render_evaluation(found: Evaluation) -> None:
+def render_evaluation(evaluation: Evaluation) -> None:
     console = make_console()
-    images = f"{found.images} image{'s' * (found.images > 1)}"
+    images = f"{evaluation.images} image{'s' * (evaluation.images > 1)}"
     table = make_table(
         f"Executed per image over {images}, thousands",
         "synapse", "method", "accumulations", "formations", "products", "why",
     )  # fmt: skip
-    for name, counts in found.counts.items():
-        choice = found.choices.get(name)
+    for name, counts in evaluation.counts.items():
+        choice = evaluation.choices.get(name)
         planes = choice is None or choice.method != "dense"
         table.add_row(
             name,
             ("" if choice.kernel == "native" else f"{choice.kernel} ") + choice.method if choice else "shortcut",
-            thousands(counts.accumulations / found.images) if planes or counts.accumulations else "",
-            thousands(counts.formations / found.images) if choice and (planes or counts.formations) else "",
-            thousands(counts.products / found.images) if counts.products else "",
+            thousands(counts.accumulations / evaluation.images) if planes or counts.accumulations else "",
+            thousands(counts.formations / evaluation.images) if choice and (planes or counts.formations) else "",
+            thousands(counts.products / evaluation.images) if counts.products else "",
             choice.reason.replace("density ", "").replace("cross-over ", "") if choice else "",
         )
     console.print(table)
-    if dense := sum(counts.products > 0 for counts in found.counts.values()):
-        products = thousands(found.total.products / found.images)
+    if dense := sum(counts.products > 0 for counts in evaluation.counts.values()):
+        products = thousands(evaluation.total.products / evaluation.images)
         console.print(
-            f"{dense} of {len(found.choices)} synapses ran densely, by {products} thousand products an image, which are no "
-            "accumulations: --engine bitplane counts those of all synapses."
+            f"{dense} of {len(evaluation.choices)} synapses ran densely, by {products} thousand products an image, which are "
+            "no accumulations: --engine bitplane counts those of all synapses."
         )
-    if found.engine == "auto":
+    if evaluation.engine == "auto":
         console.print("why: set bits for each level, against how many at which planes and dense take equally long.")
-    accuracy = "" if found.accuracy is None else f"accuracy {found.accuracy:.2f} % on {images}; "
-    threads = f"{found.threads} thread{'s' if found.threads > 1 else ''}"
+    accuracy = "" if evaluation.accuracy is None else f"accuracy {evaluation.accuracy:.2f} % on {images}; "
+    threads = f"{evaluation.threads} thread{'s' if evaluation.threads > 1 else ''}"
     console.print(
-        f"{accuracy}{found.images_per_second:,.1f} images a second, {1e3 / found.images_per_second:.2f} ms each, "
-        f"engine {found.engine}, {threads}, after {found.setup_seconds:.2f} s of setup"
+        f"{accuracy}{evaluation.images_per_second:,.1f} images a second, {1e3 / evaluation.images_per_second:.2f} ms each, "
+        f"engine {evaluation.engine}, {threads}, after {evaluation.setup_seconds:.2f} s of setup"
     )
-    if found.against is not None:
+    if evaluation.against is not None:
         console.print(
-            f"{found.differing:,} of {found.compared:,} levels and logits differ from those of engine {found.against}"
+            f"{evaluation.differing:,} of {evaluation.compared:,} levels and logits differ from those of engine "
+            f"{evaluation.against}"
         )
 
 
-def render_predictions(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
+def render_predictions(rankings: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
     """The classes of one image, or of several, each under its name."""
     console = make_console()
-    width = max(len(entry["class"]) for classes in found.values() for entry in classes)
-    for image, classes in found.items():
-        if len(found) > 1:
+    width = max(len(entry["class"]) for classes in rankings.values() for entry in classes)
+    for image, classes in rankings.items():
+        if len(rankings) > 1:
             console.print(image, soft_wrap=True)
         for entry in classes:
-            console.print(f"{'  ' * (len(found) > 1)}{entry['class']:<{width}}  {100 * entry['share']:6.2f} %")
+            console.print(f"{'  ' * (len(rankings) > 1)}{entry['class']:<{width}}  {100 * entry['share']:6.2f} %")
 
 
-def sweep_row(folder: Path, state: str, result: Result | None) -> dict[str, Any]:
-    """One run of a sweep, for programs."""
-    keys = ("accuracy", "integer_accuracy", "holdout_accuracy")
-    found = {key: None if result is None else getattr(result, key) for key in keys}
-    return {"run": str(folder), "state": state, **found}
-
-
-def render_twins(found: Gathered) -> None:
+def render_twins(gathered: Gathered) -> None:
     """Which runs a report leaves out, as a remark."""
-    for folder, other in found.twins.items():
+    for folder, other in gathered.twins.items():
         said = f"{folder} has the very weights of {other}, which is reported for both: what differs in them changed nothing"
         make_console(stderr=True).print(said, soft_wrap=True)
 
 
-def render_sweep(found: Gathered, page: Path) -> None:
+def render_sweep(gathered: Gathered, page: Path) -> None:
     """What a sweep trained, a row for all seeds of one thing."""
     from lbq.report.cells import accuracy_cell, holdout_cell, integer_cell, spread_cell
     from lbq.report.cost_tables import accounts_of
     from lbq.results.result import names
 
-    groups = found.groups
-    held_out = found.has_holdout
+    groups = gathered.groups
+    held_out = gathered.has_holdout
     table = make_table("", "network", *["held out %"] * held_out, "accuracy %", "on integers %", "accumulations, M")
     for title, group in zip(names([group.first for group in groups]), groups, strict=True):
         counts = [rate.executed / 1e6 for _, rate in accounts_of(group)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 import shlex
 import sys
 from collections.abc import Mapping
@@ -14,15 +13,7 @@ import typer
 
 from lbq.cli.options import Changes, Device, Json, Run, data_of_a_run, fail, print_json, start
 from lbq.cli.progress import DemoProgress, DownloadProgress, TrainProgress
-from lbq.cli.render import (
-    make_console,
-    make_table,
-    render_conversion,
-    render_demo,
-    render_sweep,
-    render_twins,
-    sweep_row,
-)
+from lbq.cli.render import make_console, make_table, render_conversion, render_demo, render_sweep, render_twins
 from lbq.errors import LbqError, Stopped
 
 
@@ -39,8 +30,11 @@ def demo(
 
     kernels.check("cpu")
     folder = next_free(Path("runs") / "demo") if out is None else out
-    with DemoProgress() as progress:
-        result = run_demo(folder, progress, seed, epochs)
+    try:
+        with DemoProgress() as progress:
+            result = run_demo(folder, progress, seed, epochs)
+    except Stopped as stopped:
+        fail("interrupted", stopped.code)  # and nothing is kept that could be continued
     if as_json:
         print_json(result.summary())
     else:
@@ -113,52 +107,29 @@ def sweep(
 
     Repeated, it goes on where it was. Started several times, on a GPU each, every run is trained once.
     """
-    from lbq.report.output import make
-    from lbq.results.gather import gather
-    from lbq.results.result import Gathered
-    from lbq.runs import records
-    from lbq.system import files, plugins
     from lbq.training import distributed
     from lbq.training import sweep as sweeps
 
-    if "RANK" in os.environ:
-        raise LbqError("sweep starts processes of its own: start it without torchrun, once for each GPU")
-    page = out / "report.html"
-    files.check_folder(out)
-    files.check_file(page)
     members = sweeps.plan(configs, [sweeps.parse_vary(text) for text in vary or []], out)
     distributed.check(device, here=not show)  # commands may be printed for another machine
     if show:
-        for member in members:
-            commands = [] if member.trained else [member.training(device)]
-            for command in (*commands, *([] if train_only else member.measuring())):
-                sys.stdout.write(f"lbq {shlex.join([*plugins.options(), *command])}\n")
+        for command in sweeps.commands(members, device, deploy=not train_only):
+            sys.stdout.write(f"lbq {shlex.join(command)}\n")
         return
-    console = make_console(stderr=True)
-    say = functools.partial(console.print, soft_wrap=True)  # commands may be copied
+    say = functools.partial(make_console(stderr=True).print, soft_wrap=True)  # commands may be copied
     try:
         states = sweeps.Sweep(members, say, device).run(deploy=not train_only)
     except Stopped as stopped:
         fail(str(stopped), stopped.code)
-    trained = sweeps.finished(out)
-    found = gather(trained, records.read) if trained else Gathered()
-    render_twins(found)
-    if trained:
-        make(page, found, title=f"LBQ sweep {out.resolve().name}")
-    results = {result.source: result for result in found.results}
-    ours = {m.folder: results.get(str(found.twins.get(m.folder, m.folder))) for m in members}
+    outcome = sweeps.report(out, states)
+    render_twins(outcome.gathered)
     if as_json:
-        rows = [sweep_row(member.folder, state, ours[member.folder]) for member, state in states]
-        print_json({"runs": rows, "report": str(page) if trained else None})
-    elif trained:
-        shown = {result.source for result in ours.values() if result is not None}
-        render_sweep(Gathered([result for result in found.results if result.source in shown]), page)
-    if "elsewhere" in (state for _, state in states):
-        say("some runs were left to other processes: the sweep that ends last reports them all")
-    failed = [member.folder for member, state in states if state == "failed"]
-    for folder in failed:
-        say(f"failed: {folder}; the same command tries it again")
-    if failed:
+        print_json(outcome.to_dict())
+    elif outcome.page is not None:
+        render_sweep(outcome.own, outcome.page)
+    for remark in outcome.remarks:
+        say(remark)
+    if outcome.failed:
         raise typer.Exit(1)
 
 
@@ -174,30 +145,31 @@ def evaluate(
 ) -> None:
     """Evaluate a run's stored weights on its test set: repeats the number in its result."""
     from lbq.native import choose as kernels
-    from lbq.training import distributed, job
+    from lbq.training import distributed
+    from lbq.training.evaluation import evaluate_run
 
     world, where = distributed.start(device)
     try:
         kernels.check(where.type)
         with data_of_a_run():
-            found = job.evaluate_run(run, where, world, changes or [], precision, timesteps)
+            result = evaluate_run(run, where, world, changes or [], precision, timesteps)
     finally:
         distributed.stop()
     if not world.main:
         return
     if as_json:
-        print_json(found)
+        print_json(result)
         return
-    stored, stored_in = found["stored_accuracy"], found["stored_precision"]
-    trained, used = found["trained_in"], found["precision"]
-    other_time = found["timesteps"] != found["trained_over"]
+    stored, stored_in = result["stored_accuracy"], result["stored_precision"]
+    trained, used = result["trained_in"], result["precision"]
+    other_time = result["timesteps"] != result["trained_over"]
     make_console().print(
-        f"test accuracy {found['accuracy']:.2f} % on {found['images']} images"
+        f"test accuracy {result['accuracy']:.2f} % on {result['images']} images"
         + ("" if used == trained else f", in {used}, trained in {trained}")
-        + (f", at T = {found['timesteps']}, trained at T = {found['trained_over']}" if other_time else "")
+        + (f", at T = {result['timesteps']}, trained at T = {result['trained_over']}" if other_time else "")
         + ("" if stored is None else f"; the run's result says {stored:.2f} %")
         + ("" if stored is None or used == stored_in else f" in {stored_in}")
-        + (", of other data than this" if stored is not None and found["other_data"] else "")
+        + (", of other data than this" if stored is not None and result["other_data"] else "")
     )
 
 
@@ -218,11 +190,11 @@ def convert(
     folder = out or here.with_name(f"{here.name}-converted")
     console = make_console(stderr=True)
     with data_of_a_run():
-        found = convert_run(run, folder, changes or [], images, start(device), console.print)
+        conversion = convert_run(run, folder, changes or [], images, start(device), console.print)
     if as_json:
-        print_json(found)
+        print_json(conversion)
     else:
-        render_conversion(found)
+        render_conversion(conversion)
 
 
 def data(

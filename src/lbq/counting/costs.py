@@ -199,7 +199,8 @@ def _anns(account: Account, technology: Technology) -> list[_Ann]:
     summed = f", over the sum of the {account.frames} frames" if account.frames > 1 else ""
     fp32_uj = 1e3 * energy_mj(Operations(account.ann_macs), technology.paper)
     fp32, int8, bits = technology.fp32_mac, technology.int8_mac, _planes(account)
-    quantised = f"one pass{summed}, dense, 8-bit weights, activations of {bits} bit{'s' * (bits > 1)}; its zeros are not skipped"
+    width = f"{bits} bit{'s' * (bits > 1)}"
+    quantised = f"one pass{summed}, dense, 8-bit weights, activations of {width}; its zeros are not skipped"
     return [
         _Ann("ANN, fp32", f"the paper's reference{summed}", fp32, FLOAT_BYTES, FLOAT_BYTES, fp32_uj),
         _Ann("ANN, int8", f"8-bit weights and activations{summed}", int8, 1, 1),

@@ -17,7 +17,7 @@ from lbq.data.dataset import Inputs
 from lbq.data.testset import TestSet, open_test
 from lbq.deploy.lowering.faithful import exact_copy
 from lbq.deploy.lowering.lower import lower
-from lbq.deploy.lowering.signal_layers import Given
+from lbq.deploy.lowering.signal_layers import InputShape
 from lbq.deploy.verify import confirm
 from lbq.engine import Network
 from lbq.errors import GraphError
@@ -26,14 +26,14 @@ from lbq.graph.quantise import quantise
 from lbq.graph.rewrites import absorb, fold_gain, on_pixels
 from lbq.runs import run_folder
 
-GOLDEN = 8  # inputs that an artefact carries
-LARGEST_STD = 4.0  # of normalisations that are taken for meant
-CONFIRMED = 2  # inputs on which the trained network is run once more: not one, so that mixing them would be seen
+GOLDEN_INPUTS = 8  # that an artefact carries
+LARGEST_STD = 4.0  # of pixel / scale; a larger one is a mistake
+CONFIRMED_INPUTS = 2  # run once more by the trained network: not one, so that mixing them would be seen
 
 
 def deploy(
     net: nn.Module,
-    input_shape: Given,
+    input_shape: InputShape,
     *,
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
@@ -71,10 +71,10 @@ def deploy(
     input_max = 255 if pixels is None else pixels.scale
     network = quantise(graph, bits, classes, input_max, stated)
     inputs = _noise(graph, input_max) if examples is None else _checked(examples, graph, input_shape)
-    chosen = (inputs[:CONFIRMED] if static else inputs[:, :CONFIRMED]).astype(np.float64)
+    chosen = (inputs[:CONFIRMED_INPUTS] if static else inputs[:, :CONFIRMED_INPUTS]).astype(np.float64)
     seen = chosen if pixels is None else pixels.normalised(chosen)
     confirm(exact, graph, seen.reshape(*seen.shape[:-3], *input_shape), chosen)
-    return Network(network).with_golden(inputs[:GOLDEN] if static else inputs[:, :GOLDEN])
+    return Network(network).with_golden(inputs[:GOLDEN_INPUTS] if static else inputs[:, :GOLDEN_INPUTS])
 
 
 class _Normalisation(NamedTuple):
@@ -122,17 +122,17 @@ def _normalisation(
     return _Normalisation(means, deviations, int(most))
 
 
-def _numbers(name: str, given: Sequence[float] | None, channels: int, default: float) -> list[float]:
+def _numbers(name: str, values: Sequence[float] | None, channels: int, default: float) -> list[float]:
     """One finite number for each channel."""
-    if given is None:
+    if values is None:
         return [default] * channels
     try:
-        values = np.asarray(given, np.float64)
+        numbers = np.asarray(values, np.float64)
     except (TypeError, ValueError):
-        values = np.zeros(())
-    if values.shape != (channels,) or not np.isfinite(values).all():
-        raise GraphError(f"{name} must be a list of {channels} finite numbers, one for each channel, got {given!r}")
-    return values.tolist()
+        numbers = np.zeros(())
+    if numbers.shape != (channels,) or not np.isfinite(numbers).all():
+        raise GraphError(f"{name} must be a list of {channels} finite numbers, one for each channel, got {values!r}")
+    return numbers.tolist()
 
 
 def _stated(facts: Mapping[str, Any] | None, golden: str) -> dict[str, Any]:
@@ -150,25 +150,25 @@ def _stated(facts: Mapping[str, Any] | None, golden: str) -> dict[str, Any]:
 def _noise(graph: Graph, most: int) -> NDArray[np.uint8]:
     """Random inputs: images of any pixels; of event frames each with twice as high counts as the one before, from few events
     to what saturates."""
-    size, random = (GOLDEN, *graph.input_shape), np.random.default_rng(0)
+    size, random = (GOLDEN_INPUTS, *graph.input_shape), np.random.default_rng(0)
     if graph.static:
         return random.integers(0, most + 1, size, np.uint8)
-    highest = np.maximum(most >> np.arange(GOLDEN)[::-1], 1)[:, None, None, None]
+    highest = np.maximum(most >> np.arange(GOLDEN_INPUTS)[::-1], 1)[:, None, None, None]
     return random.integers(0, highest + 1, (graph.timesteps, *size), np.uint8)
 
 
-def _checked(examples: Any, graph: Graph, input_shape: Given) -> NDArray[np.uint8]:
+def _checked(examples: Any, graph: Graph, input_shape: InputShape) -> NDArray[np.uint8]:
     """Examples as the integer network reads them, or as the trained one does."""
     lead = () if graph.static else (graph.timesteps,)
-    given = np.asarray(examples)
-    batch = given.shape[len(lead)] if given.ndim > len(lead) else 0
+    array = np.asarray(examples)
+    batch = array.shape[len(lead)] if array.ndim > len(lead) else 0
     wanted = (*lead, batch, *graph.input_shape)
-    if given.shape == (*lead, batch, *input_shape):
-        given = given.reshape(wanted)
-    if given.dtype != np.uint8 or not batch or given.shape != wanted:
+    if array.shape == (*lead, batch, *input_shape):
+        array = array.reshape(wanted)
+    if array.dtype != np.uint8 or not batch or array.shape != wanted:
         expected = ", ".join(map(str, (*lead, "B", *graph.input_shape)))
-        raise GraphError(f"examples must be uint8 [{expected}], got {given.dtype} {list(given.shape)}")
-    return given
+        raise GraphError(f"examples must be uint8 [{expected}], got {array.dtype} {list(array.shape)}")
+    return array
 
 
 def deploy_run(
@@ -191,7 +191,7 @@ def deploy_run(
     if noise and inputs is not None:
         return _deployed(net, config, inputs, None, bits, origin)
     test = test_set(config)
-    examples = None if noise else test.read(0, min(GOLDEN, test.size))
+    examples = None if noise else test.read(0, min(GOLDEN_INPUTS, test.size))
     return _deployed(net, config, inputs or test.inputs, examples, bits, origin)
 
 
@@ -202,12 +202,12 @@ def graph_of_run(run: Path | str, changes: Iterable[str] = ()) -> Graph:
     return graph_of(run_folder.load(run), test.shape, config.model.timesteps, test.static)
 
 
-def graph_of(net: nn.Module, input_shape: Given, timesteps: int | None = None, static: bool = True) -> Graph:
+def graph_of(net: nn.Module, input_shape: InputShape, timesteps: int | None = None, static: bool = True) -> Graph:
     """A trained network on real numbers, steps absorbed, for inputs normalised as in training; refused where `deploy` would
     refuse to read it off its trace."""
     exact = exact_copy(net)
     graph = absorb(fold_gain(lower(exact, input_shape, timesteps, static)))
-    lead = (CONFIRMED,) if static else (graph.timesteps, CONFIRMED)
+    lead = (CONFIRMED_INPUTS,) if static else (graph.timesteps, CONFIRMED_INPUTS)
     noise = np.random.default_rng(0).standard_normal((*lead, *graph.input_shape))
     confirm(exact, graph, noise.reshape(*lead, *input_shape), noise)
     return graph
@@ -217,7 +217,7 @@ def deploy_trained(
     net: nn.Module, config: Config, test: TestSet, bits: int = 8, origin: Mapping[str, str] | None = None
 ) -> Network:
     """origin: what identifies the run that it came from; default the configuration's hash."""
-    return _deployed(net, config, test.inputs, test.read(0, min(GOLDEN, test.size)), bits, origin)
+    return _deployed(net, config, test.inputs, test.read(0, min(GOLDEN_INPUTS, test.size)), bits, origin)
 
 
 def _deployed(

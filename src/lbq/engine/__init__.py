@@ -10,4 +10,4 @@ from lbq.engine.engine import Engine as Engine
 from lbq.engine.engine import Network as Network
 from lbq.engine.engine import load as load
 from lbq.engine.engine import save as save
-from lbq.engine.runner import Output as Output
+from lbq.engine.output import Output as Output

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from lbq.engine.job import OnLevels, dense_counts
 from lbq.engine.method import Choice
-from lbq.engine.runner import Output
+from lbq.engine.output import Output
 from lbq.errors import LbqError
 from lbq.graph import INPUT, Pool, Synapse
 from lbq.graph.integer import FLOAT32_BOUND, IntegerLayer, IntegerNetwork, synapse_bound

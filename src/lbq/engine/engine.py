@@ -18,7 +18,8 @@ from lbq.engine.file.artefact import level_digests
 from lbq.engine.file.container import Mapped
 from lbq.engine.file.reading import Golden
 from lbq.engine.job import OnLevels, OnMembranes
-from lbq.engine.runner import Output, Runner
+from lbq.engine.output import Output
+from lbq.engine.runner import Runner
 from lbq.errors import ArtefactError, LbqError
 from lbq.graph import shortest, with_sides
 from lbq.graph.integer import IntegerNetwork

@@ -12,7 +12,6 @@ import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +21,7 @@ from lbq.engine.job import Head, Job, OnLevels, OnMembranes, Recording
 from lbq.engine.memory import Plan, Workspace
 from lbq.engine.method import Choice, EngineName, Prepared, fallback
 from lbq.engine.neuron import NativeNeuron, NumpyNeuron
+from lbq.engine.output import Output
 from lbq.engine.tape import recording
 from lbq.graph.integer import IntegerNetwork
 from lbq.graph.levels import Integers
@@ -30,37 +30,6 @@ from lbq.native import isa
 IMAGES_PER_CHOICE = 64  # after so many, densities are measured again
 MOST_RECORDINGS = 4  # of one workspace: engines take turns, and choices change
 NEURON_STEPS_PER_PIECE = 2**18  # of the largest layer: 1 MiB of currents
-
-
-@dataclass(repr=False)
-class Output:
-    """What a run gave.
-
-    logits: int64 `[B, classes]`, sums over time in the network's own unit; multiply by `scale` for real numbers.
-    counts: what each synapse executed: accumulations by planes, or products where it ran densely. `total` adds them up.
-    choices: for each synapse, how it ran and why.
-    levels: for each layer `[T, B, C, H, W]`, where the caller wants a trace.
-    """
-
-    logits: NDArray[np.int64]
-    scale: float
-    counts: dict[str, Counts]
-    choices: dict[str, Choice]
-    levels: dict[str, Integers] | None = None
-
-    def __repr__(self) -> str:
-        levels = "no levels" if self.levels is None else f"levels of {len(self.levels)} layers"
-        return (
-            f"Output(logits {list(self.logits.shape)}, scale {self.scale:.4g}, {len(self.counts)} synapses, {levels})"
-        )
-
-    @property
-    def predictions(self) -> NDArray[np.int64]:
-        return self.logits.argmax(1)
-
-    @property
-    def total(self) -> Counts:
-        return sum(self.counts.values(), Counts())
 
 
 class Runner:

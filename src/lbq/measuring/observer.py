@@ -86,11 +86,11 @@ class Observer:
             return
         for read in self._reads[name]:
             value, worth = read_of(read, emitted, emitted.new_ones((), dtype=torch.float32) if scale is None else scale)
-            found = self._on_device.get(read)
-            if found is None:
+            tally = self._on_device.get(read)
+            if tally is None:
                 size = (value.shape[0], math.prod(value.shape[3:]), self.tallies.largest(read) + 1)
-                found = self._on_device[read] = torch.zeros(size, dtype=torch.int64, device=value.device)
-            counting.tally(value, worth, found)
+                tally = self._on_device[read] = torch.zeros(size, dtype=torch.int64, device=value.device)
+            counting.tally(value, worth, tally)
 
     def _look_inside(self, name: str, neuron: SpikingNeuron, x: Tensor) -> None:
         if name not in self.membranes:
@@ -104,8 +104,8 @@ class Observer:
 
     def finish(self, images: int) -> None:
         """Hand the counts of `images` images to the tallies, and the histograms to `membranes`."""
-        for read, found in self._on_device.items():
-            counts = self._counts[read] = found.cpu().numpy()
+        for read, tally in self._on_device.items():
+            counts = self._counts[read] = tally.cpu().numpy()
             counts[:, :, 0] = images * self.tallies.graph[read.source].shape[0] - counts[:, :, 1:].sum(2)
         self.tallies.add_counts(self._counts, images)
         for name, histogram in self._histograms.items():
@@ -113,15 +113,15 @@ class Observer:
 
 
 @contextmanager
-def watching(net: nn.Module, told: Callable[[str, SpikingNeuron, Tensor, Tensor], None]) -> Iterator[None]:
-    """While this is entered, every call of a neuron of `net` is told: its name, itself, what it received and its output.
+def watching(net: nn.Module, call: Callable[[str, SpikingNeuron, Tensor, Tensor], None]) -> Iterator[None]:
+    """While this is entered, each run of a neuron of `net` is reported to `call`: name, neuron, what it received, output.
 
     What it received is its current where it does not tell its levels; else it may be what enters BatchNorm.
     """
 
     def hook(name: str, neuron: SpikingNeuron) -> Any:
         def tell(_: nn.Module, inputs: tuple[Tensor, ...], named: dict[str, Tensor], output: Tensor) -> None:
-            told(name, neuron, received(inputs, named), output)
+            call(name, neuron, received(inputs, named), output)
 
         return only_outputs(tell) if tells_levels(neuron) else tell
 
@@ -148,8 +148,8 @@ def levels_of(output: Tensor, scale: Tensor, signed: bool) -> Tensor:
     spread = scale.reshape(-1, 1, 1)
     levels = torch.empty(output.shape, dtype=torch.int8 if signed else torch.uint8)
     for step, into in zip(output, levels, strict=True):  # image by image, so that what lies between stays in cache
-        for image, found in zip(step, into, strict=True):
-            found.copy_((image.float() / spread).round_())
+        for image, image_levels in zip(step, into, strict=True):
+            image_levels.copy_((image.float() / spread).round_())
     return levels
 
 

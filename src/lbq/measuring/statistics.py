@@ -1,7 +1,7 @@
 """What the neurons of any network do, whether or not it can be deployed: `lbq.statistics(net, batches)`.
 
 Neurons are watched while the network runs, on its own device. Convolutions and linear layers are counted where what they read
-is a neuron's output as it is, which is known by the memory that it lies in; all others are named, and not guessed.
+is a neuron's output as it is, that is the same part of the same storage; all others are named, and not guessed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils.weak import WeakIdKeyDictionary
 
 from lbq.counting.analysis import Analysis, LayerAnalysis
 from lbq.counting.operations import Count, activity_of, saved, worths
@@ -104,25 +104,23 @@ def _eager(net: nn.Module) -> AbstractContextManager[Any]:
 
 @dataclass(frozen=True)
 class _Output:
-    """What a neuron put out in one call: where it lies, and how often each magnitude is in it. Its memory is not kept."""
+    """What a neuron put out in one call: which part of its storage that is, and how often each magnitude is in it."""
 
-    neuron: str
-    storage: StorageWeakRef  # which keeps the address from being given to another
     place: tuple[Any, ...]
     by_level: NDArray[np.int64]
 
 
 @dataclass
 class _Watch:
-    """Counts while `net` runs. In arrays of counts the last axis is the level."""
+    """Counts while `net` runs. In arrays of counts the last axis is the level. Storages are keys for as long as they live."""
 
     net: nn.Module
     counts: dict[str, NDArray[np.int64]] = field(default_factory=dict)  # by neuron and timestep
-    ended: dict[int, tuple[StorageWeakRef, int]] = field(default_factory=dict)  # by states' memory, timesteps before
+    ended: WeakIdKeyDictionary = field(default_factory=WeakIdKeyDictionary)  # by states' storages, timesteps before
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
     synapses: dict[str, Count] = field(default_factory=dict)
     others: dict[str, float] = field(default_factory=dict)
-    outputs: dict[int, _Output] = field(default_factory=dict)  # of this pass, by the address of their storage
+    outputs: WeakIdKeyDictionary = field(default_factory=WeakIdKeyDictionary)  # of this pass, by storage: _Output
     sizes: set[int] = field(default_factory=set)  # of the batches that neurons saw in this pass
     samples: int | None = 0
 
@@ -155,11 +153,10 @@ class _Watch:
         def part(x: Tensor, state: BurstState | None = None) -> tuple[Tensor, BurstState | None]:
             exact, after = plain(x.to(compute_dtype(x)) if x.is_floating_point() else x, state)
             output, steps = exact.to(x.dtype), exact[None] if method == "forward_step" else exact
-            begin = self._begun(state)
+            begin = 0 if state is None else self.ended.get(state.v.untyped_storage(), 0)
             self._emitted(name, neuron, steps, scale_of(neuron), output, begin)
             if after is not None:
-                memory = StorageWeakRef(after.v.untyped_storage())
-                self.ended[memory.cdata] = memory, begin + len(steps)
+                self.ended[after.v.untyped_storage()] = begin + len(steps)
             return output, after
 
         setattr(neuron, method, part)
@@ -170,37 +167,32 @@ class _Watch:
             if own is not None:
                 setattr(neuron, method, own)
 
-    def _begun(self, state: BurstState | None) -> int:
-        """The timesteps before a state that a part gave, which is not looked up again; 0 where it is another."""
-        return 0 if state is None else self.ended.pop(state.v.untyped_storage()._cdata, (None, 0))[1]
-
     def _emitted(
         self, name: str, neuron: SpikingNeuron, x: Tensor, scale: Tensor, output: Tensor, begin: int = 0
     ) -> None:
         """x: `[T, B, ...]` from timestep `begin` on, worth `scale` a level; output: the tensor that others may read."""
         if x.isnan().any():
             raise LbqError(f"neuron {name!r} puts out NaN, which has no level: look at its inputs and its weights")
-        found = _by_timestep(x, scale, neuron.n_max)
-        self.counts[name] = _added(self.counts.get(name, found[:0]), found, begin)
+        counts = _by_timestep(x, scale, neuron.n_max)
+        self.counts[name] = _added(self.counts.get(name, counts[:0]), counts, begin)
         self.shapes[name] = tuple(x.shape[2:])
         self.sizes.add(x.shape[1])
-        storage = StorageWeakRef(output.untyped_storage())
-        self.outputs[storage.cdata] = _Output(name, storage, _place(output), found.sum(0))
+        self.outputs[output.untyped_storage()] = _Output(_place(output), counts.sum(0))
 
     def _reader(self, name: str) -> Callable[..., None]:
         def read(module: nn.Linear, inputs: tuple[Tensor, ...], named: dict[str, Tensor], output: Tensor) -> None:
             x = inputs[0] if inputs else named["input"]
             macs = float(output.numel() * module.weight[0].numel())
-            found = self.outputs.get(x.untyped_storage()._cdata)
-            if found is None or found.place != _place(x):
+            source = self.outputs.get(x.untyped_storage())
+            if source is None or source.place != _place(x):
                 self.others[name] = self.others.get(name, 0.0) + macs
             else:
-                self.synapses[name] = self.synapses.get(name, Count()) + _count(found.by_level, macs)
+                self.synapses[name] = self.synapses.get(name, Count()) + _count(source.by_level, macs)
 
         return read
 
     def end_pass(self) -> None:
-        """After each batch: its memory may be used again, and it had one size, or it is not known."""
+        """After each batch: it had one size, or it is not known."""
         known = self.samples is not None and len(self.sizes) == 1
         self.samples = (self.samples or 0) + next(iter(self.sizes)) if known else None
         self.outputs.clear()
@@ -227,17 +219,17 @@ def _by_timestep(x: Tensor, scale: Tensor, n_max: int) -> NDArray[np.int64]:
     x = x.flatten(4)
     counts = torch.zeros(len(x), math.prod(x.shape[3:]), n_max + 1, dtype=torch.int64, device=x.device)
     counting.tally(x, scale, counts)
-    found: NDArray[np.int64] = counts.sum(1).cpu().numpy()
-    found[:, 0] = math.prod(x.shape[1:]) - found[:, 1:].sum(1)
-    return found
+    by_timestep: NDArray[np.int64] = counts.sum(1).cpu().numpy()
+    by_timestep[:, 0] = math.prod(x.shape[1:]) - by_timestep[:, 1:].sum(1)
+    return by_timestep
 
 
-def _added(counts: NDArray[np.int64], found: NDArray[np.int64], begin: int) -> NDArray[np.int64]:
-    """Counts by timestep with those that were found from timestep `begin` on, filled up where they end before."""
-    end = begin + len(found)
+def _added(counts: NDArray[np.int64], part: NDArray[np.int64], begin: int) -> NDArray[np.int64]:
+    """Counts by timestep with those of a part from timestep `begin` on, filled up where they end before."""
+    end = begin + len(part)
     out = np.zeros((max(len(counts), end), counts.shape[1]), np.int64)
     out[: len(counts)] = counts
-    out[begin:end] += found
+    out[begin:end] += part
     return out
 
 
@@ -262,10 +254,10 @@ def _place(x: Tensor) -> tuple[Any, ...]:
 # -------------------------------------------------------------------------------------------------------------
 
 
-def _neuron_lines(found: Statistics) -> list[str]:
-    few = max(layer.n_max for layer in found.layers) <= 10
+def _neuron_lines(statistics: Statistics) -> list[str]:
+    few = max(layer.n_max for layer in statistics.layers) <= 10
     rows = [("neuron", "step", "active", "entropy", "mean popcount", "P(k | k > 0) %" if few else "P(k = 1 | k > 0) %")]
-    for layer in found.layers:
+    for layer in statistics.layers:
         h = layer.histogram
         shown = h.conditional if few else h.conditional[:1]
         rows.append(
@@ -278,26 +270,26 @@ def _neuron_lines(found: Statistics) -> list[str]:
                 " ".join(f"{100 * p:4.1f}" for p in shown),
             )
         )
-    summary = found.analysis.summary()
+    summary = statistics.analysis.summary()
     means = (
         f"means over neurons: active ratio {summary['active_ratio']:.3f}, normalised burst entropy "
         f"{summary['normalised_entropy']:.3f}, P(k = 1 | k > 0) {100 * summary['first_level']:.1f} %"
     )
-    return [*_aligned(rows), means, *([f"did not run: {', '.join(found.idle)}"] if found.idle else [])]
+    return [*_aligned(rows), means, *([f"did not run: {', '.join(statistics.idle)}"] if statistics.idle else [])]
 
 
-def _synapse_lines(found: Statistics) -> list[str]:
-    each = found.samples or 1
+def _synapse_lines(statistics: Statistics) -> list[str]:
+    each = statistics.samples or 1
     lines = []
-    if found.synapses:
+    if statistics.synapses:
         rows: list[tuple[str, ...]] = [("reads a neuron's output", "MACs", "unary", "bit-sparse", "saved %")]
-        for name, count in {**found.synapses, "total": found.total}.items():
+        for name, count in {**statistics.synapses, "total": statistics.total}.items():
             numbers = (f"{value / each:,.0f}" for value in (count.macs, count.unary, count.bit_sparse))
             rows.append((name, *numbers, f"{saved(count.bit_sparse, count.unary):.1f}"))
-        over = f"of a sample, mean over {found.samples:,}" if found.samples else "of all samples"
+        over = f"of a sample, mean over {statistics.samples:,}" if statistics.samples else "of all samples"
         lines += [*_aligned(rows), f"accumulations {over}, as rate x MACs"]
-    if found.others:
-        named = ", ".join(f"{name} ({macs / each:,.0f} MACs)" for name, macs in found.others.items())
+    if statistics.others:
+        named = ", ".join(f"{name} ({macs / each:,.0f} MACs)" for name, macs in statistics.others.items())
         lines.append(f"not counted, for they read something else: {named}")
     return lines
 

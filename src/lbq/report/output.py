@@ -7,7 +7,7 @@ from pathlib import Path
 
 from lbq import engine
 from lbq.counting.analysis import Analysis
-from lbq.counting.deployed import read_input
+from lbq.counting.inputs import read_input
 from lbq.counting.technology import DEFAULT, Technology
 from lbq.errors import LbqError
 from lbq.report import svg

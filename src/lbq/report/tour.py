@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lbq.counting.deployed import ranked
 from lbq.engine import Network
 from lbq.graph.levels import bit_planes
 from lbq.report.svg import LIGHT, shade
@@ -89,7 +88,7 @@ def take(net: Network, image: NDArray[np.uint8], about: str = "") -> Tour:
     return Tour(
         image=tuple(_pixels(frame, network.input_max, i, len(frames)) for i, frame in enumerate(frames)),
         stops=stops,
-        classes=tuple((entry["class"], entry["share"]) for entry in ranked(out, network.classes)[:CLASSES]),
+        classes=tuple((entry["class"], entry["share"]) for entry in out.ranked(network.classes)[:CLASSES]),
         about=about,
     )
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib.metadata
-import json
 import os
 import platform
 import re
@@ -193,18 +192,6 @@ def write_weights(folder: Path, state: Mapping[str, Tensor]) -> str:
     stored = serialise({k: v.detach().cpu().clone().contiguous() for k, v in state.items()})
     files.write(folder / "weights.safetensors", stored, RunError)
     return hashlib.sha256(stored).hexdigest()
-
-
-def save(
-    folder: Path, net: BurstNet, config: Config, metrics: Iterable[Mapping[str, Any]], result: Mapping[str, Any]
-) -> None:
-    """Write one finished run into a folder."""
-    folder.mkdir(parents=True, exist_ok=True)
-    write_text(folder / "config.toml", config.to_toml())
-    write_text(folder / "metrics.jsonl", "".join(json.dumps(row) + "\n" for row in metrics))
-    checksum = write_weights(folder, net.state_dict())
-    record = {**result, "weights_sha256": checksum, "config_hash": config.hash, "environment": environment()}
-    write_text(folder / "result.json", json.dumps(record, indent=2) + "\n")
 
 
 def check_folder(run: Path | str, *needed: str) -> Path:

@@ -99,14 +99,14 @@ def first_bad_layer(net: nn.Module, x: Tensor) -> str:
 
     No other process is waited for: it may have stopped already.
     """
-    found: list[str] = []
+    bad: list[str] = []
 
     def watch(name: str) -> Any:
         def hook(module: nn.Module, _inputs: Any, output: Any) -> None:
             if not all(p.isfinite().all() for p in module.parameters(recurse=False)):
-                found.append(f"the weights of layer {name!r}")  # one bad gradient makes all that it reaches bad
+                bad.append(f"the weights of layer {name!r}")  # one bad gradient makes all that it reaches bad
             elif isinstance(output, Tensor) and not output.isfinite().all():
-                found.append(f"layer {name!r}")
+                bad.append(f"layer {name!r}")
 
         return hook
 
@@ -119,4 +119,4 @@ def first_bad_layer(net: nn.Module, x: Tensor) -> str:
     handles = [m.register_forward_hook(watch(n)) for n, m in leaves]
     with attached(handles):
         net(x)
-    return found[0] if found else "the loss"
+    return bad[0] if bad else "the loss"

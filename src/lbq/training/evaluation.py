@@ -1,20 +1,23 @@
-"""A network's accuracy over a part of a dataset, and what its neurons are like."""
+"""A network's accuracy over a part of a dataset, or that of a run's stored weights, and what its neurons are like."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from lbq.batches.sources import Part, Source
+from lbq.batches.sources import Part, Source, open_source
 from lbq.config import TrainConfig
+from lbq.errors import LbqError, RunError
 from lbq.neuron.base import neurons_of
 from lbq.neuron.hooks import attached, evaluating, only_outputs
+from lbq.runs import run_folder
 from lbq.training.distributed import World
 
 PRECISIONS = {"fp32": None, "fp64": None, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -100,6 +103,58 @@ def evaluate(
     return float(100 * correct / seen)
 
 
+def evaluate_run(
+    run: Path | str,
+    device: torch.device | str = "cpu",
+    world: World | None = None,
+    changes: Iterable[str] = (),
+    precision: str | None = None,
+    timesteps: int | None = None,
+) -> dict[str, Any]:
+    """Accuracy of a run's stored weights on its test set, beside what its result says.
+
+    precision: default float32 (float64 where it was trained in that), as results say it. timesteps: default as many as it
+    was trained over.
+    """
+    if precision is not None and precision not in PRECISIONS:
+        raise LbqError(f"precision must be one of {', '.join(PRECISIONS)}, got {precision!r}")
+    folder = run_folder.check_folder(run, "config.toml", "weights.safetensors")
+    trained, where = run_folder.load_config(folder, changes), torch.device(device)
+    config = trained if timesteps is None else run_folder.over(timesteps, trained)
+    net = run_folder.load(folder, timesteps).to(where)
+    source = open_source(config, where)
+    _check_classes(folder, source)
+    stored: dict[str, Any] = {}
+    if (folder / "result.json").exists():
+        stored = run_folder.read_result(folder)
+    settings = exact(config.train) if precision is None else replace(config.train, precision=precision)
+    net.to(torch.float64 if settings.precision == "fp64" else torch.float32)
+    with without_tf32():
+        accuracy = evaluate(net, source, "test", settings, where, world or World())
+    known = stored.get("data", {})  # of older runs in part
+    return {
+        "accuracy": accuracy,
+        "images": source.test_size,
+        "stored_accuracy": stored.get("accuracy"),
+        "stored_precision": stored.get("tested_in") or config.train.precision,  # which older results do not say
+        "other_data": any(known.get(k, v) != v for k, v in source.about.items() if k != "source"),
+        "precision": settings.precision,
+        "trained_in": config.train.precision,
+        "timesteps": config.model.timesteps,
+        "trained_over": trained.model.timesteps,
+    }
+
+
+def _check_classes(run: Path, source: Source) -> None:
+    """Refuse data whose classes are not those that a run was trained on: labels would mean something else."""
+    trained, now = run_folder.read_inputs(run), source.inputs.classes
+    if trained is not None and trained.classes and now and trained.classes != now:
+        raise RunError(
+            f"{source.name} has other classes than {run} was trained on ({len(now)}, {', '.join(now)[:60]}; then "
+            f"{len(trained.classes)}, {', '.join(trained.classes)[:60]}): give the data that it was trained on"
+        )
+
+
 def measure_norms(
     net: nn.Module, batches: Iterable[tuple[Tensor, Tensor]], settings: TrainConfig, device: torch.device, world: World
 ) -> dict[str, Tensor]:
@@ -113,12 +168,12 @@ def measure_norms(
         for x, _ in batches if norms else ():
             with autocast(settings, device):
                 net(cast(x, settings))
-    found = {}
+    statistics = {}
     for name, norm in norms.items():
         for part in ("running_mean", "running_var"):
             buffer = norm.get_buffer(part)
-            found[f"{name}.{part}"] = buffer.copy_(world.sum(buffer.clone()) / world.size)
-    return found
+            statistics[f"{name}.{part}"] = buffer.copy_(world.sum(buffer.clone()) / world.size)
+    return statistics
 
 
 @contextmanager

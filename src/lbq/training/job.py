@@ -12,16 +12,16 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from lbq.batches.sources import Source, open_source
+from lbq.batches.sources import open_source
 from lbq.config import Config, differences
 from lbq.errors import LbqError, RunError, Stopped
 from lbq.native import choose as kernels
@@ -32,57 +32,24 @@ from lbq.runs.build import outline
 from lbq.system import files
 from lbq.system.signals import noting
 from lbq.training.distributed import World
-from lbq.training.evaluation import PRECISIONS, evaluate, exact, without_tf32
+from lbq.training.evaluation import evaluate_run as evaluate_run
 from lbq.training.optim import weight_decays
-from lbq.training.plan import Plan, plan_of
+from lbq.training.plan import plan_of
 from lbq.training.position import EpochRecord
 from lbq.training.trainer import Trainer
+from lbq.training.watcher import Watcher as Watcher
 
 CHECKPOINTS = "checkpoints"
 # What is written under another name first, which a killed process leaves.
 WHOLE = ("config.toml", "weights.safetensors", "result.json", f"{CHECKPOINTS}/{checkpoint.LAST}")
 CPU_IS_FULL = ("can't allocate memory", "not enough memory")  # in PyTorch's words, on x86-64 and on Arm
 CUBLAS_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"  # which cuBLAS must be told for its sums to have one order
-ECHO = 1.0  # seconds in which a SIGTERM is taken for one that was passed on
+ECHO_SECONDS = 1.0  # in which a SIGTERM counts as one that was passed on
 CONSTANTS = ("beta", "alpha", "eta", "threshold", "ladder", "level_scale")  # of neurons, where they are not learned
 SAVING_SHARE = 0.02  # of the time that saves after short epochs may take
-# steps after which processes on GPUs ask each other whether one was told to stop: an answer waits for the GPU
-ASKING = 16
-
-
-class Watcher(Protocol):
-    """Told what happens, as it happens (on rank 0)."""
-
-    def plan(self, plan: Plan) -> None: ...
-
-    def resumed(self, epoch: int, batch: int, notes: tuple[str, ...]) -> None:
-        """It goes on from there; what was passed over to do so, and what is not as it was."""
-
-    def restarted(self, log: Path) -> None:
-        """There was a log, now under this name, but no checkpoint."""
-
-    def initialised(self, run: str, taken: int, left: tuple[str, ...]) -> None:
-        """It starts from that run's weights: how many tensors it took, and which of the network's it did not find there."""
-
-    def step(self, epoch: int, batch: int, batches: int, samples_per_second: float) -> None: ...
-
-    def epoch(self, record: EpochRecord) -> None: ...
-
-
-class Unwatched:
-    """A watcher to whom nothing matters."""
-
-    def plan(self, plan: Plan) -> None: ...
-
-    def resumed(self, epoch: int, batch: int, notes: tuple[str, ...]) -> None: ...
-
-    def restarted(self, log: Path) -> None: ...
-
-    def initialised(self, run: str, taken: int, left: tuple[str, ...]) -> None: ...
-
-    def step(self, epoch: int, batch: int, batches: int, samples_per_second: float) -> None: ...
-
-    def epoch(self, record: EpochRecord) -> None: ...
+# of processes on GPUs, which ask each other whether one was signalled: an answer waits for the GPU
+STEPS_BETWEEN_STOP_CHECKS = 16
+Unwatched = Watcher  # its earlier name
 
 
 class Job:
@@ -159,8 +126,8 @@ class Job:
             raise RunError(f"{self.folder} holds a run already: continue it with --resume auto or choose another --out")
         stored = run_folder.load_config(self.folder)
         if stored.hash != self.config.hash:
-            told = "; ".join(differences(stored, self.config))
-            raise RunError(f"{config_file} differs from the configuration given ({told}): choose another --out")
+            others = "; ".join(differences(stored, self.config))
+            raise RunError(f"{config_file} differs from the configuration given ({others}): choose another --out")
         if result_file.exists():
             return run_folder.read_result(self.folder, TRAINED)
         if stored != self.config:  # the data has moved, or it is watched otherwise
@@ -199,11 +166,11 @@ class Job:
             return
         if loaded.values["config_hash"] != self.config.hash:
             raise RunError(f"{loaded.path} belongs to another configuration: choose another --out")
-        began, given = loaded.values.get("data"), self.trainer.data
-        if began is not None and any(began[key] != given[key] for key in began.keys() & given.keys()):
+        began, now = loaded.values.get("data"), self.trainer.data
+        if began is not None and any(began[key] != now[key] for key in began.keys() & now.keys()):
             raise RunError(
                 f"{self.folder} began with other data ({', '.join(began.values())}) than that under data.root "
-                f"({', '.join(given.values())}): give the same, or choose another --out"
+                f"({', '.join(now.values())}): give the same, or choose another --out"
             )
         self._check_network(loaded)
         self.trainer.restore(loaded.tensors, loaded.values)
@@ -295,7 +262,7 @@ class Job:
         p = trainer.position
         stop, late = bool(self.signal), time.monotonic() - self.saved_at > 60 * minutes
         if self.world.size > 1:
-            asks = self.device.type == "cpu" or p.step % ASKING == 0
+            asks = self.device.type == "cpu" or p.step % STEPS_BETWEEN_STOP_CHECKS == 0
             stop, late = self.world.any([stop, late], self.device) if asks else (False, False)
         due = late or bool(every and p.step % every == 0)
         if stop:
@@ -393,17 +360,17 @@ class Job:
         Who ends a whole job tells every process of it, and one that started others passes on what it was told: a SIGTERM at
         once after another signal is no second one.
         """
-        told: dict[int, float] = {}
+        times: dict[int, float] = {}  # of each signal
 
         def note(number: int, usual: Any) -> None:
             now = time.monotonic()
-            if number == signal.SIGTERM and told and now - max(told.values()) < ECHO:
+            if number == signal.SIGTERM and times and now - max(times.values()) < ECHO_SECONDS:
                 return
-            if number in told:
+            if number in times:
                 signal.signal(number, usual)
                 signal.raise_signal(number)
                 return
-            self.signal, told[number] = number, now
+            self.signal, times[number] = number, now
 
         return noting(note)
 
@@ -414,16 +381,6 @@ class Job:
         return (
             f"out of memory at batch {t.batch_size}, T = {self.config.model.timesteps} (peak {peak / 2**30:.1f} GiB): "
             f"raise train.accumulate (now {t.accumulate}) or lower train.batch_size{kept}"
-        )
-
-
-def _check_classes(run: Path, source: Source) -> None:
-    """Refuse data whose classes are not those that a run was trained on: labels would mean something else."""
-    trained, now = run_folder.read_inputs(run), source.inputs.classes
-    if trained is not None and trained.classes and now and trained.classes != now:
-        raise RunError(
-            f"{source.name} has other classes than {run} was trained on ({len(now)}, {', '.join(now)[:60]}; then "
-            f"{len(trained.classes)}, {', '.join(trained.classes)[:60]}): give the data that it was trained on"
         )
 
 
@@ -481,47 +438,5 @@ def train(
     world: World | None = None,
     resume: bool = False,
 ) -> dict[str, Any]:
-    """Train `config` in `folder` and return its result. Derive a watcher from `Unwatched` to be told how it goes."""
-    return Job(config, Path(folder), watcher or Unwatched(), torch.device(device), world or World()).run(resume)
-
-
-def evaluate_run(
-    run: Path | str,
-    device: torch.device | str = "cpu",
-    world: World | None = None,
-    changes: Iterable[str] = (),
-    precision: str | None = None,
-    timesteps: int | None = None,
-) -> dict[str, Any]:
-    """Accuracy of a run's stored weights on its test set, beside what its result says.
-
-    precision: default float32 (float64 where it was trained in that), as results say it. timesteps: default as many as it
-    was trained over.
-    """
-    if precision is not None and precision not in PRECISIONS:
-        raise LbqError(f"precision must be one of {', '.join(PRECISIONS)}, got {precision!r}")
-    folder = run_folder.check_folder(run, "config.toml", "weights.safetensors")
-    trained, where = run_folder.load_config(folder, changes), torch.device(device)
-    config = trained if timesteps is None else run_folder.over(timesteps, trained)
-    net = run_folder.load(folder, timesteps).to(where)
-    source = open_source(config, where)
-    _check_classes(folder, source)
-    stored: dict[str, Any] = {}
-    if (folder / "result.json").exists():
-        stored = run_folder.read_result(folder)
-    settings = exact(config.train) if precision is None else replace(config.train, precision=precision)
-    net.to(torch.float64 if settings.precision == "fp64" else torch.float32)
-    with without_tf32():
-        accuracy = evaluate(net, source, "test", settings, where, world or World())
-    known = stored.get("data", {})  # of older runs in part
-    return {
-        "accuracy": accuracy,
-        "images": source.test_size,
-        "stored_accuracy": stored.get("accuracy"),
-        "stored_precision": stored.get("tested_in") or config.train.precision,  # which older results do not say
-        "other_data": any(known.get(k, v) != v for k, v in source.about.items() if k != "source"),
-        "precision": settings.precision,
-        "trained_in": config.train.precision,
-        "timesteps": config.model.timesteps,
-        "trained_over": trained.model.timesteps,
-    }
+    """Train `config` in `folder` and return its result. Derive a watcher from `Watcher` to see how it goes."""
+    return Job(config, Path(folder), watcher or Watcher(), torch.device(device), world or World()).run(resume)

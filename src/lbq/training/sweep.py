@@ -28,13 +28,15 @@ from lbq.errors import Busy, ConfigError, GraphError, LbqError, RunError, Stoppe
 from lbq.graph.quantise import check_neuron
 from lbq.neuron.base import SpikingNeuron
 from lbq.neuron.registry import create
+from lbq.report.output import make
 from lbq.results.gather import ARCHIVE, ARCHIVE_ANALYSIS, gather
-from lbq.results.result import title_of
+from lbq.results.result import Gathered, Result, title_of
 from lbq.runs import records, run_folder
 from lbq.runs.build import outline
 from lbq.system import files, plugins, toml
 from lbq.system.signals import STOPS, noting
 
+REPORT = "report.html"  # in the sweep's folder
 LONGEST_NAME = 255  # bytes, of all common file systems
 State = Literal["done", "failed", "elsewhere"]  # elsewhere: another process is at it
 Vary = Sequence[tuple[str, Sequence[str]]]  # keys, and the values that each shall take
@@ -86,26 +88,30 @@ class Member:
 def parse_vary(text: str) -> tuple[str, list[str]]:
     """`seed=0,1,2` as a key and its values. A list, a table or a string of TOML is one value, whatever commas it holds."""
     key, equals, values = text.partition("=")
-    pieces, found = values.split(","), []
+    pieces, parsed = values.split(","), []
     while pieces:
         joined = itertools.accumulate(pieces, lambda one, other: f"{one},{other}")
-        taken = next((count for count, value in enumerate(joined, 1) if toml.is_value(value)), 1)
-        found.append(",".join(pieces[:taken]).strip())
-        del pieces[:taken]
-    if not key.strip() or not equals or not all(found):
+        length = next((count for count, value in enumerate(joined, 1) if toml.is_value(value)), 1)
+        parsed.append(",".join(pieces[:length]).strip())
+        del pieces[:length]
+    if not key.strip() or not equals or not all(parsed):
         raise ConfigError(f"--vary {text!r} must have the form key=value,value, such as seed=0,1,2")
-    if twice := [value for value, times in Counter(found).items() if times > 1]:
+    if twice := [value for value, times in Counter(parsed).items() if times > 1]:
         raise ConfigError(f"--vary {text!r} has {twice[0]} twice: give it once")
-    return key.strip(), found
+    return key.strip(), parsed
 
 
-def plan(given: Sequence[str], vary: Vary, out: Path) -> list[Member]:
+def plan(subjects: Sequence[str], vary: Vary, out: Path) -> list[Member]:
     """The runs of a sweep, checked before any of them begins: one of every configuration first, then the next value.
 
-    given: configuration files, folders of them, and key=value changes for all of them.
+    subjects: configuration files, folders of them, and key=value changes for all of them. out: the folder of their folders.
     """
-    changes = [text for text in given if re.match(r"\s*[\w.-]+\s*=", text) and not os.path.exists(text)]
-    configs = list(dict.fromkeys(file for text in given if text not in changes for file in _files(Path(text))))
+    if "RANK" in os.environ:
+        raise LbqError("sweep starts processes of its own: start it without torchrun, once for each GPU")
+    files.check_folder(out)
+    files.check_file(out / REPORT)
+    changes = [text for text in subjects if re.match(r"\s*[\w.-]+\s*=", text) and not os.path.exists(text)]
+    configs = list(dict.fromkeys(file for text in subjects if text not in changes for file in _files(Path(text))))
     if not configs:
         raise ConfigError(
             "a sweep needs configurations: give files such as configs/digits/lbq.toml, or folders of them"
@@ -131,10 +137,10 @@ def plan(given: Sequence[str], vary: Vary, out: Path) -> list[Member]:
 
 def _files(path: Path) -> list[Path]:
     if os.path.isdir(path):  # which takes names of any length
-        found = sorted(path.glob("*.toml"))
-        if not found:
+        configs = sorted(path.glob("*.toml"))
+        if not configs:
             raise ConfigError(f"{path} holds no configurations (.toml): give files or folders of them")
-        return found
+        return configs
     if not os.path.isfile(path):
         wrong = "is not a file" if os.path.exists(path) else "does not exist"
         raise ConfigError(f"{path} {wrong}: give a configuration, a folder of them, or key=value")
@@ -142,8 +148,8 @@ def _files(path: Path) -> list[Path]:
 
 
 def _member(file: Path, changes: Sequence[str], varied: dict[str, str], out: Path) -> Member:
-    given = (*changes, *(f"{key}={value}" for key, value in varied.items()))
-    config = Config.load(file, given)
+    all_changes = (*changes, *(f"{key}={value}" for key, value in varied.items()))
+    config = Config.load(file, all_changes)
     leaves = Counter(key.rpartition(".")[2] for key in varied)
     settings = [
         f"{leaf if leaves[leaf := key.rpartition('.')[2]] == 1 else key}={value}"
@@ -161,7 +167,7 @@ def _member(file: Path, changes: Sequence[str], varied: dict[str, str], out: Pat
         name = _name(config, varied)
     except LbqError as error:
         raise ConfigError(f"{file}: {error}") from error
-    return Member(file, given, config, out / folder, lacks, name)
+    return Member(file, all_changes, config, out / folder, lacks, name)
 
 
 def _name(config: Config, varied: Mapping[str, str]) -> str:
@@ -194,12 +200,12 @@ def _refuse_twins(members: Sequence[Member]) -> None:
         same = by_config.setdefault((member.config.hash, member.config.data.root), member)  # other data, another run
         other = by_folder.setdefault(member.folder, member)
         if same is not member or other is not member:
-            given = " and ".join(
+            both = " and ".join(
                 " ".join([str(m.file), *m.changes]) for m in (min(same, other, key=members.index), member)
             )
             if same is not member:
-                raise ConfigError(f"{given} are the same run: give one of them")
-            raise ConfigError(f"{given} are both called {member.folder.name}: rename one, or sweep it to another --out")
+                raise ConfigError(f"{both} are the same run: give one of them")
+            raise ConfigError(f"{both} are both called {member.folder.name}: rename one, or sweep it to another --out")
 
 
 def _check_place(member: Member) -> None:
@@ -210,8 +216,8 @@ def _check_place(member: Member) -> None:
         return
     stored = run_folder.load_config(member.folder)
     if stored.hash != member.config.hash:
-        told = "; ".join(differences(stored, member.config))
-        raise RunError(f"{member.folder} holds another configuration ({told}): choose another --out")
+        others = "; ".join(differences(stored, member.config))
+        raise RunError(f"{member.folder} holds another configuration ({others}): choose another --out")
 
 
 def finished(out: Path) -> list[Path]:
@@ -219,12 +225,21 @@ def finished(out: Path) -> list[Path]:
     return sorted(path.parent for path in out.glob("*/result.json") if (path.parent / "config.toml").is_file())
 
 
+def commands(members: Sequence[Member], device: str | None = None, deploy: bool = True) -> Iterator[list[str]]:
+    """What is left to do, as arguments of `lbq`."""
+    for member in members:
+        if not member.trained:
+            yield [*plugins.options(), *member.training(device)]
+        for command in member.measuring() if deploy else ():
+            yield [*plugins.options(), *command]
+
+
 # Doing it
 # ------------------------------------------------------------------------------------------------------
 
 
 class Sweep:
-    """say: told every command before it runs, and what is passed over."""
+    """say: called with every command before it runs, and with what is passed over."""
 
     def __init__(self, members: Sequence[Member], say: Callable[[str], None], device: str | None = None) -> None:
         self.members, self.say, self.device = members, say, device
@@ -233,13 +248,13 @@ class Sweep:
 
     def run(self, deploy: bool = True) -> list[tuple[Member, State]]:
         """Train what is not trained yet and, where `deploy`, deploy and analyse it; what became of each."""
-        found: list[tuple[Member, State]] = []
+        states: list[tuple[Member, State]] = []
         with self._signals():
             for number, member in enumerate(self.members, 1):
                 self.say(f"[{number}/{len(self.members)}] {member.folder.name}")
                 state = self._train(member)
-                found.append((member, self._measure(member) if deploy and state == "done" else state))
-        return found
+                states.append((member, self._measure(member) if deploy and state == "done" else state))
+        return states
 
     def _train(self, member: Member) -> State:
         if not (member.trained or run_folder.held(member.folder)):
@@ -282,7 +297,7 @@ class Sweep:
             stdout=subprocess.DEVNULL,
             env={**os.environ, "PYTHONPATH": path},
         )
-        if self.signal:  # told while it was being started
+        if self.signal:  # came while it was being started
             self.child.terminate()
         while (code := self.child.poll()) is None:
             time.sleep(0.1)  # wait() would keep a signal that comes just before it until the command has ended
@@ -308,3 +323,60 @@ class Sweep:
                 self.child.terminate()
 
         return noting(note)
+
+
+# What it came to
+# ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """states: what became of each run. gathered: all finished runs in the sweep's folder, of earlier sweeps too. page: their
+    report; None where no run is finished."""
+
+    states: Sequence[tuple[Member, State]]
+    gathered: Gathered
+    page: Path | None
+
+    @property
+    def results(self) -> list[Result | None]:
+        """Of each run; that of another one which has the same weights; None where it has none."""
+        by_source = {result.source: result for result in self.gathered.results}
+        folders = [self.gathered.twins.get(member.folder, member.folder) for member, _ in self.states]
+        return [by_source.get(str(folder)) for folder in folders]
+
+    @property
+    def own(self) -> Gathered:
+        """The results of this sweep alone."""
+        sources = {result.source for result in self.results if result is not None}
+        return Gathered([result for result in self.gathered.results if result.source in sources])
+
+    @property
+    def failed(self) -> list[Path]:
+        return [member.folder for member, state in self.states if state == "failed"]
+
+    @property
+    def remarks(self) -> list[str]:
+        """What is left to do, in words."""
+        elsewhere = any(state == "elsewhere" for _, state in self.states)
+        others = "some runs were left to other processes: the sweep that ends last reports them all"
+        return [others] * elsewhere + [f"failed: {folder}; the same command tries it again" for folder in self.failed]
+
+    def to_dict(self) -> dict[str, Any]:
+        """What `lbq sweep --json` prints."""
+        rows = []
+        for (member, state), result in zip(self.states, self.results, strict=True):
+            keys = ("accuracy", "integer_accuracy", "holdout_accuracy")
+            accuracies = {key: None if result is None else getattr(result, key) for key in keys}
+            rows.append({"run": str(member.folder), "state": state, **accuracies})
+        return {"runs": rows, "report": None if self.page is None else str(self.page)}
+
+
+def report(out: Path, states: Sequence[tuple[Member, State]]) -> Outcome:
+    """Gather all finished runs in a sweep's folder, and write their report beside them."""
+    folders = finished(out)
+    if not folders:
+        return Outcome(states, Gathered(), None)
+    gathered, page = gather(folders, records.read), out / REPORT
+    make(page, gathered, title=f"LBQ sweep {out.resolve().name}")
+    return Outcome(states, gathered, page)

@@ -120,8 +120,8 @@ class Trainer:
         """What runs its neurons: the reference where the chosen kernel can run none of them."""
         chosen, timesteps = choose(self.device.type).kernel, self.config.model.timesteps
         dtype = evaluation.computed_in(self.config.train)
-        found = {neuron.kernel(timesteps, dtype) for neuron in neurons_of(self.net).values()}
-        return chosen if not found or chosen in found else "reference"
+        runs = {neuron.kernel(timesteps, dtype) for neuron in neurons_of(self.net).values()}
+        return chosen if not runs or chosen in runs else "reference"
 
     @property
     def data(self) -> dict[str, str]:
@@ -415,8 +415,8 @@ class Trainer:
         epoch = plain_from if plain_epochs and plain_from <= self.position.epoch else 0  # augmented as in that one
         with self.averaged():
             batches = self.source.train_batches(list(mine), epoch, self.config.seed)
-            found = evaluation.measure_norms(self.net, batches, self.config.train, self.device, self.world)
-            for name, value in found.items():
+            statistics = evaluation.measure_norms(self.net, batches, self.config.train, self.device, self.world)
+            for name, value in statistics.items():
                 average.state[name].copy_(value)
 
     def evaluate(self, part: Part, active: dict[str, float] | None = None, *, exact: bool = False) -> float:

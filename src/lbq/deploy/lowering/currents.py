@@ -188,8 +188,8 @@ def pooled(name: str, module: nn.MaxPool2d | nn.AvgPool2d | nn.AdaptiveAvgPool2d
     _unpadded(f"layer {name!r}", value)
     size = value.shape[1:]
     if isinstance(module, nn.AdaptiveAvgPool2d):
-        given: Any = module.output_size
-        wanted = tuple(given) if isinstance(given, (tuple, list)) else (given, given)
+        asked: Any = module.output_size
+        wanted = tuple(asked) if isinstance(asked, (tuple, list)) else (asked, asked)
         outputs = _pair(name, [have if want is None else want for have, want in zip(size, wanted, strict=False)])
         if outputs == size:
             return value
@@ -205,9 +205,9 @@ def pooled(name: str, module: nn.MaxPool2d | nn.AvgPool2d | nn.AdaptiveAvgPool2d
             raise GraphError(f"layer {name!r}: dilated pooling is not supported: pool with dilation=1")
         kind = "max" if isinstance(module, nn.MaxPool2d) else "sum"
         kernel = _pair(name, module.kernel_size, 1)
-        given = module.stride
-        moved = kernel if isinstance(given, (tuple, list)) and not given else _pair(name, given, 1)  # empty: as large
-        pool = Pool(cast(Any, kind), kernel, moved, _pair(name, module.padding))
+        as_kernel = isinstance(module.stride, (tuple, list)) and not module.stride  # an empty stride
+        stride = kernel if as_kernel else _pair(name, module.stride, 1)
+        pool = Pool(cast(Any, kind), kernel, stride, _pair(name, module.padding))
         if module.ceil_mode and _reaches_over(size, pool):
             raise GraphError(
                 f"layer {name!r}: ceil_mode lets its last window reach over the edge of {size}, which is not supported: use "
@@ -308,7 +308,7 @@ def split(name: str, module: nn.Conv2d | nn.Linear, parts: Sequence[Levels | Cur
         raise GraphError(
             f"layer {name!r}: expects {module.weight.shape[1]} channels, gets {sum(sizes)} that are joined"
         )
-    found: list[nn.Conv2d | nn.Linear] = []
+    layers: list[nn.Conv2d | nn.Linear] = []
     for size, weight in zip(sizes, module.weight.detach().split(sizes, 1), strict=True):
         layer: nn.Conv2d | nn.Linear
         if isinstance(module, nn.Linear):
@@ -320,9 +320,9 @@ def split(name: str, module: nn.Conv2d | nn.Linear, parts: Sequence[Levels | Cur
                 device="meta",
             )  # fmt: skip
         layer.weight = nn.Parameter(weight)
-        layer.bias = None if found else module.bias
-        found.append(layer)
-    return found
+        layer.bias = None if layers else module.bias
+        layers.append(layer)
+    return layers
 
 
 def as_current(where: str, value: Value) -> Current:
@@ -346,7 +346,7 @@ def as_current(where: str, value: Value) -> Current:
 
 
 def _pair(name: str, value: Any, least: int = 0) -> tuple[int, int]:
-    """What is given for height and width, which PyTorch also takes as one number, alone or in a list."""
+    """Height and width, for which PyTorch also takes one number, alone or in a list."""
     sides = value if isinstance(value, (tuple, list)) else (value,)
     if len(sides) not in (1, 2) or not all(isinstance(side, Integral) and int(side) >= least for side in sides):
         raise GraphError(

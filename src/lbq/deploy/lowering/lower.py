@@ -23,7 +23,7 @@ from lbq.deploy.lowering.aliases import check_in_place
 from lbq.deploy.lowering.currents import Current, Levels, Value, as_current
 from lbq.deploy.lowering.faithful import own_method
 from lbq.deploy.lowering.layers import Layers
-from lbq.deploy.lowering.signal_layers import Given, as_image
+from lbq.deploy.lowering.signal_layers import InputShape, as_image
 from lbq.deploy.lowering.times import BATCH_SIZE, Time
 from lbq.deploy.lowering.trace import traced
 from lbq.errors import GraphError
@@ -35,7 +35,7 @@ SOFTMAX = (torch.softmax, torch.log_softmax, F.softmax, F.log_softmax, "softmax"
 @torch.no_grad()
 def lower(
     net: nn.Module,
-    input_shape: Given,
+    input_shape: InputShape,
     timesteps: int | None = None,
     static: bool = True,
     weights: bool = True,

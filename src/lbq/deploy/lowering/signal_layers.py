@@ -12,7 +12,7 @@ from lbq.graph import Shape
 
 POOLS = (nn.MaxPool1d, nn.AvgPool1d, nn.AdaptiveAvgPool1d)
 SIGNAL_LAYERS = (nn.Conv1d, nn.ConstantPad1d, *POOLS)
-Given = Shape | tuple[int, int] | tuple[int]  # of one input: (C, H, W), (C, L) or (F,)
+InputShape = Shape | tuple[int, int] | tuple[int]  # of one input: (C, H, W), (C, L) or (F,)
 IMAGE_LAYERS = (nn.Conv2d, nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.ConstantPad2d)
 
 

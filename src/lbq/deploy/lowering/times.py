@@ -10,7 +10,7 @@ import torch
 # [B, T, ...] and [B * T, ...]
 Time = Literal["none", "one", "all", "folded", "one behind", "behind", "folded behind"]
 
-BATCH_SIZE = 2**61 - 1  # stands for the batch's size: a prime, so that products of sizes can be told apart
+BATCH_SIZE = 2**61 - 1  # stands for the batch's size: a prime, so that products of sizes stay distinct
 
 FOLDED: dict[Time, Time] = {"one": "none", "all": "folded", "one behind": "none", "behind": "folded behind"}
 UNFOLDED: dict[Time, Time] = {"folded": "all", "folded behind": "behind"}

@@ -24,10 +24,10 @@ LEAVES = (*ACTIVATIONS, *NORMS, *STATELESS, nn.Conv1d, nn.Conv2d, nn.Linear)
 
 
 class Follower(Protocol):
-    """Who follows a trace as it grows, and so can say what is asked of tensors in it."""
+    """Follows a trace as it grows, and knows the sizes of tensors in it."""
 
     def see(self, node: fx.Node) -> None:
-        """Take note of a node; the nodes that it reads have been seen."""
+        """Note a node; the nodes that it reads have been seen."""
 
     def sizes(self, node: fx.Node) -> tuple[int, ...] | None:
         """The shape of the tensor that a node gives; None where it is not known. Numbers below 0 stand for sizes that depend
@@ -35,7 +35,7 @@ class Follower(Protocol):
 
 
 class OfInput:
-    """Who knows how many dimensions the network's input has, and nothing else."""
+    """A follower that knows how many dimensions the network's input has, and nothing else."""
 
     def __init__(self, dimensions: int) -> None:
         self.dimensions = dimensions
@@ -102,7 +102,7 @@ class _Tracer(fx.Tracer):
                     f"{type(self.root).__name__} reads a second input, {read.name!r}: a deployed network has one"
                 )
 
-    # To the follower, who looks at layers in the midst of the trace, they are what they are, with real parameters
+    # The follower looks at layers while the trace grows: to it they are layers with real parameters
 
     def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, fx.Proxy]) -> Any:
         return attr_val if self.following else super().getattr(attr, attr_val, parameter_proxy_cache)
@@ -115,7 +115,7 @@ class _Tracer(fx.Tracer):
 
 
 def _in_place(operation: Callable[..., Any]) -> Callable[[fx.Proxy, Any], fx.Proxy]:
-    """An operation that is told from the one that makes a new tensor."""
+    """An operation in place, which stays apart from the one that makes a new tensor."""
 
     def method(self: fx.Proxy, other: Any) -> fx.Proxy:
         return self.tracer.create_proxy("call_function", operation, (self, other), {})
@@ -124,8 +124,8 @@ def _in_place(operation: Callable[..., Any]) -> Callable[[fx.Proxy, Any], fx.Pro
 
 
 class _Value(fx.Proxy):
-    """A tensor whose `+=` is told from `+`, because others may read it afterwards, and whose sizes can be asked for: they are
-    numbers, but for those that depend on the batch."""
+    """A tensor of which `+=` is another operation than `+`, because others may read it afterwards. Its sizes are numbers, but
+    for those that depend on the batch."""
 
     tracer: _Tracer
 

@@ -1,0 +1,110 @@
+"""Count what a deployed network does on data: its levels, operations and membranes. No torch."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from lbq.counting.analysis import GOLDEN, Analysis
+from lbq.counting.measurement import Measurement
+from lbq.counting.membranes import Membranes
+from lbq.counting.tally import Tallies
+from lbq.data.testset import TestSet
+from lbq.engine.engine import Network
+from lbq.errors import DataError
+from lbq.graph import INPUT
+from lbq.graph.integer import is_name
+from lbq.graph.levels import Integers
+
+IMAGES_PER_BATCH = 256
+
+
+def measure(
+    net: Network,
+    test: TestSet,
+    threads: int = 1,
+    limit: int | None = None,
+    progress: Callable[[int], None] | None = None,
+    membranes: int = 0,
+) -> Measurement:
+    """Counts of a deployed network on its own levels; accuracy where labels are known.
+
+    membranes: look at the membranes of every n-th image of the set; 0: of none.
+    """
+    network = net.network
+    histograms = Membranes(network)
+    parts: dict[int, Tallies] = {}  # of each thread its own
+    images = correct = 0
+
+    def count(name: str, levels: Integers) -> None:
+        thread = threading.get_ident()
+        if thread not in parts:
+            parts[thread] = Tallies(network)
+        parts[thread].add_layer(name, levels)
+
+    along = 0 if network.static else 1
+    for x, which in test.batches(IMAGES_PER_BATCH, limit):
+        size = x.shape[along]
+        watched = np.arange(images, images + size) % membranes == 0 if membranes else np.zeros(size, bool)
+        for inside in (False, True):
+            chosen = watched if inside else ~watched
+            some = np.compress(chosen, x, along)
+            if not some.size:
+                continue
+            if inside:
+                out = net.watch(some, histograms.add, count)
+                if progress is not None:
+                    progress(len(out.logits))
+            else:
+                out = net.run(some, "auto", count, threads, progress=progress)
+            if test.labels is not None:
+                correct += int((out.predictions == test.labels[which][chosen]).sum())
+        count(INPUT, x[None] if network.static else x)
+        images += size
+    if not images:
+        raise DataError(f"{test.name} has no samples to run")
+    tallies = Tallies(network)
+    for part in parts.values():
+        tallies.add_counts(part.counts, 0)
+    tallies.images = images
+    accuracy = math.nan if test.labels is None else 100 * correct / images
+    inputs = GOLDEN if test.name == GOLDEN else "images"
+    return Measurement(
+        network, images, accuracy, tallies, images == test.size, histograms.layers, histograms.traces(), inputs
+    )
+
+
+def analyze(
+    net: Network,
+    test: TestSet,
+    threads: int = 1,
+    limit: int | None = None,
+    progress: Callable[[int], None] | None = None,
+    membranes: int = 32,
+    name: str = "",
+) -> Analysis:
+    """The analysis of a deployed network. name: of its file."""
+    known = net.network.facts
+    data = known.get("data")
+    facts = {
+        "kind": "artefact",
+        "name": name,
+        "dataset": _name(data.get("name")) if isinstance(data, dict) else "",
+        "model": _name(known.get("model")),
+        "variant": "deployed",
+        "timesteps": net.network.timesteps,
+        "bits": bits if type(bits := known.get("bits")) is int else None,
+        "config_hash": _name(known.get("config_hash")),
+        "weights_sha256": _name(known.get("weights_sha256")),
+        "data": test.name,
+    }
+    return measure(net, test, threads, limit, progress, membranes).analysis(facts)
+
+
+def _name(fact: Any) -> str:
+    """What a file says where a name belongs; nothing where it says anything else."""
+    return fact if isinstance(fact, str) and is_name(fact) else ""

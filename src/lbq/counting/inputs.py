@@ -1,0 +1,152 @@
+"""What a deployed network is run on: its dataset, a .npz file, single files, or the golden inputs that it carries. No torch.
+
+Inputs must be like those of training: their shape, range, classes and labels are compared with what the network says.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lbq.counting.analysis import GOLDEN
+from lbq.data import folder
+from lbq.data.arrays import load_array
+from lbq.data.dataset import unlike
+from lbq.data.testset import EVAL_RATIO, FILES, TestSet, open_arrays, open_test
+from lbq.engine.engine import Network
+from lbq.errors import ArtefactError, DataError
+from lbq.graph import shortest, with_sides
+from lbq.graph.integer import IntegerNetwork
+
+DATASET_DEFAULTS = {"size": 0, "frames": "count", "window_ms": 1000}
+LUMA = (0.299, 0.587, 0.114)  # of red, green and blue in a grey image
+
+
+def inputs_of(net: Network, data: str | None) -> TestSet:
+    """What a network is measured on: the data that a user names; else its test set where that comes with lbq, or the golden
+    inputs that it carries."""
+    known = net.network.facts.get("data")
+    embedded = isinstance(known, dict) and known.get("name") == "digits"
+    return golden_set(net) if data is None and not embedded else open_data(net.network, data)
+
+
+def golden_set(net: Network) -> TestSet:
+    """The inputs that a network carries, without labels."""
+    if net.golden is None:
+        raise ArtefactError("the network carries no golden inputs: give data with --data")
+    inputs, static = net.golden.inputs, net.network.static
+    return TestSet(
+        name=GOLDEN,
+        shape=net.network.input_shape,
+        static=static,
+        size=len(net.golden.logits),
+        read=lambda start, stop: inputs[start:stop] if static else inputs[:, start:stop],
+    )
+
+
+def open_data(network: IntegerNetwork, data: str | None) -> TestSet:
+    """What a user means by DATA: the folder of the dataset that the network was trained on, or a .npz file."""
+    if data is not None and data.endswith(".npz"):
+        test = open_arrays(data, network.static, network.input_shape, network.timesteps)
+        _check_shape(test, network)
+        _check_range(test.read(0, test.size), network, data)
+    else:
+        test = _open_dataset(network, data)
+        _check_shape(test, network)
+    _check_classes(test, network)
+    return test
+
+
+def _open_dataset(network: IntegerNetwork, data: str | None) -> TestSet:
+    """The test set of the dataset that the network's facts name; data: its folder."""
+    known = network.facts.get("data")
+    settings = known if isinstance(known, dict) else {}
+    name = settings.get("name", "digits" if data == "digits" else None)
+    if not isinstance(name, str):
+        raise DataError(
+            "the network does not say which dataset it is for: give a .npz file with images and labels, or deploy it "
+            'with facts={"data": {"name": "cifar10"}} or another dataset\'s name'
+        )
+    if data is None and name != "digits":
+        raise DataError(f"give the folder of {name}, or a .npz file with images and labels")
+    if name == "digits" and data not in (None, "digits"):
+        raise DataError(f"{data!r} is not what the network was trained on: give digits, or a .npz file with images")
+    size, frames, window = (settings.get(key, default) for key, default in DATASET_DEFAULTS.items())
+    if type(size) is not int or type(window) is not int or frames not in ("count", "time") or min(size, window) < 0:
+        raise ArtefactError("the network's facts about its dataset make no sense")
+    return open_test(name, data or "", network.timesteps, size, frames, window)
+
+
+def _check_shape(test: TestSet, network: IntegerNetwork) -> None:
+    if test.static == network.static and test.shape == network.input_shape:
+        return
+    mine, theirs = (f"{'images' if x.static else 'event frames'} of" for x in (network, test))
+    raise DataError(
+        f"{test.name} has {theirs} {test.shape}, the network reads {mine} {network.input_shape}: give data like what it "
+        "was trained on"
+    )
+
+
+def _check_range(values: NDArray[np.uint8], network: IntegerNetwork, where: Path | str) -> None:
+    if values.size and (most := int(values.max())) > network.input_max:
+        raise DataError(
+            f"{where} has values up to {most}, the network was trained on 0 to {network.input_max}: scale them to that"
+        )
+
+
+def _check_classes(test: TestSet, network: IntegerNetwork) -> None:
+    """Names of classes, where both have some, and labels. Classes without names have numbers, which names may stand for."""
+    numbers = set(map(str, range(len(network.classes))))
+    unnamed = set(network.classes) == numbers and numbers.isdisjoint(test.classes)
+    if test.classes and network.classes and test.classes != network.classes and not unnamed:
+        first = unlike(test.classes, network.classes)
+        raise DataError(
+            f"{test.name} has other classes than the network ({first}): give data like what it was trained on"
+        )
+    labels, outputs = test.labels, network.readout.shape[0]
+    if labels is not None and len(labels) and not 0 <= labels.min() <= labels.max() < outputs:
+        raise DataError(
+            f"{test.name} has labels from {labels.min()} to {labels.max()}, the network knows classes 0 to "
+            f"{outputs - 1}: number them as in training"
+        )
+
+
+def read_input(path: Path | str, network: IntegerNetwork) -> NDArray[np.uint8]:
+    """One input from a file: an image, upright, scaled and cropped to what the network reads, or a uint8 .npy array, which
+    may lack height and width where they are 1."""
+    path = Path(path)
+    return _read_array(path, network) if path.suffix == ".npy" else _read_image(path, network)
+
+
+def _read_array(path: Path, network: IntegerNetwork) -> NDArray[np.uint8]:
+    lead, stored = _lead(network), load_array(path)
+    array = with_sides(stored, network.input_shape, len(lead))
+    if array.dtype != np.uint8 or array.shape != (*lead, *network.input_shape):
+        expected = [*lead, *shortest(network.input_shape)]
+        raise DataError(f"{path} must be uint8 {expected}, not {stored.dtype} {list(stored.shape)}")
+    _check_range(array, network, path)
+    return np.asarray(array, np.uint8)
+
+
+def _read_image(path: Path, network: IntegerNetwork) -> NDArray[np.uint8]:
+    shape = network.input_shape
+    if not network.static:
+        frames = [*_lead(network), *shortest(shape)]
+        raise DataError(f"the network reads event frames, no image: give them as a uint8 .npy file of {frames}")
+    if shape[0] not in (1, 3) or shape[1] != shape[2]:
+        raise DataError(f"the network reads {list(shortest(shape))}, which is no square image: give a uint8 .npy file")
+    if not path.is_file():
+        raise DataError(f"{path} is not a file: give an image")
+    side, data = shape[1], network.facts.get("data")
+    files = isinstance(data, dict) and data.get("name") in FILES
+    image = folder.load_eval(path, round(side * EVAL_RATIO) if files else side, side, upright=True).astype(np.float64)
+    if shape[0] == 1:
+        image = np.tensordot(LUMA, image, 1)[None]
+    return np.rint(image * (network.input_max / 255)).astype(np.uint8)
+
+
+def _lead(network: IntegerNetwork) -> tuple[int, ...]:
+    """The sizes in front of one input's channels."""
+    return () if network.static else (network.timesteps,)
