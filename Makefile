@@ -1,5 +1,6 @@
 # make demo   train a small burst network on real digits, run it on integer levels, see what it costs
 # make test   lint, types, dependency rules, tests with coverage
+# make docs       the documentation site, build/site/index.html: opens from the disk and needs no network
 # make sanitize   the native library's tests with AddressSanitizer and UndefinedBehaviorSanitizer
 # make report     build/report/report.html and its figures, from the records under results
 # make figures    those of these figures that lie in docs/figures again
@@ -8,7 +9,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint format report figures sanitize clean
+.PHONY: demo test lint format report figures docs sanitize clean
 .DELETE_ON_ERROR:
 
 demo: .venv/.train
@@ -41,6 +42,10 @@ report: .venv/.train
 figures: report
 	@for file in docs/figures/*.svg; do cp build/report/figures/$${file##*/} docs/figures/ || exit 1; done
 
+docs: .venv/.docs
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	@echo "build/site/index.html"
+
 format: .venv/.dev
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
@@ -54,6 +59,12 @@ format: .venv/.dev
 .venv/.dev: .venv/.train
 	@echo "installing the development tools into .venv (once)"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[train,dev]'
+	@touch $@
+
+# the site reads docstrings from the sources and needs no torch
+.venv/.docs: pyproject.toml constraints.txt | .venv/bin/python
+	@echo "installing the tools of the documentation into .venv (once)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
 	@touch $@
 
 .venv/bin/python:

@@ -316,7 +316,9 @@ def test_a_mistake_is_one_line_that_names_the_field(
 def test_the_documented_fields_and_defaults_are_those_of_the_code() -> None:
     documented = {
         match[1]: match[2]
-        for match in re.finditer(r"^\| `([a-z_.]+)` \| `(.+?)` \| \S", _text("configs.md"), re.MULTILINE)
+        for match in re.finditer(
+            r"^\| `([a-z_.]+)` \| `(.+?)` \| \S", _text("reference/configuration.md"), re.MULTILINE
+        )
     }
     hints = typing.get_type_hints(Config)
     expected = {"seed": "0", "name": '""'}
@@ -329,7 +331,7 @@ def test_the_documented_fields_and_defaults_are_those_of_the_code() -> None:
 def test_the_documented_options_of_neurons_are_those_of_the_code() -> None:
     """With their defaults; an option without one has None in the code."""
     documented: dict[str, dict[str, Any]] = {}
-    table = _text("configs.md").partition("| neuron | its options |")[2].partition("\n\n")[0]
+    table = _text("reference/configuration.md").partition("| neuron | its options |")[2].partition("\n\n")[0]
     for names, options in re.findall(r"^\| (`.*`) \| (.*) \|$", table, re.MULTILINE):
         same = re.match(r"as `(\w+)`, but ", options)
         defaults = {} if same is None else dict(documented[same[1]])
@@ -345,7 +347,7 @@ def test_the_documented_options_of_neurons_are_those_of_the_code() -> None:
 
 
 def test_the_documentation_names_every_configuration() -> None:
-    named = set(re.findall(r"`configs/([\w/]+)\.toml`", _text("configs.md")))
+    named = set(re.findall(r"`configs/([\w/]+)\.toml`", _text("reference/configuration.md")))
     assert named == set(SHIPPED)
 
 

@@ -137,8 +137,8 @@ def test_demo_table(
         "agree",
     ):
         assert text in out
-    # the README's excerpt has the shape of this output: the same lines, but for the figures in them
-    excerpt = re.search(r"```text\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
+    # the tutorial's excerpt has the shape of this output: the same lines, but for the figures in them
+    excerpt = re.search(r"```text\n(.*?)```", (ROOT / "docs/tutorials/first-network.md").read_text(), re.S)
     assert excerpt
     shapes = {shape_of(line) for line in out.splitlines()}
     for line in excerpt[1].splitlines():
@@ -150,7 +150,7 @@ def shape_of(line: str) -> str:
 
 
 def test_lbq_reaches_97_percent_and_its_integers_agree() -> None:
-    """What the README promises of the first run, with its own configuration, in half of its epochs."""
+    """What the first tutorial promises of the first run, with its own configuration, in half of its epochs."""
     config = demo_config("lbq", seed=0, epochs=10)
     source = open_source(config)
     trainer = train.Trainer(config, source)

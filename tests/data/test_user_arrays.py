@@ -288,7 +288,7 @@ def test_the_documented_recordings_become_a_network(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     root = ROOT
-    page = (root / "docs" / "data.md").read_text(encoding="utf-8").partition("## Event recordings of your own")[2]
+    page = (root / "docs/tutorials/own-data.md").read_text(encoding="utf-8").partition("## Event recordings")[2]
     exec(re.findall(r"```python\n(.*?)```", page, re.S)[0], {})
     train, *others = (line.partition("#")[0].split()[1:] for line in page.partition("```sh\n")[2].splitlines()[1:4])
     train[1] = str(root / train[1])
@@ -309,7 +309,7 @@ def test_the_documented_files_of_a_camera_become_arrays(tmp_path: Path, monkeypa
             recorded = [(t, x if way == "right" else 127 - x, 5, 1) for t, x in moved]
             (folder := tmp_path / "recordings" / part / way).mkdir(parents=True)
             (folder / "one.aedat").write_bytes(writer.aedat2(recorded))
-    page = (ROOT / "docs" / "data.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/tutorials/own-data.md").read_text(encoding="utf-8")
     exec(re.findall(r"```python\n(.*?)```", page.partition("### Files that need no other reader")[2], re.S)[0], {})
     for part, each in (("train", 3), ("test", 1)):  # the last event comes before the last half second is over
         with np.load(f"events/{part}.npz") as arrays:

@@ -61,7 +61,7 @@ def agrees_with_the_definition(net: Network, x: Ints) -> None:
 def test_engines_equal_the_definition(
     id: str, neuron: Any, shape: tuple[int, int, int], options: dict[str, Any]
 ) -> None:
-    """docs/integers.md in Python's own integers, one number at a time, asserting the bounds as it goes."""
+    """docs/explanation/integers.md in Python's own integers, one number at a time, asserting the bounds as it goes."""
     agrees_with_the_definition(deployed(id, neuron, shape, **options), pixels(1, *shape))
 
 

@@ -279,7 +279,7 @@ def test_the_command_writes_a_folder_that_builds_and_checks_itself(
 
 
 def test_the_documentations_c_compiles(model: Path, tmp_path: Path) -> None:
-    page = (ROOT / "docs" / "c.md").read_text()
+    page = (ROOT / "docs" / "howto" / "export-c.md").read_text()
     blocks = re.findall(r"```c\n(.*?)```", page, re.S)
     for block, format in zip(blocks, ("c", "c-step"), strict=True):
         export(model, tmp_path, format)

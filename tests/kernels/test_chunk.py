@@ -16,7 +16,7 @@ from lbq.native.choose import use
 from lbq.neuron import ILIF, LIF, LMHT, MLF, LadderNeuron, SpikingNeuron, Ternary
 from tests.support.paths import ROOT
 
-PAGE = ROOT / "docs" / "speed.md"
+PAGE = ROOT / "docs" / "howto" / "streams.md"
 
 
 def per_channel() -> SpikingNeuron:

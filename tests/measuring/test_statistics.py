@@ -101,11 +101,11 @@ def test_a_network_that_can_be_lowered_has_the_counts_of_its_account(net: nn.Mod
 
 def test_a_network_that_cannot_be_lowered() -> None:
     """The documented one, which is a small spiking transformer, and what is printed of it."""
-    page = (ROOT / "docs" / "analysis.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "howto" / "analyse.md").read_text(encoding="utf-8")
     own: dict[str, Any] = {}
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         exec(re.findall(r"```python\n(.*?)```", page, re.S)[0], own)
-    found: lbq.Statistics = own["found"]
+    found: lbq.Statistics = own["statistics"]
     with pytest.raises(LbqError):
         lower(own["net"], (3, 16, 16))
     assert [layer.name for layer in found.layers] == ["n0", "nq", "nk", "nv", "no"]

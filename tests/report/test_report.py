@@ -477,7 +477,7 @@ def test_the_documented_commands_work_in_their_order(
     shutil.copytree(runs_folder() / "lbq-0", "run")
     shutil.copy("run/model.lbq", "model.lbq")
     Path("engine_speed.json").write_text(json.dumps(BENCHMARK))
-    block = (ROOT / "docs" / "analysis.md").read_text().partition("```sh\n")[2].partition("```")[0]
+    block = (ROOT / "docs" / "howto" / "analyse.md").read_text().partition("```sh\n")[2].partition("```")[0]
     commands = [line.partition("#")[0].split()[1:] for line in block.splitlines()]
     assert [command[0] for command in commands] == ["analyze", "account", "record", "report", "report"]
     for command in commands:

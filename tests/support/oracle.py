@@ -53,7 +53,7 @@ def relsg_et(r: Tensor, n_max: int, tail: Tensor) -> Tensor:
     return torch.where(r < 1, low, torch.where(r > n_max, high, r))
 
 
-# docs/integers.md's integer network, one number at a time, in Python's own integers ---------------------------------------
+# the integer network of docs/explanation/integers.md, one number at a time, in Python's own integers -----------------------
 
 Cells = dict[tuple[int, int, int], int]  # (channel, y, x) -> value
 

@@ -26,7 +26,7 @@ from lbq.system import plugins
 from tests.support.commands import status
 from tests.support.paths import ROOT
 
-EXAMPLE = re.findall(r"```python\n(.*?)```", (ROOT / "docs/configs.md").read_text(), re.S)[0]
+EXAMPLE = re.findall(r"```python\n(.*?)```", (ROOT / "docs/howto/own-network.md").read_text(), re.S)[-1]
 QUICK = ("train.epochs=1", "train.warmup_epochs=0")
 
 

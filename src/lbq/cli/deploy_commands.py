@@ -163,7 +163,7 @@ def export(
         facts = {
             "path": str(out),
             "bytes": size,
-            "text": f"{out}: {size / 1e6:.2f} MB; docs/nir.md says how it must be read",
+            "text": f"{out}: {size / 1e6:.2f} MB; docs/howto/export-nir.md says how it must be read",
         }
     if as_json:
         print_json({key: value for key, value in facts.items() if key != "text"})

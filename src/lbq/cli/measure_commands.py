@@ -26,7 +26,7 @@ Data = Annotated[
     ),
 ]
 Constants = Annotated[
-    Path | None, typer.Option("--technology", help="TOML or JSON with your own prices: see docs/analysis.md.")
+    Path | None, typer.Option("--technology", help="TOML or JSON with your own prices: see docs/howto/analyse.md.")
 ]
 
 

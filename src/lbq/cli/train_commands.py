@@ -207,7 +207,9 @@ def data(
     from lbq.data import cifar
 
     if name not in cifar.SPECS:
-        raise LbqError(f"data: {name!r} cannot be prepared; known: {', '.join(cifar.SPECS)}. Others: see docs/data.md")
+        raise LbqError(
+            f"data: {name!r} cannot be prepared; known: {', '.join(cifar.SPECS)}. Others: see docs/reference/datasets.md"
+        )
     with DownloadProgress(name) as download:
         path = cifar.prepare_cifar(name, root, source, download.progress)
     loaded = cifar.load_cifar10(root) if name == "cifar10" else cifar.load_cifar100(root)

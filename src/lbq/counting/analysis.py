@@ -1,7 +1,7 @@
 """How a trained network uses its levels: steps, activity, level distributions, entropy, membranes. NumPy only.
 
-docs/analysis.md defines every quantity. An `Analysis` is plain numbers: it is written as JSON and CSV and read back by
-reports, long after the weights have gone.
+docs/explanation/quantities.md defines every quantity. An `Analysis` is plain numbers: it is written as JSON and CSV and
+read back by reports, long after the weights have gone.
 """
 
 from __future__ import annotations

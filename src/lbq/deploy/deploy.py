@@ -47,16 +47,19 @@ def deploy(
 ) -> Network:
     """The integer network of a trained one, with golden vectors: `lbq.engine.save(path, deploy(net, ...))`.
 
-    net: a network of layers that have an integer form, with neurons of `lbq.neuron`, that torch.fx can trace
-        (docs/deploy.md); as in evaluation mode. Hooks and layers with a forward of their own are refused.
-    input_shape: of one image, (C, H, W); of one signal, (C, L), which the integer network reads as [C, 1, L]; or the number of
-        features, (F,), read as [F, 1, 1].
-    mean, std, scale: how images were normalised for it, (pixel / scale - mean) / std, scale being what the brightest pixel
-        is stored as; one of them alone leaves the others at 0, 1 and 255. Images need at least one of them; event frames
-        (static=False) go in as they are without.
-    bits: of the weights: 4 to 8, or 16. classes: their names. examples: uint8 inputs for the golden vectors,
-        `[B, C, H, W]` or `[T, B, C, H, W]`; default random ones. facts: where it comes from, as JSON values; with
-        {"data": {"name": "cifar10"}}, or another dataset's, `lbq run` and the others take that dataset's folder.
+    net: a network that torch.fx can trace, of neurons of `lbq.neuron` and of layers that have an integer form
+        (docs/howto/deploy.md). It is read as in evaluation mode. Hooks and layers with a forward of their own are refused.
+    input_shape: of one image, (C, H, W). Of one signal, (C, L), which the integer network reads as [C, 1, L]. Of features,
+        (F,), read as [F, 1, 1].
+    mean, std, scale: how images were normalised in training, (pixel / scale - mean) / std; scale is the brightest pixel.
+        One of them alone leaves the others at 0, 1 and 255. Images need at least one. Event frames (static=False) need
+        none: they are read as they are.
+    timesteps: default the network's own.
+    static: an image is shown at every timestep; False for event frames, which bring their time along.
+    bits: of the weights, 4 to 8, or 16.
+    classes: their names.
+    examples: uint8 inputs for the golden vectors, `[B, C, H, W]` or `[T, B, C, H, W]`; default random ones.
+    facts: where the network comes from, as JSON values. {"data": {"name": "cifar10"}} lets `lbq run` read that dataset.
     """
     exact = exact_copy(net)
     graph = lower(exact, input_shape, timesteps, static)

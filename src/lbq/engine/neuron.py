@@ -1,4 +1,4 @@
-"""The neuron's timesteps on integers: in NumPy, which is the definition (docs/integers.md), and by the native library."""
+"""The neuron's timesteps on integers: in NumPy, the definition (docs/explanation/integers.md), and by the C library."""
 
 from __future__ import annotations
 

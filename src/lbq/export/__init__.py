@@ -1,4 +1,4 @@
-"""Deployed networks for other programs: C99, ONNX, NIR. docs/integers.md defines what they compute. No torch.
+"""Deployed networks for other programs: C99, ONNX, NIR. docs/explanation/integers.md defines what they compute. No torch.
 
 Imports `engine`, `graph` and the folders below them.
 """

@@ -2,8 +2,8 @@
 
 NIR's neurons are differential equations that emit one kind of spike, and each reader chooses its own timesteps. A graph
 is written only where one stated reading gives exactly the trained network's spikes; elsewhere the layer is refused by its
-name. docs/nir.md states the reading: dt = 1 by forward Euler, spikes strictly above the threshold, and a reset that the
-caller names, because readers differ in it.
+name. docs/howto/export-nir.md states the reading: dt = 1 by forward Euler, spikes strictly above the threshold, and a reset
+that the caller names, because readers differ in it.
 
 U[t] = beta V[t-1] + x[t] becomes a `LIF` with tau = r = 1 / (1 - beta), or an `IF` for beta = 1.
 """

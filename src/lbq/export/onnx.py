@@ -1,7 +1,7 @@
 """A deployed network as an ONNX model of standard operators, which gives exactly the engine's integers. No torch.
 
 `sequence` is all timesteps in one model. `step` is one timestep with explicit state: a membrane is what the next timestep
-begins with, after reset and leak. docs/onnx.md lists the inputs and outputs of both forms.
+begins with, after reset and leak. docs/howto/export-onnx.md lists the inputs and outputs of both forms.
 
 Levels and weights are whole numbers, so a float32 convolution is exact in any order of summation while sum |W| * S stays
 below 2^24. Elsewhere weights are split into bytes and levels into digits, and the parts are added in int64 (split.py).

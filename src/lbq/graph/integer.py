@@ -1,4 +1,4 @@
-"""An integer network: artefacts hold it and engines run it. docs/integers.md defines its semantics.
+"""An integer network: artefacts hold it and engines run it. docs/explanation/integers.md defines its semantics.
 
 At every timestep a layer computes, for each output channel c in its own unit q_c / 2^f,
 

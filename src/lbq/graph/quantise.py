@@ -1,4 +1,4 @@
-"""From an absorbed network to integers. docs/integers.md defines the semantics; rounding is to nearest, ties to even.
+"""From an absorbed network to integers, as docs/explanation/integers.md defines. Rounding is to nearest, ties to even.
 
 Each layer has one unit q_c per output channel, which all convolutions that lead to it share. Its membrane has f fractional
 bits: as many as the proved bound of |U| allows. A layer that cannot be exact enough is refused by its name.

@@ -18,7 +18,7 @@ STEPS = (
     "give layers and neurons all timesteps, [T, B, ...], and all channels, with weights 0 where they are to see nothing"
 )
 ONE_STEP = f"{STEPS}; of the logits, return the mean or the sum over time, not one timestep"
-LISTED = "use what docs/deploy.md lists under 'A network of your own'"
+LISTED = "use what docs/howto/deploy.md lists under 'What a network may contain'"
 
 REMEDIES: dict[str, str] = {
     **dict.fromkeys(("softmax", "log_softmax", "logsoftmax"), ORDER),

@@ -2,8 +2,8 @@
 
 @described@
 
-   It computes what docs/integers.md of lbq defines, bit for bit: additions, products with small integers, shifts and
-   comparisons; no floating point, no allocation. How accurate it is, this file does not say. */
+   It computes what docs/explanation/integers.md of lbq defines, bit for bit: additions, products with small integers,
+   shifts and comparisons; no floating point, no allocation. How accurate it is, this file does not say. */
 #ifndef MODEL_H
 #define MODEL_H
 
