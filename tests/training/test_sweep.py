@@ -140,10 +140,18 @@ def test_every_table_of_the_paper_can_be_planned(tmp_path: Path) -> None:
     found = plan([*map(str, folders), "data.root=DIR"], [], tmp_path)
     assert len(found) == sum(len(list(folder.glob("*.toml"))) for folder in folders)
     for member in found:
-        if not member.lacks and member.config.data.name != "digits":
+        if not member.unmeasured and member.config.data.name != "digits":
             deploy, analyse = member.measuring()
             assert deploy == ["deploy", str(member.folder), "data.root=DIR", "-o", str(member.folder / "model.lbq")]
             assert analyse == ["analyze", str(member.folder / "model.lbq"), "--data", "DIR"]
+
+
+def test_what_is_never_tested_is_not_deployed_either(config: Path, tmp_path: Path) -> None:
+    """Both commands look at the test set."""
+    (member,) = plan([str(config), "train.test=never"], [], tmp_path)
+    assert not member.lacks
+    assert member.unmeasured == "train.test=never keeps it off the test set"
+    assert not list(member.measuring())
 
 
 def test_where_data_lies_is_passed_on(config: Path, tmp_path: Path) -> None:

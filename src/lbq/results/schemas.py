@@ -57,7 +57,7 @@ RECORD = Fields(
         ),
         **dict.fromkeys(("steps", "active"), Maybe(Values(NUMBER))),
         **dict.fromkeys(("train_loss", "wall_seconds", "lr"), Maybe(NUMBER)),
-        **dict.fromkeys(("holdout_accuracy", "accuracy_as_trained"), Maybe(PERCENT)),
+        **dict.fromkeys(("holdout_accuracy", "accuracy_as_trained", "holdout_accuracy_as_trained"), Maybe(PERCENT)),
         "tested_in": Maybe(TEXT),
         "batch_size": Maybe(POSITIVE),
         "versions": Values(TEXT),
