@@ -8,6 +8,7 @@ import functools
 import inspect
 import json
 import re
+import tomllib
 import typing
 from pathlib import Path
 from typing import Any
@@ -145,6 +146,20 @@ def test_a_file_says_which_cell_it_is(name: str) -> None:
         assert f": the paper has {PUBLISHED[name]} %" in first
     assert f"T = {config.model.timesteps}" in first
     assert second.startswith(("# ", "base = "))  # one or two lines
+
+
+def test_recipes_of_final_runs_are_those_that_were_fixed() -> None:
+    """results/protocol.toml holds the hash of each as it was before its first run; a cell has two at most."""
+    recipes = tomllib.loads((ROOT / "results" / "protocol.toml").read_text(encoding="utf-8"))["recipe"]
+    for recipe in recipes:
+        config = Config.load(ROOT / recipe["config"])
+        assert config.recipe_hash == recipe["recipe_hash"]
+        assert (config.data.holdout, config.train.test) == (0.0, "last")
+        assert {run["state"] for run in recipe["run"]} <= {"planned", "running", "finished", "crashed"}
+        whole = [run["seed"] for run in recipe["run"] if run["state"] != "crashed"]
+        assert whole == [0, 1, 2]  # one that crashed is replaced by the same seed
+    cells = [recipe["cell"] for recipe in recipes]
+    assert all(cells.count(cell) <= 2 for cell in cells)
 
 
 @pytest.mark.parametrize("name", [n for n in SHIPPED if n.startswith(("base/", "quick/"))])
