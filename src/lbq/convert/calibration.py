@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from lbq.deploy.lowering.faithful import own_method
 from lbq.errors import GraphError
 from lbq.neuron import ReLU, SpikingNeuron
-from lbq.neuron.burst import SteppedNeuron, set_step
+from lbq.neuron.burst import SteppedNeuron
 from lbq.neuron.hooks import attached, before_each, evaluating
 
 SYNAPTIC_LAYERS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
@@ -56,7 +56,7 @@ def calibrate(snn: nn.Module, ann: nn.Module, images: Tensor) -> dict[str, Fit]:
     shared = Counter(id(p) for module in corrected.values() for p in module.parameters(recurse=False))
     fits: dict[str, Fit] = {}
 
-    def fit(name: str, neuron: SpikingNeuron, x: Tensor) -> None:
+    def fit(name: str, neuron: SteppedNeuron, x: Tensor) -> None:
         fits[name] = _fit_step(neuron, targets[name].sample(name, x), targets[name].values)
 
     def correct(name: str) -> Callable[..., Tensor]:
@@ -180,9 +180,8 @@ def _is_affine(module: nn.Module) -> bool:
     return plain and own_method(module) is None
 
 
-def _fit_step(neuron: nn.Module, currents: Tensor, target: Tensor) -> Fit:
+def _fit_step(neuron: SteppedNeuron, currents: Tensor, target: Tensor) -> Fit:
     """Set the step for which the mean output over `currents` [T, rows, channels] is nearest to `target` [rows, channels]."""
-    assert isinstance(neuron, SteppedNeuron)
     largest = _largest(target)
     if not largest:
         return Fit(float(neuron.step.mean()), 0.0)  # silent on all images: the step stays
@@ -190,7 +189,7 @@ def _fit_step(neuron: nn.Module, currents: Tensor, target: Tensor) -> Fit:
     steps = [(tops / neuron.n_max * factor).clamp_min(MIN_STEP) for factor in STEP_GRID]
 
     def error(step: Tensor) -> Tensor:
-        set_step(neuron, step)
+        neuron.set_step(step)
         return (neuron.forward(currents).mean(0) - target).float().square().mean(0)  # of each channel
 
     errors = torch.stack([error(step) for step in steps]).cpu()
