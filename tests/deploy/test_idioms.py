@@ -366,9 +366,9 @@ def by_comparison(m: Any, x: Tensor) -> Tensor:
     assert a.size(1) == batch
     assert y.shape[1:] == (4, 8, 8)
     batch *= steps
-    y = m.bn2(y.reshape(batch, 4, 8, 8)).view_as(a)
+    y = m.bn2(y.reshape(batch, 4, 8, 8)).reshape(a.shape)
     shortcut = over_time(a, m.bn) if y.shape != a.shape else a
-    return head(m, y - shortcut.reshape_as(y))
+    return head(m, y - shortcut)
 
 
 def in_place(m: Any, x: Tensor) -> Tensor:

@@ -19,12 +19,11 @@ from torch import fx, nn
 from torch.nn import functional as F
 
 from lbq.deploy.lowering import operations
-from lbq.deploy.lowering.aliases import check_in_place
 from lbq.deploy.lowering.currents import Current, Levels, Time, Value, as_current
 from lbq.deploy.lowering.faithful import own_method
 from lbq.deploy.lowering.layers import Layers
 from lbq.deploy.lowering.shapes import BATCH_SIZE, InputShape, as_image
-from lbq.deploy.lowering.trace import traced
+from lbq.deploy.lowering.trace import check_in_place, traced
 from lbq.errors import GraphError
 from lbq.graph import INPUT, Graph
 

@@ -17,9 +17,8 @@ import torch
 from torch import fx, nn
 from torch.nn import functional as F
 
-from lbq.deploy.lowering.aliases import LIKE_ANOTHER
-from lbq.deploy.lowering.currents import Levels, Numbers, Value, add, join, scaled
-from lbq.deploy.lowering.layers import LAYER_OF_FUNCTION, Layers, as_layer
+from lbq.deploy.lowering.currents import Levels, Value, add, join, scaled
+from lbq.deploy.lowering.layers import LAYER_OF_FUNCTION, Layers
 from lbq.deploy.lowering.remedies import remedy
 from lbq.deploy.lowering.shapes import AXIS, ONE_STEP, TRANSPOSES, UNFOLDED, Shapes, added
 from lbq.errors import GraphError
@@ -37,8 +36,8 @@ DIVISIONS = (operator.truediv, operator.itruediv, torch.div, torch.true_divide, 
 class Call:
     """One call in a network's forward.
 
-    inputs: the values among its arguments. arguments: those behind the first, options: those by name, sizes being numbers in
-    both. values: of all calls so far.
+    inputs: the values among its arguments. arguments: all behind the first. options: those by name. Sizes are numbers in
+    both. values: what all calls so far gave.
     """
 
     node: fx.Node
@@ -57,17 +56,13 @@ class Call:
         return self.layers.shapes
 
     @property
-    def numbers(self) -> Numbers:
-        return self.layers.numbers
-
-    @property
     def name(self) -> str:
         target = self.node.target
         return target if isinstance(target, str) else getattr(target, "__name__", str(target))
 
     @property
     def where(self) -> str:
-        """Where it was written: the network's own forward, or that of a module inside it, a neuron of one's own say."""
+        """Where it was written: in the network's own forward, or in that of a module inside it."""
         stack = self.node.meta.get("nn_module_stack") or {"": ("", None)}
         layer, kind = list(stack.values())[-1]
         forward = f"the forward of layer {layer!r}, a {kind.__name__}" if layer else "the network's forward"
@@ -177,12 +172,6 @@ def _reshape(call: Call) -> Value | None:
     return call.shapes.reshape(call.where, call.value, sizes)
 
 
-def _reshape_like(call: Call) -> Value | None:
-    if len(call.inputs) != 2:
-        return None
-    return call.shapes.reshape(call.where, call.value, call.shapes.sizes(call.inputs[1]))
-
-
 def _join(call: Call) -> Value:
     """torch.cat along channels."""
     named: dict[str, Any] = {**dict(zip(("tensors", "dim"), call.node.args, strict=False)), **call.node.kwargs}
@@ -217,7 +206,7 @@ def _add(call: Call) -> Value:
     if len(operands) == 2 and not call.options:
         if len(values) == 2:
             left, right = values
-            return add(call.where, left, scaled(right, -1, call.numbers) if subtracts else right)
+            return add(call.where, left, scaled(right, -1, call.layers.numbers) if subtracts else right)
         if 0 in operands and not subtracts:
             return values[0]
     constants = "constants into a bias"
@@ -236,26 +225,17 @@ def _multiply(call: Call) -> Value | None:
         return None
     (number,) = numbers
     if call.node.target in MULTIPLICATIONS:
-        return scaled(call.value, float(number), call.numbers)
+        return scaled(call.value, float(number), call.layers.numbers)
     divides = number != 0 and number is operands[1]
-    return scaled(call.value, 1 / number, call.numbers) if divides else None
+    return scaled(call.value, 1 / number, call.layers.numbers) if divides else None
 
 
 def _negate(call: Call) -> Value:
-    return scaled(call.value, -1, call.numbers)
+    return scaled(call.value, -1, call.layers.numbers)
 
 
-def _mean(call: Call) -> Value:
-    return _mean_and_count(call)[0]
-
-
-def _sum(call: Call) -> Value:
-    mean, count = _mean_and_count(call)
-    return scaled(mean, count, call.numbers)
-
-
-def _mean_and_count(call: Call) -> tuple[Value, int]:
-    """The mean over time, over height and width, or over both, and of how many numbers it is."""
+def _mean_or_sum(call: Call) -> Value:
+    """The mean or the sum over time, over height and width, or over both."""
     value, name = call.value, call.name
     options = call.named("dim", "keepdim")
     options.pop("input", None)  # the tensor, by its name
@@ -280,7 +260,8 @@ def _mean_and_count(call: Call) -> tuple[Value, int]:
         value = replace(call.layers.read(call.where, nn.AdaptiveAvgPool2d(1), value), flat=not keeps)
     if axis in over:
         value = replace(value, averaged=True, time="none")
-    return value, math.prod(sizes[dim] for dim in over)
+    count = math.prod(sizes[dim] for dim in over)
+    return scaled(value, count, call.layers.numbers) if name == "sum" else value
 
 
 # Layers that are called as functions
@@ -288,7 +269,8 @@ def _mean_and_count(call: Call) -> tuple[Value, int]:
 
 
 def _layer(call: Call) -> Value | None:
-    layer = as_layer(call.node.target, call.arguments, call.options)
+    options = {name: option for name, option in call.options.items() if name != "input"}
+    layer = LAYER_OF_FUNCTION[call.node.target](*call.arguments, **options)
     return None if layer is None else call.layers.module(call.node.name, layer, call.value)
 
 
@@ -312,9 +294,7 @@ HANDLERS: dict[Any, Handler] = {
     **dict.fromkeys((torch.unflatten, "unflatten"), _unflatten),
     **dict.fromkeys(TRANSPOSES, _transpose),
     **dict.fromkeys((torch.reshape, "reshape", "view"), _reshape),
-    **dict.fromkeys(LIKE_ANOTHER, _reshape_like),
-    **dict.fromkeys((torch.mean, "mean"), _mean),
-    **dict.fromkeys((torch.sum, "sum"), _sum),
+    **dict.fromkeys((torch.mean, "mean", torch.sum, "sum"), _mean_or_sum),
     **dict.fromkeys((*MULTIPLICATIONS, *DIVISIONS), _multiply),
     **dict.fromkeys((operator.neg, torch.neg, "neg"), _negate),
     **dict.fromkeys((torch.relu, F.relu, "relu"), _relu),
