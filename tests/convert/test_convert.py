@@ -369,7 +369,7 @@ class Lengthened(nn.ReLU):
         (Net(lambda m, x: head(m, m.conv(x))), "Net has no ReLU, in whose place"),
         (Net(lambda m, x: head(m, F.gelu(m.act(m.conv(x))))), "gelu in the network's forward: gelu is no ReLU"),
         (Net(lambda m, x: head(m, m.act(m.conv(x)).sigmoid())), "sigmoid in the network's forward: sigmoid is no ReLU"),
-        (Net(FORWARDS["modules"], act2=nn.SiLU()), "layer 'act2': SiLU is no ReLU, and levels begin at 0"),
+        (Net(FORWARDS["modules"], act2=nn.SiLU()), "layer 'act2': SiLU is no ReLU: train the ANN with ReLUs"),
         (Net(FORWARDS["modules"], act=Lengthened()), "layer 'act': Lengthened is no ReLU"),
         (Net(lambda m, x: head(m, m.act(m.conv(x))).softmax(1)), "leave out a last softmax"),
         (Net(lambda m, x: (m.act(m.conv(x)), x)), "must return one tensor"),  # type: ignore[arg-type, return-value]
@@ -426,7 +426,7 @@ def test_what_is_not_finite_is_refused() -> None:
 def test_arguments_are_checked() -> None:
     ann = Net(FORWARDS["modules"])
     shared = BurstNeuron()
-    with pytest.raises(GraphError, match="layer 'act2': the neuron stands elsewhere already"):
+    with pytest.raises(GraphError, match="layer 'act2': its neuron stands elsewhere too"):
         convert(ann, images(), neuron=lambda: shared)
     with pytest.raises(GraphError, match="layer 'act': ReLU has no step to choose"):
         convert(ann, images(), neuron="relu")

@@ -224,7 +224,7 @@ def test_integers_keep_the_accuracy_of_a_trained_network(
 ) -> None:
     net, config = trained
     source, test = open_source(config), test_set(config)
-    deployed = deploy_trained(net, config, test, bits)
+    deployed = deploy_trained(net, config, test.inputs, test.read(0, 8), bits)
     check = check_integers(net, source, deployed, test, 1)
     with torch.no_grad():
         digits = load_digits().test
@@ -308,8 +308,8 @@ def test_what_does_not_fit_is_refused() -> None:
 
 def test_wrong_channels_of_the_data_are_named() -> None:
     config = Config.from_dict({"model": {"id": "resnet8w2", "in_channels": 3}})
-    with pytest.raises(LbqError, match="the network reads 3 channels, but digits has 1"):
-        deploy_trained(small("resnet8w2"), config, test_set(config))
+    with pytest.raises(LbqError, match="the network reads 3 channels, digits has 1"):
+        deploy_trained(small("resnet8w2"), config, test_set(config).inputs, None)
 
 
 def test_default_golden_inputs_are_random_and_within_range() -> None:

@@ -279,7 +279,7 @@ REFUSED: list[tuple[Any, dict[str, nn.Module], str]] = [
     (
         lambda m, x: mean_logits(m, m.sn2(over_time(stem(m, x), m.c))),
         {"c": nn.Conv2d(4, 4, 3, padding=1, padding_mode="reflect")},
-        "only padding with zeros is supported, not 'reflect'",
+        "only padding_mode='zeros' is supported, not 'reflect'",
     ),
     (
         lambda m, x: mean_logits(m, m.sn2(over_time(stem(m, x), m.c))),
@@ -369,7 +369,7 @@ def test_a_second_input_is_named() -> None:
         def forward(self, x: Tensor, y: Tensor) -> Tensor:  # type: ignore[override]
             return mean_logits(self, stem(self, self.function(x, y)))
 
-    with pytest.raises(GraphError, match="^TwoInputs reads a second input, 'y': a deployed network has one"):
+    with pytest.raises(GraphError, match="^TwoInputs reads a second input, 'y': deploy one input"):
         lower(TwoInputs(lambda x, y: x + y, **parts()), (3, 8, 8))
     assert lower(TwoInputs(lambda x, y: x, **parts()), (3, 8, 8)).macs > 0
 

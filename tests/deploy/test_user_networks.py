@@ -362,7 +362,10 @@ def test_what_cannot_be_copied_traced_or_is_no_network() -> None:
         ({"facts": {"a": float("nan")}}, "^facts must be JSON values"),
         ({"facts": {"a": np.float32(1)}}, "^facts must be JSON values"),
         ({"input_shape": torch.zeros(2, 1, 1, 1)}, r"^input_shape must be .*, got an array of shape .2, 1, 1, 1.$"),
-        ({"input_shape": 8}, "^input_shape must be .channels, height, width., .* of signals or .features,., got 8"),
+        (
+            {"input_shape": 8},
+            "^input_shape must be .channels, height, width., .channels, length. or .features,., got 8",
+        ),
     ],
     ids=str,
 )

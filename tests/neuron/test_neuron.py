@@ -247,7 +247,7 @@ def test_a_step_can_be_set() -> None:
         neuron.step = 0.25
         torch.testing.assert_close(neuron.step.detach(), torch.full_like(neuron.step, 0.25))
         for wrong in (0, -1.0, 1e-7, 1e300, torch.ones(3), float("nan"), float("inf")):
-            with pytest.raises(ValueError, match="step must be larger than 2e-06 and finite, one number or one for each"):
+            with pytest.raises(ValueError, match="step must be above 2e-06 and finite, one number or one per channel"):
                 neuron.step = wrong
     exact = BurstNeuron(5).double()
     exact.step = 0.3

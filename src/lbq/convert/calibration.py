@@ -136,9 +136,7 @@ class _Activations:
     def sample(self, name: str, x: Tensor) -> Tensor:
         """The same rows of another network's outputs `[T, B, ...]`, `[T * B, ...]` or `[B, ...]`, as `[T, rows, channels]`."""
         if x.numel() % (self.batch * math.prod(self.shape)) or x.shape[-len(self.shape) :] != self.shape:
-            raise GraphError(
-                f"layer {name!r} has other shapes in the two networks: {tuple(x.shape)}, [B, ...] {self.shape}"
-            )
+            raise GraphError(f"layer {name!r} has other shapes in the two networks: {tuple(x.shape)}, {self.shape}")
         return _rows(x.reshape(-1, self.batch, *self.shape), self.last)[:, self.rows]
 
 

@@ -79,9 +79,7 @@ def _rectifier(node: fx.Node, module: nn.Module | None) -> type[nn.Module] | Non
             return nn.ReLU6 if isinstance(module, nn.ReLU6) else nn.ReLU
         if not isinstance(module, RECTIFIERS) and type(module).__module__ != nn.ReLU.__module__:
             return None
-    raise GraphError(
-        f"{where}: {name} is no ReLU, and levels begin at 0: train the ANN with ReLUs, and leave out a last softmax"
-    )
+    raise GraphError(f"{where}: {name} is no ReLU: train the ANN with ReLUs, and leave out a last softmax")
 
 
 def over_time(plain: fx.GraphModule, images: Tensor, timesteps: int, make: MakeNeuron | None) -> fx.GraphModule:
@@ -102,9 +100,7 @@ def over_time(plain: fx.GraphModule, images: Tensor, timesteps: int, make: MakeN
         for node in rectifiers:
             shape = node.meta["tensor_meta"].shape
             if len(shape) < 2 or shape[0] != size:
-                raise GraphError(
-                    f"layer {node.target!r}: what it rectifies must have the batch in front, and features behind it"
-                )
+                raise GraphError(f"layer {node.target!r}: its input must have the batch in front, features behind")
     image, out = graph.find_nodes(op="placeholder")[0], graph.output_node()
     static, timed = _following(graph, {image}), _following(graph, set(rectifiers))
     logits = out.args[0]
@@ -129,9 +125,7 @@ def over_time(plain: fx.GraphModule, images: Tensor, timesteps: int, make: MakeN
         if make is not None:
             neuron = make(node.meta["tensor_meta"].shape[1]).to(images.device).train(net.training)
             if any(neuron is module for module in net.modules()):
-                raise GraphError(
-                    f"layer {node.target!r}: the neuron stands elsewhere already: make a fresh one for each place"
-                )
+                raise GraphError(f"layer {node.target!r}: its neuron stands elsewhere too: make one for each place")
             net.set_submodule(node.target, neuron)
         with graph.inserting_after(node):
             folded = graph.call_method("flatten", (node, 0, 1))

@@ -55,15 +55,17 @@ def confirm(net: nn.Module, graph: Graph, x: Array, inputs: Array) -> None:
         raise GraphError(f"{type(net).__name__} does not run on inputs {list(x.shape)}: {reason}") from error
     expected = execute(graph, inputs)
     compared = expected.ties == 0
+    differs = (
+        f"{type(net).__name__} computes something else than its trace by torch.fx says: forward must not ask what a tensor is "
+        "(isinstance, hasattr), nor may hooks on all modules change what they give"
+    )
     for name, level in expected.levels.items():
-        recorded = levels.get(name)
-        if recorded is None or recorded.size != level.size:
-            raise GraphError(f"layer {name!r}: {_other(net)}")
-        if (recorded.reshape(level.shape) != level)[:, compared].any():
-            raise GraphError(f"layer {name!r}: {_other(net)}")
+        recorded = levels.get(name, level[:0])
+        if recorded.size != level.size or (recorded.reshape(level.shape) != level)[:, compared].any():
+            raise GraphError(f"layer {name!r}: {differs}")
     same_size = logits.size == expected.logits.size and len(logits) == len(expected.logits)
     if not same_size or not _agree(logits.reshape(expected.logits.shape)[compared], expected.logits[compared]):
-        raise GraphError(f"its logits: {_other(net)}")
+        raise GraphError(f"its logits: {differs}")
 
 
 class _InFloat64(TorchFunctionMode):
@@ -82,13 +84,6 @@ def _agree(outputs: Array, logits: Array) -> bool:
     return any(
         bool((np.abs(outputs - expected) <= LOGIT_TOLERANCE * (1 + np.abs(expected).max(initial=0))).all())
         for expected in (logits, logarithms, np.exp(logarithms))
-    )
-
-
-def _other(net: nn.Module) -> str:
-    return (
-        f"{type(net).__name__} computes something else than its trace by torch.fx says: forward must not ask what a tensor is "
-        "(isinstance, hasattr), nor may hooks on all modules change what they give"
     )
 
 

@@ -78,9 +78,7 @@ def export(model: Path, out: Path, name: str = "model", form: Form = "run") -> d
 
 def check_name(name: str) -> None:
     if re.fullmatch(r"[A-Za-z][A-Za-z0-9_]{0,39}", name) is None:
-        raise LbqError(
-            f"--name {name!r} cannot begin the names of C: give a letter, then up to 39 letters, digits and underscores"
-        )
+        raise LbqError(f"--name {name!r} is no name in C: give a letter, then up to 39 letters, digits, underscores")
     if name.lower() in ("example", "makefile"):
         raise LbqError(f"--name {name} is the name of a file beside it: give another one")
     if name.lower() in C_HEADERS:

@@ -171,9 +171,7 @@ class _Writer:
         """All synapses into a neuron or the output; the first convolution takes the bias."""
         convs = [s for s in layer.synapses if s.kind == "conv"]
         if not convs and layer.bias.any():
-            raise GraphError(
-                f"layer {layer.name!r}: it has a bias but no convolution, and NIR's Scale has none: {REMEDY}"
-            )
+            raise GraphError(f"layer {layer.name!r}: it has a bias but no convolution, NIR's Scale has none: {REMEDY}")
         for s in layer.synapses:
             bias = layer.bias if convs and s is convs[0] else np.zeros_like(layer.bias)
             self._synapse(layer, s, bias, target)
@@ -227,9 +225,7 @@ class _Writer:
         import nir
 
         if pool.kind == "max":
-            raise GraphError(
-                f"layer {layer.name!r}: NIR has no max-pooling: use average pooling or strides, or {REMEDY}"
-            )
+            raise GraphError(f"layer {layer.name!r}: NIR has no max-pooling: use average pooling, strides, or {REMEDY}")
         return nir.SumPool2d(np.array(pool.kernel), np.array(pool.stride), np.array(pool.padding))
 
     # Nodes -------------------------------------------------------------------------------------------------------------

@@ -63,9 +63,7 @@ def onnx_model(
         raise LbqError("writing ONNX needs the package onnx: pip install 'lbq[onnx]'") from error
     size = sum(s.weight.nbytes for s in network.synapses)
     if size > MOST_WEIGHT_BYTES:
-        raise GraphError(
-            f"the network has {size:,} bytes of weights, and an ONNX file ends at 2 GiB: use model.lbq itself"
-        )
+        raise GraphError(f"the network has {size:,} bytes of weights, an ONNX file at most 2 GiB: use model.lbq")
     graph = _Graph(network, form).build()
     model = onnx.helper.make_model(
         graph,

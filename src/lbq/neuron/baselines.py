@@ -272,9 +272,7 @@ class MLF(SpikingNeuron):
         return self.forward(x.to(compute_dtype(x)))
 
     def spec(self) -> NeuronSpec:
-        raise GraphError(
-            "MLF keeps several membranes per neuron, which the integer form does not have; use LadderNeuron"
-        )
+        raise GraphError("MLF keeps several membranes per neuron, which have no integer form; use LadderNeuron")
 
 
 class ReLU(nn.Module):

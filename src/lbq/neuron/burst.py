@@ -76,7 +76,7 @@ class SteppedNeuron(SpikingNeuron):
         within = (steps > LEAST_STEP) & (steps < torch.finfo(torch.float32).max)
         if steps.shape not in ((), self.step.shape) or not within.all():
             raise ValueError(
-                f"step must be larger than {LEAST_STEP:g} and finite, one number or one for each channel, got {value!r}"
+                f"step must be above {LEAST_STEP:g} and finite, one number or one per channel, got {value!r}"
             )
         self.set_step(steps.expand(self.step.shape))
 

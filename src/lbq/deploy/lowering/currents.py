@@ -100,9 +100,7 @@ def conv(name: str, module: nn.Conv2d, value: Levels, numbers: Numbers) -> Curre
     in_shape = (value.shape[0], value.shape[1] - 2 * above, value.shape[2] - 2 * left)
     height, width = output_size(in_shape[1:], weight.shape[2:], stride, padding, dilation)
     if min(height, width) < 1:
-        raise TooSmall(
-            f"layer {name!r}: {value.shape} is too small for its kernel: use larger images or another network"
-        )
+        raise TooSmall(f"layer {name!r}: {value.shape} is too small for its kernel: use larger images")
     out_shape = (weight.shape[0], height, width)
     synapse = Synapse(
         name, value.source, "conv", numbers.scaled(weight, value.factor), in_shape, out_shape, value.pools,
@@ -114,9 +112,7 @@ def conv(name: str, module: nn.Conv2d, value: Levels, numbers: Numbers) -> Curre
 
 def _padding(name: str, module: nn.Conv2d) -> tuple[int, int]:
     if module.padding_mode != "zeros":
-        raise GraphError(
-            f"layer {name!r}: only padding with zeros is supported, not {module.padding_mode!r}: use 'zeros'"
-        )
+        raise GraphError(f"layer {name!r}: only padding_mode='zeros' is supported, not {module.padding_mode!r}")
     if not isinstance(module.padding, str):
         return _pair(name, module.padding)
     if module.padding == "valid":
@@ -224,13 +220,11 @@ def pooled(name: str, module: nn.MaxPool2d | nn.AvgPool2d | nn.AdaptiveAvgPool2d
         raise GraphError(f"layer {name!r}: max-pooling an average is not supported: max-pool first, or average alone")
     if pool.kind == "max" and (value.averaged or value.factor < 0):
         what = "a mean over time" if value.averaged else "a negative multiple of levels"
-        raise GraphError(
-            f"layer {name!r}: max-pooling {what} is not supported: max-pool the neuron's output before that"
-        )
+        raise GraphError(f"layer {name!r}: max-pooling {what} is not supported: max-pool the levels before it")
     factor = 1.0 if pool.kind == "max" else 1.0 / (pool.kernel[0] * pool.kernel[1])
     shape = pool.output(value.shape)
     if min(shape[1:]) < 1:
-        raise TooSmall(f"layer {name!r}: {value.shape} is too small to pool: use larger images or another network")
+        raise TooSmall(f"layer {name!r}: {value.shape} is too small to pool: use larger images")
     return replace(value, shape=shape, pools=(*value.pools, pool), factor=value.factor * factor)
 
 
@@ -294,9 +288,7 @@ def join(where: str, values: Sequence[Value]) -> Joined:
     members: list[Levels | Current] = []
     for value in values:
         if isinstance(value, Current) and not value.plain:
-            raise GraphError(
-                f"{where}: only neurons' outputs can be joined: put a neuron behind each branch, before it"
-            )
+            raise GraphError(f"{where}: only neurons' outputs can be joined: end each branch with a neuron")
         members += value.parts(where) if isinstance(value, Joined) else [value]
     first = members[0]
     if len({(member.flat, member.time, member.averaged) for member in members}) > 1:
@@ -314,13 +306,9 @@ def split(name: str, module: nn.Conv2d | nn.Linear, parts: Sequence[Levels | Cur
     """Layers that read one part each, and together give what `module` makes of all of them joined; the first has the bias."""
     sizes = [math.prod(part.shape) if isinstance(module, nn.Linear) else part.shape[0] for part in parts]
     if isinstance(module, nn.Conv2d) and module.groups > 1:
-        raise GraphError(
-            f"layer {name!r}: its groups cannot read what torch.cat joined: give each branch its own layer"
-        )
+        raise GraphError(f"layer {name!r}: its groups cannot read joined tensors: give each branch its own layer")
     if module.weight.shape[1] != sum(sizes):
-        raise GraphError(
-            f"layer {name!r}: expects {module.weight.shape[1]} channels, gets {sum(sizes)} that are joined"
-        )
+        raise GraphError(f"layer {name!r}: expects {module.weight.shape[1]} channels, gets {sum(sizes)} joined ones")
     layers: list[nn.Conv2d | nn.Linear] = []
     for size, weight in zip(sizes, module.weight.detach().split(sizes, 1), strict=True):
         layer: nn.Conv2d | nn.Linear
@@ -363,6 +351,6 @@ def _pair(name: str, value: Any, least: int = 0) -> tuple[int, int]:
     sides = value if isinstance(value, (tuple, list)) else (value,)
     if len(sides) not in (1, 2) or not all(isinstance(side, Integral) and int(side) >= least for side in sides):
         raise GraphError(
-            f"layer {name!r}: {value!s:.40} gives no height and width: use whole numbers from {least}, or parts of x.shape"
+            f"layer {name!r}: {value!s:.40} is no height and width: use whole numbers from {least}, or x.shape"
         )
     return int(sides[0]), int(sides[-1])

@@ -65,9 +65,7 @@ class Layers:
         if isinstance(module, nn.Flatten):
             return self.shapes.flatten(name, value, module.start_dim, module.end_dim)
         if isinstance(module, (*NORMS, *POOLS, nn.Conv2d)) and value.time in SWAPPED:
-            raise GraphError(
-                f"layer {name!r}: {kind} knows no time in front: apply it with lbq.models.over_time(x, layer)"
-            )
+            raise GraphError(f"layer {name!r}: {kind} knows no time in front: use lbq.models.over_time(x, layer)")
         if isinstance(module, NORMS):
             return currents.batch_norm(name, module, value, self.numbers)
         if not isinstance(module, (nn.Conv2d, nn.Linear, nn.ConstantPad2d, *POOLS)):
@@ -113,12 +111,10 @@ class Layers:
         """A neuron, or a ReLU (also where `module` is None): its current becomes a layer of the graph."""
         value = currents.as_current(f"layer {name!r}", value)
         if value.averaged or value.mixed:
-            raise GraphError(
-                f"layer {name!r}: a neuron cannot follow the mean over time: take the mean behind the last one"
-            )
+            raise GraphError(f"layer {name!r}: a neuron cannot follow the mean over time: take the mean at the end")
         if name in (INPUT, READOUT):
             raise GraphError(
-                f"layer {name!r}: the graph has an {INPUT} and a {READOUT} itself: give the neuron another name"
+                f"layer {name!r}: {INPUT} and {READOUT} are names of the graph: give the neuron another name"
             )
         spec = _spec(name, module, value) if isinstance(module, SpikingNeuron) else None
         convs = tuple(s for s in value.synapses if s.kind == "conv")
@@ -183,7 +179,7 @@ def lifted(name: str, module: nn.Module, signals: bool) -> nn.Module:
     if isinstance(module, IMAGE_LAYERS if signals else SIGNAL_LAYERS):
         reads, shape = ("signals", "(C, 1, L)") if signals else ("images", "(C, L)")
         raise GraphError(
-            f"layer {name!r}: {type(module).__name__} in a network that reads {reads}: give input_shape as {shape}"
+            f"layer {name!r}: {type(module).__name__} in a network of {reads}: give input_shape as {shape}"
         )
     if isinstance(module, nn.Conv1d):
         return _conv(module)

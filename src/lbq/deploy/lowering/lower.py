@@ -53,9 +53,7 @@ def lower(
     if len(shape) not in (1, 2, 3) or not all(isinstance(size, Integral) and int(size) > 0 for size in shape):
         images = hasattr(input_shape, "shape")  # given in place of their shape
         got = f"an array of shape {tuple(input_shape.shape)}" if images else repr(input_shape)  # type: ignore[union-attr]
-        raise GraphError(
-            f"input_shape must be (channels, height, width), (channels, length) of signals or (features,), got {got}"
-        )
+        raise GraphError(f"input_shape must be (channels, height, width), (channels, length) or (features,), got {got}")
     return _Lowering(net, tuple(map(int, shape)), int(steps), static, weights).run()
 
 

@@ -213,7 +213,7 @@ def _add(call: Call) -> Value:
     if any(isinstance(value, Levels) and value.source == INPUT for value in values):
         constants = "normalise images before the network, not in it: mean= and std= say how"
     raise GraphError(
-        f"{call.where}: only the plain sum or difference of two tensors is supported: write x + y, and {constants}"
+        f"{call.where}: only sums and differences of two tensors are supported: write x + y, and {constants}"
     )
 
 
@@ -254,7 +254,7 @@ def _mean_or_sum(call: Call) -> Value:
         )
     if axis in over and value.time not in AXIS:
         raise GraphError(
-            f"{call.where}: {name}({axis}) must be over time, and there is no time in front: return [T, B, ...] to it"
+            f"{call.where}: {name}({axis}) must be over time, and there is no time in front: use [T, B, ...]"
         )
     if sides:
         value = replace(call.layers.read(call.where, nn.AdaptiveAvgPool2d(1), value), flat=not keeps)

@@ -110,9 +110,7 @@ class _Tracer(fx.Tracer):
         """Refuse what reads another input than the first; torch.fx itself reads arguments with defaults, under other names."""
         for read in node.all_input_nodes:
             if read.op == "placeholder" and read.target in list(inspect.signature(self.root.forward).parameters)[1:]:
-                raise GraphError(
-                    f"{type(self.root).__name__} reads a second input, {read.name!r}: a deployed network has one"
-                )
+                raise GraphError(f"{type(self.root).__name__} reads a second input, {read.name!r}: deploy one input")
 
     # The follower looks at layers while the trace grows: to it they are layers with real parameters
 
