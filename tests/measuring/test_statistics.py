@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from torch.optim.swa_utils import AveragedModel
 
 import lbq
-from lbq.counting.operations import Counter, activity_of, count
+from lbq.counting.operations import Counter, activity_of
 from lbq.counting.tally import level_counts
 from lbq.deploy import lower
 from lbq.errors import LbqError
@@ -352,13 +352,3 @@ def test_many_levels_are_not_all_printed() -> None:
     assert len(text.splitlines()[2].split()) == 6
     text = str(lbq.statistics(Two(neuron=BurstNeuron(n_max=10)), [batch(2, 5, 4)]))
     assert len(text.splitlines()[2].split()) == 5 + 10
-
-
-def test_counts_of_one_batch_equal_those_of_recorded_levels() -> None:
-    """By hand: what `lbq.counting.operations.count` says of the same levels."""
-    net = Own()
-    with torch.no_grad(), record_levels(net) as levels:
-        net(batch(4, 1, 8, 8))
-    theirs = count(lower(net, (1, 8, 8)), levels, "rate").synapses["conv2"]
-    ours = lbq.statistics(net, [batch(4, 1, 8, 8)]).synapses["conv2"].scaled(1 / 4)
-    assert ours.bit_sparse == pytest.approx(theirs.bit_sparse)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import inspect
 import operator
 from collections.abc import Callable, Container, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import fx, nn
@@ -35,27 +35,20 @@ VIEWS: frozenset[Any] = frozenset((
 ))  # fmt: skip
 
 
-class Follower(Protocol):
-    """Follows a trace as it grows, and knows the sizes of tensors in it."""
-
-    def see(self, node: fx.Node) -> None:
-        """Note a node; the nodes that it reads have been seen."""
-
-    def sizes(self, node: fx.Node) -> tuple[int, ...] | None:
-        """The shape of the tensor that a node gives; None where it is not known. Numbers below 0 stand for sizes that depend
-        on the batch, equal ones for equal sizes."""
-
-
-class OfInput:
-    """A follower that knows how many dimensions the network's input has, and nothing else."""
+class Follower:
+    """Follows a trace as it grows. This one knows how many dimensions the network's input has, and nothing else."""
 
     def __init__(self, dimensions: int) -> None:
         self.dimensions = dimensions
 
     def see(self, node: fx.Node) -> None:
-        pass
+        """Note a node. It comes after the nodes that it reads."""
 
     def sizes(self, node: fx.Node) -> tuple[int, ...] | None:
+        """The shape of a node's tensor; None where it is not known.
+
+        Numbers below 0 stand for sizes that depend on the batch, equal ones for equal sizes.
+        """
         return tuple(range(-self.dimensions, 0)) if node.op == "placeholder" else None
 
 
@@ -80,7 +73,7 @@ class _Tracer(fx.Tracer):
 
     def __init__(self, follower: Follower | None = None) -> None:  # torch.load of a traced network makes one without
         super().__init__()
-        self.follower: Follower = follower or OfInput(4)
+        self.follower = follower or Follower(4)
         self.following = False
         self.unknown: dict[int, _Size] = {}  # sizes that depend on the batch
 
