@@ -108,10 +108,7 @@ def test_steps_are_chosen_from_images_as_they_are(
     assert {image.tobytes() for image in pixels} <= plain
 
 
-def test_both_are_tested_in_fp32_where_the_precision_is_emulated(
-    tmp_path: Path, ann_run: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    copied = copy_of(ann_run, tmp_path / "ann", 'precision = "fp32"', 'precision = "bf16"')
+def test_both_are_tested_in_fp32(tmp_path: Path, ann_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     used: list[str] = []
 
     def watched(*arguments: Any) -> float:
@@ -119,11 +116,9 @@ def test_both_are_tested_in_fp32_where_the_precision_is_emulated(
         return 0.0
 
     monkeypatch.setattr("lbq.convert.run.evaluate", watched)
-    for has in (True, False):
-        monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda has=has: has)
-        convert_run(copied, tmp_path / f"snn {has}")
-    assert used == ["bf16", "bf16", "fp32", "fp32"]
-    assert run_folder.load_config(tmp_path / "snn False").train.precision == "bf16"
+    convert_run(copy_of(ann_run, tmp_path / "ann", 'precision = "fp32"', 'precision = "bf16"'), tmp_path / "snn")
+    assert used == ["fp32", "fp32"]
+    assert run_folder.load_config(tmp_path / "snn").train.precision == "bf16"
 
 
 def test_it_shows_the_steps_and_takes_only_anns_and_new_folders(

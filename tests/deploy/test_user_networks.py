@@ -46,11 +46,6 @@ class Leakier(BurstNeuron):
         return super()._constants(x)._replace(leak=0.1)
 
 
-class Doubled(nn.BatchNorm2d):
-    def forward(self, input: Tensor) -> Tensor:
-        return 2 * super().forward(input)
-
-
 class Standardised(nn.Conv2d):
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return super()._conv_forward(input, weight - weight.mean((1, 2, 3), keepdim=True), bias)
@@ -62,7 +57,6 @@ class Standardised(nn.Conv2d):
         ("sn", Scaled(step=0.3), "forward"),
         ("sn2", Clipped(step=0.2), "check_input"),
         ("sn2", Leakier(step=0.2), "_constants"),
-        ("bn", Doubled(4), "forward"),
         ("conv2", Standardised(4, 4, 3, padding=1), "_conv_forward"),
     ],
     ids=lambda v: v if isinstance(v, str) else type(v).__name__,
