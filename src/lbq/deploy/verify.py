@@ -1,8 +1,8 @@
 """Does the deployed network do what the trained network does? Three comparisons, each as exact as it can be.
 
-`confirm` runs a network once beside the graph that was read off its trace. torch.fx follows a symbolic tensor: what a forward
-does to a real one only, behind `isinstance(x, Tensor)` or in a hook on all modules, is in no trace. `check_absorption` compares
-the absorbed graph, and `check_integers` the integer network, with the trained network on a whole test set.
+`confirm` runs a network once beside the graph that was read off its trace. torch.fx follows a symbolic tensor: its trace misses
+what a forward does to real tensors only, behind `isinstance(x, Tensor)` or in a hook on all modules. On a whole test set,
+`check_absorption` compares the absorbed graph with the trained network, and `check_integers` the integer network.
 """
 
 from __future__ import annotations
@@ -115,9 +115,8 @@ def passes(net: nn.Module, source: Source) -> Iterator[Pass]:
 class AbsorptionCheck:
     """The absorbed network on integer levels, with real weights in float64, against the trained network in float64.
 
-    Both compute the same sums in another order, so that only an image with a membrane within 1e-9 steps of a threshold
-    (`tied_images`) may round differently, and carry the difference on; `untied` and `largest_logit_error` are of all
-    other images.
+    Both compute the same sums in another order. Only an image with a membrane within 1e-9 steps of a threshold may round
+    differently: these are `tied_images`. `untied` and `largest_logit_error` are of all other images.
     """
 
     images: int

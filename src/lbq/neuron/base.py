@@ -43,7 +43,7 @@ class SpikingNeuron(nn.Module, ABC):
     alpha: Tensor
     beta: Tensor
     eta: Tensor
-    kept: dict[Any, Constants] | None = None  # constants, while `unchanging` is entered
+    cached_constants: dict[Any, Constants] | None = None  # by dtype and dimensions, while `unchanging` is entered
 
     def __init__(
         self,
@@ -114,12 +114,12 @@ class SpikingNeuron(nn.Module, ABC):
         return self._within("beta") if self.membrane == "lif" else 1.0
 
     def _within(self, name: str) -> Tensor:
-        """A learned number kept in [0, 1], also while it is frozen; one that is not learned was checked when it was given."""
+        """A learned number clamped to [0, 1], also while it is frozen. A fixed one was checked in __init__."""
         value: Tensor = getattr(self, name)
         return unit_interval(value) if value.requires_grad or name not in self._buffers else value
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        """What another network learned counts within [0, 1] there, and so it does where it is not learned."""
+        """Clamp to [0, 1] what another network learned and this one does not, as the other network uses it."""
         for name in {"beta", "alpha"} & self._buffers.keys():
             if isinstance(value := state_dict.get(prefix + name), Tensor):
                 state_dict[prefix + name] = value.clamp(0, 1)
@@ -131,12 +131,12 @@ class SpikingNeuron(nn.Module, ABC):
 
     def constants(self, x: Tensor) -> Constants:
         """The layer's numbers in the arithmetic's dtype, shaped for one timestep of `x` [T, B, ...]."""
-        if self.kept is None:
+        if self.cached_constants is None:
             return self._constants(x)
         kind = (x.dtype, x.dim())
-        if kind not in self.kept:
-            self.kept[kind] = self._constants(x)
-        return self.kept[kind]
+        if kind not in self.cached_constants:
+            self.cached_constants[kind] = self._constants(x)
+        return self.cached_constants[kind]
 
     def _constants(self, x: Tensor) -> Constants:
         dtype = compute_dtype(x)
@@ -290,14 +290,16 @@ def neurons_of(net: nn.Module) -> dict[str, SpikingNeuron]:
 
 @contextmanager
 def unchanging(net: nn.Module) -> Iterator[None]:
-    """Without gradients, for a while in which nothing trains: neurons work out their steps and other constants once, not in
-    every forward pass, which on a GPU takes as many launches as the rest of a layer."""
+    """While nothing trains: without gradients, and neurons work out their constants once, not in every forward pass.
+
+    On a GPU that takes as many launches as the rest of a layer.
+    """
     neurons = neurons_of(net).values()
     for neuron in neurons:
-        neuron.kept = {}
+        neuron.cached_constants = {}
     try:
         with torch.no_grad():
             yield
     finally:
         for neuron in neurons:
-            neuron.kept = None
+            neuron.cached_constants = None

@@ -1,7 +1,7 @@
 """The layers of PyTorch that carry currents, on symbolic values: what each makes of levels or of a current.
 
-A tensor of the network is either the levels of one layer (possibly pooled), or a current, that is a sum of synapses and a
-bias, or several of the first kind joined along channels. `lower` goes through a network by these.
+A tensor of the network is one of three: the levels of one layer, perhaps pooled; a current, that is a sum of synapses and a
+bias; or several levels joined along channels.
 """
 
 from __future__ import annotations
@@ -25,9 +25,11 @@ Time = Literal["none", "one", "all", "folded", "one behind", "behind", "folded b
 
 @dataclass(frozen=True)
 class Levels:
-    """Outputs of the layer `source` (or the input), pooled, times `factor`: the 1/n of average pools, and numbers by which
-    the network multiplies; `padding`: zeros above and left, and as many below and right, that `shape` has already;
-    `averaged`: their mean over time."""
+    """Outputs of the layer `source` (or the input), pooled.
+
+    factor: the 1/n of average pools, times numbers by which the network multiplies. padding: zeros above and left, and as
+    many below and right; `shape` includes them. averaged: over time.
+    """
 
     source: str
     shape: Shape
@@ -41,8 +43,11 @@ class Levels:
 
 @dataclass(frozen=True)
 class Current:
-    """Sum of synapses + bias; `flat`: flattened before; `averaged`: the readout's mean over time; `mixed`: such a mean is a
-    part of it, which another mean over time leaves as it is, but which no neuron can read; `plain`: levels, added up."""
+    """A sum of synapses and a bias.
+
+    averaged: the readout's mean over time. mixed: such a mean is a part of it, which no neuron can read. plain: it is a sum
+    of levels.
+    """
 
     synapses: tuple[Synapse, ...]
     bias: Array
@@ -76,8 +81,7 @@ Value = Levels | Current | Joined
 
 @dataclass(frozen=True)
 class Numbers:
-    """Weights in float64 or, where they are not `known` because the structure is enough, NaN in their shapes, which takes no
-    memory and folds into nothing."""
+    """Weights in float64. Where the structure is enough they are not `known`: NaN in their shapes, which takes no memory."""
 
     known: bool
 
@@ -126,7 +130,7 @@ def _padding(name: str, module: nn.Conv2d) -> tuple[int, int]:
 
 
 def padded(name: str, module: nn.ConstantPad2d, value: Levels) -> Levels:
-    """Levels with zeros around them, for the convolution that reads them next, whose padding they become."""
+    """Levels with zeros around them, which become the padding of the convolution that reads them next."""
     sides = tuple(module.padding)
     if len(sides) != 4 or sides[::2] != sides[1::2] or min(sides) < 0 or module.value != 0 or value.flat:
         raise GraphError(f"layer {name!r}: pad with zeros, as many on opposite sides, or let the convolution pad")
@@ -187,12 +191,12 @@ def pooled(name: str, module: nn.MaxPool2d | nn.AvgPool2d | nn.AdaptiveAvgPool2d
     _unpadded(f"layer {name!r}", value)
     size = value.shape[1:]
     if isinstance(module, nn.AdaptiveAvgPool2d):
-        asked: Any = module.output_size
-        wanted = tuple(asked) if isinstance(asked, (tuple, list)) else (asked, asked)
-        outputs = _pair(name, [have if want is None else want for have, want in zip(size, wanted, strict=False)])
+        sides: Any = module.output_size
+        sides = sides if isinstance(sides, (tuple, list)) else (sides, sides)
+        outputs = _pair(name, [side if out is None else out for side, out in zip(size, sides, strict=False)])
         if outputs == size:
             return value
-        if any(want < 1 or have % want for have, want in zip(size, outputs, strict=True)):
+        if any(out < 1 or side % out for side, out in zip(size, outputs, strict=True)):
             raise GraphError(
                 f"layer {name!r}: adaptive pooling from {size} to {outputs} has windows of unequal size: choose sizes that "
                 "divide the input's"
@@ -238,7 +242,7 @@ def _reaches_over(size: tuple[int, int], pool: Pool) -> bool:
 
 
 def together(a: Time, b: Time) -> Time | None:
-    """Of the sum of two tensors, as PyTorch broadcasts them; None where it would not pair time with time."""
+    """Where time stands in the sum of two tensors, as PyTorch broadcasts them; None where it would not pair time with time."""
     if a == b:
         return a
     for kinds in (("all", "one", "none"), ("behind", "one behind")):

@@ -1,7 +1,7 @@
 """Functions and methods in a network's forward, on symbolic values: one handler for each operation that can be lowered.
 
-`HANDLERS` names them. A handler returns None where an operation is used in a way that has no integer form; `apply` refuses
-it then, as it refuses what has no handler, with where it was written and what to write instead.
+`HANDLERS` names them. A handler returns None where an operation is used in a way that has no integer form. `apply` refuses
+that, and what has no handler: it says where the operation was written and what to write instead.
 """
 
 from __future__ import annotations
@@ -25,11 +25,8 @@ from lbq.errors import GraphError
 from lbq.graph import INPUT
 from lbq.models.time import fold_time, unfold_time
 
-EXACT_DTYPES = (torch.float32, torch.float64)  # which hold all levels and pixels
-ADDITIONS = (operator.add, operator.iadd, torch.add, "add")
 SUBTRACTIONS = (operator.sub, operator.isub, torch.sub, "sub")
 MULTIPLICATIONS = (operator.mul, operator.imul, torch.mul, "mul")
-DIVISIONS = (operator.truediv, operator.itruediv, torch.div, torch.true_divide, "div")
 
 
 @dataclass(frozen=True)
@@ -194,8 +191,9 @@ def _unchanged(call: Call) -> Value:
 
 
 def _cast(call: Call) -> Value | None:
-    """to(dtype), where it keeps the numbers as they are."""
-    return call.value if all(to in EXACT_DTYPES for to in (*call.arguments, *call.options.values())) else None
+    """to(dtype), for dtypes that hold all levels and pixels exactly."""
+    exact = all(to in (torch.float32, torch.float64) for to in (*call.arguments, *call.options.values()))
+    return call.value if exact else None
 
 
 def _add(call: Call) -> Value:
@@ -289,13 +287,14 @@ HANDLERS: dict[Any, Handler] = {
     "to": _cast,
     **dict.fromkeys(LAYER_OF_FUNCTION, _layer),
     **dict.fromkeys((torch.cat, torch.concat, torch.concatenate), _join),
-    **dict.fromkeys((*ADDITIONS, *SUBTRACTIONS), _add),
+    **dict.fromkeys((operator.add, operator.iadd, torch.add, "add", *SUBTRACTIONS), _add),
     **dict.fromkeys((torch.flatten, "flatten"), _flatten),
     **dict.fromkeys((torch.unflatten, "unflatten"), _unflatten),
     **dict.fromkeys(TRANSPOSES, _transpose),
     **dict.fromkeys((torch.reshape, "reshape", "view"), _reshape),
     **dict.fromkeys((torch.mean, "mean", torch.sum, "sum"), _mean_or_sum),
-    **dict.fromkeys((*MULTIPLICATIONS, *DIVISIONS), _multiply),
+    **dict.fromkeys(MULTIPLICATIONS, _multiply),
+    **dict.fromkeys((operator.truediv, operator.itruediv, torch.div, torch.true_divide, "div"), _multiply),
     **dict.fromkeys((operator.neg, torch.neg, "neg"), _negate),
     **dict.fromkeys((torch.relu, F.relu, "relu"), _relu),
 }

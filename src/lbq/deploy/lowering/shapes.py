@@ -100,10 +100,10 @@ class Shapes:
         """What view and reshape may do: fold or unfold time and batch, flatten channels, height and width or undo it."""
         if isinstance(sizes, (tuple, list)) and all(isinstance(size, int) for size in sizes):
             known, total = math.prod(size for size in sizes if size != -1), math.prod(self.sizes(value))
-            wanted = tuple(total // known if size == -1 and known else size for size in sizes)
+            full_sizes = tuple(total // known if size == -1 and known else size for size in sizes)
             other = (FOLDED | UNFOLDED).get(value.time, value.time)
             for time, flat in product((value.time, other), (False, True)):
-                if self.sizes(reshaped := replace(value, time=time, flat=flat)) == wanted:
+                if self.sizes(reshaped := replace(value, time=time, flat=flat)) == full_sizes:
                     return reshaped
         raise GraphError(f"{where}: it may only join or split time and batch, or channels, height and width")
 
