@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from lbq import models
 from lbq.deploy import absorb, fold_gain, lower, on_pixels
-from lbq.deploy.float_execution import State, distance_to_threshold, emit, execute
+from lbq.deploy.float_execution import distance_to_threshold, execute
 from lbq.errors import GraphError
 from lbq.graph import INPUT, Graph, Layer, NeuronSpec, Synapse
 from lbq.models import over_time
@@ -184,24 +184,6 @@ def test_on_pixels_moves_the_normalisation_into_the_first_layer_alone() -> None:
     np.testing.assert_array_equal(moved.layers[0].bias, graph.layers[0].bias)  # not where borders would be wrong
     with pytest.raises(GraphError, match="reads pixels already"):
         on_pixels(moved, (0, 0, 0), (1, 1, 1), 255)
-
-
-def test_batch_norm_folds_into_weights_and_bias() -> None:
-    layers = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), BurstNeuron(), nn.AdaptiveAvgPool2d(1), nn.Conv2d(4, 2, 1)
-    net = warmed(Chain(*layers), 3, 6, 6)
-    graph = lower(net, (3, 6, 6))
-    conv, bn = net.get_submodule("layers.0"), net.get_submodule("layers.1")
-    assert isinstance(conv, nn.Conv2d)
-    assert isinstance(bn, nn.BatchNorm2d)
-    assert conv.bias is not None
-    assert bn.running_mean is not None
-    assert bn.running_var is not None
-    scale = (bn.weight / (bn.running_var + bn.eps).sqrt()).detach()
-    layer = graph.layers[0]
-    np.testing.assert_allclose(layer.synapses[0].weight, (conv.weight * scale[:, None, None, None]).detach().numpy())
-    bias = ((conv.bias - bn.running_mean) * scale + bn.bias).detach()
-    np.testing.assert_allclose(layer.bias, bias.numpy())
-    assert graph.readout.synapses[0].pools[0].kind == "sum"
 
 
 def parts(**extra: nn.Module) -> dict[str, nn.Module]:
@@ -407,17 +389,6 @@ def test_a_membrane_on_a_threshold_is_reported_as_a_tie() -> None:
 
 
 SPEC = NeuronSpec("BurstNeuron", 5, np.array(0.5), np.array(0.5), 0.5, 1.0, 1.0, "floor", "once", True)
-
-
-def test_neuron_emits_and_resets() -> None:
-    membrane = State()
-    level, u = emit(SPEC, np.full((1, 1, 1, 1), 1.3), membrane)
-    assert (level.item(), u.item()) == (2, 1.3)
-    assert membrane.v is not None
-    assert membrane.v.item() == pytest.approx(0.8)
-    level, u = emit(SPEC, np.zeros((1, 1, 1, 1)), membrane)
-    assert u.item() == pytest.approx(0.4)
-    assert level.item() == 0
 
 
 @pytest.mark.parametrize(

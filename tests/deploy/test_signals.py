@@ -99,10 +99,6 @@ def test_an_ann_of_signals_converts_and_deploys() -> None:
     assert len(deploy(net, SHAPE, scale=255).network.layers) == 3
 
 
-def test_a_sequence_of_signals_deploys() -> None:
-    assert not deploy(Signals(sequence), SHAPE, static=False).network.static
-
-
 @pytest.mark.parametrize(
     ("function", "shape", "message"),
     [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import pickle
 from typing import Any
@@ -292,18 +291,6 @@ def test_membranes_beyond_lif() -> None:
     out.sum().backward()
     assert plif.decay_logit.grad is not None
     assert plif.decay_logit.grad != 0
-
-
-def test_deepcopy_and_state_dict_round_trip() -> None:
-    neuron = BurstNeuron(3, 0.2, learn_beta=True, learn_alpha=True)
-    with torch.no_grad():
-        neuron.rho.add_(0.3)
-        neuron.beta.sub_(0.1)
-    x = torch.randn(2, 10)
-    assert torch.equal(copy.deepcopy(neuron)(x), neuron(x))
-    fresh = BurstNeuron(3, learn_beta=True, learn_alpha=True)
-    fresh.load_state_dict(neuron.state_dict())
-    assert torch.equal(fresh(x), neuron(x))
 
 
 def test_learned_beta_recovers_after_overshooting() -> None:

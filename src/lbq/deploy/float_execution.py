@@ -113,26 +113,19 @@ def emit(spec: NeuronSpec, current: Array, state: State) -> tuple[Levels, Array]
 
 
 def levels_of(spec: NeuronSpec, u: Array) -> Levels:
-    n = spec.n_max
     if spec.thresholds is not None:
         return np.searchsorted(spec.thresholds, u, side="right").astype(np.int64)
     r = u / per_channel(spec.step)
-    if spec.rounding == "floor":
-        s = np.clip(np.floor(r), 0, n)
-    elif spec.rounding == "strict":
-        s = np.clip(np.ceil(r) - 1, 0, n)
-    elif spec.rounding == "round":
-        s = np.clip(_half_up(r), 0, n)
-    elif spec.rounding == "trunc":
-        s = np.clip(np.trunc(r), -n, n)
+    magnitude = np.abs(r) if spec.signed else r
+    below = np.floor(magnitude)
+    if spec.rounding == "strict":
+        level = np.ceil(magnitude) - 1
+    elif spec.rounding in ("round", "half"):
+        level = below + (magnitude - below >= 0.5)
     else:
-        s = np.clip(np.sign(r) * _half_up(np.abs(r)), -n, n)
-    return s.astype(np.int64)
-
-
-def _half_up(r: Array) -> Array:
-    below = np.floor(r)
-    return below + (r - below >= 0.5)
+        level = below
+    level = np.clip(level, 0, spec.n_max)
+    return (np.sign(r) * level if spec.signed else level).astype(np.int64)
 
 
 def distance_to_threshold(spec: NeuronSpec, u: Array) -> Array:
