@@ -28,8 +28,8 @@ RELSG = SURROGATES["relsg_et"]
 
 
 def constants(step: float, dtype: torch.dtype = torch.float64, beta: float = 0.5, alpha: float = 1.0) -> Constants:
-    tensors = (torch.tensor(number, dtype=dtype) for number in (step, 0.5, beta))
-    return Constants(*tensors, alpha)
+    gamma, tail, leak = (torch.tensor(number, dtype=dtype) for number in (step, 0.5, beta))
+    return Constants(gamma, tail, leak, alpha)
 
 
 @pytest.mark.parametrize("timesteps", [1, 2, 3, 4, 7, 16])
