@@ -274,28 +274,29 @@ def test_a_network_of_other_weights_is_refused() -> None:
         assert max(fit.error for fit in calibrate(snn, ann, images(16, 3, 8, 8)).values()) < 0.5
 
 
+def rectified(bias: float) -> nn.Sequential:
+    """x + bias, rectified, and a linear layer."""
+    ann = nn.Sequential(nn.Linear(1, 1), nn.ReLU(), nn.Linear(1, 1))
+    nn.init.ones_(ann.get_parameter("0.weight"))
+    nn.init.constant_(ann.get_parameter("0.bias"), bias)
+    return ann
+
+
 def test_activations_that_are_rare_or_small() -> None:
     ann, x = Net(FORWARDS["modules"]), images(256)
     with torch.no_grad():
         ann.bn.weight.mul_(1e-6)
         ann.bn.bias.mul_(0)
     assert 3.9e-6 < convert(ann, x, neuron={"name": "lbq", "n_max": 255}).fits["act"].step < 5e-6
-    rare = nn.Sequential(nn.Linear(1, 1), nn.ReLU(), nn.Linear(1, 1))
-    with torch.no_grad():
-        rare[0].weight.fill_(1)  # type: ignore[operator]
-        rare[0].bias.fill_(-3.5)  # type: ignore[operator]
     seen = torch.randn(10000, 1, generator=torch.Generator().manual_seed(0))
-    fit = convert(rare, seen, neuron={"name": "ilif", "n_max": 15}).fits["1"]
+    fit = convert(rectified(-3.5), seen, neuron={"name": "ilif", "n_max": 15}).fits["1"]
     assert fit.step < 0.1  # three of ten thousand are above 0, by 0.5 at the most
     assert 0 < fit.error < 0.1
 
 
 def test_one_activation_in_a_thousand_does_not_set_the_steps_that_are_tried() -> None:
     """Two thousand up to 1, and one of 1000: steps are tried from 1/16 to 2 times 1 / n_max."""
-    ann = nn.Sequential(nn.Linear(1, 1), nn.ReLU(), nn.Linear(1, 1))
-    with torch.no_grad():
-        ann[0].weight.fill_(1)  # type: ignore[operator]
-        ann[0].bias.fill_(0)  # type: ignore[operator]
+    ann = rectified(0)
     x = torch.cat([torch.arange(1, 2001) / 2000, torch.tensor([1000.0])])[:, None]
     step = convert(ann, x, timesteps=1, neuron={"name": "ilif", "n_max": 10}).fits["1"].step
     assert 0.1 / 16 - 1e-6 < step < 0.2 + 1e-6
