@@ -161,7 +161,7 @@ def test_lbq_reaches_97_percent_and_its_integers_agree() -> None:
     assert measured.accuracy >= 97
     assert check_absorption(net, source).passed
     test = test_set(config)
-    check = check_integers(net, source, deploy_trained(net, config, test), test, 0)
+    check = check_integers(net, source, deploy_trained(net, config, test.inputs, None), test, 0)
     assert check.passed
     assert check.accuracy >= measured.accuracy - 1
     assert check.predictions_agree > 98.5

@@ -178,14 +178,9 @@ def test_average_pools_inside_become_sums() -> None:
         return mean_logits(m, m.sn2(over_time(x, m.avg, m.conv2)))
 
     torch.manual_seed(0)
-    layers = {"conv": nn.Conv2d(3, 4, 3, padding=1), "sn": BurstNeuron(200), "avg": nn.AvgPool2d(2)}
-    layers |= {
-        "conv2": nn.Conv2d(4, 4, 3),
-        "sn2": BurstNeuron(),
-        "pool": nn.AdaptiveAvgPool2d(1),
-        "fc": nn.Linear(4, 3),
-    }
-    net = deploy_warmed(Functional(forward, **layers), 3, 8, 8)
+    first = {"conv": nn.Conv2d(3, 4, 3, padding=1), "sn": BurstNeuron(200), "avg": nn.AvgPool2d(2)}
+    second = {"conv2": nn.Conv2d(4, 4, 3), "sn2": BurstNeuron(), "pool": nn.AdaptiveAvgPool2d(1)}
+    net = deploy_warmed(Functional(forward, **first, **second, fc=nn.Linear(4, 3)), 3, 8, 8)
     synapse = net.network["sn2"].synapses[0]
     assert net.network.largest(synapse) == 800  # beyond 8 bits
     assert net.verify("bitplane") == 8
@@ -224,7 +219,7 @@ def test_integers_keep_the_accuracy_of_a_trained_network(
 ) -> None:
     net, config = trained
     source, test = open_source(config), test_set(config)
-    deployed = deploy_trained(net, config, test, bits)
+    deployed = deploy_trained(net, config, test.inputs, test.read(0, 8), bits)
     check = check_integers(net, source, deployed, test, 1)
     with torch.no_grad():
         digits = load_digits().test
@@ -279,6 +274,10 @@ def test_what_does_not_fit_is_refused() -> None:
         neuron = replace(stem.neuron, **changes.pop("neuron", {}))  # type: ignore[type-var]
         return replace(graph, layers=(replace(stem, neuron=neuron, **changes), *graph.layers[1:]))
 
+    def readout(**changes: Any) -> Graph:
+        return replace(graph, readout=replace(graph.readout, **changes))
+
+    head = graph.readout.synapses[0]
     for wrong, message in (
         (changed(neuron={"gain": 0.5}), "layer 'sn1': its gain is not folded yet"),
         (changed(neuron={"reset": "hard", "alpha": 0.5}), "a hard reset by alpha 0.5 has no integer form: use alpha 1"),
@@ -287,19 +286,12 @@ def test_what_does_not_fit_is_refused() -> None:
         (changed(neuron={"rounding": "trunc", "n_max": 128}), "n_max is 128, .* use at most 127"),
         (changed(bias=np.full(4, np.nan)), "layer 'sn1': its weights or bias are not finite: did training diverge?"),
         (changed(bias=np.full(4, 1e30)), "layer 'sn1': its membrane may reach 2\\^30: use fewer weight bits"),
-        (replace(graph, readout=replace(graph.readout, shape=(5, 2, 2))), r"readout: it gives \(5, 2, 2\) and not one"),
+        (readout(shape=(5, 2, 2)), r"readout: it gives \(5, 2, 2\) and not one"),
+        (readout(synapses=(replace(head, source=INPUT),)), "readout: it reads the input itself"),
+        (readout(bias=np.full(5, 1e30)), "readout: its sums may reach 2\\^53"),
         (
-            replace(
-                graph, readout=replace(graph.readout, synapses=(replace(graph.readout.synapses[0], source=INPUT),))
-            ),
-            "readout: it reads the input itself",
-        ),
-        (replace(graph, readout=replace(graph.readout, bias=np.full(5, 1e30))), "readout: its sums may reach 2\\^53"),
-        (
-            replace(
-                graph, readout=replace(graph.readout, synapses=(replace(graph.readout.synapses[0], pools=(huge,)),))
-            ),
-            "synapse 'fc': its pooled levels may reach 9000000000, beyond int32",
+            readout(synapses=(replace(head, pools=(huge,)),)),
+            "'fc': its pooled levels may reach 9000000000, beyond int32",
         ),
     ):
         with pytest.raises(GraphError, match=message):
@@ -308,8 +300,8 @@ def test_what_does_not_fit_is_refused() -> None:
 
 def test_wrong_channels_of_the_data_are_named() -> None:
     config = Config.from_dict({"model": {"id": "resnet8w2", "in_channels": 3}})
-    with pytest.raises(LbqError, match="the network reads 3 channels, but digits has 1"):
-        deploy_trained(small("resnet8w2"), config, test_set(config))
+    with pytest.raises(LbqError, match="the network reads 3 channels, digits has 1"):
+        deploy_trained(small("resnet8w2"), config, test_set(config).inputs, None)
 
 
 def test_default_golden_inputs_are_random_and_within_range() -> None:

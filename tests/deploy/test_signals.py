@@ -99,17 +99,13 @@ def test_an_ann_of_signals_converts_and_deploys() -> None:
     assert len(deploy(net, SHAPE, scale=255).network.layers) == 3
 
 
-def test_a_sequence_of_signals_deploys() -> None:
-    assert not deploy(Signals(sequence), SHAPE, static=False).network.static
-
-
 @pytest.mark.parametrize(
     ("function", "shape", "message"),
     [
         (layers, (2, 4, 6), "give spatial=3"),
-        (lambda m, x: m.sn(m.conv(x)), (2, 4, 6), r"layer 'conv': Conv1d in a network that reads images: .* as \(C, L\)"),
+        (lambda m, x: m.sn(m.conv(x)), (2, 4, 6), r"layer 'conv': Conv1d in a network of images: .* as \(C, L\)"),
         (lambda m, x: m.sn(m.conv(x.squeeze(2))), (2, 1, 6), r"signals \[B, C, 1, L\] keep all axes, and read them by Conv2d"),
-        (lambda m, x: m.sn(m.image(x)), SHAPE, r"layer 'image': Conv2d in a network that reads signals: .* as \(C, 1, L\)"),
+        (lambda m, x: m.sn(m.image(x)), SHAPE, r"layer 'image': Conv2d in a network of signals: .* as \(C, 1, L\)"),
         (lambda m, x: m.sn(over_time(x, m.conv, timesteps=2)), SHAPE, r"give spatial=2, or input_shape as \(C, H, W\)"),
         (lambda m, x: m.sn(over_time(x, m.conv, timesteps=2, spatial=2)).mean((2, 3)), SHAPE, r"or over length, mean\(-1\)"),
     ],

@@ -209,14 +209,14 @@ def test_a_current_may_be_read_twice(function: Forward, tmp_path: Path) -> None:
         (lambda m, x: rest(m, m.sn(current(m, torch.stack([x] * 3)))), "layer 'conv': Conv2d knows no .*over_time"),
         (lambda m, x: rest(m, m.sn(current(m, x[None]).expand(3, -1, -1, -1, -1))), "layer 'conv': Conv2d knows no time"),
         (lambda m, x: rest(m, m.sn(unfold_time(current(m, x), torch.stack([x] * 3)))), "from fold_time of the same"),
-        (lambda m, x: rest(m, m.sn(torch.stack([x] * 3).flatten(1))), "flatten all of channels"),
-        (lambda m, x: folded(m, torch.stack([x.flatten(0, 1)] * 3)), "flatten all of channels"),
-        (lambda m, x: rest(m, m.sn(torch.add(y := over_time(x, m.conv, timesteps=3), y, alpha=2))), "only the plain sum"),
+        (lambda m, x: rest(m, m.sn(torch.stack([x] * 3).flatten(1))), "flatten channels, height and width together"),
+        (lambda m, x: folded(m, torch.stack([x.flatten(0, 1)] * 3)), "flatten channels, height and width together"),
+        (lambda m, x: rest(m, m.sn(torch.add(y := over_time(x, m.conv, timesteps=3), y, alpha=2))), "only sums and diff"),
         (lambda m, x: plain(m, x)[None].expand(3, -1, -1), "return its logits as .B, classes., without time"),
         (lambda m, x: m.fc(fold_time(m.sn(over_time(x, m.conv, timesteps=3)).mean((3, 4)), 2)).mean(0), "give spatial=1"),
         (
             lambda m, x: over_time(m.sn(over_time(x, m.conv, timesteps=3)).mean((3, 4)), m.fc, spatial=2, timesteps=3).mean(0),
-            "fold_time_1 in the network's forward: spatial=2, but behind the batch it has 1: give spatial=1",
+            "fold_time_1 in the network's forward: spatial=2, but the tensor has 1: give spatial=1",
         ),
         (
             lambda m, x: unfold_time(
@@ -231,7 +231,7 @@ def test_a_current_may_be_read_twice(function: Forward, tmp_path: Path) -> None:
             "unfold_time.* give spatial=1",
         ),
         *(
-            (lambda m, x, sizes=sizes: folded(m, torch.stack([x] * 3).view(*sizes(x))), "it may join or split time and batch")
+            (lambda m, x, sizes=sizes: folded(m, torch.stack([x] * 3).view(*sizes(x))), "it may only join or split")
             for sizes in (
                 lambda x: (x.shape[0], 3, 1, 8, 8),
                 lambda x: (-1, 3, 1, 8, 8),
@@ -340,11 +340,11 @@ def test_maximum_by_functions(pool: Callable[[Tensor], Tensor]) -> None:
         (lambda x: x.mean((1, 3)), "'mean' has no integer form here but as the mean over time"),
         (lambda x: x.mean((2, 3), dtype=torch.float64), "'mean' has no integer form here but as the mean over time"),
         (lambda x: F.lp_pool2d(x, 2, 8).flatten(1), "has no integer form here"),
-        (lambda x: F.avg_pool2d(x, x.shape[0] - 1).flatten(1), "layer 'avg_pool2d': sub gives no height and width"),
-        (lambda x: F.max_pool2d(x, 2, 0).mean((2, 3)), "0 gives no height and width: use whole numbers from 1"),
+        (lambda x: F.avg_pool2d(x, x.shape[0] - 1).flatten(1), "layer 'avg_pool2d': sub is no height and width"),
+        (lambda x: F.max_pool2d(x, 2, 0).mean((2, 3)), "0 is no height and width: use whole numbers from 1"),
         (
             lambda x: F.adaptive_avg_pool2d(x, x.shape[0] - 1).mean((2, 3)),
-            "use whole numbers from 0, or parts of x.shape",
+            "use whole numbers from 0, or x.shape",
         ),
     ],
 )

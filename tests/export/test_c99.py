@@ -309,8 +309,8 @@ def test_names_that_c_or_the_runtime_has_already(model: Path, tmp_path: Path, na
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--name", "2nd"], "--name '2nd' cannot begin the names of C"),
-        (["--name", "_a"], "--name '_a' cannot begin the names of C"),
+        (["--name", "2nd"], "--name '2nd' is no name in C"),
+        (["--name", "_a"], "--name '_a' is no name in C"),
         (["--name", "example"], "--name example is the name of a file beside it"),
         (["--name", "Makefile"], "--name Makefile is the name of a file beside it"),
         (["--name", "stdint"], "--name stdint: stdint.h would stand before C's own <stdint.h>"),

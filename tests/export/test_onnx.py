@@ -324,7 +324,7 @@ def test_refusals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(LbqError, match="it is a folder"):
         write_onnx(net, tmp_path)
     monkeypatch.setattr("lbq.export.onnx.MOST_WEIGHT_BYTES", 100)
-    with pytest.raises(GraphError, match="bytes of weights, and an ONNX file ends at 2 GiB"):
+    with pytest.raises(GraphError, match="bytes of weights, an ONNX file at most 2 GiB"):
         onnx_model(net)
     monkeypatch.undo()
     monkeypatch.setitem(sys.modules, "onnx", None)

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from torch.optim.swa_utils import AveragedModel
 
 import lbq
-from lbq.counting.operations import Counter, activity_of, count
+from lbq.counting.operations import Counter, activity_of
 from lbq.counting.tally import level_counts
 from lbq.deploy import lower
 from lbq.errors import LbqError
@@ -45,30 +45,18 @@ class Two(nn.Module):
         return out
 
 
-class Step(nn.Module):
-    """The same network, a timestep at a time."""
+class InParts(nn.Module):
+    """The same network, a timestep at a time or, by `forward_chunk`, two."""
 
-    def __init__(self, net: Two) -> None:
+    def __init__(self, net: Two, method: str) -> None:
         super().__init__()
-        self.sn, self.fc = net.sn, net.fc
+        self.sn, self.fc, self.method = net.sn, net.fc, method
 
-    def forward(self, x: Tensor) -> Tensor:
-        state, out = None, []
-        for current in x:
-            spikes, state = self.sn.forward_step(current, state)  # type: ignore[operator]
-            out.append(self.fc(spikes))
-        return torch.stack(out)
-
-
-class Chunks(Step):
-    """The same, two timesteps at a time, one at the end."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        state, out = None, []
-        for currents in x.split(2):
-            spikes, state = self.sn.forward_chunk(currents, state)  # type: ignore[operator]
-            out.append(self.fc(spikes))
-        return torch.cat(out)
+    def forward(self, x: Tensor) -> None:
+        state = None
+        for currents in x if self.method == "forward_step" else x.split(2):
+            spikes, state = getattr(self.sn, self.method)(currents, state)
+            self.fc(spikes)
 
 
 @pytest.mark.parametrize("net", [small("resnet8w4").float(), Own()])
@@ -194,30 +182,25 @@ def test_every_neuron(make: Callable[[], SpikingNeuron], dtype: torch.dtype) -> 
     neuron = make()
     if neuron.step.dim():
         neuron.step = torch.rand(4) + 0.1  # type: ignore[misc]
-    for shape in (
-        (3, 2, 4),
-        (3, 2, 4, 5),
-        (3, 2, 4, 5, 2),
-        (3, 2, 4, 2, 2, 2),
-        *(() if neuron.step.dim() else ((3, 2),)),
-    ):
+    for features in ((4,), (4, 5), (4, 5, 2), (4, 2, 2, 2), *(() if neuron.step.dim() else ((),))):
+        shape = (3, 2, *features)
         x = batch(*shape).to(dtype)
         found = lbq.statistics(nn.Sequential(neuron), [x])["0"]
         levels = neuron.levels(x).numpy().reshape(3, 2, -1, 1, 1)
         np.testing.assert_array_equal(found.levels, level_counts(levels, neuron.n_max).sum(1))
-        assert found.shape == shape[2:]
+        assert found.shape == features
         assert (found.step_range is None) == (neuron.step.dim() == 0)
 
 
-@pytest.mark.parametrize("way", [Step, Chunks])
+@pytest.mark.parametrize("method", ["forward_step", "forward_chunk"])
 @pytest.mark.parametrize("make", NEURONS[:-2])
-def test_a_timestep_or_two_at_a_time(make: Callable[[], SpikingNeuron], way: type[Step]) -> None:
+def test_a_timestep_or_two_at_a_time(make: Callable[[], SpikingNeuron], method: str) -> None:
     neuron = make()
     if isinstance(neuron, LMHT):
         return
     net = Two(neuron=neuron)
     whole = lbq.statistics(net, [batch(3, 5, 4)])
-    steps = lbq.statistics(way(net), [batch(3, 5, 4)])
+    steps = lbq.statistics(InParts(net, method), [batch(3, 5, 4)])
     assert steps.samples == whole.samples == 5
     np.testing.assert_array_equal(steps["sn"].levels, whole["sn"].levels)
     assert steps.synapses["fc"].bit_sparse == pytest.approx(whole.synapses["fc"].bit_sparse)
@@ -352,13 +335,3 @@ def test_many_levels_are_not_all_printed() -> None:
     assert len(text.splitlines()[2].split()) == 6
     text = str(lbq.statistics(Two(neuron=BurstNeuron(n_max=10)), [batch(2, 5, 4)]))
     assert len(text.splitlines()[2].split()) == 5 + 10
-
-
-def test_counts_of_one_batch_equal_those_of_recorded_levels() -> None:
-    """By hand: what `lbq.counting.operations.count` says of the same levels."""
-    net = Own()
-    with torch.no_grad(), record_levels(net) as levels:
-        net(batch(4, 1, 8, 8))
-    theirs = count(lower(net, (1, 8, 8)), levels, "rate").synapses["conv2"]
-    ours = lbq.statistics(net, [batch(4, 1, 8, 8)]).synapses["conv2"].scaled(1 / 4)
-    assert ours.bit_sparse == pytest.approx(theirs.bit_sparse)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lbq import BurstNeuron
-from lbq.errors import ConfigError, GraphError
+from lbq.errors import ConfigError
 from lbq.neuron import ILIF, LIF, LMHT, MLF, NEURONS, QuantReLU, SpikingNeuron, Ternary, create, share_tail
 from tests.support import oracle
 
@@ -33,15 +33,6 @@ def test_lif_is_not_a_burst_neuron_with_one_level() -> None:
     differ = (LIF().double().levels(x) != burst.levels(x)).double().mean().item()
     assert 0.01 < differ < 0.08
     assert torch.equal(LIF().double().levels(x)[0], burst.levels(x)[0])
-
-
-def test_if_and_plif_by_name() -> None:
-    x = torch.full((4, 1), 0.4, dtype=torch.float64)
-    integrate, plif = create("if"), create("plif")
-    assert isinstance(integrate, SpikingNeuron)
-    assert isinstance(plif, SpikingNeuron)
-    assert integrate.double().levels(x).flatten().tolist() == [0, 0, 1, 0]
-    assert "decay_logit" in dict(plif.named_parameters())
 
 
 def test_ternary_trunc() -> None:
@@ -146,13 +137,6 @@ def test_mlf_at_its_thresholds_by_hand() -> None:
     x = torch.tensor([0.5, 0.25, 0.75, 1.0, 0.875]).reshape(5, 1)
     # both 0.5; both 0.5; both 1, the first fires; 1 and 1.5, the first fires; 0.875 and 1.625, both fire
     assert neuron(x).flatten().tolist() == [0, 0, 1, 1, 2]
-
-
-def test_lmht_and_mlf_refuse_deployment_with_the_reason() -> None:
-    with pytest.raises(GraphError, match="mixes timesteps"):
-        LMHT(2).spec()
-    with pytest.raises(GraphError, match="several membranes"):
-        MLF().spec()
 
 
 @pytest.mark.parametrize("name", sorted(NEURONS))

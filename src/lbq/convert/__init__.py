@@ -63,27 +63,26 @@ def convert(ann: nn.Module, images: Tensor, *, timesteps: int = 2, neuron: Neuro
 
 def _compare(plain: nn.Module, ann: nn.Module, images: Tensor) -> None:
     """Refuse a network that cannot run, or that does something else as torch.fx traces it."""
+    name = type(ann).__name__
     try:
         expected, traced = ann(images.clone()), plain(images.clone())
-        once, again, _ = (
-            ann(images[:count].clone()) for count in (PROBE_IMAGES, PROBE_IMAGES, 2)
-        )  # 2: the fewest used later
+        once, again, _ = (ann(images[:n].clone()) for n in (PROBE_IMAGES, PROBE_IMAGES, 2))  # 2: the fewest used later
     except Exception as error:  # whatever the network's own forward raises
         raise GraphError(
-            f"{type(ann).__name__} does not run on images of shape {tuple(images.shape)} and {images.dtype}, or not on fewer "
-            f"of them: {' '.join(str(error).split())[:200]}"
+            f"{name} does not run on images of shape {tuple(images.shape)} and {images.dtype}, or not on fewer of them: "
+            f"{' '.join(str(error).split())[:200]}"
         ) from error
     if not isinstance(expected, Tensor):
         return  # `over_time` refuses it
     if not _alike(once, again):
         raise GraphError(
-            f"{type(ann).__name__} gives other outputs for the same images: something in it is random, such as "
-            "F.dropout(x) without training=self.training"
+            f"{name} gives other outputs for the same images: something in it is random, such as F.dropout(x) without "
+            "training=self.training"
         )
     if not _alike(traced, expected):
         raise GraphError(
-            f"{type(ann).__name__} gives other outputs as torch.fx traces it: something is computed in place that another "
-            "part of the network reads; write it out of place"
+            f"{name} gives other outputs as torch.fx traces it: something is computed in place that another part of the "
+            "network reads; write it out of place"
         )
 
 
@@ -93,9 +92,8 @@ def _compare_over_time(timed: nn.Module, plain: nn.Module, images: Tensor) -> No
     try:
         actual, expected = timed(images.clone()), plain(images.clone())
     except Exception as error:
-        raise GraphError(
-            f"the network cannot run with time in front: {' '.join(str(error).split())[:200]}; {advice}"
-        ) from error
+        reason = " ".join(str(error).split())[:200]
+        raise GraphError(f"the network cannot run with time in front: {reason}; {advice}") from error
     if not _alike(actual, expected):
         raise GraphError(f"the network gives other outputs with time in front: {advice}")
 

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from lbq.deploy.lowering.faithful import own_method
 from lbq.errors import GraphError
 from lbq.neuron import ReLU, SpikingNeuron
-from lbq.neuron.burst import SteppedNeuron, set_step
+from lbq.neuron.burst import SteppedNeuron
 from lbq.neuron.hooks import attached, before_each, evaluating
 
 SYNAPTIC_LAYERS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
@@ -56,7 +56,7 @@ def calibrate(snn: nn.Module, ann: nn.Module, images: Tensor) -> dict[str, Fit]:
     shared = Counter(id(p) for module in corrected.values() for p in module.parameters(recurse=False))
     fits: dict[str, Fit] = {}
 
-    def fit(name: str, neuron: SpikingNeuron, x: Tensor) -> None:
+    def fit(name: str, neuron: SteppedNeuron, x: Tensor) -> None:
         fits[name] = _fit_step(neuron, targets[name].sample(name, x), targets[name].values)
 
     def correct(name: str) -> Callable[..., Tensor]:
@@ -136,9 +136,7 @@ class _Activations:
     def sample(self, name: str, x: Tensor) -> Tensor:
         """The same rows of another network's outputs `[T, B, ...]`, `[T * B, ...]` or `[B, ...]`, as `[T, rows, channels]`."""
         if x.numel() % (self.batch * math.prod(self.shape)) or x.shape[-len(self.shape) :] != self.shape:
-            raise GraphError(
-                f"layer {name!r} has other shapes in the two networks: {tuple(x.shape)}, [B, ...] {self.shape}"
-            )
+            raise GraphError(f"layer {name!r} has other shapes in the two networks: {tuple(x.shape)}, {self.shape}")
         return _rows(x.reshape(-1, self.batch, *self.shape), self.last)[:, self.rows]
 
 
@@ -180,9 +178,8 @@ def _is_affine(module: nn.Module) -> bool:
     return plain and own_method(module) is None
 
 
-def _fit_step(neuron: nn.Module, currents: Tensor, target: Tensor) -> Fit:
+def _fit_step(neuron: SteppedNeuron, currents: Tensor, target: Tensor) -> Fit:
     """Set the step for which the mean output over `currents` [T, rows, channels] is nearest to `target` [rows, channels]."""
-    assert isinstance(neuron, SteppedNeuron)
     largest = _largest(target)
     if not largest:
         return Fit(float(neuron.step.mean()), 0.0)  # silent on all images: the step stays
@@ -190,7 +187,7 @@ def _fit_step(neuron: nn.Module, currents: Tensor, target: Tensor) -> Fit:
     steps = [(tops / neuron.n_max * factor).clamp_min(MIN_STEP) for factor in STEP_GRID]
 
     def error(step: Tensor) -> Tensor:
-        set_step(neuron, step)
+        neuron.set_step(step)
         return (neuron.forward(currents).mean(0) - target).float().square().mean(0)  # of each channel
 
     errors = torch.stack([error(step) for step in steps]).cpu()

@@ -42,9 +42,7 @@ def convert_run(
     folder = run_folder.check_folder(run, "config.toml", "weights.safetensors")
     old = run_folder.load_config(folder)
     if old.neuron.get("name") != "relu":
-        raise RunError(
-            f"{folder} is no ANN, its neurons are {old.neuron.get('name')}: give a run with neuron.name=relu"
-        )
+        raise RunError(f"{folder} is no ANN, its neurons are {old.neuron.get('name')}: give a run of neuron.name=relu")
     new = _changed(old, changes)
     net = build(new)
     stepped_neurons(net)

@@ -11,7 +11,7 @@ from torch import Tensor, fx, nn
 from torch.fx.passes.shape_prop import ShapeProp
 
 from lbq.deploy.lowering.faithful import own_method
-from lbq.deploy.lowering.trace import OfInput, traced
+from lbq.deploy.lowering.trace import Follower, traced
 from lbq.errors import GraphError
 from lbq.models import fold_time, unfold_time
 from lbq.models.resnet import MakeNeuron
@@ -30,7 +30,7 @@ OTHER_ACTIVATIONS = {"celu", "elu", "gelu", "glu", "hardsigmoid", "hardswish", "
 
 def separate(net: nn.Module, dimensions: int) -> fx.GraphModule:
     """The traced network. Every place that rectifies gets its own module, none of which works in place."""
-    plain = fx.GraphModule(net, traced(net, OfInput(dimensions)))
+    plain = fx.GraphModule(net, traced(net, Follower(dimensions)))
     modules = dict(plain.named_modules())
     names = {name for name, module in modules.items() if not isinstance(module, RECTIFIERS)}
     replaced = 0
@@ -79,9 +79,7 @@ def _rectifier(node: fx.Node, module: nn.Module | None) -> type[nn.Module] | Non
             return nn.ReLU6 if isinstance(module, nn.ReLU6) else nn.ReLU
         if not isinstance(module, RECTIFIERS) and type(module).__module__ != nn.ReLU.__module__:
             return None
-    raise GraphError(
-        f"{where}: {name} is no ReLU, and levels begin at 0: train the ANN with ReLUs, and leave out a last softmax"
-    )
+    raise GraphError(f"{where}: {name} is no ReLU: train the ANN with ReLUs, and leave out a last softmax")
 
 
 def over_time(plain: fx.GraphModule, images: Tensor, timesteps: int, make: MakeNeuron | None) -> fx.GraphModule:
@@ -98,13 +96,14 @@ def over_time(plain: fx.GraphModule, images: Tensor, timesteps: int, make: MakeN
     unbatched: set[fx.Node] = set()  # tensors without a batch in front
     for size in {min(len(images), 3), 2}:  # more than one, to tell a batch from a dimension of the same size
         ShapeProp(net).propagate(images[:size].clone())
-        unbatched |= {n for n in graph.nodes if (shape := _shape(n)) is not None and shape[:1] != (size,)}
+        for node in graph.nodes:
+            shape = getattr(node.meta.get("tensor_meta"), "shape", None)  # None for what is no tensor
+            if shape is not None and tuple(shape[:1]) != (size,):
+                unbatched.add(node)
         for node in rectifiers:
             shape = node.meta["tensor_meta"].shape
             if len(shape) < 2 or shape[0] != size:
-                raise GraphError(
-                    f"layer {node.target!r}: what it rectifies must have the batch in front, and features behind it"
-                )
+                raise GraphError(f"layer {node.target!r}: its input must have the batch in front, features behind")
     image, out = graph.find_nodes(op="placeholder")[0], graph.output_node()
     static, timed = _following(graph, {image}), _following(graph, set(rectifiers))
     logits = out.args[0]
@@ -129,9 +128,7 @@ def over_time(plain: fx.GraphModule, images: Tensor, timesteps: int, make: MakeN
         if make is not None:
             neuron = make(node.meta["tensor_meta"].shape[1]).to(images.device).train(net.training)
             if any(neuron is module for module in net.modules()):
-                raise GraphError(
-                    f"layer {node.target!r}: the neuron stands elsewhere already: make a fresh one for each place"
-                )
+                raise GraphError(f"layer {node.target!r}: its neuron stands elsewhere too: make one for each place")
             net.set_submodule(node.target, neuron)
         with graph.inserting_after(node):
             folded = graph.call_method("flatten", (node, 0, 1))
@@ -144,12 +141,6 @@ def over_time(plain: fx.GraphModule, images: Tensor, timesteps: int, make: MakeN
     graph.lint()
     net.recompile()
     return net
-
-
-def _shape(node: fx.Node) -> tuple[int, ...] | None:
-    """The shape of a node's tensor, as last propagated; None if the node gives something else."""
-    shape = getattr(node.meta.get("tensor_meta"), "shape", None)
-    return None if shape is None else tuple(shape)
 
 
 def _following(graph: fx.Graph, first: set[fx.Node]) -> set[fx.Node]:

@@ -64,16 +64,19 @@ def deploy(
     exact = exact_copy(net)
     graph = lower(exact, input_shape, timesteps, static)
     pixels = _normalisation(mean, std, scale, graph)
-    stated = _stated(facts, "noise" if examples is None else "given")
+    all_facts = _checked_facts(facts, "noise" if examples is None else "given")
     if pixels is not None:
         graph = on_pixels(graph, *pixels)
     graph = absorb(fold_gain(graph))
     input_max = 255 if pixels is None else pixels.scale
-    network = quantise(graph, bits, classes, input_max, stated)
-    inputs = _noise(graph, input_max) if examples is None else _checked(examples, graph, input_shape)
-    chosen = (inputs[:CONFIRMED_INPUTS] if static else inputs[:, :CONFIRMED_INPUTS]).astype(np.float64)
-    seen = chosen if pixels is None else pixels.normalised(chosen)
-    confirm(exact, graph, seen.reshape(*seen.shape[:-3], *input_shape), chosen)
+    network = quantise(graph, bits, classes, input_max, all_facts)
+    inputs = _noise(graph, input_max) if examples is None else _checked_examples(examples, graph, input_shape)
+    confirmed = (inputs[:CONFIRMED_INPUTS] if static else inputs[:, :CONFIRMED_INPUTS]).astype(np.float64)
+    x = confirmed
+    if pixels is not None:
+        means, deviations = (np.reshape(values, (-1, 1, 1)) * pixels.scale for values in (pixels.mean, pixels.std))
+        x = (x - means) / deviations
+    confirm(exact, graph, x.reshape(*x.shape[:-3], *input_shape), confirmed)
     return Network(network).with_golden(inputs[:GOLDEN_INPUTS] if static else inputs[:, :GOLDEN_INPUTS])
 
 
@@ -83,10 +86,6 @@ class _Normalisation(NamedTuple):
     mean: list[float]
     std: list[float]
     scale: int
-
-    def normalised(self, pixels: NDArray[np.float64]) -> NDArray[np.float64]:
-        mean, std = (np.reshape(values, (-1, 1, 1)) for values in self[:2])
-        return (pixels - mean * self.scale) / (std * self.scale)
 
 
 def _normalisation(
@@ -102,9 +101,7 @@ def _normalisation(
         )
     most: Any = 255 if scale is None else scale
     if isinstance(most, bool) or not isinstance(most, Integral) or not 1 <= int(most) <= 255:
-        raise GraphError(
-            f"scale must be a whole number from 1 to 255, what the brightest pixel is stored as, got {scale!r}"
-        )
+        raise GraphError(f"scale must be a whole number from 1 to 255, the value of the brightest pixel, got {scale!r}")
     channels = graph.input_shape[0]
     means, deviations = _numbers("mean", mean, channels, 0.0), _numbers("std", std, channels, 1.0)
     if min(deviations) <= 0:
@@ -135,21 +132,18 @@ def _numbers(name: str, values: Sequence[float] | None, channels: int, default: 
     return numbers.tolist()
 
 
-def _stated(facts: Mapping[str, Any] | None, golden: str) -> dict[str, Any]:
+def _checked_facts(facts: Mapping[str, Any] | None, golden: str) -> dict[str, Any]:
     """The facts that a network carries, with what its golden inputs are."""
-    if facts is not None and not isinstance(facts, Mapping):
-        raise GraphError(f"facts must be JSON values under names, got {facts!r:.40}")
-    stated = {**(facts or {}), "golden": golden}
     try:
-        json.dumps(stated, sort_keys=True, allow_nan=False)
+        checked = {**(facts or {}), "golden": golden}
+        json.dumps(checked, sort_keys=True, allow_nan=False)
     except (TypeError, ValueError) as error:
         raise GraphError(f"facts must be JSON values under names: {error}") from error
-    return stated
+    return checked
 
 
 def _noise(graph: Graph, most: int) -> NDArray[np.uint8]:
-    """Random inputs: images of any pixels; of event frames each with twice as high counts as the one before, from few events
-    to what saturates."""
+    """Random inputs: images of any pixels; event frames, each with counts twice as high as the one before."""
     size, random = (GOLDEN_INPUTS, *graph.input_shape), np.random.default_rng(0)
     if graph.static:
         return random.integers(0, most + 1, size, np.uint8)
@@ -157,15 +151,15 @@ def _noise(graph: Graph, most: int) -> NDArray[np.uint8]:
     return random.integers(0, highest + 1, (graph.timesteps, *size), np.uint8)
 
 
-def _checked(examples: Any, graph: Graph, input_shape: InputShape) -> NDArray[np.uint8]:
-    """Examples as the integer network reads them, or as the trained one does."""
+def _checked_examples(examples: Any, graph: Graph, input_shape: InputShape) -> NDArray[np.uint8]:
+    """Examples as the integer network reads them. The user may give them as the trained network reads them."""
     lead = () if graph.static else (graph.timesteps,)
     array = np.asarray(examples)
     batch = array.shape[len(lead)] if array.ndim > len(lead) else 0
-    wanted = (*lead, batch, *graph.input_shape)
+    shape = (*lead, batch, *graph.input_shape)
     if array.shape == (*lead, batch, *input_shape):
-        array = array.reshape(wanted)
-    if array.dtype != np.uint8 or not batch or array.shape != wanted:
+        array = array.reshape(shape)
+    if array.dtype != np.uint8 or not batch or array.shape != shape:
         expected = ", ".join(map(str, (*lead, "B", *graph.input_shape)))
         raise GraphError(f"examples must be uint8 [{expected}], got {array.dtype} {list(array.shape)}")
     return array
@@ -189,10 +183,10 @@ def deploy_run(
     origin = {"config_hash": run_folder.load_config(run).hash, "weights_sha256": run_folder.weights_checksum(run)}
     inputs = run_folder.read_inputs(run)  # as they were in training, whatever the data is now
     if noise and inputs is not None:
-        return _deployed(net, config, inputs, None, bits, origin)
+        return deploy_trained(net, config, inputs, None, bits, origin)
     test = test_set(config)
     examples = None if noise else test.read(0, min(GOLDEN_INPUTS, test.size))
-    return _deployed(net, config, inputs or test.inputs, examples, bits, origin)
+    return deploy_trained(net, config, inputs or test.inputs, examples, bits, origin)
 
 
 def graph_of_run(run: Path | str, changes: Iterable[str] = ()) -> Graph:
@@ -203,8 +197,10 @@ def graph_of_run(run: Path | str, changes: Iterable[str] = ()) -> Graph:
 
 
 def graph_of(net: nn.Module, input_shape: InputShape, timesteps: int | None = None, static: bool = True) -> Graph:
-    """A trained network on real numbers, steps absorbed, for inputs normalised as in training; refused where `deploy` would
-    refuse to read it off its trace."""
+    """A trained network on real numbers, steps absorbed, for inputs normalised as in training.
+
+    It is refused where `deploy` refuses it.
+    """
     exact = exact_copy(net)
     graph = absorb(fold_gain(lower(exact, input_shape, timesteps, static)))
     lead = (CONFIRMED_INPUTS,) if static else (graph.timesteps, CONFIRMED_INPUTS)
@@ -214,25 +210,17 @@ def graph_of(net: nn.Module, input_shape: InputShape, timesteps: int | None = No
 
 
 def deploy_trained(
-    net: nn.Module, config: Config, test: TestSet, bits: int = 8, origin: Mapping[str, str] | None = None
-) -> Network:
-    """origin: what identifies the run that it came from; default the configuration's hash."""
-    return _deployed(net, config, test.inputs, test.read(0, min(GOLDEN_INPUTS, test.size)), bits, origin)
-
-
-def _deployed(
     net: nn.Module,
     config: Config,
     reads: Inputs,
     examples: NDArray[np.uint8] | None,
-    bits: int,
-    origin: Mapping[str, str] | None,
+    bits: int = 8,
+    origin: Mapping[str, str] | None = None,
 ) -> Network:
+    """The network of a configuration, for such inputs. origin: what identifies its run; default the configuration's hash."""
     d = config.data
     if reads.shape[0] != config.model.in_channels:
-        raise GraphError(
-            f"the network reads {config.model.in_channels} channels, but {reads.name} has {reads.shape[0]}"
-        )
+        raise GraphError(f"the network reads {config.model.in_channels} channels, {reads.name} has {reads.shape[0]}")
     data = {"name": d.name, "size": d.size, "frames": d.frames, "window_ms": d.window_ms}
     return deploy(
         net,

@@ -1,7 +1,7 @@
 """Run an absorbed network on integer levels with real-valued weights, in float64: the exact meaning of a trained network.
 
-It stands between training and the integer network: its levels equal training's at every layer and timestep (only the
-order of summation differs), and rounding its weights to integers is all that separates it from what is deployed.
+Its levels equal training's at every layer and timestep; only the order of summation differs. Rounding its weights to
+integers is all that separates it from what is deployed.
 """
 
 from __future__ import annotations
@@ -29,10 +29,6 @@ class Result:
     levels: dict[str, Levels]
     ties: NDArray[np.int64]
 
-    @property
-    def predictions(self) -> NDArray[np.int64]:
-        return self.logits.argmax(1)
-
 
 @dataclass
 class State:
@@ -52,45 +48,38 @@ def execute(graph: Graph, x: NDArray[np.generic]) -> Result:
         raise GraphError(f"x must be {lead}{str(graph.input_shape)[1:-1]}], got {list(inputs.shape)}")
     if graph.offset is not None:
         inputs = inputs - graph.offset[:, None, None]
-    run = _Run(graph)
-    logits = [run.timestep(inputs if graph.static else inputs[t]) for t in range(graph.timesteps)]
-    levels = {name: np.stack(steps) for name, steps in run.levels.items()}
-    return Result(np.mean(logits, axis=0)[:, :, 0, 0], levels, run.ties)
+    states = {layer.name: State() for layer in graph.layers}
+    levels: dict[str, list[Levels]] = {layer.name: [] for layer in graph.layers}
+    ties: NDArray[np.int64] = np.zeros((), np.int64)
+    stem: dict[str, Array] = {}  # currents of a static input, computed once
 
-
-class _Run:
-    def __init__(self, graph: Graph) -> None:
-        self.graph = graph
-        self.states = {layer.name: State() for layer in graph.layers}
-        self.levels: dict[str, list[Levels]] = {layer.name: [] for layer in graph.layers}
-        self.ties: NDArray[np.int64] = np.zeros((), np.int64)
-        self.stem: dict[str, Array] = {}  # currents of a static input, computed once
-
-    def timestep(self, x: Array) -> Array:
-        for layer in self.graph.layers:
-            spec = self.graph.spec(layer.name)
-            current = self._current(layer, x)
-            if np.isnan(current).any():
-                raise GraphError(f"the current of layer {layer.name!r} is NaN: check the input and the weights")
-            level, u = emit(spec, current, self.states[layer.name])
-            self.levels[layer.name].append(level)
-            self.ties = self.ties + (distance_to_threshold(spec, u) < TIE).sum((1, 2, 3))
-        return self._current(self.graph.readout, x)
-
-    def _current(self, layer: Layer, x: Array) -> Array:
+    def current(layer: Layer, frame: Array) -> Array:
         total: Array = layer.bias[None, :, None, None]
         for synapse in layer.synapses:
             if synapse.source == INPUT:
-                if not self.graph.static or synapse.name not in self.stem:
-                    self.stem[synapse.name] = current_of(synapse, x)
-                total = total + self.stem[synapse.name]
+                if not graph.static or synapse.name not in stem:
+                    stem[synapse.name] = synapse_current(synapse, frame)
+                total = total + stem[synapse.name]
             else:
-                level = pool(self.levels[synapse.source][-1], synapse.pools)
-                total = total + current_of(synapse, level.astype(np.float64))
+                level = pool(levels[synapse.source][-1], synapse.pools)
+                total = total + synapse_current(synapse, level.astype(np.float64))
         return total
 
+    logits = []
+    for t in range(graph.timesteps):
+        frame = inputs if graph.static else inputs[t]
+        for layer in graph.layers:
+            spec, x_t = graph.spec(layer.name), current(layer, frame)
+            if np.isnan(x_t).any():
+                raise GraphError(f"the current of layer {layer.name!r} is NaN: check the input and the weights")
+            level, u = emit(spec, x_t, states[layer.name])
+            levels[layer.name].append(level)
+            ties = ties + (distance_to_threshold(spec, u) < TIE).sum((1, 2, 3))
+        logits.append(current(graph.readout, frame))
+    return Result(np.mean(logits, axis=0)[:, :, 0, 0], {name: np.stack(steps) for name, steps in levels.items()}, ties)
 
-def current_of(synapse: Synapse, x: Array) -> Array:
+
+def synapse_current(synapse: Synapse, x: Array) -> Array:
     """Currents `[B, O, OH, OW]` of `x` [B, C, H, W]."""
     if synapse.kind == "identity":
         return x * synapse.weight[:, None, None]
@@ -124,26 +113,19 @@ def emit(spec: NeuronSpec, current: Array, state: State) -> tuple[Levels, Array]
 
 
 def levels_of(spec: NeuronSpec, u: Array) -> Levels:
-    n = spec.n_max
     if spec.thresholds is not None:
         return np.searchsorted(spec.thresholds, u, side="right").astype(np.int64)
     r = u / per_channel(spec.step)
-    if spec.rounding == "floor":
-        s = np.clip(np.floor(r), 0, n)
-    elif spec.rounding == "strict":
-        s = np.clip(np.ceil(r) - 1, 0, n)
-    elif spec.rounding == "round":
-        s = np.clip(_half_up(r), 0, n)
-    elif spec.rounding == "trunc":
-        s = np.clip(np.trunc(r), -n, n)
+    magnitude = np.abs(r) if spec.signed else r
+    below = np.floor(magnitude)
+    if spec.rounding == "strict":
+        level = np.ceil(magnitude) - 1
+    elif spec.rounding in ("round", "half"):
+        level = below + (magnitude - below >= 0.5)
     else:
-        s = np.clip(np.sign(r) * _half_up(np.abs(r)), -n, n)
-    return s.astype(np.int64)
-
-
-def _half_up(r: Array) -> Array:
-    below = np.floor(r)
-    return below + (r - below >= 0.5)
+        level = below
+    level = np.clip(level, 0, spec.n_max)
+    return (np.sign(r) * level if spec.signed else level).astype(np.int64)
 
 
 def distance_to_threshold(spec: NeuronSpec, u: Array) -> Array:

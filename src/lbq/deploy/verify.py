@@ -1,8 +1,8 @@
 """Does the deployed network do what the trained network does? Three comparisons, each as exact as it can be.
 
-`confirm` runs a network once beside the graph that was read off its trace. torch.fx follows a symbolic tensor: what a forward
-does to a real one only, behind `isinstance(x, Tensor)` or in a hook on all modules, is in no trace. `check_absorption` compares
-the absorbed graph, and `check_integers` the integer network, with the trained network on a whole test set.
+`confirm` runs a network once beside the graph that was read off its trace. torch.fx follows a symbolic tensor: its trace misses
+what a forward does to real tensors only, behind `isinstance(x, Tensor)` or in a hook on all modules. On a whole test set,
+`check_absorption` compares the absorbed graph with the trained network, and `check_integers` the integer network.
 """
 
 from __future__ import annotations
@@ -55,15 +55,17 @@ def confirm(net: nn.Module, graph: Graph, x: Array, inputs: Array) -> None:
         raise GraphError(f"{type(net).__name__} does not run on inputs {list(x.shape)}: {reason}") from error
     expected = execute(graph, inputs)
     compared = expected.ties == 0
+    differs = (
+        f"{type(net).__name__} computes something else than its trace by torch.fx says: forward must not ask what a tensor is "
+        "(isinstance, hasattr), nor may hooks on all modules change what they give"
+    )
     for name, level in expected.levels.items():
-        recorded = levels.get(name)
-        if recorded is None or recorded.size != level.size:
-            raise GraphError(f"layer {name!r}: {_other(net)}")
-        if (recorded.reshape(level.shape) != level)[:, compared].any():
-            raise GraphError(f"layer {name!r}: {_other(net)}")
+        recorded = levels.get(name, level[:0])
+        if recorded.size != level.size or (recorded.reshape(level.shape) != level)[:, compared].any():
+            raise GraphError(f"layer {name!r}: {differs}")
     same_size = logits.size == expected.logits.size and len(logits) == len(expected.logits)
     if not same_size or not _agree(logits.reshape(expected.logits.shape)[compared], expected.logits[compared]):
-        raise GraphError(f"its logits: {_other(net)}")
+        raise GraphError(f"its logits: {differs}")
 
 
 class _InFloat64(TorchFunctionMode):
@@ -82,13 +84,6 @@ def _agree(outputs: Array, logits: Array) -> bool:
     return any(
         bool((np.abs(outputs - expected) <= LOGIT_TOLERANCE * (1 + np.abs(expected).max(initial=0))).all())
         for expected in (logits, logarithms, np.exp(logarithms))
-    )
-
-
-def _other(net: nn.Module) -> str:
-    return (
-        f"{type(net).__name__} computes something else than its trace by torch.fx says: forward must not ask what a tensor is "
-        "(isinstance, hasattr), nor may hooks on all modules change what they give"
     )
 
 
@@ -120,9 +115,8 @@ def passes(net: nn.Module, source: Source) -> Iterator[Pass]:
 class AbsorptionCheck:
     """The absorbed network on integer levels, with real weights in float64, against the trained network in float64.
 
-    Both compute the same sums in another order, so that only an image with a membrane within 1e-9 steps of a threshold
-    (`tied_images`) may round differently, and carry the difference on; `untied` and `largest_logit_error` are of all
-    other images.
+    Both compute the same sums in another order. Only an image with a membrane within 1e-9 steps of a threshold may round
+    differently: these are `tied_images`. `untied` and `largest_logit_error` are of all other images.
     """
 
     images: int

@@ -26,7 +26,7 @@ from lbq.engine.file.reading import Golden
 from lbq.errors import LbqError
 from lbq.export.schedule import LayerStep, Schedule
 from lbq.graph import Synapse
-from lbq.graph.integer import IntegerLayer, IntegerNetwork, IntegerNeuron
+from lbq.graph.integer import IntegerLayer, IntegerNetwork
 from lbq.system import files
 
 Form = Literal["run", "step"]
@@ -40,10 +40,10 @@ C_HEADERS = {
 }  # fmt: skip
 MOST_DISTINCT_ROWS = 256  # or columns: a byte numbers them
 TENSOR_KINDS = {
-    "image": "MODEL_IMAGE",
-    "unsigned": "MODEL_UNSIGNED_LEVELS",
-    "signed": "MODEL_SIGNED_LEVELS",
-    "sums": "MODEL_SUMS",
+    "image": "IMAGE",
+    "unsigned": "UNSIGNED_LEVELS",
+    "signed": "SIGNED_LEVELS",
+    "sums": "SUMS",
 }
 
 
@@ -78,9 +78,7 @@ def export(model: Path, out: Path, name: str = "model", form: Form = "run") -> d
 
 def check_name(name: str) -> None:
     if re.fullmatch(r"[A-Za-z][A-Za-z0-9_]{0,39}", name) is None:
-        raise LbqError(
-            f"--name {name!r} cannot begin the names of C: give a letter, then up to 39 letters, digits and underscores"
-        )
+        raise LbqError(f"--name {name!r} is no name in C: give a letter, then up to 39 letters, digits, underscores")
     if name.lower() in ("example", "makefile"):
         raise LbqError(f"--name {name} is the name of a file beside it: give another one")
     if name.lower() in C_HEADERS:
@@ -113,6 +111,7 @@ class Sources:
         form: Form = "run",
     ) -> None:
         self.network, self.name, self.checksum, self.form = network, name, checksum, form
+        self.macro = name.upper()  # with which the names of constants begin
         self.schedule = Schedule(network, stepwise=form == "step")
         if golden is not None and len(golden.logits):
             self.origin, self.golden = "The golden inputs that came with the network", golden
@@ -120,7 +119,6 @@ class Sources:
             self.origin, self.golden = "Noise, and what lbq's engine gave", _noise(network)
         self.constant_bytes = 0
         self._arrays: list[str] = []
-        self._texts: list[str] = []
         self.levels, self.memory_bytes = self._sizes()
         self._tables = self._data()
 
@@ -134,25 +132,15 @@ class Sources:
             "example.c": self._example(),
             "Makefile": self._template("Makefile"),
         }
-        return {_renamed(name, self.name): self._finished(text) for name, text in texts.items()}
+        return {_renamed(name, self.name): text for name, text in texts.items()}
 
     def _template(self, name: str, **values: object) -> str:
-        """A file of `c/`: `@interface@` becomes the form's file of that name, and each `@KEY@` its value."""
+        """A file of `c/`: `@interface@` becomes the form's file of that name, names the caller's, each `@KEY@` its value."""
         folder = resources.files("lbq.export") / "c"
         text, of_form = (folder / name).read_text(encoding="utf-8"), folder / self.form / name
         if of_form.is_file():
             text = text.replace("@interface@\n", of_form.read_text(encoding="utf-8"))
-        for key, value in values.items():
-            text = text.replace(f"@{key}@", str(value))
-        return text
-
-    def _finished(self, text: str) -> str:
-        return re.sub(r"@(\d+)@", lambda mark: self._texts[int(mark[1])], _renamed(text, self.name))
-
-    def _verbatim(self, text: str) -> str:
-        """A mark that `text` will replace; nothing in it is renamed."""
-        self._texts.append(text)
-        return f"@{len(self._texts) - 1}@"
+        return re.sub(r"@(\w+)@", lambda mark: str(values[mark[1]]), _renamed(text, self.name))
 
     def _sizes(self) -> tuple[int, int]:
         """Bytes of levels, rounded up so that no compiler adds padding, and of the whole memory or state."""
@@ -168,9 +156,7 @@ class Sources:
         net, frames = self.network, self.schedule.tensors[0].frames
         return self._template(
             "model.h",
-            described="\n".join(
-                f"   {key + ':':<12}{self._verbatim(_comment(text))}" for key, text in self._described().items()
-            ),
+            described="\n".join(f"   {key + ':':<12}{_comment(text)}" for key, text in self._described().items()),
             shape=_numbers(frames, *net.input_shape),
             input_bytes=frames * math.prod(net.input_shape),
             input_max=net.input_max,
@@ -214,33 +200,33 @@ class Sources:
         ]
         bias = self._array("readout_bias", net.readout.bias)
         tensors = [
-            f"{{{TENSOR_KINDS[t.kind]}, {t.frames}, {', '.join(map(str, t.shape))}, {0 if t.kind == 'image' else t.offset}}}"
+            f"{{{self.macro}_{TENSOR_KINDS[t.kind]}, {_numbers(t.frames, *t.shape, 0 if t.kind == 'image' else t.offset)}}}"
             for t in plan.tensors
         ]
         pools = [
-            f"{{MODEL_POOL_{p.pool.kind.upper()}, {p.source}, {p.target}, "
+            f"{{{self.macro}_POOL_{p.pool.kind.upper()}, {p.source}, {p.target}, "
             f"{_numbers(*p.pool.kernel, *p.pool.stride, *p.pool.padding)}}}"
             for p in plan.pools
         ]
-        stages = [f"{{MODEL_{kind.upper()}_STAGE, {index}}}" for kind, index in plan.steps]
+        stages = [f"{{{self.macro}_{kind.upper()}_STAGE, {index}}}" for kind, index in plan.steps]
         names = net.classes or tuple(map(str, range(net.readout.shape[0])))
         tables = [
-            _table("model_tensor", "tensors", tensors),
-            _table("model_synapse", "synapses", synapses),
-            _table("model_pool", "pools", pools) if pools else "",  # C99 has no empty arrays
-            _table("model_layer", "layers", layers),
-            _table("model_stage", "stages", stages),
-            "const char *const model_class_names[MODEL_CLASSES] = {\n"
-            + "".join(f"    {self._verbatim(_string(name))},\n" for name in names)
+            self._table("tensor", "tensors", tensors),
+            self._table("synapse", "synapses", synapses),
+            self._table("pool", "pools", pools) if pools else "",  # C99 has no empty arrays
+            self._table("layer", "layers", layers),
+            self._table("stage", "stages", stages),
+            f"const char *const {self.name}_class_names[{self.macro}_CLASSES] = {{\n"
+            + "".join(f"    {_string(name)},\n" for name in names)
             + "};\n",
-            f"const model_network model_net = {{tensors, synapses, {'pools' if pools else 'NULL'}, layers, stages, "
+            f"const {self.name}_network {self.name}_net = {{tensors, synapses, {'pools' if pools else 'NULL'}, layers, stages, "
             f"{len(stages)}, {first}, {len(net.readout.synapses)}, {bias}}};\n",
         ]
         head = (
             "/* The network's constants; written by lbq export. */\n"
-            '#include <stddef.h>\n#include <stdint.h>\n\n#include "model.h"\n#include "model_net.h"\n'
+            f'#include <stddef.h>\n#include <stdint.h>\n\n#include "{self.name}.h"\n#include "{self.name}_net.h"\n'
         )
-        return "\n".join([head, self._verbatim("\n".join(self._arrays)), *(table for table in tables if table)])
+        return "\n".join([head, "\n".join(self._arrays), *(table for table in tables if table)])
 
     def _layer(self, index: int, step: LayerStep, synapses: list[str]) -> str:
         layer, first = step.layer, len(synapses)
@@ -251,10 +237,11 @@ class Sources:
         bias = self._bias(index, layer)
         thresholds = self._array(f"thresholds_{index}", neuron.thresholds)
         reset = self._array(f"reset_{index}", neuron.reset)
-        m, k = neuron.leak or (1, 0)
+        late = "" if neuron.decay_reset or neuron.reset_kind == "hard" else "_LATE"
+        kind = f"{self.macro}_RESET_{neuron.reset_kind.upper()}{late}"
         shape = _numbers(step.target, first, len(layer.synapses), layer.fraction)
-        row = f"{shape}, {bias}, {thresholds}, {reset}, {neuron.n_max}, {_reset(neuron)}, {m}, {k}, {step.membranes}"
-        return self._row(row, layer.name)
+        leak = _numbers(*(neuron.leak or (1, 0)), step.membranes)
+        return _row(f"{shape}, {bias}, {thresholds}, {reset}, {neuron.n_max}, {kind}, {leak}", layer.name)
 
     def _bias(self, index: int, layer: IntegerLayer) -> str:
         """A layer's bias, its number of columns, and which distinct row and column each place has.
@@ -275,14 +262,15 @@ class Sources:
     def _synapse(self, synapse: Synapse, source: int, index: int) -> str:
         if synapse.kind == "identity":
             name = self._array(f"identity_{index}", synapse.weight.astype(np.int32))
-            return self._row(f"{source}, {name}, NULL, NULL, {_numbers(*[0] * 9)}", synapse.name)
+            return _row(f"{source}, {name}, NULL, NULL, {_numbers(*[0] * 9)}", synapse.name)
         name = self._array(f"weights_{index}", synapse.weight.transpose(2, 3, 1, 0))
         pointers = f"{name}, NULL" if synapse.weight.dtype == np.int8 else f"NULL, {name}"
         numbers = (*synapse.weight.shape[2:], *synapse.stride, *synapse.padding, *synapse.dilation, synapse.groups)
-        return self._row(f"{source}, NULL, {pointers}, {_numbers(*numbers)}", synapse.name)
+        return _row(f"{source}, NULL, {pointers}, {_numbers(*numbers)}", synapse.name)
 
-    def _row(self, values: str, name: str) -> str:
-        return f"{{{values}}} /* {self._verbatim(_comment(name))} */"
+    def _table(self, kind: str, name: str, rows: list[str]) -> str:
+        lines = "".join(f"    {row},\n" for row in rows)
+        return f"static const {self.name}_{kind} {name}[{len(rows)}] = {{\n{lines}}};\n"
 
     def _array(self, name: str, values: NDArray[Any]) -> str:
         self.constant_bytes += values.nbytes
@@ -297,15 +285,15 @@ class Sources:
 
     def _example(self) -> str:
         inputs = self.golden.inputs if self.network.static else self.golden.inputs.swapaxes(0, 1)
-        one_by_one = self.form == "step" and not self.network.static
+        one_by_one, size = self.form == "step" and not self.network.static, f"{self.macro}_INPUT_BYTES"
         return self._template(
             "example.c",
             examples=len(inputs),
             origin=self.origin,
-            input_size="MODEL_TIMESTEPS * MODEL_INPUT_BYTES" if one_by_one else "MODEL_INPUT_BYTES",
-            inputs=self._verbatim(",\n".join(f"{{\n{_wrapped(one.reshape(-1))}\n}}" for one in inputs)),
+            input_size=f"{self.macro}_TIMESTEPS * {size}" if one_by_one else size,
+            inputs=",\n".join(f"{{\n{_wrapped(one.reshape(-1))}\n}}" for one in inputs),
             logits=",\n".join(f"{{\n{_wrapped(one)}\n}}" for one in self.golden.logits),
-            frame="input + t * MODEL_INPUT_BYTES" if one_by_one else "input",
+            frame=f"input + t * {size}" if one_by_one else "input",
         )
 
 
@@ -323,11 +311,6 @@ def distinct(values: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.intp], NDAr
     return values[first_rows][:, first_columns], rows.reshape(-1), columns.reshape(-1)
 
 
-def _reset(neuron: IntegerNeuron) -> str:
-    late = "" if neuron.decay_reset or neuron.reset_kind == "hard" else "_LATE"
-    return f"MODEL_RESET_{neuron.reset_kind.upper()}{late}"
-
-
 def _renamed(text: str, name: str) -> str:
     """The text for a network of another name: names that begin with `model_` or `MODEL_`, and files, are changed."""
     text = re.sub(r"\bmodel_(?=\w)", f"{name}_", text)
@@ -335,12 +318,12 @@ def _renamed(text: str, name: str) -> str:
     return re.sub(r"\bmodel\.(?=[cho]\b)", f"{name}.", text)
 
 
+def _row(values: str, name: str) -> str:
+    return f"{{{values}}} /* {_comment(name)} */"
+
+
 def _numbers(*values: int | None) -> str:
     return ", ".join(map(str, values))
-
-
-def _table(kind: str, name: str, rows: list[str]) -> str:
-    return f"static const {kind} {name}[{len(rows)}] = {{\n" + "".join(f"    {row},\n" for row in rows) + "};\n"
 
 
 def _wrapped(values: NDArray[Any]) -> str:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from lbq._version import __version__
 from lbq.errors import GraphError, LbqError
-from lbq.graph import INPUT, Array, Graph, Layer, NeuronSpec, Pool, Synapse
+from lbq.graph import INPUT, Array, Graph, Layer, NeuronSpec, Synapse
 from lbq.system import files
 
 if TYPE_CHECKING:
@@ -41,10 +41,8 @@ def write_nir(graph: Graph, path: Path | str, reset: Reset, accept_ties: bool = 
     """
     files.check_file(path)
     exported = nir_graph(graph, reset, accept_ties, dtype)
-    import nir
-
     buffer = io.BytesIO()
-    nir.write(buffer, exported)
+    _package().write(buffer, exported)
     return files.write(path, buffer.getvalue())
 
 
@@ -59,24 +57,27 @@ def nir_graph(graph: Graph, reset: Reset, accept_ties: bool = False, dtype: type
         raise GraphError("NIR needs weights that act on spikes: pass lbq.deploy.graph_of(net, input_shape)")
     if graph.offset is not None:
         raise GraphError("NIR has no pixels with an offset: pass the graph as it was before on_pixels")
+    return _Writer(graph, reset, accept_ties, dtype).run()
+
+
+def _package() -> Any:
     try:
-        import nir  # noqa: F401
+        import nir
     except ImportError as error:
         raise LbqError("writing NIR needs the package nir: pip install 'lbq[nir]'") from error
-    return _Writer(graph, reset, accept_ties, dtype).run()
+    return nir
 
 
 class _Writer:
     def __init__(self, graph: Graph, reset: Reset, accept_ties: bool, dtype: type) -> None:
+        self.nir = _package()
         self.graph, self.reset, self.accept_ties, self.dtype = graph, reset, accept_ties, dtype
         self.nodes: dict[str, Any] = {}
         self.edges: list[tuple[str, str]] = []
         self.sources: dict[str, str] = {}  # layer or input -> the node that emits its spikes
 
     def run(self) -> nir.NIRGraph:
-        import nir
-
-        graph = self.graph
+        nir, graph = self.nir, self.graph
         self.sources[INPUT] = self._add("input", nir.Input({"input": np.array(graph.input_shape)}))
         for layer in graph.layers:
             node = self._neuron(layer, graph.spec(layer.name))
@@ -98,8 +99,6 @@ class _Writer:
     # Neurons -----------------------------------------------------------------------------------------------------------
 
     def _neuron(self, layer: Layer, spec: NeuronSpec) -> Any:
-        import nir
-
         where = f"layer {layer.name!r}"
         if spec.n_max > 1:
             raise GraphError(
@@ -113,9 +112,9 @@ class _Writer:
         shaped = ones * threshold.reshape(-1, *[1] * (ones.ndim - 1)).astype(self.dtype)
         zeros = np.zeros_like(ones)
         if spec.leak == 1:
-            return nir.IF(r=ones, v_threshold=shaped, v_reset=zeros)
+            return self.nir.IF(r=ones, v_threshold=shaped, v_reset=zeros)
         tau = self.dtype(1 / (1 - spec.leak)) * ones
-        return nir.LIF(tau=tau, r=tau.copy(), v_leak=zeros, v_threshold=shaped, v_reset=zeros.copy())
+        return self.nir.LIF(tau=tau, r=tau.copy(), v_leak=zeros, v_threshold=shaped, v_reset=zeros.copy())
 
     def _threshold(self, where: str, spec: NeuronSpec) -> Array:
         """v_threshold, a scalar or one per channel; an error where the reader's reset or comparison is another."""
@@ -123,12 +122,12 @@ class _Writer:
             threshold: Array = np.asarray(spec.thresholds[0], np.float64)
         else:
             threshold = spec.step * (0.5 if spec.rounding == "round" else 1.0)
-        subtracts = self.graph.timesteps > 1 and self.reset == "subtract"
         if self.graph.timesteps > 1:
             self._check_reset(where, spec, threshold)
         if spec.rounding == "strict":
             return threshold
-        if not subtracts:  # "above the number before it" is the same as "at or above it"
+        if self.graph.timesteps == 1 or self.reset == "v_reset":
+            # "above the number before it" is the same as "at or above it"
             rounded: NDArray[Any] = threshold.astype(self.dtype)
             return np.nextafter(rounded, np.zeros_like(rounded))
         if not self.accept_ties:
@@ -155,8 +154,8 @@ class _Writer:
         if spec.decay_reset or spec.leak == 1:
             if not np.allclose(drop, threshold, rtol=RELATIVE_TOLERANCE, atol=0):
                 raise GraphError(
-                    f"{where}: its reset subtracts {_first(drop):g}, and a NIR neuron what it fires above, "
-                    f"{_first(threshold):g}: use alpha = 1, or {REMEDY}"
+                    f"{where}: its reset subtracts {np.ravel(drop)[0]:g}, and a NIR neuron what it fires above, "
+                    f"{np.ravel(threshold)[0]:g}: use alpha = 1, or {REMEDY}"
                 )
         elif not np.allclose(drop, spec.leak * threshold, rtol=RELATIVE_TOLERANCE, atol=0):
             # beta (U - r) = beta U - drop needs r = drop / beta
@@ -171,17 +170,13 @@ class _Writer:
         """All synapses into a neuron or the output; the first convolution takes the bias."""
         convs = [s for s in layer.synapses if s.kind == "conv"]
         if not convs and layer.bias.any():
-            raise GraphError(
-                f"layer {layer.name!r}: it has a bias but no convolution, and NIR's Scale has none: {REMEDY}"
-            )
+            raise GraphError(f"layer {layer.name!r}: it has a bias but no convolution, NIR's Scale has none: {REMEDY}")
         for s in layer.synapses:
             bias = layer.bias if convs and s is convs[0] else np.zeros_like(layer.bias)
             self._synapse(layer, s, bias, target)
 
     def _synapse(self, layer: Layer, s: Synapse, bias: Array, target: str) -> None:
-        import nir
-
-        name = f"{layer.name}:{s.name}"
+        name, where = f"{layer.name}:{s.name}", f"layer {layer.name!r}"
         source = self.sources[s.source]
         shape = self.graph.input_shape if s.source == INPUT else self.graph[s.source].shape
         flat = s.source != INPUT and len(_size(self.graph[s.source])) == 1
@@ -189,31 +184,31 @@ class _Writer:
         pools = [p for p in s.pools if (p.kernel, p.stride, p.padding) != ((1, 1), (1, 1), (0, 0))]
         if flat and (pools or len(size) > 1):
             raise GraphError(
-                f"layer {layer.name!r}: it reads {s.source!r}, which has one place only, with padding, and NIR's vectors have "
+                f"{where}: it reads {s.source!r}, which has one place only, with padding, and NIR's vectors have "
                 f"none: {REMEDY}"
             )
         for i, pool in enumerate(pools):
-            source = self._then(source, f"{name}:pool{i}", self._pool(layer, pool))
-            shape = pool.output(shape)
+            if pool.kind == "max":
+                raise GraphError(f"{where}: NIR has no max-pooling: use average pooling, strides, or {REMEDY}")
+            node = self.nir.SumPool2d(np.array(pool.kernel), np.array(pool.stride), np.array(pool.padding))
+            source, shape = self._then(source, f"{name}:pool{i}", node), pool.output(shape)
         if len(size) == 1 and not flat:
-            source = self._then(source, f"{name}:flatten", nir.Flatten({"input": np.array(shape)}, 0, -1))
+            source = self._then(source, f"{name}:flatten", self.nir.Flatten({"input": np.array(shape)}, 0, -1))
         if s.kind == "identity":
-            node = nir.Scale(np.ones(size, self.dtype) * self._array(s.weight).reshape(-1, *[1] * (len(size) - 1)))
+            node = self.nir.Scale(np.ones(size, self.dtype) * self._array(s.weight).reshape(-1, *[1] * (len(size) - 1)))
         elif len(size) == 1:
-            node = nir.Affine(self._array(_matrix(s)), self._array(bias))
+            node = self.nir.Affine(self._array(_matrix(s)), self._array(bias))
         else:
             node = self._conv(layer, s, bias)
         self.edges.append((self._then(source, name, node), target))
 
     def _conv(self, layer: Layer, s: Synapse, bias: Array) -> Any:
-        import nir
-
         if s.weight.shape[2] != s.weight.shape[3]:
             raise GraphError(
                 f"layer {layer.name!r}: its kernel is {s.weight.shape[2]} by {s.weight.shape[3]}, and the package nir takes "
                 f"square ones only: {REMEDY}"
             )
-        return nir.Conv2d(
+        return self.nir.Conv2d(
             input_shape=s.in_shape[1:],
             weight=self._array(_ungrouped(s)),
             stride=np.array(s.stride),
@@ -222,15 +217,6 @@ class _Writer:
             groups=1,
             bias=self._array(bias),
         )
-
-    def _pool(self, layer: Layer, pool: Pool) -> Any:
-        import nir
-
-        if pool.kind == "max":
-            raise GraphError(
-                f"layer {layer.name!r}: NIR has no max-pooling: use average pooling or strides, or {REMEDY}"
-            )
-        return nir.SumPool2d(np.array(pool.kernel), np.array(pool.stride), np.array(pool.padding))
 
     # Nodes -------------------------------------------------------------------------------------------------------------
 
@@ -278,7 +264,3 @@ def _matrix(s: Synapse) -> Array:
         if 0 <= y < height and 0 <= x < width:
             full[:, :, y, x] = weight[:, :, ky, kx]
     return full.reshape(len(weight), -1)
-
-
-def _first(value: Array) -> float:
-    return float(np.ravel(value)[0])

@@ -63,10 +63,8 @@ def onnx_model(
         raise LbqError("writing ONNX needs the package onnx: pip install 'lbq[onnx]'") from error
     size = sum(s.weight.nbytes for s in network.synapses)
     if size > MOST_WEIGHT_BYTES:
-        raise GraphError(
-            f"the network has {size:,} bytes of weights, and an ONNX file ends at 2 GiB: use model.lbq itself"
-        )
-    graph = _Graph(network, form).build()
+        raise GraphError(f"the network has {size:,} bytes of weights, an ONNX file at most 2 GiB: use model.lbq")
+    graph = _Graph(onnx, network, form).build()
     model = onnx.helper.make_model(
         graph,
         ir_version=IR_VERSION,
@@ -112,7 +110,8 @@ def _properties(network: IntegerNetwork, form: Form, source: Path | str | None) 
 class _Graph:
     """Nodes and constants of one model. Every value has a name; `scope` is in front of the names that are made."""
 
-    def __init__(self, network: IntegerNetwork, form: Form) -> None:
+    def __init__(self, onnx: Any, network: IntegerNetwork, form: Form) -> None:
+        self.onnx, self.helper = onnx, onnx.helper
         self.network, self.form = network, form
         self.nodes: list[Any] = []
         self.constants: dict[str, Any] = {}
@@ -122,8 +121,7 @@ class _Graph:
         self.weights: dict[str, list[str]] = {}  # the parts of each synapse's weights
 
     def build(self) -> onnx.GraphProto:
-        from onnx import TensorProto, helper
-
+        kinds, describe = self.onnx.TensorProto, self.helper.make_tensor_value_info
         net, last = self.network, self.network.timesteps - 1
         shape, classes = list(net.input_shape), net.readout.shape[0]
         step = self.form == "step"
@@ -131,8 +129,8 @@ class _Graph:
         static = net.static or step
         name = ("image" if net.static else "frame") + ("" if step else "s")
         lead: list[Any] = ["batch"] if static else [net.timesteps, "batch"]
-        inputs = [helper.make_tensor_value_info(name, TensorProto.UINT8, lead + shape)]
-        outputs = [helper.make_tensor_value_info("logits", TensorProto.INT64, ["batch", classes])]
+        inputs = [describe(name, kinds.UINT8, lead + shape)]
+        outputs = [describe("logits", kinds.INT64, ["batch", classes])]
         frames = self._frames(name, static)
         self.states: dict[str, str | None] = {layer.name: states.get(layer.name) for layer in net.layers}
         sums: str | None = "sums" if step else None
@@ -149,12 +147,12 @@ class _Graph:
         if step:
             ends = {"sums": sums} | {states[layer]: self.states[layer] for layer in states}
             for state, end in ends.items():
-                kind = TensorProto.INT64 if state == "sums" else TensorProto.INT32
+                kind = kinds.INT64 if state == "sums" else kinds.INT32
                 size = [classes] if state == "sums" else list(net[state.removeprefix("membrane.")].shape)
                 self._node("Identity", [end], f"next.{state}")
-                inputs.append(helper.make_tensor_value_info(state, kind, ["batch", *size]))
-                outputs.append(helper.make_tensor_value_info(f"next.{state}", kind, ["batch", *size]))
-        return helper.make_graph(self.nodes, "lbq", inputs, outputs, list(self.constants.values()))
+                inputs.append(describe(state, kind, ["batch", *size]))
+                outputs.append(describe(f"next.{state}", kind, ["batch", *size]))
+        return self.helper.make_graph(self.nodes, "lbq", inputs, outputs, list(self.constants.values()))
 
     def _frames(self, name: str, static: bool) -> list[str]:
         """The input as float32 `[B, C, H, W]`: one image, or one frame for each timestep."""
@@ -341,27 +339,22 @@ class _Graph:
 
     def _node(self, kind: str, inputs: list[Any], name: str = "", **attributes: Any) -> str:
         """Add a node with one output; `name`, or its kind, in the scope is the output's name."""
-        from onnx import helper
-
         if self.scope:
             base = f"{self.scope}/{name or kind}"
             count = self.name_uses[base] = self.name_uses.get(base, -1) + 1
             out = f"{base}.{count}" if count else base
         else:
             out = name or f"input/{kind}.{len(self.nodes)}"
-        self.nodes.append(helper.make_node(kind, inputs, [out], name=f"{kind}:{out}", **attributes))
+        self.nodes.append(self.helper.make_node(kind, inputs, [out], name=f"{kind}:{out}", **attributes))
         return out
 
     def _cast(self, value: str, kind: type, name: str = "") -> str:
-        from onnx import helper
-
-        return self._node("Cast", [value], name, to=helper.np_dtype_to_tensor_dtype(np.dtype(kind)))
+        return self._node("Cast", [value], name, to=self.helper.np_dtype_to_tensor_dtype(np.dtype(kind)))
 
     def _constant(self, name: str, value: Any) -> str:
-        from onnx import numpy_helper
-
         if name not in self.constants:
-            self.constants[name] = numpy_helper.from_array(np.ascontiguousarray(value).reshape(np.shape(value)), name)
+            array = np.ascontiguousarray(value).reshape(np.shape(value))
+            self.constants[name] = self.onnx.numpy_helper.from_array(array, name)
         return name
 
     def _number(self, value: Any) -> str:

@@ -27,11 +27,10 @@ MOST_FROM_OUTPUT = 100  # bfloat16 has 8 bits: up to here, output / scale rounds
 
 
 class Observer:
-    """`with observer.counting(net): net(x)` tallies the levels of a batch, `with observer.looking_inside(net): net(x)` its
-    membranes; `finish()` hands over what was kept on the device.
+    """Tallies levels in `with observer.counting(net): net(x)`, and membranes in `with observer.looking_inside(net): net(x)`.
 
-    on_device: count there, rather than in NumPy; default for all devices but the CPU, where NumPy is faster. Nothing is
-    fetched before `finish`.
+    on_device: count there, rather than in NumPy; default for all devices but the CPU, where NumPy is faster. `finish`
+    fetches the counts.
     """
 
     def __init__(self, tallies: Tallies, on_device: bool | None = None) -> None:

@@ -33,8 +33,8 @@ from lbq.neuron.hooks import attached, evaluating
 from lbq.training.evaluation import neuron_tails
 
 WEIGHTED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
-# what no hook sees, and whose outputs are levels, worth a scale each
-PARTS = {
+# methods that no hook sees, and their implementations whose outputs are levels, worth a scale each
+PARTIAL_METHODS = {
     "forward_step": (SpikingNeuron.forward_step, MLF.forward_step),
     "forward_chunk": (SpikingNeuron.forward_chunk, MLF.forward_chunk),
 }
@@ -102,25 +102,18 @@ def _eager(net: nn.Module) -> AbstractContextManager[Any]:
     return torch.compiler.set_stance("force_eager") if compiled else nullcontext()
 
 
-@dataclass(frozen=True)
-class _Output:
-    """What a neuron put out in one call: which part of its storage that is, and how often each magnitude is in it."""
-
-    place: tuple[Any, ...]
-    by_level: NDArray[np.int64]
-
-
 @dataclass
 class _Watch:
     """Counts while `net` runs. In arrays of counts the last axis is the level. Storages are keys for as long as they live."""
 
     net: nn.Module
     counts: dict[str, NDArray[np.int64]] = field(default_factory=dict)  # by neuron and timestep
-    ended: WeakIdKeyDictionary = field(default_factory=WeakIdKeyDictionary)  # by states' storages, timesteps before
+    ended: WeakIdKeyDictionary = field(default_factory=WeakIdKeyDictionary)  # by states' storages: timesteps so far
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
     synapses: dict[str, Count] = field(default_factory=dict)
     others: dict[str, float] = field(default_factory=dict)
-    outputs: WeakIdKeyDictionary = field(default_factory=WeakIdKeyDictionary)  # of this pass, by storage: _Output
+    # of neurons in this pass, by storage: which part of it an output is, and how often each level is in it
+    outputs: WeakIdKeyDictionary = field(default_factory=WeakIdKeyDictionary)
     sizes: set[int] = field(default_factory=set)  # of the batches that neurons saw in this pass
     samples: int | None = 0
 
@@ -132,8 +125,10 @@ class _Watch:
             if any(type(module).forward is kind.forward for kind in WEIGHTED)
         ]
         with attached(readers), watching(self.net, self._called), ExitStack() as stack:
-            for (name, neuron), method in product(neurons_of(self.net).items(), PARTS):
-                stack.enter_context(self._parts(method, name, neuron))
+            for (name, neuron), method in product(neurons_of(self.net).items(), PARTIAL_METHODS):
+                if getattr(type(neuron), method) in PARTIAL_METHODS[method] and method not in vars(neuron):
+                    setattr(neuron, method, self._partial(method, name, neuron))
+                    stack.callback(delattr, neuron, method)
             yield
 
     def _called(self, name: str, neuron: SpikingNeuron, x: Tensor, output: Tensor) -> None:
@@ -142,13 +137,9 @@ class _Watch:
         else:
             self._emitted(name, neuron, neuron.levels(x), output.new_ones((), dtype=torch.float32), output)
 
-    @contextmanager
-    def _parts(self, method: str, name: str, neuron: SpikingNeuron) -> Iterator[None]:
-        """See calls of a method for a part of a sequence, which goes on where it is given a state."""
-        if getattr(type(neuron), method) not in PARTS[method]:
-            yield
-            return
-        plain, own = getattr(neuron, method), vars(neuron).get(method)  # own: where someone has put one there
+    def _partial(self, method: str, name: str, neuron: SpikingNeuron) -> Callable[..., Any]:
+        """The same method for a part of a sequence, with its calls counted. With a state, a sequence goes on."""
+        plain = getattr(neuron, method)
 
         def part(x: Tensor, state: BurstState | None = None) -> tuple[Tensor, BurstState | None]:
             exact, after = plain(x.to(compute_dtype(x)) if x.is_floating_point() else x, state)
@@ -159,13 +150,7 @@ class _Watch:
                 self.ended[after.v.untyped_storage()] = begin + len(steps)
             return output, after
 
-        setattr(neuron, method, part)
-        try:
-            yield
-        finally:
-            delattr(neuron, method)
-            if own is not None:
-                setattr(neuron, method, own)
+        return part
 
     def _emitted(
         self, name: str, neuron: SpikingNeuron, x: Tensor, scale: Tensor, output: Tensor, begin: int = 0
@@ -177,17 +162,17 @@ class _Watch:
         self.counts[name] = _added(self.counts.get(name, counts[:0]), counts, begin)
         self.shapes[name] = tuple(x.shape[2:])
         self.sizes.add(x.shape[1])
-        self.outputs[output.untyped_storage()] = _Output(_place(output), counts.sum(0))
+        self.outputs[output.untyped_storage()] = _place(output), counts.sum(0)
 
     def _reader(self, name: str) -> Callable[..., None]:
         def read(module: nn.Linear, inputs: tuple[Tensor, ...], named: dict[str, Tensor], output: Tensor) -> None:
             x = inputs[0] if inputs else named["input"]
             macs = float(output.numel() * module.weight[0].numel())
-            source = self.outputs.get(x.untyped_storage())
-            if source is None or source.place != _place(x):
+            place, by_level = self.outputs.get(x.untyped_storage(), (None, None))
+            if place != _place(x):
                 self.others[name] = self.others.get(name, 0.0) + macs
             else:
-                self.synapses[name] = self.synapses.get(name, Count()) + _count(source.by_level, macs)
+                self.synapses[name] = self.synapses.get(name, Count()) + _count(by_level, macs)
 
         return read
 

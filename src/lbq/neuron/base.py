@@ -43,7 +43,7 @@ class SpikingNeuron(nn.Module, ABC):
     alpha: Tensor
     beta: Tensor
     eta: Tensor
-    kept: dict[Any, Constants] | None = None  # constants, while `unchanging` is entered
+    cached_constants: dict[Any, Constants] | None = None  # by dtype and dimensions, while `unchanging` is entered
 
     def __init__(
         self,
@@ -114,12 +114,12 @@ class SpikingNeuron(nn.Module, ABC):
         return self._within("beta") if self.membrane == "lif" else 1.0
 
     def _within(self, name: str) -> Tensor:
-        """A learned number kept in [0, 1], also while it is frozen; one that is not learned was checked when it was given."""
+        """A learned number clamped to [0, 1], also while it is frozen. A fixed one was checked in __init__."""
         value: Tensor = getattr(self, name)
         return unit_interval(value) if value.requires_grad or name not in self._buffers else value
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        """What another network learned counts within [0, 1] there, and so it does where it is not learned."""
+        """Clamp to [0, 1] what another network learned and this one does not, as the other network uses it."""
         for name in {"beta", "alpha"} & self._buffers.keys():
             if isinstance(value := state_dict.get(prefix + name), Tensor):
                 state_dict[prefix + name] = value.clamp(0, 1)
@@ -131,12 +131,12 @@ class SpikingNeuron(nn.Module, ABC):
 
     def constants(self, x: Tensor) -> Constants:
         """The layer's numbers in the arithmetic's dtype, shaped for one timestep of `x` [T, B, ...]."""
-        if self.kept is None:
+        if self.cached_constants is None:
             return self._constants(x)
         kind = (x.dtype, x.dim())
-        if kind not in self.kept:
-            self.kept[kind] = self._constants(x)
-        return self.kept[kind]
+        if kind not in self.cached_constants:
+            self.cached_constants[kind] = self._constants(x)
+        return self.cached_constants[kind]
 
     def _constants(self, x: Tensor) -> Constants:
         dtype = compute_dtype(x)
@@ -163,7 +163,8 @@ class SpikingNeuron(nn.Module, ABC):
 
     def check_input(self, x: Tensor) -> Tensor:
         if not isinstance(x, Tensor) or not x.is_floating_point():
-            raise TypeError(f"x must be a floating-point tensor [T, B, ...], got {_kind(x)}")
+            kind = f"dtype {x.dtype}" if isinstance(x, Tensor) else type(x).__name__
+            raise TypeError(f"x must be a floating-point tensor [T, B, ...], got {kind}")
         if x.dim() < 2:
             raise ValueError(f"x must be [T, B, ...] with at least two dimensions, got shape {tuple(x.shape)}")
         return x
@@ -202,8 +203,7 @@ class SpikingNeuron(nn.Module, ABC):
         """
         if norm is None:
             check_alone(residual, timesteps)
-            self.check_input(x)
-            return burst(x, self.constants(x), self.rule)
+            return burst(self.check_input(x), self.constants(x), self.rule)
         sequence = self.check_input(x if timesteps is None else x.unsqueeze(0).expand(timesteps, *x.shape))
         return norm_burst(x, norm, self.constants(sequence), self.rule, residual, timesteps)  # type: ignore[arg-type]
 
@@ -233,31 +233,25 @@ class SpikingNeuron(nn.Module, ABC):
         truncated backpropagation through time: gradients stop at both ends of a chunk, for which the given state is a
         constant; `forward` over the whole sequence has them all.
         """
-        self.check_input(x)
-        self.check_state(x, state)
+        self.check_state(self.check_input(x), state)
         return burst_chunk(x, self.constants(x), self.rule, state)
 
     @torch.no_grad()
     def levels(self, x: Tensor) -> Tensor:
         """Integer levels of the whole sequence `x` [T, B, ...]: uint8, int8 where signed, int32 past 255."""
-        self.check_input(x)
-        return self._as_integers(self._levels(x))
-
-    def _levels(self, x: Tensor) -> Tensor:
-        return burst_levels(x, self.constants(x), self.rule)
-
-    def _as_integers(self, level: Tensor) -> Tensor:
+        level = self._levels(self.check_input(x))
         if level.isnan().any():
             raise ValueError("x must not contain NaN: a NaN has no level")
         if self.signed:
             return level.to(torch.int8 if self.n_max <= 127 else torch.int32)
         return level.to(torch.uint8 if self.n_max <= 255 else torch.int32)
 
+    def _levels(self, x: Tensor) -> Tensor:
+        return burst_levels(x, self.constants(x), self.rule)
+
+    @torch.no_grad()
     def spec(self) -> NeuronSpec:
         """This neuron as plain numbers, for deployment and accounting."""
-
-        def number(value: Tensor | float) -> float:
-            return float(value.detach()) if isinstance(value, Tensor) else value
 
         def array(value: Tensor) -> Any:
             return value.detach().cpu().double().numpy()
@@ -268,9 +262,9 @@ class SpikingNeuron(nn.Module, ABC):
             n_max=rule.n_max,
             step=array(self.step),
             scale=array(self.step if self.scale is None else self.scale),
-            leak=number(self.leak),
-            gain=number(self.gain),
-            alpha=number(self._within("alpha")),
+            leak=float(self.leak),
+            gain=float(self.gain),
+            alpha=float(self._within("alpha")),
             rounding=rule.rounding,
             reset=rule.reset,
             decay_reset=rule.decay_reset,
@@ -296,18 +290,16 @@ def neurons_of(net: nn.Module) -> dict[str, SpikingNeuron]:
 
 @contextmanager
 def unchanging(net: nn.Module) -> Iterator[None]:
-    """Without gradients, for a while in which nothing trains: neurons work out their steps and other constants once, not in
-    every forward pass, which on a GPU takes as many launches as the rest of a layer."""
+    """While nothing trains: without gradients, and neurons work out their constants once, not in every forward pass.
+
+    On a GPU that takes as many launches as the rest of a layer.
+    """
     neurons = neurons_of(net).values()
     for neuron in neurons:
-        neuron.kept = {}
+        neuron.cached_constants = {}
     try:
         with torch.no_grad():
             yield
     finally:
         for neuron in neurons:
-            neuron.kept = None
-
-
-def _kind(x: Any) -> str:
-    return f"dtype {x.dtype}" if isinstance(x, Tensor) else type(x).__name__
+            neuron.cached_constants = None

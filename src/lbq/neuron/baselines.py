@@ -117,14 +117,7 @@ class ILIF(SteppedNeuron):
     ) -> None:
         check_count("n_max", n_max)
         super().__init__(
-            step=step,
-            learn_step=learn_step,
-            channels=None,
-            step_gradient="sum",
-            surrogate=surrogate,
-            membrane=membrane,
-            beta=beta,
-            alpha=alpha,
+            step=step, learn_step=learn_step, surrogate=surrogate, membrane=membrane, beta=beta, alpha=alpha
         )
         self.rule = Rule(n_max, self.surrogate, rounding="round", reset="level", reset_grad=False)
 
@@ -146,13 +139,6 @@ class _MixRows(torch.autograd.Function):
         return torch.stack(products).view_as(weights), weights.t() @ grad
 
 
-def mix_rows(weights: Tensor, x: Tensor) -> Tensor:
-    if transformed():
-        return weights @ x
-    out: Tensor = _MixRows.apply(weights, x)  # type: ignore[no-untyped-call]
-    return out
-
-
 class LMHT(SteppedNeuron):
     """Learnable multi-hierarchical threshold neuron (Hao et al. 2024) with L equidistant thresholds.
 
@@ -172,8 +158,6 @@ class LMHT(SteppedNeuron):
         super().__init__(
             step=2 / levels if step is None else step,
             learn_step=learn_step,
-            channels=None,
-            step_gradient="sum",
             surrogate=surrogate,
             membrane="if",
             beta=0.0,
@@ -195,13 +179,13 @@ class LMHT(SteppedNeuron):
         return x
 
     def mix(self, x: Tensor) -> Tensor:
-        weights = 2 * torch.sigmoid(self.mixing) / self.timesteps
         order = [0, *sorted(range(1, x.dim()), key=lambda d: -x.stride()[d])]  # as in memory, which the result keeps
         back = sorted(range(x.dim()), key=order.__getitem__)
         laid = x.permute(order).to(compute_dtype(x))
-        device = "cpu" if x.is_meta else x.device.type  # a device without autocast
+        rows, weights = laid.flatten(1), (2 * torch.sigmoid(self.mixing) / self.timesteps).to(laid.dtype)
+        device = "cpu" if x.is_meta else x.device.type  # meta has no autocast
         with torch.autocast(device, enabled=False):  # which would multiply in half precision
-            mixed = mix_rows(weights.to(laid.dtype), laid.flatten(1))
+            mixed: Tensor = weights @ rows if transformed() else _MixRows.apply(weights, rows)  # type: ignore[no-untyped-call]
         return mixed.view(laid.shape).permute(back)
 
     def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]  # mixes time first, so it fuses nothing
@@ -253,32 +237,28 @@ class MLF(SpikingNeuron):
     def thresholds(self) -> Tensor:
         return self.ladder
 
-    def _fire(self, x: Tensor, state: BurstState | None) -> tuple[Tensor, BurstState]:
-        """One timestep `x` [B, ...] over membranes `[levels, B, ...]`; returns the spike count."""
-        dtype = compute_dtype(x)
-        theta = self.ladder.to(dtype).reshape(-1, *[1] * x.dim())
-        u = x.to(dtype) + torch.zeros_like(theta)
-        if state is not None:
-            u = u + self.beta.to(dtype) * state.v
-        fired = torch.where(u.isnan(), u, (u > theta).to(dtype)).detach()
-        spikes = straight_through(u - theta + 1, fired, self.tail.to(dtype), 1, self.surrogate)
-        return spikes.sum(0), BurstState(u * (1 - fired))
-
     def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]  # several membranes, so it fuses nothing
         return self._run(self.check_input(x), None)[0]
 
     def _run(self, x: Tensor, state: BurstState | None) -> tuple[Tensor, BurstState | None]:
-        """All timesteps `x` [T, B, ...]."""
-        outputs = []
+        """Spike counts of all timesteps `x` [T, B, ...] over membranes `[levels, B, ...]`, and the state after them."""
+        dtype, outputs = compute_dtype(x), []
+        theta = self.ladder.to(dtype).reshape(-1, *[1] * (x.dim() - 1))
         for current in x.unbind(0):
-            spikes, state = self._fire(current, state)
-            outputs.append(spikes.to(x.dtype))
+            u = current.to(dtype) + torch.zeros_like(theta)
+            if state is not None:
+                u = u + self.beta.to(dtype) * state.v
+            fired = torch.where(u.isnan(), u, (u > theta).to(dtype)).detach()
+            spikes = straight_through(u - theta + 1, fired, self.tail.to(dtype), 1, self.surrogate)
+            state = BurstState(u * (1 - fired))
+            outputs.append(spikes.sum(0).to(x.dtype))
         return torch.stack(outputs) if outputs else x.clone(), state
 
     def forward_step(self, x: Tensor, state: BurstState | None = None) -> tuple[Tensor, BurstState]:
         self.check_state(self.check_input(x[None]), state)
-        spikes, state = self._fire(x, state)
-        return spikes.to(x.dtype), state
+        out, after = self._run(x[None], state)
+        assert after is not None
+        return out[0], after
 
     def state_shape(self, x: Tensor) -> tuple[int, ...]:
         return (self.n_max, *x.shape[1:])
@@ -292,9 +272,7 @@ class MLF(SpikingNeuron):
         return self.forward(x.to(compute_dtype(x)))
 
     def spec(self) -> NeuronSpec:
-        raise GraphError(
-            "MLF keeps several membranes per neuron, which the integer form does not have; use LadderNeuron"
-        )
+        raise GraphError("MLF keeps several membranes per neuron, which have no integer form; use LadderNeuron")
 
 
 class ReLU(nn.Module):
@@ -357,7 +335,6 @@ class QuantReLU(SteppedNeuron):
         super().__init__(
             step=2 / n_max if step is None else step,
             learn_step=learn_step,
-            channels=None,
             step_gradient=step_gradient,
             surrogate="clip",
             membrane="lif",

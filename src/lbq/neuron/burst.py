@@ -18,6 +18,7 @@ from lbq.neuron.base import MembraneKind, SpikingNeuron
 from lbq.neuron.checks import check_choice, check_count, check_flag, check_positive
 
 STEP_EPS = 1e-6  # gamma = softplus(rho) + STEP_EPS
+LEAST_STEP = 2 * STEP_EPS  # softplus comes no nearer to 0
 FIXED_STEP = "fixed_step"  # the buffer of a step that is not learned
 
 
@@ -26,89 +27,68 @@ def gamma(rho: Tensor) -> Tensor:
     return F.softplus(rho) + STEP_EPS
 
 
-def initial_rho(step: float, channels: int | None = None) -> Tensor:
-    """rho with gamma(rho) = step: a scalar, or one for each channel."""
-    if check_positive("step", step) <= 2 * STEP_EPS:
-        raise ValueError(f"step must be larger than {2 * STEP_EPS:g}, got {step!r}")
-    y = step - STEP_EPS
-    rho = torch.tensor(y + math.log(-math.expm1(-y)))
-    return rho if channels is None else rho.repeat(check_count("channels", channels))
-
-
 def rho_of(step: Tensor) -> Tensor:
     """The inverse of `gamma`, of any shape."""
     y = step.detach().double() - STEP_EPS
     return (y + torch.log(-torch.expm1(-y))).to(step.dtype)
 
 
-def register_step(module: nn.Module, step: float, learned: bool, channels: int | None = None) -> None:
-    """A learned step as the parameter `rho`; a fixed one, exactly as given, as the buffer `fixed_step`."""
-    rho = initial_rho(step, channels)
-    if check_flag("learn_step", learned):
-        module.register_parameter("rho", nn.Parameter(rho))
-    else:
-        module.register_buffer(FIXED_STEP, torch.full_like(rho, float(step)))
-
-
-def step_of(module: nn.Module) -> Tensor:
-    """The step that `register_step` gave the module."""
-    fixed = getattr(module, FIXED_STEP, None)
-    return gamma(module.rho) if fixed is None else fixed  # type: ignore[arg-type]
-
-
-@torch.no_grad()
-def set_step(module: nn.Module, step: Tensor) -> None:
-    """Change what `register_step` gave: to one number, or one for each channel."""
-    fixed = getattr(module, FIXED_STEP, None)
-    if fixed is not None:
-        fixed.copy_(step)
-    elif is_parametrized(module, "rho"):  # computed from others: reading gives a copy
-        module.rho = rho_of(step).to(module.rho)  # type: ignore[arg-type]
-    else:
-        module.rho.copy_(rho_of(step))  # type: ignore[operator]
-
-
-def lsq_scaled(step: Tensor, x: Tensor, n_max: int) -> Tensor:
-    """`step` with its gradient scaled by 1 / sqrt(features that share it * n_max), for `x` [T, B, ...] (LSQ)."""
-    features = max(math.prod(x.shape[2:]) // step.numel(), 1)
-    return step.detach() + 1 / math.sqrt(features * n_max) * (step - step.detach())
-
-
 class SteppedNeuron(SpikingNeuron):
-    """A neuron with a positive step, gamma = softplus(rho) + 1e-6 learned or fixed, per layer or per channel."""
+    """A neuron with a positive step, per layer or per channel.
+
+    A learned step is gamma(rho), with the parameter `rho`. A fixed one is the buffer `fixed_step`, exactly as given.
+    """
 
     fixed_names = (*SpikingNeuron.fixed_names, FIXED_STEP)
     rho: Tensor
+    fixed_step: Tensor
 
     def __init__(
         self,
         *,
         step: float,
         learn_step: bool,
-        channels: int | None,
-        step_gradient: Literal["sum", "lsq"],
+        channels: int | None = None,
+        step_gradient: Literal["sum", "lsq"] = "sum",
         **membrane: Any,
     ) -> None:
         super().__init__(**membrane)
-        register_step(self, step, learn_step, channels)
+        if check_positive("step", step) <= LEAST_STEP:
+            raise ValueError(f"step must be larger than {LEAST_STEP:g}, got {step!r}")
+        size = () if channels is None else (check_count("channels", channels),)
+        steps, dtype = torch.full(size, float(step), dtype=torch.float64), torch.get_default_dtype()
+        if check_flag("learn_step", learn_step):
+            self.register_parameter("rho", nn.Parameter(rho_of(steps).to(dtype)))
+        else:
+            self.register_buffer(FIXED_STEP, steps.to(dtype))
         self.channels = channels
         self.step_gradient = check_choice("step_gradient", step_gradient, ("sum", "lsq"))
 
     @property
     def step(self) -> Tensor:
         """gamma: a scalar, or `[channels]`."""
-        return step_of(self)
+        return gamma(self.rho) if self.learn_step else self.fixed_step
 
     @step.setter
     def step(self, value: float | Tensor) -> None:
         """One number, or one for each channel."""
-        given = torch.as_tensor(value, dtype=torch.float64, device="cpu").detach()
-        least, most = 2 * STEP_EPS, torch.finfo(torch.float32).max
-        if given.shape not in ((), self.step.shape) or not ((given > least) & (given < most)).all():
+        steps = torch.as_tensor(value, dtype=torch.float64, device="cpu").detach()
+        within = (steps > LEAST_STEP) & (steps < torch.finfo(torch.float32).max)
+        if steps.shape not in ((), self.step.shape) or not within.all():
             raise ValueError(
-                f"step must be larger than {least:g} and finite, one number or as many as there are channels, got {value!r}"
+                f"step must be above {LEAST_STEP:g} and finite, one number or one per channel, got {value!r}"
             )
-        set_step(self, given.expand(self.step.shape))
+        self.set_step(steps.expand(self.step.shape))
+
+    @torch.no_grad()
+    def set_step(self, step: Tensor) -> None:
+        """Change the step without checks: to one number, or one for each channel."""
+        if not self.learn_step:
+            self.fixed_step.copy_(step)
+        elif is_parametrized(self, "rho"):  # computed from others: reading gives a copy
+            self.rho = rho_of(step).to(self.rho)
+        else:
+            self.rho.copy_(rho_of(step))
 
     @property
     def learn_step(self) -> bool:
@@ -124,7 +104,12 @@ class SteppedNeuron(SpikingNeuron):
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def _scaled_step(self, x: Tensor) -> Tensor:
-        return self.step if self.step_gradient == "sum" else lsq_scaled(self.step, x, self.n_max)
+        """The step; for LSQ with its gradient scaled by 1 / sqrt(features that share it * n_max), for `x` [T, B, ...]."""
+        step = self.step
+        if self.step_gradient == "sum":
+            return step
+        features = max(math.prod(x.shape[2:]) // step.numel(), 1)
+        return step.detach() + 1 / math.sqrt(features * self.n_max) * (step - step.detach())
 
     def check_input(self, x: Tensor) -> Tensor:
         super().check_input(x)

@@ -88,6 +88,4 @@ def register_number(module: nn.Module, name: str, value: Tensor, learned: bool) 
 def check_alone(residual: Tensor | None, timesteps: int | None) -> None:
     """Refuse what only a neuron that computes BatchNorm too would look at."""
     if residual is not None or timesteps is not None:
-        raise ValueError(
-            "norm must be given with residual and timesteps: add the one and show the other yourself, or use fire"
-        )
+        raise ValueError("norm must be given with residual and timesteps: add and repeat x yourself, or use fire")

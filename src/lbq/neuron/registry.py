@@ -76,20 +76,17 @@ def create(name: str, *, timesteps: int | None = None, channels: int | None = No
     for option in options:
         if option not in known and not any_option:
             raise ConfigError(f"neuron {name!r} has no option {option!r}{nearest(option, known)}")
-    try:
-        if check_flag("per_channel", options.pop("per_channel", False)):
-            options["channels"] = check_count("channels", channels)
-    except ValueError as error:
-        raise ConfigError(f"neuron {name!r}: {error}") from error
     if "timesteps" in accepts:
         options["timesteps"] = timesteps
     try:
-        made = factory(**options)
+        if check_flag("per_channel", options.pop("per_channel", False)):
+            options["channels"] = check_count("channels", channels)
+        neuron = factory(**options)
     except (ValueError, TypeError) as error:
         raise ConfigError(f"neuron {name!r}: {error}") from error
-    if not isinstance(made, nn.Module):  # one of a user's own
-        raise ConfigError(f"neuron {name!r} must be a torch.nn.Module, got {type(made).__name__}")
-    return made
+    if not isinstance(neuron, nn.Module):  # one of a user's own
+        raise ConfigError(f"neuron {name!r} must be a torch.nn.Module, got {type(neuron).__name__}")
+    return neuron
 
 
 def share_tail(net: nn.Module) -> None:

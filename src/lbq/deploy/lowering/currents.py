@@ -1,7 +1,7 @@
 """The layers of PyTorch that carry currents, on symbolic values: what each makes of levels or of a current.
 
-A tensor of the network is either the levels of one layer (possibly pooled), or a current, that is a sum of synapses and a
-bias, or several of the first kind joined along channels. `lower` goes through a network by these.
+A tensor of the network is one of three: the levels of one layer, perhaps pooled; a current, that is a sum of synapses and a
+bias; or several levels joined along channels.
 """
 
 from __future__ import annotations
@@ -25,9 +25,11 @@ Time = Literal["none", "one", "all", "folded", "one behind", "behind", "folded b
 
 @dataclass(frozen=True)
 class Levels:
-    """Outputs of the layer `source` (or the input), pooled, times `factor`: the 1/n of average pools, and numbers by which
-    the network multiplies; `padding`: zeros above and left, and as many below and right, that `shape` has already;
-    `averaged`: their mean over time."""
+    """Outputs of the layer `source` (or the input), pooled.
+
+    factor: the 1/n of average pools, times numbers by which the network multiplies. padding: zeros above and left, and as
+    many below and right; `shape` includes them. averaged: over time.
+    """
 
     source: str
     shape: Shape
@@ -41,8 +43,11 @@ class Levels:
 
 @dataclass(frozen=True)
 class Current:
-    """Sum of synapses + bias; `flat`: flattened before; `averaged`: the readout's mean over time; `mixed`: such a mean is a
-    part of it, which another mean over time leaves as it is, but which no neuron can read; `plain`: levels, added up."""
+    """A sum of synapses and a bias.
+
+    averaged: the readout's mean over time. mixed: such a mean is a part of it, which no neuron can read. plain: it is a sum
+    of levels.
+    """
 
     synapses: tuple[Synapse, ...]
     bias: Array
@@ -76,8 +81,7 @@ Value = Levels | Current | Joined
 
 @dataclass(frozen=True)
 class Numbers:
-    """Weights in float64 or, where they are not `known` because the structure is enough, NaN in their shapes, which takes no
-    memory and folds into nothing."""
+    """Weights in float64. Where the structure is enough they are not `known`: NaN in their shapes, which takes no memory."""
 
     known: bool
 
@@ -100,9 +104,7 @@ def conv(name: str, module: nn.Conv2d, value: Levels, numbers: Numbers) -> Curre
     in_shape = (value.shape[0], value.shape[1] - 2 * above, value.shape[2] - 2 * left)
     height, width = output_size(in_shape[1:], weight.shape[2:], stride, padding, dilation)
     if min(height, width) < 1:
-        raise TooSmall(
-            f"layer {name!r}: {value.shape} is too small for its kernel: use larger images or another network"
-        )
+        raise TooSmall(f"layer {name!r}: {value.shape} is too small for its kernel: use larger images")
     out_shape = (weight.shape[0], height, width)
     synapse = Synapse(
         name, value.source, "conv", numbers.scaled(weight, value.factor), in_shape, out_shape, value.pools,
@@ -114,9 +116,7 @@ def conv(name: str, module: nn.Conv2d, value: Levels, numbers: Numbers) -> Curre
 
 def _padding(name: str, module: nn.Conv2d) -> tuple[int, int]:
     if module.padding_mode != "zeros":
-        raise GraphError(
-            f"layer {name!r}: only padding with zeros is supported, not {module.padding_mode!r}: use 'zeros'"
-        )
+        raise GraphError(f"layer {name!r}: only padding_mode='zeros' is supported, not {module.padding_mode!r}")
     if not isinstance(module.padding, str):
         return _pair(name, module.padding)
     if module.padding == "valid":
@@ -130,7 +130,7 @@ def _padding(name: str, module: nn.Conv2d) -> tuple[int, int]:
 
 
 def padded(name: str, module: nn.ConstantPad2d, value: Levels) -> Levels:
-    """Levels with zeros around them, for the convolution that reads them next, whose padding they become."""
+    """Levels with zeros around them, which become the padding of the convolution that reads them next."""
     sides = tuple(module.padding)
     if len(sides) != 4 or sides[::2] != sides[1::2] or min(sides) < 0 or module.value != 0 or value.flat:
         raise GraphError(f"layer {name!r}: pad with zeros, as many on opposite sides, or let the convolution pad")
@@ -191,12 +191,12 @@ def pooled(name: str, module: nn.MaxPool2d | nn.AvgPool2d | nn.AdaptiveAvgPool2d
     _unpadded(f"layer {name!r}", value)
     size = value.shape[1:]
     if isinstance(module, nn.AdaptiveAvgPool2d):
-        asked: Any = module.output_size
-        wanted = tuple(asked) if isinstance(asked, (tuple, list)) else (asked, asked)
-        outputs = _pair(name, [have if want is None else want for have, want in zip(size, wanted, strict=False)])
+        sides: Any = module.output_size
+        sides = sides if isinstance(sides, (tuple, list)) else (sides, sides)
+        outputs = _pair(name, [side if out is None else out for side, out in zip(size, sides, strict=False)])
         if outputs == size:
             return value
-        if any(want < 1 or have % want for have, want in zip(size, outputs, strict=True)):
+        if any(out < 1 or side % out for side, out in zip(size, outputs, strict=True)):
             raise GraphError(
                 f"layer {name!r}: adaptive pooling from {size} to {outputs} has windows of unequal size: choose sizes that "
                 "divide the input's"
@@ -224,13 +224,11 @@ def pooled(name: str, module: nn.MaxPool2d | nn.AvgPool2d | nn.AdaptiveAvgPool2d
         raise GraphError(f"layer {name!r}: max-pooling an average is not supported: max-pool first, or average alone")
     if pool.kind == "max" and (value.averaged or value.factor < 0):
         what = "a mean over time" if value.averaged else "a negative multiple of levels"
-        raise GraphError(
-            f"layer {name!r}: max-pooling {what} is not supported: max-pool the neuron's output before that"
-        )
+        raise GraphError(f"layer {name!r}: max-pooling {what} is not supported: max-pool the levels before it")
     factor = 1.0 if pool.kind == "max" else 1.0 / (pool.kernel[0] * pool.kernel[1])
     shape = pool.output(value.shape)
     if min(shape[1:]) < 1:
-        raise TooSmall(f"layer {name!r}: {value.shape} is too small to pool: use larger images or another network")
+        raise TooSmall(f"layer {name!r}: {value.shape} is too small to pool: use larger images")
     return replace(value, shape=shape, pools=(*value.pools, pool), factor=value.factor * factor)
 
 
@@ -244,7 +242,7 @@ def _reaches_over(size: tuple[int, int], pool: Pool) -> bool:
 
 
 def together(a: Time, b: Time) -> Time | None:
-    """Of the sum of two tensors, as PyTorch broadcasts them; None where it would not pair time with time."""
+    """Where time stands in the sum of two tensors, as PyTorch broadcasts them; None where it would not pair time with time."""
     if a == b:
         return a
     for kinds in (("all", "one", "none"), ("behind", "one behind")):
@@ -294,9 +292,7 @@ def join(where: str, values: Sequence[Value]) -> Joined:
     members: list[Levels | Current] = []
     for value in values:
         if isinstance(value, Current) and not value.plain:
-            raise GraphError(
-                f"{where}: only neurons' outputs can be joined: put a neuron behind each branch, before it"
-            )
+            raise GraphError(f"{where}: only neurons' outputs can be joined: end each branch with a neuron")
         members += value.parts(where) if isinstance(value, Joined) else [value]
     first = members[0]
     if len({(member.flat, member.time, member.averaged) for member in members}) > 1:
@@ -314,13 +310,9 @@ def split(name: str, module: nn.Conv2d | nn.Linear, parts: Sequence[Levels | Cur
     """Layers that read one part each, and together give what `module` makes of all of them joined; the first has the bias."""
     sizes = [math.prod(part.shape) if isinstance(module, nn.Linear) else part.shape[0] for part in parts]
     if isinstance(module, nn.Conv2d) and module.groups > 1:
-        raise GraphError(
-            f"layer {name!r}: its groups cannot read what torch.cat joined: give each branch its own layer"
-        )
+        raise GraphError(f"layer {name!r}: its groups cannot read joined tensors: give each branch its own layer")
     if module.weight.shape[1] != sum(sizes):
-        raise GraphError(
-            f"layer {name!r}: expects {module.weight.shape[1]} channels, gets {sum(sizes)} that are joined"
-        )
+        raise GraphError(f"layer {name!r}: expects {module.weight.shape[1]} channels, gets {sum(sizes)} joined ones")
     layers: list[nn.Conv2d | nn.Linear] = []
     for size, weight in zip(sizes, module.weight.detach().split(sizes, 1), strict=True):
         layer: nn.Conv2d | nn.Linear
@@ -363,6 +355,6 @@ def _pair(name: str, value: Any, least: int = 0) -> tuple[int, int]:
     sides = value if isinstance(value, (tuple, list)) else (value,)
     if len(sides) not in (1, 2) or not all(isinstance(side, Integral) and int(side) >= least for side in sides):
         raise GraphError(
-            f"layer {name!r}: {value!s:.40} gives no height and width: use whole numbers from {least}, or parts of x.shape"
+            f"layer {name!r}: {value!s:.40} is no height and width: use whole numbers from {least}, or x.shape"
         )
     return int(sides[0]), int(sides[-1])

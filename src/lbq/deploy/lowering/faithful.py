@@ -1,6 +1,6 @@
-"""Is a network what its layers say? Lowering reads numbers off layers that it knows and never runs them, so whatever else
-changes what a layer computes must be found and refused: a forward of its own, hooks, wrappers around the network.
+"""Is a network what its layers say? Lowering reads the numbers of layers that it knows, and never runs them.
 
+Whatever else changes what a layer computes is refused: a forward of its own, hooks, wrappers around the network.
 Parametrisations (`torch.nn.utils.parametrize`) need no care: a layer's weight is then the computed one.
 """
 
@@ -17,8 +17,8 @@ from torch.optim.swa_utils import AveragedModel
 from lbq.errors import GraphError
 from lbq.neuron import SpikingNeuron
 
-COMPUTING = (*SpikingNeuron.computing_methods, "_conv_forward")
-KNOWN = ("torch.nn.modules.", "lbq.")  # whose methods mean what lowering takes them to mean
+COMPUTING_METHODS = (*SpikingNeuron.computing_methods, "_conv_forward")
+KNOWN_MODULES = ("torch.nn.modules.", "lbq.")  # whose methods lowering knows
 WRAPPERS = (AveragedModel, DataParallel, DistributedDataParallel)
 REMEDIES = {  # hooks with which older utilities of PyTorch compute weights, and what makes them ordinary weights again
     "WeightNorm": "torch.nn.utils.remove_weight_norm",
@@ -28,9 +28,9 @@ REMEDIES = {  # hooks with which older utilities of PyTorch compute weights, and
 
 def own_method(module: nn.Module) -> str | None:
     """The name of a method by which a layer computes something else than the class that it derives from, or None."""
-    for name in COMPUTING:
+    for name in COMPUTING_METHODS:
         definer = next((c for c in type(module).__mro__ if name in vars(c)), None)
-        if name in vars(module) or (definer is not None and not definer.__module__.startswith(KNOWN)):
+        if name in vars(module) or (definer is not None and not definer.__module__.startswith(KNOWN_MODULES)):
             return name
     return None
 
@@ -40,13 +40,10 @@ def check_unwatched(name: str, module: nn.Module) -> None:
     where = f"layer {name!r}" if name else f"the network ({type(module).__name__})"
     for kind, hooks in (("pre-hook", module._forward_pre_hooks), ("hook", module._forward_hooks)):
         for hook in hooks.values():
+            called = getattr(hook, "__qualname__", type(hook).__name__)
             raise GraphError(
-                f"{where} has a forward {kind} ({_called(hook)}), which the integer network would leave out: {_remedy(hook)}"
+                f"{where} has a forward {kind} ({called}), which deployment would leave out: {_remedy(hook)}"
             )
-
-
-def _called(hook: Any) -> str:
-    return str(getattr(hook, "__qualname__", type(hook).__name__))
 
 
 def _remedy(hook: Any) -> str:
@@ -64,7 +61,7 @@ def inside(module: nn.Module) -> nn.Module | None:
 
 
 def exact_copy(net: nn.Module) -> nn.Module:
-    """The network itself, in float64 and evaluation mode on the CPU: softplus in float32 would give slightly other steps."""
+    """A copy in float64 and evaluation mode on the CPU. In float32, softplus would give slightly other steps."""
     return plain_copy(net).cpu().double().eval()
 
 

@@ -7,9 +7,9 @@ images [C, 1, L] here, so their layers become those of images; functions become 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import reduce
+from functools import partial, reduce
 from itertools import chain, count
 from typing import Any, cast
 
@@ -18,23 +18,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from lbq.deploy.lowering.currents import (
-    Current,
-    Joined,
-    Levels,
-    Numbers,
-    Value,
-    add,
-    as_current,
-    batch_norm,
-    conv,
-    join,
-    linear,
-    padded,
-    pooled,
-    split,
-    summands,
-)
+from lbq.deploy.lowering import currents
+from lbq.deploy.lowering.currents import Current, Joined, Levels, Numbers, Value
 from lbq.deploy.lowering.faithful import own_method
 from lbq.deploy.lowering.remedies import remedy
 from lbq.deploy.lowering.shapes import SWAPPED, Shapes
@@ -80,11 +65,9 @@ class Layers:
         if isinstance(module, nn.Flatten):
             return self.shapes.flatten(name, value, module.start_dim, module.end_dim)
         if isinstance(module, (*NORMS, *POOLS, nn.Conv2d)) and value.time in SWAPPED:
-            raise GraphError(
-                f"layer {name!r}: {kind} knows no time in front: apply it with lbq.models.over_time(x, layer)"
-            )
+            raise GraphError(f"layer {name!r}: {kind} knows no time in front: use lbq.models.over_time(x, layer)")
         if isinstance(module, NORMS):
-            return batch_norm(name, module, value, self.numbers)
+            return currents.batch_norm(name, module, value, self.numbers)
         if not isinstance(module, (nn.Conv2d, nn.Linear, nn.ConstantPad2d, *POOLS)):
             raise GraphError(f"layer {name!r}: {kind} has no integer form here: {remedy(kind)}")
         return self.read(name, module, value)
@@ -95,7 +78,7 @@ class Layers:
             return self._read_levels(name, module, value)
         if isinstance(value, Joined):
             return self._read_joined(name, module, value)
-        if isinstance(module, nn.MaxPool2d) or not (parts := summands(value)):
+        if isinstance(module, nn.MaxPool2d) or not (parts := currents.summands(value)):
             raise GraphError(f"layer {name!r}: {_must_read(module)}")
         outputs = [self.read(name, module, part) for part in parts]
         for i, output in enumerate(outputs[1:], 1):
@@ -106,34 +89,32 @@ class Layers:
 
     def _read_levels(self, name: str, module: nn.Module, value: Levels) -> Value:
         if isinstance(module, nn.Conv2d):
-            return conv(name, module, value, self.numbers)
+            return currents.conv(name, module, value, self.numbers)
         if isinstance(module, nn.Linear):
-            return linear(name, module, value, self.numbers)
+            return currents.linear(name, module, value, self.numbers)
         if isinstance(module, nn.ConstantPad2d):
-            return padded(name, module, value)
-        return pooled(name, cast(Any, module), value)
+            return currents.padded(name, module, value)
+        return currents.pooled(name, cast(Any, module), value)
 
     def _read_joined(self, name: str, module: nn.Module, value: Joined) -> Value:
         """The sum of what a layer makes of each part, with the weights for its channels; pools act on each alone."""
         parts = value.parts(f"layer {name!r}")
         if isinstance(module, (nn.ConstantPad2d, *POOLS)):
-            return join(f"layer {name!r}", [self.read(name, module, part) for part in parts])
-        layers = split(name, cast(Any, module), parts)
+            return currents.join(f"layer {name!r}", [self.read(name, module, part) for part in parts])
+        layers = currents.split(name, cast(Any, module), parts)
         return self._sum(name, [self.read(f"{name}.part{i}", layers[i], part) for i, part in enumerate(parts)])
 
     def _sum(self, name: str, values: Sequence[Value]) -> Value:
-        return reduce(lambda a, b: add(f"layer {name!r}", a, b), values)
+        return reduce(lambda a, b: currents.add(f"layer {name!r}", a, b), values)
 
     def activation(self, name: str, module: nn.Module | None, value: Value) -> Levels:
         """A neuron, or a ReLU (also where `module` is None): its current becomes a layer of the graph."""
-        value = as_current(f"layer {name!r}", value)
+        value = currents.as_current(f"layer {name!r}", value)
         if value.averaged or value.mixed:
-            raise GraphError(
-                f"layer {name!r}: a neuron cannot follow the mean over time: take the mean behind the last one"
-            )
+            raise GraphError(f"layer {name!r}: a neuron cannot follow the mean over time: take the mean at the end")
         if name in (INPUT, READOUT):
             raise GraphError(
-                f"layer {name!r}: the graph has an {INPUT} and a {READOUT} itself: give the neuron another name"
+                f"layer {name!r}: {INPUT} and {READOUT} are names of the graph: give the neuron another name"
             )
         spec = _spec(name, module, value) if isinstance(module, SpikingNeuron) else None
         convs = tuple(s for s in value.synapses if s.kind == "conv")
@@ -192,13 +173,13 @@ def _spec(name: str, neuron: SpikingNeuron, current: Current) -> NeuronSpec:
 
 
 def lifted(name: str, module: nn.Module, signals: bool) -> nn.Module:
-    """A layer of signals as one of images of height 1; others as they are. signals: whether that is what the network reads."""
+    """A layer of signals as one of images of height 1; others as they are. signals: whether the network reads signals."""
     if isinstance(module, nn.ConstantPad1d):  # of images, it pads the width
         return nn.ConstantPad2d((*module.padding, 0, 0), module.value)
     if isinstance(module, IMAGE_LAYERS if signals else SIGNAL_LAYERS):
         reads, shape = ("signals", "(C, 1, L)") if signals else ("images", "(C, L)")
         raise GraphError(
-            f"layer {name!r}: {type(module).__name__} in a network that reads {reads}: give input_shape as {shape}"
+            f"layer {name!r}: {type(module).__name__} in a network of {reads}: give input_shape as {shape}"
         )
     if isinstance(module, nn.Conv1d):
         return _conv(module)
@@ -230,21 +211,18 @@ def _sides(size: Any, height: int = 1) -> tuple[int, int]:
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def _max_pool(layer: type[nn.MaxPool1d | nn.MaxPool2d]) -> Callable[..., nn.Module]:
-    """In the function's order of arguments, which is not the layer's."""
-
-    def made(
-        kernel_size: Any,
-        stride: Any = None,
-        padding: Any = 0,
-        dilation: Any = 1,
-        ceil_mode: Any = False,
-        return_indices: Any = False,
-    ) -> nn.Module:
-        as_large = isinstance(stride, (tuple, list)) and not stride  # as its kernel
-        return layer(kernel_size, None if as_large else stride, padding, dilation, return_indices, ceil_mode)
-
-    return made
+def _max_pool(
+    layer: type[nn.MaxPool1d | nn.MaxPool2d],
+    kernel_size: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil_mode: Any = False,
+    return_indices: Any = False,
+) -> nn.Module:
+    """A layer from the function's arguments, which stand in another order."""
+    as_kernel = stride in ((), [])
+    return layer(kernel_size, None if as_kernel else stride, padding, dilation, return_indices, ceil_mode)
 
 
 def _dropout(p: float = 0.5, training: bool = True, inplace: bool = False) -> nn.Module | None:  # noqa: ARG001
@@ -258,11 +236,10 @@ def _pad(pad: Any, mode: str = "constant", value: float | None = None) -> nn.Mod
     return (nn.ConstantPad1d if len(pad) == 2 else nn.ConstantPad2d)(tuple(pad), value or 0.0)
 
 
+# makes the layer that does the same, of the arguments behind the input; None where there is none
 LAYER_OF_FUNCTION: dict[Any, Callable[..., nn.Module | None]] = {
-    F.max_pool2d: _max_pool(nn.MaxPool2d),
-    torch.max_pool2d: _max_pool(nn.MaxPool2d),
-    F.max_pool1d: _max_pool(nn.MaxPool1d),
-    torch.max_pool1d: _max_pool(nn.MaxPool1d),
+    **dict.fromkeys((F.max_pool2d, torch.max_pool2d), partial(_max_pool, nn.MaxPool2d)),
+    **dict.fromkeys((F.max_pool1d, torch.max_pool1d), partial(_max_pool, nn.MaxPool1d)),
     F.avg_pool1d: nn.AvgPool1d,
     F.adaptive_avg_pool1d: nn.AdaptiveAvgPool1d,
     F.avg_pool2d: nn.AvgPool2d,
@@ -271,9 +248,3 @@ LAYER_OF_FUNCTION: dict[Any, Callable[..., nn.Module | None]] = {
     F.dropout: _dropout,
     F.dropout2d: _dropout,
 }
-
-
-def as_layer(target: Any, arguments: tuple[Any, ...], options: Mapping[str, Any]) -> nn.Module | None:
-    """The layer that the function `target` is with these arguments behind its input; None for other functions."""
-    make = LAYER_OF_FUNCTION.get(target)
-    return None if make is None else make(*arguments, **{k: v for k, v in options.items() if k != "input"})

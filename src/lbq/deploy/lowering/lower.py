@@ -1,10 +1,9 @@
 """Lower a PyTorch network to an `lbq.graph.Graph`.
 
-The network is traced with torch.fx, neurons and PyTorch's own layers being leaves, and each call is interpreted, as it is
-made, on the symbolic values of `currents`: BatchNorm folds into the synapses of a current, an addition joins two currents,
-levels entering it through an identity synapse, and a neuron turns a current into a new layer. `layers` knows the network's
-layers, `operations` all other calls. Each value knows where time stands in it: a static input gets it once, by `over_time`,
-expand, repeat or stack. What does not fit is refused with the layer's name.
+torch.fx traces the network; neurons and PyTorch's own layers are leaves. Each call is interpreted as it is made, on the
+symbolic values of `currents`. BatchNorm folds into the synapses of a current. An addition joins two currents, and levels
+enter it through an identity synapse. A neuron turns a current into a new layer. `layers` knows the network's layers,
+`operations` all other calls. Each value knows where time stands in it. What does not fit is refused with the layer's name.
 """
 
 from __future__ import annotations
@@ -19,12 +18,11 @@ from torch import fx, nn
 from torch.nn import functional as F
 
 from lbq.deploy.lowering import operations
-from lbq.deploy.lowering.aliases import check_in_place
 from lbq.deploy.lowering.currents import Current, Levels, Time, Value, as_current
 from lbq.deploy.lowering.faithful import own_method
 from lbq.deploy.lowering.layers import Layers
 from lbq.deploy.lowering.shapes import BATCH_SIZE, InputShape, as_image
-from lbq.deploy.lowering.trace import traced
+from lbq.deploy.lowering.trace import Follower, check_in_place, traced
 from lbq.errors import GraphError
 from lbq.graph import INPUT, Graph
 
@@ -54,23 +52,22 @@ def lower(
     if len(shape) not in (1, 2, 3) or not all(isinstance(size, Integral) and int(size) > 0 for size in shape):
         images = hasattr(input_shape, "shape")  # given in place of their shape
         got = f"an array of shape {tuple(input_shape.shape)}" if images else repr(input_shape)  # type: ignore[union-attr]
-        raise GraphError(
-            f"input_shape must be (channels, height, width), (channels, length) of signals or (features,), got {got}"
-        )
+        raise GraphError(f"input_shape must be (channels, height, width), (channels, length) or (features,), got {got}")
     return _Lowering(net, tuple(map(int, shape)), int(steps), static, weights).run()
 
 
-class _Lowering:
-    """Follows a network's trace, and turns each call into a value as it is made, so that the forward may ask for sizes.
+class _Lowering(Follower):
+    """Turns each call of a network into a value as it is made, so that the forward may ask for sizes.
 
-    values: of tensors. integers: sizes of tensors, and what is computed from them. logits: of softmax and its logarithm, which
-    the network may return.
+    values: of tensors. integers: sizes of tensors, and what is computed from them. logits: what a last softmax, or its
+    logarithm, reads.
     """
 
     def __init__(self, net: nn.Module, shape: tuple[int, ...], timesteps: int, static: bool, weights: bool) -> None:
+        super().__init__(len(shape) + 1)
         self.net, self.modules = net, dict(net.named_modules())
         self.input_shape, self.timesteps, self.static = as_image(shape), timesteps, static
-        self.features = len(shape) == 1  # [F], here [F, 1, 1]
+        self.flat = len(shape) == 1  # features [F], here [F, 1, 1]
         self.layers = Layers(timesteps, len(shape) == 2, weights)
         self.values: dict[fx.Node, Value] = {}
         self.integers: dict[fx.Node, Any] = {}
@@ -85,7 +82,7 @@ class _Lowering:
         if node.op == "placeholder":
             if not self.values:
                 time: Time = "none" if self.static else "all"
-                self.values[node] = Levels(INPUT, self.input_shape, flat=self.features, time=time)
+                self.values[node] = Levels(INPUT, self.input_shape, flat=self.flat, time=time)
         elif node.op == "get_attr":
             raise GraphError(
                 f"layer {node.target!r}: a bare parameter in the network's forward is not supported, nor a constant tensor: "
@@ -112,7 +109,7 @@ class _Lowering:
         return operations.apply(call)
 
     def _is_size(self, node: fx.Node) -> bool:
-        """Whether a node is `x.shape`, a part of it or a product of parts; what it is, is noted."""
+        """Whether a node is `x.shape`, a part of it or a product of parts; notes its value."""
         if node.target in (operator.mul, operator.imul, operator.floordiv):
             factors = self._resolved(node.args)
             if known := all(isinstance(size, int) for size in factors):

@@ -1,7 +1,7 @@
 """Functions and methods in a network's forward, on symbolic values: one handler for each operation that can be lowered.
 
-`HANDLERS` names them. A handler returns None where an operation is used in a way that has no integer form; `apply` refuses
-it then, as it refuses what has no handler, with where it was written and what to write instead.
+`HANDLERS` names them. A handler returns None where an operation is used in a way that has no integer form. `apply` refuses
+that, and what has no handler: it says where the operation was written and what to write instead.
 """
 
 from __future__ import annotations
@@ -17,28 +17,24 @@ import torch
 from torch import fx, nn
 from torch.nn import functional as F
 
-from lbq.deploy.lowering.aliases import LIKE_ANOTHER
-from lbq.deploy.lowering.currents import Levels, Numbers, Value, add, join, scaled
-from lbq.deploy.lowering.layers import LAYER_OF_FUNCTION, Layers, as_layer
+from lbq.deploy.lowering.currents import Levels, Value, add, join, scaled
+from lbq.deploy.lowering.layers import LAYER_OF_FUNCTION, Layers
 from lbq.deploy.lowering.remedies import remedy
 from lbq.deploy.lowering.shapes import AXIS, ONE_STEP, TRANSPOSES, UNFOLDED, Shapes, added
 from lbq.errors import GraphError
 from lbq.graph import INPUT
 from lbq.models.time import fold_time, unfold_time
 
-EXACT_DTYPES = (torch.float32, torch.float64)  # which hold all levels and pixels
-ADDITIONS = (operator.add, operator.iadd, torch.add, "add")
 SUBTRACTIONS = (operator.sub, operator.isub, torch.sub, "sub")
 MULTIPLICATIONS = (operator.mul, operator.imul, torch.mul, "mul")
-DIVISIONS = (operator.truediv, operator.itruediv, torch.div, torch.true_divide, "div")
 
 
 @dataclass(frozen=True)
 class Call:
     """One call in a network's forward.
 
-    inputs: the values among its arguments. arguments: those behind the first, options: those by name, sizes being numbers in
-    both. values: of all calls so far.
+    inputs: the values among its arguments. arguments: all behind the first. options: those by name. Sizes are numbers in
+    both. values: what all calls so far gave.
     """
 
     node: fx.Node
@@ -57,17 +53,13 @@ class Call:
         return self.layers.shapes
 
     @property
-    def numbers(self) -> Numbers:
-        return self.layers.numbers
-
-    @property
     def name(self) -> str:
         target = self.node.target
         return target if isinstance(target, str) else getattr(target, "__name__", str(target))
 
     @property
     def where(self) -> str:
-        """Where it was written: the network's own forward, or that of a module inside it, a neuron of one's own say."""
+        """Where it was written: in the network's own forward, or in that of a module inside it."""
         stack = self.node.meta.get("nn_module_stack") or {"": ("", None)}
         layer, kind = list(stack.values())[-1]
         forward = f"the forward of layer {layer!r}, a {kind.__name__}" if layer else "the network's forward"
@@ -177,12 +169,6 @@ def _reshape(call: Call) -> Value | None:
     return call.shapes.reshape(call.where, call.value, sizes)
 
 
-def _reshape_like(call: Call) -> Value | None:
-    if len(call.inputs) != 2:
-        return None
-    return call.shapes.reshape(call.where, call.value, call.shapes.sizes(call.inputs[1]))
-
-
 def _join(call: Call) -> Value:
     """torch.cat along channels."""
     named: dict[str, Any] = {**dict(zip(("tensors", "dim"), call.node.args, strict=False)), **call.node.kwargs}
@@ -205,8 +191,9 @@ def _unchanged(call: Call) -> Value:
 
 
 def _cast(call: Call) -> Value | None:
-    """to(dtype), where it keeps the numbers as they are."""
-    return call.value if all(to in EXACT_DTYPES for to in (*call.arguments, *call.options.values())) else None
+    """to(dtype), for dtypes that hold all levels and pixels exactly."""
+    exact = all(to in (torch.float32, torch.float64) for to in (*call.arguments, *call.options.values()))
+    return call.value if exact else None
 
 
 def _add(call: Call) -> Value:
@@ -217,14 +204,14 @@ def _add(call: Call) -> Value:
     if len(operands) == 2 and not call.options:
         if len(values) == 2:
             left, right = values
-            return add(call.where, left, scaled(right, -1, call.numbers) if subtracts else right)
+            return add(call.where, left, scaled(right, -1, call.layers.numbers) if subtracts else right)
         if 0 in operands and not subtracts:
             return values[0]
     constants = "constants into a bias"
     if any(isinstance(value, Levels) and value.source == INPUT for value in values):
         constants = "normalise images before the network, not in it: mean= and std= say how"
     raise GraphError(
-        f"{call.where}: only the plain sum or difference of two tensors is supported: write x + y, and {constants}"
+        f"{call.where}: only sums and differences of two tensors are supported: write x + y, and {constants}"
     )
 
 
@@ -236,26 +223,17 @@ def _multiply(call: Call) -> Value | None:
         return None
     (number,) = numbers
     if call.node.target in MULTIPLICATIONS:
-        return scaled(call.value, float(number), call.numbers)
+        return scaled(call.value, float(number), call.layers.numbers)
     divides = number != 0 and number is operands[1]
-    return scaled(call.value, 1 / number, call.numbers) if divides else None
+    return scaled(call.value, 1 / number, call.layers.numbers) if divides else None
 
 
 def _negate(call: Call) -> Value:
-    return scaled(call.value, -1, call.numbers)
+    return scaled(call.value, -1, call.layers.numbers)
 
 
-def _mean(call: Call) -> Value:
-    return _mean_and_count(call)[0]
-
-
-def _sum(call: Call) -> Value:
-    mean, count = _mean_and_count(call)
-    return scaled(mean, count, call.numbers)
-
-
-def _mean_and_count(call: Call) -> tuple[Value, int]:
-    """The mean over time, over height and width, or over both, and of how many numbers it is."""
+def _mean_or_sum(call: Call) -> Value:
+    """The mean or the sum over time, over height and width, or over both."""
     value, name = call.value, call.name
     options = call.named("dim", "keepdim")
     options.pop("input", None)  # the tensor, by its name
@@ -274,13 +252,14 @@ def _mean_and_count(call: Call) -> tuple[Value, int]:
         )
     if axis in over and value.time not in AXIS:
         raise GraphError(
-            f"{call.where}: {name}({axis}) must be over time, and there is no time in front: return [T, B, ...] to it"
+            f"{call.where}: {name}({axis}) must be over time, and there is no time in front: use [T, B, ...]"
         )
     if sides:
         value = replace(call.layers.read(call.where, nn.AdaptiveAvgPool2d(1), value), flat=not keeps)
     if axis in over:
         value = replace(value, averaged=True, time="none")
-    return value, math.prod(sizes[dim] for dim in over)
+    count = math.prod(sizes[dim] for dim in over)
+    return scaled(value, count, call.layers.numbers) if name == "sum" else value
 
 
 # Layers that are called as functions
@@ -288,7 +267,8 @@ def _mean_and_count(call: Call) -> tuple[Value, int]:
 
 
 def _layer(call: Call) -> Value | None:
-    layer = as_layer(call.node.target, call.arguments, call.options)
+    options = {name: option for name, option in call.options.items() if name != "input"}
+    layer = LAYER_OF_FUNCTION[call.node.target](*call.arguments, **options)
     return None if layer is None else call.layers.module(call.node.name, layer, call.value)
 
 
@@ -307,15 +287,14 @@ HANDLERS: dict[Any, Handler] = {
     "to": _cast,
     **dict.fromkeys(LAYER_OF_FUNCTION, _layer),
     **dict.fromkeys((torch.cat, torch.concat, torch.concatenate), _join),
-    **dict.fromkeys((*ADDITIONS, *SUBTRACTIONS), _add),
+    **dict.fromkeys((operator.add, operator.iadd, torch.add, "add", *SUBTRACTIONS), _add),
     **dict.fromkeys((torch.flatten, "flatten"), _flatten),
     **dict.fromkeys((torch.unflatten, "unflatten"), _unflatten),
     **dict.fromkeys(TRANSPOSES, _transpose),
     **dict.fromkeys((torch.reshape, "reshape", "view"), _reshape),
-    **dict.fromkeys(LIKE_ANOTHER, _reshape_like),
-    **dict.fromkeys((torch.mean, "mean"), _mean),
-    **dict.fromkeys((torch.sum, "sum"), _sum),
-    **dict.fromkeys((*MULTIPLICATIONS, *DIVISIONS), _multiply),
+    **dict.fromkeys((torch.mean, "mean", torch.sum, "sum"), _mean_or_sum),
+    **dict.fromkeys(MULTIPLICATIONS, _multiply),
+    **dict.fromkeys((operator.truediv, operator.itruediv, torch.div, torch.true_divide, "div"), _multiply),
     **dict.fromkeys((operator.neg, torch.neg, "neg"), _negate),
     **dict.fromkeys((torch.relu, F.relu, "relu"), _relu),
 }

@@ -2,44 +2,30 @@
 
 from __future__ import annotations
 
-ORDER = "return the logits' mean over time, whose order it keeps"
-NEURON = "put a neuron of lbq.neuron in its place"
-NORM = "use BatchNorm, which folds into weights"
-PARTS = "let a convolution or linear layer read the whole tensor, with weights 0 where it is to see nothing"
-SMALLER = "use convolutions and pools, which keep heights and widths or make them smaller"
-PRODUCT = "levels are multiplied by weights alone: use a convolution or a linear layer"
-NEW = "write x = x + y, x = x * 2 and so on"
-FLAT = (
-    "write flatten(1), or flatten(2) with time in front; of signals [B, C, 1, L] keep all axes, and read them by Conv2d with "
-    "kernels (1, k)"
-)
-PADDING = "pad height and width with zeros, or let the convolution pad"
-STEPS = (
+WHOLE_SEQUENCES = (
     "give layers and neurons all timesteps, [T, B, ...], and all channels, with weights 0 where they are to see nothing"
 )
-ONE_STEP = f"{STEPS}; of the logits, return the mean or the sum over time, not one timestep"
 LISTED = "use what docs/howto/deploy.md lists under 'What a network may contain'"
-
-REMEDIES: dict[str, str] = {
-    **dict.fromkeys(("softmax", "log_softmax", "logsoftmax"), ORDER),
-    **dict.fromkeys(
-        ("sigmoid", "tanh", "gelu", "silu", "elu", "leaky_relu", "leakyrelu", "prelu", "relu6", "hardtanh", "clamp"), NEURON
-    ),
-    **dict.fromkeys(("groupnorm", "group_norm", "layernorm", "layer_norm", "instancenorm2d", "rmsnorm"), NORM),
-    **dict.fromkeys(("chunk", "split", "narrow"), PARTS),
-    **dict.fromkeys(("getitem", "select", "unbind"), ONE_STEP),
-    **dict.fromkeys(
-        ("upsample", "upsamplingnearest2d", "interpolate", "convtranspose2d", "pixelshuffle", "pixel_shuffle"), SMALLER
-    ),
-    **dict.fromkeys(("matmul", "bmm", "einsum", "mul", "imul", "scaled_dot_product_attention", "multiheadattention"), PRODUCT),
-    **dict.fromkeys(("pad", "reflectionpad2d", "replicationpad2d", "circularpad2d"), PADDING),
-    **dict.fromkeys(("add_", "sub_", "mul_", "div_", "relu_"), NEW),
-    "squeeze": FLAT,
-}  # fmt: skip
+NAMES_BY_REMEDY = {  # of operations and kinds of layers
+    "return the logits' mean over time, whose order it keeps": "softmax log_softmax logsoftmax",
+    "put a neuron of lbq.neuron in its place": "sigmoid tanh gelu silu elu leaky_relu leakyrelu prelu relu6 hardtanh clamp",
+    "use BatchNorm, which folds into weights": "groupnorm group_norm layernorm layer_norm instancenorm2d rmsnorm",
+    "let a convolution or linear layer read the whole tensor, with weights 0 where it is to see nothing": "chunk split narrow",
+    f"{WHOLE_SEQUENCES}; of the logits, return the mean or the sum over time, not one timestep": "getitem select unbind",
+    "use convolutions and pools, which keep heights and widths or make them smaller": "upsample upsamplingnearest2d "
+    "interpolate convtranspose2d pixelshuffle pixel_shuffle",
+    "levels are multiplied by weights alone: use a convolution or a linear layer": "matmul bmm einsum mul imul "
+    "scaled_dot_product_attention multiheadattention",
+    "pad height and width with zeros, or let the convolution pad": "pad reflectionpad2d replicationpad2d circularpad2d",
+    "write x = x + y, x = x * 2 and so on": "add_ sub_ mul_ div_ relu_",
+    "write flatten(1), or flatten(2) with time in front; of signals [B, C, 1, L] keep all axes, and read them by Conv2d with "
+    "kernels (1, k)": "squeeze",
+}
+REMEDIES = {name: text for text, names in NAMES_BY_REMEDY.items() for name in names.split()}
 
 UNTRACED = {  # by what torch.fx, and others that it calls, say
     "got _Value": "forward_step, forward_chunk and levels cannot be deployed; use neuron(currents) of whole sequences",
-    "Proxy object cannot be iterated": f"a loop over a tensor, or over sizes not known, cannot be deployed: {STEPS}; "
+    "Proxy object cannot be iterated": f"a loop over a tensor, or over sizes not known, cannot be deployed: {WHOLE_SEQUENCES}; "
     "write sizes as numbers or -1",
     "control flow": "a branch on a tensor's values, or on the size of the batch, cannot be deployed: write one course alone",
     "'len' is not supported": "len of a tensor is not known while it is traced: write x.shape[0]",

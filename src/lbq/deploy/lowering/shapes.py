@@ -78,9 +78,7 @@ class Shapes:
             return self.fold(value)
         rank = len(self.sizes(value))
         if start % rank != rank - len(self.behind(value)) or end not in (-1, rank - 1):
-            raise GraphError(
-                f"{where}: flatten all of channels, height and width together, and nothing in front of them"
-            )
+            raise GraphError(f"{where}: flatten channels, height and width together, and nothing else")
         return replace(value, flat=True)
 
     def transposed(self, where: str, value: Value, axes: tuple[Any, ...]) -> Value:
@@ -102,23 +100,19 @@ class Shapes:
         """What view and reshape may do: fold or unfold time and batch, flatten channels, height and width or undo it."""
         if isinstance(sizes, (tuple, list)) and all(isinstance(size, int) for size in sizes):
             known, total = math.prod(size for size in sizes if size != -1), math.prod(self.sizes(value))
-            wanted = tuple(total // known if size == -1 and known else size for size in sizes)
+            full_sizes = tuple(total // known if size == -1 and known else size for size in sizes)
             other = (FOLDED | UNFOLDED).get(value.time, value.time)
             for time, flat in product((value.time, other), (False, True)):
-                if self.sizes(reshaped := replace(value, time=time, flat=flat)) == wanted:
+                if self.sizes(reshaped := replace(value, time=time, flat=flat)) == full_sizes:
                     return reshaped
-        raise GraphError(
-            f"{where}: it may join or split time and batch, or channels, height and width, in that order; nothing else"
-        )
+        raise GraphError(f"{where}: it may only join or split time and batch, or channels, height and width")
 
     def check_spatial(self, where: str, value: Value, spatial: Any) -> None:
         """Folding tells time by the number of dimensions: with another one it would take it for the batch."""
         behind = len(self.behind(value))
         if spatial != behind:
             more = ", or input_shape as (C, H, W)" if spatial == 3 else ""
-            raise GraphError(
-                f"{where}: spatial={spatial}, but behind the batch it has {behind}: give spatial={behind}{more}"
-            )
+            raise GraphError(f"{where}: spatial={spatial}, but the tensor has {behind}: give spatial={behind}{more}")
 
     def begin(self, where: str, value: Value, steps: Any) -> Value:
         """A static value, shown at each of `steps` timesteps."""

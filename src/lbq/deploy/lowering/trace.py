@@ -1,17 +1,22 @@
-"""Trace a network with torch.fx for lowering: which layers are leaves, and what is known of the sizes of tensors."""
+"""Trace a network with torch.fx for lowering: which layers are leaves, what is known of the sizes of tensors, and which
+tensors share memory."""
 
 from __future__ import annotations
 
 import inspect
 import operator
-from collections.abc import Callable
-from typing import Any, Protocol
+from collections.abc import Callable, Container, Mapping
+from typing import Any
 
+import torch
 from torch import fx, nn
+from torch.nn import functional as F
 
 from lbq.deploy.lowering.faithful import own_method
 from lbq.deploy.lowering.remedies import untraced
+from lbq.deploy.lowering.shapes import TRANSPOSES
 from lbq.errors import GraphError
+from lbq.models.time import fold_time, unfold_time
 from lbq.neuron import ReLU, SpikingNeuron
 
 ACTIVATIONS = (SpikingNeuron, ReLU, nn.ReLU)
@@ -21,29 +26,29 @@ SIGNAL_POOLS = (nn.MaxPool1d, nn.AvgPool1d, nn.AdaptiveAvgPool1d)
 STATELESS = (*PASSES, *POOLS, nn.Flatten, nn.ConstantPad2d, *SIGNAL_POOLS, nn.ConstantPad1d)
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.SyncBatchNorm)
 LEAVES = (*ACTIVATIONS, *NORMS, *STATELESS, nn.Conv1d, nn.Conv2d, nn.Linear)
+IN_PLACE: dict[Any, str] = {operator.iadd: "+", operator.isub: "-", operator.imul: "*", operator.itruediv: "/"}
+# of all operations that can be lowered, those whose output may share the memory of their first tensor
+VIEWS: frozenset[Any] = frozenset((
+    fold_time, unfold_time, torch.flatten, torch.unflatten, torch.reshape, torch.unsqueeze, torch.detach, operator.getitem,
+    F.dropout, F.dropout2d, *TRANSPOSES, *IN_PLACE, "flatten", "unflatten", "reshape", "view", "unsqueeze", "expand",
+    "contiguous", "detach", "float", "double", "to",
+))  # fmt: skip
 
 
-class Follower(Protocol):
-    """Follows a trace as it grows, and knows the sizes of tensors in it."""
-
-    def see(self, node: fx.Node) -> None:
-        """Note a node; the nodes that it reads have been seen."""
-
-    def sizes(self, node: fx.Node) -> tuple[int, ...] | None:
-        """The shape of the tensor that a node gives; None where it is not known. Numbers below 0 stand for sizes that depend
-        on the batch, equal ones for equal sizes."""
-
-
-class OfInput:
-    """A follower that knows how many dimensions the network's input has, and nothing else."""
+class Follower:
+    """Follows a trace as it grows. This one knows how many dimensions the network's input has, and nothing else."""
 
     def __init__(self, dimensions: int) -> None:
         self.dimensions = dimensions
 
     def see(self, node: fx.Node) -> None:
-        pass
+        """Note a node. It comes after the nodes that it reads."""
 
     def sizes(self, node: fx.Node) -> tuple[int, ...] | None:
+        """The shape of a node's tensor; None where it is not known.
+
+        Numbers below 0 stand for sizes that depend on the batch, equal ones for equal sizes.
+        """
         return tuple(range(-self.dimensions, 0)) if node.op == "placeholder" else None
 
 
@@ -68,7 +73,7 @@ class _Tracer(fx.Tracer):
 
     def __init__(self, follower: Follower | None = None) -> None:  # torch.load of a traced network makes one without
         super().__init__()
-        self.follower: Follower = follower or OfInput(4)
+        self.follower = follower or Follower(4)
         self.following = False
         self.unknown: dict[int, _Size] = {}  # sizes that depend on the batch
 
@@ -98,9 +103,7 @@ class _Tracer(fx.Tracer):
         """Refuse what reads another input than the first; torch.fx itself reads arguments with defaults, under other names."""
         for read in node.all_input_nodes:
             if read.op == "placeholder" and read.target in list(inspect.signature(self.root.forward).parameters)[1:]:
-                raise GraphError(
-                    f"{type(self.root).__name__} reads a second input, {read.name!r}: a deployed network has one"
-                )
+                raise GraphError(f"{type(self.root).__name__} reads a second input, {read.name!r}: deploy one input")
 
     # The follower looks at layers while the trace grows: to it they are layers with real parameters
 
@@ -168,3 +171,30 @@ class _Size(_Value):
 
     def __ne__(self, other: object) -> Any:
         return self is not other and self.tracer.create_proxy("call_function", operator.ne, (self, other), {})
+
+
+def check_in_place(trace: fx.Graph, modules: Mapping[str, nn.Module], tensors: Container[fx.Node]) -> None:
+    """Refuse a sum or product in place that changes memory which an earlier tensor shares and which is read afterwards.
+
+    Lowering knows values only, and would not see the change.
+    """
+    owner: dict[fx.Node, fx.Node] = {}  # the node whose memory each node may share; itself where it makes a tensor
+    for node in trace.nodes:
+        module = modules[str(node.target)] if node.op == "call_module" else None
+        shares = isinstance(module, (*PASSES, nn.Flatten)) or (module is None and node.target in VIEWS)
+        owner[node] = owner[node.all_input_nodes[0]] if shares and node.all_input_nodes else node
+    for node in trace.nodes:
+        if node.target not in IN_PLACE or node not in tensors:
+            continue
+        earlier = (other for other, first in owner.items() if first is owner[node] and other < node)
+        if any(node < user and _reads(user, other) for other in earlier for user in other.users):
+            sign = IN_PLACE[node.target]
+            raise GraphError(
+                f"{node.name} in the network's forward: {sign}= changes a tensor that is read again afterwards, itself or by a "
+                f"view: write x = x {sign} y"
+            )
+
+
+def _reads(user: fx.Node, tensor: fx.Node) -> bool:
+    """Whether a node reads the numbers of a tensor, and not its shape alone."""
+    return user.args[0] is tensor if user.target is unfold_time else user.target is not getattr
