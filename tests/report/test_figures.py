@@ -31,7 +31,7 @@ from lbq.report.cost_tables import accounts
 from lbq.report.figures import level_colour
 from lbq.report.layer_figures import analysis_figures, layer_figures
 from lbq.report.output import make, tour_of
-from lbq.report.schematics import box_slope, example, neuron_figures, relsg_et_slope, surrogates
+from lbq.report.schematics import SURROGATES, example, neuron_figures, slope, surrogates
 from lbq.report.svg import DARK, LIGHT, Plot, label, log_ticks, shade, standalone, ticks, whole_ticks
 from lbq.report.tour import LINE, Picture, level_pixel, png, take
 from lbq.report.training_figures import training_figures
@@ -272,10 +272,10 @@ def test_lines_and_text_stand_out_from_the_paper(theme: dict[str, str]) -> None:
 def test_surrogates_are_the_librarys() -> None:
     r = torch.linspace(-3, 9, 400, dtype=torch.float64)
     tail = torch.tensor(0.5, dtype=torch.float64)
-    for name, mine in (("relsg_et", relsg_et_slope), ("box", box_slope), ("box_et", lambda v: box_slope(v, tail=0.5))):
-        slope = surrogate.get(name).slope
-        assert slope is not None
-        assert [mine(v) for v in r.tolist()] == pytest.approx(slope(r, 5, tail).tolist())
+    for name, shape in SURROGATES.items():
+        expected = surrogate.get(name.lower().replace("-", "_")).slope
+        assert expected is not None
+        assert [slope(v, *shape) for v in r.tolist()] == pytest.approx(expected(r, 5, tail).tolist())
 
 
 def test_the_example_follows_the_equations() -> None:

@@ -8,6 +8,7 @@ import itertools
 import json
 import re
 import shutil
+import statistics
 import time
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -65,7 +66,7 @@ def test_our_rows_say_mean_deviation_and_number(found: Gathered) -> None:
     rows = {row.cells[0].text: row for row in by_id(found)["runs"].rows}
     assert set(rows) == {"ANN", "LBQ"}
     (group,) = [g for g in found.groups if g.title == "LBQ"]
-    assert rows["LBQ"].cells[6].text == f"{group.mean:.2f} ± {group.sd:.2f} (n = 2)"
+    assert rows["LBQ"].cells[6].text == f"{group.mean:.2f} ± {statistics.stdev(group.accuracies):.2f} (n = 2)"
     assert rows["ANN"].cells[6].text.endswith("(1 seed)")
     assert rows["LBQ"].cells[9].hint.split() == [r.record["weights_sha256"] for r in group.results]
 
@@ -111,7 +112,7 @@ def test_what_is_not_finished_is_apart(found: Gathered) -> None:
     (row,) = by_id(found)["unfinished"].rows
     assert row.cells[5].text == "1 of 2"
     assert found.unfinished[0].record["config_hash"][:10] == row.cells[7].text
-    assert sum(g.n for g in found.groups) == 3
+    assert sum(len(g.results) for g in found.groups) == 3
 
 
 def test_our_runs_stand_in_the_papers_tables() -> None:
@@ -199,7 +200,7 @@ def test_analyses_say_what_they_are_of(found: Gathered) -> None:
 
 def test_a_row_of_the_wrong_length_is_a_bug() -> None:
     with pytest.raises(ValueError, match="2 columns"):
-        Table("x", "x", ("a", "b")).add(["only one"])
+        Table("x", "x", "a; b").add("only one")
 
 
 # Formats -------------------------------------------------------------------------------------------------------------
@@ -228,15 +229,15 @@ def test_markdown_latex_csv(found: Gathered) -> None:
     (group,) = [g for g in found.groups if g.title == "LBQ"]
     (row,) = [row for row in by["runs"] if row["Method"] == "LBQ"]
     assert [float(row[f"Test accuracy %{part}"]) for part in ("", " sd", " n")] == pytest.approx(
-        [group.mean, group.sd, 2]
+        [group.mean, statistics.stdev(group.accuracies), 2]
     )
     (alone,) = [row for row in by["runs"] if row["Method"] == "ANN"]
     assert (alone["Test accuracy % sd"], alone["Test accuracy % n"]) == ("", "1")
 
 
 def test_spreadsheets_get_no_formulas() -> None:
-    table = Table("x", "x", ("a",))
-    table.add(["=1+1"])
+    table = Table("x", "x", "a")
+    table.add("=1+1")
     assert "'=1+1" in comma_separated(table)
 
 
@@ -341,7 +342,7 @@ def test_hostile_records_cannot_break_out() -> None:
 def test_stored_records_make_a_report() -> None:
     """Two seeds with a name, another configuration of that name, and a record from before records had names."""
     found = gather([STORED])
-    titles = {Path(g.first.source).stem: (g.title, g.n) for g in found.groups}
+    titles = {Path(g.first.source).stem: (g.title, len(g.results)) for g in found.groups}
     suffixes = {g.title.partition(" #")[2] for g in found.groups if " #" in g.title}
     assert len(suffixes) == 2
     assert titles.keys() == {"lbq_s0", "lbq_lr", "v1_unnamed"}

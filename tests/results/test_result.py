@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import shutil
-import statistics
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -45,9 +44,8 @@ def seeds(folder: Path, accuracies: list[float]) -> list[Path]:
 def test_seeds_form_a_group(tmp_path: Path) -> None:
     accuracies = [95.0, 96.0, 95.2]
     (group,) = gather(seeds(tmp_path, accuracies)).groups
-    assert group.n == 3
+    assert group.accuracies == accuracies
     assert group.mean == pytest.approx(sum(accuracies) / 3)
-    assert group.sd == pytest.approx(statistics.stdev(accuracies))
     assert group.title == "LBQ"
 
 
@@ -57,7 +55,7 @@ def test_a_seed_that_is_repeated_is_no_other_sample(tmp_path: Path) -> None:
         made["config"] = {**made["config"], "seed": seed}
         stored(tmp_path, f"{i}.json", made)
     groups = gather([tmp_path]).groups
-    assert [(g.title, g.n, g.mean) for g in groups] == [("LBQ", 2, 95.5), ("LBQ, run 2", 1, 90.0)]
+    assert [(g.title, len(g.results), g.mean) for g in groups] == [("LBQ", 2, 95.5), ("LBQ, run 2", 1, 90.0)]
 
 
 def test_an_unfinished_run_is_no_repeat(tmp_path: Path) -> None:
@@ -108,7 +106,7 @@ def test_configurations_of_one_name_are_told_apart_by_a_hash(tmp_path: Path) -> 
         made["config"] = {**made["config"], "seed": seed, "augment": {"cutout": cutout}}
         stored(tmp_path, f"{i}.json", made)
     one, other = gather([tmp_path]).groups
-    assert (one.n, other.n) == (1, 2)
+    assert (len(one.results), len(other.results)) == (1, 2)
     assert one.title == f"LBQ #{one.first.key[:6]}" != other.title == f"LBQ #{other.first.key[:6]}"
     assert [r.title for r in gather([tmp_path / "1.json", tmp_path / "2.json"]).results] == ["LBQ", "LBQ"]
     stored(tmp_path, "0.json", {**json.loads((tmp_path / "0.json").read_text()), "name": "LBQ, no cutout"})
@@ -142,7 +140,10 @@ def test_what_changes_no_result_makes_no_other_group(tmp_path: Path) -> None:
         made["config"]["train"][key] = value
         made["name"] = f"LBQ, {key}"
         path.write_text(json.dumps(made))
-    assert [(g.title, g.n) for g in gather(paths).groups] == [("LBQ, checkpoint_minutes", 3), ("LBQ, epochs", 1)]
+    assert [(g.title, len(g.results)) for g in gather(paths).groups] == [
+        ("LBQ, checkpoint_minutes", 3),
+        ("LBQ, epochs", 1),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -160,7 +161,7 @@ def test_seeds_of_one_configuration_may_still_be_of_different_things(tmp_path: P
     for seed, facts in enumerate(({}, change, {})):
         stored(tmp_path, f"{seed}.json", record(seed=seed, weights_sha256=f"{seed:064d}", **facts))
     one, other = gather([tmp_path]).groups
-    assert (one.n, other.n) == (2, 1)
+    assert (len(one.results), len(other.results)) == (2, 1)
     assert one.title != other.title
 
 
@@ -187,8 +188,7 @@ def test_another_configuration_is_another_group(tmp_path: Path) -> None:
     other = record(weights_sha256="f" * 64)
     other["config"] = {**other["config"], "optim": {"lr": 7.0}}
     groups = gather([*paths, stored(tmp_path, "other.json", other)]).groups
-    assert [g.n for g in groups] == [2, 1]
-    assert groups[1].sd is None
+    assert [len(g.results) for g in groups] == [2, 1]
 
 
 def test_folders_of_runs_and_records(tmp_path: Path) -> None:
@@ -197,7 +197,10 @@ def test_folders_of_runs_and_records(tmp_path: Path) -> None:
     found = gather([runs_folder()], read)
     assert [Path(r.source).name for r in found.results] == ["ann", "half", "lbq-0", "lbq-1"]
     assert [Path(r.source).name for r in found.unfinished] == ["half"]
-    assert sorted(g.n for g in found.groups) == [1, 2]  # two seeds of LBQ, one ANN; what is not finished is in none
+    assert sorted(len(g.results) for g in found.groups) == [
+        1,
+        2,
+    ]  # two seeds of LBQ, one ANN; what is not finished is in none
     (artefact,) = found.artefacts
     assert artefact.name == "model.lbq"
 

@@ -10,14 +10,14 @@ from typing import Any
 from lbq.counting.operations import Account, energy_mj
 from lbq.counting.technology import DEFAULT, PAPER, Technology
 from lbq.errors import LbqError
-from lbq.report.cells import TIMESTEPS, title_at
+from lbq.report.cells import PAPER_TIMESTEPS, title_at
 from lbq.report.cost_tables import accounts_of
 from lbq.report.figures import Figure, padded
 from lbq.report.svg import Plot
 from lbq.results import paper
 from lbq.results.result import Group
 
-SETTING = f"CIFAR-10, ResNet-20 (resnet20w128), T = {TIMESTEPS}"
+SETTING = f"CIFAR-10, ResNet-20 (resnet20w128), T = {PAPER_TIMESTEPS}"
 RIVAL = "int8 ANN once, onnxruntime"  # as benchmarks/engine_speed.py calls it
 
 
@@ -32,7 +32,7 @@ class _Ours:
 
 
 def cost_figures(measured: Sequence[tuple[Group, Account, Account]], technology: Technology = DEFAULT) -> list[Figure]:
-    setting = ("cifar10", "resnet20w128", TIMESTEPS)
+    setting = ("cifar10", "resnet20w128", PAPER_TIMESTEPS)
     chosen = [
         (g, rate) for g, _, rate in measured if tuple(g.record[k] for k in ("dataset", "model", "timesteps")) == setting
     ]

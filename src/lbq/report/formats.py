@@ -10,7 +10,7 @@ from html import escape
 
 from lbq.report.cells import Table
 
-WIDE = 7  # columns that fit a page at this size
+COLUMNS_PER_PAGE = 7  # more are scaled down
 LATEX = {
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$", "†": r"$^{\dagger}$", "µ": r"$\mu$", "γ": r"$\gamma$",
@@ -52,7 +52,7 @@ def latex(tables: Sequence[Table]) -> str:
         notes = " ".join(map(_escape, table.notes))
         body = "\n  ".join(lines)
         caption = re.sub(r"^(Table \d+): (.*)$", r"\2 (\1 of the LBQ paper)", table.title)
-        wide = len(table.columns) > WIDE
+        wide = len(table.columns) > COLUMNS_PER_PAGE
         start, end = ("  \\resizebox{\\textwidth}{!}{%\n", "}") if wide else ("", "")
         parts.append(
             "\\begin{table}\n  \\centering\\footnotesize\n"

@@ -12,7 +12,7 @@ from typing import Any
 from lbq._version import __version__
 from lbq.counting.technology import DEFAULT, Technology
 from lbq.report import svg
-from lbq.report.cells import Table, dataset_name, run_id, short
+from lbq.report.cells import Table, dataset_name, run_id
 from lbq.report.cost_figures import cost_figures, speed_figures
 from lbq.report.cost_tables import accounts, accounts_of
 from lbq.report.figures import Figure
@@ -336,7 +336,7 @@ def _curves(result: Result, title: str) -> dict[str, Any]:
         "unfinished",
         "versions",
     )
-    flatten("", {k: short(record[k], 16) if k.endswith(("hash", "sha256")) else record[k] for k in kept if k in record})
+    flatten("", {k: record[k][:16] if k.endswith(("hash", "sha256")) else record[k] for k in kept if k in record})
     flatten("config", record["config"])
     if result.analysis is not None and result.analysis.layers:
         flatten("analysis", {k: v for k, v in result.analysis.summary().items() if v is not None})

@@ -66,8 +66,10 @@ def cost_rows() -> list[CostRow]:
 
 @dataclass(frozen=True)
 class Published:
-    """One published row. table: its number in the paper; accuracy: percent, by timesteps. group: `conversion` from an ANN or
-    direct `training`. reproduced: run by the paper's authors rather than quoted from the method's own paper."""
+    """One published row. table: its number in the paper; accuracy: percent, by timesteps.
+
+    group: `conversion` from an ANN or direct `training`; reproduced: run by the paper's authors, not quoted.
+    """
 
     table: int
     dataset: str
@@ -159,16 +161,8 @@ _ACCURACIES = """
 def _published(line: str) -> Published:
     table, dataset, group, method, venue, architecture, values = (cell.strip() for cell in line.split("|"))
     accuracy = {int(t): float(a) for t, a in (pair.split(":") for pair in values.split())}
-    return Published(
-        table=int(table),
-        dataset=dataset,
-        group=group,
-        method=method.rstrip("†"),
-        venue="" if venue == "-" else venue,
-        architecture=architecture,
-        accuracy=accuracy,
-        reproduced=method.endswith("†"),
-    )
+    name, reproduced = method.rstrip("†"), method.endswith("†")
+    return Published(int(table), dataset, group, name, venue.strip("-"), architecture, accuracy, reproduced)
 
 
 ACCURACIES: tuple[Published, ...] = tuple(map(_published, _ACCURACIES.strip().splitlines()))
@@ -189,23 +183,21 @@ ABLATION: tuple[Ablation, ...] = (
 NETWORK = "resnet20w128"  # the paper's "ResNet-20"
 LEVELS = {"real-valued": 0, "0, 1": 1, "-1, 0, 1": 1, BURST: 5}  # N_max in records, by what neurons put out
 SURROGATES = {
-    "N/A": ("none",),
-    "Arctan": ("arctan",),
-    "Box-ET": ("box", "box_et"),
-    "ReLSG-ET": ("relsg_et",),
+    "N/A": ["none"],
+    "Arctan": ["arctan"],
+    "Box-ET": ["box", "box_et"],
+    "ReLSG-ET": ["relsg_et"],
 }  # in records
 
 
 def ablation_row(record: Mapping[str, Any]) -> Ablation | None:
-    """The row of Table 5 that a record is a run of, by dataset, network, variant, surrogate, levels and timesteps alone."""
+    """The row of Table 5 that a record belongs to, by dataset, network, variant, surrogate, levels and timesteps alone."""
     if record["dataset"] != "cifar10" or record["model"] != NETWORK:
         return None
+    facts = (record["variant"], record.get("n_max"), record["timesteps"])
     for row in ABLATION:
-        ours = (record["variant"], record.get("n_max"), record["timesteps"])
-        if (
-            ours == (row.variant, LEVELS[row.output], row.timesteps)
-            and record.get("surrogate") in SURROGATES[row.surrogate]
-        ):
+        like = facts == (row.variant, LEVELS[row.output], row.timesteps)
+        if like and record.get("surrogate") in SURROGATES[row.surrogate]:
             return row
     return None
 
