@@ -21,12 +21,12 @@ from lbq.counting.analysis import Analysis
 from lbq.counting.costs import costs
 from lbq.counting.measurement import account_from
 from lbq.counting.technology import load
-from lbq.report import comma_separated, latex, markdown, render
 from lbq.report.cells import Table, decimals, images_cells
 from lbq.report.cost_figures import cost_figures
 from lbq.report.cost_tables import accounts
+from lbq.report.formats import comma_separated, latex, markdown
 from lbq.report.output import make, tour_of
-from lbq.report.page import all_figures
+from lbq.report.page import all_figures, render
 from lbq.report.tables import all_tables
 from lbq.results import paper
 from lbq.results.gather import gather

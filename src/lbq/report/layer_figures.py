@@ -49,8 +49,7 @@ class Shown:
 
 @dataclass(frozen=True)
 class Curve:
-    """A value for each layer, the mean over seeds or channels. ends: of the whiskers, which are over seeds where there are
-    several, else over channels; by_channel: whether channels have values of their own."""
+    """A value for each layer. ends: of whiskers, over seeds or over channels; by_channel: whether these have own values."""
 
     series: int
     name: str
@@ -58,10 +57,6 @@ class Curve:
     ends: dict[str, tuple[float, float]] = field(default_factory=dict)
     seeds: int = 1
     by_channel: bool = False
-
-    @property
-    def high(self) -> float:
-        return max(*self.values.values(), *(high for _, high in self.ends.values()), 0.0)
 
     def tip(self, layer: str) -> str:
         text = f"{self.name}, {layer}: {self.values[layer]:.4g}"
@@ -113,12 +108,13 @@ def _layer_axis(count: int) -> list[tuple[float, str]]:
 
 def _by_layer(title: str, label: str, subtitle: str, curves: Sequence[Curve]) -> Plot:
     count = max(len(curve.values) for curve in curves)
+    highs = [high for c in curves for high in (*c.values.values(), *(end for _, end in c.ends.values()))]
     ranges = (f"{c.name}: {min(c.values.values()):.3g} to {max(c.values.values()):.3g}" for c in curves)
     plot = Plot(
         title,
         f"{title}; {'; '.join(ranges)}",
         (0.5, count + 0.5),
-        (0, 1.08 * max(curve.high for curve in curves)),
+        (0, 1.08 * max(*highs, 0.0)),
         "spiking layer, from the input",
         label,
         xticks=_layer_axis(count),
@@ -215,28 +211,30 @@ def _entropy(
     Layers are shown of the networks whose series are `in_paper`, or of all where there are none.
     """
     by_layer = [network for network in networks if network[0] in in_paper] or networks
-    spots = [
-        Spot(i, f"{name}, {layers[0].name}", [layer.histogram.active_ratio for layer in layers],
-             [layer.histogram.normalised_entropy for layer in layers])
-        for i, name, analyses in by_layer for layers in zip(*(a.layers for a in analyses), strict=False)
-    ]  # fmt: skip
+    spots = []  # series, name, active ratios and entropies of the seeds
+    for i, name, analyses in by_layer:
+        for layers in zip(*(a.layers for a in analyses), strict=False):
+            histograms = [layer.histogram for layer in layers]
+            ratios, entropies = [h.active_ratio for h in histograms], [h.normalised_entropy for h in histograms]
+            spots.append((i, f"{name}, {layers[0].name}", ratios, entropies))
     means = [
-        Spot(i, name, [a.mean("active_ratio") for a in analyses], [a.mean("normalised_entropy") for a in analyses])
+        (i, name, [a.mean("active_ratio") for a in analyses], [a.mean("normalised_entropy") for a in analyses])
         for i, name, analyses in networks
     ]
+    ends = [fmean(active) + (stdev(active) if len(active) > 1 else 0.0) for _, _, active, _ in (*spots, *means)]
     plot = Plot(
         "(b) Burst entropy against active ratio",
-        "; ".join(f"{spot.name}: mean {fmean(spot.active):.3f}, {fmean(spot.entropy):.3f}" for spot in means),
-        (0, max(1.08 * max(spot.right for spot in (*spots, *means)), 0.3)),
+        "; ".join(f"{name}: mean {fmean(active):.3f}, {fmean(entropy):.3f}" for _, name, active, entropy in means),
+        (0, max(1.08 * max(ends), 0.3)),
         (0, 1.02),
         "active ratio",
         "normalised burst entropy",
         subtitle=dataset + _of_seeds([len(analyses) for _, _, analyses in networks]),
     )
-    for spot in spots:
-        spot.draw(plot, 2.6)
-    for spot in means:
-        replace(spot, name=f"{spot.name}, mean over layers").draw(plot, 8, hollow=True)
+    for i, name, active, entropy in spots:
+        _spot(plot, i, name, active, entropy, 2.6, hollow=False)
+    for i, name, active, entropy in means:
+        _spot(plot, i, f"{name}, mean over layers", active, entropy, 8, hollow=True)
     caption = "Small: layers; large: mean over layers"
     if on_cifar10:
         caption += "; ×: the means that the paper publishes"
@@ -254,28 +252,17 @@ def _entropy(
     return Figure("entropy", "Figure 4 (b)", f"{caption}.", plot.svg())
 
 
-@dataclass(frozen=True)
-class Spot:
-    """A point of entropy against activity: the mean of its seeds, with whiskers where there are several."""
-
-    series: int
-    name: str
-    active: Sequence[float]
-    entropy: Sequence[float]
-
-    @property
-    def right(self) -> float:
-        """The end of its whisker."""
-        return fmean(self.active) + (stdev(self.active) if len(self.active) > 1 else 0.0)
-
-    def draw(self, plot: Plot, size: float, hollow: bool = False) -> None:
-        x, y, tip = fmean(self.active), fmean(self.entropy), self.name
-        if len(self.active) > 1:
-            aside, up = stdev(self.active), stdev(self.entropy)
-            tip += f": active ratio {x:.3f} ± {aside:.2g}, entropy {y:.3f} ± {up:.2g}"
-            plot.whisker((x - aside, y), (x + aside, y), self.series)
-            plot.whisker((x, y - up), (x, y + up), self.series)
-        plot.mark(*plot.at((x, y)), self.series, size, tip, hollow)
+def _spot(
+    plot: Plot, series: int, tip: str, active: Sequence[float], entropy: Sequence[float], size: float, hollow: bool
+) -> None:
+    """Draw the mean of the seeds' active ratios and entropies, with whiskers where there are several seeds."""
+    x, y = fmean(active), fmean(entropy)
+    if len(active) > 1:
+        aside, up = stdev(active), stdev(entropy)
+        tip += f": active ratio {x:.3f} ± {aside:.2g}, entropy {y:.3f} ± {up:.2g}"
+        plot.whisker((x - aside, y), (x + aside, y), series)
+        plot.whisker((x, y - up), (x, y + up), series)
+    plot.mark(*plot.at((x, y)), series, size, tip, hollow)
 
 
 def _levels(title: str, analysis: Analysis) -> Figure:
@@ -298,17 +285,6 @@ def _levels(title: str, analysis: Analysis) -> Figure:
             size = plot.at_x(j + 1.42) - x, plot.at_y(below) - top
             plot.rect(x, top, *size, fill=level_colour(k, n_max), tip=f"{layer.name}, level {k}: {100 * p:.1f} %")
             below += float(p)
-    _level_legend(plot, n_max)
-    whole = f"all {analysis.images:,}" if analysis.complete else f"the first {analysis.images:,}"
-    caption = f"How often each non-zero level is used, over {whole} {_inputs(analysis)}."
-    return Figure("levels", "Levels by layer", caption, plot.svg())
-
-
-def _inputs(analysis: Analysis) -> str:
-    return f"images of {analysis.other_data}" if analysis.other_data else "test images"
-
-
-def _level_legend(plot: Plot, n_max: int) -> None:
     x, y = plot.left, plot.height + 14
     plot.text(x, y, "level", kind="soft")
     x += 40
@@ -319,6 +295,13 @@ def _level_legend(plot: Plot, n_max: int) -> None:
         plot.text(x + 16, y, str(k))
         x += 36
     plot.height = y + 10
+    whole = f"all {analysis.images:,}" if analysis.complete else f"the first {analysis.images:,}"
+    caption = f"How often each non-zero level is used, over {whole} {_inputs(analysis)}."
+    return Figure("levels", "Levels by layer", caption, plot.svg())
+
+
+def _inputs(analysis: Analysis) -> str:
+    return f"images of {analysis.other_data}" if analysis.other_data else "test images"
 
 
 CELL_WIDTH, HISTOGRAM_HEIGHT, LABEL_HEIGHT = 230.0, 120.0, 58.0  # of one histogram of membranes

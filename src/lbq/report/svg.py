@@ -1,8 +1,7 @@
 """A small drawing kit: plots as SVG text, coloured by CSS variables so that they follow the page's theme. No dependency.
 
-Series differ by colour, dash and marker; colours are Okabe and Ito's, which colour-blind readers can tell apart. Levels take
-shades whose lightness leaves the paper's step by step, so that their order survives greyscale print. Every drawing has a
-title and a description for those who cannot see it.
+Series differ by colour, dash and marker, in Okabe and Ito's colours, which colour-blind readers can tell apart. The shades of
+levels differ in lightness, so that their order survives greyscale print. Every drawing has a title and a description.
 """
 
 from __future__ import annotations
