@@ -168,19 +168,14 @@ def _level_bits(account: Account) -> int:
 
 def _dense_methods(account: Account, technology: Technology) -> list[Method]:
     """The same network without spikes."""
-    macs = account.ann_macs
+    macs, state_byte = account.ann_macs, technology.state_byte
 
     def method(name: str, note: str, mac_price: float, weight_bytes: float, activation_bytes: float) -> Method:
         """mac_price: pJ; weight_bytes, activation_bytes: of one of them."""
         lines = (
             Line("MACs", macs, mac_price, "integer"),
             Line("weight bytes", macs * weight_bytes / technology.weight_reuse, technology.weight_byte, "memory"),
-            Line(
-                "activation bytes, written and read",
-                2 * (account.neurons * activation_bytes),
-                technology.state_byte,
-                "memory",
-            ),
+            Line("activation bytes, written and read", 2 * (account.neurons * activation_bytes), state_byte, "memory"),
         )
         return Method(name, note, None, lines)
 

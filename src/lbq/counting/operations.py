@@ -35,9 +35,8 @@ PAPER_BACKENDS: tuple[Backend, ...] = ("preshifted", "fused", "explicit")  # the
 class Energies:
     """Energy of one operation in picojoules, 45 nm CMOS at 0.9 V (M. Horowitz, ISSCC 2014).
 
-    fp_mac and accumulate are a 32-bit floating-point multiply-add and add; the paper prices an integer accumulation as
-    the latter. formation and shift have no entry in that table; the paper takes the 32-bit integer add for a formation
-    (times q instructions), and so do we for a shift.
+    fp_mac and accumulate: a 32-bit floating-point multiply-add and add; the paper prices an integer accumulation as the
+    latter. formation and shift: not in that table; priced as a 32-bit integer add, which the paper takes for formations.
     """
 
     fp_mac: float = 4.6

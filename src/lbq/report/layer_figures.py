@@ -136,17 +136,15 @@ def _by_layer(title: str, label: str, subtitle: str, curves: Sequence[Curve]) ->
 def _of_seeds(counts: Sequence[int]) -> str:
     """The part of a subtitle that says over how many seeds means are, where there are several."""
     several = sorted({count for count in counts if count > 1})
-    if not several:
-        return ""
-    return f", mean ± sd of {several[0]}{f' to {several[-1]}' if len(several) > 1 else ''} seeds"
+    most = f" to {several[-1]}" if len(several) > 1 else ""
+    return f", mean ± sd of {several[0]}{most} seeds" if several else ""
 
 
 def _of_channels(curves: Sequence[Curve]) -> str:
     """The part of a subtitle that says what is over channels."""
-    if not any(curve.by_channel for curve in curves):
-        return ""
     ranges = any(curve.ends and curve.seeds == 1 for curve in curves)
-    return ", steps averaged over channels" + (", whiskers from least to largest" if ranges else "")
+    text = ", steps averaged over channels" + (", whiskers from least to largest" if ranges else "")
+    return text if any(curve.by_channel for curve in curves) else ""
 
 
 def _curve(configuration: Shown, seeds: Sequence[tuple[Result, dict[str, float]]]) -> Curve:
@@ -393,8 +391,7 @@ def analysis_figures(analysis: Analysis) -> dict[str, Figure]:
 
     if analysis.steps:
         ranges = _step_ranges(analysis)
-        steps = Curve(0, title, analysis.steps, ranges, by_channel=bool(ranges))
-        by_layer("steps", "Step of each layer", "step γ", steps)
+        by_layer("steps", "Step of each layer", "step γ", Curve(0, title, analysis.steps, ranges, 1, bool(ranges)))
     by_layer("active", "Active ratio of each layer", "active ratio", Curve(0, title, analysis.active))
     if max(layer.n_max for layer in analysis.layers) > 1:
         figures["entropy"] = _entropy([(0, title, [analysis])], dataset, on_cifar10=data == "cifar10")

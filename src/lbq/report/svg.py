@@ -103,11 +103,6 @@ def log_ticks(low: float, high: float) -> list[float]:
     return [m * 10.0**d for d in decades for m in leads if low * 0.999 <= m * 10.0**d <= high * 1.001]
 
 
-def whole_ticks(low: float, high: float) -> list[float]:
-    """Of a quantity that is counted, such as epochs."""
-    return [t for t in ticks(low, high) if t == round(t)]
-
-
 def shade(k: int, n_max: int) -> str:
     """The variable of level k = 1..n_max, from the shade nearest to the paper to the one furthest from it."""
     return f"v{round((k - 1) / max(n_max - 1, 1) * (SHADES - 1))}"

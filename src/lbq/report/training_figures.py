@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lbq.report.figures import Figure, by_task, padded, seeds, series_of, titles
-from lbq.report.svg import DASHES, Plot, Point, label, whole_ticks
+from lbq.report.svg import DASHES, Plot, Point, label, ticks
 from lbq.results.result import Gathered, Result, by_key, names
 
 CURVES = (  # key in the log, title, unit
@@ -127,7 +127,7 @@ def _over_epochs(
     title: str, description: str, x: tuple[float, float], y: tuple[float, float], ylabel: str, subtitle: str
 ) -> Plot:
     x = x if x[0] < x[1] else (x[0] - 0.5, x[0] + 0.5)
-    xticks = [(t, label(t)) for t in whole_ticks(*x)]
+    xticks = [(t, label(t)) for t in ticks(*x) if t == round(t)]
     return Plot(title, description, x, y, "epoch", ylabel, xticks=xticks, subtitle=subtitle)
 
 
