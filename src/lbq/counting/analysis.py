@@ -229,15 +229,10 @@ class Analysis:
         wrong = problem(value, ANALYSIS) or _misshapen(value)
         if wrong is not None:
             raise LbqError(f"{where} is damaged: {wrong}; make it again with lbq analyze")
-        return cls(
-            images=value["images"],
-            complete=value["complete"],
-            accuracy=value["accuracy"],
-            facts=dict(value["facts"]),
-            layers=tuple(map(_layer_from, value["layers"])),
-            accounts=dict(value["accounts"]),
-            traces=tuple(from_fields(Trace, entry) for entry in value["traces"]),
-        )
+        layers = tuple(map(_layer_from, value["layers"]))
+        traces = tuple(from_fields(Trace, trace) for trace in value["traces"])
+        analysis: Analysis = replace(from_fields(cls, value), layers=layers, traces=traces)
+        return analysis
 
     def table(self) -> list[dict[str, Any]]:
         """One row for each layer and timestep (`all`: over time)."""

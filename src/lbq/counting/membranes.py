@@ -54,10 +54,10 @@ class Membranes:
         levels = np.stack([count_thresholds(u, spec.thresholds, spec.signed) for u in before]).astype(np.int64)
         drop = spec.reset * (levels if spec.reset_kind == "level" else np.sign(levels))
         after = np.where(levels != 0, 0, before) if spec.reset_kind == "hard" else before - drop
-        # what leaks; where the reset is delayed, the drop comes after it
-        kept = after if spec.decay_reset or spec.reset_kind == "hard" else before
-        carried = kept.astype(np.int64) if spec.leak is None else rounded_leak(kept.astype(np.int64), spec.leak)
-        carried = carried - (kept - after)
+        # where the reset is delayed, the drop comes after the leak
+        leaking = after if spec.decay_reset or spec.reset_kind == "hard" else before
+        carried = leaking.astype(np.int64) if spec.leak is None else rounded_leak(leaking.astype(np.int64), spec.leak)
+        carried = carried - (leaking - after)
         current = before - np.concatenate([np.zeros_like(carried[:1]), carried[:-1]])
 
         def flat(values: NDArray[np.integer]) -> NDArray[np.int64]:

@@ -227,7 +227,7 @@ class Drawing:
 
 
 class Plot(Drawing):
-    """Axes with data coordinates. x may be logarithmic; ticks may be given with their labels."""
+    """Axes with data coordinates. x may be logarithmic; ticks may have labels of their own."""
 
     def __init__(
         self,
@@ -317,10 +317,10 @@ class Plot(Drawing):
 
         As long as there is room, no label lies on a point, one of the other `marks` or a label, and no line crosses one.
         """
-        taken = [_around(point, 6, 6) for point in (*(point for point, _ in points), *marks)]
+        occupied = [_around(point, 6, 6) for point in (*(point for point, _ in points), *marks)]
         for point, text in points:
             near = 11 + 3 * len(text)
-            others = [box for box in taken if box != _around(point, 6, 6)]
+            others = [box for box in occupied if box != _around(point, 6, 6)]
             places = [
                 (r, (point[0] + r * math.cos(turn * math.pi / 8), point[1] - r * math.sin(turn * math.pi / 8)))
                 for r in (near, 24, 34, 46, 60, 76)
@@ -340,7 +340,7 @@ class Plot(Drawing):
                 if not best[2]:  # a line that crosses something still says whose the label is
                     best = (r, place, [box])
             r, place, boxes = best
-            taken += boxes
+            occupied += boxes
             if r > near:
                 self.segment(self._along(point, place, 6), self._along(point, place, r - 6), "axis")
             self.text(place[0], place[1] + 4, text, "middle", "bold small halo")

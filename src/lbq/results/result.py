@@ -1,7 +1,7 @@
 """Results that a report can show: single runs, their names, and which of them are seeds of one thing.
 
-Runs that differ in nothing but their seed form a `Group` with mean and standard deviation. A run that is not finished is
-kept apart and enters no mean. `lbq.results.gather` reads them from files.
+Runs that differ in nothing but their seed form a `Group` with a mean. An unfinished run enters none. `lbq.results.gather`
+reads them from files.
 """
 
 from __future__ import annotations
