@@ -57,6 +57,7 @@ def test_figures_and_tour_are_there(page: Page) -> None:
     assert all(images)
     inked = page.run("getComputedStyle(document.querySelector('[id^=figure-steps] .line')).stroke")
     assert inked == "rgb(0, 158, 115)"  # the third run's colour
+    assert overlapping(page) == []
 
 
 def test_tables_sort_by_click_and_by_key(page: Page) -> None:
@@ -116,14 +117,10 @@ def test_the_theme_changes_and_is_remembered(page: Page) -> None:
 def test_two_runs_are_compared(page: Page) -> None:
     rows = "[...document.querySelectorAll('#compared tbody tr')].map(r => r.cells[0].textContent)"
     assert "config.neuron.name" in page.run(rows)
-    page.run(
-        "(() => { const [a, b] = ['run-a', 'run-b'].map(id => document.getElementById(id)); "
-        "b.value = a.value; b.dispatchEvent(new Event('change')); })()"
-    )
+    choose = "(() => {{ const b = document.getElementById('run-b'); b.value = {}; b.dispatchEvent(new Event('change')); }})()"
+    page.run(choose.format("document.getElementById('run-a').value"))
     assert page.run(rows) == ["nothing"]
-    page.run(
-        "(() => { const s = document.getElementById('run-b'); s.value = '3'; s.dispatchEvent(new Event('change')); })()"
-    )
+    page.run(choose.format("'3'"))
     assert "test_accuracy" in page.run(rows)
     assert page.run("document.querySelectorAll('#compared svg path.line').length") >= 4
     assert page.errors == []
@@ -151,12 +148,8 @@ def test_a_run_leads_to_its_record(page: Page) -> None:
     assert page.errors == []
 
 
-def test_text_in_figures_does_not_overlap(page: Page) -> None:
-    """Labels of one figure, as the browser lays them out."""
-    assert overlapping(page) == []
-
-
 def overlapping(page: Page) -> list[str]:
+    """Labels of one figure that overlap, as the browser lays them out."""
     return page.run(
         """[...document.querySelectorAll('figure[id]')].flatMap(f => {
           const boxes = [...f.querySelectorAll('svg text')].map(t => [t.textContent, t.getBoundingClientRect()]);
@@ -174,15 +167,13 @@ def overlapping(page: Page) -> list[str]:
 
 def test_headings_images_and_tables_have_names(page: Page) -> None:
     assert page.run("document.documentElement.lang") == "en"
-    assert page.run("[...document.querySelectorAll('img')].filter(i => !i.alt).length") == 0
-    assert page.run("[...document.querySelectorAll('table')].filter(t => !t.caption).length") == 0
-    assert (
-        page.run(
-            "[...document.querySelectorAll('svg[role=img]')].filter(s => !s.querySelector('title') && !s.ariaLabel).length"
-        )
-        == 0
-    )
-    assert page.run("[...document.querySelectorAll('select')].filter(s => !s.labels.length).length") == 0
+    for kind, unnamed in (
+        ("img", "!e.alt"),
+        ("table", "!e.caption"),
+        ("svg[role=img]", "!e.querySelector('title') && !e.ariaLabel"),
+        ("select", "!e.labels.length"),
+    ):
+        assert page.run(f"[...document.querySelectorAll('{kind}')].filter(e => {unnamed}).length") == 0, kind
 
 
 def test_the_skip_link_is_first_on_the_keyboard(page: Page) -> None:

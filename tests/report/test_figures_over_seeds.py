@@ -40,10 +40,8 @@ def test_layers_of_several_seeds_are_means_with_whiskers() -> None:
     assert f"<title>LBQ, 3 seeds, {layer}: {2 * step:.4g} ± {step:.2g}</title>" in figures["steps"]
     shares = [[layer.histogram.active_ratio for layer in r.analyses[0].layers] for r in (one, other_seed(one, 1, 1))]
     first = [shares[0][0], shares[1][0], shares[1][0]]
-    assert (
-        f"<title>LBQ, 3 seeds, {layer}: {np.mean(first):.4g} ± {np.std(first, ddof=1):.2g}</title>"
-        in (figures["active"])
-    )
+    active = f"{np.mean(first):.4g} ± {np.std(first, ddof=1):.2g}"
+    assert f"<title>LBQ, 3 seeds, {layer}: {active}</title>" in figures["active"]
     for kind in ("levels", "membranes"):
         assert ">LBQ, seed 0, CIFAR-10, 60 epochs<" in figures[kind]
 

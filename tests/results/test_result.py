@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import shutil
-import statistics
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,37 +26,43 @@ def analysis() -> Any:
     return json.loads((runs_folder() / "lbq-0" / "analysis" / "analysis.json").read_text())
 
 
+def deployed(**facts: Any) -> dict[str, Any]:
+    """The same as of the deployed network on its test set, with other facts."""
+    made = analysis()
+    known = {**made["facts"], "kind": "artefact", "data": made["facts"]["dataset"]}
+    return {**made, "facts": {**known, **facts}}
+
+
 def stored(folder: Path, name: str, value: Any) -> Path:
     path = folder / name
     path.write_text(json.dumps(value))
     return path
 
 
+def run(folder: Path, place: int, seed: int = 0, changes: Any = None, **facts: Any) -> Path:
+    """A record in a file of its own, with its own weights. changes: to the configuration."""
+    made = record(seed=seed, weights_sha256=f"{place:064d}", **facts)
+    made["config"] = {**made["config"], "seed": seed, **(changes or {})}
+    return stored(folder, f"{place}.json", made)
+
+
 def seeds(folder: Path, accuracies: list[float]) -> list[Path]:
-    paths = []
-    for seed, accuracy in enumerate(accuracies):
-        made = record(test_accuracy=accuracy, weights_sha256=f"{seed:064d}", seed=seed)
-        made["config"] = {**made["config"], "seed": seed}
-        paths.append(stored(folder, f"s{seed}.json", made))
-    return paths
+    return [run(folder, seed, seed, test_accuracy=accuracy) for seed, accuracy in enumerate(accuracies)]
 
 
 def test_seeds_form_a_group(tmp_path: Path) -> None:
     accuracies = [95.0, 96.0, 95.2]
     (group,) = gather(seeds(tmp_path, accuracies)).groups
-    assert group.n == 3
+    assert group.accuracies == accuracies
     assert group.mean == pytest.approx(sum(accuracies) / 3)
-    assert group.sd == pytest.approx(statistics.stdev(accuracies))
     assert group.title == "LBQ"
 
 
 def test_a_seed_that_is_repeated_is_no_other_sample(tmp_path: Path) -> None:
     for i, (seed, accuracy) in enumerate([(0, 95.0), (1, 96.0), (0, 90.0)]):
-        made = record(test_accuracy=accuracy, weights_sha256=f"{i:064d}", seed=seed)
-        made["config"] = {**made["config"], "seed": seed}
-        stored(tmp_path, f"{i}.json", made)
+        run(tmp_path, i, seed, test_accuracy=accuracy)
     groups = gather([tmp_path]).groups
-    assert [(g.title, g.n, g.mean) for g in groups] == [("LBQ", 2, 95.5), ("LBQ, run 2", 1, 90.0)]
+    assert [(g.title, len(g.results), g.mean) for g in groups] == [("LBQ", 2, 95.5), ("LBQ, run 2", 1, 90.0)]
 
 
 def test_an_unfinished_run_is_no_repeat(tmp_path: Path) -> None:
@@ -65,21 +70,6 @@ def test_an_unfinished_run_is_no_repeat(tmp_path: Path) -> None:
     whole = record(weights_sha256="a" * 64)
     found = gather([stored(tmp_path, f"{i}.json", made) for i, made in enumerate((half, whole))])
     assert [(r.title, r.repeat) for r in found.results] == [("LBQ", 1), ("LBQ", 1)]
-
-
-def test_analyses_of_the_same_weights_are_of_one_network(tmp_path: Path) -> None:
-    (result,) = gather([stored(tmp_path, f"{i}.json", analysis()) for i in range(2)]).results
-    assert len(result.analyses) == 2
-
-
-def test_brackets_are_no_record(tmp_path: Path) -> None:
-    (tmp_path / "deep.json").write_text("[" * 10**5)
-    with pytest.raises(LbqError, match=r"deep\.json cannot be read as JSON"):
-        gather([tmp_path / "deep.json"])
-
-
-def test_a_benchmark_alone_is_something_to_report(tmp_path: Path) -> None:
-    assert gather([stored(tmp_path, "speed.json", {"sweeps": []})]).benchmarks == [{"sweeps": []}]
 
 
 def test_a_run_whose_neuron_is_not_known_here_is_named(tmp_path: Path) -> None:
@@ -104,11 +94,9 @@ def test_a_name_is_the_records_or_the_variants_title() -> None:
 
 def test_configurations_of_one_name_are_told_apart_by_a_hash(tmp_path: Path) -> None:
     for i, (seed, cutout) in enumerate([(0, 0), (0, 3), (1, 3)]):
-        made = record(weights_sha256=f"{i:064d}", seed=seed)
-        made["config"] = {**made["config"], "seed": seed, "augment": {"cutout": cutout}}
-        stored(tmp_path, f"{i}.json", made)
+        run(tmp_path, i, seed, {"augment": {"cutout": cutout}})
     one, other = gather([tmp_path]).groups
-    assert (one.n, other.n) == (1, 2)
+    assert (len(one.results), len(other.results)) == (1, 2)
     assert one.title == f"LBQ #{one.first.key[:6]}" != other.title == f"LBQ #{other.first.key[:6]}"
     assert [r.title for r in gather([tmp_path / "1.json", tmp_path / "2.json"]).results] == ["LBQ", "LBQ"]
     stored(tmp_path, "0.json", {**json.loads((tmp_path / "0.json").read_text()), "name": "LBQ, no cutout"})
@@ -127,9 +115,7 @@ def test_no_hash_is_needed_where_a_column_tells_runs_apart(tmp_path: Path, shown
 
 def test_a_repeat_says_which_configuration_it_repeats(tmp_path: Path) -> None:
     for i, batch in enumerate((64, 256, 64)):
-        made = record(weights_sha256=f"{i:064d}", batch_size=batch)
-        made["config"] = {**made["config"], "train": {"batch_size": batch}}
-        stored(tmp_path, f"{i}.json", made)
+        run(tmp_path, i, changes={"train": {"batch_size": batch}}, batch_size=batch)
     first, other, again = gather([tmp_path]).results
     assert again.title == f"{first.title}, run 2" != f"{other.title}, run 2"
 
@@ -142,7 +128,10 @@ def test_what_changes_no_result_makes_no_other_group(tmp_path: Path) -> None:
         made["config"]["train"][key] = value
         made["name"] = f"LBQ, {key}"
         path.write_text(json.dumps(made))
-    assert [(g.title, g.n) for g in gather(paths).groups] == [("LBQ, checkpoint_minutes", 3), ("LBQ, epochs", 1)]
+    assert [(g.title, len(g.results)) for g in gather(paths).groups] == [
+        ("LBQ, checkpoint_minutes", 3),
+        ("LBQ, epochs", 1),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -158,9 +147,9 @@ def test_what_changes_no_result_makes_no_other_group(tmp_path: Path) -> None:
 )
 def test_seeds_of_one_configuration_may_still_be_of_different_things(tmp_path: Path, change: dict[str, Any]) -> None:
     for seed, facts in enumerate(({}, change, {})):
-        stored(tmp_path, f"{seed}.json", record(seed=seed, weights_sha256=f"{seed:064d}", **facts))
+        run(tmp_path, seed, seed, **facts)
     one, other = gather([tmp_path]).groups
-    assert (one.n, other.n) == (2, 1)
+    assert (len(one.results), len(other.results)) == (2, 1)
     assert one.title != other.title
 
 
@@ -182,22 +171,16 @@ def test_what_stands_for_a_row_of_the_paper_is_decided_by_facts() -> None:
     assert "N_max = 1" in title_at(Group([of_cifar(n_max=1)]))
 
 
-def test_another_configuration_is_another_group(tmp_path: Path) -> None:
-    paths = seeds(tmp_path, [95.0, 96.0])
-    other = record(weights_sha256="f" * 64)
-    other["config"] = {**other["config"], "optim": {"lr": 7.0}}
-    groups = gather([*paths, stored(tmp_path, "other.json", other)]).groups
-    assert [g.n for g in groups] == [2, 1]
-    assert groups[1].sd is None
-
-
 def test_folders_of_runs_and_records(tmp_path: Path) -> None:
     seeds(tmp_path, [95.0, 96.0])
     assert len(gather([tmp_path]).results) == 2
     found = gather([runs_folder()], read)
     assert [Path(r.source).name for r in found.results] == ["ann", "half", "lbq-0", "lbq-1"]
     assert [Path(r.source).name for r in found.unfinished] == ["half"]
-    assert sorted(g.n for g in found.groups) == [1, 2]  # two seeds of LBQ, one ANN; what is not finished is in none
+    assert sorted(len(g.results) for g in found.groups) == [
+        1,
+        2,
+    ]  # two seeds of LBQ, one ANN; what is not finished is in none
     (artefact,) = found.artefacts
     assert artefact.name == "model.lbq"
 
@@ -209,7 +192,8 @@ def test_an_analysis_finds_its_run(tmp_path: Path) -> None:
     assert result.analysis is not None
     assert result.analysis.images == made["images"] == 599
     # alone it stands for itself
-    (alone,) = gather(paths[1:]).results
+    (alone,) = gather([*paths[1:], stored(tmp_path, "again.json", made)]).results
+    assert len(alone.analyses) == 2  # of the same weights: one network
     assert alone.accuracy == made["accuracy"]
     assert alone.title == "LBQ"
     assert alone.steps == result.steps
@@ -238,13 +222,9 @@ def test_a_run_has_analyses_as_trained_and_as_deployed(tmp_path: Path) -> None:
 
 
 def test_images_of_a_users_own_are_no_test_set(tmp_path: Path) -> None:
-    made = analysis()
-    facts = {**made["facts"], "kind": "artefact", "data": made["facts"]["dataset"]}
-    own = {**made, "accuracy": 100.0, "images": 99_999, "facts": {**facts, "data": "mine.npz"}}
-    paths = [
-        stored(tmp_path, f"{i}.json", v)
-        for i, v in enumerate((record(), own, {**made, "accuracy": 91.0, "facts": facts}))
-    ]
+    own = {**deployed(data="mine.npz"), "accuracy": 100.0, "images": 99_999}
+    values = (record(), own, {**deployed(), "accuracy": 91.0})
+    paths = [stored(tmp_path, f"{i}.json", value) for i, value in enumerate(values)]
     (result,) = gather(paths[:2]).results
     assert (result.integer_accuracy, images_cells(Group([result]))[0].text) == (None, "99,999 of mine.npz")
     assert any("99,999 images of mine.npz" in figure.caption for figure in layer_figures(Gathered([result])))
@@ -254,13 +234,11 @@ def test_images_of_a_users_own_are_no_test_set(tmp_path: Path) -> None:
 
 def test_networks_of_a_users_own_are_called_after_their_files(tmp_path: Path) -> None:
     """Which name neither dataset nor model, and say nothing of their training."""
-    made = analysis()
-    unknown = {"kind": "artefact", "dataset": "", "model": "", "variant": "deployed", "weights_sha256": "", "epochs": 0}
+    unknown = {"dataset": "", "model": "", "variant": "deployed", "weights_sha256": "", "config_hash": "", "epochs": 0}
     folders = [tmp_path / name for name in ("small", "large")]
     for folder in folders:
         folder.mkdir()
-        facts = {**made["facts"], **unknown, "name": f"{folder.name}.lbq", "data": "mine.npz", "config_hash": ""}
-        stored(folder, "analysis.json", {**made, "facts": facts})
+        stored(folder, "analysis.json", deployed(**unknown, name=f"{folder.name}.lbq", data="mine.npz"))
     found = gather(folders)
     rows = [[cell.text for cell in row.cells] for row in runs_table(found).rows]
     assert [[*row[:3], row[5], row[-1]] for row in rows] == [
@@ -270,35 +248,29 @@ def test_networks_of_a_users_own_are_called_after_their_files(tmp_path: Path) ->
 
 
 def test_a_network_that_was_deployed_over_other_timesteps_is_another(tmp_path: Path) -> None:
-    made = analysis()
-    facts = {**made["facts"], "kind": "artefact", "data": made["facts"]["dataset"]}
-    values = (record(), *({**made, "accuracy": 90.0 + t, "facts": {**facts, "timesteps": t}} for t in (1, 2)))
+    values = (record(), *({**deployed(timesteps=t), "accuracy": 90.0 + t} for t in (1, 2)))
     run, other = gather([stored(tmp_path, f"{i}.json", value) for i, value in enumerate(values)]).results
     assert (run.alone, run.record["timesteps"], run.integer_accuracy) == (False, 2, 92.0)
     assert (other.alone, other.record["timesteps"], other.integer_accuracy) == (True, 1, 91.0)
 
 
 def test_networks_of_unlike_bits_have_no_mean(tmp_path: Path) -> None:
-    made = analysis()
-    facts = {**made["facts"], "kind": "artefact", "data": made["facts"]["dataset"]}
-    told = []
+    texts = []
     for bits in ((8, 8), (4, 4), (8, 4)):
         for seed, b in enumerate(bits):
             weights = f"{seed:064d}"
             stored(tmp_path, f"r{seed}.json", record(seed=seed, weights_sha256=weights))
-            here = {**facts, "bits": b, "weights_sha256": weights}
-            stored(tmp_path, f"a{seed}.json", {**made, "accuracy": 90.0 + 2 * seed, "facts": here})
+            made = {**deployed(bits=b, weights_sha256=weights), "accuracy": 90.0 + 2 * seed}
+            stored(tmp_path, f"a{seed}.json", made)
         (group,) = gather([tmp_path]).groups
-        told.append(integer_cell(group).text)
-    assert told == ["91.00 ± 1.41", "91.00 ± 1.41 (4 bits)", ""]
+        texts.append(integer_cell(group).text)
+    assert texts == ["91.00 ± 1.41", "91.00 ± 1.41 (4 bits)", ""]
 
 
 def test_golden_inputs_are_no_test_set(tmp_path: Path) -> None:
-    made = analysis()
-    golden = {**made, "images": 8, "facts": {**made["facts"], "kind": "artefact", "data": "golden inputs"}}
-    with pytest.raises(
-        LbqError, match=r"g.json is of 8 golden inputs.*make it again with lbq analyze model.lbq --data"
-    ):
+    golden = {**deployed(data="golden inputs"), "images": 8}
+    message = r"g.json is of 8 golden inputs.*make it again with lbq analyze model.lbq --data"
+    with pytest.raises(LbqError, match=message):
         gather([stored(tmp_path, "r.json", record()), stored(tmp_path, "g.json", golden)])
 
 
@@ -306,26 +278,22 @@ def test_what_lies_beside_a_run_is_found_once(tmp_path: Path) -> None:
     shutil.copytree(runs_folder() / "lbq-0", tmp_path / "run")
     shutil.copytree(runs_folder() / "ann", tmp_path / "run" / "baselines" / "ann")
     (tmp_path / "run" / "baselines" / "notes").mkdir()
-    made = json.loads((tmp_path / "run" / "analysis" / "analysis.json").read_text())
-    (tmp_path / "run" / "model.analysis").mkdir()
-    stored(
-        tmp_path / "run" / "model.analysis", "analysis.json", {**made, "facts": {**made["facts"], "kind": "artefact"}}
-    )
+    folder = tmp_path / "run" / "model.analysis"
+    folder.mkdir()
+    stored(folder, "analysis.json", deployed())
     for given in ([tmp_path / "run"], [tmp_path], [tmp_path / "run" / "baselines" / "ann", tmp_path / "run"]):
         found = gather(given, read)
         assert sorted(r.title for r in found.results) == ["ANN", "LBQ"]
         (run,) = [r for r in found.results if r.title == "LBQ"]
         assert [a.deployed for a in run.analyses] == [False, True]
-    stale = {**made, "facts": {**made["facts"], "kind": "artefact", "weights_sha256": "f" * 64}}
-    stored(tmp_path / "run" / "model.analysis", "analysis.json", stale)
-    with pytest.raises(
-        LbqError, match=r"model.analysis.analysis\.json is of other weights than .*run holds: deploy the run"
-    ):
+    stored(folder, "analysis.json", deployed(weights_sha256="f" * 64))
+    message = r"model.analysis.analysis\.json is of other weights than .*run holds: deploy the run"
+    with pytest.raises(LbqError, match=message):
         gather([tmp_path], read)
 
 
 def test_an_integer_record_finds_its_run(tmp_path: Path) -> None:
-    integer = {"of": "r.json", "test_accuracy": 93.5, "arithmetic": "integer: 8-bit"}
+    integer: dict[str, Any] = {"of": "r.json", "test_accuracy": 93.5, "arithmetic": "integer: 8-bit"}
     paths = [stored(tmp_path, "i.json", integer), stored(tmp_path, "r.json", record())]
     found = gather(paths)
     assert found.results[0].integer == integer
@@ -333,6 +301,10 @@ def test_an_integer_record_finds_its_run(tmp_path: Path) -> None:
     assert [c.text for c in row.cells if c.hint.startswith("integer")] == ["93.50"]
     with pytest.raises(LbqError, match="give that record too"):
         gather(paths[:1])
+    for accuracy in (101, math.nan, "high"):
+        stored(tmp_path, "i.json", {**integer, "test_accuracy": accuracy})
+        with pytest.raises(LbqError, match=r"i.json is damaged: test_accuracy must be a number from 0 to 100"):
+            gather(paths)
 
 
 @pytest.mark.parametrize(
@@ -352,25 +324,24 @@ def test_bad_files(tmp_path: Path, value: Any, message: str) -> None:
 
 
 def test_bad_paths(tmp_path: Path) -> None:
-    with pytest.raises(LbqError, match="does not exist"):
-        gather([tmp_path / "nowhere"])
-    with pytest.raises(LbqError, match="holds no runs and no records"):
-        gather([tmp_path])
-    with pytest.raises(LbqError, match="nothing to report"):
-        gather([])
+    (tmp_path / "empty").mkdir()
     (tmp_path / "x.txt").write_text("")
-    with pytest.raises(LbqError, match="neither a record"):
-        gather([tmp_path / "x.txt"])
     (tmp_path / "x.json").write_text("{")
-    with pytest.raises(LbqError, match="cannot be read as JSON"):
-        gather([tmp_path / "x.json"])
-    with pytest.raises(LbqError, match="make a record of it"):
-        gather([runs_folder() / "lbq-0"])
-
-
-def test_twins_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(LbqError, match="same run: give it once"):
-        gather([stored(tmp_path, "b.json", record()), stored(tmp_path, "c.json", record())])
+    (tmp_path / "deep.json").write_text("[" * 10**5)
+    twins = [stored(tmp_path, f"{name}.json", record()) for name in "ab"]
+    for paths, message in (
+        ([tmp_path / "nowhere"], "does not exist"),
+        ([tmp_path / "empty"], "holds no runs and no records"),
+        ([], "nothing to report"),
+        ([tmp_path / "x.txt"], "neither a record"),
+        ([tmp_path / "x.json"], "cannot be read as JSON"),
+        ([tmp_path / "deep.json"], r"deep\.json cannot be read as JSON"),
+        ([runs_folder() / "lbq-0"], "make a record of it"),
+        (twins, "same run: give it once"),
+    ):
+        with pytest.raises(LbqError, match=message):
+            gather(paths)
+    assert gather([stored(tmp_path, "speed.json", {"sweeps": []})]).benchmarks == [{"sweeps": []}]  # enough to report
 
 
 @pytest.mark.parametrize(
@@ -383,24 +354,15 @@ def test_twins_are_refused(tmp_path: Path) -> None:
         ({"log": [1, 2]}, r"log\[0\] must be an object, not 1"),
         ({"log": [{"epoch": 1, "loss": "x"}]}, r"log\[0\].loss must be a number, not 'x'"),
         ({"log": [{"loss": 1.0}]}, r"log\[0\].epoch is missing"),
-        ({"log": [{"epoch": 1}]}, r"log\[0\].loss is missing"),
         ({"log": [{"epoch": 1, "loss": 10**400}]}, r"log\[0\].loss must be a number, not 1000"),
         ({"config": {"neuron": 5}}, "config.neuron must be an object, not 5"),
-        ({"log": {}}, "log must be a list, not {}"),
         ({"config": []}, r"config must be an object, not \[\]"),
-        ({"config": {"optim": 3}}, "config.optim must be an object, not 3"),
         ({"name": ["LBQ"]}, r"name must be a text.*, not \['LBQ'\]"),
         ({"lr": "fast"}, "lr must be a number, not 'fast'"),
         ({"batch_size": [64]}, r"batch_size must be a whole number above 0, not \[64\]"),
         ({"steps": {"sn1": "x" * 99}}, "steps.sn1 must be a number, not 'xxx.*\\.\\.\\."),
         ({"test_accuracy": math.nan}, "test_accuracy must be a number from 0 to 100, not nan"),
-        ({"test_accuracy": 900}, "test_accuracy must be a number from 0 to 100, not 900"),
-        ({"test_accuracy": "90"}, "test_accuracy must be a number from 0 to 100, not '90'"),
         ({"holdout_accuracy": 101}, "holdout_accuracy must be a number from 0 to 100, not 101"),
-        (
-            {"log": [{"epoch": 1, "loss": 1, "holdout_accuracy": "x"}]},
-            r"log\[0\].holdout_accuracy must be a number, not 'x'",
-        ),
         ({"versions": "1.0"}, "versions must be an object"),
         ({"step_gradient": 1}, "step_gradient must be a text"),
         ({"unfinished": "no"}, "unfinished must be true or false"),
@@ -419,19 +381,13 @@ def test_a_damaged_run_folder_is_named_with_the_field() -> None:
         gather([runs_folder() / "lbq-1"], lambda folder: record(active={"sn1": "half"}))
 
 
-def test_a_damaged_record_of_integers(tmp_path: Path) -> None:
-    whole = stored(tmp_path, "a.json", record())
-    for accuracy in (101, math.nan, "high"):
-        with pytest.raises(LbqError, match=r"b.json is damaged: test_accuracy must be a number from 0 to 100"):
-            gather([whole, stored(tmp_path, "b.json", {"of": "a.json", "test_accuracy": accuracy})])
-
-
 @pytest.mark.parametrize(
     ("place", "value", "message"),
     [
         ("layers.0.membrane", {"counts": [[1]], "thresholds": []}, r"layers\[0\].membrane.thresholds must be a list"),
         ("layers.0.membrane", {"counts": [[1]], "thresholds": [1.0]}, r"layers\[0\].membrane.counts must have 72 bins"),
         ("layers.0.membrane", {"counts": [[1]]}, r"layers\[0\].membrane.thresholds is missing"),
+        ("layers.0.membrane.thresholds.0", 1e308, r"layers\[0\].membrane.thresholds\[0\] must be a number from 0 to 2\^53"),
         ("layers.0.levels", [[1, 2]], r"layers\[0\].levels must count the levels 0 to 5 of at least one neuron"),
         ("layers.0.levels", [[0, 0, 0, 0, 0, 0]], r"layers\[0\].levels must count the levels 0 to 5"),
         ("layers.0.levels", [[2**70, 0, 0, 0, 0, 0]], r"layers\[0\].levels\[0\]\[0\] must be a whole number"),

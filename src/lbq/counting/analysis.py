@@ -11,7 +11,7 @@ import io
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +19,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lbq.counting.schemas import ANALYSIS
-from lbq.errors import LbqError
+from lbq.errors import LbqError, RunError
 from lbq.system.schema import problem
 
 FORMAT, VERSION = "lbq analysis", 1
 GOLDEN = "golden inputs"  # in place of a dataset's name
-COLUMNS = (  # of a table, before the shares of each level
-    "layer", "timestep", "step", "step_min", "step_max", "tail", "n_max", "active_ratio", "mean_level", "normalised_entropy",
-)  # fmt: skip
 NO_TEST_SET = f"{GOLDEN} are no test set: give one with --data"
 
 
@@ -99,7 +96,7 @@ class Membrane:
 
 @dataclass(frozen=True)
 class Trace:
-    """One neuron on one image, in the network's own units: what came in, the membrane before and after the reset, levels."""
+    """One neuron on one image, in the network's own units: input current, membrane before and after the reset, levels."""
 
     layer: str
     unit: int
@@ -114,7 +111,7 @@ class Trace:
 
 
 def typical_units(levels: NDArray[np.integer]) -> list[int]:
-    """Four neurons of `levels` [T, units], from a typical active one to the busiest: by quantiles of their summed levels."""
+    """Four neurons of `levels` [T, units], from a typical active one to the busiest, by quantiles of summed levels."""
     total = np.abs(levels).sum(0)
     active = np.flatnonzero(total)
     order = active[np.argsort(total[active], kind="stable")]
@@ -124,8 +121,10 @@ def typical_units(levels: NDArray[np.integer]) -> list[int]:
 
 @dataclass(frozen=True)
 class LayerAnalysis:
-    """One layer. step: mean over channels where they have their own (`step_range` then gives both ends); None where there is
-    none. tail: of the surrogate, None where it has none. levels: counts `[T, n_max + 1]`."""
+    """One layer. levels: counts `[T, n_max + 1]`; tail: of the surrogate, None where it has none.
+
+    step: None where the layer has none, the mean where channels have their own; `step_range` then holds both ends.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -146,9 +145,9 @@ class LayerAnalysis:
 
 @dataclass(frozen=True)
 class Analysis:
-    """A network on `images` images; complete: these were all that there are. accuracy is None where labels are not known.
+    """A network on `images` images. complete: whether this is the whole set; accuracy: None without labels.
 
-    facts: what was analysed (model, hashes ...). accounts: the counts of the same pass, by mode.
+    facts: what was analysed (model, hashes ...); accounts: the counts of the same pass, by mode.
     """
 
     images: int
@@ -166,18 +165,18 @@ class Analysis:
 
     @property
     def golden(self) -> bool:
-        """Whether it is of the few inputs that a deployed network carries to be checked with, not of a test set."""
+        """Whether the images are the few test inputs that a deployed network carries."""
         return self.facts.get("data") == GOLDEN
 
     @property
     def other_data(self) -> str:
-        """What it is of in place of its dataset's test set, such as a file of a user's own; empty where it is of that."""
+        """The data it ran on where that is not its dataset's test set, such as a user's own file; else empty."""
         data, dataset = self.facts.get("data"), self.facts.get("dataset")
         return str(data) if data and dataset and data != dataset else ""
 
     @property
     def of_test_set(self) -> bool:
-        """Whether it is of the whole test set."""
+        """Whether it ran on the whole test set."""
         return self.complete and not self.other_data
 
     @property
@@ -185,35 +184,26 @@ class Analysis:
         return {layer.name: layer.step for layer in self.layers if layer.step is not None}
 
     @property
-    def variation(self) -> float | None:
-        """Coefficient of variation of the steps over layers."""
-        return coefficient_of_variation(np.array(list(self.steps.values()))) if self.steps else None
+    def active(self) -> dict[str, float]:
+        return {layer.name: layer.histogram.active_ratio for layer in self.layers}
 
     def mean(self, quantity: str) -> float:
         """Mean over layers, as the paper reports it: of `active_ratio`, `normalised_entropy` or `mean_level`."""
         return float(np.mean([getattr(layer.histogram, quantity) for layer in self.layers]))
 
-    @property
-    def first_level(self) -> float:
-        """Mean over layers of P(k = 1 | k > 0)."""
-        return float(np.mean([layer.histogram.conditional[0] for layer in self.layers]))
-
     def summary(self) -> dict[str, Any]:
-        """Means over layers and the range of the steps; empty for a network without spikes."""
+        """Means over layers, among them P(k = 1 | k > 0), and the range of steps. Empty for a network without spikes."""
         if not self.layers:
             return {}
-        steps = self.steps.values()
+        steps = list(self.steps.values())
         return {
             "active_ratio": self.mean("active_ratio"),
             "normalised_entropy": self.mean("normalised_entropy"),
-            "first_level": self.first_level,
-            "step_min": min(steps) if steps else None,
-            "step_max": max(steps) if steps else None,
-            "step_variation": self.variation,
+            "first_level": float(np.mean([layer.histogram.conditional[0] for layer in self.layers])),
+            "step_min": min(steps, default=None),
+            "step_max": max(steps, default=None),
+            "step_variation": coefficient_of_variation(np.array(steps)) if steps else None,
         }
-
-    # As files
-    # ---------------------------------------------------------------------------------------------------------
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -239,57 +229,47 @@ class Analysis:
         wrong = problem(value, ANALYSIS) or _misshapen(value)
         if wrong is not None:
             raise LbqError(f"{where} is damaged: {wrong}; make it again with lbq analyze")
-        return cls(
-            images=value["images"],
-            complete=value["complete"],
-            accuracy=value["accuracy"],
-            facts=dict(value["facts"]),
-            layers=tuple(_layer_from(entry) for entry in value["layers"]),
-            accounts=dict(value["accounts"]),
-            traces=tuple(_trace_from(entry) for entry in value["traces"]),
-        )
+        layers = tuple(map(_layer_from, value["layers"]))
+        traces = tuple(from_fields(Trace, trace) for trace in value["traces"])
+        analysis: Analysis = replace(from_fields(cls, value), layers=layers, traces=traces)
+        return analysis
 
     def table(self) -> list[dict[str, Any]]:
         """One row for each layer and timestep (`all`: over time)."""
         rows = []
         for layer in self.layers:
-            steps = range(len(layer.levels))
-            for when, histogram in [("all", layer.histogram), *((t, layer.at(t)) for t in steps)]:
-                rows.append(
-                    {
-                        "layer": layer.name,
-                        "timestep": when,
-                        "step": layer.step,
-                        **dict(
-                            zip(("step_min", "step_max"), layer.step_range or (layer.step, layer.step), strict=True)
-                        ),
-                        "tail": layer.tail,
-                        "n_max": layer.n_max,
-                        "active_ratio": histogram.active_ratio,
-                        "mean_level": histogram.mean_level,
-                        "normalised_entropy": histogram.normalised_entropy,
-                        **{f"p{k + 1}": p for k, p in enumerate(histogram.conditional)},
-                    }
-                )
+            low, high = layer.step_range or (layer.step, layer.step)
+            steps = {"step": layer.step, "step_min": low, "step_max": high}
+            for when in ("all", *range(len(layer.levels))):
+                quantities = _quantities(layer.histogram if when == "all" else layer.at(when))
+                shares = {f"p{k}": p for k, p in enumerate(quantities.pop("conditional"), 1)}
+                head = {"layer": layer.name, "timestep": when, **steps, "tail": layer.tail, "n_max": layer.n_max}
+                rows.append(head | quantities | shares)
         return rows
 
     def csv(self) -> str:
-        """The table as a file: of a network without spikes, its columns alone."""
+        """The table as a file."""
         rows, out = self.table(), io.StringIO()
-        columns = max((list(row) for row in rows), key=len, default=list(COLUMNS))
-        writer = csv.DictWriter(out, columns, lineterminator="\n")
+        writer = csv.DictWriter(out, max(rows, key=len), lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
         return out.getvalue()
 
 
+def read_json(path: Path, remedy: str = "restore it, or make it again") -> dict[str, Any]:
+    """The object that a JSON file holds."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise RunError(f"{path} cannot be read as JSON: {' '.join(str(error).split())[:100]}; {remedy}") from error
+    if not isinstance(value, dict):
+        raise RunError(f"{path} must hold a JSON object: a record or an analysis; {remedy}")
+    return value
+
+
 def load(path: Path | str) -> Analysis:
     """An analysis from its JSON file."""
-    try:
-        value = json.loads(Path(path).read_text())
-    except (OSError, ValueError, RecursionError) as error:
-        raise LbqError(f"{path} cannot be read as JSON: {' '.join(str(error).split())[:100]}") from error
-    return Analysis.from_dict(value if isinstance(value, dict) else {}, str(path))
+    return Analysis.from_dict(read_json(Path(path), "make it again with lbq analyze"), str(path))
 
 
 def _quantities(histogram: LevelHistogram) -> dict[str, Any]:
@@ -297,30 +277,27 @@ def _quantities(histogram: LevelHistogram) -> dict[str, Any]:
         "active_ratio": histogram.active_ratio,
         "mean_level": histogram.mean_level,
         "normalised_entropy": histogram.normalised_entropy,
-        "conditional": histogram.conditional.round(6).tolist(),
+        "conditional": histogram.conditional,
     }
 
 
+def _rounded(histogram: LevelHistogram) -> dict[str, Any]:
+    return {**_quantities(histogram), "conditional": histogram.conditional.round(6).tolist()}
+
+
 def _layer_dict(layer: LayerAnalysis) -> dict[str, Any]:
-    membrane = layer.membrane
     return {
-        "name": layer.name,
-        "shape": list(layer.shape),
-        "n_max": layer.n_max,
-        "step": layer.step,
-        "step_range": None if layer.step_range is None else list(layer.step_range),
-        "tail": layer.tail,
-        **_quantities(layer.histogram),
-        "by_timestep": [_quantities(layer.at(t)) for t in range(len(layer.levels))],
+        **{key: getattr(layer, key) for key in ("name", "shape", "n_max", "step", "step_range", "tail")},
+        **_rounded(layer.histogram),
+        "by_timestep": [_rounded(layer.at(t)) for t in range(len(layer.levels))],
         "levels": layer.levels.tolist(),
-        "membrane": None
-        if membrane is None
-        else {"counts": membrane.counts.tolist(), "thresholds": list(membrane.thresholds)},
+        "membrane": layer.membrane
+        and {"counts": layer.membrane.counts.tolist(), "thresholds": layer.membrane.thresholds},
     }
 
 
 def _misshapen(value: Mapping[str, Any]) -> str | None:
-    """What a schema does not see: whether the sizes of lists that belong together agree."""
+    """A problem that a schema does not see: lists that belong together, but differ in size."""
     for i, layer in enumerate(value["layers"]):
         where, membrane = f"layers[{i}]", layer["membrane"]
         if any(len(row) != layer["n_max"] + 1 or not sum(row) for row in layer["levels"]):
@@ -339,22 +316,13 @@ def _misshapen(value: Mapping[str, Any]) -> str | None:
 
 
 def _layer_from(entry: Mapping[str, Any]) -> LayerAnalysis:
-    membrane = entry["membrane"]
-    return LayerAnalysis(
-        name=entry["name"],
-        shape=tuple(entry["shape"]),
-        n_max=entry["n_max"],
-        step=entry["step"],
-        step_range=None if entry["step_range"] is None else tuple(entry["step_range"]),
-        tail=entry["tail"],
-        levels=np.array(entry["levels"], np.int64),
-        membrane=None
-        if membrane is None
-        else Membrane(np.array(membrane["counts"], np.int64), tuple(membrane["thresholds"])),
-    )
+    layer, membrane = from_fields(LayerAnalysis, entry), entry["membrane"]
+    if membrane is not None:
+        membrane = Membrane(np.array(membrane["counts"], np.int64), tuple(membrane["thresholds"]))
+    return replace(layer, levels=np.array(entry["levels"], np.int64), membrane=membrane)
 
 
-def _trace_from(entry: Mapping[str, Any]) -> Trace:
-    known = ((f.name, entry[f.name]) for f in fields(Trace))
-    values: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in known}
-    return Trace(**values)
+def from_fields(kind: type[Any], entry: Mapping[str, Any]) -> Any:
+    """A dataclass from the JSON of its fields. A newer file may hold more."""
+    values = ((f.name, entry[f.name]) for f in fields(kind))
+    return kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in values})

@@ -8,7 +8,7 @@ shortcut do), `memory` (and the bytes moved, for a named hierarchy). All energie
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from lbq.counting.operations import Account, Operations, energy_mj
@@ -54,8 +54,10 @@ class Method:
 
 @dataclass(frozen=True)
 class BreakEven:
-    """Set bits per synapse and timestep at which bit planes cost what a rival costs; None where they always cost more, infinite
-    where nothing in their cost grows with it. most: set bits that a level can have."""
+    """The density at which bit planes cost what a rival costs, in set bits per synapse and timestep.
+
+    None: they always cost more; infinite: nothing in their cost grows with it. most: set bits that a level can have.
+    """
 
     rival: str
     regime: str
@@ -68,11 +70,17 @@ class BreakEven:
             return "dearer at any density"
         return "cheaper at any density" if self.density > self.most else f"{self.density:.3f}"
 
+    def to_dict(self) -> dict[str, Any]:
+        """JSON has no infinity: it says null."""
+        return {**asdict(self), "density": None if self.density == math.inf else self.density, "text": self.text}
+
 
 @dataclass(frozen=True)
 class Costs:
-    """methods: ours first. shifts: by backend, with Horner's on its own line. reading: µJ as tools count that take a level
-    above 1 for a MAC. density: set bits per synapse and timestep."""
+    """methods: ours first; shifts: by backend; density: set bits per synapse and timestep.
+
+    reading: the count of tools that take a level above 1 for a MAC.
+    """
 
     technology: Technology
     methods: tuple[Method, ...]
@@ -85,23 +93,20 @@ class Costs:
         return {
             "modelled": True,
             "technology": self.technology.to_dict(),
-            "methods": [
-                {**asdict(m), "integer_uj": m.integer_uj, "memory_uj": m.memory_uj} for m in self.methods
-            ],
+            "methods": [{**asdict(m), "integer_uj": m.integer_uj, "memory_uj": m.memory_uj} for m in self.methods],
             "shifts": [{**asdict(line), "microjoules": line.microjoules} for line in self.shifts],
             "other_tools": {**asdict(self.reading), "microjoules": self.reading.microjoules},
             "density": self.density,
-            "break_even": [{**asdict(b), "density": _finite(b.density), "text": b.text} for b in self.break_even],
-        }  # fmt: skip
+            "break_even": [b.to_dict() for b in self.break_even],
+        }
 
 
 def costs(account: Account, technology: Technology = DEFAULT) -> Costs:
-    """Of border-exact counts (`mode="exact"`)."""
+    """The costs of border-exact counts (`mode="exact"`)."""
     total = account.total
     synapse_steps = sum(count.macs for count in account.synapses.values())
     density = account.executed / synapse_steps if synapse_steps else 0.0
-    spiking = [_spiking_method(coding, account, technology) for coding in _codings(account)]
-    dense = [_dense_method(ann, account, technology) for ann in _anns(account, technology)]
+    spiking, dense = _spiking_methods(account, technology), _dense_methods(account, technology)
     shifts = {
         "pre-shifted weights": 0,
         "fused into the accumulation": 0,
@@ -119,121 +124,80 @@ def costs(account: Account, technology: Technology = DEFAULT) -> Costs:
     )
 
 
-# Spiking networks
-# ---------------------------------------------------------------------------------------------------------------------
+def _spiking_methods(account: Account, technology: Technology) -> list[Method]:
+    """Ours first. A network of single spikes has no other way."""
+    total, shortcuts, bits = account.total, account.shortcut_total, _level_bits(account)
 
+    def method(
+        name: str, note: str, added: float, formed: float, shortcut_adds: float, slots: int = 1, bits: int = bits
+    ) -> Method:
+        """added, formed: accumulations and formations; slots: for each timestep; bits: of a level that is sent."""
+        neuron_slots = account.timesteps * account.neurons * slots
+        instructions = 3 + bits  # of a state update
+        macs, reuse = account.fp_macs, technology.weight_reuse
+        add, weight_byte, state_byte = technology.int32_add, technology.weight_byte, technology.state_byte
+        lines = (
+            Line("first layer, 8-bit MACs", macs, technology.int8_mac, "integer"),
+            Line("synaptic accumulations", added, add, "integer", True),
+            Line("formation of planes", formed, add, "integer", True),
+            Line("identity shortcuts, additions", shortcut_adds, add, "integer"),
+            Line("sums over windows and time, additions", account.pool_adds, add, "integer"),
+            Line(f"state updates, {instructions} instructions each", neuron_slots * instructions, add, "integer"),
+            Line("weight bytes of the first layer", macs / reuse, weight_byte, "memory"),
+            Line("weight bytes", added / reuse, weight_byte, "memory", True),
+            Line("membrane bytes", neuron_slots * STATE_BYTES, state_byte, "memory"),
+            Line("level bytes, written and read", 2 * (neuron_slots * bits / 8), state_byte, "memory"),
+        )
+        return Method(name, note, 1e3 * energy_mj(Operations(macs, added, formed), technology.paper), lines)
 
-@dataclass(frozen=True)
-class _Coding:
-    """How levels travel, and what that adds up in one image. slots: timesteps for each of the network's; bits: of a level
-    that is sent."""
-
-    name: str
-    note: str
-    accumulations: float
-    formations: float
-    shortcuts: float
-    slots: int
-    bits: int
-
-
-def _codings(account: Account) -> list[_Coding]:
-    """Ours first; a network of single spikes has no other."""
-    total, shortcuts, planes = account.total, account.shortcut_total, _planes(account)
     if account.unit_events:
-        note = "one addition for each event"
-        return [_Coding(PLANES, note, account.executed, 0.0, shortcuts.events, 1, planes)]
+        return [method(PLANES, "one addition for each event", account.executed, 0.0, shortcuts.events)]
     slots, formed = account.n_max, total.formations
     spikes = f"the same levels as single spikes in {slots} slots for each timestep"
     digits = "7 = 8 - 1: fewer terms at 7, 14, 15"
     return [
-        _Coding(PLANES, "as executed", account.executed, formed, shortcuts.bit_sparse, 1, planes),
-        _Coding(SIGNED, digits, total.signed_digits, formed, shortcuts.signed_digits, 1, planes),
-        _Coding(UNARY, spikes, total.unary, 0.0, shortcuts.unary, slots, 1),
+        method(PLANES, "as executed", account.executed, formed, shortcuts.bit_sparse),
+        method(SIGNED, digits, total.signed_digits, formed, shortcuts.signed_digits),
+        method(UNARY, spikes, total.unary, 0.0, shortcuts.unary, slots, 1),
     ]
 
 
-def _spiking_method(coding: _Coding, account: Account, technology: Technology) -> Method:
-    neuron_slots = account.timesteps * account.neurons * coding.slots
-    instructions = 3 + coding.bits  # of a state update
-    macs, added = account.fp_macs, coding.accumulations
-    add, weight_byte, state_byte = technology.int32_add, technology.weight_byte, technology.state_byte
-    lines = (
-        Line("first layer, 8-bit MACs", macs, technology.int8_mac, "integer"),
-        Line("synaptic accumulations", added, add, "integer", True),
-        Line("formation of planes", coding.formations, add, "integer", True),
-        Line("identity shortcuts, additions", coding.shortcuts, add, "integer"),
-        Line("sums over windows and time, additions", account.pool_adds, add, "integer"),
-        Line(f"state updates, {instructions} instructions each", neuron_slots * instructions, add, "integer"),
-        Line("weight bytes of the first layer", macs / technology.weight_reuse, weight_byte, "memory"),
-        Line("weight bytes", added / technology.weight_reuse, weight_byte, "memory", True),
-        Line("membrane bytes", neuron_slots * STATE_BYTES, state_byte, "memory"),
-        Line("level bytes, written and read", 2 * (neuron_slots * coding.bits / 8), state_byte, "memory"),
-    )
-    paper_mj = energy_mj(Operations(macs, added, coding.formations), technology.paper)
-    return Method(coding.name, coding.note, 1e3 * paper_mj, lines)
-
-
-def _planes(account: Account) -> int:
-    """Bits of a level."""
+def _level_bits(account: Account) -> int:
     return account.level_bits or account.n_max.bit_length()
 
 
-# Networks without spikes
-# ---------------------------------------------------------------------------------------------------------------------
+def _dense_methods(account: Account, technology: Technology) -> list[Method]:
+    """The same network without spikes."""
+    macs, state_byte = account.ann_macs, technology.state_byte
 
+    def method(name: str, note: str, mac_price: float, weight_bytes: float, activation_bytes: float) -> Method:
+        """mac_price: pJ; weight_bytes, activation_bytes: of one of them."""
+        lines = (
+            Line("MACs", macs, mac_price, "integer"),
+            Line("weight bytes", macs * weight_bytes / technology.weight_reuse, technology.weight_byte, "memory"),
+            Line("activation bytes, written and read", 2 * (account.neurons * activation_bytes), state_byte, "memory"),
+        )
+        return Method(name, note, None, lines)
 
-@dataclass(frozen=True)
-class _Ann:
-    """The same network, dense. mac_price: pJ; weight_bytes, activation_bytes: of one of them; paper_uj: as in `Method`."""
-
-    name: str
-    note: str
-    mac_price: float
-    weight_bytes: float
-    activation_bytes: float
-    paper_uj: float | None = None
-
-
-def _anns(account: Account, technology: Technology) -> list[_Ann]:
     summed = f", over the sum of the {account.frames} frames" if account.frames > 1 else ""
-    fp32_uj = 1e3 * energy_mj(Operations(account.ann_macs), technology.paper)
-    fp32, int8, bits = technology.fp32_mac, technology.int8_mac, _planes(account)
+    fp32, int8, bits = technology.fp32_mac, technology.int8_mac, _level_bits(account)
     width = f"{bits} bit{'s' * (bits > 1)}"
     quantised = f"one pass{summed}, dense, 8-bit weights, activations of {width}; its zeros are not skipped"
+    reference = method("ANN, fp32", f"the paper's reference{summed}", fp32, FLOAT_BYTES, FLOAT_BYTES)
     return [
-        _Ann("ANN, fp32", f"the paper's reference{summed}", fp32, FLOAT_BYTES, FLOAT_BYTES, fp32_uj),
-        _Ann("ANN, int8", f"8-bit weights and activations{summed}", int8, 1, 1),
-        _Ann("quantised ANN, as many levels", quantised, int8, 1, bits / 8),
+        replace(reference, paper_uj=1e3 * energy_mj(Operations(macs), technology.paper)),
+        method("ANN, int8", f"8-bit weights and activations{summed}", int8, 1, 1),
+        method("quantised ANN, as many levels", quantised, int8, 1, bits / 8),
     ]
 
 
-def _dense_method(ann: _Ann, account: Account, technology: Technology) -> Method:
-    weight_bytes = account.ann_macs * ann.weight_bytes / technology.weight_reuse
-    activation_bytes = 2 * (account.neurons * ann.activation_bytes)
-    lines = (
-        Line("MACs", account.ann_macs, ann.mac_price, "integer"),
-        Line("weight bytes", weight_bytes, technology.weight_byte, "memory"),
-        Line("activation bytes, written and read", activation_bytes, technology.state_byte, "memory"),
-    )
-    return Method(ann.name, ann.note, ann.paper_uj, lines)
-
-
-# Where they meet
-# ---------------------------------------------------------------------------------------------------------------------
-
-
 def most_set_bits(n_max: int) -> int:
-    """That a level up to n_max can have."""
+    """The most set bits that a level up to n_max can have."""
     return (n_max + 1).bit_length() - 1
 
 
-def _finite(value: float | None) -> float | None:
-    return value if value is None or math.isfinite(value) else None
-
-
 def _break_even(ours: Method, rivals: list[Method], density: float, most: int) -> tuple[BreakEven, ...]:
-    """The density at which our cost, of which a part is in proportion to it, meets each rival's."""
+    """The density at which our cost meets each rival's. A part of our cost is in proportion to it."""
     points = []
     for regime in ("integer", "memory"):
         counted = [line for line in ours.lines if regime == "memory" or line.regime == "integer"]

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
-
-from numpy.typing import NDArray
 
 from lbq.counting.deployed_counts import analyze as analyze
 from lbq.counting.deployed_counts import measure as measure
@@ -15,7 +13,6 @@ from lbq.data.testset import TestSet
 from lbq.engine.convolution import Backend, Counts
 from lbq.engine.engine import Engine, Network
 from lbq.engine.method import Choice
-from lbq.engine.output import Output
 from lbq.errors import DataError, LbqError
 
 IMAGES_PER_BATCH = 256
@@ -25,10 +22,10 @@ WARM_UP_IMAGES = 8  # that a network runs once before it is timed
 
 @dataclass
 class Evaluation:
-    """accuracy in percent, None without labels; seconds spent in the engine alone, and before them on arranging weights and
-    choosing kernels; counts and choices by synapse.
+    """accuracy: percent, None without labels; counts and choices: by synapse.
 
-    against: another engine that ran the same; compared, differing: levels of all layers and timesteps, and logits.
+    seconds: in the engine alone; setup_seconds: before them, to arrange weights and choose kernels. against: another
+    engine that ran the same; compared, differing: levels of all layers and timesteps, and logits.
     """
 
     images: int = 0
@@ -69,22 +66,27 @@ def evaluate(
 ) -> Evaluation:
     """Run the first `limit` samples of a test set. against: also run that engine and compare every level. backend: how
     bit planes are weighted."""
-    _check_choices(engine, against, backend)
+    if backend != "horner" and engine not in ("auto", "bitplane"):
+        raise LbqError(f"backend {backend!r} weights bit planes, and engine {engine!r} has none: use engine 'bitplane'")
+    if against == engine and backend == "horner":
+        raise LbqError(f"engine {engine!r} against itself compares nothing: give another engine, such as 'dense'")
     result, correct = Evaluation(engine=engine, threads=threads, against=against, backend=backend), 0
     trace = against is not None
     for x, which in test.batches(IMAGES_PER_TRACED_BATCH if trace else IMAGES_PER_BATCH, limit):
         started = time.perf_counter()
         if not result.images and engine != "dense":
-            net.run(
-                x[:WARM_UP_IMAGES] if test.static else x[:, :WARM_UP_IMAGES], engine, threads=threads, backend=backend
-            )
+            first = x[:WARM_UP_IMAGES] if test.static else x[:, :WARM_UP_IMAGES]
+            net.run(first, engine, threads=threads, backend=backend)
             result.setup_seconds = time.perf_counter() - started
             started = time.perf_counter()
         out = net.run(x, engine, trace, threads, backend, progress)
         result.seconds += time.perf_counter() - started
         if against is not None:
             other = net.run(x, against, trace, threads)
-            for mine, theirs in _pairs(out, other):
+            assert out.levels is not None
+            assert other.levels is not None
+            levels = [(mine, other.levels[name]) for name, mine in out.levels.items()]
+            for mine, theirs in (*levels, (out.logits, other.logits)):
                 result.compared += mine.size
                 result.differing += int((mine != theirs).sum())
         result.images += len(out.logits)
@@ -98,19 +100,3 @@ def evaluate(
     if test.labels is not None:
         result.accuracy = 100 * correct / result.images
     return result
-
-
-def _check_choices(engine: Engine, against: Engine | None, backend: Backend) -> None:
-    """Refuse what would compare nothing, or a backend that would not be used."""
-    if backend != "horner" and engine not in ("auto", "bitplane"):
-        raise LbqError(f"backend {backend!r} weights bit planes, and engine {engine!r} has none: use engine 'bitplane'")
-    if against == engine and backend == "horner":
-        raise LbqError(f"engine {engine!r} against itself compares nothing: give another engine, such as 'dense'")
-
-
-def _pairs(one: Output, other: Output) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
-    assert one.levels is not None
-    assert other.levels is not None
-    for name, levels in one.levels.items():
-        yield levels, other.levels[name]
-    yield one.logits, other.logits

@@ -33,11 +33,11 @@ def measure(
 ) -> Measurement:
     """Counts of a deployed network on its own levels; accuracy where labels are known.
 
-    membranes: look at the membranes of every n-th image of the set; 0: of none.
+    membranes: every n-th image of the set has its membranes watched; 0: none.
     """
     network = net.network
     histograms = Membranes(network)
-    parts: dict[int, Tallies] = {}  # of each thread its own
+    parts: dict[int, Tallies] = {}  # one for each thread
     images = correct = 0
 
     def count(name: str, levels: Integers) -> None:
@@ -46,16 +46,15 @@ def measure(
             parts[thread] = Tallies(network)
         parts[thread].add_layer(name, levels)
 
-    along = 0 if network.static else 1
+    batch_axis = 0 if network.static else 1
     for x, which in test.batches(IMAGES_PER_BATCH, limit):
-        size = x.shape[along]
+        size = x.shape[batch_axis]
         watched = np.arange(images, images + size) % membranes == 0 if membranes else np.zeros(size, bool)
-        for inside in (False, True):
-            chosen = watched if inside else ~watched
-            some = np.compress(chosen, x, along)
+        for chosen in (~watched, watched):
+            some = np.compress(chosen, x, batch_axis)
             if not some.size:
                 continue
-            if inside:
+            if chosen is watched:
                 out = net.watch(some, histograms.add, count)
                 if progress is not None:
                     progress(len(out.logits))
@@ -88,23 +87,23 @@ def analyze(
     name: str = "",
 ) -> Analysis:
     """The analysis of a deployed network. name: of its file."""
-    known = net.network.facts
-    data = known.get("data")
+    stored = net.network.facts
+    data = stored.get("data")
     facts = {
         "kind": "artefact",
         "name": name,
         "dataset": _name(data.get("name")) if isinstance(data, dict) else "",
-        "model": _name(known.get("model")),
+        "model": _name(stored.get("model")),
         "variant": "deployed",
         "timesteps": net.network.timesteps,
-        "bits": bits if type(bits := known.get("bits")) is int else None,
-        "config_hash": _name(known.get("config_hash")),
-        "weights_sha256": _name(known.get("weights_sha256")),
+        "bits": bits if type(bits := stored.get("bits")) is int else None,
+        "config_hash": _name(stored.get("config_hash")),
+        "weights_sha256": _name(stored.get("weights_sha256")),
         "data": test.name,
     }
     return measure(net, test, threads, limit, progress, membranes).analysis(facts)
 
 
 def _name(fact: Any) -> str:
-    """What a file says where a name belongs; nothing where it says anything else."""
+    """The name that a file holds; empty where it holds anything else."""
     return fact if isinstance(fact, str) and is_name(fact) else ""

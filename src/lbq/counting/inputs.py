@@ -25,10 +25,9 @@ LUMA = (0.299, 0.587, 0.114)  # of red, green and blue in a grey image
 
 
 def inputs_of(net: Network, data: str | None) -> TestSet:
-    """What a network is measured on: the data that a user names; else its test set where that comes with lbq, or the golden
-    inputs that it carries."""
-    known = net.network.facts.get("data")
-    embedded = isinstance(known, dict) and known.get("name") == "digits"
+    """The data that a user names; else the network's test set where that comes with lbq, or its golden inputs."""
+    stored = net.network.facts.get("data")
+    embedded = isinstance(stored, dict) and stored.get("name") == "digits"
     return golden_set(net) if data is None and not embedded else open_data(net.network, data)
 
 
@@ -61,8 +60,8 @@ def open_data(network: IntegerNetwork, data: str | None) -> TestSet:
 
 def _open_dataset(network: IntegerNetwork, data: str | None) -> TestSet:
     """The test set of the dataset that the network's facts name; data: its folder."""
-    known = network.facts.get("data")
-    settings = known if isinstance(known, dict) else {}
+    stored = network.facts.get("data")
+    settings = stored if isinstance(stored, dict) else {}
     name = settings.get("name", "digits" if data == "digits" else None)
     if not isinstance(name, str):
         raise DataError(
@@ -97,7 +96,7 @@ def _check_range(values: NDArray[np.uint8], network: IntegerNetwork, where: Path
 
 
 def _check_classes(test: TestSet, network: IntegerNetwork) -> None:
-    """Names of classes, where both have some, and labels. Classes without names have numbers, which names may stand for."""
+    """Compare the names of classes where both have some, and check labels. Numbers count as no names."""
     numbers = set(map(str, range(len(network.classes))))
     unnamed = set(network.classes) == numbers and numbers.isdisjoint(test.classes)
     if test.classes and network.classes and test.classes != network.classes and not unnamed:
@@ -114,13 +113,13 @@ def _check_classes(test: TestSet, network: IntegerNetwork) -> None:
 
 
 def read_input(path: Path | str, network: IntegerNetwork) -> NDArray[np.uint8]:
-    """One input from a file: an image, upright, scaled and cropped to what the network reads, or a uint8 .npy array, which
-    may lack height and width where they are 1."""
+    """One input from a file: an image, upright, scaled and cropped to the network's input, or a uint8 .npy array.
+
+    An array may lack height and width where they are 1.
+    """
     path = Path(path)
-    return _read_array(path, network) if path.suffix == ".npy" else _read_image(path, network)
-
-
-def _read_array(path: Path, network: IntegerNetwork) -> NDArray[np.uint8]:
+    if path.suffix != ".npy":
+        return _read_image(path, network)
     lead, stored = _lead(network), load_array(path)
     array = with_sides(stored, network.input_shape, len(lead))
     if array.dtype != np.uint8 or array.shape != (*lead, *network.input_shape):

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from lbq.counting.analysis import Analysis, LayerAnalysis, LevelHistogram, Membrane, Trace
+from lbq.counting.analysis import Analysis, LayerAnalysis, LevelHistogram, Membrane, Trace, from_fields
 from lbq.counting.operations import (
     HOROWITZ,
     PAPER_BACKENDS,
@@ -29,10 +29,9 @@ from lbq.graph.integer import IntegerNetwork
 
 @dataclass(frozen=True)
 class Measurement:
-    """accuracy in percent, NaN where labels are not known; `tallies` is None for a network without spikes.
+    """accuracy: percent, NaN without labels; tallies: None for a network without spikes.
 
-    complete: whether these were all test images; inputs: what they are, in words. membranes and traces: by layer, where they
-    were asked for.
+    complete: whether these were all test images; inputs: what the images are, in words.
     """
 
     graph: Graph | IntegerNetwork
@@ -46,7 +45,7 @@ class Measurement:
 
     @property
     def ann_macs(self) -> int:
-        """Of the same network as an ANN, at valid positions: of all frames where it is one, else of one pass."""
+        """Of the same network as an ANN, at valid positions. An ANN itself runs every frame, a rival one pass."""
         return self.graph.valid_macs * (self.graph.frames if self.tallies is None else 1)
 
     @property
@@ -59,8 +58,7 @@ class Measurement:
 
     @property
     def histograms(self) -> dict[str, LevelHistogram]:
-        tallies = self.tallies
-        if tallies is None:
+        if (tallies := self.tallies) is None:
             return {}
         return {layer.name: LevelHistogram(tallies.by_timestep(layer.name).sum(0)) for layer in self.graph.layers}
 
@@ -84,31 +82,30 @@ class Measurement:
 
     def analysis(self, facts: Mapping[str, Any], tails: Mapping[str, float] | None = None) -> Analysis:
         """What `lbq analyze` writes. facts: what was measured; tails: of the surrogate, by layer."""
+        tallies, measured = self.tallies, self.to_dict()
         layers = []
-        for layer in self.graph.layers if self.tallies is not None else ():
-            spec = self.graph.spec(layer.name)
+        for layer in self.graph.layers if tallies is not None else ():
+            assert tallies is not None
             step = _step_of(self.graph, layer.name)
-            assert self.tallies is not None
             layers.append(
                 LayerAnalysis(
                     name=layer.name,
                     shape=layer.shape,
-                    n_max=spec.n_max,
+                    n_max=self.graph.spec(layer.name).n_max,
                     step=float(step.mean()) if step.size else None,
                     step_range=(float(step.min()), float(step.max())) if step.size > 1 else None,
                     tail=(tails or {}).get(layer.name),
-                    levels=self.tallies.by_timestep(layer.name),
+                    levels=tallies.by_timestep(layer.name),
                     membrane=self.membranes.get(layer.name),
                 )
             )
-        found = self.to_dict()
         return Analysis(
             images=self.images,
             complete=self.complete,
-            accuracy=found["accuracy"],
+            accuracy=measured["accuracy"],
             facts=dict(facts),
             layers=tuple(layers),
-            accounts={k: v for k, v in found.items() if k not in ("images", "accuracy")},
+            accounts={k: v for k, v in measured.items() if k not in ("images", "accuracy")},
             traces=tuple(self.traces),
         )
 
@@ -127,49 +124,21 @@ def _step_of(graph: Graph | IntegerNetwork, name: str) -> np.ndarray[Any, np.dty
 
 
 def _account_dict(account: Account, table: Energies) -> dict[str, Any]:
+    stored = {key: value for key, value in asdict(account).items() if key not in ("mode", "images")}
     return {
+        **stored,
         "total": asdict(account.total),
-        "fp_macs": account.fp_macs,
-        "ann_macs": account.ann_macs,
         "ann_energy_mj": account.ann_energy_mj(table),
-        "pool_adds": account.pool_adds,
         "active_ratio": account.active_ratio,
-        "timesteps": account.timesteps,
-        "frames": account.frames,
-        "neurons": account.neurons,
-        "n_max": account.n_max,
-        "outputs": account.outputs,
-        "level_bits": account.level_bits,
-        "horner": account.horner,
-        "unit_events": account.unit_events,
         "shifts": {backend: account.shifts(backend) for backend in PAPER_BACKENDS},
         "energy_mj": {backend: account.energy_mj(backend, table) for backend in PAPER_BACKENDS},
-        "layers": {name: asdict(activity) for name, activity in account.layers.items()},
-        "formations": account.formations,
-        "synapses": {name: asdict(count) for name, count in account.synapses.items()},
-        "shortcuts": {name: asdict(count) for name, count in account.shortcuts.items()},
-        "stem": {name: asdict(count) for name, count in account.stem.items()},
     }
 
 
 def account_from(value: Mapping[str, Any], mode: Mode, images: int) -> Account:
     """The account that an analysis, checked when it was read, holds under `accounts[mode]`."""
-    return Account(
-        mode=mode,
-        images=images,
-        synapses={name: _known(Count, count) for name, count in value["synapses"].items()},
-        shortcuts={name: _known(Count, count) for name, count in value["shortcuts"].items()},
-        stem={name: _known(Count, count) for name, count in value["stem"].items()},
-        layers={name: _known(LayerActivity, activity) for name, activity in value["layers"].items()},
-        formations=dict(value["formations"]),
-        **{
-            key: value[key]
-            for key in ("fp_macs", "ann_macs", "pool_adds", "unit_events", "timesteps", "neurons", "n_max", "outputs")
-        },
-        **{key: value[key] for key in ("frames", "level_bits", "horner") if key in value},
-    )
-
-
-def _known(kind: type[Any], value: Mapping[str, Any]) -> Any:
-    """A dataclass from its fields; a newer file may hold more."""
-    return kind(**{f.name: value[f.name] for f in fields(kind)})
+    stored = {f.name: value[f.name] for f in fields(Account) if f.name in value}  # older files lack some
+    for key in ("synapses", "shortcuts", "stem"):
+        stored[key] = {name: from_fields(Count, count) for name, count in value[key].items()}
+    stored["layers"] = {name: from_fields(LayerActivity, layer) for name, layer in value["layers"].items()}
+    return Account(**stored, mode=mode, images=images)

@@ -15,7 +15,7 @@ from lbq.native import library
 
 
 class Membranes:
-    """`add` what `Network.watch` tells. layers: histograms, in units of each channel's step."""
+    """`add` is a callback of `Network.watch`. layers: histograms, in units of each channel's step."""
 
     def __init__(self, network: IntegerNetwork) -> None:
         self.network = network
@@ -29,12 +29,11 @@ class Membranes:
             spec = self.network.spec(name)
             thresholds, step = spec.thresholds.astype(np.float64), spec.steps
             reached = np.isfinite(step)  # not where a channel has no inputs
-            ratios = (
-                np.median(thresholds[reached] / step[reached, None], axis=0) if reached.any() else thresholds[0] / 1e9
-            )
-            self.layers[name] = Membrane.empty(
-                self.network.timesteps, [min(round(float(r), 3), MOST_STEPS_UP) for r in ratios]
-            )
+            ratios = thresholds[0] / 1e9
+            if reached.any():
+                ratios = np.median(thresholds[reached] / step[reached, None], axis=0)
+            begins = [min(round(float(r), 3), MOST_STEPS_UP) for r in ratios]
+            self.layers[name] = Membrane.empty(self.network.timesteps, begins)
             self._steps[name] = step
         membrane, step = self.layers[name], self._steps[name]
         if library() is None:
@@ -46,7 +45,7 @@ class Membranes:
             self._seen.append(u[0].copy())
 
     def traces(self) -> list[Trace]:
-        """A few neurons of the layer in the middle on the first image that was watched, in the trained network's units."""
+        """A few neurons of the middle layer on the first watched image, in the trained network's units."""
         if len(self._seen) < self.network.timesteps:
             return []
         layer, spec = self.network[self._traced], self.network.spec(self._traced)
@@ -55,23 +54,22 @@ class Membranes:
         levels = np.stack([count_thresholds(u, spec.thresholds, spec.signed) for u in before]).astype(np.int64)
         drop = spec.reset * (levels if spec.reset_kind == "level" else np.sign(levels))
         after = np.where(levels != 0, 0, before) if spec.reset_kind == "hard" else before - drop
-        # what leaks; where the reset is delayed, the drop comes after it
-        kept = after if spec.decay_reset or spec.reset_kind == "hard" else before
-        carried = kept.astype(np.int64) if spec.leak is None else rounded_leak(kept.astype(np.int64), spec.leak)
-        carried = carried - (kept - after)
+        # where the reset is delayed, the drop comes after the leak
+        leaking = after if spec.decay_reset or spec.reset_kind == "hard" else before
+        carried = leaking.astype(np.int64) if spec.leak is None else rounded_leak(leaking.astype(np.int64), spec.leak)
+        carried = carried - (leaking - after)
         current = before - np.concatenate([np.zeros_like(carried[:1]), carried[:-1]])
 
         def flat(values: NDArray[np.integer]) -> NDArray[np.int64]:
             return values.transpose(0, 3, 1, 2).reshape(len(values), -1).astype(np.int64)  # units as in [C, H, W]
 
-        unit_levels = flat(levels)
-        found = []
+        unit_levels, traces = flat(levels), []
         for unit in typical_units(unit_levels):
             channel = unit // positions
             worth = float(layer.unit[channel]) / 2.0**layer.fraction
             step = float(spec.steps[channel])
-            current_, before_, after_ = (tuple(worth * flat(v)[:, unit]) for v in (current, before, after))
-            found.append(
+            currents, befores, afters = (tuple(map(float, worth * flat(v)[:, unit])) for v in (current, before, after))
+            traces.append(
                 Trace(
                     layer=layer.name,
                     unit=unit,
@@ -79,10 +77,10 @@ class Membranes:
                     n_max=spec.n_max,
                     leak=1.0 if spec.leak is None else spec.leak[0] / 2.0 ** spec.leak[1],
                     alpha=float(spec.reset[channel]) / step,
-                    current=tuple(map(float, current_)),
-                    before=tuple(map(float, before_)),
+                    current=currents,
+                    before=befores,
                     levels=tuple(map(int, unit_levels[:, unit])),
-                    after=tuple(map(float, after_)),
+                    after=afters,
                 )
             )
-        return found
+        return traces

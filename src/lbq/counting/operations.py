@@ -4,18 +4,16 @@ Counts come from recorded levels and a `Graph`, per synapse and in total, in two
 
 - `exact`: every synapse at its valid positions only (borders exact), the head once, on its integer sums over window and
   time;
-- `rate`: mean over a layer times its MACs, the way the paper and most of the literature count (padded taps included).
+- `rate`: mean over a layer times its MACs, padded taps included, the way the paper and most of the literature count.
 
-Real-valued MACs, of the first layer and of the same network as an ANN, are counted in the same way, so that ratios
-compare like with like.
-
+Real-valued MACs are counted in the same way, so that ratios compare like with like.
 All counts are per image and summed over timesteps. Every energy is modelled, never measured.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
@@ -37,9 +35,8 @@ PAPER_BACKENDS: tuple[Backend, ...] = ("preshifted", "fused", "explicit")  # the
 class Energies:
     """Energy of one operation in picojoules, 45 nm CMOS at 0.9 V (M. Horowitz, ISSCC 2014).
 
-    fp_mac and accumulate are a 32-bit floating-point multiply-add and add; the paper prices an integer accumulation as
-    the latter. formation and shift have no entry in that table; the paper takes the 32-bit integer add for a formation
-    (times q instructions), and so do we for a shift.
+    fp_mac and accumulate: a 32-bit floating-point multiply-add and add; the paper prices an integer accumulation as the
+    latter. formation and shift: not in that table; priced as a 32-bit integer add, which the paper takes for formations.
     """
 
     fp_mac: float = 4.6
@@ -66,10 +63,10 @@ def energy_mj(ops: Operations, table: Energies = HOROWITZ, q: float = 1.0) -> fl
 
     q: integer instructions per formation. Memory, routing and state updates are not in it.
     """
-    given: object = table
-    if not isinstance(given, Energies):
-        remedy = ": give its .paper" if hasattr(given, "paper") else ""
-        raise TypeError(f"table must be lbq.counting.operations.Energies, got {type(given).__name__}{remedy}")
+    prices: object = table
+    if not isinstance(prices, Energies):
+        remedy = ": give its .paper" if hasattr(prices, "paper") else ""
+        raise TypeError(f"table must be lbq.counting.operations.Energies, got {type(prices).__name__}{remedy}")
     picojoules = (
         table.fp_mac * ops.fp_macs
         + table.accumulate * ops.accumulations
@@ -108,11 +105,6 @@ class Count:
     def scaled(self, factor: float) -> Count:
         return Count(*(getattr(self, f.name) * factor for f in fields(Count)))
 
-    @property
-    def reduction(self) -> float:
-        """Percent of the unary accumulations that bit-sparse execution saves."""
-        return saved(self.bit_sparse, self.unary)
-
 
 @dataclass(frozen=True)
 class LayerActivity:
@@ -127,10 +119,10 @@ class LayerActivity:
 class Account:
     """Counts per image.
 
-    synapses holds the weighted connections; shortcuts the residual identities (fan-out 1) and pool_adds the additions
-    of non-zero levels into sums over windows and time, both of which the paper's sum leaves out, and `total` therefore
-    too. stem: the first layer on pixel planes, where pixels were given; the paper prices it as MACs, and so do we.
-    ann_macs: of the same network as an ANN, in one pass; of event frames, over their sum.
+    synapses: the weighted connections, which alone are in `total`, as in the paper's sum. shortcuts: the residual
+    identities (fan-out 1). pool_adds: additions of non-zero levels into sums over windows and time. stem: the first layer
+    on pixel planes, where pixels were given; it is priced as MACs, as in the paper. ann_macs: of the same network as an
+    ANN, in one pass; of event frames, over their sum.
     """
 
     mode: Mode
@@ -159,8 +151,7 @@ class Account:
         return total
 
     def own(self, count: Count) -> float:
-        """The accumulations of a count as this network runs: one for each event where all are unit events, else one for each
-        set bit."""
+        """The accumulations that this network executes: one for each unit event, or for each set bit of levels."""
         return count.events if self.unit_events else count.bit_sparse
 
     @property
@@ -172,8 +163,7 @@ class Account:
         return sum(self.shortcuts.values(), Count())
 
     def shifts(self, backend: Backend) -> float:
-        """Shift instructions: Eq. explicit_shifts for `explicit`, of accumulators in place of weights for `horner`, none
-        where weights are pre-shifted or the shift is fused into the accumulation."""
+        """Shift instructions: Eq. explicit_shifts for `explicit`, of accumulators for `horner`, else none."""
         if backend not in BACKENDS:
             raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
         if backend == "horner":
@@ -182,10 +172,9 @@ class Account:
 
     def operations(self, backend: Backend = "preshifted") -> Operations:
         """What the paper's energy model prices. Binary and ternary events need no formation."""
-        total = self.total
         if self.unit_events:
             return Operations(self.fp_macs, self.executed)
-        return Operations(self.fp_macs, self.executed, total.formations, self.shifts(backend))
+        return Operations(self.fp_macs, self.executed, self.total.formations, self.shifts(backend))
 
     def energy_mj(self, backend: Backend = "preshifted", table: Energies = HOROWITZ, q: float = 1.0) -> float:
         return energy_mj(self.operations(backend), table, q)
@@ -225,12 +214,16 @@ class Counter:
         reads = [self._read(s) for s in weighted]
         formed: dict[str, float] = {}
         for read in dict.fromkeys(reads):  # once per tensor, however many synapses read it
-            formed[read.source] = formed.get(read.source, 0.0) + _sum(tallies, read, popcount) / tallies.images
-        added = dict.fromkeys(tallies.read(s) for s in graph.synapses if s.source != INPUT) if self._sums else ()
+            by_level = tallies.counts[read].sum((0, 1))
+            bits = float(by_level @ popcount(np.arange(len(by_level))).astype(np.int64))
+            formed[read.source] = formed.get(read.source, 0.0) + bits / tallies.images
+        exact = self.mode == "exact"
+        # the paper's counts have no sums in front of weights, nor do events that go one by one
+        summed = dict.fromkeys(tallies.read(s) for s in graph.synapses if s.source != INPUT)
+        added = summed if exact and not tallies.unit_events else ()
         specs = [graph.spec(layer.name) for layer in graph.layers]
         filled = [math.prod(s.out_shape) * len(tallies.counts[r]) for s, r in zip(weighted, reads, strict=True)]
         above = [0 if tallies.unit_events else tallies.largest(r).bit_length() - 1 for r in reads]  # planes above 0
-        exact = self.mode == "exact"
         return Account(
             mode=self.mode,
             images=tallies.images,
@@ -252,13 +245,8 @@ class Counter:
             horner=sum(outputs * planes for outputs, planes in zip(filled, above, strict=True)),
         )
 
-    @property
-    def _sums(self) -> bool:
-        """Whether levels are summed before weights meet them: not in the paper's counts, nor where every event goes alone."""
-        return self.mode == "exact" and not self.tallies.unit_events
-
     def _additions(self, read: Read) -> float:
-        """Of non-zero levels into windows and over time, each into as many windows as hold its position."""
+        """Additions of non-zero levels into windows and over time, each into every window that holds its position."""
         tallies = self.tallies
         counts = tallies.counts[read.plain].sum(0)  # [positions, n_max + 1]
         active = counts @ _nonzero(np.arange(counts.shape[1]))
@@ -288,18 +276,18 @@ class Counter:
             weight = np.full(len(by_level), connections / (synapse.in_shape[0] * len(by_level)))
         values = np.arange(by_level.shape[1])
 
-        def total(worth: NDArray[Any], of: NDArray[np.int64] = by_level) -> float:
-            return float((of @ worth.astype(np.float64)) @ weight) / tallies.images
+        def total(worth: NDArray[Any], counts: NDArray[np.int64] = by_level) -> float:
+            return float((counts @ worth.astype(np.float64)) @ weight) / tallies.images
 
-        found = Count(
+        result = Count(
             macs=float((synapse.valid_macs if self.mode == "exact" else synapse.macs) * passes),
             **{name: total(worth) for name, worth in worths(values).items()},
         )
         if tallies.unit_events and synapse.source != INPUT:
             # one accumulation for each event, also of those that meet in a sum
             events = tallies.counts[tallies.read(synapse, absolute=True)].sum(0) if self.mode == "exact" else by_level
-            found.unary = found.events = total(np.arange(events.shape[1]), events)
-        return found
+            result.unary = result.events = total(np.arange(events.shape[1]), events)
+        return result
 
 
 def worths(values: NDArray[np.integer[Any]]) -> dict[str, NDArray[Any]]:
@@ -317,18 +305,11 @@ def _nonzero(values: NDArray[Any]) -> NDArray[np.int64]:
     return (values != 0).astype(np.int64)
 
 
-def _sum(tallies: Tallies, read: Read, worth: Callable[[NDArray[Any]], NDArray[Any]]) -> float:
-    """Over all positions and timesteps, the worth of every level."""
-    by_level = tallies.counts[read].sum((0, 1))
-    return float(by_level @ worth(np.arange(len(by_level))).astype(np.int64))
-
-
 def activity_of(by_timestep: NDArray[np.int64]) -> LayerActivity:
-    """Of a layer with so many levels of each magnitude, `[T, n_max + 1]`."""
+    """The activity of a layer with these counts of each magnitude, `[T, n_max + 1]`."""
     by_level = by_timestep.sum(0)
-    values, everything = np.arange(len(by_level)), by_level.sum()
-    return LayerActivity(*(float(by_level @ worth / everything) for worth in
-                           (_nonzero(values), values, popcount(values).astype(np.int64))))  # fmt: skip
+    worth = worths(np.arange(len(by_level)))
+    return LayerActivity(*(float(by_level @ worth[k] / by_level.sum()) for k in ("events", "unary", "bit_sparse")))
 
 
 def count(
@@ -342,13 +323,11 @@ def count(
 
 @dataclass(frozen=True)
 class CostRow:
-    """One line of the paper's cost table. Counts per image; what does not spike, or has no bit planes, is printed as N/A."""
+    """One line of the paper's cost table, with counts per image. Tables write N/A for no accumulations or formations."""
 
     method: str
     accuracy: float
     operations: Operations
-    spiking: bool = True
-    bit_planes: bool = True
 
 
 def cost_table(rows: Iterable[CostRow], table: Energies = HOROWITZ) -> list[dict[str, str]]:
@@ -357,16 +336,16 @@ def cost_table(rows: Iterable[CostRow], table: Energies = HOROWITZ) -> list[dict
     reference = energy_mj(rows[0].operations, table)
     out = []
     for row in rows:
-        energy = energy_mj(row.operations, table)
+        ops, energy = row.operations, energy_mj(row.operations, table)
         out.append(
             {
                 "Method": row.method,
                 "ACC (%)": f"{row.accuracy:.2f}",
-                "FP MACs (M)": f"{row.operations.fp_macs / 1e6:.2f}",
-                "Synaptic ACs (M)": f"{row.operations.accumulations / 1e6:.2f}" if row.spiking else "N/A",
-                "Formation ops (M)": f"{row.operations.formations / 1e6:.3f}" if row.bit_planes else "N/A",
+                "FP MACs (M)": f"{ops.fp_macs / 1e6:.2f}",
+                "Synaptic ACs (M)": f"{ops.accumulations / 1e6:.2f}" if ops.accumulations else "N/A",
+                "Formation ops (M)": f"{ops.formations / 1e6:.3f}" if ops.formations else "N/A",
                 "Modelled energy (mJ)": f"{energy:.2f}",
-                "ANN energy / energy": f"{reference / energy:.2f}" if row.spiking else "--",
+                "ANN energy / energy": f"{reference / energy:.2f}" if ops.accumulations else "--",
             }
         )
     return out

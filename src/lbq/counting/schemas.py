@@ -5,75 +5,58 @@ from __future__ import annotations
 from dataclasses import fields
 
 from lbq.counting.operations import Count, LayerActivity
-from lbq.system.schema import (
-    ABOVE,
-    AMOUNT,
-    BITS,
-    COUNT,
-    FLAG,
-    INTEGER,
-    LEVELS,
-    NUMBER,
-    PERCENT,
-    PLACE,
-    POSITIVE,
-    TALLY,
-    TEXT,
-    Fields,
-    Items,
-    Maybe,
-    Values,
-)
+from lbq.system import schema
+from lbq.system.schema import Fields, Items, Maybe, Values
 
-COUNTS = Fields({f.name: AMOUNT for f in fields(Count)})
+COUNTS = Fields({f.name: schema.AMOUNT for f in fields(Count)})
 ACCOUNT = Fields(
     {
-        "fp_macs": ABOVE,
-        "ann_macs": ABOVE,
-        "pool_adds": AMOUNT,
-        "unit_events": FLAG,
-        "timesteps": POSITIVE,
-        "neurons": COUNT,
-        "n_max": LEVELS,
-        "outputs": COUNT,
-        "layers": Values(Fields({f.name: AMOUNT for f in fields(LayerActivity)})),
-        "formations": Values(AMOUNT),
+        "fp_macs": schema.ABOVE,
+        "ann_macs": schema.ABOVE,
+        "pool_adds": schema.AMOUNT,
+        "unit_events": schema.FLAG,
+        "timesteps": schema.POSITIVE,
+        "neurons": schema.COUNT,
+        "n_max": schema.LEVELS,
+        "outputs": schema.COUNT,
+        "layers": Values(Fields({f.name: schema.AMOUNT for f in fields(LayerActivity)})),
+        "formations": Values(schema.AMOUNT),
         **dict.fromkeys(("synapses", "shortcuts", "stem"), Values(COUNTS)),
     },
-    {"frames": POSITIVE, "level_bits": BITS, "horner": AMOUNT},  # which older files lack
+    {"frames": schema.POSITIVE, "level_bits": schema.BITS, "horner": schema.AMOUNT},  # which older files lack
 )
 LAYER = Fields(
     {
-        "name": TEXT,
-        "shape": Items(POSITIVE),
-        "n_max": LEVELS,
-        "step": Maybe(NUMBER),
-        "step_range": Maybe(Items(NUMBER, 2)),
-        "tail": Maybe(NUMBER),
-        "levels": Items(Items(TALLY, 2), 1),
-        "membrane": Maybe(Fields({"counts": Items(Items(TALLY, 1), 1), "thresholds": Items(PLACE, 1)})),
+        "name": schema.TEXT,
+        "shape": Items(schema.POSITIVE),
+        "n_max": schema.LEVELS,
+        "step": Maybe(schema.NUMBER),
+        "step_range": Maybe(Items(schema.NUMBER, 2)),
+        "tail": Maybe(schema.NUMBER),
+        "levels": Items(Items(schema.TALLY, 2), 1),
+        "membrane": Maybe(Fields({"counts": Items(Items(schema.TALLY, 1), 1), "thresholds": Items(schema.PLACE, 1)})),
     }
 )
 TRACE = Fields(
     {
-        "layer": TEXT,
-        "unit": COUNT,
-        "n_max": LEVELS,
-        "step": ABOVE,
-        **dict.fromkeys(("leak", "alpha"), NUMBER),
-        **dict.fromkeys(("current", "before", "after"), Items(NUMBER, 1)),
-        "levels": Items(INTEGER, 1),
+        "layer": schema.TEXT,
+        "unit": schema.COUNT,
+        "n_max": schema.LEVELS,
+        "step": schema.ABOVE,
+        **dict.fromkeys(("leak", "alpha"), schema.NUMBER),
+        **dict.fromkeys(("current", "before", "after"), Items(schema.NUMBER, 1)),
+        "levels": Items(schema.INTEGER, 1),
     }
 )
 ANALYSIS = Fields(
     {
-        "images": POSITIVE,
-        "complete": FLAG,
-        "accuracy": Maybe(PERCENT),
+        "images": schema.POSITIVE,
+        "complete": schema.FLAG,
+        "accuracy": Maybe(schema.PERCENT),
         "facts": Fields(
             optional={
-                **dict.fromkeys(("name", "dataset", "model", "variant", "config_hash", "weights_sha256"), TEXT),
-                **dict.fromkeys(("timesteps", "n_max", "epochs", "seed"), COUNT),
+                **dict.fromkeys(("name", "dataset", "model", "variant", "config_hash", "weights_sha256"), schema.TEXT),
+                **dict.fromkeys(("timesteps", "n_max", "epochs", "seed"), schema.COUNT),
             }
         ),
         "layers": Items(LAYER),

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,21 +25,16 @@ Counts = NDArray[np.int64]
 
 FEW_LEVELS = 24  # up to here, one pass over the bytes for each level is faster than a general histogram
 FEW_POSITIONS = 16
-WIDE, ROWS = 2048, 255  # bytes that are added up at a time; more rows would overflow them
+ROW_BYTES = 2048  # that are compared at a time
+MOST_ROWS = 255  # that bytes can add up without overflow
 
 
-def level_counts(levels: Integers, n_max: int, into: Counts | None = None) -> Counts:
-    """How often each magnitude 0..n_max occurs, `[T, H * W, n_max + 1]`, in levels `[T, B, C, H, W]`.
-
-    into: counts to which these are added.
-    """
+def level_counts(levels: Integers, n_max: int) -> Counts:
+    """How often each magnitude 0..n_max occurs, `[T, H * W, n_max + 1]`, in levels `[T, B, C, H, W]`."""
     steps, batch, channels, height, width = levels.shape
     rows, positions = batch * channels, height * width
     if (bytes_ := _channels_last(levels)) is not None:
-        return Tally(bytes_, n_max, into)()
-    if into is not None:
-        into += level_counts(levels, n_max)
-        return into
+        return Tally(bytes_, n_max)()
     flat = levels.reshape(steps, rows, positions)
     if flat.dtype.kind == "i":
         flat = np.abs(flat)
@@ -49,16 +43,18 @@ def level_counts(levels: Integers, n_max: int, into: Counts | None = None) -> Co
         index = flat.astype(np.int64) + places * (n_max + 1)
         counts = np.bincount(index.ravel(), minlength=steps * positions * (n_max + 1))
         return counts.reshape(steps, positions, n_max + 1)
-    abreast = math.gcd(rows, max(WIDE // positions, 1))  # images and channels side by side: long rows add up faster
+    abreast = math.gcd(
+        rows, max(ROW_BYTES // positions, 1)
+    )  # images and channels side by side: long rows add up faster
     flat = flat.reshape(steps, rows // abreast, abreast * positions)
     wide = np.zeros((n_max + 1, steps, flat.shape[2]), np.int64)
-    equal = np.empty((ROWS, flat.shape[2]), np.bool_)  # small enough to stay in cache
+    equal = np.empty((MOST_ROWS, flat.shape[2]), np.bool_)  # small enough to stay in cache
     for t in range(steps):
-        for start in range(0, flat.shape[1], ROWS):
-            part = flat[t, start : start + ROWS]
+        for start in range(0, flat.shape[1], MOST_ROWS):
+            part = flat[t, start : start + MOST_ROWS]
             for k in range(1, n_max + 1):
-                found = np.equal(part, k, out=equal[: len(part)])
-                wide[k, t] += np.add.reduce(found.view(np.uint8), axis=0, dtype=np.uint8)
+                hits = np.equal(part, k, out=equal[: len(part)])
+                wide[k, t] += np.add.reduce(hits.view(np.uint8), axis=0, dtype=np.uint8)
     out = wide.reshape(n_max + 1, steps, abreast, positions).sum(2).transpose(1, 2, 0).copy()
     out[:, :, 0] = rows - out[:, :, 1:].sum(2)
     return out
@@ -66,8 +62,8 @@ def level_counts(levels: Integers, n_max: int, into: Counts | None = None) -> Co
 
 def _channels_last(levels: Integers) -> Integers | None:
     """The same levels as `[T, B, H, W, C]` where the native library can count them as they lie."""
-    found = levels.transpose(0, 1, 3, 4, 2)
-    return found if levels.itemsize == 1 and found.flags.c_contiguous and library() is not None else None
+    moved = levels.transpose(0, 1, 3, 4, 2)
+    return moved if levels.itemsize == 1 and moved.flags.c_contiguous and library() is not None else None
 
 
 @dataclass(frozen=True)
@@ -106,25 +102,25 @@ class Read:
         return Read(self.source, self.maxima)
 
 
-def _check_graph(given: object) -> None:
-    if not isinstance(given, Graph | IntegerNetwork):
-        integers = isinstance(getattr(given, "network", None), IntegerNetwork)
+def _check_graph(graph: object) -> None:
+    if not isinstance(graph, Graph | IntegerNetwork):
+        integers = isinstance(getattr(graph, "network", None), IntegerNetwork)
         remedy = "its .network" if integers else "lbq.deploy.graph_of(net, input_shape)"
-        raise GraphError(f"graph must be a Graph or an IntegerNetwork, got {type(given).__name__}: give {remedy}")
+        raise GraphError(f"graph must be a Graph or an IntegerNetwork, got {type(graph).__name__}: give {remedy}")
 
 
-def _refused(name: str, expected: str, found: object) -> GraphError:
-    """The error for levels of a layer, or of the source `input`, that are none."""
+def _refusal(name: str, expected: str, actual: object) -> GraphError:
+    """The error for what cannot be levels of a layer, or pixels of the source `input`."""
     if name == INPUT:
-        return GraphError(f"pixels of 'input' must be {expected}, got {found}: give them as they are stored, uint8")
+        return GraphError(f"pixels of 'input' must be {expected}, got {actual}: give them as they are stored, uint8")
     return GraphError(
-        f"levels of layer {name!r} must be {expected}, got {found}: give levels, as record_levels or a run with trace=True "
+        f"levels of layer {name!r} must be {expected}, got {actual}: give levels, as record_levels or a run with trace=True "
         "gives them, not a neuron's outputs"
     )
 
 
 def _fits(sides: tuple[int, ...], shape: Shape) -> bool:
-    """Whether what lies behind time and batch is a layer's: as it is, flattened, or without sides of 1."""
+    """Whether these sizes after time and batch are a layer's shape: as it is, flattened, or without sides of 1."""
     return sides == (math.prod(shape),) or [n for n in sides if n != 1] == [n for n in shape if n != 1]
 
 
@@ -170,28 +166,27 @@ class Tallies:
         missing = [layer.name for layer in self.graph.layers if layer.name not in levels]
         if missing:
             raise GraphError(f"no levels were recorded for layer {missing[0]!r}")
-        given = {name: np.asarray(level) for name, level in levels.items()}
-        for name, level in given.items():
+        arrays = {name: np.asarray(level) for name, level in levels.items()}
+        for name, level in arrays.items():
             self._check_values(self._shaped(level, name), name)
-        sizes = {name: level.shape[1] for name, level in given.items()}
+        sizes = {name: level.shape[1] for name, level in arrays.items()}
         first, images = next(iter(sizes.items()))
         other = next((name for name, size in sizes.items() if size != images), None)
         if other is not None:
             raise GraphError(
                 f"layers {first!r} and {other!r} have levels of {images} and {sizes[other]} images: give those of one batch"
             )
-        for name, level in given.items():
+        for name, level in arrays.items():
             self.add_layer(name, level)
         self.images += images
 
     def add_layer(self, name: str, levels: Integers) -> None:
-        """Levels of one layer, or of the source `input`, for one batch; `images`, and whether the neuron has such levels, is
-        left to the caller.
+        """Levels of one layer, or of the source `input`, for one batch. The caller checks values and counts `images`.
 
-        An engine gives the same array, with other levels in it, for image after image: that is prepared once.
+        An engine reuses one array for image after image: that is prepared once.
         """
-        known, ways = self._prepared.get(name, (None, []))
-        if known is not levels:
+        array, ways = self._prepared.get(name, (None, []))
+        if array is not levels:
             shaped = self._shaped(levels, name)
             reads = [Read(INPUT)] if name == INPUT else [read for read in self.reads if read.source == name]
             ways = [self._way(read, shaped) for read in reads]
@@ -201,25 +196,22 @@ class Tallies:
             count()
 
     def _way(self, read: Read, levels: Integers) -> Callable[[], Any]:
-        """What counts a read of the levels that are in this memory."""
+        """A function that counts what is read of the levels in this memory."""
         n_max = self.largest(read)
         bytes_ = _channels_last(levels) if read.whole else None
         if bytes_ is None:
-            return partial(self._count, read, levels, n_max)
+            return lambda: self.add_counts({read: level_counts(read.of(levels), n_max)}, 0)
         way = Tally(bytes_, n_max, self.counts.get(read))
         self.counts[read] = way.counts
         return way
 
-    def _count(self, read: Read, levels: Integers, n_max: int) -> None:
-        self.counts[read] = level_counts(read.of(levels), n_max, self.counts.get(read))
-
-    def add_counts(self, found: Mapping[Read, Counts], images: int) -> None:
-        """Counts of so many images that were made elsewhere, on a GPU or in a thread, for example."""
-        for read, counts in found.items():
+    def add_counts(self, counts: Mapping[Read, Counts], images: int) -> None:
+        """Add counts of so many images that were made elsewhere, such as on a GPU or in a thread."""
+        for read, more in counts.items():
             if read in self.counts:
-                self.counts[read] += counts
+                self.counts[read] += more
             else:
-                self.counts[read] = counts.copy()
+                self.counts[read] = more.copy()
         self.images += images
 
     def _shaped(self, level: Integers, name: str) -> Integers:
@@ -228,21 +220,21 @@ class Tallies:
         if name not in known:
             raise GraphError(f"the network has no layer {name!r}{nearest(name, known)}")
         if level.dtype.kind not in "iub":
-            raise _refused(name, "integers", level.dtype)
+            raise _refusal(name, "integers", level.dtype)
         shape = self.graph.input_shape if name == INPUT else self.graph[name].shape
         steps = self.graph.frames if name == INPUT else self.graph.timesteps
         if level.ndim < 2 or level.shape[0] != steps or not _fits(level.shape[2:], shape):
-            raise _refused(name, f"[{steps}, B, {', '.join(map(str, shape))}]", list(level.shape))
+            raise _refusal(name, f"[{steps}, B, {', '.join(map(str, shape))}]", list(level.shape))
         if level.dtype.kind == "b":
             level = level.view(np.uint8)  # spikes
         return level.reshape(*level.shape[:2], *shape)
 
     def _check_values(self, level: Integers, name: str) -> None:
-        """Refuse what neurons of a layer, or pixels, cannot be."""
+        """Refuse levels that the layer's neurons cannot emit, and pixels out of range."""
         most = self.largest(Read(name))
         least = -most if name != INPUT and self.graph.spec(name).signed else 0
         if level.size and (level.min() < least or level.max() > most):
-            raise _refused(name, f"{least} to {most}", f"{level.min()} to {level.max()}")
+            raise _refusal(name, f"{least} to {most}", f"{level.min()} to {level.max()}")
 
     def by_timestep(self, layer: str) -> Counts:
         """`[T, n_max + 1]` of a layer."""

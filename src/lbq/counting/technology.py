@@ -21,8 +21,10 @@ HOROWITZ_2014 = "M. Horowitz, Computing's energy problem (and what we can do abo
 
 @dataclass(frozen=True)
 class Technology:
-    """Picojoules per operation or byte; weight_reuse: accumulations for each weight fetched. `origin` says where each
-    number comes from; `name` and `source` are of those that differ from the default's."""
+    """Picojoules per operation or byte; weight_reuse: accumulations for each weight fetched.
+
+    origin: where each number comes from; name and source: of the numbers that differ from the default's.
+    """
 
     name: str = "45 nm CMOS, 0.9 V"
     source: str = HOROWITZ_2014
@@ -56,28 +58,25 @@ class Technology:
         """Name, value and origin of every constant."""
         return [(name, getattr(self, name), self.origin.get(name, self.source)) for name in CONSTANTS]
 
-    def _own(self, constants: Sequence[str]) -> list[str]:
-        """Those of `constants` that are not the default's."""
-        mine, default = self._values(), DEFAULT._values()
-        return [name for name in constants if mine[name] != default[name]]
-
-    def _values(self) -> dict[str, tuple[float, str]]:
-        return {name: (value, origin) for name, value, origin in self.table()}
+    def _differing(self, constants: Sequence[str]) -> list[str]:
+        """Those of `constants` whose price or origin is not the default's."""
+        same = set(self.table()) & set(DEFAULT.table())
+        return [name for name in constants if name not in {row[0] for row in same}]
 
     def label(self, *constants: str) -> str:
-        """The name of what prices `constants` (all where none are named), of both tables where they are mixed."""
-        of = constants or CONSTANTS
-        own = self._own(of)
-        return " and ".join([self.name] * bool(own) + [DEFAULT.name] * (len(own) < len(of)))
+        """The name of the table that prices `constants` (by default all), or of both tables where they are mixed."""
+        names = constants or CONSTANTS
+        own = self._differing(names)
+        return " and ".join([self.name] * bool(own) + [DEFAULT.name] * (len(own) < len(names)))
 
     def credit(self, *constants: str) -> str:
-        """Name and source of the prices of `constants` (all where none are named): which come from where."""
-        of = constants or CONSTANTS
-        own = self._own(of)
-        mine, default = f"{self.name} ({self.source})", f"{DEFAULT.name} ({DEFAULT.source})"
+        """Name and source of the prices of `constants` (by default all), and which come from where."""
+        names = constants or CONSTANTS
+        own = self._differing(names)
+        mine, default = (f"{table.name} ({table.source})" for table in (self, DEFAULT))
         if not own:
             return default
-        return mine if len(own) == len(of) else f"{', '.join(own)}: {mine}; the rest: {default}"
+        return mine if len(own) == len(names) else f"{', '.join(own)}: {mine}; the rest: {default}"
 
     @property
     def reuse(self) -> str:
@@ -100,36 +99,33 @@ DEFAULT = Technology()
 
 
 def load(path: Path | str) -> Technology:
-    """A table from a TOML or JSON file: `name`, `source` and any of the constants. A price that it leaves out stays the
-    default's; name and source it must have, since a price without a source says nothing."""
+    """A table from a TOML or JSON file: `name`, `source` and any of the constants; the others keep the default's price.
+
+    Name and source are required: a price without a source says nothing.
+    """
     path = Path(path)
     try:
         text = path.read_text(encoding="utf-8")
-        given: Any = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+        values: Any = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"technology {path} cannot be read: {' '.join(str(error).split())[:120]}") from error
-    if not isinstance(given, dict) or not given:
+    if not isinstance(values, dict) or not values:
         raise ConfigError(f"technology {path} must hold name, source and constants, such as int32_add = 0.1")
-    for key in given:
-        if key not in ("name", "source", *CONSTANTS):
-            raise ConfigError(
-                f"technology {path}: unknown constant {key!r}{nearest(key, ('name', 'source', *CONSTANTS))}"
-            )
+    known = ("name", "source", *CONSTANTS)
+    for key in values:
+        if key not in known:
+            raise ConfigError(f"technology {path}: unknown constant {key!r}{nearest(key, known)}")
     for key in ("name", "source"):
-        if not isinstance(given.get(key), str):
+        if not isinstance(values.get(key), str):
             raise ConfigError(f"technology {path} must have {key}, a text that says where its numbers come from")
-    origin = dict(DEFAULT.origin)
-    for key, value in given.items():
-        if key in ("name", "source"):
-            continue
+    prices = {key: value for key, value in values.items() if key in CONSTANTS}
+    for key, value in prices.items():
         number = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= sys.float_info.max
-        if key == "weight_reuse" and not (number and value > 0):
-            raise ConfigError(
-                f"technology {path}: weight_reuse must be a number above 0, the accumulations for each weight fetched, got "
-                f"{value!r}"
-            )
-        if not number or (key in ARITHMETIC and value == 0):
-            sign = "above 0" if key in ARITHMETIC else "not negative"
-            raise ConfigError(f"technology {path}: {key} must be a number of picojoules, {sign}, got {value!r}")
-        origin[key] = given["source"]
-    return replace(DEFAULT, **given, origin=origin)
+        if number and (value > 0 or key not in (*ARITHMETIC, "weight_reuse")):
+            continue
+        expected = f"a number of picojoules, {'above 0' if key in ARITHMETIC else 'not negative'}"
+        if key == "weight_reuse":
+            expected = "a number above 0, the accumulations for each weight fetched"
+        raise ConfigError(f"technology {path}: {key} must be {expected}, got {value!r}")
+    origin = DEFAULT.origin | dict.fromkeys(prices, str(values["source"]))
+    return replace(DEFAULT, **values, origin=origin)

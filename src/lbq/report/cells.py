@@ -1,18 +1,18 @@
-"""What the tables of a report are made of: cells with what they sort by, rows that say whose they are. No markup."""
+"""The parts of a report's tables: cells with a sort value, rows that say whose they are. No markup."""
 
 from __future__ import annotations
 
 import hashlib
 import math
 import statistics
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from lbq.results.result import Group, Result
 
 Kind = Literal["", "published", "ours"]
-TIMESTEPS = 2  # of the networks whose counts and costs the paper publishes
+PAPER_TIMESTEPS = 2  # of the networks whose counts and costs the paper publishes
 DATASETS = {
     "cifar10": "CIFAR-10",
     "cifar100": "CIFAR-100",
@@ -28,10 +28,7 @@ DATASETS = {
 
 @dataclass(frozen=True)
 class Cell:
-    """Text, what to sort it by where that is not the text, and the id of the place on the page that it leads to.
-
-    sd, n: of a value that is a mean over seeds.
-    """
+    """Text. value: sorts it, where the text does not; link: an id on the page; sd, n: of a mean over seeds."""
 
     text: str
     value: float | None = None
@@ -41,24 +38,26 @@ class Cell:
     n: int | None = None
 
 
+Content = Cell | str | float | None
+
+
 @dataclass(frozen=True)
 class Row:
     cells: tuple[Cell, ...]
     kind: Kind = ""
 
 
-@dataclass
 class Table:
-    """id: short and unique in a report. numeric: the columns that are right-aligned."""
+    """id: short and unique in a report. columns: their names, separated by `; `. `#` marks those of numbers."""
 
-    id: str
-    title: str
-    columns: tuple[str, ...]
-    rows: list[Row] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    numeric: frozenset[int] = frozenset()
+    def __init__(self, id: str, title: str, columns: str, *notes: str) -> None:
+        names = columns.split("; ")
+        self.id, self.title, self.notes = id, title, list(notes)
+        self.columns = [name.removeprefix("#") for name in names]
+        self.numeric = {i for i, name in enumerate(names) if name.startswith("#")}
+        self.rows: list[Row] = []
 
-    def add(self, cells: Sequence[Cell | str | float | None], kind: Kind = "") -> None:
+    def add(self, *cells: Content, kind: Kind = "") -> None:
         if len(cells) != len(self.columns):
             raise ValueError(f"table {self.id} has {len(self.columns)} columns, got {len(cells)} cells")
         self.rows.append(Row(tuple(c if isinstance(c, Cell) else cell(c) for c in cells), kind))
@@ -68,14 +67,14 @@ class Table:
         return any(row.kind == "ours" for row in self.rows)
 
 
-def cell(value: str | float | None, digits: int | None = None, hint: str = "") -> Cell:
+def cell(value: str | float | None, digits: int | None = None) -> Cell:
     if value is None:
         return Cell("")
     if isinstance(value, str):
-        return Cell(value, hint=hint)
+        return Cell(value)
     if isinstance(value, int) and digits is None:
-        return Cell(f"{value:,}", float(value), hint)
-    return Cell(f"{value:,.{2 if digits is None else digits}f}", float(value), hint)
+        return Cell(f"{value:,}", float(value))
+    return Cell(f"{value:,.{2 if digits is None else digits}f}", float(value))
 
 
 def dataset_name(result: Result | Group) -> str:
@@ -84,26 +83,26 @@ def dataset_name(result: Result | Group) -> str:
 
 
 def decimals(value: float) -> int:
-    """How many to write of a value: two, or as many more as three digits of a small one take."""
+    """Decimals that a value needs: two, or enough for three digits of a small one."""
     return 2 if value <= 0 else max(2, 2 - math.floor(math.log10(value)))
 
 
-def epochs_cell(group: Group) -> int | str:
-    """Nothing where an analysis does not say them."""
-    return int(group.record["epochs"]) or ""
+def setting_cells(group: Group) -> tuple[str, str, int | str]:
+    """Dataset, network and epochs; no epochs where an analysis does not name them."""
+    return dataset_name(group), str(group.record["model"]), int(group.record["epochs"]) or ""
 
 
 def accuracy_cell(group: Group) -> Cell:
-    return _seeds_cell(group, [r.accuracy for r in group.results])
+    return _seeds_cell(group, lambda result: result.accuracy)
 
 
 def holdout_cell(group: Group) -> Cell:
-    return _seeds_cell(group, [r.holdout_accuracy for r in group.results])
+    return _seeds_cell(group, lambda result: result.holdout_accuracy)
 
 
-def _seeds_cell(group: Group, of_seeds: Sequence[float | None]) -> Cell:
-    """mean ± sd over the seeds that have a value (n): a single seed has no deviation, and says so."""
-    known = [(r.record["seed"], value) for r, value in zip(group.results, of_seeds, strict=True) if value is not None]
+def _seeds_cell(group: Group, value_of: Callable[[Result], float | None]) -> Cell:
+    """mean ± sd over the seeds that have a value (n). A single seed has no deviation, and the text says so."""
+    known = [(r.record["seed"], value) for r in group.results if (value := value_of(r)) is not None]
     if not known:
         return Cell("")
     mean = spread_cell([value for _, value in known], 2)
@@ -113,18 +112,21 @@ def _seeds_cell(group: Group, of_seeds: Sequence[float | None]) -> Cell:
 
 
 def integer_cell(group: Group) -> Cell:
-    """Mean accuracy of the deployed networks, where every seed has one that was run on the whole test set, all of as many
-    bits; it says how many where these are not the usual 8."""
-    found, bits = group.integer_accuracies, {r.integer_bits for r in group.results} - {None}
-    if not found or len(found) < len(group.results) or len(bits) > 1:
+    """Mean accuracy of the deployed networks; empty unless every seed has one, all of equal bits, on the whole test set.
+
+    It says how many bits where these are not 8.
+    """
+    accuracies = [a for r in group.results if (a := r.integer_accuracy) is not None]
+    bits = {r.integer_bits for r in group.results} - {None}
+    if not accuracies or len(accuracies) < len(group.results) or len(bits) > 1:
         return Cell("")
-    mean = spread_cell(found, 2)
+    mean = spread_cell(accuracies, 2)
     hint = "; ".join(str(r.integer.get("arithmetic", "")) for r in group.results if r.integer is not None)
     return replace(mean, text=mean.text + "".join(f" ({b} bits)" for b in bits - {8}), hint=hint)
 
 
 def spread_cell(values: Sequence[float], digits: int) -> Cell:
-    """Mean ± sample standard deviation over seeds; a single one as it is."""
+    """Mean ± sample standard deviation over seeds; a single value as it is."""
     if not values:
         return Cell("")
     mean, sd = statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None
@@ -132,33 +134,28 @@ def spread_cell(values: Sequence[float], digits: int) -> Cell:
 
 
 def run_id(result: Result) -> str:
-    """Where the page tells all about a run."""
+    """The id of the page's details of a run."""
     return "run-" + hashlib.sha256(result.source.encode()).hexdigest()[:10]
 
 
-def short(text: str, length: int = 10) -> str:
-    return text[:length]
-
-
 def images_cells(group: Group) -> tuple[Cell, Cell]:
-    """How many images were analysed, of how many seeds, and on which form of the network."""
-    analysis = group.analysis
+    """The number of analysed images and seeds, and the form of the network that ran."""
+    analysis, seeds = group.analysis, len(group.analyses)
     if analysis is None:
         return Cell(""), Cell("")
-    part = "" if analysis.complete else "first "
-    seeds = len(group.analyses)
+    first = "" if analysis.complete else "first "
+    source = f" of {analysis.other_data}" if analysis.other_data else ""
     times = "" if len(group.results) == 1 else f" × {seeds} seed{'s' * (seeds > 1)}"
-    of = f" of {analysis.other_data}" if analysis.other_data else ""
     form = "on integers" if analysis.deployed else "as trained"
-    return Cell(f"{part}{analysis.images:,}{of}{times}", float(analysis.images)), Cell(form)
+    return Cell(f"{first}{analysis.images:,}{source}{times}", float(analysis.images)), Cell(form)
 
 
 def title_at(group: Group) -> str:
-    """The title in tables whose rows are at N_max = 5 unless they say otherwise."""
+    """The title in tables where rows without N_max have the paper's."""
     return group.title + ("" if group.first.has_usual_levels else f", N_max = {group.record.get('n_max')}")
 
 
 def method_name(group: Group) -> str:
-    """As in the paper's tables of costs, which are at T = 2: with N_max, and T where it is another."""
+    """The title in the paper's tables of costs: with N_max, and with T where it is not 2."""
     n_max, steps = group.record.get("n_max") or 0, group.record["timesteps"]
-    return group.title + (f" ({n_max})" if n_max > 1 else "") + (f", T = {steps}" if steps != TIMESTEPS else "")
+    return group.title + (f" ({n_max})" if n_max > 1 else "") + (f", T = {steps}" if steps != PAPER_TIMESTEPS else "")

@@ -10,20 +10,23 @@ from typing import Any
 from lbq.counting.operations import Account, energy_mj
 from lbq.counting.technology import DEFAULT, PAPER, Technology
 from lbq.errors import LbqError
-from lbq.report.cells import TIMESTEPS, title_at
+from lbq.report.cells import PAPER_TIMESTEPS, title_at
 from lbq.report.cost_tables import accounts_of
 from lbq.report.figures import Figure, padded
 from lbq.report.svg import Plot
 from lbq.results import paper
 from lbq.results.result import Group
 
-SETTING = f"CIFAR-10, ResNet-20 (resnet20w128), T = {TIMESTEPS}"
-RIVAL = "int8 ANN once, onnxruntime"  # as benchmarks/engine_speed.py calls it
+SETTING = f"CIFAR-10, ResNet-20 (resnet20w128), T = {PAPER_TIMESTEPS}"
+RIVAL = "int8 ANN once, onnxruntime"  # in benchmarks/engine_speed.py
+FEATURES = {
+    "avx2": "AVX2", "avx512": "AVX-512", "vnni": "VNNI", "amx": "AMX", "neon": "NEON", "dotprod": "dot products",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
 class _Ours:
-    """A run of ours in the paper's setting. number: what it is called in these figures."""
+    """A run of ours in the paper's setting. number: its label in these figures."""
 
     number: int
     name: str
@@ -32,29 +35,28 @@ class _Ours:
 
 
 def cost_figures(measured: Sequence[tuple[Group, Account, Account]], technology: Technology = DEFAULT) -> list[Figure]:
-    setting = ("cifar10", "resnet20w128", TIMESTEPS)
-    chosen = [
-        (g, rate) for g, _, rate in measured if tuple(g.record[k] for k in ("dataset", "model", "timesteps")) == setting
-    ]
+    setting = ("cifar10", "resnet20w128", PAPER_TIMESTEPS)
+    keys = ("dataset", "model", "timesteps")
+    chosen = [(g, rate) for g, _, rate in measured if tuple(g.record[key] for key in keys) == setting]
     budgets = len({g.record["epochs"] for g, _ in chosen})
-    first = len(paper.cost_rows()) + 1
-    ours = [
-        _Ours(number, title_at(g) + (f", {g.record['epochs']} ep" if budgets > 1 else ""), g, rate)
-        for number, (g, rate) in enumerate(chosen, first)
-    ]
+    ours = []
+    for number, (group, rate) in enumerate(chosen, len(paper.cost_rows()) + 1):
+        epochs = f", {group.record['epochs']} ep" if budgets > 1 else ""
+        ours.append(_Ours(number, title_at(group) + epochs, group, rate))
     return [_accuracy_energy(ours, technology), _counts(ours)]
 
 
 def _accuracy_energy(ours: Sequence[_Ours], technology: Technology) -> Figure:
-    """Points are numbered, since no name of theirs would fit beside them; the list below says which is which."""
+    """Points are numbered, for names would not fit beside them; the list below names them."""
     published = [(row.method, energy_mj(row.operations, technology.paper), row.accuracy) for row in paper.cost_rows()]
     theirs = "published" if technology.as_published else "published counts, other prices"
     points = [(str(i), 0, f"{name}, {theirs}", e, a) for i, (name, e, a) in enumerate(published, 1)]
-    points += [
-        (str(o.number), 1, f"{o.name}, ours", _energy(o.group, technology), o.group.mean)
-        for o in ours
-        if o.group.mean is not None
-    ]
+    for o in ours:
+        if o.group.mean is not None:
+            energy = statistics.fmean(
+                energy_mj(rate.operations(), technology.paper) for _, rate in accounts_of(o.group)
+            )
+            points.append((str(o.number), 1, f"{o.name}, ours", energy, o.group.mean))
     energies = [e for *_, e, _ in points]
     plot = Plot(
         "Accuracy against modelled energy",
@@ -76,13 +78,8 @@ def _accuracy_energy(ours: Sequence[_Ours], technology: Technology) -> Figure:
     return Figure("accuracy-energy", plot.title, caption, plot.svg())
 
 
-def _energy(group: Group, technology: Technology) -> float:
-    """Mean over seeds, mJ."""
-    return statistics.fmean(energy_mj(rate.operations(), technology.paper) for _, rate in accounts_of(group))
-
-
 def _counts(ours: Sequence[_Ours]) -> Figure:
-    """Every N_max has a band: what is published stands first in it, our runs beside that, each in a place of its own."""
+    """Every N_max has a band, with the published point first and our runs beside it."""
     published = {int(m[5:-1]): v for m, v in paper.ACCUMULATIONS.items() if m.startswith("LBQ")}
     ours = [o for o in ours if not o.account.unit_events]
     bands: dict[int, list[_Ours]] = {n: [] for n in sorted({*published, *(int(o.group.record["n_max"]) for o in ours)})}
@@ -113,14 +110,13 @@ def _counts(ours: Sequence[_Ours]) -> Figure:
     rows, numbered, others = [], [], []
     for n, inside in bands.items():
         for i, o in enumerate(inside, 1):
-            total = o.account.total
-            values = (total.unary / 1e6, total.bit_sparse / 1e6)
-            places = [plot.at((starts[n] + i, value / 1e3)) for value in values]
-            for series, (value, place) in enumerate(zip(values, places, strict=True)):
-                plot.mark(*place, series, 4.5, f"{o.name}, N_max {n}: {value:.1f} M")
+            unary, sparse = o.account.total.unary / 1e6, o.account.total.bit_sparse / 1e6
+            places = [plot.at((starts[n] + i, value / 1e3)) for value in (unary, sparse)]
+            for series, value in enumerate((unary, sparse)):
+                plot.mark(*places[series], series, 4.5, f"{o.name}, N_max {n}: {value:.1f} M")
             numbered.append((places[0], str(o.number)))
             others.append(places[1])
-            rows.append((o.number, o.name, f"{values[0]:.1f} and {values[1]:.1f} M"))
+            rows.append((o.number, o.name, f"{unary:.1f} and {sparse:.1f} M"))
     plot.numbers(numbered, others)
     plot.legend([("unary", 0), ("bit-sparse", 1)])
     plot.listing([(str(number), None, f"{name}, ours", value) for number, name, value in sorted(rows)])
@@ -132,21 +128,27 @@ def _counts(ours: Sequence[_Ours]) -> Figure:
 
 def speed_figures(benchmarks: Sequence[dict[str, Any]]) -> list[Figure]:
     """Milliseconds per image by planes and densely against the share of active neurons (benchmarks/engine_speed.py)."""
-    found = [figure for benchmark in benchmarks if (figure := _speed(benchmark)) is not None]
-    return [replace(figure, id=f"{figure.id}-{i}" if i else figure.id) for i, figure in enumerate(found)]
+    figures = [figure for benchmark in benchmarks if (figure := _speed(benchmark)) is not None]
+    return [replace(figure, id=f"{figure.id}-{i}" if i else figure.id) for i, figure in enumerate(figures)]
 
 
 def _speed(benchmark: dict[str, Any]) -> Figure | None:
-    points = _sweep(benchmark)
+    try:  # share of active neurons, ms by planes, ms densely
+        points = sorted((float(x), float(planes), float(dense)) for x, planes, dense in benchmark["sweeps"]["active"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise LbqError("a benchmark must hold sweeps.active, as benchmarks/engine_speed.py writes it") from error
     if not points:
         return None
-    machine, rival = _machine(benchmark), _rival(benchmark)
+    machine = _machine(benchmark)
     curves = [
         ("bit planes", [(share, planes) for share, planes, _ in points]),
         ("dense", [(share, dense) for share, _, dense in points]),
     ]
-    if rival is not None:
-        curves.append(("int8 ANN, onnxruntime", [(points[0][0], rival), (points[-1][0], rival)]))
+    caption = f"Measured by benchmarks/engine_speed.py on {machine}."
+    rivals = [part[RIVAL].get("1") for part in benchmark.values() if isinstance(part, dict) and RIVAL in part]
+    if rivals and isinstance(rivals[0], int | float):  # on one thread
+        curves.append(("int8 ANN, onnxruntime", [(points[0][0], rivals[0]), (points[-1][0], rivals[0])]))
+        caption += " The int8 ANN takes one pass, whatever is active."
     plot = Plot(
         "Engine: time against density",
         "; ".join(f"{100 * x:.0f} % active: planes {p:.1f} ms, dense {d:.1f} ms" for x, p, d in points),
@@ -159,39 +161,12 @@ def _speed(benchmark: dict[str, Any]) -> Figure | None:
     for series, (name, curve) in enumerate(curves):
         plot.line(curve, series, [f"{name}, {100 * x:.0f} % active: {y:.1f} ms" for x, y in curve])
     plot.legend([(name, series) for series, (name, _) in enumerate(curves)])
-    caption = f"Measured by benchmarks/engine_speed.py on {machine}."
-    if rival is not None:
-        caption += " The int8 ANN takes one pass, whatever is active."
     return Figure("speed", plot.title, caption, plot.svg())
 
 
 def _machine(benchmark: dict[str, Any]) -> str:
-    """What the file says of it: the processor's name where it has one, and the instructions that the engine found."""
-    shown = {
-        "avx2": "AVX2",
-        "avx512": "AVX-512",
-        "vnni": "VNNI",
-        "amx": "AMX",
-        "neon": "NEON",
-        "dotprod": "dot products",
-    }
-    features = [shown[f] for f in benchmark.get("features") or () if f in shown]
+    """The processor's name where the file has one, and the instructions that the engine uses."""
+    features = [FEATURES[f] for f in benchmark.get("features") or () if f in FEATURES]
     kind = "Arm" if "NEON" in features else "x86-64" if features else "a machine that the file does not name"
     name = str(benchmark.get("machine") or kind)
     return f"{name} with {', '.join(features)}" if features else name
-
-
-def _rival(benchmark: dict[str, Any]) -> float | None:
-    """Milliseconds of the int8 ANN on one thread, where it was measured beside the engine."""
-    taken = [part[RIVAL].get("1") for part in benchmark.values() if isinstance(part, dict) and RIVAL in part]
-    return float(taken[0]) if taken and isinstance(taken[0], int | float) else None
-
-
-def _sweep(benchmark: dict[str, Any]) -> list[tuple[float, float, float]]:
-    """Of the sweep over `active`: share, ms by planes, ms densely."""
-    try:
-        return sorted(
-            (float(share), float(planes), float(dense)) for share, planes, dense in benchmark["sweeps"]["active"]
-        )
-    except (KeyError, TypeError, ValueError) as error:
-        raise LbqError("a benchmark must hold sweeps.active, as benchmarks/engine_speed.py writes it") from error

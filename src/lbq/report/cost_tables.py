@@ -8,21 +8,12 @@ from lbq.counting.costs import Costs
 from lbq.counting.measurement import account_from
 from lbq.counting.operations import Account, Operations, energy_mj, saved
 from lbq.counting.technology import DEFAULT, PAPER, Technology
-from lbq.report.cells import (
-    Cell,
-    Table,
-    accuracy_cell,
-    cell,
-    dataset_name,
-    decimals,
-    epochs_cell,
-    images_cells,
-    integer_cell,
-    method_name,
-    spread_cell,
-)
+from lbq.report import cells
+from lbq.report.cells import Cell, Table, cell, decimals, spread_cell
 from lbq.results import paper
 from lbq.results.result import Group
+
+PAPER_SETTING = ("CIFAR-10", "ResNet-20", 300)  # dataset, network, epochs
 
 
 def accounts_of(group: Group) -> list[tuple[Account, Account]]:
@@ -36,83 +27,74 @@ def accounts_of(group: Group) -> list[tuple[Account, Account]]:
 
 def accounts(groups: Sequence[Group]) -> list[tuple[Group, Account, Account]]:
     """Groups whose counts are known, with both accounts of the first seed."""
-    return [(group, *found[0]) for group in groups if (found := accounts_of(group))]
+    return [(group, *counted[0]) for group in groups if (counted := accounts_of(group))]
 
 
 def counts_table(groups: Sequence[Group]) -> Table:
     table = Table(
         "table6-counts",
         "Table 6: synaptic accumulations per image under unary and bit-sparse execution",
-        (
-            "Method",
-            "Dataset",
-            "Network",
-            "Epochs",
-            "Unary (M)",
-            "Bit-sparse (M)",
-            "Saved %",
-            "Border-exact (M)",
-            "Images",
-            "Network ran",
-            "Origin",
-        ),
-        numeric=frozenset(range(3, 9)),
-        notes=[
-            f"Published: {paper.CITATION}, T = 2; N_max in brackets. Several seeds: mean ± sample standard deviation.",
-            "Unary and bit-sparse: rate x MACs, padded taps included, as the paper counts. Border-exact: bit-sparse at valid "
-            "positions only, the readout once on its sums.",
-        ],
+        "Method; Dataset; Network; #Epochs; #Unary (M); #Bit-sparse (M); #Saved %; #Border-exact (M); #Images; "
+        "Network ran; Origin",
+        f"Published: {paper.CITATION}, T = 2; N_max in brackets. Several seeds: mean ± sample standard deviation.",
+        "Unary and bit-sparse: rate x MACs, padded taps included, as the paper counts. Border-exact: bit-sparse at valid "
+        "positions only, the readout once on its sums.",
     )
     for method, (unary, sparse) in paper.ACCUMULATIONS.items():
-        table.add(
-            [method, "CIFAR-10", "ResNet-20", 300, cell(unary), cell(sparse), cell(saved(sparse, unary)), "", "",
-             "", "published"],
-            "published",
-        )  # fmt: skip
+        counts = map(cell, (unary, sparse, saved(sparse, unary)))
+        table.add(method, *PAPER_SETTING, *counts, "", "", "", "published", kind="published")
     for group in groups:
-        if not (found := accounts_of(group)):
+        if not (counted := accounts_of(group)):
             continue
-        rates, exacts = [rate for _, rate in found], [exact for exact, _ in found]
+        exacts, rates = zip(*counted, strict=True)
         digits = decimals(rates[0].executed / 1e6)
         table.add(
-            [method_name(group), dataset_name(group), str(group.record["model"]), epochs_cell(group),
-             spread_cell([a.total.unary / 1e6 for a in rates], digits),
-             spread_cell([a.executed / 1e6 for a in rates], digits),
-             spread_cell([saved(a.executed, a.total.unary) for a in rates], 2),
-             spread_cell([a.executed / 1e6 for a in exacts], digits), *images_cells(group), "ours"],
+            cells.method_name(group),
+            *cells.setting_cells(group),
+            spread_cell([a.total.unary / 1e6 for a in rates], digits),
+            spread_cell([a.executed / 1e6 for a in rates], digits),
+            spread_cell([saved(a.executed, a.total.unary) for a in rates], 2),
+            spread_cell([a.executed / 1e6 for a in exacts], digits),
+            *cells.images_cells(group),
             "ours",
-        )  # fmt: skip
+            kind="ours",
+        )
     return table
 
 
 def cost_table(groups: Sequence[Group], technology: Technology = DEFAULT) -> Table:
+    repriced = not technology.as_published
     table = Table(
         "table7-cost",
         "Table 7: accuracy and modelled arithmetic cost",
-        ("Method", "Dataset", "Network", "Epochs", "Accuracy %", "On integers %", "FP MACs (M)", "Synaptic ACs (M)",
-         "Formations (M)", "Modelled energy (mJ)", "ANN / it, modelled", "Images", "Network ran", "Origin"),
-        numeric=frozenset(range(3, 12)),
-        notes=[
-            f"Published: {paper.CITATION}; its energies again from its counts"
-            + ("." if technology.as_published else ", at the prices below: not the energies that it published."),
-            f"Modelled, never measured: {technology.fp32_mac:g} pJ for a MAC, {technology.fp32_add:g} pJ for an accumulation, "
-            f"{technology.int32_add:g} pJ for a formation. Memory, routing and state updates are not in it.",
-            f"Prices: {technology.credit(*PAPER)}.",
-            "Counted as rate x MACs, padded taps included, as the paper counts; the tables below: at valid positions only.",
-        ],
-    )  # fmt: skip
+        "Method; Dataset; Network; #Epochs; #Accuracy %; #On integers %; #FP MACs (M); #Synaptic ACs (M); "
+        "#Formations (M); #Modelled energy (mJ); #ANN / it, modelled; #Images; Network ran; Origin",
+        f"Published: {paper.CITATION}; its energies again from its counts"
+        + (", at the prices below: not the energies that it published." if repriced else "."),
+        f"Modelled, never measured: {technology.fp32_mac:g} pJ for a MAC, {technology.fp32_add:g} pJ for an accumulation, "
+        f"{technology.int32_add:g} pJ for a formation. Memory, routing and state updates are not in it.",
+        f"Prices: {technology.credit(*PAPER)}.",
+        "Counted as rate x MACs, padded taps included, as the paper counts; the tables below: at valid positions only.",
+    )
     rows = paper.cost_rows()
     reference = energy_mj(rows[0].operations, technology.paper)
     for row in rows:
         ops, energy = row.operations, energy_mj(row.operations, technology.paper)
         table.add(
-            [row.method, "CIFAR-10", "ResNet-20", 300, cell(row.accuracy), "", cell(ops.fp_macs / 1e6),
-             cell(ops.accumulations / 1e6) if row.spiking else "N/A",
-             cell(ops.formations / 1e6, 3) if row.bit_planes else "N/A", cell(energy, 2),
-             cell(reference / energy) if row.spiking else "", "", "",
-             "published" if technology.as_published else "published counts, other prices"],
-            "published",
-        )  # fmt: skip
+            row.method,
+            *PAPER_SETTING,
+            cell(row.accuracy),
+            "",
+            cell(ops.fp_macs / 1e6),
+            cell(ops.accumulations / 1e6) if ops.accumulations else "N/A",
+            cell(ops.formations / 1e6, 3) if ops.formations else "N/A",
+            cell(energy, 2),
+            cell(reference / energy) if ops.accumulations else "",
+            "",
+            "",
+            "published counts, other prices" if repriced else "published",
+            kind="published",
+        )
     for group in groups:
         rates = [rate for _, rate in accounts_of(group)]
         if not rates:
@@ -120,59 +102,61 @@ def cost_table(groups: Sequence[Group], technology: Technology = DEFAULT) -> Tab
         operations = [rate.operations() for rate in rates]
         energies = [energy_mj(ops, technology.paper) for ops in operations]
         anns = [energy_mj(Operations(rate.ann_macs), technology.paper) for rate in rates]
-        macs, accumulations, formations = (
-            [count / 1e6 for count in counts]
-            for counts in zip(*((ops.fp_macs, ops.accumulations, ops.formations) for ops in operations), strict=True)
-        )
+        macs, accumulations = operations[0].fp_macs / 1e6, [ops.accumulations / 1e6 for ops in operations]
+        formations = [ops.formations / 1e6 for ops in operations]
         table.add(
-            [method_name(group), dataset_name(group), str(group.record["model"]), epochs_cell(group),
-             accuracy_cell(group), integer_cell(group), cell(macs[0], decimals(macs[0])),
-             spread_cell(accumulations, decimals(accumulations[0])),
-             spread_cell(formations, max(3, decimals(formations[0]))) if formations[0] else "N/A",
-             spread_cell(energies, decimals(energies[0])), spread_cell([a / e for a, e in zip(anns, energies, strict=True)], 2),
-             *images_cells(group), "ours"],
+            cells.method_name(group),
+            *cells.setting_cells(group),
+            cells.accuracy_cell(group),
+            cells.integer_cell(group),
+            cell(macs, decimals(macs)),
+            spread_cell(accumulations, decimals(accumulations[0])),
+            spread_cell(formations, max(3, decimals(formations[0]))) if formations[0] else "N/A",
+            spread_cell(energies, decimals(energies[0])),
+            spread_cell([a / e for a, e in zip(anns, energies, strict=True)], 2),
+            *cells.images_cells(group),
             "ours",
-        )  # fmt: skip
+            kind="ours",
+        )
     return table
 
 
-def honest_table(id: str, group: Group, title: str, found: Costs) -> Table:
+def honest_table(id: str, group: Group, title: str, costs: Costs) -> Table:
     """title: what tells the group from others."""
     counted = next((r for r, a in group.analysed if "exact" in a.accounts), group.first)
     facts = [group.record["model"], f"T={group.record['timesteps']}"]
     if len(group.results) > 1:
         facts.append(f"seed {counted.record['seed']}")
-    named = ", ".join([title, *(fact for fact in facts if fact not in title.split(", "))])
+    network = ", ".join([title, *(fact for fact in facts if fact not in title.split(", "))])
+    t = costs.technology
+    shifts = "; ".join(
+        f"{line.what} {line.count / 1e6:,.3f} M, {microjoules(line.microjoules).text} µJ" for line in costs.shifts
+    )
     table = Table(
         id,
-        f"Beyond the paper's table: {named}; modelled µJ per image",
-        ("Method", "Paper's regime", "Integer arithmetic", "With memory", "int8 ANN / it", "Break-even, arithmetic",
-         "Break-even, with memory", "Note"),
-        numeric=frozenset(range(1, 7)),
-    )  # fmt: skip
-    int8 = next(m for m in found.methods if m.name == "ANN, int8")
-    meets = {(b.rival, b.regime): Cell(b.text, b.density) for b in found.break_even}
-    for method in found.methods:
-        table.add(
-            [method.name, microjoules(method.paper_uj), microjoules(method.integer_uj), microjoules(method.memory_uj),
-             cell(int8.memory_uj / method.memory_uj), *(meets.get((method.name, regime)) for regime in ("integer", "memory")),
-             method.note],
-            "ours" if method is found.methods[0] else "",
-        )  # fmt: skip
-    t = found.technology
-    shifts = "; ".join(
-        f"{line.what} {line.count / 1e6:,.3f} M, {microjoules(line.microjoules).text} µJ" for line in found.shifts
-    )
-    table.notes = [
+        f"Beyond the paper's table: {network}; modelled µJ per image",
+        "Method; #Paper's regime; #Integer arithmetic; #With memory; #int8 ANN / it; #Break-even, arithmetic; "
+        "#Break-even, with memory; Note",
         "All energies are modelled. Counts are border-exact.",
         "Integer arithmetic adds state updates, identity shortcuts and sums to integer prices; memory adds weight bytes "
         f"({t.weight_byte:g} pJ, each used {t.reuse}), membranes and levels ({t.state_byte:g} pJ a byte).",
-        f"Break-even: the density at which bit planes would cost what this rival costs; theirs is {found.density:.3f} set bits "
+        f"Break-even: the density at which bit planes would cost what this rival costs; theirs is {costs.density:.3f} set bits "
         "per synapse and timestep.",
         f"Shifts, not in the table: {shifts}.",
         f"Read as other tools do (NeuroBench, syops, SpikingJelly: a level above 1 is a MAC): "
-        f"{found.reading.count / 1e6:,.2f} M MACs, {microjoules(found.reading.microjoules).text} µJ at fp32.",
-    ]
+        f"{costs.reading.count / 1e6:,.2f} M MACs, {microjoules(costs.reading.microjoules).text} µJ at fp32.",
+    )
+    int8 = next(m for m in costs.methods if m.name == "ANN, int8")
+    meets = {(b.rival, b.regime): Cell(b.text, b.density) for b in costs.break_even}
+    for method in costs.methods:
+        table.add(
+            method.name,
+            *map(microjoules, (method.paper_uj, method.integer_uj, method.memory_uj)),
+            cell(int8.memory_uj / method.memory_uj),
+            *(meets.get((method.name, regime)) for regime in ("integer", "memory")),
+            method.note,
+            kind="ours" if method is costs.methods[0] else "",
+        )
     return table
 
 
@@ -187,10 +171,9 @@ def technology_table(technology: Technology) -> Table:
     table = Table(
         "technology",
         f"Technology constants: {technology.label()}",
-        ("Constant", "pJ", "Origin"),
-        numeric=frozenset({1}),
-        notes=[f"Prices: {technology.credit()}. Replace them with --technology FILE (TOML or JSON)."],
+        "Constant; #pJ; Origin",
+        f"Prices: {technology.credit()}. Replace them with --technology FILE (TOML or JSON).",
     )
     for name, value, origin in technology.table():
-        table.add([name, Cell(f"{value:g}", value), origin])
+        table.add(name, Cell(f"{value:g}", value), origin)
     return table

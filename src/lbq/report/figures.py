@@ -1,4 +1,4 @@
-"""What the figures of a report have in common: colours of runs and levels, names, axes, one set for each task."""
+"""The shared parts of a report's figures: colours of runs and levels, names, axes, one set for each task."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ DATASET_LETTERS = 12  # of a dataset in a file's name
 
 @dataclass(frozen=True)
 class Figure:
-    """id: of the place on a page and of a file, at most 40 letters; caption: what is seen and from what; wide: over all columns
-    of the page."""
+    """id: names its place on a page and its file, at most 40 letters; wide: over all columns of the page."""
 
     id: str
     title: str
@@ -27,82 +26,74 @@ class Figure:
 
 
 def level_colour(k: int, n_max: int) -> str:
-    """Of level k = 1..n_max: the further from the paper, the higher."""
+    """The colour of level k = 1..n_max: higher levels stand out more from the page."""
     return f"var(--{shade(k, n_max)})"
 
 
-def series_of(found: Gathered) -> dict[str, int]:
-    """By where a run came from, the colour of its configuration: the same in all figures, and in no figure that of another."""
+def series_of(gathered: Gathered) -> dict[str, int]:
+    """The series of each run's configuration, by the run's source: one and the same in all figures."""
     times = Counter[tuple[str, str]]()
     series: dict[str, int] = {}
-    for results in by_key(found.results):
+    for results in by_key(gathered.results):
         figure = (str(results[0].record["dataset"]), results[0].recipe)
         series |= {result.source: times[figure] for result in results}
         times[figure] += 1
     return series
 
 
-def padded(values: Sequence[float], floor: float | None = None) -> tuple[float, float]:
+def padded(values: Sequence[float]) -> tuple[float, float]:
     low, high = min(values), max(values)
     room = 0.06 * (high - low) or 0.05 * abs(high) or 1.0
-    return (low - room if floor is None else floor), high + room
+    return low - room, high + room
 
 
 Draw = Callable[[str, str, list[Result]], list[Figure]]  # from a heading, part of a file's name and runs
 
 
 def by_task(results: Sequence[Result], draw: Draw) -> list[Figure]:
-    """Figures of each dataset and recipe for themselves, drawn by `draw(heading, file, results)`: curves of different tasks
-    do not belong on one axis. Titles say dataset and recipe where there are several.
+    """Figures of each dataset and recipe, drawn by `draw(heading, file, results)`: tasks do not share an axis.
 
-    Of one dataset, the recipe that has most of the ablation's methods comes first, then the longest. `file` says dataset and
-    recipe even where there is one of each, so that another of them renames no file.
+    Titles say dataset and recipe where there are several. `file` always says both, so that another task renames no file.
+    Of one dataset, the recipe with most of the ablation's methods comes first, then the longest.
     """
+
+    def rank(task: Sequence[Result]) -> tuple[int, int]:
+        methods = {r.record["variant"] for r in task if r.plain} & {"v1", "v2", "v3", "lbq"}
+        return -len(methods), -int(task[0].record["epochs"])
+
     tasks: dict[str, dict[str, list[Result]]] = {}
     for result in results:
         tasks.setdefault(str(result.record["dataset"]), {}).setdefault(result.recipe, []).append(result)
     known = list(DATASETS)
     datasets = sorted(tasks, key=lambda dataset: known.index(dataset) if dataset in known else len(known))
-    files = _file_names(datasets)
+    slugs = [slug(dataset, DATASET_LETTERS) for dataset in datasets]
     figures: list[Figure] = []
-    for dataset in datasets:
+    for i, dataset in enumerate(datasets):
         name = DATASETS.get(dataset, dataset)
         where = f" on {name}" if len(datasets) > 1 else ""
-        for of in sorted(tasks[dataset].values(), key=_rank):
-            recipe = of[0].recipe
+        unique = slugs[i] and slugs[i] not in slugs[:i]
+        data_file = slugs[i] if unique else f"{slugs[i]}-{i}".strip("-")
+        for task in sorted(tasks[dataset].values(), key=rank):
+            recipe = task[0].recipe
             title = (f", {recipe}" if len(tasks[dataset]) > 1 else "") + where
-            decayed = "".join(f"-{slug(part, 8)}" for part in of[0].decayed)
-            file = f"{files[dataset]}-{of[0].record['epochs']}ep{decayed}"
-            figures += [replace(f, title=f"{f.title}{title}") for f in draw(f"{name}, {recipe}", file, of)]
+            decayed = "".join(f"-{slug(part, 8)}" for part in task[0].decayed)
+            file = f"{data_file}-{task[0].record['epochs']}ep{decayed}"
+            figures += [replace(f, title=f"{f.title}{title}") for f in draw(f"{name}, {recipe}", file, task)]
     return figures
 
 
-def _rank(of: Sequence[Result]) -> tuple[int, int]:
-    methods = {r.record["variant"] for r in of if r.plain} & {"v1", "v2", "v3", "lbq"}
-    return -len(methods), -int(of[0].record["epochs"])
-
-
-def _file_names(datasets: Sequence[str]) -> dict[str, str]:
-    """What each dataset is called in the names of files: its own name, and its number where that is no name or another's."""
-    slugs = [slug(dataset, DATASET_LETTERS) for dataset in datasets]
-    return {
-        dataset: name if name and name not in slugs[:i] else f"{name}-{i}".strip("-")
-        for i, (dataset, name) in enumerate(zip(datasets, slugs, strict=True))
-    }
-
-
 def titles(groups: Sequence[Sequence[Result]]) -> list[str]:
-    """Names that tell configurations apart, each given by its seeds, whichever these are."""
+    """Names that tell configurations, each a list of seeds, apart."""
     return names([replace(results[0], record={**results[0].record, "seed": 0}) for results in groups])
 
 
 def seeds(results: Sequence[Result]) -> str:
-    """Which seed, or how many."""
+    """The seed, or how many there are."""
     return f"{len(results)} seeds" if len(results) > 1 else f"seed {results[0].record.get('seed')}"
 
 
 def slug(text: str, letters: int) -> str:
-    """`text` as part of a file's name, whatever it holds: its first words, in at most so many letters."""
+    """The first words of `text` as part of a file's name, in at most so many letters."""
     words = re.sub("[^a-z0-9]+", "-", text.lower()).strip("-")
     if len(words) <= letters:
         return words

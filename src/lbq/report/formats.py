@@ -5,12 +5,12 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from html import escape
 
-from lbq.report.cells import Table
+from lbq.report.cells import Row, Table
 
-WIDE = 7  # columns that fit a page at this size
+COLUMNS_PER_PAGE = 7  # more are scaled down
 LATEX = {
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$", "†": r"$^{\dagger}$", "µ": r"$\mu$", "γ": r"$\gamma$",
@@ -22,16 +22,17 @@ def markdown(tables: Sequence[Table]) -> str:
     parts = []
     for table in tables:
         rule = ["---:" if i in table.numeric else "---" for i in range(len(table.columns))]
-        lines = [[_bar(c) for c in table.columns], rule]
-        for row in table.rows:
-            texts = [_bar(c.text) for c in row.cells]
-            if row.kind == "ours":
-                texts[0] = f"**{texts[0]}**"
-            lines.append(texts)
+        lines = [[_bar(c) for c in table.columns], rule, *(_texts(row, _bar, "**{}**") for row in table.rows)]
         body = "\n".join(f"| {' | '.join(line)} |" for line in lines)
         notes = "\n".join(f"{note}  " for note in table.notes)
-        parts.append(f"## {table.title}\n\n{body}\n\n{notes}\n" if notes else f"## {table.title}\n\n{body}\n")
+        parts.append(f"## {table.title}\n\n{body}\n" + (f"\n{notes}\n" if notes else ""))
     return "\n".join(parts)
+
+
+def _texts(row: Row, escaped: Callable[[str], str], bold: str) -> list[str]:
+    """The texts of a row. The first one is bold in a row of ours."""
+    first, *others = (escaped(c.text) for c in row.cells)
+    return [bold.format(first) if row.kind == "ours" else first, *others]
 
 
 def _bar(text: str) -> str:
@@ -39,20 +40,16 @@ def _bar(text: str) -> str:
 
 
 def latex(tables: Sequence[Table]) -> str:
-    """Tables that compile as they are with the packages that the first line names; numbered by the paper they are put in."""
+    """Tables that compile with the packages that the first line names. The paper around them numbers them."""
     parts = ["% \\usepackage{booktabs,graphicx}\n"]
     for table in tables:
         columns = "".join("r" if i in table.numeric else "l" for i in range(len(table.columns)))
-        lines = [" & ".join(map(_escape, table.columns)) + r" \\", r"\midrule"]
-        for row in table.rows:
-            texts = [_escape(c.text) for c in row.cells]
-            if row.kind == "ours":
-                texts[0] = rf"\textbf{{{texts[0]}}}"
-            lines.append(" & ".join(texts) + r" \\")
+        rows = [list(map(_escape, table.columns)), *(_texts(row, _escape, r"\textbf{{{}}}") for row in table.rows)]
+        header, *lines = (" & ".join(texts) + r" \\" for texts in rows)
         notes = " ".join(map(_escape, table.notes))
-        body = "\n  ".join(lines)
+        body = "\n  ".join([header, r"\midrule", *lines])
         caption = re.sub(r"^(Table \d+): (.*)$", r"\2 (\1 of the LBQ paper)", table.title)
-        wide = len(table.columns) > WIDE
+        wide = len(table.columns) > COLUMNS_PER_PAGE
         start, end = ("  \\resizebox{\\textwidth}{!}{%\n", "}") if wide else ("", "")
         parts.append(
             "\\begin{table}\n  \\centering\\footnotesize\n"
@@ -69,7 +66,7 @@ def _escape(text: str) -> str:
 
 
 def comma_separated(table: Table) -> str:
-    """Numbers in full, without thousands' commas. A column of means over seeds is followed by their deviation and number."""
+    """Numbers in full, without thousands' commas. Deviation and number of seeds follow a column of means."""
     means = [any(row.cells[i].n is not None for row in table.rows) for i in range(len(table.columns))]
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
@@ -87,6 +84,6 @@ def comma_separated(table: Table) -> str:
 
 
 def _plain(text: str) -> str:
-    """A text that a spreadsheet would take for a formula is quoted."""
+    """The text, quoted where a spreadsheet would take it for a formula."""
     negative = re.fullmatch(r"-[\d.,\s±%-]*", text) is not None
     return f"'{text}" if text[:1] in ("=", "+", "@", "\t") or (text[:1] == "-" and not negative) else text

@@ -16,13 +16,40 @@ from lbq.results.result import SUFFIX_LETTERS, Gathered, Group, Result
 
 NAME_LETTERS = 18  # of a run in a file's name
 WHISKERS = "Whiskers: a sample standard deviation over seeds to either side of their mean."
-PARTS = {"v1": "(c)", "v2": "(d)", "v3": "(e)", "lbq": "(f)"}  # of Figure 4, at N_max = 5 and T = 2
+PANELS = {"v1": "(c)", "v2": "(d)", "v3": "(e)", "lbq": "(f)"}  # of Figure 4, at N_max = 5 and T = 2
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A configuration in the figures of one task. series: its colour and mark; title: its name there."""
+
+    series: int
+    title: str
+    group: Group
+
+    def name(self, results: Sequence[Result]) -> str:
+        """The title, with the seeds that are drawn where the configuration has several."""
+        return f"{self.title}, {seeds(results)}" if len(self.group.results) > 1 else self.title
+
+    @property
+    def name_of_first(self) -> str:
+        """The title of a figure that is of the first analysed seed alone."""
+        return self.name([r for r, _ in self.group.analysed[:1]])
+
+    @property
+    def file(self) -> str:
+        """The name in files: after the configuration's name and its key, which no other run changes."""
+        return f"{slug(self.group.first.name, NAME_LETTERS)}-{self.group.first.key[:SUFFIX_LETTERS]}"
+
+    @property
+    def panel(self) -> str | None:
+        """The part of the paper's Figure 4 that it stands for."""
+        return PANELS.get(str(self.group.record["variant"])) if self.group.first.plain else None
 
 
 @dataclass(frozen=True)
 class Curve:
-    """A value for each layer, the mean where it is of several seeds or channels. ends: of the whiskers, which are of seeds
-    where there are several, else of channels; by_channel: whether these have values of their own."""
+    """A value for each layer. ends: of whiskers, over seeds or over channels; by_channel: whether these have own values."""
 
     series: int
     name: str
@@ -30,10 +57,6 @@ class Curve:
     ends: dict[str, tuple[float, float]] = field(default_factory=dict)
     seeds: int = 1
     by_channel: bool = False
-
-    @property
-    def high(self) -> float:
-        return max(*self.values.values(), *(high for _, high in self.ends.values()), 0.0)
 
     def tip(self, layer: str) -> str:
         text = f"{self.name}, {layer}: {self.values[layer]:.4g}"
@@ -43,52 +66,39 @@ class Curve:
         return f"{text} ± {high - self.values[layer]:.2g}" if self.seeds > 1 else f"{text}, {low:.4g} to {high:.4g}"
 
 
-def layer_figures(found: Gathered) -> list[Figure]:
+def layer_figures(gathered: Gathered) -> list[Figure]:
     """Fig. 4 (a) steps, (b) entropy against activity, (c-f) level distributions, with what the records hold."""
-    colour = series_of(found)
-    groups = {id(g.first): g for g in found.groups if any(r.active or r.steps for r in g.results)}
+    colour = series_of(gathered)
+    groups = {id(g.first): g for g in gathered.groups if any(r.active or r.steps for r in g.results)}
 
     def draw(heading: str, file: str, firsts: list[Result]) -> list[Figure]:
-        of = [groups[id(first)] for first in firsts]
-        named = [(colour[g.first.source], t, g) for t, g in zip(titles([g.results for g in of]), of, strict=True)]
-        return _of_one_task(named, heading, file)
+        task = [groups[id(first)] for first in firsts]
+        names = titles([g.results for g in task])
+        shown = [Shown(colour[g.first.source], name, g) for name, g in zip(names, task, strict=True)]
+        return _figures_of_task(shown, heading, file)
 
     return by_task([g.first for g in groups.values()], draw)
 
 
-def _of_one_task(named: Sequence[tuple[int, str, Group]], where: str, file: str) -> list[Figure]:
-    together = [_steps(named, where), _active(named, where)]
-    analysed = [(i, t, g, g.analysis) for i, t, g in named if g.analysis is not None and g.analysis.layers]
-    analysed = [entry for entry in analysed if max(layer.n_max for layer in entry[3].layers) > 1]
-    if analysed:
-        plain = {i for i, _, g, _ in analysed if g.first.plain and g.record["variant"] in PARTS}
-        on_paper = analysed[0][2].record["dataset"] == "cifar10"
-        of = [(i, _name(t, g, [r for r, _ in g.analysed]), g.analyses) for i, t, g, _ in analysed]
-        together.append(_entropy(of, where, plain, on_paper))
+def _figures_of_task(configurations: Sequence[Shown], heading: str, file: str) -> list[Figure]:
+    together = [_steps(configurations, heading), _active(configurations, heading)]
+    analysed = [(c, c.group.analysis) for c in configurations if c.group.analysis is not None]
+    bursts = [(c, a) for c, a in analysed if max((layer.n_max for layer in a.layers), default=0) > 1]
+    if bursts:
+        in_paper = {c.series for c, _ in bursts if c.panel}
+        spots = [(c.series, c.name([r for r, _ in c.group.analysed]), c.group.analyses) for c, _ in bursts]
+        together.append(_entropy(spots, heading, in_paper, bursts[0][0].group.record["dataset"] == "cifar10"))
     figures = [replace(figure, id=f"{figure.id}-{file}") for figure in together if figure is not None]
-    order = list(PARTS)
-    analysed.sort(key=lambda entry: order.index(v) if (v := entry[2].record["variant"]) in order else len(order))
-    for _, t, g, a in analysed:
-        figures.append(replace(_levels(f"{_of_one_seed(t, g)}, {where}", g, a), id=f"levels-{_file(g)}"))
-    for _, t, g in named:
-        if g.analysis is not None and (drawn := _membranes(_of_one_seed(t, g), where, g.analysis)) is not None:
-            figures.append(replace(drawn, id=f"membranes-{_file(g)}"))
+    order = list(PANELS)
+    bursts.sort(key=lambda entry: order.index(v) if (v := entry[0].group.record["variant"]) in order else len(order))
+    for c, analysis in bursts:
+        title = f"Figure 4 {c.panel}" if c.panel else "Levels by layer"
+        levels = _levels(f"{c.name_of_first}, {heading}", analysis)
+        figures.append(replace(levels, title=title, id=f"levels-{c.file}"))
+    for c, analysis in analysed:
+        if (membranes := _membranes(c.name_of_first, heading, analysis)) is not None:
+            figures.append(replace(membranes, id=f"membranes-{c.file}"))
     return figures
-
-
-def _name(title: str, group: Group, shown: Sequence[Result]) -> str:
-    """A configuration's title, with the seeds that are shown where it has several."""
-    return f"{title}, {seeds(shown)}" if len(group.results) > 1 else title
-
-
-def _of_one_seed(title: str, group: Group) -> str:
-    """The title of what is shown of the first seed that was analysed alone."""
-    return _name(title, group, [r for r, _ in group.analysed[:1]])
-
-
-def _file(group: Group) -> str:
-    """What files of a configuration's figures are called: after its name and its key, which no other run changes."""
-    return f"{slug(group.first.name, NAME_LETTERS)}-{group.first.key[:SUFFIX_LETTERS]}"
 
 
 def _layer_axis(count: int) -> list[tuple[float, str]]:
@@ -98,13 +108,13 @@ def _layer_axis(count: int) -> list[tuple[float, str]]:
 
 def _by_layer(title: str, label: str, subtitle: str, curves: Sequence[Curve]) -> Plot:
     count = max(len(curve.values) for curve in curves)
-    high = max(curve.high for curve in curves)
+    highs = [high for c in curves for high in (*c.values.values(), *(end for _, end in c.ends.values()))]
+    ranges = (f"{c.name}: {min(c.values.values()):.3g} to {max(c.values.values()):.3g}" for c in curves)
     plot = Plot(
         title,
-        f"{title}; "
-        + "; ".join(f"{c.name}: {min(c.values.values()):.3g} to {max(c.values.values()):.3g}" for c in curves),
+        f"{title}; {'; '.join(ranges)}",
         (0.5, count + 0.5),
-        (0, 1.08 * high),
+        (0, 1.08 * max(*highs, 0.0)),
         "spiking layer, from the input",
         label,
         xticks=_layer_axis(count),
@@ -124,52 +134,48 @@ def _by_layer(title: str, label: str, subtitle: str, curves: Sequence[Curve]) ->
 
 
 def _of_seeds(counts: Sequence[int]) -> str:
-    """What a subtitle says of means over seeds: how many, where there are several."""
+    """The part of a subtitle that says over how many seeds means are, where there are several."""
     several = sorted({count for count in counts if count > 1})
-    if not several:
-        return ""
-    return f", mean ± sd of {several[0]}{f' to {several[-1]}' if len(several) > 1 else ''} seeds"
+    most = f" to {several[-1]}" if len(several) > 1 else ""
+    return f", mean ± sd of {several[0]}{most} seeds" if several else ""
 
 
 def _of_channels(curves: Sequence[Curve]) -> str:
-    """What a subtitle says of steps per channel, and of whiskers where these are of them."""
-    if not any(curve.by_channel for curve in curves):
-        return ""
+    """The part of a subtitle that says what is over channels."""
     ranges = any(curve.ends and curve.seeds == 1 for curve in curves)
-    return ", steps averaged over channels" + (", whiskers from least to largest" if ranges else "")
+    text = ", steps averaged over channels" + (", whiskers from least to largest" if ranges else "")
+    return text if any(curve.by_channel for curve in curves) else ""
 
 
-def _curve(series: int, title: str, group: Group, shown: Sequence[tuple[Result, dict[str, float]]]) -> Curve:
-    """The seeds of one configuration that have such values: their mean, with whiskers of a sample standard deviation."""
-    first = shown[0][1]
-    shown = [(result, of) for result, of in shown if of.keys() == first.keys()]  # files may hold anything
-    name = _name(title, group, [result for result, _ in shown])
-    if len(shown) == 1:
-        return Curve(series, name, first)
-    found = {layer: [of[layer] for _, of in shown] for layer in first}
-    means = {layer: fmean(values) for layer, values in found.items()}
-    ends = {layer: (mean - stdev(found[layer]), mean + stdev(found[layer])) for layer, mean in means.items()}
-    return Curve(series, name, means, ends, len(shown))
+def _curve(configuration: Shown, seeds: Sequence[tuple[Result, dict[str, float]]]) -> Curve:
+    """The mean of the seeds that have such values, by layer, with whiskers of a sample standard deviation."""
+    first = seeds[0][1]
+    seeds = [(result, values) for result, values in seeds if values.keys() == first.keys()]  # files may hold anything
+    name = configuration.name([result for result, _ in seeds])
+    if len(seeds) == 1:
+        return Curve(configuration.series, name, first)
+    means = {layer: fmean(values[layer] for _, values in seeds) for layer in first}
+    deviations = {layer: stdev(values[layer] for _, values in seeds) for layer in first}
+    ends = {layer: (mean - deviations[layer], mean + deviations[layer]) for layer, mean in means.items()}
+    return Curve(configuration.series, name, means, ends, len(seeds))
 
 
-def _steps(named: Sequence[tuple[int, str, Group]], dataset: str) -> Figure | None:
-    learned = [(i, t, g) for i, t, g in named if g.record.get("step") != "fixed"]
-    shown = [(i, t, g, of) for i, t, g in learned if (of := [(r, r.steps) for r in g.results if r.steps])]
-    curves = [_curve(*entry) for entry in shown]
+def _steps(configurations: Sequence[Shown], dataset: str) -> Figure | None:
+    learned = [c for c in configurations if c.group.record.get("step") != "fixed"]
+    shown = [(c, steps) for c in learned if (steps := [(r, r.steps) for r in c.group.results if r.steps])]
+    curves = [_curve(c, steps) for c, steps in shown]
     if not curves:
         return None
     several = any(curve.seeds > 1 for curve in curves)
-    curves = [_by_channel(curve, entry[3][0][0], drawn=not several) for curve, entry in zip(curves, shown, strict=True)]
+    for i, (_, steps) in enumerate(shown):
+        result = steps[0][0]
+        ranges = _step_ranges(result.analysis) if result.analysis else {}
+        own = bool(ranges) or bool(result.record["config"].get("neuron", {}).get("per_channel"))
+        # in one figure all whiskers are of one kind
+        curves[i] = replace(curves[i], by_channel=own, ends=curves[i].ends if several else ranges)
     plot = _by_layer("(a) Learned step of each layer", "step γ", dataset, curves)
     caption = f"Steps after training{f'. {WHISKERS}' if several else ', of the first seed.'}"
     return Figure("steps", "Figure 4 (a)", caption, plot.svg())
-
-
-def _by_channel(curve: Curve, result: Result, drawn: bool) -> Curve:
-    """Whether it has steps per channel, and whiskers over these where `drawn`: in one figure all whiskers are of one kind."""
-    ranges = _step_ranges(result.analysis) if result.analysis else {}
-    own = bool(ranges) or bool(result.record["config"].get("neuron", {}).get("per_channel"))
-    return replace(curve, by_channel=own, ends=ranges if drawn else curve.ends)
 
 
 def _step_ranges(analysis: Analysis) -> dict[str, tuple[float, float]]:
@@ -177,9 +183,13 @@ def _step_ranges(analysis: Analysis) -> dict[str, tuple[float, float]]:
     return {layer.name: layer.step_range for layer in analysis.layers if layer.step_range is not None}
 
 
-def _active(named: Sequence[tuple[int, str, Group]], dataset: str) -> Figure | None:
-    shown = [(i, t, g, _activities(g)) for i, t, g in named]
-    curves = [_curve(*entry) for entry in shown if entry[3]]
+def _active(configurations: Sequence[Shown], dataset: str) -> Figure | None:
+    curves = []
+    for c in configurations:
+        analysed = [(r, a.active) for r, a in c.group.analysed if a.layers]
+        recorded = [(r, r.record["active"]) for r in c.group.results if r.record.get("active")]  # by training
+        if most := max(analysed, recorded, key=len):
+            curves.append(_curve(c, most))
     if not curves:
         return None
     plot = _by_layer("Active ratio of each layer", "active ratio", dataset, curves)
@@ -188,45 +198,43 @@ def _active(named: Sequence[tuple[int, str, Group]], dataset: str) -> Figure | N
     return Figure("active", "Activity by layer", f"{caption}{several}", plot.svg())
 
 
-def _activities(group: Group) -> list[tuple[Result, dict[str, float]]]:
-    """By seed, the active ratio of each layer: as analysed, or as training recorded it where that is of more seeds."""
-    analysed = [(r, _active_ratios(a)) for r, a in group.analysed if a.layers]
-    recorded = [(r, r.record["active"]) for r in group.results if r.record.get("active")]
-    return max(analysed, recorded, key=len)
-
-
-def _active_ratios(analysis: Analysis) -> dict[str, float]:
-    return {layer.name: layer.histogram.active_ratio for layer in analysis.layers}
-
-
 def _entropy(
-    analysed: Sequence[tuple[int, str, Sequence[Analysis]]],
+    networks: Sequence[tuple[int, str, Sequence[Analysis]]],
     dataset: str,
-    plain: Set[int] = frozenset(),
-    on_paper: bool = False,
+    in_paper: Set[int] = frozenset(),
+    on_cifar10: bool = False,
 ) -> Figure:
-    """Means of all networks, and the layers of the `plain` ones, or of all where none is; `on_paper`: the paper's means too.
+    """Each network (series, name, analyses of its seeds) by its mean over layers, with the paper's means on CIFAR-10.
 
-    Each network by the analyses of its seeds, of which the mean is shown."""
-    by_layer = [entry for entry in analysed if entry[0] in plain] or analysed
-    small = [(i, name, Spot.of_layer(layers)) for i, name, of in by_layer for layers in _same_layers(of)]
-    large = [(i, name, Spot.of_network(of)) for i, name, of in analysed]
-    high = max(spot.reach for _, _, spot in (*small, *large))
+    Layers are shown of the networks whose series are `in_paper`, or of all where there are none.
+    """
+    by_layer = [network for network in networks if network[0] in in_paper] or networks
+    spots = []  # series, name, active ratios and entropies of the seeds
+    for i, name, analyses in by_layer:
+        for layers in zip(*(a.layers for a in analyses), strict=False):
+            histograms = [layer.histogram for layer in layers]
+            ratios, entropies = [h.active_ratio for h in histograms], [h.normalised_entropy for h in histograms]
+            spots.append((i, f"{name}, {layers[0].name}", ratios, entropies))
+    means = [
+        (i, name, [a.mean("active_ratio") for a in analyses], [a.mean("normalised_entropy") for a in analyses])
+        for i, name, analyses in networks
+    ]
+    ends = [fmean(active) + (stdev(active) if len(active) > 1 else 0.0) for _, _, active, _ in (*spots, *means)]
     plot = Plot(
         "(b) Burst entropy against active ratio",
-        "; ".join(f"{name}: mean {spot.active:.3f}, {spot.entropy:.3f}" for _, name, spot in large),
-        (0, max(1.08 * high, 0.3)),
+        "; ".join(f"{name}: mean {fmean(active):.3f}, {fmean(entropy):.3f}" for _, name, active, entropy in means),
+        (0, max(1.08 * max(ends), 0.3)),
         (0, 1.02),
         "active ratio",
         "normalised burst entropy",
-        subtitle=dataset + _of_seeds([len(of) for _, _, of in analysed]),
+        subtitle=dataset + _of_seeds([len(analyses) for _, _, analyses in networks]),
     )
-    for i, name, spot in small:
-        spot.draw(plot, i, 2.6, f"{name}, {spot.name}")
-    for i, name, spot in large:
-        spot.draw(plot, i, 8, f"{name}, mean over layers", True)
+    for i, name, active, entropy in spots:
+        _spot(plot, i, name, active, entropy, 2.6, hollow=False)
+    for i, name, active, entropy in means:
+        _spot(plot, i, f"{name}, mean over layers", active, entropy, 8, hollow=True)
     caption = "Small: layers; large: mean over layers"
-    if on_paper:
+    if on_cifar10:
         caption += "; ×: the means that the paper publishes"
         for variant, row in paper.LAYER_WISE.items():
             x, y = plot.at((row.active, row.entropy))
@@ -234,97 +242,47 @@ def _entropy(
                 plot.path([(x - 4, y - 4 * slope), (x + 4, y + 4 * slope)], "line s7")
             side = -1 if variant == "v1" else 1  # V1 and LBQ lie close together
             plot.text(x + 7 * side, y + 4, variant.upper(), "start" if side > 0 else "end", "small halo")
-    plot.legend([(name, i) for i, name, _ in analysed])
-    if len(by_layer) < len(analysed):
+    plot.legend([(name, i) for i, name, _ in networks])
+    if len(by_layer) < len(networks):
         caption += ". Layers are shown of the networks that the paper's figure has"
-    if any(len(of) > 1 for _, _, of in analysed):
+    if any(len(analyses) > 1 for _, _, analyses in networks):
         caption += f". {WHISKERS[:-1]}"
     return Figure("entropy", "Figure 4 (b)", f"{caption}.", plot.svg())
 
 
-def _same_layers(analyses: Sequence[Analysis]) -> list[tuple[LayerAnalysis, ...]]:
-    """Each layer, as the seeds have it."""
-    return list(zip(*(analysis.layers for analysis in analyses), strict=False))
+def _spot(
+    plot: Plot, series: int, tip: str, active: Sequence[float], entropy: Sequence[float], size: float, hollow: bool
+) -> None:
+    """Draw the mean of the seeds' active ratios and entropies, with whiskers where there are several seeds."""
+    x, y = fmean(active), fmean(entropy)
+    if len(active) > 1:
+        aside, up = stdev(active), stdev(entropy)
+        tip += f": active ratio {x:.3f} ± {aside:.2g}, entropy {y:.3f} ± {up:.2g}"
+        plot.whisker((x - aside, y), (x + aside, y), series)
+        plot.whisker((x, y - up), (x, y + up), series)
+    plot.mark(*plot.at((x, y)), series, size, tip, hollow)
 
 
-@dataclass(frozen=True)
-class Spot:
-    """A point of entropy against activity: the mean of its seeds, and their deviations where there are several."""
-
-    name: str
-    active: float
-    entropy: float
-    deviations: tuple[float, float] | None
-
-    @classmethod
-    def of(cls, name: str, active: Sequence[float], entropy: Sequence[float]) -> Spot:
-        deviations = (stdev(active), stdev(entropy)) if len(active) > 1 else None
-        return cls(name, fmean(active), fmean(entropy), deviations)
-
-    @classmethod
-    def of_layer(cls, layers: Sequence[LayerAnalysis]) -> Spot:
-        histograms = [layer.histogram for layer in layers]
-        active, entropy = [h.active_ratio for h in histograms], [h.normalised_entropy for h in histograms]
-        return cls.of(layers[0].name, active, entropy)
-
-    @classmethod
-    def of_network(cls, analyses: Sequence[Analysis]) -> Spot:
-        return cls.of("", [a.mean("active_ratio") for a in analyses], [a.mean("normalised_entropy") for a in analyses])
-
-    @property
-    def reach(self) -> float:
-        """How far to the right it goes."""
-        return self.active + (self.deviations[0] if self.deviations else 0.0)
-
-    def draw(self, plot: Plot, series: int, size: float, tip: str, hollow: bool = False) -> None:
-        if self.deviations:
-            x, y, (aside, up) = self.active, self.entropy, self.deviations
-            tip += f": active ratio {x:.3f} ± {aside:.2g}, entropy {y:.3f} ± {up:.2g}"
-            plot.whisker((x - aside, y), (x + aside, y), series)
-            plot.whisker((x, y - up), (x, y + up), series)
-        plot.mark(*plot.at((self.active, self.entropy)), series, size, tip, hollow)
-
-
-def _levels(title: str, group: Group, analysis: Analysis) -> Figure:
-    figure = _level_bars(title, analysis)
-    part = PARTS.get(str(group.record["variant"])) if group.first.plain else None
-    return replace(figure, title="Levels by layer" if part is None else f"Figure 4 {part}")
-
-
-def _level_bars(title: str, analysis: Analysis) -> Figure:
-    count, n_max = len(analysis.layers), max(layer.n_max for layer in analysis.layers)
+def _levels(title: str, analysis: Analysis) -> Figure:
+    layers, n_max = analysis.layers, max(layer.n_max for layer in analysis.layers)
+    shares = (f"{layer.name}: " + " ".join(f"{100 * p:.0f}" for p in layer.histogram.conditional) for layer in layers)
     plot = Plot(
         "Use of each level, P(k | k > 0)",
-        "; ".join(
-            f"{layer.name}: " + " ".join(f"{100 * p:.0f}" for p in layer.histogram.conditional) for layer in analysis.layers
-        ),
-        (0.5, count + 0.5),
+        "; ".join(shares),
+        (0.5, len(layers) + 0.5),
         (0, 1),
         "spiking layer, from the input",
         "share of active neuron-steps",
-        xticks=_layer_axis(count),
+        xticks=_layer_axis(len(layers)),
         subtitle=title,
-    )  # fmt: skip
-    for j, layer in enumerate(analysis.layers):
+    )
+    for j, layer in enumerate(layers):
         below = 0.0
         for k, p in enumerate(layer.histogram.conditional, 1):
             x, top = plot.at_x(j + 0.58), plot.at_y(below + p)
-            plot.rect(
-                x, top, plot.at_x(j + 1.42) - x, plot.at_y(below) - top, fill=level_colour(k, n_max),
-                tip=f"{layer.name}, level {k}: {100 * p:.1f} %",
-            )  # fmt: skip
+            size = plot.at_x(j + 1.42) - x, plot.at_y(below) - top
+            plot.rect(x, top, *size, fill=level_colour(k, n_max), tip=f"{layer.name}, level {k}: {100 * p:.1f} %")
             below += float(p)
-    _level_legend(plot, n_max)
-    whole = f"all {analysis.images:,}" if analysis.complete else f"the first {analysis.images:,}"
-    caption = f"How often each non-zero level is used, over {whole} {_inputs(analysis)}."
-    return Figure("levels", "Levels by layer", caption, plot.svg())
-
-
-def _inputs(analysis: Analysis) -> str:
-    return f"images of {analysis.other_data}" if analysis.other_data else "test images"
-
-
-def _level_legend(plot: Plot, n_max: int) -> None:
     x, y = plot.left, plot.height + 14
     plot.text(x, y, "level", kind="soft")
     x += 40
@@ -335,9 +293,16 @@ def _level_legend(plot: Plot, n_max: int) -> None:
         plot.text(x + 16, y, str(k))
         x += 36
     plot.height = y + 10
+    whole = f"all {analysis.images:,}" if analysis.complete else f"the first {analysis.images:,}"
+    caption = f"How often each non-zero level is used, over {whole} {_inputs(analysis)}."
+    return Figure("levels", "Levels by layer", caption, plot.svg())
 
 
-CELL, HIGH, GAP = 230.0, 120.0, 58.0  # of a histogram: its share of the width, its height, the room for its labels
+def _inputs(analysis: Analysis) -> str:
+    return f"images of {analysis.other_data}" if analysis.other_data else "test images"
+
+
+CELL_WIDTH, HISTOGRAM_HEIGHT, LABEL_HEIGHT = 230.0, 120.0, 58.0  # of one histogram of membranes
 
 
 def _membranes(title: str, dataset: str, analysis: Analysis) -> Figure | None:
@@ -346,14 +311,17 @@ def _membranes(title: str, dataset: str, analysis: Analysis) -> Figure | None:
     if not layers:
         return None
     columns = min(len(layers), 4)
+    height = HISTOGRAM_HEIGHT + LABEL_HEIGHT
     drawing = Drawing(
-        columns * CELL, math.ceil(len(layers) / columns) * (HIGH + GAP) + 42, f"Membranes before emission: {title}",
+        columns * CELL_WIDTH,
+        math.ceil(len(layers) / columns) * height + 42,
+        f"Membranes before emission: {title}",
         f"Histograms of r = U / step of {len(layers)} layers, with the thresholds at which levels begin",
-    )  # fmt: skip
+    )
     lower = drawing.head(8, "Membranes before emission, r = U / γ", f"{title}, {dataset}")
     drawing.height += lower
     for j, (layer, membrane) in enumerate(layers):
-        _histogram(drawing, j % columns * CELL + 8, j // columns * (HIGH + GAP) + 80 + lower, layer, membrane)
+        _histogram(drawing, j % columns * CELL_WIDTH + 8, j // columns * height + 80 + lower, layer, membrane)
     layer, membrane = layers[0]
     watched = round(int(membrane.counts.sum()) / (len(membrane.counts) * math.prod(layer.shape)))
     caption = (
@@ -367,7 +335,7 @@ def _histogram(drawing: Drawing, left: float, top: float, layer: LayerAnalysis, 
     counts = membrane.counts.sum(0)
     beyond = float(counts[0] + counts[-1]) / max(float(counts.sum()), 1.0)
     counts[0] = counts[-1] = 0
-    wide, bottom, peak = CELL - 22, top + HIGH, max(float(counts.max()), 1.0)
+    wide, bottom, peak = CELL_WIDTH - 22, top + HISTOGRAM_HEIGHT, max(float(counts.max()), 1.0)
     each = wide / len(counts)
 
     def at(r: float) -> float:
@@ -377,7 +345,7 @@ def _histogram(drawing: Drawing, left: float, top: float, layer: LayerAnalysis, 
     drawing.text(left, top - 20, layer.name, kind="bold small")
     drawing.text(left, top - 6, f"{step}{100 * beyond:.1f} % beyond the axis", kind="soft small")
     outline = "".join(
-        f"V{number(bottom - float(value) / peak * HIGH)}H{number(left + (b + 1) * each)}"
+        f"V{number(bottom - float(value) / peak * HISTOGRAM_HEIGHT)}H{number(left + (b + 1) * each)}"
         for b, value in enumerate(counts)
     )
     drawing.add(
@@ -399,7 +367,7 @@ def _histogram(drawing: Drawing, left: float, top: float, layer: LayerAnalysis, 
 
 
 def _signed(layer: LayerAnalysis, membrane: Membrane) -> bool:
-    """Whether it also fires below -threshold: its activity is then that of both sides, not of one."""
+    """Whether it also fires below -threshold: then its activity is that of both sides."""
     counts, first = membrane.counts.sum(0), membrane.thresholds[0]
     total, edges = max(float(counts.sum()), 1.0), membrane.edges
     above = float(counts[edges[:-1] >= first - 1e-6].sum()) / total
@@ -416,18 +384,17 @@ def analysis_figures(analysis: Analysis) -> dict[str, Figure]:
     title = str(analysis.facts.get("name") or analysis.facts.get("model") or "network")
     data = str(analysis.facts.get("dataset") or analysis.facts.get("data") or "dataset not named")
     dataset = DATASETS.get(data, data)
-    found = {}
+    figures: dict[str, Figure | None] = {}
+
+    def by_layer(id: str, heading: str, label: str, curve: Curve) -> None:
+        figures[id] = Figure(id, "", "", _by_layer(heading, label, dataset, [curve]).svg())
+
     if analysis.steps:
         ranges = _step_ranges(analysis)
-        steps = Curve(0, title, analysis.steps, ranges, by_channel=bool(ranges))
-        found["steps"] = Figure("steps", "", "", _by_layer("Step of each layer", "step γ", dataset, [steps]).svg())
-    active = Curve(0, title, _active_ratios(analysis))
-    found["active"] = Figure(
-        "active", "", "", _by_layer("Active ratio of each layer", "active ratio", dataset, [active]).svg()
-    )
+        by_layer("steps", "Step of each layer", "step γ", Curve(0, title, analysis.steps, ranges, 1, bool(ranges)))
+    by_layer("active", "Active ratio of each layer", "active ratio", Curve(0, title, analysis.active))
     if max(layer.n_max for layer in analysis.layers) > 1:
-        found["entropy"] = _entropy([(0, title, [analysis])], dataset, on_paper=data == "cifar10")
-        found["levels"] = _level_bars(f"{title}, {dataset}", analysis)
-    if (drawn := _membranes(title, dataset, analysis)) is not None:
-        found["membranes"] = drawn
-    return found
+        figures["entropy"] = _entropy([(0, title, [analysis])], dataset, on_cifar10=data == "cifar10")
+        figures["levels"] = _levels(f"{title}, {dataset}", analysis)
+    figures["membranes"] = _membranes(title, dataset, analysis)
+    return {id: figure for id, figure in figures.items() if figure is not None}

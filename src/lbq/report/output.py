@@ -24,36 +24,34 @@ SUFFIXES = {"html": ".html", "md": ".md", "latex": ".tex", "csv": "", "svg": ""}
 
 def make(
     path: Path,
-    found: Gathered,
+    gathered: Gathered,
     format: str = "html",
     technology: Technology = DEFAULT,
     image: Path | None = None,
     title: str = "LBQ report",
 ) -> int:
-    """Write a report; returns its size. image: for the tour, instead of a deployed network's first golden input.
+    """Write a report; returns its size in bytes. image: for the tour, instead of a network's first golden input.
 
-    Where `format` is `svg` or `csv`, `path` is a folder that gets one file for each figure or table.
+    For the formats `svg` and `csv`, `path` is a folder that gets one file for each figure or table.
     """
     if format == "svg":
-        figures = all_figures(found, technology)
+        figures = all_figures(gathered, technology)
         return files.write_all(path, {f"{figure.id}.svg": svg.standalone(figure.svg) for figure in figures})
     if format == "html":
-        return files.write(path, render(found, technology, tour_of(found, image), title))
-    tables = all_tables(found, technology)
+        return files.write(path, render(gathered, technology, tour_of(gathered, image), title))
+    tables = all_tables(gathered, technology)
     if format == "csv":
         return files.write_all(path, {f"{table.id}.csv": comma_separated(table) for table in tables})
     return files.write(path, {"md": markdown, "latex": latex}[format](tables))
 
 
-def tour_of(found: Gathered, image: Path | None = None) -> Tour | None:
-    """Through the first deployed network that was given; None without one."""
-    if not found.artefacts:
-        if image is not None:
-            raise LbqError(
-                "--image needs a deployed network to run it: add a model.lbq, or a run folder that holds one"
-            )
-        return None
-    net, name = engine.load(found.artefacts[0]), found.artefacts[0].name
+def tour_of(gathered: Gathered, image: Path | None = None) -> Tour | None:
+    """A tour through the first deployed network; None without one."""
+    if not gathered.artefacts:
+        if image is None:
+            return None
+        raise LbqError("--image needs a deployed network to run it: add a model.lbq, or a run folder that holds one")
+    net, name = engine.load(gathered.artefacts[0]), gathered.artefacts[0].name
     if image is not None:
         return take(net, read_input(image, net.network), f"The image is {image.name}, the network {name}.")
     if net.golden is None:
@@ -64,15 +62,15 @@ def tour_of(found: Gathered, image: Path | None = None) -> Tour | None:
 
 
 def write_analysis(folder: Path, analysis: Analysis) -> list[Path]:
-    """`analysis.json`, `layers.csv` and one SVG for each figure; what an older analysis has and this one has not is removed."""
+    """Write `analysis.json`, `layers.csv` and one SVG for each figure; remove files that an older analysis left."""
     older = (folder / "analysis.json").exists()
     texts = {"analysis.json": json.dumps(analysis.to_dict(), separators=(",", ":")) + "\n"}
     if analysis.layers:
         texts["layers.csv"] = analysis.csv()
         texts |= {f"{name}.svg": svg.standalone(figure.svg) for name, figure in analysis_figures(analysis).items()}
     files.write_all(folder, texts)
-    ours = {"layers.csv", *(f"{name}.svg" for name in ANALYSIS_FIGURES)}
-    for stale in [folder / name for name in sorted(ours - texts.keys()) if older]:
+    possible = {"layers.csv", *(f"{name}.svg" for name in ANALYSIS_FIGURES)}
+    for stale in [folder / name for name in sorted(possible - texts.keys()) if older]:
         try:
             stale.unlink(missing_ok=True)
         except OSError as error:

@@ -12,7 +12,7 @@ from typing import Any
 from lbq._version import __version__
 from lbq.counting.technology import DEFAULT, Technology
 from lbq.report import svg
-from lbq.report.cells import Table, dataset_name, run_id, short
+from lbq.report.cells import Table, dataset_name, run_id
 from lbq.report.cost_figures import cost_figures, speed_figures
 from lbq.report.cost_tables import accounts, accounts_of
 from lbq.report.figures import Figure
@@ -28,65 +28,72 @@ POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inli
 
 
 def render(
-    found: Gathered, technology: Technology = DEFAULT, tour: Tour | None = None, title: str = "LBQ report"
+    gathered: Gathered, technology: Technology = DEFAULT, tour: Tour | None = None, title: str = "LBQ report"
 ) -> str:
     """The whole page. The same results give the same bytes."""
-    tables = {table.id: table for table in all_tables(found, technology)}
-    measured = accounts(found.groups)
-    published = [t for t in tables.values() if t.id.startswith(("table2", "table3", "table4", "table5"))]
-    sections: list[tuple[str, str, str]] = []
+    tables = {table.id: table for table in all_tables(gathered, technology)}
 
-    def add(id: str, heading: str, *parts: str) -> None:
-        if any(parts):
-            sections.append((id, heading, "".join(parts)))
+    def with_prefix(*prefixes: str) -> list[Table]:
+        return [table for id, table in tables.items() if id.startswith(prefixes)]
 
-    ours = [tables[id] for id in ("unfinished", "runs") if id in tables]
-    add("runs-section", "Our runs", _cards(found), *map(_table, ours))
-    add("training", "Training", _figures(training_figures(found)))
-    add(
-        "tables", "The paper's tables, with our rows",
-        "<p>Published rows are cited and marked <i>published</i>; ours are in bold, with the number of seeds. Budgets differ: "
-        "look at the column of epochs before comparing.</p>",
-        *(_table(table, folded=not table.has_ours) for table in published),
-    )  # fmt: skip
-    layers = layer_figures(found)
+    layers = layer_figures(gathered)
     membranes = [figure for figure in layers if figure.id.startswith("membranes")]
-    add(
-        "layers", "What the layers learned", _table(tables["figure4"]),
-        _figures([figure for figure in layers if figure not in membranes]), _membranes(membranes),
-    )  # fmt: skip
-    costs = [table for id, table in tables.items() if id.startswith(("table6", "table7", "honest"))]
-    add(
-        "costs", "What it costs: modelled",
-        "<p>Every energy on this page is <b>modelled</b>: counted operations times published prices. Nothing here was measured "
-        "with a meter.</p>",
-        _figures(cost_figures(measured, technology)),
-        *(_table(table, folded=i > 2) for i, table in enumerate(costs)),  # of the honest ones, the first is open
-        _table(tables["technology"], folded=True),
-    )  # fmt: skip
-    add("speed", "Engine speed: measured", _figures(speed_figures(found.benchmarks)))
-    add("neuron", "The neuron", _figures(_neuron(found)))
-    add("tour", "A tour of one image", _tour(tour) if tour is not None else "")
-    add("compare", "Compare two runs", _compare(found))
-    add("details", "Every run in full", *map(_details, found.results, names(found.results)))
-    return _document(title, sections)
+    published = with_prefix("table2", "table3", "table4", "table5")
+    costs = with_prefix("table6", "table7", "honest")
+    sections = [
+        ("runs-section", "Our runs", [_cards(gathered), *map(_table, with_prefix("unfinished")),
+                                      *map(_table, with_prefix("runs"))]),
+        ("training", "Training", [_figures(training_figures(gathered))]),
+        (
+            "tables", "The paper's tables, with our rows",
+            [
+                "<p>Published rows are cited and marked <i>published</i>; ours are in bold, with the number of seeds. Budgets "
+                "differ: look at the column of epochs before comparing.</p>",
+                *(_table(table, folded=not table.has_ours) for table in published),
+            ],
+        ),
+        (
+            "layers", "What the layers learned",
+            [
+                _table(tables["figure4"]),
+                _figures([figure for figure in layers if figure not in membranes]), _membranes(membranes),
+            ],
+        ),
+        (
+            "costs", "What it costs: modelled",
+            [
+                "<p>Every energy on this page is <b>modelled</b>: counted operations times published prices. Nothing here was "
+                "measured with a meter.</p>",
+                _figures(cost_figures(accounts(gathered.groups), technology)),
+                *(_table(table, folded=i > 2) for i, table in enumerate(costs)),  # of the honest ones, the first is open
+                _table(tables["technology"], folded=True),
+            ],
+        ),
+        ("speed", "Engine speed: measured", [_figures(speed_figures(gathered.benchmarks))]),
+        ("neuron", "The neuron", [_figures(_neuron(gathered))]),
+        ("tour", "A tour of one image", [_tour(tour) if tour is not None else ""]),
+        ("compare", "Compare two runs", [_compare(gathered)]),
+        ("details", "Every run in full", [*map(_details, gathered.results, names(gathered.results))]),
+    ]  # fmt: skip
+    return _document(title, [(id, heading, "".join(parts)) for id, heading, parts in sections if any(parts)])
 
 
-def all_figures(found: Gathered, technology: Technology = DEFAULT) -> list[Figure]:
+def all_figures(gathered: Gathered, technology: Technology = DEFAULT) -> list[Figure]:
     """Every figure that these results give, without the tour."""
     return [
-        *training_figures(found), *layer_figures(found), *cost_figures(accounts(found.groups), technology),
-        *speed_figures(found.benchmarks), *_neuron(found),
-    ]  # fmt: skip
+        *training_figures(gathered),
+        *layer_figures(gathered),
+        *cost_figures(accounts(gathered.groups), technology),
+        *speed_figures(gathered.benchmarks),
+        *_neuron(gathered),
+    ]
 
 
-def _neuron(found: Gathered) -> list[Figure]:
+def _neuron(gathered: Gathered) -> list[Figure]:
     """Figs. 1 to 3, on traces of the network that stands for all."""
-    group = max((g for g in found.groups if g.traces), key=lambda g: g.first.prominence, default=None)
-    if group is None:
-        return [*neuron_figures([], ""), surrogates()]
-    of = f"{group.title}, {group.record['model']}, {dataset_name(group)}"
-    return [*neuron_figures(group.traces, of), surrogates()]
+    group = max((g for g in gathered.groups if g.traces), key=lambda g: g.first.prominence, default=None)
+    network = f"{group.title}, {group.record['model']}, {dataset_name(group)}" if group else ""
+    return [*neuron_figures(group.traces if group else [], network), surrogates()]
 
 
 def _document(title: str, sections: Sequence[tuple[str, str, str]]) -> str:
@@ -118,54 +125,55 @@ def _document(title: str, sections: Sequence[tuple[str, str, str]]) -> str:
     )
 
 
-def _cards(found: Gathered) -> str:
+def _cards(gathered: Gathered) -> str:
     """A line of the most telling numbers."""
-    groups = [g for g in found.groups if g.mean is not None]
-    alone = sum(result.alone for result in found.finished)
-    cards = [_counted(len(found.finished) - alone, "finished run"), _counted(len(found.groups), "configuration")]
+    if not gathered.results:
+        return ""
+    groups = [g for g in gathered.groups if g.mean is not None]
+    alone = sum(result.alone for result in gathered.finished)
+    runs = len(gathered.finished) - alone
+    cards = [(f"finished run{'s' * (runs != 1)}", str(runs))]
+    cards += [(f"configuration{'s' * (len(gathered.groups) != 1)}", str(len(gathered.groups)))]
     if alone:
         cards.append(("of analyses alone", str(alone)))
-    if found.unfinished:
-        cards.append(("not finished", str(len(found.unfinished))))
+    if gathered.unfinished:
+        cards.append(("not finished", str(len(gathered.unfinished))))
     datasets = dict.fromkeys(g.record["dataset"] for g in groups)
     cards += [_best([g for g in groups if g.record["dataset"] == dataset]) for dataset in datasets]
     inside = "".join(f'<div class="card"><b>{escape(value)}</b>{escape(name)}</div>' for name, value in cards)
-    return f'<div class="cards">{inside}</div>' if found.results else ""
+    return f'<div class="cards">{inside}</div>'
 
 
 def _best(groups: Sequence[Group]) -> tuple[str, str]:
-    """Of the configurations on one dataset the best, by what was held out where all have that; its accuracy is the test's."""
+    """The best configuration on one dataset, by held-out samples where all have these, and its test accuracy."""
     selected = all(g.holdout_mean is not None for g in groups)
-    titles = names([g.first for g in groups])
-    best, title = max(
-        zip(groups, titles, strict=True), key=lambda pair: (pair[0].holdout_mean if selected else pair[0].mean) or 0.0
-    )
+    place = max(range(len(groups)), key=lambda i: (groups[i].holdout_mean if selected else groups[i].mean) or 0.0)
+    best, title = groups[place], names([g.first for g in groups])[place]
     data, name = dataset_name(best), f"highest of {len(groups)}"
-    told = f"{name} on {data}"
+    text = f"{name} on {data}"
     if selected:
-        told = f"on the test set of {data}, chosen as the {name} on held-out samples ({best.holdout_mean:.2f} %)"
-    return f"{told}: {title}", f"{best.mean:.2f} %"
-
-
-def _counted(count: int, name: str) -> tuple[str, str]:
-    return (name if count == 1 else f"{name}s"), str(count)
+        text = f"on the test set of {data}, chosen as the {name} on held-out samples ({best.holdout_mean:.2f} %)"
+    return f"{text}: {title}", f"{best.mean:.2f} %"
 
 
 def _table(table: Table, folded: bool = False) -> str:
+    classes = [' class="n"' if i in table.numeric else "" for i in range(len(table.columns))]
     head = "".join(
-        f'<th scope="col"{_numeric(table, i)}><button type="button">{escape(column)}</button></th>'
-        for i, column in enumerate(table.columns)
+        f'<th scope="col"{kind}><button type="button">{escape(column)}</button></th>'
+        for kind, column in zip(classes, table.columns, strict=True)
     )
     rows = []
     for row in table.rows:
         cells = []
-        for i, c in enumerate(row.cells):
+        for kind, c in zip(classes, row.cells, strict=True):
             value = "" if c.value is None else f' data-v="{c.value:.12g}"'
             hint = f' title="{escape(c.hint)}"' if c.hint else ""
             text = f'<a href="#{c.link}">{escape(c.text)}</a>' if c.link else escape(c.text)
-            cells.append(f"<td{_numeric(table, i)}{value}{hint}>{text}</td>")
-        rows.append(f'<tr class="{row.kind}">{"".join(cells)}</tr>' if row.kind else f"<tr>{''.join(cells)}</tr>")
-    notes = "".join(f'<p class="note">{_note(note)}</p>' for note in table.notes)
+            cells.append(f"<td{kind}{value}{hint}>{text}</td>")
+        owner = f' class="{row.kind}"' if row.kind else ""
+        rows.append(f"<tr{owner}>{''.join(cells)}</tr>")
+    coded = (re.sub("`([^`]+)`", r"<code>\1</code>", escape(note)) for note in table.notes)
+    notes = "".join(f'<p class="note">{note}</p>' for note in coded)
     body = (
         f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(table.title)}">'
         f'<table class="sortable" id="{escape(table.id)}"><caption>{escape(table.title)}</caption>'
@@ -175,15 +183,6 @@ def _table(table: Table, folded: bool = False) -> str:
         return body
     why = " (published only)" if table.id.startswith("table") else ""
     return f"<details><summary>{escape(table.title)}{why}</summary>{body}</details>"
-
-
-def _note(text: str) -> str:
-    """What stands in backticks is code."""
-    return re.sub("`([^`]+)`", r"<code>\1</code>", escape(text))
-
-
-def _numeric(table: Table, column: int) -> str:
-    return ' class="n"' if column in table.numeric else ""
 
 
 def _figures(figures: Sequence[Figure]) -> str:
@@ -198,7 +197,7 @@ def _figures(figures: Sequence[Figure]) -> str:
 
 
 def _membranes(figures: Sequence[Figure]) -> str:
-    """Open where there are a few; many would hide what comes after them."""
+    """Open where there are few: many would hide what comes after them."""
     if not figures:
         return ""
     networks = f"{len(figures)} network{'s' * (len(figures) > 1)}"
@@ -219,11 +218,8 @@ def _tour(tour: Tour) -> str:
     for stop in tour.stops:
         channels, height, width = stop.shape
         levels = "".join(_image(p, f"levels, t = {t + 1}") for t, p in enumerate(stop.levels[:2]))
-        worth = [2**k for k in reversed(range(len(stop.planes)))]
-        planes = "".join(
-            _image(p, f"plane {value.bit_length() - 1}, worth {value}")
-            for p, value in zip(stop.planes, worth, strict=True)
-        )
+        lowest_first = enumerate(reversed(stop.planes))
+        planes = "".join(reversed([_image(p, f"plane {k}, worth {2**k}") for k, p in lowest_first]))
         stops.append(
             f'<div class="stop"><div><h3>{escape(stop.layer)}</h3><small>{channels} channels of {height} × {width}; '
             f"{100 * stop.active:.1f} % active; {stop.additions:.3f} set bits and {stop.unary:.3f} unary spikes per neuron-step"
@@ -246,18 +242,23 @@ def _tour(tour: Tour) -> str:
 
 def _key(tour: Tour) -> str:
     """Which colour is which level; layers may differ in how many they have."""
-    keys = []
-    for n_max in sorted({stop.n_max for stop in tour.stops}):
+    keys, limits = [], sorted({stop.n_max for stop in tour.stops})
+    for n_max in limits:
         few = sorted({1, n_max, *(round(1 + i * (n_max - 1) / 9) for i in range(10))})
         colours = [(0, SILENT), *((k, level_pixel(k, n_max)) for k in few)]
         shown = "".join(f'<span><i style="background:{colour}"></i>{k}</span>' for k, colour in colours)
-        of = f" of layers up to {n_max}" if len({stop.n_max for stop in tour.stops}) > 1 else ""
+        of = f" of layers up to {n_max}" if len(limits) > 1 else ""
         keys.append(f'<p class="key">level{of} {shown}</p>')
     return "".join(keys)
 
 
-HELD_OUT = "holdout_accuracy"
-LOGGED = ("epoch", "loss", "train_accuracy", HELD_OUT, "test_accuracy", "lr", "step_min", "step_max", "seconds")
+LOGGED = (
+    "epoch", "loss", "train_accuracy", "holdout_accuracy", "test_accuracy", "lr", "step_min", "step_max", "seconds",
+)  # fmt: skip
+COMPARED = (
+    "holdout_accuracy", "test_accuracy", "train_loss", "wall_seconds", "hardware", "commit", "earlier", "config_hash",
+    "weights_sha256", "init_sha256", "unfinished", "versions",
+)  # fmt: skip
 
 
 def _details(result: Result, title: str) -> str:
@@ -266,7 +267,8 @@ def _details(result: Result, title: str) -> str:
     shown = {k: v for k, v in record.items() if isinstance(v, str | int | float) and k != "format"}
     shown |= {f"versions.{k}": v for k, v in record.get("versions", {}).items()}
     facts = "".join(f"<tr><td>{escape(str(k))}</td><td>{escape(str(v))}</td></tr>" for k, v in shown.items())
-    logged = [key for key in LOGGED if key != HELD_OUT or any(entry.get(key) is not None for entry in record["log"])]
+    held_out = any(entry.get("holdout_accuracy") is not None for entry in record["log"])
+    logged = [key for key in LOGGED if held_out or key != "holdout_accuracy"]
     log = [[entry.get(key) for key in logged] for entry in record["log"]]
     head = "".join(f'<th scope="col"><button type="button">{escape(key)}</button></th>' for key in logged)
     rows = "".join(
@@ -285,8 +287,8 @@ def _details(result: Result, title: str) -> str:
     )
 
 
-def _compare(found: Gathered) -> str:
-    results = found.results
+def _compare(gathered: Gathered) -> str:
+    results = gathered.results
     if len(results) < 2:
         return ""
     first, *others = sorted(range(len(results)), key=lambda i: results[i].prominence, reverse=True)
@@ -316,37 +318,22 @@ def _curves(result: Result, title: str) -> dict[str, Any]:
     def flatten(prefix: str, value: Any) -> None:
         if isinstance(value, dict):
             for key, inner in value.items():
-                flatten(f"{prefix}.{key}" if prefix else key, inner)
+                flatten(f"{prefix}.{key}", inner)
         elif isinstance(value, float):
             facts[prefix] = float(f"{value:.6g}")
         elif isinstance(value, str | int):
             facts[prefix] = value
 
-    kept = (
-        "holdout_accuracy",
-        "test_accuracy",
-        "train_loss",
-        "wall_seconds",
-        "hardware",
-        "commit",
-        "earlier",
-        "config_hash",
-        "weights_sha256",
-        "init_sha256",
-        "unfinished",
-        "versions",
-    )
-    flatten("", {k: short(record[k], 16) if k.endswith(("hash", "sha256")) else record[k] for k in kept if k in record})
+    for key in (key for key in COMPARED if key in record):
+        flatten(key, record[key][:16] if key.endswith(("hash", "sha256")) else record[key])
     flatten("config", record["config"])
     if result.analysis is not None and result.analysis.layers:
         flatten("analysis", {k: v for k, v in result.analysis.summary().items() if v is not None})
     for exact, rate in accounts_of(Group([result])):
-        flatten(
-            "modelled at the paper's prices",
-            {"energy_mj": rate.energy_mj(), "ANN / it": rate.ann_energy_mj() / rate.energy_mj()},
-        )
-        flatten("millions of accumulations", {"unary": rate.total.unary / 1e6, "bit-sparse": rate.executed / 1e6,
-                                              "border-exact": exact.executed / 1e6})  # fmt: skip
+        energy, ann = rate.energy_mj(), rate.ann_energy_mj()
+        flatten("modelled at the paper's prices", {"energy_mj": energy, "ANN / it": ann / energy})
+        counts = {"unary": rate.total.unary, "bit-sparse": rate.executed, "border-exact": exact.executed}
+        flatten("millions of accumulations", {key: count / 1e6 for key, count in counts.items()})
     curves = {
         key: [[e["epoch"], e[key]] for e in record["log"] if e.get(key) is not None]
         for key in ("loss", "test_accuracy")

@@ -9,19 +9,19 @@ from lbq.counting.analysis import Trace
 from lbq.report.figures import Figure, level_colour
 from lbq.report.svg import Drawing, Plot
 
-N_MAX, TAIL = 5, 0.5  # as the paper's Fig. 3
+N_MAX, TAIL = 5, 0.5  # of the paper's Fig. 3
 
 
-def relsg_et_slope(r: float, n_max: int = N_MAX, tail: float = TAIL) -> float:
-    """Eq. surrogate_grad."""
-    if r < 1:
-        return tail * math.exp(r - 1)
-    return 1.0 if r <= n_max else tail * math.exp(n_max - r)
+# name: the range in which the slope is 1, and the tail outside it
+SURROGATES = {
+    "ReLSG-ET": (1.0, float(N_MAX), TAIL),
+    "box": (0.5, N_MAX + 0.5, 0.0),
+    "box-ET": (0.5, N_MAX + 0.5, TAIL),
+}
 
 
-def box_slope(r: float, n_max: int = N_MAX, tail: float = 0.0) -> float:
-    """1 on [1/2, n_max + 1/2]; `box` without tails, `box_et` with them."""
-    low, high = 0.5, n_max + 0.5
+def slope(r: float, low: float, high: float, tail: float) -> float:
+    """Eq. surrogate_grad: 1 on [low, high], exponential tails outside."""
     if low <= r <= high:
         return 1.0
     return tail * math.exp(r - low if r < low else high - r)
@@ -38,21 +38,14 @@ def surrogates() -> Figure:
         "dS_fwd / dU",
     )
     grid = [-3 + i / 20 for i in range(20 * (N_MAX + 7) + 1)]
-    curves = (
-        ("ReLSG-ET", relsg_et_slope),
-        ("box", box_slope),
-        ("box-ET", lambda r: box_slope(r, tail=TAIL)),
-    )
-    for i, (_, slope) in reversed(list(enumerate(curves))):
-        # both sides of a jump are drawn, so that it is upright
+    for i, (low, high, tail) in reversed(list(enumerate(SURROGATES.values()))):
         points = []
         for r in grid:
-            if abs(slope(r - 1e-9) - slope(r + 1e-9)) > 0.1:
-                points += [(r, slope(r - 1e-9)), (r, slope(r + 1e-9))]
-            else:
-                points.append((r, slope(r)))
+            before, at, after = (slope(x, low, high, tail) for x in (r - 1e-9, r, r + 1e-9))
+            # both sides of a jump are drawn, so that it is upright
+            points += [(r, before), (r, after)] if abs(before - after) > 0.1 else [(r, at)]
         plot.line(points, i)
-    plot.legend([(name, i) for i, (name, _) in enumerate(curves)])
+    plot.legend([(name, i) for i, name in enumerate(SURROGATES)])
     return Figure("surrogates", "Figure 3", f"N_max = {N_MAX}, λ = {TAIL}, as in the paper's figure.", plot.svg())
 
 

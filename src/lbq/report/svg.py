@@ -1,8 +1,7 @@
 """A small drawing kit: plots as SVG text, coloured by CSS variables so that they follow the page's theme. No dependency.
 
-Series differ by colour, dash and marker; colours are Okabe and Ito's, which colour-blind readers can tell apart. Levels take
-shades whose lightness leaves the paper's step by step, so that their order survives greyscale print. Every drawing has a
-title and a description for those who cannot see it.
+Series differ by colour, dash and marker, in Okabe and Ito's colours, which colour-blind readers can tell apart. The shades of
+levels differ in lightness, so that their order survives greyscale print. Every drawing has a title and a description.
 """
 
 from __future__ import annotations
@@ -17,20 +16,27 @@ Point = tuple[float, float]
 DASHES = ("", "6 3", "2 3", "8 3 2 3", "4 2", "1 2", "10 4", "3 5")
 MARKERS = ("circle", "square", "triangle", "diamond", "cross")
 SERIES = len(DASHES)  # colours; further series take them again with another dash and hollow markers, then with others
-SMALL, USUAL = 6.2, 7.0  # units that a letter takes in its width, of small text and of usual
+SMALL_LETTER, LETTER, LEGEND_LETTER = 6.2, 7.0, 7.5  # width of a letter, in units; in legends with some room
 SHADES = 21  # of levels; the paper's N_max of 20 still has one for each
+OUTLINES: dict[str, list[Point]] = {
+    "square": [(-1, -1), (1, -1), (1, 1), (-1, 1)],
+    "triangle": [(0, -1.2), (1.1, 0.9), (-1.1, 0.9)],
+    "diamond": [(0, -1.3), (1.3, 0), (0, 1.3), (-1.3, 0)],
+    "cross": [(-1, -0.4), (-0.4, -0.4), (-0.4, -1), (0.4, -1), (0.4, -0.4), (1, -0.4), (1, 0.4), (0.4, 0.4), (0.4, 1),
+              (-0.4, 1), (-0.4, 0.4), (-1, 0.4)],
+}  # fmt: skip
 
 
 def _shades(*anchors: str) -> dict[str, str]:
     """`v0` .. `v20`, evenly along the anchors."""
-    found = {}
+    colours = {}
     for i in range(SHADES):
         share = i / (SHADES - 1) * (len(anchors) - 1)
         low = min(int(share), len(anchors) - 2)
         a, b = (tuple(int(anchors[j][k : k + 2], 16) for k in (1, 3, 5)) for j in (low, low + 1))
         mixed = (round(x + (y - x) * (share - low)) for x, y in zip(a, b, strict=True))
-        found[f"v{i}"] = "#" + "".join(f"{c:02x}" for c in mixed)
-    return found
+        colours[f"v{i}"] = "#" + "".join(f"{c:02x}" for c in mixed)
+    return colours
 
 
 # light and dark values of every variable that a drawing uses; the page defines the same ones
@@ -97,11 +103,6 @@ def log_ticks(low: float, high: float) -> list[float]:
     return [m * 10.0**d for d in decades for m in leads if low * 0.999 <= m * 10.0**d <= high * 1.001]
 
 
-def whole_ticks(low: float, high: float) -> list[float]:
-    """Of a quantity that is counted, such as epochs."""
-    return [t for t in ticks(low, high) if t == round(t)]
-
-
 def shade(k: int, n_max: int) -> str:
     """The variable of level k = 1..n_max, from the shade nearest to the paper to the one furthest from it."""
     return f"v{round((k - 1) / max(n_max - 1, 1) * (SHADES - 1))}"
@@ -112,7 +113,7 @@ def label(value: float) -> str:
 
 
 def _repeats(series: int) -> bool:
-    """Whether its mark has a shape that came before: colours outnumber shapes."""
+    """Whether its mark has the shape of an earlier series: colours outnumber shapes."""
     return series % SERIES >= len(MARKERS)
 
 
@@ -172,9 +173,9 @@ class Drawing:
         self.parts.append(text)
 
     def head(self, x: float, title: str, subtitle: str = "") -> float:
-        """Title and subtitle from `x` on, the latter in as many lines as it takes; how much these lie lower than one."""
+        """Write title and subtitle from `x` on. Returns the height of the subtitle's lines after the first."""
         self.text(x, 18, title, kind="bold")
-        lines = _broken(subtitle, int((self.width - x) / SMALL))
+        lines = _broken(subtitle, int((self.width - x) / SMALL_LETTER))
         for i, line in enumerate(lines if subtitle else ()):
             self.text(x, 35 + 14 * i, line, kind="soft small")
         return 14.0 * (len(lines) - 1)
@@ -214,15 +215,7 @@ class Drawing:
         if shape == "circle":
             self.add(f'<circle cx="{number(x)}" cy="{number(y)}" r="{number(r)}" {kind}{inside}circle>')
             return
-        shapes: dict[str, list[Point]] = {
-            "square": [(-1, -1), (1, -1), (1, 1), (-1, 1)],
-            "triangle": [(0, -1.2), (1.1, 0.9), (-1.1, 0.9)],
-            "diamond": [(0, -1.3), (1.3, 0), (0, 1.3), (-1.3, 0)],
-            "cross": [(-1, -0.4), (-0.4, -0.4), (-0.4, -1), (0.4, -1), (0.4, -0.4), (1, -0.4), (1, 0.4), (0.4, 0.4),
-                      (0.4, 1), (-0.4, 1), (-0.4, 0.4), (-1, 0.4)],
-        }  # fmt: skip
-        outline = shapes[shape]
-        joined = " ".join(f"{number(x + dx * r)},{number(y + dy * r)}" for dx, dy in outline)
+        joined = " ".join(f"{number(x + dx * r)},{number(y + dy * r)}" for dx, dy in OUTLINES[shape])
         self.add(f'<polygon points="{joined}" {kind}{inside}polygon>')
 
     def svg(self) -> str:
@@ -234,7 +227,7 @@ class Drawing:
 
 
 class Plot(Drawing):
-    """Axes with data coordinates. x may be logarithmic; ticks may be given with their labels."""
+    """Axes with data coordinates. x may be logarithmic; ticks may have labels of their own."""
 
     def __init__(
         self,
@@ -245,20 +238,17 @@ class Plot(Drawing):
         xlabel: str = "",
         ylabel: str = "",
         *,
-        width: float = 480,
-        height: float = 300,
         xlog: bool = False,
         xticks: Iterable[tuple[float, str]] | None = None,
         yticks: Iterable[tuple[float, str]] | None = None,
         subtitle: str = "",
     ) -> None:
-        super().__init__(width, height, title, description)
+        super().__init__(480, 300, title, description)
         self.x, self.y, self.xlog = x, y, xlog
-        self.left, self.right, self.top = 62.0, width - 14, 30.0
+        self.left, self.right = 62.0, self.width - 14
         lower = self.head(self.left, title, subtitle) + (17 if subtitle else 0)
-        self.top += lower
-        self.height = height = height + lower
-        self.bottom = height - 44.0
+        self.height += lower
+        self.top, self.bottom = 30.0 + lower, self.height - 44.0
         for value, text in yticks if yticks is not None else [(v, label(v)) for v in ticks(*y)]:
             at = self.at_y(value)
             self.segment((self.left, at), (self.right, at), "grid")
@@ -269,10 +259,8 @@ class Plot(Drawing):
             self.segment((at, self.bottom), (at, self.bottom + 4))
             self.text(at, self.bottom + 18, text, "middle", "soft")
         self.segment((self.left, self.bottom), (self.right, self.bottom))
-        if xlabel:
-            self.text((self.left + self.right) / 2, height - 8, xlabel, "middle")
-        if ylabel:
-            self.text(13, (self.top + self.bottom) / 2, ylabel, "middle", rotate=True)
+        self.text((self.left + self.right) / 2, self.height - 8, xlabel, "middle")
+        self.text(13, (self.top + self.bottom) / 2, ylabel, "middle", rotate=True)
 
     @staticmethod
     def _share(value: float, span: tuple[float, float], log: bool = False) -> float:
@@ -297,9 +285,9 @@ class Plot(Drawing):
         hollow: bool = False,
         dash: str | None = None,
     ) -> None:
-        """Marked at its points, or at eight of many; what lies above or below the axes is cut off.
+        """A curve, marked at its points, or at eight of many, and cut off at the axes.
 
-        dash: one that says something else than the series, which colour and mark have to tell then.
+        dash: where it says something else than the series, which then differs by colour and mark alone.
         """
         self.add(f'<g data-of="{series}">')
         hollow = hollow or (dash is not None and _repeats(series))
@@ -314,55 +302,45 @@ class Plot(Drawing):
         self.add("</g>")
 
     def whisker(self, a: Point, b: Point, series: int) -> None:
-        """A thin bar, level or upright, with a cap at either end; what lies beyond the axes is cut off, its cap too."""
+        """A thin bar, level or upright, with a cap at either end. An end beyond the axes is cut off, with its cap."""
         kind, start, end = f"s{series % SERIES}", self.at(a), self.at(b)
-        inside = self._nearest(start), self._nearest(end)
+        inside = [(min(max(x, self.left), self.right), min(max(y, self.top), self.bottom)) for x, y in (start, end)]
         self.add(f'<g data-of="{series}">')
-        self.segment(*inside, kind)
+        self.segment(inside[0], inside[1], kind)
         across = (0, 3) if start[1] == end[1] else (3, 0)
         for x, y in (place for place in inside if place in (start, end)):
             self.segment((x - across[0], y - across[1]), (x + across[0], y + across[1]), kind)
         self.add("</g>")
 
-    def _nearest(self, place: Point) -> Point:
-        """The place inside the axes that is nearest."""
-        return min(max(place[0], self.left), self.right), min(max(place[1], self.top), self.bottom)
-
     def numbers(self, points: Sequence[tuple[Point, str]], marks: Sequence[Point] = ()) -> None:
-        """Short labels of points of the drawing: beside them where no other point is as near, else apart and joined by a line.
+        """Short labels of points: beside them where no other point is as near, else apart and joined by a line.
 
-        No label lies on a point, on one of the other `marks` or on another label, and no line crosses one, as long as places
-        are left.
+        As long as there is room, no label lies on a point, one of the other `marks` or a label, and no line crosses one.
         """
-        taken = [_around(point, 6, 6) for point in (*(point for point, _ in points), *marks)]
+        occupied = [_around(point, 6, 6) for point in (*(point for point, _ in points), *marks)]
         for point, text in points:
             near = 11 + 3 * len(text)
-            others = [box for box in taken if box != _around(point, 6, 6)]
+            others = [box for box in occupied if box != _around(point, 6, 6)]
             places = [
                 (r, (point[0] + r * math.cos(turn * math.pi / 8), point[1] - r * math.sin(turn * math.pi / 8)))
                 for r in (near, 24, 34, 46, 60, 76)
                 for turn in (0, 8, 4, 12, 2, 6, 14, 10, 1, 7, 15, 9, 3, 5, 13, 11)
             ]
-            best = places[0]
-            joined = None  # by a line that crosses something: it still says whose the label is
+            best: tuple[int, Point, list[Box]] = (*places[0], [])
             for r, place in places:
                 box = _around(place, 3.5 * len(text) + 1, 6)
-                way = [self._along(point, place, d) for d in range(7, r - 5, 3)] if r > near else []
-                boxes = [box, *(_around(at, 1, 1) for at in way)]
-                if r == near and any(math.dist(place, other) < r + 4 for other, _ in points if other != point):
-                    continue
                 inside = self.left <= box[0] and box[2] <= self.right and self.top <= box[1] and box[3] <= self.bottom
-                if inside and not any(_overlap(mine, other) for mine in boxes for other in others):
-                    best = (r, place)
-                    taken += boxes
+                crowded = r == near and any(math.dist(place, other) < r + 4 for other, _ in points if other != point)
+                if crowded or not inside or any(_overlap(box, other) for other in others):
+                    continue
+                line = [_around(self._along(point, place, d), 1, 1) for d in range(7, r - 5, 3)] if r > near else []
+                if not any(_overlap(mine, other) for mine in line for other in others):
+                    best = (r, place, [box, *line])
                     break
-                if inside and r > near and not any(_overlap(box, other) for other in others):
-                    joined = joined or (r, place, box)
-            else:
-                if joined is not None:
-                    best = joined[:2]
-                    taken.append(joined[2])
-            r, place = best
+                if not best[2]:  # a line that crosses something still says whose the label is
+                    best = (r, place, [box])
+            r, place, boxes = best
+            occupied += boxes
             if r > near:
                 self.segment(self._along(point, place, 6), self._along(point, place, r - 6), "axis")
             self.text(place[0], place[1] + 4, text, "middle", "bold small halo")
@@ -380,11 +358,11 @@ class Plot(Drawing):
             if series is not None:
                 self.mark(40, y - 4, series, 4, hollow=series in hollow)
             x = 34 if series is None else 54
-            lines = _broken(name, int((self.width - x) / USUAL))
+            lines = _broken(name, int((self.width - x) / LETTER))
             for line in lines:
                 self.text(x, y, line)
                 y += 16
-            if x + USUAL * (len(lines[-1]) + len(value) + 2) <= self.right:
+            if x + LETTER * (len(lines[-1]) + len(value) + 2) <= self.right:
                 y -= 16
             self.text(self.right, y, value, "end", "soft")
             y += 18
@@ -394,31 +372,26 @@ class Plot(Drawing):
         """Below the plot, as many to a row as fit; the drawing grows. dashes: what they mean where not the series."""
         x, y = self.left, self.height + 14
         for text, series in entries:
-            lines = _broken(text, int((self.width - self.left - 34) / 7.5))
-            wide = 34 + 7.5 * max(map(len, lines))
-            if x + wide > self.width and x > self.left:
-                x, y = self.left, y + 20
-            middle = y - 4
+            lines = _broken(text, int((self.width - self.left - 34) / LEGEND_LETTER))
+            x, y, after = self._placed(x, y, 34 + LEGEND_LETTER * max(map(len, lines)))
             self.add(f'<g data-of="{series}">')
-            self.path([(x, middle), (x + 22, middle)], f"line s{series % SERIES}", "" if dashes else dash_of(series))
-            self.mark(x + 11, middle, series, 4, hollow=bool(dashes) and _repeats(series))
-            self.text(x + 28, y, lines[0])
-            for line in lines[1:]:
-                y += 16
-                self.text(x + 28, y, line)
+            line_class = f"line s{series % SERIES}"
+            self.path([(x, y - 4), (x + 22, y - 4)], line_class, "" if dashes else dash_of(series))
+            self.mark(x + 11, y - 4, series, 4, hollow=bool(dashes) and _repeats(series))
+            for i, line in enumerate(lines):
+                self.text(x + 28, y + 16 * i, line)
             self.add("</g>")
-            x += wide + 12
+            x, y = after, y + 16 * (len(lines) - 1)
         self.height = y + 10
-        self._dashes(dashes)
-
-    def _dashes(self, entries: Sequence[tuple[str, str]]) -> None:
-        """Below the legend, on rows of their own."""
-        x, y = self.left, self.height + 10
-        for text, dash in entries:
-            wide = 44 + 7.5 * len(text)
-            if x + wide > self.width and x > self.left:
-                x, y = self.left, y + 20
+        x, y = self.left, y + 20
+        for text, dash in dashes:
+            x, y, after = self._placed(x, y, 44 + LEGEND_LETTER * len(text))
             self.path([(x, y - 4), (x + 32, y - 4)], "line axis", dash)
             self.text(x + 38, y, text)
-            x += wide + 12
-        self.height = y + 10 if entries else self.height
+            x, self.height = after, y + 10
+
+    def _placed(self, x: float, y: float, width: float) -> tuple[float, float, float]:
+        """Where an entry of a legend goes, here or in the next row, and where the one after it does."""
+        if x + width > self.width and x > self.left:
+            x, y = self.left, y + 20
+        return x, y, x + width + 12

@@ -1,7 +1,4 @@
-"""A tour of one image through a deployed network: its pixels, every layer's levels, bit planes, the classes. NumPy only.
-
-Made from the integer engine's trace: what is shown is what the network computed, level by level.
-"""
+"""A tour of one image through a deployed network, from the integer engine's trace: pixels, levels, bit planes, classes."""
 
 from __future__ import annotations
 
@@ -18,16 +15,16 @@ from lbq.engine import Network
 from lbq.graph.levels import bit_planes
 from lbq.report.svg import LIGHT, shade
 
-CHANNELS = 12  # that are shown of each layer: the busiest
-CLASSES = 5  # that are shown: the likeliest
-SILENT, GAP = "#ffffff", "#9aa3ad"  # level 0, and the lines between channels
-LINE = 2  # how thick those are, whatever a layer's size
-IMAGE, LEVELS, PLANES = 192, 420, 240  # the largest side of a picture, in pixels
+CHANNELS_PER_LAYER = 12  # the busiest
+LIKELIEST_CLASSES = 5
+SILENT, LINE_COLOUR = "#ffffff", "#9aa3ad"  # level 0, and the lines between channels
+LINE = 2  # width of those lines in pixels
+IMAGE_PIXELS, LEVELS_PIXELS, PLANES_PIXELS = 192, 420, 240  # the largest side of a picture
 
 
 @dataclass(frozen=True)
 class Picture:
-    """A PNG as a data address, width and height in pixels; scale: how many of these are one of the image or map."""
+    """A PNG as a data address. scale: side of one pixel of the image or map, in pixels of the picture."""
 
     address: str
     width: int
@@ -38,7 +35,7 @@ class Picture:
 
 @dataclass(frozen=True)
 class Stop:
-    """One layer: its busiest channels by timestep, and the bit planes of the busiest at the first timestep."""
+    """One layer: its busiest channels at each timestep, and their bit planes at the first."""
 
     layer: str
     shape: tuple[int, int, int]
@@ -52,7 +49,7 @@ class Stop:
 
 @dataclass(frozen=True)
 class Tour:
-    """about: which image and network these are, in words."""
+    """about: the image and the network, in words."""
 
     image: tuple[Picture, ...]
     stops: tuple[Stop, ...]
@@ -83,19 +80,18 @@ def take(net: Network, image: NDArray[np.uint8], about: str = "") -> Tour:
     network = net.network
     out = net.run(image, "bitplane", trace=True)
     assert out.levels is not None
-    stops = tuple(_stop(net, name, levels[:, 0]) for name, levels in out.levels.items())
     frames = [image] if network.static else list(image)
     return Tour(
         image=tuple(_pixels(frame, network.input_max, i, len(frames)) for i, frame in enumerate(frames)),
-        stops=stops,
-        classes=tuple((entry["class"], entry["share"]) for entry in out.ranked(network.classes)[:CLASSES]),
+        stops=tuple(_stop(net, name, levels[:, 0]) for name, levels in out.levels.items()),
+        classes=tuple((entry["class"], entry["share"]) for entry in out.ranked(network.classes)[:LIKELIEST_CLASSES]),
         about=about,
     )
 
 
 def _pixels(frame: NDArray[np.uint8], brightest: int, i: int, count: int) -> Picture:
     text = "the image" if count == 1 else f"frame {i + 1} of {count}"
-    scale = max(IMAGE // max(frame.shape[1:]), 1)
+    scale = max(IMAGE_PIXELS // max(frame.shape[1:]), 1)
     values = frame.astype(np.float64)
     if len(frame) == 3:
         shown = values.transpose(1, 2, 0) * 255 / brightest
@@ -113,16 +109,18 @@ def _stop(net: Network, name: str, levels: NDArray[np.integer]) -> Stop:
     """levels: `[T, C, H, W]` of one image."""
     spec = net.network.spec(name)
     magnitude = np.abs(levels.astype(np.int64))
-    busiest = np.argsort(-magnitude.sum((0, 2, 3)), kind="stable")[:CHANNELS]
+    busiest = np.argsort(-magnitude.sum((0, 2, 3)), kind="stable")[:CHANNELS_PER_LAYER]
     bits = bit_planes(magnitude, spec.planes)
     palette = _palette(SILENT, *(level_pixel(k, spec.n_max) for k in range(1, spec.n_max + 1)))
-    shown = tuple(
-        _mosaic(step[busiest], palette, LEVELS, f"levels of {len(busiest)} channels of {name} at timestep {t + 1}")
+    pictures = tuple(
+        _mosaic(
+            step[busiest], palette, LEVELS_PIXELS, f"levels of {len(busiest)} channels of {name} at timestep {t + 1}"
+        )
         for t, step in enumerate(magnitude)
     )
     inked = _palette("#ffffff", "#000000")
     planes = tuple(
-        _mosaic(bits[k, 0][busiest], inked, PLANES, f"plane {k} of {name}, worth {2**k}")
+        _mosaic(bits[k, 0][busiest], inked, PLANES_PIXELS, f"plane {k} of {name}, worth {2**k}")
         for k in reversed(range(spec.planes))
     )
     return Stop(
@@ -132,19 +130,19 @@ def _stop(net: Network, name: str, levels: NDArray[np.integer]) -> Stop:
         active=float((magnitude != 0).mean()),
         additions=float(bits.sum() / magnitude.size),
         unary=float(magnitude.mean()),
-        levels=shown,
+        levels=pictures,
         planes=planes,
     )
 
 
 def level_pixel(k: int, n_max: int) -> str:
-    """The colour of level k = 1..n_max in a picture, which is white in either theme."""
+    """The colour of level k = 1..n_max in a picture, whose ground is white in either theme."""
     return LIGHT[shade(k, n_max)]
 
 
 def _palette(*colours: str) -> NDArray[np.uint8]:
-    """Colours by number; the last is of the lines between channels."""
-    return np.array([[int(c[i : i + 2], 16) for i in (1, 3, 5)] for c in (*colours, GAP)], np.uint8)
+    """Colours by number; the last is for the lines between channels."""
+    return np.array([[int(c[i : i + 2], 16) for i in (1, 3, 5)] for c in (*colours, LINE_COLOUR)], np.uint8)
 
 
 def _mosaic(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lbq.report.figures import Figure, by_task, padded, seeds, series_of, titles
-from lbq.report.svg import DASHES, Plot, Point, label, whole_ticks
+from lbq.report.svg import DASHES, Plot, Point, label, ticks
 from lbq.results.result import Gathered, Result, by_key, names
 
 CURVES = (  # key in the log, title, unit
@@ -15,13 +15,12 @@ CURVES = (  # key in the log, title, unit
     ("holdout_accuracy", "Held-out accuracy", "accuracy %"),
     ("test_accuracy", "Test accuracy", "accuracy %"),
 )
-FEW = 30  # epochs up to which the whole of training is on the axis
+SHORT_TRAINING_EPOCHS = 30  # of which the axis shows all
 
 
 @dataclass(frozen=True)
 class Run:
-    """One curve of a figure. label: in the legend, which all seeds of a configuration share; dash: of the seed, where the
-    figure has several of some configuration."""
+    """A run in a figure. label: its legend, which seeds may share; dash: of its seed, where seeds share a colour."""
 
     result: Result
     series: int
@@ -35,46 +34,41 @@ class Run:
         return entries
 
 
-def training_figures(found: Gathered) -> list[Figure]:
-    """Of all runs that have a log, those of one dataset and recipe together; unfinished ones end early."""
-    colour = series_of(found)
-    logged = [r for r in found.results if r.record["log"]]
-    return by_task(logged, lambda heading, file, results: _of_one_task(_runs(results, colour), heading, file))
+def training_figures(gathered: Gathered) -> list[Figure]:
+    """The logs of runs of one dataset and recipe in one figure. Unfinished ones end early."""
+    colour = series_of(gathered)
+    logged = [r for r in gathered.results if r.record["log"]]
+    return by_task(logged, lambda heading, file, results: _figures_of_task(_runs(results, colour), heading, file))
 
 
 def _runs(results: Sequence[Result], colour: dict[str, int]) -> list[Run]:
-    """Configurations by colour and mark, their seeds by dash; seeds by colour where there is but one configuration."""
-    found = by_key(results)
-    called = list(zip(titles(found), found, strict=True))
-    if len(found) == len(results):
-        return [Run(r, colour[r.source], name := _legend_text(title, [r]), name) for title, (r,) in called]
-    if len(found) == 1:
+    """Colour and mark tell configurations, dashes their seeds; colour tells the seeds of a single configuration."""
+    groups = by_key(results)
+    named = list(zip(titles(groups), groups, strict=True))
+    if len(groups) == len(results):
+        return [Run(r, colour[r.source], name := _legend_text(title, [r]), name) for title, (r,) in named]
+    if len(groups) == 1:
         alone = zip(names(results), results, strict=True)
         return [Run(r, i, name := _legend_text(title, [r]), name) for i, (title, r) in enumerate(alone)]
-    dashes = _dashes(results)
+    seed_order = sorted({r.record["seed"] for r in results})
     runs = []
-    for title, of in called:
-        for r in of:
-            name = _legend_text(f"{title}, {seeds([r])}" if len(of) > 1 else title, [r])
-            runs.append(Run(r, colour[r.source], name, _legend_text(title, of), dashes[seeds([r])]))
+    for title, group in named:
+        for r in group:
+            name = _legend_text(f"{title}, {seeds([r])}" if len(group) > 1 else title, [r])
+            dash = DASHES[seed_order.index(r.record["seed"]) % len(DASHES)]
+            runs.append(Run(r, colour[r.source], name, _legend_text(title, group), dash))
     return runs
 
 
-def _legend_text(title: str, of: Sequence[Result]) -> str:
-    """The title with how many seeds there are, and whether they are finished."""
-    return title + (f", {seeds(of)}" if len(of) > 1 else "") + ("" if of[0].finished else " (unfinished)")
-
-
-def _dashes(results: Sequence[Result]) -> dict[str, str]:
-    """By seed, the same for all configurations."""
-    each = {r.record["seed"]: seeds([r]) for r in results}
-    return {each[seed]: DASHES[i % len(DASHES)] for i, seed in enumerate(sorted(each))}
+def _legend_text(title: str, group: Sequence[Result]) -> str:
+    """The title with the number of seeds, and whether they are finished."""
+    return title + (f", {seeds(group)}" if len(group) > 1 else "") + ("" if group[0].finished else " (unfinished)")
 
 
 def _draw(plot: Plot, curves: Sequence[tuple[Run, str, Sequence[Point]]]) -> str:
-    """Lines, each with what to call it besides its run's name, and the legend; returns what a caption says of the seeds."""
-    for run, what, curve in curves:
-        tips = [f"{run.name}{what}, epoch {x:.0f}: {y:.4g}" for x, y in curve]
+    """Draw curves (run, what follows its name, points) and the legend. Returns the caption's sentence on seeds."""
+    for run, suffix, curve in curves:
+        tips = [f"{run.name}{suffix}, epoch {x:.0f}: {y:.4g}" for x, y in curve]
         plot.line(curve, run.series, tips, dash=run.dash)
     ordered = sorted((run for run, _, _ in curves), key=lambda run: int(run.result.record["seed"]))
     dashes = {seeds([run.result]): run.dash for run in ordered if run.dash is not None}
@@ -82,13 +76,13 @@ def _draw(plot: Plot, curves: Sequence[tuple[Run, str, Sequence[Point]]]) -> str
     return " Seeds differ in their dashes." if dashes else ""
 
 
-def _of_one_task(runs: Sequence[Run], where: str, file: str) -> list[Figure]:
+def _figures_of_task(runs: Sequence[Run], where: str, file: str) -> list[Figure]:
     figures = []
     for key, title, unit in CURVES:
-        found = [
-            (run, "", [(float(e["epoch"]), float(e[key])) for e in run.log if e.get(key) is not None]) for run in runs
+        points = [
+            (run, [(float(e["epoch"]), float(e[key])) for e in run.log if e.get(key) is not None]) for run in runs
         ]
-        shown = [entry for entry in found if entry[2]]
+        shown = [(run, "", curve) for run, curve in points if curve]
         curves = [curve for _, _, curve in shown]
         if not curves:
             continue
@@ -116,14 +110,14 @@ def _of_one_task(runs: Sequence[Run], where: str, file: str) -> list[Figure]:
 
 def _late(curve: Sequence[Point]) -> list[float]:
     """The values of the second half; all of a short curve."""
-    last = curve[-1][0] if curve else 0.0
-    return [y for x, y in curve if last <= FEW or x > last / 2]
+    last = curve[-1][0]
+    return [y for x, y in curve if last <= SHORT_TRAINING_EPOCHS or x > last / 2]
 
 
 def _first(curves: Sequence[Sequence[Point]], span: tuple[float, float]) -> float:
-    """The epoch from which on something is to be seen."""
+    """The epoch from which on there is something to see."""
     seen = []
-    for curve in filter(None, curves):
+    for curve in curves:
         inside = next((i for i, (_, y) in enumerate(curve) if span[0] <= y <= span[1]), 0)
         seen.append(curve[max(inside - 1, 0)][0])
     return min(seen)
@@ -133,24 +127,22 @@ def _over_epochs(
     title: str, description: str, x: tuple[float, float], y: tuple[float, float], ylabel: str, subtitle: str
 ) -> Plot:
     x = x if x[0] < x[1] else (x[0] - 0.5, x[0] + 0.5)
-    xticks = [(t, label(t)) for t in whole_ticks(*x)]
+    xticks = [(t, label(t)) for t in ticks(*x) if t == round(t)]
     return Plot(title, description, x, y, "epoch", ylabel, xticks=xticks, subtitle=subtitle)
 
 
 def _step_ranges(runs: Sequence[Run], subtitle: str, file: str) -> list[Figure]:
-    logs = [
-        (run, [e for e in run.log if None not in (e.get("step_min"), e.get("step_max"))])
-        for run in runs
-        if run.result.record.get("step") != "fixed"
-    ]
-    logs = [entry for entry in logs if entry[1]]
+    learned = [run for run in runs if run.result.record.get("step") != "fixed"]
+    logs = [(run, [e for e in run.log if None not in (e.get("step_min"), e.get("step_max"))]) for run in learned]
+    logs = [(run, log) for run, log in logs if log]
     if not logs:
         return []
+    entries = [e for _, log in logs for e in log]
     plot = _over_epochs(
         "Smallest and largest step",
         "The range of the learned steps over all layers, by epoch",
-        (min(e["epoch"] for _, log in logs for e in log), max(e["epoch"] for _, log in logs for e in log)),
-        (0, 1.06 * max(e["step_max"] for _, log in logs for e in log)),
+        (min(e["epoch"] for e in entries), max(e["epoch"] for e in entries)),
+        (0, 1.06 * max(e["step_max"] for e in entries)),
         "step γ",
         subtitle,
     )

@@ -1,8 +1,7 @@
-"""From what a user names (records, run folders, deployed networks, analyses, benchmarks) to the results in it, checked."""
+"""Read the records, run folders, deployed networks, analyses and benchmarks that a user names, and check them."""
 
 from __future__ import annotations
 
-import json
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -10,66 +9,68 @@ from typing import Any
 
 from lbq.counting import analysis as analyze
 from lbq.counting.analysis import Analysis
-from lbq.errors import LbqError, RunError
+from lbq.counting.analysis import read_json as read_json
+from lbq.errors import LbqError
 from lbq.results.result import SUFFIX_LETTERS, Gathered, Result
 from lbq.results.schemas import FINISHED, INTEGER_RECORD, RECORD
 from lbq.system.schema import problem
 
 ARCHIVE = "model.lbq"
 ARCHIVE_ANALYSIS = Path(ARCHIVE).with_suffix(".analysis") / "analysis.json"  # where lbq analyze puts it
-SHOWN = ("dataset", "model", "timesteps", "n_max", "epochs")  # what tables and figures say beside a name
-CONVERSION = "conversion.json"  # of a folder that `lbq convert` wrote: what its network was made of
+SHOWN_FACTS = ("dataset", "model", "timesteps", "n_max", "epochs")  # that tables and figures show beside a name
+CONVERSION = "conversion.json"  # in a folder that `lbq convert` wrote
 
 
 def gather(paths: Sequence[Path | str], read_run: Callable[[Path], dict[str, Any]] | None = None) -> Gathered:
-    """Read everything that is named. A folder may be a run, or hold runs and records. Of runs that have the same weights, as
-    where a setting was varied that changed nothing, the first is taken.
+    """Read everything at these paths. A folder may be a run, or hold runs and records.
 
-    read_run: from a run folder to its record, as `lbq.runs.records.read` does; it needs torch, and nothing else here does.
+    Of run folders with the same weights, as where a setting changed nothing, the first is taken. read_run: from a run
+    folder to its record, as `lbq.runs.records.read` does; it alone needs torch.
     """
-    found = Gathered()
+    gathered = Gathered()
     analyses: list[tuple[Analysis, str]] = []
     integers: list[tuple[dict[str, Any], Path]] = []
     folders: dict[tuple[str, int], Path] = {}
-    for path in dict.fromkeys(p for given in paths for p in _expanded(Path(given))):
-        if not found.twins.keys().isdisjoint(path.parents):
+    for path in dict.fromkeys(inner for named in paths for inner in _expanded(Path(named))):
+        if not gathered.twins.keys().isdisjoint(path.parents):
             continue
         if path.is_dir():
             if read_run is None:
                 raise LbqError(f"{path} is a run folder: make a record of it with lbq record")
             result = _checked(read_run(path), str(path))
             if (network := _network(result)) and folders.setdefault(network, path) != path:
-                found.twins[path] = folders[network]
+                gathered.twins[path] = folders[network]
                 continue
-            found.results.append(result)
+            gathered.results.append(result)
             if (path / ARCHIVE).is_file():
-                found.artefacts.append(path / ARCHIVE)
+                gathered.artefacts.append(path / ARCHIVE)
         elif path.suffix == ".lbq":
-            found.artefacts.append(path)
+            gathered.artefacts.append(path)
         else:
             value = read_json(path)
             if value.get("format") == analyze.FORMAT:
                 analyses.append((Analysis.from_dict(value, str(path)), str(path)))
-                _refuse_stale(analyses[-1][0], path, found.results)
+                _refuse_stale(analyses[-1][0], path, gathered.results)
             elif isinstance(value.get("of"), str):
                 integers.append((value, path))
             elif "sweeps" in value:
-                found.benchmarks.append(value)
+                gathered.benchmarks.append(value)
             else:
-                found.results.append(_record(value, path))
-    _attach(found, analyses)
+                gathered.results.append(_record(value, path))
+    for analysis, source in analyses:
+        _attach(gathered.results, analysis, source)
     for value, path in integers:
-        _owner_of(value, path, found.results).integer = value
-    _refuse_twins(found.results)
-    _tell_apart(found.results)  # before repeats are numbered, whose keys are their own
-    _number_repeats(found.finished)
-    if not (found.results or found.artefacts or found.benchmarks):
+        _owner_of(value, path, gathered.results).integer = value
+    _refuse_twins(gathered.results)
+    _tell_apart(gathered.results)  # before repeats are numbered, whose keys are their own
+    _number_repeats(gathered.finished)
+    if not (gathered.results or gathered.artefacts or gathered.benchmarks):
         raise LbqError("nothing to report: give records, run folders, model.lbq files or analyses")
-    return found
+    return gathered
 
 
 def _refuse_stale(analysis: Analysis, path: Path, before: Sequence[Result]) -> None:
-    """What lies in a run folder as the analysis of its deployed network must be of its weights."""
+    """The analysis of a deployed network inside a run folder must be of the run's weights."""
     if not before or path != Path(before[-1].source) / ARCHIVE_ANALYSIS:
         return
     if _of_other_weights(analysis, before[-1].record):
@@ -83,11 +84,13 @@ def _of_other_weights(analysis: Analysis, record: Mapping[str, Any]) -> bool:
 
 
 def _tell_apart(results: Iterable[Result]) -> None:
-    """Have the titles of runs that would look the same, though their configurations differ, end in a part of a hash. Those
-    that are not finished have a table of their own, and do not know their split."""
+    """End the titles of runs that look the same, though their configurations differ, in a part of a hash.
+
+    Unfinished runs are apart: they have a table of their own, and do not know their split.
+    """
     alike = defaultdict(list)
     for result in results:
-        alike[result.finished, result.name, *(result.record.get(key) for key in SHOWN)].append(result)
+        alike[result.finished, result.name, *(result.record.get(key) for key in SHOWN_FACTS)].append(result)
     for some in alike.values():
         if len({result.key for result in some}) > 1:
             for result in some:
@@ -95,7 +98,7 @@ def _tell_apart(results: Iterable[Result]) -> None:
 
 
 def _number_repeats(results: Iterable[Result]) -> None:
-    """Which of the runs with its configuration and seed each is."""
+    """Number the runs of one configuration and seed."""
     times = Counter[tuple[str, int]]()
     for result in results:
         run = result.key, result.record["seed"]
@@ -116,31 +119,18 @@ def _expanded(path: Path) -> Iterable[Path]:
     inside = sorted(p for p in path.iterdir() if p.suffix == ".json" or _is_run(p))
     if not inside:
         raise LbqError(f"{path} holds no runs and no records: give a run folder, or a folder of records")
-    return [found for p in inside for found in (p, *_beside(p))]
+    return [nested for p in inside for nested in (p, *_beside(p))]
 
 
 def _is_run(path: Path) -> bool:
-    """Whether a folder is a run that has, or will have, a result; a converted network has none."""
+    """Whether a folder is a run that has, or will have, a result. A converted network has none."""
     return (path / "config.toml").exists() and not (path / CONVERSION).exists()
 
 
 def _beside(run: Path) -> Iterable[Path]:
-    """What else lies in a run folder: the analysis of its deployed network, and the demo's baselines."""
+    """The analysis of a run's deployed network, and the demo's baselines, where its folder has them."""
     analysis = run / ARCHIVE_ANALYSIS
-    baselines = run / "baselines"
-    inside = sorted(p for p in baselines.iterdir() if (p / "config.toml").exists()) if baselines.is_dir() else []
-    return [*([analysis] if analysis.is_file() else []), *inside]
-
-
-def read_json(path: Path, remedy: str = "restore it, or make it again") -> dict[str, Any]:
-    """The object that a JSON file holds."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise RunError(f"{path} cannot be read as JSON: {' '.join(str(error).split())[:100]}; {remedy}") from error
-    if not isinstance(value, dict):
-        raise RunError(f"{path} must hold a JSON object: a record or an analysis; {remedy}")
-    return value
+    return [*[analysis] * analysis.is_file(), *sorted(p.parent for p in run.glob("baselines/*/config.toml"))]
 
 
 def _record(value: dict[str, Any], path: Path) -> Result:
@@ -156,55 +146,47 @@ def _record(value: dict[str, Any], path: Path) -> Result:
 
 
 def _checked(record: dict[str, Any], source: str) -> Result:
-    """A result whose record holds what the rest of the program takes for granted."""
+    """A result whose record holds what the rest of the program relies on."""
     wrong = problem(record, RECORD)
     if wrong is None and not record.get("unfinished"):
         wrong = problem(record, FINISHED)
     if wrong is not None:
         raise LbqError(f"{source} is damaged: {wrong}; restore it, or make it again with lbq record RUN")
-    held = record.get("analysis")
-    analyses = [Analysis.from_dict(held, f"{source}: analysis")] if held else []
+    stored = record.get("analysis")
+    analyses = [Analysis.from_dict(stored, f"{source}: analysis")] if stored else []
     if any(_of_other_weights(analysis, record) for analysis in analyses):
         raise LbqError(f"{source}: its analysis is of other weights: make it again with lbq analyze and lbq record")
     return Result(record, source, analyses)
 
 
-def _attach(found: Gathered, analyses: list[tuple[Analysis, str]]) -> None:
-    """Give every analysis to its run; one without a run stands for itself."""
+def _attach(results: list[Result], analysis: Analysis, source: str) -> None:
+    """Give an analysis to its run; without one, it stands for itself.
 
-    def owner_of(facts: Mapping[str, Any]) -> Result | None:
-        """By its weights; a file that does not name them (or an older one) by the configuration of a run. One that was deployed
-        over other timesteps is no other form of the network that was trained."""
-        weights, config = facts.get("weights_sha256"), facts.get("config_hash")
-        alike = [
-            r
-            for r in reversed(found.results)
-            if (
-                r.record.get("weights_sha256") == weights
-                if weights
-                else r.record["config_hash"] == config and not r.alone
-            )
-        ]
-        return next((r for r in alike if facts.get("timesteps", r.record["timesteps"]) == r.record["timesteps"]), None)
-
-    for analysis, source in analyses:
-        if analysis.golden:
-            raise LbqError(
-                f"{source} is of {analysis.images} golden inputs, not of a test set: make it again with "
-                "lbq analyze model.lbq --data FOLDER"
-            )
-        owner = owner_of(analysis.facts)
-        if owner is None:
-            owner = _standing_alone(analysis, source)
-            found.results.append(owner)
+    Its run has its weights or, where a file does not name these, its configuration. A network deployed over other timesteps
+    than it was trained with is another.
+    """
+    facts = analysis.facts
+    if analysis.golden:
+        raise LbqError(
+            f"{source} is of {analysis.images} golden inputs, not of a test set: make it again with "
+            "lbq analyze model.lbq --data FOLDER"
+        )
+    for owner in reversed(results):
+        record = owner.record
+        if weights := facts.get("weights_sha256"):
+            same = record.get("weights_sha256") == weights
         else:
+            same = record["config_hash"] == facts.get("config_hash") and not owner.alone
+        if same and facts.get("timesteps", record["timesteps"]) == record["timesteps"]:
             owner.analyses.append(analysis)
             if owner.alone and owner.accuracy is None:
-                owner.record["test_accuracy"] = _float_accuracy(analysis)
+                record["test_accuracy"] = _float_accuracy(analysis)
+            return
+    results.append(_standing_alone(analysis, source))
 
 
 def _owner_of(value: Mapping[str, Any], path: Path, results: Iterable[Result]) -> Result:
-    """Whose integer network a record in `path` is of."""
+    """The run whose integer network the record in `path` describes."""
     named = [r for r in results if Path(r.source).name == value["of"]]
     owners = [r for r in named if Path(r.source).parent == path.parent] or named
     if not owners:
@@ -219,19 +201,15 @@ def _owner_of(value: Mapping[str, Any], path: Path, results: Iterable[Result]) -
 
 
 def _standing_alone(analysis: Analysis, source: str) -> Result:
-    """A result of which only an analysis is left: no log, no configuration beyond its facts. A deployed network that names
-    neither dataset nor model, as one of a user's own, is called after its files."""
+    """A result made of an analysis alone. A deployed network that names neither dataset nor model has its files' names."""
     facts = analysis.facts
     record: dict[str, Any] = {
         "dataset": facts.get("dataset") or facts.get("data") or "?",
         "model": facts.get("model") or facts.get("name") or "?",
         "variant": facts.get("variant", "?"),
         "n_max": facts.get("n_max", max((layer.n_max for layer in analysis.layers), default=0)),
-        "timesteps": facts.get("timesteps", 0),
-        "epochs": facts.get("epochs", 0),
-        "seed": facts.get("seed", 0),
-        "config_hash": facts.get("config_hash", ""),
-        "weights_sha256": facts.get("weights_sha256", ""),
+        **{key: facts.get(key, 0) for key in ("timesteps", "epochs", "seed")},
+        **{key: facts.get(key, "") for key in ("config_hash", "weights_sha256")},
         "config": {"analysis": source},
         "log": [],
         "test_accuracy": _float_accuracy(analysis),
@@ -246,7 +224,7 @@ def _float_accuracy(analysis: Analysis) -> float | None:
 
 
 def _refuse_twins(results: Sequence[Result]) -> None:
-    """The same run given twice would count twice in a mean."""
+    """Refuse a run that is named twice: it would count twice in a mean."""
     seen: dict[tuple[str, int], str] = {}
     for result in results:
         if network := _network(result):
@@ -256,6 +234,6 @@ def _refuse_twins(results: Sequence[Result]) -> None:
 
 
 def _network(result: Result) -> tuple[str, int] | None:
-    """What no two finished runs have in common; None where that is not known."""
+    """Weights and timesteps, which no two finished runs share; None where they are not known."""
     weights = result.record.get("weights_sha256", "")
     return (weights, result.record["timesteps"]) if result.finished and weights else None

@@ -7,7 +7,7 @@ Other methods' rows are as that paper quotes them, with the venue it names. The 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,25 +20,16 @@ CITATION = (
 ANN_MACS = 2587.235328e6
 STEM_MACS = 3.538944e6
 
-# method -> unary-equivalent and bit-sparse accumulations, in millions per image
-ACCUMULATIONS: dict[str, tuple[float, float]] = {
-    "Binary": (79.59, 79.59),
-    "Ternary": (1693.84, 1693.84),
-    "LBQ (2)": (727.58, 542.72),
-    "LBQ (5)": (1589.90, 945.69),
-    "LBQ (10)": (2577.73, 1203.80),
-    "LBQ (20)": (2828.76, 1163.20),
+# method: accuracy in percent, then in millions per image: unary-equivalent and bit-sparse accumulations, formations
+COSTS: dict[str, tuple[float, float, float, float]] = {
+    "Binary": (91.81, 79.59, 79.59, 0.0),
+    "Ternary": (94.11, 1693.84, 1693.84, 0.0),
+    "LBQ (2)": (96.73, 727.58, 542.72, 0.385),
+    "LBQ (5)": (97.45, 1589.90, 945.69, 0.695),
+    "LBQ (10)": (97.44, 2577.73, 1203.80, 0.938),
+    "LBQ (20)": (97.35, 2828.76, 1163.20, 0.983),
 }
-FORMATIONS = {"LBQ (2)": 0.385, "LBQ (5)": 0.695, "LBQ (10)": 0.938, "LBQ (20)": 0.983}
-ACCURACY = {
-    "ANN": 97.52,
-    "Binary": 91.81,
-    "Ternary": 94.11,
-    "LBQ (2)": 96.73,
-    "LBQ (5)": 97.45,
-    "LBQ (10)": 97.44,
-    "LBQ (20)": 97.35,
-}
+ACCUMULATIONS = {method: (unary, bit_sparse) for method, (_, unary, bit_sparse, _) in COSTS.items()}
 
 
 def accumulation_table() -> list[dict[str, str]]:
@@ -56,18 +47,18 @@ def accumulation_table() -> list[dict[str, str]]:
 
 def cost_rows() -> list[CostRow]:
     """The rows of the paper's cost table, ANN first."""
-    rows = [CostRow("ANN", ACCURACY["ANN"], Operations(ANN_MACS), spiking=False, bit_planes=False)]
-    for method, (_, bit_sparse) in ACCUMULATIONS.items():
-        formed = FORMATIONS.get(method)
-        operations = Operations(STEM_MACS, bit_sparse * 1e6, (formed or 0.0) * 1e6)
-        rows.append(CostRow(method, ACCURACY[method], operations, bit_planes=formed is not None))
+    rows = [CostRow("ANN", 97.52, Operations(ANN_MACS))]
+    for method, (accuracy, _, bit_sparse, formations) in COSTS.items():
+        rows.append(CostRow(method, accuracy, Operations(STEM_MACS, bit_sparse * 1e6, formations * 1e6)))
     return rows
 
 
 @dataclass(frozen=True)
 class Published:
-    """One published row. table: its number in the paper; accuracy: percent, by timesteps. group: `conversion` from an ANN or
-    direct `training`. reproduced: run by the paper's authors rather than quoted from the method's own paper."""
+    """One published row. table: its number in the paper; accuracy: percent, by timesteps.
+
+    group: `conversion` from an ANN or direct `training`; reproduced: run by the paper's authors, not quoted.
+    """
 
     table: int
     dataset: str
@@ -92,33 +83,22 @@ class Ablation:
     accuracy: float
 
 
-# table | dataset | group | method | venue | architecture | timesteps:accuracy ...   († reproduced by the paper's authors)
+# table | datasets | group | method | venue | architecture | timesteps:accuracy ... for each dataset
+# († reproduced by the paper's authors)
 _ACCURACIES = """
-2 | CIFAR-10 | conversion | RMP-SNN | CVPR-2020 | ResNet-20 | 2048:91.36
-2 | CIFAR-10 | conversion | Burst+LIPooling | IJCAI-2022 | ResNet-20 | 64:96.49
-2 | CIFAR-10 | training | GLIF | NeurIPS-2022 | ResNet-19 | 2:94.44 4:94.85
-2 | CIFAR-10 | training | TET | ICLR-2022 | ResNet-19 | 2:94.16 4:94.44
-2 | CIFAR-10 | training | RecDis-SNN | CVPR-2022 | ResNet-19 | 2:93.64 4:95.53
+2 | CIFAR-10,CIFAR-100 | conversion | RMP-SNN | CVPR-2020 | ResNet-20 | 2048:91.36,2048:67.82
+2 | CIFAR-10,CIFAR-100 | conversion | Burst+LIPooling | IJCAI-2022 | ResNet-20 | 64:96.49,256:80.57
+2 | CIFAR-10,CIFAR-100 | training | GLIF | NeurIPS-2022 | ResNet-19 | 2:94.44 4:94.85,2:71.87 4:72.57
+2 | CIFAR-10,CIFAR-100 | training | TET | ICLR-2022 | ResNet-19 | 2:94.16 4:94.44,2:75.48 4:77.05
+2 | CIFAR-10,CIFAR-100 | training | RecDis-SNN | CVPR-2022 | ResNet-19 | 2:93.64 4:95.53,2:76.64 4:78.53
 2 | CIFAR-10 | training | MLF | IJCAI-2022 | ResNet-19 | 4:94.25
-2 | CIFAR-10 | training | LT-SNN | IJCNN-2024 | ResNet-19 | 2:94.19
-2 | CIFAR-10 | training | Ternary Spike | AAAI-2024 | ResNet-20 | 2:94.48 4:94.96
-2 | CIFAR-10 | training | DA-LIF | ICASSP-2025 | ResNet-20 | 1:92.89 2:93.65 4:94.16
-2 | CIFAR-10 | training | FSTA-SNN | AAAI-2025 | ResNet-20 | 1:93.01 2:94.18 4:94.72
-2 | CIFAR-10 | training | STAA-SNN | CVPR-2025 | ResNet-20 | 1:93.08 2:94.35 4:95.03
-2 | CIFAR-10 | training | LM-HT (L = 2)† | NeurIPS-2024 | ResNet-20 | 1:95.93 2:96.40 4:96.13
-2 | CIFAR-10 | training | LBQ | - | ResNet-20 | 1:97.28 2:97.45 4:97.49
-2 | CIFAR-100 | conversion | RMP-SNN | CVPR-2020 | ResNet-20 | 2048:67.82
-2 | CIFAR-100 | conversion | Burst+LIPooling | IJCAI-2022 | ResNet-20 | 256:80.57
-2 | CIFAR-100 | training | GLIF | NeurIPS-2022 | ResNet-19 | 2:71.87 4:72.57
-2 | CIFAR-100 | training | TET | ICLR-2022 | ResNet-19 | 2:75.48 4:77.05
-2 | CIFAR-100 | training | RecDis-SNN | CVPR-2022 | ResNet-19 | 2:76.64 4:78.53
-2 | CIFAR-100 | training | LT-SNN | IJCNN-2024 | ResNet-19 | 2:72.78
-2 | CIFAR-100 | training | Ternary Spike | AAAI-2024 | ResNet-20 | 2:73.41 4:74.02
-2 | CIFAR-100 | training | DA-LIF | ICASSP-2025 | ResNet-20 | 1:69.37 2:72.07 4:73.25
-2 | CIFAR-100 | training | FSTA-SNN | AAAI-2025 | ResNet-20 | 1:69.64 2:72.15 4:73.44
-2 | CIFAR-100 | training | STAA-SNN | CVPR-2025 | ResNet-20 | 1:70.14 2:73.20 4:75.10
-2 | CIFAR-100 | training | LM-HT (L = 2)† | NeurIPS-2024 | ResNet-20 | 1:78.74 2:79.96 4:80.67
-2 | CIFAR-100 | training | LBQ | - | ResNet-20 | 1:82.38 2:82.82 4:82.71
+2 | CIFAR-10,CIFAR-100 | training | LT-SNN | IJCNN-2024 | ResNet-19 | 2:94.19,2:72.78
+2 | CIFAR-10,CIFAR-100 | training | Ternary Spike | AAAI-2024 | ResNet-20 | 2:94.48 4:94.96,2:73.41 4:74.02
+2 | CIFAR-10,CIFAR-100 | training | DA-LIF | ICASSP-2025 | ResNet-20 | 1:92.89 2:93.65 4:94.16,1:69.37 2:72.07 4:73.25
+2 | CIFAR-10,CIFAR-100 | training | FSTA-SNN | AAAI-2025 | ResNet-20 | 1:93.01 2:94.18 4:94.72,1:69.64 2:72.15 4:73.44
+2 | CIFAR-10,CIFAR-100 | training | STAA-SNN | CVPR-2025 | ResNet-20 | 1:93.08 2:94.35 4:95.03,1:70.14 2:73.20 4:75.10
+2 | CIFAR-10,CIFAR-100 | training | LM-HT (L = 2)† | NeurIPS-2024 | ResNet-20 | 1:95.93 2:96.40 4:96.13,1:78.74 2:79.96 4:80.67
+2 | CIFAR-10,CIFAR-100 | training | LBQ | - | ResNet-20 | 1:97.28 2:97.45 4:97.49,1:82.38 2:82.82 4:82.71
 3 | ImageNet-1K | conversion | Burst+LIPooling | IJCAI-2022 | VGG-16 | 256:74.25
 3 | ImageNet-1K | conversion | Hybrid Training | ICLR-2020 | ResNet-34 | 250:61.48
 3 | ImageNet-1K | conversion | RMP-SNN | CVPR-2020 | ResNet-34 | 4096:68.89
@@ -156,22 +136,15 @@ _ACCURACIES = """
 """
 
 
-def _published(line: str) -> Published:
-    table, dataset, group, method, venue, architecture, values = (cell.strip() for cell in line.split("|"))
-    accuracy = {int(t): float(a) for t, a in (pair.split(":") for pair in values.split())}
-    return Published(
-        table=int(table),
-        dataset=dataset,
-        group=group,
-        method=method.rstrip("†"),
-        venue="" if venue == "-" else venue,
-        architecture=architecture,
-        accuracy=accuracy,
-        reproduced=method.endswith("†"),
-    )
+def _published(line: str) -> Iterator[Published]:
+    table, datasets, group, method, venue, architecture, values = (cell.strip() for cell in line.split("|"))
+    name, reproduced = method.rstrip("†"), method.endswith("†")
+    for dataset, pairs in zip(datasets.split(","), values.split(","), strict=True):
+        accuracy = {int(t): float(a) for t, a in (pair.split(":") for pair in pairs.split())}
+        yield Published(int(table), dataset, group, name, venue.strip("-"), architecture, accuracy, reproduced)
 
 
-ACCURACIES: tuple[Published, ...] = tuple(map(_published, _ACCURACIES.strip().splitlines()))
+ACCURACIES = tuple(row for line in _ACCURACIES.strip().splitlines() for row in _published(line))
 
 BURST = "0 .. N_max"
 ABLATION: tuple[Ablation, ...] = (
@@ -189,23 +162,21 @@ ABLATION: tuple[Ablation, ...] = (
 NETWORK = "resnet20w128"  # the paper's "ResNet-20"
 LEVELS = {"real-valued": 0, "0, 1": 1, "-1, 0, 1": 1, BURST: 5}  # N_max in records, by what neurons put out
 SURROGATES = {
-    "N/A": ("none",),
-    "Arctan": ("arctan",),
-    "Box-ET": ("box", "box_et"),
-    "ReLSG-ET": ("relsg_et",),
+    "N/A": ["none"],
+    "Arctan": ["arctan"],
+    "Box-ET": ["box", "box_et"],
+    "ReLSG-ET": ["relsg_et"],
 }  # in records
 
 
 def ablation_row(record: Mapping[str, Any]) -> Ablation | None:
-    """The row of Table 5 that a record is a run of, by dataset, network, variant, surrogate, levels and timesteps alone."""
+    """The row of Table 5 that a record belongs to, by dataset, network, variant, surrogate, levels and timesteps alone."""
     if record["dataset"] != "cifar10" or record["model"] != NETWORK:
         return None
+    facts = (record["variant"], record.get("n_max"), record["timesteps"])
     for row in ABLATION:
-        ours = (record["variant"], record.get("n_max"), record["timesteps"])
-        if (
-            ours == (row.variant, LEVELS[row.output], row.timesteps)
-            and record.get("surrogate") in SURROGATES[row.surrogate]
-        ):
+        like = facts == (row.variant, LEVELS[row.output], row.timesteps)
+        if like and record.get("surrogate") in SURROGATES[row.surrogate]:
             return row
     return None
 

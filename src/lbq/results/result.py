@@ -1,7 +1,7 @@
 """Results that a report can show: single runs, their names, and which of them are seeds of one thing.
 
-Runs that differ in nothing but their seed form a `Group` with mean and standard deviation. A run that is not finished is
-kept apart and enters no mean. `lbq.results.gather` reads them from files.
+Runs that differ in nothing but their seed form a `Group` with a mean. An unfinished run enters none. `lbq.results.gather`
+reads them from files.
 """
 
 from __future__ import annotations
@@ -41,15 +41,17 @@ SUFFIX_LETTERS = 6  # of a hash, where it tells runs of one name apart
 
 
 def title_of(variant: str) -> str:
-    """What a run of this variant is called that has no name of its own."""
+    """The title of a run of this variant that has no name of its own."""
     return TITLES.get(variant, variant)
 
 
 @dataclass
 class Result:
-    """One run. record: as in results/*.json; source: the file or folder it came from; analyses: of the network as trained
-    and as deployed; integer: the record of its deployed network, which says `of` which record it is; repeat: which it is of
-    the finished runs that have its configuration and seed; suffix: what tells it from another configuration of its name."""
+    """One run. record: as in results/*.json; source: its file or folder; analyses: of the network as trained and deployed.
+
+    integer: the record of its deployed network; repeat: its number among the finished runs of its configuration and seed;
+    suffix: tells it from another configuration of its name.
+    """
 
     record: dict[str, Any]
     source: str
@@ -60,7 +62,7 @@ class Result:
 
     @property
     def analysis(self) -> Analysis | None:
-        """For layers and counts: of the whole test set rather than of a part, on integers rather than as trained."""
+        """The one for layers and counts: preferably of the whole test set, and on integers."""
         return max(self.analyses, key=lambda a: (a.of_test_set, a.deployed, a.images), default=None)
 
     @property
@@ -69,14 +71,14 @@ class Result:
 
     @property
     def integer_accuracy(self) -> float | None:
-        """Of the deployed network on the whole test set."""
+        """Percent, of the deployed network on the whole test set."""
         if self.integer is not None:
             return float(self.integer["test_accuracy"])
         return next((a.accuracy for a in self.analyses if a.deployed and a.of_test_set), None)
 
     @property
     def integer_bits(self) -> int | None:
-        """Of the weights of that network, where its analysis says it."""
+        """Bits of that network's weights, where its analysis says it."""
         return next((a.facts.get("bits") for a in self.analyses if a.deployed and a.of_test_set), None)
 
     @property
@@ -94,34 +96,34 @@ class Result:
 
     @property
     def holdout_accuracy(self) -> float | None:
-        """On what was held out of training, where something was and the record says it."""
+        """Percent, on samples held out of training."""
         return self.record.get("holdout_accuracy")
 
     @property
     def of_events(self) -> bool:
-        """Whether its inputs are event frames; an older record says it by its dataset, or counts as one of images."""
+        """Whether its inputs are event frames. An older record says it only by its dataset."""
         return not self.record.get("static", self.record["dataset"] not in EVENTS)
 
     @property
     def name(self) -> str:
-        """What the record calls itself, else the title of its variant."""
+        """The record's own name, else the title of its variant."""
         return str(self.record.get("name") or title_of(str(self.record["variant"])))
 
     @property
     def title(self) -> str:
-        """The name with what tells it from others of that name."""
+        """The name, made unique."""
         return self.name + (f" #{self.suffix}" if self.suffix else "") + (f", run {self.repeat}" * (self.repeat > 1))
 
     @property
     def recipe(self) -> str:
-        """How it was trained, as far as figures keep runs apart: decayed BatchNorm alone makes steps several times smaller."""
+        """The training that figures keep apart: decayed BatchNorm alone makes steps several times smaller."""
         epochs = int(self.record["epochs"])
         length = f"{epochs} epoch{'' if epochs == 1 else 's'}" if epochs else "epochs not known"
         return length + (f", {' and '.join(self.decayed)} decayed" if self.decayed else "")
 
     @property
     def decayed(self) -> list[str]:
-        """What weight decay acts on besides weights."""
+        """What weight decay acts on, besides weights."""
         optim = self.record["config"].get("optim", {})
         parts = ["BN"] if optim.get("norm_decay") else []
         if (neurons := optim.get("neuron_decay", "none")) != "none":
@@ -131,34 +133,32 @@ class Result:
 
     @property
     def plain(self) -> bool:
-        """Whether it stands for its row of the paper's ablation: by its facts, and it is called nothing more than that."""
+        """Whether it stands for its row of the paper's ablation, by its facts and by its title."""
         return paper.ablation_row(self.record) is not None and self.title == title_of(str(self.record["variant"]))
 
     @property
     def has_usual_levels(self) -> bool:
-        """As many as the paper has where it does not say how many: 5, but for neurons that have one."""
+        """Whether N_max is what the paper takes where it names none: 5, or 1 for neurons with one level."""
         n_max = self.record.get("n_max", 5)
         return n_max == 5 or (n_max in (0, 1) and not str(self.record["variant"]).startswith(BURSTS))
 
     @property
     def prominence(self) -> tuple[bool, bool, bool, int, float]:
-        """The highest is shown where one run has to stand for all: the paper's method and dataset, trained longest and best."""
+        """The highest stands for all runs: the paper's method and dataset, trained longest and best."""
         record = self.record
         epochs, accuracy = int(record["epochs"]), self.accuracy or 0.0
         return record["variant"] == "lbq", self.plain, record["dataset"] == "cifar10", epochs, accuracy
 
     @property
-    def reference(self) -> bool:
-        """Whether it ran by the reference kernel, which rounds BatchNorm's output as the others do not."""
-        return bool(self.record.get("versions", {}).get("kernel") == "reference")
-
-    @property
     def key(self) -> str:
-        """A hash that is equal for runs which differ in their seed alone: of the configuration without it, the data, the
-        weights that training began with, and the kernel. A run that repeats a seed is no other sample: it has its own key."""
+        """A hash that is equal for runs which differ in their seed alone.
+
+        The reference kernel has its own key: it rounds BatchNorm's output in another way. So has a run that repeats a seed.
+        """
         record = self.record
         differing = [record.get(key) for key in ("split", "data_sha256", "init_sha256")]
-        facts = [recipe_hash(record["config"]), *differing, self.reference, self.repeat]
+        reference = record.get("versions", {}).get("kernel") == "reference"
+        facts = [recipe_hash(record["config"]), *differing, reference, self.repeat]
         return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
     @property
@@ -167,9 +167,7 @@ class Result:
 
     @property
     def active(self) -> dict[str, float]:
-        if self.analysis and self.analysis.layers:
-            return {layer.name: layer.histogram.active_ratio for layer in self.analysis.layers}
-        return self.record.get("active") or {}
+        return (self.analysis.active if self.analysis else {}) or self.record.get("active") or {}
 
 
 @dataclass
@@ -195,32 +193,18 @@ class Group:
         return [r.accuracy for r in self.results if r.accuracy is not None]
 
     @property
-    def n(self) -> int:
-        return len(self.accuracies)
-
-    @property
     def mean(self) -> float | None:
         return statistics.fmean(self.accuracies) if self.accuracies else None
 
     @property
-    def sd(self) -> float | None:
-        """Sample standard deviation over seeds; None for a single one."""
-        return statistics.stdev(self.accuracies) if self.n > 1 else None
-
-    @property
     def holdout_mean(self) -> float | None:
-        """On what was held out of training; None where not every seed has it, for a mean over some selects by chance."""
-        found = [a for r in self.results if (a := r.holdout_accuracy) is not None]
-        return statistics.fmean(found) if found and len(found) == len(self.results) else None
-
-    @property
-    def integer_accuracies(self) -> list[float]:
-        return [a for r in self.results if (a := r.integer_accuracy) is not None]
+        """On held-out samples. None where a seed has none: a mean over some would select by chance."""
+        known = [a for r in self.results if (a := r.holdout_accuracy) is not None]
+        return statistics.fmean(known) if known and len(known) == len(self.results) else None
 
     @property
     def analysed(self) -> list[tuple[Result, Analysis]]:
-        """One analysis of each seed that has one. Where they are unlike, deployed or not, of other images, those that are most:
-        a mean over others would be of nothing."""
+        """One analysis of each seed that has one. Of unlike ones, those of the commonest kind: only like ones have a mean."""
         pairs = [(r, r.analysis) for r in self.results if r.analysis is not None]
         kinds = Counter[tuple[bool, bool, int]]((a.of_test_set, a.deployed, a.images) for _, a in pairs)
         most = max(kinds, key=lambda kind: (kinds[kind], kind), default=None)
@@ -242,8 +226,10 @@ class Group:
 
 @dataclass
 class Gathered:
-    """results: in the order given. benchmarks: of the engine, as benchmarks/engine_speed.py writes them. twins: run folders
-    that are left out, for one before them has the same weights, and which that is."""
+    """results: in the order of their paths; benchmarks: of the engine, as benchmarks/engine_speed.py writes them.
+
+    twins: run folders that are left out, and the earlier folder with the same weights.
+    """
 
     results: list[Result] = field(default_factory=list)
     benchmarks: list[dict[str, Any]] = field(default_factory=list)
@@ -260,7 +246,7 @@ class Gathered:
 
     @property
     def has_holdout(self) -> bool:
-        """Whether tables have a column of accuracies on what was held out of training."""
+        """Whether tables have a column of held-out accuracies."""
         return any(r.holdout_accuracy is not None for r in self.finished)
 
     @property
@@ -269,11 +255,11 @@ class Gathered:
 
 
 def by_key(results: Iterable[Result]) -> list[list[Result]]:
-    """The seeds of each configuration, in the order in which these come; those that are not finished are apart."""
-    found: dict[tuple[bool, str], list[Result]] = {}
+    """The seeds of each configuration, in order of appearance. Unfinished runs are apart."""
+    groups: dict[tuple[bool, str], list[Result]] = {}
     for result in results:
-        found.setdefault((result.finished, result.key), []).append(result)
-    return list(found.values())
+        groups.setdefault((result.finished, result.key), []).append(result)
+    return list(groups.values())
 
 
 def names(results: Sequence[Result]) -> list[str]:
@@ -281,16 +267,15 @@ def names(results: Sequence[Result]) -> list[str]:
     parts = [[r.title] for r in results]
     for key, text in (("dataset", "{}"), ("model", "{}"), ("timesteps", "T={}"), ("n_max", "N={}"), ("epochs", "{} ep"),
                       ("seed", "seed {}")):  # fmt: skip
-        counted = [r for r in results if _has(r, key)]
-        if len({str(r.record.get(key)) for r in counted}) > 1:
-            for part, r in zip(parts, results, strict=True):
-                if r in counted:
-                    part.append(text.format(r.record.get(key)))
+        values = [r.record.get(key) if _has(r, key) else None for r in results]
+        if len(set(values) - {None}) > 1:
+            for part, value in zip(parts, values, strict=True):
+                part += [] if value is None else [text.format(value)]
     return [", ".join(part) for part in parts]
 
 
 def _has(result: Result, key: str) -> bool:
-    """Of an ANN, N says nothing, and T only where its inputs are as many event frames; epochs may not be known."""
+    """Whether a fact says something of a run: N_max and T not of an ANN, but for T event frames; epochs where known."""
     if key == "epochs":
         return bool(result.record.get(key))
     ann = not result.record.get("n_max")

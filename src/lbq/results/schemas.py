@@ -2,89 +2,58 @@
 
 from __future__ import annotations
 
-from lbq.system.schema import (
-    ABOVE,
-    COUNT,
-    FLAG,
-    NUMBER,
-    PERCENT,
-    POSITIVE,
-    TEXT,
-    Fields,
-    Items,
-    Kind,
-    Maybe,
-    Values,
-    whole,
-)
+from lbq.system import schema
+from lbq.system.schema import Fields, Items, Kind, Maybe, Values, whole
 
 EPOCH = Fields(
-    {"epoch": COUNT, "loss": Maybe(NUMBER)},
+    {"epoch": schema.COUNT, "loss": Maybe(schema.NUMBER)},
     dict.fromkeys(
         ("train_accuracy", "test_accuracy", "holdout_accuracy", "lr", "seconds", "step_min", "step_max"),
-        Maybe(NUMBER),
+        Maybe(schema.NUMBER),
     ),
 )
 RECORD = Fields(
     {
-        **dict.fromkeys(("dataset", "model", "variant", "config_hash"), TEXT),
-        "n_max": COUNT,
-        "timesteps": POSITIVE,
-        "epochs": COUNT,
-        "seed": COUNT,
-        "config": Fields(
-            optional={
-                **dict.fromkeys(("model", "data", "augment", "optim", "train", "neuron"), Fields()),
-            }
-        ),
+        **dict.fromkeys(("dataset", "model", "variant", "config_hash"), schema.TEXT),
+        "n_max": schema.COUNT,
+        "timesteps": schema.POSITIVE,
+        "epochs": schema.COUNT,
+        "seed": schema.COUNT,
+        "config": Fields(optional=dict.fromkeys(("model", "data", "augment", "optim", "train", "neuron"), Fields())),
         "log": Items(EPOCH),
     },
     {
-        **dict.fromkeys(
-            (
-                "name",
-                "step",
-                "surrogate",
-                "step_gradient",
-                "split",
-                "weights_sha256",
-                "init_sha256",
-                "hardware",
-                "commit",
-                "earlier",
-            ),
-            TEXT,
-        ),
-        **dict.fromkeys(("steps", "active"), Maybe(Values(NUMBER))),
-        **dict.fromkeys(("train_loss", "wall_seconds", "lr"), Maybe(NUMBER)),
-        **dict.fromkeys(("holdout_accuracy", "accuracy_as_trained", "holdout_accuracy_as_trained"), Maybe(PERCENT)),
-        "tested_in": Maybe(TEXT),
-        "batch_size": Maybe(POSITIVE),
-        "versions": Values(TEXT),
-        "unfinished": FLAG,
-        "static": FLAG,
-        "epochs_done": COUNT,
+        **dict.fromkeys(("name", "step", "surrogate", "step_gradient", "split"), schema.TEXT),
+        **dict.fromkeys(("weights_sha256", "init_sha256", "hardware", "commit", "earlier"), schema.TEXT),
+        **dict.fromkeys(("steps", "active"), Maybe(Values(schema.NUMBER))),
+        **dict.fromkeys(("train_loss", "wall_seconds", "lr"), Maybe(schema.NUMBER)),
+        **dict.fromkeys(("holdout_accuracy", "accuracy_as_trained"), Maybe(schema.PERCENT)),
+        "holdout_accuracy_as_trained": Maybe(schema.PERCENT),
+        "tested_in": Maybe(schema.TEXT),
+        "batch_size": Maybe(schema.POSITIVE),
+        "versions": Values(schema.TEXT),
+        "unfinished": schema.FLAG,
+        "static": schema.FLAG,
+        "epochs_done": schema.COUNT,
     },
 )
 INPUTS = Fields(
     {
-        "name": TEXT,
+        "name": schema.TEXT,
         "shape": Kind(
             "three whole numbers above 0", lambda v: isinstance(v, list) and len(v) == 3 and all(map(whole(1), v))
         ),
-        "static": FLAG,
-        "classes": Items(TEXT),
-        "mean": Items(NUMBER),
-        "std": Items(ABOVE),
-        "scale": POSITIVE,
+        "static": schema.FLAG,
+        "classes": Items(schema.TEXT),
+        "mean": Items(schema.NUMBER),
+        "std": Items(schema.ABOVE),
+        "scale": schema.POSITIVE,
     }
 )
-# of a run; what training wrote has the first two, and no accuracy where it was not tested
-RESULT = Fields(
-    optional={"accuracy": Maybe(PERCENT), "epoch": COUNT, "inputs": INPUTS, "weights_sha256": TEXT, "config_hash": TEXT}
+TRAINED = Fields(  # no accuracy where it was not tested
+    {"accuracy": Maybe(schema.PERCENT), "epoch": schema.COUNT},
+    {"inputs": INPUTS, "weights_sha256": schema.TEXT, "config_hash": schema.TEXT},
 )
-TRAINED = Fields(
-    {"accuracy": Maybe(PERCENT), "epoch": COUNT}, {"inputs": INPUTS, "weights_sha256": TEXT, "config_hash": TEXT}
-)
-FINISHED = Fields({"test_accuracy": Maybe(PERCENT)})  # null where it was not tested; an unfinished one has none
-INTEGER_RECORD = Fields({"of": TEXT, "test_accuracy": PERCENT})
+RESULT = Fields(optional={**TRAINED.needed, **TRAINED.optional})  # of a run
+FINISHED = Fields({"test_accuracy": Maybe(schema.PERCENT)})  # null where it was not tested; an unfinished one has none
+INTEGER_RECORD = Fields({"of": schema.TEXT, "test_accuracy": schema.PERCENT})
