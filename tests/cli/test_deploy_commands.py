@@ -579,7 +579,7 @@ def test_deployed_networks_run_where_torch_is_not_installed(
         ["--help"],
         ["doctor"],
         ["export", str(model), "-o", str(tmp_path / "c")],
-        ["report", str(run), "-o", str(tmp_path / "report.html")],
+        ["report", str(model), "-o", str(tmp_path / "report.html")],
         ["report", str(ROOT / "results" / "cifar10_resnet20w128_ann_60ep_s0.json"), "-o", str(tmp_path / "other.html")],
     ):
         done = python(without_torch, "-m", "lbq", *verb)

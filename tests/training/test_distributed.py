@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -75,7 +76,7 @@ def five_steps(world: World, *changes: str, frozen: bool = False) -> dict[str, A
             yield read
 
     made.source.train_batches = batches  # type: ignore[method-assign, assignment]
-    records = [timeless(record.to_dict()) for record in made.fit()]
+    records = [timeless(asdict(record)) for record in made.fit()]
     tensors = {k: v.detach().clone() for k, v in made.state()[0].items()}
     return {"tensors": tensors, "records": records, "samples": samples}
 
@@ -156,8 +157,8 @@ def after_step(step: int, action: Callable[[], object]) -> Callable[[], None]:
     """Do something after a step of whichever trainer runs; returns what ends it."""
     right = Trainer._step
 
-    def changed(self: Trainer, micro: Any) -> None:
-        right(self, micro)
+    def changed(self: Trainer, parts: Any) -> None:
+        right(self, parts)
         if self.position.step == step:
             action()
 
@@ -582,16 +583,17 @@ def test_start_names_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
 LOST_AND_LOOKED_AFTER = """
 import atexit, os, signal, sys
 from pathlib import Path
-from lbq import cli, models, runs
+from lbq import cli, models
 from lbq.data import digits
+from lbq.runs import run_folder
 from lbq.training.trainer import Trainer
-from tests.small_runs import ONE_BLOCK, small_digits
+from tests.support.small_runs import ONE_BLOCK, small_digits
 models.OWN["tiny"] = ONE_BLOCK
 few, right = small_digits(), Trainer._step
-digits.load_digits, runs._commit = lambda: few, lambda: ""
+digits.load_digits, run_folder._commit = lambda: few, lambda: ""
 first = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
-def step(self, micro):
-    right(self, micro)
+def step(self, parts):
+    right(self, parts)
     if first and os.environ["RANK"] == "1" and self.position.step == 7:
         os.kill(os.getpid(), signal.SIGKILL)
 def report():

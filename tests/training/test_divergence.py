@@ -45,7 +45,7 @@ def plant(layer: str, step: int, where: str) -> Callable[[], None]:
     """A NaN in a layer's weight, or in its gradient, at one step."""
     right = Trainer._step
 
-    def changed(self: Trainer, micro: Any) -> None:
+    def changed(self: Trainer, parts: Any) -> None:
         handle = None
         if self.position.step == step:
             weight = self.net.get_submodule(layer).weight
@@ -54,7 +54,7 @@ def plant(layer: str, step: int, where: str) -> Callable[[], None]:
                 weight.data.view(-1)[0] = float("nan")
             else:
                 handle = weight.register_hook(lambda grad: grad * float("nan"))
-        right(self, micro)
+        right(self, parts)
         if handle is not None:
             handle.remove()
 

@@ -16,6 +16,7 @@ import time
 import traceback
 from collections.abc import Callable, Collection, Iterator
 from contextlib import redirect_stdout, suppress
+from dataclasses import asdict
 from functools import cache, partial
 from io import StringIO
 from pathlib import Path
@@ -91,7 +92,7 @@ def saving(settings: Config, boundaries: Collection[int], folder: Path) -> tuple
         return False
 
     made = trainer(settings, between_steps=save)
-    return made, [timeless(record.to_dict()) for record in made.fit()]
+    return made, [timeless(asdict(record)) for record in made.fit()]
 
 
 def resumed(settings: Config, folder: Path) -> tuple[Contents, list[dict[str, Any]]]:
@@ -101,7 +102,7 @@ def resumed(settings: Config, folder: Path) -> tuple[Contents, list[dict[str, An
     torch.manual_seed(loaded.values["position"]["step"])  # whatever the process did before
     made = trainer(settings)
     made.restore(loaded.tensors, loaded.values)
-    records = [timeless(record.to_dict()) for record in made.fit()]
+    records = [timeless(asdict(record)) for record in made.fit()]
     return state_of(made), records
 
 
@@ -110,7 +111,7 @@ def test_resuming_at_batch_boundaries_is_exact(variant: str, tmp_path: Path) -> 
     """At every one of the first variant; of the others within an epoch, at its end, after it, and at the run's end."""
     settings = config(TINY, *VARIANTS[variant])
     whole = trainer(settings)
-    records = [timeless(record.to_dict()) for record in whole.fit()]
+    records = [timeless(asdict(record)) for record in whole.fit()]
     final = state_of(whole)
     assert final["values"]["position"] == {"epoch": settings.train.epochs, "batch": 0, "step": STEPS, "stream": STEPS}
     end = STEPS // settings.train.epochs
@@ -266,8 +267,8 @@ def at_step(step: int, action: Callable[[], object]) -> Callable[[], None]:
     def setup() -> None:
         right = Trainer._step
 
-        def after(self: Trainer, micro: Any) -> None:
-            right(self, micro)
+        def after(self: Trainer, parts: Any) -> None:
+            right(self, parts)
             if self.position.step == step:
                 action()
 
@@ -541,7 +542,7 @@ def test_another_number_of_processes_may_continue(tmp_path: Path) -> None:
     """The sums of an epoch that two processes began are added up; dropout aside, the run stays what it was."""
     settings = config("model.dropout=0.0")
     whole = trainer(settings)
-    expected = [timeless(record.to_dict()) for record in whole.fit()]
+    expected = [timeless(asdict(record)) for record in whole.fit()]
     first = trainer(settings, between_steps=lambda t: t.position.step == 6)
     list(first.fit())
     tensors, values = first.state()
@@ -549,7 +550,7 @@ def test_another_number_of_processes_may_continue(tmp_path: Path) -> None:
     values["tally"] = [half, half]
     second = trainer(settings)
     second.restore({k: v.clone() for k, v in tensors.items()}, values)
-    assert [timeless(record.to_dict()) for record in second.fit()] == expected[1:]
+    assert [timeless(asdict(record)) for record in second.fit()] == expected[1:]
     other = trainer(settings, world=World(1, 3))
     other.restore(tensors, values)
     assert other.tally.tolist() == [0, 0, 0]
@@ -585,7 +586,7 @@ def test_a_network_that_changed_under_its_id_is_refused(tmp_path: Path, monkeypa
 def test_what_changed_around_a_run_is_told_and_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An imported file, PyTorch, the machine: none of it is in the configuration, and all of it may change results."""
     sources: list[str] = []
-    monkeypatch.setattr(plugins, "_SOURCES", sources)
+    monkeypatch.setattr(plugins, "_CHECKSUMS", sources)
     watchers = [AtStep(0, 3, raising(Killed)), AtStep(1, 2, raising(Killed)), Silent()]
     for watcher, source in zip(watchers, ("net.py sha256 01", "net.py sha256 02", ""), strict=True):
         sources[:] = filter(None, [source])

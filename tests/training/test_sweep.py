@@ -140,7 +140,7 @@ def test_every_table_of_the_paper_can_be_planned(tmp_path: Path) -> None:
     found = plan([*map(str, folders), "data.root=DIR"], [], tmp_path)
     assert len(found) == sum(len(list(folder.glob("*.toml"))) for folder in folders)
     for member in found:
-        if not member.lacks and member.config.data.name != "digits":
+        if not member.unmeasured and member.config.data.name != "digits":
             deploy, analyse = member.measuring()
             assert deploy == ["deploy", str(member.folder), "data.root=DIR", "-o", str(member.folder / "model.lbq")]
             assert analyse == ["analyze", str(member.folder / "model.lbq"), "--data", "DIR"]
@@ -336,7 +336,7 @@ def test_whoever_asks_is_in_nobodys_way(tmp_path: Path) -> None:
     with open(tmp_path / ".lock") as file:
         assert files.lock(file, shared=True)
         assert not run_folder.held(tmp_path)  # one that asks is not one that holds
-        threading.Timer(run_folder.ASKED / 2, file.close).start()
+        threading.Timer(run_folder.LOCK_WAIT_SECONDS / 2, file.close).start()
         with run_folder.locked(tmp_path):  # and is waited for
             assert run_folder.held(tmp_path)
 

@@ -490,11 +490,3 @@ def test_measuring_a_run(trained: tuple[Path, models.BurstNet, Config]) -> None:
     measure(net, source)
     assert net.training  # measuring changes nothing
     net.eval()
-
-
-def test_a_process_without_samples_has_no_active_ratio() -> None:
-    net = build(Config.from_dict(SMALL))
-    ratios = evaluation._ActiveRatios(net)
-    with ratios.watching():
-        pass
-    assert set(ratios.result(World()).values()) == {0.0}

@@ -43,31 +43,28 @@ class _Shown:
         self.bars.stop()
 
 
-class DemoProgress(_Shown):
-    """A bar on a terminal, a plain line now and then elsewhere."""
+class DemoProgress(_Shown, Watcher):
+    """A bar for each method on a terminal, a plain line now and then elsewhere."""
 
     def __init__(self) -> None:
         from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 
         title, note = TextColumn("{task.description:<18}"), TextColumn("{task.fields[note]}")
         super().__init__(title, BarColumn(), MofNCompleteColumn(), note, TimeElapsedColumn())
-        self.tasks: dict[str, TaskID] = {}
 
-    def start(self, method: str, epochs: int) -> None:
-        from lbq.cli.demo import TITLES
+    def begin(self, method: str, title: str, epochs: int) -> None:
+        self.method, self.task = method, self.bars.add_task(title, total=epochs, note="")
 
-        self.tasks[method] = self.bars.add_task(TITLES[method], total=epochs, note="")
-
-    def epoch(self, method: str, record: EpochRecord) -> None:
+    def epoch(self, record: EpochRecord) -> None:
         note = f"loss {record.loss:.3f}  train {record.train_accuracy:5.1f} %"
-        self.bars.update(self.tasks[method], advance=1, note=note)
+        self.bars.update(self.task, advance=1, note=note)
         if not self.console.is_terminal and (record.epoch % 5 == 0 or record.epoch == 1):
-            self.console.print(f"{method:<12} epoch {record.epoch:>3}  {note}  {record.seconds:.1f} s")
+            self.console.print(f"{self.method:<12} epoch {record.epoch:>3}  {note}  {record.seconds:.1f} s")
 
-    def done(self, method: str, accuracy: float, seconds: float) -> None:
-        self.bars.update(self.tasks[method], note=f"test {accuracy:5.2f} %")
+    def done(self, accuracy: float, seconds: float) -> None:
+        self.bars.update(self.task, note=f"test {accuracy:5.2f} %")
         if not self.console.is_terminal:
-            self.console.print(f"{method:<12} test {accuracy:.2f} %  {seconds:.1f} s")
+            self.console.print(f"{self.method:<12} test {accuracy:.2f} %  {seconds:.1f} s")
 
     def stage(self, text: str) -> None:
         self.console.print(text)
