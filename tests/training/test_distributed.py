@@ -28,15 +28,26 @@ from torch.distributed.distributed_c10d import Store
 
 from lbq import models
 from lbq.batches.sources import ImageSource
-from lbq.data import digits
 from lbq.errors import ConfigError, LbqError, RunError, Stopped
-from lbq.runs import run_folder
 from lbq.training import distributed, job
 from lbq.training.distributed import SyncBatchNorm2d, World, synchronise_batchnorm
 from lbq.training.divergence import Diverged
 from lbq.training.trainer import Trainer
 from tests.support import small_runs
-from tests.support.small_runs import ONE_BLOCK, TINY, Silent, contents, differences, small_digits, timeless, trainer
+from tests.support.small_runs import (
+    ONE_BLOCK,
+    TINY,
+    Killed,
+    Silent,
+    after_step,
+    contents,
+    differences,
+    raising,
+    small_digits,
+    timeless,
+    trainer,
+    use_few_digits,
+)
 
 Case = Callable[[World, Path], Any]
 CPU = torch.device("cpu")
@@ -149,27 +160,6 @@ def layers(world: World, folder: Path) -> Any:
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-class Lost(BaseException):
-    pass
-
-
-def after_step(step: int, action: Callable[[], object]) -> Callable[[], None]:
-    """Do something after a step of whichever trainer runs; returns what ends it."""
-    right = Trainer._step
-
-    def changed(self: Trainer, parts: Any) -> None:
-        right(self, parts)
-        if self.position.step == step:
-            action()
-
-    Trainer._step = changed  # type: ignore[method-assign]
-
-    def undo() -> None:
-        Trainer._step = right  # type: ignore[method-assign]
-
-    return undo
-
-
 def jobs(world: World, folder: Path) -> Any:
     """A run that was never interrupted, one stopped by a signal to process 1, one lost, each of these continued."""
     settings = config("train.checkpoint_steps=2")
@@ -191,36 +181,18 @@ def jobs(world: World, folder: Path) -> Any:
     found["bare"] = run("bare")
     found["untouched"] = (folder / "bare" / "weights.safetensors").stat().st_mtime_ns == weights
 
-    undo = after_step(7, terminate)
-    try:
+    with after_step(7, terminate), pytest.raises(Stopped) as stopped:
         run("stopped")
-    except Stopped as stopped:
-        found["code"] = stopped.code
-    finally:
-        undo()
+    found["code"] = stopped.value.code
     found["resumptions"] = len(watcher.resumptions)
     run("stopped")
-
-    def lost() -> None:
-        raise Lost
-
-    undo = after_step(7, lost)
-    try:
+    with after_step(7, raising(Killed)), pytest.raises(Killed):
         run("lost")
-    except Lost:
-        found["lost"] = True
-    finally:
-        undo()
     run("lost")
     found["resumptions"] = watcher.resumptions[found["resumptions"] :]
-
-    undo = after_step(12, terminate)  # at the very end
-    try:
+    with after_step(12, terminate), pytest.raises(Stopped) as stopped:  # at the very end
         run("late")
-    except Stopped as stopped:
-        found["late"] = stopped.code
-    finally:
-        undo()
+    found["late"] = stopped.value.code
     run("late")
     return found
 
@@ -274,17 +246,9 @@ def astray(world: World, folder: Path) -> Any:
     """Each process finds a folder of its own: in that of process 0 there is a checkpoint, in the other there is none."""
     settings, mine = config(), folder / str(world.rank)
 
-    def lost() -> None:
-        raise Lost
-
     if world.main:
-        undo = after_step(2, lost)
-        try:
+        with after_step(2, raising(Killed)), pytest.raises(Killed):
             job.train(settings, mine, Silent(), device=CPU, world=World())
-        except Lost:
-            pass
-        finally:
-            undo()
     world.barrier()
     try:
         job.train(settings, mine, Silent(), device=CPU, world=world, resume=True)
@@ -311,10 +275,7 @@ TOGETHER: list[Case] = [
 
 def process(rank: int, folder: Path) -> None:
     torch.set_num_threads(1)
-    few = small_digits()
-    digits.load_digits = lambda: few
-    run_folder._commit = lambda: ""
-    models.OWN["tiny"] = ONE_BLOCK
+    use_few_digits(pytest.MonkeyPatch())
     dist.init_process_group("gloo", init_method=f"file://{folder / 'meeting'}", rank=rank, world_size=2)
     world = World(rank, 2)
     assert world.main == (rank == 0)
@@ -499,8 +460,6 @@ def test_jobs_of_two_processes_resume_exactly(pair: list[dict[str, Any]], folder
     main, other = (pair[rank]["jobs"] for rank in range(2))
     assert (main["code"], other["code"]) == (143, 143)
     assert (main["late"], other["late"]) == (143, 143)
-    assert main["lost"]
-    assert other["lost"]
     assert [epoch_and_batch[:2] for epoch_and_batch in main["resumptions"]] == [(1, 3), (1, 2)]
     assert main["again"] == main["result"]  # a run that is done is not trained again, by any number of processes
     assert main["bare"] == main["result"]
@@ -582,26 +541,20 @@ def test_start_names_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 LOST_AND_LOOKED_AFTER = """
 import atexit, os, signal, sys
+from contextlib import nullcontext
 from pathlib import Path
-from lbq import cli, models
-from lbq.data import digits
-from lbq.runs import run_folder
-from lbq.training.trainer import Trainer
-from tests.support.small_runs import ONE_BLOCK, small_digits
-models.OWN["tiny"] = ONE_BLOCK
-few, right = small_digits(), Trainer._step
-digits.load_digits, run_folder._commit = lambda: few, lambda: ""
+import pytest
+from lbq import cli
+from tests.support.small_runs import after_step, use_few_digits
+use_few_digits(pytest.MonkeyPatch())
 first = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
-def step(self, parts):
-    right(self, parts)
-    if first and os.environ["RANK"] == "1" and self.position.step == 7:
-        os.kill(os.getpid(), signal.SIGKILL)
 def report():
     print("at exit:", *(task.read_text().strip() for task in Path("/proc/self/task").glob("*/comm")), file=sys.stderr)
-Trainer._step = step
 if not first:
     atexit.register(report)
-cli.main()
+lost = first and os.environ["RANK"] == "1"
+with after_step(7, lambda: os.kill(os.getpid(), signal.SIGKILL)) if lost else nullcontext():
+    cli.main()
 """
 
 

@@ -17,7 +17,7 @@ from lbq.runs import checkpoint
 from lbq.training import job
 from lbq.training.divergence import Diverged
 from lbq.training.trainer import Trainer
-from tests.support.commands import call
+from tests.support.commands import Call
 from tests.support.small_runs import config, contents, differences, run, trainer, use_few_digits
 
 
@@ -26,10 +26,10 @@ def few_digits(monkeypatch: pytest.MonkeyPatch) -> None:
     use_few_digits(monkeypatch)
 
 
-def test_divergence_names_layer_and_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_divergence_names_layer_and_step(tmp_path: Path, call: Call) -> None:
     file, out = tmp_path / "wild.toml", tmp_path / "run"
     file.write_text(config("optim.lr=1e38", "train.warmup_epochs=0", "optim.neuron_lr=1e-40").to_toml())
-    code, _, err = call(capsys, "train", file, "--out", out, "--device", "cpu")
+    code, _, err = call("train", file, "--out", out, "--device", "cpu")
     messages = [line for line in err.splitlines() if line.startswith("lbq: ")]
     assert code == 2
     assert len(messages) == 1

@@ -15,7 +15,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Collection, Iterator
-from contextlib import redirect_stdout, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout, suppress
 from dataclasses import asdict
 from functools import cache, partial
 from io import StringIO
@@ -37,12 +37,12 @@ from lbq.training import job
 from lbq.training.distributed import World
 from lbq.training.trainer import Trainer
 from tests.support.small_runs import (
-    ONE_BLOCK,
     TINY,
     AtStep,
     Contents,
     Killed,
     Silent,
+    after_step,
     config,
     contents,
     differences,
@@ -177,20 +177,19 @@ MUTATIONS: dict[str, Callable[[dict[str, Any], dict[str, Any]], None]] = {
 }
 
 
-def broken_restore(mutation: str | None) -> Callable[[], None]:
-    """A child's preparation: a restore that gets something wrong."""
+@contextmanager
+def broken_restore(mutation: str | None) -> Iterator[None]:
+    """Within the context, a restore gets something wrong."""
+    right = Trainer.restore
 
-    def setup() -> None:
-        right = Trainer.restore
+    def restore(self: Trainer, tensors: dict[str, Any], values: dict[str, Any]) -> None:
+        if mutation is not None:
+            MUTATIONS[mutation](tensors, values)
+        right(self, tensors, values)
 
-        def restore(self: Trainer, tensors: dict[str, Any], values: dict[str, Any]) -> None:
-            if mutation is not None:
-                MUTATIONS[mutation](tensors, values)
-            right(self, tensors, values)
-
-        Trainer.restore = restore  # type: ignore[method-assign]
-
-    return setup
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Trainer, "restore", restore)
+        yield
 
 
 # Kills, in one process that forks: importing torch takes longer than the run
@@ -202,10 +201,7 @@ class Forks:
 
     def __init__(self, folder: Path) -> None:
         torch.set_num_threads(1)
-        few = small_digits()
-        digits.load_digits = lambda: few
-        run_folder._commit = lambda: ""
-        models.OWN["tiny"] = ONE_BLOCK
+        use_few_digits(pytest.MonkeyPatch())
         self.folder = folder
         self.config = folder / "config.toml"
         self.config.write_text(config(TINY).to_toml())
@@ -220,7 +216,7 @@ class Forks:
         self.seconds = time.monotonic() - started
         self.expected = contents(self.whole)
 
-    def start(self, out: Path, setup: Callable[[], None] = lambda: None) -> int:
+    def start(self, out: Path, change: AbstractContextManager[None] | None = None) -> int:
         """The process id of a child that trains into `out`, its stderr in `out`.err."""
         pid = os.fork()
         if pid:
@@ -231,8 +227,8 @@ class Forks:
             os.dup2(sink, 1)
             os.dup2(sink, 2)
             sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
-            setup()
-            cli.main(["train", str(self.config), "--out", str(out), "--resume", "auto", "--device", "cpu"])
+            with change or nullcontext():
+                cli.main(["train", str(self.config), "--out", str(out), "--resume", "auto", "--device", "cpu"])
         except SystemExit as stop:
             code = int(stop.code or 0)
         except BaseException:
@@ -259,22 +255,6 @@ class Forks:
 
 
 forks_in = cache(Forks)  # one for all that the helper is asked
-
-
-def at_step(step: int, action: Callable[[], object]) -> Callable[[], None]:
-    """A child's preparation: do something right after a step, before anything is saved."""
-
-    def setup() -> None:
-        right = Trainer._step
-
-        def after(self: Trainer, parts: Any) -> None:
-            right(self, parts)
-            if self.position.step == step:
-                action()
-
-        Trainer._step = after  # type: ignore[method-assign]
-
-    return setup
 
 
 def _send(number: int) -> Callable[[], None]:
@@ -336,7 +316,7 @@ def mutations(folder: Path) -> dict[str, Any]:
     forks = forks_in(folder)
     found: dict[str, Any] = {}
     killed = folder / "killed"
-    assert forks.wait(forks.start(killed, at_step(7, _send(signal.SIGKILL)))) == -signal.SIGKILL
+    assert forks.wait(forks.start(killed, after_step(7, _send(signal.SIGKILL)))) == -signal.SIGKILL
     for mutation in [None, *MUTATIONS]:
         out = folder / f"mutation-{mutation}"
         shutil.copytree(killed, out)
@@ -352,14 +332,14 @@ def signals(folder: Path) -> dict[str, Any]:
     for number in (signal.SIGTERM, signal.SIGINT):
         for step in (3, 4, STEPS):  # within an epoch, at its end, at the run's end
             out = folder / f"{number.name}-{step}"
-            code = forks.wait(forks.start(out, at_step(step, _send(number))))
+            code = forks.wait(forks.start(out, after_step(step, _send(number))))
             messages, loaded = forks.messages(out), checkpoint.load(out / job.CHECKPOINTS)
             assert loaded is not None
             assert loaded.values["position"]["step"] == step
             assert forks.wait(forks.start(out)) == 0
             found[f"{number.name} {step}"] = [code, messages, differences(forks.expected, contents(out))]
     out, (reader, writer) = folder / "shared", os.pipe()
-    first = forks.start(out, at_step(2, lambda: os.read(reader, 1)))
+    first = forks.start(out, after_step(2, lambda: os.read(reader, 1)))
     while not (out / job.CHECKPOINTS / checkpoint.LAST).exists():
         time.sleep(0.005)
     second = forks.wait(forks.start(out))

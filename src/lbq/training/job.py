@@ -11,6 +11,7 @@ import itertools
 import json
 import os
 import signal
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -336,14 +337,23 @@ class Job:
         return noting(note)
 
     def _out_of_memory(self) -> str:
-        t, peak = self.config.train, ""
-        if self.device.type == "cuda":
-            peak = f" (peak {torch.cuda.max_memory_allocated(self.device) / 2**30:.1f} GiB)"
+        peak = torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else _peak_of_process()
+        t = self.config.train
         remains = f"; {self.folder} keeps its checkpoint" if (self.folder / CHECKPOINTS).exists() else ""
         return (
-            f"out of memory at batch {t.batch_size}, T = {self.config.model.timesteps}{peak}: "
+            f"out of memory at batch {t.batch_size}, T = {self.config.model.timesteps} (peak {peak / 2**30:.1f} GiB): "
             f"raise train.accumulate (now {t.accumulate}) or lower train.batch_size{remains}"
         )
+
+
+def _peak_of_process() -> int:
+    """The most bytes that this process has had in memory; 0 where the system does not say."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return 0
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 @contextmanager
