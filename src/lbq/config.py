@@ -134,7 +134,7 @@ LATER: dict[str, dict[str, Any]] = {
     "optim": {"norm_decay": False, "neuron_decay": "none", "neuron_decay_factor": 1, "sam": 0, "sam_epochs": 0},
 }  # settings that came later, and their defaults
 
-# what may be given anew for a run that is trained already
+# Settings that may change for a run that is trained already.
 CHANGEABLE = ("data.root", "data.workers", "train.batch_size")
 
 

@@ -117,6 +117,13 @@ def contents(folder: Path) -> Contents:
     }
 
 
+def last_checkpoint(folder: Path) -> checkpoint.Loaded:
+    """The newest whole checkpoint of a run folder, which must have one."""
+    loaded = checkpoint.load(folder / job.CHECKPOINTS)
+    assert loaded is not None
+    return loaded
+
+
 def save_run(folder: Path, net: BurstNet, config: Config) -> None:
     """A run folder of a network as it is, without a training."""
     folder.mkdir(parents=True)

@@ -92,24 +92,25 @@ def five_steps(world: World, *changes: str, frozen: bool = False) -> dict[str, A
     return {"tensors": tensors, "records": records, "samples": samples}
 
 
-def frozen(world: World, folder: Path) -> Any:
-    return five_steps(world, frozen=True)
+TRAININGS = {  # by name, the settings
+    "frozen": (),
+    "accumulated": ("train.accumulate=2",),
+    "clipped": ("train.accumulate=3", "optim.clip=0.1", "optim.name=adamw"),
+    "sharp": ("optim.sam=0.1",),
+    "synchronised": ("model.id=resnet8w4", "train.sync_batchnorm=true"),
+}
 
 
-def accumulated(world: World, folder: Path) -> Any:
-    return five_steps(world, "train.accumulate=2", frozen=True)
+def trainings(world: World, folder: Path) -> Any:
+    return {name: five_steps(world, *changes, frozen=name != "synchronised") for name, changes in TRAININGS.items()}
 
 
-def clipped(world: World, folder: Path) -> Any:
-    return five_steps(world, "train.accumulate=3", "optim.clip=0.1", "optim.name=adamw", frozen=True)
-
-
-def sharp(world: World, folder: Path) -> Any:
-    return five_steps(world, "optim.sam=0.1", frozen=True)
-
-
-def synchronised(world: World, folder: Path) -> Any:
-    return five_steps(world, "model.id=resnet8w4", "train.sync_batchnorm=true")
+@pytest.fixture(scope="module")
+def alone(folder: Path) -> Any:
+    """What one process does."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(models.OWN, "tiny", ONE_BLOCK)
+        return trainings(World(), folder)
 
 
 def evaluation(world: World, folder: Path) -> Any:
@@ -129,6 +130,14 @@ def layer_inputs() -> list[Tensor]:
     return [50 + torch.randn(n, 3, 4, 5, dtype=torch.float64, generator=generator) for n in (5, 3)]
 
 
+def run_norm(net: nn.Module, x: Tensor) -> Tensor:
+    """Two batches forward and backward; the second one's output."""
+    for factor in (1.0, 3.0):
+        y: Tensor = net(x * factor)
+        (y * torch.linspace(-1, 1, y[0].numel(), dtype=torch.float64).view_as(y[0])).square().sum().backward()
+    return y
+
+
 LAYERS: dict[str, dict[str, Any]] = {
     "plain": {},
     "cumulative": {"momentum": None},
@@ -145,10 +154,7 @@ def layers(world: World, folder: Path) -> Any:
         synchronise_batchnorm(net)
         assert isinstance(net[0], SyncBatchNorm2d)
         x = layer_inputs()[world.rank] if world.size > 1 else torch.cat(layer_inputs())
-        x.requires_grad_()
-        for factor in (1.0, 3.0):
-            y = net(x * factor)
-            (y * torch.linspace(-1, 1, y[0].numel(), dtype=torch.float64).view_as(y[0])).square().sum().backward()
+        y = run_norm(net, x.requires_grad_())
         gradients = {k: p.grad.clone() for k, p in net.named_parameters() if p.grad is not None}
         for gradient in gradients.values():
             world.sum(gradient)  # as DistributedDataParallel does
@@ -257,12 +263,8 @@ def astray(world: World, folder: Path) -> Any:
     return "trained"
 
 
-TOGETHER: list[Case] = [
-    frozen,
-    accumulated,
-    clipped,
-    sharp,
-    synchronised,
+CASES_OF_TWO_PROCESSES: list[Case] = [
+    trainings,
     evaluation,
     layers,
     lone_nan,
@@ -285,7 +287,7 @@ def process(rank: int, folder: Path) -> None:
     assert world.agree(10**6, CPU)
     assert not world.agree(10**6 + rank, CPU)
     assert not world.agree(2 * rank - 1, CPU)  # -1 and 1
-    found = {case.__name__: case(world, folder / case.__name__) for case in TOGETHER}
+    found = {case.__name__: case(world, folder / case.__name__) for case in CASES_OF_TWO_PROCESSES}
     (folder / f"{rank}.pickle").write_bytes(pickle.dumps(found))
     distributed.stop()
 
@@ -317,15 +319,15 @@ def assert_close(a: dict[str, Tensor], b: dict[str, Tensor], tolerance: float = 
         torch.testing.assert_close(value, b[name], rtol=tolerance, atol=1e-12)
 
 
-@pytest.mark.parametrize("case", [frozen, accumulated, clipped, sharp, synchronised])
-def test_two_processes_train_as_one(case: Case, pair: list[dict[str, Any]], tmp_path: Path) -> None:
-    alone = case(World(), tmp_path)
-    start = dict(trainer(config(*EXACT, *(["model.id=resnet8w4"] if case is synchronised else []))).net.state_dict())
-    assert any(not torch.equal(v, alone["tensors"][f"model/{k}"]) for k, v in start.items())  # it did train
+@pytest.mark.parametrize("name", TRAININGS)
+def test_two_processes_train_as_one(name: str, pair: list[dict[str, Any]], alone: dict[str, Any]) -> None:
+    expected = alone[name]
+    start = dict(trainer(config(*EXACT, *TRAININGS[name])).net.state_dict())
+    assert any(not torch.equal(v, expected["tensors"][f"model/{k}"]) for k, v in start.items())  # it did train
     for rank in range(2):
-        together = pair[rank][case.__name__]
-        assert_close(alone["tensors"], together["tensors"])
-        (mine,), (theirs,) = alone["records"], together["records"]
+        together = pair[rank]["trainings"][name]
+        assert_close(expected["tensors"], together["tensors"])
+        (mine,), (theirs,) = expected["records"], together["records"]
         assert theirs["loss"] == pytest.approx(mine["loss"], rel=1e-9)
         for key in ("train_accuracy", "test_accuracy", "lr", "step"):
             assert theirs[key] == mine[key]
@@ -339,26 +341,26 @@ def test_a_parameter_that_takes_no_part_is_refused(pair: list[dict[str, Any]], t
     assert idle_parameter(World(), tmp_path) == "trained"
 
 
-@pytest.mark.parametrize("case", [frozen, accumulated])
-def test_each_step_reads_the_same_samples(case: Case, pair: list[dict[str, Any]], tmp_path: Path) -> None:
-    alone = case(World(), tmp_path)["samples"]
-    parts = [pair[rank][case.__name__]["samples"] for rank in range(2)]
-    assert len(alone) == len(parts[0]) == len(parts[1])
-    for whole, a, b in zip(alone, *parts, strict=True):
+@pytest.mark.parametrize("name", ["frozen", "accumulated"])
+def test_each_step_reads_the_same_samples(name: str, pair: list[dict[str, Any]], alone: dict[str, Any]) -> None:
+    samples = alone[name]["samples"]
+    parts = [pair[rank]["trainings"][name]["samples"] for rank in range(2)]
+    for whole, a, b in zip(samples, *parts, strict=True):
         assert whole == a + b  # the same order even
-    first_epoch = [n for batch in alone[: 4 * len(alone) // 5] for n in batch]
+    first_epoch = [n for batch in samples[: 4 * len(samples) // 5] for n in batch]
     assert len(set(first_epoch)) == len(first_epoch) == 48
 
 
 def test_accumulation_changes_nothing(pair: list[dict[str, Any]]) -> None:
     """Gradients are the same whether a batch is processed at once or in parts, averaged over processes once."""
-    assert_close(pair[0]["frozen"]["tensors"], pair[0]["accumulated"]["tensors"], 1e-9)
+    done = pair[0]["trainings"]
+    assert_close(done["frozen"]["tensors"], done["accumulated"]["tensors"], 1e-9)
 
 
 def test_evaluation_is_of_the_whole_test_set(pair: list[dict[str, Any]], tmp_path: Path) -> None:
-    alone = evaluation(World(), tmp_path)
-    assert pair[0]["evaluation"] == pair[1]["evaluation"] == alone
-    assert len(alone[599][1]) == 3
+    whole = evaluation(World(), tmp_path)
+    assert pair[0]["evaluation"] == pair[1]["evaluation"] == whole
+    assert len(whole[599][1]) == 3
 
 
 def test_evaluation_uses_one_set_of_statistics(pair: list[dict[str, Any]]) -> None:
@@ -371,9 +373,7 @@ def test_evaluation_uses_one_set_of_statistics(pair: list[dict[str, Any]]) -> No
 def test_synchronised_batchnorm_is_batchnorm_of_the_whole(name: str, pair: list[dict[str, Any]]) -> None:
     net = nn.Sequential(nn.BatchNorm2d(3, **LAYERS[name])).double()
     x = torch.cat(layer_inputs()).requires_grad_()
-    for factor in (1.0, 3.0):
-        y = net(x * factor)
-        (y * torch.linspace(-1, 1, y[0].numel(), dtype=torch.float64).view_as(y[0])).square().sum().backward()
+    y = run_norm(net, x)
     assert x.grad is not None
     found = [pair[rank]["layers"][name] for rank in range(2)]
     torch.testing.assert_close(torch.cat([f[0] for f in found]), y.detach(), rtol=1e-10, atol=1e-10)

@@ -13,12 +13,10 @@ import torch
 
 from lbq.errors import LbqError
 from lbq.neuron import BurstNeuron
-from lbq.runs import checkpoint
-from lbq.training import job
 from lbq.training.divergence import Diverged
 from lbq.training.trainer import Trainer
 from tests.support.commands import Call
-from tests.support.small_runs import config, contents, differences, run, trainer, use_few_digits
+from tests.support.small_runs import config, contents, differences, last_checkpoint, run, trainer, use_few_digits
 
 
 @pytest.fixture(autouse=True)
@@ -36,8 +34,7 @@ def test_divergence_names_layer_and_step(tmp_path: Path, call: Call) -> None:
     assert "loss became" in messages[0]
     assert "epoch 1, step 2, first in layer '" in messages[0]
     assert "lower optim.lr (1e+38) or optim.neuron_lr (1e-40), or" in messages[0]
-    loaded = checkpoint.load(out / job.CHECKPOINTS)
-    assert loaded is not None
+    loaded = last_checkpoint(out)
     assert loaded.values["position"]["step"] == 1
 
 
@@ -80,8 +77,7 @@ def test_a_nan_stops_and_the_last_good_checkpoint_stays(
         with pytest.raises(Diverged, match=found) as caught:
             run(config(), tmp_path / "run")
     assert "\n" not in str(caught.value)
-    loaded = checkpoint.load(tmp_path / "run" / job.CHECKPOINTS)
-    assert loaded is not None
+    loaded = last_checkpoint(tmp_path / "run")
     assert loaded.values["position"]["step"] == 6
     assert all(value.isfinite().all() for value in loaded.tensors.values())
     run(config(), tmp_path / "run")  # the cause removed, it goes on

@@ -47,6 +47,7 @@ from tests.support.small_runs import (
     Silent,
     contents,
     differences,
+    last_checkpoint,
     raising,
     run,
     trainer,
@@ -116,8 +117,7 @@ def test_saving_by_time(tmp_path: Path) -> None:
     settings = config("train.checkpoint_steps=0", "train.checkpoint_minutes=1e-9")
     with pytest.raises(Killed):
         run(settings, tmp_path, AtStep(1, 3, raising(Killed)))
-    loaded = checkpoint.load(tmp_path / job.CHECKPOINTS)
-    assert loaded is not None
+    loaded = last_checkpoint(tmp_path)
     assert loaded.values["position"]["step"] == 6
 
 

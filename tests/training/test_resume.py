@@ -46,6 +46,7 @@ from tests.support.small_runs import (
     config,
     contents,
     differences,
+    last_checkpoint,
     raising,
     run,
     small_digits,
@@ -333,8 +334,7 @@ def signals(folder: Path) -> dict[str, Any]:
         for step in (3, 4, STEPS):  # within an epoch, at its end, at the run's end
             out = folder / f"{number.name}-{step}"
             code = forks.wait(forks.start(out, after_step(step, _send(number))))
-            messages, loaded = forks.messages(out), checkpoint.load(out / job.CHECKPOINTS)
-            assert loaded is not None
+            messages, loaded = forks.messages(out), last_checkpoint(out)
             assert loaded.values["position"]["step"] == step
             assert forks.wait(forks.start(out)) == 0
             found[f"{number.name} {step}"] = [code, messages, differences(forks.expected, contents(out))]

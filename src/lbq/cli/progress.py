@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from lbq.training.position import EpochRecord
 
 
-# what the roles of `lbq.training.optim.parameter_groups` are called
+# titles of the roles of `lbq.training.optim.parameter_groups`
 ROLE_TITLES = {
     "weights": "weights",
     "norms": "BatchNorm and biases",
@@ -26,7 +26,7 @@ ROLE_TITLES = {
 
 
 class _Shown:
-    """Bars on stderr while this is entered, on a terminal alone. columns: of each bar, from `rich.progress`."""
+    """Within this context, bars on stderr, where that is a terminal. columns: of each bar, from `rich.progress`."""
 
     def __init__(self, *columns: ProgressColumn, transient: bool = False) -> None:
         from rich.progress import Progress
@@ -138,7 +138,7 @@ class TrainProgress(_Shown, Watcher):
 
 
 def _decay_line(decays: Mapping[str, float]) -> str:
-    """What weight decay acts on: `weight decay 0.0005: weights, BatchNorm and biases, steps (0.001)`."""
+    """What decays: `weight decay 0.0005: weights, BatchNorm and biases, steps (0.001)`."""
     common = decays.get("weights", 0.0)
     acts_on = [
         ROLE_TITLES.get(role, role) + ("" if decay == common else f" ({decay:g})")
@@ -149,7 +149,7 @@ def _decay_line(decays: Mapping[str, float]) -> str:
 
 
 class DownloadProgress(_Shown):
-    """Bytes received."""
+    """A bar of the bytes received."""
 
     def __init__(self, name: str) -> None:
         from rich.progress import BarColumn, DownloadColumn, TextColumn, TransferSpeedColumn
@@ -163,7 +163,7 @@ class DownloadProgress(_Shown):
 
 
 class CountProgress(_Shown):
-    """So many samples."""
+    """A bar of the samples counted."""
 
     def __init__(self, name: str, total: int | None) -> None:
         from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn

@@ -215,18 +215,13 @@ def check_folder(run: Path | str, *needed: str) -> Path:
             + shlex.quote(f"train.init_from={folder}")
         )
     if not (folder / "result.json").is_file():
-        epochs, where = load_config(folder).train.epochs, shlex.quote(str(folder))
+        log, epochs = folder / "metrics.jsonl", load_config(folder).train.epochs
+        done = log.read_bytes().count(b"\n") if log.is_file() else 0  # a last line that was cut off does not count
         raise RunError(
-            f"the run {folder} is not finished, {epochs_done(folder)} of {epochs} epochs are: continue it with "
-            f"lbq train {shlex.quote(str(folder / 'config.toml'))} --out {where} --resume auto"
+            f"the run {folder} is not finished, {done} of {epochs} epochs are: continue it with "
+            f"lbq train {shlex.quote(str(folder / 'config.toml'))} --out {shlex.quote(str(folder))} --resume auto"
         )
     raise RunError(f"{folder} is not a complete run folder, {missing} is missing: restore the file or train again")
-
-
-def epochs_done(folder: Path) -> int:
-    """Epochs in a run's log. A last line that was cut off does not count."""
-    metrics = folder / "metrics.jsonl"
-    return metrics.read_bytes().count(b"\n") if metrics.is_file() else 0
 
 
 def load_config(run: Path | str, changes: Iterable[str] = ()) -> Config:

@@ -8,10 +8,9 @@ from __future__ import annotations
 import gc
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
 from uuid import uuid4
 
 import torch
@@ -25,6 +24,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from lbq.errors import ConfigError, LbqError
 
 TIMEOUT = timedelta(minutes=10)  # how long processes wait for each other
+# Sums gradients too, in the backward pass.
+sum_over_processes: Callable[[Tensor], Tensor] = torch.distributed.nn.functional.all_reduce
 
 
 @dataclass(frozen=True)
@@ -65,10 +66,7 @@ class World:
 
     def agree(self, value: int, device: torch.device) -> bool:
         """Whether all processes have the same value."""
-        if self.size == 1:
-            return True
-        total, squares = self.sum(torch.tensor([value, value**2], dtype=torch.float64, device=device)).tolist()
-        return self.size * squares == total**2
+        return len(self.gather(torch.tensor(value, device=device)).unique()) == 1
 
     def barrier(self) -> None:
         if self.size > 1:
@@ -148,22 +146,6 @@ def stop() -> None:
         gc.collect()
 
 
-class _SumOverProcesses(torch.autograd.Function):
-    """All-reduce forward, all-reduce of gradients backward."""
-
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor) -> Tensor:
-        total = tensor.clone()
-        dist.all_reduce(total)
-        return total
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Tensor:
-        total = grads[0].clone()
-        dist.all_reduce(total)
-        return total
-
-
 class SyncBatchNorm2d(nn.BatchNorm2d):
     """BatchNorm whose training statistics are those of all processes together, on any device and in any precision.
 
@@ -179,11 +161,11 @@ class SyncBatchNorm2d(nn.BatchNorm2d):
         x = input.float() if input.dtype in (torch.float16, torch.bfloat16) else input
         axes = [0, 2, 3]
         count = torch.full((1,), x.numel() / x.shape[1], dtype=x.dtype, device=x.device)
-        sums: Tensor = _SumOverProcesses.apply(torch.cat([x.sum(axes), count]))  # type: ignore[no-untyped-call]
+        sums: Tensor = sum_over_processes(torch.cat([x.sum(axes), count]))
         total = sums[-1].detach()
         mean = sums[:-1] / total
         centred = x - mean[None, :, None, None]
-        squares: Tensor = _SumOverProcesses.apply(centred.square().sum(axes))  # type: ignore[no-untyped-call]
+        squares: Tensor = sum_over_processes(centred.square().sum(axes))
         variance = squares / total
         if self.track_running_stats and self.running_mean is not None and self.running_var is not None:
             with torch.no_grad():

@@ -65,6 +65,7 @@ class Sentinel:
 
     def check_steps(self, position: Position) -> None:
         """Stop where a learned step has collapsed: softplus has no slope there, so no training would bring it back."""
+        self.settle()
         o = self.config.optim
         for name, step in evaluation.neuron_steps(self.net).items():
             first = self.first_steps[name]

@@ -56,7 +56,7 @@ def plan_of(trainer: Trainer) -> Plan:
         pass
     local = t.batch_size // (t.accumulate * world.size)
     kernel = _kernel(trainer)
-    half = 2 if kernel == "fused" else 4  # the reference computes in float32 whatever it is given
+    half = 2 if kernel == "fused" else 4  # the reference computes in float32 in every precision
     size = {"fp64": 8, "fp32": 4, "bf16": half, "fp16": half}[t.precision]
     sites = None if units is None else units * config.model.timesteps * local
     return Plan(

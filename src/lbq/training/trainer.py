@@ -7,6 +7,7 @@ from a checkpoint, at any batch, gives the same bytes as one that was never inte
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -64,12 +65,9 @@ class Trainer:
         self.optimiser = optim.make_optimiser(self.net, config.optim)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=config.train.precision == "fp16")
         self.average = optim.Average(self.net, config.train.ema) if config.train.ema else None
-        a = config.augment
-        self.mixing = Mixing(
-            a.mixup, a.cutmix, a.mix_prob, a.label_smoothing, config.model.num_classes, config.plain_from
-        )
+        a, classes = config.augment, config.model.num_classes
+        self.mixing = Mixing(a.mixup, a.cutmix, a.mix_prob, a.label_smoothing, classes, config.plain_from)
         self.sentinel = Sentinel(self.net, config, self.device)
-        self._runner: nn.Module | None = None
         self._captured: CapturedStep | None = None
         self._captured_sharp = False
 
@@ -189,7 +187,6 @@ class Trainer:
             self._step(parts)
             if self.between_steps is not None and self.between_steps(self):
                 return False
-        self.sentinel.settle()
         self.sentinel.check_steps(self.position)
         return True
 
@@ -283,7 +280,7 @@ class Trainer:
 
     def _gradients(self, x: Tensor, targets: Tensor, last: bool, check: bool) -> tuple[Tensor, Tensor]:
         """One forward and backward pass: logits and loss. `last`: the processes average their gradients after it."""
-        t, runner = self.config.train, self.runner()
+        t, runner = self.config.train, self.runner
         waits = isinstance(runner, DistributedDataParallel) and not last
         with runner.no_sync() if waits else nullcontext():  # type: ignore[operator]
             with evaluation.autocast(t, self.device):
@@ -339,17 +336,14 @@ class Trainer:
             with torch.cuda.device(self.device):  # which need not be the current one
                 torch.cuda.manual_seed(seed)
 
+    @functools.cached_property
     def runner(self) -> nn.Module:
-        """The network as it is called in training: under DistributedDataParallel and compiled, where asked for."""
-        if self._runner is None:
-            runner: nn.Module = self.net
-            if self.world.size > 1:
-                ids = [self.device.index] if self.device.type == "cuda" else None
-                runner = DistributedDataParallel(runner, device_ids=ids)
-            if self.config.train.compile:
-                runner = torch.compile(runner)  # type: ignore[assignment]
-            self._runner = runner
-        return self._runner
+        """The network as training calls it: under DistributedDataParallel and compiled, where the settings ask for it."""
+        runner: nn.Module = self.net
+        if self.world.size > 1:
+            ids = [self.device.index] if self.device.type == "cuda" else None
+            runner = DistributedDataParallel(runner, device_ids=ids)
+        return torch.compile(runner) if self.config.train.compile else runner  # type: ignore[return-value]
 
     def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
         """Cross-entropy of the mean logits, or TET (Deng et al. 2022): cross-entropy at every timestep plus a pull to 1."""
