@@ -32,39 +32,32 @@ from lbq.runs.records import record_of
 from lbq.runs.run_folder import default_name, load_config
 from lbq.training import evaluation
 from lbq.training import trainer as train
-from tests.support.commands import Call
+from tests.support.commands import Call, status
 from tests.support.paths import ROOT
 from tests.support.reading import real
 
-
-@pytest.fixture(scope="module")
-def demo_result() -> list[demo.DemoResult]:
-    """Of `demo_run`, once that has run."""
-    return []
+Demo = tuple[Path, dict[str, Any], str, demo.DemoResult]
 
 
 @pytest.fixture(scope="module")
-def demo_run(
-    demo_result: list[demo.DemoResult], tmp_path_factory: pytest.TempPathFactory
-) -> tuple[Path, dict[str, Any], str]:
-    """The folder that `lbq demo` wrote, its JSON, and its progress."""
+def demo_run(tmp_path_factory: pytest.TempPathFactory) -> Demo:
+    """The folder that `lbq demo` wrote, its JSON, its progress, and the result that it came from."""
     folder, run_demo = tmp_path_factory.mktemp("demo") / "run", demo.run_demo
+    results: list[demo.DemoResult] = []
 
-    def kept(*arguments: Any) -> demo.DemoResult:
-        demo_result.append(run_demo(*arguments))
-        return demo_result[0]
+    def noted(*arguments: Any) -> demo.DemoResult:
+        results.append(run_demo(*arguments))
+        return results[0]
 
     out, err = StringIO(), StringIO()
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
-        patch.setattr(demo, "run_demo", kept)
-        with pytest.raises(SystemExit) as stop:
-            cli.main(["demo", "--epochs", "1", "--json", "--out", str(folder)])
-    assert not stop.value.code
-    return folder, json.loads(out.getvalue()), err.getvalue()
+        patch.setattr(demo, "run_demo", noted)
+        assert status("demo", "--epochs", "1", "--json", "--out", folder) == 0
+    return folder, json.loads(out.getvalue()), err.getvalue(), results[0]
 
 
-def test_demo_json_and_run_folder(demo_run: tuple[Path, dict[str, Any], str]) -> None:
-    folder, summary, progress = demo_run
+def test_demo_json_and_run_folder(demo_run: Demo) -> None:
+    folder, summary, progress, _ = demo_run
     assert list(summary["accuracy"]) == ["ann", "lif", "burst_fixed", "lbq"]
     assert all(0 <= value <= 100 for value in summary["accuracy"].values())
     assert summary["seconds"] > 0
@@ -91,8 +84,8 @@ def test_demo_json_and_run_folder(demo_run: tuple[Path, dict[str, Any], str]) ->
         assert measure(net, open_source(load_config(folder))).accuracy == pytest.approx(stored["accuracy"])
 
 
-def test_the_demo_ends_with_a_report(demo_run: tuple[Path, dict[str, Any], str]) -> None:
-    folder, summary, _ = demo_run
+def test_the_demo_ends_with_a_report(demo_run: Demo) -> None:
+    folder, summary, *_ = demo_run
     assert summary["report"] == str(folder / "report.html")
     page = (folder / "report.html").read_text()
     for text in (
@@ -108,16 +101,13 @@ def test_the_demo_ends_with_a_report(demo_run: tuple[Path, dict[str, Any], str])
     assert record_of(folder)["test_accuracy"] == pytest.approx(summary["accuracy"]["lbq"], abs=0.005)
 
 
-@pytest.mark.usefixtures("demo_run")
-def test_demo_table(
-    call: Call, demo_result: list[demo.DemoResult], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_demo_table(call: Call, demo_run: Demo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is printed of the same run where no JSON is asked for, and what is run where no folder is named."""
     asked: list[tuple[Any, ...]] = []
 
     def again(folder: Path, progress: Any, *options: Any) -> demo.DemoResult:
         asked.append((folder, *options))
-        return demo_result[0]
+        return demo_run[3]
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(demo, "run_demo", again)
@@ -166,16 +156,14 @@ def test_lbq_reaches_97_percent_and_its_integers_agree() -> None:
     assert max(steps) / min(steps) > 1.5  # layers chose different resolutions
 
 
-def test_account_of_a_run(
-    call: Call, demo_run: tuple[Path, dict[str, Any], str], demo_result: list[demo.DemoResult]
-) -> None:
-    folder, summary, _ = demo_run
+def test_account_of_a_run(call: Call, demo_run: Demo) -> None:
+    folder, summary, *_ = demo_run
     on = ["--device", "cpu"]  # as the demo: a GPU rounds otherwise
     code, out, _ = call("account", str(folder), *on, "--json")
     assert code == 0
     facts = json.loads(out)
     assert round(facts["accuracy"], 2) == summary["accuracy"]["lbq"]
-    exact = demo_result[0].measured["lbq"].exact
+    exact = demo_run[3].measured["lbq"].exact
     assert exact is not None
     assert facts["exact"]["total"]["bit_sparse"] == pytest.approx(exact.executed)
     code, out, _ = call("account", str(folder))
@@ -272,7 +260,7 @@ def test_doctor_without_torch(call: Call, monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_kernel_that_cannot_run_here_is_refused(
     call: Call,
     config_file: Path,
-    demo_run: tuple[Path, dict[str, Any], str],
+    demo_run: Demo,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     verb: str,
@@ -323,7 +311,7 @@ def test_version_and_help(call: Call) -> None:
         (["demo", "--fast"], "--fast"),
         (["demo", "--out", "."], ". exists already"),
         (["demo", "--out", "/dev/null/run"], "cannot write under"),
-        (["account", "somewhere", "--paper"], "give a run folder or a model.lbq, or --paper"),
+        (["account"], "give a run folder or a model.lbq, or --paper"),
         (["account", "--paper", "--limit", "3"], "--data, --limit and --device are for a network that is run"),
         (["account", "nowhere"], "nowhere does not exist: give a run folder, or a model.lbq"),
     ],

@@ -376,7 +376,6 @@ def test_a_level_that_differs_is_found(call: Call, model: Path, monkeypatch: pyt
         (["deploy", "nowhere"], "nowhere does not exist"),
         (["deploy", "RUN", "--bits", "9"], "bits must be 4, 5, 6, 7, 8 or 16, got 9"),
         (["deploy", "RUN", "-o", "/dev/null/model.lbq"], "cannot write /dev/null/model.lbq"),
-        (["deploy", "RUN", "data.name=cifar10"], "data.name cannot be changed"),
         (["run", "nowhere.lbq"], "nowhere.lbq cannot be read: No such file"),
         (["run", "."], ". is not a file"),
         (["run", "README"], "README: it is not a deployed network, or was cut off: give a model.lbq"),
@@ -391,7 +390,6 @@ def test_a_level_that_differs_is_found(call: Call, model: Path, monkeypatch: pyt
         (["predict", "MODEL", "nowhere.npy"], "nowhere.npy cannot be read as .npy"),
         (["account", "MODEL", "--data", "nowhere.npz"], "nowhere.npz cannot be read"),
         (["account", "RUN", "--data", "digits"], "--data is for a deployed network"),
-        (["account"], "give a run folder or a model.lbq, or --paper"),
     ],
 )  # fmt: skip
 def test_mistakes_end_in_one_line(

@@ -163,47 +163,45 @@ def test_a_long_path_is_printed_in_one_piece(capsys: pytest.CaptureFixture[str],
     assert printed.endswith(f" in {place / 'levels'}\n")
 
 
+ZEROS = "0" * 64
+
+
 @pytest.mark.parametrize(
-    ("name", "message"),
+    ("name", "changes", "message"),
     [
-        ("nowhere", "nowhere does not exist: a run folder is needed"),
-        ("half", "is not finished, 1 of 2 epochs are: continue it with lbq train "),
-        ("empty", "config.toml is missing: give one that `lbq demo` or `lbq train` wrote"),
-        ("foreign", "it was written by another version of lbq, or by hand"),
-        ("damaged", "result.json cannot be read as JSON"),
-        ("list", "must hold a JSON object"),
-        ("log", "is not the log of a run"),
-        ("weights", "has neither weights.safetensors nor weights.sha256"),
-        ("stale", "is of other weights"),
+        ("nowhere", {}, "nowhere does not exist: a run folder is needed"),
+        ("half", {}, "is not finished, 1 of 2 epochs are: continue it with lbq train "),
+        ("lbq-1", {"config.toml": None}, "config.toml is missing: give one that `lbq demo` or `lbq train` wrote"),
+        ("lbq-1", {"result.json": '{"accuracy": 1.0}'}, "it was written by another version of lbq, or by hand"),
+        ("lbq-1", {"result.json": "{"}, "result.json cannot be read as JSON"),
+        ("lbq-1", {"result.json": "[]"}, "must hold a JSON object"),
+        ("lbq-1", {"metrics.jsonl": "{}\n"}, "is not the log of a run"),
+        ("lbq-1", {"weights.safetensors": None}, "has neither weights.safetensors nor weights.sha256"),
+        (
+            "lbq-0",
+            {"weights.safetensors": None, "weights.sha256": ZEROS},
+            "weights.sha256 is damaged or of another run",
+        ),
+        ("lbq-0", {"analysis/analysis.json": ZEROS}, "is of other weights"),
     ],
 )
-def test_bad_folders_get_one_line(call: Call, tmp_path: Path, name: str, message: str) -> None:
+def test_bad_folders_get_one_line(
+    call: Call, tmp_path: Path, name: str, changes: dict[str, str | None], message: str
+) -> None:
     folder = tmp_path / name
-    if name == "half":
-        folder = runs_folder() / "half"
-    elif name == "empty":
-        folder.mkdir()
-    elif name != "nowhere":
-        shutil.copytree(runs_folder() / ("lbq-0" if name == "stale" else "lbq-1"), folder)
-        result = json.loads((folder / "result.json").read_text())
-        if name == "foreign":
-            del result["train_loss"]
-            (folder / "result.json").write_text(json.dumps(result))
-        elif name == "damaged":
-            (folder / "result.json").write_text("{")
-        elif name == "list":
-            (folder / "result.json").write_text("[]")
-        elif name == "log":
-            (folder / "metrics.jsonl").write_text("{}\n")
+    if (runs_folder() / name).exists():
+        shutil.copytree(runs_folder() / name, folder)
+    for file, text in changes.items():
+        if text is None:
+            (folder / file).unlink()
+        elif file == "analysis/analysis.json":
+            stored = json.loads((folder / file).read_text())
+            stored["facts"]["weights_sha256"] = text
+            (folder / file).write_text(json.dumps(stored))
         else:
-            (folder / "weights.safetensors").unlink()
-            if name == "stale":
-                (folder / "result.json").write_text(json.dumps({**result, "weights_sha256": "0" * 64}))
-                (folder / "weights.sha256").write_text("0" * 64 + "  weights.safetensors\n")
+            (folder / file).write_text(text)
     code, out, err = call("record", str(folder))
-    assert code == 2
-    assert out == ""
-    assert err.count("\n") == 1
+    assert (code, out, err.count("\n")) == (2, "", 1)
     assert message in err
 
 

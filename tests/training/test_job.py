@@ -18,6 +18,7 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -292,27 +293,12 @@ def test_a_log_that_cannot_be_kept_stops_it(tmp_path: Path, monkeypatch: pytest.
         run(config(), tmp_path)
 
 
-def test_two_jobs_in_one_folder(tmp_path: Path) -> None:
-    refused: list[str] = []
-
-    def intrude() -> None:
-        with pytest.raises(RunError) as caught:
-            run(config(), tmp_path / "run")
-        refused.append(str(caught.value))
-
-    run(config(), tmp_path / "run", AtStep(1, 1, intrude))
-    assert len(refused) == 1
-    assert "is being written by another process" in refused[0]
-    run(config(), tmp_path / "whole")
-    assert differences(contents(tmp_path / "whole"), contents(tmp_path / "run")) == []
-
-
 # Options
 # ---------------------------------------------------------------------------------------------------------------------
 
 
 def test_deterministic_is_for_the_run_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def told() -> tuple[bool, bool, bool, str | None]:
+    def flags() -> tuple[bool, bool, bool, str | None]:
         return (
             torch.are_deterministic_algorithms_enabled(),
             torch.is_deterministic_algorithms_warn_only_enabled(),
@@ -324,10 +310,10 @@ def test_deterministic_is_for_the_run_alone(tmp_path: Path, monkeypatch: pytest.
     seen: list[Any] = []
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:
-        before = told()
-        run(config("train.deterministic=true"), tmp_path / "a", AtStep(0, 1, lambda: seen.append(told())))
+        before = flags()
+        run(config("train.deterministic=true"), tmp_path / "a", AtStep(0, 1, lambda: seen.append(flags())))
         assert seen == [(True, False, False, ":4096:8")]
-        assert told() == before
+        assert flags() == before
     finally:
         torch.use_deterministic_algorithms(False)
 
@@ -343,31 +329,17 @@ def test_training_leaves_the_callers_random_state(tmp_path: Path) -> None:
 
 
 def test_tensorboard_is_an_option(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    written: list[tuple[str, float, int]] = []
-
-    class SummaryWriter:
-        def __init__(self, folder: str) -> None:
-            assert folder == str(tmp_path / "a" / "tensorboard")
-
-        def __enter__(self) -> SummaryWriter:
-            return self
-
-        def __exit__(self, *_: object) -> None:
-            pass
-
-        def add_scalar(self, name: str, value: float, epoch: int) -> None:
-            written.append((name, value, epoch))
-
-    module = types.ModuleType("torch.utils.tensorboard")
-    module.SummaryWriter = SummaryWriter  # type: ignore[attr-defined]
+    module = MagicMock()
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", module)
     find = importlib.util.find_spec
     there = find("json")  # as if the package were there
     monkeypatch.setattr("importlib.util.find_spec", lambda name, *a: there if name == "tensorboard" else find(name, *a))
     watcher = Silent()
     run(config("train.tensorboard=true"), tmp_path / "a", watcher)
-    assert ("loss", watcher.records[1].loss, 2) in written
-    assert ("steps/layer1.0.sn2", watcher.records[2].steps["layer1.0.sn2"], 3) in written
+    module.SummaryWriter.assert_called_with(str(tmp_path / "a" / "tensorboard"))
+    add_scalar = module.SummaryWriter.return_value.__enter__.return_value.add_scalar
+    add_scalar.assert_any_call("loss", watcher.records[1].loss, 2)
+    add_scalar.assert_any_call("steps/layer1.0.sn2", watcher.records[2].steps["layer1.0.sn2"], 3)
 
 
 # Starting from another run

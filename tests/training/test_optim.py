@@ -70,15 +70,25 @@ def test_every_parameter_is_in_exactly_one_group(id: str, neuron: dict[str, obje
         assert group["lr"] == 0.2 * group["factor"]
 
 
-def test_weights_of_attention_and_recurrent_layers_decay_too() -> None:
+def test_weights_of_all_kinds_of_layers_decay() -> None:
+    """Of convolutions, parametrised layers, attention and recurrent layers, and of no others."""
     layers: dict[str, nn.Module] = {
+        "conv1": nn.Conv1d(1, 2, 3),
+        "conv3": nn.Conv3d(1, 2, 3),
+        "transposed": nn.ConvTranspose2d(1, 2, 3),
+        "normed": parametrizations.weight_norm(nn.Conv2d(1, 2, 3)),
+        "orthogonal": parametrizations.orthogonal(nn.Linear(4, 4)),
         "attention": nn.MultiheadAttention(4, 2),
         "rnn": nn.GRU(2, 3),
         "cell": nn.LSTMCell(2, 3),
     }
-    net = nn.ModuleDict({**layers, "table": nn.Embedding(2, 3), "norm": nn.LayerNorm(3)})
-    assert names_by_role(net)["weights"] == {
-        *("attention.in_proj_weight", "attention.out_proj.weight"),
+    others = {"table": nn.Embedding(2, 3), "norm": nn.LayerNorm(3), "batch": nn.BatchNorm2d(2)}
+    roles = names_by_role(nn.ModuleDict(layers | others))
+    assert list(roles) == ["weights", "norms"]  # none without members
+    assert roles["weights"] == {
+        *("conv1.weight", "conv3.weight", "transposed.weight"),
+        *("normed.parametrizations.weight.original0", "normed.parametrizations.weight.original1"),
+        *("orthogonal.parametrizations.weight.original", "attention.in_proj_weight", "attention.out_proj.weight"),
         *("rnn.weight_ih_l0", "rnn.weight_hh_l0", "cell.weight_ih", "cell.weight_hh"),
     }
 
@@ -494,17 +504,3 @@ def test_optimiser_state_round_trip(name: str, layout: str) -> None:
         assert again[key].data_ptr() != stored[key].data_ptr()
     optim.restore_optimiser(second.net, second.optimiser, {})
     assert not second.optimiser.state  # nothing of before is left
-
-
-def test_weights_of_every_convolution_decay_parametrised_ones_too() -> None:
-    net = nn.Sequential(
-        nn.Conv1d(1, 2, 3), nn.Conv3d(1, 2, 3), nn.ConvTranspose2d(1, 2, 3), parametrizations.weight_norm(nn.Conv2d(1, 2, 3)),
-        parametrizations.orthogonal(nn.Linear(4, 4)), nn.BatchNorm2d(2),
-    )  # fmt: skip
-    groups = {group["role"]: {id(p) for p in group["params"]} for group in optim.parameter_groups(net, 5e-4)}
-    assert list(groups) == ["weights", "norms"]  # none without members
-    weights = {name for name, p in net.named_parameters() if id(p) in groups["weights"]}
-    assert weights == {
-        "0.weight", "1.weight", "2.weight", "3.parametrizations.weight.original0", "3.parametrizations.weight.original1",
-        "4.parametrizations.weight.original",
-    }  # fmt: skip

@@ -258,10 +258,6 @@ def test_a_run_folder_loads_back(trained: tuple[Path, models.BurstNet, Config]) 
     result = json.loads((folder / "result.json").read_text())
     assert result["config_hash"] == config.hash
     assert result["environment"]["torch"] == torch.__version__
-    assert result["data"]["dataset"] == "digits"
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    assert [line["epoch"] for line in lines] == [1, 2]
-    assert lines[-1]["test_accuracy"] == result["accuracy"]
 
 
 def test_a_shared_tail_survives_saving(tmp_path: Path) -> None:
