@@ -136,6 +136,7 @@ class ImageSource(Source):
         inputs = Inputs(dataset.name, shape, True, train.classes, train.mean, train.std, train.scale)
         about = {"dataset": dataset.name, "source": dataset.source, "sha256": dataset.checksum}
         super().__init__(config, device, inputs, len(train), len(test), about)
+        self.dataset = dataset
         self.augment = ImageAugment(
             crop_padding=a.crop or a.shift,
             flip=a.flip,

@@ -8,9 +8,10 @@ from __future__ import annotations
 import gc
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 from uuid import uuid4
 
 import torch
@@ -24,8 +25,6 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from lbq.errors import ConfigError, LbqError
 
 TIMEOUT = timedelta(minutes=10)  # how long processes wait for each other
-# Sums gradients too, in the backward pass.
-sum_over_processes: Callable[[Tensor], Tensor] = torch.distributed.nn.functional.all_reduce
 
 
 @dataclass(frozen=True)
@@ -146,6 +145,22 @@ def stop() -> None:
         gc.collect()
 
 
+class _SumOverProcesses(torch.autograd.Function):
+    """All-reduce forward, all-reduce of gradients backward."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor) -> Tensor:
+        total = tensor.clone()
+        dist.all_reduce(total)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        total = grads[0].clone()
+        dist.all_reduce(total)
+        return total
+
+
 class SyncBatchNorm2d(nn.BatchNorm2d):
     """BatchNorm whose training statistics are those of all processes together, on any device and in any precision.
 
@@ -161,11 +176,11 @@ class SyncBatchNorm2d(nn.BatchNorm2d):
         x = input.float() if input.dtype in (torch.float16, torch.bfloat16) else input
         axes = [0, 2, 3]
         count = torch.full((1,), x.numel() / x.shape[1], dtype=x.dtype, device=x.device)
-        sums: Tensor = sum_over_processes(torch.cat([x.sum(axes), count]))
+        sums: Tensor = _SumOverProcesses.apply(torch.cat([x.sum(axes), count]))  # type: ignore[no-untyped-call]
         total = sums[-1].detach()
         mean = sums[:-1] / total
         centred = x - mean[None, :, None, None]
-        squares: Tensor = sum_over_processes(centred.square().sum(axes))
+        squares: Tensor = _SumOverProcesses.apply(centred.square().sum(axes))  # type: ignore[no-untyped-call]
         variance = squares / total
         if self.track_running_stats and self.running_mean is not None and self.running_var is not None:
             with torch.no_grad():
