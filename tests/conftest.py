@@ -3,6 +3,7 @@
 Without a CUDA device the Triton kernels run under Triton's interpreter, which must be asked for before its import.
 """
 
+import functools
 import importlib.util
 import os
 import sys
@@ -13,6 +14,8 @@ from typing import Any
 import pytest
 import torch
 
+from tests.support import commands
+from tests.support.commands import Call
 from tests.support.hosting import Host
 
 if not torch.cuda.is_available():
@@ -51,6 +54,12 @@ def device_code_runs_faster() -> Iterator[None]:
         if redefine is not None:  # which is Triton's own affair
             patch.setattr(interpreter, "_patch_lang", redefine_once)
         yield
+
+
+@pytest.fixture
+def call(capsys: pytest.CaptureFixture[str]) -> Call:
+    """Runs `lbq` with the given arguments: its exit status, stdout and stderr."""
+    return functools.partial(commands.call, capsys)
 
 
 @pytest.fixture

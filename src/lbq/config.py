@@ -134,7 +134,7 @@ LATER: dict[str, dict[str, Any]] = {
     "optim": {"norm_decay": False, "neuron_decay": "none", "neuron_decay_factor": 1, "sam": 0, "sam_epochs": 0},
 }  # settings that came later, and their defaults
 
-# what may be given anew for a run that is trained already
+# Settings that may change for a run that is trained already.
 CHANGEABLE = ("data.root", "data.workers", "train.batch_size")
 
 
@@ -160,12 +160,10 @@ class Config:
                 f"train.warmup_epochs must be less than train.epochs ({t.epochs}), got {t.warmup_epochs}: for so few epochs "
                 f"add train.warmup_epochs=0"
             )
-        for key, value in (
-            ("augment.plain_epochs", config.augment.plain_epochs),
-            ("optim.sam_epochs", config.optim.sam_epochs),
-        ):
-            if value > t.epochs:
-                raise ConfigError(f"{key} must be at most train.epochs ({t.epochs}), got {value}")
+        limited = {"augment.plain_epochs": config.augment.plain_epochs, "optim.sam_epochs": config.optim.sam_epochs}
+        for key, epochs in limited.items():
+            if epochs > t.epochs:
+                raise ConfigError(f"{key} must be at most train.epochs ({t.epochs}), got {epochs}")
         if config.optim.sam and t.accumulate > 1:
             raise ConfigError(f"optim.sam takes its batches whole: set train.accumulate=1 (now {t.accumulate})")
         if t.warmup_lr > config.optim.lr:
@@ -180,12 +178,12 @@ class Config:
         tree = _recorded(Path(path)) if Path(path).suffix == ".json" else toml.read(path)
         over = toml.overrides(changes)
         neuron = over.get("neuron")
-        if isinstance(neuron, Mapping) and "name" in neuron:  # another method: the file's name is not its name
+        if isinstance(neuron, Mapping) and "name" in neuron:  # the file's name is of another neuron
             tree = {**tree, "name": ""}
         try:
             return cls.from_dict(toml.merge(tree, over))
         except ConfigError as error:
-            where = path if _problem(tree) == str(error) else "command line"  # whose mistake it is
+            where = path if _problem(tree) == str(error) else "command line"
             raise ConfigError(f"{where}: {error}") from error
 
     def to_dict(self) -> dict[str, Any]:
@@ -196,7 +194,7 @@ class Config:
 
     @property
     def plain_from(self) -> int:
-        """The first epoch, counted from 0, whose samples are cropped and flipped alone; `train.epochs` where there is none."""
+        """The first epoch, counted from 0, that only crops and flips samples; `train.epochs` where there is none."""
         return self.train.epochs - self.augment.plain_epochs
 
     @property
@@ -209,8 +207,8 @@ class Config:
     def hash(self) -> str:
         """SHA-256 of all settings that change a result, independent of formatting and key order.
 
-        The name, where the data lies and how a run is launched, watched and saved are no part of it, and neither is a
-        setting that came later, as long as it has its default: records keep their hash.
+        The name, the data's folder, and how a run is launched, watched and saved are no part of it. A setting that came later
+        is none either while it has its default, so that records keep their hash.
         """
         return _digest(_settings(self.to_dict()))
 
@@ -221,7 +219,7 @@ class Config:
 
 
 def recipe_hash(tree: Mapping[str, Any]) -> str:
-    """`Config.recipe_hash` of a configuration as records hold it, which an older or a newer version may have written."""
+    """`Config.recipe_hash` of a configuration in a record, which an older or a newer version may have written."""
     settings = _settings(tree)
     settings.pop("seed", None)
     settings["train"] = {k: v for k, v in settings.get("train", {}).items() if k != "eval_every"}  # changes no result
@@ -229,15 +227,15 @@ def recipe_hash(tree: Mapping[str, Any]) -> str:
 
 
 def _settings(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """Those settings of a configuration that its hash is of."""
-    kept: dict[str, Any] = {}
-    for part, values in tree.items():
+    """The settings of a configuration that its hash is of."""
+    settings = {part: values for part, values in tree.items() if part != "name"}
+    for part, values in settings.items():
         if isinstance(values, Mapping):
             ignored, later = BOOKKEEPING.get(part, ()), LATER.get(part, {})
-            values = {k: v for k, v in values.items() if k not in ignored and not (k in later and v == later[k])}
-        if part != "name":
-            kept[part] = values
-    return kept
+            settings[part] = {
+                k: v for k, v in values.items() if k not in ignored and not (k in later and v == later[k])
+            }
+    return settings
 
 
 def _digest(settings: Mapping[str, Any]) -> str:
@@ -245,23 +243,23 @@ def _digest(settings: Mapping[str, Any]) -> str:
 
 
 def differences(one: Config, other: Config) -> list[str]:
-    """The settings that change a result and that two configurations have otherwise, each as `key: one's, the other's`."""
+    """The settings that change a result and in which two configurations differ, each as `key: one's, the other's`."""
 
     def settings(config: Config) -> dict[str, str]:
         return {
-            f"{part}.{key}" if key else part: json.dumps(value)  # as the hash has it, which tells 1 from 1.0
+            f"{part}.{key}" if key else part: json.dumps(value)  # as in the hash, in which 1 is not 1.0
             for part, values in config.to_dict().items()
             for key, value in (values.items() if isinstance(values, dict) else [("", values)])
             if part != "name" and key not in BOOKKEEPING.get(part, ())
         }
 
     ours, theirs = settings(one), settings(other)
-    told = [key for key in {**ours, **theirs} if ours.get(key) != theirs.get(key)]
-    return [f"{key}: {ours.get(key, 'null')}, {theirs.get(key, 'null')}" for key in told]
+    changed = [key for key in {**ours, **theirs} if ours.get(key) != theirs.get(key)]
+    return [f"{key}: {ours.get(key, 'null')}, {theirs.get(key, 'null')}" for key in changed]
 
 
 def _recorded(path: Path) -> dict[str, Any]:
-    """The configuration that a record holds; where that has no name, it has the record's."""
+    """The configuration in a record, with the record's name where it has none."""
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -283,7 +281,7 @@ def _problem(tree: Mapping[str, Any]) -> str:
     return ""
 
 
-_NAMES = {int: "an integer", float: "a number", str: "a string", bool: "true or false"}
+TYPE_NAMES = {int: "an integer", float: "a number", str: "a string", bool: "true or false"}
 
 
 def _build(kind: Any, tree: Any, path: str) -> Any:
@@ -291,7 +289,7 @@ def _build(kind: Any, tree: Any, path: str) -> Any:
     if not isinstance(tree, Mapping):
         raise ConfigError(f"{path or 'the configuration'} must be a table, got {tree!r}")
     hints = typing.get_type_hints(kind)
-    conditions = {f.name: f.metadata for f in dataclasses.fields(kind) if "ok" in f.metadata}
+    conditions = {f.name: f.metadata for f in dataclasses.fields(kind) if f.metadata}
     values = {}
     for key, value in tree.items():
         where = f"{path}.{key}" if path else str(key)
@@ -304,7 +302,7 @@ def _build(kind: Any, tree: Any, path: str) -> Any:
 
 
 def _suggestion(key: str, known: Iterable[str]) -> str:
-    """Where a key belongs that is right but for its section, otherwise the nearest one of those known here."""
+    """The right section of a key that exists elsewhere, otherwise the nearest of the `known` keys."""
     sections = {name: part for name, part in Config().to_dict().items() if isinstance(part, dict)}
     homes = [f"{name}.{key}" for name, part in sections.items() if key in part]
     return f"; did you mean {' or '.join(map(repr, homes))}?" if homes else nearest(key, known)
@@ -320,7 +318,7 @@ def _convert(kind: Any, value: Any, where: str) -> Any:
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         value = float(value)
     if type(value) is not kind:
-        raise ConfigError(f"{where} must be {_NAMES[kind]}, got {value!r}")
+        raise ConfigError(f"{where} must be {TYPE_NAMES[kind]}, got {value!r}")
     if kind is float and not math.isfinite(value):
         raise ConfigError(f"{where} must be finite, got {value!r}")
     return value

@@ -9,36 +9,34 @@ import numpy as np
 import pytest
 
 from lbq import engine
-from tests.support.commands import call
+from tests.support.commands import Call
 from tests.support.report_runs import runs_folder, trained
 from tests.support.small_nets import pixels
 
 
-def test_onnx_in_both_forms(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_onnx_in_both_forms(call: Call, tmp_path: Path) -> None:
     onnx = pytest.importorskip("onnx", reason="writing ONNX needs the package onnx")
     from onnx.reference import ReferenceEvaluator
 
     model = runs_folder() / "lbq-0" / "model.lbq"
     net = engine.load(model)
     images = pixels(2, *net.network.input_shape) // 16
-    code, out, _ = call(capsys, "export", str(model), "--format", "onnx", "-o", str(tmp_path / "a.onnx"))
+    code, out, _ = call("export", str(model), "--format", "onnx", "-o", str(tmp_path / "a.onnx"))
     assert code == 0
     assert "a.onnx" in out
     (logits,) = ReferenceEvaluator(str(tmp_path / "a.onnx")).run(None, {"images": images})
     np.testing.assert_array_equal(logits, net.run(images).logits)
-    code, out, _ = call(capsys, "export", str(model), "--format", "onnx-step", "-o", str(tmp_path / "b.onnx"), "--json")
+    code, out, _ = call("export", str(model), "--format", "onnx-step", "-o", str(tmp_path / "b.onnx"), "--json")
     assert json.loads(out)["bytes"] == (tmp_path / "b.onnx").stat().st_size
     names = [value.name for value in onnx.load(tmp_path / "b.onnx").graph.input]
     assert names[0] == "image"
     assert "sums" in names
 
 
-def test_nir_of_a_run(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_nir_of_a_run(call: Call, tmp_path: Path) -> None:
     nir = pytest.importorskip("nir", reason="writing NIR needs the package nir")
     run = trained(tmp_path / "run", name="if")
-    code, out, _ = call(
-        capsys, "export", str(run), "--format", "nir", "--reset", "subtract", "-o", str(tmp_path / "a.nir")
-    )
+    code, out, _ = call("export", str(run), "--format", "nir", "--reset", "subtract", "-o", str(tmp_path / "a.nir"))
     assert code == 0, out
     kinds = {type(node).__name__ for node in nir.read(str(tmp_path / "a.nir")).nodes.values()}
     assert {"IF", "Conv2d", "Input", "Output"} <= kinds
@@ -61,17 +59,13 @@ def test_nir_of_a_run(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Non
     ],
 )  # fmt: skip
 def test_mistakes_end_in_one_line(
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    arguments: list[str],
-    message: str,
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], message: str
 ) -> None:
     pytest.importorskip("nir")
     pytest.importorskip("onnx")
     monkeypatch.chdir(tmp_path)
     known = {"RUN": str(runs_folder() / "lbq-0"), "MODEL": str(runs_folder() / "lbq-0" / "model.lbq")}
-    code, _, err = call(capsys, "export", *(known.get(a, a) for a in arguments))
+    code, _, err = call("export", *(known.get(a, a) for a in arguments))
     assert (code, err.count("\n")) == (2, 1)
     assert message in err
     assert not list(tmp_path.iterdir())

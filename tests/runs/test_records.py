@@ -15,11 +15,11 @@ import torch
 from lbq import models
 from lbq.cli.render import render_deployed
 from lbq.config import Config
-from lbq.errors import LbqError, RunError
+from lbq.errors import RunError
 from lbq.neuron import NEURONS
 from lbq.runs import records
 from lbq.runs.build import build, outline
-from tests.support.commands import call
+from tests.support.commands import Call
 from tests.support.report_runs import runs_folder
 
 
@@ -45,7 +45,7 @@ def test_a_record_holds_what_a_reader_needs() -> None:
 
 @pytest.mark.parametrize("command", [["eval"], ["deploy", "-o", "model.lbq"], ["record", "-o", "record.json"]])
 def test_a_configuration_that_was_changed_after_the_run_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: list[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Call, command: list[str]
 ) -> None:
     """Else weights would run under settings that they were not trained under, and a record would claim these."""
     monkeypatch.chdir(tmp_path)
@@ -53,13 +53,13 @@ def test_a_configuration_that_was_changed_after_the_run_is_refused(
     name, *options = command
     file = Path("run/config.toml")
     file.write_text(file.read_text().replace('root = ""', 'root = "moved"'))  # which changes no result
-    assert call(capsys, name, "run", *options)[0] == 0
+    assert call(name, "run", *options)[0] == 0
     file.write_text(file.read_text().replace("timesteps = 2", "timesteps = 3"))
-    code, _, err = call(capsys, name, "run", *options)
+    code, _, err = call(name, "run", *options)
     assert code == 2
     assert err.startswith("lbq: run/config.toml was changed after the run: its hash is ")
     (Path("run") / "result.json").write_text(json.dumps({"config_hash": 5}))
-    assert "result.json is damaged: config_hash" in call(capsys, name, "run", *options)[2]
+    assert "result.json is damaged: config_hash" in call(name, "run", *options)[2]
 
 
 @pytest.mark.parametrize(
@@ -136,25 +136,25 @@ def test_an_outline_draws_nothing(name: str) -> None:
     assert not any(bool(p.any()) for p in net.parameters() if p.ndim > 1)
 
 
-def test_the_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_the_command(call: Call, tmp_path: Path) -> None:
     run, out = str(runs_folder() / "lbq-1"), tmp_path / "deep" / "r.json"
-    code, printed, _ = call(capsys, "record", run, "-o", str(out), "--note", "second seed")
+    code, printed, _ = call("record", run, "-o", str(out), "--note", "second seed")
     assert code == 0
     assert f"{out}: lbq on digits" in printed
     stored = json.loads(out.read_text())
     assert stored["note"] == "second seed"
-    code, printed, _ = call(capsys, "record", run)
+    code, printed, _ = call("record", run)
     assert code == 0
     assert json.loads(printed)["weights_sha256"] == stored["weights_sha256"]
     assert not list(out.parent.glob(".*"))
 
 
-def test_a_long_path_is_printed_in_one_piece(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_long_path_is_printed_in_one_piece(capsys: pytest.CaptureFixture[str], call: Call, tmp_path: Path) -> None:
     place = tmp_path / ("deep" * 40)
     made, page = place / "r.json", place / "r.md"
-    _, printed, _ = call(capsys, "record", str(runs_folder() / "lbq-1"), "-o", str(made))
+    _, printed, _ = call("record", str(runs_folder() / "lbq-1"), "-o", str(made))
     assert printed.startswith(f"{made}: lbq on digits")
-    _, printed, _ = call(capsys, "report", str(made), "--format", "md", "-o", str(page))
+    _, printed, _ = call("report", str(made), "--format", "md", "-o", str(page))
     assert printed.startswith(f"{page}: ")
     facts = {"bytes": 1, "weights": 2, "bits": 8, "layers": 3, "timesteps": 2, "verified": 4}
     render_deployed({**facts, "path": str(place / "model.lbq"), "levels": str(place / "levels")})
@@ -163,47 +163,45 @@ def test_a_long_path_is_printed_in_one_piece(capsys: pytest.CaptureFixture[str],
     assert printed.endswith(f" in {place / 'levels'}\n")
 
 
+ZEROS = "0" * 64
+
+
 @pytest.mark.parametrize(
-    ("name", "message"),
+    ("name", "changes", "message"),
     [
-        ("nowhere", "nowhere does not exist: a run folder is needed"),
-        ("half", "is not finished, 1 of 2 epochs are: continue it with lbq train "),
-        ("empty", "config.toml is missing: give one that `lbq demo` or `lbq train` wrote"),
-        ("foreign", "it was written by another version of lbq, or by hand"),
-        ("damaged", "result.json cannot be read as JSON"),
-        ("list", "must hold a JSON object"),
-        ("log", "is not the log of a run"),
-        ("weights", "has neither weights.safetensors nor weights.sha256"),
-        ("stale", "is of other weights"),
+        ("nowhere", {}, "nowhere does not exist: a run folder is needed"),
+        ("half", {}, "is not finished, 1 of 2 epochs are: continue it with lbq train "),
+        ("lbq-1", {"config.toml": None}, "config.toml is missing: give one that `lbq demo` or `lbq train` wrote"),
+        ("lbq-1", {"result.json": '{"accuracy": 1.0}'}, "it was written by another version of lbq, or by hand"),
+        ("lbq-1", {"result.json": "{"}, "result.json cannot be read as JSON"),
+        ("lbq-1", {"result.json": "[]"}, "must hold a JSON object"),
+        ("lbq-1", {"metrics.jsonl": "{}\n"}, "is not the log of a run"),
+        ("lbq-1", {"weights.safetensors": None}, "has neither weights.safetensors nor weights.sha256"),
+        (
+            "lbq-0",
+            {"weights.safetensors": None, "weights.sha256": ZEROS},
+            "weights.sha256 is damaged or of another run",
+        ),
+        ("lbq-0", {"analysis/analysis.json": ZEROS}, "is of other weights"),
     ],
 )
-def test_bad_folders_get_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path, name: str, message: str) -> None:
+def test_bad_folders_get_one_line(
+    call: Call, tmp_path: Path, name: str, changes: dict[str, str | None], message: str
+) -> None:
     folder = tmp_path / name
-    if name == "half":
-        folder = runs_folder() / "half"
-    elif name == "empty":
-        folder.mkdir()
-    elif name != "nowhere":
-        shutil.copytree(runs_folder() / ("lbq-0" if name == "stale" else "lbq-1"), folder)
-        result = json.loads((folder / "result.json").read_text())
-        if name == "foreign":
-            del result["train_loss"]
-            (folder / "result.json").write_text(json.dumps(result))
-        elif name == "damaged":
-            (folder / "result.json").write_text("{")
-        elif name == "list":
-            (folder / "result.json").write_text("[]")
-        elif name == "log":
-            (folder / "metrics.jsonl").write_text("{}\n")
+    if (runs_folder() / name).exists():
+        shutil.copytree(runs_folder() / name, folder)
+    for file, text in changes.items():
+        if text is None:
+            (folder / file).unlink()
+        elif file == "analysis/analysis.json":
+            stored = json.loads((folder / file).read_text())
+            stored["facts"]["weights_sha256"] = text
+            (folder / file).write_text(json.dumps(stored))
         else:
-            (folder / "weights.safetensors").unlink()
-            if name == "stale":
-                (folder / "result.json").write_text(json.dumps({**result, "weights_sha256": "0" * 64}))
-                (folder / "weights.sha256").write_text("0" * 64 + "  weights.safetensors\n")
-    code, out, err = call(capsys, "record", str(folder))
-    assert code == 2
-    assert out == ""
-    assert err.count("\n") == 1
+            (folder / file).write_text(text)
+    code, out, err = call("record", str(folder))
+    assert (code, out, err.count("\n")) == (2, "", 1)
     assert message in err
 
 
@@ -221,24 +219,22 @@ def test_a_checksum_may_stand_for_weights(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("command", ["eval", "account", "analyze", "deploy", "record"])
-def test_an_unfinished_run_is_named_with_what_continues_it(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, command: str
-) -> None:
+def test_an_unfinished_run_is_named_with_what_continues_it(call: Call, tmp_path: Path, command: str) -> None:
     folder = tmp_path / "a run"
     shutil.copytree(runs_folder() / "lbq-1", folder)
     for name in ("weights.safetensors", "result.json"):
         (folder / name).unlink()
     out = ["-o", str(tmp_path / "out")] if command in ("analyze", "deploy", "record") else []
-    code, _, err = call(capsys, command, str(folder), *out)
+    code, _, err = call(command, str(folder), *out)
     assert (code, err.count("\n")) == (2, 1)
     assert f"the run {folder} is not finished, 2 of 2 epochs are: continue it with lbq train " in err
     if command == "record":  # does it, and can the run be used then?
         remedy = shlex.split(err.partition("with lbq ")[2])
-        assert call(capsys, *remedy)[0] == 0
-        assert call(capsys, command, str(folder), *out)[0] == 0
+        assert call(*remedy)[0] == 0
+        assert call(command, str(folder), *out)[0] == 0
     else:  # stopped in the first epoch
         (folder / "metrics.jsonl").unlink()
-        assert "is not finished, 0 of 2 epochs are" in call(capsys, command, str(folder), *out)[2]
+        assert "is not finished, 0 of 2 epochs are" in call(command, str(folder), *out)[2]
 
 
 def test_an_unfinished_run_has_a_log_but_no_accuracy() -> None:
@@ -247,10 +243,6 @@ def test_an_unfinished_run_has_a_log_but_no_accuracy() -> None:
     assert found["epochs_done"] == 1  # the second line was cut off
     assert "test_accuracy" not in found
     assert records.read(runs_folder() / "lbq-0")["test_accuracy"] is not None
-
-
-def test_errors_are_the_users() -> None:
-    assert issubclass(RunError, LbqError)
 
 
 def test_a_log_of_another_training_is_no_record(tmp_path: Path) -> None:

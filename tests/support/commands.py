@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from lbq import cli
+
+Call = Callable[..., tuple[int, str, str]]  # the fixture `call`
 
 
 def status(*arguments: object) -> int:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -116,6 +117,13 @@ def contents(folder: Path) -> Contents:
     }
 
 
+def last_checkpoint(folder: Path) -> checkpoint.Loaded:
+    """The newest whole checkpoint of a run folder, which must have one."""
+    loaded = checkpoint.load(folder / job.CHECKPOINTS)
+    assert loaded is not None
+    return loaded
+
+
 def save_run(folder: Path, net: BurstNet, config: Config) -> None:
     """A run folder of a network as it is, without a training."""
     folder.mkdir(parents=True)
@@ -164,3 +172,18 @@ class AtStep(Silent):
         super().step(epoch, batch, batches, samples_per_second)
         if (epoch, batch) == self.when:
             self.action()
+
+
+@contextmanager
+def after_step(step: int, action: Callable[[], object]) -> Iterator[None]:
+    """Act right after a step of any trainer, before anything is saved."""
+    right = Trainer._step
+
+    def changed(self: Trainer, parts: Any) -> None:
+        right(self, parts)
+        if self.position.step == step:
+            action()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Trainer, "_step", changed)
+        yield

@@ -118,17 +118,6 @@ def test_batches_come_in_order_and_end() -> None:
     assert [int(labels) for _, labels in seen] == list(range(5))
 
 
-def test_how_a_step_is_launched_is_no_part_of_the_configurations_hash() -> None:
-    config = settings()
-    assert config.hash == replace(config, train=replace(config.train, cuda_graph=False)).hash
-    assert config.hash != replace(config, train=replace(config.train, deterministic=True)).hash
-    assert config.hash != replace(config, optim=replace(config.optim, norm_decay=True)).hash
-    assert config.hash != replace(config, augment=replace(config.augment, plain_epochs=1)).hash
-    assert config.hash != replace(config, optim=replace(config.optim, sam=0.05)).hash
-    assert config.hash != replace(config, optim=replace(config.optim, neuron_decay="step")).hash
-    assert config.hash == replace(config, train=replace(config.train, test="never")).hash
-
-
 @needs_gpu
 def test_one_trainer_after_another() -> None:
     """The first one's graph is freed by the garbage collector, which must not happen while the second records."""

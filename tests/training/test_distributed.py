@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -27,15 +28,26 @@ from torch.distributed.distributed_c10d import Store
 
 from lbq import models
 from lbq.batches.sources import ImageSource
-from lbq.data import digits
 from lbq.errors import ConfigError, LbqError, RunError, Stopped
-from lbq.runs import run_folder
 from lbq.training import distributed, job
 from lbq.training.distributed import SyncBatchNorm2d, World, synchronise_batchnorm
 from lbq.training.divergence import Diverged
 from lbq.training.trainer import Trainer
 from tests.support import small_runs
-from tests.support.small_runs import ONE_BLOCK, TINY, Silent, contents, differences, small_digits, timeless, trainer
+from tests.support.small_runs import (
+    ONE_BLOCK,
+    TINY,
+    Killed,
+    Silent,
+    after_step,
+    contents,
+    differences,
+    raising,
+    small_digits,
+    timeless,
+    trainer,
+    use_few_digits,
+)
 
 Case = Callable[[World, Path], Any]
 CPU = torch.device("cpu")
@@ -75,29 +87,30 @@ def five_steps(world: World, *changes: str, frozen: bool = False) -> dict[str, A
             yield read
 
     made.source.train_batches = batches  # type: ignore[method-assign, assignment]
-    records = [timeless(record.to_dict()) for record in made.fit()]
+    records = [timeless(asdict(record)) for record in made.fit()]
     tensors = {k: v.detach().clone() for k, v in made.state()[0].items()}
     return {"tensors": tensors, "records": records, "samples": samples}
 
 
-def frozen(world: World, folder: Path) -> Any:
-    return five_steps(world, frozen=True)
+TRAININGS = {  # by name, the settings
+    "frozen": (),
+    "accumulated": ("train.accumulate=2",),
+    "clipped": ("train.accumulate=3", "optim.clip=0.1", "optim.name=adamw"),
+    "sharp": ("optim.sam=0.1",),
+    "synchronised": ("model.id=resnet8w4", "train.sync_batchnorm=true"),
+}
 
 
-def accumulated(world: World, folder: Path) -> Any:
-    return five_steps(world, "train.accumulate=2", frozen=True)
+def trainings(world: World, folder: Path) -> Any:
+    return {name: five_steps(world, *changes, frozen=name != "synchronised") for name, changes in TRAININGS.items()}
 
 
-def clipped(world: World, folder: Path) -> Any:
-    return five_steps(world, "train.accumulate=3", "optim.clip=0.1", "optim.name=adamw", frozen=True)
-
-
-def sharp(world: World, folder: Path) -> Any:
-    return five_steps(world, "optim.sam=0.1", frozen=True)
-
-
-def synchronised(world: World, folder: Path) -> Any:
-    return five_steps(world, "model.id=resnet8w4", "train.sync_batchnorm=true")
+@pytest.fixture(scope="module")
+def alone(folder: Path) -> Any:
+    """What one process does."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(models.OWN, "tiny", ONE_BLOCK)
+        return trainings(World(), folder)
 
 
 def evaluation(world: World, folder: Path) -> Any:
@@ -117,6 +130,14 @@ def layer_inputs() -> list[Tensor]:
     return [50 + torch.randn(n, 3, 4, 5, dtype=torch.float64, generator=generator) for n in (5, 3)]
 
 
+def run_norm(net: nn.Module, x: Tensor) -> Tensor:
+    """Two batches forward and backward; the second one's output."""
+    for factor in (1.0, 3.0):
+        y: Tensor = net(x * factor)
+        (y * torch.linspace(-1, 1, y[0].numel(), dtype=torch.float64).view_as(y[0])).square().sum().backward()
+    return y
+
+
 LAYERS: dict[str, dict[str, Any]] = {
     "plain": {},
     "cumulative": {"momentum": None},
@@ -133,10 +154,7 @@ def layers(world: World, folder: Path) -> Any:
         synchronise_batchnorm(net)
         assert isinstance(net[0], SyncBatchNorm2d)
         x = layer_inputs()[world.rank] if world.size > 1 else torch.cat(layer_inputs())
-        x.requires_grad_()
-        for factor in (1.0, 3.0):
-            y = net(x * factor)
-            (y * torch.linspace(-1, 1, y[0].numel(), dtype=torch.float64).view_as(y[0])).square().sum().backward()
+        y = run_norm(net, x.requires_grad_())
         gradients = {k: p.grad.clone() for k, p in net.named_parameters() if p.grad is not None}
         for gradient in gradients.values():
             world.sum(gradient)  # as DistributedDataParallel does
@@ -146,27 +164,6 @@ def layers(world: World, folder: Path) -> Any:
 
 # What two processes do by themselves
 # ---------------------------------------------------------------------------------------------------------------------
-
-
-class Lost(BaseException):
-    pass
-
-
-def after_step(step: int, action: Callable[[], object]) -> Callable[[], None]:
-    """Do something after a step of whichever trainer runs; returns what ends it."""
-    right = Trainer._step
-
-    def changed(self: Trainer, micro: Any) -> None:
-        right(self, micro)
-        if self.position.step == step:
-            action()
-
-    Trainer._step = changed  # type: ignore[method-assign]
-
-    def undo() -> None:
-        Trainer._step = right  # type: ignore[method-assign]
-
-    return undo
 
 
 def jobs(world: World, folder: Path) -> Any:
@@ -190,36 +187,18 @@ def jobs(world: World, folder: Path) -> Any:
     found["bare"] = run("bare")
     found["untouched"] = (folder / "bare" / "weights.safetensors").stat().st_mtime_ns == weights
 
-    undo = after_step(7, terminate)
-    try:
+    with after_step(7, terminate), pytest.raises(Stopped) as stopped:
         run("stopped")
-    except Stopped as stopped:
-        found["code"] = stopped.code
-    finally:
-        undo()
+    found["code"] = stopped.value.code
     found["resumptions"] = len(watcher.resumptions)
     run("stopped")
-
-    def lost() -> None:
-        raise Lost
-
-    undo = after_step(7, lost)
-    try:
+    with after_step(7, raising(Killed)), pytest.raises(Killed):
         run("lost")
-    except Lost:
-        found["lost"] = True
-    finally:
-        undo()
     run("lost")
     found["resumptions"] = watcher.resumptions[found["resumptions"] :]
-
-    undo = after_step(12, terminate)  # at the very end
-    try:
+    with after_step(12, terminate), pytest.raises(Stopped) as stopped:  # at the very end
         run("late")
-    except Stopped as stopped:
-        found["late"] = stopped.code
-    finally:
-        undo()
+    found["late"] = stopped.value.code
     run("late")
     return found
 
@@ -273,17 +252,9 @@ def astray(world: World, folder: Path) -> Any:
     """Each process finds a folder of its own: in that of process 0 there is a checkpoint, in the other there is none."""
     settings, mine = config(), folder / str(world.rank)
 
-    def lost() -> None:
-        raise Lost
-
     if world.main:
-        undo = after_step(2, lost)
-        try:
+        with after_step(2, raising(Killed)), pytest.raises(Killed):
             job.train(settings, mine, Silent(), device=CPU, world=World())
-        except Lost:
-            pass
-        finally:
-            undo()
     world.barrier()
     try:
         job.train(settings, mine, Silent(), device=CPU, world=world, resume=True)
@@ -292,12 +263,8 @@ def astray(world: World, folder: Path) -> Any:
     return "trained"
 
 
-TOGETHER: list[Case] = [
-    frozen,
-    accumulated,
-    clipped,
-    sharp,
-    synchronised,
+CASES_OF_TWO_PROCESSES: list[Case] = [
+    trainings,
     evaluation,
     layers,
     lone_nan,
@@ -310,10 +277,7 @@ TOGETHER: list[Case] = [
 
 def process(rank: int, folder: Path) -> None:
     torch.set_num_threads(1)
-    few = small_digits()
-    digits.load_digits = lambda: few
-    run_folder._commit = lambda: ""
-    models.OWN["tiny"] = ONE_BLOCK
+    use_few_digits(pytest.MonkeyPatch())
     dist.init_process_group("gloo", init_method=f"file://{folder / 'meeting'}", rank=rank, world_size=2)
     world = World(rank, 2)
     assert world.main == (rank == 0)
@@ -323,7 +287,7 @@ def process(rank: int, folder: Path) -> None:
     assert world.agree(10**6, CPU)
     assert not world.agree(10**6 + rank, CPU)
     assert not world.agree(2 * rank - 1, CPU)  # -1 and 1
-    found = {case.__name__: case(world, folder / case.__name__) for case in TOGETHER}
+    found = {case.__name__: case(world, folder / case.__name__) for case in CASES_OF_TWO_PROCESSES}
     (folder / f"{rank}.pickle").write_bytes(pickle.dumps(found))
     distributed.stop()
 
@@ -355,15 +319,15 @@ def assert_close(a: dict[str, Tensor], b: dict[str, Tensor], tolerance: float = 
         torch.testing.assert_close(value, b[name], rtol=tolerance, atol=1e-12)
 
 
-@pytest.mark.parametrize("case", [frozen, accumulated, clipped, sharp, synchronised])
-def test_two_processes_train_as_one(case: Case, pair: list[dict[str, Any]], tmp_path: Path) -> None:
-    alone = case(World(), tmp_path)
-    start = dict(trainer(config(*EXACT, *(["model.id=resnet8w4"] if case is synchronised else []))).net.state_dict())
-    assert any(not torch.equal(v, alone["tensors"][f"model/{k}"]) for k, v in start.items())  # it did train
+@pytest.mark.parametrize("name", TRAININGS)
+def test_two_processes_train_as_one(name: str, pair: list[dict[str, Any]], alone: dict[str, Any]) -> None:
+    expected = alone[name]
+    start = dict(trainer(config(*EXACT, *TRAININGS[name])).net.state_dict())
+    assert any(not torch.equal(v, expected["tensors"][f"model/{k}"]) for k, v in start.items())  # it did train
     for rank in range(2):
-        together = pair[rank][case.__name__]
-        assert_close(alone["tensors"], together["tensors"])
-        (mine,), (theirs,) = alone["records"], together["records"]
+        together = pair[rank]["trainings"][name]
+        assert_close(expected["tensors"], together["tensors"])
+        (mine,), (theirs,) = expected["records"], together["records"]
         assert theirs["loss"] == pytest.approx(mine["loss"], rel=1e-9)
         for key in ("train_accuracy", "test_accuracy", "lr", "step"):
             assert theirs[key] == mine[key]
@@ -377,26 +341,26 @@ def test_a_parameter_that_takes_no_part_is_refused(pair: list[dict[str, Any]], t
     assert idle_parameter(World(), tmp_path) == "trained"
 
 
-@pytest.mark.parametrize("case", [frozen, accumulated])
-def test_each_step_reads_the_same_samples(case: Case, pair: list[dict[str, Any]], tmp_path: Path) -> None:
-    alone = case(World(), tmp_path)["samples"]
-    parts = [pair[rank][case.__name__]["samples"] for rank in range(2)]
-    assert len(alone) == len(parts[0]) == len(parts[1])
-    for whole, a, b in zip(alone, *parts, strict=True):
+@pytest.mark.parametrize("name", ["frozen", "accumulated"])
+def test_each_step_reads_the_same_samples(name: str, pair: list[dict[str, Any]], alone: dict[str, Any]) -> None:
+    samples = alone[name]["samples"]
+    parts = [pair[rank]["trainings"][name]["samples"] for rank in range(2)]
+    for whole, a, b in zip(samples, *parts, strict=True):
         assert whole == a + b  # the same order even
-    first_epoch = [n for batch in alone[: 4 * len(alone) // 5] for n in batch]
+    first_epoch = [n for batch in samples[: 4 * len(samples) // 5] for n in batch]
     assert len(set(first_epoch)) == len(first_epoch) == 48
 
 
 def test_accumulation_changes_nothing(pair: list[dict[str, Any]]) -> None:
     """Gradients are the same whether a batch is processed at once or in parts, averaged over processes once."""
-    assert_close(pair[0]["frozen"]["tensors"], pair[0]["accumulated"]["tensors"], 1e-9)
+    done = pair[0]["trainings"]
+    assert_close(done["frozen"]["tensors"], done["accumulated"]["tensors"], 1e-9)
 
 
 def test_evaluation_is_of_the_whole_test_set(pair: list[dict[str, Any]], tmp_path: Path) -> None:
-    alone = evaluation(World(), tmp_path)
-    assert pair[0]["evaluation"] == pair[1]["evaluation"] == alone
-    assert len(alone[599][1]) == 3
+    whole = evaluation(World(), tmp_path)
+    assert pair[0]["evaluation"] == pair[1]["evaluation"] == whole
+    assert len(whole[599][1]) == 3
 
 
 def test_evaluation_uses_one_set_of_statistics(pair: list[dict[str, Any]]) -> None:
@@ -409,9 +373,7 @@ def test_evaluation_uses_one_set_of_statistics(pair: list[dict[str, Any]]) -> No
 def test_synchronised_batchnorm_is_batchnorm_of_the_whole(name: str, pair: list[dict[str, Any]]) -> None:
     net = nn.Sequential(nn.BatchNorm2d(3, **LAYERS[name])).double()
     x = torch.cat(layer_inputs()).requires_grad_()
-    for factor in (1.0, 3.0):
-        y = net(x * factor)
-        (y * torch.linspace(-1, 1, y[0].numel(), dtype=torch.float64).view_as(y[0])).square().sum().backward()
+    y = run_norm(net, x)
     assert x.grad is not None
     found = [pair[rank]["layers"][name] for rank in range(2)]
     torch.testing.assert_close(torch.cat([f[0] for f in found]), y.detach(), rtol=1e-10, atol=1e-10)
@@ -463,19 +425,11 @@ def test_batchnorm_that_is_not_synchronised_is_refused() -> None:
 
 
 def test_a_batchnorm_of_several_names_stays_one() -> None:
-    class Twice(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a = nn.BatchNorm2d(3)
-            self.b, self.inner = self.a, nn.Sequential(self.a)
-
-    net, names = Twice(), list(Twice().state_dict())
-    weight = net.a.weight
+    norm = nn.BatchNorm2d(3)
+    net = nn.ModuleDict({"a": norm, "b": norm})
     synchronise_batchnorm(net)
-    assert type(net.a) is SyncBatchNorm2d
-    assert net.a is net.b is net.inner[0]
-    assert net.a.weight is weight
-    assert list(net.state_dict()) == names
+    assert type(net["a"]) is SyncBatchNorm2d
+    assert net["a"] is net["b"]
 
 
 def test_one_process_has_plain_batchnorm() -> None:
@@ -498,8 +452,6 @@ def test_jobs_of_two_processes_resume_exactly(pair: list[dict[str, Any]], folder
     main, other = (pair[rank]["jobs"] for rank in range(2))
     assert (main["code"], other["code"]) == (143, 143)
     assert (main["late"], other["late"]) == (143, 143)
-    assert main["lost"]
-    assert other["lost"]
     assert [epoch_and_batch[:2] for epoch_and_batch in main["resumptions"]] == [(1, 3), (1, 2)]
     assert main["again"] == main["result"]  # a run that is done is not trained again, by any number of processes
     assert main["bare"] == main["result"]
@@ -581,25 +533,20 @@ def test_start_names_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 LOST_AND_LOOKED_AFTER = """
 import atexit, os, signal, sys
+from contextlib import nullcontext
 from pathlib import Path
-from lbq import cli, models, runs
-from lbq.data import digits
-from lbq.training.trainer import Trainer
-from tests.small_runs import ONE_BLOCK, small_digits
-models.OWN["tiny"] = ONE_BLOCK
-few, right = small_digits(), Trainer._step
-digits.load_digits, runs._commit = lambda: few, lambda: ""
+import pytest
+from lbq import cli
+from tests.support.small_runs import after_step, use_few_digits
+use_few_digits(pytest.MonkeyPatch())
 first = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
-def step(self, micro):
-    right(self, micro)
-    if first and os.environ["RANK"] == "1" and self.position.step == 7:
-        os.kill(os.getpid(), signal.SIGKILL)
 def report():
     print("at exit:", *(task.read_text().strip() for task in Path("/proc/self/task").glob("*/comm")), file=sys.stderr)
-Trainer._step = step
 if not first:
     atexit.register(report)
-cli.main()
+lost = first and os.environ["RANK"] == "1"
+with after_step(7, lambda: os.kill(os.getpid(), signal.SIGKILL)) if lost else nullcontext():
+    cli.main()
 """
 
 

@@ -13,12 +13,10 @@ import torch
 
 from lbq.errors import LbqError
 from lbq.neuron import BurstNeuron
-from lbq.runs import checkpoint
-from lbq.training import job
 from lbq.training.divergence import Diverged
 from lbq.training.trainer import Trainer
-from tests.support.commands import call
-from tests.support.small_runs import config, contents, differences, run, trainer, use_few_digits
+from tests.support.commands import Call
+from tests.support.small_runs import config, contents, differences, last_checkpoint, run, trainer, use_few_digits
 
 
 @pytest.fixture(autouse=True)
@@ -26,18 +24,17 @@ def few_digits(monkeypatch: pytest.MonkeyPatch) -> None:
     use_few_digits(monkeypatch)
 
 
-def test_divergence_names_layer_and_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_divergence_names_layer_and_step(tmp_path: Path, call: Call) -> None:
     file, out = tmp_path / "wild.toml", tmp_path / "run"
     file.write_text(config("optim.lr=1e38", "train.warmup_epochs=0", "optim.neuron_lr=1e-40").to_toml())
-    code, _, err = call(capsys, "train", file, "--out", out, "--device", "cpu")
+    code, _, err = call("train", file, "--out", out, "--device", "cpu")
     messages = [line for line in err.splitlines() if line.startswith("lbq: ")]
     assert code == 2
     assert len(messages) == 1
     assert "loss became" in messages[0]
     assert "epoch 1, step 2, first in layer '" in messages[0]
     assert "lower optim.lr (1e+38) or optim.neuron_lr (1e-40), or" in messages[0]
-    loaded = checkpoint.load(out / job.CHECKPOINTS)
-    assert loaded is not None
+    loaded = last_checkpoint(out)
     assert loaded.values["position"]["step"] == 1
 
 
@@ -45,7 +42,7 @@ def plant(layer: str, step: int, where: str) -> Callable[[], None]:
     """A NaN in a layer's weight, or in its gradient, at one step."""
     right = Trainer._step
 
-    def changed(self: Trainer, micro: Any) -> None:
+    def changed(self: Trainer, parts: Any) -> None:
         handle = None
         if self.position.step == step:
             weight = self.net.get_submodule(layer).weight
@@ -54,7 +51,7 @@ def plant(layer: str, step: int, where: str) -> Callable[[], None]:
                 weight.data.view(-1)[0] = float("nan")
             else:
                 handle = weight.register_hook(lambda grad: grad * float("nan"))
-        right(self, micro)
+        right(self, parts)
         if handle is not None:
             handle.remove()
 
@@ -80,8 +77,7 @@ def test_a_nan_stops_and_the_last_good_checkpoint_stays(
         with pytest.raises(Diverged, match=found) as caught:
             run(config(), tmp_path / "run")
     assert "\n" not in str(caught.value)
-    loaded = checkpoint.load(tmp_path / "run" / job.CHECKPOINTS)
-    assert loaded is not None
+    loaded = last_checkpoint(tmp_path / "run")
     assert loaded.values["position"]["step"] == 6
     assert all(value.isfinite().all() for value in loaded.tensors.values())
     run(config(), tmp_path / "run")  # the cause removed, it goes on

@@ -14,9 +14,11 @@ import sys
 import time
 import types
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -39,13 +41,14 @@ from lbq.training.evaluation import emulated
 from lbq.training.plan import plan_of
 from lbq.training.position import EpochRecord
 from tests.support import small_runs
-from tests.support.commands import call
+from tests.support.commands import Call
 from tests.support.small_runs import (
     AtStep,
     Killed,
     Silent,
     contents,
     differences,
+    last_checkpoint,
     raising,
     run,
     trainer,
@@ -115,8 +118,7 @@ def test_saving_by_time(tmp_path: Path) -> None:
     settings = config("train.checkpoint_steps=0", "train.checkpoint_minutes=1e-9")
     with pytest.raises(Killed):
         run(settings, tmp_path, AtStep(1, 3, raising(Killed)))
-    loaded = checkpoint.load(tmp_path / job.CHECKPOINTS)
-    assert loaded is not None
+    loaded = last_checkpoint(tmp_path)
     assert loaded.values["position"]["step"] == 6
 
 
@@ -291,27 +293,12 @@ def test_a_log_that_cannot_be_kept_stops_it(tmp_path: Path, monkeypatch: pytest.
         run(config(), tmp_path)
 
 
-def test_two_jobs_in_one_folder(tmp_path: Path) -> None:
-    refused: list[str] = []
-
-    def intrude() -> None:
-        with pytest.raises(RunError) as caught:
-            run(config(), tmp_path / "run")
-        refused.append(str(caught.value))
-
-    run(config(), tmp_path / "run", AtStep(1, 1, intrude))
-    assert len(refused) == 1
-    assert "is being written by another process" in refused[0]
-    run(config(), tmp_path / "whole")
-    assert differences(contents(tmp_path / "whole"), contents(tmp_path / "run")) == []
-
-
 # Options
 # ---------------------------------------------------------------------------------------------------------------------
 
 
 def test_deterministic_is_for_the_run_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def told() -> tuple[bool, bool, bool, str | None]:
+    def flags() -> tuple[bool, bool, bool, str | None]:
         return (
             torch.are_deterministic_algorithms_enabled(),
             torch.is_deterministic_algorithms_warn_only_enabled(),
@@ -323,10 +310,10 @@ def test_deterministic_is_for_the_run_alone(tmp_path: Path, monkeypatch: pytest.
     seen: list[Any] = []
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:
-        before = told()
-        run(config("train.deterministic=true"), tmp_path / "a", AtStep(0, 1, lambda: seen.append(told())))
+        before = flags()
+        run(config("train.deterministic=true"), tmp_path / "a", AtStep(0, 1, lambda: seen.append(flags())))
         assert seen == [(True, False, False, ":4096:8")]
-        assert told() == before
+        assert flags() == before
     finally:
         torch.use_deterministic_algorithms(False)
 
@@ -342,31 +329,17 @@ def test_training_leaves_the_callers_random_state(tmp_path: Path) -> None:
 
 
 def test_tensorboard_is_an_option(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    written: list[tuple[str, float, int]] = []
-
-    class SummaryWriter:
-        def __init__(self, folder: str) -> None:
-            assert folder == str(tmp_path / "a" / "tensorboard")
-
-        def __enter__(self) -> SummaryWriter:
-            return self
-
-        def __exit__(self, *_: object) -> None:
-            pass
-
-        def add_scalar(self, name: str, value: float, epoch: int) -> None:
-            written.append((name, value, epoch))
-
-    module = types.ModuleType("torch.utils.tensorboard")
-    module.SummaryWriter = SummaryWriter  # type: ignore[attr-defined]
+    module = MagicMock()
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", module)
     find = importlib.util.find_spec
     there = find("json")  # as if the package were there
     monkeypatch.setattr("importlib.util.find_spec", lambda name, *a: there if name == "tensorboard" else find(name, *a))
     watcher = Silent()
     run(config("train.tensorboard=true"), tmp_path / "a", watcher)
-    assert ("loss", watcher.records[1].loss, 2) in written
-    assert ("steps/layer1.0.sn2", watcher.records[2].steps["layer1.0.sn2"], 3) in written
+    module.SummaryWriter.assert_called_with(str(tmp_path / "a" / "tensorboard"))
+    add_scalar = module.SummaryWriter.return_value.__enter__.return_value.add_scalar
+    add_scalar.assert_any_call("loss", watcher.records[1].loss, 2)
+    add_scalar.assert_any_call("steps/layer1.0.sn2", watcher.records[2].steps["layer1.0.sn2"], 3)
 
 
 # Starting from another run
@@ -402,6 +375,13 @@ def test_what_a_start_from_other_weights_leaves_anew_is_told(tmp_path: Path) -> 
     assert "sn1.rho" not in seen.starts[1][2]
 
 
+def replace_weights(folder: Path, weights: dict[str, torch.Tensor]) -> None:
+    """As if the run had ended with these."""
+    checksum = run_folder.write_weights(folder, weights)
+    result = {**run_folder.read_result(folder), "weights_sha256": checksum}
+    (folder / "result.json").write_text(json.dumps(result), encoding="utf-8")
+
+
 def test_constants_are_the_configurations_own_whatever_weights_it_starts_from(tmp_path: Path) -> None:
     """But for those with which both began: a conversion changes them layer by layer."""
     short = ("train.epochs=1", "train.warmup_epochs=0", "optim.lr=1e-30")
@@ -409,11 +389,7 @@ def test_constants_are_the_configurations_own_whatever_weights_it_starts_from(tm
     run(config(*short, *fixed), tmp_path / "first")
     weights = run_folder.read_weights(tmp_path / "first")
     changed = {k: v + 0.25 if k.endswith("fixed_step") else v for k, v in weights.items()}
-    result = {
-        **run_folder.read_result(tmp_path / "first"),
-        "weights_sha256": run_folder.write_weights(tmp_path / "first", changed),
-    }
-    (tmp_path / "first" / "result.json").write_text(json.dumps(result), encoding="utf-8")
+    replace_weights(tmp_path / "first", changed)
     start, seen = f"train.init_from={tmp_path / 'first'}", Silent()
     run(config(*short, *fixed, start), tmp_path / "same", seen)
     assert seen.starts[0][2] == ()
@@ -422,12 +398,7 @@ def test_constants_are_the_configurations_own_whatever_weights_it_starts_from(tm
     found = run_folder.read_weights(tmp_path / "other")
     assert (float(found["sn1.beta"]), float(found["sn1.fixed_step"])) == pytest.approx((0.9, 0.1))
     assert {"sn1.beta", "sn1.fixed_step"} <= set(seen.starts[1][2])
-    chosen = run_folder.read_weights(tmp_path / "other") | {"sn1.beta": torch.tensor(0.5)}
-    result = {
-        **run_folder.read_result(tmp_path / "other"),
-        "weights_sha256": run_folder.write_weights(tmp_path / "other", chosen),
-    }
-    (tmp_path / "other" / "result.json").write_text(json.dumps(result), encoding="utf-8")
+    replace_weights(tmp_path / "other", {**found, "sn1.beta": torch.tensor(0.5)})
     again = ("neuron.beta=0.9", "neuron.step=0.1", f"train.init_from={tmp_path / 'other'}")
     run(config(*short, *fixed, *again), tmp_path / "again")  # whose weights have another decay than its configuration
     assert float(run_folder.read_weights(tmp_path / "again")["sn1.beta"]) == pytest.approx(0.9)
@@ -494,7 +465,7 @@ def test_records_and_result(tmp_path: Path) -> None:
     watcher = Silent()
     result = run(config("data.holdout=0.2", "train.eval_every=2", "train.batch_size=10"), tmp_path, watcher)
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    assert lines == [json.loads(json.dumps(record.to_dict())) for record in watcher.records]
+    assert lines == [json.loads(json.dumps(asdict(record))) for record in watcher.records]
     assert [line["test_accuracy"] is None for line in lines] == [True, False, False]
     assert all(isinstance(record, EpochRecord) for record in watcher.records)
     assert result["accuracy"] == lines[-1]["test_accuracy"]
@@ -527,59 +498,39 @@ def test_records_and_result(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "remark"),
     [
-        (["train.tet_weight=0.5"], "train.tet_weight has no effect with train.loss=ce"),
-        (["train.tet_weight=0.5", "train.loss=tet"], None),
-        (["augment.mix_prob=0.5"], "augment.mix_prob has no effect without augment.mixup or augment.cutmix"),
-        (["augment.mix_prob=0.5", "augment.cutmix=1"], None),
+        ("train.tet_weight=0.5", "train.tet_weight has no effect with train.loss=ce"),
+        ("train.tet_weight=0.5 train.loss=tet", None),
+        ("augment.mix_prob=0.5", "augment.mix_prob has no effect without augment.mixup or augment.cutmix"),
+        ("augment.mix_prob=0.5 augment.cutmix=1", None),
+        ("augment.plain_epochs=1", "augment.plain_epochs has no effect without augment.policy, cutout, events, mixup"),
+        ("augment.plain_epochs=1 augment.cutout=2", None),
+        ("augment.plain_epochs=3 augment.cutout=2", "augment.plain_epochs are all 3 epochs: augment.policy, cutout, "),
+        ("optim.sam_epochs=1", "optim.sam_epochs has no effect without optim.sam"),
+        ("optim.sam_epochs=1 optim.sam=0.05", None),
+        ("train.ema=0.999", "train.ema=0.999 averages over about 1,000 steps, and there are 12: the weights that "),
+        ("train.ema=0.9", None),
+        ("optim.name=adamw optim.lr=1e-3 optim.momentum=0.5", "optim.momentum has no effect with optim.name=adamw"),
+        ("optim.name=adamw optim.lr=0.1", "optim.lr=0.1 is a rate for SGD: AdamW usually takes about 0.001"),
+        ("optim.name=adamw optim.lr=1e-3", None),
+        ("neuron.name=lbq neuron.membrane=if neuron.beta=0.9", "neuron.beta has no effect: an IF membrane does not"),
+        ("neuron.name=if neuron.beta=0.9", "neuron.beta has no effect: an IF membrane does not leak"),
+        ("neuron.name=lbq neuron.beta=0.9", None),
+        ("neuron.name=lbq neuron.surrogate=box neuron.tail=0.3", "neuron.tail has no effect: the surrogate box has no"),
+        ("neuron.name=lbq neuron.surrogate=box_et neuron.tail=0.3", None),
         (
-            ["augment.plain_epochs=1"],
-            "augment.plain_epochs has no effect without augment.policy, cutout, events, mixup or cutmix",
+            "neuron.name=lbq neuron.learn_step=false neuron.step_gradient=lsq",
+            "neuron.step_gradient has no effect: the ",
         ),
-        (["augment.plain_epochs=1", "augment.cutout=2"], None),
-        (["optim.sam_epochs=1"], "optim.sam_epochs has no effect without optim.sam"),
-        (["optim.sam_epochs=1", "optim.sam=0.05"], None),
-        (
-            ["train.ema=0.999"],
-            "train.ema=0.999 averages over about 1,000 steps, and there are 12: the weights that training began with will "
-            "weigh most",
-        ),
-        (["train.ema=0.9"], None),
-        (
-            ["augment.plain_epochs=3", "augment.cutout=2"],
-            "augment.plain_epochs are all 3 epochs: augment.policy, cutout, mixup and cutmix have no effect, and events "
-            "flips at most",
-        ),
-        (
-            ["optim.name=adamw", "optim.lr=1e-3", "optim.momentum=0.5"],
-            "optim.momentum has no effect with optim.name=adamw",
-        ),
-        (["optim.name=adamw", "optim.lr=0.1"], "optim.lr=0.1 is a rate for SGD: AdamW usually takes about 0.001"),
-        (["optim.name=adamw", "optim.lr=1e-3"], None),
-        (
-            ["neuron.name=lbq", "neuron.membrane=if", "neuron.beta=0.9"],
-            "neuron.beta has no effect: an IF membrane does not leak",
-        ),
-        (["neuron.name=if", "neuron.beta=0.9"], "neuron.beta has no effect: an IF membrane does not leak"),
-        (["neuron.name=lbq", "neuron.beta=0.9"], None),
-        (
-            ["neuron.name=lbq", "neuron.surrogate=box", "neuron.tail=0.3"],
-            "neuron.tail has no effect: the surrogate box has no tails",
-        ),
-        (["neuron.name=lbq", "neuron.surrogate=box_et", "neuron.tail=0.3"], None),
-        (
-            ["neuron.name=lbq", "neuron.learn_step=false", "neuron.step_gradient=lsq"],
-            "neuron.step_gradient has no effect: the step is not learned",
-        ),
-        (["neuron.name=v2", "neuron.step_gradient=lsq"], "neuron.step_gradient has no effect: the step is not learned"),
-        (["neuron.name=v3", "neuron.step_gradient=lsq"], None),
-        (["neuron.name=relu"], "an ANN computes the same at each of 2 timesteps: model.timesteps=1"),
-        (["neuron.name=relu", "model.timesteps=1"], None),
+        ("neuron.name=v2 neuron.step_gradient=lsq", "neuron.step_gradient has no effect: the step is not learned"),
+        ("neuron.name=v3 neuron.step_gradient=lsq", None),
+        ("neuron.name=relu", "an ANN computes the same at each of 2 timesteps: model.timesteps=1"),
+        ("neuron.name=relu model.timesteps=1", None),
     ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_settings_that_are_hardly_meant_are_told_beforehand(changes: list[str], remark: str | None) -> None:
-    plan = plan_of(trainer(config(*changes)))
-    assert plan.remarks == (() if remark is None else (remark,))
+def test_settings_that_are_hardly_meant_are_told_beforehand(changes: str, remark: str | None) -> None:
+    remarks = plan_of(trainer(config(*changes.split()))).remarks
+    assert len(remarks) == (remark is not None)
+    assert remark is None or remarks[0].startswith(remark)
 
 
 def test_the_kernel_that_is_named_is_the_one_that_runs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -597,7 +548,7 @@ def test_the_kernel_that_is_named_is_the_one_that_runs(monkeypatch: pytest.Monke
     for precision, expected in (("fp32", chosen), ("fp64", "reference")):
         seen.clear()
         plan = plan_of(made := trainer(config(f"train.precision={precision}")))
-        assert plan.kernel == made.kernel == expected
+        assert plan.kernel == expected
         made.net(torch.zeros(2, 1, 8, 8, dtype=torch.float64 if precision == "fp64" else torch.float32))
         assert (set(seen) == {"reference"}) == (expected == "reference")
     assert plan_of(trainer(config("neuron.name=relu", "model.timesteps=1"))).kernel == chosen
@@ -657,24 +608,24 @@ def test_which_epochs_are_tested(tmp_path: Path, test: str, tested: list[bool]) 
 
 
 def test_a_run_that_was_never_tested_is_a_finished_one(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     settings = config("data.holdout=0.2", "train.batch_size=10", "train.test=never")
     run(settings, Path("run"))
-    code, out, _ = call(capsys, "train", "run/config.toml", "--out", "run", "--resume", "auto")
+    code, out, _ = call("train", "run/config.toml", "--out", "run", "--resume", "auto")
     assert code == 0
     assert re.search(r"^not tested, held-out accuracy \d+\.\d\d % after epoch 3, run folder run$", out, re.MULTILINE)
-    code, out, _ = call(capsys, "record", "run", "-o", "record.json")
+    code, out, _ = call("record", "run", "-o", "record.json")
     assert code == 0
-    assert re.search(r"lbq on digits, not tested, \d+\.\d\d % of what was held out", out)
+    assert re.search(r"lbq on digits, not tested, held-out accuracy \d+\.\d\d %", out)
     made = json.loads(Path("record.json").read_text())
     assert made["test_accuracy"] is None
     assert (made["tested_in"], made["weight_decay"]) == ("fp32", {"weights": 5e-4, "norms": 0.0, "neurons": 0.0})
     for given in ("run", "record.json"):
-        assert call(capsys, "report", given, "-o", "report.html")[0] == 0
+        assert call("report", given, "-o", "report.html")[0] == 0
         assert f"{made['holdout_accuracy']:.2f}" in Path("report.html").read_text()
-    code, out, _ = call(capsys, "eval", "run")  # asked for, it is tested
+    code, out, _ = call("eval", "run")  # asked for, it is tested
     assert code == 0
     assert re.fullmatch(r"test accuracy \d+\.\d\d % on 31 images\n", out)
 

@@ -36,6 +36,13 @@ NEURONS = [
 ]
 
 
+def step_without_gradients(net: nn.Module, optimiser: torch.optim.Optimizer) -> None:
+    """With gradients of zero, whatever moves was moved by weight decay."""
+    for parameter in net.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimiser.step()
+
+
 def names_by_role(net: nn.Module) -> dict[str, set[str]]:
     names = {id(p): name for name, p in net.named_parameters()}
     return {g["role"]: {names[id(p)] for p in g["params"]} for g in optim.parameter_groups(net, 0.1)}
@@ -63,15 +70,25 @@ def test_every_parameter_is_in_exactly_one_group(id: str, neuron: dict[str, obje
         assert group["lr"] == 0.2 * group["factor"]
 
 
-def test_weights_of_attention_and_recurrent_layers_decay_too() -> None:
+def test_weights_of_all_kinds_of_layers_decay() -> None:
+    """Of convolutions, parametrised layers, attention and recurrent layers, and of no others."""
     layers: dict[str, nn.Module] = {
+        "conv1": nn.Conv1d(1, 2, 3),
+        "conv3": nn.Conv3d(1, 2, 3),
+        "transposed": nn.ConvTranspose2d(1, 2, 3),
+        "normed": parametrizations.weight_norm(nn.Conv2d(1, 2, 3)),
+        "orthogonal": parametrizations.orthogonal(nn.Linear(4, 4)),
         "attention": nn.MultiheadAttention(4, 2),
         "rnn": nn.GRU(2, 3),
         "cell": nn.LSTMCell(2, 3),
     }
-    net = nn.ModuleDict({**layers, "table": nn.Embedding(2, 3), "norm": nn.LayerNorm(3)})
-    assert names_by_role(net)["weights"] == {
-        *("attention.in_proj_weight", "attention.out_proj.weight"),
+    others = {"table": nn.Embedding(2, 3), "norm": nn.LayerNorm(3), "batch": nn.BatchNorm2d(2)}
+    roles = names_by_role(nn.ModuleDict(layers | others))
+    assert list(roles) == ["weights", "norms"]  # none without members
+    assert roles["weights"] == {
+        *("conv1.weight", "conv3.weight", "transposed.weight"),
+        *("normed.parametrizations.weight.original0", "normed.parametrizations.weight.original1"),
+        *("orthogonal.parametrizations.weight.original", "attention.in_proj_weight", "attention.out_proj.weight"),
         *("rnn.weight_ih_l0", "rnn.weight_hh_l0", "cell.weight_ih", "cell.weight_hh"),
     }
 
@@ -128,16 +145,14 @@ def test_the_parameters_of_a_parametrised_step_decay_with_steps() -> None:
 
 @pytest.mark.parametrize(("decay", "factor"), [("none", 3.0), ("step", 1.0), ("step", 3.0), ("all", 1.0)])
 def test_decay_moves_steps_towards_softplus_of_zero(decay: str, factor: float) -> None:
-    """With gradients of zero, by momentum-free SGD: rho shrinks by lr times decay times factor, and so do tails with `all`."""
+    """By momentum-free SGD rho shrinks by lr times decay times factor, and so do tails with `all`."""
     net = models.create("resnet8w4")
     before = copy.deepcopy(net.state_dict())
     optimiser = optim.make_optimiser(
         net, OptimConfig(weight_decay=0.1, momentum=0.0, neuron_decay=decay, neuron_decay_factor=factor)
     )
     optim.set_learning_rate(optimiser, 0.2)
-    for parameter in net.parameters():
-        parameter.grad = torch.zeros_like(parameter)
-    optimiser.step()
+    step_without_gradients(net, optimiser)
     for name, value in net.named_parameters():
         if name.endswith(("rho", "eta")):
             decays = decay == "all" or (decay == "step" and name.endswith("rho"))
@@ -177,7 +192,6 @@ def test_only_a_sharpness_aware_run_is_sharp_after_its_last_epoch() -> None:
 @pytest.mark.parametrize("name", ["sgd", "adamw"])
 @pytest.mark.parametrize("norms", [False, True])
 def test_what_decays_and_that_neurons_have_their_own_rate(name: str, norms: bool) -> None:
-    """With gradients of zero, whatever moves was moved by weight decay."""
     net = models.create("resnet8w4")
     with torch.no_grad():
         for module in net.modules():
@@ -187,9 +201,7 @@ def test_what_decays_and_that_neurons_have_their_own_rate(name: str, norms: bool
     settings = OptimConfig(name=name, weight_decay=0.1, neuron_lr=0.5, norm_decay=norms)
     optimiser = optim.make_optimiser(net, settings)
     optim.set_learning_rate(optimiser, 0.2)
-    for parameter in net.parameters():
-        parameter.grad = torch.zeros_like(parameter)
-    optimiser.step()
+    step_without_gradients(net, optimiser)
     moved = {k for k, v in net.named_parameters() if not torch.equal(v, before[k])}
     roles = names_by_role(net)
     assert moved == roles["weights"] | (roles["norms"] if norms else set())
@@ -197,18 +209,6 @@ def test_what_decays_and_that_neurons_have_their_own_rate(name: str, norms: bool
     assert rates == {"weights": 0.2, "norms": 0.2, "neurons": 0.1}
     shrunk = 1 - 0.2 * 0.1 * {"sgd": 1.9, "adamw": 1}[name]  # Nesterov adds the momentum of this very step
     assert torch.allclose(net.fc.weight, before["fc.weight"] * shrunk)
-
-
-def test_the_groups_suit_a_plain_loop() -> None:
-    """With gradients of zero only what decays moves: no step, no tail, no BatchNorm."""
-    net = models.create("resnet8w4")
-    before = copy.deepcopy(net.state_dict())
-    optimiser = torch.optim.SGD(optim.parameter_groups(net, 0.1), lr=0.2)
-    for parameter in net.parameters():
-        parameter.grad = torch.zeros_like(parameter)
-    optimiser.step()
-    moved = {k for k, v in net.named_parameters() if not torch.equal(v, before[k])}
-    assert moved == names_by_role(net)["weights"]
 
 
 def test_learning_rates_that_are_tensors_are_changed_in_place() -> None:
@@ -504,17 +504,3 @@ def test_optimiser_state_round_trip(name: str, layout: str) -> None:
         assert again[key].data_ptr() != stored[key].data_ptr()
     optim.restore_optimiser(second.net, second.optimiser, {})
     assert not second.optimiser.state  # nothing of before is left
-
-
-def test_weights_of_every_convolution_decay_parametrised_ones_too() -> None:
-    net = nn.Sequential(
-        nn.Conv1d(1, 2, 3), nn.Conv3d(1, 2, 3), nn.ConvTranspose2d(1, 2, 3), parametrizations.weight_norm(nn.Conv2d(1, 2, 3)),
-        parametrizations.orthogonal(nn.Linear(4, 4)), nn.BatchNorm2d(2),
-    )  # fmt: skip
-    groups = {group["role"]: {id(p) for p in group["params"]} for group in optim.parameter_groups(net, 5e-4)}
-    assert list(groups) == ["weights", "norms"]  # none without members
-    weights = {name for name, p in net.named_parameters() if id(p) in groups["weights"]}
-    assert weights == {
-        "0.weight", "1.weight", "2.weight", "3.parametrizations.weight.original0", "3.parametrizations.weight.original1",
-        "4.parametrizations.weight.original",
-    }  # fmt: skip

@@ -15,7 +15,8 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Collection, Iterator
-from contextlib import redirect_stdout, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout, suppress
+from dataclasses import asdict
 from functools import cache, partial
 from io import StringIO
 from pathlib import Path
@@ -36,15 +37,16 @@ from lbq.training import job
 from lbq.training.distributed import World
 from lbq.training.trainer import Trainer
 from tests.support.small_runs import (
-    ONE_BLOCK,
     TINY,
     AtStep,
     Contents,
     Killed,
     Silent,
+    after_step,
     config,
     contents,
     differences,
+    last_checkpoint,
     raising,
     run,
     small_digits,
@@ -91,7 +93,7 @@ def saving(settings: Config, boundaries: Collection[int], folder: Path) -> tuple
         return False
 
     made = trainer(settings, between_steps=save)
-    return made, [timeless(record.to_dict()) for record in made.fit()]
+    return made, [timeless(asdict(record)) for record in made.fit()]
 
 
 def resumed(settings: Config, folder: Path) -> tuple[Contents, list[dict[str, Any]]]:
@@ -101,7 +103,7 @@ def resumed(settings: Config, folder: Path) -> tuple[Contents, list[dict[str, An
     torch.manual_seed(loaded.values["position"]["step"])  # whatever the process did before
     made = trainer(settings)
     made.restore(loaded.tensors, loaded.values)
-    records = [timeless(record.to_dict()) for record in made.fit()]
+    records = [timeless(asdict(record)) for record in made.fit()]
     return state_of(made), records
 
 
@@ -110,7 +112,7 @@ def test_resuming_at_batch_boundaries_is_exact(variant: str, tmp_path: Path) -> 
     """At every one of the first variant; of the others within an epoch, at its end, after it, and at the run's end."""
     settings = config(TINY, *VARIANTS[variant])
     whole = trainer(settings)
-    records = [timeless(record.to_dict()) for record in whole.fit()]
+    records = [timeless(asdict(record)) for record in whole.fit()]
     final = state_of(whole)
     assert final["values"]["position"] == {"epoch": settings.train.epochs, "batch": 0, "step": STEPS, "stream": STEPS}
     end = STEPS // settings.train.epochs
@@ -176,20 +178,19 @@ MUTATIONS: dict[str, Callable[[dict[str, Any], dict[str, Any]], None]] = {
 }
 
 
-def broken_restore(mutation: str | None) -> Callable[[], None]:
-    """A child's preparation: a restore that gets something wrong."""
+@contextmanager
+def broken_restore(mutation: str | None) -> Iterator[None]:
+    """Within the context, a restore gets something wrong."""
+    right = Trainer.restore
 
-    def setup() -> None:
-        right = Trainer.restore
+    def restore(self: Trainer, tensors: dict[str, Any], values: dict[str, Any]) -> None:
+        if mutation is not None:
+            MUTATIONS[mutation](tensors, values)
+        right(self, tensors, values)
 
-        def restore(self: Trainer, tensors: dict[str, Any], values: dict[str, Any]) -> None:
-            if mutation is not None:
-                MUTATIONS[mutation](tensors, values)
-            right(self, tensors, values)
-
-        Trainer.restore = restore  # type: ignore[method-assign]
-
-    return setup
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Trainer, "restore", restore)
+        yield
 
 
 # Kills, in one process that forks: importing torch takes longer than the run
@@ -201,10 +202,7 @@ class Forks:
 
     def __init__(self, folder: Path) -> None:
         torch.set_num_threads(1)
-        few = small_digits()
-        digits.load_digits = lambda: few
-        run_folder._commit = lambda: ""
-        models.OWN["tiny"] = ONE_BLOCK
+        use_few_digits(pytest.MonkeyPatch())
         self.folder = folder
         self.config = folder / "config.toml"
         self.config.write_text(config(TINY).to_toml())
@@ -219,7 +217,7 @@ class Forks:
         self.seconds = time.monotonic() - started
         self.expected = contents(self.whole)
 
-    def start(self, out: Path, setup: Callable[[], None] = lambda: None) -> int:
+    def start(self, out: Path, change: AbstractContextManager[None] | None = None) -> int:
         """The process id of a child that trains into `out`, its stderr in `out`.err."""
         pid = os.fork()
         if pid:
@@ -230,8 +228,8 @@ class Forks:
             os.dup2(sink, 1)
             os.dup2(sink, 2)
             sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
-            setup()
-            cli.main(["train", str(self.config), "--out", str(out), "--resume", "auto", "--device", "cpu"])
+            with change or nullcontext():
+                cli.main(["train", str(self.config), "--out", str(out), "--resume", "auto", "--device", "cpu"])
         except SystemExit as stop:
             code = int(stop.code or 0)
         except BaseException:
@@ -258,22 +256,6 @@ class Forks:
 
 
 forks_in = cache(Forks)  # one for all that the helper is asked
-
-
-def at_step(step: int, action: Callable[[], object]) -> Callable[[], None]:
-    """A child's preparation: do something right after a step, before anything is saved."""
-
-    def setup() -> None:
-        right = Trainer._step
-
-        def after(self: Trainer, micro: Any) -> None:
-            right(self, micro)
-            if self.position.step == step:
-                action()
-
-        Trainer._step = after  # type: ignore[method-assign]
-
-    return setup
 
 
 def _send(number: int) -> Callable[[], None]:
@@ -335,7 +317,7 @@ def mutations(folder: Path) -> dict[str, Any]:
     forks = forks_in(folder)
     found: dict[str, Any] = {}
     killed = folder / "killed"
-    assert forks.wait(forks.start(killed, at_step(7, _send(signal.SIGKILL)))) == -signal.SIGKILL
+    assert forks.wait(forks.start(killed, after_step(7, _send(signal.SIGKILL)))) == -signal.SIGKILL
     for mutation in [None, *MUTATIONS]:
         out = folder / f"mutation-{mutation}"
         shutil.copytree(killed, out)
@@ -351,14 +333,13 @@ def signals(folder: Path) -> dict[str, Any]:
     for number in (signal.SIGTERM, signal.SIGINT):
         for step in (3, 4, STEPS):  # within an epoch, at its end, at the run's end
             out = folder / f"{number.name}-{step}"
-            code = forks.wait(forks.start(out, at_step(step, _send(number))))
-            messages, loaded = forks.messages(out), checkpoint.load(out / job.CHECKPOINTS)
-            assert loaded is not None
+            code = forks.wait(forks.start(out, after_step(step, _send(number))))
+            messages, loaded = forks.messages(out), last_checkpoint(out)
             assert loaded.values["position"]["step"] == step
             assert forks.wait(forks.start(out)) == 0
             found[f"{number.name} {step}"] = [code, messages, differences(forks.expected, contents(out))]
     out, (reader, writer) = folder / "shared", os.pipe()
-    first = forks.start(out, at_step(2, lambda: os.read(reader, 1)))
+    first = forks.start(out, after_step(2, lambda: os.read(reader, 1)))
     while not (out / job.CHECKPOINTS / checkpoint.LAST).exists():
         time.sleep(0.005)
     second = forks.wait(forks.start(out))
@@ -541,7 +522,7 @@ def test_another_number_of_processes_may_continue(tmp_path: Path) -> None:
     """The sums of an epoch that two processes began are added up; dropout aside, the run stays what it was."""
     settings = config("model.dropout=0.0")
     whole = trainer(settings)
-    expected = [timeless(record.to_dict()) for record in whole.fit()]
+    expected = [timeless(asdict(record)) for record in whole.fit()]
     first = trainer(settings, between_steps=lambda t: t.position.step == 6)
     list(first.fit())
     tensors, values = first.state()
@@ -549,7 +530,7 @@ def test_another_number_of_processes_may_continue(tmp_path: Path) -> None:
     values["tally"] = [half, half]
     second = trainer(settings)
     second.restore({k: v.clone() for k, v in tensors.items()}, values)
-    assert [timeless(record.to_dict()) for record in second.fit()] == expected[1:]
+    assert [timeless(asdict(record)) for record in second.fit()] == expected[1:]
     other = trainer(settings, world=World(1, 3))
     other.restore(tensors, values)
     assert other.tally.tolist() == [0, 0, 0]
@@ -585,7 +566,7 @@ def test_a_network_that_changed_under_its_id_is_refused(tmp_path: Path, monkeypa
 def test_what_changed_around_a_run_is_told_and_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An imported file, PyTorch, the machine: none of it is in the configuration, and all of it may change results."""
     sources: list[str] = []
-    monkeypatch.setattr(plugins, "_SOURCES", sources)
+    monkeypatch.setattr(plugins, "_CHECKSUMS", sources)
     watchers = [AtStep(0, 3, raising(Killed)), AtStep(1, 2, raising(Killed)), Silent()]
     for watcher, source in zip(watchers, ("net.py sha256 01", "net.py sha256 02", ""), strict=True):
         sources[:] = filter(None, [source])

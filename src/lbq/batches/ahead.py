@@ -16,7 +16,7 @@ def ahead(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch]:
         yield from batches
         return
     main, side = torch.cuda.current_stream(device), torch.cuda.Stream(device)
-    side.wait_stream(main)  # for the data itself
+    side.wait_stream(main)  # until the data has been copied
     while True:
         with torch.cuda.stream(side):
             batch = next(batches, None)

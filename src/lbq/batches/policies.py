@@ -91,22 +91,18 @@ KINDS = ("none", *POINT, *GEOMETRY, *BLEND)
 def magnitude(name: str, level: int, sign: int, height: int, width: int) -> float:
     """What the operation takes at `level` 0..9 with `sign` -1 or 1: its unit is the operation's in `augment`."""
     share = level / 9
-    match name:
-        case "shear_x" | "shear_y":
-            return sign * 0.3 * share
-        case "translate_x":
-            return sign * 150 / 331 * share * width
-        case "translate_y":
-            return sign * 150 / 331 * share * height
-        case "rotate":
-            return sign * 30 * share
-        case "posterize":
-            return round(8 - 4 * share)
-        case "solarize":
-            return 256 - 256 * share
-        case "brightness" | "contrast" | "color" | "sharpness":
-            return 1 + sign * 0.9 * share
-    return 0.0
+    if name in BLEND:
+        return 1 + sign * 0.9 * share
+    amounts = {
+        "shear_x": sign * 0.3 * share,
+        "shear_y": sign * 0.3 * share,
+        "translate_x": sign * 150 / 331 * share * width,
+        "translate_y": sign * 150 / 331 * share * height,
+        "rotate": sign * 30 * share,
+        "posterize": round(8 - 4 * share),
+        "solarize": 256 - 256 * share,
+    }
+    return amounts.get(name, 0.0)
 
 
 class _Table(NamedTuple):
@@ -143,30 +139,20 @@ def _table(policy: str, height: int, width: int, device: torch.device) -> tuple[
 
 def _fixed_table(name: str, amount: Tensor) -> Tensor:
     """The lookup table [1, 1, 256] of an operation that does not look at the image; no change for the others."""
-    match name:
-        case "posterize":
-            return ops.posterize_table(amount.long())
-        case "solarize":
-            return ops.solarize_table(amount)
-        case "invert":
-            return ops.solarize_table(torch.zeros(1))
-    return ops.posterize_table(torch.tensor([8]))
+    if name in ("solarize", "invert"):
+        return ops.solarize_table(amount if name == "solarize" else torch.zeros(1))
+    return ops.posterize_table(amount.long() if name == "posterize" else torch.tensor([8]))
 
 
 def _map(name: str, amount: Tensor, height: int, width: int) -> Tensor:
     """The affine map [2, 3] of an operation; the identity if it has none."""
-    match name:
-        case "shear_x":
-            return ops.matrix(1, amount, 0, 0, 1, 0)
-        case "shear_y":
-            return ops.matrix(1, 0, 0, amount, 1, 0)
-        case "translate_x":
-            return ops.matrix(1, 0, amount, 0, 1, 0)
-        case "translate_y":
-            return ops.matrix(1, 0, 0, 0, 1, amount)
-        case "rotate":
-            return ops.rotate_matrix(amount, height, width)
-    return ops.matrix(1, 0, 0, 0, 1, 0)
+    if name == "rotate":
+        return ops.rotate_matrix(amount, height, width)
+    entries: list[Tensor | float] = [1, 0, 0, 0, 1, 0]
+    place = {"shear_x": 1, "translate_x": 2, "shear_y": 3, "translate_y": 5}.get(name)
+    if place is not None:
+        entries[place] = amount
+    return ops.matrix(*entries)
 
 
 def autoaugment(x: Tensor, policy: str, u: Tensor, compact: bool | None = None) -> Tensor:

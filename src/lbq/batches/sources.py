@@ -9,8 +9,9 @@ from __future__ import annotations
 import hashlib
 import signal
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -20,8 +21,9 @@ from torch import Tensor
 from lbq.batches.event_augment import SPIKFORMER, EventAugment
 from lbq.batches.policies import ImageAugment
 from lbq.batches.random import key
-from lbq.config import AugmentConfig, Config
+from lbq.config import Config
 from lbq.data.dataset import Dataset, Inputs
+from lbq.data.events.cache import EventSplit
 from lbq.data.events.datasets import EventData
 from lbq.data.folder import FileSplit, load_eval, load_train
 from lbq.data.testset import EVAL_RATIO, FILES, IMAGENET_MEAN, IMAGENET_STD, load_whole, scan_files
@@ -32,32 +34,12 @@ from lbq.system.signals import STOPS
 Part = Literal["test", "holdout"]
 Batch = tuple[Tensor, Tensor]  # inputs on the device, labels
 
-
-class Source(Protocol):
-    """name, classes and shape (C, H, W) describe the data. `static`: images; otherwise event frames [T, B, C, H, W].
-
-    `inputs` is what deployment needs to know of the data. `about` goes into run records: where the data came from, its
-    checksum and its split.
-    """
-
-    name: str
-    classes: int
-    shape: tuple[int, int, int]
-    static: bool
-    train_size: int
-    holdout_size: int
-    test_size: int
-    inputs: Inputs
-    about: dict[str, str]
-
-    def train_batches(self, batches: Sequence[Tensor], epoch: int, seed: int) -> Iterator[Batch]:
-        """One batch for each tensor of sample numbers below `train_size`, augmented."""
-
-    def train_samples(self, numbers: Tensor) -> Batch:
-        """The samples of these numbers, below `train_size`, as they would be tested: not augmented."""
-
-    def eval_batches(self, part: Part, rank: int = 0, size: int = 1) -> Iterator[Batch]:
-        """Every `size`-th sample of a part, from `rank` on, not augmented."""
+MIRRORED_IS_ANOTHER = (
+    "dvs_gesture",
+    "nmnist",
+)  # left and right hands are two classes, and a mirrored digit is no digit
+USER_ARRAYS = "arrays"
+SEVERAL_PER_RECORDING = ("dvs_gesture", "dvs_objects")  # samples of one recording are alike
 
 
 def open_source(config: Config, device: torch.device | str = "cpu") -> Source:
@@ -69,11 +51,6 @@ def open_source(config: Config, device: torch.device | str = "cpu") -> Source:
     if isinstance(data, EventData):
         return EventSource(config, data, device)
     return ImageSource(config, data, device)
-
-
-CHIRAL = ("dvs_gesture", "nmnist")  # left and right hands are two classes, and a mirrored digit is no digit
-USER_ARRAYS = "arrays"
-SEVERAL_PER_RECORDING = ("dvs_gesture", "dvs_objects")  # samples of one recording are alike
 
 
 def held_out(count: int, share: float) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -88,7 +65,7 @@ def held_out(count: int, share: float) -> tuple[NDArray[np.int64], NDArray[np.in
 
 
 def fingerprint(*labels: NDArray[np.int64]) -> str:
-    """A hash of all labels in order: another dataset, or another order of its samples, has another."""
+    """A hash of all labels in order, which differs for other datasets and for other orders of samples."""
     return hashlib.sha256(b"".join(np.asarray(part, np.int64).tobytes() for part in labels)).hexdigest()[:12]
 
 
@@ -97,69 +74,68 @@ def _check_cutout(square: int, side: int, name: str) -> None:
         raise ConfigError(f"augment.cutout must be less than {side}, the side of an image of {name}, got {square}")
 
 
-def _check_event_augment(a: AugmentConfig, name: str) -> None:
-    """Refuse settings that are for images; the error says how to switch each off."""
-    off = {"crop": "0", "shift": "0", "policy": '""', "cutout": "0"}
-    if remedies := [f"augment.{key}={value}" for key, value in off.items() if getattr(a, key)]:
-        raise ConfigError(
-            f"augment.crop, shift, policy and cutout are for images; {name} has event frames, for which there is "
-            f"augment.events: set {' '.join(remedies)}"
-        )
-    if a.flip and name != USER_ARRAYS:
-        raise ConfigError(f"augment.flip is for images and for arrays; augment.events says whether {name} is flipped")
+class Source(ABC):
+    """Samples as batches on a device. name, classes and shape (C, H, W) describe them.
 
+    static: images; otherwise event frames [T, B, C, H, W]. inputs: what deployment needs to know of the data. about: where
+    the data came from, its checksum and its split, for run records.
+    """
 
-def _event_augment(a: AugmentConfig, name: str, plain_from: int) -> EventAugment | None:
-    """The recipe for a dataset. Only users know whether a mirrored frame of theirs keeps its label: `flip` says so."""
-    flip = a.flip if name == USER_ARRAYS else a.events and name not in CHIRAL
-    if not a.events and not flip:
-        return None
-    choices = SPIKFORMER if a.events else ("none",)
-    return EventAugment(flip=0.5 if flip else 0.0, choices=choices, plain_from=plain_from)
-
-
-def _tensor(array: NDArray[Any]) -> Tensor:
-    """A tensor to read only: if possible it shares the array's memory, which may be mapped from a file."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "The given NumPy array is not writable")
-        return torch.from_numpy(np.ascontiguousarray(array))
-
-
-class _Source:
-    """What all sources have: the facts of their data, and which samples train."""
-
-    def __init__(self, config: Config, inputs: Inputs, train_size: int, test_size: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        config: Config,
+        device: torch.device,
+        inputs: Inputs,
+        train_size: int,
+        test_size: int,
+        about: dict[str, str],
+    ) -> None:
         self.name, self.shape, self.static, self.classes = inputs.name, inputs.shape, inputs.static, len(inputs.classes)
-        self.inputs, self.device, self.batch_size = inputs, device, config.train.batch_size
+        self.inputs, self.about = inputs, about
+        self.device, self.batch_size = device, config.train.batch_size
         self.train_numbers, self.holdout_numbers = held_out(train_size, config.data.holdout)
         self.train_size, self.holdout_size = len(self.train_numbers), len(self.holdout_numbers)
         self.test_size = test_size
 
+    @abstractmethod
+    def train_batches(self, batches: Sequence[Tensor], epoch: int, seed: int) -> Iterator[Batch]:
+        """One batch for each tensor of sample numbers below `train_size`, augmented."""
 
-class ImageSource(_Source):
+    @abstractmethod
+    def train_samples(self, numbers: Tensor) -> Batch:
+        """The samples of these numbers, below `train_size`, not augmented."""
+
+    @abstractmethod
+    def eval_batches(self, part: Part, rank: int = 0, size: int = 1) -> Iterator[Batch]:
+        """Every `size`-th sample of a part, from `rank` on, not augmented."""
+
+    def _eval_numbers(self, part: Part, rank: int, size: int) -> list[NDArray[np.int64]]:
+        """The numbers of these samples in the test or training set, in batches."""
+        numbers = (np.arange(self.test_size) if part == "test" else self.holdout_numbers)[rank::size]
+        return [numbers[start : start + self.batch_size] for start in range(0, len(numbers), self.batch_size)]
+
+
+class ImageSource(Source):
     """Images as uint8 on the device; augmentation and normalisation happen there."""
 
     def __init__(self, config: Config, dataset: Dataset, device: torch.device) -> None:
-        a, train = config.augment, dataset.train
-        if max(a.crop, a.shift) > train.images.shape[2] // 2:
-            raise ConfigError(
-                f"augment.crop and augment.shift must be at most {train.images.shape[2] // 2} for {dataset.name}"
-            )
-        _check_cutout(a.cutout, min(train.images.shape[2:]), dataset.name)
+        a, train, test = config.augment, dataset.train, dataset.test
+        channels, height, width = train.images.shape[1:]
+        if max(a.crop, a.shift) > height // 2:
+            raise ConfigError(f"augment.crop and augment.shift must be at most {height // 2} for {dataset.name}")
+        _check_cutout(a.cutout, min(height, width), dataset.name)
         if a.crop and a.shift:
             raise ConfigError("augment.crop and augment.shift exclude each other: set one of them to 0")
         if a.events:
             raise ConfigError(
                 f"augment.events is for event frames, and {dataset.name} holds images: set augment.events=false, or give frames"
             )
-        if config.data.size not in (0, train.images.shape[2]):
-            raise ConfigError(
-                f"data.size must be 0 or {train.images.shape[2]} for {dataset.name}, got {config.data.size}"
-            )
-        channels, height, width = train.images.shape[1:]
+        if config.data.size not in (0, height):
+            raise ConfigError(f"data.size must be 0 or {height} for {dataset.name}, got {config.data.size}")
         shape = (channels, height, width)
         inputs = Inputs(dataset.name, shape, True, train.classes, train.mean, train.std, train.scale)
-        super().__init__(config, inputs, len(train), len(dataset.test), device)
+        about = {"dataset": dataset.name, "source": dataset.source, "sha256": dataset.checksum}
+        super().__init__(config, device, inputs, len(train), len(test), about)
         self.dataset = dataset
         self.augment = ImageAugment(
             crop_padding=a.crop or a.shift,
@@ -172,16 +148,17 @@ class ImageSource(_Source):
             border="replicate" if a.shift else "fill",
             plain_from=config.plain_from,
         )
-        self.about = {"dataset": dataset.name, "source": dataset.source, "sha256": dataset.checksum}
 
         def on_device(array: NDArray[Any]) -> Tensor:
-            return _tensor(array).to(device)
+            with warnings.catch_warnings():  # the array may be mapped from a file; the tensor is not written to
+                warnings.filterwarnings("ignore", "The given NumPy array is not writable")
+                return torch.from_numpy(np.ascontiguousarray(array)).to(device)
 
         holdout = self.holdout_numbers
         self.numbers = on_device(self.train_numbers)
         self.images, self.labels = on_device(train.images), on_device(train.labels)
         self.parts = {
-            "test": (on_device(dataset.test.images), on_device(dataset.test.labels)),
+            "test": (on_device(test.images), on_device(test.labels)),
             "holdout": (on_device(train.images[holdout]), on_device(train.labels[holdout])),
         }
 
@@ -200,7 +177,7 @@ class ImageSource(_Source):
             yield self.augment.normalised(x), y
 
 
-class EventSource(_Source):
+class EventSource(Source):
     """Event frames, from the cache of decoded recordings or from arrays; counts, not normalised."""
 
     def __init__(self, config: Config, data: EventData, device: torch.device) -> None:
@@ -210,44 +187,52 @@ class EventSource(_Source):
             raise ConfigError(f"model.timesteps must be {timesteps}, the frames of a sample in {data.source}")
         if d.size not in (0, height):
             raise ConfigError(f"data.size must be 0 or {height} for {d.name}, got {d.size}")
-        _check_event_augment(a, d.name)
+        off = {"crop": "0", "shift": "0", "policy": '""', "cutout": "0"}
+        if remedies := [f"augment.{key}={value}" for key, value in off.items() if getattr(a, key)]:
+            raise ConfigError(
+                f"augment.crop, shift, policy and cutout are for images; {d.name} has event frames, for which there is "
+                f"augment.events: set {' '.join(remedies)}"
+            )
+        if a.flip and d.name != USER_ARRAYS:
+            raise ConfigError(
+                f"augment.flip is for images and for arrays; augment.events says whether {d.name} is flipped"
+            )
         if d.holdout and d.name in SEVERAL_PER_RECORDING:
             raise ConfigError(
                 f"data.holdout: {d.name} has several samples of each recording, which would lie on both sides: leave it at 0"
             )
         inputs = Inputs(d.name, (int(channels), int(height), int(width)), False, data.classes)
-        super().__init__(config, inputs, len(data.train), len(data.test), device)
-        self.augment = _event_augment(a, d.name, config.plain_from)
-        self.data = data
-        self.parts = {
-            "test": (data.test.frames, data.test.labels, np.arange(len(data.test.labels))),
-            "holdout": (data.train.frames, data.train.labels, self.holdout_numbers),
-        }
         labels = fingerprint(data.train.labels, data.test.labels)
-        self.about = {"dataset": data.name, "source": data.source, "split": data.split, "labels": labels}
-        if data.checksum:
-            self.about["sha256"] = data.checksum
+        about = {"dataset": data.name, "source": data.source, "split": data.split, "labels": labels}
+        about |= {"sha256": data.checksum} if data.checksum else {}
+        super().__init__(config, device, inputs, len(data.train), len(data.test), about)
+        self.data = data
+        # Only users know whether a mirrored frame of their arrays keeps its label: `flip` says so.
+        flip = a.flip if d.name == USER_ARRAYS else a.events and d.name not in MIRRORED_IS_ANOTHER
+        self.augment = None
+        if a.events or flip:
+            choices = SPIKFORMER if a.events else ("none",)
+            self.augment = EventAugment(flip=0.5 if flip else 0.0, choices=choices, plain_from=config.plain_from)
 
-    def _batch(self, frames: NDArray[np.uint8], labels: NDArray[np.int64], chosen: NDArray[np.int64]) -> Batch:
-        x = torch.from_numpy(np.ascontiguousarray(frames[chosen])).to(self.device)
-        return x.transpose(0, 1).float(), torch.from_numpy(labels[chosen]).to(self.device)
+    def _batch(self, split: EventSplit, chosen: NDArray[np.int64]) -> Batch:
+        x = torch.from_numpy(np.ascontiguousarray(split.frames[chosen])).to(self.device)
+        return x.transpose(0, 1).float(), torch.from_numpy(split.labels[chosen]).to(self.device)
 
     def train_batches(self, batches: Sequence[Tensor], epoch: int, seed: int) -> Iterator[Batch]:
         for batch in batches:
             chosen = self.train_numbers[batch.numpy()]
-            x, y = self._batch(self.data.train.frames, self.data.train.labels, chosen)
+            x, y = self._batch(self.data.train, chosen)
             if self.augment is not None:
                 x = self.augment(x, torch.from_numpy(chosen).to(self.device), seed, epoch)
             yield x, y
 
     def train_samples(self, numbers: Tensor) -> Batch:
-        return self._batch(self.data.train.frames, self.data.train.labels, self.train_numbers[numbers.numpy()])
+        return self._batch(self.data.train, self.train_numbers[numbers.numpy()])
 
     def eval_batches(self, part: Part, rank: int = 0, size: int = 1) -> Iterator[Batch]:
-        frames, labels, numbers = self.parts[part]
-        mine = numbers[rank::size]
-        for start in range(0, len(mine), self.batch_size):
-            yield self._batch(frames, labels, mine[start : start + self.batch_size])
+        split = self.data.test if part == "test" else self.data.train
+        for numbers in self._eval_numbers(part, rank, size):
+            yield self._batch(split, numbers)
 
 
 class _Decoder(torch.utils.data.Dataset[tuple[Tensor, int, int]]):
@@ -268,12 +253,12 @@ class _Decoder(torch.utils.data.Dataset[tuple[Tensor, int, int]]):
 
 def _ignore_stops(_: int) -> None:
     """Make a worker ignore the signals that end a job. They reach every process of the job, but the one that trains needs
-    its workers until it has saved. They end with it."""
+    its workers until it has saved. Workers end with it."""
     for number in STOPS:
         signal.signal(number, signal.SIG_IGN)
 
 
-class FolderSource(_Source):
+class FolderSource(Source):
     """Image files in class folders or tar shards, decoded by workers; the rest happens on the device."""
 
     def __init__(self, config: Config, device: torch.device) -> None:
@@ -287,7 +272,9 @@ class FolderSource(_Source):
         _check_cutout(a.cutout, self.side, d.name)
         shape = (3, self.side, self.side)
         inputs = Inputs(d.name, shape, True, tuple(index.classes), IMAGENET_MEAN, IMAGENET_STD)
-        super().__init__(config, inputs, len(index.train), len(index.test), device)
+        counts, labels = f"{len(index.train)} + {len(index.test)}", fingerprint(index.train.labels, index.test.labels)
+        about = {"dataset": d.name, "source": str(index.root), "images": counts, "labels": labels}
+        super().__init__(config, device, inputs, len(index.train), len(index.test), about)
         self.augment = ImageAugment(
             flip=a.flip,
             policy=a.policy or None,
@@ -296,8 +283,6 @@ class FolderSource(_Source):
             std=IMAGENET_STD,
             plain_from=config.plain_from,
         )
-        counts, labels = f"{len(index.train)} + {len(index.test)}", fingerprint(index.train.labels, index.test.labels)
-        self.about = {"dataset": d.name, "source": str(index.root), "images": counts, "labels": labels}
 
     def _load(
         self, split: FileSplit, batches: list[list[int]], train: tuple[int, int] | None
@@ -305,7 +290,7 @@ class FolderSource(_Source):
         loader = torch.utils.data.DataLoader(
             _Decoder(split, self.side, train),
             batch_sampler=batches,
-            num_workers=min(self.workers, cpus()),  # more workers would wait for each other, and torch warns
+            num_workers=min(self.workers, cpus()),  # torch warns of more workers than processors
             pin_memory=self.device.type == "cuda",
             worker_init_fn=_ignore_stops,
         )
@@ -321,15 +306,13 @@ class FolderSource(_Source):
             yield self.augment(x, numbers, seed, epoch), y
 
     def train_samples(self, numbers: Tensor) -> Batch:
-        (batch,) = self._plain(self.index.train, [self.train_numbers[numbers.numpy()].tolist()])
+        (batch,) = self._not_augmented(self.index.train, [self.train_numbers[numbers.numpy()].tolist()])
         return batch
 
     def eval_batches(self, part: Part, rank: int = 0, size: int = 1) -> Iterator[Batch]:
         split = self.index.test if part == "test" else self.index.train
-        mine = (np.arange(len(split)) if part == "test" else self.holdout_numbers)[rank::size]
-        batches = [mine[i : i + self.batch_size].tolist() for i in range(0, len(mine), self.batch_size)]
-        yield from self._plain(split, batches)
+        return self._not_augmented(split, [numbers.tolist() for numbers in self._eval_numbers(part, rank, size)])
 
-    def _plain(self, split: FileSplit, batches: list[list[int]]) -> Iterator[Batch]:
+    def _not_augmented(self, split: FileSplit, batches: list[list[int]]) -> Iterator[Batch]:
         for x, y, _ in self._load(split, batches, None):
             yield self.augment.normalised(x), y

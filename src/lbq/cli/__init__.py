@@ -51,9 +51,8 @@ def main(arguments: list[str] | None = None) -> None:
     """What `lbq` and `python -m lbq` call."""
     # one line: PyTorch's warnings may end in the frames of a C++ stack
     warnings.formatwarning = lambda message, *_: f"lbq: {str(message).partition(chr(10))[0]}\n"
-    warnings.filterwarnings("once", "running in NumPy")  # wherever in a command it is said
-    # before torch is loaded: its threads would spin for milliseconds where they wait for each other, which takes the cores
-    # from each other where something else runs too
+    warnings.filterwarnings("once", "running in NumPy")
+    # Set before torch is loaded. Its threads would spin for milliseconds while they wait, and take cores from other work.
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     with streams.guarded():
@@ -85,8 +84,8 @@ def _run(arguments: list[str] | None) -> None:
     sys.exit(status if isinstance(status, int) else 0)
 
 
-def _show_version(wanted: bool) -> None:
-    if wanted:
+def _show_version(requested: bool) -> None:
+    if requested:
         sys.stdout.write(f"lbq {__version__}\n")
         raise typer.Exit
 

@@ -7,9 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
-from lbq.cli.options import Changes, Json, Limit, data_of_a_run, print_json, thread_count
+from lbq.cli.options import Changes, Json, Limit, data_of_a_run, print_result, thread_count
 from lbq.cli.progress import CountProgress
-from lbq.cli.render import make_console, render_deployed, render_evaluation, render_predictions
+from lbq.cli.render import print_line, render_deployed, render_evaluation, render_predictions
 from lbq.errors import LbqError
 
 Model = Annotated[Path, typer.Argument(help="A deployed network, such as model.lbq.")]
@@ -34,10 +34,11 @@ def deploy(
     from lbq.engine.file.levelfile import save_levels
     from lbq.system import files
 
-    for path in (out, *([] if levels is None else [levels])):
-        files.check_file(path)
-    if levels is not None and levels.resolve() == out.resolve():
-        raise LbqError(f"--levels {levels} is the file of the network: give another name")
+    files.check_file(out)
+    if levels is not None:
+        files.check_file(levels)
+        if levels.resolve() == out.resolve():
+            raise LbqError(f"--levels {levels} is the file of the network: give another name")
     if run.is_file():
         if bits is not None or noise or changes or timesteps is None:
             raise LbqError(
@@ -45,33 +46,29 @@ def deploy(
             )
         if out.resolve() == run.resolve():
             raise LbqError(f"-o {out} is the network itself, which it would replace: give another name")
-        made = engine.load(run).over(timesteps)
+        network = engine.load(run).over(timesteps)
     else:
         from lbq.deploy import deploy_run
 
         with data_of_a_run():
-            made = deploy_run(run, 8 if bits is None else bits, changes or [], noise, timesteps)
-    size = engine.save(out, made)
+            network = deploy_run(run, 8 if bits is None else bits, changes or [], noise, timesteps)
+    size = engine.save(out, network)
     net = engine.load(out)
     verified = net.verify("bitplane") if net.golden is not None else 0
     if levels is not None and net.golden is not None:
-        traced = net.run(net.golden.inputs, "dense", trace=True).levels
-        save_levels(levels, traced or {})
-    network = net.network
+        save_levels(levels, net.run(net.golden.inputs, "dense", trace=True).levels or {})
+    integers = net.network
     facts = {
         "path": str(out),
         "bytes": size,
-        "weights": network.parameters,
-        "layers": len(network.layers),
-        "timesteps": network.timesteps,
-        "bits": network.facts.get("bits"),
+        "weights": integers.parameters,
+        "layers": len(integers.layers),
+        "timesteps": integers.timesteps,
+        "bits": integers.facts.get("bits"),
         "verified": verified,
         "levels": None if levels is None else str(levels),
     }
-    if as_json:
-        print_json(facts)
-    else:
-        render_deployed(facts)
+    print_result(as_json, facts, lambda: render_deployed(facts))
 
 
 def run(
@@ -101,10 +98,7 @@ def run(
     ways: dict[str, Any] = {"engine": engine, "backend": backend, "against": against}  # unknown names are refused there
     with CountProgress(str(model), min(limit or test.size, test.size)) as progress:
         evaluation = evaluate(net, test, threads=thread_count(threads), limit=limit, progress=progress.advance, **ways)
-    if as_json:
-        print_json(evaluation.to_dict())
-    else:
-        render_evaluation(evaluation)
+    print_result(as_json, evaluation.to_dict(), lambda: render_evaluation(evaluation))
     if evaluation.differing:
         raise typer.Exit(1)
 
@@ -122,10 +116,8 @@ def predict(
     net = load(model)
     network = net.network
     rankings = {str(image): net.run(read_input(image, network)).ranked(network.classes)[:top] for image in images}
-    if as_json:
-        print_json(rankings if len(images) > 1 else rankings[str(images[0])])
-    else:
-        render_predictions(rankings)
+    answer = rankings if len(images) > 1 else rankings[str(images[0])]
+    print_result(as_json, answer, lambda: render_predictions(rankings))
 
 
 def export(
@@ -165,7 +157,5 @@ def export(
             "bytes": size,
             "text": f"{out}: {size / 1e6:.2f} MB; docs/howto/export-nir.md says how it must be read",
         }
-    if as_json:
-        print_json({key: value for key, value in facts.items() if key != "text"})
-    else:
-        make_console().print(facts["text"], soft_wrap=True)
+    text = facts.pop("text")
+    print_result(as_json, facts, lambda: print_line(text))

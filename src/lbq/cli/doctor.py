@@ -29,15 +29,13 @@ def examine() -> dict[str, Any]:
 
 def _engine_facts() -> dict[str, str]:
     """Which kernels run deployed networks."""
-    found = native.report()
-    if found.reason is not None:
-        return {"kernel": "NumPy", "reason": found.reason}
-    others = [name for name in found.features if name != found.isa]
-    paths, more = ([n for n in others if (n in native.ISAS) == wanted] for wanted in (True, False))
-    reason = (
-        f"{found.isa}" + (f" with {', '.join(more)}" if more else "") + (f"; also {', '.join(paths)}" if paths else "")
-    )
-    return {"kernel": "native", "reason": reason}
+    library = native.report()
+    if library.reason is not None:
+        return {"kernel": "NumPy", "reason": library.reason}
+    extensions = [name for name in library.features if name not in native.ISAS]
+    other_isas = [name for name in library.features if name in native.ISAS and name != library.isa]
+    reason = f"{library.isa}" + (f" with {', '.join(extensions)}" if extensions else "")
+    return {"kernel": "native", "reason": reason + (f"; also {', '.join(other_isas)}" if other_isas else "")}
 
 
 def _version(name: str) -> str | None:

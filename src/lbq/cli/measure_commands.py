@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lbq.cli.options import Changes, Device, Json, Limit, data_of_a_run, print_json, start, thread_count
+from lbq.cli import render
+from lbq.cli.options import Changes, Device, Json, Limit, data_of_a_run, print_json, print_result, start, thread_count
 from lbq.cli.progress import CountProgress
-from lbq.cli.render import NOISE, make_console, make_table, render_account, render_analysis, render_twins, size_of
 from lbq.errors import LbqError
 
 if TYPE_CHECKING:
@@ -30,8 +29,8 @@ Constants = Annotated[
 ]
 
 
-def _subject(path: Path, changes: list[str] | None, data: str | None, device: str | None) -> bool:
-    """Whether it is a deployed network; options that are for the other kind are refused."""
+def _is_deployed(path: Path, changes: list[str] | None, data: str | None, device: str | None) -> bool:
+    """Whether `path` is a deployed network, not a run folder. Refuses options of the other kind."""
     if not path.exists():
         raise LbqError(f"{path} does not exist: give a run folder, or a model.lbq that `lbq deploy` wrote")
     deployed = path.is_file()
@@ -42,11 +41,15 @@ def _subject(path: Path, changes: list[str] | None, data: str | None, device: st
     return deployed
 
 
-def _is_noise(net: Network, test: TestSet) -> bool:
-    """Whether a deployed network is measured on golden inputs that were drawn at random."""
+def _open_deployed(path: Path, data: str | None) -> tuple[Network, TestSet, bool]:
+    """A deployed network, what it is measured on, and whether that is random noise among its golden inputs."""
     from lbq.counting.analysis import GOLDEN
+    from lbq.counting.inputs import inputs_of
+    from lbq.engine import load
 
-    return test.name == GOLDEN and net.network.facts.get("golden") == "noise"
+    net = load(path)
+    test = inputs_of(net, data)
+    return net, test, test.name == GOLDEN and net.network.facts.get("golden") == "noise"
 
 
 def _technology(path: Path | None) -> Technology:
@@ -75,14 +78,10 @@ def account(
     if run is None:
         _account_of_the_paper(prices, as_json)
         return
-    if _subject(run, changes, data, device):
+    if _is_deployed(run, changes, data, device):
         from lbq.counting.deployed_counts import measure
-        from lbq.counting.inputs import inputs_of
-        from lbq.engine import load
 
-        net = load(run)
-        test = inputs_of(net, data)
-        noise = _is_noise(net, test)
+        net, test, noise = _open_deployed(run, data)
         with CountProgress(str(run), min(limit or test.size, test.size)) as progress:
             measured = measure(net, test, thread_count(), limit, progress.advance)
     else:
@@ -93,13 +92,13 @@ def account(
             measured = measure_run(run, where, changes or [], limit=limit, progress=progress.advance)
     from lbq.counting.costs import costs
 
-    honest = None if measured.exact is None else costs(measured.exact, prices)
-    if as_json:
-        inputs = measured.inputs + NOISE * noise
-        costs_of_it = None if honest is None else honest.to_dict()
-        print_json({"inputs": inputs, **measured.to_dict(prices.paper), "costs": costs_of_it})
-    else:
-        render_account(measured, honest, prices, noise)
+    full_costs = None if measured.exact is None else costs(measured.exact, prices)
+    facts = {
+        "inputs": measured.inputs + render.NOISE * noise,
+        **measured.to_dict(prices.paper),
+        "costs": None if full_costs is None else full_costs.to_dict(),
+    }
+    print_result(as_json, facts, lambda: render.render_account(measured, full_costs, prices, noise))
 
 
 def _account_of_the_paper(prices: Technology, as_json: bool) -> None:
@@ -112,16 +111,13 @@ def _account_of_the_paper(prices: Technology, as_json: bool) -> None:
     if as_json:
         print_json({"accumulations": counts, "modelled_cost": costs, "prices": credit})
         return
-    own = "" if prices.as_published else " at other prices"
+    suffix = "" if prices.as_published else " at other prices"
     for title, rows in (
         ("Accumulations per image, published", counts),
-        (f"Accuracy and modelled arithmetic cost, from the paper's own counts{own}", costs),
+        (f"Accuracy and modelled arithmetic cost, from the paper's own counts{suffix}", costs),
     ):
-        table = make_table(title, *rows[0])
-        for row in rows:
-            table.add_row(*row.values())
-        make_console().print(table)
-    make_console().print(f"prices: {credit}")
+        render.print_table(title, list(rows[0]), [list(row.values()) for row in rows])
+    render.make_console().print(f"prices: {credit}")
 
 
 def analyze(
@@ -143,15 +139,11 @@ def analyze(
     from lbq.system import files
 
     noise = False
-    if _subject(subject, changes, data, device):
+    if _is_deployed(subject, changes, data, device):
         from lbq.counting.analysis import GOLDEN
         from lbq.counting.deployed_counts import analyze as analyze_deployed
-        from lbq.counting.inputs import inputs_of
-        from lbq.engine import load
 
-        net = load(subject)
-        test = inputs_of(net, data)
-        noise = _is_noise(net, test)
+        net, test, noise = _open_deployed(subject, data)
         folder = out or subject.with_suffix(".golden" if test.name == GOLDEN else ".analysis")
         files.check_folder(folder)
         with CountProgress(str(subject), min(limit or test.size, test.size)) as progress:
@@ -166,11 +158,9 @@ def analyze(
             analysis = analyze_run(subject, where, changes or [], membranes, limit, progress.advance)
     from lbq.report.output import write_analysis
 
-    written = write_analysis(folder, analysis)
-    if as_json:
-        print_json({**analysis.to_dict(), "written": [str(path) for path in written]})
-    else:
-        render_analysis(analysis, folder, noise)
+    written = [str(path) for path in write_analysis(folder, analysis)]
+    facts = {**analysis.to_dict(), "written": written}
+    print_result(as_json, facts, lambda: render.render_analysis(analysis, folder, noise))
 
 
 def record(
@@ -190,18 +180,9 @@ def record(
         print_json(made)
         return
     files.write(out, json.dumps(made, indent=1) + "\n")
-    if as_json:
-        print_json({"path": str(out), **{key: made[key] for key in ("variant", "dataset", "test_accuracy")}})
-        return
-    make_console().print(f"{out}: {made['variant']} on {made['dataset']}, {_accuracy_of(made)}", soft_wrap=True)
-
-
-def _accuracy_of(record: Mapping[str, Any]) -> str:
-    """In words: of the test set, or of the held-out samples where a run was not tested."""
-    if (accuracy := record["test_accuracy"]) is not None:
-        return f"{accuracy:.2f} %"
-    held_out = record.get("holdout_accuracy")
-    return "not tested" if held_out is None else f"not tested, {held_out:.2f} % of what was held out"
+    facts = {"path": str(out), **{key: made[key] for key in ("variant", "dataset", "test_accuracy")}}
+    text = f"{out}: {made['variant']} on {made['dataset']}, {render.accuracy_text(made['test_accuracy'], made)}"
+    print_result(as_json, facts, lambda: render.print_line(text))
 
 
 def report(
@@ -238,14 +219,13 @@ def report(
         return read(folder)
 
     gathered = gather(results, read_run)
-    render_twins(gathered)
+    render.render_twins(gathered)
     size = make(target, gathered, format, _technology(technology), image, title)
     alone = sum(result.alone for result in gathered.finished)
-    if as_json:
-        counts = {"finished": len(gathered.finished) - alone, "analyses": alone, "unfinished": len(gathered.unfinished)}
-        print_json({"path": str(target), "bytes": size, "format": format, **counts})
-        return
-    unfinished = f", {len(gathered.unfinished)} not finished" if gathered.unfinished else ""
-    runs = f"{len(gathered.finished) - alone} finished run{'s' * (len(gathered.finished) - alone != 1)}"
-    analyses = f", {alone} analys{'i' if alone == 1 else 'e'}s without a run" if alone else ""
-    make_console().print(f"{target}: {size_of(size)}, {runs}{analyses}{unfinished}", soft_wrap=True)
+    finished, unfinished = len(gathered.finished) - alone, len(gathered.unfinished)
+    facts = {"path": str(target), "bytes": size, "format": format}
+    facts |= {"finished": finished, "analyses": alone, "unfinished": unfinished}
+    text = f"{target}: {render.size_of(size)}, {finished} finished run{'s' * (finished != 1)}"
+    text += f", {alone} analys{'i' if alone == 1 else 'e'}s without a run" if alone else ""
+    text += f", {unfinished} not finished" if unfinished else ""
+    print_result(as_json, facts, lambda: render.print_line(text))

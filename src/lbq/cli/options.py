@@ -1,12 +1,11 @@
-"""What all commands share: options, and how they end."""
+"""What all commands share: options, how they print a result, and how they end."""
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
@@ -18,7 +17,6 @@ if TYPE_CHECKING:
     import torch
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
-Run = Annotated[Path, typer.Argument(help="Run folder.")]
 Changes = Annotated[list[str] | None, typer.Argument(help=f"For a run: key=value; keys {', '.join(CHANGEABLE)}.")]
 Device = Annotated[str | None, typer.Option(help="cpu or cuda; default a GPU where there is one.")]
 Limit = Annotated[int | None, typer.Option(min=1, help="Stop after this many samples.")]
@@ -33,9 +31,17 @@ def print_json(value: Any) -> None:
     sys.stdout.write(json.dumps(value, indent=2) + "\n")
 
 
+def print_result(as_json: bool, value: Any, render: Callable[[], None]) -> None:
+    """Print a command's result: `value` as JSON where it is asked for, otherwise what `render` prints."""
+    if as_json:
+        print_json(value)
+    else:
+        render()
+
+
 @contextmanager
 def data_of_a_run() -> Iterator[None]:
-    """A run says where its data lay when it was trained: where it cannot be read, the user may know better."""
+    """Where a run's data cannot be read, say how to name its folder: it may have moved since training."""
     try:
         yield
     except DataError as error:
@@ -43,7 +49,7 @@ def data_of_a_run() -> Iterator[None]:
 
 
 def thread_count(threads: int | None = None) -> int:
-    """As asked for, else every processor that this process may use, as far as the engines take them."""
+    """CPU threads of the engines: `threads`, or else all processors of this process, up to the engines' limit."""
     from lbq.engine.engine import MOST_THREADS
     from lbq.native import cpus
 

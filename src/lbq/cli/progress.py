@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from lbq.training.position import EpochRecord
 
 
-# what the roles of `lbq.training.optim.parameter_groups` are called
+# titles of the roles of `lbq.training.optim.parameter_groups`
 ROLE_TITLES = {
     "weights": "weights",
     "norms": "BatchNorm and biases",
@@ -26,7 +26,7 @@ ROLE_TITLES = {
 
 
 class _Shown:
-    """Bars on stderr while this is entered, on a terminal alone. columns: of each bar, from `rich.progress`."""
+    """Within this context, bars on stderr, where that is a terminal. columns: of each bar, from `rich.progress`."""
 
     def __init__(self, *columns: ProgressColumn, transient: bool = False) -> None:
         from rich.progress import Progress
@@ -43,31 +43,28 @@ class _Shown:
         self.bars.stop()
 
 
-class DemoProgress(_Shown):
-    """A bar on a terminal, a plain line now and then elsewhere."""
+class DemoProgress(_Shown, Watcher):
+    """A bar for each method on a terminal, a plain line now and then elsewhere."""
 
     def __init__(self) -> None:
         from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 
         title, note = TextColumn("{task.description:<18}"), TextColumn("{task.fields[note]}")
         super().__init__(title, BarColumn(), MofNCompleteColumn(), note, TimeElapsedColumn())
-        self.tasks: dict[str, TaskID] = {}
 
-    def start(self, method: str, epochs: int) -> None:
-        from lbq.cli.demo import TITLES
+    def begin(self, method: str, title: str, epochs: int) -> None:
+        self.method, self.task = method, self.bars.add_task(title, total=epochs, note="")
 
-        self.tasks[method] = self.bars.add_task(TITLES[method], total=epochs, note="")
-
-    def epoch(self, method: str, record: EpochRecord) -> None:
+    def epoch(self, record: EpochRecord) -> None:
         note = f"loss {record.loss:.3f}  train {record.train_accuracy:5.1f} %"
-        self.bars.update(self.tasks[method], advance=1, note=note)
+        self.bars.update(self.task, advance=1, note=note)
         if not self.console.is_terminal and (record.epoch % 5 == 0 or record.epoch == 1):
-            self.console.print(f"{method:<12} epoch {record.epoch:>3}  {note}  {record.seconds:.1f} s")
+            self.console.print(f"{self.method:<12} epoch {record.epoch:>3}  {note}  {record.seconds:.1f} s")
 
-    def done(self, method: str, accuracy: float, seconds: float) -> None:
-        self.bars.update(self.tasks[method], note=f"test {accuracy:5.2f} %")
+    def done(self, accuracy: float, seconds: float) -> None:
+        self.bars.update(self.task, note=f"test {accuracy:5.2f} %")
         if not self.console.is_terminal:
-            self.console.print(f"{method:<12} test {accuracy:.2f} %  {seconds:.1f} s")
+            self.console.print(f"{self.method:<12} test {accuracy:.2f} %  {seconds:.1f} s")
 
     def stage(self, text: str) -> None:
         self.console.print(text)
@@ -141,7 +138,7 @@ class TrainProgress(_Shown, Watcher):
 
 
 def _decay_line(decays: Mapping[str, float]) -> str:
-    """What weight decay acts on: `weight decay 0.0005: weights, BatchNorm and biases, steps (0.001)`."""
+    """What decays: `weight decay 0.0005: weights, BatchNorm and biases, steps (0.001)`."""
     common = decays.get("weights", 0.0)
     acts_on = [
         ROLE_TITLES.get(role, role) + ("" if decay == common else f" ({decay:g})")
@@ -152,7 +149,7 @@ def _decay_line(decays: Mapping[str, float]) -> str:
 
 
 class DownloadProgress(_Shown):
-    """Bytes received."""
+    """A bar of the bytes received."""
 
     def __init__(self, name: str) -> None:
         from rich.progress import BarColumn, DownloadColumn, TextColumn, TransferSpeedColumn
@@ -166,7 +163,7 @@ class DownloadProgress(_Shown):
 
 
 class CountProgress(_Shown):
-    """So many samples."""
+    """A bar of the samples counted."""
 
     def __init__(self, name: str, total: int | None) -> None:
         from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn

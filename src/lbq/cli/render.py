@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,17 +31,24 @@ def make_console(stderr: bool = False) -> Console:
     return console
 
 
-def make_table(title: str, first: str, *columns: str) -> Any:
+def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], line_below: str = "") -> None:
+    """Print a table. line_below: the first cell of the row that a line follows."""
     from rich import box
     from rich.table import Table
 
     table = Table(
         title=title, box=box.SIMPLE_HEAD, title_justify="left", title_style="bold", pad_edge=False, padding=(0, 1, 0, 0)
     )
-    table.add_column(first)
-    for column in columns:
-        table.add_column(column, justify="right")
-    return table
+    for number, column in enumerate(columns):
+        table.add_column(column, justify="right" if number else "left")
+    for row in rows:
+        table.add_row(*row, end_section=bool(line_below) and row[0] == line_below)
+    make_console().print(table)
+
+
+def print_line(text: str) -> None:
+    """Print a line that is not wrapped, so that a path in it can be copied."""
+    make_console().print(text, soft_wrap=True)
 
 
 def size_of(count: int) -> str:
@@ -54,40 +61,48 @@ def duration(seconds: float) -> str:
     return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {seconds:02d} s"
 
 
-def thousands(value: float | None) -> str:
-    return "" if value is None else f"{value / 1e3:,.1f}"
+def thousands(value: float) -> str:
+    return f"{value / 1e3:,.1f}"
+
+
+def accuracy_text(accuracy: float | None, result: Mapping[str, Any]) -> str:
+    """The accuracy of a finished run in words: on the test set, or else on the held-out samples."""
+    if accuracy is not None:
+        return f"test accuracy {accuracy:.2f} %"
+    held_out = result.get("holdout_accuracy")
+    return "not tested" if held_out is None else f"not tested, held-out accuracy {held_out:.2f} %"
 
 
 def render_demo(result: DemoResult) -> None:
-    from lbq.cli.demo import INITIAL_STEP, TITLES
+    from lbq.cli.demo import INITIAL_STEP, METHODS, OURS
 
     console, check = make_console(), result.check
-    table = make_table(
-        f"UCI digits, resnet8w16, {result.methods['lbq'].parameters:,} parameters, {check.images} held-out images",
-        "network", "T", "acc. %", "active %", "unary kAC", "bit kAC", "energy uJ", "ANN/it",
-    )  # fmt: skip
-    ann = result.methods["ann"].energy_uj
-    for name, m in result.methods.items():
-        table.add_row(
-            TITLES[name],
-            str(m.timesteps),
-            f"{m.accuracy:.2f}",
-            "" if m.active_ratio is None else f"{100 * m.active_ratio:.1f}",
-            thousands(m.unary_acs),
-            thousands(m.bit_sparse_acs),
-            f"{m.energy_uj:.3f}",
-            f"{ann / m.energy_uj:.2f}",
-        )
-    console.print(table)
+    ann_microjoules = 1e3 * result.measured["ann"].ann_energy_mj()
+    rows = []
+    for method, measured in result.measured.items():
+        account = measured.exact
+        microjoules = ann_microjoules if account is None else 1e3 * account.energy_mj()
+        title, _, timesteps = METHODS[method]
+        spikes = ["", "", ""]
+        if account is not None:
+            counts = account.total.unary, account.executed
+            spikes = [f"{100 * account.active_ratio:.1f}", *map(thousands, counts)]
+        energy = f"{microjoules:.3f}", f"{ann_microjoules / microjoules:.2f}"
+        rows.append((title, str(timesteps), f"{measured.accuracy:.2f}", *spikes, *energy))
+    print_table(
+        f"UCI digits, resnet8w16, {result.parameters:,} parameters, {check.images} held-out images",
+        ("network", "T", "acc. %", "active %", "unary kAC", "bit kAC", "energy uJ", "ANN/it"),
+        rows,
+    )
     console.print("kAC: thousand accumulations per image, unary (S) and by bit planes (popcount S).")
     console.print("energy: modelled arithmetic per image (45 nm, Horowitz 2014), not measured.")
     low, high = min(result.steps.values()), max(result.steps.values())
     console.print(
         f"\nlearned steps, {low:.3f} to {high:.3f} (all began at {INITIAL_STEP}), and how often each level is used:"
     )
+    histograms = result.measured[OURS].histograms
     for name, step in result.steps.items():
-        histogram = result.histograms[name]
-        shares = " ".join(f"{100 * p:3.0f}" for p in histogram.conditional)
+        shares = " ".join(f"{100 * p:3.0f}" for p in histograms[name].conditional)
         console.print(f"  {name:<14} γ = {step:.3f}   levels 1..5: {shares} %")
     absorbed, verdict = result.absorption, "agree with"
     if absorbed.different:
@@ -100,10 +115,7 @@ def render_demo(result: DemoResult) -> None:
         f"accuracy {check.accuracy:.2f} %\n"
         f"  {check.accumulations_executed:,} accumulations executed, {check.accumulations_counted:,} counted"
     )
-    console.print(
-        f"\nrun folder {result.folder}, {result.seconds:.0f} s\nreport {result.report}: open it in a browser",
-        soft_wrap=True,
-    )
+    print_line(f"\nrun folder {result.folder}, {result.seconds:.0f} s\nreport {result.report}: open it in a browser")
 
 
 def render_account(measured: Measurement, costs: Costs | None, technology: Technology, noise: bool = False) -> None:
@@ -134,19 +146,22 @@ def _render_counts(measured: Measurement, exact: Account, rate: Account, noise: 
 
     console = make_console()
     accuracy = "" if math.isnan(measured.accuracy) else f" (accuracy {measured.accuracy:.2f} %)"
-    table = make_table(
-        f"Accumulations per image, thousands, over {measured.images:,} {measured.inputs}{NOISE * noise}{accuracy}",
-        "synapse", "unary", "bit-sparse", "saved %", "shifted", "events", "rate x MACs",
-    )  # fmt: skip
-    rows = {**exact.synapses, "total": exact.total, "shortcuts, not in total": exact.shortcut_total}
-    for name, count in rows.items():
+    rows = []
+    counts = {**exact.synapses, "total": exact.total, "shortcuts, not in total": exact.shortcut_total}
+    for name, count in counts.items():
         by_rate = rate.total if name == "total" else rate.synapses.get(name)
-        table.add_row(
-            name, thousands(count.unary), thousands(exact.own(count)), f"{saved(exact.own(count), count.unary):.1f}",
-            thousands(0.0 if exact.unit_events else count.shifts), thousands(count.events),
-            thousands(None if by_rate is None else rate.own(by_rate)), end_section=name == "total",
-        )  # fmt: skip
-    console.print(table)
+        bit_sparse = exact.own(count)
+        shifted = 0.0 if exact.unit_events else count.shifts
+        rows.append((
+            name, thousands(count.unary), thousands(bit_sparse), f"{saved(bit_sparse, count.unary):.1f}", thousands(shifted),
+            thousands(count.events), "" if by_rate is None else thousands(rate.own(by_rate)),
+        ))  # fmt: skip
+    print_table(
+        f"Accumulations per image, thousands, over {measured.images:,} {measured.inputs}{NOISE * noise}{accuracy}",
+        ("synapse", "unary", "bit-sparse", "saved %", "shifted", "events", "rate x MACs"),
+        rows,
+        line_below="total",
+    )
     if measured.inputs == GOLDEN:
         console.print(NO_TEST_SET)
     console.print(
@@ -169,55 +184,54 @@ def _render_energy(exact: Account, rate: Account, technology: Technology) -> Non
     from lbq.counting.operations import PAPER_BACKENDS
     from lbq.counting.technology import PAPER
 
-    console, prices = make_console(), technology.paper
-    ann_exact, ann_rate = (a.ann_energy_mj(prices) for a in (exact, rate))
-    table = make_table(
-        f"Modelled energy per image, µJ, in the paper's regime ({technology.label(*PAPER, 'shift')})",
-        "backend", "shifts", "exact", "ANN / it", "rate x MACs", "ANN / it",
-    )  # fmt: skip
+    prices = technology.paper
+    rows = []
     for backend in PAPER_BACKENDS:
-        mine, rated = (a.energy_mj(backend, prices) for a in (exact, rate))
-        table.add_row(
-            backend, f"{exact.shifts(backend):,.0f}", f"{1e3 * mine:,.3f}", f"{ann_exact / mine:.2f}",
-            f"{1e3 * rated:,.3f}", f"{ann_rate / rated:.2f}",
-        )  # fmt: skip
-    console.print(table)
+        row = [backend, f"{exact.shifts(backend):,.0f}"]
+        for account in (exact, rate):
+            millijoules = account.energy_mj(backend, prices)
+            row += [f"{1e3 * millijoules:,.3f}", f"{account.ann_energy_mj(prices) / millijoules:.2f}"]
+        rows.append(row)
+    print_table(
+        f"Modelled energy per image, µJ, in the paper's regime ({technology.label(*PAPER, 'shift')})",
+        ("backend", "shifts", "exact", "ANN / it", "rate x MACs", "ANN / it"),
+        rows,
+    )
     if exact.frames > 1:
-        console.print(
+        make_console().print(
             f"ANN: one pass, over the sum of the {exact.frames} frames; frame by frame it takes {exact.frames} times as much"
         )
 
 
 def _render_costs(costs: Costs) -> None:
     """What the paper's regime leaves out. Everything in it is modelled."""
-    console, prices = make_console(), costs.technology
-    table = make_table(
-        f"Beyond the paper's regime, µJ per image, modelled ({prices.label()})",
-        "method", "paper's regime", "integer arithmetic", "with memory", "int8 ANN / it",
-    )  # fmt: skip
+    prices = costs.technology
     int8 = next(m for m in costs.methods if m.name == "ANN, int8")
-    for m in costs.methods:
-        paper = "" if m.paper_uj is None else f"{m.paper_uj:,.3f}"
-        table.add_row(
-            m.name, paper, f"{m.integer_uj:,.3f}", f"{m.memory_uj:,.3f}", f"{int8.memory_uj / m.memory_uj:.2f}"
-        )
-    console.print(table)
-    table = make_table("Where bit planes spend it, modelled", "what", "count", "pJ each", "µJ")
-    for line in costs.methods[0].lines:
-        table.add_row(line.what, f"{line.count:,.0f}", f"{line.price:g}", f"{line.microjoules:,.3f}")
-    console.print(table)
-    table = make_table("Shifts, modelled, not in the tables above", "backend", "count", "µJ")
-    for line in costs.shifts:
-        table.add_row(line.what, f"{line.count:,.0f}", f"{line.microjoules:,.3f}")
-    console.print(table)
-    table = make_table(
+    print_table(
+        f"Beyond the paper's regime, µJ per image, modelled ({prices.label()})",
+        ("method", "paper's regime", "integer arithmetic", "with memory", "int8 ANN / it"),
+        [
+            (m.name, paper, f"{m.integer_uj:,.3f}", f"{m.memory_uj:,.3f}", f"{int8.memory_uj / m.memory_uj:.2f}")
+            for m in costs.methods
+            for paper in ["" if m.paper_uj is None else f"{m.paper_uj:,.3f}"]
+        ],
+    )
+    print_table(
+        "Where bit planes spend it, modelled",
+        ("what", "count", "pJ each", "µJ"),
+        [(x.what, f"{x.count:,.0f}", f"{x.price:g}", f"{x.microjoules:,.3f}") for x in costs.methods[0].lines],
+    )
+    print_table(
+        "Shifts, modelled, not in the tables above",
+        ("backend", "count", "µJ"),
+        [(x.what, f"{x.count:,.0f}", f"{x.microjoules:,.3f}") for x in costs.shifts],
+    )
+    print_table(
         f"Break-even, modelled: density is {costs.density:.3f} set bits per synapse and timestep",
-        "rival", "regime", "equal at",
-    )  # fmt: skip
-    for point in costs.break_even:
-        table.add_row(point.rival, point.regime, point.text)
-    console.print(table)
-    console.print(
+        ("rival", "regime", "equal at"),
+        [(point.rival, point.regime, point.text) for point in costs.break_even],
+    )
+    make_console().print(
         f"read as other tools do (NeuroBench, syops, SpikingJelly: a level above 1 is a MAC): {costs.reading.count:,.0f} MACs, "
         f"{costs.reading.microjoules:,.3f} µJ at fp32, modelled\n"
         f"binary at equal slots: the same levels as single spikes. Memory: {prices.weight_byte:g} pJ a weight byte, used "
@@ -238,26 +252,24 @@ def render_analysis(analysis: Analysis, folder: Path, noise: bool = False) -> No
     n_max = max(layer.n_max for layer in analysis.layers)
     levels = f"P(k | k > 0) %, k = 1..{n_max}" if n_max <= 10 else "P(k = 1 | k > 0) %"
     by_channel = any(layer.step_range is not None for layer in analysis.layers)
-    table = make_table(
-        f"Layers over {whole} {analysis.images:,} {inputs}{NOISE * noise}{accuracy}",
-        "layer", *(("mean step", "of channels") if by_channel else ("step",)), "tail", "active", "active by timestep",
-        "entropy", levels,
-    )  # fmt: skip
+    rows = []
     for layer in analysis.layers:
         h = layer.histogram
         shown = h.conditional if n_max <= 10 else h.conditional[:1]
-        steps = [layer.at(t).active_ratio for t in range(len(layer.levels))]
-        table.add_row(
-            layer.name,
-            "" if layer.step is None else f"{layer.step:.4f}",
-            *((_range(layer.step_range),) if by_channel else ()),
-            "" if layer.tail is None else f"{layer.tail:.3f}",
-            f"{h.active_ratio:.3f}",
-            " ".join(f"{a:.3f}" for a in steps[:6]) + (" ..." if len(steps) > 6 else ""),
-            f"{h.normalised_entropy:.3f}",
-            " ".join(f"{100 * p:4.1f}" for p in shown),
-        )
-    console.print(table)
+        ratios = [layer.at(t).active_ratio for t in range(len(layer.levels))]
+        ends = "" if layer.step_range is None else "{:.3f}..{:.3f}".format(*layer.step_range)
+        step = "" if layer.step is None else f"{layer.step:.4f}"
+        tail = "" if layer.tail is None else f"{layer.tail:.3f}"
+        by_timestep = " ".join(f"{ratio:.3f}" for ratio in ratios[:6]) + (" ..." if len(ratios) > 6 else "")
+        shares = " ".join(f"{100 * p:4.1f}" for p in shown)
+        activity = f"{h.active_ratio:.3f}", by_timestep, f"{h.normalised_entropy:.3f}"
+        rows.append((layer.name, step, *[ends] * by_channel, tail, *activity, shares))
+    steps = ("mean step", "of channels") if by_channel else ("step",)
+    print_table(
+        f"Layers over {whole} {analysis.images:,} {inputs}{NOISE * noise}{accuracy}",
+        ("layer", *steps, "tail", "active", "active by timestep", "entropy", levels),
+        rows,
+    )
     if analysis.golden:
         console.print(NO_TEST_SET)
     summary = analysis.summary()
@@ -271,59 +283,53 @@ def render_analysis(analysis: Analysis, folder: Path, noise: bool = False) -> No
         f"means over layers: active ratio {summary['active_ratio']:.3f}, normalised burst entropy "
         f"{summary['normalised_entropy']:.3f}, P(k = 1 | k > 0) {100 * summary['first_level']:.1f} %{steps_text}"
     )
-    console.print(f"analysis.json, layers.csv and figures in {folder}", soft_wrap=True)
-
-
-def _range(ends: tuple[float, float] | None) -> str:
-    return "" if ends is None else f"{ends[0]:.3f}..{ends[1]:.3f}"
+    print_line(f"analysis.json, layers.csv and figures in {folder}")
 
 
 def render_conversion(conversion: Mapping[str, Any]) -> None:
-    table = make_table("Steps chosen, and what they miss of the ANN's activations", "layer", "step", "error %")
-    for name, layer in conversion["layers"].items():
-        table.add_row(name, f"{layer['step']:.4f}", f"{100 * layer['error']:.2f}")
-    console = make_console()
-    console.print(table)
-    console.print(
+    print_table(
+        "Steps chosen, and what they miss of the ANN's activations",
+        ("layer", "step", "error %"),
+        [(name, f"{x['step']:.4f}", f"{100 * x['error']:.2f}") for name, x in conversion["layers"].items()],
+    )
+    print_line(
         f"{conversion['run']}: test accuracy {conversion['accuracy']:.2f} % on {conversion['test_images']} images, "
-        f"the ANN's is {conversion['ann_accuracy']:.2f} %",
-        soft_wrap=True,
+        f"the ANN's is {conversion['ann_accuracy']:.2f} %"
     )
 
 
 def render_deployed(facts: Mapping[str, Any]) -> None:
-    console = make_console()
-    bits = "" if facts["bits"] is None else f" of {facts['bits']} bits"  # of a network of one's own nobody says
-    console.print(
+    bits = "" if facts["bits"] is None else f" of {facts['bits']} bits"  # a user's own network may not say
+    print_line(
         f"{facts['path']}: {size_of(facts['bytes'])}, {facts['weights']:,} weights{bits} in {facts['layers']} spiking "
-        f"layers, T = {facts['timesteps']}",
-        soft_wrap=True,
+        f"layers, T = {facts['timesteps']}"
     )
     golden = f"; {facts['verified']} golden inputs run the same densely and by bit planes" if facts["verified"] else ""
-    console.print(f"bounds proved for every layer{golden}")
+    print_line(f"bounds proved for every layer{golden}")
     if facts["levels"]:
-        console.print(f"levels of the golden inputs in {facts['levels']}", soft_wrap=True)
+        print_line(f"levels of the golden inputs in {facts['levels']}")
 
 
 def render_evaluation(evaluation: Evaluation) -> None:
     console = make_console()
     images = f"{evaluation.images} image{'s' * (evaluation.images > 1)}"
-    table = make_table(
-        f"Executed per image over {images}, thousands",
-        "synapse", "method", "accumulations", "formations", "products", "why",
-    )  # fmt: skip
+    rows = []
     for name, counts in evaluation.counts.items():
         choice = evaluation.choices.get(name)
         planes = choice is None or choice.method != "dense"
-        table.add_row(
-            name,
-            ("" if choice.kernel == "native" else f"{choice.kernel} ") + choice.method if choice else "shortcut",
-            thousands(counts.accumulations / evaluation.images) if planes or counts.accumulations else "",
-            thousands(counts.formations / evaluation.images) if choice and (planes or counts.formations) else "",
-            thousands(counts.products / evaluation.images) if counts.products else "",
-            choice.reason.replace("density ", "").replace("cross-over ", "") if choice else "",
-        )
-    console.print(table)
+        method, reason = "shortcut", ""
+        if choice is not None:
+            method = ("" if choice.kernel == "native" else f"{choice.kernel} ") + choice.method
+            reason = choice.reason.replace("density ", "").replace("cross-over ", "")
+        shown = (planes or counts.accumulations, choice and (planes or counts.formations), counts.products)
+        executed = (counts.accumulations, counts.formations, counts.products)
+        per_image = (thousands(n / evaluation.images) if show else "" for n, show in zip(executed, shown, strict=True))
+        rows.append((name, method, *per_image, reason))
+    print_table(
+        f"Executed per image over {images}, thousands",
+        ("synapse", "method", "accumulations", "formations", "products", "why"),
+        rows,
+    )
     if dense := sum(counts.products > 0 for counts in evaluation.counts.values()):
         products = thousands(evaluation.total.products / evaluation.images)
         console.print(
@@ -357,27 +363,28 @@ def render_predictions(rankings: Mapping[str, Sequence[Mapping[str, Any]]]) -> N
 
 
 def render_twins(gathered: Gathered) -> None:
-    """Which runs a report leaves out, as a remark."""
+    """Name the runs that a report leaves out, on stderr."""
     for folder, other in gathered.twins.items():
-        said = f"{folder} has the very weights of {other}, which is reported for both: what differs in them changed nothing"
-        make_console(stderr=True).print(said, soft_wrap=True)
+        make_console(stderr=True).print(
+            f"{folder} has the very weights of {other}, which is reported for both: what differs in them changed nothing",
+            soft_wrap=True,
+        )
 
 
 def render_sweep(gathered: Gathered, page: Path) -> None:
-    """What a sweep trained, a row for all seeds of one thing."""
+    """What a sweep trained: one row for all seeds of a network."""
     from lbq.report.cells import accuracy_cell, holdout_cell, integer_cell, spread_cell
     from lbq.report.cost_tables import accounts_of
     from lbq.results.result import names
 
-    groups = gathered.groups
-    held_out = gathered.has_holdout
-    table = make_table("", "network", *["held out %"] * held_out, "accuracy %", "on integers %", "accumulations, M")
+    groups, held_out = gathered.groups, gathered.has_holdout
+    rows = []
     for title, group in zip(names([group.first for group in groups]), groups, strict=True):
         counts = [rate.executed / 1e6 for _, rate in accounts_of(group)]
         digits = 2 if max(counts, default=0) > 1 else 4
         cells = [*[holdout_cell(group)] * held_out, accuracy_cell(group), integer_cell(group)]
-        table.add_row(title, *(cell.text for cell in cells), spread_cell(counts, digits).text)
-    console = make_console()
-    console.print(table)
-    console.print("accumulations: of a sample, by bit planes, rate x MACs as the paper counts")
-    console.print(f"all tables and figures: {page}", soft_wrap=True)
+        rows.append((title, *(cell.text for cell in cells), spread_cell(counts, digits).text))
+    columns = ("network", *["held out %"] * held_out, "accuracy %", "on integers %", "accumulations, M")
+    print_table("", columns, rows)
+    print_line("accumulations: of a sample, by bit planes, rate x MACs as the paper counts")
+    print_line(f"all tables and figures: {page}")

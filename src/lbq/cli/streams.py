@@ -5,8 +5,8 @@ from __future__ import annotations
 import io
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, redirect_stderr, redirect_stdout, suppress
 from typing import Any, TextIO, cast
 
 from lbq.errors import LbqError
@@ -19,42 +19,28 @@ class OutputError(LbqError):
 
 
 class _Stream:
-    def __init__(self, stream: TextIO) -> None:
-        self.stream = stream
+    """A stream that writes within contexts of `guard`."""
+
+    def __init__(self, stream: TextIO, guard: Callable[[], AbstractContextManager[None]]) -> None:
+        self.stream, self.guard = stream, guard
+
+    def write(self, text: str) -> int:
+        with self.guard():
+            self.stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with self.guard():
+            self.stream.flush()
 
     def __getattr__(self, name: str) -> Any:
         """Encoding, isatty, fileno: the stream's own."""
         return getattr(self.stream, name)
 
 
-class Results(_Stream):
-    """What a command was run for: where it cannot be written, the command has failed. A pipe whose reader has had enough ends
-    the program in silence."""
-
-    def write(self, text: str) -> int:
-        with _named():
-            return self.stream.write(text)
-
-    def flush(self) -> None:
-        with _named():
-            self.stream.flush()
-
-
-class Remarks(_Stream):
-    """Progress, warnings and errors: what cannot be written is dropped."""
-
-    def write(self, text: str) -> int:
-        with suppress(OSError):
-            self.stream.write(text)
-        return len(text)
-
-    def flush(self) -> None:
-        with suppress(OSError):
-            self.stream.flush()
-
-
 @contextmanager
-def _named() -> Iterator[None]:
+def _failing() -> Iterator[None]:
+    """A result that cannot be written is an error. A pipe whose reader is gone ends the program in silence."""
     try:
         yield
     except BrokenPipeError as error:
@@ -63,27 +49,29 @@ def _named() -> Iterator[None]:
         raise OutputError(f"cannot write to the standard output: {error.strerror}") from error
 
 
+def _dropping() -> AbstractContextManager[None]:
+    """Progress, warnings and errors that cannot be written are dropped."""
+    return suppress(OSError)
+
+
 @contextmanager
 def guarded() -> Iterator[None]:
-    """stdout and stderr as above for a while. A letter that their encoding lacks is written as its code."""
+    """Within the context, stdout and stderr are guarded. A letter that their encoding lacks is written as its code."""
     out, err = (stream or open(os.devnull, "w") for stream in (sys.stdout, sys.stderr))  # noqa: SIM115 - or closed
     for stream in (out, err):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     try:
-        with redirect_stdout(cast("TextIO", Results(out))), redirect_stderr(cast("TextIO", Remarks(err))):
+        with (
+            redirect_stdout(cast("TextIO", _Stream(out, _failing))),
+            redirect_stderr(cast("TextIO", _Stream(err, _dropping))),
+        ):
             yield
     finally:
         for stream in (out, err):
-            _let_go(stream)
-
-
-def _let_go(stream: TextIO) -> None:
-    """What a stream still holds and cannot write goes nowhere: the interpreter would try again at its end, with a traceback
-    and an exit code of its own."""
-    try:
-        stream.flush()
-    except OSError:
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, stream.fileno())
-        os.close(nowhere)
+            try:
+                stream.flush()
+            except OSError:  # else the interpreter would try again at its end, with a traceback and its own exit code
+                nowhere = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(nowhere, stream.fileno())
+                os.close(nowhere)

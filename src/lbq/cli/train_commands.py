@@ -5,15 +5,14 @@ from __future__ import annotations
 import functools
 import shlex
 import sys
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from lbq.cli.options import Changes, Device, Json, Run, data_of_a_run, fail, print_json, start
+from lbq.cli import render
+from lbq.cli.options import Changes, Device, Json, data_of_a_run, fail, print_json, print_result, start
 from lbq.cli.progress import DemoProgress, DownloadProgress, TrainProgress
-from lbq.cli.render import make_console, make_table, render_conversion, render_demo, render_sweep, render_twins
 from lbq.errors import LbqError, Stopped
 
 
@@ -34,11 +33,8 @@ def demo(
         with DemoProgress() as progress:
             result = run_demo(folder, progress, seed, epochs)
     except Stopped as stopped:
-        fail("interrupted", stopped.code)  # and nothing is kept that could be continued
-    if as_json:
-        print_json(result.summary())
-    else:
-        render_demo(result)
+        fail("interrupted", stopped.code)  # nothing is left that could be continued
+    print_result(as_json, result.summary(), lambda: render.render_demo(result))
 
 
 def train(
@@ -69,21 +65,10 @@ def train(
         fail(str(stopped), stopped.code)
     finally:
         distributed.stop()
-    if not world.main:
-        return
-    if as_json:
-        print_json({**result, "run": str(folder)})
-    else:
-        make_console().print(f"{_reached(result)} after epoch {result['epoch']}, run folder {folder}", soft_wrap=True)
-
-
-def _reached(result: Mapping[str, Any]) -> str:
-    """The accuracy of a finished run: the test's, or that on the held-out samples where it was not tested."""
-    if (accuracy := result["accuracy"]) is not None:
-        return f"test accuracy {accuracy:.2f} %"
-    if (held_out := result.get("holdout_accuracy")) is not None:
-        return f"not tested, held-out accuracy {held_out:.2f} %"
-    return "not tested, nothing held out: trained"
+    if world.main:
+        accuracy = render.accuracy_text(result["accuracy"], result)
+        text = f"{accuracy} after epoch {result['epoch']}, run folder {folder}"
+        print_result(as_json, {**result, "run": str(folder)}, lambda: render.print_line(text))
 
 
 def sweep(
@@ -116,17 +101,17 @@ def sweep(
         for command in sweeps.commands(members, device, deploy=not train_only):
             sys.stdout.write(f"lbq {shlex.join(command)}\n")
         return
-    say = functools.partial(make_console(stderr=True).print, soft_wrap=True)  # commands may be copied
+    say = functools.partial(render.make_console(stderr=True).print, soft_wrap=True)  # commands may be copied
     try:
         states = sweeps.Sweep(members, say, device).run(deploy=not train_only)
     except Stopped as stopped:
         fail(str(stopped), stopped.code)
     outcome = sweeps.report(out, states)
-    render_twins(outcome.gathered)
+    render.render_twins(outcome.gathered)
     if as_json:
         print_json(outcome.to_dict())
     elif outcome.page is not None:
-        render_sweep(outcome.own, outcome.page)
+        render.render_sweep(outcome.own, outcome.page)
     for remark in outcome.remarks:
         say(remark)
     if outcome.failed:
@@ -134,7 +119,7 @@ def sweep(
 
 
 def evaluate(
-    run: Run,
+    run: Annotated[Path, typer.Argument(help="Run folder.")],
     changes: Changes = None,
     device: Device = None,
     precision: Annotated[
@@ -163,7 +148,7 @@ def evaluate(
     stored, stored_in = result["stored_accuracy"], result["stored_precision"]
     trained, used = result["trained_in"], result["precision"]
     other_time = result["timesteps"] != result["trained_over"]
-    make_console().print(
+    render.make_console().print(
         f"test accuracy {result['accuracy']:.2f} % on {result['images']} images"
         + ("" if used == trained else f", in {used}, trained in {trained}")
         + (f", at T = {result['timesteps']}, trained at T = {result['trained_over']}" if other_time else "")
@@ -188,13 +173,10 @@ def convert(
 
     here = run.absolute()  # "." has no name
     folder = out or here.with_name(f"{here.name}-converted")
-    console = make_console(stderr=True)
+    console = render.make_console(stderr=True)
     with data_of_a_run():
         conversion = convert_run(run, folder, changes or [], images, start(device), console.print)
-    if as_json:
-        print_json(conversion)
-    else:
-        render_conversion(conversion)
+    print_result(as_json, conversion, lambda: render.render_conversion(conversion))
 
 
 def data(
@@ -214,12 +196,8 @@ def data(
         path = cifar.prepare_cifar(name, root, source, download.progress)
     loaded = cifar.load_cifar10(root) if name == "cifar10" else cifar.load_cifar100(root)
     facts = {"path": str(path), "train": len(loaded.train), "test": len(loaded.test), "sha256": loaded.checksum}
-    if as_json:
-        print_json(facts)
-    else:
-        make_console().print(
-            f"{name}: {facts['train']:,} + {facts['test']:,} images in {path}, verified", soft_wrap=True
-        )
+    text = f"{name}: {facts['train']:,} + {facts['test']:,} images in {path}, verified"
+    print_result(as_json, facts, lambda: render.print_line(text))
 
 
 def doctor(as_json: Json = False) -> None:
@@ -230,12 +208,10 @@ def doctor(as_json: Json = False) -> None:
     if as_json:
         print_json(facts)
         return
-    console = make_console()
+    console = render.make_console()
     console.print(f"lbq {facts['lbq']}, Python {facts['python']}, {facts['platform']}, {facts['cpus']} CPUs")
-    table = make_table("", "package", "version")
-    for name, version in facts["packages"].items():
-        table.add_row(name, version or "not installed")
-    console.print(table)
+    packages = [(name, version or "not installed") for name, version in facts["packages"].items()]
+    render.print_table("", ("package", "version"), packages)
     for device in facts["devices"]:
         kernel = facts["kernels"][device["name"].split(":")[0]]
         console.print(f"{device['name']}: {device['detail']}; kernel {kernel['kernel']} ({kernel['reason']})")

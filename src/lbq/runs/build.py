@@ -1,4 +1,4 @@
-"""The network that a configuration describes, with its first weights."""
+"""The network that a configuration describes, with its initial weights."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from lbq import models
 from lbq.batches.random import key
 from lbq.config import Config
 
-# what first weights are drawn by; where a mode is told of a function of init, it is not told what that calls
+# Functions that draw initial weights. A TorchFunctionMode sees `init.normal_` alone, not the call within it.
 DRAWS = (Tensor.uniform_, Tensor.normal_, init.uniform_, init.normal_, init.kaiming_uniform_)
 
 
 def stream_seed(seed: int, *purpose: object) -> int:
-    """A seed of its own for each (seed, purpose...)."""
-    return key(seed, *purpose) >> 1  # 63 bits: also as a signed number it is not negative
+    """An independent seed for each (seed, purpose...)."""
+    return key(seed, *purpose) >> 1  # 63 bits, so that it is not negative as a signed number
 
 
 def build(config: Config) -> models.BurstNet:
@@ -50,7 +50,9 @@ class _Undrawn(TorchFunctionMode):
 
 
 def outline(config: Config) -> models.BurstNet:
-    """The same for what its modules say of themselves, without weights: to draw these takes long. (Tensors without memory, on
-    PyTorch's device meta, would take a second for the first of them, and a network of a user's own may read what it makes.)"""
+    """The configured network with zeros for weights, to ask its modules: drawing weights takes long.
+
+    PyTorch's meta device takes a second for its first tensor, and a user's own network may read the tensors that it makes.
+    """
     with _Undrawn():
         return build(config)

@@ -1,16 +1,14 @@
 """Checkpoints that survive being killed: one safetensors file each, checksummed, written whole or not at all. No pickle.
 
-A state is a tree of tensors and JSON values. Tensors go into the file's body, the rest as JSON into its header together
-with a SHA-256 over names, shapes, types and bytes of all tensors and over the JSON itself. `save` writes to a temporary
-name, flushes it to disk and renames; the checkpoint before stays as `previous`, so that whatever happens one good one
-remains.
+Tensors go into the file's body. Other values go as JSON into its header, with a SHA-256 over names, shapes, types and bytes
+of all tensors and over the JSON. `save` writes to a temporary name, flushes it to disk and renames. The checkpoint before
+stays as `previous`, so that a good one always remains.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,12 +20,11 @@ from safetensors.torch import save as serialise
 from torch import Tensor
 
 from lbq.errors import RunError
+from lbq.runs.run_folder import rename
 from lbq.system import files
 
 FORMAT = "lbq-checkpoint-1"
 LAST, PREVIOUS = "last.safetensors", "previous.safetensors"
-
-Tree = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -40,14 +37,12 @@ class Loaded:
     skipped: tuple[str, ...] = ()
 
 
-def save(folder: Path, tensors: Mapping[str, Tensor], values: Tree) -> Path:
+def save(folder: Path, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
     """Write `last.safetensors` in `folder`, keeping the one before as `previous.safetensors`."""
     stored = {name: t.detach().to("cpu", copy=True).contiguous() for name, t in tensors.items()}
     text = json.dumps(values, sort_keys=True, allow_nan=False)
     metadata = {"format": FORMAT, "values": text, "sha256": digest(stored, text)}
-    last = folder / LAST
-    files.write(last, serialise(stored, metadata), RunError, keep_as=folder / PREVIOUS)
-    return last
+    files.write(folder / LAST, serialise(stored, metadata), RunError, keep_as=folder / PREVIOUS)
 
 
 def load(folder: Path) -> Loaded | None:
@@ -74,17 +69,12 @@ def load(folder: Path) -> Loaded | None:
 def set_aside(loaded: Loaded) -> None:
     """Move a damaged `last` out of the way, so that the next save cannot put it in the place of the good `previous`."""
     if loaded.path.name == PREVIOUS and loaded.skipped:
-        last = loaded.path.with_name(LAST)
-        try:
-            os.replace(last, last.with_name("damaged.safetensors"))
-            files.sync_folder(last.parent)
-        except OSError as error:
-            raise RunError(f"cannot rename {last}: {error.strerror}") from error
+        rename(loaded.path.with_name(LAST), loaded.path.with_name("damaged.safetensors"))
 
 
 def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Tensors and values of one checkpoint file, with everything checked."""
-    if not path.is_file():  # a pipe would be waited for
+    if not path.is_file():  # opening a pipe would wait
         raise RunError(f"{path} is not a file")
     try:
         with safe_open(path, framework="pt") as file:

@@ -22,15 +22,19 @@ from lbq.results.result import title_of
 from lbq.runs import run_folder
 from lbq.runs.build import outline
 
-CORNERS = {  # of the ablation: step and surrogate, whose tails it does not tell apart
+ABLATION_VARIANTS = {  # by step and surrogate, with tails or without
     ("fixed", "box"): "v1",
     ("fixed", "relsg"): "v2",
     ("learned", "box"): "v3",
     ("learned", "relsg"): "lbq",
 }
-NAMES = {"relu": "ann"}  # what a variant is called in tables, where the neuron's name is another
-OFFICIAL = "official 50,000 / 10,000"
-SPLITS = {"cifar10": OFFICIAL, "cifar100": OFFICIAL, "digits": digits.SPLIT, "folder": "the folder's own train and val"}
+CIFAR_SPLIT = "official 50,000 / 10,000"
+SPLITS = {
+    "cifar10": CIFAR_SPLIT,
+    "cifar100": CIFAR_SPLIT,
+    "digits": digits.SPLIT,
+    "folder": "the folder's own train and val",
+}
 FORMAT, VERSION = "lbq record", 1
 ANALYSIS = Path("analysis") / "analysis.json"
 
@@ -51,10 +55,10 @@ def record_of(run: Path | str, note: str = "") -> dict[str, Any]:
         record = {
             **_plan(config),
             "split": split_of(config, result["data"]),
-            **_told(result.get("inputs") or {}, "static"),
+            **_known(result.get("inputs") or {}, "static"),
             "test_accuracy": result["accuracy"],
-            **_told(result, "holdout_accuracy", "accuracy_as_trained", "holdout_accuracy_as_trained", "tested_in"),
-            **_told(result, "weight_decay"),
+            **_known(result, "holdout_accuracy", "accuracy_as_trained", "holdout_accuracy_as_trained", "tested_in"),
+            **_known(result, "weight_decay"),
             "arithmetic": "float",
             "train_loss": round(result["train_loss"], 5),
             "config_hash": result["config_hash"],
@@ -86,9 +90,8 @@ def record_of(run: Path | str, note: str = "") -> dict[str, Any]:
 
 def unfinished_of(run: Path | str) -> dict[str, Any]:
     """What is known of a run without a result: its plan and its log so far. It has no accuracy."""
-    folder = run_folder.check_folder(run, "config.toml")
-    config = run_folder.load_config(folder)
-    log = log_of(folder) if (folder / "metrics.jsonl").exists() else []
+    config = run_folder.load_config(run)
+    log = log_of(run) if (Path(run) / "metrics.jsonl").exists() else []
     return {
         **_plan(config),
         "unfinished": True,
@@ -104,20 +107,20 @@ def read(run: Path | str) -> dict[str, Any]:
     finished = any((Path(run) / name).exists() for name in ("result.json", run_folder.CONVERSION))
     try:
         return record_of(run) if finished else unfinished_of(run)
-    except ConfigError as error:  # as of a network or neuron of one's own, which must be imported
+    except ConfigError as error:  # such as a user's own network that was not imported
         raise error if str(run) in str(error) else ConfigError(f"{run}: {error}") from error
 
 
 def _plan(config: Config) -> dict[str, Any]:
-    """What a run sets out to do."""
-    described = describe(config)
+    """The part of a record that the configuration gives."""
+    neurons = describe(config)
     return {
         "format": FORMAT,
         "version": VERSION,
-        "name": config.name or title_of(described["variant"]),
+        "name": config.name or title_of(neurons["variant"]),
         "dataset": config.data.name,
         "model": config.model.id,
-        **described,
+        **neurons,
         "timesteps": config.model.timesteps,
         "epochs": config.train.epochs,
         "warmup_epochs": config.train.warmup_epochs,
@@ -134,7 +137,7 @@ def _tree(config: Config) -> dict[str, Any]:
 
 
 def log_of(run: Path | str) -> list[dict[str, Any]]:
-    """The epochs of a run folder, shortened; a last line that was cut off in writing is left out."""
+    """The epochs of a run folder, shortened. A last line that was cut off is left out."""
     path = Path(run) / "metrics.jsonl"
     try:
         lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
@@ -144,22 +147,21 @@ def log_of(run: Path | str) -> list[dict[str, Any]]:
 
 
 def analysis_of(run: Path | str) -> Analysis | None:
-    """What `lbq analyze` left in a run folder, or None; it must be of the folder's weights."""
+    """The analysis that `lbq analyze` wrote in a run folder, if any. It must be of the folder's weights."""
     path = Path(run) / ANALYSIS
     if not path.exists():
         return None
-    found = analysis.load(path)
-    if found.facts.get("weights_sha256") != run_folder.weights_checksum(run):
+    stored = analysis.load(path)
+    if stored.facts.get("weights_sha256") != run_folder.weights_checksum(run):
         raise RunError(f"{path} is of other weights than {run} holds: run lbq analyze again")
-    return found
+    return stored
 
 
 def facts_of(run: Path | str) -> dict[str, Any]:
-    """What identifies a run, finished or not: for files made from it."""
-    folder = run_folder.check_folder(run, "config.toml")
-    config = run_folder.load_config(folder)
+    """What identifies a run, finished or not, in files made from it."""
+    config = run_folder.load_config(run)
     return {
-        "name": folder.resolve().name,
+        "name": Path(run).resolve().name,
         "dataset": config.data.name,
         "model": config.model.id,
         **describe(config),
@@ -167,51 +169,51 @@ def facts_of(run: Path | str) -> dict[str, Any]:
         "seed": config.seed,
         "epochs": config.train.epochs,
         "config_hash": config.hash,
-        "weights_sha256": run_folder.weights_checksum(folder),
+        "weights_sha256": run_folder.weights_checksum(run),
     }
 
 
 def describe(config: Config) -> dict[str, Any]:
-    """What the network's neurons are: variant, step (fixed, learned, none), its gradient, surrogate, n_max."""
+    """The network's neurons: variant, step (fixed, learned, none), its gradient, surrogate, n_max."""
     name = str(config.neuron.get("name"))
     neurons = list(neurons_of(outline(config)).values())
     if not neurons:
-        return {"variant": NAMES.get(name, name), "step": "none", "surrogate": "none", "n_max": 0}
+        return {"variant": "ann" if name == "relu" else name, "step": "none", "surrogate": "none", "n_max": 0}
     neuron = neurons[0]
     learned = any("rho" in dict(n.named_parameters(recurse=False)) for n in neurons)
     step = "learned" if learned else "fixed"
     if name in ("ternary", "ternary_learned"):
         name = f"ternary_{step}"
-    if name in CORNERS.values():  # whose options may make another of it
-        name = CORNERS.get((step, neuron.surrogate.name.removesuffix("_et")), f"burst_{step}")
-    found = {"variant": NAMES.get(name, name), "step": step, "surrogate": neuron.surrogate.name, "n_max": neuron.n_max}
+    if name in ABLATION_VARIANTS.values():  # its options may make another variant of it
+        name = ABLATION_VARIANTS.get((step, neuron.surrogate.name.removesuffix("_et")), f"burst_{step}")
+    facts = {"variant": name, "step": step, "surrogate": neuron.surrogate.name, "n_max": neuron.n_max}
     if learned and getattr(neuron, "step_gradient", "sum") != "sum":
-        found["step_gradient"] = neuron.step_gradient
-    return found
+        facts["step_gradient"] = neuron.step_gradient
+    return facts
 
 
 def split_of(config: Config, data: Mapping[str, str]) -> str:
-    """What was trained on and what tested. data: as the source of a run tells it; the readers of events name their split."""
+    """Which samples train and which test. data: `Source.about`; readers of events name their split there."""
     split = data.get("split") or SPLITS.get(config.data.name, "official")
     images = f", {data['images']} images" if "images" in data else ""
     return split + images + (f", {config.data.holdout:g} held out of training" if config.data.holdout else "")
 
 
 def _agree(logged: float | None, stored: float | None) -> bool:
-    """Whether two accuracies are one, up to how the log rounds; None where the network was not tested."""
+    """Whether two accuracies are equal up to the log's rounding; None where the network was not tested."""
     if logged is None or stored is None:
         return logged == stored
     return abs(logged - stored) <= 1e-3
 
 
-def _told(found: Mapping[str, Any], *keys: str) -> dict[str, Any]:
-    """Of what not every run tells, what this one does."""
-    return {key: found[key] for key in keys if found.get(key) is not None}
+def _known(values: Mapping[str, Any], *keys: str) -> dict[str, Any]:
+    """The entries of `keys` that are there: older runs lack some."""
+    return {key: values[key] for key in keys if values.get(key) is not None}
 
 
 def _short(line: Mapping[str, Any]) -> dict[str, Any]:
-    steps = line["steps"].values()  # {} where there are none
+    steps = line["steps"].values()
     short = {k: line[k] for k in ("epoch", "loss", "train_accuracy", "lr", "seconds", "test_accuracy")}
-    short |= _told(line, "unaveraged_accuracy", "holdout_accuracy", "test_accuracy_as_trained", "tested_in")
+    short |= _known(line, "unaveraged_accuracy", "holdout_accuracy", "test_accuracy_as_trained", "tested_in")
     short = {k: round(v, 5) if isinstance(v, float) else v for k, v in short.items()}
     return short | ({"step_min": round(min(steps), 4), "step_max": round(max(steps), 4)} if steps else {})

@@ -40,8 +40,8 @@ from lbq.runs.build import build
 from lbq.system import files, plugins
 from lbq.system.schema import Schema, problem
 
-ASKED = 0.2  # seconds after which nobody is still asking whether a folder is held, for which they hold it a moment
-PACKAGES = ("numpy", "pillow", "triton")  # arrays, decoded images, kernels of GPUs
+LOCK_WAIT_SECONDS = 0.2  # `held` locks a folder for a moment: a lock that stays longer is another process's
+PACKAGES = ("numpy", "pillow", "triton")  # packages beside PyTorch that compute something
 
 
 @contextmanager
@@ -75,15 +75,15 @@ def next_free(stem: Path | str) -> Path:
 
 
 def default_name(config: Path) -> str:
-    """What the run of a configuration file is called, without its seed: cifar10-lbq_t2."""
+    """The name of a configuration file's run, without its seed: cifar10-lbq_t2."""
     folder = config.parent.name
-    if folder == "..":  # its name would begin with dots, which hides a folder
+    if folder == "..":  # a name that begins with dots is hidden
         folder = os.path.basename(os.path.abspath(config.parent))
     return f"{folder}-{config.stem}" if folder else config.stem
 
 
 def refuse_foreign(folder: Path) -> None:
-    """A folder that is no training's is left as it is: asked before anything, the lock too, is put there."""
+    """Refuse a folder of something else, before anything, such as the lock, is put there."""
     present = set(folder.iterdir()) if folder.exists() else set()
     config_file = folder / "config.toml"
     if present and config_file not in present and present - {folder / ".lock", *files.leftovers(config_file)}:
@@ -95,18 +95,18 @@ def refuse_foreign(folder: Path) -> None:
         )
 
 
-_holds: set[IO[str]] = set()  # the locks of this process
+_locks: set[IO[str]] = set()  # lock files that this process holds
 
 
-def _let_go() -> None:
-    """In a process that was forked off, as those that decode images are: it would hold them beyond the end of this one."""
-    for file in _holds:
+def _release_locks() -> None:
+    """Close the locks in a forked process, such as one that decodes images: it may outlive this one."""
+    for file in _locks:
         file.close()
-    _holds.clear()
+    _locks.clear()
 
 
 if hasattr(os, "register_at_fork"):  # not on Windows
-    os.register_at_fork(after_in_child=_let_go)
+    os.register_at_fork(after_in_child=_release_locks)
 
 
 @contextmanager
@@ -119,28 +119,31 @@ def locked(folder: Path) -> Iterator[None]:
         raise RunError(f"cannot write {folder}: {error.strerror}") from error
     with file:
         if not files.lock(file):
-            time.sleep(ASKED)
+            time.sleep(LOCK_WAIT_SECONDS)
             if not files.lock(file):
                 raise Busy(f"{folder} is being written by another process: wait for it or choose another folder")
-        _holds.add(file)
+        _locks.add(file)
         try:
             yield
         finally:
-            _holds.discard(file)
+            _locks.discard(file)
 
 
 def held(folder: Path) -> bool:
     """Whether another process holds `folder`."""
     try:
         with open(folder / ".lock") as file:
-            return not files.lock(file, shared=True)  # so that several may ask at once
-    except OSError:  # no folder, or none that was ever held
+            return not files.lock(file, shared=True)  # shared: several processes may ask at once
+    except OSError:  # no folder, or one that was never locked
         return False
 
 
 def environment(device: torch.device | str = "cpu") -> dict[str, str]:
     """What a result depends on beside its configuration."""
-    device = torch.device(device)
+    device, packages = torch.device(device), {}
+    for name in PACKAGES:
+        with suppress(importlib.metadata.PackageNotFoundError):
+            packages[name] = importlib.metadata.version(name)
     machine = f"{platform.system()} {platform.machine()}, {torch.get_num_threads()} threads"
     if device.type == "cuda":
         machine += f", {torch.cuda.get_device_name(device)}"
@@ -149,20 +152,11 @@ def environment(device: torch.device | str = "cpu") -> dict[str, str]:
         "commit": _commit(),
         "python": platform.python_version(),
         "torch": torch.__version__,
-        **installed(),
+        **packages,
         "machine": machine,
         "kernel": choose(device.type).kernel,
         **({"imports": imports} if (imports := plugins.checksums()) else {}),
     }
-
-
-def installed() -> dict[str, str]:
-    """The versions of packages beside PyTorch that compute something, of those that are there."""
-    found = {}
-    for name in PACKAGES:
-        with suppress(importlib.metadata.PackageNotFoundError):
-            found[name] = importlib.metadata.version(name)
-    return found
 
 
 def _commit() -> str:
@@ -170,32 +164,41 @@ def _commit() -> str:
     root = Path(__file__).parents[3]
     if not (root / ".git").exists():
         return ""
-
-    def git(*arguments: str) -> str:
-        return subprocess.run(
-            ["git", "-C", str(root), *arguments], capture_output=True, text=True, check=True
-        ).stdout.strip()
-
-    try:
-        return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain", "--untracked-files=no") else "")
-    except (OSError, subprocess.CalledProcessError):
-        return ""
+    outputs = []
+    for arguments in (["rev-parse", "HEAD"], ["status", "--porcelain", "--untracked-files=no"]):
+        try:
+            outputs.append(
+                subprocess.check_output(["git", "-C", str(root), *arguments], text=True, stderr=subprocess.DEVNULL)
+            )
+        except (OSError, subprocess.CalledProcessError):
+            return ""
+    commit, changes = outputs
+    return commit.strip() + ("+" if changes else "")
 
 
 def write_text(path: Path, text: str) -> None:
-    """A small file, whole or not at all."""
+    """Write a small file whole or not at all."""
     files.write(path, text, RunError)
 
 
+def rename(path: Path, target: Path) -> None:
+    """Rename a file for good, past a crash."""
+    try:
+        os.replace(path, target)
+        files.sync_folder(path.parent)
+    except OSError as error:
+        raise RunError(f"cannot rename {path}: {error.strerror}") from error
+
+
 def write_weights(folder: Path, state: Mapping[str, Tensor]) -> str:
-    """`weights.safetensors`, and its SHA-256. Cloned: a tail shared between layers is one tensor under several names."""
-    stored = serialise({k: v.detach().cpu().clone().contiguous() for k, v in state.items()})
-    files.write(folder / "weights.safetensors", stored, RunError)
-    return hashlib.sha256(stored).hexdigest()
+    """Write `weights.safetensors`; returns its SHA-256. Cloned: layers may share a tail, one tensor under several names."""
+    data = serialise({k: v.detach().cpu().clone().contiguous() for k, v in state.items()})
+    files.write(folder / "weights.safetensors", data, RunError)
+    return hashlib.sha256(data).hexdigest()
 
 
 def check_folder(run: Path | str, *needed: str) -> Path:
-    """The folder of a run, where it holds the files that are needed; otherwise what is wrong with it and what to do."""
+    """The folder of a run. Where it lacks a needed file, the error says what is wrong and what to do."""
     folder, remedy = Path(run), "give one that `lbq demo` or `lbq train` wrote"
     if not folder.exists():
         raise RunError(f"{folder} does not exist: a run folder is needed, {remedy}")
@@ -212,23 +215,17 @@ def check_folder(run: Path | str, *needed: str) -> Path:
             + shlex.quote(f"train.init_from={folder}")
         )
     if not (folder / "result.json").is_file():
-        epochs, where = load_config(folder).train.epochs, shlex.quote(str(folder))
+        log, epochs = folder / "metrics.jsonl", load_config(folder).train.epochs
+        done = log.read_bytes().count(b"\n") if log.is_file() else 0  # a last line that was cut off does not count
         raise RunError(
-            f"the run {folder} is not finished, {epochs_done(folder)} of {epochs} epochs are: continue it with "
-            f"lbq train {shlex.quote(str(folder / 'config.toml'))} --out {where} --resume auto"
+            f"the run {folder} is not finished, {done} of {epochs} epochs are: continue it with "
+            f"lbq train {shlex.quote(str(folder / 'config.toml'))} --out {shlex.quote(str(folder))} --resume auto"
         )
     raise RunError(f"{folder} is not a complete run folder, {missing} is missing: restore the file or train again")
 
 
-def epochs_done(folder: Path) -> int:
-    """Epochs in a run's log; a last line that was cut off in writing does not count."""
-    metrics = folder / "metrics.jsonl"
-    return metrics.read_bytes().count(b"\n") if metrics.is_file() else 0
-
-
 def load_config(run: Path | str, changes: Iterable[str] = ()) -> Config:
-    """The configuration of a run, with `key=value` changes laid over it: of `CHANGEABLE` alone, since the rest describes
-    weights that exist."""
+    """The configuration of a run with `key=value` changes: of `CHANGEABLE` alone, since the rest describes its weights."""
     folder, changes = check_folder(run, "config.toml"), tuple(changes)
     for change in changes:
         key, equals, _ = change.partition("=")
@@ -244,17 +241,22 @@ def load_config(run: Path | str, changes: Iterable[str] = ()) -> Config:
         config = Config.load(file, changes) if changes else stored
     except ConfigError as error:
         raise RunError(str(error)) from error
-    told = read_result(folder).get("config_hash") if (folder / "result.json").is_file() else None
-    if told not in (None, stored.hash):
+    expected = _from_result(folder, "config_hash")
+    if expected not in (None, stored.hash):
         raise RunError(
-            f"{file} was changed after the run: its hash is {stored.hash[:10]}, result.json says {told[:10]}; restore "
+            f"{file} was changed after the run: its hash is {stored.hash[:10]}, result.json says {expected[:10]}; restore "
             "the file, and train other settings in another folder"
         )
     return config
 
 
+def _from_result(folder: Path, key: str) -> Any:
+    """An entry of a run's result; None where there is no result, or an older one without it."""
+    return read_result(folder).get(key) if (folder / "result.json").is_file() else None
+
+
 def read_result(folder: Path, expected: Schema = RESULT) -> dict[str, Any]:
-    """The result of a run, of the form that is expected."""
+    """The result of a run, checked against a schema."""
     path, remedy = folder / "result.json", "remove it, and lbq train with --resume auto writes it again"
     result = read_json(path, remedy)
     if (wrong := problem(result, expected)) is not None:
@@ -263,47 +265,40 @@ def read_result(folder: Path, expected: Schema = RESULT) -> dict[str, Any]:
 
 
 def read_inputs(run: Path | str) -> Inputs | None:
-    """What the network of a run reads; None where the run does not say, as older ones and converted networks do not."""
-    folder = check_folder(run)
-    known = read_result(folder).get("inputs") if (folder / "result.json").exists() else None
-    if known is None:
+    """What the network of a run reads; None where the run does not say, such as an older or a converted one."""
+    inputs = _from_result(check_folder(run), "inputs")
+    if inputs is None:
         return None
-    values: dict[str, Any] = {f.name: tuple(v) if isinstance(v := known[f.name], list) else v for f in fields(Inputs)}
+    values: dict[str, Any] = {f.name: tuple(v) if isinstance(v := inputs[f.name], list) else v for f in fields(Inputs)}
     return Inputs(**values)
 
 
 def read_weights(run: Path | str) -> dict[str, Tensor]:
-    weights = check_folder(run, "weights.safetensors") / "weights.safetensors"
+    path = check_folder(run, "weights.safetensors") / "weights.safetensors"
     try:
-        found = load_file(weights)
+        weights = load_file(path)
     except (SafetensorError, OSError) as error:
-        raise RunError(f"{weights} cannot be read ({error}): restore the file or train again") from error
+        raise RunError(f"{path} cannot be read ({error}): restore the file or train again") from error
     weights_checksum(run)
-    return found
+    return weights
 
 
 def weights_checksum(run: Path | str) -> str:
-    """SHA-256 of a run's weights, which is the one that its result names; `weights.sha256` may stand for weights that were
-    not kept."""
+    """SHA-256 of a run's weights, compared with its result. `weights.sha256` may stand for weights that were deleted."""
     folder = Path(run)
-    weights, kept = folder / "weights.safetensors", folder / "weights.sha256"
-    if weights.exists():
-        with open(weights, "rb") as file:
-            return _as_told(folder, weights, hashlib.file_digest(file, "sha256").hexdigest())
-    if kept.exists():
-        words = kept.read_text(errors="replace").split()
-        if not words or not re.fullmatch("[0-9a-f]{64}", words[0]):
-            raise RunError(f"{kept} does not begin with a SHA-256: restore it, or write one with sha256sum")
-        return _as_told(folder, kept, words[0])
-    raise RunError(f"{folder} has neither weights.safetensors nor weights.sha256: its record would prove nothing")
-
-
-def _as_told(folder: Path, file: Path, checksum: str) -> str:
-    """`checksum`, where the run's result names it or, as older ones and converted networks do, none."""
-    told = read_result(folder).get("weights_sha256") if (folder / "result.json").is_file() else None
-    if told not in (None, checksum):
+    file = folder / "weights.safetensors"
+    if file.exists():
+        checksum = hashlib.sha256(file.read_bytes()).hexdigest()
+    elif (file := folder / "weights.sha256").exists():
+        checksum = (file.read_text(errors="replace").split() or [""])[0]
+        if not re.fullmatch("[0-9a-f]{64}", checksum):
+            raise RunError(f"{file} does not begin with a SHA-256: restore it, or write one with sha256sum")
+    else:
+        raise RunError(f"{folder} has neither weights.safetensors nor weights.sha256: its record would prove nothing")
+    expected = _from_result(folder, "weights_sha256")
+    if expected not in (None, checksum):
         raise RunError(
-            f"{file} is damaged or of another run: SHA-256 {checksum[:10]}, result.json says {told[:10]}; restore the file"
+            f"{file} is damaged or of another run: SHA-256 {checksum[:10]}, result.json says {expected[:10]}; restore the file"
         )
     return checksum
 
@@ -315,13 +310,8 @@ def over(timesteps: int, config: Config) -> Config:
     return replace(config, model=replace(config.model, timesteps=timesteps))
 
 
-def _fits(weights: Mapping[str, Tensor], config: Config) -> bool:
-    ours = build(config).state_dict()
-    return {k: v.shape for k, v in ours.items()} == {k: v.shape for k, v in weights.items()}
-
-
 def load(run: Path | str, timesteps: int | None = None) -> BurstNet:
-    """The trained network of a run folder, in evaluation mode. timesteps: other ones than it was trained over."""
+    """The trained network of a run folder, in evaluation mode. timesteps: default those of training."""
     folder = check_folder(run, "config.toml", "weights.safetensors")
     try:
         trained = load_config(folder)
@@ -336,10 +326,11 @@ def load(run: Path | str, timesteps: int | None = None) -> BurstNet:
         net.load_state_dict(weights)
     except RuntimeError as error:
         reason = " ".join(str(error).split())
-        if config != trained and _fits(weights, trained):
-            made_for = f"{config.neuron['name']} neurons have weights for each of {trained.model.timesteps} timesteps"
+        shapes = {name: value.shape for name, value in weights.items()}
+        if config != trained and shapes == {k: v.shape for k, v in build(trained).state_dict().items()}:
             raise RunError(
-                f"{folder} cannot run over {timesteps} timesteps, its {made_for}: train it over so many"
+                f"{folder} cannot run over {timesteps} timesteps, its {config.neuron['name']} neurons have weights for each of "
+                f"{trained.model.timesteps} timesteps: train it over so many"
             ) from error
         raise RunError(
             f"{folder / 'weights.safetensors'} does not belong to {folder / 'config.toml'}: {reason[:300]}"

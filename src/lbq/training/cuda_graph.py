@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-EAGER_STEPS = 3  # before recording: libraries choose their algorithms and the optimiser makes its state
+EAGER_STEPS = 3  # steps before recording, in which libraries choose algorithms and the optimiser makes its state
 
 Step = Callable[..., Tensor]
 
@@ -28,17 +28,17 @@ class CapturedStep:
     def __call__(self, *inputs: Tensor) -> Tensor:
         self.calls += 1
         if self.calls <= EAGER_STEPS:
-            return self._aside(*inputs)
+            return self._run_eagerly(*inputs)
         if self.graph is None:
             self._record(*inputs)
-        for held, given in zip(self.inputs, inputs, strict=True):
-            held.copy_(given)
+        for recorded, value in zip(self.inputs, inputs, strict=True):
+            recorded.copy_(value)
         assert self.graph is not None
         self.graph.replay()
         return self.loss
 
-    def _aside(self, *inputs: Tensor) -> Tensor:
-        """As it is, on a stream of its own: recording later needs that no state belongs to the default stream."""
+    def _run_eagerly(self, *inputs: Tensor) -> Tensor:
+        """Run the step on a side stream: recording needs that no state belongs to the default stream."""
         stream, main = torch.cuda.Stream(), torch.cuda.current_stream()
         stream.wait_stream(main)
         with torch.cuda.stream(stream):
@@ -47,10 +47,10 @@ class CapturedStep:
         return loss
 
     def _record(self, *inputs: Tensor) -> None:
-        self.inputs = [torch.empty_like(given) for given in inputs]
-        gc.collect()  # what is freed while recording, such as an earlier graph, would spoil the record
+        self.inputs = [torch.empty_like(value) for value in inputs]
+        gc.collect()  # memory that is freed while recording, such as an earlier graph's, would spoil the record
         torch.cuda.synchronize()
-        torch.cuda.empty_cache()  # what the eager steps used: the graph has memory of its own
+        torch.cuda.empty_cache()  # of the eager steps: the graph has memory of its own
         collecting = gc.isenabled()
         gc.disable()
         try:

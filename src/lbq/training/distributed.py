@@ -1,4 +1,4 @@
-"""Several processes under torchrun: who am I, sums over all, and a BatchNorm with common statistics.
+"""Several processes under torchrun: their ranks, sums over all of them, and a BatchNorm with common statistics.
 
 Works with NCCL on GPUs and gloo on CPUs; with one process every function is the identity.
 """
@@ -65,10 +65,7 @@ class World:
 
     def agree(self, value: int, device: torch.device) -> bool:
         """Whether all processes have the same value."""
-        if self.size == 1:
-            return True
-        total, squares = self.sum(torch.tensor([value, value**2], dtype=torch.float64, device=device)).tolist()
-        return self.size * squares == total**2
+        return len(self.gather(torch.tensor(value, device=device)).unique()) == 1
 
     def barrier(self) -> None:
         if self.size > 1:
@@ -76,7 +73,7 @@ class World:
 
 
 def check(device: str | None, here: bool = True) -> None:
-    """Refuse a device that is none or, where it is needed `here`, one that this machine has not."""
+    """Refuse an unknown device or, where it is needed `here`, one that this machine lacks."""
     if device not in (None, "cpu", "cuda"):
         raise LbqError(f"--device must be cpu or cuda, got {device!r}")
     if here and device == "cuda" and not torch.cuda.is_available():
@@ -112,9 +109,9 @@ def start(device: str | None = None) -> tuple[World, torch.device]:
 def unused_part(store: Store, rank: int, size: int) -> Store:
     """A part of `store`, the same for all processes, that nothing was written to before.
 
-    torchrun keeps its store when it restarts processes, and with it the addresses of those that are gone; nor is there a
-    number of the attempt that all machines agree on. So every process greets with a word of its own, and the main one
-    answers each greeting, old ones too, with the new part's name until all others have confirmed it there.
+    torchrun keeps its store when it restarts processes, with the addresses of those that are gone, and machines have no
+    common number of the attempt. So every process greets with a random word. The main process answers each greeting, old
+    ones too, with the new part's name, until all others have confirmed it there.
     """
     if rank == 0:
         name, deadline = uuid4().hex, time.monotonic() + TIMEOUT.total_seconds()
@@ -139,9 +136,9 @@ def unused_part(store: Store, rank: int, size: int) -> Store:
 def stop() -> None:
     """Leave the others, and end gloo's threads.
 
-    A thread of theirs that frees a tensor while Python shuts down aborts the process. They end with the last reference to
-    the group: of dead trainers, collected here, and of `torch.distributed.nn.functional`, whose functions have the group
-    that exists when it is imported as their default; so it is imported above, before there is one.
+    A thread of gloo that frees a tensor while Python shuts down aborts the process. Threads end with the last reference to
+    the group. Dead trainers hold one: they are collected here. Functions of `torch.distributed.nn.functional` hold the group
+    that exists when it is imported: so it is imported above, before there is one.
     """
     if dist.is_initialized():
         dist.destroy_process_group()
@@ -168,7 +165,7 @@ class SyncBatchNorm2d(nn.BatchNorm2d):
     """BatchNorm whose training statistics are those of all processes together, on any device and in any precision.
 
     Two all-reduces each way, of sums and of squared deviations from the common mean, so that the result equals a single
-    process's on the whole batch. `alone`: take this process's statistics, as plain BatchNorm does.
+    process's on the whole batch. `alone`: use this process's statistics, as plain BatchNorm does.
     """
 
     alone = False
@@ -198,27 +195,15 @@ class SyncBatchNorm2d(nn.BatchNorm2d):
         return out.to(input.dtype)
 
 
-def _synchronised(norm: nn.BatchNorm2d) -> SyncBatchNorm2d:
-    new = SyncBatchNorm2d(norm.num_features, norm.eps, norm.momentum, norm.affine, norm.track_running_stats)
-    new.weight, new.bias = norm.weight, norm.bias
-    new.running_mean, new.running_var = norm.running_mean, norm.running_var
-    new.num_batches_tracked = norm.num_batches_tracked
-    return new.train(norm.training)
-
-
 def synchronise_batchnorm(net: nn.Module) -> None:
-    """Replace every BatchNorm2d of `net` by one with common statistics, keeping its parameters and buffers.
+    """Make every BatchNorm2d of `net` one with common statistics; its parameters, buffers and names stay.
 
-    A network of a user's own may hold others: these are refused, unless they synchronise by themselves. One that goes by
-    several names is one afterwards too.
+    A user's own network may hold other BatchNorms. They are refused, unless they synchronise by themselves.
     """
-    new = {module: _synchronised(module) for module in net.modules() if type(module) is nn.BatchNorm2d}
-    for parent in list(net.modules()):
-        for name, child in list(parent._modules.items()):  # of all names, where `named_children` gives a child once
-            if child in new:
-                setattr(parent, name, new[child])
     for name, module in net.named_modules():
-        if isinstance(module, _BatchNorm) and not isinstance(module, SyncBatchNorm2d | nn.SyncBatchNorm):
+        if type(module) is nn.BatchNorm2d:
+            module.__class__ = SyncBatchNorm2d
+        elif isinstance(module, _BatchNorm) and not isinstance(module, SyncBatchNorm2d | nn.SyncBatchNorm):
             raise ConfigError(
                 f"train.sync_batchnorm: layer {name!r} is a {type(module).__name__}, only BatchNorm2d is synchronised: use "
                 f"that, or set train.sync_batchnorm=false"

@@ -1,5 +1,5 @@
-"""When training goes wrong: a loss that is no number, weights that are not finite, steps that collapse. Which layer it was,
-and what to change."""
+"""When training goes wrong: a loss that is no number, weights that are not finite, steps that collapse. The error names the
+layer, and what to change."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from lbq.training import evaluation
 from lbq.training.distributed import SyncBatchNorm2d
 from lbq.training.position import Position
 
-COLLAPSED = 1e-3  # of the step that a layer began with; trained networks stay above a hundredth
+COLLAPSED_SHARE = 1e-3  # of a layer's first step, below which it has collapsed; trained steps stay above a hundredth
 
 
 class Diverged(LbqError):
-    """Nothing that training could go on from."""
+    """Training cannot go on from here."""
 
 
 class Sentinel:
@@ -36,7 +36,7 @@ class Sentinel:
         self._unchecked: tuple[Tensor, Position, Any] | None = None
 
     def look(self, loss: Tensor, x: Tensor, position: Position) -> None:
-        """Stop on a loss that is not a number. On a GPU the loss of the step before is looked at, so that nothing waits."""
+        """Stop on a loss that is not a number. On a GPU this checks the loss of the step before, so that nothing waits."""
         self.settle()
         if self.device.type == "cuda":
             value = loss.detach().to("cpu", non_blocking=True)
@@ -47,14 +47,15 @@ class Sentinel:
             self._refuse(loss.detach(), position, x)
 
     def settle(self) -> None:
-        """Look at a loss that is still unchecked; called before anything is saved."""
+        """Look at a loss that is still unchecked."""
         if self._unchecked is not None:
             (value, position, (event, x)), self._unchecked = self._unchecked, None
             event.synchronize()
             self._refuse(value, position, x)
 
     def check_weights(self, position: Position) -> None:
-        """Stop where a step made a weight infinite or no number though its loss was finite; called before saving."""
+        """Stop on a loss that is not finite, and on a weight that is not though its loss was; called before saving."""
+        self.settle()
         bad = [n for n, v in self.net.state_dict().items() if v.is_floating_point() and not v.isfinite().all()]
         if bad:
             raise Diverged(
@@ -63,11 +64,12 @@ class Sentinel:
         self.check_steps(position)
 
     def check_steps(self, position: Position) -> None:
-        """Stop where a learned step has collapsed: softplus has no slope left there, so that no training brings it back."""
+        """Stop where a learned step has collapsed: softplus has no slope there, so no training would bring it back."""
+        self.settle()
         o = self.config.optim
         for name, step in evaluation.neuron_steps(self.net).items():
             first = self.first_steps[name]
-            if step < first and step < max(COLLAPSED * first, 2 * STEP_EPS):
+            if step < first and step < max(COLLAPSED_SHARE * first, 2 * STEP_EPS):
                 raise Diverged(
                     f"the step of layer {name!r} fell from {first:.3g} to {step:.3g} by epoch {position.epoch + 1}, "
                     f"step {position.batch}: lower optim.neuron_lr ({o.neuron_lr:g}) or optim.lr ({o.lr:g}), use a longer "
@@ -95,7 +97,7 @@ class Sentinel:
 
 @torch.no_grad()
 def first_bad_layer(net: nn.Module, x: Tensor) -> str:
-    """The first layer, in execution order, whose output or parameters are not finite; for a network given up.
+    """The first layer, in execution order, whose output or parameters are not finite. The network is of no use afterwards.
 
     No other process is waited for: it may have stopped already.
     """
@@ -104,7 +106,7 @@ def first_bad_layer(net: nn.Module, x: Tensor) -> str:
     def watch(name: str) -> Any:
         def hook(module: nn.Module, _inputs: Any, output: Any) -> None:
             if not all(p.isfinite().all() for p in module.parameters(recurse=False)):
-                bad.append(f"the weights of layer {name!r}")  # one bad gradient makes all that it reaches bad
+                bad.append(f"the weights of layer {name!r}")  # a bad gradient spreads to all layers that it reaches
             elif isinstance(output, Tensor) and not output.isfinite().all():
                 bad.append(f"layer {name!r}")
 

@@ -1,4 +1,4 @@
-"""A network's accuracy over a part of a dataset, or that of a run's stored weights, and what its neurons are like."""
+"""Evaluation: the accuracy of a network or of a run's stored weights, BatchNorm statistics, steps and activity of neurons."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def computed_in(settings: TrainConfig) -> torch.dtype:
 
 
 def emulated(settings: TrainConfig, device: torch.device) -> bool:
-    """Whether a CPU lacks instructions for the precision: torch then computes convolutions some hundred times slower."""
+    """Whether this CPU lacks instructions for the precision, which makes convolutions some hundred times slower."""
     if device.type != "cpu" or PRECISIONS[settings.precision] is None:
         return False
     native = getattr(torch.ops.mkldnn, f"_is_mkldnn_{settings.precision}_supported", None)
@@ -42,18 +42,18 @@ def emulated(settings: TrainConfig, device: torch.device) -> bool:
 
 
 def exact(settings: TrainConfig) -> TrainConfig:
-    """The settings, in the precision that accuracies are reported in: float32, or float64 where trained in that."""
+    """The settings with the precision of reported accuracies: float32, or float64 where trained in that."""
     return settings if settings.precision == "fp64" else replace(settings, precision="fp32")
 
 
 def rounds(settings: TrainConfig, device: torch.device) -> bool:
-    """Whether training computes convolutions otherwise than `exact` settings without TensorFloat-32 do."""
+    """Whether training rounds convolutions more coarsely than evaluation with `exact` settings."""
     return PRECISIONS[settings.precision] is not None or (device.type == "cuda" and settings.precision == "fp32")
 
 
 @contextmanager
 def without_tf32() -> Iterator[None]:
-    """Float32 convolutions and products of matrices in float32 for a while, where a GPU would round to TensorFloat-32.
+    """Within the context, a GPU does not round float32 convolutions and matrix products to TensorFloat-32.
 
     PyTorch 2.9 has a setting for each operator, which must not be mixed with the older one for all of them.
     """
@@ -90,16 +90,17 @@ def evaluate(
 ) -> float:
     """Accuracy in percent over the whole of `part`, whatever the processes; fills `active` with active ratios."""
     counts = torch.zeros(2, dtype=torch.float64, device=device)
-    ratios = None if active is None else _ActiveRatios(net)
-    with torch.no_grad(), evaluating(net), nullcontext() if ratios is None else ratios.watching():
+    counting: AbstractContextManager[dict[str, Tensor]] = nullcontext({}) if active is None else _counting_activity(net)
+    with torch.no_grad(), evaluating(net), counting as activity:
         for x, labels in source.eval_batches(part, world.rank, world.size):
             with autocast(settings, device):
                 logits = net(cast(x, settings))
-            counts[0] += (logits.argmax(1) == labels).sum()  # which the GPU adds up without being waited for
+            counts[0] += (logits.argmax(1) == labels).sum()  # on the device, so that nothing waits for it
             counts[1] += len(labels)
     correct, seen = world.sum(counts).tolist()
-    if active is not None and ratios is not None:
-        active.update(ratios.result(world))
+    if active is not None and activity:
+        totals = world.sum(torch.stack(list(activity.values()))).tolist()
+        active.update({name: nonzero / max(all_, 1.0) for name, (nonzero, all_) in zip(activity, totals, strict=True)})
     return float(100 * correct / seen)
 
 
@@ -113,8 +114,7 @@ def evaluate_run(
 ) -> dict[str, Any]:
     """Accuracy of a run's stored weights on its test set, beside what its result says.
 
-    precision: default float32 (float64 where it was trained in that), as results say it. timesteps: default as many as it
-    was trained over.
+    precision: default float32 (float64 where it was trained in that), as in results. timesteps: default those of training.
     """
     if precision is not None and precision not in PRECISIONS:
         raise LbqError(f"precision must be one of {', '.join(PRECISIONS)}, got {precision!r}")
@@ -124,20 +124,18 @@ def evaluate_run(
     net = run_folder.load(folder, timesteps).to(where)
     source = open_source(config, where)
     _check_classes(folder, source)
-    stored: dict[str, Any] = {}
-    if (folder / "result.json").exists():
-        stored = run_folder.read_result(folder)
+    stored = run_folder.read_result(folder) if (folder / "result.json").exists() else {}
     settings = exact(config.train) if precision is None else replace(config.train, precision=precision)
     net.to(torch.float64 if settings.precision == "fp64" else torch.float32)
     with without_tf32():
         accuracy = evaluate(net, source, "test", settings, where, world or World())
-    known = stored.get("data", {})  # of older runs in part
+    data = stored.get("data", {})  # older runs say less
     return {
         "accuracy": accuracy,
         "images": source.test_size,
         "stored_accuracy": stored.get("accuracy"),
-        "stored_precision": stored.get("tested_in") or config.train.precision,  # which older results do not say
-        "other_data": any(known.get(k, v) != v for k, v in source.about.items() if k != "source"),
+        "stored_precision": stored.get("tested_in") or config.train.precision,  # older results do not say
+        "other_data": any(data.get(k, v) != v for k, v in source.about.items() if k != "source"),
         "precision": settings.precision,
         "trained_in": config.train.precision,
         "timesteps": config.model.timesteps,
@@ -146,7 +144,7 @@ def evaluate_run(
 
 
 def _check_classes(run: Path, source: Source) -> None:
-    """Refuse data whose classes are not those that a run was trained on: labels would mean something else."""
+    """Refuse data with other classes than a run was trained on: its labels would mean something else."""
     trained, now = run_folder.read_inputs(run), source.inputs.classes
     if trained is not None and trained.classes and now and trained.classes != now:
         raise RunError(
@@ -158,16 +156,24 @@ def _check_classes(run: Path, source: Source) -> None:
 def measure_norms(
     net: nn.Module, batches: Iterable[tuple[Tensor, Tensor]], settings: TrainConfig, device: torch.device, world: World
 ) -> dict[str, Tensor]:
-    """BatchNorm's statistics over `batches`, in place of the network's: its buffers by name, which hold them now too.
+    """Measure BatchNorm's statistics over `batches` anew. Returns the network's buffers that hold them, by name.
 
-    Everything but BatchNorm is as in evaluation. Statistics are the mean over batches, or over passes where a batch takes
-    several, and over processes.
+    Everything but BatchNorm is as in evaluation. Statistics are the mean over all passes and over processes.
     """
     norms = {name: m for name, m in net.named_modules() if isinstance(m, _BatchNorm) and m.track_running_stats}
-    with torch.no_grad(), evaluating(net), _averaging(norms.values()):
-        for x, _ in batches if norms else ():
-            with autocast(settings, device):
-                net(cast(x, settings))
+    momenta = {name: norm.momentum for name, norm in norms.items()}
+    try:
+        with torch.no_grad(), evaluating(net):
+            for norm in norms.values():
+                norm.train()
+                norm.reset_running_stats()
+                norm.momentum = None  # takes the mean of all passes
+            for x, _ in batches if norms else ():
+                with autocast(settings, device):
+                    net(cast(x, settings))
+    finally:
+        for name, norm in norms.items():
+            norm.momentum = momenta[name]
     statistics = {}
     for name, norm in norms.items():
         for part in ("running_mean", "running_var"):
@@ -177,49 +183,24 @@ def measure_norms(
 
 
 @contextmanager
-def _averaging(norms: Iterable[_BatchNorm]) -> Iterator[None]:
-    """Take statistics anew, as the mean over all passes; afterwards momenta are what they were."""
-    momenta = [(norm, norm.momentum) for norm in norms]
-    for norm, _ in momenta:
-        norm.train()
-        norm.reset_running_stats()
-        norm.momentum = None  # a mean
-    try:
-        yield
-    finally:
-        for norm, momentum in momenta:
-            norm.momentum = momentum
+def _counting_activity(net: nn.Module) -> Iterator[dict[str, Tensor]]:
+    """Within the context, count the outputs of each neuron: float64 [2], those that are not zero and all."""
+    neurons, device = neurons_of(net), next(net.parameters()).device
+    counts = {name: torch.zeros(2, dtype=torch.float64, device=device) for name in neurons}
 
+    def watch(name: str) -> Any:
+        def hook(_module: nn.Module, _inputs: Any, output: Tensor) -> None:
+            counts[name] += torch.stack([(output != 0).sum(), torch.tensor(output.numel(), device=output.device)])
 
-class _ActiveRatios:
-    """Share of non-zero outputs of every neuron, over all forward passes while it is watching."""
+        return only_outputs(hook)
 
-    def __init__(self, net: nn.Module) -> None:
-        self.neurons = neurons_of(net)
-        device = next(net.parameters()).device
-        self.sums = {name: torch.zeros(2, dtype=torch.float64, device=device) for name in self.neurons}
-
-    def watching(self) -> AbstractContextManager[Any]:
-        def watch(name: str) -> Any:
-            def hook(_module: nn.Module, _inputs: Any, output: Tensor) -> None:
-                self.sums[name] += torch.stack(
-                    [(output != 0).sum(), torch.tensor(output.numel(), device=output.device)]
-                )
-
-            return only_outputs(hook)
-
-        return attached(neuron.register_forward_hook(watch(name)) for name, neuron in self.neurons.items())
-
-    def result(self, world: World) -> dict[str, float]:
-        if not self.neurons:
-            return {}
-        everything = world.sum(torch.stack([self.sums[n] for n in self.neurons]))
-        return {n: float(s[0] / s[1].clamp(min=1)) for n, s in zip(self.neurons, everything, strict=True)}
+    with attached(neuron.register_forward_hook(watch(name)) for name, neuron in neurons.items()):
+        yield counts
 
 
 @torch.no_grad()
 def neuron_steps(net: nn.Module) -> dict[str, float]:
-    """Each neuron's step (the mean, where it has one per channel)."""
+    """Each neuron's step; the mean, where each channel has its own."""
     return {name: float(neuron.step.mean()) for name, neuron in neurons_of(net).items()}
 
 

@@ -7,33 +7,31 @@ saving and stopping. Records go to a `Watcher`; nothing is printed.
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import json
 import os
 import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
 
 from lbq.batches.sources import open_source
 from lbq.config import Config, differences
 from lbq.errors import LbqError, RunError, Stopped
 from lbq.native import choose as kernels
-from lbq.neuron import SpikingNeuron
-from lbq.neuron.burst import FIXED_STEP
 from lbq.results.schemas import TRAINED
 from lbq.runs import checkpoint, run_folder
-from lbq.runs.build import outline
 from lbq.system import files
 from lbq.system.signals import noting
 from lbq.training.distributed import World
 from lbq.training.evaluation import evaluate_run as evaluate_run
+from lbq.training.initial_weights import fitting_weights
 from lbq.training.optim import weight_decays
 from lbq.training.plan import plan_of
 from lbq.training.position import EpochRecord
@@ -41,14 +39,13 @@ from lbq.training.trainer import Trainer
 from lbq.training.watcher import Watcher as Watcher
 
 CHECKPOINTS = "checkpoints"
-# What is written under another name first, which a killed process leaves.
-WHOLE = ("config.toml", "weights.safetensors", "result.json", f"{CHECKPOINTS}/{checkpoint.LAST}")
-CPU_IS_FULL = ("can't allocate memory", "not enough memory")  # in PyTorch's words, on x86-64 and on Arm
-CUBLAS_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"  # which cuBLAS must be told for its sums to have one order
-ECHO_SECONDS = 1.0  # in which a SIGTERM counts as one that was passed on
-SAVING_SHARE = 0.02  # of the time that saves after short epochs may take
-# of processes on GPUs, which ask each other whether one was signalled: an answer waits for the GPU
-STEPS_BETWEEN_STOP_CHECKS = 16
+# Files that are written under a temporary name first. A killed process leaves that one behind.
+WRITTEN_FILES = ("config.toml", "weights.safetensors", "result.json", f"{CHECKPOINTS}/{checkpoint.LAST}")
+CPU_MEMORY_ERRORS = ("can't allocate memory", "not enough memory")  # PyTorch's messages, on x86-64 and on Arm
+CUBLAS_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"  # environment variable that gives sums of cuBLAS one order
+ECHO_SECONDS = 1.0  # a SIGTERM within this time of another signal is the same one, passed on
+SAVING_SHARE = 0.02  # largest share of the time that saves after short epochs may take
+STEPS_BETWEEN_STOP_CHECKS = 16  # on several GPUs: asking all processes for a signal waits for the GPU
 Unwatched = Watcher  # its earlier name
 
 
@@ -56,22 +53,20 @@ class Job:
     def __init__(self, config: Config, folder: Path, watcher: Watcher, device: torch.device, world: World) -> None:
         self.config, self.folder, self.watcher = config, folder, watcher
         self.device, self.world = device, world
-        self.toml = config.to_toml()  # at once: what has no such form leaves no folder behind
+        self.toml = config.to_toml()  # here, so that a configuration without a TOML form leaves no folder behind
+        self.metrics = folder / "metrics.jsonl"
         self.signal = 0
-        self.saved_at, self.saving = time.monotonic(), 0.0  # when, and how long it took
-        self.rate_from: tuple[float, int] | None = None
+        self.saved_at, self.saving_seconds = time.monotonic(), 0.0
+        self.rate_from: tuple[float, int] | None = None  # time and step that the rate is measured from
         self.environment = run_folder.environment(device) if world.main else {}
-        self.earlier = ""  # what it was before, where the run was continued under another one
-        self.began_with = ""  # SHA-256 of the weights that it started from, where those are another run's
-
-    # The whole of it
-    # -----------------------------------------------------------------------------------------------------
+        self.earlier = ""  # earlier environments, where the run was continued under another one
+        self.init_sha256 = ""  # of the other run's weights that it started from, if any
 
     def run(self, resume: bool) -> dict[str, Any]:
         """Train to the end and return the result; continue what is in the folder where `resume`."""
         if self.config.train.tensorboard and importlib.util.find_spec("tensorboard") is None:
             raise LbqError("train.tensorboard needs the package tensorboard: pip install 'lbq[tensorboard]'")
-        # what a run started from may be gone once it has a checkpoint of its own
+        # The run that it started from may be gone once it has a checkpoint of its own.
         if self.config.train.init_from and not (self.folder / CHECKPOINTS).exists():
             try:
                 run_folder.check_folder(self.config.train.init_from, "weights.safetensors")
@@ -80,13 +75,15 @@ class Job:
         files.check_folder(self.folder, RunError)
         run_folder.refuse_foreign(self.folder)
         kernels.check(self.device.type)
-        # first what may be wrong with configuration and data, so that a mistake leaves no folder behind
+        # Configuration and data are checked first, so that a mistake leaves no folder behind.
         source = open_source(self.config, self.device)
         self.trainer = Trainer(self.config, source, self.device, self.world, self._between_steps)
         plan = plan_of(self.trainer)
         self.environment |= {"kernel": plan.kernel} if self.world.main else {}
         lock = run_folder.locked(self.folder) if self.world.main else nullcontext()
-        with lock, deterministic(self.config.train.deterministic), own_random_state(self.device), self._signals():
+        # The caller's random state stays as it is.
+        own_random_state = torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else [])
+        with lock, deterministic(self.config.train.deterministic), own_random_state, self._signals():
             done = self._prepare(resume) if self.world.main else None
             (finished,) = self.world.any([done is not None], self.device)
             if finished:
@@ -97,12 +94,11 @@ class Job:
             try:
                 for record in self.trainer.fit():
                     self._finish_epoch(record)
-            except (torch.OutOfMemoryError, MemoryError) as error:
-                raise LbqError(self._out_of_memory()) from error
-            except RuntimeError as error:
-                if not any(words in str(error) for words in CPU_IS_FULL):
-                    raise
-                raise LbqError(self._out_of_memory()) from error
+            except (MemoryError, RuntimeError) as error:
+                full = isinstance(error, (MemoryError, torch.OutOfMemoryError))
+                if full or any(message in str(error) for message in CPU_MEMORY_ERRORS):
+                    raise LbqError(self._out_of_memory()) from error
+                raise
             (stop,) = self.world.any([bool(self.signal)], self.device)
             if stop:
                 self.signal = self.signal or signal.SIGTERM
@@ -115,8 +111,8 @@ class Job:
             return result
 
     def _prepare(self, resume: bool) -> dict[str, Any] | None:
-        """Make the folder this job's; its result where it is complete already."""
-        for name in WHOLE:  # nobody else is writing them: the folder is locked
+        """Make the folder this job's. Returns its result where it is complete already."""
+        for name in WRITTEN_FILES:  # nobody else is writing them: the folder is locked
             files.remove_leftovers(self.folder / name)
         config_file, result_file = self.folder / "config.toml", self.folder / "result.json"
         if not config_file.exists():
@@ -126,31 +122,27 @@ class Job:
             raise RunError(f"{self.folder} holds a run already: continue it with --resume auto or choose another --out")
         stored = run_folder.load_config(self.folder)
         if stored.hash != self.config.hash:
-            others = "; ".join(differences(stored, self.config))
-            raise RunError(f"{config_file} differs from the configuration given ({others}): choose another --out")
+            changes = "; ".join(differences(stored, self.config))
+            raise RunError(f"{config_file} differs from the configuration given ({changes}): choose another --out")
         if result_file.exists():
             return run_folder.read_result(self.folder, TRAINED)
-        if stored != self.config:  # the data has moved, or it is watched otherwise
+        if stored != self.config:  # in settings that change no result, such as where the data lies
             run_folder.write_text(config_file, self.toml)
         return None
 
     # Saving and restoring
     # ------------------------------------------------------------------------------------------------
 
-    @property
-    def metrics(self) -> Path:
-        return self.folder / "metrics.jsonl"
-
     def _save(self) -> None:
         began = time.monotonic()
-        self.trainer.check()
+        self.trainer.sentinel.check_weights(self.trainer.position)
         tensors, values = self.trainer.state()
         if self.world.main:
             values["metrics_bytes"] = self.metrics.stat().st_size if self.metrics.exists() else 0
-            values |= {"environment": self.environment, "earlier": self.earlier, "init_sha256": self.began_with}
+            values |= {"environment": self.environment, "earlier": self.earlier, "init_sha256": self.init_sha256}
             checkpoint.save(self.folder / CHECKPOINTS, tensors, values)
         self.saved_at = time.monotonic()
-        self.saving = self.saved_at - began
+        self.saving_seconds = self.saved_at - began
 
     def _restore(self) -> None:
         loaded = checkpoint.load(self.folder / CHECKPOINTS)
@@ -160,21 +152,21 @@ class Job:
             )
         if loaded is None:
             if self.config.train.init_from:
-                self.initialised_from(self.config.train.init_from)
+                self._start_from(self.config.train.init_from)
             if self.world.main:
                 self._set_metrics_aside()
             return
         if loaded.values["config_hash"] != self.config.hash:
             raise RunError(f"{loaded.path} belongs to another configuration: choose another --out")
-        began, now = loaded.values.get("data"), self.trainer.data
-        if began is not None and any(began[key] != now[key] for key in began.keys() & now.keys()):
+        first, now = loaded.values.get("data", {}), self.trainer.data  # older checkpoints do not say
+        if any(first[key] != now[key] for key in first.keys() & now.keys()):
             raise RunError(
-                f"{self.folder} began with other data ({', '.join(began.values())}) than that under data.root "
+                f"{self.folder} began with other data ({', '.join(first.values())}) than that under data.root "
                 f"({', '.join(now.values())}): give the same, or choose another --out"
             )
         self._check_network(loaded)
         self.trainer.restore(loaded.tensors, loaded.values)
-        self.began_with = loaded.values.get("init_sha256", "")  # which older ones do not say
+        self.init_sha256 = loaded.values.get("init_sha256", "")  # older checkpoints do not say
         if self.world.main:
             checkpoint.set_aside(loaded)
             self._cut_metrics(loaded.values["metrics_bytes"])
@@ -183,16 +175,17 @@ class Job:
             self.watcher.resumed(position.epoch, position.batch, notes)
 
     def _changes(self, values: dict[str, Any]) -> list[str]:
-        """What is not as it was when the checkpoint was written, which the result will tell."""
-        now, before = self.environment, values.get("environment", self.environment)  # older ones do not say
-        other = sorted(key for key in now | before if now.get(key) != before.get(key))
-        old = ", ".join(f"{key} {before.get(key) or 'none'}" for key in other)
+        """What has changed around the run since the checkpoint was written. The result will name it."""
+        now, before = self.environment, values.get("environment", self.environment)  # older checkpoints do not say
+        changed = {key: (now.get(key) or "none", before.get(key) or "none") for key in sorted(now | before)}
+        changed = {key: pair for key, pair in changed.items() if pair[0] != pair[1]}
+        old = ", ".join(f"{key} {was}" for key, (_, was) in changed.items())
         parts = values.get("earlier", ""), old and f"until step {values['position']['step']}: {old}"
         self.earlier = "; ".join(filter(None, parts))
-        return [f"not as before: {key} {now.get(key) or 'none'}, was {before.get(key) or 'none'}" for key in other]
+        return [f"not as before: {key} {is_now}, was {was}" for key, (is_now, was) in changed.items()]
 
     def _check_network(self, loaded: checkpoint.Loaded) -> None:
-        """Refuse weights of another network: one of a user's own may have changed under its id."""
+        """Refuse weights of another network: a user may have changed their own network under its id."""
         ours = {f"model/{name}": value.shape for name, value in self.trainer.net.state_dict().items()}
         theirs = {name: value.shape for name, value in loaded.tensors.items() if name.startswith("model/")}
         other = sorted(name for name in ours | theirs if ours.get(name) != theirs.get(name))
@@ -203,7 +196,7 @@ class Job:
             )
 
     def _cut_metrics(self, length: int) -> None:
-        """Drop records of what will be trained again."""
+        """Drop records of steps that will be trained again."""
         size = self.metrics.stat().st_size if self.metrics.exists() else 0
         if size < length:
             raise RunError(f"{self.metrics} is shorter than its checkpoint says: start again in another folder")
@@ -214,87 +207,55 @@ class Job:
             raise RunError(f"cannot write {self.metrics}: {error.strerror}") from error
 
     def _set_metrics_aside(self) -> None:
-        """Keep the log of a training whose checkpoints are gone, under a name of its own."""
+        """Rename the log of a training whose checkpoints are gone."""
         if not self.metrics.exists() or not self.metrics.stat().st_size:
             return
-        number = 1
-        while (kept := self.metrics.with_name(f"{self.metrics.name}.{number}")).exists():
-            number += 1
-        try:
-            os.replace(self.metrics, kept)
-            files.sync_folder(self.folder)
-        except OSError as error:
-            raise RunError(f"cannot rename {self.metrics}: {error.strerror}") from error
-        self.watcher.restarted(kept)
+        numbered = (self.metrics.with_name(f"{self.metrics.name}.{number}") for number in itertools.count(1))
+        old_log = next(path for path in numbered if not path.exists())
+        run_folder.rename(self.metrics, old_log)
+        self.watcher.restarted(old_log)
 
-    def initialised_from(self, run: str) -> None:
-        """Start from the weights of another run: everything of the same name and shape (an ANN's synapses, for example), and
-        what it has one of and this network one for each channel. Constants of neurons are those of this configuration where
-        the other's has others."""
-        theirs, ours = run_folder.read_weights(run), self.trainer.net.state_dict()
-        configured = self._configured_otherwise(run, theirs)
-        fits = {
-            k: v.expand(ours[k].shape)
-            for k, v in theirs.items()
-            if k in ours and v.shape in ((), ours[k].shape) and k not in configured
-        }
-        synapses = [k for k in ours if k.endswith("weight")]
-        if not any(k in fits for k in synapses):
-            raise RunError(f"train.init_from: no weight of {run} fits this network")
-        self.trainer.start_from(fits)
-        self.began_with = run_folder.weights_checksum(run)
+    def _start_from(self, run: str) -> None:
+        """Start from the weights of another run."""
+        weights = fitting_weights(run, self.trainer.net)
+        self.trainer.start_from(weights)
+        self.init_sha256 = run_folder.weights_checksum(run)
         if self.world.main:
-            self.watcher.initialised(run, len(fits), tuple(name for name in ours if name not in fits))
-
-    def _configured_otherwise(self, run: str, weights: Mapping[str, Tensor]) -> set[str]:
-        """The constants of neurons, such as a decay that is not learned, that are other ones in the other run's weights. Of
-        fixed steps those with which it did not begin either: else a conversion may have chosen them, layer by layer."""
-        try:
-            began_with = _fixed_numbers(outline(run_folder.load_config(run)))
-            first = {name: value for name, value in began_with.items() if name.endswith(f".{FIXED_STEP}")}
-        except (LbqError, ValueError):  # weights alone, or a network that is not known here
-            first = {}
-        ours = _fixed_numbers(self.trainer.net)
-        theirs = {**weights, **first}
-        return {name for name, value in ours.items() if name not in theirs or not _alike(theirs[name], value)}
+            left = tuple(name for name in self.trainer.net.state_dict() if name not in weights)
+            self.watcher.initialised(run, len(weights), left)
 
     def _between_steps(self, trainer: Trainer) -> bool:
-        every, minutes = self.config.train.checkpoint_steps, self.config.train.checkpoint_minutes
-        p = trainer.position
-        stop, late = bool(self.signal), time.monotonic() - self.saved_at > 60 * minutes
+        """Report a step and save where it is due. Returns whether to stop."""
+        t, position, now = self.config.train, trainer.position, time.monotonic()
+        stop, due = bool(self.signal), now - self.saved_at > 60 * t.checkpoint_minutes
         if self.world.size > 1:
-            asks = self.device.type == "cpu" or p.step % STEPS_BETWEEN_STOP_CHECKS == 0
-            stop, late = self.world.any([stop, late], self.device) if asks else (False, False)
-        due = late or bool(every and p.step % every == 0)
+            asks = self.device.type == "cpu" or position.step % STEPS_BETWEEN_STOP_CHECKS == 0
+            stop, due = self.world.any([stop, due], self.device) if asks else (False, False)
         if stop:
             self.signal = self.signal or signal.SIGTERM
             return True
         if self.world.main:
-            self._report_step(p.epoch, p.batch, p.step)
-        if due:
+            if self.rate_from is None or position.batch == 1:
+                self.rate_from = (now, position.step)
+            began, first = self.rate_from
+            rate = (position.step - first) * t.batch_size / (now - began) if position.step > first else 0.0
+            self.watcher.step(position.epoch, position.batch, trainer.batches, rate)
+        if due or (t.checkpoint_steps and position.step % t.checkpoint_steps == 0):
             self._save()
         return False
-
-    def _report_step(self, epoch: int, batch: int, step: int) -> None:
-        now = time.monotonic()
-        if self.rate_from is None or batch == 1:
-            self.rate_from = (now, step)
-        began, first = self.rate_from
-        rate = (step - first) * self.config.train.batch_size / (now - began) if step > first else 0.0
-        self.watcher.step(epoch, batch, self.trainer.batches, rate)
 
     def _finish_epoch(self, record: EpochRecord) -> None:
         if self.world.main:
             try:
                 with open(self.metrics, "a", encoding="utf-8") as file:
-                    file.write(json.dumps(record.to_dict()) + "\n")
+                    file.write(json.dumps(asdict(record)) + "\n")
                     file.flush()
                     os.fsync(file.fileno())
             except OSError as error:
                 raise RunError(f"cannot write {self.metrics}: {error.strerror}; free some space") from error
             self._tensorboard(record)
             self.watcher.epoch(record)
-        rested = SAVING_SHARE * (time.monotonic() - self.saved_at) >= self.saving
+        rested = SAVING_SHARE * (time.monotonic() - self.saved_at) >= self.saving_seconds
         (due,) = self.world.any([self.trainer.done or (self.world.main and rested)], self.device)
         if due:
             self._save()
@@ -305,7 +266,7 @@ class Job:
         from torch.utils.tensorboard import SummaryWriter
 
         with SummaryWriter(str(self.folder / "tensorboard")) as writer:
-            for name, value in record.to_dict().items():
+            for name, value in asdict(record).items():
                 if isinstance(value, dict):
                     for layer, number in value.items():
                         writer.add_scalar(f"{name}/{layer}", number, record.epoch)
@@ -313,14 +274,14 @@ class Job:
                     writer.add_scalar(name, value, record.epoch)
 
     def _result(self) -> dict[str, Any]:
-        """The last epoch is the result. Writes weights (averaged ones, where averaging is on), then `result.json`."""
+        """Write the weights (averaged ones, where averaging is on), then `result.json`: the last epoch is the result."""
         lines = [json.loads(line) for line in self.metrics.read_text().splitlines()]
         last = lines[-1]
         with self.trainer.averaged():
             checksum = run_folder.write_weights(self.folder, self.trainer.net.state_dict())
         result = {
             "accuracy": last["test_accuracy"],
-            # lines of older versions do not say these; they were tested in the precision of training
+            # Lines of older versions lack these: they were tested in the precision of training.
             "accuracy_as_trained": last.get("test_accuracy_as_trained", last["test_accuracy"]),
             "tested_in": last.get("tested_in"),
             "epoch": last["epoch"],
@@ -341,13 +302,13 @@ class Job:
             "training_seconds": sum(line["seconds"] for line in lines),
             "processes": self.world.size,
             "data": self.trainer.source.about,
-            # lists for tuples, as it will be read
+            # as it will be read: lists for tuples
             "inputs": json.loads(json.dumps(asdict(self.trainer.source.inputs))),
             "weights_sha256": checksum,
             "config_hash": self.config.hash,
             "environment": self.environment,
             **({"earlier": self.earlier} if self.earlier else {}),
-            **({"init_sha256": self.began_with} if self.began_with else {}),
+            **({"init_sha256": self.init_sha256} if self.init_sha256 else {}),
         }
         run_folder.write_text(self.folder / "result.json", json.dumps(result, indent=2) + "\n")
         return result
@@ -358,10 +319,10 @@ class Job:
     def _signals(self) -> AbstractContextManager[None]:
         """Note SIGTERM and SIGINT instead of dying of them; a second one has its usual effect.
 
-        Who ends a whole job tells every process of it, and one that started others passes on what it was told: a SIGTERM at
-        once after another signal is no second one.
+        A launcher passes its signals on to processes that were signalled too. So a SIGTERM right after another signal is no
+        second one.
         """
-        times: dict[int, float] = {}  # of each signal
+        times: dict[int, float] = {}  # when each signal came
 
         def note(number: int, usual: Any) -> None:
             now = time.monotonic()
@@ -378,22 +339,11 @@ class Job:
     def _out_of_memory(self) -> str:
         peak = torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else _peak_of_process()
         t = self.config.train
-        kept = f"; {self.folder} keeps its checkpoint" if (self.folder / CHECKPOINTS).exists() else ""
+        remains = f"; {self.folder} keeps its checkpoint" if (self.folder / CHECKPOINTS).exists() else ""
         return (
             f"out of memory at batch {t.batch_size}, T = {self.config.model.timesteps} (peak {peak / 2**30:.1f} GiB): "
-            f"raise train.accumulate (now {t.accumulate}) or lower train.batch_size{kept}"
+            f"raise train.accumulate (now {t.accumulate}) or lower train.batch_size{remains}"
         )
-
-
-def _fixed_numbers(net: nn.Module) -> dict[str, Tensor]:
-    """The numbers of neurons that are not learned, by all their names in the network's state."""
-    neurons = [(n, m) for n, m in net.named_modules(remove_duplicate=False) if isinstance(m, SpikingNeuron)]
-    return {f"{n}.{k}": v.cpu() for n, m in neurons for k, v in m.fixed_numbers().items()}
-
-
-def _alike(one: Tensor, other: Tensor) -> bool:
-    """Whether they are equal, or one is what all channels of the other have."""
-    return one.shape in ((), other.shape) and bool((one == other).all())
 
 
 def _peak_of_process() -> int:
@@ -407,15 +357,15 @@ def _peak_of_process() -> int:
 
 
 @contextmanager
-def deterministic(wanted: bool) -> Iterator[None]:
-    """Only deterministic operations for a while, where asked for; otherwise the fastest convolutions, found by trial."""
+def deterministic(enabled: bool) -> Iterator[None]:
+    """Within the context, use deterministic operations alone; otherwise the fastest convolutions, which trials find."""
     only, warns = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    trial, sets_workspace = torch.backends.cudnn.benchmark, wanted and CUBLAS_WORKSPACE not in os.environ
+    trial, sets_workspace = torch.backends.cudnn.benchmark, enabled and CUBLAS_WORKSPACE not in os.environ
     if sets_workspace:
         os.environ[CUBLAS_WORKSPACE] = ":4096:8"
-    if wanted:
+    if enabled:
         torch.use_deterministic_algorithms(True)
-    torch.backends.cudnn.benchmark = not wanted
+    torch.backends.cudnn.benchmark = not enabled
     try:
         yield
     finally:
@@ -423,11 +373,6 @@ def deterministic(wanted: bool) -> Iterator[None]:
         torch.backends.cudnn.benchmark = trial
         if sets_workspace:
             os.environ.pop(CUBLAS_WORKSPACE, None)
-
-
-def own_random_state(device: torch.device) -> AbstractContextManager[None]:
-    """Draw and seed for a while, on the CPU and on `device`, without a change of what the caller draws afterwards."""
-    return torch.random.fork_rng(devices=[device] if device.type == "cuda" else [])
 
 
 def train(

@@ -1,4 +1,4 @@
-"""What moves the parameters: groups by role, the learning-rate schedule, the way uphill, averaged weights."""
+"""What moves the parameters: groups by role, the learning-rate schedule, sharpness-aware steps, averaged weights."""
 
 from __future__ import annotations
 
@@ -15,16 +15,10 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 from lbq.config import Config, OptimConfig
 from lbq.neuron.base import neurons_of
 
-WEIGHTED = (_ConvNd, nn.Linear, nn.Bilinear, nn.MultiheadAttention, nn.RNNBase, nn.RNNCellBase)
-PARAMETRISED = "parametrizations.weight"  # what a parametrised weight is computed from
-STEP_NAMES = ("rho", "parametrizations.rho")  # of the parameters that a neuron's step is computed from
+WEIGHT_LAYERS = (_ConvNd, nn.Linear, nn.Bilinear, nn.MultiheadAttention, nn.RNNBase, nn.RNNCellBase)
+STEP_NAMES = ("rho", "parametrizations.rho")  # parameters that a neuron's step is computed from
 NEURON_ROLES = ("steps", "neurons")
 NEURON_DECAYS: dict[str, tuple[str, ...]] = {"none": (), "step": ("steps",), "all": ("neurons",)}  # roles that decay
-
-
-def is_weight(name: str) -> bool:
-    """Of a parameter of one of these layers: `weight`, `in_proj_weight`, `weight_hh_l0`."""
-    return name.startswith(PARAMETRISED) or ("." not in name and "weight" in name)
 
 
 def parameter_groups(
@@ -39,12 +33,12 @@ def parameter_groups(
 ) -> list[dict[str, Any]]:
     """The parameters of a network for any optimiser of PyTorch, `torch.optim.SGD(parameter_groups(net, 5e-4), lr=0.1)`.
 
-    Three roles: weights of convolutions, linear layers, attention and recurrent layers, or what these are computed from
-    (decayed), BatchNorm, biases and all else (decayed where `norm_decay`), and the neurons' own (step, tail, leak, reset,
-    mixing). Of the latter `neuron_decay` says what decays, by weight_decay times `neuron_decay_factor`: "none", "step"
-    (rho alone, which then forms a role of its own, "steps") or "all". Decay of rho pulls a step towards softplus(0) = 0.69:
-    coarser steps, fewer and lower levels, fewer accumulations. lr: of all groups, the neurons' times `neuron_lr`; without
-    it, the optimiser's.
+    There are three roles. "weights" are those of convolutions, linear, attention and recurrent layers, or the parameters
+    that these are computed from; they decay. "norms" are BatchNorm, biases and all else; they decay where `norm_decay`.
+    "neurons" are steps, tails, leaks, resets and mixing. `neuron_decay` says which of these decay, by weight_decay times
+    `neuron_decay_factor`: "none", "step" (rho alone, which then has a role of its own, "steps") or "all". Decay of rho pulls
+    a step towards softplus(0) = 0.69: coarser steps, fewer and lower levels, fewer accumulations. lr: the learning rate of
+    all groups, times `neuron_lr` for neurons; without it, the optimiser's.
     """
     if lr is None and neuron_lr != 1.0:
         raise ValueError(f"neuron_lr is a factor on lr, got {neuron_lr!r}: give lr too")
@@ -52,13 +46,18 @@ def parameter_groups(
         raise ValueError(f"neuron_decay must be one of {', '.join(NEURON_DECAYS)}, got {neuron_decay!r}")
     decays = {"weights": weight_decay, "norms": weight_decay if norm_decay else 0.0}
     decays |= dict.fromkeys(NEURON_DECAYS[neuron_decay], weight_decay * neuron_decay_factor)
-    layers = [m for m in net.modules() if isinstance(m, WEIGHTED)]
-    weights = {id(p) for m in layers for name, p in m.named_parameters() if is_weight(name)}
-    of_neurons = {id(p): name for neuron in neurons_of(net).values() for name, p in neuron.named_parameters()}
+    weights = {
+        id(p)
+        for layer in net.modules()
+        if isinstance(layer, WEIGHT_LAYERS)
+        for name, p in layer.named_parameters()  # such as weight, in_proj_weight, weight_hh_l0
+        if name.startswith("parametrizations.weight") or ("." not in name and "weight" in name)
+    }
+    neuron_names = {id(p): name for neuron in neurons_of(net).values() for name, p in neuron.named_parameters()}
     groups: dict[str, list[nn.Parameter]] = {role: [] for role in ("weights", "norms", *NEURON_ROLES)}
     for parameter in net.parameters():
         role = "weights" if id(parameter) in weights else "norms"
-        if role == "norms" and (name := of_neurons.get(id(parameter))):
+        if role == "norms" and (name := neuron_names.get(id(parameter))):
             role = "steps" if neuron_decay == "step" and name.startswith(STEP_NAMES) else "neurons"
         groups[role].append(parameter)
     return [
@@ -75,7 +74,7 @@ def parameter_groups(
 
 
 def make_optimiser(net: nn.Module, settings: OptimConfig) -> torch.optim.Optimizer:
-    """On a GPU all of it lies there, the learning rate too: an update is then a few launches, and can be recorded."""
+    """The configured optimiser. On a GPU its learning rates lie there too, so that a CUDA graph can record an update."""
     o = settings
     groups = parameter_groups(
         net,
@@ -120,20 +119,20 @@ def set_learning_rate(optimiser: torch.optim.Optimizer, rate: float) -> None:
 
 @contextmanager
 def uphill(optimiser: torch.optim.Optimizer, radius: float) -> Iterator[None]:
-    """Weights moved by `radius` along their gradient for a while: the gradient found there leads to flat minima
-    (sharpness-aware minimisation, Foret et al. 2021). Neurons' own parameters stay: a step may be less than the radius."""
-    moved = [p for group in optimiser.param_groups if group["role"] not in NEURON_ROLES for p in group["params"]]
-    moved = [p for p in moved if p.grad is not None]
+    """Within the context, weights are moved by `radius` along their gradient. The gradient there leads to flat minima:
+    sharpness-aware minimisation, Foret et al. 2021. Parameters of neurons stay, since a step may be less than the radius."""
+    groups = [group["params"] for group in optimiser.param_groups if group["role"] not in NEURON_ROLES]
+    moved = [p for group in groups for p in group if p.grad is not None]
     with torch.no_grad():
         gradients = [p.grad for p in moved if p.grad is not None]
         norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
-        kept = [p.clone() for p in moved]
+        before = [p.clone() for p in moved]
         torch._foreach_add_(moved, torch._foreach_mul(gradients, radius / (norm + 1e-12)))
     try:
         yield
     finally:
         with torch.no_grad():
-            torch._foreach_copy_(moved, kept)
+            torch._foreach_copy_(moved, before)
 
 
 class Average:
@@ -149,9 +148,9 @@ class Average:
         pairs = [(self.state[name], value) for name, value in net.state_dict().items()]
         averages, values = zip(*[pair for pair in pairs if pair[1].is_floating_point()], strict=True)
         self._average(averages, values, 0)  # a few launches for all of them
-        for kept, value in pairs:
+        for average, value in pairs:
             if not value.is_floating_point():
-                kept.copy_(value)
+                average.copy_(value)
 
 
 def optimiser_state(net: nn.Module, optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
@@ -172,8 +171,8 @@ def restore_optimiser(net: nn.Module, optimiser: torch.optim.Optimizer, tensors:
     for key, value in tensors.items():
         name, slot = key.rsplit("/", 1)
         parameter = parameters[name]
-        if slot == "step":  # where AdamW counts its steps: beside the learning rate
+        if slot == "step":  # AdamW's count of steps lies beside the learning rate
             rate = optimiser.param_groups[0]["lr"]
             optimiser.state[parameter][slot] = value.to(rate.device if isinstance(rate, Tensor) else "cpu", copy=True)
-        else:  # laid out as the parameter: another order of elements may round differently
+        else:  # in the parameter's memory layout: another order of elements may round differently
             optimiser.state[parameter][slot] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from lbq.config import Config
 from lbq.deploy import lower
 from lbq.errors import ConfigError, GraphError, TooSmall
+from lbq.native.choose import choose
 from lbq.neuron.base import neurons_of
-from lbq.training.evaluation import emulated
+from lbq.training.evaluation import computed_in, emulated
 from lbq.training.optim import weight_decays
 from lbq.training.trainer import Trainer
 
@@ -54,8 +55,8 @@ def plan_of(trainer: Trainer) -> Plan:
     except GraphError:  # a network without an integer form trains as well
         pass
     local = t.batch_size // (t.accumulate * world.size)
-    kernel = trainer.kernel
-    half = 2 if kernel == "fused" else 4  # the reference computes in float32 whatever it is given
+    kernel = _kernel(trainer)
+    half = 2 if kernel == "fused" else 4  # the reference computes in float32 in every precision
     size = {"fp64": 8, "fp32": 4, "bf16": half, "fp16": half}[t.precision]
     sites = None if units is None else units * config.model.timesteps * local
     return Plan(
@@ -77,6 +78,13 @@ def plan_of(trainer: Trainer) -> Plan:
         weight_decay=weight_decays(trainer.optimiser),
         remarks=(*_without_effect(trainer), *_ill_matched(trainer)),
     )
+
+
+def _kernel(trainer: Trainer) -> str:
+    """What runs the network's neurons: the reference where the chosen kernel can run none of them."""
+    chosen, dtype = choose(trainer.device.type).kernel, computed_in(trainer.config.train)
+    kernels = {n.kernel(trainer.config.model.timesteps, dtype) for n in neurons_of(trainer.net).values()}
+    return chosen if not kernels or chosen in kernels else "reference"
 
 
 def _without_effect(trainer: Trainer) -> Iterator[str]:

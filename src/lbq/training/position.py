@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
 
 @dataclass
@@ -18,12 +17,13 @@ class Position:
 
 @dataclass(frozen=True)
 class EpochRecord:
-    """Loss and accuracy (percent) on the augmented training images, and accuracies on the held-out and test images where they
-    were evaluated; each neuron's step, tail and active ratio after the epoch. Where weights are averaged, all that is said of
-    the network is said of the averaged one; `unaveraged_accuracy` is what the weights as trained reach on the test images.
+    """Loss and accuracies in percent, on augmented training images and, where evaluated, on held-out and test images.
 
-    tested_in: the precision of these accuracies and active ratios. It is the training's, but for the last epoch, which is
-    tested in float32 (or float64, where it was trained in that); the `_as_trained` ones are of the training's there too."""
+    steps, tails, active: of each neuron after the epoch. Where weights are averaged, these and the accuracies are of the
+    averaged network; `unaveraged_accuracy` is the test accuracy of the weights as trained. tested_in: the precision of
+    accuracies and active ratios. It is the training's, but float32 (or float64, where trained in it) in the last epoch;
+    there the `_as_trained` accuracies are in the training's precision.
+    """
 
     epoch: int
     step: int
@@ -41,6 +41,3 @@ class EpochRecord:
     steps: dict[str, float] = field(default_factory=dict)
     tails: dict[str, float] = field(default_factory=dict)
     active: dict[str, float] = field(default_factory=dict)
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)

@@ -1,8 +1,8 @@
 """A sweep: configurations times varied settings, each trained in a run folder of its own, deployed and analysed.
 
-Every step is a command that a user could type, in a process of its own: what fails takes nothing else with it. What is done
-already is not done again, and what another process is doing is left to it, so that a sweep may be stopped and repeated at any
-moment, and started several times at once, on a GPU each.
+Every step is a command that a user could type, in a process of its own, so that a failure ends nothing else. Finished steps
+are not repeated, and runs of other processes are left to them. So a sweep may be stopped and repeated at any moment, and
+started several times at once, on a GPU each.
 """
 
 from __future__ import annotations
@@ -37,15 +37,14 @@ from lbq.system import files, plugins, toml
 from lbq.system.signals import STOPS, noting
 
 REPORT = "report.html"  # in the sweep's folder
-LONGEST_NAME = 255  # bytes, of all common file systems
-State = Literal["done", "failed", "elsewhere"]  # elsewhere: another process is at it
-Vary = Sequence[tuple[str, Sequence[str]]]  # keys, and the values that each shall take
+LONGEST_NAME_BYTES = 255  # of a folder, on all common file systems
+State = Literal["done", "failed", "elsewhere"]  # elsewhere: another process is working on it
 
 
 @dataclass(frozen=True)
 class Member:
-    """One run of a sweep. changes: as they are given to `lbq train`; lacks: why it has no integer network, if it has none;
-    name: what its record is called, where settings are varied; empty: what its configuration says."""
+    """One run of a sweep. changes: for `lbq train`. lacks: why it has no integer network, if it has none. name: of its record,
+    where settings are varied; otherwise empty, and its configuration names it."""
 
     file: Path
     changes: tuple[str, ...]
@@ -60,33 +59,34 @@ class Member:
 
     @property
     def unmeasured(self) -> str:
-        """Why it is not deployed and analysed, where it is not: both look at the test set."""
+        """Why it is not deployed and analysed, if it is not: both read the test set."""
         return self.lacks or ("train.test=never keeps it off the test set" if self.config.train.test == "never" else "")
 
     def training(self, device: str | None = None) -> list[str]:
-        """The command that trains it, or goes on where it was."""
-        where = [] if device is None else ["--device", device]
-        named = [toml.assignment("name", self.name)] if self.name else []
-        return ["train", str(self.file), *self.changes, *named, "--out", str(self.folder), "--resume", "auto", *where]
+        """The command that trains it or continues its training."""
+        command = ["train", str(self.file), *self.changes]
+        command += [toml.assignment("name", self.name)] if self.name else []
+        command += ["--out", str(self.folder), "--resume", "auto"]
+        return command + ([] if device is None else ["--device", device])
 
     def measuring(self) -> Iterator[list[str]]:
-        """The commands that deploy it and analyse what was deployed, of those that are not done yet."""
+        """The commands, not done yet, that deploy it and analyse the deployed network."""
         model, analysis = self.folder / ARCHIVE, self.folder / ARCHIVE_ANALYSIS
         if self.unmeasured or (analysis.is_file() and analyze.load(analysis).of_test_set):
             return
-        root = "" if self.config.data.name == "digits" else self.config.data.root  # which come with lbq
-        moved = [toml.assignment("data.root", root)] if root else []
+        root = "" if self.config.data.name == "digits" else self.config.data.root  # digits come with lbq
         if not model.is_file():
-            yield ["deploy", str(self.folder), *moved, "-o", str(model)]
+            change = [toml.assignment("data.root", root)] if root else []
+            yield ["deploy", str(self.folder), *change, "-o", str(model)]
         yield ["analyze", str(model), *(["--data", root] if root else [])]
 
 
-# What there is to do
+# Planning
 # ------------------------------------------------------------------------------------------------------
 
 
 def parse_vary(text: str) -> tuple[str, list[str]]:
-    """`seed=0,1,2` as a key and its values. A list, a table or a string of TOML is one value, whatever commas it holds."""
+    """`seed=0,1,2` as a key and its values. A list, a table or a string of TOML is one value, with all its commas."""
     key, equals, values = text.partition("=")
     pieces, parsed = values.split(","), []
     while pieces:
@@ -96,15 +96,21 @@ def parse_vary(text: str) -> tuple[str, list[str]]:
         del pieces[:length]
     if not key.strip() or not equals or not all(parsed):
         raise ConfigError(f"--vary {text!r} must have the form key=value,value, such as seed=0,1,2")
-    if twice := [value for value, times in Counter(parsed).items() if times > 1]:
-        raise ConfigError(f"--vary {text!r} has {twice[0]} twice: give it once")
+    if repeated := _repeated(parsed):
+        raise ConfigError(f"--vary {text!r} has {repeated} twice: give it once")
     return key.strip(), parsed
 
 
-def plan(subjects: Sequence[str], vary: Vary, out: Path) -> list[Member]:
+def _repeated(texts: Sequence[str]) -> str | None:
+    """The first text that stands there more than once."""
+    return next((text for text, times in Counter(texts).items() if times > 1), None)
+
+
+def plan(subjects: Sequence[str], vary: Sequence[tuple[str, Sequence[str]]], out: Path) -> list[Member]:
     """The runs of a sweep, checked before any of them begins: one of every configuration first, then the next value.
 
-    subjects: configuration files, folders of them, and key=value changes for all of them. out: the folder of their folders.
+    subjects: configuration files, folders of them, and key=value changes for all of them. vary: keys and the values of each.
+    out: the folder of the run folders.
     """
     if "RANK" in os.environ:
         raise LbqError("sweep starts processes of its own: start it without torchrun, once for each GPU")
@@ -117,8 +123,8 @@ def plan(subjects: Sequence[str], vary: Vary, out: Path) -> list[Member]:
             "a sweep needs configurations: give files such as configs/digits/lbq.toml, or folders of them"
         )
     keys = [key for key, _ in vary]
-    if twice := [key for key, times in Counter(keys).items() if times > 1]:
-        raise ConfigError(f"--vary {twice[0]} is given twice: put all its values in one")
+    if repeated := _repeated(keys):
+        raise ConfigError(f"--vary {repeated} is given twice: put all its values in one")
     if both := set(keys) & {text.partition("=")[0].strip() for text in changes}:
         raise ConfigError(f"{min(both)} is both varied and changed for all: give it once")
     members = [
@@ -129,14 +135,14 @@ def plan(subjects: Sequence[str], vary: Vary, out: Path) -> list[Member]:
     _refuse_twins(members)
     for member in members:
         _check_place(member)
-    for folder in finished(out):  # must be fit to be reported: known now, not after the last run
+    for folder in finished(out):  # a run that cannot be reported is refused now, not after the last run
         run_folder.read_result(folder)
         gather([folder], records.read)
     return members
 
 
 def _files(path: Path) -> list[Path]:
-    if os.path.isdir(path):  # which takes names of any length
+    if os.path.isdir(path):  # takes names of any length
         configs = sorted(path.glob("*.toml"))
         if not configs:
             raise ConfigError(f"{path} holds no configurations (.toml): give files or folders of them")
@@ -150,43 +156,38 @@ def _files(path: Path) -> list[Path]:
 def _member(file: Path, changes: Sequence[str], varied: dict[str, str], out: Path) -> Member:
     all_changes = (*changes, *(f"{key}={value}" for key, value in varied.items()))
     config = Config.load(file, all_changes)
-    leaves = Counter(key.rpartition(".")[2] for key in varied)
-    settings = [
-        f"{leaf if leaves[leaf := key.rpartition('.')[2]] == 1 else key}={value}"
-        for key, value in varied.items()
-        if key != "seed"
-    ]
-    whole = Path(os.path.abspath(file))  # a file is called the same from wherever it is given
-    folder = re.sub(r"[^\w.=+-]", "_", "-".join([run_folder.default_name(whole), *settings, f"s{config.seed}"]))
-    if len(os.fsencode(folder)) > LONGEST_NAME:
+    parts = [run_folder.default_name(Path(os.path.abspath(file)))]  # the same name from any working directory
+    last_words = [key.rpartition(".")[2] for key in varied]
+    for word, (key, value) in zip(last_words, varied.items(), strict=True):
+        if key != "seed":
+            parts.append(f"{word if last_words.count(word) == 1 else key}={value}")
+    folder = re.sub(r"[^\w.=+-]", "_", "-".join([*parts, f"s{config.seed}"]))
+    if len(os.fsencode(folder)) > LONGEST_NAME_BYTES:
         raise ConfigError(
             f"{file}: no folder can be called {folder[:40]}...: put long values in configurations of their own"
         )
     try:
-        lacks = _lacks(config)
-        name = _name(config, varied)
+        return Member(file, all_changes, config, out / folder, _lacks(config), _name(config, varied))
     except LbqError as error:
         raise ConfigError(f"{file}: {error}") from error
-    return Member(file, all_changes, config, out / folder, lacks, name)
 
 
 def _name(config: Config, varied: Mapping[str, str]) -> str:
-    """The configuration's name, or else its variant's title, with what is varied as it was typed. The title says which
-    neuron it is of, and groups say the seeds; empty where nothing else is varied."""
+    """The configuration's name or its variant's title, and the varied settings. Empty where these are seed and neuron alone:
+    the title says the neuron, and reports say the seeds."""
     settings = [f"{key}={value}" for key, value in varied.items() if key not in ("seed", "neuron.name", "name")]
     base = config.name or title_of(records.describe(config)["variant"])
     return ", ".join([base, *settings]) if settings else ""
 
 
 def _lacks(config: Config) -> str:
-    """Why the network has no integer form, as far as its neurons say. Refuses what is no network, or no neuron."""
+    """Why the network's neurons have no integer form; empty where they have one. Refuses unknown networks and neurons."""
     outline(config)
     neuron = create(**config.neuron, timesteps=config.model.timesteps, channels=1)
     if not isinstance(neuron, SpikingNeuron):
         return "it has no spiking neurons"
     try:
-        spec = replace(neuron.spec(), gain=1.0)  # which is folded into the weights
-        check_neuron(str(config.neuron["name"]), spec)
+        check_neuron(str(config.neuron["name"]), replace(neuron.spec(), gain=1.0))  # weights take the gain
     except GraphError as error:
         return str(error)
     return ""
@@ -194,39 +195,39 @@ def _lacks(config: Config) -> str:
 
 def _refuse_twins(members: Sequence[Member]) -> None:
     """One run under two names would count twice, and two runs of one name would share a folder."""
-    by_config: dict[tuple[str, str], Member] = {}
-    by_folder: dict[Path, Member] = {}
+    first: dict[object, Member] = {}
     for member in members:
-        same = by_config.setdefault((member.config.hash, member.config.data.root), member)  # other data, another run
-        other = by_folder.setdefault(member.folder, member)
-        if same is not member or other is not member:
-            both = " and ".join(
-                " ".join([str(m.file), *m.changes]) for m in (min(same, other, key=members.index), member)
-            )
-            if same is not member:
-                raise ConfigError(f"{both} are the same run: give one of them")
-            raise ConfigError(f"{both} are both called {member.folder.name}: rename one, or sweep it to another --out")
+        for key, problem in (
+            (
+                (member.config.hash, member.config.data.root),
+                "are the same run: give one of them",
+            ),  # other data: another run
+            (member.folder, f"are both called {member.folder.name}: rename one, or sweep it to another --out"),
+        ):
+            if (other := first.setdefault(key, member)) is not member:
+                both = " and ".join(" ".join([str(m.file), *m.changes]) for m in (other, member))
+                raise ConfigError(f"{both} {problem}")
 
 
 def _check_place(member: Member) -> None:
-    """A folder that holds something else is left alone, and that is known before the first run begins."""
+    """Refuse a folder that holds something else."""
     files.check_folder(member.folder, RunError)
     run_folder.refuse_foreign(member.folder)
     if not (member.folder / "config.toml").is_file():
         return
     stored = run_folder.load_config(member.folder)
     if stored.hash != member.config.hash:
-        others = "; ".join(differences(stored, member.config))
-        raise RunError(f"{member.folder} holds another configuration ({others}): choose another --out")
+        changes = "; ".join(differences(stored, member.config))
+        raise RunError(f"{member.folder} holds another configuration ({changes}): choose another --out")
 
 
 def finished(out: Path) -> list[Path]:
-    """The folders of finished runs in a sweep's, of earlier sweeps too."""
+    """The run folders in a sweep's folder that are finished, of earlier sweeps too."""
     return sorted(path.parent for path in out.glob("*/result.json") if (path.parent / "config.toml").is_file())
 
 
 def commands(members: Sequence[Member], device: str | None = None, deploy: bool = True) -> Iterator[list[str]]:
-    """What is left to do, as arguments of `lbq`."""
+    """The commands that are left to do, as arguments of `lbq`."""
     for member in members:
         if not member.trained:
             yield [*plugins.options(), *member.training(device)]
@@ -234,12 +235,12 @@ def commands(members: Sequence[Member], device: str | None = None, deploy: bool 
             yield [*plugins.options(), *command]
 
 
-# Doing it
+# Running
 # ------------------------------------------------------------------------------------------------------
 
 
 class Sweep:
-    """say: called with every command before it runs, and with what is passed over."""
+    """Runs the members one after another. say: called with every command before it runs, and with remarks."""
 
     def __init__(self, members: Sequence[Member], say: Callable[[str], None], device: str | None = None) -> None:
         self.members, self.say, self.device = members, say, device
@@ -263,8 +264,8 @@ class Sweep:
             return "done"
         if run_folder.held(member.folder):
             return self._left(member)
-        began = (member.folder / "config.toml").is_file()  # not where its input is wrong
-        if not began and not any(other.trained for other in self.members):  # and so may be that of all others
+        began = (member.folder / "config.toml").is_file()  # it does not begin where its input is wrong
+        if not began and not any(other.trained for other in self.members):  # the others may be wrong too
             raise RunError(f"{member.folder.name} could not begin, as said above: the sweep stops here")
         return "failed"
 
@@ -274,9 +275,8 @@ class Sweep:
         if not any(member.measuring()):
             return "done"
         try:
-            with run_folder.locked(
-                member.folder
-            ):  # another process may have done it by now: asked again, command by command
+            with run_folder.locked(member.folder):
+                # Another process may have done some of it by now: `measuring` looks again before each command.
                 return "failed" if any(self._call(command) for command in member.measuring()) else "done"
         except Busy:
             return self._left(member)
@@ -286,11 +286,11 @@ class Sweep:
         return "elsewhere"
 
     def _call(self, command: Sequence[str]) -> int:
-        """Run `lbq` with these arguments, for its files: its progress is shown, its result is not. Its exit status."""
+        """Run `lbq` with these arguments and show its progress, not its result. Returns its exit status."""
         self._obey()
         command = [*plugins.options(), *command]
         self.say(f"lbq {shlex.join(command)}")
-        # this very package, whatever lies in the working directory
+        # This package runs, not another `lbq` in the working directory.
         path = os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])])
         self.child = subprocess.Popen(
             [sys.executable, "-P", "-m", "lbq", *command],
@@ -300,7 +300,7 @@ class Sweep:
         if self.signal:  # came while it was being started
             self.child.terminate()
         while (code := self.child.poll()) is None:
-            time.sleep(0.1)  # wait() would keep a signal that comes just before it until the command has ended
+            time.sleep(0.1)  # wait() would hold back a signal that comes just before it
         self.child = None
         self.signal = self.signal or next((n for n in STOPS if code in (128 + n, -n)), 0)
         self._obey()
@@ -314,8 +314,8 @@ class Sweep:
             raise Stopped(f"stopped by {name}: the same command goes on from here", 128 + self.signal)
 
     def _signals(self) -> AbstractContextManager[None]:
-        """What ends the sweep is passed on to the running command, which saves and ends. As SIGTERM, whatever it was: a
-        terminal's interrupt has reached the command by itself, and a second one would end it before it has saved."""
+        """Pass signals on to the running command, which saves and ends, always as SIGTERM: a terminal's interrupt reaches
+        the command by itself, and a second interrupt would end it before it has saved."""
 
         def note(number: int, _usual: Any) -> None:
             self.signal = number
@@ -325,14 +325,14 @@ class Sweep:
         return noting(note)
 
 
-# What it came to
+# Reporting
 # ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """states: what became of each run. gathered: all finished runs in the sweep's folder, of earlier sweeps too. page: their
-    report; None where no run is finished."""
+    """states: of each run. gathered: all finished runs in the sweep's folder, of earlier sweeps too. page: their report; None
+    where no run is finished."""
 
     states: Sequence[tuple[Member, State]]
     gathered: Gathered
@@ -340,7 +340,7 @@ class Outcome:
 
     @property
     def results(self) -> list[Result | None]:
-        """Of each run; that of another one which has the same weights; None where it has none."""
+        """The result of each run, or of another run with the same weights; None where there is none."""
         by_source = {result.source: result for result in self.gathered.results}
         folders = [self.gathered.twins.get(member.folder, member.folder) for member, _ in self.states]
         return [by_source.get(str(folder)) for folder in folders]
@@ -357,7 +357,7 @@ class Outcome:
 
     @property
     def remarks(self) -> list[str]:
-        """What is left to do, in words."""
+        """What the user should know or repeat."""
         elsewhere = any(state == "elsewhere" for _, state in self.states)
         others = "some runs were left to other processes: the sweep that ends last reports them all"
         return [others] * elsewhere + [f"failed: {folder}; the same command tries it again" for folder in self.failed]

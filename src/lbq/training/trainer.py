@@ -7,6 +7,7 @@ from a checkpoint, at any batch, gives the same bytes as one that was never inte
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -23,8 +24,6 @@ from lbq.batches.mixing import Mixing
 from lbq.batches.sources import Part, Source
 from lbq.config import Config
 from lbq.errors import ConfigError
-from lbq.native.choose import choose
-from lbq.neuron.base import neurons_of
 from lbq.runs.build import build, stream_seed
 from lbq.training import evaluation, optim
 from lbq.training.cuda_graph import CapturedStep
@@ -32,7 +31,7 @@ from lbq.training.distributed import World, synchronise_batchnorm
 from lbq.training.divergence import Sentinel
 from lbq.training.position import EpochRecord, Position
 
-NORM_SAMPLES = 10_000  # that BatchNorm's statistics of averaged weights are measured on
+NORM_SAMPLES = 10_000  # training samples that give averaged weights their BatchNorm statistics
 
 
 class Trainer:
@@ -53,8 +52,8 @@ class Trainer:
         self.device = torch.device(device)
         self.between_steps = between_steps
         self.position = Position()
-        self.tally = torch.zeros(3, dtype=torch.float64, device=self.device)  # loss, correct, seen in this epoch so far
-        self.began = time.perf_counter()  # when this epoch did, or would have without an interruption
+        self.tally = torch.zeros(3, dtype=torch.float64, device=self.device)  # of this epoch: loss, correct, seen
+        self.began = time.perf_counter()  # when this epoch began, or would have begun without an interruption
         self._check()
         self.net = build(config).to(self.device)
         if config.train.precision == "fp64":
@@ -66,12 +65,9 @@ class Trainer:
         self.optimiser = optim.make_optimiser(self.net, config.optim)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=config.train.precision == "fp16")
         self.average = optim.Average(self.net, config.train.ema) if config.train.ema else None
-        a = config.augment
-        self.mixing = Mixing(
-            a.mixup, a.cutmix, a.mix_prob, a.label_smoothing, config.model.num_classes, config.plain_from
-        )
+        a, classes = config.augment, config.model.num_classes
+        self.mixing = Mixing(a.mixup, a.cutmix, a.mix_prob, a.label_smoothing, classes, config.plain_from)
         self.sentinel = Sentinel(self.net, config, self.device)
-        self._runner: nn.Module | None = None
         self._captured: CapturedStep | None = None
         self._captured_sharp = False
 
@@ -116,16 +112,8 @@ class Trainer:
         return tensors, values
 
     @property
-    def kernel(self) -> str:
-        """What runs its neurons: the reference where the chosen kernel can run none of them."""
-        chosen, timesteps = choose(self.device.type).kernel, self.config.model.timesteps
-        dtype = evaluation.computed_in(self.config.train)
-        runs = {neuron.kernel(timesteps, dtype) for neuron in neurons_of(self.net).values()}
-        return chosen if not runs or chosen in runs else "reference"
-
-    @property
     def data(self) -> dict[str, str]:
-        """What it trains on, wherever that lies."""
+        """What identifies the training data, wherever it lies."""
         return {key: value for key, value in self.source.about.items() if key != "source"}
 
     def restore(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
@@ -150,7 +138,7 @@ class Trainer:
             self.scaler.load_state_dict(values["scaler"])
 
     def start_from(self, weights: dict[str, Tensor]) -> None:
-        """Begin with these weights in place of drawn ones, in the averages too."""
+        """Begin with these weights, in the averages too."""
         self.net.load_state_dict(weights, strict=False)
         self.sentinel.first_steps = evaluation.neuron_steps(self.net)
         if self.average is not None:
@@ -170,11 +158,11 @@ class Trainer:
 
     @property
     def sharp(self) -> bool:
-        """Whether this epoch minimises sharpness-aware; after the last one, whether that did."""
+        """Whether this epoch uses sharpness-aware minimisation; after the last epoch, whether that one did."""
         return self.config.optim.sam > 0 and self.position.epoch >= self.config.sharp_from
 
     def order(self, epoch: int) -> Tensor:
-        """The epoch's order of samples, `[batches, accumulate, processes, samples]`: the same whatever the processes."""
+        """The epoch's order of samples, `[batches, accumulate, processes, samples]`, for any number of processes the same."""
         t = self.config.train
         generator = torch.Generator().manual_seed(stream_seed(self.config.seed, "order", epoch))
         order = torch.randperm(self.source.train_size, generator=generator)[: self.batches * t.batch_size]
@@ -182,39 +170,32 @@ class Trainer:
 
     def fit(self) -> Iterator[EpochRecord]:
         """Train from the present position to the end; yields after every epoch."""
-        while not self.done:
-            record = self._epoch()
-            if record is None:
-                return
-            yield record
+        while not self.done and self._train_epoch():
+            yield self._finish_epoch()
 
-    def _epoch(self) -> EpochRecord | None:
-        """The rest of an epoch; None where it was stopped between steps."""
-        seed, first = self.config.seed, self.position.batch
+    def _train_epoch(self) -> bool:
+        """Take the remaining steps of an epoch. Returns whether it was finished, and not stopped between steps."""
+        epoch, first = self.position.epoch, self.position.batch
         if not first:
             self.began = time.perf_counter()
-        order = self.order(self.position.epoch)[first:]
-        mine = order[:, :, self.world.rank]
+        numbers = self.order(epoch)[first:, :, self.world.rank].flatten(0, 1)
         self.net.train()
-        batches = self.source.train_batches(list(mine.flatten(0, 1)), self.position.epoch, seed)
-        micro = ahead(batches, self.device)
-        for _ in range(len(order)):
+        parts = ahead(self.source.train_batches(list(numbers), epoch, self.config.seed), self.device)
+        for _ in range(first, self.batches):
             rate = optim.learning_rate(self.position.step, self.batches, self.config)
             optim.set_learning_rate(self.optimiser, rate)
-            self._step(micro)
+            self._step(parts)
             if self.between_steps is not None and self.between_steps(self):
-                return None
-        self.sentinel.settle()
+                return False
         self.sentinel.check_steps(self.position)
-        return self._ended()
+        return True
 
-    def _ended(self) -> EpochRecord:
-        """What the epoch whose steps are done comes to; the next one begins."""
+    def _finish_epoch(self) -> EpochRecord:
+        """Evaluate an epoch whose steps are done, and move on to the next one."""
         epoch = self.position.epoch + 1
         loss, correct, seen = self.world.sum(self.tally.clone()).tolist()
         seconds = time.perf_counter() - self.began
-        t = self.config.train
-        evaluated = self._evaluated(epoch)
+        accuracies = self._accuracies(epoch)
         with self.averaged():
             steps, tails = evaluation.neuron_steps(self.net), evaluation.neuron_tails(self.net)
         self.position.epoch, self.position.batch = epoch, 0
@@ -226,47 +207,47 @@ class Trainer:
             train_accuracy=100 * correct / seen,
             lr=optim.learning_rate(self.position.step - 1, self.batches, self.config),
             seconds=seconds,
-            samples_per_second=self.batches * t.batch_size / seconds,
+            samples_per_second=self.batches * self.config.train.batch_size / seconds,
             steps=steps,
             tails=tails,
-            **evaluated,
+            **accuracies,
         )
 
-    def _evaluated(self, epoch: int) -> dict[str, Any]:
-        """What evaluation after an epoch, counted from 1, finds: fields of its record.
+    def _accuracies(self, epoch: int) -> dict[str, Any]:
+        """Evaluate after an epoch, counted from 1. Returns fields of its record.
 
-        `train.test` says which epochs are tested, `train.eval_every` how often the held-out images are looked at. The last
-        epoch is evaluated in float32 as well: rounding to bfloat16 costs some hundredths of a point, which are not the
-        network's.
+        `train.test` says which epochs are tested, `train.eval_every` how often the held-out images are evaluated. The last
+        epoch is evaluated in float32 as well: rounding to bfloat16 costs some hundredths of a point.
         """
         t = self.config.train
         last = epoch == t.epochs
         due = last or epoch % t.eval_every == 0
         tested = {"never": False, "last": last, "every": due}[t.test]
-        wanted: dict[Part, bool] = {"test": tested, "holdout": due and self.source.holdout_size > 0}
-        parts = [part for part, evaluates in wanted.items() if evaluates]
-        precision = evaluation.exact(t).precision if last else t.precision
-        found: dict[str, Any] = {"tested_in": precision} if parts else {}
+        is_due: dict[Part, bool] = {"test": tested, "holdout": due and self.source.holdout_size > 0}
+        parts = [part for part in is_due if is_due[part]]
+        fields: dict[str, Any] = {}
+        if parts:
+            fields["tested_in"] = evaluation.exact(t).precision if last else t.precision
         if self.average is not None and (parts or last):
             if tested:
-                found["unaveraged_accuracy"] = self.evaluate("test", exact=last)
+                fields["unaveraged_accuracy"] = self.evaluate("test", exact=last)
             self._measure_norms(self.average)
         with self.averaged():
             for part in parts:
-                active = found.setdefault("active", {}) if part == parts[0] else None
-                found[f"{part}_accuracy"] = accuracy = self.evaluate(part, active, exact=last)
+                active = fields.setdefault("active", {}) if part == parts[0] else None
+                fields[f"{part}_accuracy"] = accuracy = self.evaluate(part, active, exact=last)
                 if last:
                     rounds = evaluation.rounds(t, self.device)
-                    found[f"{part}_accuracy_as_trained"] = self.evaluate(part) if rounds else accuracy
-        return found
+                    fields[f"{part}_accuracy_as_trained"] = self.evaluate(part) if rounds else accuracy
+        return fields
 
-    def _step(self, micro: Iterator[tuple[Tensor, Tensor]]) -> None:
+    def _step(self, parts: Iterator[tuple[Tensor, Tensor]]) -> None:
         t, position = self.config.train, self.position
         captured = self.captured()
         if captured is None:
             self.optimiser.zero_grad(set_to_none=True)
         for part in range(t.accumulate):
-            x, labels = next(micro)
+            x, labels = next(parts)
             self._seed_stream(part)
             x, targets = self.mixing(x, labels, self.config.seed, position.epoch, position.batch * t.accumulate + part)
             x = evaluation.cast(x, t)
@@ -282,14 +263,14 @@ class Trainer:
         position.stream += 1
 
     def _backward(self, x: Tensor, targets: Tensor, labels: Tensor, last: bool, check: bool = True) -> Tensor:
-        """Forward and backward over one part of a batch; its loss, which the tally has counted."""
+        """Forward and backward over one part of a batch. Counts in the tally and returns the loss."""
         logits, loss = self._gradients(x, targets, last, check)
         mean = logits.mean(0) if self.config.train.loss == "tet" else logits
         correct = (mean.argmax(1) == labels).sum()
         seen = torch.full_like(correct, len(labels))
         self.tally += torch.stack([loss.double() * len(labels), correct.double(), seen.double()])
         if self.sharp:
-            statistics = [buffer.clone() for buffer in self.net.buffers()]  # BatchNorm's, of where the weights are
+            statistics = [buffer.clone() for buffer in self.net.buffers()]  # BatchNorm's, at the weights themselves
             with optim.uphill(self.optimiser, self.config.optim.sam):
                 self.optimiser.zero_grad(set_to_none=True)
                 self._gradients(x, targets, last, check=False)
@@ -299,10 +280,10 @@ class Trainer:
 
     def _gradients(self, x: Tensor, targets: Tensor, last: bool, check: bool) -> tuple[Tensor, Tensor]:
         """One forward and backward pass: logits and loss. `last`: the processes average their gradients after it."""
-        t, runner = self.config.train, self.runner()
+        t, runner = self.config.train, self.runner
         waits = isinstance(runner, DistributedDataParallel) and not last
         with runner.no_sync() if waits else nullcontext():  # type: ignore[operator]
-            with self.autocast():
+            with evaluation.autocast(t, self.device):
                 logits = runner(x, per_step=True) if t.loss == "tet" else runner(x)
                 loss = self.loss(logits, targets)
             if check:
@@ -311,7 +292,7 @@ class Trainer:
         return logits.detach(), loss.detach()
 
     def _check_all_take_part(self) -> None:
-        """After the first backward pass: between processes only gradients that all of them have can be averaged."""
+        """After the first backward pass, refuse parameters without a gradient: processes cannot average these."""
         if self.world.size == 1 or self.position.step:
             return
         idle = [name for name, p in self.net.named_parameters() if p.requires_grad and p.grad is None]
@@ -355,20 +336,14 @@ class Trainer:
             with torch.cuda.device(self.device):  # which need not be the current one
                 torch.cuda.manual_seed(seed)
 
+    @functools.cached_property
     def runner(self) -> nn.Module:
-        """The network as it is called in training: under DistributedDataParallel and compiled, where asked for."""
-        if self._runner is None:
-            runner: nn.Module = self.net
-            if self.world.size > 1:
-                ids = [self.device.index] if self.device.type == "cuda" else None
-                runner = DistributedDataParallel(runner, device_ids=ids)
-            if self.config.train.compile:
-                runner = torch.compile(runner)  # type: ignore[assignment]
-            self._runner = runner
-        return self._runner
-
-    def autocast(self) -> Any:
-        return evaluation.autocast(self.config.train, self.device)
+        """The network as training calls it: under DistributedDataParallel and compiled, where the settings ask for it."""
+        runner: nn.Module = self.net
+        if self.world.size > 1:
+            ids = [self.device.index] if self.device.type == "cuda" else None
+            runner = DistributedDataParallel(runner, device_ids=ids)
+        return torch.compile(runner) if self.config.train.compile else runner  # type: ignore[return-value]
 
     def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
         """Cross-entropy of the mean logits, or TET (Deng et al. 2022): cross-entropy at every timestep plus a pull to 1."""
@@ -381,17 +356,12 @@ class Trainer:
         every = F.cross_entropy(logits.flatten(0, 1), targets.repeat(logits.shape[0], 1))
         return (1 - weight) * every + weight * (logits - 1).square().mean()
 
-    def check(self) -> None:
-        """Stop where training went wrong; called before anything is saved."""
-        self.sentinel.settle()
-        self.sentinel.check_weights(self.position)
-
     # Evaluation
     # ----------------------------------------------------------------------------------------------------------
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
-        """The averaged weights in place of the trained ones for a while, where averaging is on."""
+        """Within the context, the network has the averaged weights, where averaging is on."""
         if self.average is None:
             yield
             return
@@ -405,26 +375,25 @@ class Trainer:
     def _measure_norms(self, average: optim.Average) -> None:
         """Give the averaged network BatchNorm statistics of its own.
 
-        Averaged weights are shorter than those they are averages of, where these still move: what a layer puts out is
-        smaller than statistics that were averaged alike say, and thresholds turn less into nothing. A deep network may
-        fall silent.
+        Averages of weights that still move are shorter than the weights. So outputs of layers are smaller than averaged
+        statistics say, fewer neurons fire, and a deep network may fall silent.
         """
         count = max(NORM_SAMPLES // self.config.train.batch_size, 1)
-        mine = self.order(0)[:count, :, self.world.rank].flatten(0, 1)  # the same ones every time
-        plain_epochs, plain_from = self.config.augment.plain_epochs, self.config.plain_from
-        epoch = plain_from if plain_epochs and plain_from <= self.position.epoch else 0  # augmented as in that one
+        numbers = self.order(0)[:count, :, self.world.rank].flatten(0, 1)  # the same samples every time
+        plain_from = self.config.plain_from
+        plain = self.config.augment.plain_epochs > 0 and plain_from <= self.position.epoch
         with self.averaged():
-            batches = self.source.train_batches(list(mine), epoch, self.config.seed)
+            batches = self.source.train_batches(list(numbers), plain_from if plain else 0, self.config.seed)
             statistics = evaluation.measure_norms(self.net, batches, self.config.train, self.device, self.world)
             for name, value in statistics.items():
                 average.state[name].copy_(value)
 
     def evaluate(self, part: Part, active: dict[str, float] | None = None, *, exact: bool = False) -> float:
-        """Accuracy in percent over the whole of `part`, whatever the processes; fills `active` with active ratios.
+        """Accuracy in percent over the whole of `part`, for any number of processes; fills `active` with active ratios.
 
-        exact: in float32 without TensorFloat-32 (or float64, where trained in it) in place of the training's precision.
+        exact: in float32 without TensorFloat-32 (or float64, where trained in it), not in the training's precision.
         """
-        self.world.share(self.net.buffers())  # BatchNorm's statistics, where every process has its own
+        self.world.share(self.net.buffers())  # each process may have BatchNorm statistics of its own
         settings = evaluation.exact(self.config.train) if exact else self.config.train
         with evaluation.without_tf32() if exact else nullcontext():
             return evaluation.evaluate(self.net, self.source, part, settings, self.device, self.world, active)

@@ -1,4 +1,4 @@
-"""Who watches a training: derive from `Watcher`, and say what to do as things happen. No torch, so that commands load fast."""
+"""What a training reports: derive from `Watcher` to act on it. No torch, so that commands load fast."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ if TYPE_CHECKING:
 
 
 class Watcher:
-    """Is called on rank 0, and does nothing by itself."""
+    """Its methods are called on rank 0. By itself it does nothing."""
 
     def plan(self, plan: Plan) -> None:
         """Training is about to begin."""
 
     def resumed(self, epoch: int, batch: int, notes: tuple[str, ...]) -> None:
-        """It goes on from there; what was passed over to do so, and what is not as it was."""
+        """Training goes on from there. notes: damaged checkpoints that were skipped, and what has changed around the run."""
 
     def restarted(self, log: Path) -> None:
-        """There was a log, now under this name, but no checkpoint."""
+        """There was no checkpoint, so training starts again; the old log is now `log`."""
 
     def initialised(self, run: str, copied: int, left: tuple[str, ...]) -> None:
-        """It starts from that run's weights: how many tensors it copied, and which of the network's are not there."""
+        """Training starts from that run's weights. copied: how many tensors. left: the network's tensors that it lacks."""
 
     def step(self, epoch: int, batch: int, batches: int, samples_per_second: float) -> None:
         """A step is done, the `batch`-th of `batches` in this epoch."""
