@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from lbq.engine.job import OnLevels, dense_counts
+from lbq.engine.execution import OnLevels, dense_counts
 from lbq.engine.method import Choice
 from lbq.engine.output import Output
 from lbq.errors import LbqError

@@ -13,11 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lbq.engine.convolution import BACKENDS, Backend
+from lbq.engine.execution import OnLevels, OnMembranes
 from lbq.engine.file import artefact
 from lbq.engine.file.artefact import level_digests
 from lbq.engine.file.container import Mapped
 from lbq.engine.file.reading import Golden
-from lbq.engine.job import OnLevels, OnMembranes
 from lbq.engine.output import Output
 from lbq.engine.runner import Runner
 from lbq.errors import ArtefactError, LbqError

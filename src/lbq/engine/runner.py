@@ -2,7 +2,7 @@
 
 Timesteps of one layer depend on each other only through its membrane. So its convolutions see `[T * B, H, W, C]` as one
 batch, and the membrane lives only while its layer runs. A few images run at a time, so that a layer's currents stay in
-cache. Several threads take different images, or share one image's convolutions. job.py runs the images of one piece.
+cache. Several threads take different images, or share one image's convolutions. execution.py runs one piece.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lbq.engine.convolution import Backend, Counts
-from lbq.engine.job import Head, Job, OnLevels, OnMembranes, Recording
+from lbq.engine.execution import Execution, Head, OnLevels, OnMembranes, Recording
 from lbq.engine.memory import Plan, Workspace
 from lbq.engine.method import Choice, EngineName, Prepared, fallback
 from lbq.engine.neuron import NativeNeuron, NumpyNeuron
@@ -115,29 +115,29 @@ class Runner:
         trace: bool | OnLevels,
         watch: OnMembranes | None,
     ) -> Output:
-        """Run some images: replay the recording of an equal job, or run the job and record it."""
+        """Run some images: replay the recording of an equal execution, or execute the layers and record that."""
         traced: dict[str, Integers] = {}
 
         def keep(name: str, levels: Integers) -> None:
             traced[name] = levels.copy()  # in the order of [T, B, C, H, W]; the memory will be used again
 
         on_levels = (keep if trace is True else trace) or None
-        job = Job(self, space, engine, backend, threads, choices, on_levels, watch)
-        counted = job.counted
-        if watch is not None or not job.by_library or not self._all_made(choices):
-            logits = job.run(x)  # choices are still to be made, or NumPy takes part
+        execution = Execution(self, space, engine, backend, threads, choices, on_levels, watch)
+        counted = execution.counted
+        if watch is not None or not execution.by_library or not self._all_made(choices):
+            logits = execution.run(x)  # choices are still to be made, or NumPy takes part
         else:
             key = (engine, backend, x.shape, isa(), *((c.kernel, c.method) for c in choices.values()))
             recorded: Recording | None = space.recordings.get(key)
             if recorded is not None:
                 logits, counted = recorded.run(x, threads, on_levels), recorded.counted
             else:
-                with recording() as job.tape:
-                    logits = job.run(x)
-                if job.native:
+                with recording() as execution.tape:
+                    logits = execution.run(x)
+                if execution.native:
                     while len(space.recordings) >= MOST_RECORDINGS:
                         space.recordings.pop(next(iter(space.recordings)))
-                    space.recordings[key] = Recording(job, logits)
+                    space.recordings[key] = Recording(execution, logits)
                     logits = logits.copy()
         counts = {name: count() for name, count in counted.items()}
         return Output(logits, self.network.scale, counts, choices, traced)

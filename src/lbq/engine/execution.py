@@ -57,12 +57,12 @@ class Head:
 
 
 class Recording:
-    """A job that can be repeated in its workspace, for as many images with the same choices."""
+    """An execution that can be repeated in its workspace, for as many images with the same choices."""
 
-    def __init__(self, job: Job, logits: NDArray[np.int64]) -> None:
-        assert job.tape is not None
-        self.tape, self.input, self.logits = job.tape, job.levels[INPUT], logits
-        self.counted, self.emitted = job.counted, job.emitted
+    def __init__(self, execution: Execution, logits: NDArray[np.int64]) -> None:
+        assert execution.tape is not None
+        self.tape, self.input, self.logits = execution.tape, execution.levels[INPUT], logits
+        self.counted, self.emitted = execution.counted, execution.emitted
 
     def run(self, x: NDArray[np.uint8], threads: int, on_levels: OnLevels | None) -> NDArray[np.int64]:
         """The logits; `on_levels` is called as in the first run."""
@@ -78,7 +78,7 @@ class Recording:
 
 
 @dataclass
-class Job:
+class Execution:
     """Some images through all layers.
 
     native: whether the library did all of it, without NumPy.
