@@ -37,7 +37,7 @@ from lbq import engine, models, native
 from lbq.deploy import deploy
 from lbq.engine.execution import Execution
 from lbq.engine.memory import Workspace
-from lbq.engine.neuron import NativeNeuron
+from lbq.engine.neuron import LayerNeurons
 from lbq.engine.runner import Runner
 from lbq.graph.integer import IntegerLayer, IntegerNetwork
 
@@ -139,7 +139,7 @@ def at_density(network: IntegerNetwork, images: np.ndarray[Any, Any], active: fl
     done = []
     for layer in shifted.layers:
         found = _biased(execution, layer, active)
-        runner.neurons[layer.name] = (runner.neurons[layer.name][0], NativeNeuron(found))
+        runner.neurons[layer.name] = LayerNeurons(found)
         execution._layer(layer)
         done.append(found)
     return replace(shifted, layers=tuple(done))
@@ -155,10 +155,9 @@ def _biased(execution: Execution, layer: IntegerLayer, active: float) -> Integer
         bias = layer.bias + (shift[:, None, None] if layer.bias.ndim == 3 else shift)
         return replace(layer, bias=np.clip(bias, -(2**29), 2**29).astype(np.int32))
 
-    plain, _ = execution.runner.neurons[layer.name]
     for _ in range(14):
         middle = (low + high) / 2
-        execution.runner.neurons[layer.name] = (plain, NativeNeuron(moved(middle)))
+        execution.runner.neurons[layer.name] = LayerNeurons(moved(middle))
         execution._layer(layer)
         share = execution.activity[layer.name]().active / execution.levels[layer.name].size
         low, high = (middle, high) if share < active else (low, middle)

@@ -119,7 +119,6 @@ def test_any_shape(shape: tuple[int, ...], n_max: int, scale: float, layout: str
 
 
 # What synapses read
-# --------------------------------------------------------------------------------------------------------------------
 
 TWO, THREE = Pool("max", (2, 2), (2, 2)), Pool("max", (3, 3), (2, 2), (1, 1))
 WINDOW, ALL = Pool("sum", (2, 2), (1, 1), (1, 1)), Pool("sum", (6, 6), (6, 6))
@@ -151,7 +150,6 @@ def test_reads_on_a_device_are_those_of_numpy(read: Read, layout: str, signed: b
 
 
 # Membranes
-# --------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("lay", [lambda x: x, channels_last, lambda x: x[:1].expand(3, *x.shape[1:])])
@@ -199,7 +197,6 @@ def test_membranes_of_many_bins_and_of_no_image() -> None:
 
 
 # Networks
-# --------------------------------------------------------------------------------------------------------------------
 
 
 class Pooled(nn.Module):

@@ -158,7 +158,6 @@ def test_a_lazily_negated_view_is_read_with_its_sign() -> None:
 
 
 # What is traced or exported has plain operations only
-# ---------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
@@ -185,14 +184,14 @@ def test_a_neuron_in_onnx(options: dict[str, Any], tmp_path: Path) -> None:
 def test_the_onnx_exporter_sees_no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whichever of its two ways it goes: the one by torch.export needs a package more."""
     monkeypatch.setattr(dispatch, "kernel_on", lambda _: "native")
-    asked = []
+    calls = []
 
-    def supports(*call: object) -> str:
-        asked.append(call)
-        return "not here"
+    def supports(*call: object) -> bool:
+        calls.append(call)
+        return False
 
     monkeypatch.setattr(cpu, "supports", supports)
     for exporting in (False, True):
-        monkeypatch.setattr(torch.onnx, "is_in_onnx_export", lambda found=exporting: found)
+        monkeypatch.setattr(torch.onnx, "is_in_onnx_export", lambda exporting=exporting: exporting)
         BurstNeuron()(torch.randn(2, 3, 4))
-    assert len(asked) == 1
+    assert len(calls) == 1

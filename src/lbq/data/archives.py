@@ -7,19 +7,15 @@ import zipfile
 import zlib
 from collections.abc import Iterator
 
-
-def _lzma_errors() -> tuple[type[Exception], ...]:
-    try:
-        import lzma
-    except ImportError:  # Python can be built without lzma; zipfile then refuses such members itself
-        return ()
-    return (lzma.LZMAError,)
-
+try:
+    from lzma import LZMAError
+except ImportError:  # Python can be built without lzma; zipfile then refuses such members itself
+    LZMAError = EOFError  # type: ignore[misc, assignment]
 
 # The archive modules' own errors, those of the decompressors, and those of numbers that make no sense.
 ARCHIVE_ERRORS: tuple[type[Exception], ...] = (
     OSError, EOFError, ValueError, RuntimeError, ArithmeticError, zipfile.BadZipFile, tarfile.TarError, zlib.error,
-    *_lzma_errors(),
+    LZMAError,
 )  # fmt: skip
 
 

@@ -126,41 +126,25 @@ def open_test(
         raise DataError(f"unknown dataset {name!r}{nearest(name, DATASETS)}")
     if name in FILES:
         return _files(name, scan_files(name, root), size or 224)
-    whole = load_whole(name, root, timesteps, size, frames, window_ms)
-    if isinstance(whole, EventData):
-        return _events(name, whole, timesteps)
-    test = whole.test
-    channels, height, width = test.images.shape[1:]
-    return TestSet(
-        name=name,
-        shape=(channels, height, width),
-        static=True,
-        size=len(test),
-        read=lambda start, stop: np.ascontiguousarray(test.images[start:stop]),
-        labels=test.labels,
-        classes=test.classes,
-        mean=test.mean,
-        std=test.std,
-        scale=test.scale,
-    )
+    data = load_whole(name, root, timesteps, size, frames, window_ms)
+    if isinstance(data, EventData):
+        if (stored := data.test.frames.shape[1]) != timesteps:
+            raise DataError(f"{name}: {data.source} has {stored} frames a sample, the network reads {timesteps}")
+        return _from_array(name, data.test.frames, False, labels=data.test.labels, classes=data.classes)
+    test = data.test
+    facts = {"classes": test.classes, "mean": test.mean, "std": test.std, "scale": test.scale}
+    return _from_array(name, test.images, True, labels=test.labels, **facts)
 
 
-def _events(name: str, data: EventData, timesteps: int) -> TestSet:
-    part = data.test
-    if part.frames.shape[1] != timesteps:
-        raise DataError(
-            f"{name}: {data.source} has {part.frames.shape[1]} frames a sample, the network reads {timesteps}"
-        )
-    channels, height, width = part.frames.shape[2:]
-    return TestSet(
-        name=name,
-        shape=(channels, height, width),
-        static=False,
-        size=len(part),
-        read=lambda start, stop: np.ascontiguousarray(part.frames[start:stop].swapaxes(0, 1)),
-        labels=part.labels,
-        classes=data.classes,
-    )
+def _from_array(name: str, samples: NDArray[np.uint8], static: bool, **facts: Any) -> TestSet:
+    """Samples `[N, C, H, W]`, or `[N, T, C, H, W]` if not `static`. facts: the other fields of the `TestSet`."""
+    channels, height, width = samples.shape[-3:]
+
+    def read(start: int, stop: int) -> NDArray[np.uint8]:
+        part = samples[start:stop]
+        return np.ascontiguousarray(part if static else part.swapaxes(0, 1))
+
+    return TestSet(name, (channels, height, width), static, len(samples), read, **facts)
 
 
 def _files(name: str, index: FileIndex, side: int) -> TestSet:
@@ -168,17 +152,8 @@ def _files(name: str, index: FileIndex, side: int) -> TestSet:
         paths = (index.test.path(i) for i in range(start, stop))
         return np.stack([load_eval(path, round(side * EVAL_RATIO), side) for path in paths])
 
-    return TestSet(
-        name=name,
-        shape=(3, side, side),
-        static=True,
-        size=len(index.test),
-        read=read,
-        labels=np.asarray(index.test.labels, np.int64),
-        classes=tuple(index.classes),
-        mean=IMAGENET_MEAN,
-        std=IMAGENET_STD,
-    )
+    facts: dict[str, Any] = {"classes": index.classes, "mean": IMAGENET_MEAN, "std": IMAGENET_STD}
+    return TestSet(name, (3, side, side), True, len(index.test), read, index.test.labels, **facts)
 
 
 def open_arrays(path: Path | str, static: bool, shape: Shape | None = None, timesteps: int | None = None) -> TestSet:
@@ -202,13 +177,6 @@ def open_arrays(path: Path | str, static: bool, shape: Shape | None = None, time
         raise DataError(
             f"{path}: 'labels' must be {len(images)} whole numbers, one for each of 'images' along its first axis"
         )
-    channels, height, width = images.shape[-3:]
-    return TestSet(
-        name=path.name,
-        shape=(channels, height, width),
-        static=static,
-        size=len(images),
-        read=lambda start, stop: images[start:stop] if static else images[start:stop].swapaxes(0, 1),
-        labels=None if labels is None else labels.astype(np.int64),
-        classes=() if classes is None or classes.dtype.kind != "U" else tuple(map(str, classes.ravel())),
-    )
+    names = () if classes is None or classes.dtype.kind != "U" else tuple(map(str, classes.ravel()))
+    labels = None if labels is None else labels.astype(np.int64)
+    return _from_array(path.name, images, static, labels=labels, classes=names)

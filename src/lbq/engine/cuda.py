@@ -1,9 +1,8 @@
 """Run an integer network densely in PyTorch: on a GPU's matrix units, or on the CPU to look at the same arithmetic.
 
-A convolution is a matrix product of integers held in float32. It is exact in any order of summation, as long as every
-partial sum stays below 2^24. That holds in TF32 too, whose 11 significant bits hold 8-bit weights and levels. A network
-is refused where this is not proved. Library convolutions are not used, because they may transform their operands
-(Winograd, FFT) and round. Everything else is int32, as in NumPy.
+A convolution is a matrix product of integers in float32, exact while every partial sum stays below 2^24, also in TF32, whose
+11 significant bits hold 8-bit weights and levels. A network is refused where this is not proved. Library convolutions may
+transform their operands (Winograd, FFT) and round, so they are not used. Everything else is int32, as in NumPy.
 """
 
 from __future__ import annotations

@@ -129,18 +129,18 @@ class Execution:
         shortcuts = [self._shortcut(s) for s in layer.identities]
         out = self.space.levels(layer, rows)
         static = total is not None and len(total) != rows
-        in_numpy, native = self.runner.neurons[layer.name]
+        neurons = self.runner.neurons[layer.name]
         watch = None if self.watch is None else partial(self.watch, layer.name)
         if self.by_library and all(levels.itemsize == 1 for levels in shortcuts):
             membranes = None if watch is None else np.empty(out.shape, np.int32)
-            step = native.step(total, shortcuts, out, static, net.timesteps, membranes)
+            step = neurons.step(total, shortcuts, out, static, net.timesteps, membranes)
             perform(step, self.threads)
             self.activity[layer.name] = step.emitted
             if watch is not None and membranes is not None:
                 for t, u in enumerate(np.split(membranes, net.timesteps)):
                     watch(t, u)
         else:
-            activity = in_numpy.run(total, shortcuts, out, static, net.timesteps, watch)
+            activity = neurons.run(total, shortcuts, out, static, net.timesteps, watch)
             self.native, self.activity[layer.name] = False, partial(_constant, activity)
         self.levels[layer.name] = out
         levels = out.reshape(net.timesteps, self.batch, *out.shape[1:]).transpose(0, 1, 4, 2, 3)

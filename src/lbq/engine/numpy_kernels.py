@@ -1,13 +1,7 @@
 """Convolutions of integer levels in plain NumPy: the native kernels must equal them, and they run where those are not built.
 
-They take and return the same as the native kernels: levels `[B, H, W, I]` and weights `[O, I, kh, kw]` become int32
-currents `[B, OH, OW, O]` and counts of what was done. Three methods give the same currents:
-
-- `bitplane` adds one weight row for every set bit of every level, plane by plane, and nothing for the others;
-- `level` adds one weight row times the level for every level that is not zero;
-- `dense` multiplies everything, in BLAS: float32 while every partial sum stays below 2^24, float64 below 2^53.
-
-Unlike the native kernels they also take dilated and grouped convolutions, levels above 8 bits, and int64 accumulators.
+They take and return the same as the native kernels, and also dilated and grouped convolutions, levels above 8 bits and int64
+accumulators. The method `dense` multiplies in BLAS: float32 while every partial sum stays below 2^24, float64 below 2^53.
 """
 
 from __future__ import annotations

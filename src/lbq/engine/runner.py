@@ -20,7 +20,7 @@ from lbq.engine.convolution import Backend, Counts
 from lbq.engine.execution import Execution, Head, OnLevels, OnMembranes, Recording
 from lbq.engine.memory import Plan, Workspace
 from lbq.engine.method import Choice, EngineName, Prepared, fallback
-from lbq.engine.neuron import NativeNeuron, NumpyNeuron
+from lbq.engine.neuron import LayerNeurons
 from lbq.engine.output import Output
 from lbq.engine.tape import recording
 from lbq.graph.integer import IntegerNetwork
@@ -44,7 +44,7 @@ class Runner:
             for s in layer.convs
         }
         self.heads = {s.name: Head(s) for s in network.readout.convs}
-        self.neurons = {layer.name: (NumpyNeuron(layer), NativeNeuron(layer)) for layer in network.layers}
+        self.neurons = {layer.name: LayerNeurons(layer) for layer in network.layers}
         widest = max(layer.units for layer in network.layers) * network.timesteps
         self.images_per_piece = max(NEURON_STEPS_PER_PIECE // widest, 1)
         self._spaces: list[Workspace] = []
@@ -78,12 +78,19 @@ class Runner:
         shared = len(pieces) if threads == 1 else first + (len(pieces) - first) % threads
 
         def run_piece(piece: slice, inside: int = 1) -> Output:
+            traced: dict[str, Integers] = {}
+
+            def keep(name: str, levels: Integers) -> None:
+                traced[name] = levels.copy()  # in the order of [T, B, C, H, W]; the memory will be used again
+
+            on_levels = (keep if trace is True else trace) or None
             with self._space(size) as space:
-                images = x[piece] if net.static else x[:, piece]
-                part = self._piece(images, space, engine, backend, inside, choices, trace, watch)
+                execution = Execution(self, space, engine, backend, inside, choices, on_levels, watch)
+                logits, counted = self._execute(execution, x[piece] if net.static else x[:, piece])
+                counts = {name: count() for name, count in counted.items()}
             if progress is not None:
                 progress(piece.stop - piece.start)
-            return part
+            return Output(logits, net.scale, counts, choices, traced)
 
         parts = [run_piece(piece, threads) for piece in pieces[:shared]]
         if pieces[shared:]:
@@ -104,43 +111,29 @@ class Runner:
     def _all_made(self, choices: dict[str, Choice]) -> bool:
         return len(choices) == len(self.prepared) + len(self.heads)
 
-    def _piece(
-        self,
-        x: NDArray[np.uint8],
-        space: Workspace,
-        engine: EngineName,
-        backend: Backend,
-        threads: int,
-        choices: dict[str, Choice],
-        trace: bool | OnLevels,
-        watch: OnMembranes | None,
-    ) -> Output:
-        """Run some images: replay the recording of an equal execution, or execute the layers and record that."""
-        traced: dict[str, Integers] = {}
+    def _execute(
+        self, execution: Execution, x: NDArray[np.uint8]
+    ) -> tuple[NDArray[np.int64], dict[str, Callable[[], Counts]]]:
+        """Logits of some images, and functions that count what each synapse executed for them.
 
-        def keep(name: str, levels: Integers) -> None:
-            traced[name] = levels.copy()  # in the order of [T, B, C, H, W]; the memory will be used again
-
-        on_levels = (keep if trace is True else trace) or None
-        execution = Execution(self, space, engine, backend, threads, choices, on_levels, watch)
-        counted = execution.counted
-        if watch is not None or not execution.by_library or not self._all_made(choices):
-            logits = execution.run(x)  # choices are still to be made, or NumPy takes part
-        else:
-            key = (engine, backend, x.shape, isa(), *((c.kernel, c.method) for c in choices.values()))
-            recorded: Recording | None = space.recordings.get(key)
-            if recorded is not None:
-                logits, counted = recorded.run(x, threads, on_levels), recorded.counted
-            else:
-                with recording() as execution.tape:
-                    logits = execution.run(x)
-                if execution.native:
-                    while len(space.recordings) >= MOST_RECORDINGS:
-                        space.recordings.pop(next(iter(space.recordings)))
-                    space.recordings[key] = Recording(execution, logits)
-                    logits = logits.copy()
-        counts = {name: count() for name, count in counted.items()}
-        return Output(logits, self.network.scale, counts, choices, traced)
+        Replays the recording of an equal execution, or executes the layers and records that.
+        """
+        choices, recordings = execution.choices, execution.space.recordings
+        if execution.watch is not None or not execution.by_library or not self._all_made(choices):
+            return execution.run(x), execution.counted  # choices are still to be made, or NumPy takes part
+        kernels = ((choice.kernel, choice.method) for choice in choices.values())
+        key = (execution.engine, execution.backend, x.shape, isa(), *kernels)
+        recorded: Recording | None = recordings.get(key)
+        if recorded is not None:
+            return recorded.run(x, execution.threads, execution.on_levels), recorded.counted
+        with recording() as execution.tape:
+            logits = execution.run(x)
+        if execution.native:
+            while len(recordings) >= MOST_RECORDINGS:
+                recordings.pop(next(iter(recordings)))
+            recordings[key] = Recording(execution, logits)
+            logits = logits.copy()
+        return logits, execution.counted
 
     def _joined(self, parts: list[Output], trace: bool) -> Output:
         """The outputs of all pieces as one."""

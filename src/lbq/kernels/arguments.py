@@ -1,7 +1,6 @@
-"""What the fast kernels take, on CPUs and on GPUs: named tuples of tensors, numbers and strings.
+"""What the fast kernels take, on CPUs and on GPUs: named tuples of tensors, numbers, strings and such tuples.
 
-PyTorch's operators and autograd know flat lists alone. A declaration here is a NamedTuple whose fields may be such tuples
-again; `Flattening` reads its fields once, and turns values into flat ones and back.
+PyTorch's operators and autograd know flat lists alone: `Flattening` turns values into flat ones and back.
 """
 
 from __future__ import annotations
@@ -92,7 +91,6 @@ def neuron_arguments(constants: Constants, rule: Rule) -> NeuronArguments:
 
 
 # To flat lists and back
-# --------------------------------------------------------------------------------------------------------------------
 
 Declared = TypeVar("Declared", bound=tuple[Any, ...])
 

@@ -1,8 +1,7 @@
 """A kernel with a gradient as PyTorch sees it: declared once, called in two ways.
 
-Outside torch.compile a small autograd function calls the kernel directly: the dispatcher of PyTorch's operators costs more
-than all the rest that Python does for a call. While torch.compile traces, the same two passes are the operators lbq::name
-and lbq::name_backward, which the compiler can place in its graph.
+A small autograd function calls the kernel directly, because the dispatcher of PyTorch's operators costs more than all the
+rest of a call. torch.compile places the same two passes in its graph as the operators lbq::name and lbq::name_backward.
 """
 
 from __future__ import annotations

@@ -26,7 +26,8 @@ from lbq.cli import doctor
 from lbq.kernels import reference
 from lbq.kernels.arguments import AT_REST, StateArguments, neuron_arguments
 from lbq.kernels.differentiable import DifferentiableKernel
-from lbq.kernels.gpu import launch, layout, operators, tiles
+from lbq.kernels.gpu import launch, layout, operators
+from lbq.kernels.gpu.tiles import bursts
 from lbq.kernels.surrogate import SURROGATES
 from lbq.models import fire, over_time
 from lbq.native.choose import use
@@ -70,7 +71,7 @@ def by_reference(x: Tensor, neuron: SpikingNeuron) -> Tensor:
 
 
 def by_kernel(x: Tensor, neuron: SpikingNeuron) -> Tensor:
-    assert operators.supports(x.dtype, x.shape[0], neuron.rule) is None
+    assert operators.supports(x, neuron.constants(x), neuron.rule)
     return operators.burst(x, neuron.constants(x), neuron.rule)
 
 
@@ -100,7 +101,6 @@ def at_thresholds(n_max: int, step: float) -> Tensor:
 
 
 # The neuron alone
-# --------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("timesteps", [1, 2, 3, 4, 7, 10, 16])
@@ -304,7 +304,6 @@ def test_no_gradients_that_nobody_asked_for() -> None:
 
 
 # With BatchNorm and a residual
-# --------------------------------------------------------------------------------------------------------------------
 
 
 def norm_of(channels: int, training: bool = True) -> nn.BatchNorm2d:
@@ -597,7 +596,6 @@ def test_under_autocast(dtype: torch.dtype) -> None:
 
 
 # As operators
-# --------------------------------------------------------------------------------------------------------------------
 
 
 def flat_inputs(kernel: DifferentiableKernel[Any], inputs: Any, learned: bool = False) -> tuple[Any, ...]:
@@ -684,21 +682,21 @@ def test_state_and_copies_are_those_of_the_modules() -> None:
 
 
 # What it takes, and how it is launched
-# --------------------------------------------------------------------------------------------------------------------
 
 
-def test_what_it_does_not_compute_it_says() -> None:
-    neuron = BurstNeuron()
+def test_what_it_leaves_to_the_reference() -> None:
     x = torch.zeros(2, 1, 3)
-    assert "float64" in str(operators.supports(torch.float64, 2, neuron.rule))
-    assert "timesteps" in str(operators.supports(torch.float32, 33, neuron.rule))
-    assert "thresholds" in str(operators.supports(torch.float32, 2, LadderNeuron().rule, ladder=True))
-    assert "levels" in str(operators.supports(torch.float32, 2, BurstNeuron(2**21, step=1.0).rule))
-    for name in ("own", neuron.surrogate.name):  # a curve of one's own, whatever it is called
-        odd = reference.Rule(3, dataclasses.replace(neuron.surrogate, name=name))
-        assert f"surrogate '{name}' is not in the kernel" in str(operators.supports(torch.float32, 2, odd))
-    for value in (x.double(), torch.zeros(33, 1, 3)):
-        assert torch.equal(neuron(value), by_reference(value, neuron))  # and the reference does it
+    own = BurstNeuron()
+    own.rule = reference.Rule(3, dataclasses.replace(own.surrogate))  # a curve of one's own, whatever it is called
+    for neuron, value in (
+        (BurstNeuron(), x.double()),
+        (BurstNeuron(), torch.zeros(33, 1, 3)),
+        (LadderNeuron(), x),
+        (BurstNeuron(2**21, step=1.0), x),
+        (own, x),
+    ):
+        assert not operators.supports(value, neuron.constants(value), neuron.rule)
+        assert torch.equal(neuron(value), by_reference(value, neuron))
 
 
 def test_doctor_names_the_kernel() -> None:
@@ -721,7 +719,8 @@ COMPILE = """
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from lbq.kernels.gpu import launch, tiles
+from lbq.kernels.gpu import launch
+from lbq.kernels.gpu.tiles import bursts, counts, moments
 from lbq.kernels.arguments import RuleArguments
 from lbq.kernels.gpu.operators import RELU
 def variant(rule, *sums, **more):
@@ -736,25 +735,25 @@ both = variant(rule, "current", "hat", "step")
 assert both["FMA"]
 chunk = variant(late, "leak", **alone, BEFORE=True, PENDING=True)
 kernels = [
-    (tiles.burst_forward, both), (tiles.burst_backward, both), (tiles.burst_backward, variant(rule, "step", **alone)),
-    (tiles.burst_forward, {**chunk, "AFTER": True}), (tiles.burst_backward, chunk),
-    (tiles.burst_forward, variant(RELU, T=1, LEAK=False)),
-    (tiles.burst_backward, variant(RELU, "current", "hat", T=1, LEAK=False, SHOWN=True)),
-    (tiles.norm_backward, dict(LAYOUT="any", BR=8, BC=128)), (tiles.moments_partial, dict(LAYOUT="last", BR=32, BC=128)),
-    (tiles.moments_total, dict(BR_PARTIAL=32, BP=128, BC=8)), (tiles.track, dict(BC=128)),
-    (tiles.tally, dict(x_channel=1, groups=1, SCALES=False, FIELDS=5, BITS=6, BP=8, BC=128)),
-    (tiles.tally, dict(x_position=1, SCALES=True, FIELDS=5, BITS=6, BP=128, BC=8)),
-    (tiles.membranes, variant(rule, LAYOUT="flat", BINS=128)),
+    (bursts.burst_forward, both), (bursts.burst_backward, both), (bursts.burst_backward, variant(rule, "step", **alone)),
+    (bursts.burst_forward, {**chunk, "AFTER": True}), (bursts.burst_backward, chunk),
+    (bursts.burst_forward, variant(RELU, T=1, LEAK=False)),
+    (bursts.burst_backward, variant(RELU, "current", "hat", T=1, LEAK=False, SHOWN=True)),
+    (bursts.norm_backward, dict(LAYOUT="any", BR=8, BC=128)), (moments.moments_partial, dict(LAYOUT="last", BR=32, BC=128)),
+    (moments.moments_total, dict(BR_PARTIAL=32, BP=128, BC=8)), (moments.track, dict(BC=128)),
+    (counts.tally, dict(x_channel=1, groups=1, SCALES=False, FIELDS=5, BITS=6, BP=8, BC=128)),
+    (counts.tally, dict(x_position=1, SCALES=True, FIELDS=5, BITS=6, BP=128, BC=8)),
+    (counts.membranes, variant(rule, LAYOUT="flat", BINS=128)),
 ]
 whole = ("channels", "elements", "positions", "x_time", "x_batch", "x_channel", "x_position")
-counts = ("n_max", "rows", "inner", "programs", "tiles", "batch", "groups", "each", "bins", *whole)
+integers = ("n_max", "rows", "inner", "programs", "tiles", "batch", "groups", "each", "bins", *whole)
 data, numbers = ("x", "residual", "out", "grad"), ("eps", "portion", "momentum", "correction", "low", "fineness")
 for kernel, constants in kernels:
     signature, attributes, values = {}, {}, {}
     for i, name in enumerate(kernel.arg_names):
         if name in constants:
             signature[name], values[(i,)] = "constexpr", constants[name]
-        elif name in numbers or name in counts or "_time" in name:
+        elif name in numbers or name in integers or "_time" in name:
             signature[name] = "fp32" if name in numbers else "i32"
             attributes[(i,)] = [["tt.divisibility", 16]] if name in whole or "_time" in name else []
         else:
@@ -769,9 +768,12 @@ for kernel, constants in kernels:
 
 def test_both_burst_kernels_begin_with_the_arguments_of_a_launch() -> None:
     """A launch gives them by position."""
-    shared = launch.BurstArguments._fields
-    for kernel in (tiles.burst_forward, tiles.burst_backward):
-        assert tuple(kernel.arg_names)[: len(shared)] == shared
+    x, neuron = torch.zeros(1, 2, 3), BurstNeuron()
+    slab = layout.slab_of(x.shape[1:], x.stride()[1:], False, 1024)
+    arguments = neuron_arguments(neuron.constants(x), neuron.rule)
+    _, shared, _ = launch.burst_launch(x, x, 1, arguments, None, None, AT_REST, slab, 1)
+    forward, backward = (kernel.arg_names[: len(shared)] for kernel in (bursts.burst_forward, bursts.burst_backward))
+    assert forward == backward
 
 
 def test_kernels_compile_for_a_gpu_with_vectorised_loads() -> None:

@@ -1,8 +1,5 @@
 """Recordings of event cameras: what a recording is, and the rules that all readers share. NumPy only.
 
-`aedat2`, `aedat3` and `nmnist` decode files into `Events`, `frames` bins events into frames, `cache` keeps decoded
-frames, and `datasets` holds the loaders: `load_cifar10_dvs`, `load_dvs_gesture`, `load_nmnist`, `load_dvs_objects`.
-
 Coordinates are those of an image viewer everywhere: x grows to the right, y grows **downward**, (0, 0) is the upper
 left pixel. Polarity 1 is ON (brighter), 0 is OFF. Time is in microseconds and never goes back.
 

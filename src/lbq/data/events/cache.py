@@ -1,10 +1,9 @@
 """Decoded frames kept on disk, so that the second load decodes nothing. NumPy only.
 
-An entry is a folder named after the dataset and a hash of the parameters that made the frames. It holds, for each part
-of the dataset, `<part>.frames.npy` and `<part>.labels.npy`, and `index.json` with the parameters, a fingerprint of the
-source files and the SHA-256 of every array. It is written under another name, fsynced and renamed, so a folder under its
-final name is whole unless something damaged it later. Every load checks that: it hashes every byte. A damaged entry, or
-one made from files that have changed since, is built anew.
+An entry is a folder named after the dataset and a hash of the parameters that made the frames. It holds, for each part,
+`<part>.frames.npy` and `<part>.labels.npy`, and `index.json` with the parameters, a fingerprint of the source files and the
+SHA-256 of every array. It is written under another name and renamed when it is whole. Every load hashes every byte: a
+damaged entry, or one made from files that have changed since, is built anew.
 """
 
 from __future__ import annotations

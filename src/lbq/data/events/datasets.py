@@ -39,9 +39,8 @@ OBJECTS = {"box": "Caixa", "mug": "Caneca", "cutter": "Estilete", "pencil": "Lap
 OBJECT_FOLDERS = {"train": "NeuromorphicObjectDataSet_100", "test": "DataSet2"}
 LATE_US = 10_000  # early DVS128 firmware delivered some events late: loaders sort within 10 ms and refuse beyond
 SORTED = {"sort_within_us": LATE_US}  # part of a cache entry's parameters
-Cut = tuple[
-    Events, tuple[int, int] | None, int
-]  # a sample's events, their (start, stop) in us if cut by time, its label
+# a sample's events, their (start, stop) in us if cut by time, its label
+Cut = tuple[Events, tuple[int, int] | None, int]
 
 
 @dataclass(frozen=True, eq=False)

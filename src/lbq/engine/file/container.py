@@ -1,13 +1,11 @@
 """The file of a deployed network: safetensors with integers only, text in its header, and a SHA-256 over every byte.
 
-A safetensors file is 8 bytes with the header's length, the header as JSON, and the tensors' bytes. Equal networks give
-equal files. `__metadata__` holds two strings: `lbq`, a JSON text, and `sha256`, the digest of the whole file with zeros
-in place of the digest's own 64 characters. So every change is seen, even of one bit of padding. Reading trusts nothing:
-every offset, shape and type is checked before it is used.
+A safetensors file is 8 bytes with the header's length, the header as JSON, and the tensors' bytes. `__metadata__` holds two
+strings: `lbq`, a JSON text, and `sha256`, the digest of the whole file with zeros in place of the digest's own 64 characters.
+Equal networks give equal files. Reading trusts nothing: every offset, shape and type is checked before it is used.
 
-A file is mapped, not copied, so that weights are not in memory twice once a kernel has its own form of them. The file must
-stay as it is while the network is in use, and `Mapped` checks that. To replace it by another file, as `write` does, is
-safe.
+A file is mapped, not copied, so that weights are not in memory twice. It must stay as it is while the network is in use, and
+`Mapped` checks that. To replace it by another file, as `write` does, is safe.
 """
 
 from __future__ import annotations
