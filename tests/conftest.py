@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from lbq import native
 from tests.support.hosting import Host
 
 if not torch.cuda.is_available():
@@ -51,6 +52,13 @@ def device_code_runs_faster() -> Iterator[None]:
         if redefine is not None:  # which is Triton's own affair
             patch.setattr(interpreter, "_patch_lang", redefine_once)
         yield
+
+
+@pytest.fixture(params=native.isas())
+def isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Each instruction path of the native library that this CPU has, in use."""
+    monkeypatch.setenv("LBQ_NATIVE_ISA", request.param)
+    return str(request.param)
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ import pickle
 import struct
 import tarfile
 import warnings
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -218,25 +219,21 @@ def test_unreadable_files_are_named(tiny: dict[str, Tiny], tmp_path: Path, monke
     def refuse(self: Path, *args: object) -> None:
         raise PermissionError(13, "Permission denied", str(self))
 
-    for method in ("open", "iterdir", "is_file"):
+    (tmp_path / "train").mkdir()
+    (tmp_path / "val").mkdir()
+    calls: list[tuple[Any, str, Callable[[], object]]] = [
+        (Path, "open", lambda: cifar.load_cifar10(tmp_path)),
+        (Path, "iterdir", lambda: cifar.load_cifar10(tmp_path)),
+        (Path, "is_file", lambda: cifar.load_cifar10(tmp_path)),
+        (Path, "is_file", lambda: cifar.prepare_cifar("cifar10", tmp_path / "new", tmp_path)),
+        (Path, "iterdir", lambda: idx.load_idx(tmp_path, "mnist")),
+        (os, "scandir", lambda: folder.scan_folder(tmp_path)),
+    ]
+    for owner, method, read in calls:
         with monkeypatch.context() as patch:
-            patch.setattr(Path, method, refuse)
+            patch.setattr(owner, method, refuse)
             with pytest.raises(DataError, match="cannot read .*: Permission denied"):
-                cifar.load_cifar10(tmp_path)
-    with monkeypatch.context() as patch:
-        patch.setattr(Path, "is_file", refuse)
-        with pytest.raises(DataError, match="cannot read .*: Permission denied"):
-            cifar.prepare_cifar("cifar10", tmp_path / "new", tmp_path)
-    with monkeypatch.context() as patch:
-        patch.setattr(Path, "iterdir", refuse)
-        with pytest.raises(DataError, match="cannot read .*: Permission denied"):
-            idx.load_idx(tmp_path, "mnist")
-    with monkeypatch.context() as patch:
-        (tmp_path / "train").mkdir()
-        (tmp_path / "val").mkdir()
-        patch.setattr(os, "scandir", refuse)
-        with pytest.raises(DataError, match="cannot read .*: Permission denied"):
-            folder.scan_folder(tmp_path)
+                read()
 
 
 def test_an_unverified_pickle_is_never_opened(tiny: dict[str, Tiny], tmp_path: Path) -> None:

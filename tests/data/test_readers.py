@@ -27,7 +27,7 @@ def some_images(count: int = 6, **changes: Any) -> Images:
     ("changes", "message"),
     [
         ({"labels": np.zeros(5, np.int64)}, "6 images but 5 labels"),
-        ({"labels": np.full(6, 2)}, r"in 0..1 for 2 classes, but run from 2 to 2"),
+        ({"labels": np.full(6, 2)}, "labels run from 2 to 2, for 2 classes from 0 on"),
         ({"labels": np.full(6, -1)}, "run from -1"),
         ({"scale": 16}, "scale is 16, but pixels reach"),
         ({"mean": (0.5,)}, "mean and std need one value for each of 3 channels"),

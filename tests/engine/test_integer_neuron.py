@@ -82,12 +82,6 @@ def test_thresholds_are_counted(thresholds: list[int], u: int, signed: bool) -> 
 NATIVE = pytest.mark.skipif(native.library() is None, reason=f"no native library: {native.report().reason}")
 
 
-@pytest.fixture(params=native.isas())
-def isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setenv("LBQ_NATIVE_ISA", request.param)
-    return str(request.param)
-
-
 def wide_layer(
     neuron: IntegerNeuron, bias: NDArray[np.int32], fraction: int = 0, weights: tuple[NDArray[np.int32], ...] = ()
 ) -> IntegerLayer:

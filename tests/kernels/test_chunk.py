@@ -136,26 +136,6 @@ def test_a_state_set_by_hand(kernel: str) -> None:
         assert_same_state(after, end)
 
 
-def test_a_step_refuses_what_a_chunk_refuses(kernel: str) -> None:
-    """A state of another batch would be broadcast, and several samples share a membrane."""
-    for neuron in (BurstNeuron(), LIF()):
-        _, state = neuron.forward_step(currents(4, 3))
-        for rows, given in ((1, state), (4, BurstState(state.v[:1])), (5, state)):
-            with pytest.raises(ValueError, match=rf"^state.v must be \({rows}, 3\) torch.float32 on cpu for this x"):
-                neuron.forward_step(currents(rows, 3), given)
-        with pytest.raises(TypeError, match="^state must be what forward_chunk or forward_step returned, got Tensor"):
-            neuron.forward_step(currents(4, 3), state.v)  # type: ignore[arg-type]
-
-
-def test_several_membranes_are_checked_as_one(kernel: str) -> None:
-    neuron = MLF()
-    _, state = neuron.forward_step(currents(1, 3))
-    with pytest.raises(
-        ValueError, match=r"^state.v must be \(3, 4, 3\) torch.float32 on cpu for this x, got \(3, 1, 3\)"
-    ):
-        neuron.forward_step(currents(4, 3), state)
-
-
 def test_a_state_has_memory_of_its_own(kernel: str) -> None:
     """Streams are often read into one buffer, and states of streams that end are set to 0."""
     for neuron in (LIF(), BurstNeuron()):
@@ -184,6 +164,7 @@ def test_no_timesteps() -> None:
 
 
 def test_what_does_not_belong_together_is_refused() -> None:
+    """A state of another batch would be broadcast, and several samples share a membrane."""
     neuron, x = BurstNeuron(), currents(3, 2, 4)
     wrong: list[tuple[SpikingNeuron, Any, str]] = [
         (neuron, x[0], "^state must be what forward_chunk or forward_step returned, got Tensor$"),
@@ -196,6 +177,8 @@ def test_what_does_not_belong_together_is_refused() -> None:
     for receiver, state, message in wrong:
         with pytest.raises((TypeError, ValueError), match=message):
             receiver.forward_chunk(x, state)
+        with pytest.raises((TypeError, ValueError), match=message):
+            receiver.forward_step(x[0], state)
     with pytest.raises(TypeError, match="int64"):
         neuron.forward_chunk(x.long())
     with pytest.raises(NotImplementedError, match="^LMHT mixes all timesteps, so it has no chunks: pass the whole"):

@@ -8,8 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor, nn
 
 pytest.importorskip("triton", reason="the fused kernels need triton")
@@ -104,18 +102,6 @@ def test_counters_do_not_overflow(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_integers_are_levels_too(dtype: torch.dtype) -> None:
     levels = random_levels((2, 3, 4, 2, 2), 7).to(dtype)
     assert_tallied(levels, 7, torch.ones((), dtype=torch.uint8), dtype, channels_last)
-
-
-@settings(max_examples=8, deadline=None)
-@given(
-    st.tuples(*(st.integers(1, n) for n in (3, 5, 20, 4, 5))),
-    st.integers(1, 12),
-    st.floats(1e-4, 1e3),
-    st.sampled_from(sorted(LAYOUTS)),
-    st.sampled_from([torch.float32, torch.bfloat16]),
-)
-def test_any_shape(shape: tuple[int, ...], n_max: int, scale: float, layout: str, dtype: torch.dtype) -> None:
-    assert_tallied(random_levels(shape, n_max, signed=True), n_max, torch.tensor(scale), dtype, LAYOUTS[layout])
 
 
 # What synapses read

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.onnx
-from torch import Tensor, nn
+from torch import Tensor
 from torch._subclasses import FakeTensorMode
 from torch.autograd import forward_ad
 from torch.func import functional_call, grad, jacfwd, jacrev, jvp, vmap
@@ -121,24 +121,6 @@ def test_torch_func_compiled(options: dict[str, Any]) -> None:
         (tangent, (x,)),
     ):
         torch.testing.assert_close(torch.compile(function, backend="aot_eager")(*inputs), function(*inputs))
-
-
-def test_gradients_of_samples_of_a_network() -> None:
-    net = models.create("resnet8w4", num_classes=3, timesteps=2, in_channels=1).eval()
-    torch.manual_seed(2)
-    images, labels = torch.randn(3, 1, 8, 8), torch.tensor([0, 2, 1])
-    parameters: dict[str, Tensor] = dict(net.named_parameters())
-    buffers = dict(net.named_buffers())
-
-    def loss(parameters: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
-        return nn.functional.cross_entropy(functional_call(net, (parameters, buffers), (x[None],)), y[None])
-
-    found = vmap(grad(loss), in_dims=(None, 0, 0))(parameters, images, labels)
-    for i in range(3):
-        net.zero_grad()
-        nn.functional.cross_entropy(net(images[i : i + 1]), labels[i : i + 1]).backward()
-        for name, parameter in net.named_parameters():
-            torch.testing.assert_close(found[name][i], parameter.grad, rtol=1e-3, atol=1e-5)
 
 
 def test_fake_tensors_have_shapes_and_no_memory() -> None:

@@ -57,14 +57,11 @@ class Images:
             raise DataError(f"there are {len(images)} images but {len(labels)} labels")
         if len(labels) and not 0 <= labels.min() <= labels.max() < len(self.classes):
             raise DataError(
-                f"labels must be in 0..{len(self.classes) - 1} for {len(self.classes)} classes, "
-                f"but run from {labels.min()} to {labels.max()}"
+                f"labels run from {labels.min()} to {labels.max()}, for {len(self.classes)} classes from 0 on"
             )
         if not len(self.mean) == len(self.std) == images.shape[1]:
-            raise DataError(
-                f"mean and std need one value for each of {images.shape[1]} channels, "
-                f"not {len(self.mean)} and {len(self.std)}"
-            )
+            counts = f"{len(self.mean)} and {len(self.std)}"
+            raise DataError(f"mean and std need one value for each of {images.shape[1]} channels, not {counts}")
         if self.scale < 255 and images.size and images.max() > self.scale:
             raise DataError(f"scale is {self.scale}, but pixels reach {images.max()}")
         if not all(deviation > 0 for deviation in self.std):

@@ -72,9 +72,7 @@ def scan_files(name: str, root: Path | str) -> FileIndex:
     folder = _folder(name, root)
     index = scan_shards(folder) if any(folder.glob("train-*.tar")) else scan_folder(folder)
     if name == "imagenet" and len(index.classes) != 1000:
-        raise DataError(
-            f"{index.root} holds {len(index.classes)} classes, ImageNet-1K has 1000: is this another dataset?"
-        )
+        raise DataError(f"{index.root} holds {len(index.classes)} classes, ImageNet-1K has 1000: give its folder")
     return index
 
 
@@ -174,9 +172,7 @@ def open_arrays(path: Path | str, static: bool, shape: Shape | None = None, time
     if not static and timesteps not in (None, images.shape[1]):
         raise DataError(f"{path} has {images.shape[1]} frames a sample, the network reads {timesteps}")
     if labels is not None and (labels.shape != images.shape[:1] or labels.dtype.kind not in "iu"):
-        raise DataError(
-            f"{path}: 'labels' must be {len(images)} whole numbers, one for each of 'images' along its first axis"
-        )
+        raise DataError(f"{path}: 'labels' must be {len(images)} whole numbers, one for each of 'images'")
     names = () if classes is None or classes.dtype.kind != "U" else tuple(map(str, classes.ravel()))
     labels = None if labels is None else labels.astype(np.int64)
     return _from_array(path.name, images, static, labels=labels, classes=names)

@@ -134,10 +134,8 @@ class PackedConv:
         if min(stride) < 1 or min(padding) < 0:
             raise ValueError(f"stride must be positive and padding not negative, got {stride} and {padding}")
         if weights[0].size > MOST_WEIGHT_ROWS or weights[0, 0].size > MOST_TAPS:
-            raise LbqError(
-                f"a kernel of {weights[0].size} weights per output is too large for the native kernels, which take "
-                f"{MOST_WEIGHT_ROWS} and {MOST_TAPS} taps: use the NumPy engine"
-            )
+            size = weights[0].size
+            raise LbqError(f"a kernel of {size} weights is too large for the native kernels: use the NumPy engine")
         self.outputs, self.inputs, self.kh, self.kw = weights.shape
         self.stride, self.padding, self.weights = stride, padding, weights
         self.heaviest = int(row_sums(weights).max())
@@ -174,7 +172,7 @@ class PackedConv:
         """The same call, ready to be performed."""
         if levels.ndim != 4 or levels.shape[3] != self.inputs or levels.dtype not in (np.uint8, np.int8):
             raise ValueError(
-                f"levels must be uint8 or int8 [B, H, W, {self.inputs}], got {levels.dtype} {list(levels.shape)}"
+                f"levels must be uint8 or int8 [B, H, W, {self.inputs}], got {levels.dtype} {levels.shape}"
             )
         levels = np.ascontiguousarray(levels)
         check_names(method, backend)
@@ -184,8 +182,7 @@ class PackedConv:
             raise ValueError(f"levels {list(levels.shape)} are smaller than the kernel of {self.kh}x{self.kw}")
         if levels.shape[2] * self.inputs > MOST_LEVELS_IN_A_ROW:
             raise LbqError(
-                f"a row of {levels.shape[2]} pixels of {self.inputs} channels is too long for the native kernels, which take "
-                f"{MOST_LEVELS_IN_A_ROW} levels: use the NumPy engine"
+                f"a row of {levels.shape[2]} pixels of {self.inputs} channels is too long for the native kernels: use NumPy"
             )
         if out is None:
             out = np.empty(shape, np.int32)
@@ -195,9 +192,7 @@ class PackedConv:
             lowest = int(levels.min(initial=0)) if levels.dtype == np.int8 else 0
             largest = max(int(levels.max(initial=0)), -lowest, 1)
         if self.heaviest * largest > LARGEST_CURRENT:
-            raise LbqError(
-                f"levels up to {largest} reach currents of {self.heaviest * largest}, which int32 does not hold"
-            )
+            raise LbqError(f"levels up to {largest} reach currents of {self.heaviest * largest}, beyond int32")
         return ConvStep(self, levels, out, largest, method, backend)
 
     def dense_form(self, isa: str, largest: int) -> str:

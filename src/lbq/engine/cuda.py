@@ -44,8 +44,7 @@ class TorchRunner:
                 raise LbqError(f"engine {device}: {s.name!r} has 16-bit weights: use another engine, or --bits 8")
             if (largest := network.largest(s)) > 255:
                 raise LbqError(
-                    f"engine {device}: {s.name!r} reads sums of pooled levels up to {largest}, more than 8 bits: use another "
-                    "engine"
+                    f"engine {device}: {s.name!r} reads pooled sums up to {largest}, more than 8 bits: use another engine"
                 )
         self.weights = {s.name: self._matrices(s).float() for layer in network.layers for s in layer.convs}
         self.constants = {layer.name: self._constants(layer) for layer in network.layers}

@@ -60,9 +60,7 @@ class LayerNeurons:
         self.identities = [s.weight.astype(np.int32) for s in layer.identities]
         channels = len(n.reset)
         if n.thresholds.shape != (channels, n.n_max) or n.n_max > highest_level(n.signed):
-            raise ValueError(
-                f"thresholds must be [{channels}, n_max] with 8-bit levels, got {list(n.thresholds.shape)}"
-            )
+            raise ValueError(f"thresholds must be [{channels}, n_max] with 8-bit levels, got {n.thresholds.shape}")
         if n.leak is not None and not (1 <= n.leak[1] <= 30 and 0 <= n.leak[0] <= 1 << n.leak[1]):
             raise ValueError(f"leak must be (m, k) with k in 1..30 and m <= 2^k, got {n.leak}")
         if any(w.shape != (channels,) for w in self.identities):

@@ -55,9 +55,7 @@ class PackedConv:
     ) -> tuple[NDArray[Any], Counts]:
         """Currents of `levels` [B, H, W, I], and what was done. largest: the largest level, where it is known already."""
         if levels.ndim != 4 or levels.shape[3] != self.inputs or levels.dtype.kind not in "iu":
-            raise ValueError(
-                f"levels must be integers [B, H, W, {self.inputs}], got {levels.dtype} {list(levels.shape)}"
-            )
+            raise ValueError(f"levels must be integers [B, H, W, {self.inputs}], got {levels.dtype} {levels.shape}")
         check_names(method, backend)
         size = output_size(levels.shape[1:3], (self.kh, self.kw), self.stride, self.padding, self.dilation)
         if out is None:

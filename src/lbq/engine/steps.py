@@ -113,9 +113,7 @@ class Tally:
         shape = (steps, height * width, n_max + 1)
         self.counts: NDArray[np.int64] = np.zeros(shape, np.int64) if into is None else into
         if self.counts.shape != shape or self.counts.dtype != np.int64 or not self.counts.flags.c_contiguous:
-            raise ValueError(
-                f"counts must be contiguous int64 {list(shape)}, got {self.counts.dtype} {self.counts.shape}"
-            )
+            raise ValueError(f"counts must be contiguous int64 {shape}, got {self.counts.dtype} {self.counts.shape}")
         call = TallyCall(steps, batch, height * width, channels, n_max, address(levels), address(self.counts))
         call.is_signed, call.isa = levels.dtype == np.int8, native.ISAS[native.isa()]
         self._levels, self._call, self._count = levels, call, library().lbq_tally

@@ -71,6 +71,7 @@ def neuron_arguments(constants: Constants, rule: Rule) -> NeuronArguments:
             shape = max(step, scale, key=Tensor.numel).shape
             step, scale = step.expand(shape), scale.expand(shape)
         scale = scale.contiguous()
+    switches = rule.decay_reset, rule.reset_grad, rule.detach_state
     return NeuronArguments(
         step.contiguous(),
         scale,
@@ -78,15 +79,7 @@ def neuron_arguments(constants: Constants, rule: Rule) -> NeuronArguments:
         leak if isinstance(leak, Tensor) else None if leak == 1.0 else step.new_full((), leak),
         alpha if isinstance(alpha, Tensor) else step.new_full((), alpha),
         gain if isinstance(gain, Tensor) else None if gain == 1.0 else step.new_full((), gain),
-        RuleArguments(
-            rule.n_max,
-            rule.surrogate.name,
-            rule.rounding,
-            rule.reset,
-            rule.decay_reset,
-            rule.reset_grad,
-            rule.detach_state,
-        ),
+        RuleArguments(rule.n_max, rule.surrogate.name, rule.rounding, rule.reset, *switches),
     )
 
 

@@ -185,11 +185,11 @@ def _states_like(inputs: Burst, order: tuple[int, ...]) -> tuple[Tensor, Tensor]
 
 
 def _results_like(
-    inputs: Burst, order: tuple[int, ...], wanted: Sequence[str]
+    inputs: Burst, order: tuple[int, ...], targets: Sequence[str]
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """What the backward pass returns, empty."""
     x, step, scale = inputs.x, inputs.neuron.step, inputs.neuron.scale
-    by_x = _like(x, order) if "x" in wanted else x.new_empty(0)
+    by_x = _like(x, order) if "x" in targets else x.new_empty(0)
     by_scale = torch.empty_like(step if scale is None else scale)
     return by_x, torch.empty_like(step), by_scale, x.new_empty(len(SCALARS))
 
@@ -214,32 +214,32 @@ class BurstKernel(DifferentiableKernel[Burst]):
         return _like(inputs.x, _order(inputs))
 
     def backward(
-        self, inputs: Burst, grads: Sequence[Tensor], wanted: Sequence[str]
+        self, inputs: Burst, grads: Sequence[Tensor], targets: Sequence[str]
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Gradients of x (empty where not wanted), of step and scale in their shapes, and of tail, leak, alpha, gain."""
+        """Gradients of x (empty where it is no target), of step and scale in their shapes, and of tail, leak, alpha, gain."""
         layout = _layout(inputs.x.shape, inputs.x.stride(), inputs.channel)
         grad = _in_order(grads[0], layout.order)
-        by_x, by_step, by_scale, by_scalars = results = _results_like(inputs, layout.order, wanted)
+        by_x, by_step, by_scale, by_scalars = results = _results_like(inputs, layout.order, targets)
         library, call = _call(inputs, layout)
-        call.grad, call.out = grad.data_ptr(), by_x.data_ptr() if "x" in wanted else None
+        call.grad, call.out = grad.data_ptr(), by_x.data_ptr() if "x" in targets else None
         call.by_step, call.by_scale, call.by_scalars = by_step.data_ptr(), by_scale.data_ptr(), by_scalars.data_ptr()
-        call.need_tail = "tail" in wanted
-        call.need_scalars = "leak" in wanted or "alpha" in wanted or "gain" in wanted
+        call.need_tail = "tail" in targets
+        call.need_scalars = "leak" in targets or "alpha" in targets or "gain" in targets
         if library.lbq_burst_backward(ctypes.byref(call)):
             raise MemoryError("no memory left for the burst neuron")
         return results
 
-    def backward_fake(self, inputs: Burst, wanted: Sequence[str]) -> tuple[Tensor, ...]:
-        return _results_like(inputs, _order(inputs), wanted)
+    def backward_fake(self, inputs: Burst, targets: Sequence[str]) -> tuple[Tensor, ...]:
+        return _results_like(inputs, _order(inputs), targets)
 
-    def gradients(self, inputs: Burst, results: Sequence[Tensor], wanted: Sequence[str]) -> dict[str, Tensor]:
+    def gradients(self, inputs: Burst, results: Sequence[Tensor], targets: Sequence[str]) -> dict[str, Tensor]:
         """By the names of the inputs."""
         by_x, by_step, by_scale, by_scalars = results
         by_name = {"x": by_x, "step": by_step, "scale": by_scale}
-        for name in wanted:
+        for name in targets:
             if name in SCALARS:
                 by_name[name] = shaped_like(by_scalars[SCALARS.index(name)], getattr(inputs.neuron, name))
-        return {name: by_name[name] for name in wanted}
+        return {name: by_name[name] for name in targets}
 
 
 class ChunkKernel(BurstKernel):

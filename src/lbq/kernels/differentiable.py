@@ -48,15 +48,15 @@ class DifferentiableKernel(ABC, Generic[Declared]):
         """The same left empty."""
 
     @abstractmethod
-    def backward(self, inputs: Declared, grads: Sequence[Tensor], wanted: Sequence[str]) -> tuple[Tensor, ...]:
+    def backward(self, inputs: Declared, grads: Sequence[Tensor], targets: Sequence[str]) -> tuple[Tensor, ...]:
         """From the outputs' gradients and the names of the inputs that need one, to tensors that share no memory."""
 
     @abstractmethod
-    def backward_fake(self, inputs: Declared, wanted: Sequence[str]) -> tuple[Tensor, ...]:
+    def backward_fake(self, inputs: Declared, targets: Sequence[str]) -> tuple[Tensor, ...]:
         """The same left empty."""
 
     @abstractmethod
-    def gradients(self, inputs: Declared, results: Sequence[Tensor], wanted: Sequence[str]) -> dict[str, Tensor]:
+    def gradients(self, inputs: Declared, results: Sequence[Tensor], targets: Sequence[str]) -> dict[str, Tensor]:
         """Gradients by the inputs' names, from what `backward` returned."""
 
     def __init__(self) -> None:
@@ -70,7 +70,7 @@ class DifferentiableKernel(ABC, Generic[Declared]):
             lambda *flat: self.forward_fake(self._restored(flat)),
         )
         self.backward_operator = define(
-            f"{self.name}_backward({grads}, {schema}, str wanted) -> {_tensors(self.results)}",
+            f"{self.name}_backward({grads}, {schema}, str targets) -> {_tensors(self.results)}",
             self._operator_backward,
             lambda *flat: self.backward_fake(self._restored(flat[self.differentiable : -1]), flat[-1].split()),
         )
@@ -96,9 +96,9 @@ class DifferentiableKernel(ABC, Generic[Declared]):
     ) -> list[Tensor | None]:
         """The gradients of the flat tensors; needed: of which."""
         names, inputs = self.flattening.tensors, self.flattening.restore(ctx.saved_tensors, ctx.others)
-        wanted = [name for name, need in zip(names, needed, strict=True) if need]
-        results = backward(inputs, grads[: self.differentiable], wanted)
-        return list(map(self.gradients(inputs, results, wanted).get, names))
+        targets = [name for name, need in zip(names, needed, strict=True) if need]
+        results = backward(inputs, grads[: self.differentiable], targets)
+        return list(map(self.gradients(inputs, results, targets).get, names))
 
     # The operators' side, where all inputs come as one list
 
@@ -108,17 +108,17 @@ class DifferentiableKernel(ABC, Generic[Declared]):
 
     def _operator_backward(self, *flat: Any) -> tuple[Tensor, ...]:
         """From gradients, inputs, and names in one string."""
-        grads, inputs, wanted = flat[: self.differentiable], flat[self.differentiable : -1], flat[-1]
-        return self.backward(self._restored(inputs), grads, wanted.split())
+        grads, inputs, targets = flat[: self.differentiable], flat[self.differentiable : -1], flat[-1]
+        return self.backward(self._restored(inputs), grads, targets.split())
 
     def _keep_for_operator(self, ctx: Any, inputs: Sequence[Any], output: Any) -> None:
         tensors = len(self.flattening.tensors)
         self.keep(ctx, inputs[:tensors], inputs[tensors:], output)
 
     def _operator_gradients(self, ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        def backward(inputs: Declared, grads: Sequence[Tensor], wanted: Sequence[str]) -> Any:
+        def backward(inputs: Declared, grads: Sequence[Tensor], targets: Sequence[str]) -> Any:
             tensors, others = self.flattening.flatten(inputs)
-            return self.backward_operator(*grads, *tensors, *others, " ".join(wanted))
+            return self.backward_operator(*grads, *tensors, *others, " ".join(targets))
 
         needed = ctx.needs_input_grad[: len(self.flattening.tensors)]
         return *self.differentiate(ctx, grads, needed, backward), *[None] * len(ctx.others)

@@ -9,7 +9,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,9 +16,6 @@ import torch
 from torch import Tensor, nn
 
 pytest.importorskip("triton", reason="the fused kernels need triton")
-
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from lbq import models
 from lbq.cli import doctor
@@ -29,7 +25,7 @@ from lbq.kernels.differentiable import DifferentiableKernel
 from lbq.kernels.gpu import launch, layout, operators
 from lbq.kernels.gpu.tiles import bursts
 from lbq.kernels.surrogate import SURROGATES
-from lbq.models import fire, over_time
+from lbq.models import fire
 from lbq.native.choose import use
 from lbq.neuron import ILIF, LIF, LMHT, MLF, BurstNeuron, LadderNeuron, ReLU, SpikingNeuron, Ternary
 
@@ -266,20 +262,6 @@ def test_nan_and_infinity(make: Callable[[], SpikingNeuron]) -> None:
     assert grads["x"].isnan().any()
 
 
-@settings(max_examples=25, deadline=None)
-@given(
-    st.integers(1, 6),
-    st.integers(1, 4),
-    st.integers(1, 70),
-    st.integers(1, 9),
-    st.floats(0.02, 3),
-    st.integers(0, 2**31),
-)
-def test_any_size(timesteps: int, batch: int, width: int, n_max: int, step: float, seed: int) -> None:
-    torch.manual_seed(seed)
-    assert_same(BurstNeuron(n_max, step=step), randn(timesteps, batch, width, scale=2 * step * n_max**0.5))
-
-
 def test_same_bytes_every_time() -> None:
     neuron, x = BurstNeuron().to(DEVICE), randn(2, 9, 700)
     grad = torch.randn_like(x)
@@ -372,21 +354,15 @@ def test_batchnorm_add_and_neuron_in_one_pass(case: str, layout: str, training: 
         assert_same_block(neuron, norm_of(channels, training), x, residual, None)
 
 
-def test_statistics_of_a_large_mean() -> None:
+@pytest.mark.parametrize("shape", [(1, 1, 1, 1), (3, 1, 5, 5), (700, 130, 1, 1), (64, 3, 9, 9), (2, 300, 2, 2)])
+@pytest.mark.parametrize("centre", [0, 1e4])
+def test_statistics(shape: tuple[int, ...], centre: float) -> None:
     """float32 has seven digits: sums of squares about 0 would leave none of a variance of 1 at a mean of 10^4."""
-    x = randn(64, 3, 9, 9) + torch.tensor([0.0, 1e4, -3e4], device=DEVICE)[:, None, None]
+    x = randn(*shape) + centre
     for laid in (x, x.contiguous(memory_format=torch.channels_last), x[:, :, ::2]):
         mean, var = torch.ops.lbq.moments(laid)
-        torch.testing.assert_close(mean.double(), laid.double().mean((0, 2, 3)), rtol=1e-6, atol=1e-4)
+        torch.testing.assert_close(mean.double(), laid.double().mean((0, 2, 3)), rtol=1e-6, atol=1e-6)
         torch.testing.assert_close(var.double(), laid.double().var((0, 2, 3), unbiased=False), rtol=1e-3, atol=1e-5)
-
-
-@pytest.mark.parametrize("shape", [(1, 1, 1, 1), (3, 1, 5, 5), (700, 130, 1, 1), (5, 3, 41, 1), (2, 300, 2, 2)])
-def test_statistics_of_any_shape(shape: tuple[int, ...]) -> None:
-    x = randn(*shape)
-    mean, var = torch.ops.lbq.moments(x)
-    torch.testing.assert_close(mean, x.mean((0, 2, 3)), rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(var, x.var((0, 2, 3), unbiased=False), rtol=1e-5, atol=1e-6)
 
 
 def count_calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
@@ -507,13 +483,6 @@ def test_one_value_per_channel_is_refused_as_batchnorm_refuses_it() -> None:
         fire(randn(1, 1, 4, 1, 1), nn.Identity(), norm_of(4), BurstNeuron().to(DEVICE))
 
 
-def test_frozen_statistics_are_only_read() -> None:
-    norm = norm_of(4, training=False)
-    before = copy.deepcopy(norm.state_dict())
-    fire(randn(2, 3, 4, 2, 2), nn.Identity(), norm, BurstNeuron().to(DEVICE))
-    assert all(torch.equal(v, before[k]) for k, v in norm.state_dict().items())
-
-
 @pytest.mark.parametrize("case", ["plain", "residual", "shown", "frozen"])
 def test_relu_after_batchnorm_in_one_pass(case: str) -> None:
     seen = []
@@ -557,7 +526,10 @@ def test_channels_last_stays_channels_last_both_ways(neuron: str, monkeypatch: p
 
 @pytest.mark.parametrize("neuron", ["lbq", "lif", "ternary", "ilif", "lmht", "mlf", "ladder", "qann", "relu"])
 def test_networks_train_alike(neuron: str) -> None:
-    """Loss and gradients of a network in float32 under both kernels; what the fused kernel cannot do falls back."""
+    """Loss and gradients of a network in float32 under both kernels; what the fused kernel cannot do falls back.
+
+    Every parameter has a gradient, if only zeros: several processes wait for all of them.
+    """
     losses, grads = [], []
     for kernel in ("reference", "fused"):
         torch.manual_seed(3)
@@ -567,18 +539,10 @@ def test_networks_train_alike(neuron: str) -> None:
             loss = nn.functional.cross_entropy(net(x), labels)
         loss.backward()
         losses.append(loss.detach())
+        assert all(p.grad is not None for p in net.parameters())
         grads.append(torch.cat([p.grad.flatten() for p in net.parameters() if p.grad is not None]))
     torch.testing.assert_close(*losses, rtol=2e-2, atol=2e-3)
     assert nn.functional.cosine_similarity(grads[0], grads[1], dim=0) > 0.99
-
-
-def test_over_time_and_fire_agree() -> None:
-    conv, norm, neuron = nn.Conv2d(2, 4, 3).to(DEVICE), norm_of(4), BurstNeuron().to(DEVICE)
-    x = randn(3, 2, 2, 5, 5)
-    twin = copy.deepcopy(norm)
-    with use("reference"):
-        expected = neuron(over_time(x, conv, twin))
-    assert (fire(x, conv, norm, neuron) == expected).float().mean() > 0.99  # levels at a threshold may differ
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -666,19 +630,6 @@ def test_goes_through_torch_compile_without_a_break() -> None:
 def test_neurons_with_dynamics_of_their_own_go_through_torch_compile(make: Callable[[], SpikingNeuron]) -> None:
     neuron, x = make().to(DEVICE), randn(2, 3, 8)
     torch.testing.assert_close(torch.compile(neuron, backend="aot_eager", fullgraph=True)(x), neuron(x))
-
-
-def test_state_and_copies_are_those_of_the_modules() -> None:
-    net = models.create("resnet8w16", timesteps=2, in_channels=1).to(DEVICE)
-    x = randn(4, 1, 8, 8)
-    net(x)
-    twin = copy.deepcopy(net)
-    other = models.create("resnet8w16", timesteps=2, in_channels=1).to(DEVICE)
-    other.load_state_dict(net.state_dict())
-    for n in (net, twin, other):
-        n.eval()
-    assert torch.equal(net(x), twin(x))
-    assert torch.equal(net(x), other(x))
 
 
 # What it takes, and how it is launched
@@ -786,44 +737,3 @@ def test_kernels_compile_for_a_gpu_with_vectorised_loads() -> None:
     assert [name for name, _ in compiled][3:5] == ["burst_forward", "burst_backward"]  # from a state on
     assert [name for name, _ in compiled][-3:] == ["tally", "tally", "membranes"]
     assert all(wide == "True" for name, wide in compiled[:5] + compiled[-3:])
-
-
-TWO_PROCESSES = """
-import copy, sys, torch, torch.distributed as dist
-from torch import nn
-from lbq import models
-from lbq.native.choose import use
-meeting, rank = sys.argv[1], int(sys.argv[2])
-dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=2)
-torch.manual_seed(0)
-net = models.create("resnet8w4", timesteps=2, in_channels=1)
-for module in net.modules():
-    if isinstance(module, nn.BatchNorm2d):
-        module.eval()  # each process would have statistics of its own
-x, labels = torch.randn(8, 1, 8, 8), torch.arange(8)
-alone = copy.deepcopy(net)
-with use("fused"):
-    nn.functional.cross_entropy(alone(x), labels).backward()
-    wrapped = nn.parallel.DistributedDataParallel(net)
-    mine = slice(4 * rank, 4 * rank + 4)
-    nn.functional.cross_entropy(wrapped(x[mine]), labels[mine]).backward()
-for (name, p), q in zip(net.named_parameters(), alone.parameters()):
-    torch.testing.assert_close(p.grad, q.grad, rtol=1e-3, atol=1e-5, msg=name)
-dist.destroy_process_group()
-"""
-
-
-@pytest.mark.skipif(DEVICE == "cuda", reason="runs under Triton's interpreter, which is used where there is no GPU")
-def test_two_processes_have_the_gradients_of_one(tmp_path: Path) -> None:
-    environ = os.environ | {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", TWO_PROCESSES, str(tmp_path / "meeting")]
-    pair = [
-        subprocess.Popen([*command, str(rank)], stderr=subprocess.PIPE, text=True, env=environ) for rank in range(2)
-    ]
-    try:
-        errors = [process.communicate(timeout=200)[1] for process in pair]
-    finally:
-        for process in pair:
-            process.kill()
-    for process, error in zip(pair, errors, strict=True):
-        assert process.returncode == 0, error[-2000:]

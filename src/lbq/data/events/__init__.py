@@ -64,9 +64,7 @@ class Events:
         """From one structured array, as most readers give: fields `x`, `y`, `t` (or `timestamp`) and `p` (or `polarity`)."""
         fields = events.dtype.names if isinstance(events, np.ndarray) else None
         if fields is None:
-            raise ValueError(
-                "events must be a structured array with fields x, y, t and p; Events(t, x, y, p, ...) takes four"
-            )
+            raise ValueError("events must be a structured array of x, y, t and p; Events(t, x, y, p, ...) takes four")
         columns = []
         for name, other in (("t", "timestamp"), ("x", ""), ("y", ""), ("p", "polarity")):
             if name not in fields and other not in fields:

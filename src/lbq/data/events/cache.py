@@ -74,9 +74,7 @@ def cached(
     try:
         _write(entry, facts, build(), lambda: _load(entry, facts, shape, classes) is not None)
     except OSError as error:
-        raise DataError(
-            f"cannot write the cache {entry}: {error.strerror or error}; give another folder as cache=DIR"
-        ) from error
+        raise DataError(f"cannot write {entry}: {error.strerror or error}; give another folder as cache=DIR") from error
     if (parts := _load(entry, facts, shape, classes)) is None:
         raise DataError(f"the cache {entry} does not read back as it was written: check the disk, or delete it")
     return parts

@@ -156,9 +156,7 @@ def load_nmnist(
                 listed[part] += _labelled(file, recordings)
         counts = {part: len(items) for part, items in listed.items()}
         if not all(counts.values()):
-            raise DataError(
-                f"no N-MNIST under {root}: expected Train/<digit>/*.bin and Test/<digit>/*.bin, or their .zip"
-            )
+            raise DataError(f"no N-MNIST under {root}: expected Train/<digit>/*.bin and Test/<digit>/*.bin, or .zip")
         if rule == "official folders" and not allow_partial and counts != {"train": 60_000, "test": 10_000}:
             raise DataError(
                 f"{root} holds {counts['train']:,} + {counts['test']:,} of N-MNIST's 60,000 + 10,000 recordings: "
@@ -292,9 +290,7 @@ def _labelled(table: File, recordings: Mapping[tuple[str, ...], File]) -> list[t
 def _refuse_missing(root: Path | str, name: str, missing: list[str], of: int) -> None:
     if missing:
         more = f" and {len(missing) - 1:,} more of {of:,}" if len(missing) > 1 else ""
-        raise DataError(
-            f"{name} is not complete under {root}: {missing[0]}{more} not found; extract or download it again"
-        )
+        raise DataError(f"{name} is not complete under {root}: {missing[0]}{more} not found; extract it again")
 
 
 def _dataset(

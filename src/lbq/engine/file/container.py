@@ -159,9 +159,7 @@ def _tensors(header: Mapping[str, Any], body: memoryview) -> Tensors:
             raise ArtefactError(f"tensor {name!r} needs dtype, shape and data_offsets")
         kind, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
         if not isinstance(kind, str) or kind not in DTYPES:
-            raise ArtefactError(
-                f"tensor {name!r} has type {kind!r:.40}; a deployed network holds {', '.join(DTYPES)} only"
-            )
+            raise ArtefactError(f"tensor {name!r} has type {kind!r:.40}, which is none of {', '.join(DTYPES)}")
         if not (_naturals(shape) and _naturals(offsets) and len(shape) <= 8 and len(offsets) == 2):
             raise ArtefactError(f"tensor {name!r} has a shape or offsets that are not lists of whole numbers")
         start, end = offsets

@@ -44,10 +44,8 @@ class _Fields:
         if not isinstance(value, dict):
             raise ArtefactError(f"{where} must be an object")
         if set(value) != set(keys):
-            odd = sorted(set(value) ^ set(keys))
-            raise ArtefactError(
-                f"{where} must have the entries {', '.join(keys)}; wrong or missing: {', '.join(odd)[:80]!r}"
-            )
+            odd = ", ".join(sorted(set(value) ^ set(keys)))[:80]
+            raise ArtefactError(f"{where} must have the entries {', '.join(keys)}; wrong or missing: {odd!r}")
         self.value, self.where = value, where
 
     def take(self, key: str, kind: type, ok: Callable[[Any], bool] = lambda _: True) -> Any:
@@ -194,9 +192,7 @@ class Reader:
             raise ArtefactError(f"{where} reads {source[:40]!r}, which is neither the input nor a layer before it")
         pools = tuple(self._pool(p, where) for p in fields.take("pools", list))
         if len(pools) > integer.MOST_POOLS:
-            raise ArtefactError(
-                f"{where}: it may have {integer.MOST_POOLS} pools at most, one after another, not {len(pools)}"
-            )
+            raise ArtefactError(f"{where}: it may have {integer.MOST_POOLS} pools at most, not {len(pools)}")
         in_shape = self.shapes[source]
         for i, p in enumerate(pools):
             if source == INPUT or (p.kind == "max" and any(q.kind == "sum" for q in pools[:i])):
@@ -328,7 +324,5 @@ class Reader:
             raise ArtefactError(f"classes must be {count} names or none")
         for name in value:
             if not integer.is_name(name):
-                raise ArtefactError(
-                    f"classes: {name[:40]!a} is no name: it is empty, too long, or has control characters"
-                )
+                raise ArtefactError(f"classes: the name {name[:40]!a} is empty, too long, or has control characters")
         return tuple(value)

@@ -96,7 +96,7 @@ def burst_launch(
     The step stands in for a tensor that is absent, which they do not read. programs: about how many are to run.
     """
     step = neuron.step
-    weight, bias, mean, var, eps, _ = (step, step, step, step, 0.0, 0) if norm is None else norm
+    weight_bias_mean_var, eps = ((step,) * 4, 0.0) if norm is None else (norm[:4], norm.eps)
     if residual is not None:
         residual = ordered_like(residual, x)
     v, pending = (None if value is None else ordered_like(value[None], x) for value in before)
@@ -105,10 +105,7 @@ def burst_launch(
         x,
         x if residual is None else residual,
         out,
-        weight,
-        bias,
-        mean,
-        var,
+        *weight_bias_mean_var,
         step,
         step if neuron.scale is None else neuron.scale,
         step if neuron.leak is None else neuron.leak,
@@ -118,10 +115,7 @@ def burst_launch(
         step if pending is None else pending,
         neuron.rule.n_max,
         eps,
-        slab.rows,
-        slab.channels,
-        slab.inner,
-        slab.elements,
+        *slab[:4],
         x.stride(0) if x.shape[0] > 1 else 0,
         0 if residual is None else residual.stride(0),
         out.stride(0) if out.shape[0] > 1 else 0,

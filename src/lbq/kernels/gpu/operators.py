@@ -46,9 +46,9 @@ class Burst(NamedTuple):
     before: StateArguments
 
 
-def learned_sums(neuron: NeuronArguments, wanted: Sequence[str]) -> tuple[str, ...]:
+def learned_sums(neuron: NeuronArguments, targets: Sequence[str]) -> tuple[str, ...]:
     """Which of the neuron's constants need a gradient that exists: most surrogates have no tail that learns."""
-    names = [name for name in NeuronArguments._fields if name in wanted]
+    names = [name for name in NeuronArguments._fields if name in targets]
     if "tail" in names and SURROGATES[neuron.rule.surrogate].tail != "learned":
         names.remove("tail")
     return tuple(names)
@@ -75,18 +75,18 @@ class BurstKernel(DifferentiableKernel[Burst]):
     def forward_fake(self, inputs: Burst) -> Any:
         return sequence_like(settled(inputs.x))
 
-    def backward(self, inputs: Burst, grads: Sequence[Tensor], wanted: Sequence[str]) -> tuple[Tensor, Tensor]:
-        sums = learned_sums(inputs.neuron, wanted)
+    def backward(self, inputs: Burst, grads: Sequence[Tensor], targets: Sequence[str]) -> tuple[Tensor, Tensor]:
+        sums = learned_sums(inputs.neuron, targets)
         return launch.backward(grads[0], inputs.x, inputs.neuron, sums, before=inputs.before)
 
-    def backward_fake(self, inputs: Burst, wanted: Sequence[str]) -> tuple[Tensor, Tensor]:
+    def backward_fake(self, inputs: Burst, targets: Sequence[str]) -> tuple[Tensor, Tensor]:
         x, neuron = inputs.x, inputs.neuron
-        sums = len(learned_sums(neuron, wanted)), neuron.step.numel()
+        sums = len(learned_sums(neuron, targets)), neuron.step.numel()
         return sequence_like(settled(x)), x.new_empty(sums, dtype=torch.float32)
 
-    def gradients(self, inputs: Burst, results: Sequence[Tensor], wanted: Sequence[str]) -> dict[str, Tensor]:
+    def gradients(self, inputs: Burst, results: Sequence[Tensor], targets: Sequence[str]) -> dict[str, Tensor]:
         by_x, sums = results
-        return {"x": by_x, **neuron_gradients(inputs.neuron, sums, learned_sums(inputs.neuron, wanted))}
+        return {"x": by_x, **neuron_gradients(inputs.neuron, sums, learned_sums(inputs.neuron, targets))}
 
 
 class ChunkKernel(BurstKernel):
@@ -131,29 +131,29 @@ class NormBurstKernel(DifferentiableKernel[NormBurst]):
         return sequence_like(settled(inputs.x), inputs.timesteps)
 
     def backward(
-        self, inputs: NormBurst, grads: Sequence[Tensor], wanted: Sequence[str]
+        self, inputs: NormBurst, grads: Sequence[Tensor], targets: Sequence[str]
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The gradient of x, that of the neuron's currents (empty without a residual), and sums: those of BatchNorm's bias and
         weight, then the neuron's."""
         x, norm, residual, neuron, _ = inputs
-        sums = ("current", "hat", *learned_sums(neuron, wanted))
+        sums = ("current", "hat", *learned_sums(neuron, targets))
         current, totals = launch.backward(grads[0], x, neuron, sums, norm, residual, shown=x.shape[0] == 1)
         by_x = launch.norm_backward(current, x, norm, totals)
         return by_x, x.new_empty(0) if residual is None else current, totals
 
-    def backward_fake(self, inputs: NormBurst, wanted: Sequence[str]) -> tuple[Tensor, Tensor, Tensor]:
-        x, sums = settled(inputs.x), 2 + len(learned_sums(inputs.neuron, wanted))
+    def backward_fake(self, inputs: NormBurst, targets: Sequence[str]) -> tuple[Tensor, Tensor, Tensor]:
+        x, sums = settled(inputs.x), 2 + len(learned_sums(inputs.neuron, targets))
         current = x.new_empty(0) if inputs.residual is None else sequence_like(x)
         return sequence_like(x), current, x.new_empty((sums, x.shape[2]), dtype=torch.float32)
 
-    def gradients(self, inputs: NormBurst, results: Sequence[Tensor], wanted: Sequence[str]) -> dict[str, Tensor]:
+    def gradients(self, inputs: NormBurst, results: Sequence[Tensor], targets: Sequence[str]) -> dict[str, Tensor]:
         (by_x, current, totals), norm, neuron = results, inputs.norm, inputs.neuron
         return {
             "x": by_x,
             "bias": totals[0].to(norm.bias.dtype),
             "weight": totals[1].to(norm.weight.dtype),
             **({} if inputs.residual is None else {"residual": current}),
-            **neuron_gradients(neuron, totals[2:], learned_sums(neuron, wanted)),
+            **neuron_gradients(neuron, totals[2:], learned_sums(neuron, targets)),
         }
 
 

@@ -81,11 +81,11 @@ def track(mean, var, running_mean, running_var, batches, momentum, correction, c
     known = column < channels
     old = tl.load(running_mean + column, known, 0.0).to(tl.float32)
     new = tl.load(mean + column, known, 0.0)
-    kept = momentum * new + (1.0 - momentum) * old
-    tl.store(running_mean + column, kept.to(running_mean.dtype.element_ty), known)
+    moved = momentum * new + (1.0 - momentum) * old
+    tl.store(running_mean + column, moved.to(running_mean.dtype.element_ty), known)
     old = tl.load(running_var + column, known, 0.0).to(tl.float32)
     new = tl.load(var + column, known, 0.0) * correction
-    kept = momentum * new + (1.0 - momentum) * old
-    tl.store(running_var + column, kept.to(running_var.dtype.element_ty), known)
+    moved = momentum * new + (1.0 - momentum) * old
+    tl.store(running_var + column, moved.to(running_var.dtype.element_ty), known)
     if tl.program_id(0) == 0:
         tl.store(batches, tl.load(batches) + 1)
