@@ -293,10 +293,7 @@ def _from_pickle(spec: Spec, data: bytes, where: Path) -> NDArray[np.uint8]:
 
 
 def _write(spec: Spec, root: Path, place: _Place, progress: Progress | None) -> Path:
-    """Write the binary form's folder into `root` under a temporary name, verify its bytes, then rename it.
-
-    A failure leaves nothing behind, not even the folders made on the way.
-    """
+    """Write the binary form's folder under a temporary name, verify it, then rename it. A failure leaves nothing behind."""
     folder = root / spec.binary.folder
     total = sum(file.size for file in spec.binary.files)
     done = 0

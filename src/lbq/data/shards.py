@@ -20,8 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lbq.data.archives import ARCHIVE_ERRORS, members
-from lbq.data.arrays import load_archive
+from lbq.data.arrays import ARCHIVE_ERRORS, load_archive, members
 from lbq.data.dataset import MAX_CLASSES
 from lbq.data.folder import EXTENSIONS, FileIndex
 from lbq.errors import DataError

@@ -47,13 +47,9 @@ def load_whole(
     if name == "digits":
         return digits.load_digits()
     folder = _folder(name, root)
-    if name in EVENTS:
-        return _load_events(name, folder, timesteps, size, frames, window_ms)
     readers = {"arrays": load_own, "cifar10": load_cifar10, "cifar100": load_cifar100}
-    return readers[name](folder) if name in readers else load_idx(folder, name)
-
-
-def _load_events(name: str, root: Path, timesteps: int, size: int, frames: str, window_ms: int) -> EventData:
+    if name not in EVENTS:
+        return readers[name](folder) if name in readers else load_idx(folder, name)
     load: Any = {
         "cifar10_dvs": datasets.load_cifar10_dvs,
         "dvs_gesture": datasets.load_dvs_gesture,
@@ -61,7 +57,7 @@ def _load_events(name: str, root: Path, timesteps: int, size: int, frames: str, 
         "dvs_objects": partial(datasets.load_dvs_objects, window_us=1000 * window_ms),
     }[name]
     try:
-        data: EventData = load(root, timesteps, (size, size) if size else None, frames)
+        data: EventData = load(folder, timesteps, (size, size) if size else None, frames)
     except ValueError as error:  # sizes that no frame can have
         raise ConfigError(f"data.size, data.window_ms or model.timesteps: {error}") from error
     return data

@@ -45,10 +45,7 @@ class NeuronStep(Step):
 
 
 class LayerNeurons:
-    """One layer's neurons: `run` takes a whole sequence in NumPy, `step` the same by the native library. Neither keeps a state.
-
-    Constants are channels last.
-    """
+    """One layer's neurons, channels last: `run` takes a whole sequence in NumPy, `step` the same by the native library."""
 
     def __init__(self, layer: IntegerLayer) -> None:
         if layer.neuron is None:
@@ -169,10 +166,7 @@ def emitted(levels: Integers) -> Emitted:
 
 
 def count_thresholds(u: NDArray[np.int32], thresholds: NDArray[np.int32], signed: bool) -> NDArray[Any]:
-    """How many of `thresholds` [C, N] each `u` [..., C] reaches, as int32.
-
-    signed: |u| is compared, and the count takes the sign of u.
-    """
+    """How many of `thresholds` [C, N] each `u` [..., C] reaches, as int32; how many |u| reaches, signed as u, if `signed`."""
     magnitude = np.abs(u) if signed else u
     level = np.zeros(u.shape, np.int32)
     for k in range(thresholds.shape[1]):

@@ -21,10 +21,7 @@ WEIGHTS_PER_GATHER = 2**22  # about as many are gathered at a time
 
 
 class PackedConv:
-    """One convolution of weights `[O, I / groups, kh, kw]`, int8 or int16, ready to run on many inputs.
-
-    Currents have the type of `accumulator`.
-    """
+    """One convolution of weights `[O, I / groups, kh, kw]`, int8 or int16. Currents have the type of `accumulator`."""
 
     def __init__(
         self,
@@ -69,7 +66,8 @@ class PackedConv:
             some, acc = levels[start : start + images], out[start : start + images].reshape(-1, self.outputs)
             acc[:] = 0
             if method == "level":
-                counts += self._by_level(some, acc, size)
+                at = np.nonzero(some)
+                counts += Counts(self._gather(at, some[at], acc, size), neurons_active=len(at[0]))
             else:
                 counts += self._by_planes(some, acc, size, planes, backend)
         return out, counts
@@ -93,10 +91,6 @@ class PackedConv:
                 out[i, :, :, mine] = np.matmul(part.reshape(-1, weights.shape[0]), weights[:, mine]).reshape(
                     *out.shape[1:3], step
                 )
-
-    def _by_level(self, levels: Integers, acc: NDArray[Any], size: tuple[int, int]) -> Counts:
-        at = np.nonzero(levels)
-        return Counts(self._gather(at, levels[at], acc, size), neurons_active=len(at[0]))
 
     def _by_planes(
         self, levels: Integers, acc: NDArray[Any], size: tuple[int, int], planes: int, backend: Backend

@@ -114,10 +114,7 @@ class Runner:
     def _execute(
         self, execution: Execution, x: NDArray[np.uint8]
     ) -> tuple[NDArray[np.int64], dict[str, Callable[[], Counts]]]:
-        """Logits of some images, and functions that count what each synapse executed for them.
-
-        Replays the recording of an equal execution, or executes the layers and records that.
-        """
+        """Logits and counters of some images: by the recording of an equal execution, or by one that is then recorded."""
         choices, recordings = execution.choices, execution.space.recordings
         if execution.watch is not None or not execution.by_library or not self._all_made(choices):
             return execution.run(x), execution.counted  # choices are still to be made, or NumPy takes part

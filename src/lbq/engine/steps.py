@@ -44,10 +44,7 @@ def add_step(out: NDArray[np.int32], more: NDArray[np.int32]) -> Step:
 
 
 class PoolStep(Step):
-    """The largest level or the sum of each window, in `out` [B, OH, OW, C].
-
-    wide: `out` is int32, which sums above 8 bits need, and not of the levels' type.
-    """
+    """The largest level or the sum of each window, in `out` [B, OH, OW, C]: int32 if `wide`, else of the levels' type."""
 
     def __init__(self, levels: NDArray[Any], pool: Pool, wide: bool = False) -> None:
         assert levels.dtype in (np.uint8, np.int8)
@@ -105,15 +102,13 @@ class Tally:
     """
 
     def __init__(self, levels: NDArray[Any], n_max: int, into: NDArray[np.int64] | None = None) -> None:
-        if levels.ndim != 5 or levels.dtype not in (np.uint8, np.int8) or not levels.flags.c_contiguous:
-            raise ValueError(
-                f"levels must be contiguous uint8 or int8 [T, B, H, W, C], got {levels.dtype} {levels.shape}"
-            )
+        assert levels.dtype in (np.uint8, np.int8)
+        assert levels.flags.c_contiguous
         steps, batch, height, width, channels = levels.shape
         shape = (steps, height * width, n_max + 1)
         self.counts: NDArray[np.int64] = np.zeros(shape, np.int64) if into is None else into
-        if self.counts.shape != shape or self.counts.dtype != np.int64 or not self.counts.flags.c_contiguous:
-            raise ValueError(f"counts must be contiguous int64 {shape}, got {self.counts.dtype} {self.counts.shape}")
+        assert self.counts.shape == shape
+        assert self.counts.flags.c_contiguous
         call = TallyCall(steps, batch, height * width, channels, n_max, address(levels), address(self.counts))
         call.is_signed, call.isa = levels.dtype == np.int8, native.ISAS[native.isa()]
         self._levels, self._call, self._count = levels, call, library().lbq_tally

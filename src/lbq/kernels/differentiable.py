@@ -63,16 +63,17 @@ class DifferentiableKernel(ABC, Generic[Declared]):
         self.flattening: Flattening[Declared] = Flattening(self.inputs)  # type: ignore[arg-type]
         self.differentiable = self.outputs - self.states
         self.direct = _direct(self)
-        schema, grads = self.flattening.schema, ", ".join(f"Tensor grad_{i}" for i in range(self.differentiable))
+        schema, grads = self.flattening.schema, self.differentiable
+        grad_schema = ", ".join(f"Tensor grad_{i}" for i in range(grads))
         self.operator = define(
             f"{self.name}({schema}) -> {_tensors(self.outputs)}",
             lambda *flat: self.forward(self._restored(flat)),
             lambda *flat: self.forward_fake(self._restored(flat)),
         )
         self.backward_operator = define(
-            f"{self.name}_backward({grads}, {schema}, str targets) -> {_tensors(self.results)}",
-            self._operator_backward,
-            lambda *flat: self.backward_fake(self._restored(flat[self.differentiable : -1]), flat[-1].split()),
+            f"{self.name}_backward({grad_schema}, {schema}, str targets) -> {_tensors(self.results)}",
+            lambda *flat: self.backward(self._restored(flat[grads:-1]), flat[:grads], flat[-1].split()),
+            lambda *flat: self.backward_fake(self._restored(flat[grads:-1]), flat[-1].split()),
         )
         torch.library.register_autograd(
             f"lbq::{self.name}", self._operator_gradients, setup_context=self._keep_for_operator, lib=LIBRARY
@@ -105,11 +106,6 @@ class DifferentiableKernel(ABC, Generic[Declared]):
     def _restored(self, flat: Sequence[Any]) -> Declared:
         tensors = len(self.flattening.tensors)
         return self.flattening.restore(flat[:tensors], flat[tensors:])
-
-    def _operator_backward(self, *flat: Any) -> tuple[Tensor, ...]:
-        """From gradients, inputs, and names in one string."""
-        grads, inputs, targets = flat[: self.differentiable], flat[self.differentiable : -1], flat[-1]
-        return self.backward(self._restored(inputs), grads, targets.split())
 
     def _keep_for_operator(self, ctx: Any, inputs: Sequence[Any], output: Any) -> None:
         tensors = len(self.flattening.tensors)

@@ -261,10 +261,10 @@ def check_plain(grad: Tensor) -> None:
 @torch.no_grad()
 def burst_levels(x: Tensor, constants: Constants, rule: Rule) -> Tensor:
     """Levels S of a whole sequence `x` [T, B, ...] from rest, as a float tensor of the same shape."""
-    dtype = compute_dtype(x)
+    x = x.to(compute_dtype(x))
     state: BurstState | None = None
     levels = []
     for current in x.unbind(0):
-        emission, state = burst_step(current.to(dtype), state, constants, rule)
+        emission, state = burst_step(current, state, constants, rule)
         levels.append(emission.level)
-    return torch.stack(levels) if levels else torch.empty_like(x, dtype=dtype)
+    return torch.stack(levels) if levels else torch.empty_like(x)

@@ -180,10 +180,7 @@ def check_size(where: str, size: int, max_bytes: int) -> None:
 
 
 def text_header(data: bytes, version: bytes, where: str) -> int:
-    """Check the first line of an AEDAT file; the length of that line.
-
-    Every AEDAT header is lines that begin with '#' and end with a line feed; the first one names the version.
-    """
+    """Check the first line of an AEDAT file, which names its version. The length of that line."""
     end = data.find(b"\n", 0, 64)
     first = data[: end if end >= 0 else 64].rstrip(b"\r")
     if first != b"#!AER-DAT" + version or end < 0:

@@ -165,10 +165,7 @@ def _write_part(folder: Path, part: str, samples: Iterable[Sample]) -> dict[str,
 
 
 def _load(entry: Path, facts: Mapping[str, Any], shape: tuple[int, ...], classes: int) -> dict[str, EventSplit] | None:
-    """The entry's parts; None if it is absent, damaged or made from other files.
-
-    The index gives length and checksum of an array. Its type and rank are fixed, whatever the index says.
-    """
+    """The entry's parts; None if it is absent, damaged or made from other files. No type or rank comes from the index."""
     try:
         stored = json.loads(read_bounded(entry / "index.json", 2**20))
         index = stored["index"]

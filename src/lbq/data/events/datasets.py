@@ -209,10 +209,7 @@ def load_dvs_objects(
 
 
 def windows(events: Events, window_us: int) -> Iterator[tuple[Events, tuple[int, int]]]:
-    """The whole windows of a recording from its first event on, and their (start, stop) in microseconds.
-
-    Windows without an event show nothing and are left out, so there are never more windows than events.
-    """
+    """The whole windows of a recording from its first event on that hold events, and their (start, stop) in microseconds."""
     if len(events):
         first, last = int(events.t[0]), int(events.t[-1])
         for i in np.unique((events.t - first) // window_us).tolist():
@@ -340,10 +337,7 @@ def _dataset(
 
 
 def cache_folders(top: Path, digest: str) -> list[Path]:
-    """The folders to look for decoded frames in; new frames are kept in the last.
-
-    That is beside the recordings or, if nothing can be written there, in the user's cache.
-    """
+    """Where decoded frames may lie: beside the recordings, or in the user's cache. The last folder can be written to."""
     beside = top / ".lbq-cache"
     if os.access(beside if beside.is_dir() else top, os.W_OK | os.X_OK):
         return [beside]

@@ -109,10 +109,7 @@ def read(path: Path | str) -> tuple[Tensors, str, Mapped]:
 
 
 def forget(tensor: NDArray[Any]) -> None:
-    """Release the memory of a mapped file's tensor. The system reads it again when it is needed again.
-
-    Nothing happens to tensors that own their memory, or where the system does not offer it.
-    """
+    """Release the memory of a mapped file's tensor until it is read again. Tensors that own their memory stay."""
     base: Any = tensor
     while isinstance(base, np.ndarray):
         base = base.base

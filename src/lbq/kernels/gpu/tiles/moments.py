@@ -14,11 +14,9 @@ def moments_partial(
     x, partial, rows, channels, inner, elements, programs, tiles,
     LAYOUT: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """Each program's mean and sum of squared deviations by channel: `partial` [2, programs, channels].
-
-    Sums are taken about the program's first row, so that a large mean costs no digits.
-    """
+    """Each program's mean and sum of squared deviations by channel: `partial` [2, programs, channels]."""
     column, known = columns(channels, BC)
+    # sums are taken about the program's first row, so that a large mean costs no digits
     base0, offset0, mask0 = place(tl.program_id(0) * BR, rows, channels, inner, elements, LAYOUT, 1, BC)
     pivot = tl.load(x + base0 + offset0, mask0, 0.0).to(tl.float32)  # [1, BC]
     total = tl.zeros([BR, BC], tl.float32)
