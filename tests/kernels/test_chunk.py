@@ -17,6 +17,7 @@ from lbq.neuron import ILIF, LIF, LMHT, MLF, LadderNeuron, SpikingNeuron, Ternar
 from tests.support.paths import ROOT
 
 PAGE = ROOT / "docs" / "speed.md"
+DEVICES = {"fused": "cuda" if torch.cuda.is_available() else "cpu"}  # of a kernel, if not the CPU
 
 
 def per_channel() -> SpikingNeuron:
@@ -93,19 +94,29 @@ def test_chunks_and_steps_in_any_order_are_the_whole_sequence(name: str, dtype: 
     assert_same_state(state, end)
 
 
-@pytest.mark.parametrize("timesteps", [1, 3])
+@pytest.mark.parametrize(
+    ("timesteps", "lay"),
+    [
+        (1, lambda x: x),
+        (3, lambda x: x.transpose(2, 3).contiguous().transpose(2, 3)),
+        (3, lambda x: x.repeat_interleave(2, 3)[..., ::2]),
+    ],
+    ids=["contiguous", "turned", "sliced"],
+)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("name", NEURONS)
-def test_gradients_within_a_chunk(name: str, dtype: torch.dtype, timesteps: int, kernel: str) -> None:
+def test_gradients_within_a_chunk(name: str, dtype: torch.dtype, timesteps: int, lay: Any, kernel: str) -> None:
     """Of the currents and of every parameter, those that single timesteps have from a constant state on."""
-    neuron = NEURONS[name]().to(dtype)
-    earlier, later = (currents(3, 2, 5, 7, dtype=dtype, seed=seed).requires_grad_() for seed in (1, 2))
-    weight = currents(timesteps, 2, 5, 7, dtype=dtype, seed=3)
-    leaves = [later, *neuron.parameters()]
-    _, state = by_steps(neuron, earlier)
-    found, _ = neuron.forward_chunk(later[:timesteps], state)
-    expected, _ = by_steps(neuron, later[:timesteps], state.detach())
+    device = DEVICES.get(kernel, "cpu")
+    neuron = NEURONS[name]().to(device, dtype)
+    earlier, later, weight = (lay(currents(3, 2, 5, 7, dtype=dtype, seed=seed).to(device)) for seed in (1, 2, 3))
+    weight = weight[:timesteps]
+    leaves = [later.requires_grad_(), *neuron.parameters()]
+    _, state = by_steps(neuron, earlier.requires_grad_())
+    found, after = neuron.forward_chunk(later[:timesteps], state)
+    expected, end = by_steps(neuron, later[:timesteps], state.detach())
     assert torch.equal(found, expected)
+    assert_same_state(after, end)
     exact = torch.autograd.grad(expected, leaves, weight, materialize_grads=True)
     for ours, right in zip(torch.autograd.grad(found, leaves, weight, allow_unused=True), exact, strict=True):
         found_grad = torch.zeros_like(right) if ours is None else ours

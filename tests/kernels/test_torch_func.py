@@ -16,7 +16,6 @@ from torch.autograd import forward_ad
 from torch.func import functional_call, grad, jacfwd, jacrev, jvp, vmap
 
 from lbq import models
-from lbq.kernels import cpu, dispatch
 from lbq.kernels import surrogate as surrogates
 from lbq.kernels.reference import straight_through
 from lbq.neuron import BurstNeuron, create
@@ -161,19 +160,3 @@ def test_a_neuron_in_onnx(options: dict[str, Any], tmp_path: Path) -> None:
     session = runtime.InferenceSession(tmp_path / "neuron.onnx", providers=["CPUExecutionProvider"])
     (out,) = session.run(None, {"x": x.numpy()})
     torch.testing.assert_close(torch.from_numpy(out), neuron(x), rtol=1e-6, atol=0)
-
-
-def test_the_onnx_exporter_sees_no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whichever of its two ways it goes: the one by torch.export needs a package more."""
-    monkeypatch.setattr(dispatch, "kernel_on", lambda _: "native")
-    calls = []
-
-    def supports(*call: object) -> bool:
-        calls.append(call)
-        return False
-
-    monkeypatch.setattr(cpu, "supports", supports)
-    for exporting in (False, True):
-        monkeypatch.setattr(torch.onnx, "is_in_onnx_export", lambda exporting=exporting: exporting)
-        BurstNeuron()(torch.randn(2, 3, 4))
-    assert len(calls) == 1

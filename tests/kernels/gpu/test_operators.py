@@ -192,48 +192,6 @@ def test_dense_layouts_are_kept_and_none_is_copied() -> None:
     assert_same(neuron, x)  # with a contiguous gradient
 
 
-@pytest.mark.parametrize("lay", [lambda x: x, channels_last, lambda x: x[:, :, :, ::2]])
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: BurstNeuron(3, step=STEP, learn_beta=True, learn_alpha=True, alpha=0.8),
-        lambda: BurstNeuron(step=STEP, channels=6, membrane="plif"),
-        lambda: BurstNeuron(step=STEP, membrane="if"),
-        lambda: LIF(threshold=0.7, learn_beta=True),
-        lambda: Ternary(step=STEP, learn_step=True, rule="half"),
-    ],
-    ids=["burst", "per_channel", "if", "lif", "ternary_half"],
-)
-def test_chunks_from_a_state_on(make: Callable[[], SpikingNeuron], lay: Callable[[Tensor], Tensor]) -> None:
-    """Outputs and states bit for bit, in the memory order of x; gradients of x and all parameters."""
-    neuron, first, x = make().to(DEVICE), randn(2, 3, 6, 4, 5), lay(randn(3, 3, 6, 4, 5))
-    state = reference.burst_sequence(lay(first).contiguous(), neuron.constants(first), neuron.rule)[1]
-    assert state is not None
-    before = state.detach()
-    ends: list[reference.BurstState] = []
-
-    def chunk(x: Tensor, neuron: SpikingNeuron) -> Tensor:
-        out, end = operators.burst_chunk(x, neuron.constants(x), neuron.rule, before)
-        ends.append(end)
-        return out
-
-    def stepped(x: Tensor, neuron: SpikingNeuron) -> Tensor:
-        out, end = reference.burst_sequence(x, neuron.constants(x), neuron.rule, before)
-        assert end is not None
-        ends.append(end.detach())
-        return out
-
-    for timesteps in (1, 3):
-        ends.clear()
-        grad = torch.randn(x[:timesteps].shape, device=DEVICE)
-        out, grads = both_ways(chunk, neuron, x[:timesteps], grad)
-        expected, exact = both_ways(stepped, neuron, x[:timesteps], grad)
-        assert torch.equal(out, expected)
-        torch.testing.assert_close(*ends, rtol=0, atol=0)
-        for name, value in grads.items():
-            torch.testing.assert_close(value, exact[name], rtol=2e-4, atol=1e-4, msg=name)
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_is_computed_in_float32(dtype: torch.dtype) -> None:
     neuron, x = BurstNeuron(step=STEP).to(DEVICE), randn(3, 4, 33).to(dtype)
