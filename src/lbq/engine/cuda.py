@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
@@ -77,14 +78,11 @@ class TorchRunner:
         net, axis = self.network, 0 if self.network.static else 1
         logits: list[NDArray[np.int64]] = []
         traced: dict[str, list[Integers]] = {layer.name: [] for layer in net.layers}
-
-        def keep(name: str, levels: Integers) -> None:
-            traced[name].append(levels)
-
+        on_levels: Any = (lambda name, levels: traced[name].append(levels)) if trace is True else trace or None
         with _tf32(self.device):
             for start in range(0, x.shape[axis], self.images_per_piece):
                 part = np.take(x, range(start, min(start + self.images_per_piece, x.shape[axis])), axis)
-                logits.append(self._some(part, keep if trace is True else trace or None))
+                logits.append(self._some(part, on_levels))
                 if progress is not None:
                     progress(part.shape[axis])
         choices = {s.name: Choice("torch", "dense", f"dense on {self.device.type}") for s in net.synapses}

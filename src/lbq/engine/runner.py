@@ -139,13 +139,9 @@ class Runner:
             for name, counts in part.counts.items():
                 totals[name] = totals.get(name, Counts()) + counts
         logits = np.concatenate([part.logits for part in parts])
-        levels = None
-        if trace:
-            traces = [part.levels for part in parts if part.levels is not None]
-            levels = {
-                layer.name: np.concatenate([levels[layer.name] for levels in traces], axis=1)
-                for layer in self.network.layers
-            }
+        names = [layer.name for layer in self.network.layers] if trace else []
+        traces = [part.levels or {} for part in parts]
+        levels = {name: np.concatenate([levels[name] for levels in traces], axis=1) for name in names} or None
         return Output(logits, self.network.scale, totals, dict(parts[0].choices), levels)
 
     @contextmanager

@@ -162,14 +162,6 @@ def forward(
     return out
 
 
-def forward_chunk(x: Tensor, neuron: NeuronArguments, before: StateArguments) -> tuple[Tensor, Tensor, Tensor]:
-    """Outputs from membrane and pending reset `before` on, and both after them."""
-    x = settled(x)
-    v, pending = states_like(x, neuron.rule)
-    after = StateArguments(v, pending if neuron.rule.delayed else None)
-    return forward(x, x.shape[0], neuron, before=before, after=after), v, pending
-
-
 def states_like(x: Tensor, rule: RuleArguments) -> tuple[Tensor, Tensor]:
     """An empty membrane and pending reset, the latter without elements where the rule delays none."""
     v = sequence_like(x, 1, torch.float32)[0]

@@ -95,7 +95,10 @@ class ChunkKernel(BurstKernel):
     name, outputs, states = "burst_chunk", 3, 2
 
     def forward(self, inputs: Burst) -> tuple[Tensor, Tensor, Tensor]:
-        return launch.forward_chunk(inputs.x, inputs.neuron, inputs.before)
+        x, neuron = settled(inputs.x), inputs.neuron
+        v, pending = launch.states_like(x, neuron.rule)
+        after = StateArguments(v, pending if neuron.rule.delayed else None)
+        return launch.forward(x, x.shape[0], neuron, before=inputs.before, after=after), v, pending
 
     def forward_fake(self, inputs: Burst) -> tuple[Tensor, Tensor, Tensor]:
         x = settled(inputs.x)
