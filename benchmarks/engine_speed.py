@@ -35,9 +35,9 @@ import torch
 
 from lbq import engine, models, native
 from lbq.deploy import deploy
-from lbq.engine.job import Job
+from lbq.engine.execution import Execution
 from lbq.engine.memory import Workspace
-from lbq.engine.neuron import NativeNeuron
+from lbq.engine.neuron import LayerNeurons
 from lbq.engine.runner import Runner
 from lbq.graph.integer import IntegerLayer, IntegerNetwork
 
@@ -133,19 +133,19 @@ def at_density(network: IntegerNetwork, images: np.ndarray[Any, Any], active: fl
     shifted = replace(network, layers=tuple(layers))
     runner = Runner(shifted)
     space = Workspace(runner.plan, len(images))
-    job = Job(runner, space, "auto", "horner", 1, {})
-    job.batch = len(images)
-    job.levels["input"] = np.ascontiguousarray(images.transpose(0, 2, 3, 1))
+    execution = Execution(runner, space, "auto", "horner", 1, {})
+    execution.batch = len(images)
+    execution.levels["input"] = np.ascontiguousarray(images.transpose(0, 2, 3, 1))
     done = []
     for layer in shifted.layers:
-        found = _biased(job, layer, active)
-        runner.neurons[layer.name] = (runner.neurons[layer.name][0], NativeNeuron(found))
-        job._layer(layer)
+        found = _biased(execution, layer, active)
+        runner.neurons[layer.name] = LayerNeurons(found)
+        execution._layer(layer)
         done.append(found)
     return replace(shifted, layers=tuple(done))
 
 
-def _biased(job: Job, layer: IntegerLayer, active: float) -> IntegerLayer:
+def _biased(execution: Execution, layer: IntegerLayer, active: float) -> IntegerLayer:
     assert layer.neuron is not None
     step = np.minimum(layer.neuron.thresholds[:, 0].astype(np.int64), 2**26)
     low, high = -20.0, 20.0
@@ -155,12 +155,11 @@ def _biased(job: Job, layer: IntegerLayer, active: float) -> IntegerLayer:
         bias = layer.bias + (shift[:, None, None] if layer.bias.ndim == 3 else shift)
         return replace(layer, bias=np.clip(bias, -(2**29), 2**29).astype(np.int32))
 
-    plain, _ = job.runner.neurons[layer.name]
     for _ in range(14):
         middle = (low + high) / 2
-        job.runner.neurons[layer.name] = (plain, NativeNeuron(moved(middle)))
-        job._layer(layer)
-        share = job.activity[layer.name]().active / job.levels[layer.name].size
+        execution.runner.neurons[layer.name] = LayerNeurons(moved(middle))
+        execution._layer(layer)
+        share = execution.activity[layer.name]().active / execution.levels[layer.name].size
         low, high = (middle, high) if share < active else (low, middle)
     return moved((low + high) / 2)
 

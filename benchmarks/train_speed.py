@@ -207,9 +207,9 @@ def kernels() -> None:
 
         arguments = neuron_arguments(constants, neuron.rule)
         arguments = arguments._replace(step=arguments.step.detach(), tail=arguments.tail.detach())
-        inputs, wanted = operators.Burst(x, arguments, AT_REST), ("step", "tail")
+        inputs, targets = operators.Burst(x, arguments, AT_REST), ("step", "tail")
         forward = seconds(lambda i=inputs: operators.BURST.forward(i))
-        both = forward + seconds(lambda i=inputs, g=grad, w=wanted: operators.BURST.backward(i, (g,), w))
+        both = forward + seconds(lambda i=inputs, g=grad, w=targets: operators.BURST.backward(i, (g,), w))
         show(f"neuron alone T={timesteps} forward, share of copy", 2 * x.numel() * 2 / forward / 1e12 / copy, "")
         show(f"neuron alone T={timesteps} both ways, share of copy", 5 * x.numel() * 2 / both / 1e12 / copy, "")
         folded = x.flatten(0, 1)
@@ -218,19 +218,19 @@ def kernels() -> None:
         mean, var = torch.ops.lbq.moments(folded)
         one = torch.ones_like(mean)
         for residual, reads, back in ((None, 1, 6), (grad, 2, 7)):
-            statistics = launch.NormArguments(one, mean, mean, var, 1e-5, folded.numel() // 128)
-            whole = operators.NormBurst(x, statistics, residual, arguments, timesteps)
+            norm = launch.NormArguments(one, mean, mean, var, 1e-5, folded.numel() // 128)
+            whole = operators.NormBurst(x, norm, residual, arguments, timesteps)
             name = f"BatchNorm{' + add' if reads == 2 else ''} + neuron T={timesteps}"
             forward = seconds(lambda i=whole: operators.NORM_BURST.forward(i))
             show(f"{name} forward, share of copy", (reads + 1) * x.numel() * 2 / forward / 1e12 / copy, "")
-            backward = seconds(lambda i=whole, g=grad, w=wanted: operators.NORM_BURST.backward(i, (g,), w))
+            backward = seconds(lambda i=whole, g=grad, w=targets: operators.NORM_BURST.backward(i, (g,), w))
             show(f"{name} backward, share of copy", back * x.numel() * 2 / backward / 1e12 / copy, "")
 
 
 def start() -> None:
     """From the start of a process to its first step, with nothing compiled before."""
     code = (
-        "import time; t = time.time()\nimport sys; sys.path[:0] = ['benchmarks', '.']\nimport torch, train_speed as b\n"
+        "import time; t = time.time()\nimport sys; sys.path[:0] = ['benchmarks', 'src']\nimport torch, train_speed as b\n"
         "step = b.trained('lbq', 2, b.BATCH)\nstep()\ntorch.cuda.synchronize()\nprint('first', time.time() - t)\n"
         "for _ in range(4): step()\ntorch.cuda.synchronize()\nprint('fifth', time.time() - t)"
     )

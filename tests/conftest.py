@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 
+from lbq import native
 from tests.support import commands
 from tests.support.commands import Call
 from tests.support.hosting import Host
@@ -54,6 +55,13 @@ def device_code_runs_faster() -> Iterator[None]:
         if redefine is not None:  # which is Triton's own affair
             patch.setattr(interpreter, "_patch_lang", redefine_once)
         yield
+
+
+@pytest.fixture(params=native.isas())
+def isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Each instruction path of the native library that this CPU has, in use."""
+    monkeypatch.setenv("LBQ_NATIVE_ISA", request.param)
+    return str(request.param)
 
 
 @pytest.fixture

@@ -95,16 +95,6 @@ def test_a_native_tally_refuses_levels_beyond_the_largest(
     np.testing.assert_array_equal(Tally(levels, abs(level))(), brute_force(levels.transpose(0, 1, 4, 2, 3), abs(level)))
 
 
-def test_a_native_tally_refuses_what_it_cannot_count() -> None:
-    levels = np.full((1, 2, 3, 3, 4), -3, np.int8)
-    with pytest.raises(ValueError, match="contiguous uint8 or int8"):
-        Tally(levels.transpose(0, 1, 4, 2, 3), 3)
-    with pytest.raises(ValueError, match="contiguous uint8 or int8"):
-        Tally(levels.astype(np.int32), 3)
-    with pytest.raises(ValueError, match="counts must be contiguous int64"):
-        Tally(levels, 3, into=np.zeros((1, 9, 5), np.int64))
-
-
 def naf(n: int) -> int:
     """Non-zero digits of the non-adjacent form, digit by digit."""
     terms = 0

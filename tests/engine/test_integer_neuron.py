@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from lbq import native
-from lbq.engine.neuron import Emitted, NativeNeuron, NumpyNeuron, count_thresholds
+from lbq.engine.neuron import Emitted, LayerNeurons, count_thresholds
 from lbq.engine.tape import perform
 from lbq.graph import Synapse
 from lbq.graph.integer import IntegerLayer, IntegerNeuron
 from tests.support.integer_layers import NEURON, layer_of
 
 
-class PerformedNeuron(NativeNeuron):
+class NativeNeurons(LayerNeurons):
     """Native neurons that are called as NumPy's are."""
 
     def run(self, *arguments: Any) -> Emitted:
@@ -29,7 +29,7 @@ class PerformedNeuron(NativeNeuron):
         return step.emitted()
 
 
-FORMS = (NumpyNeuron, PerformedNeuron)
+FORMS = (LayerNeurons, NativeNeurons)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -82,12 +82,6 @@ def test_thresholds_are_counted(thresholds: list[int], u: int, signed: bool) -> 
 NATIVE = pytest.mark.skipif(native.library() is None, reason=f"no native library: {native.report().reason}")
 
 
-@pytest.fixture(params=native.isas())
-def isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setenv("LBQ_NATIVE_ISA", request.param)
-    return str(request.param)
-
-
 def wide_layer(
     neuron: IntegerNeuron, bias: NDArray[np.int32], fraction: int = 0, weights: tuple[NDArray[np.int32], ...] = ()
 ) -> IntegerLayer:
@@ -107,10 +101,10 @@ def agree(
         np.empty(shape, neuron.dtype),
         np.empty((timesteps, shape[0] // timesteps, *shape[1:]), np.int32),
     )
-    emitted = NumpyNeuron(layer).run(currents, shortcuts, expected, static, timesteps, membranes.__setitem__)
+    emitted = LayerNeurons(layer).run(currents, shortcuts, expected, static, timesteps, membranes.__setitem__)
     for threads in (1, 2, 3):
         out, watched = np.empty(shape, neuron.dtype), np.empty(shape, np.int32)
-        step = NativeNeuron(layer).step(currents, shortcuts, out, static, timesteps, watched)
+        step = LayerNeurons(layer).step(currents, shortcuts, out, static, timesteps, watched)
         perform(step, threads)
         np.testing.assert_array_equal(out, expected)
         np.testing.assert_array_equal(watched, membranes.reshape(shape))
@@ -161,41 +155,15 @@ def test_threads_share_the_neurons_of_a_large_layer() -> None:
     assert agree(wide_layer(neuron, np.zeros(64, np.int32)), currents, [], currents.shape, False, 2).active > 0
 
 
-@NATIVE
 def test_what_neurons_refuse() -> None:
-    neuron = IntegerNeuron(2, False, np.ones((3, 2), np.int32), np.ones(3, np.int32), "once", None, True)
-    ones, out = np.ones(3, np.int32), np.empty((4, 2, 3, 3), np.uint8)
-    arguments: dict[str, Any] = {"currents": np.ones(out.shape, np.int32), "shortcuts": [], "out": out}
-    arguments |= {"static": False, "timesteps": 2, "membranes": None}
-
-    def step(layer: IntegerLayer, **changed: Any) -> None:
-        NativeNeuron(layer).step(**{**arguments, **changed})
-
-    step(wide_layer(neuron, ones))
-    for changed, message in (
-        ({"timesteps": 0}, "out must be contiguous"),
-        ({"out": out.astype(np.int8)}, "out must be contiguous uint8"),
-        ({"timesteps": 3}, "currents must be"),
-        ({"static": True}, "currents must be"),
-        ({"membranes": np.empty(out.shape, np.int64)}, "membranes must be"),
-        ({"membranes": np.empty(out.shape, np.int32)[::-1]}, "membranes must be contiguous"),
-    ):
+    wrong = (
+        (replace(NEURON, thresholds=np.ones((2, 4), np.int32)), "thresholds must be"),
+        (replace(NEURON, n_max=256, thresholds=np.ones((1, 256), np.int32)), "thresholds must be"),
+        (replace(NEURON, leak=(3, 1)), "leak must be"),
+        (None, "layer 'sn' has no neuron"),
+    )
+    for neuron, message in wrong:
         with pytest.raises(ValueError, match=message):
-            step(wide_layer(neuron, ones), **changed)
-    for wrong, message in (
-        (replace(neuron, thresholds=np.ones((2, 2), np.int32)), "thresholds must be"),
-        (replace(neuron, n_max=256, thresholds=np.ones((3, 256), np.int32)), "thresholds must be"),
-        (replace(neuron, leak=(3, 1)), "leak must be"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            step(wide_layer(wrong, ones))
-    with pytest.raises(ValueError, match="reset must be"):
-        step(wide_layer(neuron, np.ones((3, 3, 3), np.int32)))
-    with pytest.raises(ValueError, match="reset must be"):
-        step(wide_layer(replace(neuron, reset=ones[:2], thresholds=np.ones((2, 2), np.int32)), ones))
+            LayerNeurons(replace(layer_of(NEURON), neuron=neuron))
     with pytest.raises(ValueError, match="identity weights must be"):
-        step(wide_layer(neuron, ones, weights=(ones[:2],)))
-    with pytest.raises(ValueError, match="shortcuts must be"):
-        step(wide_layer(neuron, ones, weights=(ones,)), shortcuts=[out[:2]])
-    with pytest.raises(ValueError, match="layer 'sn' has no neuron"):
-        NativeNeuron(replace(layer_of(NEURON), neuron=None))
+        LayerNeurons(wide_layer(NEURON, np.ones(1, np.int32), weights=(np.ones(2, np.int32),)))

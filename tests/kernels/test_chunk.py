@@ -17,6 +17,7 @@ from lbq.neuron import ILIF, LIF, LMHT, MLF, LadderNeuron, SpikingNeuron, Ternar
 from tests.support.paths import ROOT
 
 PAGE = ROOT / "docs" / "howto" / "streams.md"
+DEVICES = {"fused": "cuda" if torch.cuda.is_available() else "cpu"}  # of a kernel, if not the CPU
 
 
 def per_channel() -> SpikingNeuron:
@@ -93,19 +94,29 @@ def test_chunks_and_steps_in_any_order_are_the_whole_sequence(name: str, dtype: 
     assert_same_state(state, end)
 
 
-@pytest.mark.parametrize("timesteps", [1, 3])
+@pytest.mark.parametrize(
+    ("timesteps", "lay"),
+    [
+        (1, lambda x: x),
+        (3, lambda x: x.transpose(2, 3).contiguous().transpose(2, 3)),
+        (3, lambda x: x.repeat_interleave(2, 3)[..., ::2]),
+    ],
+    ids=["contiguous", "turned", "sliced"],
+)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("name", NEURONS)
-def test_gradients_within_a_chunk(name: str, dtype: torch.dtype, timesteps: int, kernel: str) -> None:
+def test_gradients_within_a_chunk(name: str, dtype: torch.dtype, timesteps: int, lay: Any, kernel: str) -> None:
     """Of the currents and of every parameter, those that single timesteps have from a constant state on."""
-    neuron = NEURONS[name]().to(dtype)
-    earlier, later = (currents(3, 2, 5, 7, dtype=dtype, seed=seed).requires_grad_() for seed in (1, 2))
-    weight = currents(timesteps, 2, 5, 7, dtype=dtype, seed=3)
-    leaves = [later, *neuron.parameters()]
-    _, state = by_steps(neuron, earlier)
-    found, _ = neuron.forward_chunk(later[:timesteps], state)
-    expected, _ = by_steps(neuron, later[:timesteps], state.detach())
+    device = DEVICES.get(kernel, "cpu")
+    neuron = NEURONS[name]().to(device, dtype)
+    earlier, later, weight = (lay(currents(3, 2, 5, 7, dtype=dtype, seed=seed).to(device)) for seed in (1, 2, 3))
+    weight = weight[:timesteps]
+    leaves = [later.requires_grad_(), *neuron.parameters()]
+    _, state = by_steps(neuron, earlier.requires_grad_())
+    found, after = neuron.forward_chunk(later[:timesteps], state)
+    expected, end = by_steps(neuron, later[:timesteps], state.detach())
     assert torch.equal(found, expected)
+    assert_same_state(after, end)
     exact = torch.autograd.grad(expected, leaves, weight, materialize_grads=True)
     for ours, right in zip(torch.autograd.grad(found, leaves, weight, allow_unused=True), exact, strict=True):
         found_grad = torch.zeros_like(right) if ours is None else ours
@@ -136,26 +147,6 @@ def test_a_state_set_by_hand(kernel: str) -> None:
         assert_same_state(after, end)
 
 
-def test_a_step_refuses_what_a_chunk_refuses(kernel: str) -> None:
-    """A state of another batch would be broadcast, and several samples share a membrane."""
-    for neuron in (BurstNeuron(), LIF()):
-        _, state = neuron.forward_step(currents(4, 3))
-        for rows, given in ((1, state), (4, BurstState(state.v[:1])), (5, state)):
-            with pytest.raises(ValueError, match=rf"^state.v must be \({rows}, 3\) torch.float32 on cpu for this x"):
-                neuron.forward_step(currents(rows, 3), given)
-        with pytest.raises(TypeError, match="^state must be what forward_chunk or forward_step returned, got Tensor"):
-            neuron.forward_step(currents(4, 3), state.v)  # type: ignore[arg-type]
-
-
-def test_several_membranes_are_checked_as_one(kernel: str) -> None:
-    neuron = MLF()
-    _, state = neuron.forward_step(currents(1, 3))
-    with pytest.raises(
-        ValueError, match=r"^state.v must be \(3, 4, 3\) torch.float32 on cpu for this x, got \(3, 1, 3\)"
-    ):
-        neuron.forward_step(currents(4, 3), state)
-
-
 def test_a_state_has_memory_of_its_own(kernel: str) -> None:
     """Streams are often read into one buffer, and states of streams that end are set to 0."""
     for neuron in (LIF(), BurstNeuron()):
@@ -184,6 +175,7 @@ def test_no_timesteps() -> None:
 
 
 def test_what_does_not_belong_together_is_refused() -> None:
+    """A state of another batch would be broadcast, and several samples share a membrane."""
     neuron, x = BurstNeuron(), currents(3, 2, 4)
     wrong: list[tuple[SpikingNeuron, Any, str]] = [
         (neuron, x[0], "^state must be what forward_chunk or forward_step returned, got Tensor$"),
@@ -196,6 +188,8 @@ def test_what_does_not_belong_together_is_refused() -> None:
     for receiver, state, message in wrong:
         with pytest.raises((TypeError, ValueError), match=message):
             receiver.forward_chunk(x, state)
+        with pytest.raises((TypeError, ValueError), match=message):
+            receiver.forward_step(x[0], state)
     with pytest.raises(TypeError, match="int64"):
         neuron.forward_chunk(x.long())
     with pytest.raises(NotImplementedError, match="^LMHT mixes all timesteps, so it has no chunks: pass the whole"):

@@ -8,8 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor, nn
 
 pytest.importorskip("triton", reason="the fused kernels need triton")
@@ -106,20 +104,7 @@ def test_integers_are_levels_too(dtype: torch.dtype) -> None:
     assert_tallied(levels, 7, torch.ones((), dtype=torch.uint8), dtype, channels_last)
 
 
-@settings(max_examples=8, deadline=None)
-@given(
-    st.tuples(*(st.integers(1, n) for n in (3, 5, 20, 4, 5))),
-    st.integers(1, 12),
-    st.floats(1e-4, 1e3),
-    st.sampled_from(sorted(LAYOUTS)),
-    st.sampled_from([torch.float32, torch.bfloat16]),
-)
-def test_any_shape(shape: tuple[int, ...], n_max: int, scale: float, layout: str, dtype: torch.dtype) -> None:
-    assert_tallied(random_levels(shape, n_max, signed=True), n_max, torch.tensor(scale), dtype, LAYOUTS[layout])
-
-
 # What synapses read
-# --------------------------------------------------------------------------------------------------------------------
 
 TWO, THREE = Pool("max", (2, 2), (2, 2)), Pool("max", (3, 3), (2, 2), (1, 1))
 WINDOW, ALL = Pool("sum", (2, 2), (1, 1), (1, 1)), Pool("sum", (6, 6), (6, 6))
@@ -151,7 +136,6 @@ def test_reads_on_a_device_are_those_of_numpy(read: Read, layout: str, signed: b
 
 
 # Membranes
-# --------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("lay", [lambda x: x, channels_last, lambda x: x[:1].expand(3, *x.shape[1:])])
@@ -199,7 +183,6 @@ def test_membranes_of_many_bins_and_of_no_image() -> None:
 
 
 # Networks
-# --------------------------------------------------------------------------------------------------------------------
 
 
 class Pooled(nn.Module):

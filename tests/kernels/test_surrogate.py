@@ -121,7 +121,6 @@ def test_unknown_name_is_refused_with_the_nearest() -> None:
 
 
 # One of a user's own
-# ---------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -10,13 +10,12 @@ from typing import Any
 import pytest
 import torch
 import torch.onnx
-from torch import Tensor, nn
+from torch import Tensor
 from torch._subclasses import FakeTensorMode
 from torch.autograd import forward_ad
 from torch.func import functional_call, grad, jacfwd, jacrev, jvp, vmap
 
 from lbq import models
-from lbq.kernels import cpu, dispatch
 from lbq.kernels import surrogate as surrogates
 from lbq.kernels.reference import straight_through
 from lbq.neuron import BurstNeuron, create
@@ -123,24 +122,6 @@ def test_torch_func_compiled(options: dict[str, Any]) -> None:
         torch.testing.assert_close(torch.compile(function, backend="aot_eager")(*inputs), function(*inputs))
 
 
-def test_gradients_of_samples_of_a_network() -> None:
-    net = models.create("resnet8w4", num_classes=3, timesteps=2, in_channels=1).eval()
-    torch.manual_seed(2)
-    images, labels = torch.randn(3, 1, 8, 8), torch.tensor([0, 2, 1])
-    parameters: dict[str, Tensor] = dict(net.named_parameters())
-    buffers = dict(net.named_buffers())
-
-    def loss(parameters: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
-        return nn.functional.cross_entropy(functional_call(net, (parameters, buffers), (x[None],)), y[None])
-
-    found = vmap(grad(loss), in_dims=(None, 0, 0))(parameters, images, labels)
-    for i in range(3):
-        net.zero_grad()
-        nn.functional.cross_entropy(net(images[i : i + 1]), labels[i : i + 1]).backward()
-        for name, parameter in net.named_parameters():
-            torch.testing.assert_close(found[name][i], parameter.grad, rtol=1e-3, atol=1e-5)
-
-
 def test_fake_tensors_have_shapes_and_no_memory() -> None:
     with FakeTensorMode():
         out = BurstNeuron()(torch.randn(2, 3, 4))
@@ -158,7 +139,6 @@ def test_a_lazily_negated_view_is_read_with_its_sign() -> None:
 
 
 # What is traced or exported has plain operations only
-# ---------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
@@ -180,19 +160,3 @@ def test_a_neuron_in_onnx(options: dict[str, Any], tmp_path: Path) -> None:
     session = runtime.InferenceSession(tmp_path / "neuron.onnx", providers=["CPUExecutionProvider"])
     (out,) = session.run(None, {"x": x.numpy()})
     torch.testing.assert_close(torch.from_numpy(out), neuron(x), rtol=1e-6, atol=0)
-
-
-def test_the_onnx_exporter_sees_no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whichever of its two ways it goes: the one by torch.export needs a package more."""
-    monkeypatch.setattr(dispatch, "kernel_on", lambda _: "native")
-    asked = []
-
-    def supports(*call: object) -> str:
-        asked.append(call)
-        return "not here"
-
-    monkeypatch.setattr(cpu, "supports", supports)
-    for exporting in (False, True):
-        monkeypatch.setattr(torch.onnx, "is_in_onnx_export", lambda found=exporting: found)
-        BurstNeuron()(torch.randn(2, 3, 4))
-    assert len(asked) == 1

@@ -37,6 +37,14 @@ def memory_under(limit: int) -> Iterator[None]:
         tracemalloc.stop()
 
 
+@contextlib.contextmanager
+def refused(message: str) -> Iterator[None]:
+    """Inside, a DataError is raised whose text is one line and matches."""
+    with pytest.raises(DataError, match=message) as error:
+        yield
+    one_line(error)
+
+
 def one_line(error: pytest.ExceptionInfo[DataError]) -> str:
     text = str(error.value)
     assert "\n" not in text

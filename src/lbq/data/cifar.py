@@ -1,14 +1,14 @@
-"""CIFAR-10 and CIFAR-100 from the official files: python or binary form, archived or unpacked.
+"""CIFAR-10 and CIFAR-100 from the official files: python or binary form, archived or unpacked. NumPy only.
 
-NumPy only. Every file is verified against its published MD5 before it is used. The python form is made of pickles: they
-are opened only after that check, by an unpickler that knows one array type and calls nothing. Archives are read as
-streams; nothing is unpacked to disk.
+Every file is verified against its published MD5 before it is used. The pickles of the python form are opened only after
+that, by an unpickler that knows one array type and calls nothing. Archives are read as streams, not unpacked to disk.
 """
 
 from __future__ import annotations
 
 import gzip
 import hashlib
+import itertools
 import os
 import pickle
 import shlex
@@ -116,17 +116,15 @@ def _find(spec: Spec, root: Path) -> _Place | None:
             return None
         folders = [root, *sorted(path for path in root.iterdir() if path.is_dir() and path.name[0] != ".")]
         incomplete = None
-        for folder in folders:
-            for form in forms:
-                missing = [file.name for file in form.files if not (folder / file.name).is_file()]
-                if not missing:
-                    return _Place(folder, form)
-                if len(missing) < len(form.files):
-                    incomplete = incomplete or (folder, missing, form)
-        for folder in folders:
-            for form in forms:
-                if (folder / form.archive.name).is_file():
-                    return _Place(folder / form.archive.name, None)
+        for folder, form in itertools.product(folders, forms):
+            missing = [file.name for file in form.files if not (folder / file.name).is_file()]
+            if not missing:
+                return _Place(folder, form)
+            if len(missing) < len(form.files):
+                incomplete = incomplete or (folder, missing, form)
+        for folder, form in itertools.product(folders, forms):
+            if (folder / form.archive.name).is_file():
+                return _Place(folder / form.archive.name, None)
     except OSError as error:
         raise DataError(f"cannot read {error.filename or root}: {error.strerror}") from error
     if incomplete is not None:
@@ -295,10 +293,7 @@ def _from_pickle(spec: Spec, data: bytes, where: Path) -> NDArray[np.uint8]:
 
 
 def _write(spec: Spec, root: Path, place: _Place, progress: Progress | None) -> Path:
-    """Write the binary form's folder into `root` under a temporary name, verify its bytes, then rename it.
-
-    A failure leaves nothing behind, not even the folders made on the way.
-    """
+    """Write the binary form's folder under a temporary name, verify it, then rename it. A failure leaves nothing behind."""
     folder = root / spec.binary.folder
     total = sum(file.size for file in spec.binary.files)
     done = 0

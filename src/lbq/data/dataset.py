@@ -57,14 +57,11 @@ class Images:
             raise DataError(f"there are {len(images)} images but {len(labels)} labels")
         if len(labels) and not 0 <= labels.min() <= labels.max() < len(self.classes):
             raise DataError(
-                f"labels must be in 0..{len(self.classes) - 1} for {len(self.classes)} classes, "
-                f"but run from {labels.min()} to {labels.max()}"
+                f"labels run from {labels.min()} to {labels.max()}, for {len(self.classes)} classes from 0 on"
             )
         if not len(self.mean) == len(self.std) == images.shape[1]:
-            raise DataError(
-                f"mean and std need one value for each of {images.shape[1]} channels, "
-                f"not {len(self.mean)} and {len(self.std)}"
-            )
+            counts = f"{len(self.mean)} and {len(self.std)}"
+            raise DataError(f"mean and std need one value for each of {images.shape[1]} channels, not {counts}")
         if self.scale < 255 and images.size and images.max() > self.scale:
             raise DataError(f"scale is {self.scale}, but pixels reach {images.max()}")
         if not all(deviation > 0 for deviation in self.std):
@@ -117,13 +114,9 @@ class Dataset:
         train, test = self.train, self.test
         if empty := [part for part, images in (("train", train), ("test", test)) if not len(images)]:
             raise DataError(f"{self.name}: there are no {empty[0]} images ({self.source}): get its files again")
-        for facts, a, b in (
-            ("image shapes", train.images.shape[1:], test.images.shape[1:]),
-            ("classes", train.classes, test.classes),
-            ("mean, std and scale", (train.mean, train.std, train.scale), (test.mean, test.std, test.scale)),
-        ):
-            if a != b:
-                raise DataError(f"{self.name}: {facts} of train and test differ: {a} and {b}")
+        shapes = train.images.shape[1:], test.images.shape[1:]
+        if shapes[0] != shapes[1]:
+            raise DataError(f"{self.name}: image shapes of train and test differ: {shapes[0]} and {shapes[1]}")
 
     @classmethod
     def build(cls, name: str, train: Images, test: Images, source: str) -> Dataset:

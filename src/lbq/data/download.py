@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import http.client
 import os
-import re
 import urllib.error
 import urllib.request
 from collections.abc import Callable
@@ -96,9 +95,9 @@ def _transfer(url: str, partial: Path, size: int, progress: Progress | None, by_
         reason = getattr(error, "reason", None) or error
         raise DataError(f"cannot reach {url} ({reason}): {by_hand}") from error
     with response:
-        start = _start(response, have)
-        if start is None:  # a range that we did not ask for: begin again
-            partial.unlink()
+        start = have if response.status == 206 else 0  # some servers ignore ranges and begin again
+        if start and not response.headers.get("Content-Range", "").startswith(f"bytes {have}-"):
+            partial.unlink()  # another range: begin again
             return False
         try:
             first = response.read(CHUNK_BYTES)
@@ -116,14 +115,6 @@ def _transfer(url: str, partial: Path, size: int, progress: Progress | None, by_
         partial.unlink()
         raise DataError(f"the host answered {url} with more than {size} bytes: {by_hand}")
     return done == size
-
-
-def _start(response: http.client.HTTPResponse, have: int) -> int | None:
-    """Where the answer's bytes belong: after those we have, or at the beginning if the server ignores ranges."""
-    if response.status != 206:
-        return 0
-    match = re.match(r"bytes (\d+)-", response.headers.get("Content-Range", ""))
-    return have if match and int(match[1]) == have else None
 
 
 def _problem(response: http.client.HTTPResponse, first: bytes, start: int, size: int) -> str | None:

@@ -1,11 +1,9 @@
-"""Images in tar shards, `root/train-*.tar` and `root/val-*.tar`: what many machines read faster than a million small files.
+"""Images in tar shards, `root/train-*.tar` and `root/val-*.tar`: many machines read them faster than a million small files.
 
 The layout is webdataset's. Members that share a name up to its first dot belong together: `KEY.jpg` (or jpeg, png, bmp,
 webp) is the image and `KEY.cls` its label, a whole number. `root/classes.txt` may name the classes, one a line. An index
-says where each image begins, and shards are read in place by random access. So order, resuming and the division among
-processes are exactly those of a folder. The index is kept in `root/.lbq-index.npz` if that can be written.
-
-NumPy only.
+says where each image begins, so order, resuming and the division among processes are those of a folder. It is kept in
+`root/.lbq-index.npz` if that can be written. NumPy only.
 """
 
 from __future__ import annotations
@@ -22,8 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lbq.data.archives import ARCHIVE_ERRORS, members
-from lbq.data.arrays import load_archive
+from lbq.data.arrays import ARCHIVE_ERRORS, load_archive, members
 from lbq.data.dataset import MAX_CLASSES
 from lbq.data.folder import EXTENSIONS, FileIndex
 from lbq.errors import DataError

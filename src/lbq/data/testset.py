@@ -47,13 +47,9 @@ def load_whole(
     if name == "digits":
         return digits.load_digits()
     folder = _folder(name, root)
-    if name in EVENTS:
-        return _load_events(name, folder, timesteps, size, frames, window_ms)
     readers = {"arrays": load_own, "cifar10": load_cifar10, "cifar100": load_cifar100}
-    return readers[name](folder) if name in readers else load_idx(folder, name)
-
-
-def _load_events(name: str, root: Path, timesteps: int, size: int, frames: str, window_ms: int) -> EventData:
+    if name not in EVENTS:
+        return readers[name](folder) if name in readers else load_idx(folder, name)
     load: Any = {
         "cifar10_dvs": datasets.load_cifar10_dvs,
         "dvs_gesture": datasets.load_dvs_gesture,
@@ -61,7 +57,7 @@ def _load_events(name: str, root: Path, timesteps: int, size: int, frames: str, 
         "dvs_objects": partial(datasets.load_dvs_objects, window_us=1000 * window_ms),
     }[name]
     try:
-        data: EventData = load(root, timesteps, (size, size) if size else None, frames)
+        data: EventData = load(folder, timesteps, (size, size) if size else None, frames)
     except ValueError as error:  # sizes that no frame can have
         raise ConfigError(f"data.size, data.window_ms or model.timesteps: {error}") from error
     return data
@@ -72,9 +68,7 @@ def scan_files(name: str, root: Path | str) -> FileIndex:
     folder = _folder(name, root)
     index = scan_shards(folder) if any(folder.glob("train-*.tar")) else scan_folder(folder)
     if name == "imagenet" and len(index.classes) != 1000:
-        raise DataError(
-            f"{index.root} holds {len(index.classes)} classes, ImageNet-1K has 1000: is this another dataset?"
-        )
+        raise DataError(f"{index.root} holds {len(index.classes)} classes, ImageNet-1K has 1000: give its folder")
     return index
 
 
@@ -126,41 +120,25 @@ def open_test(
         raise DataError(f"unknown dataset {name!r}{nearest(name, DATASETS)}")
     if name in FILES:
         return _files(name, scan_files(name, root), size or 224)
-    whole = load_whole(name, root, timesteps, size, frames, window_ms)
-    if isinstance(whole, EventData):
-        return _events(name, whole, timesteps)
-    test = whole.test
-    channels, height, width = test.images.shape[1:]
-    return TestSet(
-        name=name,
-        shape=(channels, height, width),
-        static=True,
-        size=len(test),
-        read=lambda start, stop: np.ascontiguousarray(test.images[start:stop]),
-        labels=test.labels,
-        classes=test.classes,
-        mean=test.mean,
-        std=test.std,
-        scale=test.scale,
-    )
+    data = load_whole(name, root, timesteps, size, frames, window_ms)
+    if isinstance(data, EventData):
+        if (stored := data.test.frames.shape[1]) != timesteps:
+            raise DataError(f"{name}: {data.source} has {stored} frames a sample, the network reads {timesteps}")
+        return _from_array(name, data.test.frames, False, labels=data.test.labels, classes=data.classes)
+    test = data.test
+    facts = {"classes": test.classes, "mean": test.mean, "std": test.std, "scale": test.scale}
+    return _from_array(name, test.images, True, labels=test.labels, **facts)
 
 
-def _events(name: str, data: EventData, timesteps: int) -> TestSet:
-    part = data.test
-    if part.frames.shape[1] != timesteps:
-        raise DataError(
-            f"{name}: {data.source} has {part.frames.shape[1]} frames a sample, the network reads {timesteps}"
-        )
-    channels, height, width = part.frames.shape[2:]
-    return TestSet(
-        name=name,
-        shape=(channels, height, width),
-        static=False,
-        size=len(part),
-        read=lambda start, stop: np.ascontiguousarray(part.frames[start:stop].swapaxes(0, 1)),
-        labels=part.labels,
-        classes=data.classes,
-    )
+def _from_array(name: str, samples: NDArray[np.uint8], static: bool, **facts: Any) -> TestSet:
+    """Samples `[N, C, H, W]`, or `[N, T, C, H, W]` if not `static`. facts: the other fields of the `TestSet`."""
+    channels, height, width = samples.shape[-3:]
+
+    def read(start: int, stop: int) -> NDArray[np.uint8]:
+        part = samples[start:stop]
+        return np.ascontiguousarray(part if static else part.swapaxes(0, 1))
+
+    return TestSet(name, (channels, height, width), static, len(samples), read, **facts)
 
 
 def _files(name: str, index: FileIndex, side: int) -> TestSet:
@@ -168,17 +146,8 @@ def _files(name: str, index: FileIndex, side: int) -> TestSet:
         paths = (index.test.path(i) for i in range(start, stop))
         return np.stack([load_eval(path, round(side * EVAL_RATIO), side) for path in paths])
 
-    return TestSet(
-        name=name,
-        shape=(3, side, side),
-        static=True,
-        size=len(index.test),
-        read=read,
-        labels=np.asarray(index.test.labels, np.int64),
-        classes=tuple(index.classes),
-        mean=IMAGENET_MEAN,
-        std=IMAGENET_STD,
-    )
+    facts: dict[str, Any] = {"classes": index.classes, "mean": IMAGENET_MEAN, "std": IMAGENET_STD}
+    return TestSet(name, (3, side, side), True, len(index.test), read, index.test.labels, **facts)
 
 
 def open_arrays(path: Path | str, static: bool, shape: Shape | None = None, timesteps: int | None = None) -> TestSet:
@@ -199,16 +168,7 @@ def open_arrays(path: Path | str, static: bool, shape: Shape | None = None, time
     if not static and timesteps not in (None, images.shape[1]):
         raise DataError(f"{path} has {images.shape[1]} frames a sample, the network reads {timesteps}")
     if labels is not None and (labels.shape != images.shape[:1] or labels.dtype.kind not in "iu"):
-        raise DataError(
-            f"{path}: 'labels' must be {len(images)} whole numbers, one for each of 'images' along its first axis"
-        )
-    channels, height, width = images.shape[-3:]
-    return TestSet(
-        name=path.name,
-        shape=(channels, height, width),
-        static=static,
-        size=len(images),
-        read=lambda start, stop: images[start:stop] if static else images[start:stop].swapaxes(0, 1),
-        labels=None if labels is None else labels.astype(np.int64),
-        classes=() if classes is None or classes.dtype.kind != "U" else tuple(map(str, classes.ravel())),
-    )
+        raise DataError(f"{path}: 'labels' must be {len(images)} whole numbers, one for each of 'images'")
+    names = () if classes is None or classes.dtype.kind != "U" else tuple(map(str, classes.ravel()))
+    labels = None if labels is None else labels.astype(np.int64)
+    return _from_array(path.name, images, static, labels=labels, classes=names)

@@ -68,9 +68,9 @@ def _part(root: Path, part: str) -> tuple[Part, tuple[str, ...] | None]:
     images, labels = arrays["images"], arrays["labels"]
     _check_images(images, where)
     if labels.shape != images.shape[:1] or labels.dtype.kind not in "iu":
+        stored = f"{labels.dtype} {list(labels.shape)}"
         raise DataError(
-            f"{where}: 'labels' must be {len(images)} whole numbers from 0, one for each of 'images', "
-            f"not {labels.dtype} {list(labels.shape)}"
+            f"{where}: 'labels' must be {len(images)} whole numbers from 0, as many as images, not {stored}"
         )
     if labels.min() < 0 or labels.max() >= MAX_CLASSES:
         raise DataError(

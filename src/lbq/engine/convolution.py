@@ -1,14 +1,12 @@
 """Convolutions of integer levels by the native library. No torch.
 
-A `PackedConv` prepares the weights of a convolution once. `PackedConv.run` gives int32 currents of 8-bit levels and
-counts what it did. Three methods give the same bytes: `bitplane` adds a weight row for every set bit of a level, `level`
-adds a multiple of the row for every level that is not zero, and `dense` multiplies everything. All arrays are channels
-last, which makes a weight row contiguous.
+Three methods give the same int32 currents of 8-bit levels: `bitplane` adds a weight row for every set bit of a level,
+`level` adds a multiple of the row for every level that is not zero, and `dense` multiplies everything. All arrays are
+channels last, which makes a weight row contiguous.
 """
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from typing import Any, Literal
@@ -18,7 +16,7 @@ from numpy.typing import NDArray
 
 from lbq import native
 from lbq.engine.file.container import forget
-from lbq.engine.tape import Step, address, aligned, c_fields, perform
+from lbq.engine.tape import Step, address, aligned, perform
 from lbq.errors import LbqError
 from lbq.graph import output_size
 from lbq.graph.levels import row_sums
@@ -35,19 +33,16 @@ LARGEST_CURRENT = 2**31 - 1
 
 @dataclass
 class Counts:
-    """What a call did.
+    """What a call did. Machine instructions are fewer: one adds many weights.
 
-    accumulations: weights added. There is one for each set bit, valid tap and output; the method `level` has one for each
-        active input instead of each set bit.
+    accumulations: weights added, one for each set bit (method `level`: each active input), valid tap and output.
     formations: set bits, each counted once.
     shifts: weights that were shifted before they were added (backend `explicit`).
-    horner_shifts: accumulators that were shifted between planes (backend `horner`). There is one for each output and plane
-        below the highest plane that the levels may have.
+    horner_shifts: accumulators that were shifted between planes (backend `horner`), one for each output and plane below the
+        highest plane that the levels may have.
     neurons_active: inputs that are not zero.
-    products: weights multiplied with levels, one for each input, valid tap and output, whatever the levels are. A
-        network's synapse that ran densely has these and none of the others. Kernels by themselves count nothing for it.
-    Machine instructions are fewer: one adds many weights, and with levels up to 7 the backend `horner` adds up the rows of
-    equal levels before it gives the sum to their planes.
+    products: weights multiplied, one for each input, valid tap and output. A network's synapse that ran densely has these
+        and none of the others. Kernels by themselves count nothing for it.
     """
 
     accumulations: int = 0
@@ -76,14 +71,11 @@ def check_names(method: str, backend: str) -> None:
         raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
 
 
-class _ConvCall(ctypes.Structure):
-    """struct lbq_conv of native.h."""
-
-    _fields_ = c_fields(
-        int64="batch height width inputs out_height out_width outputs kh kw stride_y stride_x pad_y pad_x block",
-        pointer="levels out bytes words shifted quads pairs tiles totals counts",
-        int32="bias range planes largest is_signed method backend isa",
-    )
+ConvCall = native.structure(  # struct lbq_conv
+    int64="batch height width inputs out_height out_width outputs kh kw stride_y stride_x pad_y pad_x block",
+    pointer="levels out bytes words shifted quads pairs tiles totals counts",
+    int32="bias range planes largest is_signed method backend isa",
+)
 
 
 class ConvStep(Step):
@@ -101,7 +93,7 @@ class ConvStep(Step):
         self.out, self.method, self.backend, self.counted = out, method, backend, np.zeros(4, np.int64)
         isa, signed, narrow = native.isa(), levels.dtype == np.int8, conv.weights.dtype == np.int8
         block = 128 if isa == "avx512" and conv.outputs > 64 else 64  # outputs whose sums fit the registers
-        call = _ConvCall(*levels.shape, *out.shape[1:], conv.kh, conv.kw, *conv.stride, *conv.padding, block)
+        call = ConvCall(*levels.shape, *out.shape[1:], conv.kh, conv.kw, *conv.stride, *conv.padding, block)
         call.levels, call.out, call.counts = address(levels), address(out), address(self.counted)
         call.bias, call.range = conv.bias, conv.range
         call.largest, call.planes, call.is_signed = largest, largest.bit_length(), signed
@@ -142,10 +134,8 @@ class PackedConv:
         if min(stride) < 1 or min(padding) < 0:
             raise ValueError(f"stride must be positive and padding not negative, got {stride} and {padding}")
         if weights[0].size > MOST_WEIGHT_ROWS or weights[0, 0].size > MOST_TAPS:
-            raise LbqError(
-                f"a kernel of {weights[0].size} weights per output is too large for the native kernels, which take "
-                f"{MOST_WEIGHT_ROWS} and {MOST_TAPS} taps: use the NumPy engine"
-            )
+            size = weights[0].size
+            raise LbqError(f"a kernel of {size} weights is too large for the native kernels: use the NumPy engine")
         self.outputs, self.inputs, self.kh, self.kw = weights.shape
         self.stride, self.padding, self.weights = stride, padding, weights
         self.heaviest = int(row_sums(weights).max())
@@ -182,7 +172,7 @@ class PackedConv:
         """The same call, ready to be performed."""
         if levels.ndim != 4 or levels.shape[3] != self.inputs or levels.dtype not in (np.uint8, np.int8):
             raise ValueError(
-                f"levels must be uint8 or int8 [B, H, W, {self.inputs}], got {levels.dtype} {list(levels.shape)}"
+                f"levels must be uint8 or int8 [B, H, W, {self.inputs}], got {levels.dtype} {levels.shape}"
             )
         levels = np.ascontiguousarray(levels)
         check_names(method, backend)
@@ -192,8 +182,7 @@ class PackedConv:
             raise ValueError(f"levels {list(levels.shape)} are smaller than the kernel of {self.kh}x{self.kw}")
         if levels.shape[2] * self.inputs > MOST_LEVELS_IN_A_ROW:
             raise LbqError(
-                f"a row of {levels.shape[2]} pixels of {self.inputs} channels is too long for the native kernels, which take "
-                f"{MOST_LEVELS_IN_A_ROW} levels: use the NumPy engine"
+                f"a row of {levels.shape[2]} pixels of {self.inputs} channels is too long for the native kernels: use NumPy"
             )
         if out is None:
             out = np.empty(shape, np.int32)
@@ -203,9 +192,7 @@ class PackedConv:
             lowest = int(levels.min(initial=0)) if levels.dtype == np.int8 else 0
             largest = max(int(levels.max(initial=0)), -lowest, 1)
         if self.heaviest * largest > LARGEST_CURRENT:
-            raise LbqError(
-                f"levels up to {largest} reach currents of {self.heaviest * largest}, which int32 does not hold"
-            )
+            raise LbqError(f"levels up to {largest} reach currents of {self.heaviest * largest}, beyond int32")
         return ConvStep(self, levels, out, largest, method, backend)
 
     def dense_form(self, isa: str, largest: int) -> str:

@@ -1,15 +1,15 @@
 """Run an integer network densely in PyTorch: on a GPU's matrix units, or on the CPU to look at the same arithmetic.
 
-A convolution is a matrix product of integers held in float32. It is exact in any order of summation, as long as every
-partial sum stays below 2^24. That holds in TF32 too, whose 11 significant bits hold 8-bit weights and levels. A network
-is refused where this is not proved. Library convolutions are not used, because they may transform their operands
-(Winograd, FFT) and round. Everything else is int32, as in NumPy.
+A convolution is a matrix product of integers in float32, exact while every partial sum stays below 2^24, also in TF32, whose
+11 significant bits hold 8-bit weights and levels. A network is refused where this is not proved. Library convolutions may
+transform their operands (Winograd, FFT) and round, so they are not used. Everything else is int32, as in NumPy.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from lbq.engine.job import OnLevels, dense_counts
+from lbq.engine.execution import OnLevels, dense_counts
 from lbq.engine.method import Choice
 from lbq.engine.output import Output
 from lbq.errors import LbqError
@@ -45,8 +45,7 @@ class TorchRunner:
                 raise LbqError(f"engine {device}: {s.name!r} has 16-bit weights: use another engine, or --bits 8")
             if (largest := network.largest(s)) > 255:
                 raise LbqError(
-                    f"engine {device}: {s.name!r} reads sums of pooled levels up to {largest}, more than 8 bits: use another "
-                    "engine"
+                    f"engine {device}: {s.name!r} reads pooled sums up to {largest}, more than 8 bits: use another engine"
                 )
         self.weights = {s.name: self._matrices(s).float() for layer in network.layers for s in layer.convs}
         self.constants = {layer.name: self._constants(layer) for layer in network.layers}
@@ -79,14 +78,11 @@ class TorchRunner:
         net, axis = self.network, 0 if self.network.static else 1
         logits: list[NDArray[np.int64]] = []
         traced: dict[str, list[Integers]] = {layer.name: [] for layer in net.layers}
-
-        def keep(name: str, levels: Integers) -> None:
-            traced[name].append(levels)
-
+        on_levels: Any = (lambda name, levels: traced[name].append(levels)) if trace is True else trace or None
         with _tf32(self.device):
             for start in range(0, x.shape[axis], self.images_per_piece):
                 part = np.take(x, range(start, min(start + self.images_per_piece, x.shape[axis])), axis)
-                logits.append(self._some(part, keep if trace is True else trace or None))
+                logits.append(self._some(part, on_levels))
                 if progress is not None:
                     progress(part.shape[axis])
         choices = {s.name: Choice("torch", "dense", f"dense on {self.device.type}") for s in net.synapses}

@@ -13,11 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lbq.engine.convolution import BACKENDS, Backend
+from lbq.engine.execution import OnLevels, OnMembranes
 from lbq.engine.file import artefact
 from lbq.engine.file.artefact import level_digests
 from lbq.engine.file.container import Mapped
 from lbq.engine.file.reading import Golden
-from lbq.engine.job import OnLevels, OnMembranes
 from lbq.engine.output import Output
 from lbq.engine.runner import Runner
 from lbq.errors import ArtefactError, LbqError
@@ -31,10 +31,7 @@ GOLDEN_REMEDY = "the file is wrong, or this engine is; compare it with another, 
 
 
 class Network:
-    """A deployed network, ready to run.
-
-    network: its integers. golden: inputs with the results that it must give for them, or None.
-    """
+    """A deployed network, ready to run: its integers, and golden inputs with the results that it must give for them."""
 
     def __init__(self, network: IntegerNetwork, golden: Golden | None = None, file: Mapped | None = None) -> None:
         self.network, self.golden, self._file = network, golden, file
@@ -97,10 +94,7 @@ class Network:
             return self._on_cpu().run(x, engine, trace, threads, backend, progress)
 
     def over(self, timesteps: int) -> Network:
-        """The same network over other timesteps: an image is shown so many times, and bounds are proved again.
-
-        The golden inputs stay, with the results that they give now.
-        """
+        """The same network over other timesteps: bounds are proved again, and golden inputs get the results they give now."""
         net = self.network
         if not net.static:
             raise LbqError(f"the network reads event frames, {net.timesteps} of a sample: deploy its run over others")
@@ -127,10 +121,7 @@ class Network:
         return Network(self.network, golden, self._file)
 
     def watch(self, images: NDArray[np.uint8], on_membranes: OnMembranes, trace: bool | OnLevels = False) -> Output:
-        """Run images and call on_membranes(layer, timestep, membranes) with int32 membranes `[B, H, W, C]` before emission.
-
-        trace: as for `run`.
-        """
+        """As `run`, and call on_membranes(layer, timestep, membranes) with int32 membranes `[B, H, W, C]` before emission."""
         x = self._checked(images)
         with self.unchanged():
             return self._on_cpu().run(x, trace=trace, watch=on_membranes)

@@ -45,7 +45,7 @@ class Plan:
 
 
 class Workspace:
-    """The memory of one plan, for up to `images` images at a time. recordings: the latest jobs in it, by their kind."""
+    """The memory of one plan, for up to `images` images at a time. recordings: the latest executions in it, by their kind."""
 
     def __init__(self, plan: Plan, images: int) -> None:
         self.images = images

@@ -67,11 +67,7 @@ class Prepared:
         return None if fallback() is None else "no native library"
 
     def choose(self, engine: EngineName, levels: Integers, density: float) -> Choice:
-        """The kernel and method for these levels.
-
-        `auto` times both native methods once and keeps the weights in the form that the faster one reads. From then on it
-        compares densities.
-        """
+        """The kernel and method for these levels. `auto` times both native methods once, then it compares densities."""
         if engine == "dense":
             return Choice("numpy", "dense", "asked for")
         refused = self.native_refused()

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lbq import native
-from lbq.engine.tape import Step, address, c_fields, ready
+from lbq.engine.tape import Step, address, ready
 from lbq.graph.integer import IntegerLayer, rounded_leak
 from lbq.graph.levels import Integers, highest_level, popcount
 
@@ -26,8 +26,26 @@ class Emitted:
     bits: int
 
 
-class _Layer:
-    """The constants of one layer's neurons, channels last."""
+NeuronCall = native.structure(  # struct lbq_neuron
+    int64="timesteps batch sites channels n_max identities",
+    pointer="currents bias thresholds reset identity_weights identity_levels levels counts identity_signed membranes",
+    int32="is_static bias_map fraction leak_m leak_k reset_kind decay_reset is_signed isa",
+)
+
+
+class NeuronStep(Step):
+    """A layer of neurons; `emitted` says what they emitted in the last performance."""
+
+    def __init__(self, call: ctypes.Structure, counted: NDArray[np.int64], *memory: Any) -> None:
+        super().__init__("neuron", call, counted, *memory)
+        self.counted = counted
+
+    def emitted(self) -> Emitted:
+        return Emitted(int(self.counted[0]), int(self.counted[1]))
+
+
+class LayerNeurons:
+    """One layer's neurons, channels last: `run` takes a whole sequence in NumPy, `step` the same by the native library."""
 
     def __init__(self, layer: IntegerLayer) -> None:
         if layer.neuron is None:
@@ -39,17 +57,11 @@ class _Layer:
         self.identities = [s.weight.astype(np.int32) for s in layer.identities]
         channels = len(n.reset)
         if n.thresholds.shape != (channels, n.n_max) or n.n_max > highest_level(n.signed):
-            raise ValueError(
-                f"thresholds must be [{channels}, n_max] with 8-bit levels, got {list(n.thresholds.shape)}"
-            )
+            raise ValueError(f"thresholds must be [{channels}, n_max] with 8-bit levels, got {n.thresholds.shape}")
         if n.leak is not None and not (1 <= n.leak[1] <= 30 and 0 <= n.leak[0] <= 1 << n.leak[1]):
             raise ValueError(f"leak must be (m, k) with k in 1..30 and m <= 2^k, got {n.leak}")
         if any(w.shape != (channels,) for w in self.identities):
             raise ValueError(f"identity weights must be [{channels}]")
-
-
-class NumpyNeuron(_Layer):
-    """One layer's neurons in NumPy; `run` takes a whole sequence and keeps nothing."""
 
     def run(
         self,
@@ -98,31 +110,6 @@ class NumpyNeuron(_Layer):
                 pending = drop
         return emitted(out)
 
-
-class _NeuronCall(ctypes.Structure):
-    """struct lbq_neuron of native.h."""
-
-    _fields_ = c_fields(
-        int64="timesteps batch sites channels n_max identities",
-        pointer="currents bias thresholds reset identity_weights identity_levels levels counts identity_signed membranes",
-        int32="is_static bias_map fraction leak_m leak_k reset_kind decay_reset is_signed isa",
-    )
-
-
-class NeuronStep(Step):
-    """A layer of neurons; `emitted` says what they emitted in the last performance."""
-
-    def __init__(self, call: _NeuronCall, counted: NDArray[np.int64], *memory: Any) -> None:
-        super().__init__("neuron", call, counted, *memory)
-        self.counted = counted
-
-    def emitted(self) -> Emitted:
-        return Emitted(int(self.counted[0]), int(self.counted[1]))
-
-
-class NativeNeuron(_Layer):
-    """One layer's neurons by the native library."""
-
     def step(
         self,
         currents: NDArray[np.int32] | None,
@@ -132,29 +119,23 @@ class NativeNeuron(_Layer):
         timesteps: int,
         membranes: NDArray[np.int32] | None = None,
     ) -> NeuronStep:
-        """The same as `NumpyNeuron.run`, ready to be performed. The caller has proved that every sum fits int32.
+        """The same as `run`, ready to be performed. The caller has proved that every sum fits int32.
 
-        out: contiguous, uint8 or, for signed neurons, int8.
-        membranes: the array to write the membranes before emission to, int32 `[T * B, H, W, C]`.
+        out: contiguous, uint8 or, for signed neurons, int8. shortcuts: 8-bit levels.
+        membranes: the array to write the membranes before emission to, contiguous int32 `[T * B, H, W, C]`.
         """
         n = self.neuron
-        if out.ndim != 4 or out.dtype != n.dtype or not out.flags.c_contiguous or timesteps < 1:
-            raise ValueError(
-                f"out must be contiguous {np.dtype(n.dtype)} [T * B, H, W, C], got {out.dtype} {list(out.shape)}"
-            )
-        _, height, width, channels = out.shape
-        batch = len(out) // timesteps
-        expected = (batch if static else len(out), height, width, channels)
-        if len(out) != timesteps * batch or (currents is not None and currents.shape != expected):
-            raise ValueError(f"currents must be {list(expected)} for {timesteps} timesteps of out {list(out.shape)}")
-        if len(n.reset) != channels or self.bias.shape not in ((channels,), out.shape[1:]):
-            raise ValueError(f"reset must be [{channels}] and bias that or {list(out.shape[1:])}")
-        if any(s.shape != out.shape or s.itemsize != 1 for s in shortcuts) or len(shortcuts) != len(self.identities):
-            raise ValueError(f"shortcuts must be {len(self.identities)} arrays of 8-bit levels {list(out.shape)}")
-        if membranes is not None and not (
-            membranes.shape == out.shape and membranes.dtype == np.int32 and membranes.flags.c_contiguous
-        ):
-            raise ValueError(f"membranes must be contiguous int32 {list(out.shape)}")
+        rows, height, width, channels = out.shape
+        batch = rows // timesteps
+        # C reads and writes where these say, whatever lies there
+        assert out.dtype == n.dtype
+        assert out.flags.c_contiguous
+        assert rows == timesteps * batch
+        assert len(n.reset) == channels
+        assert self.bias.shape in ((channels,), out.shape[1:])
+        assert currents is None or currents.shape == (batch if static else rows, *out.shape[1:])
+        assert [(s.shape, s.itemsize) for s in shortcuts] == [(out.shape, 1)] * len(self.identities)
+        assert membranes is None or (membranes.shape == out.shape and membranes.flags.c_contiguous)
         levels = [ready(s, s.dtype) for s in shortcuts]
         signs = np.array([s.dtype == np.int8 for s in levels], np.int32)
         pointers = ctypes.c_void_p * max(len(levels), 1)
@@ -166,7 +147,7 @@ class NativeNeuron(_Layer):
             ready(n.reset),
         ]
         counts = np.zeros(2, np.int64)
-        call = _NeuronCall(timesteps, batch, height * width, channels, n.n_max, len(levels))
+        call = NeuronCall(timesteps, batch, height * width, channels, n.n_max, len(levels))
         call.currents, call.bias, call.thresholds, call.reset = map(address, constants)
         call.identity_weights, call.identity_levels = ctypes.addressof(weights_at), ctypes.addressof(levels_at)
         call.levels, call.counts, call.identity_signed = address(out), address(counts), address(signs)
@@ -185,10 +166,7 @@ def emitted(levels: Integers) -> Emitted:
 
 
 def count_thresholds(u: NDArray[np.int32], thresholds: NDArray[np.int32], signed: bool) -> NDArray[Any]:
-    """How many of `thresholds` [C, N] each `u` [..., C] reaches, as int32.
-
-    signed: |u| is compared, and the count takes the sign of u.
-    """
+    """How many of `thresholds` [C, N] each `u` [..., C] reaches, as int32; how many |u| reaches, signed as u, if `signed`."""
     magnitude = np.abs(u) if signed else u
     level = np.zeros(u.shape, np.int32)
     for k in range(thresholds.shape[1]):

@@ -1,13 +1,7 @@
 """Convolutions of integer levels in plain NumPy: the native kernels must equal them, and they run where those are not built.
 
-They take and return the same as the native kernels: levels `[B, H, W, I]` and weights `[O, I, kh, kw]` become int32
-currents `[B, OH, OW, O]` and counts of what was done. Three methods give the same currents:
-
-- `bitplane` adds one weight row for every set bit of every level, plane by plane, and nothing for the others;
-- `level` adds one weight row times the level for every level that is not zero;
-- `dense` multiplies everything, in BLAS: float32 while every partial sum stays below 2^24, float64 below 2^53.
-
-Unlike the native kernels they also take dilated and grouped convolutions, levels above 8 bits, and int64 accumulators.
+They take and return the same as the native kernels, and also dilated and grouped convolutions, levels above 8 bits and int64
+accumulators. The method `dense` multiplies in BLAS: float32 while every partial sum stays below 2^24, float64 below 2^53.
 """
 
 from __future__ import annotations
@@ -27,10 +21,7 @@ WEIGHTS_PER_GATHER = 2**22  # about as many are gathered at a time
 
 
 class PackedConv:
-    """One convolution of weights `[O, I / groups, kh, kw]`, int8 or int16, ready to run on many inputs.
-
-    Currents have the type of `accumulator`.
-    """
+    """One convolution of weights `[O, I / groups, kh, kw]`, int8 or int16. Currents have the type of `accumulator`."""
 
     def __init__(
         self,
@@ -61,9 +52,7 @@ class PackedConv:
     ) -> tuple[NDArray[Any], Counts]:
         """Currents of `levels` [B, H, W, I], and what was done. largest: the largest level, where it is known already."""
         if levels.ndim != 4 or levels.shape[3] != self.inputs or levels.dtype.kind not in "iu":
-            raise ValueError(
-                f"levels must be integers [B, H, W, {self.inputs}], got {levels.dtype} {list(levels.shape)}"
-            )
+            raise ValueError(f"levels must be integers [B, H, W, {self.inputs}], got {levels.dtype} {levels.shape}")
         check_names(method, backend)
         size = output_size(levels.shape[1:3], (self.kh, self.kw), self.stride, self.padding, self.dilation)
         if out is None:
@@ -77,7 +66,8 @@ class PackedConv:
             some, acc = levels[start : start + images], out[start : start + images].reshape(-1, self.outputs)
             acc[:] = 0
             if method == "level":
-                counts += self._by_level(some, acc, size)
+                at = np.nonzero(some)
+                counts += Counts(self._gather(at, some[at], acc, size), neurons_active=len(at[0]))
             else:
                 counts += self._by_planes(some, acc, size, planes, backend)
         return out, counts
@@ -101,10 +91,6 @@ class PackedConv:
                 out[i, :, :, mine] = np.matmul(part.reshape(-1, weights.shape[0]), weights[:, mine]).reshape(
                     *out.shape[1:3], step
                 )
-
-    def _by_level(self, levels: Integers, acc: NDArray[Any], size: tuple[int, int]) -> Counts:
-        at = np.nonzero(levels)
-        return Counts(self._gather(at, levels[at], acc, size), neurons_active=len(at[0]))
 
     def _by_planes(
         self, levels: Integers, acc: NDArray[Any], size: tuple[int, int], planes: int, backend: Backend

@@ -2,7 +2,7 @@
 
 Timesteps of one layer depend on each other only through its membrane. So its convolutions see `[T * B, H, W, C]` as one
 batch, and the membrane lives only while its layer runs. A few images run at a time, so that a layer's currents stay in
-cache. Several threads take different images, or share one image's convolutions. job.py runs the images of one piece.
+cache. Several threads take different images, or share one image's convolutions. execution.py runs one piece.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lbq.engine.convolution import Backend, Counts
-from lbq.engine.job import Head, Job, OnLevels, OnMembranes, Recording
+from lbq.engine.execution import Execution, Head, OnLevels, OnMembranes, Recording
 from lbq.engine.memory import Plan, Workspace
 from lbq.engine.method import Choice, EngineName, Prepared, fallback
-from lbq.engine.neuron import NativeNeuron, NumpyNeuron
+from lbq.engine.neuron import LayerNeurons
 from lbq.engine.output import Output
 from lbq.engine.tape import recording
 from lbq.graph.integer import IntegerNetwork
@@ -44,7 +44,7 @@ class Runner:
             for s in layer.convs
         }
         self.heads = {s.name: Head(s) for s in network.readout.convs}
-        self.neurons = {layer.name: (NumpyNeuron(layer), NativeNeuron(layer)) for layer in network.layers}
+        self.neurons = {layer.name: LayerNeurons(layer) for layer in network.layers}
         widest = max(layer.units for layer in network.layers) * network.timesteps
         self.images_per_piece = max(NEURON_STEPS_PER_PIECE // widest, 1)
         self._spaces: list[Workspace] = []
@@ -78,12 +78,19 @@ class Runner:
         shared = len(pieces) if threads == 1 else first + (len(pieces) - first) % threads
 
         def run_piece(piece: slice, inside: int = 1) -> Output:
+            traced: dict[str, Integers] = {}
+
+            def keep(name: str, levels: Integers) -> None:
+                traced[name] = levels.copy()  # in the order of [T, B, C, H, W]; the memory will be used again
+
+            on_levels = (keep if trace is True else trace) or None
             with self._space(size) as space:
-                images = x[piece] if net.static else x[:, piece]
-                part = self._piece(images, space, engine, backend, inside, choices, trace, watch)
+                execution = Execution(self, space, engine, backend, inside, choices, on_levels, watch)
+                logits, counted = self._execute(execution, x[piece] if net.static else x[:, piece])
+                counts = {name: count() for name, count in counted.items()}
             if progress is not None:
                 progress(piece.stop - piece.start)
-            return part
+            return Output(logits, net.scale, counts, choices, traced)
 
         parts = [run_piece(piece, threads) for piece in pieces[:shared]]
         if pieces[shared:]:
@@ -104,43 +111,26 @@ class Runner:
     def _all_made(self, choices: dict[str, Choice]) -> bool:
         return len(choices) == len(self.prepared) + len(self.heads)
 
-    def _piece(
-        self,
-        x: NDArray[np.uint8],
-        space: Workspace,
-        engine: EngineName,
-        backend: Backend,
-        threads: int,
-        choices: dict[str, Choice],
-        trace: bool | OnLevels,
-        watch: OnMembranes | None,
-    ) -> Output:
-        """Run some images: replay the recording of an equal job, or run the job and record it."""
-        traced: dict[str, Integers] = {}
-
-        def keep(name: str, levels: Integers) -> None:
-            traced[name] = levels.copy()  # in the order of [T, B, C, H, W]; the memory will be used again
-
-        on_levels = (keep if trace is True else trace) or None
-        job = Job(self, space, engine, backend, threads, choices, on_levels, watch)
-        counted = job.counted
-        if watch is not None or not job.by_library or not self._all_made(choices):
-            logits = job.run(x)  # choices are still to be made, or NumPy takes part
-        else:
-            key = (engine, backend, x.shape, isa(), *((c.kernel, c.method) for c in choices.values()))
-            recorded: Recording | None = space.recordings.get(key)
-            if recorded is not None:
-                logits, counted = recorded.run(x, threads, on_levels), recorded.counted
-            else:
-                with recording() as job.tape:
-                    logits = job.run(x)
-                if job.native:
-                    while len(space.recordings) >= MOST_RECORDINGS:
-                        space.recordings.pop(next(iter(space.recordings)))
-                    space.recordings[key] = Recording(job, logits)
-                    logits = logits.copy()
-        counts = {name: count() for name, count in counted.items()}
-        return Output(logits, self.network.scale, counts, choices, traced)
+    def _execute(
+        self, execution: Execution, x: NDArray[np.uint8]
+    ) -> tuple[NDArray[np.int64], dict[str, Callable[[], Counts]]]:
+        """Logits and counters of some images: by the recording of an equal execution, or by one that is then recorded."""
+        choices, recordings = execution.choices, execution.space.recordings
+        if execution.watch is not None or not execution.by_library or not self._all_made(choices):
+            return execution.run(x), execution.counted  # choices are still to be made, or NumPy takes part
+        kernels = ((choice.kernel, choice.method) for choice in choices.values())
+        key = (execution.engine, execution.backend, x.shape, isa(), *kernels)
+        recorded: Recording | None = recordings.get(key)
+        if recorded is not None:
+            return recorded.run(x, execution.threads, execution.on_levels), recorded.counted
+        with recording() as execution.tape:
+            logits = execution.run(x)
+        if execution.native:
+            while len(recordings) >= MOST_RECORDINGS:
+                recordings.pop(next(iter(recordings)))
+            recordings[key] = Recording(execution, logits)
+            logits = logits.copy()
+        return logits, execution.counted
 
     def _joined(self, parts: list[Output], trace: bool) -> Output:
         """The outputs of all pieces as one."""
@@ -149,13 +139,9 @@ class Runner:
             for name, counts in part.counts.items():
                 totals[name] = totals.get(name, Counts()) + counts
         logits = np.concatenate([part.logits for part in parts])
-        levels = None
-        if trace:
-            traces = [part.levels for part in parts if part.levels is not None]
-            levels = {
-                layer.name: np.concatenate([levels[layer.name] for levels in traces], axis=1)
-                for layer in self.network.layers
-            }
+        names = [layer.name for layer in self.network.layers] if trace else []
+        traces = [part.levels or {} for part in parts]
+        levels = {name: np.concatenate([levels[name] for levels in traces], axis=1) for name in names} or None
         return Output(logits, self.network.scale, totals, dict(parts[0].choices), levels)
 
     @contextmanager

@@ -13,62 +13,49 @@ from numpy.typing import NDArray
 
 from lbq import native
 from lbq.engine.convolution import Backend, Counts, plane_counts
-from lbq.engine.tape import Step, address, c_fields, library, ready
+from lbq.engine.tape import Step, address, library, ready
 from lbq.graph import Pool, output_size
+from lbq.native import structure
 
-
-class _AddCall(ctypes.Structure):
-    """struct lbq_add of native.h."""
-
-    _fields_ = c_fields(int64="size period", pointer="out more")
+AddCall = structure(int64="size period", pointer="out more")  # struct lbq_add
+PoolCall = structure(  # struct lbq_pool
+    int64="batch height width channels out_height out_width kh kw stride_y stride_x pad_y pad_x",
+    pointer="levels bytes wide",
+    int32="is_signed is_sum",
+)
+ReadoutCall = structure(  # struct lbq_readout
+    int64="timesteps batch features classes planes",
+    pointer="levels sums weights bias logits counts",
+    int32="is_signed",
+)
+TallyCall = structure(  # struct lbq_tally
+    int64="timesteps batch sites channels n_max", pointer="levels counts", int32="is_signed isa"
+)
+HistogramCall = structure(  # struct lbq_histogram
+    int64="n channels bins", pointer="values step counts", double="low width"
+)
 
 
 def add_step(out: NDArray[np.int32], more: NDArray[np.int32]) -> Step:
     """out += more, int32. A shorter `more` is repeated: it is the same at every timestep."""
-    if not more.size or out.size % more.size or out.dtype != np.int32 or more.dtype != np.int32:
-        raise ValueError(f"cannot add {more.dtype} {list(more.shape)} to {out.dtype} {list(out.shape)}")
-    return Step("add", _AddCall(out.size, more.size, address(out), address(more)), out, more)
-
-
-class _PoolCall(ctypes.Structure):
-    """struct lbq_pool of native.h."""
-
-    _fields_ = c_fields(
-        int64="batch height width channels out_height out_width kh kw stride_y stride_x pad_y pad_x",
-        pointer="levels bytes wide",
-        int32="is_signed is_sum",
-    )
+    assert out.size % more.size == 0
+    assert out.dtype == more.dtype == np.int32
+    return Step("add", AddCall(out.size, more.size, address(out), address(more)), out, more)
 
 
 class PoolStep(Step):
-    """The largest level or the sum of each window, in `out` [B, OH, OW, C].
-
-    wide: `out` is int32, which sums above 8 bits need, and not of the levels' type.
-    """
+    """The largest level or the sum of each window, in `out` [B, OH, OW, C]: int32 if `wide`, else of the levels' type."""
 
     def __init__(self, levels: NDArray[Any], pool: Pool, wide: bool = False) -> None:
-        if levels.ndim != 4 or levels.dtype not in (np.uint8, np.int8) or not levels.flags.c_contiguous:
-            raise ValueError(f"levels must be contiguous uint8 or int8 [B, H, W, C], got {levels.dtype} {levels.shape}")
+        assert levels.dtype in (np.uint8, np.int8)
+        assert levels.flags.c_contiguous
         batch, height, width, channels = levels.shape
         size = output_size((height, width), pool.kernel, pool.stride, pool.padding)
-        covered = all(2 * p <= k for p, k in zip(pool.padding, pool.kernel, strict=True))  # no window of padding alone
-        if min(size) < 1 or not covered or (wide and pool.kind == "max"):
-            raise ValueError(f"levels {list(levels.shape)} cannot be pooled by {pool}")
         self.out: NDArray[Any] = np.empty((batch, *size, channels), np.int32 if wide else levels.dtype)
-        call = _PoolCall(batch, height, width, channels, *size, *pool.kernel, *pool.stride, *pool.padding)
+        call = PoolCall(batch, height, width, channels, *size, *pool.kernel, *pool.stride, *pool.padding)
         call.levels, call.is_signed, call.is_sum = address(levels), levels.dtype == np.int8, pool.kind == "sum"
         call.bytes, call.wide = (None, address(self.out)) if wide else (address(self.out), None)
         super().__init__("pool", call, levels, self.out)
-
-
-class _ReadoutCall(ctypes.Structure):
-    """struct lbq_readout of native.h."""
-
-    _fields_ = c_fields(
-        int64="timesteps batch features classes planes",
-        pointer="levels sums weights bias logits counts",
-        int32="is_signed",
-    )
 
 
 class ReadoutStep(Step):
@@ -90,18 +77,14 @@ class ReadoutStep(Step):
     ) -> None:
         features, classes = weights.shape
         narrow = levels.dtype in (np.uint8, np.int8)
-        if (
-            not (narrow or levels.dtype == np.int32)
-            or levels.size != timesteps * len(logits) * features
-            or logits.shape != (len(logits), classes)
-            or (bias is not None and bias.shape != (classes,))
-            or not (levels.flags.c_contiguous and logits.flags.c_contiguous)
-        ):
-            raise ValueError(f"levels {list(levels.shape)} do not fit weights {list(weights.shape)}")
+        assert narrow or levels.dtype == np.int32
+        assert levels.size == timesteps * len(logits) * features
+        assert levels.flags.c_contiguous
+        assert logits.flags.c_contiguous
         self.backend, self.counted = backend, np.zeros(4, np.int64)
         self.shifts = (largest.bit_length() - 1) * logits.size
         weights, bias = ready(weights, np.int64), None if bias is None else ready(bias, np.int64)
-        call = _ReadoutCall(timesteps, len(logits), features, classes)
+        call = ReadoutCall(timesteps, len(logits), features, classes)
         call.planes = max(largest.bit_length(), 1) if backend == "horner" else 1
         call.levels, call.sums = (address(levels), None) if narrow else (None, address(levels))
         call.weights, call.bias, call.logits = address(weights), address(bias), address(logits)
@@ -112,16 +95,6 @@ class ReadoutStep(Step):
         return plane_counts(self.counted, self.backend, self.shifts)
 
 
-# Tallies
-# ---------------------------------------------------------------------------------------------------------------------
-
-
-class _TallyCall(ctypes.Structure):
-    """struct lbq_tally of native.h."""
-
-    _fields_ = c_fields(int64="timesteps batch sites channels n_max", pointer="levels counts", int32="is_signed isa")
-
-
 class Tally:
     """How often each magnitude 0..n_max occurs at each position, `[T, H * W, n_max + 1]`, in levels `[T, B, H, W, C]`.
 
@@ -129,18 +102,14 @@ class Tally:
     """
 
     def __init__(self, levels: NDArray[Any], n_max: int, into: NDArray[np.int64] | None = None) -> None:
-        if levels.ndim != 5 or levels.dtype not in (np.uint8, np.int8) or not levels.flags.c_contiguous:
-            raise ValueError(
-                f"levels must be contiguous uint8 or int8 [T, B, H, W, C], got {levels.dtype} {levels.shape}"
-            )
+        assert levels.dtype in (np.uint8, np.int8)
+        assert levels.flags.c_contiguous
         steps, batch, height, width, channels = levels.shape
         shape = (steps, height * width, n_max + 1)
         self.counts: NDArray[np.int64] = np.zeros(shape, np.int64) if into is None else into
-        if self.counts.shape != shape or self.counts.dtype != np.int64 or not self.counts.flags.c_contiguous:
-            raise ValueError(
-                f"counts must be contiguous int64 {list(shape)}, got {self.counts.dtype} {self.counts.shape}"
-            )
-        call = _TallyCall(steps, batch, height * width, channels, n_max, address(levels), address(self.counts))
+        assert self.counts.shape == shape
+        assert self.counts.flags.c_contiguous
+        call = TallyCall(steps, batch, height * width, channels, n_max, address(levels), address(self.counts))
         call.is_signed, call.isa = levels.dtype == np.int8, native.ISAS[native.isa()]
         self._levels, self._call, self._count = levels, call, library().lbq_tally
 
@@ -150,12 +119,6 @@ class Tally:
         return self.counts
 
 
-class _HistogramCall(ctypes.Structure):
-    """struct lbq_histogram of native.h."""
-
-    _fields_ = c_fields(int64="n channels bins", pointer="values step counts", double="low width")
-
-
 def histogram(
     values: NDArray[np.int32], step: NDArray[np.float64], low: float, width: float, bins: int
 ) -> NDArray[np.int64]:
@@ -163,10 +126,10 @@ def histogram(
 
     Bins are `width` wide and begin at `low`. The first and the last bin also hold what lies beyond.
     """
-    if values.dtype != np.int32 or step.shape != values.shape[-1:] or not 0 < bins < 2**31 or width <= 0:
-        raise ValueError(f"cannot make {bins} bins of {values.dtype} {list(values.shape)} over {list(step.shape)}")
+    assert values.dtype == np.int32
+    assert step.shape == values.shape[-1:]
     values, step, counts = ready(values), ready(step, np.float64), np.zeros(bins, np.int64)
-    call = _HistogramCall(values.size // max(len(step), 1), len(step), bins)
+    call = HistogramCall(values.size // max(len(step), 1), len(step), bins)
     call.values, call.step, call.counts = address(values), address(step), address(counts)
     call.low, call.width = low, width
     library().lbq_histogram(ctypes.byref(call))

@@ -1,8 +1,7 @@
 """Native calls that can be repeated: a tape records them while a network runs and replays them as one call. No torch.
 
-Every native call of a layer is a `Step`: a C structure and all the memory that it points to. `perform` makes the call.
-While a tape records in this thread, `perform` also puts the step on the tape. As long as the memory stays where it is,
-`Tape.run` repeats the steps on whatever the memory then holds, without a return to Python between layers.
+A `Step` is a C structure and all the memory that it points to. `perform` makes the call, and puts the step on the tape that
+records in this thread. While the memory stays where it is, `Tape.run` repeats the steps on whatever the memory then holds.
 """
 
 from __future__ import annotations
@@ -22,18 +21,7 @@ from lbq.errors import LbqError
 
 CACHE_LINE_BYTES = 64
 STEP_KINDS = {"conv": 0, "neuron": 1, "add": 2, "pool": 3, "readout": 4}  # the enum of native.h
-C_TYPES = {"int64": ctypes.c_int64, "pointer": ctypes.c_void_p, "int32": ctypes.c_int32, "double": ctypes.c_double}
-
-
-def c_fields(**names: str) -> tuple[tuple[str, Any], ...]:
-    """The fields of a C structure, in order: for each type of `C_TYPES`, the names separated by spaces."""
-    return tuple((name, C_TYPES[kind]) for kind, group in names.items() for name in group.split())
-
-
-class _StepCall(ctypes.Structure):
-    """struct lbq_step of native.h."""
-
-    _fields_ = c_fields(int64="kind", pointer="call")
+StepCall = native.structure(int64="kind", pointer="call")  # struct lbq_step
 
 
 class Step:
@@ -42,8 +30,8 @@ class Step:
     def __init__(self, kind: str, call: ctypes.Structure, *memory: Any) -> None:
         self.kind, self.call, self.memory = STEP_KINDS[kind], call, memory
 
-    def struct(self) -> _StepCall:
-        return _StepCall(self.kind, ctypes.addressof(self.call))
+    def struct(self) -> ctypes.Structure:
+        return StepCall(self.kind, ctypes.addressof(self.call))
 
 
 class Tape:
@@ -51,7 +39,7 @@ class Tape:
 
     def __init__(self) -> None:
         self.steps: list[Step] = []
-        self._packed: ctypes.Array[_StepCall] | None = None
+        self._packed: ctypes.Array[Any] | None = None
 
     def add(self, step: Step) -> None:
         self.steps.append(step)
@@ -60,9 +48,9 @@ class Tape:
     def run(self, threads: int, start: int = 0, stop: int | None = None) -> None:
         """Repeat the calls from `start` to before `stop`."""
         if self._packed is None:
-            self._packed = (_StepCall * len(self.steps))(*(step.struct() for step in self.steps))
+            self._packed = (StepCall * len(self.steps))(*(step.struct() for step in self.steps))
         count = (len(self.steps) if stop is None else stop) - start
-        _call(ctypes.byref(self._packed, start * ctypes.sizeof(_StepCall)), count, threads)
+        _call(ctypes.byref(self._packed, start * ctypes.sizeof(StepCall)), count, threads)
 
 
 _recorder = threading.local()

@@ -1,12 +1,11 @@
-"""What the fast kernels take, on CPUs and on GPUs: named tuples of tensors, numbers and strings.
+"""What the fast kernels take, on CPUs and on GPUs: named tuples of tensors, numbers, strings and such tuples.
 
-PyTorch's operators and autograd know flat lists alone. A declaration here is a NamedTuple whose fields may be such tuples
-again; `Flattening` reads its fields once, and turns values into flat ones and back.
+PyTorch's operators and autograd know flat lists alone: `Flattening` turns values into flat ones and back.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar, get_type_hints
 
 from torch import Tensor
@@ -72,6 +71,7 @@ def neuron_arguments(constants: Constants, rule: Rule) -> NeuronArguments:
             shape = max(step, scale, key=Tensor.numel).shape
             step, scale = step.expand(shape), scale.expand(shape)
         scale = scale.contiguous()
+    switches = rule.decay_reset, rule.reset_grad, rule.detach_state
     return NeuronArguments(
         step.contiguous(),
         scale,
@@ -79,20 +79,11 @@ def neuron_arguments(constants: Constants, rule: Rule) -> NeuronArguments:
         leak if isinstance(leak, Tensor) else None if leak == 1.0 else step.new_full((), leak),
         alpha if isinstance(alpha, Tensor) else step.new_full((), alpha),
         gain if isinstance(gain, Tensor) else None if gain == 1.0 else step.new_full((), gain),
-        RuleArguments(
-            rule.n_max,
-            rule.surrogate.name,
-            rule.rounding,
-            rule.reset,
-            rule.decay_reset,
-            rule.reset_grad,
-            rule.detach_state,
-        ),
+        RuleArguments(rule.n_max, rule.surrogate.name, rule.rounding, rule.reset, *switches),
     )
 
 
 # To flat lists and back
-# --------------------------------------------------------------------------------------------------------------------
 
 Declared = TypeVar("Declared", bound=tuple[Any, ...])
 
@@ -105,37 +96,36 @@ class Flattening(Generic[Declared]):
     """
 
     def __init__(self, declaration: type[Declared]) -> None:
-        fields = dict(_flat_fields(declaration))
+        scope: dict[str, Any] = {}
+        fields, pattern, construction = _described(declaration, scope)
         self.tensors = tuple(name for name, kind in fields.items() if kind.startswith("Tensor"))
         others = tuple(name for name in fields if name not in self.tensors)
         self.schema = ", ".join(f"{fields[name]} {name}" for name in (*self.tensors, *others))
         self.flatten: Callable[[Declared], tuple[tuple[Tensor | None, ...], tuple[Any, ...]]]
         self.restore: Callable[[Sequence[Tensor | None], Sequence[Any]], Declared]
         # both run in every call of a kernel, so they are compiled, as the constructors of named tuples are
-        scope: dict[str, Any] = {}
-        pattern, made = _nested(declaration, scope), _nested(declaration, scope, construct=True)
         split = [f"({''.join(f'{name}, ' for name in names)})" for names in (self.tensors, others)]
         exec(f"def flatten(values):\n    {pattern} = values\n    return {', '.join(split)}", scope)
         exec(
-            f"def restore(tensors, others):\n    {split[0]} = tensors\n    {split[1]} = others\n    return {made}",
+            f"def restore(tensors, others):\n    {split[0]} = tensors\n    {split[1]} = others\n    return {construction}",
             scope,
         )
         self.flatten, self.restore = scope["flatten"], scope["restore"]
 
 
-def _flat_fields(declaration: type) -> Iterator[tuple[str, str]]:
-    """Name and schema type of every flat value, as they are declared."""
+def _described(declaration: type, scope: dict[str, Any]) -> tuple[dict[str, str], str, str]:
+    """The schema type of every flat value, by name; and the declaration in Python: its pattern, `(x, (v, pending))`, and its
+    construction, `Burst(x, StateArguments(v, pending))`. scope: where its classes are noted by name."""
+    fields: dict[str, str] = {}
+    patterns, constructions = [], []
     for name, kind in get_type_hints(declaration).items():
+        pattern = construction = name
         if hasattr(kind, "_fields"):
-            yield from _flat_fields(kind)
+            inner, pattern, construction = _described(kind, scope)
+            fields |= inner
         else:
-            yield name, SCHEMA_TYPES[kind]
-
-
-def _nested(declaration: type, scope: dict[str, Any], construct: bool = False) -> str:
-    """A declaration in Python, `(x, (v, pending))`, or to construct it, `Burst(x, StateArguments(v, pending))`. scope: where
-    its classes are noted by name."""
-    kinds = get_type_hints(declaration).items()
-    inner = [_nested(kind, scope, construct) if hasattr(kind, "_fields") else name for name, kind in kinds]
+            fields[name] = SCHEMA_TYPES[kind]
+        patterns.append(pattern)
+        constructions.append(construction)
     scope[declaration.__name__] = declaration
-    return f"{declaration.__name__ if construct else ''}({', '.join(inner)})"
+    return fields, f"({', '.join(patterns)})", f"{declaration.__name__}({', '.join(constructions)})"

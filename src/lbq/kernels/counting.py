@@ -1,6 +1,6 @@
 """Count on the device what neurons do: how often each level is emitted, and where membranes lie.
 
-In one pass by Triton where the fused kernel is chosen, else in plain PyTorch. Nothing here waits for a GPU in the first case.
+Triton counts in one pass where the fused kernel is chosen, and nothing waits for the GPU. Otherwise PyTorch counts.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from lbq.kernels.arguments import neuron_arguments
 from lbq.kernels.dispatch import kernel_on
 from lbq.kernels.reference import BurstState, Constants, Rule, burst_step, compute_dtype, integrated
 
-MAX_BINS = 4095  # of a histogram in a processor's own memory
+MAX_BINS = 4095  # so many counts of a histogram fit a GPU processor's own memory
 
 
 def tally(x: Tensor, scale: Tensor, counts: Tensor) -> None:
@@ -39,11 +39,10 @@ def membranes(x: Tensor, constants: Constants, rule: Rule, counts: Tensor, low: 
     """Add to `counts` [T, bins] (int64) the histogram of r = U / step before emission, of a neuron that receives `x`
     [T, B, ...]. Bins are `width` wide from `low` on; the first and the last also hold what lies beyond."""
     bins = counts.shape[1]
-    if kernel_on(x.device.type) == "fused":
+    if kernel_on(x.device.type) == "fused" and bins <= MAX_BINS:
         from lbq.kernels.gpu import launch, operators
 
-        computed = operators.supports(x.dtype, len(x), rule, constants.thresholds is not None) is None
-        if computed and bins <= MAX_BINS:
+        if operators.supports(x, constants, rule):
             launch.membranes(x, neuron_arguments(constants, rule), counts, low, width)
             return
     unit = constants.step if constants.thresholds is None else constants.thresholds[0]

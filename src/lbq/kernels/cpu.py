@@ -1,13 +1,10 @@
 """The burst neuron on a CPU: a whole sequence in one pass of C forward and one backward, float32.
 
-It computes what `reference` defines: the same levels bit for bit, and its gradients up to the rounding of sums, which
-here run in double and in an order that depends on the shape alone. Only x, and a chunk's state before it, is kept for the
-backward pass, which recomputes the membrane; a second derivative is refused (the reference has it).
+It computes what `reference` defines: levels bit for bit, gradients up to the rounding of sums, which here run in double and
+in an order that depends on the shape alone. The backward pass recomputes the membrane from x; it cannot be differentiated.
 
-The C code sees a sequence as `[T, outer, channels, inner]`, each timestep a dense slab. Any dense layout of `[B, ...]`
-(contiguous, channels_last) is only read that way, also where all timesteps are the same memory.
-
-See `differentiable` for how PyTorch calls it: as the operators lbq::burst_cpu and lbq::burst_chunk_cpu, or directly.
+C sees a sequence as `[T, outer, channels, inner]`, each timestep a dense slab. Every dense layout of `[B, ...]`
+(contiguous, channels_last) can be read that way, also where all timesteps are the same memory.
 """
 
 from __future__ import annotations
@@ -36,58 +33,40 @@ SCALARS = ("tail", "leak", "alpha", "gain")  # in the order of their gradients
 LARGEST_LEVEL = 2**22  # levels and thresholds are exact in float32, and so is half a step between them
 
 
-class _Call(ctypes.Structure):
-    """struct lbq_burst of native.h."""
-
-    _fields_ = (
-        *((name, ctypes.c_int64) for name in ("timesteps", "outer", "channels", "inner", "x_time")),
-        *((name, ctypes.c_void_p) for name in ("x", "step", "scale", "out", "grad")),
-        *((name, ctypes.c_void_p) for name in ("by_step", "by_scale", "by_scalars")),
-        *((name, ctypes.c_void_p) for name in ("v", "pending", "v_after", "pending_after")),
-        *((f"{name}_at", ctypes.c_void_p) for name in SCALARS),
-        *((name, ctypes.c_float) for name in SCALARS),
-        *((name, ctypes.c_int32) for name in ("n_max", "rounding", "reset", "surrogate")),
-        *((name, ctypes.c_int32) for name in ("decay_reset", "reset_grad", "detach_state")),
-        *((name, ctypes.c_int32) for name in ("need_tail", "need_scalars", "threads", "isa")),
-    )
+BurstCall = native.structure(  # struct lbq_burst
+    int64="timesteps outer channels inner x_time",
+    pointer="x step scale out grad by_step by_scale by_scalars v pending v_after pending_after "
+    "tail_at leak_at alpha_at gain_at",
+    float="tail leak alpha gain",
+    int32="n_max rounding reset surrogate decay_reset reset_grad detach_state need_tail need_scalars threads isa",
+)
 
 
 # Which calls it can take
-# ---------------------------------------------------------------------------------------------------------------------
 
 
-def _missing() -> str | None:
-    """Why there is no library; a constant while torch.compile traces."""
-    return None if native.library() is not None else native.report().reason
+def _library_exists() -> bool:
+    """A constant while torch.compile traces."""
+    return native.library() is not None
 
 
 # torch.compiler.assume_constant_result sets this mark, but imports the whole compiler to do so
-_missing._dynamo_marked_constant = True  # type: ignore[attr-defined]
+_library_exists._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
-def supports(x: Tensor, constants: Constants, rule: Rule) -> str | None:
-    """None where this kernel can run the call, else the reason why not."""
-    if x.device.type != "cpu":
-        return f"x is on {x.device.type}"
-    if x.dtype != torch.float32:
-        return f"x is {str(x.dtype).removeprefix('torch.')}, not float32"
-    if constants.thresholds is not None:
-        return "a ladder of thresholds"
-    if x.shape[0] == 0:
-        return "no timesteps"
-    if rule.n_max > LARGEST_LEVEL:
-        return f"n_max is above {LARGEST_LEVEL}"
-    if not rule.surrogate.in_kernels:
-        return f"the surrogate {rule.surrogate.name!r} is not in the kernel"
+def supports(x: Tensor, constants: Constants, rule: Rule) -> bool:
+    """Whether this kernel can run the call. It knows no ladder of thresholds, and its results are float32."""
+    if x.device.type != "cpu" or x.dtype != torch.float32 or x.shape[0] == 0 or constants.thresholds is not None:
+        return False
+    if rule.n_max > LARGEST_LEVEL or not rule.surrogate.in_kernels:
+        return False
     for name, value in zip(Constants._fields, constants, strict=True):
         if isinstance(value, Tensor):
             if value.dtype != torch.float32 or value.device.type != "cpu":
-                return f"{name} is not float32 on the CPU"
+                return False
             if value.numel() != 1 and name not in ("step", "scale"):
-                return f"{name} is not one number"
-    if _channel_dim(x, constants) is None:
-        return "step and scale vary over more than one dimension"
-    return _missing()
+                return False
+    return _channel_dim(x, constants) is not None and _library_exists()
 
 
 def _channel_dim(x: Tensor, constants: Constants) -> int | None:
@@ -107,7 +86,6 @@ def _channel_dim(x: Tensor, constants: Constants) -> int | None:
 
 
 # Seen as [T, outer, channels, inner]
-# ---------------------------------------------------------------------------------------------------------------------
 
 
 class _Layout(NamedTuple):
@@ -145,7 +123,6 @@ def _in_order(x: Tensor, order: tuple[int, ...]) -> Tensor:
 
 
 # Calls into C
-# ---------------------------------------------------------------------------------------------------------------------
 
 
 class Burst(NamedTuple):
@@ -158,14 +135,14 @@ class Burst(NamedTuple):
     channel: int
 
 
-def _call(inputs: Burst, layout: _Layout) -> tuple[ctypes.CDLL, _Call]:
+def _call(inputs: Burst, layout: _Layout) -> tuple[ctypes.CDLL, ctypes.Structure]:
     """The library, and a call of it in which outputs are still to be set."""
     library = native.library()
     if library is None:
         raise LbqError(f"lbq::burst_cpu needs the native library: {native.report().reason}")
     neuron, rule = inputs.neuron, inputs.neuron.rule
     x = inputs.x if layout.dense else inputs.x.contiguous()
-    call = _Call(x.shape[0], layout.outer, layout.channels, layout.inner, x.stride(0), x.data_ptr())
+    call = BurstCall(x.shape[0], layout.outer, layout.channels, layout.inner, x.stride(0), x.data_ptr())
     call.step, call.tail_at, call.alpha_at = neuron.step.data_ptr(), neuron.tail.data_ptr(), neuron.alpha.data_ptr()
     if neuron.scale is not None:
         call.scale = neuron.scale.data_ptr()
@@ -208,17 +185,16 @@ def _states_like(inputs: Burst, order: tuple[int, ...]) -> tuple[Tensor, Tensor]
 
 
 def _results_like(
-    inputs: Burst, order: tuple[int, ...], wanted: Sequence[str]
+    inputs: Burst, order: tuple[int, ...], targets: Sequence[str]
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """What the backward pass returns, empty."""
     x, step, scale = inputs.x, inputs.neuron.step, inputs.neuron.scale
-    by_x = _like(x, order) if "x" in wanted else x.new_empty(0)
+    by_x = _like(x, order) if "x" in targets else x.new_empty(0)
     by_scale = torch.empty_like(step if scale is None else scale)
     return by_x, torch.empty_like(step), by_scale, x.new_empty(len(SCALARS))
 
 
 # As PyTorch's operators
-# ---------------------------------------------------------------------------------------------------------------------
 
 
 def _order(inputs: Burst) -> tuple[int, ...]:
@@ -238,32 +214,32 @@ class BurstKernel(DifferentiableKernel[Burst]):
         return _like(inputs.x, _order(inputs))
 
     def backward(
-        self, inputs: Burst, grads: Sequence[Tensor], wanted: Sequence[str]
+        self, inputs: Burst, grads: Sequence[Tensor], targets: Sequence[str]
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Gradients of x (empty where not wanted), of step and scale in their shapes, and of tail, leak, alpha, gain."""
+        """Gradients of x (empty where it is no target), of step and scale in their shapes, and of tail, leak, alpha, gain."""
         layout = _layout(inputs.x.shape, inputs.x.stride(), inputs.channel)
         grad = _in_order(grads[0], layout.order)
-        by_x, by_step, by_scale, by_scalars = results = _results_like(inputs, layout.order, wanted)
+        by_x, by_step, by_scale, by_scalars = results = _results_like(inputs, layout.order, targets)
         library, call = _call(inputs, layout)
-        call.grad, call.out = grad.data_ptr(), by_x.data_ptr() if "x" in wanted else None
+        call.grad, call.out = grad.data_ptr(), by_x.data_ptr() if "x" in targets else None
         call.by_step, call.by_scale, call.by_scalars = by_step.data_ptr(), by_scale.data_ptr(), by_scalars.data_ptr()
-        call.need_tail = "tail" in wanted
-        call.need_scalars = "leak" in wanted or "alpha" in wanted or "gain" in wanted
+        call.need_tail = "tail" in targets
+        call.need_scalars = "leak" in targets or "alpha" in targets or "gain" in targets
         if library.lbq_burst_backward(ctypes.byref(call)):
             raise MemoryError("no memory left for the burst neuron")
         return results
 
-    def backward_fake(self, inputs: Burst, wanted: Sequence[str]) -> tuple[Tensor, ...]:
-        return _results_like(inputs, _order(inputs), wanted)
+    def backward_fake(self, inputs: Burst, targets: Sequence[str]) -> tuple[Tensor, ...]:
+        return _results_like(inputs, _order(inputs), targets)
 
-    def gradients(self, inputs: Burst, results: Sequence[Tensor], wanted: Sequence[str]) -> dict[str, Tensor]:
+    def gradients(self, inputs: Burst, results: Sequence[Tensor], targets: Sequence[str]) -> dict[str, Tensor]:
         """By the names of the inputs."""
         by_x, by_step, by_scale, by_scalars = results
         by_name = {"x": by_x, "step": by_step, "scale": by_scale}
-        for name in wanted:
+        for name in targets:
             if name in SCALARS:
                 by_name[name] = shaped_like(by_scalars[SCALARS.index(name)], getattr(inputs.neuron, name))
-        return {name: by_name[name] for name in wanted}
+        return {name: by_name[name] for name in targets}
 
 
 class ChunkKernel(BurstKernel):
@@ -285,7 +261,7 @@ BURST, BURST_CHUNK = BurstKernel(), ChunkKernel()
 
 
 def burst_sequence(x: Tensor, constants: Constants, rule: Rule) -> Tensor:
-    """Scaled outputs of a whole sequence of currents `x` [T, B, ...] from rest; only where `supports` says None."""
+    """Scaled outputs of a whole sequence of currents `x` [T, B, ...] from rest; only where `supports` holds."""
     out: Tensor = BURST(inputs_of(x, constants, rule))
     return out
 

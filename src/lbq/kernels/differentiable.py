@@ -1,8 +1,7 @@
 """A kernel with a gradient as PyTorch sees it: declared once, called in two ways.
 
-Outside torch.compile a small autograd function calls the kernel directly: the dispatcher of PyTorch's operators costs more
-than all the rest that Python does for a call. While torch.compile traces, the same two passes are the operators lbq::name
-and lbq::name_backward, which the compiler can place in its graph.
+A small autograd function calls the kernel directly, because the dispatcher of PyTorch's operators costs more than all the
+rest of a call. torch.compile places the same two passes in its graph as the operators lbq::name and lbq::name_backward.
 """
 
 from __future__ import annotations
@@ -49,31 +48,32 @@ class DifferentiableKernel(ABC, Generic[Declared]):
         """The same left empty."""
 
     @abstractmethod
-    def backward(self, inputs: Declared, grads: Sequence[Tensor], wanted: Sequence[str]) -> tuple[Tensor, ...]:
+    def backward(self, inputs: Declared, grads: Sequence[Tensor], targets: Sequence[str]) -> tuple[Tensor, ...]:
         """From the outputs' gradients and the names of the inputs that need one, to tensors that share no memory."""
 
     @abstractmethod
-    def backward_fake(self, inputs: Declared, wanted: Sequence[str]) -> tuple[Tensor, ...]:
+    def backward_fake(self, inputs: Declared, targets: Sequence[str]) -> tuple[Tensor, ...]:
         """The same left empty."""
 
     @abstractmethod
-    def gradients(self, inputs: Declared, results: Sequence[Tensor], wanted: Sequence[str]) -> dict[str, Tensor]:
+    def gradients(self, inputs: Declared, results: Sequence[Tensor], targets: Sequence[str]) -> dict[str, Tensor]:
         """Gradients by the inputs' names, from what `backward` returned."""
 
     def __init__(self) -> None:
         self.flattening: Flattening[Declared] = Flattening(self.inputs)  # type: ignore[arg-type]
         self.differentiable = self.outputs - self.states
         self.direct = _direct(self)
-        schema, grads = self.flattening.schema, ", ".join(f"Tensor grad_{i}" for i in range(self.differentiable))
+        schema, grads = self.flattening.schema, self.differentiable
+        grad_schema = ", ".join(f"Tensor grad_{i}" for i in range(grads))
         self.operator = define(
             f"{self.name}({schema}) -> {_tensors(self.outputs)}",
             lambda *flat: self.forward(self._restored(flat)),
             lambda *flat: self.forward_fake(self._restored(flat)),
         )
         self.backward_operator = define(
-            f"{self.name}_backward({grads}, {schema}, str wanted) -> {_tensors(self.results)}",
-            self._operator_backward,
-            lambda *flat: self.backward_fake(self._restored(flat[self.differentiable : -1]), flat[-1].split()),
+            f"{self.name}_backward({grad_schema}, {schema}, str targets) -> {_tensors(self.results)}",
+            lambda *flat: self.backward(self._restored(flat[grads:-1]), flat[:grads], flat[-1].split()),
+            lambda *flat: self.backward_fake(self._restored(flat[grads:-1]), flat[-1].split()),
         )
         torch.library.register_autograd(
             f"lbq::{self.name}", self._operator_gradients, setup_context=self._keep_for_operator, lib=LIBRARY
@@ -97,9 +97,9 @@ class DifferentiableKernel(ABC, Generic[Declared]):
     ) -> list[Tensor | None]:
         """The gradients of the flat tensors; needed: of which."""
         names, inputs = self.flattening.tensors, self.flattening.restore(ctx.saved_tensors, ctx.others)
-        wanted = [name for name, need in zip(names, needed, strict=True) if need]
-        results = backward(inputs, grads[: self.differentiable], wanted)
-        return list(map(self.gradients(inputs, results, wanted).get, names))
+        targets = [name for name, need in zip(names, needed, strict=True) if need]
+        results = backward(inputs, grads[: self.differentiable], targets)
+        return list(map(self.gradients(inputs, results, targets).get, names))
 
     # The operators' side, where all inputs come as one list
 
@@ -107,19 +107,14 @@ class DifferentiableKernel(ABC, Generic[Declared]):
         tensors = len(self.flattening.tensors)
         return self.flattening.restore(flat[:tensors], flat[tensors:])
 
-    def _operator_backward(self, *flat: Any) -> tuple[Tensor, ...]:
-        """From gradients, inputs, and names in one string."""
-        grads, inputs, wanted = flat[: self.differentiable], flat[self.differentiable : -1], flat[-1]
-        return self.backward(self._restored(inputs), grads, wanted.split())
-
     def _keep_for_operator(self, ctx: Any, inputs: Sequence[Any], output: Any) -> None:
         tensors = len(self.flattening.tensors)
         self.keep(ctx, inputs[:tensors], inputs[tensors:], output)
 
     def _operator_gradients(self, ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        def backward(inputs: Declared, grads: Sequence[Tensor], wanted: Sequence[str]) -> Any:
+        def backward(inputs: Declared, grads: Sequence[Tensor], targets: Sequence[str]) -> Any:
             tensors, others = self.flattening.flatten(inputs)
-            return self.backward_operator(*grads, *tensors, *others, " ".join(wanted))
+            return self.backward_operator(*grads, *tensors, *others, " ".join(targets))
 
         needed = ctx.needs_input_grad[: len(self.flattening.tensors)]
         return *self.differentiate(ctx, grads, needed, backward), *[None] * len(ctx.others)

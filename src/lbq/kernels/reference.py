@@ -16,7 +16,6 @@ division, never a product with 1 / step, which gives another level at exact mult
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -244,34 +243,28 @@ def burst_sequence(
         emission, state = burst_step(current.to(dtype), state, constants, rule)
         outputs.append(emission.scaled.to(x.dtype))
     out = torch.stack(outputs) if outputs else x.clone()
-    unused = [constants.leak] if len(outputs) == 1 else []
-    if len(outputs) == 1 or not rule.reset_grad:
-        unused.append(constants.alpha)
-    return _touched(out, unused), state
+    alone = len(outputs) == 1
+    unused = (constants.leak if alone else 1.0, constants.alpha if alone or not rule.reset_grad else 1.0)
+    for value in unused:  # their gradient is 0 and not None, as that of the other kernels, and as DDP expects it
+        if isinstance(value, Tensor) and value.requires_grad:
+            out = out + 0 * value.to(out.dtype)
+    return out, state
 
 
 def check_plain(grad: Tensor) -> None:
-    """Refuse gradients of autograd's `is_grads_batched` and the like, which have no memory that a faster kernel could read."""
-    of = torch._C._functorch
-    if of.is_functorch_wrapped_tensor(grad) or of.is_legacy_batchedtensor(grad):
+    """Refuse batched gradients (autograd's `is_grads_batched`), which have no memory that a faster kernel could read."""
+    functorch = torch._C._functorch
+    if functorch.is_functorch_wrapped_tensor(grad) or functorch.is_legacy_batchedtensor(grad):
         raise NotImplementedError("batched gradients run by the reference kernel alone: set LBQ_KERNEL=reference")
-
-
-def _touched(out: Tensor, unused: Iterable[Tensor | float]) -> Tensor:
-    """With gradients of 0, not none, for what plays no part: as the other kernels, and as DDP expects it."""
-    for value in unused:
-        if isinstance(value, Tensor) and value.requires_grad:
-            out = out + 0 * value.to(out.dtype)
-    return out
 
 
 @torch.no_grad()
 def burst_levels(x: Tensor, constants: Constants, rule: Rule) -> Tensor:
     """Levels S of a whole sequence `x` [T, B, ...] from rest, as a float tensor of the same shape."""
-    dtype = compute_dtype(x)
+    x = x.to(compute_dtype(x))
     state: BurstState | None = None
     levels = []
     for current in x.unbind(0):
-        emission, state = burst_step(current.to(dtype), state, constants, rule)
+        emission, state = burst_step(current, state, constants, rule)
         levels.append(emission.level)
-    return torch.stack(levels) if levels else torch.empty_like(x, dtype=dtype)
+    return torch.stack(levels) if levels else torch.empty_like(x)

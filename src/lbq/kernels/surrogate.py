@@ -1,12 +1,8 @@
 """Surrogate level functions B(r) and their derivatives B'(r), over the normalised membrane r = U / step.
 
-The forward pass emits integer levels; the backward pass differentiates B instead (Eq. ste_level). Each
-surrogate is one pair of pure functions of `(r, n_max, tail)`; `tail` is the coefficient lambda of the
-exponential tails and is ignored by the surrogates that have none. Thresholds lie at r = 1, 2, ..., n_max.
-`register` adds one of your own, which is B alone: autograd differentiates it.
-
-The single-threshold surrogates of binary networks (arctan, rectangular, sigmoid, triangle) serve n_max > 1 as the sum
-of one copy per threshold, so that n_max = 1 is the usual function.
+The forward pass emits integer levels; the backward pass differentiates B instead (Eq. ste_level). Thresholds lie at
+r = 1, 2, ..., n_max. `tail` is the coefficient lambda of exponential tails, where a surrogate has them. The surrogates of
+binary networks (arctan, rectangular, sigmoid, triangle) are sums of one copy for each threshold.
 """
 
 from __future__ import annotations

@@ -15,12 +15,20 @@ import os
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from lbq.errors import LbqError
 
 HERE = Path(__file__).parent
 ISAS = {"portable": 0, "avx2": 1, "avx512": 2, "neon": 3}  # the numbers of enum lbq_isa
 CPU_EXTRAS = {"vnni": 8, "dotprod": 9, "compress": 10, "amx": 11}
+C_TYPES: dict[str, Any] = {
+    "int64": ctypes.c_int64,
+    "pointer": ctypes.c_void_p,
+    "float": ctypes.c_float,
+    "int32": ctypes.c_int32,
+    "double": ctypes.c_double,
+}
 REBUILD = "install lbq again (pip install -e . in a clone)"
 
 
@@ -36,6 +44,15 @@ class Report:
     features: tuple[str, ...]
     isa: str | None
     reason: str | None
+
+
+def structure(**names: str) -> type[ctypes.Structure]:
+    """A structure of native.h with these fields, in order: for each type of `C_TYPES`, the names separated by spaces."""
+
+    class Structure(ctypes.Structure):
+        _fields_ = tuple((name, C_TYPES[kind]) for kind, group in names.items() for name in group.split())
+
+    return Structure
 
 
 def cpus() -> int:
@@ -76,13 +93,8 @@ def open_library(path: Path | None) -> ctypes.CDLL | str:
 
 
 @cache
-def _path() -> Path | None:
-    return find()
-
-
-@cache
 def _opened() -> ctypes.CDLL | str:
-    return open_library(_path())
+    return open_library(find())
 
 
 def library() -> ctypes.CDLL | None:
@@ -125,4 +137,4 @@ def report() -> Report:
     if isinstance(opened, str):
         return Report(None, (), None, opened)
     without = ("amx",) if os.environ.get("LBQ_NATIVE_AMX") == "off" else ()
-    return Report(str(_path()), tuple(name for name in _features() if name not in without), isa(), None)
+    return Report(str(find()), tuple(name for name in _features() if name not in without), isa(), None)

@@ -14,11 +14,7 @@ from dataclasses import dataclass
 from lbq import native
 from lbq.errors import ConfigError, nearest
 
-KERNELS = {
-    "fused": "one pass each way over the whole sequence, BatchNorm and residual add included (Triton)",
-    "native": "one pass each way over the whole sequence, on a CPU (C)",
-    "reference": "plain PyTorch, the definition",
-}
+KERNELS = ("fused", "native", "reference")  # Triton with BatchNorm and residual add, C, and plain PyTorch
 VARIABLE = "LBQ_KERNEL"
 TRITON = importlib.util.find_spec("triton") is not None
 

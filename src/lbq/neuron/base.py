@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from lbq.graph import NeuronSpec
 from lbq.kernels import surrogate as surrogates
-from lbq.kernels.dispatch import burst, burst_chunk, fuses_norm, kernel_for, norm_burst
+from lbq.kernels.dispatch import burst, burst_chunk, fuses_norm, kernel_for
 from lbq.kernels.reference import BurstState, Constants, Rule, burst_levels, burst_step, compute_dtype
 from lbq.neuron.checks import check_alone, check_choice, check_flag, check_unit, logit, register_number, unit_interval
 from lbq.neuron.hooks import is_watched
@@ -205,6 +205,8 @@ class SpikingNeuron(nn.Module, ABC):
             check_alone(residual, timesteps)
             return burst(self.check_input(x), self.constants(x), self.rule)
         sequence = self.check_input(x if timesteps is None else x.unsqueeze(0).expand(timesteps, *x.shape))
+        from lbq.kernels.gpu.operators import norm_burst
+
         return norm_burst(x, norm, self.constants(sequence), self.rule, residual, timesteps)  # type: ignore[arg-type]
 
     def kernel(self, timesteps: int, dtype: torch.dtype = torch.float32) -> str:

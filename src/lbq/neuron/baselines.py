@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from lbq.errors import GraphError
 from lbq.graph import NeuronSpec
 from lbq.kernels import surrogate as surrogates
-from lbq.kernels.dispatch import fuses_relu, norm_relu
+from lbq.kernels.dispatch import fuses_norm
 from lbq.kernels.reference import BurstState, Rule, compute_dtype, straight_through, transformed
 from lbq.neuron.base import MembraneKind, SpikingNeuron
 from lbq.neuron.burst import SteppedNeuron
@@ -305,6 +305,8 @@ class ReLU(nn.Module):
         if norm is None:
             check_alone(residual, timesteps)
             return F.relu(x)
+        from lbq.kernels.gpu.operators import norm_relu
+
         constants = self.one.float(), self.zero.float()
         if timesteps is not None:
             out = norm_relu(x, norm, *constants, None)  # type: ignore[arg-type]
@@ -313,7 +315,7 @@ class ReLU(nn.Module):
         return norm_relu(x.flatten(0, 1), norm, *constants, added).unflatten(0, x.shape[:2])  # type: ignore[arg-type]
 
     def fuses(self, x: Tensor, norm: nn.Module, timesteps: int) -> bool:  # noqa: ARG002 - time is nothing to it
-        return not is_watched(self) and fuses_relu(x, norm)
+        return not is_watched(self) and fuses_norm(x, norm)
 
 
 class QuantReLU(SteppedNeuron):

@@ -1,8 +1,5 @@
 """Recordings of event cameras: what a recording is, and the rules that all readers share. NumPy only.
 
-`aedat2`, `aedat3` and `nmnist` decode files into `Events`, `frames` bins events into frames, `cache` keeps decoded
-frames, and `datasets` holds the loaders: `load_cifar10_dvs`, `load_dvs_gesture`, `load_nmnist`, `load_dvs_objects`.
-
 Coordinates are those of an image viewer everywhere: x grows to the right, y grows **downward**, (0, 0) is the upper
 left pixel. Polarity 1 is ON (brighter), 0 is OFF. Time is in microseconds and never goes back.
 
@@ -67,9 +64,7 @@ class Events:
         """From one structured array, as most readers give: fields `x`, `y`, `t` (or `timestamp`) and `p` (or `polarity`)."""
         fields = events.dtype.names if isinstance(events, np.ndarray) else None
         if fields is None:
-            raise ValueError(
-                "events must be a structured array with fields x, y, t and p; Events(t, x, y, p, ...) takes four"
-            )
+            raise ValueError("events must be a structured array of x, y, t and p; Events(t, x, y, p, ...) takes four")
         columns = []
         for name, other in (("t", "timestamp"), ("x", ""), ("y", ""), ("p", "polarity")):
             if name not in fields and other not in fields:
@@ -185,10 +180,7 @@ def check_size(where: str, size: int, max_bytes: int) -> None:
 
 
 def text_header(data: bytes, version: bytes, where: str) -> int:
-    """Check the first line of an AEDAT file; the length of that line.
-
-    Every AEDAT header is lines that begin with '#' and end with a line feed; the first one names the version.
-    """
+    """Check the first line of an AEDAT file, which names its version. The length of that line."""
     end = data.find(b"\n", 0, 64)
     first = data[: end if end >= 0 else 64].rstrip(b"\r")
     if first != b"#!AER-DAT" + version or end < 0:

@@ -68,9 +68,7 @@ def _header(data: bytes, where: str) -> int:
     first = text_header(data, b"3.1", where)
     end = data.find(b"\n" + _END, first - 1, MAX_HEADER_BYTES)
     if end < 0:
-        raise DataError(
-            f"{where}: the text header is cut off: no '#!END-HEADER' in its first {MAX_HEADER_BYTES:,} bytes"
-        )
+        raise DataError(f"{where}: the text header is cut off, or longer than {MAX_HEADER_BYTES:,} bytes")
     for line in data[first:end].splitlines():
         if not line.startswith(b"#"):
             raise DataError(f"{where}: the text header is damaged, one of its lines does not begin with '#'")

@@ -1,10 +1,9 @@
 """Decoded frames kept on disk, so that the second load decodes nothing. NumPy only.
 
-An entry is a folder named after the dataset and a hash of the parameters that made the frames. It holds, for each part
-of the dataset, `<part>.frames.npy` and `<part>.labels.npy`, and `index.json` with the parameters, a fingerprint of the
-source files and the SHA-256 of every array. It is written under another name, fsynced and renamed, so a folder under its
-final name is whole unless something damaged it later. Every load checks that: it hashes every byte. A damaged entry, or
-one made from files that have changed since, is built anew.
+An entry is a folder named after the dataset and a hash of the parameters that made the frames. It holds, for each part,
+`<part>.frames.npy` and `<part>.labels.npy`, and `index.json` with the parameters, a fingerprint of the source files and the
+SHA-256 of every array. It is written under another name and renamed when it is whole. Every load hashes every byte: a
+damaged entry, or one made from files that have changed since, is built anew.
 """
 
 from __future__ import annotations
@@ -75,9 +74,7 @@ def cached(
     try:
         _write(entry, facts, build(), lambda: _load(entry, facts, shape, classes) is not None)
     except OSError as error:
-        raise DataError(
-            f"cannot write the cache {entry}: {error.strerror or error}; give another folder as cache=DIR"
-        ) from error
+        raise DataError(f"cannot write {entry}: {error.strerror or error}; give another folder as cache=DIR") from error
     if (parts := _load(entry, facts, shape, classes)) is None:
         raise DataError(f"the cache {entry} does not read back as it was written: check the disk, or delete it")
     return parts
@@ -168,10 +165,7 @@ def _write_part(folder: Path, part: str, samples: Iterable[Sample]) -> dict[str,
 
 
 def _load(entry: Path, facts: Mapping[str, Any], shape: tuple[int, ...], classes: int) -> dict[str, EventSplit] | None:
-    """The entry's parts; None if it is absent, damaged or made from other files.
-
-    The index gives length and checksum of an array. Its type and rank are fixed, whatever the index says.
-    """
+    """The entry's parts; None if it is absent, damaged or made from other files. No type or rank comes from the index."""
     try:
         stored = json.loads(read_bounded(entry / "index.json", 2**20))
         index = stored["index"]

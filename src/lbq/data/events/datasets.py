@@ -39,9 +39,8 @@ OBJECTS = {"box": "Caixa", "mug": "Caneca", "cutter": "Estilete", "pencil": "Lap
 OBJECT_FOLDERS = {"train": "NeuromorphicObjectDataSet_100", "test": "DataSet2"}
 LATE_US = 10_000  # early DVS128 firmware delivered some events late: loaders sort within 10 ms and refuse beyond
 SORTED = {"sort_within_us": LATE_US}  # part of a cache entry's parameters
-Cut = tuple[
-    Events, tuple[int, int] | None, int
-]  # a sample's events, their (start, stop) in us if cut by time, its label
+# a sample's events, their (start, stop) in us if cut by time, its label
+Cut = tuple[Events, tuple[int, int] | None, int]
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,9 +156,7 @@ def load_nmnist(
                 listed[part] += _labelled(file, recordings)
         counts = {part: len(items) for part, items in listed.items()}
         if not all(counts.values()):
-            raise DataError(
-                f"no N-MNIST under {root}: expected Train/<digit>/*.bin and Test/<digit>/*.bin, or their .zip"
-            )
+            raise DataError(f"no N-MNIST under {root}: expected Train/<digit>/*.bin and Test/<digit>/*.bin, or .zip")
         if rule == "official folders" and not allow_partial and counts != {"train": 60_000, "test": 10_000}:
             raise DataError(
                 f"{root} holds {counts['train']:,} + {counts['test']:,} of N-MNIST's 60,000 + 10,000 recordings: "
@@ -212,10 +209,7 @@ def load_dvs_objects(
 
 
 def windows(events: Events, window_us: int) -> Iterator[tuple[Events, tuple[int, int]]]:
-    """The whole windows of a recording from its first event on, and their (start, stop) in microseconds.
-
-    Windows without an event show nothing and are left out, so there are never more windows than events.
-    """
+    """The whole windows of a recording from its first event on that hold events, and their (start, stop) in microseconds."""
     if len(events):
         first, last = int(events.t[0]), int(events.t[-1])
         for i in np.unique((events.t - first) // window_us).tolist():
@@ -293,9 +287,7 @@ def _labelled(table: File, recordings: Mapping[tuple[str, ...], File]) -> list[t
 def _refuse_missing(root: Path | str, name: str, missing: list[str], of: int) -> None:
     if missing:
         more = f" and {len(missing) - 1:,} more of {of:,}" if len(missing) > 1 else ""
-        raise DataError(
-            f"{name} is not complete under {root}: {missing[0]}{more} not found; extract or download it again"
-        )
+        raise DataError(f"{name} is not complete under {root}: {missing[0]}{more} not found; extract it again")
 
 
 def _dataset(
@@ -345,10 +337,7 @@ def _dataset(
 
 
 def cache_folders(top: Path, digest: str) -> list[Path]:
-    """The folders to look for decoded frames in; new frames are kept in the last.
-
-    That is beside the recordings or, if nothing can be written there, in the user's cache.
-    """
+    """Where decoded frames may lie: beside the recordings, or in the user's cache. The last folder can be written to."""
     beside = top / ".lbq-cache"
     if os.access(beside if beside.is_dir() else top, os.W_OK | os.X_OK):
         return [beside]

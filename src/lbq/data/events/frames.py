@@ -70,9 +70,7 @@ def _checked_size(events: Events, size: Size | None, timesteps: int) -> tuple[in
         size = events.height, events.width
     height, width = map(operator.index, np.broadcast_to(size, 2))
     if height < 1 or width < 1 or 2 * height * width * timesteps > MAX_FRAME_BYTES:
-        raise ValueError(
-            f"size must be (H, W) of at least 1 and at most {MAX_FRAME_BYTES:,} bytes of frames, got {size}"
-        )
+        raise ValueError(f"size must be (H, W) from 1 to {MAX_FRAME_BYTES:,} bytes of frames, got {size}")
     if height > events.height or width > events.width:  # some rows and columns would never see an event
         raise ValueError(f"size must be at most the sensor's {events.height} x {events.width}, got {height} x {width}")
     return height, width

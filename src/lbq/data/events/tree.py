@@ -13,9 +13,11 @@ import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path, PurePosixPath
+from typing import IO
 
-from lbq.data.archives import ARCHIVE_ERRORS, members
+from lbq.data.arrays import ARCHIVE_ERRORS, members
 from lbq.data.events import check_size, read_bounded
 from lbq.errors import DataError
 
@@ -89,36 +91,25 @@ def _members(archive: Path, stack: ExitStack) -> Iterator[tuple[str, File]]:
     """The regular files of an archive, by name."""
     try:
         if archive.suffix.lower() == ".zip":
-            yield from _zip_members(archive, stack.enter_context(zipfile.ZipFile(archive)))
+            zipped = stack.enter_context(zipfile.ZipFile(archive))
+            for info in zipped.infolist():
+                if not info.is_dir() and not _clutter(info.filename):
+                    opened = partial(zipped.open, info)
+                    yield info.filename, _member(archive, info.filename, info.file_size, f"{info.CRC:08x}", opened)
         elif archive.suffix.lower() == ".tar":
-            yield from _tar_members(archive, stack.enter_context(tarfile.TarFile(archive)))
+            tar = stack.enter_context(tarfile.TarFile(archive))
+            changed = archive.stat().st_mtime_ns
+            for member in members(tar):
+                if member.isreg() and not _clutter(member.name):
+                    stamp = f"{changed}:{member.offset}"
+                    yield (
+                        member.name,
+                        _member(archive, member.name, member.size, stamp, partial(tar.extractfile, member)),
+                    )
         else:
             raise DataError(f"{archive} is no folder, .zip or .tar: extract it and give the folder")
     except ARCHIVE_ERRORS as error:
         raise DataError(f"{archive} is damaged or cannot be read ({error}): download it again") from error
-
-
-def _zip_members(archive: Path, opened: zipfile.ZipFile) -> Iterator[tuple[str, File]]:
-    for info in opened.infolist():
-        if not info.is_dir() and not _clutter(info.filename):
-
-            def read(info: zipfile.ZipInfo = info) -> bytes:
-                with opened.open(info) as member:  # the limit bounds what a bomb inflates to
-                    return member.read(info.file_size + 1)
-
-            yield info.filename, _member(archive, info.filename, info.file_size, f"{info.CRC:08x}", read)
-
-
-def _tar_members(archive: Path, opened: tarfile.TarFile) -> Iterator[tuple[str, File]]:
-    changed = archive.stat().st_mtime_ns
-    for info in members(opened):
-        if info.isreg() and not _clutter(info.name):
-
-            def read(info: tarfile.TarInfo = info) -> bytes:
-                with opened.extractfile(info) or io.BytesIO() as member:
-                    return member.read()
-
-            yield info.name, _member(archive, info.name, info.size, f"{changed}:{info.offset}", read)
 
 
 def _clutter(name: str) -> bool:
@@ -126,13 +117,14 @@ def _clutter(name: str) -> bool:
     return any(part.startswith((".", "__MACOSX")) for part in PurePosixPath(name).parts)
 
 
-def _member(archive: Path, name: str, size: int, stamp: str, read: Callable[[], bytes]) -> File:
+def _member(archive: Path, name: str, size: int, stamp: str, opened: Callable[[], IO[bytes] | None]) -> File:
     where = f"{archive}/{name}"
 
     def bounded(limit: int) -> bytes:
         check_size(where, size, limit)
         try:
-            data = read()
+            with opened() or io.BytesIO() as file:
+                data = file.read(size + 1)  # no bomb inflates beyond that
         except ARCHIVE_ERRORS as error:
             raise DataError(f"{where} cannot be read ({error}): the archive is damaged, or encrypted") from error
         if len(data) != size:

@@ -1,8 +1,7 @@
 """Deployed networks as files, `model.lbq`: writing them, and reading them with every statement checked.
 
-The graph is JSON in the file's header, weights and constants are tensors (`lbq.engine.file.container`). Shapes are not
-stored but follow from the input's shape, so that they cannot contradict each other. A layer may read only the input and
-layers before it, so that there are no cycles. Bounds are proved again. docs/explanation/integers.md describes the format.
+The graph is JSON in the file's header, weights and constants are tensors (`container`). Shapes follow from the input's
+shape, and a layer may read only the input and layers before it. docs/explanation/integers.md describes the format.
 """
 
 from __future__ import annotations

@@ -1,13 +1,11 @@
 """The file of a deployed network: safetensors with integers only, text in its header, and a SHA-256 over every byte.
 
-A safetensors file is 8 bytes with the header's length, the header as JSON, and the tensors' bytes. Equal networks give
-equal files. `__metadata__` holds two strings: `lbq`, a JSON text, and `sha256`, the digest of the whole file with zeros
-in place of the digest's own 64 characters. So every change is seen, even of one bit of padding. Reading trusts nothing:
-every offset, shape and type is checked before it is used.
+A safetensors file is 8 bytes with the header's length, the header as JSON, and the tensors' bytes. `__metadata__` holds two
+strings: `lbq`, a JSON text, and `sha256`, the digest of the whole file with zeros in place of the digest's own 64 characters.
+Equal networks give equal files. Reading trusts nothing: every offset, shape and type is checked before it is used.
 
-A file is mapped, not copied, so that weights are not in memory twice once a kernel has its own form of them. The file must
-stay as it is while the network is in use, and `Mapped` checks that. To replace it by another file, as `write` does, is
-safe.
+A file is mapped, not copied, so that weights are not in memory twice. It must stay as it is while the network is in use, and
+`Mapped` checks that. To replace it by another file, as `write` does, is safe.
 """
 
 from __future__ import annotations
@@ -111,10 +109,7 @@ def read(path: Path | str) -> tuple[Tensors, str, Mapped]:
 
 
 def forget(tensor: NDArray[Any]) -> None:
-    """Release the memory of a mapped file's tensor. The system reads it again when it is needed again.
-
-    Nothing happens to tensors that own their memory, or where the system does not offer it.
-    """
+    """Release the memory of a mapped file's tensor until it is read again. Tensors that own their memory stay."""
     base: Any = tensor
     while isinstance(base, np.ndarray):
         base = base.base
@@ -161,9 +156,7 @@ def _tensors(header: Mapping[str, Any], body: memoryview) -> Tensors:
             raise ArtefactError(f"tensor {name!r} needs dtype, shape and data_offsets")
         kind, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
         if not isinstance(kind, str) or kind not in DTYPES:
-            raise ArtefactError(
-                f"tensor {name!r} has type {kind!r:.40}; a deployed network holds {', '.join(DTYPES)} only"
-            )
+            raise ArtefactError(f"tensor {name!r} has type {kind!r:.40}, which is none of {', '.join(DTYPES)}")
         if not (_naturals(shape) and _naturals(offsets) and len(shape) <= 8 and len(offsets) == 2):
             raise ArtefactError(f"tensor {name!r} has a shape or offsets that are not lists of whole numbers")
         start, end = offsets

@@ -1,7 +1,6 @@
 """Reading a deployed network from its description and tensors, with every statement checked.
 
-The reader trusts nothing. It checks names, shapes, types and ranges one by one, derives shapes from the input's shape, and
-proves bounds again. The limits are those of `lbq.graph.integer`.
+The reader checks names, shapes, types and ranges one by one, derives shapes from the input's shape, and proves bounds again.
 """
 
 from __future__ import annotations
@@ -18,29 +17,8 @@ from numpy.typing import NDArray
 
 from lbq.engine.file import container
 from lbq.errors import ArtefactError
-from lbq.graph import INPUT, Pool, Shape, Synapse, output_size
-from lbq.graph.integer import (
-    FLOAT64_BOUND,
-    LARGEST_PIXEL,
-    LEAST_THRESHOLD,
-    MEMBRANE_BOUND,
-    MOST_FRACTION,
-    MOST_LAYERS,
-    MOST_LEAK,
-    MOST_POOLS,
-    MOST_STEPS,
-    MOST_SYNAPSES,
-    MOST_UNITS,
-    SUM_BOUND,
-    IntegerLayer,
-    IntegerNetwork,
-    IntegerNeuron,
-    is_name,
-    membrane_bound,
-    pooled_bound,
-    readout_bound,
-    readout_fits,
-)
+from lbq.graph import INPUT, Pool, Shape, Synapse, integer, output_size
+from lbq.graph.integer import IntegerLayer, IntegerNetwork, IntegerNeuron
 from lbq.graph.levels import highest_level
 
 FORMAT, VERSION = "lbq integer network", 1
@@ -66,10 +44,8 @@ class _Fields:
         if not isinstance(value, dict):
             raise ArtefactError(f"{where} must be an object")
         if set(value) != set(keys):
-            odd = sorted(set(value) ^ set(keys))
-            raise ArtefactError(
-                f"{where} must have the entries {', '.join(keys)}; wrong or missing: {', '.join(odd)[:80]!r}"
-            )
+            odd = ", ".join(sorted(set(value) ^ set(keys)))[:80]
+            raise ArtefactError(f"{where} must have the entries {', '.join(keys)}; wrong or missing: {odd!r}")
         self.value, self.where = value, where
 
     def take(self, key: str, kind: type, ok: Callable[[Any], bool] = lambda _: True) -> Any:
@@ -91,7 +67,7 @@ class _Fields:
         return value
 
     def name(self, key: str) -> str:
-        return str(self.take(key, str, lambda v: "/" not in v and is_name(v)))
+        return str(self.take(key, str, lambda v: "/" not in v and integer.is_name(v)))
 
 
 def _number(value: Any) -> bool:
@@ -127,11 +103,11 @@ class Reader:
         )  # fmt: skip
         inputs = _Fields(value["input"], "input", "shape", "timesteps", "static", "max")
         shape = inputs.take("shape", list, lambda v: len(v) == 3 and all(type(x) is int and 0 < x <= 2**16 for x in v))
-        self.timesteps = inputs.integer("timesteps", 1, MOST_STEPS)
+        self.timesteps = inputs.integer("timesteps", 1, integer.MOST_STEPS)
         self.static = bool(inputs.take("static", bool))
         self._fits("input", tuple(shape))
-        self.shapes[INPUT], self.levels[INPUT] = tuple(shape), LARGEST_PIXEL
-        described = top.take("layers", list, lambda v: 1 <= len(v) <= MOST_LAYERS)
+        self.shapes[INPUT], self.levels[INPUT] = tuple(shape), integer.LARGEST_PIXEL
+        described = top.take("layers", list, lambda v: 1 <= len(v) <= integer.MOST_LAYERS)
         layers = [self._layer(layer) for layer in described]
         readout, bound = self._readout(value["readout"])
         if not _number(value["scale"]):
@@ -144,14 +120,14 @@ class Reader:
             readout=readout,
             scale=float(value["scale"]),
             classes=self._classes(value["classes"], readout.shape[0]),
-            input_max=inputs.integer("max", 1, LARGEST_PIXEL),
+            input_max=inputs.integer("max", 1, integer.LARGEST_PIXEL),
             facts=top.take("facts", dict),
         )
-        self._prove(readout.name, bound, readout_bound(network), FLOAT64_BOUND)
-        if not readout_fits(network):
+        self._prove(readout.name, bound, integer.readout_bound(network), integer.FLOAT64_BOUND)
+        if not integer.readout_fits(network):
             raise ArtefactError("the readout: its sums may reach 2^53, where float64 rounds")
-        synapse, most = pooled_bound(network)
-        if most >= SUM_BOUND:
+        synapse, most = integer.pooled_bound(network)
+        if most >= integer.SUM_BOUND:
             raise ArtefactError(f"synapse {synapse!r}: its pooled levels may reach {most}, beyond int32")
         golden = None if value["golden"] is None else self._golden(value["golden"], network)
         if extra := sorted(set(self.tensors) - self.used):
@@ -163,7 +139,7 @@ class Reader:
         name = self._new_name(fields)
         where = f"layer {name!r}"
         synapses, shape = self._synapses(value["synapses"], where)
-        fraction = fields.integer("fraction", 0, MOST_FRACTION)
+        fraction = fields.integer("fraction", 0, integer.MOST_FRACTION)
         neuron = self._neuron(value["neuron"], name, shape[0])
         bias_shape = shape if self.tensors.get(f"{name}/bias", np.zeros(0)).ndim == 3 else shape[:1]
         layer = IntegerLayer(
@@ -176,8 +152,8 @@ class Reader:
             unit=self._unit(value["unit"], where, shape[0]),
         )
         largest = {s.name: self.levels[s.source] * s.summed for s in synapses}
-        bound = membrane_bound(layer, largest, self.timesteps)
-        self._prove(name, fields.integer("bound", 0, 2**62), bound, MEMBRANE_BOUND)
+        bound = integer.membrane_bound(layer, largest, self.timesteps)
+        self._prove(name, fields.integer("bound", 0, 2**62), bound, integer.MEMBRANE_BOUND)
         self.shapes[name], self.levels[name] = shape, neuron.n_max
         return layer
 
@@ -189,15 +165,15 @@ class Reader:
             raise ArtefactError("the readout must read levels and give one number for each class")
         fields.integer("fraction", 0, 0)
         bias = self._tensor(f"{name}/bias", (np.int64,), shape[:1])
-        if (bias < -FLOAT64_BOUND).any() or (bias > FLOAT64_BOUND).any():
+        if (bias < -integer.FLOAT64_BOUND).any() or (bias > integer.FLOAT64_BOUND).any():
             raise ArtefactError("the readout: its bias is out of range")
         unit = self._unit(value["unit"], "the readout", shape[0])
         return IntegerLayer(name, synapses, bias, shape, 0, None, unit), fields.integer("bound", 0, 2**62)
 
     def _synapses(self, value: Any, where: str) -> tuple[tuple[Synapse, ...], Shape]:
-        if not isinstance(value, list) or not 1 <= len(value) <= MOST_SYNAPSES:
+        if not isinstance(value, list) or not 1 <= len(value) <= integer.MOST_SYNAPSES:
             count = f", not {len(value)}" if isinstance(value, list) else ""
-            raise ArtefactError(f"{where}: synapses must be a list of 1 to {MOST_SYNAPSES}{count}")
+            raise ArtefactError(f"{where}: synapses must be a list of 1 to {integer.MOST_SYNAPSES}{count}")
         synapses = tuple(self._synapse(one) for one in value)
         if len({s.out_shape for s in synapses}) != 1:
             raise ArtefactError(f"{where}: its synapses give different shapes: {[s.out_shape for s in synapses][:4]}")
@@ -215,8 +191,8 @@ class Reader:
         if source not in self.shapes:
             raise ArtefactError(f"{where} reads {source[:40]!r}, which is neither the input nor a layer before it")
         pools = tuple(self._pool(p, where) for p in fields.take("pools", list))
-        if len(pools) > MOST_POOLS:
-            raise ArtefactError(f"{where}: it may have {MOST_POOLS} pools at most, one after another, not {len(pools)}")
+        if len(pools) > integer.MOST_POOLS:
+            raise ArtefactError(f"{where}: it may have {integer.MOST_POOLS} pools at most, not {len(pools)}")
         in_shape = self.shapes[source]
         for i, p in enumerate(pools):
             if source == INPUT or (p.kind == "max" and any(q.kind == "sum" for q in pools[:i])):
@@ -277,12 +253,12 @@ class Reader:
         n_max = fields.integer("n_max", 1, highest_level(signed))
         leak = None
         if value["leak"] is not None:
-            leak = fields.pair("leak", 0, 2**MOST_LEAK)
-            if not (1 <= leak[1] <= MOST_LEAK and leak[0] <= 2 ** leak[1]):
-                raise ArtefactError(f"{where}: leak must be m / 2^k in [0, 1] with k in 1..{MOST_LEAK}")
+            leak = fields.pair("leak", 0, 2**integer.MOST_LEAK)
+            if not (1 <= leak[1] <= integer.MOST_LEAK and leak[0] <= 2 ** leak[1]):
+                raise ArtefactError(f"{where}: leak must be m / 2^k in [0, 1] with k in 1..{integer.MOST_LEAK}")
         thresholds = self._tensor(f"{name}/thresholds", (np.int32,), (channels, n_max))
-        if int(thresholds[:, 0].min()) < LEAST_THRESHOLD or int(thresholds.max()) > MEMBRANE_BOUND:
-            raise ArtefactError(f"{where}: thresholds must be in {LEAST_THRESHOLD}..2^30")
+        if int(thresholds[:, 0].min()) < integer.LEAST_THRESHOLD or int(thresholds.max()) > integer.MEMBRANE_BOUND:
+            raise ArtefactError(f"{where}: thresholds must be in {integer.LEAST_THRESHOLD}..2^30")
         if (thresholds[:, 1:] < thresholds[:, :-1]).any():
             raise ArtefactError(f"{where}: thresholds must not decrease")
         reset = self._tensor(f"{name}/reset", (np.int32,), (channels,))
@@ -292,21 +268,13 @@ class Reader:
         return IntegerNeuron(n_max, signed, thresholds, reset, kind, leak, bool(fields.take("decay_reset", bool)))
 
     def _golden(self, value: Any, network: IntegerNetwork) -> Golden:
+        def are_digests(values: list[Any]) -> bool:
+            hexadecimal = (isinstance(v, str) and re.fullmatch(r"[0-9a-f]{64}", v) for v in values)
+            return len(values) == network.timesteps and all(hexadecimal)
+
         names = [layer.name for layer in network.layers]
         fields = _Fields(value, "golden", *names)
-        digests = {
-            name: tuple(
-                fields.take(
-                    name,
-                    list,
-                    lambda v: (
-                        len(v) == network.timesteps
-                        and all(isinstance(d, str) and re.fullmatch(r"[0-9a-f]{64}", d) for d in v)
-                    ),
-                )
-            )
-            for name in names
-        }
+        digests = {name: tuple(fields.take(name, list, are_digests)) for name in names}
         inputs = self._tensor("golden/input", (np.uint8,), None)
         lead = 1 if network.static else 2
         if inputs.shape[lead:] != network.input_shape or inputs.shape[: lead - 1] != (network.timesteps,) * (lead - 1):
@@ -337,7 +305,7 @@ class Reader:
         return tensor
 
     def _fits(self, where: str, shape: Shape) -> None:
-        if min(shape) < 1 or math.prod(shape) * self.timesteps > MOST_UNITS:
+        if min(shape) < 1 or math.prod(shape) * self.timesteps > integer.MOST_UNITS:
             raise ArtefactError(f"{where}: {tuple(shape)} over {self.timesteps} timesteps is empty or too large to run")
 
     def _prove(self, name: str, stated: int, bound: int, limit: int) -> None:
@@ -355,8 +323,6 @@ class Reader:
         if not isinstance(value, list) or len(value) not in (0, count) or not all(isinstance(v, str) for v in value):
             raise ArtefactError(f"classes must be {count} names or none")
         for name in value:
-            if not is_name(name):
-                raise ArtefactError(
-                    f"classes: {name[:40]!a} is no name: it is empty, too long, or has control characters"
-                )
+            if not integer.is_name(name):
+                raise ArtefactError(f"classes: the name {name[:40]!a} is empty, too long, or has control characters")
         return tuple(value)

@@ -14,29 +14,21 @@ import triton
 from torch import Tensor
 
 from lbq.kernels.arguments import AT_REST, NeuronArguments, RuleArguments, StateArguments
-from lbq.kernels.gpu import tiles
-from lbq.kernels.gpu.layout import (
-    WIDTH,
-    Slab,
-    is_dense,
-    on_device,
-    ordered_like,
-    sequence_like,
-    settled,
-    slab_of,
-    tile_for,
-)
+from lbq.kernels.gpu.layout import WIDTH, Slab, on_device, ordered_like, sequence_like, settled, slab_of, tile_for
+from lbq.kernels.gpu.tiles import bursts
+from lbq.kernels.gpu.tiles import counts as count_tiles
+from lbq.kernels.gpu.tiles import moments as moment_tiles
 from lbq.kernels.reference import SIGNED
 
-PROGRAMS = 4224  # of a kernel that passes over data: many on each of a large GPU's processors, and the same everywhere
-SUMMING_PROGRAMS = 2112  # of one that also adds everything up into one sum,
-CHANNEL_SUMMING_PROGRAMS = 528  # or into one for each channel
+PROGRAMS = 4224  # of a kernel that passes over data: many for each processor of a large GPU, and as many on any other
+SUMMING_PROGRAMS = 2112  # of a kernel that also adds everything up into one sum
+CHANNEL_SUMMING_PROGRAMS = 528  # of a kernel that adds up one sum for each channel
 OPTIONS = {"num_warps": 4, "enable_fp_fusion": False}  # a fused multiply-add would give other levels
-SUMS = ("current", "hat", "step", "scale", "tail", "leak", "alpha", "gain")  # that the backward kernel can add up
-TALLY_TILE = 1024  # elements of a tile whose levels are counted,
-FIELDS, BITS = 5, 6  # how many levels share a word with how many bits each,
-LEAST_TILES = 8  # and how many tiles a program adds up at least, so that its last sums cost little beside them
-FMA = isinstance(tiles.burst_forward, triton.JITFunction)  # the interpreter's fused multiply-add rounds twice
+SUMS = ("current", "hat", "step", "scale", "tail", "leak", "alpha", "gain")  # the backward kernel can add these up
+TALLY_TILE = 1024  # elements of a tile whose levels are counted
+FIELDS, BITS = 5, 6  # so many levels share a word of the tally, with so many bits each
+LEAST_TILES = 8  # a program of the tally adds up at least so many, so that its last sums cost little beside them
+FMA = isinstance(bursts.burst_forward, triton.JITFunction)  # the interpreter's fused multiply-add rounds twice
 
 
 class NormArguments(NamedTuple):
@@ -51,7 +43,6 @@ class NormArguments(NamedTuple):
 
 
 # Constants at compile time. They are dictionaries that nobody changes, made once for each kind of neuron and layout.
-# --------------------------------------------------------------------------------------------------------------------
 
 
 @lru_cache(maxsize=1024)
@@ -87,37 +78,6 @@ def tile_constants(layout: str, br: int, bc: int) -> dict[str, Any]:
 
 
 # The neuron, alone or after BatchNorm
-# --------------------------------------------------------------------------------------------------------------------
-
-
-class BurstArguments(NamedTuple):
-    """What the forward and the backward kernel both take, in the order of their parameters."""
-
-    x: Tensor
-    residual: Tensor
-    out: Tensor
-    weight: Tensor
-    bias: Tensor
-    mean: Tensor
-    var: Tensor
-    step: Tensor
-    scale: Tensor
-    leak: Tensor
-    alpha: Tensor
-    gain: Tensor
-    v_before: Tensor
-    pending_before: Tensor
-    n_max: int
-    eps: float
-    rows: int
-    channels: int
-    inner: int
-    elements: int
-    x_time: int
-    residual_time: int
-    out_time: int
-    programs: int
-    tiles: int
 
 
 def burst_launch(
@@ -130,23 +90,22 @@ def burst_launch(
     before: StateArguments,
     slab: Slab,
     programs: int,
-) -> tuple[tuple[int, int], BurstArguments, dict[str, Any]]:
-    """Grid, arguments and constants that both kernels share. A tensor that is absent, which they do not look at, is given as
-    the step. programs: about how many are to run."""
+) -> tuple[tuple[int, int], tuple[Any, ...], dict[str, Any]]:
+    """What the forward and the backward kernel share: grid, arguments in the order of their parameters, and constants.
+
+    The step stands in for a tensor that is absent, which they do not read. programs: about how many are to run.
+    """
     step = neuron.step
-    weight, bias, mean, var, eps, _ = (step, step, step, step, 0.0, 0) if norm is None else norm
+    weight_bias_mean_var, eps = ((step,) * 4, 0.0) if norm is None else (norm[:4], norm.eps)
     if residual is not None:
         residual = ordered_like(residual, x)
     v, pending = (None if value is None else ordered_like(value[None], x) for value in before)
     rows_of_programs, columns, tiles_each = slab.share(programs)
-    arguments = BurstArguments(
+    arguments = (
         x,
         x if residual is None else residual,
         out,
-        weight,
-        bias,
-        mean,
-        var,
+        *weight_bias_mean_var,
         step,
         step if neuron.scale is None else neuron.scale,
         step if neuron.leak is None else neuron.leak,
@@ -156,10 +115,7 @@ def burst_launch(
         step if pending is None else pending,
         neuron.rule.n_max,
         eps,
-        slab.rows,
-        slab.channels,
-        slab.inner,
-        slab.elements,
+        *slab[:4],
         x.stride(0) if x.shape[0] > 1 else 0,
         0 if residual is None else residual.stride(0),
         out.stride(0) if out.shape[0] > 1 else 0,
@@ -196,7 +152,7 @@ def forward(
     slab = slab_of(x.shape[1:], x.stride()[1:], norm is not None or neuron.by_channel, tile_for(timesteps))
     grid, arguments, constants = burst_launch(x, out, timesteps, neuron, norm, residual, before, slab, PROGRAMS)
     with on_device(x):
-        tiles.burst_forward[grid](
+        bursts.burst_forward[grid](
             *arguments,
             neuron.step if after.v is None else after.v,
             neuron.step if after.pending is None else after.pending,
@@ -204,14 +160,6 @@ def forward(
             **constants,
         )
     return out
-
-
-def forward_chunk(x: Tensor, neuron: NeuronArguments, before: StateArguments) -> tuple[Tensor, Tensor, Tensor]:
-    """Outputs from membrane and pending reset `before` on, and both after them."""
-    x = settled(x)
-    v, pending = states_like(x, neuron.rule)
-    after = StateArguments(v, pending if neuron.rule.delayed else None)
-    return forward(x, x.shape[0], neuron, before=before, after=after), v, pending
 
 
 def states_like(x: Tensor, rule: RuleArguments) -> tuple[Tensor, Tensor]:
@@ -243,9 +191,9 @@ def backward(
         return out, x.new_zeros((len(sums), width), dtype=torch.float32)
     programs = CHANNEL_SUMMING_PROGRAMS if by_channel else SUMMING_PROGRAMS
     grid, arguments, constants = burst_launch(x, out, timesteps, neuron, norm, residual, before, slab, programs)
-    partial = x.new_empty((len(sums), arguments.programs, width), dtype=torch.float32)
+    partial = x.new_empty((len(sums), grid[0], width), dtype=torch.float32)
     with on_device(x):
-        tiles.burst_backward[grid](
+        bursts.burst_backward[grid](
             *arguments,
             grad,
             partial,
@@ -269,7 +217,7 @@ def norm_backward(grad: Tensor, x: Tensor, norm: NormArguments, totals: Tensor) 
     slab = slab_of(x.shape[1:], x.stride()[1:], True, 2048)
     programs, columns, tiles_each = slab.share(PROGRAMS // x.shape[0])
     with on_device(x):
-        tiles.norm_backward[(programs, columns, x.shape[0])](
+        bursts.norm_backward[(programs, columns, x.shape[0])](
             grad,
             x,
             out,
@@ -291,21 +239,13 @@ def norm_backward(grad: Tensor, x: Tensor, norm: NormArguments, totals: Tensor) 
 
 
 # Counting
-# --------------------------------------------------------------------------------------------------------------------
 
 
-class Tally(NamedTuple):
-    """How levels are counted: the grid, the numbers that the kernel takes, its tile of positions and channels."""
-
-    grid: tuple[int, int, int]
-    numbers: tuple[int, ...]
-    bp: int
-    bc: int
-
-
-@lru_cache(maxsize=256)  # a network asks for the same few, batch after batch
-def tally_of(shape: Sequence[int], stride: Sequence[int], n_max: int, programs: int) -> Tally:
-    """For levels [T, B, C, positions]."""
+@lru_cache(maxsize=256)  # a network needs the same few, batch after batch
+def tally_launch(
+    shape: Sequence[int], stride: Sequence[int], n_max: int, programs: int
+) -> tuple[tuple[int, int, int], tuple[int, ...], int, int]:
+    """For levels [T, B, C, positions]: the grid, the kernel's numbers, and its tile of positions and channels."""
     steps, batch, channels, positions = shape
     last = stride[2] <= stride[3]
     near, far = (triton.next_power_of_2(size) for size in ((channels, positions) if last else (positions, channels)))
@@ -317,7 +257,7 @@ def tally_of(shape: Sequence[int], stride: Sequence[int], n_max: int, programs: 
     each = -(-total // max(1, programs // (blocks * groups * steps)))
     each = min(max(each, LEAST_TILES), 2**BITS - 1, total)
     numbers = (batch, channels, positions, n_max, *stride, groups, each)
-    return Tally((blocks * groups, steps, -(-total // each)), numbers, bp, bc)
+    return (blocks * groups, steps, -(-total // each)), numbers, bp, bc
 
 
 def tally(x: Tensor, scale: Tensor, counts: Tensor) -> None:
@@ -326,9 +266,9 @@ def tally(x: Tensor, scale: Tensor, counts: Tensor) -> None:
     x = x.flatten(3)  # a view, where height and width lie as one
     if x.numel() == 0:
         return
-    grid, numbers, bp, bc = tally_of(x.shape, x.stride(), counts.shape[2] - 1, SUMMING_PROGRAMS)
+    grid, numbers, bp, bc = tally_launch(x.shape, x.stride(), counts.shape[2] - 1, SUMMING_PROGRAMS)
     with on_device(x):
-        tiles.tally[grid](
+        count_tiles.tally[grid](
             x, scale, counts, *numbers, SCALES=scale.dim() > 0, FIELDS=FIELDS, BITS=BITS, BP=bp, BC=bc, **OPTIONS
         )
 
@@ -344,7 +284,7 @@ def membranes(x: Tensor, neuron: NeuronArguments, counts: Tensor, low: float, wi
     bins = counts.shape[1]
     has_leak, has_gain = neuron.leak is not None, neuron.gain is not None
     with on_device(x):
-        tiles.membranes[(programs, columns)](
+        count_tiles.membranes[(programs, columns)](
             x,
             counts,
             neuron.step,
@@ -367,21 +307,20 @@ def membranes(x: Tensor, neuron: NeuronArguments, counts: Tensor, low: float, wi
 
 
 # BatchNorm's statistics
-# --------------------------------------------------------------------------------------------------------------------
 
 
 def moments(x: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and biased variance by channel of `x` [N, C, ...], float32."""
-    x = x if is_dense(x.shape, x.stride()) else x.contiguous()
+    x = settled(x, outer=0)
     slab = slab_of(x.shape, x.stride(), True, 4096)
     programs, columns, tiles_each = slab.share(CHANNEL_SUMMING_PROGRAMS)
     partial = x.new_empty((2, programs, slab.channels), dtype=torch.float32)
     mean, var = (x.new_empty(slab.channels, dtype=torch.float32) for _ in range(2))
     with on_device(x):
-        tiles.moments_partial[(programs, columns)](
+        moment_tiles.moments_partial[(programs, columns)](
             x, partial, *slab[:4], programs, tiles_each, **tile_constants(slab.layout, slab.br, slab.bc)
         )
-        tiles.moments_total[(-(-slab.channels // 8),)](
+        moment_tiles.moments_total[(-(-slab.channels // 8),)](
             partial, mean, var, slab.rows, slab.channels, programs, tiles_each, slab.br, BP=128, BC=8, **OPTIONS
         )
     return mean, var
@@ -393,6 +332,6 @@ def track_moments(
     """Move BatchNorm's running statistics towards those of a batch of `count` elements by channel."""
     channels = len(mean)
     with on_device(mean):
-        tiles.track[(-(-channels // 128),)](
+        moment_tiles.track[(-(-channels // 128),)](
             mean, var, running_mean, running_var, batches, momentum, count / (count - 1), channels, BC=128, **OPTIONS
         )

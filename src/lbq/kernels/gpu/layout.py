@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
@@ -32,9 +33,7 @@ class Slab(NamedTuple):
 
 def slab_of(shape: Sequence[int], stride: Sequence[int], by_channel: bool, tile: int) -> Slab:
     """A dense `[B, C, ...]`: rows and channels where something depends on the channel (dimension 1), else just rows."""
-    elements = 1
-    for size in shape:
-        elements *= size
+    elements = math.prod(shape)
     if not by_channel:
         return Slab(-(-elements // WIDTH), WIDTH, 1, elements, "flat", tile // WIDTH, WIDTH)
     channels = shape[1]
@@ -58,27 +57,21 @@ def is_dense(shape: Sequence[int], stride: Sequence[int]) -> bool:
     return True
 
 
-def same_order(a: Tensor, b: Tensor) -> bool:
-    """Whether one timestep of both lies in memory in the same order."""
-    pairs = zip(a.shape[1:], a.stride()[1:], b.stride()[1:], strict=True)
-    return all(size == 1 or one == other for size, one, other in pairs)
-
-
-def settled(x: Tensor) -> Tensor:
-    """`x` [T, B, ...] with dense timesteps: itself, or a copy. Time may have any stride, also 0."""
-    return x if x.numel() == 0 or is_dense(x.shape[1:], x.stride()[1:]) else x.contiguous()
+def settled(x: Tensor, outer: int = 1) -> Tensor:
+    """`x` [T, B, ...] with dense timesteps: itself, or a copy. The first `outer` dimensions may have any stride, also 0."""
+    return x if x.numel() == 0 or is_dense(x.shape[outer:], x.stride()[outer:]) else x.contiguous()
 
 
 def ordered_like(y: Tensor, x: Tensor) -> Tensor:
     """`y` with its timesteps in the memory order of those of `x`: itself, or a copy."""
-    return y if same_order(y, x) else sequence_like(x, y.shape[0], y.dtype).copy_(y)
+    strides = zip(y.shape[1:], y.stride()[1:], x.stride()[1:], strict=True)
+    same = all(size == 1 or mine == other for size, mine, other in strides)
+    return y if same else sequence_like(x, y.shape[0], y.dtype).copy_(y)
 
 
 def sequence_like(x: Tensor, timesteps: int | None = None, dtype: torch.dtype | None = None) -> Tensor:
     """Empty `[T, B, ...]` whose timesteps lie as those of `x`, one after the other."""
-    elements = 1
-    for size in x.shape[1:]:
-        elements *= size
+    elements = math.prod(x.shape[1:])
     shape = (x.shape[0] if timesteps is None else timesteps, *x.shape[1:])
     return torch.empty_strided(shape, (elements, *x.stride()[1:]), dtype=dtype or x.dtype, device=x.device)
 

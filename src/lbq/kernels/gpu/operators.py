@@ -1,10 +1,7 @@
 """The fused kernels as PyTorch operators: a whole burst sequence in one pass each way, alone or after BatchNorm.
 
-`burst` replaces `reference.burst_sequence` from rest, `burst_chunk` from a state on; `norm_burst` computes BatchNorm, a
-residual add and the sequence together. All save the input and recompute the rest; a second derivative is refused (the
-reference has it). `launch` starts the device code of `tiles`; see `differentiable` for how PyTorch calls it.
-
-In half precision the fused form is the more exact one: between BatchNorm and the neuron nothing is rounded.
+All save the input and recompute the rest; a second derivative is refused (the reference has it). In half precision the
+fused form is the more exact one: nothing is rounded between BatchNorm and the neuron.
 """
 
 from __future__ import annotations
@@ -16,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from lbq.kernels.arguments import AT_REST, NeuronArguments, RuleArguments, StateArguments, neuron_arguments
-from lbq.kernels.differentiable import DifferentiableKernel
+from lbq.kernels.differentiable import DifferentiableKernel, define
 from lbq.kernels.gpu import launch
 from lbq.kernels.gpu.launch import NormArguments
 from lbq.kernels.gpu.layout import sequence_like, settled, shaped_like
@@ -24,8 +21,9 @@ from lbq.kernels.reference import BurstState, Constants, Rule
 from lbq.kernels.surrogate import SURROGATES
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-MAX_TIMESTEPS = 32  # that one program holds in registers
-MAX_LEVELS = 1 << 20  # that the kernel's rounding is exact for
+MAX_TIMESTEPS = 32  # so many a program holds in registers
+MAX_LEVELS = 1 << 20  # up to so many the kernel's rounding is exact
+NORM_DIMENSIONS = {nn.BatchNorm1d: (2, 3), nn.BatchNorm2d: (4,), nn.BatchNorm3d: (5,)}  # of the input
 RELU = RuleArguments(  # the ANN's activation, which the kernels compute as a neuron of one timestep without a reset
     n_max=1,
     surrogate="relu",
@@ -38,7 +36,6 @@ RELU = RuleArguments(  # the ANN's activation, which the kernels compute as a ne
 
 
 # The neuron alone
-# --------------------------------------------------------------------------------------------------------------------
 
 
 class Burst(NamedTuple):
@@ -49,9 +46,9 @@ class Burst(NamedTuple):
     before: StateArguments
 
 
-def learned_sums(neuron: NeuronArguments, wanted: Sequence[str]) -> tuple[str, ...]:
+def learned_sums(neuron: NeuronArguments, targets: Sequence[str]) -> tuple[str, ...]:
     """Which of the neuron's constants need a gradient that exists: most surrogates have no tail that learns."""
-    names = [name for name in NeuronArguments._fields if name in wanted]
+    names = [name for name in NeuronArguments._fields if name in targets]
     if "tail" in names and SURROGATES[neuron.rule.surrogate].tail != "learned":
         names.remove("tail")
     return tuple(names)
@@ -78,18 +75,18 @@ class BurstKernel(DifferentiableKernel[Burst]):
     def forward_fake(self, inputs: Burst) -> Any:
         return sequence_like(settled(inputs.x))
 
-    def backward(self, inputs: Burst, grads: Sequence[Tensor], wanted: Sequence[str]) -> tuple[Tensor, Tensor]:
-        sums = learned_sums(inputs.neuron, wanted)
+    def backward(self, inputs: Burst, grads: Sequence[Tensor], targets: Sequence[str]) -> tuple[Tensor, Tensor]:
+        sums = learned_sums(inputs.neuron, targets)
         return launch.backward(grads[0], inputs.x, inputs.neuron, sums, before=inputs.before)
 
-    def backward_fake(self, inputs: Burst, wanted: Sequence[str]) -> tuple[Tensor, Tensor]:
+    def backward_fake(self, inputs: Burst, targets: Sequence[str]) -> tuple[Tensor, Tensor]:
         x, neuron = inputs.x, inputs.neuron
-        sums = len(learned_sums(neuron, wanted)), neuron.step.numel()
+        sums = len(learned_sums(neuron, targets)), neuron.step.numel()
         return sequence_like(settled(x)), x.new_empty(sums, dtype=torch.float32)
 
-    def gradients(self, inputs: Burst, results: Sequence[Tensor], wanted: Sequence[str]) -> dict[str, Tensor]:
+    def gradients(self, inputs: Burst, results: Sequence[Tensor], targets: Sequence[str]) -> dict[str, Tensor]:
         by_x, sums = results
-        return {"x": by_x, **neuron_gradients(inputs.neuron, sums, learned_sums(inputs.neuron, wanted))}
+        return {"x": by_x, **neuron_gradients(inputs.neuron, sums, learned_sums(inputs.neuron, targets))}
 
 
 class ChunkKernel(BurstKernel):
@@ -98,7 +95,10 @@ class ChunkKernel(BurstKernel):
     name, outputs, states = "burst_chunk", 3, 2
 
     def forward(self, inputs: Burst) -> tuple[Tensor, Tensor, Tensor]:
-        return launch.forward_chunk(inputs.x, inputs.neuron, inputs.before)
+        x, neuron = settled(inputs.x), inputs.neuron
+        v, pending = launch.states_like(x, neuron.rule)
+        after = StateArguments(v, pending if neuron.rule.delayed else None)
+        return launch.forward(x, x.shape[0], neuron, before=inputs.before, after=after), v, pending
 
     def forward_fake(self, inputs: Burst) -> tuple[Tensor, Tensor, Tensor]:
         x = settled(inputs.x)
@@ -109,7 +109,6 @@ BURST, BURST_CHUNK = BurstKernel(), ChunkKernel()
 
 
 # The neuron after BatchNorm and a residual add
-# --------------------------------------------------------------------------------------------------------------------
 
 
 class NormBurst(NamedTuple):
@@ -135,29 +134,29 @@ class NormBurstKernel(DifferentiableKernel[NormBurst]):
         return sequence_like(settled(inputs.x), inputs.timesteps)
 
     def backward(
-        self, inputs: NormBurst, grads: Sequence[Tensor], wanted: Sequence[str]
+        self, inputs: NormBurst, grads: Sequence[Tensor], targets: Sequence[str]
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The gradient of x, that of the neuron's currents (empty without a residual), and sums: those of BatchNorm's bias and
         weight, then the neuron's."""
         x, norm, residual, neuron, _ = inputs
-        sums = ("current", "hat", *learned_sums(neuron, wanted))
+        sums = ("current", "hat", *learned_sums(neuron, targets))
         current, totals = launch.backward(grads[0], x, neuron, sums, norm, residual, shown=x.shape[0] == 1)
         by_x = launch.norm_backward(current, x, norm, totals)
         return by_x, x.new_empty(0) if residual is None else current, totals
 
-    def backward_fake(self, inputs: NormBurst, wanted: Sequence[str]) -> tuple[Tensor, Tensor, Tensor]:
-        x, sums = settled(inputs.x), 2 + len(learned_sums(inputs.neuron, wanted))
+    def backward_fake(self, inputs: NormBurst, targets: Sequence[str]) -> tuple[Tensor, Tensor, Tensor]:
+        x, sums = settled(inputs.x), 2 + len(learned_sums(inputs.neuron, targets))
         current = x.new_empty(0) if inputs.residual is None else sequence_like(x)
         return sequence_like(x), current, x.new_empty((sums, x.shape[2]), dtype=torch.float32)
 
-    def gradients(self, inputs: NormBurst, results: Sequence[Tensor], wanted: Sequence[str]) -> dict[str, Tensor]:
+    def gradients(self, inputs: NormBurst, results: Sequence[Tensor], targets: Sequence[str]) -> dict[str, Tensor]:
         (by_x, current, totals), norm, neuron = results, inputs.norm, inputs.neuron
         return {
             "x": by_x,
             "bias": totals[0].to(norm.bias.dtype),
             "weight": totals[1].to(norm.weight.dtype),
             **({} if inputs.residual is None else {"residual": current}),
-            **neuron_gradients(neuron, totals[2:], learned_sums(neuron, wanted)),
+            **neuron_gradients(neuron, totals[2:], learned_sums(neuron, targets)),
         }
 
 
@@ -165,67 +164,47 @@ NORM_BURST = NormBurstKernel()
 
 
 # BatchNorm's statistics, which have no gradient of their own
-# --------------------------------------------------------------------------------------------------------------------
 
-MOMENTS = torch.library.custom_op(
-    "lbq::moments", launch.moments, mutates_args=(), schema="(Tensor x) -> (Tensor, Tensor)"
+define(
+    "moments(Tensor x) -> (Tensor, Tensor)",
+    launch.moments,
+    lambda x: (x.new_empty(x.shape[1], dtype=torch.float32), x.new_empty(x.shape[1], dtype=torch.float32)),
 )
-TRACK_MOMENTS = torch.library.custom_op(
-    "lbq::track_moments",
-    launch.track_moments,
-    mutates_args=("running_mean", "running_var", "batches"),
-    schema="(Tensor(a!) running_mean, Tensor(b!) running_var, Tensor(c!) batches, Tensor mean, Tensor var, "
+define(
+    "track_moments(Tensor(a!) running_mean, Tensor(b!) running_var, Tensor(c!) batches, Tensor mean, Tensor var, "
     "float momentum, int count) -> ()",
+    launch.track_moments,
+    lambda *_: None,
 )
-
-
-def _moments_fake(x: Tensor) -> tuple[Tensor, Tensor]:
-    return x.new_empty(x.shape[1], dtype=torch.float32), x.new_empty(x.shape[1], dtype=torch.float32)
-
-
-MOMENTS.register_fake(_moments_fake)
-TRACK_MOMENTS.register_fake(lambda *_: None)
 
 
 # What neurons call
-# --------------------------------------------------------------------------------------------------------------------
 
 
-def supports(dtype: torch.dtype, timesteps: int, rule: Rule, ladder: bool = False) -> str | None:
-    """None where the fused kernel computes such a sequence, else why not. ladder: unequal thresholds."""
-    if dtype not in DTYPES:
-        return f"{dtype} is computed by the reference"
-    if ladder:
-        return "unequal thresholds are computed by the reference"
-    if timesteps > MAX_TIMESTEPS:
-        return f"more than {MAX_TIMESTEPS} timesteps are computed by the reference"
-    if rule.n_max > MAX_LEVELS:
-        return f"more than {MAX_LEVELS} levels are computed by the reference"
-    if not rule.surrogate.in_kernels:
-        return f"the surrogate {rule.surrogate.name!r} is not in the kernel"
-    return None
+def supports(x: Tensor, constants: Constants, rule: Rule) -> bool:
+    """Whether the fused kernel computes the sequence `x` [T, B, ...]. It knows no ladder of thresholds."""
+    return constants.thresholds is None and supports_sequence(x.dtype, x.shape[0], rule)
+
+
+def supports_sequence(dtype: torch.dtype, timesteps: int, rule: Rule | None) -> bool:
+    """Whether the fused kernel computes such a sequence. rule None: a ReLU."""
+    known = rule is None or (rule.n_max <= MAX_LEVELS and rule.surrogate.in_kernels)
+    return known and dtype in DTYPES and timesteps <= MAX_TIMESTEPS
 
 
 def supports_norm(norm: nn.Module, x: Tensor) -> bool:
-    """Plain BatchNorm with weights and running statistics, and no hooks that would go unheard, which takes `x` [N, C, ...].
-    What it does not take it refuses itself, in words of its own."""
-    if type(norm) not in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d):
+    """Whether `norm` is plain BatchNorm with weights, running statistics and no hooks, and takes `x` [N, C, ...]. Otherwise it
+    runs by itself, and refuses a wrong x in its own words."""
+    if type(norm) not in NORM_DIMENSIONS:
         return False
     assert isinstance(norm, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d)
-    if x.dim() not in _dimensions(norm) or x.shape[1] != norm.num_features:
+    if x.dim() not in NORM_DIMENSIONS[type(norm)] or x.shape[1] != norm.num_features:
         return False
     if norm.training and x.numel() <= x.shape[1]:  # one value by channel
         return False
     hooks = norm._forward_hooks or norm._forward_pre_hooks or norm._backward_hooks or norm._backward_pre_hooks
     plain = norm.affine and norm.track_running_stats and norm.momentum is not None and not hooks
     return plain and norm.weight.device == x.device
-
-
-def _dimensions(norm: nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d) -> tuple[int, ...]:
-    """That its input may have."""
-    if isinstance(norm, nn.BatchNorm1d):
-        return (2, 3)
-    return (4,) if isinstance(norm, nn.BatchNorm2d) else (5,)
 
 
 def burst(x: Tensor, constants: Constants, rule: Rule) -> Tensor:

@@ -29,7 +29,7 @@ def burst_forward(
     """Scaled outputs of all timesteps. x_time = 0 shows one slab at every timestep.
 
     BEFORE, PENDING: there is a membrane before the first timestep, and a reset to be subtracted from it. AFTER: both are
-        wanted after the last one, the reset where the rule delays it.
+        written after the last one, the reset where the rule delays it.
     """
     column, known = columns(channels, BC)
     gamma = per_channel(step, column, known, 1.0, STEPS)
@@ -92,7 +92,7 @@ def burst_backward(
 
     BEFORE, PENDING: as in the forward pass; both are constants.
     SHOWN: x is one slab, shown at every timestep; its gradient is summed over time.
-    SUM_*: the place of each sum in `partial` [places, programs, channels], -1 where it is not wanted. CURRENT and HAT are
+    SUM_*: the place of each sum in `partial` [places, programs, channels], -1 where it is not needed. CURRENT and HAT are
         the gradients of BatchNorm's bias and weight, the others those of the neuron's constants.
     WHOLE: one sum for all channels, `partial` [places, programs].
     """

@@ -45,10 +45,10 @@ def tally(
         b += tl.where(c < channels, 0, 1)
         c = tl.where(c < channels, c, 0)
     for k in tl.static_range(FIELDS):
-        found = tl.sum((packed >> (k * BITS)) & ((1 << BITS) - 1), axis=1)
+        number = tl.sum((packed >> (k * BITS)) & ((1 << BITS) - 1), axis=1)
         at = counts + (t * positions + position) * (n_max + 1) + first + k
         known = position < tl.where(first + k <= n_max, positions, 0)
-        tl.atomic_add(at, found.to(tl.int64), known, sem="relaxed")
+        tl.atomic_add(at, number.to(tl.int64), known, sem="relaxed")
 
 
 @triton.jit(do_not_specialize=["programs", "tiles"])  # which a last, smaller batch changes
@@ -84,6 +84,6 @@ def membranes(
             v = after_reset(u, s, pending, share, RESET, DECAY)
             bin = tl.minimum(tl.maximum((r - low) * fineness, 0.0), bins - 1.0).to(tl.int32)
             bin = tl.where(mask, bin, bins)  # the slot behind them takes what does not exist
-            found = tl.histogram(tl.reshape(bin, [BR * BC]), BINS)
-            tl.atomic_add(counts + t * bins + slot, found.to(tl.int64), (slot < bins) & (found > 0), sem="relaxed")
+            number = tl.histogram(tl.reshape(bin, [BR * BC]), BINS)
+            tl.atomic_add(counts + t * bins + slot, number.to(tl.int64), (slot < bins) & (number > 0), sem="relaxed")
             px += x_time

@@ -14,11 +14,9 @@ def moments_partial(
     x, partial, rows, channels, inner, elements, programs, tiles,
     LAYOUT: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """Each program's mean and sum of squared deviations by channel: `partial` [2, programs, channels].
-
-    Sums are taken about the program's first row, so that a large mean costs no digits.
-    """
+    """Each program's mean and sum of squared deviations by channel: `partial` [2, programs, channels]."""
     column, known = columns(channels, BC)
+    # sums are taken about the program's first row, so that a large mean costs no digits
     base0, offset0, mask0 = place(tl.program_id(0) * BR, rows, channels, inner, elements, LAYOUT, 1, BC)
     pivot = tl.load(x + base0 + offset0, mask0, 0.0).to(tl.float32)  # [1, BC]
     total = tl.zeros([BR, BC], tl.float32)
@@ -81,11 +79,11 @@ def track(mean, var, running_mean, running_var, batches, momentum, correction, c
     known = column < channels
     old = tl.load(running_mean + column, known, 0.0).to(tl.float32)
     new = tl.load(mean + column, known, 0.0)
-    kept = momentum * new + (1.0 - momentum) * old
-    tl.store(running_mean + column, kept.to(running_mean.dtype.element_ty), known)
+    moved = momentum * new + (1.0 - momentum) * old
+    tl.store(running_mean + column, moved.to(running_mean.dtype.element_ty), known)
     old = tl.load(running_var + column, known, 0.0).to(tl.float32)
     new = tl.load(var + column, known, 0.0) * correction
-    kept = momentum * new + (1.0 - momentum) * old
-    tl.store(running_var + column, kept.to(running_var.dtype.element_ty), known)
+    moved = momentum * new + (1.0 - momentum) * old
+    tl.store(running_var + column, moved.to(running_var.dtype.element_ty), known)
     if tl.program_id(0) == 0:
         tl.store(batches, tl.load(batches) + 1)

@@ -119,7 +119,6 @@ def after_reset(u, s, drop, alpha, RESET: tl.constexpr, DECAY: tl.constexpr):
 
 
 # Surrogates: B'(m) and dB/dlambda over the normalised membrane m (its magnitude, where levels are signed)
-# --------------------------------------------------------------------------------------------------------------------
 
 
 @triton.jit

@@ -57,12 +57,12 @@ class Head:
 
 
 class Recording:
-    """A job that can be repeated in its workspace, for as many images with the same choices."""
+    """An execution that can be repeated in its workspace, for as many images with the same choices."""
 
-    def __init__(self, job: Job, logits: NDArray[np.int64]) -> None:
-        assert job.tape is not None
-        self.tape, self.input, self.logits = job.tape, job.levels[INPUT], logits
-        self.counted, self.emitted = job.counted, job.emitted
+    def __init__(self, execution: Execution, logits: NDArray[np.int64]) -> None:
+        assert execution.tape is not None
+        self.tape, self.input, self.logits = execution.tape, execution.levels[INPUT], logits
+        self.counted, self.emitted = execution.counted, execution.emitted
 
     def run(self, x: NDArray[np.uint8], threads: int, on_levels: OnLevels | None) -> NDArray[np.int64]:
         """The logits; `on_levels` is called as in the first run."""
@@ -78,7 +78,7 @@ class Recording:
 
 
 @dataclass
-class Job:
+class Execution:
     """Some images through all layers.
 
     native: whether the library did all of it, without NumPy.
@@ -129,18 +129,18 @@ class Job:
         shortcuts = [self._shortcut(s) for s in layer.identities]
         out = self.space.levels(layer, rows)
         static = total is not None and len(total) != rows
-        in_numpy, native = self.runner.neurons[layer.name]
+        neurons = self.runner.neurons[layer.name]
         watch = None if self.watch is None else partial(self.watch, layer.name)
         if self.by_library and all(levels.itemsize == 1 for levels in shortcuts):
             membranes = None if watch is None else np.empty(out.shape, np.int32)
-            step = native.step(total, shortcuts, out, static, net.timesteps, membranes)
+            step = neurons.step(total, shortcuts, out, static, net.timesteps, membranes)
             perform(step, self.threads)
             self.activity[layer.name] = step.emitted
             if watch is not None and membranes is not None:
                 for t, u in enumerate(np.split(membranes, net.timesteps)):
                     watch(t, u)
         else:
-            activity = in_numpy.run(total, shortcuts, out, static, net.timesteps, watch)
+            activity = neurons.run(total, shortcuts, out, static, net.timesteps, watch)
             self.native, self.activity[layer.name] = False, partial(_constant, activity)
         self.levels[layer.name] = out
         levels = out.reshape(net.timesteps, self.batch, *out.shape[1:]).transpose(0, 1, 4, 2, 3)
