@@ -9,21 +9,18 @@ import json
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lbq import engine
-from lbq.batches.sources import open_source
 from lbq.cli.progress import DemoProgress
 from lbq.config import Config
 from lbq.counting.deployed_counts import analyze
-from lbq.deploy import deploy_run
-from lbq.deploy.deploy import test_set
-from lbq.deploy.verify import AbsorptionCheck, IntegerCheck, check_absorption, check_integers
-from lbq.measuring.measure import Measurement, measure
+from lbq.counting.measurement import Measurement
 from lbq.report.output import make, write_analysis
 from lbq.results.gather import ARCHIVE, gather
-from lbq.runs import records, run_folder
-from lbq.training import evaluation, job
+
+if TYPE_CHECKING:
+    from lbq.deploy.verify import AbsorptionCheck, IntegerCheck
 
 INITIAL_STEP = 0.4
 IMAGES_PER_MEMBRANE = 4  # membranes are read for every fourth test image
@@ -80,6 +77,9 @@ def demo_config(method: str, seed: int, epochs: int) -> Config:
 
 def run_demo(folder: Path | str, progress: DemoProgress, seed: int = 0, epochs: int = 20) -> DemoResult:
     """Train, check, count, and write the run folder `folder` (the LBQ network; the others under `baselines/`)."""
+    from lbq.runs import records, run_folder
+    from lbq.training.evaluation import neuron_steps
+
     started, folder = time.perf_counter(), Path(folder)
     with run_folder.new_folder(folder) as partial:
         # ours first: a run folder must be empty when its training begins
@@ -100,7 +100,7 @@ def run_demo(folder: Path | str, progress: DemoProgress, seed: int = 0, epochs: 
     return DemoResult(
         measured={method: measured[method] for method in METHODS},
         parameters=sum(p.numel() for p in net.parameters()),
-        steps=evaluation.neuron_steps(net),
+        steps=neuron_steps(net),
         absorption=absorption,
         check=check,
         seconds=time.perf_counter() - started,
@@ -116,6 +116,12 @@ def _place(folder: Path, method: str) -> Path:
 
 def _train(method: str, run: Path, name: str, config: Config, progress: DemoProgress) -> Measurement:
     """Train a method in its run folder and analyse it there. name: what the folder of ours will be called."""
+    from lbq.batches.sources import open_source
+    from lbq.measuring.measure import measure
+    from lbq.runs import records, run_folder
+    from lbq.training import job
+    from lbq.training.evaluation import neuron_tails
+
     progress.begin(method, METHODS[method][0], config.train.epochs)
     started = time.perf_counter()
     job.train(config, run, progress)
@@ -123,13 +129,18 @@ def _train(method: str, run: Path, name: str, config: Config, progress: DemoProg
     net = run_folder.load(run)
     measured = measure(net, open_source(config), membranes=IMAGES_PER_MEMBRANE)
     facts = {"kind": "run", **records.facts_of(run), "name": name if method == OURS else method}
-    write_analysis(run / records.ANALYSIS.parent, measured.analysis(facts, evaluation.neuron_tails(net)))
+    write_analysis(run / records.ANALYSIS.parent, measured.analysis(facts, neuron_tails(net)))
     progress.done(measured.accuracy, seconds)
     return measured
 
 
 def _deploy(run: Path) -> tuple[AbsorptionCheck, IntegerCheck]:
     """Write the integer network of a run and its analysis, and check it against the trained network."""
+    from lbq.batches.sources import open_source
+    from lbq.deploy.deploy import deploy_run, test_set
+    from lbq.deploy.verify import check_absorption, check_integers
+    from lbq.runs import run_folder
+
     net, config, artefact = run_folder.load(run), run_folder.load_config(run), run / ARCHIVE
     source, test = open_source(config), test_set(config)
     size = engine.save(artefact, deploy_run(run))
