@@ -13,11 +13,15 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import settings
 
 from lbq import native
 from tests.support import commands
 from tests.support.commands import Call
 from tests.support.hosting import Host
+
+settings.register_profile("lbq", deadline=None)  # a busy machine is no failure
+settings.load_profile("lbq")
 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from lbq.batches.mixing import Mixing
 
-quick = settings(max_examples=25, deadline=None, derandomize=True)
+quick = settings(max_examples=25, derandomize=True)
 
 
 alphas = st.sampled_from([0.0, 0.2, 0.5, 1.0, 3.0])

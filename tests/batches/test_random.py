@@ -15,7 +15,7 @@ from torch import Tensor
 from lbq.batches.random import MIX_1, MIX_2, PER_DRAW, PER_SAMPLE, integers, key, uniform
 from tests.support import single_ops as single
 
-quick = settings(max_examples=25, deadline=None, derandomize=True)
+quick = settings(max_examples=25, derandomize=True)
 
 
 def plain_uniform(seed: int, purpose: str, epoch: int, index: int, draw: int) -> float:

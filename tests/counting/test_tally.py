@@ -106,7 +106,7 @@ def naf(n: int) -> int:
     return terms
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.integers(0, 2**30))
 def test_signed_digits_are_the_non_adjacent_form(value: int) -> None:
     terms = int(signed_digits(np.array([value]))[0])

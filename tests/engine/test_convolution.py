@@ -133,7 +133,7 @@ def test_with_and_without_the_matrix_unit(
         np.testing.assert_array_equal(found, oracle(levels, weights, stride, padding))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     seed=st.integers(0, 2**31),
     batch=st.integers(0, 3),

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -68,7 +68,6 @@ def test_fraction_shifts_currents_and_not_the_bias(form: type[Any]) -> None:
     assert two.ravel().tolist() == [0, 0]  # the bias alone, 50 and 75
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(64, 10_000), min_size=1, max_size=9), st.integers(-(2**30), 2**30), st.booleans())
 def test_thresholds_are_counted(thresholds: list[int], u: int, signed: bool) -> None:
     ordered = np.array([sorted(thresholds)], np.int32)

@@ -46,7 +46,7 @@ def brute_force(
     return out, counts, met
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(
     st.sampled_from([1, 2]), st.integers(1, 2), st.tuples(st.integers(1, 3), st.integers(1, 3)), st.integers(1, 2),
     st.integers(0, 2), st.integers(1, 2), st.sampled_from([np.int8, np.int16]), st.booleans(), st.integers(0, 2**31),

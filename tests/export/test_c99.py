@@ -169,7 +169,7 @@ def test_random_networks_give_the_engines_logits(tmp_path: Path) -> None:
 # The files -------------------------------------------------------------------------------------------------------------
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(st.integers(0, 2**32), st.tuples(*[st.integers(1, 6)] * 5))
 def test_a_map_is_a_table_of_its_distinct_rows_and_columns(seed: int, sizes: tuple[int, ...]) -> None:
     random = np.random.default_rng(seed)

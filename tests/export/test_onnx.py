@@ -165,7 +165,7 @@ def by_hand(
     return IntegerNetwork((1, size, size), 2, True, (layer,), readout, scale=1.0)
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(
     st.integers(1, 16).flatmap(lambda k: st.tuples(st.integers(0, 2**k), st.just(k))),
     st.lists(st.integers(-(2**30) + 1, 2**30 - 1), min_size=4, max_size=4),
@@ -206,7 +206,7 @@ def test_sums_beyond_float32_are_exact(channels: int, signed: bool, runtime: str
     np.testing.assert_array_equal(stepped(net, x, runtime), logits)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(
     st.sampled_from([np.int8, np.int16]), st.integers(1, 4000), st.integers(1, 2000), st.booleans(), st.integers(0, 99)
 )

@@ -58,7 +58,7 @@ def test_the_leak_rounds_half_up(v: int, k: int, data: st.DataObject) -> None:
     assert abs(found) <= abs(v)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     st.lists(st.integers(-127, 127), min_size=1, max_size=6), st.integers(-5000, 5000), st.integers(0, 6),
     st.sampled_from(["once", "level", "hard"]), st.booleans(), st.booleans(), st.integers(64, 3000), st.integers(0, 3000),

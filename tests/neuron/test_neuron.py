@@ -47,7 +47,7 @@ def test_levels_equal_a_scalar_loop(timesteps: int, n_max: int, dtype: torch.dty
     assert torch.equal(neuron(x).detach(), scaled)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.data())
 def test_laws(data: st.DataObject) -> None:
     n_max = data.draw(st.sampled_from([1, 2, 5, 10, 20, 255]))

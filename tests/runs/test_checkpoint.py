@@ -81,7 +81,7 @@ DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int
 
 @pytest.mark.no_cover  # hypothesis lists all of Unicode first
 @given(data=st.data())
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 def test_any_tree_comes_back(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
     names = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=8)
     names = names.filter(lambda name: name != "__metadata__")

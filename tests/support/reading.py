@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, settings
 
 from lbq.errors import DataError
 
-QUICK = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+QUICK = settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 RNG = np.random.default_rng
 
 

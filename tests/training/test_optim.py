@@ -249,7 +249,6 @@ def schedule(epochs: int, warmup: int, warmup_lr: float, lr: float) -> Config:
     lr=st.floats(1e-3, 10),
     start=st.floats(0, 1),
 )
-@settings(deadline=None)
 def test_schedule(epochs: int, share: float, steps: int, lr: float, start: float) -> None:
     warmup = int(share * epochs)
     config = schedule(epochs, warmup, start * lr, lr)
@@ -284,7 +283,7 @@ def test_the_trainer_follows_the_schedule_by_step_alone() -> None:
 
 
 @given(decay=st.floats(0.01, 0.999), values=st.lists(st.floats(-100, 100), min_size=1, max_size=8))
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 def test_average_is_exponential(decay: float, values: list[float]) -> None:
     net = nn.BatchNorm1d(1).double()
     average = optim.Average(net, decay)

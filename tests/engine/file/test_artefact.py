@@ -111,7 +111,7 @@ def test_every_flipped_bit_and_every_cut_is_noticed(good: Path) -> None:
             container.decode(bytes(data[:cut]))
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_forged_files_are_refused_or_run(good: Path, tmp_path: Path, data: st.DataObject) -> None:
     """Changed anywhere and sealed again: either refused in one line, or a network that runs without a fault."""
@@ -175,7 +175,7 @@ def test_golden_frames_of_other_timesteps_are_refused(tmp_path: Path) -> None:
         engine.save(tmp_path / "a.lbq", engine.Network(net.network, fewer))
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(st.integers(0, 255), st.booleans(), st.integers(0, 2**31))
 def test_levels_survive_packing(most: int, signed: bool, seed: int) -> None:
     import tempfile
