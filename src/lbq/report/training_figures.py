@@ -84,8 +84,8 @@ def _figures_of_task(runs: Sequence[Run], where: str, file: str) -> list[Figure]
         ]
         shown = [(run, "", curve) for run, curve in points if curve]
         curves = [curve for _, _, curve in shown]
-        if not curves:
-            continue
+        if not curves or (key != "loss" and all(len(curve) == 1 for curve in curves)):
+            continue  # a single test is in the tables
         values = [y for curve in curves for _, y in curve]
         late = [y for curve in curves for y in _late(curve)]
         seen = (min(values), max(late)) if key == "loss" else (min(late), max(values))
