@@ -36,7 +36,7 @@ LARGEST_LEVEL = 2**22  # levels and thresholds are exact in float32, and so is h
 BurstCall = native.structure(  # struct lbq_burst
     int64="timesteps outer channels inner x_time",
     pointer="x step scale out grad by_step by_scale by_scalars v pending v_after pending_after "
-    "tail_at leak_at alpha_at gain_at",
+    "by_level price_at tail_at leak_at alpha_at gain_at",
     float="tail leak alpha gain",
     int32="n_max rounding reset surrogate decay_reset reset_grad detach_state need_tail need_scalars threads isa",
 )
@@ -165,14 +165,16 @@ def _call(inputs: Burst, layout: _Layout) -> tuple[ctypes.CDLL, ctypes.Structure
     return library, call
 
 
-def _forward(inputs: Burst, after: StateArguments = AT_REST) -> Tensor:
-    """Scaled outputs; `after` is written to, laid as a timestep of x."""
+def _forward(inputs: Burst, after: StateArguments = AT_REST, sums: Tensor | None = None) -> Tensor:
+    """Scaled outputs; `after` is written to, laid as a timestep of x, and `sums` as in `reference.priced_sequence`."""
     layout = _layout(inputs.x.shape, inputs.x.stride(), inputs.channel)
     out = _like(inputs.x, layout.order)
     library, call = _call(inputs, layout)
     call.out = out.data_ptr()
     if after.v is not None and after.pending is not None:
         call.v_after, call.pending_after = after.v.data_ptr(), after.pending.data_ptr()
+    if sums is not None:
+        call.by_level = sums.data_ptr()
     if library.lbq_burst_forward(ctypes.byref(call)):
         raise MemoryError("no memory left for the burst neuron")
     return out
@@ -225,6 +227,9 @@ class BurstKernel(DifferentiableKernel[Burst]):
         call.by_step, call.by_scale, call.by_scalars = by_step.data_ptr(), by_scale.data_ptr(), by_scalars.data_ptr()
         call.need_tail = "tail" in targets
         call.need_scalars = "leak" in targets or "alpha" in targets or "gain" in targets
+        if len(grads) > 1:
+            price = grads[1].contiguous()
+            call.price_at = price.data_ptr()
         if library.lbq_burst_backward(ctypes.byref(call)):
             raise MemoryError("no memory left for the burst neuron")
         return results
@@ -257,7 +262,20 @@ class ChunkKernel(BurstKernel):
         return _like(inputs.x, order), *_states_like(inputs, order)
 
 
-BURST, BURST_CHUNK = BurstKernel(), ChunkKernel()
+class PricedKernel(BurstKernel):
+    """Scaled outputs, and the sums of `reference.priced_sequence`."""
+
+    name, outputs = "burst_priced_cpu", 2
+
+    def forward(self, inputs: Burst) -> tuple[Tensor, Tensor]:
+        sums = inputs.x.new_empty(2)
+        return _forward(inputs, sums=sums), sums
+
+    def forward_fake(self, inputs: Burst) -> tuple[Tensor, Tensor]:
+        return _like(inputs.x, _order(inputs)), inputs.x.new_empty(2)
+
+
+BURST, BURST_CHUNK, BURST_PRICED = BurstKernel(), ChunkKernel(), PricedKernel()
 
 
 def burst_sequence(x: Tensor, constants: Constants, rule: Rule) -> Tensor:
@@ -266,9 +284,15 @@ def burst_sequence(x: Tensor, constants: Constants, rule: Rule) -> Tensor:
     return out
 
 
+def priced_sequence(x: Tensor, constants: Constants, rule: Rule) -> tuple[Tensor, Tensor]:
+    """The same, and the sums of `reference.priced_sequence`."""
+    out, sums = BURST_PRICED(inputs_of(x, constants, rule))
+    return out, sums
+
+
 def burst_chunk(x: Tensor, constants: Constants, rule: Rule, state: BurstState | None) -> tuple[Tensor, BurstState]:
-    """The same from `state` on (None: at rest), in which membrane and pending reset are like a timestep of x; and the state
-    after it, of which gradients know nothing."""
+    """Scaled outputs from `state` on (None: at rest), in which membrane and pending reset are like a timestep of x; and the
+    state after them, of which gradients know nothing."""
     before = AT_REST if state is None else StateArguments(state.v, state.pending)
     out, v, pending = BURST_CHUNK(inputs_of(x, constants, rule, before))
     return out, BurstState(v, pending if rule.delayed else None)

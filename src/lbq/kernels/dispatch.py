@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from lbq.kernels import cpu
-from lbq.kernels.reference import BurstState, Constants, Rule, burst_sequence, transformed
+from lbq.kernels.reference import BurstState, Constants, Rule, burst_sequence, priced_sequence, transformed
 from lbq.native.choose import choose
 
 
@@ -54,6 +54,18 @@ def burst(x: Tensor, constants: Constants, rule: Rule) -> Tensor:
 
         return operators.burst(x, constants, rule)
     return burst_sequence(x, constants, rule)[0]
+
+
+def burst_priced(x: Tensor, constants: Constants, rule: Rule) -> tuple[Tensor, Tensor]:
+    """Scaled outputs from rest, and the sums of `reference.priced_sequence`."""
+    kernel = kernel_for(x, constants, rule)
+    if kernel == "native":
+        return cpu.priced_sequence(x, constants, rule)
+    if kernel == "fused":
+        from lbq.kernels.gpu import operators
+
+        return operators.burst_priced(x, constants, rule)
+    return priced_sequence(x, constants, rule)
 
 
 def burst_chunk(

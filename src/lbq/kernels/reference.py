@@ -16,6 +16,7 @@ division, never a product with 1 / step, which gives another level at exact mult
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -90,10 +91,11 @@ class BurstState(NamedTuple):
 
 
 class Emission(NamedTuple):
-    """One timestep's output: `scaled` = step * S (differentiable) and `level` = S as a float tensor."""
+    """One timestep's output: `scaled` = step * S and `size` = |S|, both with the gradients of B, and `level` = S, as floats."""
 
     scaled: Tensor
     level: Tensor
+    size: Tensor
 
 
 def exporting() -> bool:
@@ -216,16 +218,17 @@ def burst_step(x: Tensor, state: BurstState | None, constants: Constants, rule: 
         r = ladder_coordinate(u, thresholds, reached)
         level = torch.where(u.isnan(), u.detach(), reached.to(u.dtype))
     spikes = straight_through(r, level, tail, rule.n_max, rule.surrogate, rule.signed)
-    scaled = (step if scale is None else scale) * spikes
+    size = spikes * r.detach().sign() if rule.signed else spikes
+    emission = Emission((step if scale is None else scale) * spikes, level, size)
 
     if rule.reset == "hard":
-        return Emission(scaled, level), BurstState(u * (1 - alpha * level.sign().abs()))
+        return emission, BurstState(u * (1 - alpha * level.sign().abs()))
     drop = alpha * step * (level if rule.reset == "level" else level.sign())
     if not rule.reset_grad:
         drop = drop.detach()
     if rule.decay_reset:
-        return Emission(scaled, level), BurstState(u - drop)
-    return Emission(scaled, level), BurstState(u, drop)
+        return emission, BurstState(u - drop)
+    return emission, BurstState(u, drop)
 
 
 def compute_dtype(x: Tensor) -> torch.dtype:
@@ -237,18 +240,47 @@ def burst_sequence(
     x: Tensor, constants: Constants, rule: Rule, state: BurstState | None = None
 ) -> tuple[Tensor, BurstState | None]:
     """Scaled outputs step * S of a whole sequence of currents `x` [T, B, ...], and the state after it."""
+    outputs, after = [], state
+    for emission, after in _emitted(x, constants, rule, state):  # noqa: B007 - the last one is returned
+        outputs.append(emission.scaled.to(x.dtype))
+    return _joined(x, outputs, constants, rule), after
+
+
+def priced_sequence(x: Tensor, constants: Constants, rule: Rule) -> tuple[Tensor, Tensor]:
+    """Scaled outputs from rest, and two sums over all of them, `[2]`: of |S|, with the gradients of B, and of the set bits of
+    |S|, which have none. A price on the first sum is a price on every level."""
+    outputs, sums = [], x.new_zeros(2, dtype=compute_dtype(x))
+    for emission, _ in _emitted(x, constants, rule, None):
+        outputs.append(emission.scaled.to(x.dtype))
+        sums = sums + torch.stack([emission.size.sum(), set_bits(emission.level, rule.n_max).sum()])
+    return _joined(x, outputs, constants, rule), sums
+
+
+def set_bits(level: Tensor, n_max: int) -> Tensor:
+    """How many bits of |S| are 1."""
+    size = level.detach().abs().to(torch.int32)
+    bits = (size >> bit & 1 for bit in range(n_max.bit_length()))
+    return sum(bits, torch.zeros_like(size)).to(level.dtype)
+
+
+def _emitted(
+    x: Tensor, constants: Constants, rule: Rule, state: BurstState | None
+) -> Iterator[tuple[Emission, BurstState]]:
+    """What is emitted at each timestep of `x` [T, B, ...], and the state after it."""
     dtype = compute_dtype(x)
-    outputs = []
     for current in x.unbind(0):
         emission, state = burst_step(current.to(dtype), state, constants, rule)
-        outputs.append(emission.scaled.to(x.dtype))
+        yield emission, state
+
+
+def _joined(x: Tensor, outputs: list[Tensor], constants: Constants, rule: Rule) -> Tensor:
     out = torch.stack(outputs) if outputs else x.clone()
     alone = len(outputs) == 1
     unused = (constants.leak if alone else 1.0, constants.alpha if alone or not rule.reset_grad else 1.0)
     for value in unused:  # their gradient is 0 and not None, as that of the other kernels, and as DDP expects it
         if isinstance(value, Tensor) and value.requires_grad:
             out = out + 0 * value.to(out.dtype)
-    return out, state
+    return out
 
 
 def check_plain(grad: Tensor) -> None:
@@ -261,10 +293,5 @@ def check_plain(grad: Tensor) -> None:
 @torch.no_grad()
 def burst_levels(x: Tensor, constants: Constants, rule: Rule) -> Tensor:
     """Levels S of a whole sequence `x` [T, B, ...] from rest, as a float tensor of the same shape."""
-    x = x.to(compute_dtype(x))
-    state: BurstState | None = None
-    levels = []
-    for current in x.unbind(0):
-        emission, state = burst_step(current, state, constants, rule)
-        levels.append(emission.level)
-    return torch.stack(levels) if levels else torch.empty_like(x)
+    levels = [emission.level for emission, _ in _emitted(x, constants, rule, None)]
+    return torch.stack(levels) if levels else torch.empty_like(x, dtype=compute_dtype(x))

@@ -23,7 +23,7 @@ struct plan {
     float *row_step, *row_scale;   /* step and scale spread over a row */
     const float *scale;
     double *totals;                /* gradients of step and scale, [channels] each, and of the four scalars */
-    double *partial;               /* the same of every unit */
+    double *partial;               /* the same of every unit; forward, what it emitted: [2, 16], lane by lane */
     int64_t partial_each;
 };
 
@@ -57,11 +57,12 @@ static void run_unit(void *context, int64_t unit) {
         __atomic_store_n(&p->failed, 1, __ATOMIC_RELAXED);
         return;
     }
-    double *own = p->backward ? p->partial + unit * p->partial_each : NULL;
+    double *own = p->partial ? p->partial + unit * p->partial_each : NULL;
     double *sums[6] = {0};
+    if (own && !p->backward) sums[0] = own, sums[1] = own + 16;
     if (p->rows) {
         int64_t first = unit * p->rows_each, last = first + p->rows_each;
-        if (own) {
+        if (own && p->backward) {
             sums[0] = own, sums[1] = own + p->row + 16;
             for (int q = 0; q < 4; q++) sums[2 + q] = own + 2 * (p->row + 16) + 16 * q;
         }
@@ -70,7 +71,7 @@ static void run_unit(void *context, int64_t unit) {
     } else {
         int64_t run = unit / p->parts, begin = unit % p->parts * UNIT, length = c->outer * c->channels * c->inner / p->runs;
         int64_t n = length - begin < UNIT ? length - begin : UNIT, channel = run % c->channels;
-        if (own)
+        if (own && p->backward)
             for (int q = 0; q < 6; q++) sums[q] = own + 16 * q;
         p->stretch(c, p->backward, run * length + begin, n, c->step + channel, p->scale + channel, 0, sums, scratch);
     }
@@ -109,6 +110,15 @@ static void collect(const struct plan *p) {
     for (int q = 0; q < 4; q++) c->by_scalars[q] = (float)by_scalars[q];
 }
 
+static void collect_emitted(const struct plan *p) {
+    double sizes = 0, bits = 0;
+    for (int64_t unit = 0; unit < p->units; unit++) {
+        sizes += lanes_sum(p->partial + unit * p->partial_each);
+        bits += lanes_sum(p->partial + unit * p->partial_each + 16);
+    }
+    p->call->by_level[0] = (float)sizes, p->call->by_level[1] = (float)bits;
+}
+
 static float number(const float *at) { return at ? *at : 1; }
 
 static int run(struct lbq_burst own, int backward) {
@@ -137,13 +147,15 @@ static int run(struct lbq_burst own, int backward) {
         p.units = p.runs * p.parts;
         p.partial_each = 96;
     }
-    if (backward && !p.failed) {
+    if (!backward) p.partial_each = 32;
+    if ((backward || c->by_level) && !p.failed) {
         p.totals = calloc((size_t)(2 * c->channels + 4), sizeof(double));
         p.partial = calloc((size_t)(p.units * p.partial_each + 1), sizeof(double));
         if (!p.totals || !p.partial) p.failed = 1;
     }
     if (!p.failed) lbq_parallel(slab * c->timesteps < FEW ? 1 : c->threads, p.units, run_unit, &p);
     if (backward && !p.failed) collect(&p);
+    if (!backward && c->by_level && !p.failed) collect_emitted(&p);
     free(p.row_step), free(p.row_scale), free(p.totals), free(p.partial);
     return p.failed;
 }

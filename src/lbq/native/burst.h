@@ -152,6 +152,16 @@ struct state {
     vf v, pending;
 };
 
+struct emitted { /* by one column: the sum of |S|, and that of their set bits */
+    vf sizes, bits;
+};
+
+INLINE vf set_bits(vf size, int n_max) {
+    vi whole = __builtin_convertvector(size, vi), count = {0};
+    for (int bit = 0; n_max >> bit; bit++) count += whole >> bit & 1;
+    return __builtin_convertvector(count, vf);
+}
+
 INLINE vf load_some(const float *p, int64_t n) { /* the first n, and zeros */
     float lanes[LANES] = {0};
     memcpy(lanes, p, (size_t)n * sizeof(float));
@@ -172,13 +182,18 @@ INLINE void keep_state(const struct lbq_burst *c, int64_t at, int64_t n, struct 
 }
 
 INLINE struct state forward_column(const struct lbq_burst *c, int rounding, int reset, const float *x, int64_t x_time,
-                                   float *out, int64_t out_time, vf step, vf scale, int rested, struct state before) {
+                                   float *out, int64_t out_time, vf step, vf scale, int rested, struct state before,
+                                   struct emitted *sum) {
     vf v = before.v, pending = before.pending;
     vf unit = reset == RESET_HARD ? all(c->alpha) : c->alpha * step;
     for (int64_t t = 0; t < c->timesteps; t++) {
         vf u = integrate(c, reset, t == 0 && rested, v, pending, load(x + t * x_time));
         vf level = level_of(u / step, rounding, (float)c->n_max);
         store(out + t * out_time, scale * level);
+        if (sum) {
+            sum->sizes += magnitude(level);
+            sum->bits += set_bits(magnitude(level), c->n_max);
+        }
         vf drops = drops_of(level, reset);
         pending = unit * (reset == RESET_HARD ? magnitude(drops) : drops);
         v = membrane(c, reset, u, pending);
@@ -190,10 +205,10 @@ struct columns { /* what one column adds to the learned constants */
     vf step, scale, tail, leak, alpha, gain;
 };
 
-/* trace: 4 * LANES floats for each timestep: U, r, level, V. */
+/* trace: 4 * LANES floats for each timestep: U, r, level, V. price: the gradient of every |S|. */
 INLINE struct columns backward_column(const struct lbq_burst *c, int rounding, int reset, int surrogate, const float *x,
                                       int64_t x_time, const float *grad, float *out, int64_t time, vf step, vf scale,
-                                      float *trace, int rested, struct state before) {
+                                      float *trace, int rested, struct state before, int priced, vf price) {
     vf v = before.v, pending = before.pending;
     vf unit = reset == RESET_HARD ? all(c->alpha) : c->alpha * step;
     for (int64_t t = 0; t < c->timesteps; t++) {
@@ -213,7 +228,9 @@ INLINE struct columns backward_column(const struct lbq_burst *c, int rounding, i
         const float *at = trace + t * 4 * LANES;
         vf u = load(at), r = load(at + LANES), level = load(at + 2 * LANES), drops = drops_of(level, reset);
         vf g = load(grad + t * time), bend = all(0);
-        vf spikes = g * scale, slope = slope_of(is_signed ? magnitude(r) : r, surrogate, c->n_max, c->tail, &bend);
+        vf spikes = g * scale;
+        if (priced) spikes += is_signed ? price * sign_of(r) : price;
+        vf slope = slope_of(is_signed ? magnitude(r) : r, surrogate, c->n_max, c->tail, &bend);
         vf by_r = spikes * slope, now = by_r * inverse;
         sum.scale += g * level;
         sum.step -= now * r;
@@ -256,10 +273,11 @@ INLINE void add_lanes(double *into, vf values) {
 }
 
 /* A stretch of n neighbouring neurons. chunk: there is a state before or after; to look for one at every column would
- * take time. per_element: step and scale are [n], and so are the sums of their gradients; otherwise they hold for the
- * whole stretch and all sums are [16], lane by lane. sums: step, scale, tail, leak, alpha, gain. scratch: (4 + 3) * LANES
- * floats for each timestep, for the trace and a last column that is not full. */
-INLINE void stretch(const struct lbq_burst *c, int backward, int chunk, int rounding, int reset, int surrogate,
+ * take time. priced: what is emitted is summed, and its gradient is the price. per_element: step and scale are [n], and so
+ * are the sums of their gradients; otherwise they hold for the whole stretch and all sums are [16], lane by lane.
+ * sums: sizes and bits of what is emitted, or backward step, scale, tail, leak, alpha, gain. scratch: (4 + 3) * LANES floats
+ * for each timestep, for the trace and a last column that is not full. */
+INLINE void stretch(const struct lbq_burst *c, int backward, int chunk, int priced, int rounding, int reset, int surrogate,
                     int64_t start, int64_t n, const float *step, const float *scale, int per_element,
                     double *const sums[6], float *scratch) {
     int rested = !chunk || !c->v;
@@ -267,6 +285,8 @@ INLINE void stretch(const struct lbq_burst *c, int backward, int chunk, int roun
     float *trace = scratch, *x_last = trace + c->timesteps * 4 * LANES;
     float *grad_last = x_last + c->timesteps * LANES, *out_last = grad_last + c->timesteps * LANES;
     vf one_step = all(per_element ? 1 : *step), one_scale = all(per_element ? 1 : *scale);
+    float prices[LANES];
+    store(prices, all(priced && backward ? *c->price_at : 0));
     for (int64_t i = 0; i < n; i += LANES) {
         const float *x = c->x + start + i, *grad = backward ? c->grad + start + i : NULL;
         float *out = c->out ? c->out + start + i : NULL;
@@ -289,14 +309,18 @@ INLINE void stretch(const struct lbq_burst *c, int backward, int chunk, int roun
             if (out) out = out_last;
         }
         struct state state = {all(0), all(0)};
+        int64_t lane = i % 16, own = per_element ? i : lane;
         if (chunk) state = state_before(c, start + i, rest);
         if (!backward) {
-            state = forward_column(c, rounding, reset, x, x_time, out, time, one_step, one_scale, rested, state);
+            struct emitted emitted = {all(0), all(0)};
+            state = forward_column(c, rounding, reset, x, x_time, out, time, one_step, one_scale, rested, state,
+                                   priced ? &emitted : NULL);
             if (chunk) keep_state(c, start + i, rest, state);
+            if (priced) add_lanes(sums[0] + lane, emitted.sizes), add_lanes(sums[1] + lane, emitted.bits);
         } else {
+            vf price = priced ? load_some(prices, rest) : all(0); /* none for what only fills the last column */
             struct columns sum = backward_column(c, rounding, reset, surrogate, x, x_time, grad, out, time, one_step,
-                                                 one_scale, trace, rested, state);
-            int64_t lane = i % 16, own = per_element ? i : lane;
+                                                 one_scale, trace, rested, state, priced, price);
             add_lanes(sums[0] + own, sum.step);
             add_lanes(sums[1] + own, sum.scale);
             if (c->need_tail) add_lanes(sums[2] + lane, sum.tail);
@@ -313,26 +337,32 @@ INLINE void stretch(const struct lbq_burst *c, int backward, int chunk, int roun
 }
 
 /* The paper's neuron gets code of its own; all others share one body that asks at every step which rule it follows. */
-INLINE void stretch_by_rule(const struct lbq_burst *c, int backward, int chunk, int64_t start, int64_t n,
+INLINE void stretch_by_rule(const struct lbq_burst *c, int backward, int chunk, int priced, int64_t start, int64_t n,
                             const float *step, const float *scale, int per_element, double *const sums[6],
                             float *scratch) {
     if (c->rounding == ROUND_FLOOR && c->reset == RESET_ONCE && c->surrogate == RELSG_ET)
-        stretch(c, backward, chunk, ROUND_FLOOR, RESET_ONCE, RELSG_ET, start, n, step, scale, per_element, sums, scratch);
+        stretch(c, backward, chunk, priced, ROUND_FLOOR, RESET_ONCE, RELSG_ET, start, n, step, scale, per_element, sums,
+                scratch);
     else
-        stretch(c, backward, chunk, c->rounding, c->reset, c->surrogate, start, n, step, scale, per_element, sums, scratch);
+        stretch(c, backward, chunk, priced, c->rounding, c->reset, c->surrogate, start, n, step, scale, per_element, sums,
+                scratch);
 }
 
 void NAME(lbq_burst_stretch)(const struct lbq_burst *c, int backward, int64_t start, int64_t n, const float *step,
                              const float *scale, int per_element, double *const sums[6], float *scratch) {
     int chunk = c->v || c->v_after;
-    if (!backward && !chunk)
-        stretch_by_rule(c, 0, 0, start, n, step, scale, per_element, sums, scratch);
+    if (!backward && c->by_level)
+        stretch_by_rule(c, 0, 0, 1, start, n, step, scale, per_element, sums, scratch);
+    else if (!backward && !chunk)
+        stretch_by_rule(c, 0, 0, 0, start, n, step, scale, per_element, sums, scratch);
     else if (!backward)
-        stretch_by_rule(c, 0, 1, start, n, step, scale, per_element, sums, scratch);
+        stretch_by_rule(c, 0, 1, 0, start, n, step, scale, per_element, sums, scratch);
+    else if (c->price_at)
+        stretch_by_rule(c, 1, 0, 1, start, n, step, scale, per_element, sums, scratch);
     else if (!chunk)
-        stretch_by_rule(c, 1, 0, start, n, step, scale, per_element, sums, scratch);
+        stretch_by_rule(c, 1, 0, 0, start, n, step, scale, per_element, sums, scratch);
     else
-        stretch_by_rule(c, 1, 1, start, n, step, scale, per_element, sums, scratch);
+        stretch_by_rule(c, 1, 1, 0, start, n, step, scale, per_element, sums, scratch);
 }
 
 void NAME(lbq_exp)(const float *x, float *out, int64_t n) {

@@ -58,6 +58,8 @@ struct lbq_burst {
     const float *v, *pending;      /* the state before, [slab]; v NULL: at rest; pending NULL: nothing is */
     float *v_after;                /* forward: the state after, [slab], or NULL */
     float *pending_after;
+    float *by_level;               /* forward: [2], sums of |S| and of their set bits, or NULL; never with a state */
+    const float *price_at;         /* backward: the gradient of the first sum, or NULL */
     const float *tail_at, *leak_at, *alpha_at, *gain_at; /* one number each; NULL: 1 */
     float tail, leak, alpha, gain;                       /* the same, which the library itself reads from there */
     int32_t n_max, rounding, reset, surrogate;

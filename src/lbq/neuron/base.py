@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from lbq.graph import NeuronSpec
 from lbq.kernels import surrogate as surrogates
-from lbq.kernels.dispatch import burst, burst_chunk, fuses_norm, kernel_for
+from lbq.kernels.dispatch import burst, burst_chunk, burst_priced, fuses_norm, kernel_for
 from lbq.kernels.reference import BurstState, Constants, Rule, burst_levels, burst_step, compute_dtype
 from lbq.neuron.checks import check_alone, check_choice, check_flag, check_unit, logit, register_number, unit_interval
 from lbq.neuron.hooks import is_watched
@@ -44,6 +44,7 @@ class SpikingNeuron(nn.Module, ABC):
     beta: Tensor
     eta: Tensor
     cached_constants: dict[Any, Constants] | None = None  # by dtype and dimensions, while `unchanging` is entered
+    emitted: list[Tensor] | None = None  # sums of what was emitted in each call, while `summing_levels` is entered
 
     def __init__(
         self,
@@ -201,13 +202,21 @@ class SpikingNeuron(nn.Module, ABC):
         Where `fuses` holds, BatchNorm `norm` and the add of `residual` may be left to the neuron, which computes them in the
         same pass; `x` is then what enters BatchNorm. With `timesteps` it is `[B, ...]`, shown that often.
         """
+        priced = self.emitted is not None
         if norm is None:
             check_alone(residual, timesteps)
-            return burst(self.check_input(x), self.constants(x), self.rule)
-        sequence = self.check_input(x if timesteps is None else x.unsqueeze(0).expand(timesteps, *x.shape))
-        from lbq.kernels.gpu.operators import norm_burst
+            constants = self.constants(self.check_input(x))
+            out: Any = (burst_priced if priced else burst)(x, constants, self.rule)
+        else:
+            sequence = self.check_input(x if timesteps is None else x.unsqueeze(0).expand(timesteps, *x.shape))
+            from lbq.kernels.gpu.operators import norm_burst
 
-        return norm_burst(x, norm, self.constants(sequence), self.rule, residual, timesteps)  # type: ignore[arg-type]
+            out = norm_burst(x, norm, self.constants(sequence), self.rule, residual, timesteps, priced)  # type: ignore[arg-type]
+        if self.emitted is None:
+            return out
+        scaled, sums = out
+        self.emitted.append(sums)
+        return scaled
 
     def kernel(self, timesteps: int, dtype: torch.dtype = torch.float32) -> str:
         """Which kernel runs its sequences of so many timesteps: the chosen one where it can, else the reference."""
@@ -305,3 +314,17 @@ def unchanging(net: nn.Module) -> Iterator[None]:
     finally:
         for neuron in neurons:
             neuron.cached_constants = None
+
+
+@contextmanager
+def summing_levels(net: nn.Module) -> Iterator[dict[str, list[Tensor]]]:
+    """By neuron, the sums that each of its forward calls emits within the context, `[2]`: of |S|, differentiable, and of the
+    set bits of |S|."""
+    neurons = neurons_of(net)
+    for neuron in neurons.values():
+        neuron.emitted = []
+    try:
+        yield {name: neuron.emitted for name, neuron in neurons.items() if neuron.emitted is not None}
+    finally:
+        for neuron in neurons.values():
+            neuron.emitted = None

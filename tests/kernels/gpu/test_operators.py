@@ -636,7 +636,7 @@ def variant(rule, *sums, **more):
     steps = launch.neuron_constants(rule, False, True, False)
     return {**shared, **steps, **launch.backward_constants(rule, sums), **more}
 shared = dict(T=2, NORM=True, RESIDUAL=True, SCALE=False, LAYOUT="last", BR=8, BC=128, BEFORE=False, PENDING=False,
-              AFTER=False, SHOWN=False, WHOLE=False)
+              AFTER=False, SHOWN=False, WHOLE=False, BITS=0, PRICED=False)
 rule = RuleArguments(5, "relsg_et", "floor", "once", True, True, False)
 late = RuleArguments(5, "arctan", "strict", "once", False, True, False)
 alone = dict(NORM=False, RESIDUAL=False, WHOLE=True, LAYOUT="flat")
@@ -646,6 +646,7 @@ chunk = variant(late, "leak", **alone, BEFORE=True, PENDING=True)
 kernels = [
     (bursts.burst_forward, both), (bursts.burst_backward, both), (bursts.burst_backward, variant(rule, "step", **alone)),
     (bursts.burst_forward, {**chunk, "AFTER": True}), (bursts.burst_backward, chunk),
+    (bursts.burst_forward, {**both, "BITS": 3}), (bursts.burst_backward, {**both, "PRICED": True}),
     (bursts.burst_forward, variant(RELU, T=1, LEAK=False)),
     (bursts.burst_backward, variant(RELU, "current", "hat", T=1, LEAK=False, SHOWN=True)),
     (bursts.norm_backward, dict(LAYOUT="any", BR=8, BC=128)), (moments.moments_partial, dict(LAYOUT="last", BR=32, BC=128)),

@@ -143,22 +143,31 @@ def forward(
     residual: Tensor | None = None,
     before: StateArguments = AT_REST,
     after: StateArguments = AT_REST,
+    sums: Tensor | None = None,
 ) -> Tensor:
-    """x `[T, B, ...]`, or `[1, B, ...]` to be shown at every timestep. after: written to, laid as a timestep of x."""
+    """x `[T, B, ...]`, or `[1, B, ...]` to be shown at every timestep. after: written to, laid as a timestep of x. sums:
+    written to, as in `reference.priced_sequence`."""
     x = settled(x)
     out = sequence_like(x, timesteps)
     if out.numel() == 0:
+        if sums is not None:
+            sums.zero_()
         return out
     slab = slab_of(x.shape[1:], x.stride()[1:], norm is not None or neuron.by_channel, tile_for(timesteps))
     grid, arguments, constants = burst_launch(x, out, timesteps, neuron, norm, residual, before, slab, PROGRAMS)
+    emitted = neuron.step if sums is None else sums.new_empty(2, grid[0] * grid[1])
     with on_device(x):
         bursts.burst_forward[grid](
             *arguments,
             neuron.step if after.v is None else after.v,
             neuron.step if after.pending is None else after.pending,
+            emitted,
             AFTER=after.v is not None,
+            BITS=0 if sums is None else neuron.rule.n_max.bit_length(),
             **constants,
         )
+        if sums is not None:
+            torch.sum(emitted, 1, out=sums)
     return out
 
 
@@ -177,9 +186,10 @@ def backward(
     residual: Tensor | None = None,
     shown: bool = False,
     before: StateArguments = AT_REST,
+    price: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The gradient of what the neuron receives, and `sums` of SUMS, `[sums, channels]`, or `[sums, 1]` where nothing depends
-    on the channel. shown: x `[1, B, ...]` was shown at every timestep."""
+    on the channel. shown: x `[1, B, ...]` was shown at every timestep. price: its first number is the gradient of every |S|."""
     timesteps = grad.shape[0]
     x = settled(x)
     grad = ordered_like(grad, x)
@@ -198,9 +208,11 @@ def backward(
             grad,
             partial,
             neuron.tail,
+            neuron.step if price is None else price.contiguous(),
             grad.stride(0),
             SHOWN=shown,
             WHOLE=not by_channel,
+            PRICED=price is not None,
             **constants,
             **backward_constants(neuron.rule, sums),
         )

@@ -76,8 +76,8 @@ class BurstKernel(DifferentiableKernel[Burst]):
         return sequence_like(settled(inputs.x))
 
     def backward(self, inputs: Burst, grads: Sequence[Tensor], targets: Sequence[str]) -> tuple[Tensor, Tensor]:
-        sums = learned_sums(inputs.neuron, targets)
-        return launch.backward(grads[0], inputs.x, inputs.neuron, sums, before=inputs.before)
+        sums, price = learned_sums(inputs.neuron, targets), grads[1] if len(grads) > 1 else None
+        return launch.backward(grads[0], inputs.x, inputs.neuron, sums, before=inputs.before, price=price)
 
     def backward_fake(self, inputs: Burst, targets: Sequence[str]) -> tuple[Tensor, Tensor]:
         x, neuron = inputs.x, inputs.neuron
@@ -105,7 +105,20 @@ class ChunkKernel(BurstKernel):
         return sequence_like(x), *launch.states_like(x, inputs.neuron.rule)
 
 
-BURST, BURST_CHUNK = BurstKernel(), ChunkKernel()
+class PricedKernel(BurstKernel):
+    """Scaled outputs, and the sums of `reference.priced_sequence`."""
+
+    name, outputs = "burst_priced", 2
+
+    def forward(self, inputs: Burst) -> tuple[Tensor, Tensor]:
+        sums = inputs.x.new_empty(2, dtype=torch.float32)
+        return launch.forward(inputs.x, inputs.x.shape[0], inputs.neuron, before=inputs.before, sums=sums), sums
+
+    def forward_fake(self, inputs: Burst) -> tuple[Tensor, Tensor]:
+        return sequence_like(settled(inputs.x)), inputs.x.new_empty(2, dtype=torch.float32)
+
+
+BURST, BURST_CHUNK, BURST_PRICED = BurstKernel(), ChunkKernel(), PricedKernel()
 
 
 # The neuron after BatchNorm and a residual add
@@ -127,10 +140,10 @@ class NormBurstKernel(DifferentiableKernel[NormBurst]):
 
     name, inputs, results = "norm_burst", NormBurst, 3
 
-    def forward(self, inputs: NormBurst) -> Tensor:
+    def forward(self, inputs: NormBurst) -> Any:
         return launch.forward(inputs.x, inputs.timesteps, inputs.neuron, inputs.norm, inputs.residual)
 
-    def forward_fake(self, inputs: NormBurst) -> Tensor:
+    def forward_fake(self, inputs: NormBurst) -> Any:
         return sequence_like(settled(inputs.x), inputs.timesteps)
 
     def backward(
@@ -139,8 +152,9 @@ class NormBurstKernel(DifferentiableKernel[NormBurst]):
         """The gradient of x, that of the neuron's currents (empty without a residual), and sums: those of BatchNorm's bias and
         weight, then the neuron's."""
         x, norm, residual, neuron, _ = inputs
-        sums = ("current", "hat", *learned_sums(neuron, targets))
-        current, totals = launch.backward(grads[0], x, neuron, sums, norm, residual, shown=x.shape[0] == 1)
+        sums, price = ("current", "hat", *learned_sums(neuron, targets)), grads[1] if len(grads) > 1 else None
+        shown = x.shape[0] == 1
+        current, totals = launch.backward(grads[0], x, neuron, sums, norm, residual, shown=shown, price=price)
         by_x = launch.norm_backward(current, x, norm, totals)
         return by_x, x.new_empty(0) if residual is None else current, totals
 
@@ -160,7 +174,21 @@ class NormBurstKernel(DifferentiableKernel[NormBurst]):
         }
 
 
-NORM_BURST = NormBurstKernel()
+class NormPricedKernel(NormBurstKernel):
+    """Scaled outputs, and the sums of `reference.priced_sequence`."""
+
+    name, outputs = "norm_burst_priced", 2
+
+    def forward(self, inputs: NormBurst) -> tuple[Tensor, Tensor]:
+        sums = inputs.x.new_empty(2, dtype=torch.float32)
+        x, norm, residual, neuron, timesteps = inputs
+        return launch.forward(x, timesteps, neuron, norm, residual, sums=sums), sums
+
+    def forward_fake(self, inputs: NormBurst) -> tuple[Tensor, Tensor]:
+        return sequence_like(settled(inputs.x), inputs.timesteps), inputs.x.new_empty(2, dtype=torch.float32)
+
+
+NORM_BURST, NORM_PRICED = NormBurstKernel(), NormPricedKernel()
 
 
 # BatchNorm's statistics, which have no gradient of their own
@@ -213,8 +241,14 @@ def burst(x: Tensor, constants: Constants, rule: Rule) -> Tensor:
     return out
 
 
+def burst_priced(x: Tensor, constants: Constants, rule: Rule) -> tuple[Tensor, Tensor]:
+    """The same, and the sums of `reference.priced_sequence`."""
+    out, sums = BURST_PRICED(Burst(x, neuron_arguments(constants, rule), AT_REST))
+    return out, sums
+
+
 def burst_chunk(x: Tensor, constants: Constants, rule: Rule, state: BurstState | None) -> tuple[Tensor, BurstState]:
-    """The same of one timestep or more from `state` on (None: at rest), and the state after them, of which gradients know
+    """Scaled outputs of one timestep or more from `state` on (None: at rest), and the state after them, of which gradients know
     nothing."""
     before = AT_REST if state is None else StateArguments(state.v, state.pending)
     out, v, pending = BURST_CHUNK(Burst(x, neuron_arguments(constants, rule), before))
@@ -228,23 +262,29 @@ def norm_burst(
     rule: Rule,
     residual: Tensor | None = None,
     timesteps: int | None = None,
-) -> Tensor:
+    priced: bool = False,
+) -> Any:
     """Outputs `[T, B, C, ...]` of the neuron that receives BatchNorm of `x` [T, B, C, ...], plus `residual` of that shape.
 
     With `timesteps`, x is `[B, C, ...]` and shown that many times. Updates the running statistics while training.
+    priced: returns the sums of `reference.priced_sequence` too.
     """
-    return _normalised(x, norm, neuron_arguments(constants, rule), residual, timesteps)
+    kernel = NORM_PRICED if priced else NORM_BURST
+    return kernel(_normalised(x, norm, neuron_arguments(constants, rule), residual, timesteps))
 
 
 def norm_relu(x: Tensor, norm: nn.BatchNorm2d, one: Tensor, zero: Tensor, residual: Tensor | None = None) -> Tensor:
     """relu(BatchNorm(x) + residual) of `x` [N, C, ...], for the ANN beside which a burst network is measured."""
     neuron = NeuronArguments(step=one, scale=None, tail=zero, leak=None, alpha=zero, gain=None, rule=RELU)
-    return _normalised(x, norm, neuron, None if residual is None else residual[None], timesteps=1).squeeze(0)
+    added = None if residual is None else residual[None]
+    out: Tensor = NORM_BURST(_normalised(x, norm, neuron, added, timesteps=1))
+    return out.squeeze(0)
 
 
 def _normalised(
     x: Tensor, norm: nn.BatchNorm2d, neuron: NeuronArguments, residual: Tensor | None, timesteps: int | None
-) -> Tensor:
+) -> NormBurst:
+    """What the kernel takes, with statistics of `x` while training, which the running ones follow."""
     folded = x.flatten(0, 1) if timesteps is None else x
     elements = 0
     if norm.training:
@@ -256,13 +296,10 @@ def _normalised(
         track(norm.running_mean, norm.running_var, norm.num_batches_tracked, mean, var, norm.momentum, elements)
     else:
         mean, var = norm.running_mean, norm.running_var
-    out: Tensor = NORM_BURST(
-        NormBurst(
-            x if timesteps is None else x[None],
-            NormArguments(norm.weight, norm.bias, mean, var, norm.eps, elements),
-            residual,
-            neuron,
-            x.shape[0] if timesteps is None else timesteps,
-        )
+    return NormBurst(
+        x if timesteps is None else x[None],
+        NormArguments(norm.weight, norm.bias, mean, var, norm.eps, elements),
+        residual,
+        neuron,
+        x.shape[0] if timesteps is None else timesteps,
     )
-    return out

@@ -13,23 +13,34 @@ import triton
 import triton.language as tl
 
 from lbq.kernels.gpu.tiles.slab import affine, columns, inverse_deviation, per_channel, place
-from lbq.kernels.gpu.tiles.timestep import after_reset, divide, dropped, integrate, quantise, sign, slope, tail_slope
+from lbq.kernels.gpu.tiles.timestep import (
+    after_reset,
+    divide,
+    dropped,
+    integrate,
+    quantise,
+    set_bits,
+    sign,
+    slope,
+    tail_slope,
+)
 
 
 @triton.jit
 def burst_forward(
     x, residual, out, weight, bias, mean, var, step, scale, leak, alpha, gain, v_before, pending_before,
     n_max, eps, rows, channels, inner, elements, x_time, residual_time, out_time, programs, tiles,
-    v_after, pending_after,
+    v_after, pending_after, emitted,
     T: tl.constexpr, NORM: tl.constexpr, RESIDUAL: tl.constexpr, BEFORE: tl.constexpr, PENDING: tl.constexpr,
     SCALE: tl.constexpr, STEPS: tl.constexpr, LEAK: tl.constexpr, GAIN: tl.constexpr, ROUNDING: tl.constexpr,
     RESET: tl.constexpr, DECAY: tl.constexpr, SIGNED: tl.constexpr, FMA: tl.constexpr, LAYOUT: tl.constexpr,
-    BR: tl.constexpr, BC: tl.constexpr, AFTER: tl.constexpr,
+    BR: tl.constexpr, BC: tl.constexpr, AFTER: tl.constexpr, BITS: tl.constexpr,
 ):  # fmt: skip
     """Scaled outputs of all timesteps. x_time = 0 shows one slab at every timestep.
 
     BEFORE, PENDING: there is a membrane before the first timestep, and a reset to be subtracted from it. AFTER: both are
         written after the last one, the reset where the rule delays it.
+    BITS > 0: each program writes to `emitted` [2, all programs] the sums of its |S| and of their lowest bits.
     """
     column, known = columns(channels, BC)
     gamma = per_channel(step, column, known, 1.0, STEPS)
@@ -43,6 +54,8 @@ def burst_forward(
     if NORM:
         factor, shift = affine(weight, bias, mean, var, eps, column, known)
 
+    sizes = tl.zeros([BR, BC], tl.float32)
+    bits = sizes
     for tile in range(tiles):
         row0 = (tile * programs + tl.program_id(0)) * BR
         base, offset, mask = place(row0, rows, channels, inner, elements, LAYOUT, BR, BC)
@@ -64,6 +77,9 @@ def burst_forward(
             u = integrate(v, pending, z, beta, drive, t == 0 and not BEFORE, LEAK, GAIN, DECAY)
             s = quantise(divide(u, gamma, over, FMA), n_max, ROUNDING)
             tl.store(po + offset, (worth * s).to(out.dtype.element_ty), mask)
+            if BITS > 0:
+                sizes += tl.where(mask, tl.abs(s), 0.0)
+                bits += tl.where(mask, set_bits(s, BITS), 0.0)
             pending = dropped(s, share, gamma, RESET, SIGNED)
             v = after_reset(u, s, pending, share, RESET, DECAY)
             px += x_time
@@ -73,20 +89,24 @@ def burst_forward(
             tl.store(v_after + base + offset, v, mask)
             if not DECAY and RESET != "hard":
                 tl.store(pending_after + base + offset, pending, mask)
+    if BITS > 0:
+        row = tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)
+        tl.store(emitted + row, tl.sum(tl.sum(sizes, axis=0), axis=0))
+        tl.store(emitted + tl.num_programs(0) * tl.num_programs(1) + row, tl.sum(tl.sum(bits, axis=0), axis=0))
 
 
 @triton.jit
 def burst_backward(
     x, residual, out, weight, bias, mean, var, step, scale, leak, alpha, gain, v_before, pending_before,
     n_max, eps, rows, channels, inner, elements, x_time, residual_time, out_time, programs, tiles,
-    grad, partial, tail, grad_time,
+    grad, partial, tail, price, grad_time,
     T: tl.constexpr, NORM: tl.constexpr, RESIDUAL: tl.constexpr, BEFORE: tl.constexpr, PENDING: tl.constexpr,
     SCALE: tl.constexpr, STEPS: tl.constexpr, LEAK: tl.constexpr, GAIN: tl.constexpr, ROUNDING: tl.constexpr,
     RESET: tl.constexpr, DECAY: tl.constexpr, SIGNED: tl.constexpr, FMA: tl.constexpr, LAYOUT: tl.constexpr,
     BR: tl.constexpr, BC: tl.constexpr, SURROGATE: tl.constexpr, RESET_GRAD: tl.constexpr, DETACH: tl.constexpr,
     SUM_CURRENT: tl.constexpr, SUM_HAT: tl.constexpr, SUM_STEP: tl.constexpr, SUM_SCALE: tl.constexpr,
     SUM_TAIL: tl.constexpr, SUM_LEAK: tl.constexpr, SUM_ALPHA: tl.constexpr, SUM_GAIN: tl.constexpr,
-    SHOWN: tl.constexpr, WHOLE: tl.constexpr,
+    SHOWN: tl.constexpr, WHOLE: tl.constexpr, PRICED: tl.constexpr,
 ):  # fmt: skip
     """From the outputs' gradients to `out`, the gradient of what the neuron receives, and to sums over all elements.
 
@@ -95,6 +115,7 @@ def burst_backward(
     SUM_*: the place of each sum in `partial` [places, programs, channels], -1 where it is not needed. CURRENT and HAT are
         the gradients of BatchNorm's bias and weight, the others those of the neuron's constants.
     WHOLE: one sum for all channels, `partial` [places, programs].
+    PRICED: every |S| has the gradient `price`, beside that of the outputs.
     """
     column, known = columns(channels, BC)
     gamma = per_channel(step, column, known, 1.0, STEPS)
@@ -106,6 +127,8 @@ def burst_backward(
     share = tl.load(alpha).to(tl.float32)
     drive = tl.load(gain).to(tl.float32) if GAIN else 1.0
     strength = tl.load(tail).to(tl.float32)
+    if PRICED:
+        fee = tl.load(price).to(tl.float32) / worth  # the same as a gradient of the output
     if NORM:
         factor, shift = affine(weight, bias, mean, var, eps, column, known)
         centre = per_channel(mean, column, known, 0.0, True)
@@ -164,7 +187,10 @@ def burst_backward(
             s = quantise(r, n_max, ROUNDING)
             g = gs[t].to(tl.float32)
             m = tl.abs(r) if SIGNED else r
-            gu = g * slope(m, n_max, strength, SURROGATE)
+            h = g  # and with the price
+            if PRICED:
+                h = g + tl.where(mask, fee * sign(r, SIGNED) if SIGNED else fee, 0.0)
+            gu = h * slope(m, n_max, strength, SURROGATE)
             if SCALE:
                 gu = gu * (worth * over)
                 if SUM_SCALE >= 0:
@@ -175,7 +201,7 @@ def burst_backward(
                 sum_step = tl.fma(gu, -r, sum_step)
             if SUM_TAIL >= 0:
                 lean = tail_slope(m, n_max)
-                sum_tail = tl.fma(g, lean * sign(r, SIGNED) if SIGNED else lean, sum_tail)
+                sum_tail = tl.fma(h, lean * sign(r, SIGNED) if SIGNED else lean, sum_tail)
             if RESET == "hard":
                 mark = tl.where(s != 0, 1.0, 0.0)
                 gu = tl.fma(gv, 1.0 - share * mark, gu)

@@ -58,6 +58,16 @@ def quantise(r, n_max, ROUNDING: tl.constexpr):
 
 
 @triton.jit
+def set_bits(s, BITS: tl.constexpr):
+    """How many of the lowest bits of a level's magnitude are 1, as a float."""
+    size = tl.abs(s).to(tl.int32)
+    count = tl.zeros_like(size)
+    for bit in tl.static_range(BITS):
+        count += (size >> bit) & 1
+    return count.to(tl.float32)
+
+
+@triton.jit
 def divide(u, step, over, FMA: tl.constexpr):
     """u / step, correctly rounded, for over = 1 / step correctly rounded.
 
