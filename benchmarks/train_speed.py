@@ -66,12 +66,19 @@ class OneBatch:
         yield self.batch
 
 
-def trained(neuron: str, timesteps: int, batch: int, graph: bool = True) -> Step:
-    """A step of this package's trainer."""
+def trained(neuron: str, timesteps: int, batch: int, graph: bool = True, **train: Any) -> Step:
+    """A step of this package's trainer. train: further settings of it."""
     tree = {
         "model": {"id": MODEL, "in_channels": 3, "timesteps": timesteps},
         "neuron": {"name": neuron},
-        "train": {"epochs": 1, "batch_size": batch, "precision": "bf16", "channels_last": True, "cuda_graph": graph},
+        "train": {
+            "epochs": 1,
+            "batch_size": batch,
+            "precision": "bf16",
+            "channels_last": True,
+            "cuda_graph": graph,
+            **train,
+        },
     }
     source = OneBatch(batch)
     trainer = Trainer(Config.from_dict(tree), source, DEVICE)
@@ -136,6 +143,9 @@ def steps() -> None:
     show("LBQ T=2 peak memory", peak(trained("lbq", 2, BATCH, graph=False)), "GiB")
     for timesteps in (1, 2, 4):
         show(f"LBQ T={timesteps} batch {BATCH}", measure(trained("lbq", timesteps, BATCH), BATCH))
+    for timesteps in (1, 2, 4):
+        priced = measure(trained("lbq", timesteps, BATCH, level_cost=0.5), BATCH)
+        show(f"LBQ T={timesteps} batch {BATCH} with a price on levels", priced)
     show(f"LBQ T=2 batch {BATCH} without CUDA graph", measure(trained("lbq", 2, BATCH, graph=False), BATCH))
     show("LBQ T=2 batch 64", measure(trained("lbq", 2, 64), 64))
     with choose.use("reference"):

@@ -51,8 +51,9 @@ def trained(config: Config, graph: bool) -> tuple[dict[str, Tensor], list[float]
         {"dropout": 0.3},
         {"loss": "tet"},
         {"optim": {"sam": 0.05, "sam_epochs": 1}},
+        {"level_cost": 0.5, "optim": {"sam": 0.05, "sam_epochs": 1}},
     ],
-    ids=["sgd", "bf16", "adamw", "ema", "dropout", "tet", "sam"],
+    ids=["sgd", "bf16", "adamw", "ema", "dropout", "tet", "sam", "priced"],
 )
 def test_a_captured_step_gives_the_bytes_of_the_step_itself(options: dict[str, Any]) -> None:
     plain, plain_losses, trainer = trained(settings(**options), graph=False)

@@ -506,6 +506,7 @@ def test_records_and_result(tmp_path: Path) -> None:
         ("augment.plain_epochs=1 augment.cutout=2", None),
         ("augment.plain_epochs=3 augment.cutout=2", "augment.plain_epochs are all 3 epochs: augment.policy, cutout, "),
         ("optim.sam_epochs=1", "optim.sam_epochs has no effect without optim.sam"),
+        ("train.level_cost_of=unary", "train.level_cost_of has no effect without train.level_cost"),
         ("optim.sam_epochs=1 optim.sam=0.05", None),
         ("train.ema=0.999", "train.ema=0.999 averages over about 1,000 steps, and there are 12: the weights that "),
         ("train.ema=0.9", None),

@@ -317,10 +317,10 @@ def unchanging(net: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def summing_levels(net: nn.Module) -> Iterator[dict[str, list[Tensor]]]:
+def summing_levels(net: nn.Module, enabled: bool = True) -> Iterator[dict[str, list[Tensor]]]:
     """By neuron, the sums that each of its forward calls emits within the context, `[2]`: of |S|, differentiable, and of the
-    set bits of |S|."""
-    neurons = neurons_of(net)
+    set bits of |S|. Nothing where not `enabled`."""
+    neurons = neurons_of(net) if enabled else {}
     for neuron in neurons.values():
         neuron.emitted = []
     try:

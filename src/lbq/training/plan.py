@@ -110,6 +110,8 @@ def _without_effect(trainer: Trainer) -> Iterator[str]:
         yield "optim.neuron_decay_factor has no effect with optim.neuron_decay=none"
     if o.sam_epochs and not o.sam:
         yield "optim.sam_epochs has no effect without optim.sam"
+    if not t.level_cost and t.level_cost_of != usual.train.level_cost_of:
+        yield "train.level_cost_of has no effect without train.level_cost"
     if "beta" in n and neurons and all(neuron.membrane == "if" for neuron in neurons):
         yield "neuron.beta has no effect: an IF membrane does not leak"
     if neurons and all(neuron.surrogate.tail is None for neuron in neurons):

@@ -22,7 +22,8 @@ class EpochRecord:
     steps, tails, active: of each neuron after the epoch. Where weights are averaged, these and the accuracies are of the
     averaged network; `unaveraged_accuracy` is the test accuracy of the weights as trained. tested_in: the precision of
     accuracies and active ratios. It is the training's, but float32 (or float64, where trained in it) in the last epoch;
-    there the `_as_trained` accuracies are in the training's precision.
+    there the `_as_trained` accuracies are in the training's precision. accumulations: of a training image, as the price on
+    levels counts them, where there is one.
     """
 
     epoch: int
@@ -38,6 +39,7 @@ class EpochRecord:
     test_accuracy_as_trained: float | None = None
     holdout_accuracy_as_trained: float | None = None
     tested_in: str | None = None
+    accumulations: float | None = None
     steps: dict[str, float] = field(default_factory=dict)
     tails: dict[str, float] = field(default_factory=dict)
     active: dict[str, float] = field(default_factory=dict)

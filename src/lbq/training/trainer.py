@@ -29,6 +29,8 @@ from lbq.training import evaluation, optim
 from lbq.training.cuda_graph import CapturedStep
 from lbq.training.distributed import World, synchronise_batchnorm
 from lbq.training.divergence import Sentinel
+from lbq.training.level_cost import priced_levels, summing_levels
+from lbq.training.loss import classification_loss
 from lbq.training.position import EpochRecord, Position
 
 NORM_SAMPLES = 10_000  # training samples that give averaged weights their BatchNorm statistics
@@ -52,7 +54,8 @@ class Trainer:
         self.device = torch.device(device)
         self.between_steps = between_steps
         self.position = Position()
-        self.tally = torch.zeros(3, dtype=torch.float64, device=self.device)  # of this epoch: loss, correct, seen
+        # of this epoch: loss, correct, seen, accumulations
+        self.tally = torch.zeros(4, dtype=torch.float64, device=self.device)
         self.began = time.perf_counter()  # when this epoch began, or would have begun without an interruption
         self._check()
         self.net = build(config).to(self.device)
@@ -60,6 +63,7 @@ class Trainer:
             self.net.double()
         if config.train.channels_last:
             self.net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.level_cost = priced_levels(config, self.net, source)
         if config.train.sync_batchnorm:
             synchronise_batchnorm(self.net)
         self.optimiser = optim.make_optimiser(self.net, config.optim)
@@ -130,6 +134,7 @@ class Trainer:
         self.position = Position(**values["position"])
         self.began = time.perf_counter() - values.get("seconds", 0.0)
         tallies = torch.tensor(values["tally"], dtype=torch.float64, device=self.device)
+        tallies = F.pad(tallies, (0, len(self.tally) - tallies.shape[1]))  # older checkpoints count no accumulations
         if len(tallies) == self.world.size:
             self.tally = tallies[self.world.rank].clone()
         else:  # continued with another number of processes
@@ -193,7 +198,7 @@ class Trainer:
     def _finish_epoch(self) -> EpochRecord:
         """Evaluate an epoch whose steps are done, and move on to the next one."""
         epoch = self.position.epoch + 1
-        loss, correct, seen = self.world.sum(self.tally.clone()).tolist()
+        loss, correct, seen, accumulations = self.world.sum(self.tally.clone()).tolist()
         seconds = time.perf_counter() - self.began
         accuracies = self._accuracies(epoch)
         with self.averaged():
@@ -208,6 +213,7 @@ class Trainer:
             lr=optim.learning_rate(self.position.step - 1, self.batches, self.config),
             seconds=seconds,
             samples_per_second=self.batches * self.config.train.batch_size / seconds,
+            accumulations=accumulations / seen if self.level_cost is not None else None,
             steps=steps,
             tails=tails,
             **accuracies,
@@ -264,11 +270,12 @@ class Trainer:
 
     def _backward(self, x: Tensor, targets: Tensor, labels: Tensor, last: bool, check: bool = True) -> Tensor:
         """Forward and backward over one part of a batch. Counts in the tally and returns the loss."""
-        logits, loss = self._gradients(x, targets, last, check)
+        logits, loss, accumulations = self._gradients(x, targets, last, check)
         mean = logits.mean(0) if self.config.train.loss == "tet" else logits
         correct = (mean.argmax(1) == labels).sum()
         seen = torch.full_like(correct, len(labels))
-        self.tally += torch.stack([loss.double() * len(labels), correct.double(), seen.double()])
+        sums = (loss * len(labels), correct, seen, accumulations)
+        self.tally += torch.stack([value.double() for value in sums])
         if self.sharp:
             statistics = [buffer.clone() for buffer in self.net.buffers()]  # BatchNorm's, at the weights themselves
             with optim.uphill(self.optimiser, self.config.optim.sam):
@@ -278,18 +285,21 @@ class Trainer:
                 buffer.copy_(value)
         return loss
 
-    def _gradients(self, x: Tensor, targets: Tensor, last: bool, check: bool) -> tuple[Tensor, Tensor]:
-        """One forward and backward pass: logits and loss. `last`: the processes average their gradients after it."""
-        t, runner = self.config.train, self.runner
+    def _gradients(self, x: Tensor, targets: Tensor, last: bool, check: bool) -> tuple[Tensor, Tensor, Tensor]:
+        """One forward and backward pass: logits, loss, and accumulations, which are in the gradients where they have a price.
+        `last`: the processes average their gradients after it."""
+        t, runner, cost = self.config.train, self.runner, self.level_cost
         waits = isinstance(runner, DistributedDataParallel) and not last
         with runner.no_sync() if waits else nullcontext():  # type: ignore[operator]
-            with evaluation.autocast(t, self.device):
+            with evaluation.autocast(t, self.device), summing_levels(self.net, bool(cost)) as emitted:
                 logits = runner(x, per_step=True) if t.loss == "tet" else runner(x)
                 loss = self.loss(logits, targets)
             if check:
                 self.sentinel.look(loss, x, self.position)
-            self.scaler.scale(loss / t.accumulate).backward()
-        return logits.detach(), loss.detach()
+            accumulations = torch.zeros_like(loss) if cost is None else cost.accumulations(emitted)
+            total = loss if cost is None else loss + t.level_cost * cost.share(accumulations, len(targets))
+            self.scaler.scale(total / t.accumulate).backward()
+        return logits.detach(), loss.detach(), accumulations.detach()
 
     def _check_all_take_part(self) -> None:
         """After the first backward pass, refuse parameters without a gradient: processes cannot average these."""
@@ -346,15 +356,7 @@ class Trainer:
         return torch.compile(runner) if self.config.train.compile else runner  # type: ignore[return-value]
 
     def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """Cross-entropy of the mean logits, or TET (Deng et al. 2022): cross-entropy at every timestep plus a pull to 1."""
-        if logits.dtype != torch.float64:
-            logits = logits.float()  # soft targets would lose a thousandth in half precision
-        targets = targets.to(logits.dtype)
-        if self.config.train.loss == "ce":
-            return F.cross_entropy(logits, targets)
-        weight = self.config.train.tet_weight
-        every = F.cross_entropy(logits.flatten(0, 1), targets.repeat(logits.shape[0], 1))
-        return (1 - weight) * every + weight * (logits - 1).square().mean()
+        return classification_loss(logits, targets, self.config.train)
 
     # Evaluation
     # ----------------------------------------------------------------------------------------------------------
