@@ -125,8 +125,9 @@ def test_images_stay_on_the_disk_without_a_warning(tmp_path: Path) -> None:
     finally:
         torch.set_warn_always(always)
     assert isinstance(source, ImageSource)
-    assert source.images.data_ptr() == source.dataset.train.images.ctypes.data  # nothing was copied
-    assert np.array_equal(source.images.numpy(), IMAGES)
+    images, _ = source.parts["train"]
+    assert images.data_ptr() == source.dataset.train.images.ctypes.data  # nothing was copied
+    assert np.array_equal(images.numpy(), IMAGES)
 
 
 @pytest.mark.parametrize(
