@@ -119,7 +119,7 @@ def _load(entry: Path, facts: Mapping[str, Any], shape: tuple[int, ...], classes
     try:
         data = np.memmap(entry, np.uint8, "r")
         body, digest = data[:-_DIGEST_BYTES], data[-_DIGEST_BYTES:]
-        if hashlib.sha256(body).digest() != digest.tobytes():
+        if hashlib.sha256(body.data).digest() != digest.tobytes():
             return None
         frames_and_index, length = body[:-_LENGTH_BYTES], int.from_bytes(body[-_LENGTH_BYTES:].tobytes(), "little")
         end = len(frames_and_index) - length
