@@ -141,16 +141,11 @@ def _commit() -> str:
     root = Path(__file__).parents[3]
     if not (root / ".git").exists():
         return ""
-    outputs = []
-    for arguments in (["rev-parse", "HEAD"], ["status", "--porcelain", "--untracked-files=no"]):
-        try:
-            outputs.append(
-                subprocess.check_output(["git", "-C", str(root), *arguments], text=True, stderr=subprocess.DEVNULL)
-            )
-        except (OSError, subprocess.CalledProcessError):
-            return ""
-    commit, changes = outputs
-    return commit.strip() + ("+" if changes else "")
+    command = ["git", "-C", str(root), "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty=+"]
+    try:
+        return subprocess.check_output(command, text=True, stderr=subprocess.DEVNULL).strip()
+    except (OSError, subprocess.CalledProcessError):
+        return ""
 
 
 def write_text(path: Path, text: str) -> None:
