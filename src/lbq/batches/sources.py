@@ -85,7 +85,7 @@ class Source(ABC):
     the data came from, its checksum and its split, for run records.
     """
 
-    augment: ImageAugment | EventAugment | None
+    augment: ImageAugment | EventAugment | None  # of images, unless a subclass chooses another
 
     def __init__(
         self,
@@ -102,6 +102,19 @@ class Source(ABC):
         self.train_numbers, self.holdout_numbers = held_out(train_size, config.data.holdout)
         self.train_size, self.holdout_size = len(self.train_numbers), len(self.holdout_numbers)
         self.test_size = test_size
+        if inputs.static:
+            a = config.augment
+            self.augment = ImageAugment(
+                crop_padding=a.crop or a.shift,
+                flip=a.flip,
+                policy=a.policy or None,
+                cutout=a.cutout,
+                mean=inputs.mean,
+                std=inputs.std,
+                scale=float(inputs.scale),
+                border="replicate" if a.shift else "fill",
+                plain_from=config.plain_from,
+            )
 
     @abstractmethod
     def _load(self, split: Split, batches: Numbers, crops: Crops) -> Iterator[Loaded]:
@@ -151,17 +164,6 @@ class ImageSource(Source):
         about = {"dataset": dataset.name, "source": dataset.source, "sha256": dataset.checksum}
         super().__init__(config, device, inputs, len(train), len(test), about)
         self.dataset = dataset
-        self.augment = ImageAugment(
-            crop_padding=a.crop or a.shift,
-            flip=a.flip,
-            policy=a.policy or None,
-            cutout=a.cutout,
-            mean=train.mean,
-            std=train.std,
-            scale=float(train.scale),
-            border="replicate" if a.shift else "fill",
-            plain_from=config.plain_from,
-        )
 
         def on_device(array: NDArray[Any]) -> Tensor:
             with warnings.catch_warnings():  # the array may be mapped from a file; the tensor is not written to
@@ -265,14 +267,6 @@ class FolderSource(Source):
         counts, labels = f"{len(index.train)} + {len(index.test)}", fingerprint(index.train.labels, index.test.labels)
         about = {"dataset": d.name, "source": str(index.root), "images": counts, "labels": labels}
         super().__init__(config, device, inputs, len(index.train), len(index.test), about)
-        self.augment = ImageAugment(
-            flip=a.flip,
-            policy=a.policy or None,
-            cutout=a.cutout,
-            mean=IMAGENET_MEAN,
-            std=IMAGENET_STD,
-            plain_from=config.plain_from,
-        )
 
     def _load(self, split: Split, batches: Numbers, crops: Crops) -> Iterator[Loaded]:
         loader = torch.utils.data.DataLoader(
@@ -286,4 +280,5 @@ class FolderSource(Source):
             for x, y, numbers in loader:
                 yield tuple(t.to(self.device, non_blocking=True) for t in (x, y, numbers))
         except DataError as error:  # a worker's error has its traceback in the text
+            error.__traceback__ = None  # its frames would keep the workers, which would hold up the end of the process
             raise DataError(str(error).rsplit("DataError: ", 1)[-1].strip()) from None
