@@ -390,6 +390,7 @@ def test_a_damaged_picture_is_one_line_whoever_decodes_it(pictures: Path, tmp_pa
         assert str(caught.value).startswith(
             f"{root / 'train' / 'dark' / '3.png'} cannot be decoded as JPEG, PNG, BMP, WEBP"
         )
+        assert multiprocessing.active_children() == []  # they would hold up the end of the process
 
 
 def test_other_labels_are_other_data(pictures: Path, tmp_path: Path) -> None:

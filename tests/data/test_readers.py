@@ -47,7 +47,7 @@ def test_checksum_is_of_the_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     for part in (train, test):
         expected.update(part.images.tobytes())
         expected.update(part.labels.tobytes())
-    assert Dataset.build("x", train, test, "here").checksum == expected.hexdigest()
+    assert Dataset("x", train, test, "here").checksum == expected.hexdigest()
     monkeypatch.setattr(dataset, "CHUNK_BYTES", 100)  # several parts, not a multiple of an image
     mapped = np.memmap(tmp_path / "x", np.uint8, "w+", shape=train.images.shape)
     mapped[:] = train.images
@@ -60,7 +60,7 @@ def test_checksum_is_of_the_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_a_dataset_is_of_one_kind() -> None:
     train = some_images()
     with pytest.raises(DataError, match="x: image shapes of train and test differ"):
-        Dataset.build("x", train, some_images(images=np.zeros((6, 3, 4, 4), np.uint8)), "here")
+        Dataset("x", train, some_images(images=np.zeros((6, 3, 4, 4), np.uint8)), "here")
     for parts, what in (((train, some_images(0)), "test"), ((some_images(0), train), "train")):
         with pytest.raises(DataError, match=rf"^x: there are no {what} images \(here\): get its files again$"):
-            Dataset.build("x", *parts, "here")
+            Dataset("x", *parts, "here")

@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from lbq import deploy
+from lbq.batches.event_augment import EventAugment
 from lbq.batches.sources import EventSource, ImageSource, open_source
 from lbq.config import Config
 from lbq.data import dataset
@@ -125,8 +126,9 @@ def test_images_stay_on_the_disk_without_a_warning(tmp_path: Path) -> None:
     finally:
         torch.set_warn_always(always)
     assert isinstance(source, ImageSource)
-    assert source.images.data_ptr() == source.dataset.train.images.ctypes.data  # nothing was copied
-    assert np.array_equal(source.images.numpy(), IMAGES)
+    images, _ = source.parts["train"]
+    assert images.data_ptr() == source.dataset.train.images.ctypes.data  # nothing was copied
+    assert np.array_equal(images.numpy(), IMAGES)
 
 
 @pytest.mark.parametrize(
@@ -266,6 +268,7 @@ def test_frames_of_ones_own_are_mirrored_only_where_asked_for(
     }
     source = open_source(Config.from_dict(settings))
     assert isinstance(source, EventSource)
+    assert source.augment is None or isinstance(source.augment, EventAugment)
     assert (source.augment and source.augment.flip) == flip
     assert (len(source.augment.choices) if source.augment else 0) == choices
     index = torch.arange(7)

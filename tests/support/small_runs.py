@@ -52,7 +52,7 @@ def small_digits(train: int = 50, test: int = 31) -> Dataset:
     whole = load_digits()
     parts = ((whole.train, train), (whole.test, test))
     some = [replace(part, images=part.images[:count], labels=part.labels[:count]) for part, count in parts]
-    return Dataset.build("digits", some[0], some[1], whole.source)
+    return Dataset("digits", some[0], some[1], whole.source)
 
 
 def trainer(settings: Config, **options: Any) -> Trainer:

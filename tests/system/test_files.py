@@ -257,3 +257,21 @@ def test_the_commands_look_where_they_write_before_they_work(
     assert err.count("\n") == 1
     assert (tmp_path / "FILE").read_text() == "mine"
     assert names(tmp_path) == ["FILE", "PIPE"]
+
+
+def test_folders_appear_whole_or_not_at_all(tmp_path: Path) -> None:
+    with files.new_folder(tmp_path / "deep" / "run") as partial:
+        (partial / "file").write_text("x")
+        assert not (tmp_path / "deep" / "run").exists()
+    assert (tmp_path / "deep" / "run" / "file").read_text() == "x"
+    with pytest.raises(RunError, match="exists already"), files.new_folder(tmp_path / "deep" / "run", RunError):
+        pass
+    with pytest.raises(ZeroDivisionError), files.new_folder(tmp_path / "failed"):
+        raise ZeroDivisionError
+    assert [p.name for p in tmp_path.iterdir()] == ["deep"]
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunError, match="cannot write under"), files.new_folder(tmp_path / "file" / "run", RunError):
+        pass
+    with pytest.raises(RunError, match="cannot write .*late: "), files.new_folder(tmp_path / "late", RunError):
+        (tmp_path / "late" / "another").mkdir(parents=True)  # by another process, meanwhile
+    assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".")] == []

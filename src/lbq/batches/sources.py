@@ -23,9 +23,9 @@ from lbq.batches.policies import ImageAugment
 from lbq.batches.random import key
 from lbq.config import Config
 from lbq.data.dataset import Dataset, Inputs
-from lbq.data.events.cache import EventSplit
 from lbq.data.events.datasets import EventData
-from lbq.data.folder import FileSplit, load_eval, load_train
+from lbq.data.folder import FolderSplit, load_eval, load_train
+from lbq.data.shards import ShardSplit
 from lbq.data.testset import EVAL_RATIO, FILES, IMAGENET_MEAN, IMAGENET_STD, load_whole, scan_files
 from lbq.errors import ConfigError, DataError
 from lbq.native import cpus
@@ -33,6 +33,10 @@ from lbq.system.signals import STOPS
 
 Part = Literal["test", "holdout"]
 Batch = tuple[Tensor, Tensor]  # inputs on the device, labels
+Split = Literal["train", "test"]  # of the dataset
+Numbers = list[NDArray[np.int64]]  # of the samples of each batch
+Crops = tuple[int, int] | None  # the seed and epoch of random crops
+Loaded = tuple[Tensor, Tensor, Tensor]  # inputs, labels and numbers of a batch's samples, on the device
 
 MIRRORED_IS_ANOTHER = (
     "dvs_gesture",
@@ -81,6 +85,8 @@ class Source(ABC):
     the data came from, its checksum and its split, for run records.
     """
 
+    augment: ImageAugment | EventAugment | None  # of images, unless a subclass chooses another
+
     def __init__(
         self,
         config: Config,
@@ -96,23 +102,44 @@ class Source(ABC):
         self.train_numbers, self.holdout_numbers = held_out(train_size, config.data.holdout)
         self.train_size, self.holdout_size = len(self.train_numbers), len(self.holdout_numbers)
         self.test_size = test_size
+        if inputs.static:
+            a = config.augment
+            self.augment = ImageAugment(
+                crop_padding=a.crop or a.shift,
+                flip=a.flip,
+                policy=a.policy or None,
+                cutout=a.cutout,
+                mean=inputs.mean,
+                std=inputs.std,
+                scale=float(inputs.scale),
+                border="replicate" if a.shift else "fill",
+                plain_from=config.plain_from,
+            )
 
     @abstractmethod
+    def _load(self, split: Split, batches: Numbers, crops: Crops) -> Iterator[Loaded]:
+        """Batch after batch of a split, not augmented but for crops."""
+
     def train_batches(self, batches: Sequence[Tensor], epoch: int, seed: int) -> Iterator[Batch]:
         """One batch for each tensor of sample numbers below `train_size`, augmented."""
+        chosen = [self.train_numbers[batch.numpy()] for batch in batches]
+        for x, y, numbers in self._load("train", chosen, (seed, epoch)):
+            yield x if self.augment is None else self.augment(x, numbers, seed, epoch), y
 
-    @abstractmethod
     def train_samples(self, numbers: Tensor) -> Batch:
         """The samples of these numbers, below `train_size`, not augmented."""
+        (batch,) = self._not_augmented("train", [self.train_numbers[numbers.numpy()]])
+        return batch
 
-    @abstractmethod
     def eval_batches(self, part: Part, rank: int = 0, size: int = 1) -> Iterator[Batch]:
         """Every `size`-th sample of a part, from `rank` on, not augmented."""
-
-    def _eval_numbers(self, part: Part, rank: int, size: int) -> list[NDArray[np.int64]]:
-        """The numbers of these samples in the test or training set, in batches."""
         numbers = (np.arange(self.test_size) if part == "test" else self.holdout_numbers)[rank::size]
-        return [numbers[start : start + self.batch_size] for start in range(0, len(numbers), self.batch_size)]
+        batches = [numbers[start : start + self.batch_size] for start in range(0, len(numbers), self.batch_size)]
+        return self._not_augmented("test" if part == "test" else "train", batches)
+
+    def _not_augmented(self, split: Split, batches: Numbers) -> Iterator[Batch]:
+        for x, y, _ in self._load(split, batches, None):
+            yield self.augment.normalised(x) if isinstance(self.augment, ImageAugment) else x, y
 
 
 class ImageSource(Source):
@@ -137,44 +164,22 @@ class ImageSource(Source):
         about = {"dataset": dataset.name, "source": dataset.source, "sha256": dataset.checksum}
         super().__init__(config, device, inputs, len(train), len(test), about)
         self.dataset = dataset
-        self.augment = ImageAugment(
-            crop_padding=a.crop or a.shift,
-            flip=a.flip,
-            policy=a.policy or None,
-            cutout=a.cutout,
-            mean=train.mean,
-            std=train.std,
-            scale=float(train.scale),
-            border="replicate" if a.shift else "fill",
-            plain_from=config.plain_from,
-        )
 
         def on_device(array: NDArray[Any]) -> Tensor:
             with warnings.catch_warnings():  # the array may be mapped from a file; the tensor is not written to
                 warnings.filterwarnings("ignore", "The given NumPy array is not writable")
                 return torch.from_numpy(np.ascontiguousarray(array)).to(device)
 
-        holdout = self.holdout_numbers
-        self.numbers = on_device(self.train_numbers)
-        self.images, self.labels = on_device(train.images), on_device(train.labels)
         self.parts = {
+            "train": (on_device(train.images), on_device(train.labels)),
             "test": (on_device(test.images), on_device(test.labels)),
-            "holdout": (on_device(train.images[holdout]), on_device(train.labels[holdout])),
         }
 
-    def train_batches(self, batches: Sequence[Tensor], epoch: int, seed: int) -> Iterator[Batch]:
-        for batch in batches:
-            chosen = self.numbers[batch.to(self.device)]
-            yield self.augment(self.images[chosen], chosen, seed, epoch), self.labels[chosen]
-
-    def train_samples(self, numbers: Tensor) -> Batch:
-        chosen = self.numbers[numbers.to(self.device)]
-        return self.augment.normalised(self.images[chosen]), self.labels[chosen]
-
-    def eval_batches(self, part: Part, rank: int = 0, size: int = 1) -> Iterator[Batch]:
-        images, labels = (tensor[rank::size] for tensor in self.parts[part])
-        for x, y in zip(images.split(self.batch_size), labels.split(self.batch_size), strict=True):
-            yield self.augment.normalised(x), y
+    def _load(self, split: Split, batches: Numbers, _: Crops) -> Iterator[Loaded]:
+        images, labels = self.parts[split]
+        for numbers in batches:
+            chosen = torch.from_numpy(numbers).to(self.device)
+            yield images[chosen], labels[chosen], chosen
 
 
 class EventSource(Source):
@@ -214,39 +219,26 @@ class EventSource(Source):
             choices = SPIKFORMER if a.events else ("none",)
             self.augment = EventAugment(flip=0.5 if flip else 0.0, choices=choices, plain_from=config.plain_from)
 
-    def _batch(self, split: EventSplit, chosen: NDArray[np.int64]) -> Batch:
-        x = torch.from_numpy(np.ascontiguousarray(split.frames[chosen])).to(self.device)
-        return x.transpose(0, 1).float(), torch.from_numpy(split.labels[chosen]).to(self.device)
-
-    def train_batches(self, batches: Sequence[Tensor], epoch: int, seed: int) -> Iterator[Batch]:
-        for batch in batches:
-            chosen = self.train_numbers[batch.numpy()]
-            x, y = self._batch(self.data.train, chosen)
-            if self.augment is not None:
-                x = self.augment(x, torch.from_numpy(chosen).to(self.device), seed, epoch)
-            yield x, y
-
-    def train_samples(self, numbers: Tensor) -> Batch:
-        return self._batch(self.data.train, self.train_numbers[numbers.numpy()])
-
-    def eval_batches(self, part: Part, rank: int = 0, size: int = 1) -> Iterator[Batch]:
-        split = self.data.test if part == "test" else self.data.train
-        for numbers in self._eval_numbers(part, rank, size):
-            yield self._batch(split, numbers)
+    def _load(self, split: Split, batches: Numbers, _: Crops) -> Iterator[Loaded]:
+        data = self.data.train if split == "train" else self.data.test
+        for numbers in batches:
+            arrays = (np.ascontiguousarray(data.frames[numbers]), data.labels[numbers], numbers)
+            x, y, chosen = (torch.from_numpy(array).to(self.device) for array in arrays)
+            yield x.transpose(0, 1).float(), y, chosen
 
 
 class _Decoder(torch.utils.data.Dataset[tuple[Tensor, int, int]]):
     """Image files decoded, cropped and scaled in worker processes."""
 
-    def __init__(self, split: FileSplit, size: int, train: tuple[int, int] | None) -> None:
-        self.split, self.size, self.train = split, size, train  # train: seed and epoch
+    def __init__(self, split: FolderSplit | ShardSplit, size: int, crops: Crops) -> None:
+        self.split, self.size, self.crops = split, size, crops
 
     def __getitem__(self, number: int) -> tuple[Tensor, int, int]:
         path = self.split.path(number)
-        if self.train is None:
+        if self.crops is None:
             image = load_eval(path, round(self.size * EVAL_RATIO), self.size)
         else:
-            seed, epoch = self.train
+            seed, epoch = self.crops
             image = load_train(path, self.size, key(seed, "crop", epoch, number))
         return torch.from_numpy(image), int(self.split.labels[number]), number
 
@@ -275,21 +267,11 @@ class FolderSource(Source):
         counts, labels = f"{len(index.train)} + {len(index.test)}", fingerprint(index.train.labels, index.test.labels)
         about = {"dataset": d.name, "source": str(index.root), "images": counts, "labels": labels}
         super().__init__(config, device, inputs, len(index.train), len(index.test), about)
-        self.augment = ImageAugment(
-            flip=a.flip,
-            policy=a.policy or None,
-            cutout=a.cutout,
-            mean=IMAGENET_MEAN,
-            std=IMAGENET_STD,
-            plain_from=config.plain_from,
-        )
 
-    def _load(
-        self, split: FileSplit, batches: list[list[int]], train: tuple[int, int] | None
-    ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    def _load(self, split: Split, batches: Numbers, crops: Crops) -> Iterator[Loaded]:
         loader = torch.utils.data.DataLoader(
-            _Decoder(split, self.side, train),
-            batch_sampler=batches,
+            _Decoder(self.index.train if split == "train" else self.index.test, self.side, crops),
+            batch_sampler=[numbers.tolist() for numbers in batches],
             num_workers=min(self.workers, cpus()),  # torch warns of more workers than processors
             pin_memory=self.device.type == "cuda",
             worker_init_fn=_ignore_stops,
@@ -298,21 +280,5 @@ class FolderSource(Source):
             for x, y, numbers in loader:
                 yield tuple(t.to(self.device, non_blocking=True) for t in (x, y, numbers))
         except DataError as error:  # a worker's error has its traceback in the text
+            error.__traceback__ = None  # its frames would keep the workers, which would hold up the end of the process
             raise DataError(str(error).rsplit("DataError: ", 1)[-1].strip()) from None
-
-    def train_batches(self, batches: Sequence[Tensor], epoch: int, seed: int) -> Iterator[Batch]:
-        chosen = [self.train_numbers[batch.numpy()].tolist() for batch in batches]
-        for x, y, numbers in self._load(self.index.train, chosen, (seed, epoch)):
-            yield self.augment(x, numbers, seed, epoch), y
-
-    def train_samples(self, numbers: Tensor) -> Batch:
-        (batch,) = self._not_augmented(self.index.train, [self.train_numbers[numbers.numpy()].tolist()])
-        return batch
-
-    def eval_batches(self, part: Part, rank: int = 0, size: int = 1) -> Iterator[Batch]:
-        split = self.index.test if part == "test" else self.index.train
-        return self._not_augmented(split, [numbers.tolist() for numbers in self._eval_numbers(part, rank, size)])
-
-    def _not_augmented(self, split: FileSplit, batches: list[list[int]]) -> Iterator[Batch]:
-        for x, y, _ in self._load(split, batches, None):
-            yield self.augment.normalised(x), y

@@ -16,8 +16,10 @@ from lbq.cli.progress import DemoProgress
 from lbq.config import Config
 from lbq.counting.deployed_counts import analyze
 from lbq.counting.measurement import Measurement
+from lbq.errors import RunError
 from lbq.report.output import make, write_analysis
 from lbq.results.gather import ARCHIVE, gather
+from lbq.system import files
 
 if TYPE_CHECKING:
     from lbq.deploy.verify import AbsorptionCheck, IntegerCheck
@@ -81,7 +83,7 @@ def run_demo(folder: Path | str, progress: DemoProgress, seed: int = 0, epochs: 
     from lbq.training.evaluation import neuron_steps
 
     started, folder = time.perf_counter(), Path(folder)
-    with run_folder.new_folder(folder) as partial:
+    with files.new_folder(folder, RunError) as partial:
         # ours first: a run folder must be empty when its training begins
         measured = {
             method: _train(method, _place(partial, method), folder.name, demo_config(method, seed, epochs), progress)

@@ -17,7 +17,7 @@ from lbq.errors import ConfigError, RunError
 from lbq.models import BurstNet
 from lbq.runs import run_folder
 from lbq.runs.build import build
-from lbq.system import toml
+from lbq.system import files, toml
 from lbq.training.distributed import World
 from lbq.training.evaluation import evaluate, exact, without_tf32
 
@@ -52,7 +52,7 @@ def convert_run(
         raise RunError(f"{folder} reads event frames, which have their time: only ANNs of images can be converted")
     if not 2 <= images <= source.train_size:
         raise RunError(f"images must be from 2 to the {source.train_size} that there are to train with, got {images}")
-    with run_folder.new_folder(out) as new_folder:
+    with files.new_folder(out, RunError) as new_folder:
         stage(f"choosing steps from {images} training images")
         ann, net = _ann(folder, old).to(device), net.to(device)
         if new.train.precision == "fp64":

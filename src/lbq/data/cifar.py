@@ -9,12 +9,9 @@ from __future__ import annotations
 import gzip
 import hashlib
 import itertools
-import os
 import pickle
 import shlex
-import shutil
 import tarfile
-import tempfile
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -88,7 +85,7 @@ def _load(spec: Spec, root: Path) -> Dataset:
         )
     *train, test = (records for _, records in _records(spec, place))
     source = f"{spec.title}, official files in {place.path}"
-    return Dataset.build(spec.name, _images(spec, train), _images(spec, [test]), source)
+    return Dataset(spec.name, _images(spec, train), _images(spec, [test]), source)
 
 
 def _images(spec: Spec, batches: list[NDArray[np.uint8]]) -> Images:
@@ -293,32 +290,16 @@ def _from_pickle(spec: Spec, data: bytes, where: Path) -> NDArray[np.uint8]:
 
 
 def _write(spec: Spec, root: Path, place: _Place, progress: Progress | None) -> Path:
-    """Write the binary form's folder under a temporary name, verify it, then rename it. A failure leaves nothing behind."""
+    """Write the binary form's folder, verified. A failure leaves nothing behind."""
     folder = root / spec.binary.folder
     total = sum(file.size for file in spec.binary.files)
     done = 0
-    try:
-        missing = files.make_folders(root)
-        partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".partial", dir=root))
-        try:
-            for file, records in _records(spec, place):
-                data = records.tobytes()
-                _verify(data, file, place.path / file.name)
-                with (partial / file.name).open("wb") as stream:
-                    stream.write(data)
-                    stream.flush()
-                    os.fsync(stream.fileno())
-                done += file.size
-                if progress is not None:
-                    progress(done, total)
-            partial.chmod(0o755)
-            files.sync_folder(partial)
-            os.rename(partial, folder)
-            files.sync_folder(root)
-        except BaseException:
-            shutil.rmtree(partial, ignore_errors=True)
-            files.remove_folders(missing)
-            raise
-    except OSError as error:
-        raise DataError(f"cannot write {folder}: {error.strerror}: free space or choose another root") from error
+    with files.new_folder(folder, DataError) as partial:
+        for file, records in _records(spec, place):
+            data = records.tobytes()
+            _verify(data, file, place.path / file.name)
+            files.write(partial / file.name, data, DataError)
+            done += file.size
+            if progress is not None:
+                progress(done, total)
     return folder

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -108,7 +108,7 @@ class Dataset:
     train: Images
     test: Images
     source: str
-    checksum: str
+    checksum: str = field(init=False)
 
     def __post_init__(self) -> None:
         train, test = self.train, self.test
@@ -117,11 +117,8 @@ class Dataset:
         shapes = train.images.shape[1:], test.images.shape[1:]
         if shapes[0] != shapes[1]:
             raise DataError(f"{self.name}: image shapes of train and test differ: {shapes[0]} and {shapes[1]}")
-
-    @classmethod
-    def build(cls, name: str, train: Images, test: Images, source: str) -> Dataset:
-        """A dataset with its checksum computed."""
-        return cls(name, train, test, source, checksum(*((part.images, part.labels) for part in (train, test))))
+        parts = ((part.images, part.labels) for part in (train, test))
+        object.__setattr__(self, "checksum", checksum(*parts))
 
 
 def unlike(classes: tuple[str, ...], known: tuple[str, ...]) -> str:

@@ -25,4 +25,4 @@ def load_digits() -> Dataset:
     mean, std = (float(pixels.mean()),), (float(pixels.std()),)
     classes = tuple(map(str, range(10)))
     train, test = (Images(images[part], labels[part], classes, mean, std, MAX_PIXEL) for part in (~held_out, held_out))
-    return Dataset.build("digits", train, test, f"embedded; {SPLIT}")
+    return Dataset("digits", train, test, f"embedded; {SPLIT}")

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import hashlib
 import http.client
+import itertools
 import os
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
-from typing import BinaryIO
 
 from lbq._version import __version__
 from lbq.errors import DataError
@@ -99,10 +100,8 @@ def _transfer(url: str, partial: Path, size: int, progress: Progress | None, by_
         if start and not response.headers.get("Content-Range", "").startswith(f"bytes {have}-"):
             partial.unlink()  # another range: begin again
             return False
-        try:
-            first = response.read(CHUNK_BYTES)
-        except (OSError, http.client.HTTPException):
-            return False
+        chunks = _chunks(response)
+        first = next(chunks, b"")
         if problem := _problem(response, first, start, size):
             raise DataError(f"the host answered {url} with {problem}: {by_hand}")
         if not first:
@@ -110,7 +109,14 @@ def _transfer(url: str, partial: Path, size: int, progress: Progress | None, by_
         with partial.open("r+b" if start else "wb") as file:
             file.seek(start)
             file.truncate()
-            done = _copy(response, first, file, start, size, progress)
+            done = start
+            for chunk in itertools.chain([first], chunks):
+                file.write(chunk)
+                done += len(chunk)
+                if progress is not None:
+                    progress(done, size)
+                if done > size:
+                    break
     if done > size:
         partial.unlink()
         raise DataError(f"the host answered {url} with more than {size} bytes: {by_hand}")
@@ -128,19 +134,8 @@ def _problem(response: http.client.HTTPResponse, first: bytes, start: int, size:
     return None
 
 
-def _copy(
-    response: http.client.HTTPResponse, chunk: bytes, file: BinaryIO, done: int, size: int, progress: Progress | None
-) -> int:
-    """Write `chunk` and the chunks after it, no more than one beyond `size`; the position reached."""
-    while chunk:
-        file.write(chunk)
-        done += len(chunk)
-        if progress is not None:
-            progress(done, size)
-        if done > size:
-            break
-        try:
-            chunk = response.read(CHUNK_BYTES)
-        except (OSError, http.client.HTTPException):
-            break
-    return done
+def _chunks(response: http.client.HTTPResponse) -> Iterator[bytes]:
+    """What the host sends, until it ends or the connection is cut."""
+    with suppress(OSError, http.client.HTTPException):
+        while chunk := response.read(CHUNK_BYTES):
+            yield chunk

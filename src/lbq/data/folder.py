@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, BinaryIO, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,8 @@ from lbq.errors import DataError
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+    from lbq.data.shards import Member, ShardSplit
+
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
 ARCHIVES = (".tar", ".zip", ".gz", ".tgz", ".xz", ".bz2", ".7z", ".rar")  # each may be a class that is not extracted
 IGNORED = ("thumbs.db", "desktop.ini")  # Windows leaves these in folders that it has shown
@@ -31,12 +33,6 @@ MAX_PIXELS = 1 << 26  # 8,192 x 8,192
 CROP_AREA = (0.08, 1.0)  # a random crop's share of the image's area
 CROP_RATIO = (3 / 4, 4 / 3)  # its width by its height
 CROP_TRIES = 10
-
-
-class Opens(Protocol):
-    """An image that is not a file of its own, such as a member of a shard; its text says where it is."""
-
-    def open(self) -> BinaryIO: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,25 +55,14 @@ class FolderSplit:
         return self.root / os.fsdecode(bytes(self.paths[index]))
 
 
-class FileSplit(Protocol):
-    """The image files of one part, by number, and their labels `[N]` int64."""
-
-    @property
-    def labels(self) -> NDArray[np.int64]: ...
-
-    def __len__(self) -> int: ...
-
-    def path(self, index: int) -> Path | Opens: ...
-
-
 @dataclass(frozen=True, eq=False)
 class FileIndex:
     """A dataset of image files: the class names that labels number, the training part and the test part."""
 
     root: Path
     classes: tuple[str, ...]
-    train: FileSplit
-    test: FileSplit
+    train: FolderSplit | ShardSplit
+    test: FolderSplit | ShardSplit
 
 
 def scan_folder(root: Path) -> FileIndex:
@@ -145,7 +130,7 @@ def _entries(folder: Path) -> list[os.DirEntry[str]]:
     return [e for e in os.scandir(folder) if not e.name.startswith(".") and e.name.lower() not in IGNORED]
 
 
-def load_eval(path: Path | Opens, resize: int, crop: int, upright: bool = False) -> NDArray[np.uint8]:
+def load_eval(path: Path | Member, resize: int, crop: int, upright: bool = False) -> NDArray[np.uint8]:
     """The image in `path` for testing, `[3, crop, crop]`: the centre, after the shorter side was scaled to `resize` pixels.
 
     Scaling is bilinear with anti-aliasing. A JPEG gives what its pixels in any other format give.
@@ -168,7 +153,7 @@ def load_eval(path: Path | Opens, resize: int, crop: int, upright: bool = False)
     return _array(scaled.crop((left, top, left + crop, top + crop)))
 
 
-def load_train(path: Path | Opens, size: int, seed: int) -> NDArray[np.uint8]:
+def load_train(path: Path | Member, size: int, seed: int) -> NDArray[np.uint8]:
     """The image in `path` for training: the random crop that `seed` chooses (see `crop_box`), as `[3, size, size]`.
 
     The crop is chosen first, so that a JPEG is decoded only as large as leaves the crop `size` pixels or more.
@@ -217,7 +202,7 @@ def _pillow() -> ModuleType:
 
 
 @contextmanager
-def _opened(path: Path | Opens) -> Iterator[Image]:
+def _opened(path: Path | Member) -> Iterator[Image]:
     """An image file, not decoded yet. Whatever Pillow raises while it is used becomes a `DataError` that names the file."""
     try:
         with _pillow().open(path if isinstance(path, Path) else path.open(), formats=FORMATS) as image:

@@ -54,7 +54,7 @@ def load_idx(root: Path, name: str) -> Dataset:
         raise DataError(f"{folder} holds no training images: get the official files again")
     mean, std = (tuple(round(value, 4) for value in values) for values in moments(train[0]))
     parts = [Images(images, labels, CLASSES[name], mean, std) for images, labels in (train, test)]
-    return Dataset.build(name, parts[0], parts[1], source=f"idx files in {folder}")
+    return Dataset(name, parts[0], parts[1], source=f"idx files in {folder}")
 
 
 def read_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:

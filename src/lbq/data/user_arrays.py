@@ -46,7 +46,7 @@ def load_own(root: Path | str) -> Dataset | EventData:
         return EventData(train, test, classes, "arrays", "as given", str(root), digest)
     mean, std = moments(images)
     parts = [Images(x, y, classes, mean, std) for x, y in ((images, labels), (test_images, test_labels))]
-    return Dataset.build("arrays", parts[0], parts[1], str(root))
+    return Dataset("arrays", parts[0], parts[1], str(root))
 
 
 def _part(root: Path, part: str) -> tuple[Part, tuple[str, ...] | None]:

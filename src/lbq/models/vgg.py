@@ -24,15 +24,6 @@ class ConvUnit(nn.Module):
         return fire(x, self.conv, self.bn, self.sn, timesteps=timesteps)
 
 
-class Stage(nn.Sequential):
-    """Units one after another; each takes `timesteps`."""
-
-    def forward(self, x: Tensor, timesteps: int | None = None) -> Tensor:
-        for unit in self:
-            x = unit(x, timesteps)
-        return x
-
-
 class VGG(BurstNet):
     """Five stages of 3x3 convolutions, each ended by a 2x2 max-pool; global average pool; one linear layer.
 
@@ -54,7 +45,7 @@ class VGG(BurstNet):
         inputs = in_channels
         self.stages = nn.ModuleList()
         for count, factor in zip(STAGES[depth], (1, 2, 4, 8, 8), strict=True):
-            units = Stage()
+            units = nn.ModuleList()
             for _ in range(count):
                 units.append(ConvUnit(inputs, width * factor, neuron))
                 inputs = width * factor
@@ -65,6 +56,8 @@ class VGG(BurstNet):
         initialise(self)
 
     def features(self, x: Tensor) -> Tensor:
-        for stage in self.stages:
-            x = over_time(stage(x, self.timesteps), self.maxpool)
+        for units in self.stages:
+            for unit in units.children():
+                x = unit(x, self.timesteps)
+            x = over_time(x, self.maxpool)
         return over_time(x, self.avgpool).flatten(2)

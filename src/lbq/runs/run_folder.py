@@ -11,9 +11,7 @@ import os
 import platform
 import re
 import shlex
-import shutil
 import subprocess
-import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -42,27 +40,6 @@ from lbq.system.schema import Schema, problem
 
 LOCK_WAIT_SECONDS = 0.2  # `held` locks a folder for a moment: a lock that stays longer is another process's
 PACKAGES = ("numpy", "pillow", "triton")  # packages beside PyTorch that compute something
-
-
-@contextmanager
-def new_folder(path: Path | str) -> Iterator[Path]:
-    """A folder to fill, renamed to `path` on success and removed on failure. `path` must not exist yet."""
-    path = Path(path)
-    if path.exists():
-        raise RunError(f"{path} exists already: choose another folder or remove it")
-    try:
-        missing = files.make_folders(path.parent)
-        partial = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".partial", dir=path.parent))
-    except OSError as error:
-        raise RunError(f"cannot write under {path.parent}: {error.strerror}") from error
-    try:
-        yield partial
-        partial.chmod(0o755)
-        os.rename(partial, path)
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        files.remove_folders(missing)
-        raise
 
 
 def next_free(stem: Path | str) -> Path:
@@ -164,16 +141,11 @@ def _commit() -> str:
     root = Path(__file__).parents[3]
     if not (root / ".git").exists():
         return ""
-    outputs = []
-    for arguments in (["rev-parse", "HEAD"], ["status", "--porcelain", "--untracked-files=no"]):
-        try:
-            outputs.append(
-                subprocess.check_output(["git", "-C", str(root), *arguments], text=True, stderr=subprocess.DEVNULL)
-            )
-        except (OSError, subprocess.CalledProcessError):
-            return ""
-    commit, changes = outputs
-    return commit.strip() + ("+" if changes else "")
+    command = ["git", "-C", str(root), "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty=+"]
+    try:
+        return subprocess.check_output(command, text=True, stderr=subprocess.DEVNULL).strip()
+    except (OSError, subprocess.CalledProcessError):
+        return ""
 
 
 def write_text(path: Path, text: str) -> None:

@@ -12,7 +12,9 @@ import errno
 import os
 import re
 import secrets
+import shutil
 import stat
+import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -69,6 +71,32 @@ def _write(contents: Mapping[Path, bytes | str], error: type[LbqError], keep_as:
             raise error(_cannot(path, reason)) from reason
         raise
     return size
+
+
+@contextmanager
+def new_folder(path: Path | str, error: type[LbqError] = LbqError) -> Iterator[Path]:
+    """A folder to fill, renamed to `path` on success and removed on failure. `path` must not exist yet."""
+    path = Path(path)
+    if path.exists():
+        raise error(f"{path} exists already: choose another folder or remove it")
+    made = _missing([path.parent])
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".partial", dir=path.parent))
+    except OSError as reason:
+        raise error(f"cannot write under {path.parent}: {reason.strerror}") from reason
+    try:
+        yield partial
+        partial.chmod(0o755)
+        try:
+            os.rename(partial, path)
+            sync_folder(path.parent)
+        except OSError as reason:  # such as a folder that another process made meanwhile
+            raise error(_cannot(path, reason)) from reason
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        remove_folders(made)
+        raise
 
 
 def lock(file: IO[str] | int, shared: bool = False) -> bool:
@@ -190,15 +218,8 @@ def _cannot(path: Path | str, reason: OSError) -> str:
     return f"cannot write {path}: {reason.strerror or reason}{remedy}"
 
 
-def make_folders(path: Path) -> list[Path]:
-    """Make a folder and those above it; returns those that were missing, innermost first."""
-    missing = _missing([path])
-    path.mkdir(parents=True, exist_ok=True)
-    return missing
-
-
 def remove_folders(made: list[Path]) -> None:
-    """Undo `make_folders` after a failure; folders that are not empty stay."""
+    """Remove folders that were made before a failure; those that are not empty stay."""
     for folder in made:
         with suppress(OSError):
             folder.rmdir()

@@ -14,7 +14,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.resources import files as resources
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -38,7 +38,6 @@ GESTURES = (
 OBJECTS = {"box": "Caixa", "mug": "Caneca", "cutter": "Estilete", "pencil": "Lapiseira", "scissors": "Tesoura"}
 OBJECT_FOLDERS = {"train": "NeuromorphicObjectDataSet_100", "test": "DataSet2"}
 LATE_US = 10_000  # early DVS128 firmware delivered some events late: loaders sort within 10 ms and refuse beyond
-SORTED = {"sort_within_us": LATE_US}  # part of a cache entry's parameters
 # a sample's events, their (start, stop) in us if cut by time, its label
 Cut = tuple[Events, tuple[int, int] | None, int]
 
@@ -59,15 +58,75 @@ class EventData:
     checksum: str = ""
 
 
-def load_cifar10_dvs(
-    root: Path | str,
-    timesteps: int = 10,
-    size: Size | None = None,
-    by: By = "count",
-    *,
-    split: str | Path = "natural",
-    cache: Path | str | None = None,
+@dataclass(frozen=True)
+class Recordings:
+    """A dataset before decoding. `split` names the rule that divided it.
+
+    `listed` has the recordings of each part, each with what `cuts` needs to make samples of it. `settings` says how they
+    were made, beside frames. `side`: of the sensor, in pixels. `used`: all files, if there are others than recordings.
+    """
+
+    name: str
+    split: str
+    classes: tuple[str, ...]
+    listed: Mapping[str, Sequence[tuple[File, Any]]]
+    cuts: Callable[[File, Any], Iterator[Cut]]
+    settings: Mapping[str, object] = field(default_factory=lambda: {"sort_within_us": LATE_US})
+    side: int = 128
+    used: Sequence[File] = ()
+
+
+def loader(find: Callable[..., Recordings]) -> Callable[..., EventData]:
+    """A function that loads what `find(root, tree, **options)` lists: frames from the cache or, the first time, decoded."""
+
+    def load(
+        root: Path | str,
+        timesteps: int = 10,
+        size: Size | None = None,
+        by: By = "count",
+        *,
+        cache: Path | str | None = None,
+        **options: Any,
+    ) -> EventData:
+        with tree_of(root) as tree:
+            return _dataset(find(root, tree, **options), Path(root), timesteps, size, by, cache)
+
+    load.__doc__ = find.__doc__
+    return load
+
+
+def _dataset(
+    data: Recordings, root: Path, timesteps: int, size: Size | None, by: By, cache: Path | str | None
 ) -> EventData:
+    used = data.used or [file for file, _ in itertools.chain(*data.listed.values())]
+    if twice := [where for where, count in Counter(file.where for file in used).items() if count > 1]:
+        raise DataError(f"{twice[0]} is listed twice: the lists under {root} are damaged")
+    nothing = np.zeros(0, np.uint16)
+    empty = Events(np.zeros(0, np.int64), nothing, nothing, np.zeros(0, np.uint8), data.side, data.side)
+    shape = to_frames(empty, timesteps, by, size).shape
+    digest = _digest([(PurePosixPath(file.where).name, file.stamp) for file in used])
+    folders = [Path(cache)] if cache is not None else cache_folders(root if root.is_dir() else root.parent, digest)
+    listing = _digest({part: [facts for _, facts in files] for part, files in data.listed.items()})
+    made_by = {"timesteps": timesteps, "size": shape[2:], "by": by, "split": data.split, "listing": listing}
+
+    def samples(part: str) -> Iterator[Sample]:
+        for file, facts in data.listed[part]:
+            for events, span, label in data.cuts(file, facts):
+                if not len(events):  # it would be a blank sample with a label
+                    where = f" from {span[0]} to {span[1]} us, where its labels put one" if span else ": fetch it again"
+                    raise DataError(f"{file.where} has no events{where}")
+                yield to_frames(events, timesteps, by, size, span if by == "time" else None), label
+
+    def build() -> dict[str, Iterator[Sample]]:
+        return {part: samples(part) for part in PARTS}
+
+    parts = cached(folders, data.name, {**made_by, **data.settings}, digest, build, shape, len(data.classes))
+    source = f"{root} ({len(used):,} files, fingerprint {digest[:12]})"
+    return EventData(parts["train"], parts["test"], data.classes, data.name, data.split, source)
+
+
+@loader
+def load_cifar10_dvs(root: Path | str, tree: Mapping[str, File], split: str | Path = "natural") -> Recordings:
     """CIFAR10-DVS, 128x128, 10,000 recordings: class folders, or the ten class archives as published.
 
     `split`: "natural" or "lexicographic", or the path of an index file of your own in the same format.
@@ -76,110 +135,82 @@ def load_cifar10_dvs(
     readers, so that objects stand upright. Whether left and right are then as in CIFAR-10 is not known.
     """
     rule, parts = _cifar10_split(split)
-    with tree_of(root) as tree:
-        recordings = pick(tree, r"cifar10_([a-z]+)_([0-9]+)\.aedat")
-        everything = [(label, str(number)) for label, number in itertools.chain(*parts.values())]
-        missing = [f"cifar10_{key[0]}_{key[1]}.aedat" for key in everything if key not in recordings]
-        _refuse_missing(root, "CIFAR10-DVS", missing, len(everything))
-        listed = {part: [(recordings[key[0], str(key[1])], key) for key in keys] for part, keys in parts.items()}
+    recordings = pick(tree, r"cifar10_([a-z]+)_([0-9]+)\.aedat")
+    everything = [(label, str(number)) for label, number in itertools.chain(*parts.values())]
+    missing = [f"cifar10_{key[0]}_{key[1]}.aedat" for key in everything if key not in recordings]
+    _refuse_missing(root, "CIFAR10-DVS", missing, len(everything))
+    listed = {part: [(recordings[key[0], str(key[1])], key) for key in keys] for part, keys in parts.items()}
 
-        def cuts(file: File, key: tuple[str, int]) -> Iterator[Cut]:
-            data = file.read(MAX_BYTES)
-            events = decode_aedat2(data, file.where, transpose=True, sort_within_us=LATE_US)
-            yield events, None, CIFAR10_CLASSES.index(key[0])
+    def cuts(file: File, key: tuple[str, int]) -> Iterator[Cut]:
+        data = file.read(MAX_BYTES)
+        events = decode_aedat2(data, file.where, transpose=True, sort_within_us=LATE_US)
+        yield events, None, CIFAR10_CLASSES.index(key[0])
 
-        frames = (timesteps, size, by, (128, 128))
-        return _dataset("cifar10-dvs", root, cache, rule, CIFAR10_CLASSES, listed, cuts, frames, SORTED)
+    return Recordings("cifar10-dvs", rule, CIFAR10_CLASSES, listed, cuts)
 
 
-def load_dvs_gesture(
-    root: Path | str,
-    timesteps: int = 16,
-    size: Size | None = None,
-    by: By = "count",
-    *,
-    cache: Path | str | None = None,
-) -> EventData:
+@loader
+def load_dvs_gesture(root: Path | str, tree: Mapping[str, File]) -> Recordings:
     """DVS128-Gesture, 128x128: the official folder, or an uncompressed tar of it.
 
     The recordings named in `trials_to_train.txt` and `trials_to_test.txt` are cut by their `*_labels.csv`, one sample
     per row: start <= t < end. With by="time", slices divide that interval.
     """
-    with tree_of(root) as tree:
-        pattern = r"(user[^/]*\.aedat|user[^/]*_labels\.csv|trials_to_[a-z]+\.txt)"
-        files = {name: file for (name,), file in pick(tree, pattern, fold=False).items()}
-        trials: dict[str, list[tuple[File, list[tuple[int, int, int]]]]] = {}
-        used = []
-        for part in ("train", "test"):
-            _refuse_missing(root, "DVS128-Gesture", [n for n in (f"trials_to_{part}.txt",) if n not in files], 1)
-            names = [line.strip() for line in files[f"trials_to_{part}.txt"].text().splitlines() if line.strip()]
-            pairs = [(name, f"{name.removesuffix('.aedat')}_labels.csv") for name in names]
-            _refuse_missing(
-                root, "DVS128-Gesture", [n for n in itertools.chain(*pairs) if n not in files], 2 * len(pairs)
-            )
-            trials[part] = [(files[recording], _gestures(files[table])) for recording, table in pairs]
-            used += [files[n] for n in itertools.chain(*pairs)]
+    pattern = r"(user[^/]*\.aedat|user[^/]*_labels\.csv|trials_to_[a-z]+\.txt)"
+    files = {name: file for (name,), file in pick(tree, pattern, fold=False).items()}
+    trials: dict[str, list[tuple[File, list[tuple[int, int, int]]]]] = {}
+    used = []
+    for part in ("train", "test"):
+        _refuse_missing(root, "DVS128-Gesture", [n for n in (f"trials_to_{part}.txt",) if n not in files], 1)
+        names = [line.strip() for line in files[f"trials_to_{part}.txt"].text().splitlines() if line.strip()]
+        pairs = [(name, f"{name.removesuffix('.aedat')}_labels.csv") for name in names]
+        _refuse_missing(root, "DVS128-Gesture", [n for n in itertools.chain(*pairs) if n not in files], 2 * len(pairs))
+        trials[part] = [(files[recording], _gestures(files[table])) for recording, table in pairs]
+        used += [files[n] for n in itertools.chain(*pairs)]
 
-        def cuts(file: File, rows: list[tuple[int, int, int]]) -> Iterator[Cut]:
-            events = decode_aedat3(file.read(MAX_BYTES), file.where, sort_within_us=LATE_US)
-            for label, start, stop in rows:
-                yield events.window(start, stop), (start, stop), label
+    def cuts(file: File, rows: list[tuple[int, int, int]]) -> Iterator[Cut]:
+        events = decode_aedat3(file.read(MAX_BYTES), file.where, sort_within_us=LATE_US)
+        for label, start, stop in rows:
+            yield events.window(start, stop), (start, stop), label
 
-        rule = "official trials, one sample per row of labels"
-        frames = (timesteps, size, by, (128, 128))
-        return _dataset("dvs128-gesture", root, cache, rule, GESTURES, trials, cuts, frames, SORTED, used)
+    rule = "official trials, one sample per row of labels"
+    return Recordings("dvs128-gesture", rule, GESTURES, trials, cuts, used=used)
 
 
-def load_nmnist(
-    root: Path | str,
-    timesteps: int = 10,
-    size: Size | None = None,
-    by: By = "count",
-    *,
-    cache: Path | str | None = None,
-    allow_partial: bool = False,
-) -> EventData:
+@loader
+def load_nmnist(root: Path | str, tree: Mapping[str, File], allow_partial: bool = False) -> Recordings:
     """N-MNIST, 34x34: folders or archives `Train` and `Test` of `<digit>/<number>.bin`, 60,000 and 10,000 recordings.
 
     Other numbers are refused unless `allow_partial`. Also reads a folder of `<number>.bs2` files whose labels are
     listed in `train*.txt` and `test*.txt`, lines of number and digit: small selections of N-MNIST are published so.
     """
-    with tree_of(root) as tree:
-        rule = "official folders"
-        listed: dict[str, list[tuple[File, int]]] = {"train": [], "test": []}
-        for (part, digit, _), file in sorted(pick(tree, r"(train|test)/([0-9])/([0-9]+)\.bin").items()):
-            listed[part].append((file, int(digit)))
-        if not any(listed.values()):
-            rule = "lists beside the recordings"
-            recordings = pick(tree, r"([0-9]+)\.bs2")
-            for (part, _), file in sorted(pick(tree, r"(train|test)([^/]*)\.txt").items()):
-                listed[part] += _labelled(file, recordings)
-        counts = {part: len(items) for part, items in listed.items()}
-        if not all(counts.values()):
-            raise DataError(f"no N-MNIST under {root}: expected Train/<digit>/*.bin and Test/<digit>/*.bin, or .zip")
-        if rule == "official folders" and not allow_partial and counts != {"train": 60_000, "test": 10_000}:
-            raise DataError(
-                f"{root} holds {counts['train']:,} + {counts['test']:,} of N-MNIST's 60,000 + 10,000 recordings: "
-                "extract it again (or load it in Python with allow_partial=True)"
-            )
+    rule = "official folders"
+    listed: dict[str, list[tuple[File, int]]] = {"train": [], "test": []}
+    for (part, digit, _), file in sorted(pick(tree, r"(train|test)/([0-9])/([0-9]+)\.bin").items()):
+        listed[part].append((file, int(digit)))
+    if not any(listed.values()):
+        rule = "lists beside the recordings"
+        recordings = pick(tree, r"([0-9]+)\.bs2")
+        for (part, _), file in sorted(pick(tree, r"(train|test)([^/]*)\.txt").items()):
+            listed[part] += _labelled(file, recordings)
+    counts = {part: len(items) for part, items in listed.items()}
+    if not all(counts.values()):
+        raise DataError(f"no N-MNIST under {root}: expected Train/<digit>/*.bin and Test/<digit>/*.bin, or .zip")
+    if rule == "official folders" and not allow_partial and counts != {"train": 60_000, "test": 10_000}:
+        raise DataError(
+            f"{root} holds {counts['train']:,} + {counts['test']:,} of N-MNIST's 60,000 + 10,000 recordings: "
+            "extract it again (or load it in Python with allow_partial=True)"
+        )
 
-        def cuts(file: File, label: int) -> Iterator[Cut]:
-            data = file.read(nmnist.MAX_BYTES)
-            yield nmnist.decode_nmnist(data, file.where, sort_within_us=LATE_US), None, label
+    def cuts(file: File, label: int) -> Iterator[Cut]:
+        data = file.read(nmnist.MAX_BYTES)
+        yield nmnist.decode_nmnist(data, file.where, sort_within_us=LATE_US), None, label
 
-        frames = (timesteps, size, by, (nmnist.SIZE, nmnist.SIZE))
-        return _dataset("n-mnist", root, cache, rule, tuple("0123456789"), listed, cuts, frames, SORTED)
+    return Recordings("n-mnist", rule, tuple("0123456789"), listed, cuts, side=nmnist.SIZE)
 
 
-def load_dvs_objects(
-    root: Path | str,
-    timesteps: int = 10,
-    size: Size | None = None,
-    by: By = "count",
-    *,
-    window_us: int = 500_000,
-    cache: Path | str | None = None,
-) -> EventData:
+@loader
+def load_dvs_objects(root: Path | str, tree: Mapping[str, File], window_us: int = 500_000) -> Recordings:
     """Five objects filmed twice by a DVS128 (AEDAT 2.0): one folder trains, the other tests.
 
     Recordings (`Caixa.aedat`, also `Caixa_1.aedat`) are cut into whole windows of `window_us` microseconds from their
@@ -188,24 +219,22 @@ def load_dvs_objects(
     if not 1000 <= window_us <= 10**9:
         raise ValueError(f"window_us must be 1,000 to 1,000,000,000 microseconds, got {window_us}")
     names = list(OBJECTS.values())
-    with tree_of(root) as tree:
-        recordings = sorted(pick(tree, rf"([^/]+)/({'|'.join(names)})((?:_[0-9]+)?)\.aedat", fold=False).items())
-        listed: dict[str, list[tuple[File, int]]] = {}
-        for part, folder in OBJECT_FOLDERS.items():
-            listed[part] = [(file, names.index(key[1])) for key, file in recordings if key[0] == folder]
-            labels = {label for _, label in listed[part]}
-            missing = [f"{folder}/{name}.aedat" for label, name in enumerate(names) if label not in labels]
-            _refuse_missing(root, "DVS128 objects", missing, len(OBJECTS))
+    recordings = sorted(pick(tree, rf"([^/]+)/({'|'.join(names)})((?:_[0-9]+)?)\.aedat", fold=False).items())
+    listed: dict[str, list[tuple[File, int]]] = {}
+    for part, folder in OBJECT_FOLDERS.items():
+        listed[part] = [(file, names.index(key[1])) for key, file in recordings if key[0] == folder]
+        labels = {label for _, label in listed[part]}
+        missing = [f"{folder}/{name}.aedat" for label, name in enumerate(names) if label not in labels]
+        _refuse_missing(root, "DVS128 objects", missing, len(OBJECTS))
 
-        def cuts(file: File, label: int) -> Iterator[Cut]:
-            events = decode_aedat2(file.read(MAX_BYTES), file.where, sort_within_us=LATE_US)
-            for window, span in windows(events, window_us):
-                yield window, span, label
+    def cuts(file: File, label: int) -> Iterator[Cut]:
+        events = decode_aedat2(file.read(MAX_BYTES), file.where, sort_within_us=LATE_US)
+        for window, span in windows(events, window_us):
+            yield window, span, label
 
-        rule = f"{OBJECT_FOLDERS['train']} trains, {OBJECT_FOLDERS['test']} tests"
-        frames = (timesteps, size, by, (128, 128))
-        settings = {"window_us": window_us, "empty windows": "left out"}
-        return _dataset("dvs128-objects", root, cache, rule, tuple(OBJECTS), listed, cuts, frames, settings)
+    rule = f"{OBJECT_FOLDERS['train']} trains, {OBJECT_FOLDERS['test']} tests"
+    settings = {"window_us": window_us, "empty windows": "left out"}
+    return Recordings("dvs128-objects", rule, tuple(OBJECTS), listed, cuts, settings)
 
 
 def windows(events: Events, window_us: int) -> Iterator[tuple[Events, tuple[int, int]]]:
@@ -288,52 +317,6 @@ def _refuse_missing(root: Path | str, name: str, missing: list[str], of: int) ->
     if missing:
         more = f" and {len(missing) - 1:,} more of {of:,}" if len(missing) > 1 else ""
         raise DataError(f"{name} is not complete under {root}: {missing[0]}{more} not found; extract it again")
-
-
-def _dataset(
-    name: str,
-    root: Path | str,
-    cache: Path | str | None,
-    split: str,
-    classes: tuple[str, ...],
-    listed: Mapping[str, Sequence[tuple[File, Any]]],
-    cuts: Callable[[File, Any], Iterator[Cut]],
-    frames: tuple[int, Size | None, By, tuple[int, int]],
-    settings: Mapping[str, object],
-    used: Sequence[File] = (),
-) -> EventData:
-    """Frames from the cache or, the first time, from the recordings.
-
-    `listed` has the recordings of each part, each with what `cuts` needs to make samples of it. `settings` says how they
-    were made, beside `frames`. `used`: all files, if there are others than recordings.
-    """
-    timesteps, size, by, sensor = frames
-    used = used or [file for file, _ in itertools.chain(*listed.values())]
-    if twice := [where for where, count in Counter(file.where for file in used).items() if count > 1]:
-        raise DataError(f"{twice[0]} is listed twice: the lists under {root} are damaged")
-    nothing = np.zeros(0, np.uint16)
-    empty = Events(np.zeros(0, np.int64), nothing, nothing, np.zeros(0, np.uint8), *sensor)
-    shape = to_frames(empty, timesteps, by, size).shape
-    digest = _digest([(PurePosixPath(file.where).name, file.stamp) for file in used])
-    top = Path(root)
-    folders = [Path(cache)] if cache is not None else cache_folders(top if top.is_dir() else top.parent, digest)
-    listing = _digest({part: [facts for _, facts in files] for part, files in listed.items()})
-    made_by = {"timesteps": timesteps, "size": shape[2:], "by": by, "split": split, "listing": listing}
-
-    def samples(part: str) -> Iterator[Sample]:
-        for file, facts in listed[part]:
-            for events, span, label in cuts(file, facts):
-                if not len(events):  # it would be a blank sample with a label
-                    where = f" from {span[0]} to {span[1]} us, where its labels put one" if span else ": fetch it again"
-                    raise DataError(f"{file.where} has no events{where}")
-                yield to_frames(events, timesteps, by, size, span if by == "time" else None), label
-
-    def build() -> dict[str, Iterator[Sample]]:
-        return {part: samples(part) for part in PARTS}
-
-    parts = cached(folders, name, {**made_by, **settings}, digest, build, shape, len(classes))
-    source = f"{root} ({len(used):,} files, fingerprint {digest[:12]})"
-    return EventData(parts["train"], parts["test"], classes, name, split, source)
 
 
 def cache_folders(top: Path, digest: str) -> list[Path]:
