@@ -294,7 +294,7 @@ def test_the_page_is_whole_and_needs_nothing(found: Gathered) -> None:
     assert parser.tags["table"] >= 12
     assert parser.tags["svg"] >= 12
     assert parser.tags["img"] >= 7 * 5
-    ids = "runs unfinished table2-cifar-10 table7-cost figure-surrogates figure-speed tour compare"
+    ids = "runs unfinished table2-cifar-10 table7-cost figure-surrogates figure-speed tour"
     assert set(ids.split()) <= set(parser.ids)
     assert "http://" not in page.replace("http://www.w3.org/2000/svg", "")
     assert "https://" not in page
@@ -321,7 +321,7 @@ def test_hostile_records_cannot_break_out() -> None:
     page = render(Gathered([result, of_cifar()]), title=nasty)
     parser = checked(page)
     assert parser.tags.get("img", 0) == 0
-    assert "onerror=alert" not in re.sub(r"&lt;img src=x onerror|\\u003cimg src=x onerror", "", page)
+    assert "onerror=alert" not in page.replace("&lt;img src=x onerror", "")
 
 
 def test_stored_records_make_a_report() -> None:

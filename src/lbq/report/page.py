@@ -1,4 +1,4 @@
-"""The report as one page of HTML: tables, figures, a tour and a comparison of two runs. It loads nothing from anywhere."""
+"""The report as one page of HTML: tables, figures and a tour. It loads nothing from anywhere."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ import re
 from collections.abc import Sequence
 from html import escape
 from importlib.resources import files
-from typing import Any
 
 from lbq._version import __version__
 from lbq.counting.technology import DEFAULT, Technology
 from lbq.report import svg
 from lbq.report.cells import Table, dataset_name, run_id
 from lbq.report.cost_figures import cost_figures, speed_figures
-from lbq.report.cost_tables import accounts, accounts_of
+from lbq.report.cost_tables import accounts
 from lbq.report.figures import Figure
 from lbq.report.layer_figures import layer_figures
 from lbq.report.schematics import neuron_figures, surrogates
@@ -72,7 +71,6 @@ def render(
         ("speed", "Engine speed: measured", [_figures(speed_figures(gathered.benchmarks))]),
         ("neuron", "The neuron", [_figures(_neuron(gathered))]),
         ("tour", "A tour of one image", [_tour(tour) if tour is not None else ""]),
-        ("compare", "Compare two runs", [_compare(gathered)]),
         ("details", "Every run in full", [*map(_details, gathered.results, names(gathered.results))]),
     ]  # fmt: skip
     return _document(title, [(id, heading, "".join(parts)) for id, heading, parts in sections if any(parts)])
@@ -255,10 +253,6 @@ def _key(tour: Tour) -> str:
 LOGGED = (
     "epoch", "loss", "train_accuracy", "holdout_accuracy", "test_accuracy", "lr", "step_min", "step_max", "seconds",
 )  # fmt: skip
-COMPARED = (
-    "holdout_accuracy", "test_accuracy", "train_loss", "wall_seconds", "hardware", "commit", "earlier", "config_hash",
-    "weights_sha256", "init_sha256", "unfinished", "versions",
-)  # fmt: skip
 
 
 def _details(result: Result, title: str) -> str:
@@ -285,59 +279,3 @@ def _details(result: Result, title: str) -> str:
         f'<table class="facts"><caption>Record: {escape(result.source)}</caption><tbody>{facts}</tbody></table></div>'
         f"{table if log else ''}<details><summary>configuration</summary><pre>{config}</pre></details></details>"
     )
-
-
-def _compare(gathered: Gathered) -> str:
-    results = gathered.results
-    if len(results) < 2:
-        return ""
-    first, *others = sorted(range(len(results)), key=lambda i: results[i].prominence, reverse=True)
-    unlike = (i for i in others if results[i].finished and results[i].key != results[first].key)
-    second = next(unlike, others[0])  # not another seed, if possible
-    titles = names(results)
-    data = [_curves(result, title) for result, title in zip(results, titles, strict=True)]
-    text = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
-
-    def options(chosen: int) -> str:
-        return "".join(
-            f'<option value="{i}"{" selected" if i == chosen else ""}>{escape(title)}</option>'
-            for i, title in enumerate(titles)
-        )
-
-    return (
-        f'<div class="pick"><label>first <select id="run-a">{options(first)}</select></label>'
-        f'<label>second <select id="run-b">{options(second)}</select></label></div><div id="compared" aria-live="polite"></div>'
-        f'<script type="application/json" id="runs-data">{text}</script>'
-    )
-
-
-def _curves(result: Result, title: str) -> dict[str, Any]:
-    record = result.record
-    facts: dict[str, Any] = {}
-
-    def flatten(prefix: str, value: Any) -> None:
-        if isinstance(value, dict):
-            for key, inner in value.items():
-                flatten(f"{prefix}.{key}", inner)
-        elif isinstance(value, float):
-            facts[prefix] = float(f"{value:.6g}")
-        elif isinstance(value, str | int):
-            facts[prefix] = value
-
-    for key in (key for key in COMPARED if key in record):
-        flatten(key, record[key][:16] if key.endswith(("hash", "sha256")) else record[key])
-    flatten("config", record["config"])
-    if result.analysis is not None and result.analysis.layers:
-        flatten("analysis", {k: v for k, v in result.analysis.summary().items() if v is not None})
-    for exact, rate in accounts_of(Group([result])):
-        energy, ann = rate.energy_mj(), rate.ann_energy_mj()
-        flatten("modelled at the paper's prices", {"energy_mj": energy, "ANN / it": ann / energy})
-        counts = {"unary": rate.total.unary, "bit-sparse": rate.executed, "border-exact": exact.executed}
-        flatten("millions of accumulations", {key: count / 1e6 for key, count in counts.items()})
-    curves = {
-        key: [[e["epoch"], e[key]] for e in record["log"] if e.get(key) is not None]
-        for key in ("loss", "test_accuracy")
-    }
-    for key, values in (("steps", result.steps), ("active", result.active)):
-        curves[key] = [[i + 1, round(v, 5)] for i, v in enumerate(values.values())]
-    return {"name": title, "facts": facts, "curves": curves}
