@@ -113,12 +113,12 @@ def curves(svg: str) -> list[tuple[str, str]]:
 
 
 def test_seeds_have_their_configurations_colour_and_a_dash_of_their_own() -> None:
-    log = [{"epoch": e, "loss": 1.0 / e, "step_min": 0.1, "step_max": 0.5} for e in (1, 2, 3)]
+    log = [{"epoch": e, "loss": 1.0 / e, "test_accuracy": 90.0 + e} for e in (1, 2, 3)]
     one, other = of_cifar(log=log), of_cifar(variant="v3", surrogate="box", log=log)
     results = [other_seed(r, seed, 1.0) if seed else r for seed in (0, 1, 2) for r in (one, other)]
     single = of_cifar(variant="v1", surrogate="box", log=log)
-    loss, steps = training_figures(Gathered([*results, single]))
-    for figure in (loss, steps):
+    loss, accuracy = training_figures(Gathered([*results, single]))
+    for figure in (loss, accuracy):
         expected = {(colour, dash) for colour in ("s0", "s1") for dash in ("", "6 3", "2 3")} | {("s2", "")}
         assert set(curves(figure.svg)) == expected
         legend = re.findall(r'text-anchor="start">([^<]+)</text>', figure.svg)
@@ -127,7 +127,7 @@ def test_seeds_have_their_configurations_colour_and_a_dash_of_their_own() -> Non
         assert figure.caption.endswith(" Seeds differ in their dashes.")
     bare = other_seed(one, 5, 1.0)
     bare.record["log"] = [{"epoch": 1, "loss": 1.0}]
-    assert ">seed 5<" not in training_figures(Gathered([other, bare, *results[2:]]))[1].svg  # it has no steps
+    assert ">seed 5<" not in training_figures(Gathered([other, bare, *results[2:]]))[1].svg  # it was not tested
     assert "<title>LBQ, seed 2, epoch 3: 0.3333</title>" in loss.svg
     assert "V3 (learned + box), seed 1 0.3333" in loss.svg  # for those who cannot see it
 
