@@ -38,7 +38,6 @@ from lbq.neuron import ILIF, LIF, BurstNeuron, LadderNeuron
 from lbq.neuron.burst import SteppedNeuron
 from lbq.neuron.recorder import record_levels
 from lbq.report.layer_figures import ANALYSIS_FIGURES
-from lbq.report.schematics import example
 from lbq.runs import run_folder
 from tests.support.commands import call
 from tests.support.report_runs import runs_folder
@@ -163,7 +162,7 @@ def test_neurons_may_be_called_by_the_name_of_their_input() -> None:
 def test_traces_follow_the_equations() -> None:
     found = analyze.load(runs_folder() / "lbq-0" / "analysis" / "analysis.json")
     assert found.traces
-    for trace in (*found.traces, example()):
+    for trace in found.traces:
         v = 0.0
         for t, x in enumerate(trace.current):
             u = trace.leak * v + x

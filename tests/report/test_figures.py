@@ -22,7 +22,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lbq import engine, models
-from lbq.counting.analysis import Analysis, LayerAnalysis, Membrane
+from lbq.counting.analysis import Analysis, LayerAnalysis, Membrane, Trace
 from lbq.deploy import deploy
 from lbq.errors import LbqError
 from lbq.kernels import surrogate
@@ -31,7 +31,7 @@ from lbq.report.cost_tables import accounts
 from lbq.report.figures import level_colour
 from lbq.report.layer_figures import analysis_figures, layer_figures
 from lbq.report.output import make, tour_of
-from lbq.report.schematics import SURROGATES, example, neuron_figures, slope, surrogates
+from lbq.report.schematics import SURROGATES, neuron_figures, slope, surrogates
 from lbq.report.svg import DARK, LIGHT, Plot, label, log_ticks, shade, standalone, ticks
 from lbq.report.tour import LINE, Picture, level_pixel, take
 from lbq.report.training_figures import training_figures
@@ -47,13 +47,17 @@ def found() -> Gathered:
     return gather([runs_folder()], read)
 
 
+def traces_of(found: Gathered) -> tuple[Trace, ...]:
+    return next(group.traces for group in found.groups if group.traces)
+
+
 # Figures -------------------------------------------------------------------------------------------------------------
 
 
 def test_every_figure_is_xml_with_a_description(found: Gathered) -> None:
     figures = [
         *training_figures(found), *layer_figures(found), *cost_figures(accounts(found.groups)), surrogates(),
-        *neuron_figures([], ""), *speed_figures([BENCHMARK]),
+        *neuron_figures(traces_of(found), "LBQ"), *speed_figures([BENCHMARK]),
     ]  # fmt: skip
     ids = [f.id for f in figures]
     assert len(set(ids)) == len(ids) >= 12
@@ -152,7 +156,7 @@ def inside(svg: str) -> bool:
     return all(float(x) + (6 if "small" in kind else 7) * len(unescape(text)) <= width for x, kind, text in texts)
 
 
-def test_long_names_stay_inside() -> None:
+def test_long_names_stay_inside(found: Gathered) -> None:
     plot = Plot("t", "d", (0, 1), (0, 1))
     plot.legend(
         [("Quantised ANN, LSQ step gradient, one tail for all layers, BN decayed, T=2, N=5, 60 ep", 0), ("LBQ", 1)]
@@ -172,7 +176,7 @@ def test_long_names_stay_inside() -> None:
     rows = re.findall(r'y="([\d.]+)"[^>]*>(1|2|1.08 mJ, 95.44 %|1.25 mJ, 95.89 %)<', plot.svg())
     heights = {text: float(y) for y, text in rows}
     assert heights["1"] < heights["1.08 mJ, 95.44 %"] < heights["2"] == heights["1.25 mJ, 95.89 %"]
-    for figure in neuron_figures([replace(example(), layer="layer2.1.sn1")], name):
+    for figure in neuron_figures(traces_of(found), name):
         assert inside(figure.svg)
 
 

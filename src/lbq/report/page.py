@@ -88,10 +88,12 @@ def all_figures(gathered: Gathered, technology: Technology = DEFAULT) -> list[Fi
 
 
 def _neuron(gathered: Gathered) -> list[Figure]:
-    """Figs. 1 to 3, on traces of the network that stands for all."""
+    """Figs. 1 and 2 on traces of the network that stands for all, where one was analysed, and Fig. 3."""
     group = max((g for g in gathered.groups if g.traces), key=lambda g: g.first.prominence, default=None)
-    network = f"{group.title}, {group.record['model']}, {dataset_name(group)}" if group else ""
-    return [*neuron_figures(group.traces if group else [], network), surrogates()]
+    if group is None:
+        return [surrogates()]
+    network = f"{group.title}, {group.record['model']}, {dataset_name(group)}"
+    return [*neuron_figures(group.traces, network), surrogates()]
 
 
 def _document(title: str, sections: Sequence[tuple[str, str, str]]) -> str:
