@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from lbq.counting.measurement import Measurement
     from lbq.counting.operations import Account
     from lbq.counting.technology import Technology
+    from lbq.report.cells import Table
     from lbq.results.result import Gathered
 
 NOISE = " (random noise, no images)"
@@ -44,6 +45,14 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]
     for row in rows:
         table.add_row(*row, end_section=bool(line_below) and row[0] == line_below)
     make_console().print(table)
+
+
+def render_table(table: Table, *left_out: str) -> None:
+    """Print a table of the report and its notes. left_out: columns for which a terminal has no room."""
+    rows = table.texts(*left_out)
+    print_table(table.title, list(rows[0]), [list(row.values()) for row in rows])
+    for note in table.notes:
+        print_line(note)
 
 
 def print_line(text: str) -> None:
@@ -126,7 +135,7 @@ def render_account(measured: Measurement, costs: Costs | None, technology: Techn
         return
     _render_counts(measured, exact, rate, noise)
     _render_energy(exact, rate, technology)
-    _render_costs(costs)
+    _render_costs(measured, costs)
 
 
 def _render_ann(measured: Measurement, technology: Technology) -> None:
@@ -203,40 +212,17 @@ def _render_energy(exact: Account, rate: Account, technology: Technology) -> Non
         )
 
 
-def _render_costs(costs: Costs) -> None:
+def _render_costs(measured: Measurement, costs: Costs) -> None:
     """What the paper's regime leaves out. Everything in it is modelled."""
-    prices = costs.technology
-    int8 = next(m for m in costs.methods if m.name == "ANN, int8")
-    print_table(
-        f"Beyond the paper's regime, µJ per image, modelled ({prices.label()})",
-        ("method", "paper's regime", "integer arithmetic", "with memory", "int8 ANN / it"),
-        [
-            (m.name, paper, f"{m.integer_uj:,.3f}", f"{m.memory_uj:,.3f}", f"{int8.memory_uj / m.memory_uj:.2f}")
-            for m in costs.methods
-            for paper in ["" if m.paper_uj is None else f"{m.paper_uj:,.3f}"]
-        ],
-    )
+    from lbq.report.cost_tables import honest_table
+
+    render_table(honest_table("honest", f"over {measured.images:,} {measured.inputs}", costs), "Note")
     print_table(
         "Where bit planes spend it, modelled",
         ("what", "count", "pJ each", "µJ"),
         [(x.what, f"{x.count:,.0f}", f"{x.price:g}", f"{x.microjoules:,.3f}") for x in costs.methods[0].lines],
     )
-    print_table(
-        "Shifts, modelled, not in the tables above",
-        ("backend", "count", "µJ"),
-        [(x.what, f"{x.count:,.0f}", f"{x.microjoules:,.3f}") for x in costs.shifts],
-    )
-    print_table(
-        f"Break-even, modelled: density is {costs.density:.3f} set bits per synapse and timestep",
-        ("rival", "regime", "equal at"),
-        [(point.rival, point.regime, point.text) for point in costs.break_even],
-    )
-    make_console().print(
-        f"read as other tools do (NeuroBench, syops, SpikingJelly: a level above 1 is a MAC): {costs.reading.count:,.0f} MACs, "
-        f"{costs.reading.microjoules:,.3f} µJ at fp32, modelled\n"
-        f"binary at equal slots: the same levels as single spikes. Memory: {prices.weight_byte:g} pJ a weight byte, used "
-        f"{prices.reuse}; {prices.state_byte:g} pJ a byte of membranes and levels.\nprices: {prices.credit()}"
-    )
+    make_console().print(f"prices: {costs.technology.credit()}")
 
 
 def render_analysis(analysis: Analysis, folder: Path, noise: bool = False) -> None:

@@ -38,11 +38,20 @@ def all_tables(gathered: Gathered, technology: Technology = DEFAULT) -> list[Tab
         counts_table(groups),
         cost_table(groups, technology),
         *(
-            honest_table(f"honest-{i}", group, title, costs(exact, technology))
+            honest_table(f"honest-{i}", _counted_network(group, title), costs(exact, technology))
             for i, ((group, exact, _), title) in enumerate(zip(measured, titles, strict=True), 1)
         ),
         technology_table(technology),
     ]
+
+
+def _counted_network(group: Group, title: str) -> str:
+    """The network of a group whose counts a table shows. title: what tells the group from others."""
+    counted = next((r for r, a in group.analysed if "exact" in a.accounts), group.first)
+    facts = [group.record["model"], f"T={group.record['timesteps']}"]
+    if len(group.results) > 1:
+        facts.append(f"seed {counted.record['seed']}")
+    return ", ".join([title, *(fact for fact in facts if fact not in title.split(", "))])
 
 
 def runs_table(gathered: Gathered) -> Table:
