@@ -35,8 +35,6 @@ def render(
     def with_prefix(*prefixes: str) -> list[Table]:
         return [table for id, table in tables.items() if id.startswith(prefixes)]
 
-    layers = layer_figures(gathered)
-    membranes = [figure for figure in layers if figure.id.startswith("membranes")]
     published = with_prefix("table2", "table3", "table4", "table5")
     costs = with_prefix("table6", "table7", "honest")
     sections = [
@@ -53,10 +51,7 @@ def render(
         ),
         (
             "layers", "What the layers learned",
-            [
-                _table(tables["figure4"]),
-                _figures([figure for figure in layers if figure not in membranes]), _membranes(membranes),
-            ],
+            [_table(tables["figure4"]), _figures(layer_figures(gathered))],
         ),
         (
             "costs", "What it costs: modelled",
@@ -189,20 +184,11 @@ def _figures(figures: Sequence[Figure]) -> str:
     if not figures:
         return ""
     inside = "".join(
-        f'<figure id="figure-{escape(f.id)}"{" class=wide" if f.wide else ""}><div class="drawing" tabindex="0">{f.svg}</div>'
+        f'<figure id="figure-{escape(f.id)}"><div class="drawing" tabindex="0">{f.svg}</div>'
         f"<figcaption><b>{escape(f.title)}.</b> {escape(f.caption)}</figcaption></figure>"
         for f in figures
     )
     return f'<div class="figures">{inside}</div>'
-
-
-def _membranes(figures: Sequence[Figure]) -> str:
-    """Open where there are few: many would hide what comes after them."""
-    if not figures:
-        return ""
-    networks = f"{len(figures)} network{'s' * (len(figures) > 1)}"
-    opened = " open" if len(figures) <= 4 else ""
-    return f"<details{opened}><summary>Membranes before emission, of {networks}</summary>{_figures(figures)}</details>"
 
 
 def _image(picture: Picture, caption: str) -> str:
