@@ -359,18 +359,7 @@ def render_twins(gathered: Gathered) -> None:
 
 def render_sweep(gathered: Gathered, page: Path) -> None:
     """What a sweep trained: one row for all seeds of a network."""
-    from lbq.report.cells import accuracy_cell, holdout_cell, integer_cell, spread_cell
-    from lbq.report.cost_tables import accounts_of
-    from lbq.results.result import names
+    from lbq.report.tables import runs_table
 
-    groups, held_out = gathered.groups, gathered.has_holdout
-    rows = []
-    for title, group in zip(names([group.first for group in groups]), groups, strict=True):
-        counts = [rate.executed / 1e6 for _, rate in accounts_of(group)]
-        digits = 2 if max(counts, default=0) > 1 else 4
-        cells = [*[holdout_cell(group)] * held_out, accuracy_cell(group), integer_cell(group)]
-        rows.append((title, *(cell.text for cell in cells), spread_cell(counts, digits).text))
-    columns = ("network", *["held out %"] * held_out, "accuracy %", "on integers %", "accumulations, M")
-    print_table("", columns, rows)
-    print_line("accumulations: of a sample, by bit planes, rate x MACs as the paper counts")
+    render_table(runs_table(gathered), "Config", "Weights", "From")
     print_line(f"all tables and figures: {page}")
