@@ -364,10 +364,10 @@ def test_benchmarks_of_several_machines() -> None:
     sweep = {"sweeps": {"active": [[0.1, 1.0, 2.0], [0.5, 4.0, 2.0]]}}
     rival = {"18 % active": {"int8 ANN once, onnxruntime": {"1": 9.5, "2": 5.0}}}
     named = {**sweep, "features": ["portable", "neon"], "machine": "Neoverse-N1"}
-    found = speed_figures([{**sweep, **rival, "features": ["avx512", "vnni", "amx"]}, named, sweep])
+    found = speed_figures([{**sweep, **rival, "machine": "Xeon", "features": ["avx512", "vnni", "amx"]}, named, sweep])
     assert [figure.id for figure in found] == ["speed", "speed-1", "speed-2"]
-    assert ">resnet20w128 on x86-64 with AVX-512, VNNI, AMX<" in found[0].svg
-    assert ">resnet20w128 on Neoverse-N1 with NEON<" in found[1].svg
+    assert ">resnet20w128 on Xeon with avx512, vnni, amx<" in found[0].svg
+    assert ">resnet20w128 on Neoverse-N1 with neon<" in found[1].svg
     assert "does not name" in found[2].caption
     assert ["int8 ANN" in figure.svg for figure in found] == [True, False, False]
     assert found[0].svg.count(": 9.5 ms</title>") == 2

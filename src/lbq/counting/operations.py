@@ -102,9 +102,6 @@ class Count:
     def __add__(self, other: Count) -> Count:
         return Count(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(Count)))
 
-    def scaled(self, factor: float) -> Count:
-        return Count(*(getattr(self, f.name) * factor for f in fields(Count)))
-
 
 @dataclass(frozen=True)
 class LayerActivity:

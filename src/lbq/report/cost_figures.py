@@ -19,9 +19,6 @@ from lbq.results.result import Group
 
 SETTING = f"CIFAR-10, ResNet-20 (resnet20w128), T = {PAPER_TIMESTEPS}"
 RIVAL = "int8 ANN once, onnxruntime"  # in benchmarks/engine_speed.py
-FEATURES = {
-    "avx2": "AVX2", "avx512": "AVX-512", "vnni": "VNNI", "amx": "AMX", "neon": "NEON", "dotprod": "dot products",
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -165,8 +162,7 @@ def _speed(benchmark: dict[str, Any]) -> Figure | None:
 
 
 def _machine(benchmark: dict[str, Any]) -> str:
-    """The processor's name where the file has one, and the instructions that the engine uses."""
-    features = [FEATURES[f] for f in benchmark.get("features") or () if f in FEATURES]
-    kind = "Arm" if "NEON" in features else "x86-64" if features else "a machine that the file does not name"
-    name = str(benchmark.get("machine") or kind)
+    """The processor's name where the file has one, and what of its instructions the engine uses."""
+    features = [str(feature) for feature in benchmark.get("features") or () if feature != "portable"]
+    name = str(benchmark.get("machine") or "a machine that the file does not name")
     return f"{name} with {', '.join(features)}" if features else name

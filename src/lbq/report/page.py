@@ -125,14 +125,8 @@ def _cards(gathered: Gathered) -> str:
     if not gathered.results:
         return ""
     groups = [g for g in gathered.groups if g.mean is not None]
-    alone = sum(result.alone for result in gathered.finished)
-    runs = len(gathered.finished) - alone
+    runs = sum(not result.alone for result in gathered.finished)
     cards = [(f"finished run{'s' * (runs != 1)}", str(runs))]
-    cards += [(f"configuration{'s' * (len(gathered.groups) != 1)}", str(len(gathered.groups)))]
-    if alone:
-        cards.append(("of analyses alone", str(alone)))
-    if gathered.unfinished:
-        cards.append(("not finished", str(len(gathered.unfinished))))
     datasets = dict.fromkeys(g.record["dataset"] for g in groups)
     cards += [_best([g for g in groups if g.record["dataset"] == dataset]) for dataset in datasets]
     inside = "".join(f'<div class="card"><b>{escape(value)}</b>{escape(name)}</div>' for name, value in cards)
