@@ -390,12 +390,12 @@ def test_the_table_has_the_range_of_steps_per_channel(capsys: pytest.CaptureFixt
     several = replace(one, name="sn2", step=0.3965, step_range=(0.391, 0.402))
     render_analysis(Analysis(4, True, None, {}, (one, several)), Path("out"))
     text = capsys.readouterr().out
-    assert "mean step   of channels" in text
-    assert "0.3965  0.391..0.402  0.500" in text
+    assert "step  step_min  step_max    tail" in text
+    assert "0.3965    0.3910    0.4020  0.5000" in text
     assert "mean steps 0.397 .. 0.400" in " ".join(text.split())
     render_analysis(Analysis(4, True, None, {}, (one,)), Path("out"))
     text = capsys.readouterr().out
-    assert "channels" not in text
+    assert "step_min" not in text
     assert "mean step" not in text
 
 

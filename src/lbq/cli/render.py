@@ -191,7 +191,6 @@ def _render_counts(measured: Measurement, exact: Account, rate: Account, noise: 
 def _render_energy(exact: Account, rate: Account, technology: Technology) -> None:
     """In the paper's regime, beside that of the same network as an ANN."""
     from lbq.counting.operations import PAPER_BACKENDS
-    from lbq.counting.technology import PAPER
 
     prices = technology.paper
     rows = []
@@ -202,7 +201,7 @@ def _render_energy(exact: Account, rate: Account, technology: Technology) -> Non
             row += [f"{1e3 * millijoules:,.3f}", f"{account.ann_energy_mj(prices) / millijoules:.2f}"]
         rows.append(row)
     print_table(
-        f"Modelled energy per image, µJ, in the paper's regime ({technology.label(*PAPER, 'shift')})",
+        "Modelled energy per image, µJ, in the paper's regime",
         ("backend", "shifts", "exact", "ANN / it", "rate x MACs", "ANN / it"),
         rows,
     )
@@ -225,6 +224,10 @@ def _render_costs(measured: Measurement, costs: Costs) -> None:
     make_console().print(f"prices: {costs.technology.credit()}")
 
 
+def _decimals(value: float | None) -> str:
+    return "" if value is None else f"{value:.4f}"
+
+
 def render_analysis(analysis: Analysis, folder: Path, noise: bool = False) -> None:
     from lbq.counting.analysis import GOLDEN, NO_TEST_SET
 
@@ -235,27 +238,19 @@ def render_analysis(analysis: Analysis, folder: Path, noise: bool = False) -> No
         console.print(f"no spikes to analyse in this network{accuracy} on {whole} {analysis.images:,} images")
         return
     inputs = GOLDEN if analysis.golden else "images"
-    n_max = max(layer.n_max for layer in analysis.layers)
-    levels = f"P(k | k > 0) %, k = 1..{n_max}" if n_max <= 10 else "P(k = 1 | k > 0) %"
     by_channel = any(layer.step_range is not None for layer in analysis.layers)
-    rows = []
-    for layer in analysis.layers:
-        h = layer.histogram
-        shown = h.conditional if n_max <= 10 else h.conditional[:1]
-        ratios = [layer.at(t).active_ratio for t in range(len(layer.levels))]
-        ends = "" if layer.step_range is None else "{:.3f}..{:.3f}".format(*layer.step_range)
-        step = "" if layer.step is None else f"{layer.step:.4f}"
-        tail = "" if layer.tail is None else f"{layer.tail:.3f}"
-        by_timestep = " ".join(f"{ratio:.3f}" for ratio in ratios[:6]) + (" ..." if len(ratios) > 6 else "")
-        shares = " ".join(f"{100 * p:4.1f}" for p in shown)
-        activity = f"{h.active_ratio:.3f}", by_timestep, f"{h.normalised_entropy:.3f}"
-        rows.append((layer.name, step, *[ends] * by_channel, tail, *activity, shares))
-    steps = ("mean step", "of channels") if by_channel else ("step",)
+    rows = [row for row in analysis.table() if row["timestep"] == "all"]
+    widest = max(rows, key=len)
+    left_out = {"timestep", "n_max", "mean_level", *(() if by_channel else ("step_min", "step_max"))}
+    if "p11" in widest:  # too many for a line
+        left_out |= {key for key in widest if key.startswith("p") and key != "p1"}
+    columns = [key for key in widest if key not in left_out and any(row.get(key) is not None for row in rows)]
     print_table(
         f"Layers over {whole} {analysis.images:,} {inputs}{NOISE * noise}{accuracy}",
-        ("layer", *steps, "tail", "active", "active by timestep", "entropy", levels),
-        rows,
+        columns,
+        [[row["layer"], *(_decimals(row.get(key)) for key in columns[1:])] for row in rows],
     )
+    console.print("columns as in layers.csv; p1, p2, ...: P(k | k > 0)")
     if analysis.golden:
         console.print(NO_TEST_SET)
     summary = analysis.summary()

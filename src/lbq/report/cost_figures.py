@@ -69,7 +69,7 @@ def _accuracy_energy(ours: Sequence[_Ours], technology: Technology) -> Figure:
         plot.mark(*plot.at((e, a)), series, 4.5, f"{number}: {name}: {e:.2f} mJ, {a:.2f} %", hollow=series == 0)
     plot.numbers([(plot.at((e, a)), number) for number, _, _, e, a in points])
     plot.listing([(n, series, name, f"{e:.2f} mJ, {a:.2f} %") for n, series, name, e, a in points], hollow=[0])
-    caption = f"Energy is modelled, in the paper's regime ({technology.label(*PAPER)}), counts as rate x MACs."
+    caption = f"Energy is modelled, in the paper's regime, counts as rate x MACs. Prices: {technology.credit(*PAPER)}."
     if ours:
         caption += " Our accuracy and the published one come from different budgets: see the tables."
     return Figure("accuracy-energy", plot.title, caption, plot.svg())

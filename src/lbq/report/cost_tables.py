@@ -165,7 +165,7 @@ def microjoules(value: float | None) -> Cell:
 def technology_table(technology: Technology) -> Table:
     table = Table(
         "technology",
-        f"Technology constants: {technology.label()}",
+        "Technology constants",
         "Constant; #pJ; Origin",
         f"Prices: {technology.credit()}. Replace them with --technology FILE (TOML or JSON).",
     )
