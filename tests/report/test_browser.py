@@ -50,7 +50,7 @@ def test_it_opens_without_errors_and_loads_nothing(page: Page) -> None:
 
 def test_figures_and_tour_are_there(page: Page) -> None:
     sizes = page.run("[...document.querySelectorAll('figure svg')].map(s => s.getBoundingClientRect().width)")
-    assert len(sizes) >= 10
+    assert len(sizes) >= 9
     assert min(sizes) > 200
     images = page.run("[...document.querySelectorAll('img.px')].map(i => i.complete && i.naturalWidth > 0)")
     assert len(images) >= 35

@@ -76,7 +76,7 @@ def layer_figures(gathered: Gathered) -> list[Figure]:
 
 
 def _figures_of_task(configurations: Sequence[Shown], heading: str, file: str) -> list[Figure]:
-    together = [_steps(configurations, heading), _active(configurations, heading)]
+    together = [_steps(configurations, heading)]
     analysed = [(c, a) for c in configurations if (a := c.group.analysis) is not None]
     bursts = [(c, a) for c, a in analysed if any(layer.n_max > 1 for layer in a.layers)]
     if bursts:
@@ -174,21 +174,6 @@ def _steps(configurations: Sequence[Shown], dataset: str) -> Figure | None:
 def _step_ranges(analysis: Analysis) -> dict[str, tuple[float, float]]:
     """The least and the largest step of the layers that have one per channel."""
     return {layer.name: layer.step_range for layer in analysis.layers if layer.step_range is not None}
-
-
-def _active(configurations: Sequence[Shown], dataset: str) -> Figure | None:
-    curves = []
-    for c in configurations:
-        analysed = [(r, a.active) for r, a in c.group.analysed if a.layers]
-        recorded = [(r, r.record["active"]) for r in c.group.results if r.record.get("active")]  # by training
-        if most := max(analysed, recorded, key=len):
-            curves.append(_curve(c, most))
-    if not curves:
-        return None
-    plot = _by_layer("Active ratio of each layer", "active ratio", dataset, curves)
-    caption = "Share of neuron-steps with a non-zero level, over test images."
-    several = f" {WHISKERS}" if any(curve.seeds > 1 for curve in curves) else ""
-    return Figure("active", "Activity by layer", f"{caption}{several}", plot.svg())
 
 
 def _entropy(
