@@ -175,12 +175,12 @@ def test_account_of_a_run(call: Call, demo_run: Demo) -> None:
         "preshifted",
         "explicit",
         "rate x MACs",
-        "Beyond the paper's regime, µJ per image, modelled",
+        "Beyond the paper's table: over 599 images; modelled µJ per image",
         "binary at equal slots",
         "signed digits",
         "state updates",
         "Horner",
-        "Break-even, modelled",
+        "Break-even, with memory",
         "NeuroBench",
         "Horowitz",
     ):
@@ -213,17 +213,18 @@ def test_account_of_the_paper(call: Call, tmp_path: Path) -> None:
     assert "13.72" in out
     code, out, _ = call("account", "--paper", "--json")
     value = json.loads(out)
-    assert value["modelled_cost"][4]["ANN energy / energy"] == "13.72"
+    assert value["modelled_cost"][4]["ANN / it, modelled"] == "13.72"
     assert value["accumulations"][3] == {
-        "Method": "LBQ (5)", "Unary (M)": "1,589.90", "Bit-sparse (M)": "945.69", "Saved (%)": "40.52",
+        "Method": "LBQ (5)", "Dataset": "CIFAR-10", "Network": "ResNet-20", "Epochs": "300", "Unary (M)": "1,589.90",
+        "Bit-sparse (M)": "945.69", "Saved %": "40.52", "Origin": "published",
     }  # fmt: skip
     assert "45 nm CMOS" in value["prices"]
     prices = tmp_path / "prices.toml"
     prices.write_text('name = "mine"\nsource = "me"\nfp32_add = 1.8\n')
     code, out, _ = call("account", "--paper", "--technology", str(prices))
     assert code == 0
-    assert "from the paper's own counts at other prices" in out
-    assert "prices: fp32_add: mine (me); the rest: 45 nm CMOS, 0.9 V (M. Horowitz" in out
+    assert "at the prices below: not the energies that it published" in out
+    assert "Prices: fp32_add: mine (me); the rest: 45 nm CMOS, 0.9 V (M. Horowitz" in out
     code, _, err = call("account", "runs/mine", "--paper")
     assert code == 2
     assert "not runs/mine and --paper" in err

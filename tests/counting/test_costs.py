@@ -132,10 +132,8 @@ def test_technology_from_a_file(tmp_path: Path) -> None:
     assert (found.name, found.int8_mac, found.fp32_mac) == ("7 nm", 0.07, 4.6)
     assert {n: o for n, _, o in found.table()}["int8_mac"] == "a datasheet"
     assert found.credit() == f"int8_mac: 7 nm (a datasheet); the rest: {DEFAULT.name} ({DEFAULT.source})"
-    assert found.label() == "7 nm and 45 nm CMOS, 0.9 V"
     assert found.credit("int8_mac") == "7 nm (a datasheet)"
     assert found.credit(*PAPER) == DEFAULT.credit() == f"{DEFAULT.name} ({DEFAULT.source})"
-    assert (found.label(*PAPER), found.label("int8_mac")) == (DEFAULT.name, "7 nm")
     assert found.as_published
     assert found.to_dict()["credit"] == found.credit()
     (tmp_path / "t.json").write_text(json.dumps({"name": "x", "source": "y", "weight_reuse": 8}))

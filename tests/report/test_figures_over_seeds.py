@@ -32,7 +32,7 @@ def test_layers_of_several_seeds_are_means_with_whiskers() -> None:
     one = of_cifar()
     figures = by_kind([one, other_seed(one, 1, 2.0), other_seed(one, 2, 3.0)])
     layers = len(one.steps)
-    for kind, whiskers in (("steps", layers), ("active", layers), ("entropy", 2 * (layers + 1))):
+    for kind, whiskers in (("steps", layers), ("entropy", 2 * (layers + 1))):
         assert ">CIFAR-10, 60 epochs, mean ± sd of 3 seeds<" in figures[kind]
         assert ">LBQ, 3 seeds<" in figures[kind]
         assert len(re.findall('<line [^>]*class="s0"', figures[kind])) >= 2 * whiskers  # each with a cap at least
@@ -40,10 +40,9 @@ def test_layers_of_several_seeds_are_means_with_whiskers() -> None:
     assert f"<title>LBQ, 3 seeds, {layer}: {2 * step:.4g} ± {step:.2g}</title>" in figures["steps"]
     shares = [[layer.histogram.active_ratio for layer in r.analyses[0].layers] for r in (one, other_seed(one, 1, 1))]
     first = [shares[0][0], shares[1][0], shares[1][0]]
-    active = f"{np.mean(first):.4g} ± {np.std(first, ddof=1):.2g}"
-    assert f"<title>LBQ, 3 seeds, {layer}: {active}</title>" in figures["active"]
-    for kind in ("levels", "membranes"):
-        assert ">LBQ, seed 0, CIFAR-10, 60 epochs<" in figures[kind]
+    active = f"{np.mean(first):.3f} ± {np.std(first, ddof=1):.2g}"
+    assert f"<title>LBQ, 3 seeds, {layer}: active ratio {active}, entropy" in figures["entropy"]
+    assert ">LBQ, seed 0, CIFAR-10, 60 epochs<" in figures["levels"]
 
 
 def test_one_seed_has_no_whiskers_and_names_none() -> None:
@@ -62,12 +61,8 @@ def test_means_are_of_the_seeds_that_were_analysed() -> None:
     bare = [replace(other_seed(one, seed, 2.0), analyses=[]) for seed in (1, 2)]
     figures = by_kind([*bare, one])
     assert ">LBQ, 3 seeds<" in figures["steps"]
-    assert ">LBQ, 3 seeds<" in figures["active"]
     assert ">LBQ, seed 0<" in figures["entropy"]
     assert "±" not in figures["entropy"]
-    for result in (one, *bare):
-        del result.record["active"]
-    assert ">LBQ, seed 0<" in by_kind([*bare, one])["active"]
 
 
 def per_channel(result: Result) -> Result:
@@ -113,12 +108,12 @@ def curves(svg: str) -> list[tuple[str, str]]:
 
 
 def test_seeds_have_their_configurations_colour_and_a_dash_of_their_own() -> None:
-    log = [{"epoch": e, "loss": 1.0 / e, "step_min": 0.1, "step_max": 0.5} for e in (1, 2, 3)]
+    log = [{"epoch": e, "loss": 1.0 / e, "test_accuracy": 90.0 + e} for e in (1, 2, 3)]
     one, other = of_cifar(log=log), of_cifar(variant="v3", surrogate="box", log=log)
     results = [other_seed(r, seed, 1.0) if seed else r for seed in (0, 1, 2) for r in (one, other)]
     single = of_cifar(variant="v1", surrogate="box", log=log)
-    loss, steps = training_figures(Gathered([*results, single]))
-    for figure in (loss, steps):
+    loss, accuracy = training_figures(Gathered([*results, single]))
+    for figure in (loss, accuracy):
         expected = {(colour, dash) for colour in ("s0", "s1") for dash in ("", "6 3", "2 3")} | {("s2", "")}
         assert set(curves(figure.svg)) == expected
         legend = re.findall(r'text-anchor="start">([^<]+)</text>', figure.svg)
@@ -127,7 +122,7 @@ def test_seeds_have_their_configurations_colour_and_a_dash_of_their_own() -> Non
         assert figure.caption.endswith(" Seeds differ in their dashes.")
     bare = other_seed(one, 5, 1.0)
     bare.record["log"] = [{"epoch": 1, "loss": 1.0}]
-    assert ">seed 5<" not in training_figures(Gathered([other, bare, *results[2:]]))[1].svg  # it has no steps
+    assert ">seed 5<" not in training_figures(Gathered([other, bare, *results[2:]]))[1].svg  # it was not tested
     assert "<title>LBQ, seed 2, epoch 3: 0.3333</title>" in loss.svg
     assert "V3 (learned + box), seed 1 0.3333" in loss.svg  # for those who cannot see it
 

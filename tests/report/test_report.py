@@ -57,7 +57,7 @@ def test_published_rows_are_all_there_and_marked(found: Gathered) -> None:
     values = {c.text for row in published for c in row.cells}
     for row in paper.ACCURACIES:
         for t, accuracy in row.accuracy.items():
-            assert f"{accuracy:.2f}" in values or f"{accuracy:.2f} (T={t})" in values
+            assert {f"{accuracy:.2f}", f"{t:,}"} <= values
     assert all(row.cells[-1].text == "published" for row in published)
     assert all(any("Bai" in note for note in tables[id].notes) for id in tables if id.startswith("table"))
 
@@ -123,7 +123,7 @@ def test_our_runs_stand_in_the_papers_tables() -> None:
     ours = [row for row in tables["table2-cifar-10"].rows if row.kind == "ours"]
     assert [row.cells[0].text for row in ours] == ["LBQ", "V3 (learned + box)"]
     columns = tables["table2-cifar-10"].columns
-    assert ours[0].cells[columns.index("T=2")].text == "95.50 (1 seed)"
+    assert [ours[0].cells[columns.index(name)].text for name in ("T", "Accuracy %")] == ["2", "95.50 (1 seed)"]
     ablation = [(row.cells[0].text, row.cells[6].text) for row in tables["table5-ablation"].rows if row.kind == "ours"]
     assert ablation == [("V3 (learned + box)", "95.90 (1 seed)"), ("LBQ", "95.50 (1 seed)")]
     assert not tables["table3-imagenet-1k"].has_ours
@@ -292,9 +292,9 @@ def test_the_page_is_whole_and_needs_nothing(found: Gathered) -> None:
     assert len(page.encode()) < 5e6
     parser = checked(page)
     assert parser.tags["table"] >= 12
-    assert parser.tags["svg"] >= 12
+    assert parser.tags["svg"] >= 10
     assert parser.tags["img"] >= 7 * 5
-    ids = "runs unfinished table2-cifar-10 table7-cost figure-surrogates figure-speed tour compare"
+    ids = "runs unfinished table2-cifar-10 table7-cost figure-surrogates figure-speed tour"
     assert set(ids.split()) <= set(parser.ids)
     assert "http://" not in page.replace("http://www.w3.org/2000/svg", "")
     assert "https://" not in page
@@ -321,7 +321,7 @@ def test_hostile_records_cannot_break_out() -> None:
     page = render(Gathered([result, of_cifar()]), title=nasty)
     parser = checked(page)
     assert parser.tags.get("img", 0) == 0
-    assert "onerror=alert" not in re.sub(r"&lt;img src=x onerror|\\u003cimg src=x onerror", "", page)
+    assert "onerror=alert" not in page.replace("&lt;img src=x onerror", "")
 
 
 def test_stored_records_make_a_report() -> None:
@@ -466,14 +466,14 @@ def with_prices(folder: Path, found: Gathered, price: str, format: str) -> str:
 
 def test_own_prices_change_the_report(tmp_path: Path, found: Gathered) -> None:
     text = with_prices(tmp_path, found, "fp32_mac = 1.0", "md")
-    assert "Technology constants: 5 nm" in text
+    assert "## Technology constants" in text
     ann = next(line for line in text.splitlines() if line.startswith("| ANN | CIFAR-10 | ResNet-20"))
     assert "2.59" in ann
     assert ann.endswith("| published counts, other prices |")
     assert "at the prices below: not the energies that it published" in text
     assert "Prices: fp32_mac: 5 nm (a guess); the rest: 45 nm CMOS, 0.9 V (M. Horowitz" in text
     page = with_prices(tmp_path, found, "fp32_mac = 1.0", "html")
-    assert "in the paper&#x27;s regime (5 nm and 45 nm CMOS, 0.9 V)" in page
+    assert "counts as rate x MACs. Prices: fp32_mac: 5 nm (a guess); the rest: 45 nm CMOS" in page
 
 
 def test_prices_that_the_paper_does_not_use_leave_its_rows_published(tmp_path: Path, found: Gathered) -> None:

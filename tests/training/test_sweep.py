@@ -454,12 +454,13 @@ def test_sweep(
 
 def test_what_was_held_out_is_in_the_table(capsys: pytest.CaptureFixture[str]) -> None:
     record = {"dataset": "digits", "model": "resnet8w2", "variant": "lbq", "n_max": 5, "timesteps": 2, "epochs": 1}
+    record |= {"config_hash": "ab"}
     for held_out, shown in ((61.5, "61.50 (1 seed)"), (None, None)):
         accuracies = {"test_accuracy": 50.0, "holdout_accuracy": held_out}
         result = Result({**record, "seed": 0, "config": {"seed": 0}, **accuracies}, "out/a-s0")
         render_sweep(Gathered([result]), Path("page"))
         table = capsys.readouterr().out
-        assert ("held out %" in table) is (shown is not None)
+        assert ("Held out %" in table) is (shown is not None)
         assert shown is None or shown in table
         member = Member(Path("a.toml"), (), Config(), Path("out/a-s0"))
         outcome = Outcome([(member, "done")], Gathered([result]), None)

@@ -16,7 +16,7 @@ import typer
 from lbq._version import __version__
 from lbq.cli import deploy_commands, measure_commands, streams, train_commands
 from lbq.cli.options import fail
-from lbq.errors import LbqError
+from lbq.errors import LbqError, Stopped
 from lbq.system import plugins
 
 app = typer.Typer(
@@ -63,6 +63,8 @@ def _run(arguments: list[str] | None) -> None:
     try:
         status = app(arguments, prog_name="lbq", standalone_mode=False)
         sys.stdout.flush()
+    except Stopped as stopped:
+        fail(str(stopped), stopped.code)
     except LbqError as error:
         fail(str(error))
     except ModuleNotFoundError as error:

@@ -102,22 +102,16 @@ def account(
 
 
 def _account_of_the_paper(prices: Technology, as_json: bool) -> None:
-    from lbq.counting.operations import cost_table
     from lbq.counting.technology import PAPER
-    from lbq.results.paper import accumulation_table, cost_rows
+    from lbq.report.cost_tables import cost_table, counts_table
 
-    counts, costs = accumulation_table(), cost_table(cost_rows(), prices.paper)
-    credit = prices.credit(*PAPER)
+    counts, costs = counts_table([]), cost_table([], prices)
     if as_json:
-        print_json({"accumulations": counts, "modelled_cost": costs, "prices": credit})
+        credit = prices.credit(*PAPER)
+        print_json({"accumulations": counts.texts(), "modelled_cost": costs.texts(), "prices": credit})
         return
-    suffix = "" if prices.as_published else " at other prices"
-    for title, rows in (
-        ("Accumulations per image, published", counts),
-        (f"Accuracy and modelled arithmetic cost, from the paper's own counts{suffix}", costs),
-    ):
-        render.print_table(title, list(rows[0]), [list(row.values()) for row in rows])
-    render.make_console().print(f"prices: {credit}")
+    for table in (counts, costs):
+        render.render_table(table)
 
 
 def analyze(

@@ -148,29 +148,20 @@ def _decay_line(decays: Mapping[str, float]) -> str:
     return f"weight decay {common:g}: {', '.join(acts_on)}" if acts_on else "no weight decay"
 
 
-class DownloadProgress(_Shown):
-    """A bar of the bytes received."""
-
-    def __init__(self, name: str) -> None:
-        from rich.progress import BarColumn, DownloadColumn, TextColumn, TransferSpeedColumn
-
-        title = TextColumn("{task.description}", markup=False)  # a path may hold braces and brackets
-        super().__init__(title, BarColumn(), DownloadColumn(), TransferSpeedColumn())
-        self.task = self.bars.add_task(name, total=None)
-
-    def progress(self, done: int, total: int | None) -> None:
-        self.bars.update(self.task, completed=done, total=total)
-
-
 class CountProgress(_Shown):
-    """A bar of the samples counted."""
+    """A bar of the samples counted, or of the bytes received."""
 
-    def __init__(self, name: str, total: int | None) -> None:
-        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+    def __init__(self, name: str, total: int | None, of_bytes: bool = False) -> None:
+        from rich import progress
 
-        title = TextColumn("{task.description}", markup=False)  # a path may hold braces and brackets
-        super().__init__(title, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), transient=True)
+        title = progress.TextColumn("{task.description}", markup=False)  # a path may hold braces and brackets
+        received = progress.DownloadColumn(), progress.TransferSpeedColumn()
+        counted = progress.MofNCompleteColumn(), progress.TimeRemainingColumn()
+        super().__init__(title, progress.BarColumn(), *(received if of_bytes else counted), transient=not of_bytes)
         self.task = self.bars.add_task(name, total=total)
 
     def advance(self, samples: int) -> None:
         self.bars.advance(self.task, samples)
+
+    def received(self, done: int, total: int | None) -> None:
+        self.bars.update(self.task, completed=done, total=total)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from lbq.counting.measurement import Measurement
     from lbq.counting.operations import Account
     from lbq.counting.technology import Technology
+    from lbq.report.cells import Table
     from lbq.results.result import Gathered
 
 NOISE = " (random noise, no images)"
@@ -44,6 +45,14 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]
     for row in rows:
         table.add_row(*row, end_section=bool(line_below) and row[0] == line_below)
     make_console().print(table)
+
+
+def render_table(table: Table, *left_out: str) -> None:
+    """Print a table of the report and its notes. left_out: columns for which a terminal has no room."""
+    rows = table.texts(*left_out)
+    print_table(table.title, list(rows[0]), [list(row.values()) for row in rows])
+    for note in table.notes:
+        print_line(note)
 
 
 def print_line(text: str) -> None:
@@ -126,7 +135,7 @@ def render_account(measured: Measurement, costs: Costs | None, technology: Techn
         return
     _render_counts(measured, exact, rate, noise)
     _render_energy(exact, rate, technology)
-    _render_costs(costs)
+    _render_costs(measured, costs)
 
 
 def _render_ann(measured: Measurement, technology: Technology) -> None:
@@ -182,7 +191,6 @@ def _render_counts(measured: Measurement, exact: Account, rate: Account, noise: 
 def _render_energy(exact: Account, rate: Account, technology: Technology) -> None:
     """In the paper's regime, beside that of the same network as an ANN."""
     from lbq.counting.operations import PAPER_BACKENDS
-    from lbq.counting.technology import PAPER
 
     prices = technology.paper
     rows = []
@@ -193,7 +201,7 @@ def _render_energy(exact: Account, rate: Account, technology: Technology) -> Non
             row += [f"{1e3 * millijoules:,.3f}", f"{account.ann_energy_mj(prices) / millijoules:.2f}"]
         rows.append(row)
     print_table(
-        f"Modelled energy per image, µJ, in the paper's regime ({technology.label(*PAPER, 'shift')})",
+        "Modelled energy per image, µJ, in the paper's regime",
         ("backend", "shifts", "exact", "ANN / it", "rate x MACs", "ANN / it"),
         rows,
     )
@@ -203,40 +211,21 @@ def _render_energy(exact: Account, rate: Account, technology: Technology) -> Non
         )
 
 
-def _render_costs(costs: Costs) -> None:
+def _render_costs(measured: Measurement, costs: Costs) -> None:
     """What the paper's regime leaves out. Everything in it is modelled."""
-    prices = costs.technology
-    int8 = next(m for m in costs.methods if m.name == "ANN, int8")
-    print_table(
-        f"Beyond the paper's regime, µJ per image, modelled ({prices.label()})",
-        ("method", "paper's regime", "integer arithmetic", "with memory", "int8 ANN / it"),
-        [
-            (m.name, paper, f"{m.integer_uj:,.3f}", f"{m.memory_uj:,.3f}", f"{int8.memory_uj / m.memory_uj:.2f}")
-            for m in costs.methods
-            for paper in ["" if m.paper_uj is None else f"{m.paper_uj:,.3f}"]
-        ],
-    )
+    from lbq.report.cost_tables import honest_table
+
+    render_table(honest_table("honest", f"over {measured.images:,} {measured.inputs}", costs), "Note")
     print_table(
         "Where bit planes spend it, modelled",
         ("what", "count", "pJ each", "µJ"),
         [(x.what, f"{x.count:,.0f}", f"{x.price:g}", f"{x.microjoules:,.3f}") for x in costs.methods[0].lines],
     )
-    print_table(
-        "Shifts, modelled, not in the tables above",
-        ("backend", "count", "µJ"),
-        [(x.what, f"{x.count:,.0f}", f"{x.microjoules:,.3f}") for x in costs.shifts],
-    )
-    print_table(
-        f"Break-even, modelled: density is {costs.density:.3f} set bits per synapse and timestep",
-        ("rival", "regime", "equal at"),
-        [(point.rival, point.regime, point.text) for point in costs.break_even],
-    )
-    make_console().print(
-        f"read as other tools do (NeuroBench, syops, SpikingJelly: a level above 1 is a MAC): {costs.reading.count:,.0f} MACs, "
-        f"{costs.reading.microjoules:,.3f} µJ at fp32, modelled\n"
-        f"binary at equal slots: the same levels as single spikes. Memory: {prices.weight_byte:g} pJ a weight byte, used "
-        f"{prices.reuse}; {prices.state_byte:g} pJ a byte of membranes and levels.\nprices: {prices.credit()}"
-    )
+    make_console().print(f"prices: {costs.technology.credit()}")
+
+
+def _decimals(value: float | None) -> str:
+    return "" if value is None else f"{value:.4f}"
 
 
 def render_analysis(analysis: Analysis, folder: Path, noise: bool = False) -> None:
@@ -249,27 +238,19 @@ def render_analysis(analysis: Analysis, folder: Path, noise: bool = False) -> No
         console.print(f"no spikes to analyse in this network{accuracy} on {whole} {analysis.images:,} images")
         return
     inputs = GOLDEN if analysis.golden else "images"
-    n_max = max(layer.n_max for layer in analysis.layers)
-    levels = f"P(k | k > 0) %, k = 1..{n_max}" if n_max <= 10 else "P(k = 1 | k > 0) %"
     by_channel = any(layer.step_range is not None for layer in analysis.layers)
-    rows = []
-    for layer in analysis.layers:
-        h = layer.histogram
-        shown = h.conditional if n_max <= 10 else h.conditional[:1]
-        ratios = [layer.at(t).active_ratio for t in range(len(layer.levels))]
-        ends = "" if layer.step_range is None else "{:.3f}..{:.3f}".format(*layer.step_range)
-        step = "" if layer.step is None else f"{layer.step:.4f}"
-        tail = "" if layer.tail is None else f"{layer.tail:.3f}"
-        by_timestep = " ".join(f"{ratio:.3f}" for ratio in ratios[:6]) + (" ..." if len(ratios) > 6 else "")
-        shares = " ".join(f"{100 * p:4.1f}" for p in shown)
-        activity = f"{h.active_ratio:.3f}", by_timestep, f"{h.normalised_entropy:.3f}"
-        rows.append((layer.name, step, *[ends] * by_channel, tail, *activity, shares))
-    steps = ("mean step", "of channels") if by_channel else ("step",)
+    rows = [row for row in analysis.table() if row["timestep"] == "all"]
+    widest = max(rows, key=len)
+    left_out = {"timestep", "n_max", "mean_level", *(() if by_channel else ("step_min", "step_max"))}
+    if "p11" in widest:  # too many for a line
+        left_out |= {key for key in widest if key.startswith("p") and key != "p1"}
+    columns = [key for key in widest if key not in left_out and any(row.get(key) is not None for row in rows)]
     print_table(
         f"Layers over {whole} {analysis.images:,} {inputs}{NOISE * noise}{accuracy}",
-        ("layer", *steps, "tail", "active", "active by timestep", "entropy", levels),
-        rows,
+        columns,
+        [[row["layer"], *(_decimals(row.get(key)) for key in columns[1:])] for row in rows],
     )
+    console.print("columns as in layers.csv; p1, p2, ...: P(k | k > 0)")
     if analysis.golden:
         console.print(NO_TEST_SET)
     summary = analysis.summary()
@@ -373,18 +354,7 @@ def render_twins(gathered: Gathered) -> None:
 
 def render_sweep(gathered: Gathered, page: Path) -> None:
     """What a sweep trained: one row for all seeds of a network."""
-    from lbq.report.cells import accuracy_cell, holdout_cell, integer_cell, spread_cell
-    from lbq.report.cost_tables import accounts_of
-    from lbq.results.result import names
+    from lbq.report.tables import runs_table
 
-    groups, held_out = gathered.groups, gathered.has_holdout
-    rows = []
-    for title, group in zip(names([group.first for group in groups]), groups, strict=True):
-        counts = [rate.executed / 1e6 for _, rate in accounts_of(group)]
-        digits = 2 if max(counts, default=0) > 1 else 4
-        cells = [*[holdout_cell(group)] * held_out, accuracy_cell(group), integer_cell(group)]
-        rows.append((title, *(cell.text for cell in cells), spread_cell(counts, digits).text))
-    columns = ("network", *["held out %"] * held_out, "accuracy %", "on integers %", "accumulations, M")
-    print_table("", columns, rows)
-    print_line("accumulations: of a sample, by bit planes, rate x MACs as the paper counts")
+    render_table(runs_table(gathered), "Config", "Weights", "From")
     print_line(f"all tables and figures: {page}")

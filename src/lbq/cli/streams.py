@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, redirect_stderr, redirect_stdout, suppress
+from functools import partial
 from typing import Any, TextIO, cast
 
 from lbq.errors import LbqError
@@ -49,14 +50,12 @@ def _failing() -> Iterator[None]:
         raise OutputError(f"cannot write to the standard output: {error.strerror}") from error
 
 
-def _dropping() -> AbstractContextManager[None]:
-    """Progress, warnings and errors that cannot be written are dropped."""
-    return suppress(OSError)
-
-
 @contextmanager
 def guarded() -> Iterator[None]:
-    """Within the context, stdout and stderr are guarded. A letter that their encoding lacks is written as its code."""
+    """Within the context, stdout and stderr are guarded: progress, warnings and errors that cannot be written are dropped.
+
+    A letter that their encoding lacks is written as its code.
+    """
     out, err = (stream or open(os.devnull, "w") for stream in (sys.stdout, sys.stderr))  # noqa: SIM115 - or closed
     for stream in (out, err):
         if isinstance(stream, io.TextIOWrapper):
@@ -64,7 +63,7 @@ def guarded() -> Iterator[None]:
     try:
         with (
             redirect_stdout(cast("TextIO", _Stream(out, _failing))),
-            redirect_stderr(cast("TextIO", _Stream(err, _dropping))),
+            redirect_stderr(cast("TextIO", _Stream(err, partial(suppress, OSError)))),
         ):
             yield
     finally:

@@ -12,7 +12,7 @@ import typer
 
 from lbq.cli import render
 from lbq.cli.options import Changes, Device, Json, data_of_a_run, fail, print_json, print_result, start
-from lbq.cli.progress import DemoProgress, DownloadProgress, TrainProgress
+from lbq.cli.progress import CountProgress, DemoProgress, TrainProgress
 from lbq.errors import LbqError, Stopped
 
 
@@ -61,8 +61,6 @@ def train(
     try:
         with TrainProgress() as progress:
             result = job.train(settings, folder, progress, device=where, world=world, resume=resume == "auto")
-    except Stopped as stopped:
-        fail(str(stopped), stopped.code)
     finally:
         distributed.stop()
     if world.main:
@@ -102,10 +100,7 @@ def sweep(
             sys.stdout.write(f"lbq {shlex.join(command)}\n")
         return
     say = functools.partial(render.make_console(stderr=True).print, soft_wrap=True)  # commands may be copied
-    try:
-        states = sweeps.Sweep(members, say, device).run(deploy=not train_only)
-    except Stopped as stopped:
-        fail(str(stopped), stopped.code)
+    states = sweeps.Sweep(members, say, device).run(deploy=not train_only)
     outcome = sweeps.report(out, states)
     render.render_twins(outcome.gathered)
     if as_json:
@@ -192,8 +187,8 @@ def data(
         raise LbqError(
             f"data: {name!r} cannot be prepared; known: {', '.join(cifar.SPECS)}. Others: see docs/reference/datasets.md"
         )
-    with DownloadProgress(name) as download:
-        path = cifar.prepare_cifar(name, root, source, download.progress)
+    with CountProgress(name, None, of_bytes=True) as download:
+        path = cifar.prepare_cifar(name, root, source, download.received)
     loaded = cifar.load_cifar10(root) if name == "cifar10" else cifar.load_cifar100(root)
     facts = {"path": str(path), "train": len(loaded.train), "test": len(loaded.test), "sha256": loaded.checksum}
     text = f"{name}: {facts['train']:,} + {facts['test']:,} images in {path}, verified"

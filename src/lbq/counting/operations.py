@@ -13,7 +13,7 @@ All counts are per image and summed over timesteps. Every energy is modelled, ne
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
@@ -101,9 +101,6 @@ class Count:
 
     def __add__(self, other: Count) -> Count:
         return Count(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(Count)))
-
-    def scaled(self, factor: float) -> Count:
-        return Count(*(getattr(self, f.name) * factor for f in fields(Count)))
 
 
 @dataclass(frozen=True)
@@ -328,24 +325,3 @@ class CostRow:
     method: str
     accuracy: float
     operations: Operations
-
-
-def cost_table(rows: Iterable[CostRow], table: Energies = HOROWITZ) -> list[dict[str, str]]:
-    """The paper's "accuracy and modelled arithmetic cost" table, formatted to its digits; the first row is the ANN."""
-    rows = list(rows)
-    reference = energy_mj(rows[0].operations, table)
-    out = []
-    for row in rows:
-        ops, energy = row.operations, energy_mj(row.operations, table)
-        out.append(
-            {
-                "Method": row.method,
-                "ACC (%)": f"{row.accuracy:.2f}",
-                "FP MACs (M)": f"{ops.fp_macs / 1e6:.2f}",
-                "Synaptic ACs (M)": f"{ops.accumulations / 1e6:.2f}" if ops.accumulations else "N/A",
-                "Formation ops (M)": f"{ops.formations / 1e6:.3f}" if ops.formations else "N/A",
-                "Modelled energy (mJ)": f"{energy:.2f}",
-                "ANN energy / energy": f"{reference / energy:.2f}" if ops.accumulations else "--",
-            }
-        )
-    return out

@@ -63,12 +63,6 @@ class Technology:
         same = set(self.table()) & set(DEFAULT.table())
         return [name for name in constants if name not in {row[0] for row in same}]
 
-    def label(self, *constants: str) -> str:
-        """The name of the table that prices `constants` (by default all), or of both tables where they are mixed."""
-        names = constants or CONSTANTS
-        own = self._differing(names)
-        return " and ".join([self.name] * bool(own) + [DEFAULT.name] * (len(own) < len(names)))
-
     def credit(self, *constants: str) -> str:
         """Name and source of the prices of `constants` (by default all), and which come from where."""
         names = constants or CONSTANTS

@@ -62,6 +62,12 @@ class Table:
             raise ValueError(f"table {self.id} has {len(self.columns)} columns, got {len(cells)} cells")
         self.rows.append(Row(tuple(c if isinstance(c, Cell) else cell(c) for c in cells), kind))
 
+    def texts(self, *left_out: str) -> list[dict[str, str]]:
+        """Each row's texts by column, without columns `left_out` and those that are empty in all rows."""
+        filled = [i for i in range(len(self.columns)) if any(row.cells[i].text for row in self.rows)]
+        shown = [i for i in filled if self.columns[i] not in left_out]
+        return [{self.columns[i]: row.cells[i].text for i in shown} for row in self.rows]
+
     @property
     def has_ours(self) -> bool:
         return any(row.kind == "ours" for row in self.rows)

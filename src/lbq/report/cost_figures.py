@@ -19,9 +19,6 @@ from lbq.results.result import Group
 
 SETTING = f"CIFAR-10, ResNet-20 (resnet20w128), T = {PAPER_TIMESTEPS}"
 RIVAL = "int8 ANN once, onnxruntime"  # in benchmarks/engine_speed.py
-FEATURES = {
-    "avx2": "AVX2", "avx512": "AVX-512", "vnni": "VNNI", "amx": "AMX", "neon": "NEON", "dotprod": "dot products",
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -72,7 +69,7 @@ def _accuracy_energy(ours: Sequence[_Ours], technology: Technology) -> Figure:
         plot.mark(*plot.at((e, a)), series, 4.5, f"{number}: {name}: {e:.2f} mJ, {a:.2f} %", hollow=series == 0)
     plot.numbers([(plot.at((e, a)), number) for number, _, _, e, a in points])
     plot.listing([(n, series, name, f"{e:.2f} mJ, {a:.2f} %") for n, series, name, e, a in points], hollow=[0])
-    caption = f"Energy is modelled, in the paper's regime ({technology.label(*PAPER)}), counts as rate x MACs."
+    caption = f"Energy is modelled, in the paper's regime, counts as rate x MACs. Prices: {technology.credit(*PAPER)}."
     if ours:
         caption += " Our accuracy and the published one come from different budgets: see the tables."
     return Figure("accuracy-energy", plot.title, caption, plot.svg())
@@ -165,8 +162,7 @@ def _speed(benchmark: dict[str, Any]) -> Figure | None:
 
 
 def _machine(benchmark: dict[str, Any]) -> str:
-    """The processor's name where the file has one, and the instructions that the engine uses."""
-    features = [FEATURES[f] for f in benchmark.get("features") or () if f in FEATURES]
-    kind = "Arm" if "NEON" in features else "x86-64" if features else "a machine that the file does not name"
-    name = str(benchmark.get("machine") or kind)
+    """The processor's name where the file has one, and what of its instructions the engine uses."""
+    features = [str(feature) for feature in benchmark.get("features") or () if feature != "portable"]
+    name = str(benchmark.get("machine") or "a machine that the file does not name")
     return f"{name} with {', '.join(features)}" if features else name

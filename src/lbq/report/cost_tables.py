@@ -74,7 +74,7 @@ def cost_table(groups: Sequence[Group], technology: Technology = DEFAULT) -> Tab
         f"Modelled, never measured: {technology.fp32_mac:g} pJ for a MAC, {technology.fp32_add:g} pJ for an accumulation, "
         f"{technology.int32_add:g} pJ for a formation. Memory, routing and state updates are not in it.",
         f"Prices: {technology.credit(*PAPER)}.",
-        "Counted as rate x MACs, padded taps included, as the paper counts; the tables below: at valid positions only.",
+        "Counted as rate x MACs, padded taps included, as the paper counts; beyond its table: at valid positions only.",
     )
     rows = paper.cost_rows()
     reference = energy_mj(rows[0].operations, technology.paper)
@@ -121,20 +121,15 @@ def cost_table(groups: Sequence[Group], technology: Technology = DEFAULT) -> Tab
     return table
 
 
-def honest_table(id: str, group: Group, title: str, costs: Costs) -> Table:
-    """title: what tells the group from others."""
-    counted = next((r for r, a in group.analysed if "exact" in a.accounts), group.first)
-    facts = [group.record["model"], f"T={group.record['timesteps']}"]
-    if len(group.results) > 1:
-        facts.append(f"seed {counted.record['seed']}")
-    network = ", ".join([title, *(fact for fact in facts if fact not in title.split(", "))])
+def honest_table(id: str, subject: str, costs: Costs) -> Table:
+    """What the paper's table leaves out. subject: what was counted."""
     t = costs.technology
     shifts = "; ".join(
         f"{line.what} {line.count / 1e6:,.3f} M, {microjoules(line.microjoules).text} µJ" for line in costs.shifts
     )
     table = Table(
         id,
-        f"Beyond the paper's table: {network}; modelled µJ per image",
+        f"Beyond the paper's table: {subject}; modelled µJ per image",
         "Method; #Paper's regime; #Integer arithmetic; #With memory; #int8 ANN / it; #Break-even, arithmetic; "
         "#Break-even, with memory; Note",
         "All energies are modelled. Counts are border-exact.",
@@ -170,7 +165,7 @@ def microjoules(value: float | None) -> Cell:
 def technology_table(technology: Technology) -> Table:
     table = Table(
         "technology",
-        f"Technology constants: {technology.label()}",
+        "Technology constants",
         "Constant; #pJ; Origin",
         f"Prices: {technology.credit()}. Replace them with --technology FILE (TOML or JSON).",
     )

@@ -16,13 +16,12 @@ DATASET_LETTERS = 12  # of a dataset in a file's name
 
 @dataclass(frozen=True)
 class Figure:
-    """id: names its place on a page and its file, at most 40 letters; wide: over all columns of the page."""
+    """id: names its place on a page and its file, at most 40 letters."""
 
     id: str
     title: str
     caption: str
     svg: str
-    wide: bool = False
 
 
 def level_colour(k: int, n_max: int) -> str:

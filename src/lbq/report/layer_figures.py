@@ -32,11 +32,6 @@ class Shown:
         return f"{self.title}, {seeds(results)}" if len(self.group.results) > 1 else self.title
 
     @property
-    def name_of_first(self) -> str:
-        """The title of a figure that is of the first analysed seed alone."""
-        return self.name([r for r, _ in self.group.analysed[:1]])
-
-    @property
     def file(self) -> str:
         """The name in files: after the configuration's name and its key, which no other run changes."""
         return f"{slug(self.group.first.name, NAME_LETTERS)}-{self.group.first.key[:SUFFIX_LETTERS]}"
@@ -81,9 +76,9 @@ def layer_figures(gathered: Gathered) -> list[Figure]:
 
 
 def _figures_of_task(configurations: Sequence[Shown], heading: str, file: str) -> list[Figure]:
-    together = [_steps(configurations, heading), _active(configurations, heading)]
-    analysed = [(c, c.group.analysis) for c in configurations if c.group.analysis is not None]
-    bursts = [(c, a) for c, a in analysed if max((layer.n_max for layer in a.layers), default=0) > 1]
+    together = [_steps(configurations, heading)]
+    analysed = [(c, a) for c in configurations if (a := c.group.analysis) is not None]
+    bursts = [(c, a) for c, a in analysed if any(layer.n_max > 1 for layer in a.layers)]
     if bursts:
         in_paper = {c.series for c, _ in bursts if c.panel}
         spots = [(c.series, c.name([r for r, _ in c.group.analysed]), c.group.analyses) for c, _ in bursts]
@@ -93,11 +88,9 @@ def _figures_of_task(configurations: Sequence[Shown], heading: str, file: str) -
     bursts.sort(key=lambda entry: order.index(v) if (v := entry[0].group.record["variant"]) in order else len(order))
     for c, analysis in bursts:
         title = f"Figure 4 {c.panel}" if c.panel else "Levels by layer"
-        levels = _levels(f"{c.name_of_first}, {heading}", analysis)
+        first = c.name([r for r, _ in c.group.analysed[:1]])  # the seed that is drawn
+        levels = _levels(f"{first}, {heading}", analysis)
         figures.append(replace(levels, title=title, id=f"levels-{c.file}"))
-    for c, analysis in analysed:
-        if (membranes := _membranes(c.name_of_first, heading, analysis)) is not None:
-            figures.append(replace(membranes, id=f"membranes-{c.file}"))
     return figures
 
 
@@ -181,21 +174,6 @@ def _steps(configurations: Sequence[Shown], dataset: str) -> Figure | None:
 def _step_ranges(analysis: Analysis) -> dict[str, tuple[float, float]]:
     """The least and the largest step of the layers that have one per channel."""
     return {layer.name: layer.step_range for layer in analysis.layers if layer.step_range is not None}
-
-
-def _active(configurations: Sequence[Shown], dataset: str) -> Figure | None:
-    curves = []
-    for c in configurations:
-        analysed = [(r, a.active) for r, a in c.group.analysed if a.layers]
-        recorded = [(r, r.record["active"]) for r in c.group.results if r.record.get("active")]  # by training
-        if most := max(analysed, recorded, key=len):
-            curves.append(_curve(c, most))
-    if not curves:
-        return None
-    plot = _by_layer("Active ratio of each layer", "active ratio", dataset, curves)
-    caption = "Share of neuron-steps with a non-zero level, over test images."
-    several = f" {WHISKERS}" if any(curve.seeds > 1 for curve in curves) else ""
-    return Figure("active", "Activity by layer", f"{caption}{several}", plot.svg())
 
 
 def _entropy(
@@ -322,13 +300,7 @@ def _membranes(title: str, dataset: str, analysis: Analysis) -> Figure | None:
     drawing.height += lower
     for j, (layer, membrane) in enumerate(layers):
         _histogram(drawing, j % columns * CELL_WIDTH + 8, j // columns * height + 80 + lower, layer, membrane)
-    layer, membrane = layers[0]
-    watched = round(int(membrane.counts.sum()) / (len(membrane.counts) * math.prod(layer.shape)))
-    caption = (
-        f"r = U / γ just before emission, all timesteps, on {watched:,} of {analysis.images:,} {_inputs(analysis)}; dashed: "
-        "where the levels begin. Each histogram has a height of its own; the share that lies beyond its axis stands above it."
-    )
-    return Figure("membranes", drawing.title, caption, drawing.svg(), wide=True)
+    return Figure("membranes", drawing.title, "", drawing.svg())
 
 
 def _histogram(drawing: Drawing, left: float, top: float, layer: LayerAnalysis, membrane: Membrane) -> None:

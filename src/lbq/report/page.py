@@ -1,4 +1,4 @@
-"""The report as one page of HTML: tables, figures, a tour and a comparison of two runs. It loads nothing from anywhere."""
+"""The report as one page of HTML: tables, figures and a tour. It loads nothing from anywhere."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ import re
 from collections.abc import Sequence
 from html import escape
 from importlib.resources import files
-from typing import Any
 
 from lbq._version import __version__
 from lbq.counting.technology import DEFAULT, Technology
 from lbq.report import svg
 from lbq.report.cells import Table, dataset_name, run_id
 from lbq.report.cost_figures import cost_figures, speed_figures
-from lbq.report.cost_tables import accounts, accounts_of
+from lbq.report.cost_tables import accounts
 from lbq.report.figures import Figure
 from lbq.report.layer_figures import layer_figures
 from lbq.report.schematics import neuron_figures, surrogates
@@ -36,8 +35,6 @@ def render(
     def with_prefix(*prefixes: str) -> list[Table]:
         return [table for id, table in tables.items() if id.startswith(prefixes)]
 
-    layers = layer_figures(gathered)
-    membranes = [figure for figure in layers if figure.id.startswith("membranes")]
     published = with_prefix("table2", "table3", "table4", "table5")
     costs = with_prefix("table6", "table7", "honest")
     sections = [
@@ -54,10 +51,7 @@ def render(
         ),
         (
             "layers", "What the layers learned",
-            [
-                _table(tables["figure4"]),
-                _figures([figure for figure in layers if figure not in membranes]), _membranes(membranes),
-            ],
+            [_table(tables["figure4"]), _figures(layer_figures(gathered))],
         ),
         (
             "costs", "What it costs: modelled",
@@ -72,7 +66,6 @@ def render(
         ("speed", "Engine speed: measured", [_figures(speed_figures(gathered.benchmarks))]),
         ("neuron", "The neuron", [_figures(_neuron(gathered))]),
         ("tour", "A tour of one image", [_tour(tour) if tour is not None else ""]),
-        ("compare", "Compare two runs", [_compare(gathered)]),
         ("details", "Every run in full", [*map(_details, gathered.results, names(gathered.results))]),
     ]  # fmt: skip
     return _document(title, [(id, heading, "".join(parts)) for id, heading, parts in sections if any(parts)])
@@ -90,10 +83,12 @@ def all_figures(gathered: Gathered, technology: Technology = DEFAULT) -> list[Fi
 
 
 def _neuron(gathered: Gathered) -> list[Figure]:
-    """Figs. 1 to 3, on traces of the network that stands for all."""
+    """Figs. 1 and 2 on traces of the network that stands for all, where one was analysed, and Fig. 3."""
     group = max((g for g in gathered.groups if g.traces), key=lambda g: g.first.prominence, default=None)
-    network = f"{group.title}, {group.record['model']}, {dataset_name(group)}" if group else ""
-    return [*neuron_figures(group.traces if group else [], network), surrogates()]
+    if group is None:
+        return [surrogates()]
+    network = f"{group.title}, {group.record['model']}, {dataset_name(group)}"
+    return [*neuron_figures(group.traces, network), surrogates()]
 
 
 def _document(title: str, sections: Sequence[tuple[str, str, str]]) -> str:
@@ -130,14 +125,8 @@ def _cards(gathered: Gathered) -> str:
     if not gathered.results:
         return ""
     groups = [g for g in gathered.groups if g.mean is not None]
-    alone = sum(result.alone for result in gathered.finished)
-    runs = len(gathered.finished) - alone
+    runs = sum(not result.alone for result in gathered.finished)
     cards = [(f"finished run{'s' * (runs != 1)}", str(runs))]
-    cards += [(f"configuration{'s' * (len(gathered.groups) != 1)}", str(len(gathered.groups)))]
-    if alone:
-        cards.append(("of analyses alone", str(alone)))
-    if gathered.unfinished:
-        cards.append(("not finished", str(len(gathered.unfinished))))
     datasets = dict.fromkeys(g.record["dataset"] for g in groups)
     cards += [_best([g for g in groups if g.record["dataset"] == dataset]) for dataset in datasets]
     inside = "".join(f'<div class="card"><b>{escape(value)}</b>{escape(name)}</div>' for name, value in cards)
@@ -189,20 +178,11 @@ def _figures(figures: Sequence[Figure]) -> str:
     if not figures:
         return ""
     inside = "".join(
-        f'<figure id="figure-{escape(f.id)}"{" class=wide" if f.wide else ""}><div class="drawing" tabindex="0">{f.svg}</div>'
+        f'<figure id="figure-{escape(f.id)}"><div class="drawing" tabindex="0">{f.svg}</div>'
         f"<figcaption><b>{escape(f.title)}.</b> {escape(f.caption)}</figcaption></figure>"
         for f in figures
     )
     return f'<div class="figures">{inside}</div>'
-
-
-def _membranes(figures: Sequence[Figure]) -> str:
-    """Open where there are few: many would hide what comes after them."""
-    if not figures:
-        return ""
-    networks = f"{len(figures)} network{'s' * (len(figures) > 1)}"
-    opened = " open" if len(figures) <= 4 else ""
-    return f"<details{opened}><summary>Membranes before emission, of {networks}</summary>{_figures(figures)}</details>"
 
 
 def _image(picture: Picture, caption: str) -> str:
@@ -255,10 +235,6 @@ def _key(tour: Tour) -> str:
 LOGGED = (
     "epoch", "loss", "train_accuracy", "holdout_accuracy", "test_accuracy", "lr", "step_min", "step_max", "seconds",
 )  # fmt: skip
-COMPARED = (
-    "holdout_accuracy", "test_accuracy", "train_loss", "wall_seconds", "hardware", "commit", "earlier", "config_hash",
-    "weights_sha256", "init_sha256", "unfinished", "versions",
-)  # fmt: skip
 
 
 def _details(result: Result, title: str) -> str:
@@ -285,59 +261,3 @@ def _details(result: Result, title: str) -> str:
         f'<table class="facts"><caption>Record: {escape(result.source)}</caption><tbody>{facts}</tbody></table></div>'
         f"{table if log else ''}<details><summary>configuration</summary><pre>{config}</pre></details></details>"
     )
-
-
-def _compare(gathered: Gathered) -> str:
-    results = gathered.results
-    if len(results) < 2:
-        return ""
-    first, *others = sorted(range(len(results)), key=lambda i: results[i].prominence, reverse=True)
-    unlike = (i for i in others if results[i].finished and results[i].key != results[first].key)
-    second = next(unlike, others[0])  # not another seed, if possible
-    titles = names(results)
-    data = [_curves(result, title) for result, title in zip(results, titles, strict=True)]
-    text = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
-
-    def options(chosen: int) -> str:
-        return "".join(
-            f'<option value="{i}"{" selected" if i == chosen else ""}>{escape(title)}</option>'
-            for i, title in enumerate(titles)
-        )
-
-    return (
-        f'<div class="pick"><label>first <select id="run-a">{options(first)}</select></label>'
-        f'<label>second <select id="run-b">{options(second)}</select></label></div><div id="compared" aria-live="polite"></div>'
-        f'<script type="application/json" id="runs-data">{text}</script>'
-    )
-
-
-def _curves(result: Result, title: str) -> dict[str, Any]:
-    record = result.record
-    facts: dict[str, Any] = {}
-
-    def flatten(prefix: str, value: Any) -> None:
-        if isinstance(value, dict):
-            for key, inner in value.items():
-                flatten(f"{prefix}.{key}", inner)
-        elif isinstance(value, float):
-            facts[prefix] = float(f"{value:.6g}")
-        elif isinstance(value, str | int):
-            facts[prefix] = value
-
-    for key in (key for key in COMPARED if key in record):
-        flatten(key, record[key][:16] if key.endswith(("hash", "sha256")) else record[key])
-    flatten("config", record["config"])
-    if result.analysis is not None and result.analysis.layers:
-        flatten("analysis", {k: v for k, v in result.analysis.summary().items() if v is not None})
-    for exact, rate in accounts_of(Group([result])):
-        energy, ann = rate.energy_mj(), rate.ann_energy_mj()
-        flatten("modelled at the paper's prices", {"energy_mj": energy, "ANN / it": ann / energy})
-        counts = {"unary": rate.total.unary, "bit-sparse": rate.executed, "border-exact": exact.executed}
-        flatten("millions of accumulations", {key: count / 1e6 for key, count in counts.items()})
-    curves = {
-        key: [[e["epoch"], e[key]] for e in record["log"] if e.get(key) is not None]
-        for key in ("loss", "test_accuracy")
-    }
-    for key, values in (("steps", result.steps), ("active", result.active)):
-        curves[key] = [[i + 1, round(v, 5)] for i, v in enumerate(values.values())]
-    return {"name": title, "facts": facts, "curves": curves}

@@ -49,29 +49,14 @@ def surrogates() -> Figure:
     return Figure("surrogates", "Figure 3", f"N_max = {N_MAX}, λ = {TAIL}, as in the paper's figure.", plot.svg())
 
 
-def example() -> Trace:
-    """A neuron on a made-up current, by the paper's equations: shown where no analysed run gives a real one."""
-    step, leak, alpha, current = 0.4, 0.5, 1.0, (0.5, 1.0, 1.9, 0.1, 0.3, 1.3)
-    before, levels, after, v = [], [], [], 0.0
-    for x in current:
-        u = leak * v + x
-        s = min(max(math.floor(u / step), 0), N_MAX)
-        v = u - alpha * step * (s > 0)
-        before.append(u)
-        levels.append(s)
-        after.append(v)
-    return Trace("", 0, step, N_MAX, leak, alpha, current, tuple(before), tuple(levels), tuple(after))
-
-
 def neuron_figures(traces: Sequence[Trace], of: str) -> list[Figure]:
-    """Figs. 1 and 2 on real traces, or on the example where there are none."""
-    shown = list(traces) or [example()]
-    where = f"{of}, layer {shown[0].layer}, first test image" if traces else "an illustration, not a measured trace"
-    busiest = max(shown, key=lambda t: max(map(abs, t.levels)))
-    return [_membrane(shown, where, bool(traces)), _execution(busiest, where, bool(traces))]
+    """Figs. 1 and 2 on traces of the network `of`."""
+    where = f"{of}, layer {traces[0].layer}, first test image"
+    busiest = max(traces, key=lambda t: max(map(abs, t.levels)))
+    return [_membrane(traces, where), _execution(busiest, where)]
 
 
-def _membrane(traces: Sequence[Trace], where: str, real: bool) -> Figure:
+def _membrane(traces: Sequence[Trace], where: str) -> Figure:
     """Membranes as bars from zero, thresholds as lines, the reset as an arrow, the level above."""
     steps = sum(len(t.levels) + 1 for t in traces)
     high = max(max(t.n_max + 1, max(t.before) / t.step) for t in traces)
@@ -104,10 +89,10 @@ def _membrane(traces: Sequence[Trace], where: str, real: bool) -> Figure:
             plot.text((plot.at_x(x) + plot.at_x(x + 1)) / 2 - 5, top - 6, f"S={level}", "middle", "bold small")
             plot.text((plot.at_x(x) + plot.at_x(x + 1)) / 2 - 5, plot.bottom + 16, f"t={i + 1}", "middle", "soft small")
         at += len(t.levels) + 1
-    of = f"Real traces: {where}" if real else where.capitalize()
     caption = (
-        f"{of}. Bars: U just before emission, in steps; S counts the thresholds that it reaches, at most N_max. Arrows: the "
-        "reset, which takes one step away wherever S > 0. What is left, times β, is there at the next timestep."
+        f"Real traces: {where}. Bars: U just before emission, in steps; S counts the thresholds that it reaches, at most "
+        "N_max. Arrows: the reset, which takes one step away wherever S > 0. What is left, times β, is there at the next "
+        "timestep."
     )
     return Figure("neuron", "Figures 1 and 2 (a): from membrane to level", caption, plot.svg())
 
@@ -116,7 +101,7 @@ def _additions(count: int) -> str:
     return f"{count} addition{'' if count == 1 else 's'} for each synapse"
 
 
-def _execution(trace: Trace, where: str, real: bool) -> Figure:
+def _execution(trace: Trace, where: str) -> Figure:
     """Fig. 2 (b): one level as bit planes and as additions of weights."""
     level = max(abs(s) for s in trace.levels) or N_MAX
     planes = max(trace.n_max.bit_length(), 1)
@@ -141,7 +126,7 @@ def _execution(trace: Trace, where: str, real: bool) -> Figure:
         drawing.text(36 + 64 * i, y + 214, added, "middle", "" if bit else "soft")
     drawing.text(8 + 64 * planes + 12, y + 186, _additions(level.bit_count()), kind="soft")
     caption = (
-        f"{'The busiest level of the traces' if real else 'A level'}. The step has been absorbed into the weights, Ŵ = γW; "
+        "The busiest level of the traces. The step has been absorbed into the weights, Ŵ = γW; "
         "plane k adds 2^k Ŵ, and planes without a bit add nothing."
     )
     return Figure("planes", "Figure 2 (b): from level to additions", caption, drawing.svg())

@@ -11,7 +11,7 @@ from lbq.counting.analysis import coefficient_of_variation
 from lbq.counting.costs import costs
 from lbq.counting.technology import DEFAULT, Technology
 from lbq.report import cells
-from lbq.report.cells import Cell, Content, Table, cell, dataset_name, run_id, spread_cell, title_at
+from lbq.report.cells import Cell, Table, cell, dataset_name, run_id, spread_cell, title_at
 from lbq.report.cost_tables import accounts, cost_table, counts_table, honest_table, technology_table
 from lbq.results import paper
 from lbq.results.result import Gathered, Group, names
@@ -38,11 +38,20 @@ def all_tables(gathered: Gathered, technology: Technology = DEFAULT) -> list[Tab
         counts_table(groups),
         cost_table(groups, technology),
         *(
-            honest_table(f"honest-{i}", group, title, costs(exact, technology))
+            honest_table(f"honest-{i}", _counted_network(group, title), costs(exact, technology))
             for i, ((group, exact, _), title) in enumerate(zip(measured, titles, strict=True), 1)
         ),
         technology_table(technology),
     ]
+
+
+def _counted_network(group: Group, title: str) -> str:
+    """The network of a group whose counts a table shows. title: what tells the group from others."""
+    counted = next((r for r, a in group.analysed if "exact" in a.accounts), group.first)
+    facts = [group.record["model"], f"T={group.record['timesteps']}"]
+    if len(group.results) > 1:
+        facts.append(f"seed {counted.record['seed']}")
+    return ", ".join([title, *(fact for fact in facts if fact not in title.split(", "))])
 
 
 def runs_table(gathered: Gathered) -> Table:
@@ -118,35 +127,25 @@ def _tested(groups: Sequence[Group]) -> list[Group]:
 
 
 def accuracy_tables(groups: Sequence[Group]) -> list[Table]:
-    """Tables 2, 3 and 4, one for each dataset; ours are the rows of the same dataset."""
+    """Tables 2, 3 and 4, one for each dataset, a row for each T; ours are the rows of the same dataset."""
     tables = []
     for dataset in dict.fromkeys(row.dataset for row in paper.ACCURACIES):
         rows = [row for row in paper.ACCURACIES if row.dataset == dataset]
-        number = rows[0].table
-        wide = number == 2  # a column for each T, not a row
-        ours = [g for g in _tested(groups) if dataset_name(g) == dataset]
-        steps = sorted({1, 2, 4} | {int(g.record["timesteps"]) for g in ours})  # the columns of a wide one
-        accuracies = [*(f"#T={t}" for t in steps), "#Other T"] if wide else ["#T", "#Accuracy %"]
         table = Table(
-            f"table{number}-{dataset.lower()}",
-            f"Table {number}: accuracy (%) on {dataset}",
-            "; ".join(["Method", "Venue", "Architecture", "Training", *accuracies, "Origin"]),
+            f"table{rows[0].table}-{dataset.lower()}",
+            f"Table {rows[0].table}: accuracy (%) on {dataset}",
+            "Method; Venue; Architecture; Training; #T; #Accuracy %; Origin",
             PUBLISHED_NOTE,
             *[REPRODUCED_NOTE] * any(row.reproduced for row in rows),
         )
         for row in rows:
             method = row.method + ("†" if row.reproduced else "")
             head = (method, row.venue, row.architecture, TRAINING_OF_GROUP[row.group])
-            lines: list[list[Content]] = [[t, cell(accuracy)] for t, accuracy in row.accuracy.items()]
-            if wide:
-                other = [f"{a:.2f} (T={t})" for t, a in row.accuracy.items() if t not in steps]
-                lines = [[*(cell(row.accuracy.get(t)) for t in steps), " ".join(other)]]
-            for line in lines:
-                table.add(*head, *line, "published", kind="published")
-        for group in ours:
+            for t, percent in row.accuracy.items():
+                table.add(*head, t, cell(percent), "published", kind="published")
+        for group in (g for g in _tested(groups) if dataset_name(g) == dataset):
             r, t, accuracy = group.record, int(group.record["timesteps"]), cells.accuracy_cell(group)
-            line = [*(accuracy if t == s else "" for s in steps), ""] if wide else [t, accuracy]
-            table.add(title_at(group), "", str(r["model"]), f"{r['epochs']} epochs", *line, "ours", kind="ours")
+            table.add(title_at(group), "", str(r["model"]), f"{r['epochs']} epochs", t, accuracy, "ours", kind="ours")
         tables.append(table)
     return tables
 

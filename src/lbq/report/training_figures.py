@@ -1,4 +1,4 @@
-"""Figures of training: loss, accuracy and the range of steps over epochs."""
+"""Figures of training: loss and accuracy over epochs."""
 
 from __future__ import annotations
 
@@ -65,14 +65,13 @@ def _legend_text(title: str, group: Sequence[Result]) -> str:
     return title + (f", {seeds(group)}" if len(group) > 1 else "") + ("" if group[0].finished else " (unfinished)")
 
 
-def _draw(plot: Plot, curves: Sequence[tuple[Run, str, Sequence[Point]]]) -> str:
-    """Draw curves (run, what follows its name, points) and the legend. Returns the caption's sentence on seeds."""
-    for run, suffix, curve in curves:
-        tips = [f"{run.name}{suffix}, epoch {x:.0f}: {y:.4g}" for x, y in curve]
-        plot.line(curve, run.series, tips, dash=run.dash)
-    ordered = sorted((run for run, _, _ in curves), key=lambda run: int(run.result.record["seed"]))
+def _draw(plot: Plot, curves: Sequence[tuple[Run, Sequence[Point]]]) -> str:
+    """Draw the curve of each run, and the legend. Returns the caption's sentence on seeds."""
+    for run, curve in curves:
+        plot.line(curve, run.series, [f"{run.name}, epoch {x:.0f}: {y:.4g}" for x, y in curve], dash=run.dash)
+    ordered = sorted((run for run, _ in curves), key=lambda run: int(run.result.record["seed"]))
     dashes = {seeds([run.result]): run.dash for run in ordered if run.dash is not None}
-    plot.legend(list(dict.fromkeys((run.label, run.series) for run, _, _ in curves)), list(dashes.items()))
+    plot.legend(list(dict.fromkeys((run.label, run.series) for run, _ in curves)), list(dashes.items()))
     return " Seeds differ in their dashes." if dashes else ""
 
 
@@ -82,8 +81,8 @@ def _figures_of_task(runs: Sequence[Run], where: str, file: str) -> list[Figure]
         points = [
             (run, [(float(e["epoch"]), float(e[key])) for e in run.log if e.get(key) is not None]) for run in runs
         ]
-        shown = [(run, "", curve) for run, curve in points if curve]
-        curves = [curve for _, _, curve in shown]
+        shown = [(run, curve) for run, curve in points if curve]
+        curves = [curve for _, curve in shown]
         if not curves or (key != "loss" and all(len(curve) == 1 for curve in curves)):
             continue  # a single test is in the tables
         values = [y for curve in curves for _, y in curve]
@@ -91,13 +90,17 @@ def _figures_of_task(runs: Sequence[Run], where: str, file: str) -> list[Figure]
         seen = (min(values), max(late)) if key == "loss" else (min(late), max(values))
         low, high = padded(seen)
         span = (max(low, 0.0), high if key == "loss" else min(high, 100.0))
-        plot = _over_epochs(
+        first, last = _first(curves, span), max(x for curve in curves for x, _ in curve)
+        epochs = (first, last) if first < last else (first - 0.5, first + 0.5)
+        plot = Plot(
             title,
-            f"{title} over epochs; at the end: " + "; ".join(f"{run.name} {c[-1][1]:.4g}" for run, _, c in shown),
-            (_first(curves, span), max(x for curve in curves for x, _ in curve)),
+            f"{title} over epochs; at the end: " + "; ".join(f"{run.name} {c[-1][1]:.4g}" for run, c in shown),
+            epochs,
             span,
+            "epoch",
             unit,
-            where,
+            xticks=[(t, label(t)) for t in ticks(*epochs) if t == round(t)],
+            subtitle=where,
         )
         dashes = _draw(plot, shown)
         note = "Every epoch." if key == "loss" else "At the epochs at which it was measured; the last is the result."
@@ -105,7 +108,7 @@ def _figures_of_task(runs: Sequence[Run], where: str, file: str) -> list[Figure]
             way = "above" if key == "loss" else "below"
             note += f" The axes show what the second half of training spans: what lies {way} is cut off."
         figures.append(Figure(f"training-{key.removeprefix('test_')}-{file}", title, note + dashes, plot.svg()))
-    return [*figures, *_step_ranges(runs, where, file)]
+    return figures
 
 
 def _late(curve: Sequence[Point]) -> list[float]:
@@ -121,35 +124,3 @@ def _first(curves: Sequence[Sequence[Point]], span: tuple[float, float]) -> floa
         inside = next((i for i, (_, y) in enumerate(curve) if span[0] <= y <= span[1]), 0)
         seen.append(curve[max(inside - 1, 0)][0])
     return min(seen)
-
-
-def _over_epochs(
-    title: str, description: str, x: tuple[float, float], y: tuple[float, float], ylabel: str, subtitle: str
-) -> Plot:
-    x = x if x[0] < x[1] else (x[0] - 0.5, x[0] + 0.5)
-    xticks = [(t, label(t)) for t in ticks(*x) if t == round(t)]
-    return Plot(title, description, x, y, "epoch", ylabel, xticks=xticks, subtitle=subtitle)
-
-
-def _step_ranges(runs: Sequence[Run], subtitle: str, file: str) -> list[Figure]:
-    learned = [run for run in runs if run.result.record.get("step") != "fixed"]
-    logs = [(run, [e for e in run.log if None not in (e.get("step_min"), e.get("step_max"))]) for run in learned]
-    logs = [(run, log) for run, log in logs if log]
-    if not logs:
-        return []
-    entries = [e for _, log in logs for e in log]
-    plot = _over_epochs(
-        "Smallest and largest step",
-        "The range of the learned steps over all layers, by epoch",
-        (min(e["epoch"] for e in entries), max(e["epoch"] for e in entries)),
-        (0, 1.06 * max(e["step_max"] for e in entries)),
-        "step γ",
-        subtitle,
-    )
-    curves = [
-        (run, f", {end}", [(float(e["epoch"]), float(e[key])) for e in log])
-        for run, log in logs
-        for key, end in (("step_min", "smallest"), ("step_max", "largest"))
-    ]
-    caption = "Over all layers of a network; two curves for each run." + _draw(plot, curves)
-    return [Figure(f"training-steps-{file}", plot.title, caption, plot.svg())]

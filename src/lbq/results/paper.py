@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from lbq.counting.operations import CostRow, Operations, saved
+from lbq.counting.operations import CostRow, Operations
 
 CITATION = (
     "D. Bai, H. Peng, H. Qu, D. Xia: Learnable Burst Quantization for Expressive and Efficient Spiking Neural Networks"
@@ -30,19 +30,6 @@ COSTS: dict[str, tuple[float, float, float, float]] = {
     "LBQ (20)": (97.35, 2828.76, 1163.20, 0.983),
 }
 ACCUMULATIONS = {method: (unary, bit_sparse) for method, (_, unary, bit_sparse, _) in COSTS.items()}
-
-
-def accumulation_table() -> list[dict[str, str]]:
-    """The paper's table of accumulations, formatted to its digits."""
-    return [
-        {
-            "Method": method,
-            "Unary (M)": f"{unary:,.2f}",
-            "Bit-sparse (M)": f"{bit_sparse:,.2f}",
-            "Saved (%)": f"{saved(bit_sparse, unary):.2f}",
-        }
-        for method, (unary, bit_sparse) in ACCUMULATIONS.items()
-    ]
 
 
 def cost_rows() -> list[CostRow]:
