@@ -3,7 +3,6 @@
 Without a CUDA device the Triton kernels run under Triton's interpreter, which must be asked for before its import.
 """
 
-import functools
 import importlib.util
 import os
 import sys
@@ -16,7 +15,6 @@ import torch
 from hypothesis import settings
 
 from lbq import native
-from tests.support import commands
 from tests.support.commands import Call
 from tests.support.hosting import Host
 
@@ -70,8 +68,7 @@ def isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
 
 @pytest.fixture
 def call(capsys: pytest.CaptureFixture[str]) -> Call:
-    """Runs `lbq` with the given arguments: its exit status, stdout and stderr."""
-    return functools.partial(commands.call, capsys)
+    return Call(capsys)
 
 
 @pytest.fixture

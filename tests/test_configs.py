@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 import torch
 
-from lbq import cli
 from lbq.config import Config
 from lbq.neuron.registry import BUILT_IN, NEURONS, options_of
 from lbq.results.result import title_of
 from lbq.runs.build import build
 from lbq.runs.records import describe
+from tests.support.commands import Call
 from tests.support.paths import ROOT
 
 FOLDER = ROOT / "configs"
@@ -307,19 +307,12 @@ BAD = {
 
 @pytest.mark.parametrize("case", BAD)
 def test_a_mistake_is_one_line_that_names_the_field(
-    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Call
 ) -> None:
     text, message = BAD[case]
     monkeypatch.chdir(tmp_path)
     Path("bad.toml").write_text(text + "\n", encoding="utf-8")
-    with pytest.raises(SystemExit) as stop:
-        cli.main(["train", "bad.toml", "--device", "cpu"])
-    out, err = capsys.readouterr()
-    assert stop.value.code == 2
-    assert out == ""
-    assert err.endswith("\n")
-    assert len(err.splitlines()) == 1
-    assert re.match(f"lbq: .*{message}", err)
+    assert re.match(f"lbq: .*{message}", call.refused("train", "bad.toml", "--device", "cpu"))
     # A run that cannot begin leaves no folder, so that the corrected command works as typed.
     assert [p.name for p in tmp_path.iterdir()] == ["bad.toml"]
 

@@ -16,14 +16,6 @@ def python(code: str) -> str:
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
 
 
-def test_drop_in_use_from_the_readme() -> None:
-    out = python(
-        "import torch; from lbq import BurstNeuron; n=BurstNeuron(n_max=5, step=0.4);"
-        "x=torch.randn(2,8,16,requires_grad=True); n(x).sum().backward(); print(x.grad.shape, n.step)"
-    )
-    assert out == "torch.Size([2, 8, 16]) tensor(0.4000, grad_fn=<AddBackward0>)"
-
-
 def test_import_is_light() -> None:
     out = python(
         "import torch, time, sys; before=set(sys.modules); t=time.process_time(); import lbq; lbq.BurstNeuron;"

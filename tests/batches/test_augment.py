@@ -179,12 +179,6 @@ def test_cutout_is_a_clipped_square(size: int) -> None:
     assert (got == 0).sum((1, 2, 3)).max() == 2 * size * size
 
 
-def test_normalise() -> None:
-    x, mean, std = images(4), (0.4914, 0.4822, 0.4465), (0.247, 0.2435, 0.2616)
-    shift, width = ((255 * np.array(v))[:, None, None] for v in (mean, std))
-    np.testing.assert_allclose(ops.normalise(x, 255.0, mean, std), (x.numpy() - shift) / width, rtol=1e-6, atol=1e-6)
-
-
 # --- policies ---
 
 

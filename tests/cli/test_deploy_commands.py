@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lbq import cli, engine
+from lbq import engine
 from lbq.batches.sources import open_source
 from lbq.cli.options import thread_count
 from lbq.config import Config
@@ -30,7 +30,7 @@ from lbq.engine.file.levelfile import load_levels
 from lbq.errors import ArtefactError, ConfigError, DataError, LbqError
 from lbq.training import trainer as train
 from tests.support import small_runs
-from tests.support.commands import Call
+from tests.support.commands import Call, status
 from tests.support.paths import ROOT
 from tests.support.small_nets import deployed, pixels, small
 
@@ -50,9 +50,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def model(run: Path) -> Path:
     path = run.parent / "model.lbq"
-    with pytest.raises(SystemExit) as stop:
-        cli.main(["deploy", str(run), "-o", str(path)])
-    assert not stop.value.code
+    assert status("deploy", run, "-o", path) == 0
     return path
 
 
@@ -64,21 +62,20 @@ def test_no_more_threads_than_the_engines_take(monkeypatch: pytest.MonkeyPatch) 
 
 def test_numpy_is_announced_once(call: Call, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LBQ_NATIVE", "off")
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as messages:
         assert call("run", str(model), "digits", "--limit", "4")[0] == 0
-    assert [str(warning.message) for warning in told] == [
+    assert [str(warning.message) for warning in messages] == [
         "running in NumPy, which is right but slow: switched off by LBQ_NATIVE=off"
     ]
 
 
 def test_deploy(call: Call, run: Path, tmp_path: Path) -> None:
     out = tmp_path / "a.lbq"
-    code, _, err = call("deploy", str(run), "-o", str(out), "--levels", str(out))
-    assert (code, err.count("\n")) == (2, 1)
-    assert "is the file of the network: give another name" in err
+    assert "is the file of the network: give another name" in call.refused(
+        "deploy", str(run), "-o", str(out), "--levels", str(out)
+    )
     assert not out.exists()
-    code, text, _ = call("deploy", str(run), "-o", str(out), "--levels", str(tmp_path / "a.levels"))
-    assert code == 0
+    text = call.printed("deploy", str(run), "-o", str(out), "--levels", str(tmp_path / "a.levels"))
     assert f"{out}: " in text
     assert "weights of 8 bits in 7 spiking layers, T = 2" in text
     assert "8 golden inputs run the same densely and by bit planes" in text
@@ -90,8 +87,7 @@ def test_deploy(call: Call, run: Path, tmp_path: Path) -> None:
     assert traced is not None
     for name, level in traced.items():
         np.testing.assert_array_equal(levels[name], level)
-    code, text, _ = call("deploy", str(run), "-o", str(out), "--bits", "6", "--json")
-    facts = json.loads(text)
+    facts = call.json("deploy", str(run), "-o", str(out), "--bits", "6")
     assert (facts["bits"], facts["bytes"], facts["verified"]) == (6, out.stat().st_size, 8)
     assert call("deploy", str(run), "-o", str(out), "--noise")[0] == 0
     noisy = engine.load(out).golden
@@ -116,25 +112,19 @@ def test_a_trained_run_is_what_it_is(
 ) -> None:
     """What describes its weights cannot be changed: that would be ignored, or written into a file that is not so."""
     monkeypatch.chdir(tmp_path)
-    code, out, err = call(verb, str(run), "data.workers=1", change)
-    key = change.partition("=")[0]
-    trained = (
-        f"lbq: {key} cannot be changed, {run} is trained already: give only data.root, data.workers, train.batch_size\n"
-    )
-    assert (code, out, err) == (2, "", trained)
+    error = call.refused(verb, str(run), "data.workers=1", change)
+    reason = f"{change.partition('=')[0]} cannot be changed, {run} is trained already"
+    assert error == f"lbq: {reason}: give only data.root, data.workers, train.batch_size\n"
     assert not list(tmp_path.iterdir())
     assert not (run / "analysis").exists()
-    code, _, err = call(verb, str(run), "somewhere")
-    assert (code, err) == (2, "lbq: 'somewhere' must have the form key=value, such as data.root=DIR\n")
+    error = call.refused(verb, str(run), "somewhere")
+    assert error == "lbq: 'somewhere' must have the form key=value, such as data.root=DIR\n"
 
 
 def test_where_data_lies_and_how_it_is_read_may_change(call: Call, run: Path) -> None:
-    found = []
-    for changes in ((), ("data.root=elsewhere", "data.workers=1", "train.batch_size=7")):
-        code, text, _ = call("eval", str(run), *changes, "--device", "cpu", "--json")
-        assert code == 0
-        found.append(json.loads(text)["accuracy"])
-    assert found[0] == found[1]
+    changes = ("data.root=elsewhere", "data.workers=1", "train.batch_size=7")
+    before, after = (call.json("eval", str(run), *given, "--device", "cpu") for given in ((), changes))
+    assert before["accuracy"] == after["accuracy"]
 
 
 @pytest.mark.parametrize("verb", ["eval", "account", "analyze", "deploy"])
@@ -149,8 +139,7 @@ def test_where_its_data_has_gone_a_run_asks_for_the_folder(
         moved = settings.replace('name = "digits"\nroot = ""', f'name = "{name}"\nroot = "gone"')
         assert moved != settings
         (tmp_path / "run" / "config.toml").write_text(moved)
-        code, out, err = call(verb, "run")
-        assert (code, out, err.count("\n")) == (2, "", 1)
+        err = call.refused(verb, "run")
         assert message in err
         assert err.endswith("; where the run's data lies elsewhere now, add data.root=DIR\n")
 
@@ -173,58 +162,51 @@ def test_noise_needs_no_data(call: Call, run: Path, tmp_path: Path, monkeypatch:
     result = json.loads(Path("run/result.json").read_text())
     result["inputs"]["shape"] = [1, 8]
     Path("run/result.json").write_text(json.dumps(result))
-    code, _, err = call("deploy", "run", "--noise", "-o", "bad.lbq")
-    assert (code, err.count("\n")) == (2, 1)
-    assert "result.json is damaged: inputs.shape must be three whole numbers above 0, not [1, 8]" in err
+    assert "result.json is damaged: inputs.shape must be three whole numbers above 0, not [1, 8]" in call.refused(
+        "deploy", "run", "--noise", "-o", "bad.lbq"
+    )
     del result["inputs"]  # as older runs have none
     Path("run/result.json").write_text(json.dumps(result))
-    code, _, err = call("deploy", "run", "--noise", "-o", "bad.lbq")
-    assert code == 2
-    assert "CIFAR-10 is not in gone" in err
+    assert "CIFAR-10 is not in gone" in call.refused("deploy", "run", "--noise", "-o", "bad.lbq")
 
 
 def test_run(call: Call, model: Path, run: Path, tmp_path: Path) -> None:
-    found = {}
-    for name in ("auto", "dense", "bitplane"):
-        code, text, _ = call("run", str(model), "--engine", name, "--threads", "2", "--json")
-        assert code == 0
-        found[name] = json.loads(text)
-    assert found["auto"]["accuracy"] == found["dense"]["accuracy"] == found["bitplane"]["accuracy"] > 60
-    assert found["auto"]["images"] == 599
-    assert found["auto"]["setup_seconds"] > 0  # choosing kernels is not in the time of images
-    assert found["dense"]["setup_seconds"] == 0
-    assert found["bitplane"]["counts"]["layer1.0.conv1"]["accumulations"] > 0
-    assert found["dense"]["counts"]["layer1.0.conv1"]["accumulations"] == 0
+    engines = ("auto", "dense", "bitplane")
+    facts_of = {name: call.json("run", str(model), "--engine", name, "--threads", "2") for name in engines}
+    assert facts_of["auto"]["accuracy"] == facts_of["dense"]["accuracy"] == facts_of["bitplane"]["accuracy"] > 60
+    assert facts_of["auto"]["images"] == 599
+    assert facts_of["auto"]["setup_seconds"] > 0  # choosing kernels is not in the time of images
+    assert facts_of["dense"]["setup_seconds"] == 0
+    assert facts_of["bitplane"]["counts"]["layer1.0.conv1"]["accumulations"] > 0
+    assert facts_of["dense"]["counts"]["layer1.0.conv1"]["accumulations"] == 0
     assert (
-        found["dense"]["counts"]["layer1.0.conv1"]["products"]
-        > found["bitplane"]["counts"]["layer1.0.conv1"]["products"]
+        facts_of["dense"]["counts"]["layer1.0.conv1"]["products"]
+        > facts_of["bitplane"]["counts"]["layer1.0.conv1"]["products"]
         == 0
     )
     for name in ("fused", "explicit"):
-        code, text, _ = call(
-            "run", str(model), "--engine", "bitplane", "--backend", name, "--against", "dense", "--json"
-        )
-        facts = json.loads(text)
-        assert (code, facts["backend"], facts["differing"]) == (0, name, 0)
-        counts, usual = facts["counts"]["layer1.0.conv1"], found["bitplane"]["counts"]["layer1.0.conv1"]
+        facts = call.json("run", str(model), "--engine", "bitplane", "--backend", name, "--against", "dense")
+        assert (facts["backend"], facts["differing"]) == (name, 0)
+        counts, usual = facts["counts"]["layer1.0.conv1"], facts_of["bitplane"]["counts"]["layer1.0.conv1"]
         assert counts["accumulations"] == usual["accumulations"]
         assert (counts["shifts"] > 0, counts["horner_shifts"]) == (name == "explicit", 0)
     assert usual["horner_shifts"] > 0
-    code, _, err = call("run", str(model), "--backend", "shifted")
-    assert (code, err) == (2, "lbq: backend must be one of horner, preshifted, fused, explicit, got 'shifted'\n")
-    code, _, err = call("run", str(model), "--engine", "dense", "--backend", "fused")
-    assert (code, err) == (
-        2, "lbq: backend 'fused' weights bit planes, and engine 'dense' has none: use engine 'bitplane'\n"
-    )  # fmt: skip
+    for options, reason in (
+        (["--backend", "shifted"], "backend must be one of horner, preshifted, fused, explicit, got 'shifted'"),
+        (
+            ["--engine", "dense", "--backend", "fused"],
+            "backend 'fused' weights bit planes, and engine 'dense' has none: use engine 'bitplane'",
+        ),
+        (
+            ["--against", "auto"],
+            "engine 'auto' against itself compares nothing: give another engine, such as 'dense'",
+        ),
+    ):
+        assert call.refused("run", str(model), *options) == f"lbq: {reason}\n"
     longer = tmp_path / "longer.lbq"
-    code, text, _ = call("deploy", str(run), "-o", str(longer), "--timesteps", "3")
-    assert (code, "T = 3" in text, engine.load(longer).network.timesteps) == (0, True, 3)
-    code, _, err = call("run", str(model), "--against", "auto")
-    assert (code, err) == (
-        2, "lbq: engine 'auto' against itself compares nothing: give another engine, such as 'dense'\n"
-    )  # fmt: skip
-    code, text, _ = call("run", str(model), "digits", "--engine", "bitplane", "--limit", "20")
-    assert code == 0
+    assert "T = 3" in call.printed("deploy", str(run), "-o", str(longer), "--timesteps", "3")
+    assert engine.load(longer).network.timesteps == 3
+    text = call.printed("run", str(model), "digits", "--engine", "bitplane", "--limit", "20")
     for expected in (
         "layer2.0.downsample.0",
         "shortcut",
@@ -235,32 +217,25 @@ def test_run(call: Call, model: Path, run: Path, tmp_path: Path) -> None:
     ):
         assert expected in text
     assert "densely" not in text
-    code, text, _ = call("run", str(model), "digits", "--engine", "dense", "--limit", "20")
-    assert code == 0
-    per_image = sum(count["products"] for count in found["dense"]["counts"].values()) / 599 / 1e3
+    text = call.printed("run", str(model), "digits", "--engine", "dense", "--limit", "20")
+    per_image = sum(count["products"] for count in facts_of["dense"]["counts"].values()) / 599 / 1e3
     assert f"10 of 10 synapses ran densely, by {per_image:,.1f} thousand products an image, which are no accu" in text
-    code, text, _ = call("run", str(model), "--against", "dense", "--limit", "50")
-    assert code == 0
+    text = call.printed("run", str(model), "--against", "dense", "--limit", "50")
     levels = 50 * 2 * sum(layer.units for layer in engine.load(model).network.layers)
     assert f"0 of {levels + 500:,} levels and logits differ from those of engine dense" in text
     own = tmp_path / "own.npz"
     np.savez(own, images=load_digits().test.images[:30])
-    code, text, _ = call("run", str(model), str(own))
-    assert code == 0
-    assert "accuracy" not in text
+    assert "accuracy" not in call.printed("run", str(model), str(own))
     np.savez(own, images=load_digits().test.images[:30], labels=load_digits().test.labels[:30])
-    code, text, _ = call("run", str(model), str(own), "--json")
-    assert json.loads(text)["accuracy"] > 50
+    assert call.json("run", str(model), str(own))["accuracy"] > 50
 
 
 def test_account_of_a_deployed_network(call: Call, model: Path) -> None:
-    code, text, _ = call("account", str(model))
-    assert code == 0
+    text = call.printed("account", str(model))
     for expected in ("over 599 images", "layer1.0.conv1", "preshifted", "pixel planes", "shortcuts"):
         assert expected in text
     assert "golden" not in text
-    code, text, _ = call("account", str(model), "--data", "digits", "--limit", "16", "--json")
-    facts = json.loads(text)
+    facts = call.json("account", str(model), "--data", "digits", "--limit", "16")
     assert facts["images"] == 16
     assert facts["accuracy"] is not None
     net = engine.load(model)
@@ -270,12 +245,12 @@ def test_account_of_a_deployed_network(call: Call, model: Path) -> None:
     assert facts["exact"]["stem"]["conv1"]["bit_sparse"] * 16 == pytest.approx(out.counts["conv1"].accumulations)
 
 
-def test_facts_of_a_file_may_be_anything(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_facts_of_a_file_may_be_anything(tmp_path: Path) -> None:
     made, path = deployed(), tmp_path / "odd.lbq"
     odd = {"model": 5, "data": {"name": "\ud800"}, "weights_sha256": [1], "config_hash": {}, "bits": "many"}
     engine.save(path, engine.Network(replace(made.network, facts=odd), made.golden))
-    found = analyze(engine.load(path), golden_set(made)).facts
-    assert [found[key] for key in ("model", "dataset", "weights_sha256", "config_hash", "bits")] == [
+    facts = analyze(engine.load(path), golden_set(made)).facts
+    assert [facts[key] for key in ("model", "dataset", "weights_sha256", "config_hash", "bits")] == [
         "",
         "",
         "",
@@ -283,10 +258,7 @@ def test_facts_of_a_file_may_be_anything(tmp_path: Path, capsys: pytest.CaptureF
         None,
     ]
     for verb in (["analyze", str(path)], ["report", str(path), "-o", str(tmp_path / "report")]):
-        with pytest.raises(SystemExit) as end:
-            cli.main(verb)
-        assert end.value.code in (0, 2)  # and no traceback
-        capsys.readouterr()
+        assert status(*verb) in (0, 2)  # and no traceback
 
 
 def test_golden_inputs_are_called_so_and_replace_no_analysis(call: Call, model: Path, tmp_path: Path) -> None:
@@ -294,13 +266,10 @@ def test_golden_inputs_are_called_so_and_replace_no_analysis(call: Call, model: 
     net, path = engine.load(model), tmp_path / "model.lbq"
     facts = {**net.network.facts, "data": {"name": "cifar10"}}
     engine.save(path, engine.Network(replace(net.network, facts=facts), net.golden))
-    code, text, _ = call("account", str(path))
-    assert code == 0
+    text = call.printed("account", str(path))
     for expected in ("over 8 golden inputs", "golden inputs are no test set: give one with --data"):
         assert expected in text
-    code, text, _ = call("analyze", str(path))
-    assert code == 0
-    assert "Layers over all 8 golden inputs" in text
+    assert "Layers over all 8 golden inputs" in call.printed("analyze", str(path))
     assert sorted(p.name for p in tmp_path.iterdir()) == ["model.golden", "model.lbq"]
     assert load(tmp_path / "model.golden" / "analysis.json").golden
     own = tmp_path / "own.lbq"  # of a network that was deployed without images
@@ -308,7 +277,7 @@ def test_golden_inputs_are_called_so_and_replace_no_analysis(call: Call, model: 
     for verb, expected in (("account", "over 8 golden inputs"), ("analyze", "Layers over all 8 golden inputs")):
         assert "random noise" not in call(verb, str(path))[1]
         assert f"{expected} (random noise, no images)" in call(verb, str(own))[1]
-    assert json.loads(call("account", str(own), "--json")[1])["inputs"] == "golden inputs (random noise, no images)"
+    assert call.json("account", str(own))["inputs"] == "golden inputs (random noise, no images)"
     np.savez(tmp_path / "own.npz", images=pixels(3, 3, 8, 8))
     assert "over 3 images\n" in call("account", str(own), "--data", str(tmp_path / "own.npz"))[1].replace("  ", "")
 
@@ -327,32 +296,25 @@ def test_predict(call: Call, model: Path, tmp_path: Path) -> None:
     chosen = next(i for i in range(50) if net.run(digits.images[i]).predictions[0] == digits.labels[i])
     pixel = np.rint(digits.images[chosen, 0] * (255 / 16)).astype(np.uint8)
     image.fromarray(pixel).save(tmp_path / "digit.png")
-    code, text, _ = call("predict", str(model), str(tmp_path / "digit.png"), "--json")
-    assert code == 0
-    found = json.loads(text)
-    assert found[0]["index"] == digits.labels[chosen]
-    assert len(found) == 5
-    assert 0 < sum(entry["share"] for entry in found) <= 1.0001
-    assert [e["logit"] for e in found] == sorted((e["logit"] for e in found), reverse=True)
+    classes = call.json("predict", str(model), str(tmp_path / "digit.png"))
+    assert classes[0]["index"] == digits.labels[chosen]
+    assert len(classes) == 5
+    assert 0 < sum(entry["share"] for entry in classes) <= 1.0001
+    assert [e["logit"] for e in classes] == sorted((e["logit"] for e in classes), reverse=True)
     turned = image.Exif()
     turned[0x0112] = 6  # to be shown turned right by a quarter
     image.fromarray(np.rot90(pixel)).save(tmp_path / "turned.png", exif=turned)
-    code, text, _ = call("predict", str(model), str(tmp_path / "turned.png"), "--json")
-    assert json.loads(text) == found
+    assert call.json("predict", str(model), str(tmp_path / "turned.png")) == classes
     np.save(tmp_path / "digit.npy", digits.images[chosen])
-    code, text, _ = call("predict", str(model), str(tmp_path / "digit.npy"), "--top", "1")
+    text = call.printed("predict", str(model), str(tmp_path / "digit.npy"), "--top", "1")
     assert text.startswith(str(digits.labels[chosen]))
     assert text.count("\n") == 1
     both = [str(tmp_path / name) for name in ("turned.png", "digit.npy")]
-    code, text, _ = call("predict", str(model), *both, "--json")
-    assert json.loads(text) == dict.fromkeys(both, found)
-    code, text, _ = call("predict", str(model), *both, "--top", "1")
-    first, told, *_ = lines = text.splitlines()
+    assert call.json("predict", str(model), *both) == dict.fromkeys(both, classes)
+    lines = call.printed("predict", str(model), *both, "--top", "1").splitlines()
     assert len(lines) == 4
-    assert (first, told.split()[0]) == (both[0], str(digits.labels[chosen]))
-    code, text, error = call("predict", str(model), *both, "nowhere.png")
-    assert (code, text) == (2, "")
-    assert "nowhere.png is not a file" in error
+    assert (lines[0], lines[1].split()[0]) == (both[0], str(digits.labels[chosen]))
+    assert "nowhere.png is not a file" in call.refused("predict", str(model), *both, "nowhere.png")
 
 
 def test_a_level_that_differs_is_found(call: Call, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -385,7 +347,6 @@ def test_a_level_that_differs_is_found(call: Call, model: Path, monkeypatch: pyt
         (["run", "MODEL", "digits", "--against", "fast"], "engine must be one of auto, dense, bitplane, cuda"),
         (["run", "MODEL", "digits", "--threads", "0"], "--threads"),
         (["run", "MODEL", "nowhere.npz"], "nowhere.npz cannot be read as .npz"),
-        (["predict", "MODEL", "nowhere.png"], "nowhere.png is not a file"),
         (["predict", "MODEL", "MODEL"], "cannot be decoded"),
         (["predict", "MODEL", "nowhere.npy"], "nowhere.npy cannot be read as .npy"),
         (["account", "MODEL", "--data", "nowhere.npz"], "nowhere.npz cannot be read"),
@@ -404,9 +365,7 @@ def test_mistakes_end_in_one_line(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "README").write_text("# A title, and no network")
     known = {"RUN": str(run), "MODEL": str(model), "WEIGHTS": str(run / "weights.safetensors")}
-    code, out, err = call(*(known.get(a, a) for a in arguments))
-    assert (code, out, err.count("\n")) == (2, "", 1)
-    assert message in err
+    assert message in call.refused(*(known.get(a, a) for a in arguments))
 
 
 def test_files_that_are_not_what_their_name_says(model: Path, tmp_path: Path) -> None:
@@ -564,7 +523,12 @@ def test_deployed_networks_run_where_torch_is_not_installed(
     ):
         done = python(without_torch, "-m", "lbq", *verb)
         assert (done.returncode, "Traceback" in done.stderr) == (0, False), (verb, done.stderr)
-    for verb in (["deploy", str(run)], ["run", str(model), "digits", "--engine", "cuda"]):
+    for verb in (
+        ["demo"],
+        ["account", str(run)],
+        ["deploy", str(run)],
+        ["run", str(model), "digits", "--engine", "cuda"],
+    ):
         done = python(without_torch, "-m", "lbq", *verb)
         assert (done.returncode, done.stderr.count("\n")) == (2, 1)
         assert "needs PyTorch, which is not installed" in done.stderr

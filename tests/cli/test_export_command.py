@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -21,13 +20,11 @@ def test_onnx_in_both_forms(call: Call, tmp_path: Path) -> None:
     model = runs_folder() / "lbq-0" / "model.lbq"
     net = engine.load(model)
     images = pixels(2, *net.network.input_shape) // 16
-    code, out, _ = call("export", str(model), "--format", "onnx", "-o", str(tmp_path / "a.onnx"))
-    assert code == 0
-    assert "a.onnx" in out
+    assert "a.onnx" in call.printed("export", str(model), "--format", "onnx", "-o", str(tmp_path / "a.onnx"))
     (logits,) = ReferenceEvaluator(str(tmp_path / "a.onnx")).run(None, {"images": images})
     np.testing.assert_array_equal(logits, net.run(images).logits)
-    code, out, _ = call("export", str(model), "--format", "onnx-step", "-o", str(tmp_path / "b.onnx"), "--json")
-    assert json.loads(out)["bytes"] == (tmp_path / "b.onnx").stat().st_size
+    facts = call.json("export", str(model), "--format", "onnx-step", "-o", str(tmp_path / "b.onnx"))
+    assert facts["bytes"] == (tmp_path / "b.onnx").stat().st_size
     names = [value.name for value in onnx.load(tmp_path / "b.onnx").graph.input]
     assert names[0] == "image"
     assert "sums" in names
@@ -36,8 +33,7 @@ def test_onnx_in_both_forms(call: Call, tmp_path: Path) -> None:
 def test_nir_of_a_run(call: Call, tmp_path: Path) -> None:
     nir = pytest.importorskip("nir", reason="writing NIR needs the package nir")
     run = trained(tmp_path / "run", name="if")
-    code, out, _ = call("export", str(run), "--format", "nir", "--reset", "subtract", "-o", str(tmp_path / "a.nir"))
-    assert code == 0, out
+    call.printed("export", str(run), "--format", "nir", "--reset", "subtract", "-o", str(tmp_path / "a.nir"))
     kinds = {type(node).__name__ for node in nir.read(str(tmp_path / "a.nir")).nodes.values()}
     assert {"IF", "Conv2d", "Input", "Output"} <= kinds
 
@@ -65,7 +61,5 @@ def test_mistakes_end_in_one_line(
     pytest.importorskip("onnx")
     monkeypatch.chdir(tmp_path)
     known = {"RUN": str(runs_folder() / "lbq-0"), "MODEL": str(runs_folder() / "lbq-0" / "model.lbq")}
-    code, _, err = call("export", *(known.get(a, a) for a in arguments))
-    assert (code, err.count("\n")) == (2, 1)
-    assert message in err
+    assert message in call.refused("export", *(known.get(a, a) for a in arguments))
     assert not list(tmp_path.iterdir())

@@ -18,7 +18,7 @@ from lbq.neuron import BurstNeuron
 from lbq.runs import run_folder
 from lbq.training import job
 from lbq.training.distributed import World
-from tests.support.commands import call
+from tests.support.commands import Call
 from tests.support.small_runs import Silent
 
 
@@ -46,14 +46,10 @@ def copy_of(run: Path, folder: Path, old: str = "", new: str = "") -> Path:
     return folder
 
 
-def test_a_run_is_converted_tested_deployed_and_trained_on(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, ann_run: Path
-) -> None:
+def test_a_run_is_converted_tested_deployed_and_trained_on(call: Call, tmp_path: Path, ann_run: Path) -> None:
     out = tmp_path / "snn"
     changes = ("neuron.n_max=7", "neuron.name=lbq", "model.timesteps=3")
-    code, text, _ = call(capsys, "convert", ann_run, "-o", out, *changes, "--json")
-    assert code == 0
-    facts = json.loads(text)
+    facts = call.json("convert", ann_run, "-o", out, *changes)
     assert facts["accuracy"] > facts["ann_accuracy"] - 5 > 80
     assert facts["from_sha256"] == run_folder.weights_checksum(ann_run)
     assert json.loads((out / "conversion.json").read_text())["layers"] == facts["layers"]
@@ -63,28 +59,22 @@ def test_a_run_is_converted_tested_deployed_and_trained_on(
     assert {n: pytest.approx(float(m.step.detach())) for n, m in net.named_modules() if isinstance(m, BurstNeuron)} == {
         n: layer["step"] for n, layer in facts["layers"].items()
     }
-    code, text, _ = call(capsys, "eval", out, "--json")
-    assert json.loads(text)["accuracy"] == facts["accuracy"]
-    assert call(capsys, "deploy", out, "-o", tmp_path / "m.lbq")[0] == 0
+    assert call.json("eval", out)["accuracy"] == facts["accuracy"]
+    assert call("deploy", out, "-o", tmp_path / "m.lbq")[0] == 0
     deployed = engine.load(tmp_path / "m.lbq").run(load_digits().test.images).predictions
     assert 100 * (deployed == load_digits().test.labels).mean() > facts["accuracy"] - 3
     for command in (["record", out], ["report", out, "-o", tmp_path / "r.html"]):
-        code, _, err = call(capsys, *command)
-        assert (code, err.count("\n")) == (2, 1)
-        assert f"{out} was converted from an ANN, not trained" in err
-    assert call(capsys, "report", tmp_path, "-o", tmp_path / "r.html")[2].count("holds no runs and no records") == 1
+        assert f"{out} was converted from an ANN, not trained" in call.refused(*command)
+    assert "holds no runs and no records" in call.refused("report", tmp_path, "-o", tmp_path / "r.html")
     weights = (out / "weights.safetensors").read_bytes()
-    code, _, err = call(capsys, "train", out / "config.toml", "--out", out, "--resume", "auto")
-    assert code == 2
-    assert f"{out} holds a converted network: train from it with train.init_from={out}" in err
+    assert f"{out} holds a converted network: train from it with train.init_from={out}" in call.refused(
+        "train", out / "config.toml", "--out", out, "--resume", "auto"
+    )
     assert not (out / ".lock").exists()
     assert (out / "weights.safetensors").read_bytes() == weights
-    code, text, _ = call(
-        capsys, "train", out / "config.toml", "train.epochs=1", f"train.init_from={out}", "optim.lr=0.001", "--out",
-        tmp_path / "on", "--json",
-    )  # fmt: skip
-    assert code == 0
-    assert json.loads(text)["accuracy"] > facts["accuracy"] - 5
+    further = ("train.epochs=1", f"train.init_from={out}", "optim.lr=0.001")
+    trained = call.json("train", out / "config.toml", *further, "--out", tmp_path / "on")
+    assert trained["accuracy"] > facts["accuracy"] - 5
 
 
 def test_steps_are_chosen_from_images_as_they_are(
@@ -124,19 +114,16 @@ def test_both_are_tested_in_fp32_whatever_the_precision(
     assert run_folder.load_config(tmp_path / "snn").train.precision == "bf16"
 
 
-def test_it_shows_the_steps_and_takes_only_anns_and_new_folders(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, ann_run: Path
-) -> None:
-    code, text, err = call(capsys, "convert", copy_of(ann_run, tmp_path / "ann"), "neuron.name=v3")
+def test_it_shows_the_steps_and_takes_only_anns_and_new_folders(call: Call, tmp_path: Path, ann_run: Path) -> None:
+    code, text, err = call("convert", copy_of(ann_run, tmp_path / "ann"), "neuron.name=v3")
     assert code == 0
     assert "layer3.0.sn2" in text
     assert f"{tmp_path / 'ann-converted'}: test accuracy" in text
     assert "choosing steps from 256 training images" in err
     assert run_folder.load_config(tmp_path / "ann-converted").neuron == {"name": "v3"}
-    code, _, err = call(capsys, "convert", tmp_path / "ann-converted", "-o", tmp_path / "again")
-    assert (code, f"{tmp_path / 'ann-converted'} is no ANN, its neurons are v3" in err) == (2, True)
-    code, _, err = call(capsys, "convert", tmp_path / "ann")
-    assert (code, f"{tmp_path / 'ann-converted'} exists already" in err) == (2, True)
+    made = tmp_path / "ann-converted"
+    assert f"{made} is no ANN, its neurons are v3" in call.refused("convert", made, "-o", tmp_path / "again")
+    assert f"{made} exists already" in call.refused("convert", tmp_path / "ann")
 
 
 @pytest.mark.parametrize(
@@ -153,22 +140,19 @@ def test_it_shows_the_steps_and_takes_only_anns_and_new_folders(
     ],
 )
 def test_mistakes_leave_no_folder(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, ann_run: Path, arguments: list[str], message: str
+    call: Call, tmp_path: Path, ann_run: Path, arguments: list[str], message: str
 ) -> None:
-    code, out, err = call(capsys, "convert", ann_run, "-o", tmp_path / "far" / "out", *arguments)
+    code, out, err = call("convert", ann_run, "-o", tmp_path / "far" / "out", *arguments)
     assert (code, out) == (2, "")
     assert message in err.splitlines()[-1]
     assert list(tmp_path.iterdir()) == []
 
 
 def test_an_ann_that_was_shown_images_twice_is_the_same(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, ann_run: Path, monkeypatch: pytest.MonkeyPatch
+    call: Call, tmp_path: Path, ann_run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(copy_of(ann_run, tmp_path / "ann", "timesteps = 1", "timesteps = 2"))
-    facts = [
-        json.loads(call(capsys, "convert", run, "-o", tmp_path / name, "--json")[1])
-        for run, name in ((".", "a"), (ann_run, "b"))
-    ]
+    facts = [call.json("convert", run, "-o", tmp_path / name) for run, name in ((".", "a"), (ann_run, "b"))]
     assert facts[0]["layers"] == facts[1]["layers"]
-    assert call(capsys, "convert", ".")[0] == 0
+    assert call("convert", ".")[0] == 0
     assert (tmp_path / "ann-converted" / "conversion.json").exists()

@@ -39,9 +39,9 @@ from lbq.neuron.burst import SteppedNeuron
 from lbq.neuron.recorder import record_levels
 from lbq.report.layer_figures import ANALYSIS_FIGURES
 from lbq.runs import run_folder
-from tests.support.commands import call
+from tests.support.commands import Call
 from tests.support.report_runs import runs_folder
-from tests.support.small_nets import MEAN, STD, deployed, pixels, small
+from tests.support.small_nets import MEAN, STD, Functional, deployed, pixels, small
 
 
 def test_histogram_by_hand() -> None:
@@ -125,9 +125,9 @@ def test_the_observer_sees_what_the_network_does(neuron: Any, on_device: bool) -
         net(x)
     modes: tuple[Mode, ...] = ("exact", "rate")
     for mode in modes:
-        found = Counter(graph, mode, tallies).account()
+        account = Counter(graph, mode, tallies).account()
         expected = count(graph, levels, mode)
-        assert found == expected
+        assert account == expected
     for name, membrane in observer.membranes.items():
         steps = graph.timesteps
         assert membrane.counts.sum(1).tolist() == [2 * graph[name].units] * steps
@@ -142,16 +142,11 @@ def test_the_observer_sees_what_the_network_does(neuron: Any, on_device: bool) -
 
 
 def test_neurons_may_be_called_by_the_name_of_their_input() -> None:
-    class Named(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.linear, self.neuron, self.out = nn.Linear(4, 4), BurstNeuron(step=0.1), nn.Linear(4, 2)
+    def forward(m: Any, x: Tensor) -> Tensor:
+        return over_time(m.neuron(x=over_time(x, m.linear, timesteps=2, spatial=1)), m.out, spatial=1).mean(0)
 
-        def forward(self, x: Tensor) -> Tensor:
-            y: Tensor = over_time(self.neuron(x=over_time(x, self.linear, timesteps=2, spatial=1)), self.out, spatial=1)
-            return y.mean(0)
-
-    net, x = Named().eval(), torch.randn(5, 4)
+    layers = {"linear": nn.Linear(4, 4), "neuron": BurstNeuron(step=0.1), "out": nn.Linear(4, 2)}
+    net, x = Functional(forward, **layers).eval(), torch.randn(5, 4)
     observer = Observer(Tallies(lower(net, (4,), timesteps=2)))
     with observer.looking_inside(net):
         net(x)
@@ -160,9 +155,9 @@ def test_neurons_may_be_called_by_the_name_of_their_input() -> None:
 
 
 def test_traces_follow_the_equations() -> None:
-    found = analyze.load(runs_folder() / "lbq-0" / "analysis" / "analysis.json")
-    assert found.traces
-    for trace in found.traces:
+    stored = analyze.load(runs_folder() / "lbq-0" / "analysis" / "analysis.json")
+    assert stored.traces
+    for trace in stored.traces:
         v = 0.0
         for t, x in enumerate(trace.current):
             u = trace.leak * v + x
@@ -186,15 +181,15 @@ def test_traces_follow_the_equations() -> None:
 def test_traces_of_a_deployed_network_follow_its_definition(neuron: Any, kind: str) -> None:
     net = deployed("resnet8w4", neuron, timesteps=3)
     test = images(3)
-    found = measure_deployed(net, test, membranes=2)
-    assert found.traces
+    measured = measure_deployed(net, test, membranes=2)
+    assert measured.traces
     name = net.network.layers[len(net.network.layers) // 2].name
     spec, layer = net.network.spec(name), net.network[name]
     assert spec.reset_kind == kind
     levels = net.run(test.read(0, 1), "dense", trace=True).levels
     assert levels is not None
     unit_levels = levels[name][:, 0].reshape(3, -1)
-    for trace in found.traces:
+    for trace in measured.traces:
         assert trace.layer == name
         assert trace.levels == tuple(unit_levels[:, trace.unit].tolist())
         channel = trace.unit // math.prod(layer.shape[1:])
@@ -212,29 +207,23 @@ def test_traces_of_a_deployed_network_follow_its_definition(neuron: Any, kind: s
     assert not silent.membranes
 
 
-class OneLayer(nn.Module):
+def one_layer(neuron: nn.Module, conv: nn.Conv2d, side: int, timesteps: int = 5) -> nn.Module:
     """A static image, so that the only neurons receive the same current at every timestep."""
 
-    def __init__(
-        self, neuron: nn.Module, timesteps: int = 5, channels: tuple[int, int] = (3, 4), kernel: int = 3, side: int = 8
-    ) -> None:
-        super().__init__()
-        self.timesteps = timesteps
-        self.conv, self.sn = nn.Conv2d(*channels, kernel), neuron
-        self.fc = nn.Linear(channels[1] * (side - kernel + 1) ** 2, 3)
+    def forward(m: Any, x: Tensor) -> Tensor:
+        return over_time(m.sn(over_time(x, m.conv, timesteps=timesteps)).flatten(2), m.fc, spatial=1).mean(0)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = self.sn(over_time(x, self.conv, timesteps=self.timesteps))
-        return over_time(x.flatten(2), self.fc, spatial=1).mean(0)
+    fc = nn.Linear(conv.out_channels * (side - conv.kernel_size[0] + 1) ** 2, 3)
+    return Functional(forward, timesteps, conv=conv, sn=neuron, fc=fc).eval()
 
 
 @pytest.mark.parametrize("on_device", [False, True])
 def test_levels_that_half_precision_cannot_tell_apart_are_counted_all_the_same(on_device: bool) -> None:
     """bfloat16 has 8 bits: of levels beyond 128, times a step, not all come back when divided by it."""
     step = 0.0107
-    net = OneLayer(BurstNeuron(n_max=255, step=step), timesteps=1, channels=(1, 1), kernel=1, side=16).eval()
-    nn.init.ones_(net.conv.weight)
-    net.conv.bias = None
+    conv = nn.Conv2d(1, 1, 1, bias=False)
+    nn.init.ones_(conv.weight)
+    net = one_layer(BurstNeuron(n_max=255, step=step), conv, 16, timesteps=1)
     x = ((torch.arange(256) + 0.5) * step).bfloat16().float().reshape(1, 1, 16, 16)
     r = x.double().numpy().ravel() / step
     levels = np.floor(r).astype(int)
@@ -253,8 +242,8 @@ def test_traced_units_go_from_a_typical_one_to_the_busiest() -> None:
     """100 active ones among silent ones, of which number k has levels that add up to k, positive and negative."""
     total = np.random.default_rng(0).permutation(np.concatenate([np.zeros(50, np.int64), np.arange(1, 101)]))
     levels = np.stack([total // 2, total // 2 - total])
-    found = analyze.typical_units(levels)
-    assert total[found].tolist() == [31, 80, 97, 100]  # above 30, 79 and 96 of the 99 others, and above all
+    units = analyze.typical_units(levels)
+    assert total[units].tolist() == [31, 80, 97, 100]  # above 30, 79 and 96 of the 99 others, and above all
     assert analyze.typical_units(levels[:, total == 100]) == [0]  # none twice
     assert analyze.typical_units(levels[:, total == 0]) == []
 
@@ -272,10 +261,10 @@ def test_a_trace_with_a_late_reset_by_hand() -> None:
 @pytest.mark.parametrize("neuron", [LIF(threshold=0.3), BurstNeuron(step=0.2), ILIF(step=0.2)])
 def test_traces_of_a_deployed_network_give_a_static_image_one_current(neuron: nn.Module) -> None:
     torch.manual_seed(0)
-    net = deploy(OneLayer(neuron).eval(), (3, 8, 8), mean=MEAN, std=STD)
-    found = measure_deployed(net, images(1), membranes=1).traces
-    assert sum(sum(trace.levels[:-1]) for trace in found) > 3  # spikes after which something is received
-    for trace in found:
+    net = deploy(one_layer(neuron, nn.Conv2d(3, 4, 3), 8), (3, 8, 8), mean=MEAN, std=STD)
+    traces = measure_deployed(net, images(1), membranes=1).traces
+    assert sum(sum(trace.levels[:-1]) for trace in traces) > 3  # spikes after which something is received
+    for trace in traces:
         assert trace.current == pytest.approx(5 * [trace.current[0]], rel=1e-9)
 
 
@@ -320,10 +309,10 @@ def test_a_layer_that_never_fires_has_no_step() -> None:
     assert layer.neuron is not None
     silent = replace(layer, neuron=replace(layer.neuron, thresholds=np.full_like(layer.neuron.thresholds, 2**30)))
     net = engine.Network(replace(net.network, layers=(silent, *others)))
-    found = measure_deployed(net, images(3), membranes=2).analysis({})
-    assert found.layers[0].step is None
-    assert found.summary()["step_min"] > 0
-    assert Analysis.from_dict(json.loads(json.dumps(found.to_dict()))).layers[0].step is None
+    made = measure_deployed(net, images(3), membranes=2).analysis({})
+    assert made.layers[0].step is None
+    assert made.summary()["step_min"] > 0
+    assert Analysis.from_dict(json.loads(json.dumps(made.to_dict()))).layers[0].step is None
 
 
 def test_a_histogram_has_room_for_no_more_than_it_needs() -> None:
@@ -332,9 +321,9 @@ def test_a_histogram_has_room_for_no_more_than_it_needs() -> None:
     assert layer.neuron is not None
     far = np.tile(np.array([64, 2**30], np.int32), (layer.shape[0], 1))
     odd = replace(layer, neuron=replace(layer.neuron, n_max=2, thresholds=far))
-    found = Membranes(replace(network, layers=(odd, *others)))
-    found.add(layer.name, 0, np.zeros((1, *layer.shape[1:], layer.shape[0]), np.int32))
-    assert found.layers[layer.name].thresholds == (1, 4096)
+    membranes = Membranes(replace(network, layers=(odd, *others)))
+    membranes.add(layer.name, 0, np.zeros((1, *layer.shape[1:], layer.shape[0]), np.int32))
+    assert membranes.layers[layer.name].thresholds == (1, 4096)
 
 
 def test_thresholds_of_other_neurons() -> None:
@@ -372,17 +361,17 @@ def test_a_limit_leaves_some_images(limit: int) -> None:
 def test_membranes_of_every_nth_image_whatever_the_batches(every: int) -> None:
     run = runs_folder() / "lbq-0"
     net, source = run_folder.load(run), open_source(run_folder.load_config(run, ["train.batch_size=10"]))
-    found = measure(net, source, membranes=every, limit=45)
+    measured = measure(net, source, membranes=every, limit=45)
     observer = Observer(Tallies(lower(net, source.shape)))
     images = torch.cat([x for x, _ in source.eval_batches("test")])[:45:every]
     with observer.looking_inside(net):
         net(images)
     observer.finish(0)
-    assert found.membranes.keys() == observer.membranes.keys()
+    assert measured.membranes.keys() == observer.membranes.keys()
     for name, membrane in observer.membranes.items():
-        assert membrane.counts[0].sum() == len(images) * math.prod(found.graph[name].shape)
-        assert np.abs(found.membranes[name].counts - membrane.counts).sum() <= 2e-3 * membrane.counts.sum()
-    assert [trace.unit for trace in found.traces] == [trace.unit for trace in observer.traces]
+        assert membrane.counts[0].sum() == len(images) * math.prod(measured.graph[name].shape)
+        assert np.abs(measured.membranes[name].counts - membrane.counts).sum() <= 2e-3 * membrane.counts.sum()
+    assert [trace.unit for trace in measured.traces] == [trace.unit for trace in observer.traces]
 
 
 def test_the_table_has_the_range_of_steps_per_channel(capsys: pytest.CaptureFixture[str]) -> None:
@@ -399,33 +388,30 @@ def test_the_table_has_the_range_of_steps_per_channel(capsys: pytest.CaptureFixt
     assert "mean step" not in text
 
 
-def test_analyze_a_run(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_analyze_a_run(call: Call, tmp_path: Path) -> None:
     run, out = runs_folder() / "lbq-0", tmp_path / "a"
-    code, text, _ = call(capsys, "analyze", str(run), "-o", str(out), "--limit", "40", "--membranes", "4")
-    assert code == 0
+    text = call.printed("analyze", str(run), "-o", str(out), "--limit", "40", "--membranes", "4")
     assert "Layers over the first 40 images" in text
     assert "means over layers: active ratio" in text
     svgs = [path.stem for path in out.glob("*.svg") if ElementTree.parse(path)]
     assert sorted(svgs) == sorted(ANALYSIS_FIGURES)
     assert {path.name for path in out.iterdir()} == {"analysis.json", "layers.csv", *(f"{svg}.svg" for svg in svgs)}
-    found = analyze.load(out / "analysis.json")
-    assert json.loads(json.dumps(found.to_dict())) == json.loads((out / "analysis.json").read_text())
-    assert found.layers[0].membrane is not None
-    assert found.layers[0].membrane.counts.sum() == 10 * 2 * math.prod(found.layers[0].shape)
-    code, text, _ = call(capsys, "analyze", str(run), "-o", str(out), "--limit", "9", "--membranes", "0", "--json")
-    value = json.loads(text)
+    stored = analyze.load(out / "analysis.json")
+    assert json.loads(json.dumps(stored.to_dict())) == json.loads((out / "analysis.json").read_text())
+    assert stored.layers[0].membrane is not None
+    assert stored.layers[0].membrane.counts.sum() == 10 * 2 * math.prod(stored.layers[0].shape)
+    value = call.json("analyze", str(run), "-o", str(out), "--limit", "9", "--membranes", "0")
     assert (value["images"], value["complete"], value["layers"][0]["membrane"]) == (9, False, None)
 
 
-def test_analyze_a_deployed_network(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_analyze_a_deployed_network(call: Call, tmp_path: Path) -> None:
     model = runs_folder() / "lbq-0" / "model.lbq"
-    code, _, _ = call(capsys, "analyze", str(model), "-o", str(tmp_path), "--data", "digits", "--membranes", "8")
-    assert code == 0
-    found = analyze.load(tmp_path / "analysis.json")
+    call.printed("analyze", str(model), "-o", str(tmp_path), "--data", "digits", "--membranes", "8")
+    stored = analyze.load(tmp_path / "analysis.json")
     trained = analyze.load(runs_folder() / "lbq-0" / "analysis" / "analysis.json")
-    assert found.images == trained.images
-    assert found.accuracy == pytest.approx(trained.accuracy, abs=3)
-    for mine, theirs in zip(found.layers, trained.layers, strict=True):
+    assert stored.images == trained.images
+    assert stored.accuracy == pytest.approx(trained.accuracy, abs=3)
+    for mine, theirs in zip(stored.layers, trained.layers, strict=True):
         assert mine.name == theirs.name
         assert mine.step == pytest.approx(theirs.step, rel=0.01)
         assert mine.histogram.active_ratio == pytest.approx(theirs.histogram.active_ratio, abs=0.03)
@@ -472,9 +458,9 @@ def test_event_networks_are_analysed_alike() -> None:
     deployed = deploy(net, (2, 8, 8), timesteps=3, static=False)
     frames = np.random.default_rng(0).integers(0, 4, (5, 3, 2, 8, 8)).astype(np.uint8)
     test = TestSet("frames", (2, 8, 8), False, 5, lambda start, stop: frames[start:stop].swapaxes(0, 1))
-    found = analyze_deployed(deployed, test, membranes=2)
-    assert found.accuracy is None
-    assert found.complete
+    made = analyze_deployed(deployed, test, membranes=2)
+    assert made.accuracy is None
+    assert made.complete
     graph = lower(net, (2, 8, 8), 3, static=False)
     observer = Observer(Tallies(graph))
     currents = torch.from_numpy(frames.swapaxes(0, 1).astype(np.float32))
@@ -483,7 +469,7 @@ def test_event_networks_are_analysed_alike() -> None:
     with observer.looking_inside(net):
         net(currents[:, ::2])
     observer.finish(5)
-    for layer in found.layers:
+    for layer in made.layers:
         assert layer.levels.shape == (3, 6)
         mine = layer.levels[:, 0] / layer.levels.sum(1)
         counts = observer.tallies.by_timestep(layer.name)
@@ -493,10 +479,8 @@ def test_event_networks_are_analysed_alike() -> None:
         assert observer.membranes[layer.name].counts.shape == layer.membrane.counts.shape
 
 
-def test_an_ann_has_nothing_to_analyse(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    code, text, _ = call(capsys, "analyze", str(runs_folder() / "ann"), "-o", str(tmp_path))
-    assert code == 0
-    assert "no spikes to analyse" in text
+def test_an_ann_has_nothing_to_analyse(call: Call, tmp_path: Path) -> None:
+    assert "no spikes to analyse" in call.printed("analyze", str(runs_folder() / "ann"), "-o", str(tmp_path))
     assert [path.name for path in tmp_path.iterdir()] == ["analysis.json"]
 
 
@@ -512,14 +496,11 @@ def test_an_ann_has_nothing_to_analyse(capsys: pytest.CaptureFixture[str], tmp_p
         (["RUN", "-o", "/dev/null/x"], "cannot write"),
     ],
 )
-def test_bad_input(capsys: pytest.CaptureFixture[str], arguments: list[str], message: str) -> None:
+def test_bad_input(call: Call, arguments: list[str], message: str) -> None:
     run = runs_folder() / "lbq-0"
     known = {"RUN": str(run), "MODEL": str(run / "model.lbq")}
     extra = ["--limit", "2"] if arguments[0] == "RUN" else []
-    code, _, err = call(capsys, "analyze", *(known.get(a, a) for a in arguments), *extra)
-    assert code == 2
-    assert message in err
-    assert err.count("\n") == 1
+    assert message in call.refused("analyze", *(known.get(a, a) for a in arguments), *extra)
 
 
 def test_an_analysis_comes_back_as_it_was_written() -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import nn
+from torch import Tensor, nn
 
 from lbq import models
 from lbq.counting import technology
@@ -38,6 +39,7 @@ from lbq.models import over_time
 from lbq.neuron import BurstNeuron
 from lbq.report.cost_tables import cost_table
 from lbq.results import paper
+from tests.support.small_nets import Functional
 
 # The paper's table "Accuracy and modeled arithmetic-cost comparison on CIFAR-10 using ResNet-20"
 PUBLISHED = """
@@ -142,9 +144,9 @@ def test_exact_counts_equal_brute_force(neuron: str) -> None:
     expected = brute_force(graph, levels)
     assert set(account.synapses) == set(expected)
     assert sum(c.unary for c in expected.values()) > 0
-    for name, found in account.synapses.items():
+    for name, counted in account.synapses.items():
         for quantity in ("unary", "bit_sparse", "shifts", "events"):
-            assert getattr(found, quantity) == pytest.approx(getattr(expected[name], quantity)), (name, quantity)
+            assert getattr(counted, quantity) == pytest.approx(getattr(expected[name], quantity)), (name, quantity)
 
 
 @pytest.mark.parametrize(("neuron", "id"), [("lbq", "resnet18w2"), ("lif", "resnet8w2"), ("ternary", "vgg11w2")])
@@ -156,9 +158,9 @@ def test_exact_counts_equal_what_the_engine_did(neuron: str, id: str) -> None:
     out = net.run(x, "bitplane", trace=True, backend="explicit")
     assert out.levels is not None
     account = count(net.network, {**out.levels, INPUT: x[None]})
-    found = {**account.synapses, **account.shortcuts, **account.stem}
-    assert set(found) == set(out.counts) == {s.name for s in net.network.synapses}
-    for name, counted in found.items():
+    counts = {**account.synapses, **account.shortcuts, **account.stem}
+    assert set(counts) == set(out.counts) == {s.name for s in net.network.synapses}
+    for name, counted in counts.items():
         assert counted.bit_sparse * len(x) == pytest.approx(out.counts[name].accumulations), name
         if name not in account.shortcuts:
             assert counted.shifts * len(x) == pytest.approx(out.counts[name].shifts), name
@@ -166,7 +168,7 @@ def test_exact_counts_equal_what_the_engine_did(neuron: str, id: str) -> None:
         if s.kind == "conv" and s.source != INPUT:  # formed once per tensor; the engine forms them for each reader
             assert out.counts[s.name].formations == pytest.approx(account.formations[s.source] * len(x)), s.name
     assert sum(counts.accumulations for counts in out.counts.values()) > 0
-    assert all(0 < found.events <= found.macs for found in account.stem.values())  # a pixel is one event, if any
+    assert all(0 < counts.events <= counts.macs for counts in account.stem.values())  # a pixel is one event, if any
 
 
 def deployed(neuron: str, id: str) -> Network:
@@ -188,19 +190,7 @@ def test_rate_counts_are_rates_times_macs() -> None:
             assert counted.events == pytest.approx((level != 0).mean() * s.macs * 2)
             assert counted.macs == s.macs * 2
     shortcuts = {s.name: levels[s.source].sum() / 2 for s in graph.synapses if s.kind == "identity"}
-    assert {name: found.unary for name, found in account.shortcuts.items()} == pytest.approx(shortcuts)
-
-
-def test_borders_make_exact_counts_smaller() -> None:
-    graph, levels = tiny()
-    exact, rate = count(graph, levels), count(graph, levels, "rate")
-    assert 0 < exact.total.bit_sparse < rate.total.bit_sparse
-    full = {name: np.ones_like(level) for name, level in levels.items()}
-    exact, rate = count(graph, full), count(graph, full, "rate")
-    conv = next(s for s in graph["layer1.0.sn1"].synapses)
-    taps = (3 * 8 - 2) ** 2  # a 3x3 kernel on 8x8 pixels: 22 valid taps of 24 along each axis
-    assert exact.synapses[conv.name].events == pytest.approx(2 * 2 * 2 * taps)
-    assert rate.synapses[conv.name].events == pytest.approx(2 * 2 * 2 * 24**2)
+    assert {name: counted.unary for name, counted in account.shortcuts.items()} == pytest.approx(shortcuts)
 
 
 def test_formations_are_counted_once_per_tensor() -> None:
@@ -245,8 +235,8 @@ def test_unit_events_need_no_formation(neuron: str, mode: Mode) -> None:
     assert account.shifts("explicit") == account.horner == account.pool_adds == 0
     assert account.level_bits == (2 if neuron == "ternary" else 1)  # with the sign
     head = "fc" if mode == "exact" else ""  # whose sums by planes would need fewer
-    for name, found in account.synapses.items():
-        assert (found.bit_sparse, found.shifts) == (found.events, 0) or name == head
+    for name, counted in account.synapses.items():
+        assert (counted.bit_sparse, counted.shifts) == (counted.events, 0) or name == head
 
 
 @pytest.mark.parametrize("mode", ["rate", "exact"])
@@ -261,26 +251,21 @@ def test_a_network_that_always_fires_once_costs_what_its_ann_costs(mode: Mode) -
     assert account.ann_macs == (sum(s.valid_macs for s in graph.synapses) if mode == "exact" else graph.macs)
 
 
-def test_pooling_additions_have_their_own_line() -> None:
-    graph, levels = tiny()
-    fired = (levels["layer3.0.sn2"] != 0).sum() / 2
-    assert count(graph, levels).pool_adds == fired > 0
-    assert count(graph, levels, "rate").pool_adds == 0
+def lowered(function: Any, side: int, timesteps: int = 2, /, **layers: nn.Module) -> Graph:
+    """Of a network of this forward that has a first convolution and two neurons, on images [3, side, side]."""
+    always = {"conv": nn.Conv2d(3, 2, 1), "sn": BurstNeuron(3), "sn2": BurstNeuron(3)}
+    return lower(Functional(function, timesteps, **{**always, **layers}).eval(), (3, side, side))
 
 
-class Windows(nn.Module):
+def windows(pooling: nn.Module, size: int, timesteps: int = 2) -> Graph:
     """Means over windows that overlap, between two layers."""
 
-    def __init__(self, pooling: nn.Module, size: int, timesteps: int = 2) -> None:
-        super().__init__()
-        self.timesteps = timesteps
-        self.conv, self.sn, self.pooling = nn.Conv2d(3, 2, 1), BurstNeuron(3), pooling
-        self.conv2, self.sn2, self.fc = nn.Conv2d(2, 4, 1), BurstNeuron(3), nn.Linear(4 * size * size, 3)
+    def forward(m: Any, x: Tensor) -> Tensor:
+        x = m.sn2(over_time(m.sn(over_time(x, m.conv, timesteps=timesteps)), m.pooling, m.conv2))
+        return over_time(x.flatten(2), m.fc, spatial=1).mean(0)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = self.sn(over_time(x, self.conv, timesteps=self.timesteps))
-        x = self.sn2(over_time(x, self.pooling, self.conv2))
-        return over_time(x.flatten(2), self.fc, spatial=1).mean(0)
+    fc = nn.Linear(4 * size * size, 3)
+    return lowered(forward, 5, timesteps, pooling=pooling, conv2=nn.Conv2d(2, 4, 1), fc=fc)
 
 
 @pytest.mark.parametrize(
@@ -290,7 +275,7 @@ def test_additions_into_overlapping_windows_equal_brute_force(
     kernel: int, stride: int, padding: int, size: int
 ) -> None:
     """Each non-zero level is added into every window that holds it, one addition at a time."""
-    graph = lower(Windows(nn.AvgPool2d(kernel, stride, padding), size).eval(), (3, 5, 5))
+    graph = windows(nn.AvgPool2d(kernel, stride, padding), size)
     random = np.random.default_rng(0)
     levels = {layer.name: random.integers(0, 4, (2, 3, *layer.shape)) for layer in graph.layers}
     additions = int((levels["sn2"] != 0).sum())  # over time, in front of the readout
@@ -299,59 +284,35 @@ def test_additions_into_overlapping_windows_equal_brute_force(
             y, x = oy * stride + ky - padding, ox * stride + kx - padding
             additions += bool(0 <= y < 5 and 0 <= x < 5 and plane[y, x])
     assert count(graph, levels).pool_adds == pytest.approx(additions / 3)
+    assert count(graph, levels, "rate").pool_adds == 0
 
 
 def test_one_timestep_without_windows_adds_nothing_up() -> None:
-    graph = lower(Windows(nn.Identity(), 5, timesteps=1).eval(), (3, 5, 5))
+    graph = windows(nn.Identity(), 5, timesteps=1)
     levels = {layer.name: np.ones((1, 1, *layer.shape), np.int64) for layer in graph.layers}
     assert count(graph, levels).pool_adds == 0
 
 
 def test_additions_behind_a_max_pool() -> None:
-    graph = lower(Windows(nn.Sequential(nn.MaxPool2d(2, 1), nn.AvgPool2d(2)), 2).eval(), (3, 5, 5))
+    graph = windows(nn.Sequential(nn.MaxPool2d(2, 1), nn.AvgPool2d(2)), 2)
     random = np.random.default_rng(0)
     levels = {layer.name: random.integers(0, 2, (2, 3, *layer.shape)) for layer in graph.layers}
     largest = np.lib.stride_tricks.sliding_window_view(levels["sn"], (2, 2), (3, 4)).max((5, 6))
     assert count(graph, levels).pool_adds == pytest.approx(((largest != 0).sum() + (levels["sn2"] != 0).sum()) / 3)
 
 
-class Shared(nn.Module):
-    """Two convolutions of the same means over windows, and one of the levels themselves."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.timesteps = 2
-        self.conv, self.sn, self.pooling = nn.Conv2d(3, 2, 1), BurstNeuron(3), nn.AvgPool2d(2)
-        self.one, self.two, self.strided = nn.Conv2d(2, 4, 1), nn.Conv2d(2, 4, 1), nn.Conv2d(2, 4, 2, 2)
-        self.sn2, self.fc = BurstNeuron(3), nn.Linear(16, 3)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = self.sn(over_time(x, self.conv, timesteps=2))
-        pooled = over_time(x, self.pooling)
-        x = self.sn2(over_time(pooled, self.one) + over_time(pooled, self.two) + over_time(x, self.strided))
-        return over_time(x.flatten(2), self.fc, spatial=1).mean(0)
-
-
-class Voting(nn.Module):
-    """Neurons whose means over windows another adds, and whose means over everything are the logits."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.timesteps = 2
-        self.conv, self.sn, self.pooling = nn.Conv2d(3, 4, 1), BurstNeuron(3), nn.AvgPool2d(2)
-        self.conv2, self.sn2 = nn.Conv2d(4, 4, 2, 2), BurstNeuron(3)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = self.sn(over_time(x, self.conv, timesteps=2))
-        return self.sn2(over_time(x, self.conv2) + over_time(x, self.pooling)).mean((0, 3, 4))
-
-
 def test_rate_counts_of_pooled_shortcuts_and_votes() -> None:
     """Rates times what the shortcut adds, as for weights, whatever was pooled before it."""
-    graph = lower(Voting().eval(), (3, 4, 4))
+
+    def forward(m: Any, x: Tensor) -> Tensor:
+        x = m.sn(over_time(x, m.conv, timesteps=2))
+        return m.sn2(over_time(x, m.conv2) + over_time(x, m.pooling)).mean((0, 3, 4))
+
+    layers = {"conv": nn.Conv2d(3, 4, 1), "conv2": nn.Conv2d(4, 4, 2, 2), "pooling": nn.AvgPool2d(2)}
+    graph = lowered(forward, 4, **layers)
     levels = {layer.name: np.full((2, 1, *layer.shape), 3) for layer in graph.layers}
-    found = count(graph, levels, "rate").shortcuts
-    assert {name: one.bit_sparse for name, one in found.items()} == {
+    rate = count(graph, levels, "rate").shortcuts
+    assert {name: one.bit_sparse for name, one in rate.items()} == {
         "sn2.shortcut": 2 * 2 * 16,
         "sn2->identity": 2 * 2 * 4,
     }
@@ -360,14 +321,23 @@ def test_rate_counts_of_pooled_shortcuts_and_votes() -> None:
 
 
 def test_what_several_synapses_read_is_summed_and_formed_once() -> None:
-    graph = lower(Shared().eval(), (3, 4, 4))
+    """Two convolutions of the same means over windows, and one of the levels themselves."""
+
+    def forward(m: Any, x: Tensor) -> Tensor:
+        x = m.sn(over_time(x, m.conv, timesteps=2))
+        pooled = over_time(x, m.pooling)
+        x = m.sn2(over_time(pooled, m.one) + over_time(pooled, m.two) + over_time(x, m.strided))
+        return over_time(x.flatten(2), m.fc, spatial=1).mean(0)
+
+    layers = {"one": nn.Conv2d(2, 4, 1), "two": nn.Conv2d(2, 4, 1), "strided": nn.Conv2d(2, 4, 2, 2)}
+    graph = lowered(forward, 4, **layers, pooling=nn.AvgPool2d(2), fc=nn.Linear(16, 3))
     random = np.random.default_rng(0)
     levels = {layer.name: random.integers(0, 4, (2, 3, *layer.shape)) for layer in graph.layers}
-    found = count(graph, levels)
+    account = count(graph, levels)
     sums = levels["sn"].reshape(2, 3, 2, 2, 2, 2, 2).sum((4, 6))
-    assert found.formations["sn"] == pytest.approx((popcount(levels["sn"]).sum() + popcount(sums).sum()) / 3)
-    assert found.pool_adds == pytest.approx(sum((level != 0).sum() for level in levels.values()) / 3)
-    assert found.outputs == 2 * 3 * 16 + 3  # the head once, on sums over time
+    assert account.formations["sn"] == pytest.approx((popcount(levels["sn"]).sum() + popcount(sums).sum()) / 3)
+    assert account.pool_adds == pytest.approx(sum((level != 0).sum() for level in levels.values()) / 3)
+    assert account.outputs == 2 * 3 * 16 + 3  # the head once, on sums over time
 
 
 def test_horners_shifts_by_hand() -> None:
@@ -407,10 +377,10 @@ def test_the_first_layer_is_counted_once_for_images_and_every_step_for_events() 
 def test_an_ann_on_event_frames_is_counted_with_every_frame() -> None:
     """Itself; as the rival of a spiking network it takes one pass."""
     graph = lower(models.create("resnet8w2", neuron="relu", timesteps=4), (3, 8, 8), static=False)
-    found = Measurement(graph, 1, 50.0, None)
-    assert found.ann_macs == 4 * graph.valid_macs
-    assert found.ann_energy_mj() == pytest.approx(4 * energy_mj(Operations(graph.valid_macs)))
-    assert found.to_dict()["frames"] == 4
+    measured = Measurement(graph, 1, 50.0, None)
+    assert measured.ann_macs == 4 * graph.valid_macs
+    assert measured.ann_energy_mj() == pytest.approx(4 * energy_mj(Operations(graph.valid_macs)))
+    assert measured.to_dict()["frames"] == 4
     static = lower(models.create("resnet8w2", neuron="relu", timesteps=4), (3, 8, 8))
     assert Measurement(static, 1, 50.0, None).ann_macs == graph.valid_macs
 

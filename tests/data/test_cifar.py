@@ -10,7 +10,6 @@ import os
 import pickle
 import struct
 import tarfile
-import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -140,14 +139,6 @@ def tiny(tinies: dict[str, Tiny], monkeypatch: pytest.MonkeyPatch) -> dict[str, 
 
 
 LOADERS = {"cifar10": cifar.load_cifar10, "cifar100": cifar.load_cifar100}
-
-
-def test_the_test_pickles_are_what_numpy_wrote(tinies: dict[str, Tiny]) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the old module name
-        batch = pickle.loads(tinies["cifar100"].python[0], encoding="bytes")
-    assert batch[b"data"].flags.f_contiguous
-    assert np.array_equal(batch[b"data"], tinies["cifar100"].records[0][:, 2:])
 
 
 @pytest.mark.parametrize("packed", [False, True])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import zipfile
 from pathlib import Path
@@ -26,7 +25,7 @@ from lbq.data.testset import open_test
 from lbq.data.user_arrays import load_own
 from lbq.errors import ConfigError, DataError
 from tests.support import aedat_writer as writer
-from tests.support.commands import status
+from tests.support.commands import Call, status
 from tests.support.paths import ROOT
 from tests.support.reading import refused
 
@@ -216,7 +215,7 @@ def test_a_damaged_archive_of_any_compression(tmp_path: Path) -> None:
             load_archive(tmp_path / "test.npz", "images")
 
 
-def test_from_training_to_integers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_from_training_to_integers(tmp_path: Path, call: Call) -> None:
     """Normalisation is the training's, also where the files have changed since."""
     digits = load_digits()
     data, run, model = tmp_path / "data", tmp_path / "run", tmp_path / "model.lbq"
@@ -228,21 +227,14 @@ def test_from_training_to_integers(tmp_path: Path, capsys: pytest.CaptureFixture
     config.write_text('[model]\nid = "resnet8w2"\n[data]\nname = "arrays"\n[train]\nepochs = 1\nbatch_size = 32\n')
     assert status("train", str(config), f"data.root={data}", "--out", str(run), "--device", "cpu") == 0
     before = deploy.deploy_run(run)
-    capsys.readouterr()
-    assert status("eval", str(run), "--device", "cpu") == 0
-    assert capsys.readouterr().out.endswith(" %\n")
+    assert call.printed("eval", str(run), "--device", "cpu").endswith(" %\n")
     write(data, digits.train.images[:64], digits.train.labels[:64], part="train")  # other moments
-    assert status("eval", str(run), "--device", "cpu") == 0
-    assert capsys.readouterr().out.endswith(" %, of other data than this\n")
+    assert call.printed("eval", str(run), "--device", "cpu").endswith(" %, of other data than this\n")
     after = deploy.deploy_run(run)
     for old, new in zip(before.network.layers, after.network.layers, strict=True):
         assert np.array_equal(old.bias, new.bias)
     assert status("deploy", str(run), "-o", str(model)) == 0
-    capsys.readouterr()
-    assert status("run", str(model), str(data), "--json") == 0
-    whole = json.loads(capsys.readouterr().out)
-    assert status("run", str(model), str(data / "test.npz"), "--json") == 0
-    alone = json.loads(capsys.readouterr().out)
+    whole, alone = (call.json("run", model, images) for images in (data, data / "test.npz"))
     assert whole["accuracy"] == alone["accuracy"]
     assert whole["images"] == 64
 
@@ -281,7 +273,7 @@ def test_frames_of_ones_own_are_mirrored_only_where_asked_for(
 
 
 def test_the_documented_recordings_become_a_network(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Call
 ) -> None:
     monkeypatch.chdir(tmp_path)
     root = ROOT
@@ -293,9 +285,7 @@ def test_the_documented_recordings_become_a_network(
     assert status(*train, *quick, "--device", "cpu") == 0
     for command in others:
         assert status(*command) == 0
-    capsys.readouterr()
-    assert status("run", "events.lbq", "events/test.npz", "--json") == 0
-    assert json.loads(capsys.readouterr().out)["accuracy"] > 90
+    assert call.json("run", "events.lbq", "events/test.npz")["accuracy"] > 90
 
 
 def test_the_documented_files_of_a_camera_become_arrays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

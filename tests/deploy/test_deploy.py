@@ -17,7 +17,7 @@ from lbq.data import load_digits
 from lbq.deploy import absorb, deploy, fold_gain, lower, on_pixels, quantise
 from lbq.deploy.deploy import deploy_trained, test_set
 from lbq.deploy.float_execution import execute
-from lbq.deploy.verify import check_absorption, check_integers
+from lbq.deploy.verify import check_integers
 from lbq.engine import Network
 from lbq.errors import GraphError, LbqError
 from lbq.graph import INPUT, Graph, Layer, NeuronSpec, Pool, Synapse
@@ -84,8 +84,8 @@ def test_thresholds_of_every_kind_of_rounding() -> None:
     fine = np.array([0.01, 0.02])
 
     def thresholds(**changes: Any) -> list[list[int]]:
-        found: list[list[int]] = integer_neuron(replace(SPEC, n_max=2, **changes), fine).thresholds.tolist()
-        return found
+        values: list[list[int]] = integer_neuron(replace(SPEC, n_max=2, **changes), fine).thresholds.tolist()
+        return values
 
     assert thresholds() == [[50, 100], [25, 50]]
     assert thresholds(rounding="strict") == [[51, 101], [26, 51]]  # U > theta is U >= theta + 1
@@ -151,14 +151,14 @@ def test_sixteen_bits_are_nearly_exact_for_every_neuron(neuron: Any) -> None:
     net = small("resnet8w8", neuron)
     x = pixels(4, 3, 8, 8, seed=9)
     absorbed = execute(rewritten(net), x)
-    found = deploy(net, (3, 8, 8), mean=MEAN, std=STD, bits=16).run(x, "dense", trace=True)
-    assert found.levels is not None
-    different = sum(int((level != absorbed.levels[name]).sum()) for name, level in found.levels.items())
-    assert different <= 0.004 * sum(level.size for level in found.levels.values())
-    assert any(level.any() for level in found.levels.values())
+    output = deploy(net, (3, 8, 8), mean=MEAN, std=STD, bits=16).run(x, "dense", trace=True)
+    assert output.levels is not None
+    different = sum(int((level != absorbed.levels[name]).sum()) for name, level in output.levels.items())
+    assert different <= 0.004 * sum(level.size for level in output.levels.values())
+    assert any(level.any() for level in output.levels.values())
     with torch.no_grad():
         logits = net(normalised(x)).numpy()
-    close = np.abs(found.logits * found.scale - logits).max(1) <= 0.03 * np.abs(logits).max()
+    close = np.abs(output.logits * output.scale - logits).max(1) <= 0.03 * np.abs(logits).max()
     assert close.sum() >= 3  # of four images: one level at a threshold may tip the rest of its image
 
 
@@ -201,16 +201,6 @@ def trained() -> tuple[nn.Module, Config]:
     for _ in trainer.fit():
         pass
     return trainer.net.eval(), config
-
-
-def test_absorption_of_a_trained_network_is_exact(trained: tuple[nn.Module, Config]) -> None:
-    net, config = trained
-    check = check_absorption(net, open_source(config))
-    assert check.passed
-    assert check.levels == 599 * 2 * 2304
-    assert check.tied_images < 6
-    for broken in (replace(check, untied=1), replace(check, largest_logit_error=0.1), replace(check, tied_images=599)):
-        assert not broken.passed
 
 
 @pytest.mark.parametrize(("bits", "loss", "agree"), [(8, 1.5, 97), (6, 2.0, 96), (4, 6.0, 85), (16, 0.5, 99)])

@@ -17,7 +17,6 @@ from lbq.errors import ArtefactError, GraphError
 from lbq.graph import INPUT, Layer, Synapse, output_size
 from lbq.graph.quantise import bias_in_units, integer_weights, shared_unit
 from lbq.models import over_time
-from lbq.models.time import fold_time, unfold_time
 from lbq.neuron import BurstNeuron
 from tests.support.own_nets import SHAPE, Forward, Own, close, features, made, rest
 from tests.support.small_nets import mean_logits
@@ -57,16 +56,6 @@ def test_a_mean_over_time_in_front_of_a_neuron_is_refused(function: Forward) -> 
         made(net)
 
 
-def test_the_last_layer_may_read_the_mean_of_a_sum() -> None:
-    def means(m: Any, x: Tensor) -> Tensor:
-        x = m.sn(over_time(x, m.conv, m.bn, timesteps=m.timesteps))
-        x = m.sn2(over_time(x, m.conv2, m.bn2)) + x
-        return m.fc(m.pool(x.mean(0)).flatten(1))
-
-    net = Own(means)
-    close(net, made(net))
-
-
 def test_sums_of_means_are_logits() -> None:
     def both(m: Any, x: Tensor) -> Tensor:
         x = over_time(features(m, x), m.pool).flatten(2)
@@ -80,16 +69,6 @@ def test_sums_of_means_are_logits() -> None:
         net = Own(function)
         net.second = nn.Linear(4, 5)
         close(net, made(net))
-
-
-def test_sizes_may_be_given_by_name() -> None:
-    def pooled(m: Any, x: Tensor) -> Tensor:
-        x = features(m, x)
-        x = unfold_time(nn.functional.avg_pool2d(fold_time(x), kernel_size=x.size(3)), x)
-        return over_time(x.flatten(2), m.fc, spatial=1).mean(0)
-
-    net = Own(pooled)
-    close(net, made(net))
 
 
 @pytest.mark.parametrize(("name", "value"), [("alpha", 1.4), ("beta", 1.2), ("beta", -0.1)])
@@ -184,8 +163,8 @@ def test_many_small_weights_are_not_taken_for_none() -> None:
     weight[1] = 0.5 / 1e6  # and these are none, so that the bias sets the unit
     assert shared_unit(layer, np.full(2, 0.5), 8, {"conv": 5})[1] == pytest.approx(0.5 / (5 * 127 + 0.5 * 127))
     shortcut = Synapse("id", "a", "identity", np.full(2, 2.0), (2, 1, 1), (2, 1, 1), absorbed=True)  # or a shortcut
-    found = shared_unit(replace(layer, synapses=(synapse, shortcut)), np.full(2, 0.5), 8, {"conv": 5, "id": 7})
-    assert found[1] == pytest.approx(14.5 / (127 * (5 + 14.5)))
+    unit = shared_unit(replace(layer, synapses=(synapse, shortcut)), np.full(2, 0.5), 8, {"conv": 5, "id": 7})
+    assert unit[1] == pytest.approx(14.5 / (127 * (5 + 14.5)))
 
 
 @pytest.mark.parametrize(("part", "kept"), [(2.5, True), (10, True), (60, True), (70, False), (1000, False)])
@@ -228,7 +207,7 @@ def test_the_mean_pixel_is_taken_off_as_a_convolution_of_it() -> None:
     mean = np.array([1.0, 10.0, 100.0])
     image = torch.from_numpy(mean)[:, None, None].expand(3, 7, 8)
     drop = nn.functional.conv2d(image, torch.from_numpy(weight).double(), None, stride, padding, dilation, 3)
-    found = bias_in_units(layer, {"conv": conv}, np.full(6, 0.5), mean)
-    np.testing.assert_allclose(found, 2 * layer.bias[:, None, None] - drop.numpy())
+    bias = bias_in_units(layer, {"conv": conv}, np.full(6, 0.5), mean)
+    np.testing.assert_allclose(bias, 2 * layer.bias[:, None, None] - drop.numpy())
     for nothing in (0 * mean, None):  # event counts have no offset at all
         assert bias_in_units(layer, {"conv": conv}, np.full(6, 0.5), nothing).tolist() == [0, 2, 4, 6, 8, 10]

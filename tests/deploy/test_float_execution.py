@@ -20,39 +20,28 @@ from lbq.errors import GraphError
 from lbq.graph import INPUT, Graph, Layer, NeuronSpec, Synapse
 from lbq.models import over_time
 from lbq.neuron import LIF, BurstNeuron, LadderNeuron, SpikingNeuron
+from tests.support import small_nets
 from tests.support.small_nets import Functional, compare, mean_logits
 
 
-class Chain(nn.Module):
-    """A user's own network: layers in order over time, a linear head, logits averaged."""
-
-    def __init__(self, *layers: nn.Module, timesteps: int = 2) -> None:
-        super().__init__()
-        self.layers, self.timesteps = nn.ModuleList(layers), timesteps
-
-    def forward(self, x: Tensor) -> Tensor:
-        first, *rest = self.layers
-        x = over_time(x, first, timesteps=self.timesteps)
-        for layer in rest:
-            alone = isinstance(layer, (SpikingNeuron, nn.Flatten))  # knows time
-            x = layer(x) if alone else over_time(x, layer, spatial=1 if isinstance(layer, nn.Linear) else 3)
-        return x.mean(0)
+def chain(m: Any, x: Tensor) -> Tensor:
+    """Layers in order over time, a linear head, logits averaged."""
+    first, *rest = m.layers
+    x = over_time(x, first, timesteps=2)
+    for layer in rest:
+        alone = isinstance(layer, (SpikingNeuron, nn.Flatten))  # knows time
+        x = layer(x) if alone else over_time(x, layer, spatial=1 if isinstance(layer, nn.Linear) else 3)
+    return x.mean(0)
 
 
 def warmed(net: nn.Module, *shape: int) -> nn.Module:
-    """Double precision, BatchNorm with statistics of its own and unequal steps, in evaluation mode."""
+    """As of small_nets, and BatchNorm has weights and biases of its own too."""
     torch.manual_seed(0)
-    net.double().train()
-    for _ in range(3):
-        net(torch.randn(4, *shape, dtype=torch.float64))
-    with torch.no_grad():
-        for module in net.modules():
-            if isinstance(module, BurstNeuron):
-                module.rho.add_(torch.randn(module.rho.shape) * 0.3)
-            if isinstance(module, nn.BatchNorm2d):
-                module.weight.uniform_(0.5, 1.5)
-                module.bias.uniform_(-0.3, 0.3)
-    return net.eval()
+    for module in net.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            nn.init.uniform_(module.weight, 0.5, 1.5)
+            nn.init.uniform_(module.bias, -0.3, 0.3)
+    return small_nets.warmed(net, *shape)
 
 
 CASES: list[tuple[str, Any, tuple[int, int, int]]] = [
@@ -68,6 +57,7 @@ CASES: list[tuple[str, Any, tuple[int, int, int]]] = [
     ("resnet8w4", "qann", (3, 8, 8)),
     ("resnet8w4", "ladder", (3, 8, 8)),
     ("resnet18w4", "lbq", (3, 16, 16)),
+    ("resnet19w64fc256", "lbq", (3, 4, 4)),  # a neuron behind a linear layer
     ("resnet18", "lbq", (3, 32, 32)),  # whose stem pools levels
     ("vgg11w4", "lbq", (3, 32, 32)),
     ("vgg11w4", "ternary", (3, 32, 32)),
@@ -87,19 +77,6 @@ def test_event_network() -> None:
     compare(net, graph, torch.randn(4, 2, 2, 16, 16, dtype=torch.float64))
 
 
-def test_spiking_linear_layer_and_two_readers_of_one_tensor() -> None:
-    """ResNet-19's second form: a neuron behind a linear layer; and blocks whose input feeds conv and shortcut."""
-    torch.manual_seed(1)
-    net = models.create("resnet8w4")
-    net.fc1, net.sn_fc1 = nn.Linear(16, 6), BurstNeuron()
-    net.fc = nn.Linear(6, 10)
-    warmed(net, 3, 8, 8)
-    graph = lower(net, (3, 8, 8))
-    compare(net, graph, torch.randn(2, 3, 8, 8, dtype=torch.float64))
-    readers = [s.name for layer in graph.layers for s in layer.synapses if s.source == "layer1.0.sn2"]
-    assert readers == ["layer2.0.conv1", "layer2.0.downsample.0"]
-
-
 @pytest.mark.parametrize(
     "layers",
     [
@@ -114,7 +91,8 @@ def test_layers_of_a_users_own_network(layers: tuple[nn.Module, ...]) -> None:
         x = torch.zeros(1, 3, 9, 7)
         for layer in layers:
             x = layer(x[None])[0] if isinstance(layer, SpikingNeuron) else layer(x)
-    net = warmed(Chain(*layers, nn.Flatten(2), nn.Linear(x.numel(), 4)), 3, 9, 7)
+    whole = nn.ModuleList([*layers, nn.Flatten(2), nn.Linear(x.numel(), 4)])
+    net = warmed(Functional(chain, layers=whole), 3, 9, 7)
     compare(net, lower(net, (3, 9, 7)), torch.randn(3, 3, 9, 7, dtype=torch.float64))
 
 
@@ -140,50 +118,20 @@ def test_absorb_multiplies_each_reader_by_its_sources_step() -> None:
 
 
 def test_pixels_enter_every_synapse_that_reads_them() -> None:
-    """In groups, and of a readout too; a layer without a neuron has no gain to fold."""
+    """In groups, and of a readout too, once; a layer without a neuron has no gain to fold."""
     grouped = Synapse("conv", INPUT, "conv", np.ones((6, 1, 1, 1)), (3, 1, 1), (6, 1, 1), groups=3)
     head = Synapse("fc", INPUT, "conv", np.ones((2, 3, 1, 1)), (3, 1, 1), (2, 1, 1))
     layer = Layer("relu", (grouped,), np.zeros(6), (6, 1, 1))
     readout = Layer("readout", (head,), np.zeros(2), (2, 1, 1))
     graph = Graph((3, 1, 1), 1, True, (layer,), readout)
-    found = fold_gain(on_pixels(graph, [0.5] * 3, [1.0, 0.5, 0.25], 2.0))
-    assert found.layers[0].synapses[0].weight.ravel().tolist() == [0.5, 0.5, 1, 1, 2, 2]
-    assert found.readout.synapses[0].weight.reshape(2, 3).tolist() == [[0.5, 1, 2]] * 2
+    moved = fold_gain(on_pixels(graph, [0.5] * 3, [1.0, 0.5, 0.25], 2.0))
+    assert moved.layers[0].synapses[0].weight.ravel().tolist() == [0.5, 0.5, 1, 1, 2, 2]
+    assert moved.readout.synapses[0].weight.reshape(2, 3).tolist() == [[0.5, 1, 2]] * 2
+    with pytest.raises(GraphError, match="reads pixels already"):
+        on_pixels(moved, [0.0] * 3, [1.0] * 3, 255)
     for mean, std in ((3, 2), (2, 3)):
         with pytest.raises(GraphError, match=f"one value for each of 3 channels, got {mean} and {std}"):
             on_pixels(graph, [0.5] * mean, [1.0] * std, 2.0)
-
-
-def test_fold_gain_moves_a_parametric_leaks_gain_into_what_leads_to_it() -> None:
-    net = warmed(models.create("resnet8w4", neuron={"name": "lbq", "membrane": "plif", "beta": 0.3}), 3, 8, 8)
-    graph = lower(net, (3, 8, 8))
-    folded = fold_gain(graph)
-    for before, after in zip(graph.layers, folded.layers, strict=True):
-        assert before.neuron is not None
-        assert after.neuron is not None
-        assert before.neuron.gain == pytest.approx(0.7)
-        assert after.neuron.gain == 1.0
-        assert after.neuron.leak == before.neuron.leak
-        np.testing.assert_allclose(after.bias, 0.7 * before.bias)
-        for s, t in zip(before.synapses, after.synapses, strict=True):
-            np.testing.assert_allclose(t.weight, 0.7 * s.weight)
-    assert folded.readout is graph.readout
-    plain = lower(warmed(models.create("resnet8w4"), 3, 8, 8), (3, 8, 8))
-    assert fold_gain(plain).layers == plain.layers
-
-
-def test_on_pixels_moves_the_normalisation_into_the_first_layer_alone() -> None:
-    net = warmed(models.create("resnet8w4"), 3, 8, 8)
-    graph = lower(net, (3, 8, 8))
-    moved = on_pixels(graph, (0.1, 0.2, 0.3), (0.5, 1.0, 2.0), 16)
-    assert moved.offset is not None
-    np.testing.assert_allclose(moved.offset, [1.6, 3.2, 4.8])
-    before, after = graph.layers[0].synapses[0].weight, moved.layers[0].synapses[0].weight
-    np.testing.assert_allclose(after, before / (16 * np.array([0.5, 1.0, 2.0]))[None, :, None, None])
-    assert moved.layers[1].synapses[0].weight is graph.layers[1].synapses[0].weight
-    np.testing.assert_array_equal(moved.layers[0].bias, graph.layers[0].bias)  # not where borders would be wrong
-    with pytest.raises(GraphError, match="reads pixels already"):
-        on_pixels(moved, (0, 0, 0), (1, 1, 1), 255)
 
 
 def parts(**extra: nn.Module) -> dict[str, nn.Module]:
@@ -312,8 +260,8 @@ def test_synchronised_batch_norm_is_batch_norm() -> None:
     net = warmed(models.create("resnet8w4"), 3, 8, 8)
     graph = lower(net, (3, 8, 8))
     other = lower(nn.SyncBatchNorm.convert_sync_batchnorm(net).eval(), (3, 8, 8))
-    for found, expected in zip(other.synapses, graph.synapses, strict=True):
-        np.testing.assert_array_equal(found.weight, expected.weight)
+    for synapse, expected in zip(other.synapses, graph.synapses, strict=True):
+        np.testing.assert_array_equal(synapse.weight, expected.weight)
 
 
 def test_a_second_input_is_named() -> None:
@@ -351,13 +299,13 @@ def test_the_structure_alone_needs_no_weights(id: str) -> None:
     graph, bare = lower(net, (3, 32, 32)), lower(net, (3, 32, 32), weights=False)
     assert [layer.name for layer in bare.layers] == [layer.name for layer in graph.layers]
     assert [layer.shape for layer in bare.layers] == [layer.shape for layer in graph.layers]
-    for found, expected in zip(bare.synapses, graph.synapses, strict=True):
-        assert replace(found, weight=expected.weight) == expected
-        assert (found.macs, found.valid_macs) == (expected.macs, expected.valid_macs)
-        np.testing.assert_array_equal(found.fan_out(), expected.fan_out())
-        if found.kind == "conv":
-            assert np.isnan(found.weight).all()
-            assert found.weight.strides == (0, 0, 0, 0)  # one number, whatever the shape
+    for synapse, expected in zip(bare.synapses, graph.synapses, strict=True):
+        assert replace(synapse, weight=expected.weight) == expected
+        assert (synapse.macs, synapse.valid_macs) == (expected.macs, expected.valid_macs)
+        np.testing.assert_array_equal(synapse.fan_out(), expected.fan_out())
+        if synapse.kind == "conv":
+            assert np.isnan(synapse.weight).all()
+            assert synapse.weight.strides == (0, 0, 0, 0)  # one number, whatever the shape
 
 
 def test_wrong_inputs_of_the_absorbed_network_are_refused() -> None:

@@ -75,10 +75,10 @@ def test_networks_of_signals_deploy(function: Forward, tmp_path: Path) -> None:
     assert graph_of(net, SHAPE).input_shape == (2, 1, 24)
     network = deploy(net, SHAPE, mean=[0.4, 0.5], std=[0.25, 0.3], bits=16, examples=x)
     lifted = x[:, :, None]
-    found = network.run(lifted, "bitplane", trace=True)
-    assert same(found, network.run(lifted, "dense", trace=True))
-    assert same(found, network.run(x, "bitplane", trace=True))
-    assert network.run(lifted[2]).logits.tolist() == found.logits[2:3].tolist()
+    output = network.run(lifted, "bitplane", trace=True)
+    assert same(output, network.run(lifted, "dense", trace=True))
+    assert same(output, network.run(x, "bitplane", trace=True))
+    assert network.run(lifted[2]).logits.tolist() == output.logits[2:3].tolist()
     logits_close(net, network, x, (x / 255 - np.array([[0.4], [0.5]])) / np.array([[0.25], [0.3]]))
     lbq.engine.save(tmp_path / "net.lbq", network)
     assert lbq.engine.load(tmp_path / "net.lbq").verify() == 6
@@ -115,25 +115,20 @@ def test_layers_for_other_inputs_are_refused(function: Forward, shape: Any, mess
         deploy(Signals(function), shape, scale=255)
 
 
-class Features(nn.Module):
-    """Of 12 numbers, shown at every timestep unless they bring their time."""
+def features() -> nn.Module:
+    """A network of 12 numbers, shown at every timestep unless they bring their time."""
 
-    timesteps = 3
+    def forward(m: Any, x: Tensor) -> Tensor:
+        return m.fc(m.sn(over_time(x, m.hidden, m.bn, timesteps=3, spatial=1))).mean(0)
 
-    def __init__(self, static: bool) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.static, self.hidden, self.bn = static, nn.Linear(12, 16), nn.BatchNorm1d(16)
-        self.sn, self.fc = BurstNeuron(step=0.2), nn.Linear(16, 5)
-        self.double().eval()
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.fc(self.sn(over_time(x, self.hidden, self.bn, timesteps=3, spatial=1))).mean(0)
+    torch.manual_seed(0)
+    hidden, norm, neuron = nn.Linear(12, 16), nn.BatchNorm1d(16), BurstNeuron(step=0.2)
+    return Functional(forward, 3, hidden=hidden, bn=norm, sn=neuron, fc=nn.Linear(16, 5)).double().eval()
 
 
 @pytest.mark.parametrize("static", [True, False])
 def test_networks_of_features_deploy(static: bool) -> None:
-    net, x = Features(static), pixels(6, 12) if static else pixels(3, 6, 12) // 64
+    net, x = features(), pixels(6, 12) if static else pixels(3, 6, 12) // 64
     network = deploy(net, (12,), scale=255 if static else None, static=static, bits=16, examples=x)
     assert network.network.input_shape == (12, 1, 1)
     assert same(network.run(x), network.run(x[..., None, None]))
@@ -146,7 +141,7 @@ def test_networks_of_features_deploy(static: bool) -> None:
 def small_one(request: pytest.FixtureRequest) -> tuple[IntegerNetwork, tuple[int, ...], np.ndarray]:
     """A network of signals or of features, the shape that these have of their own, and four samples."""
     signals, static = request.param
-    shape, net = (SHAPE, Signals(layers if static else sequence)) if signals else ((12,), Features(static))
+    shape, net = (SHAPE, Signals(layers if static else sequence)) if signals else ((12,), features())
     network = deploy(net, shape, scale=255 if static else None, static=static).network
     return network, shape, pixels(4, *shape) if static else pixels(4, network.timesteps, *shape)
 
@@ -180,7 +175,7 @@ def test_other_shapes_are_refused_with_the_one_to_give(small_one: Any, tmp_path:
 
 def test_random_golden_frames_hold_few_events_and_many() -> None:
     """Real frames hold few; a network that such counts alone would saturate is not tested by others."""
-    golden = deploy(Features(static=False), (12,), static=False).golden
+    golden = deploy(features(), (12,), static=False).golden
     assert golden is not None
     most = golden.inputs.max((0, 2, 3, 4))
     highest = np.array([1, 3, 7, 15, 31, 63, 127, 255])

@@ -80,10 +80,7 @@ def test_links_that_leave_the_pages_lead_to_a_repository_if_it_is_named() -> Non
 
 @pytest.fixture(scope="module")
 def page(site: Path) -> Iterator[Page]:
-    chromium = browser.executable()
-    if chromium is None:
-        pytest.skip("no Chromium: install it (apt install chromium), or name it in LBQ_CHROMIUM, to test the site")
-    with browser.opened(chromium) as tab:
+    with browser.opened() as tab:
         tab.call("Network.emulateNetworkConditions", offline=True, latency=0, downloadThroughput=0, uploadThroughput=0)
         tab.resize(1280)
         tab.open(site / "index.html")

@@ -73,10 +73,10 @@ def test_all_engines_give_the_same_bits(
     x = pixels(5, *shape, seed=3)
     dense = net.run(x, "dense", trace=True)
     backends: tuple[Backend, ...] = ("horner", "preshifted", "fused", "explicit")
-    found = [net.run(x, "bitplane", trace=True, backend=backend) for backend in backends]
-    found += [net.run(x, "auto", trace=True, threads=2), net.run(x, "bitplane", trace=True, threads=3)]
-    found.append(net.on_device("cpu").run(x, trace=True))
-    for other in found:
+    outputs = [net.run(x, "bitplane", trace=True, backend=backend) for backend in backends]
+    outputs += [net.run(x, "auto", trace=True, threads=2), net.run(x, "bitplane", trace=True, threads=3)]
+    outputs.append(net.on_device("cpu").run(x, trace=True))
+    for other in outputs:
         assert same(dense, other)
     monkeypatch.setenv("LBQ_NATIVE", "off")
     for engine in ("bitplane", "auto"):
@@ -118,7 +118,9 @@ def test_what_runs_densely_counts_products_and_no_accumulations(monkeypatch: pyt
     )
     for _ in range(3):  # chosen, recorded, replayed
         mixed = net.run(x, "auto")
+        assert set(mixed.choices) == {s.name for s in net.network.synapses if s.kind == "conv"}
         for name, choice in mixed.choices.items():
+            assert choice.reason
             theirs = dense if choice.method == "dense" else planes
             assert mixed.counts[name] == theirs.counts[name], name
     assert 0 < mixed.total.products < dense.total.products
@@ -165,8 +167,8 @@ def test_first_calls_in_several_threads(monkeypatch: pytest.MonkeyPatch) -> None
     for _ in range(3):
         net = Network(deployed().network)
         with ThreadPoolExecutor(8) as pool:
-            for found in pool.map(net.run, [x] * 8):
-                assert np.array_equal(found.logits, expected)
+            for output in pool.map(net.run, [x] * 8):
+                assert np.array_equal(output.logits, expected)
 
 
 def test_batches_chunks_and_threads_do_not_matter() -> None:
@@ -236,16 +238,6 @@ def test_golden_vectors_find_an_engine_that_errs() -> None:
         Network(replace(net.network, readout=readout), net.golden).verify()
     with pytest.raises(LbqError, match="no golden vectors"):
         Network(net.network).verify()
-
-
-def test_choices_are_reported_with_their_reason() -> None:
-    net = deployed("resnet8w2", shape=(3, 4, 4))
-    x = pixels(2, 3, 4, 4)
-    assert {c.reason for c in net.run(x, "dense").choices.values()} == {"asked for"}
-    assert {c.method for c in net.run(x, "bitplane").choices.values()} == {"bitplane"}
-    auto = net.run(x, "auto").choices
-    assert set(auto) == {s.name for s in net.network.synapses if s.kind == "conv"}
-    assert all(c.reason for c in auto.values())
 
 
 def test_kernels_too_large_for_the_native_library_run_in_numpy() -> None:
@@ -325,9 +317,9 @@ def test_a_network_refuses_values_above_those_it_was_trained_on() -> None:
         LbqError, match=r"^images have values up to 2\d\d, the network was trained on 0 to 16: scale them"
     ):
         narrow.run(x)
-    found = narrow.run(x // 16, trace=True)
+    output = narrow.run(x // 16, trace=True)
     layers = len(net.network.layers)
-    assert re.fullmatch(rf"Output\(logits \[2, 5\], scale \S+, \d+ synapses, levels of {layers} layers\)", repr(found))
+    assert re.fullmatch(rf"Output\(logits \[2, 5\], scale \S+, \d+ synapses, levels of {layers} layers\)", repr(output))
 
 
 def test_the_gpu_engine_refuses_what_float32_cannot_hold() -> None:

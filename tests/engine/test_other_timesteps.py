@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lbq import cli
 from lbq.engine import Network, load, save
 from lbq.errors import ArtefactError, LbqError
+from tests.support.commands import Call
 from tests.support.oracle import integer_network
 from tests.support.small_nets import deployed, eventful, pixels
 
@@ -70,17 +70,11 @@ def test_what_cannot_be(net: Network) -> None:
         events.over(1)
 
 
-def test_from_the_command_line(net: Network, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_from_the_command_line(net: Network, tmp_path: Path, call: Call) -> None:
     two, one = tmp_path / "two.lbq", tmp_path / "one.lbq"
     save(two, net)
-
-    def call(*arguments: str) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as stop:
-            cli.main(["deploy", str(two), "-o", str(one), *arguments])
-        return int(stop.value.code or 0), *capsys.readouterr()
-
-    code, out, _ = call("--timesteps", "1")
-    assert code == 0
+    command = ("deploy", two, "-o", one)
+    out = call.printed(*command, "--timesteps", "1")
     assert "T = 1" in out
     assert "8 golden inputs" in out
     assert load(one).network.timesteps == 1
@@ -91,19 +85,16 @@ def test_from_the_command_line(net: Network, tmp_path: Path, capsys: pytest.Capt
         ["--timesteps", "1", "--noise"],
         ["--timesteps", "1", "a=1"],
     ):
-        code, out, err = call(*wrong)
-        assert (code, out) == (2, "")
-        assert err.startswith(f"lbq: {two} is deployed already, and nothing but its --timesteps can be changed")
+        error = call.refused(*command, *wrong)
+        assert error.startswith(f"lbq: {two} is deployed already, and nothing but its --timesteps can be changed")
     assert not one.exists()
     stored = two.read_bytes()
-    code, _, err = call("--timesteps", "1", "-o", str(two))
-    assert (code, err) == (2, f"lbq: -o {two} is the network itself, which it would replace: give another name\n")
+    error = call.refused(*command, "--timesteps", "1", "-o", two)
+    assert error == f"lbq: -o {two} is the network itself, which it would replace: give another name\n"
     assert two.read_bytes() == stored
 
 
-def test_a_network_without_golden_vectors_stays_so(net: Network, tmp_path: Path) -> None:
+def test_a_network_without_golden_vectors_stays_so(net: Network, tmp_path: Path, call: Call) -> None:
     save(tmp_path / "bare.lbq", Network(net.network))
-    with pytest.raises(SystemExit) as stop:
-        cli.main(["deploy", str(tmp_path / "bare.lbq"), "--timesteps", "1", "-o", str(tmp_path / "one.lbq"), "--json"])
-    assert not stop.value.code
+    call.json("deploy", tmp_path / "bare.lbq", "--timesteps", "1", "-o", tmp_path / "one.lbq")
     assert load(tmp_path / "one.lbq").golden is None

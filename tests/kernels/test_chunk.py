@@ -61,15 +61,15 @@ def by_steps(neuron: SpikingNeuron, x: Tensor, state: BurstState | None = None) 
     return torch.stack(outputs), state
 
 
-def assert_same_state(found: BurstState | None, expected: BurstState) -> None:
-    assert isinstance(found, BurstState)
-    assert not found.v.requires_grad
-    assert torch.equal(found.v, expected.v)
-    assert found.v.dtype == expected.v.dtype
-    assert (found.pending is None) == (expected.pending is None)
-    if found.pending is not None and expected.pending is not None:
-        assert not found.pending.requires_grad
-        assert torch.equal(found.pending, expected.pending)
+def assert_same_state(state: BurstState | None, expected: BurstState) -> None:
+    assert isinstance(state, BurstState)
+    assert not state.v.requires_grad
+    assert torch.equal(state.v, expected.v)
+    assert state.v.dtype == expected.v.dtype
+    assert (state.pending is None) == (expected.pending is None)
+    if state.pending is not None and expected.pending is not None:
+        assert not state.pending.requires_grad
+        assert torch.equal(state.pending, expected.pending)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16])
@@ -113,12 +113,12 @@ def test_gradients_within_a_chunk(name: str, dtype: torch.dtype, timesteps: int,
     weight = weight[:timesteps]
     leaves = [later.requires_grad_(), *neuron.parameters()]
     _, state = by_steps(neuron, earlier.requires_grad_())
-    found, after = neuron.forward_chunk(later[:timesteps], state)
+    out, after = neuron.forward_chunk(later[:timesteps], state)
     expected, end = by_steps(neuron, later[:timesteps], state.detach())
-    assert torch.equal(found, expected)
+    assert torch.equal(out, expected)
     assert_same_state(after, end)
     exact = torch.autograd.grad(expected, leaves, weight, materialize_grads=True)
-    for ours, right in zip(torch.autograd.grad(found, leaves, weight, allow_unused=True), exact, strict=True):
+    for ours, right in zip(torch.autograd.grad(out, leaves, weight, allow_unused=True), exact, strict=True):
         found_grad = torch.zeros_like(right) if ours is None else ours
         torch.testing.assert_close(found_grad, right, rtol=1e-5, atol=1e-4 if dtype == torch.float32 else 1e-12)
 
@@ -164,14 +164,8 @@ def test_a_state_has_memory_of_its_own(kernel: str) -> None:
         assert torch.equal(state.v, kept)
 
 
-def test_no_timesteps() -> None:
-    neuron, nothing = BurstNeuron(), currents(0, 2, 4)
-    assert neuron.forward_chunk(nothing)[1] is None
-    _, state = neuron.forward_chunk(currents(2, 2, 4))
-    out, same = neuron.forward_chunk(nothing, state)
-    assert out.shape == (0, 2, 4)
-    assert state is not None
-    assert_same_state(same, state)
+def test_no_timesteps_leave_no_state() -> None:
+    assert BurstNeuron().forward_chunk(currents(0, 2, 4))[1] is None
 
 
 def test_what_does_not_belong_together_is_refused() -> None:
@@ -218,7 +212,7 @@ def test_truncated_backpropagation_goes_through_torch_compile() -> None:
     torch.manual_seed(0)
     net = Layers()
     compiled = torch.compile(net, backend="aot_eager", fullgraph=True)
-    found = []
+    runs = []
     for run in (net, compiled):
         states: list[Any] = [None, None]
         seen = []
@@ -229,8 +223,8 @@ def test_truncated_backpropagation_goes_through_torch_compile() -> None:
             assert not states[1].pending.requires_grad
             seen += [out.detach(), states[0].v, *states[1]]
             seen += [p.grad.clone() for p in net.parameters() if p.grad is not None]
-        found.append(seen)
-    for ours, right in zip(*found, strict=True):
+        runs.append(seen)
+    for ours, right in zip(*runs, strict=True):
         torch.testing.assert_close(ours, right)
 
 
@@ -250,6 +244,6 @@ def test_under_torch_func() -> None:
 def test_the_example_of_the_page_on_speed_learns(capsys: pytest.CaptureFixture[str]) -> None:
     (block,) = (b for b in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.S) if "forward_chunk" in b)
     exec(block, {})
-    found = re.fullmatch(r"mean squared error ([\d.]+), then ([\d.]+)\n", capsys.readouterr().out)
-    assert found is not None
-    assert float(found[2]) < float(found[1]) / 3
+    errors = re.fullmatch(r"mean squared error ([\d.]+), then ([\d.]+)\n", capsys.readouterr().out)
+    assert errors is not None
+    assert float(errors[2]) < float(errors[1]) / 3

@@ -23,6 +23,7 @@ from lbq.measuring.observer import Observer, read_of
 from lbq.models import over_time
 from lbq.native.choose import use
 from lbq.neuron import ILIF, LIF, BurstNeuron, LadderNeuron, SpikingNeuron, Ternary
+from tests.support.small_nets import Functional
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -131,8 +132,8 @@ def test_reads_on_a_device_are_those_of_numpy(read: Read, layout: str, signed: b
     output = LAYOUTS[layout]((levels * scale[:, None, None]).bfloat16())
     expected = read.of(levels.numpy().astype(np.int8))
     for value, worth in (read_of(read, output, scale), read_of(read, levels.to(torch.int8), torch.ones(()))):
-        found = (value.float() / worth.reshape(-1, 1, 1)).round()
-        np.testing.assert_array_equal(found.numpy(), expected)
+        levels_read = (value.float() / worth.reshape(-1, 1, 1)).round()
+        np.testing.assert_array_equal(levels_read.numpy(), expected)
 
 
 # Membranes
@@ -160,17 +161,17 @@ def test_membranes_lie_where_the_reference_has_them(make: Callable[[], SpikingNe
     x = 2 * torch.randn(3, 4, 6, 3, 5, device=DEVICE)
     x[0, 0, 0, 0, :2] = torch.tensor([99.0, -99.0])
     x = lay(x)
-    found = []
+    histograms = []
     for kernel in ("reference", "fused"):
         counts = torch.zeros(3, 72, dtype=torch.int64, device=DEVICE)
         with use(kernel), torch.no_grad():
             counting.membranes(x, neuron.constants(x), neuron.rule, counts, Membrane.LOW, Membrane.WIDTH)
-        found.append(counts)
-    assert torch.equal(found[0], found[1])
-    assert found[0].sum(1).tolist() == [x[0].numel()] * 3
-    assert (found[0] > 0).sum() > 20
-    assert found[0][0, 0] > 0
-    assert found[0][0, -1] > 0
+        histograms.append(counts)
+    assert torch.equal(histograms[0], histograms[1])
+    assert histograms[0].sum(1).tolist() == [x[0].numel()] * 3
+    assert (histograms[0] > 0).sum() > 20
+    assert histograms[0][0, 0] > 0
+    assert histograms[0][0, -1] > 0
 
 
 def test_membranes_of_many_bins_and_of_no_image() -> None:
@@ -185,21 +186,19 @@ def test_membranes_of_many_bins_and_of_no_image() -> None:
 # Networks
 
 
-class Pooled(nn.Module):
+def pooled(m: Any, x: Tensor) -> Tensor:
     """Levels read as they are, max-pooled, averaged over windows, flattened, and by a readout."""
+    x = m.sn1(over_time(x, m.conv1, timesteps=2))
+    x = over_time(m.sn2(over_time(x, m.max, m.conv2)), m.mean).flatten(2)
+    return over_time(m.sn3(over_time(x, m.fc, spatial=1)), m.head, spatial=1).mean(0)
 
-    timesteps = 2
 
+class Pooled(Functional):
     def __init__(self, make: Callable[[], SpikingNeuron], channels: int) -> None:
-        super().__init__()
+        super().__init__(pooled)
         self.conv1, self.sn1, self.max = nn.Conv2d(channels, 4, 3, padding=1), make(), nn.MaxPool2d(3, 2, 1)
         self.conv2, self.sn2, self.mean = nn.Conv2d(4, 6, 3, padding=1), make(), nn.AvgPool2d(2)
         self.fc, self.sn3, self.head = nn.Linear(24, 7), make(), nn.Linear(7, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.sn1(over_time(x, self.conv1, timesteps=self.timesteps))
-        x = over_time(self.sn2(over_time(x, self.max, self.conv2)), self.mean).flatten(2)
-        return over_time(self.sn3(over_time(x, self.fc, spatial=1)), self.head, spatial=1).mean(0)
 
 
 def watched(net: nn.Module, x: Tensor, tallies: Tallies, on_device: bool) -> Observer:
@@ -238,11 +237,11 @@ def test_a_network_is_watched_alike_on_its_device(kernel: str, id: Any, neuron: 
     net.eval()
     graph = lower(net, shape, static=static, weights=False)
     with use(kernel):
-        found, expected = (watched(net, x, Tallies(graph), there) for there in (True, False))
-    assert found.tallies.counts.keys() == expected.tallies.counts.keys() == set(found.tallies.reads)
-    assert found.tallies.images == expected.tallies.images == 3
+        observed, expected = (watched(net, x, Tallies(graph), there) for there in (True, False))
+    assert observed.tallies.counts.keys() == expected.tallies.counts.keys() == set(observed.tallies.reads)
+    assert observed.tallies.images == expected.tallies.images == 3
     for read, counts in expected.tallies.counts.items():
-        np.testing.assert_array_equal(found.tallies.counts[read], counts, str(read))
-    assert found.traces == expected.traces
+        np.testing.assert_array_equal(observed.tallies.counts[read], counts, str(read))
+    assert observed.traces == expected.traces
     for name, membrane in expected.membranes.items():
-        np.testing.assert_array_equal(found.membranes[name].counts, membrane.counts, name)
+        np.testing.assert_array_equal(observed.membranes[name].counts, membrane.counts, name)

@@ -17,7 +17,7 @@ from torch import Tensor
 from lbq import BurstNeuron
 from lbq.kernels.reference import Constants, Rule, burst_levels, burst_sequence
 from lbq.kernels.surrogate import SURROGATES
-from lbq.neuron import LIF, LMHT, MLF, LadderNeuron, QuantReLU, Ternary
+from lbq.neuron import LIF, LMHT, MLF, LadderNeuron, QuantReLU
 from tests.support import oracle
 
 Frozen = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -145,20 +145,6 @@ def test_membrane_gradient_is_eq_surrogate_grad() -> None:
     torch.testing.assert_close(grad, expected)
 
 
-def test_reset_gradient_switch() -> None:
-    x, step, tail, beta, alpha = case(3, 5, seed=5)
-    out = {}
-    for on in (True, False):
-        inputs = tuple(p.clone().requires_grad_() for p in (step, alpha))
-        constants = Constants(inputs[0], tail, beta, inputs[1])
-        y, _ = burst_sequence(x, constants, Rule(5, SURROGATES["relsg_et"], reset_grad=on))
-        out[on] = (y, *gradients(y, inputs))
-    assert torch.equal(out[True][0], out[False][0])
-    assert out[False][2] == 0  # alpha acts through the reset alone; a zero, not none, which DDP would wait for
-    assert out[True][2] != 0
-    assert out[True][1] != out[False][1]
-
-
 def test_lsq_scales_the_step_gradient_alone() -> None:
     torch.manual_seed(0)
     x = torch.randn(2, 3, 4, 5, 5)
@@ -174,29 +160,6 @@ def test_lsq_scales_the_step_gradient_alone() -> None:
     plain = BurstNeuron(channels=4)
     (scaled,), (summed,) = gradients(channel(x), (channel.rho,)), gradients(plain(x), (plain.rho,))
     torch.testing.assert_close(scaled, summed / (25 * 5) ** 0.5)
-
-
-def test_fixed_step_receives_no_gradient() -> None:
-    neuron = BurstNeuron(learn_step=False, learn_tail=False)
-    assert not list(neuron.parameters())
-    x = torch.randn(2, 5, requires_grad=True)
-    neuron(x).sum().backward()
-    assert x.grad is not None
-
-
-def test_ternary_surrogate_is_odd() -> None:
-    x = torch.randn(1, 64, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
-    neuron = Ternary(0.7, learn_step=True, surrogate="relsg_et").double()
-    inputs = [v.clone().requires_grad_() for v in (x, -x)]
-    outs = [neuron(v) for v in inputs]
-    assert torch.equal(outs[0], -outs[1])
-    weights = torch.linspace(-1, 2, 64, dtype=torch.float64)
-    grads = [
-        torch.autograd.grad((o * weights).sum(), (v, neuron.rho, neuron.eta)) for o, v in zip(outs, inputs, strict=True)
-    ]
-    torch.testing.assert_close(grads[0][0], grads[1][0])
-    torch.testing.assert_close(grads[0][1], -grads[1][1])
-    torch.testing.assert_close(grads[0][2], -grads[1][2])
 
 
 def test_ladder_gradient_follows_its_coordinate() -> None:

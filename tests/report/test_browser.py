@@ -23,18 +23,13 @@ SECONDS = 1.0  # to be interactive
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
-    chromium = browser.executable()
-    if chromium is None:
-        pytest.skip(
-            "no Chromium: install it (apt install chromium), or name it in LBQ_CHROMIUM, to test the report's page"
-        )
-    path = tmp_path_factory.mktemp("page") / "report.html"
-    make(path, gather([runs_folder()], read))
-    with browser.opened(chromium) as found:
-        found.resize(1280)
+    with browser.opened() as tab:
+        path = tmp_path_factory.mktemp("page") / "report.html"
+        make(path, gather([runs_folder()], read))
+        tab.resize(1280)
         for _ in range(3):  # the first is with the browser's own start, and each may meet other work on the machine
-            found.open(path)
-        yield found
+            tab.open(path)
+        yield tab
 
 
 def column(page: Page, table: str, index: int) -> list[str]:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import base64
+import io
 import itertools
 import math
 import re
-import struct
-import zlib
 from dataclasses import replace
 from html import unescape
 from pathlib import Path
@@ -20,6 +19,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 
 from lbq import engine, models
 from lbq.counting.analysis import Analysis, LayerAnalysis, Membrane, Trace
@@ -43,21 +43,21 @@ from tests.support.report_runs import BENCHMARK, of_cifar, runs_folder
 
 
 @pytest.fixture(scope="module")
-def found() -> Gathered:
+def gathered() -> Gathered:
     return gather([runs_folder()], read)
 
 
-def traces_of(found: Gathered) -> tuple[Trace, ...]:
-    return next(group.traces for group in found.groups if group.traces)
+def traces_of(gathered: Gathered) -> tuple[Trace, ...]:
+    return next(group.traces for group in gathered.groups if group.traces)
 
 
 # Figures -------------------------------------------------------------------------------------------------------------
 
 
-def test_every_figure_is_xml_with_a_description(found: Gathered) -> None:
+def test_every_figure_is_xml_with_a_description(gathered: Gathered) -> None:
     figures = [
-        *training_figures(found), *layer_figures(found), *cost_figures(accounts(found.groups)), surrogates(),
-        *neuron_figures(traces_of(found), "LBQ"), *speed_figures([BENCHMARK]),
+        *training_figures(gathered), *layer_figures(gathered), *cost_figures(accounts(gathered.groups)), surrogates(),
+        *neuron_figures(traces_of(gathered), "LBQ"), *speed_figures([BENCHMARK]),
     ]  # fmt: skip
     ids = [f.id for f in figures]
     assert len(set(ids)) == len(ids) >= 10
@@ -69,22 +69,22 @@ def test_every_figure_is_xml_with_a_description(found: Gathered) -> None:
         assert all(math.isfinite(float(n)) for n in numbers)
 
 
-def test_figures_show_the_numbers(found: Gathered) -> None:
-    loss = next(f for f in training_figures(found) if f.id.startswith("training-loss"))
+def test_figures_show_the_numbers(gathered: Gathered) -> None:
+    loss = next(f for f in training_figures(gathered) if f.id.startswith("training-loss"))
     assert loss.svg.count("<path") >= 4  # three finished runs and the legend
     assert "(unfinished)" in loss.svg
-    levels = next(f for f in layer_figures(found) if f.id.startswith("levels"))
+    levels = next(f for f in layer_figures(gathered) if f.id.startswith("levels"))
     assert levels.svg.count("<rect") == 7 * 5 + 5  # layers, levels, legend
 
 
-def test_each_dataset_has_figures_of_its_own(found: Gathered) -> None:
-    first = next(r for r in found.finished if r.active)
+def test_each_dataset_has_figures_of_its_own(gathered: Gathered) -> None:
+    first = next(r for r in gathered.finished if r.active)
     config = {**first.record["config"], "data": {"name": "nmnist"}}
     there = {**first.record, "dataset": "nmnist", "config": config}
     other = replace(first, record=there, source=f"other/{first.source}")
-    both = replace(found, results=[*found.results, other])
+    both = replace(gathered, results=[*gathered.results, other])
     for draw, id in ((training_figures, "training-loss"), (layer_figures, "steps")):
-        alone, figures = {f.id: f for f in draw(found)}, {f.id: f for f in draw(both)}
+        alone, figures = {f.id: f for f in draw(gathered)}, {f.id: f for f in draw(both)}
         old, new = f"{id}-digits-2ep", f"{id}-nmnist-2ep"
         assert figures[old].svg == alone[old].svg  # the curves of another task change nothing, nor do they rename them
         assert "on N-MNIST" in figures[new].title
@@ -154,7 +154,7 @@ def inside(svg: str) -> bool:
     return all(float(x) + (6 if "small" in kind else 7) * len(unescape(text)) <= width for x, kind, text in texts)
 
 
-def test_long_names_stay_inside(found: Gathered) -> None:
+def test_long_names_stay_inside(gathered: Gathered) -> None:
     plot = Plot("t", "d", (0, 1), (0, 1))
     plot.legend(
         [("Quantised ANN, LSQ step gradient, one tail for all layers, BN decayed, T=2, N=5, 60 ep", 0), ("LBQ", 1)]
@@ -174,7 +174,7 @@ def test_long_names_stay_inside(found: Gathered) -> None:
     rows = re.findall(r'y="([\d.]+)"[^>]*>(1|2|1.08 mJ, 95.44 %|1.25 mJ, 95.89 %)<', plot.svg())
     heights = {text: float(y) for y, text in rows}
     assert heights["1"] < heights["1.08 mJ, 95.44 %"] < heights["2"] == heights["1.25 mJ, 95.89 %"]
-    for figure in neuron_figures(traces_of(found), name):
+    for figure in neuron_figures(traces_of(gathered), name):
         assert inside(figure.svg)
 
 
@@ -243,9 +243,9 @@ def contrast(a: str, b: str) -> float:
 @pytest.mark.parametrize("theme", [LIGHT, DARK], ids=["light", "dark"])
 @pytest.mark.parametrize("n_max", [1, 2, 5, 20])
 def test_levels_stand_out_from_the_paper_in_their_order(theme: dict[str, str], n_max: int) -> None:
-    found = [contrast(theme[shade(k, n_max)], theme["paper"]) for k in range(1, n_max + 1)]
-    assert found == sorted(set(found))
-    assert found[0] >= 3
+    contrasts = [contrast(theme[shade(k, n_max)], theme["paper"]) for k in range(1, n_max + 1)]
+    assert contrasts == sorted(set(contrasts))
+    assert contrasts[0] >= 3
     assert level_colour(n_max, n_max) == f"var(--{shade(n_max, n_max)})"
 
 
@@ -266,10 +266,10 @@ def test_surrogates_are_the_librarys() -> None:
 
 @pytest.mark.parametrize(("low", "high"), [(0, 1), (0, 0.003), (-4, 9), (95.2, 97.9), (0, 123456)])
 def test_ticks_are_round_and_inside(low: float, high: float) -> None:
-    found = ticks(low, high)
-    assert 2 <= len(found) <= 8
-    assert all(low - 1e-9 <= t <= high + 1e-9 for t in found)
-    gaps = np.diff(found)
+    places = ticks(low, high)
+    assert 2 <= len(places) <= 8
+    assert all(low - 1e-9 <= t <= high + 1e-9 for t in places)
+    gaps = np.diff(places)
     assert np.allclose(gaps, gaps[0])
     assert ticks(1, 1) == [1]
     assert log_ticks(0.05, 20) == pytest.approx([0.1, 1, 10])
@@ -364,13 +364,15 @@ def test_benchmarks_of_several_machines() -> None:
     sweep = {"sweeps": {"active": [[0.1, 1.0, 2.0], [0.5, 4.0, 2.0]]}}
     rival = {"18 % active": {"int8 ANN once, onnxruntime": {"1": 9.5, "2": 5.0}}}
     named = {**sweep, "features": ["portable", "neon"], "machine": "Neoverse-N1"}
-    found = speed_figures([{**sweep, **rival, "machine": "Xeon", "features": ["avx512", "vnni", "amx"]}, named, sweep])
-    assert [figure.id for figure in found] == ["speed", "speed-1", "speed-2"]
-    assert ">resnet20w128 on Xeon with avx512, vnni, amx<" in found[0].svg
-    assert ">resnet20w128 on Neoverse-N1 with neon<" in found[1].svg
-    assert "does not name" in found[2].caption
-    assert ["int8 ANN" in figure.svg for figure in found] == [True, False, False]
-    assert found[0].svg.count(": 9.5 ms</title>") == 2
+    figures = speed_figures(
+        [{**sweep, **rival, "machine": "Xeon", "features": ["avx512", "vnni", "amx"]}, named, sweep]
+    )
+    assert [figure.id for figure in figures] == ["speed", "speed-1", "speed-2"]
+    assert ">resnet20w128 on Xeon with avx512, vnni, amx<" in figures[0].svg
+    assert ">resnet20w128 on Neoverse-N1 with neon<" in figures[1].svg
+    assert "does not name" in figures[2].caption
+    assert ["int8 ANN" in figure.svg for figure in figures] == [True, False, False]
+    assert figures[0].svg.count(": 9.5 ms</title>") == 2
     assert speed_figures([{"sweeps": {"active": []}}]) == []
     with pytest.raises(LbqError, match="sweeps.active"):
         speed_figures([{"sweeps": {"active": [[1, 2]]}}])
@@ -387,19 +389,9 @@ def shown(picture: Picture, height: int, width: int) -> np.ndarray:
 
 
 def decoded(address: str) -> np.ndarray:
-    """The pixels of a PNG that `png` made."""
-    data = base64.b64decode(address.split(",", 1)[1])
-    assert data[:8] == b"\x89PNG\r\n\x1a\n"
-    at, chunks = 8, {}
-    while at < len(data):
-        (size,) = struct.unpack(">I", data[at : at + 4])
-        name, body = data[at + 4 : at + 8], data[at + 8 : at + 8 + size]
-        assert struct.unpack(">I", data[at + 8 + size : at + 12 + size])[0] == zlib.crc32(name + body)
-        chunks[name] = body
-        at += 12 + size
-    width, height, _, kind = struct.unpack(">IIBB", chunks[b"IHDR"][:10])
-    rows = np.frombuffer(zlib.decompress(chunks[b"IDAT"]), np.uint8).reshape(height, -1)[:, 1:]
-    return rows.reshape(height, width, 3) if kind == 2 else rows
+    """The pixels of a PNG, as Pillow reads it, which checks the sums in it."""
+    with Image.open(io.BytesIO(base64.b64decode(address.split(",", 1)[1])), formats=["PNG"]) as image:
+        return np.asarray(image)
 
 
 def test_the_tour_shows_the_engines_levels() -> None:
@@ -445,14 +437,14 @@ def test_a_tour_of_event_frames_and_of_colours() -> None:
     np.testing.assert_array_equal(shown(take(colours, image).image[0], 8, 8), image.transpose(1, 2, 0))
 
 
-def test_tours_of_given_images(tmp_path: Path, found: Gathered) -> None:
+def test_tours_of_given_images(tmp_path: Path, gathered: Gathered) -> None:
     path = tmp_path / "i.npy"
     np.save(path, np.zeros((1, 8, 8), np.uint8))
-    tour = tour_of(found, path)
+    tour = tour_of(gathered, path)
     assert tour is not None
     assert decoded(tour.image[0].address).max() == 0
     assert tour.about == "The image is i.npy, the network model.lbq."
-    golden = tour_of(found)
+    golden = tour_of(gathered)
     assert golden is not None
     assert golden.about == "The image is the first golden input of model.lbq; --image shows another."
     noise = deploy(models.create("resnet8w2", in_channels=1).eval(), (1, 8, 8), scale=255)
@@ -461,5 +453,5 @@ def test_tours_of_given_images(tmp_path: Path, found: Gathered) -> None:
     assert of_noise is not None
     assert "the first golden input of noise.lbq, which is noise" in of_noise.about
     with pytest.raises(LbqError, match="--image needs a deployed network"):
-        tour_of(Gathered(found.results), path)
-    assert tour_of(Gathered(found.results)) is None
+        tour_of(Gathered(gathered.results), path)
+    assert tour_of(Gathered(gathered.results)) is None

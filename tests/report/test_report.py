@@ -32,7 +32,7 @@ from lbq.results import paper
 from lbq.results.gather import gather
 from lbq.results.result import Gathered, Group, Result
 from lbq.runs.records import read
-from tests.support.commands import call
+from tests.support.commands import Call
 from tests.support.paths import ROOT
 from tests.support.report_runs import BENCHMARK, of_cifar, record, runs_folder
 
@@ -40,19 +40,19 @@ STORED = Path(__file__).parent / "records"
 
 
 @pytest.fixture(scope="module")
-def found() -> Gathered:
+def gathered() -> Gathered:
     return gather([runs_folder()], read)
 
 
-def by_id(found: Gathered) -> dict[str, Table]:
-    return {table.id: table for table in all_tables(found)}
+def by_id(gathered: Gathered) -> dict[str, Table]:
+    return {table.id: table for table in all_tables(gathered)}
 
 
 # Tables --------------------------------------------------------------------------------------------------------------
 
 
-def test_published_rows_are_all_there_and_marked(found: Gathered) -> None:
-    tables = by_id(found)
+def test_published_rows_are_all_there_and_marked(gathered: Gathered) -> None:
+    tables = by_id(gathered)
     published = [row for table in tables.values() for row in table.rows if row.kind == "published"]
     values = {c.text for row in published for c in row.cells}
     for row in paper.ACCURACIES:
@@ -62,18 +62,18 @@ def test_published_rows_are_all_there_and_marked(found: Gathered) -> None:
     assert all(any("Bai" in note for note in tables[id].notes) for id in tables if id.startswith("table"))
 
 
-def test_our_rows_say_mean_deviation_and_number(found: Gathered) -> None:
-    rows = {row.cells[0].text: row for row in by_id(found)["runs"].rows}
+def test_our_rows_say_mean_deviation_and_number(gathered: Gathered) -> None:
+    rows = {row.cells[0].text: row for row in by_id(gathered)["runs"].rows}
     assert set(rows) == {"ANN", "LBQ"}
-    (group,) = [g for g in found.groups if g.title == "LBQ"]
+    (group,) = [g for g in gathered.groups if g.title == "LBQ"]
     assert rows["LBQ"].cells[6].text == f"{group.mean:.2f} ± {statistics.stdev(group.accuracies):.2f} (n = 2)"
     assert rows["ANN"].cells[6].text.endswith("(1 seed)")
     assert rows["LBQ"].cells[9].hint.split() == [r.record["weights_sha256"] for r in group.results]
 
 
 def held_out(seed: int, lr: float, test: float, selection: float | None) -> Result:
-    told = {"name": f"LBQ, lr={lr}", "weights_sha256": f"{seed}{lr}", "holdout_accuracy": selection}
-    made = record(seed=seed, test_accuracy=test, **told)
+    facts = {"name": f"LBQ, lr={lr}", "weights_sha256": f"{seed}{lr}", "holdout_accuracy": selection}
+    made = record(seed=seed, test_accuracy=test, **facts)
     made["config"] = {"optim": {"lr": lr}, "data": {"holdout": 0.2}}
     made["log"][-1]["holdout_accuracy"] = selection
     return Result(made, f"{lr}-{seed}")
@@ -98,8 +98,8 @@ def test_what_was_held_out_has_a_column() -> None:
 def test_the_best_is_chosen_by_what_was_held_out_where_all_have_it() -> None:
     chosen, higher = held_out(0, 0.1, 90.0, 82.0), held_out(0, 0.2, 95.0, 80.0)
     page = render(Gathered([higher, chosen]))
-    told = "on the test set of UCI digits, chosen as the highest of 2 on held-out samples (82.00 %): LBQ, lr=0.1"
-    assert f"<b>90.00 %</b>{told}" in page
+    claim = "on the test set of UCI digits, chosen as the highest of 2 on held-out samples (82.00 %): LBQ, lr=0.1"
+    assert f"<b>90.00 %</b>{claim}" in page
     assert page.count(">holdout_accuracy</button>") == 2  # in the logs
     page = render(Gathered([chosen, held_out(1, 0.1, 90.0, None), higher]))  # of one seed it is not known
     assert "<b>95.00 %</b>highest of 2 on UCI digits: LBQ, lr=0.2" in page
@@ -110,11 +110,11 @@ def test_the_best_is_chosen_by_what_was_held_out_where_all_have_it() -> None:
         assert f"highest of 1 on {dataset}: LBQ<" in page  # without its dataset
 
 
-def test_what_is_not_finished_is_apart(found: Gathered) -> None:
-    (row,) = by_id(found)["unfinished"].rows
+def test_what_is_not_finished_is_apart(gathered: Gathered) -> None:
+    (row,) = by_id(gathered)["unfinished"].rows
     assert row.cells[5].text == "1 of 2"
-    assert found.unfinished[0].record["config_hash"][:10] == row.cells[7].text
-    assert sum(len(g.results) for g in found.groups) == 3
+    assert gathered.unfinished[0].record["config_hash"][:10] == row.cells[7].text
+    assert sum(len(g.results) for g in gathered.groups) == 3
 
 
 def test_our_runs_stand_in_the_papers_tables() -> None:
@@ -129,9 +129,9 @@ def test_our_runs_stand_in_the_papers_tables() -> None:
     assert not tables["table3-imagenet-1k"].has_ours
 
 
-def test_costs_come_from_the_analysis(found: Gathered) -> None:
-    tables = by_id(found)
-    (group, exact, rate) = accounts(found.groups)[0]
+def test_costs_come_from_the_analysis(gathered: Gathered) -> None:
+    tables = by_id(gathered)
+    (group, exact, rate) = accounts(gathered.groups)[0]
     (row,) = [row for row in tables["table6-counts"].rows if row.kind == "ours"]
     columns = tables["table6-counts"].columns
     assert row.cells[columns.index("Bit-sparse (M)")].value == pytest.approx(rate.total.bit_sparse / 1e6)
@@ -160,7 +160,7 @@ def test_small_values_keep_three_digits() -> None:
     assert list(shown.values()) == ["0.00", "12345.68", "1.00", "0.0999", "0.100", "0.0000456"]
 
 
-def test_several_seeds_are_averaged_everywhere(found: Gathered) -> None:
+def test_several_seeds_are_averaged_everywhere(gathered: Gathered) -> None:
     """Counts, energies and layers, not accuracies alone."""
     one = of_cifar()
     (analysis,) = one.analyses
@@ -182,8 +182,8 @@ def test_several_seeds_are_averaged_everywhere(found: Gathered) -> None:
     assert "seed 0" in tables["honest-1"].title
 
 
-def test_analyses_say_what_they_are_of(found: Gathered) -> None:
-    analysis = found.groups[-1].analysis
+def test_analyses_say_what_they_are_of(gathered: Gathered) -> None:
+    analysis = gathered.groups[-1].analysis
     assert analysis is not None
 
     def of(*analyses: Analysis) -> tuple[str, str]:
@@ -199,8 +199,8 @@ def test_analyses_say_what_they_are_of(found: Gathered) -> None:
 # Formats -------------------------------------------------------------------------------------------------------------
 
 
-def test_markdown_latex_csv(found: Gathered) -> None:
-    tables = all_tables(found)
+def test_markdown_latex_csv(gathered: Gathered) -> None:
+    tables = all_tables(gathered)
     text = markdown(tables)
     header = next(line for line in text.splitlines() if line.startswith("| Method"))
     assert all(line.count(" | ") >= 2 for line in text.splitlines() if line.startswith("| "))
@@ -219,7 +219,7 @@ def test_markdown_latex_csv(found: Gathered) -> None:
     by = {table.id: list(csv.DictReader(io.StringIO(comma_separated(table)))) for table in tables}
     assert all(len(by[table.id]) == len(table.rows) for table in tables)
     assert float(by["table7-cost"][0]["FP MACs (M)"]) == pytest.approx(2587.24, abs=0.01)
-    (group,) = [g for g in found.groups if g.title == "LBQ"]
+    (group,) = [g for g in gathered.groups if g.title == "LBQ"]
     (row,) = [row for row in by["runs"] if row["Method"] == "LBQ"]
     mean = [float(row[f"Test accuracy %{part}"]) for part in ("", " sd", " n")]
     assert mean == pytest.approx([group.mean, statistics.stdev(group.accuracies), 2])
@@ -285,9 +285,9 @@ def checked(page: str) -> Checker:
     return parser
 
 
-def test_the_page_is_whole_and_needs_nothing(found: Gathered) -> None:
+def test_the_page_is_whole_and_needs_nothing(gathered: Gathered) -> None:
     started = time.process_time()
-    page = render(Gathered(found.results, [BENCHMARK], found.artefacts), tour=tour_of(found))
+    page = render(Gathered(gathered.results, [BENCHMARK], gathered.artefacts), tour=tour_of(gathered))
     assert time.process_time() - started < 5
     assert len(page.encode()) < 5e6
     parser = checked(page)
@@ -300,9 +300,9 @@ def test_the_page_is_whole_and_needs_nothing(found: Gathered) -> None:
     assert "https://" not in page
 
 
-def test_every_run_is_told_in_full(found: Gathered) -> None:
-    page = render(found)
-    for result in found.results:
+def test_every_run_is_told_in_full(gathered: Gathered) -> None:
+    page = render(gathered)
+    for result in gathered.results:
         assert result.record["config_hash"] in page
         if result.finished:
             assert result.record["weights_sha256"] in page
@@ -311,8 +311,8 @@ def test_every_run_is_told_in_full(found: Gathered) -> None:
     assert "(not finished)" in page
 
 
-def test_the_same_results_give_the_same_bytes(found: Gathered) -> None:
-    assert render(found) == render(gather([runs_folder()], read))
+def test_the_same_results_give_the_same_bytes(gathered: Gathered) -> None:
+    assert render(gathered) == render(gather([runs_folder()], read))
 
 
 def test_hostile_records_cannot_break_out() -> None:
@@ -326,19 +326,19 @@ def test_hostile_records_cannot_break_out() -> None:
 
 def test_stored_records_make_a_report() -> None:
     """Two seeds with a name, another configuration of that name, and a record from before records had names."""
-    found = gather([STORED])
-    titles = {Path(g.first.source).stem: (g.title, len(g.results)) for g in found.groups}
-    suffixes = {g.title.partition(" #")[2] for g in found.groups if " #" in g.title}
+    gathered = gather([STORED])
+    titles = {Path(g.first.source).stem: (g.title, len(g.results)) for g in gathered.groups}
+    suffixes = {g.title.partition(" #")[2] for g in gathered.groups if " #" in g.title}
     assert len(suffixes) == 2
     assert titles.keys() == {"lbq_s0", "lbq_lr", "v1_unnamed"}
     assert titles["v1_unnamed"] == ("V1 (fixed + box)", 1)
-    assert titles["lbq_s0"] == (f"LBQ #{found.groups[1].first.key[:6]}", 2)
-    page = render(found)
+    assert titles["lbq_s0"] == (f"LBQ #{gathered.groups[1].first.key[:6]}", 2)
+    page = render(gathered)
     parser = checked(page)
     assert {"figure-training-loss-digits-2ep", "figure-steps-digits-2ep"} <= set(parser.ids)
     for title, _ in titles.values():
         assert f">{title}<" in page
-    ids = [figure.id for figure in all_figures(found)]
+    ids = [figure.id for figure in all_figures(gathered)]
     assert len(set(ids)) == len(ids)
     assert max(map(len, ids)) <= 40
 
@@ -354,8 +354,8 @@ def test_the_figures_in_docs_are_shown_and_can_be_renewed() -> None:
     assert stored <= {figure.id for figure in all_figures(gather([root / "results"]))}
 
 
-def test_small_words_of_the_page(found: Gathered) -> None:
-    page = render(found, tour=tour_of(found))
+def test_small_words_of_the_page(gathered: Gathered) -> None:
+    page = render(gathered, tour=tour_of(gathered))
     assert "<code>lbq train ... --resume auto</code>" in page
     assert "softmax" in page
     headings = [int(level) for level in re.findall(r"<h(\d)", page)]
@@ -366,14 +366,14 @@ def test_small_words_of_the_page(found: Gathered) -> None:
     assert "<b>3</b>finished runs<" in page
 
 
-def test_pages_of_little(found: Gathered) -> None:
+def test_pages_of_little(gathered: Gathered) -> None:
     """A record without steps or log, a deployed network alone, a benchmark alone."""
     bare = record(log=[], steps={}, tails={}, active={})
-    tour = tour_of(found)
+    tour = tour_of(gathered)
     assert tour is not None
     checked(render(Gathered([Result(bare, "x")])))
     checked(render(Gathered(benchmarks=[BENCHMARK])))
-    page = render(Gathered(artefacts=found.artefacts), tour=replace(tour, about="The image is a <cat>."))
+    page = render(Gathered(artefacts=gathered.artefacts), tour=replace(tour, about="The image is a <cat>."))
     assert "The image is a &lt;cat&gt;." in page
     checked(page)
 
@@ -381,35 +381,31 @@ def test_pages_of_little(found: Gathered) -> None:
 # The command ---------------------------------------------------------------------------------------------------------
 
 
-def test_what_was_written_as_json(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_what_was_written_as_json(call: Call, tmp_path: Path) -> None:
     page, held = tmp_path / "r.html", tmp_path / "r.json"
-    code, out, _ = call(capsys, "report", str(runs_folder()), "-o", str(page), "--json")
+    facts = call.json("report", str(runs_folder()), "-o", str(page))
     counted = {"finished": 3, "analyses": 0, "unfinished": 1}
-    told = {"path": str(page), "bytes": page.stat().st_size, "format": "html", **counted}
-    assert (code, json.loads(out)) == (0, told)
-    code, out, _ = call(capsys, "record", str(runs_folder() / "lbq-0"), "-o", str(held), "--json")
+    assert facts == {"path": str(page), "bytes": page.stat().st_size, "format": "html", **counted}
+    facts = call.json("record", str(runs_folder() / "lbq-0"), "-o", str(held))
     made = json.loads(held.read_text())
-    summary = {"path": str(held), "variant": "lbq", "dataset": "digits", "test_accuracy": made["test_accuracy"]}
-    assert (code, json.loads(out)) == (0, summary)
-    code, out, _ = call(capsys, "record", str(runs_folder() / "lbq-0"), "--json")
-    assert (code, json.loads(out)) == (0, made)
+    about = {"variant": "lbq", "dataset": "digits", "test_accuracy": made["test_accuracy"]}
+    assert facts == {"path": str(held), **about}
+    assert call.json("record", str(runs_folder() / "lbq-0")) == made
 
 
 @pytest.mark.parametrize(("form", "suffix"), [("html", "html"), ("md", "md"), ("latex", "tex")])
-def test_the_command(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str, suffix: str
-) -> None:
+def test_the_command(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str, suffix: str) -> None:
     monkeypatch.chdir(tmp_path)
-    code, out, err = call(capsys, "report", str(runs_folder()), "--format", form)
+    code, out, err = call("report", str(runs_folder()), "--format", form)
     assert (code, err) == (0, "")
     assert f"report.{suffix}: " in out
     assert "3 finished runs, 1 not finished" in out
     assert [path.name for path in tmp_path.iterdir()] == [f"report.{suffix}"]
 
 
-def test_figures_and_tables_as_files(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_figures_and_tables_as_files(call: Call, tmp_path: Path) -> None:
     for form in ("svg", "csv", "csv"):  # the second time, files are there
-        code, _, err = call(capsys, "report", str(runs_folder()), "--format", form, "-o", str(tmp_path / form))
+        code, _, err = call("report", str(runs_folder()), "--format", form, "-o", str(tmp_path / form))
         assert (code, err) == (0, "")
     tables = {path.name for path in (tmp_path / "csv").iterdir()}
     assert {"runs.csv", "table6-counts.csv", "table7-cost.csv"} <= tables
@@ -435,16 +431,13 @@ def test_figures_and_tables_as_files(capsys: pytest.CaptureFixture[str], tmp_pat
         ([], "Missing argument"),
     ],
 )
-def test_bad_input(capsys: pytest.CaptureFixture[str], arguments: list[str], message: str) -> None:
+def test_bad_input(call: Call, arguments: list[str], message: str) -> None:
     given = [str(runs_folder()) if a == "RUNS" else a for a in arguments]
-    code, _, err = call(capsys, "report", *given)
-    assert code == 2
-    assert message in err
-    assert err.count("\n") == 1
+    assert message in call.refused("report", *given)
 
 
 def test_the_documented_commands_work_in_their_order(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     shutil.copytree(runs_folder() / "lbq-0", "run")
@@ -454,30 +447,30 @@ def test_the_documented_commands_work_in_their_order(
     commands = [line.partition("#")[0].split()[1:] for line in block.splitlines()]
     assert [command[0] for command in commands] == ["analyze", "account", "record", "report", "report"]
     for command in commands:
-        code, _, err = call(capsys, *("run" if word == "RUN" else word for word in command))
+        code, _, err = call(*("run" if word == "RUN" else word for word in command))
         assert code == 0, err
 
 
-def with_prices(folder: Path, found: Gathered, price: str, format: str) -> str:
+def with_prices(folder: Path, gathered: Gathered, price: str, format: str) -> str:
     (folder / "t.toml").write_text(f'name = "5 nm"\nsource = "a guess"\n{price}\n')
-    make(folder / "r", found, format, load(folder / "t.toml"))
+    make(folder / "r", gathered, format, load(folder / "t.toml"))
     return (folder / "r").read_text()
 
 
-def test_own_prices_change_the_report(tmp_path: Path, found: Gathered) -> None:
-    text = with_prices(tmp_path, found, "fp32_mac = 1.0", "md")
+def test_own_prices_change_the_report(tmp_path: Path, gathered: Gathered) -> None:
+    text = with_prices(tmp_path, gathered, "fp32_mac = 1.0", "md")
     assert "## Technology constants" in text
     ann = next(line for line in text.splitlines() if line.startswith("| ANN | CIFAR-10 | ResNet-20"))
     assert "2.59" in ann
     assert ann.endswith("| published counts, other prices |")
     assert "at the prices below: not the energies that it published" in text
     assert "Prices: fp32_mac: 5 nm (a guess); the rest: 45 nm CMOS, 0.9 V (M. Horowitz" in text
-    page = with_prices(tmp_path, found, "fp32_mac = 1.0", "html")
+    page = with_prices(tmp_path, gathered, "fp32_mac = 1.0", "html")
     assert "counts as rate x MACs. Prices: fp32_mac: 5 nm (a guess); the rest: 45 nm CMOS" in page
 
 
-def test_prices_that_the_paper_does_not_use_leave_its_rows_published(tmp_path: Path, found: Gathered) -> None:
-    text = with_prices(tmp_path, found, "int8_mac = 0.01", "md")
+def test_prices_that_the_paper_does_not_use_leave_its_rows_published(tmp_path: Path, gathered: Gathered) -> None:
+    text = with_prices(tmp_path, gathered, "int8_mac = 0.01", "md")
     seven = text.partition("Table 7")[2].partition("Beyond the paper")[0]
     assert "| published |" in seven
     assert "a guess" not in seven

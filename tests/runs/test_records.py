@@ -55,8 +55,7 @@ def test_a_configuration_that_was_changed_after_the_run_is_refused(
     file.write_text(file.read_text().replace('root = ""', 'root = "moved"'))  # which changes no result
     assert call(name, "run", *options)[0] == 0
     file.write_text(file.read_text().replace("timesteps = 2", "timesteps = 3"))
-    code, _, err = call(name, "run", *options)
-    assert code == 2
+    err = call.refused(name, "run", *options)
     assert err.startswith("lbq: run/config.toml was changed after the run: its hash is ")
     (Path("run") / "result.json").write_text(json.dumps({"config_hash": 5}))
     assert "result.json is damaged: config_hash" in call(name, "run", *options)[2]
@@ -124,9 +123,9 @@ def test_a_network_is_described_without_its_weights(name: str, neuron: str, monk
 
     monkeypatch.setitem(models.OWN, "careful", careful)
     config = Config.from_dict({"model": {"id": name}, "neuron": {"name": neuron}})
-    found = records.describe(config)
+    description = records.describe(config)
     monkeypatch.setattr(records, "outline", build)
-    assert records.describe(config) == found
+    assert records.describe(config) == description
 
 
 @pytest.mark.parametrize("name", ["resnet19w64fc256", "vgg11w2"])
@@ -138,13 +137,10 @@ def test_an_outline_draws_nothing(name: str) -> None:
 
 def test_the_command(call: Call, tmp_path: Path) -> None:
     run, out = str(runs_folder() / "lbq-1"), tmp_path / "deep" / "r.json"
-    code, printed, _ = call("record", run, "-o", str(out), "--note", "second seed")
-    assert code == 0
-    assert f"{out}: lbq on digits" in printed
+    assert f"{out}: lbq on digits" in call.printed("record", run, "-o", str(out), "--note", "second seed")
     stored = json.loads(out.read_text())
     assert stored["note"] == "second seed"
-    code, printed, _ = call("record", run)
-    assert code == 0
+    printed = call.printed("record", run)
     assert json.loads(printed)["weights_sha256"] == stored["weights_sha256"]
     assert not list(out.parent.glob(".*"))
 
@@ -152,9 +148,9 @@ def test_the_command(call: Call, tmp_path: Path) -> None:
 def test_a_long_path_is_printed_in_one_piece(capsys: pytest.CaptureFixture[str], call: Call, tmp_path: Path) -> None:
     place = tmp_path / ("deep" * 40)
     made, page = place / "r.json", place / "r.md"
-    _, printed, _ = call("record", str(runs_folder() / "lbq-1"), "-o", str(made))
+    printed = call.printed("record", str(runs_folder() / "lbq-1"), "-o", str(made))
     assert printed.startswith(f"{made}: lbq on digits")
-    _, printed, _ = call("report", str(made), "--format", "md", "-o", str(page))
+    printed = call.printed("report", str(made), "--format", "md", "-o", str(page))
     assert printed.startswith(f"{page}: ")
     facts = {"bytes": 1, "weights": 2, "bits": 8, "layers": 3, "timesteps": 2, "verified": 4}
     render_deployed({**facts, "path": str(place / "model.lbq"), "levels": str(place / "levels")})
@@ -200,9 +196,7 @@ def test_bad_folders_get_one_line(
             (folder / file).write_text(json.dumps(stored))
         else:
             (folder / file).write_text(text)
-    code, out, err = call("record", str(folder))
-    assert (code, out, err.count("\n")) == (2, "", 1)
-    assert message in err
+    assert message in call.refused("record", str(folder))
 
 
 def test_a_checksum_may_stand_for_weights(tmp_path: Path) -> None:
@@ -225,11 +219,10 @@ def test_an_unfinished_run_is_named_with_what_continues_it(call: Call, tmp_path:
     for name in ("weights.safetensors", "result.json"):
         (folder / name).unlink()
     out = ["-o", str(tmp_path / "out")] if command in ("analyze", "deploy", "record") else []
-    code, _, err = call(command, str(folder), *out)
-    assert (code, err.count("\n")) == (2, 1)
-    assert f"the run {folder} is not finished, 2 of 2 epochs are: continue it with lbq train " in err
+    error = call.refused(command, str(folder), *out)
+    assert f"the run {folder} is not finished, 2 of 2 epochs are: continue it with lbq train " in error
     if command == "record":  # does it, and can the run be used then?
-        remedy = shlex.split(err.partition("with lbq ")[2])
+        remedy = shlex.split(error.partition("with lbq ")[2])
         assert call(*remedy)[0] == 0
         assert call(command, str(folder), *out)[0] == 0
     else:  # stopped in the first epoch
@@ -238,10 +231,10 @@ def test_an_unfinished_run_is_named_with_what_continues_it(call: Call, tmp_path:
 
 
 def test_an_unfinished_run_has_a_log_but_no_accuracy() -> None:
-    found = records.read(runs_folder() / "half")
-    assert found["unfinished"] is True
-    assert found["epochs_done"] == 1  # the second line was cut off
-    assert "test_accuracy" not in found
+    record = records.read(runs_folder() / "half")
+    assert record["unfinished"] is True
+    assert record["epochs_done"] == 1  # the second line was cut off
+    assert "test_accuracy" not in record
     assert records.read(runs_folder() / "lbq-0")["test_accuracy"] is not None
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from typing import Any
 
 import pytest
 
 from lbq import cli
-
-Call = Callable[..., tuple[int, str, str]]  # the fixture `call`
 
 
 def status(*arguments: object) -> int:
@@ -18,8 +17,31 @@ def status(*arguments: object) -> int:
     return int(stop.value.code or 0)
 
 
-def call(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
-    """The same, with what it wrote to stdout and stderr."""
-    code = status(*arguments)
-    out, err = capsys.readouterr()
-    return code, out, err
+class Call:
+    """Runs `lbq` with the given arguments: its exit status, stdout and stderr. The fixture `call`."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
+        self.capsys = capsys
+
+    def __call__(self, *arguments: object) -> tuple[int, str, str]:
+        self.capsys.readouterr()
+        code = status(*arguments)
+        out, err = self.capsys.readouterr()
+        return code, out, err
+
+    def printed(self, *arguments: object) -> str:
+        """What a command that succeeds writes to stdout."""
+        code, out, err = self(*arguments)
+        assert code == 0, err
+        return out
+
+    def json(self, *arguments: object) -> Any:
+        """What it says with --json."""
+        return json.loads(self.printed(*arguments, "--json"))
+
+    def refused(self, *arguments: object) -> str:
+        """The one line with which it ends in exit status 2, and nothing else written."""
+        code, out, err = self(*arguments)
+        assert (code, out, err.count("\n")) == (2, "", 1)
+        assert err.startswith("lbq: ")
+        return err

@@ -23,7 +23,7 @@ from lbq.kernels import surrogate
 from lbq.models import BurstNet, over_time
 from lbq.runs import records
 from lbq.system import plugins
-from tests.support.commands import status
+from tests.support.commands import Call, status
 from tests.support.paths import ROOT
 
 EXAMPLE = re.findall(r"```python\n(.*?)```", (ROOT / "docs/howto/own-network.md").read_text(), re.S)[-1]
@@ -153,7 +153,7 @@ def test_a_registered_neuron_that_passes_options_on_takes_them() -> None:
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def test_the_documented_file_trains_deploys_and_runs(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_documented_file_trains_deploys_and_runs(here: Path, call: Call) -> None:
     config = str(ROOT / "configs/digits/lbq.toml")
     own = ("model.id=mynet", "neuron.name=fine", "neuron.step=0.2")
     assert status("--import", "my_net.py", "train", config, *own, *QUICK, "--out", "mine") == 0
@@ -167,20 +167,16 @@ def test_the_documented_file_trains_deploys_and_runs(here: Path, capsys: pytest.
     assert (record["model"], record["variant"], record["n_max"]) == ("mynet", "fine", 10)
     assert record["versions"]["imports"] == f"my_net.py sha256 {checksum}"
     models.OWN.clear()  # as in a process of its own
-    capsys.readouterr()
-    assert status("run", "mine.lbq", "digits", "--limit", "8", "--json") == 0
-    assert json.loads(capsys.readouterr().out)["images"] == 8
+    assert call.json("run", "mine.lbq", "digits", "--limit", "8")["images"] == 8
     assert status("report", "mine.json", "--format", "md", "-o", "mine.md") == 0
-    assert status("eval", "mine") == 2
-    error = capsys.readouterr().err
+    error = call.refused("eval", "mine")
     assert "mine/config.toml: model: unknown id 'mynet'" in error
     assert error.endswith("(one of your own: lbq --import FILE ...)\n")
 
 
-def test_the_documented_surrogate_trains(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_documented_surrogate_trains(here: Path, call: Call) -> None:
     wide = ("train", str(ROOT / "configs/digits/lbq.toml"), "neuron.surrogate=wide", *QUICK, "train.batch_size=512")
-    assert status(*wide, "--out", "wide") == 2
-    error = capsys.readouterr().err
+    error = call.refused(*wide, "--out", "wide")
     assert "surrogate must be a known name, got 'wide'; known: arctan, box" in error
     assert error.endswith("(one of your own: lbq --import FILE ...)\n")
     assert status("--import", "my_net.py", *wide, "--out", "wide") == 0
@@ -245,15 +241,9 @@ def test_a_module_in_an_archive(here: Path) -> None:
         ),
     ],
 )
-def test_a_file_that_fails_is_named_in_one_line(
-    source: str, message: str, here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_file_that_fails_is_named_in_one_line(source: str, message: str, here: Path, call: Call) -> None:
     (here / "broken.py").write_text(source)
-    assert status("--import", "broken.py", "doctor") == 2
-    error = capsys.readouterr().err
-    assert error.startswith("lbq: ")
-    assert message in error
-    assert error.count("\n") == 1
+    assert message in call.refused("--import", "broken.py", "doctor")
     assert plugins.IMPORTED == []
 
 
@@ -271,21 +261,14 @@ def test_a_file_that_fails_is_named_in_one_line(
         (["doctor", "--import", "my_net.py"], "--import stands before the command: lbq --import FILE COMMAND ..."),
     ],
 )
-def test_wrong_imports_are_refused_in_one_line(
-    arguments: list[str], message: str, here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert status(*arguments) == 2
-    error = capsys.readouterr().err
-    assert message in error
-    assert error.count("\n") == 1
+def test_wrong_imports_are_refused_in_one_line(arguments: list[str], message: str, here: Path, call: Call) -> None:
+    assert message in call.refused(*arguments)
 
 
-def test_a_sweep_passes_them_on(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_sweep_passes_them_on(here: Path, call: Call) -> None:
     config = here / "small.toml"
     config.write_text('[augment]\nshift = 1\n[model]\nid = "mynet"\n[neuron]\nname = "lbq"\n')
     own = ("--import", "my_net.py", "sweep", str(config), *QUICK, "--vary", "neuron.name=fine", "-o", "out")
-    assert status(*own, "--print") == 0
-    assert all(line.startswith("lbq --import my_net.py ") for line in capsys.readouterr().out.splitlines())
-    assert status(*own, "--train-only", "--json") == 0
-    (row,) = json.loads(capsys.readouterr().out)["runs"]
+    assert all(line.startswith("lbq --import my_net.py ") for line in call.printed(*own, "--print").splitlines())
+    (row,) = call.json(*own, "--train-only")["runs"]
     assert row["state"] == "done"

@@ -89,12 +89,12 @@ def test_a_signal_is_obeyed_between_steps(number: signal.Signals, tmp_path: Path
 def test_a_signal_that_is_passed_on_is_no_second_one(first: signal.Signals, tmp_path: Path) -> None:
     """As where a launcher is told together with what it started."""
 
-    def told() -> None:
+    def both() -> None:
         for number in (first, signal.SIGTERM):
             signal.raise_signal(number)
 
     with pytest.raises(Stopped, match=f"stopped by {first.name}"):
-        run(config(), tmp_path / "run", AtStep(1, 1, told))
+        run(config(), tmp_path / "run", AtStep(1, 1, both))
     assert (tmp_path / "run" / "checkpoints").is_dir()
 
 
@@ -366,10 +366,10 @@ def test_what_a_start_from_other_weights_leaves_anew_is_told(tmp_path: Path) -> 
     run(config(*short, "neuron.name=lbq", "neuron.step=0.7"), tmp_path / "layerwise")
     start = f"train.init_from={tmp_path / 'layerwise'}"
     seen = Silent()
-    found = run(config(*short, start, "neuron.name=lbq", "neuron.per_channel=true"), tmp_path / "channels", seen)
+    result = run(config(*short, start, "neuron.name=lbq", "neuron.per_channel=true"), tmp_path / "channels", seen)
     assert seen.starts == [(str(tmp_path / "layerwise"), seen.starts[0][1], ())]
     assert seen.starts[0][1] > 20
-    assert all(step == pytest.approx(0.7) for step in found["steps"].values())
+    assert all(step == pytest.approx(0.7) for step in result["steps"].values())
     run(config(*short, start, "neuron.name=lbq", "model.id=resnet14w2"), tmp_path / "deeper", seen)
     assert "layer1.1.conv1.weight" in seen.starts[1][2]
     assert "sn1.rho" not in seen.starts[1][2]
@@ -395,10 +395,10 @@ def test_constants_are_the_configurations_own_whatever_weights_it_starts_from(tm
     assert seen.starts[0][2] == ()
     assert torch.equal(run_folder.read_weights(tmp_path / "same")["sn1.fixed_step"], changed["sn1.fixed_step"])
     run(config(*short, *fixed, start, "neuron.beta=0.9", "neuron.step=0.1"), tmp_path / "other", seen)
-    found = run_folder.read_weights(tmp_path / "other")
-    assert (float(found["sn1.beta"]), float(found["sn1.fixed_step"])) == pytest.approx((0.9, 0.1))
+    weights_now = run_folder.read_weights(tmp_path / "other")
+    assert (float(weights_now["sn1.beta"]), float(weights_now["sn1.fixed_step"])) == pytest.approx((0.9, 0.1))
     assert {"sn1.beta", "sn1.fixed_step"} <= set(seen.starts[1][2])
-    replace_weights(tmp_path / "other", {**found, "sn1.beta": torch.tensor(0.5)})
+    replace_weights(tmp_path / "other", {**weights_now, "sn1.beta": torch.tensor(0.5)})
     again = ("neuron.beta=0.9", "neuron.step=0.1", f"train.init_from={tmp_path / 'other'}")
     run(config(*short, *fixed, *again), tmp_path / "again")  # whose weights have another decay than its configuration
     assert float(run_folder.read_weights(tmp_path / "again")["sn1.beta"]) == pytest.approx(0.9)
@@ -435,9 +435,9 @@ def test_a_run_is_evaluated_over_other_timesteps(tmp_path: Path, monkeypatch: py
         return out
 
     monkeypatch.setattr(BurstNeuron, "forward", watched)
-    found = job.evaluate_run(tmp_path / "lbq", timesteps=3)
+    facts = job.evaluate_run(tmp_path / "lbq", timesteps=3)
     assert set(lengths) == {3}
-    assert (found["timesteps"], found["trained_over"], found["stored_accuracy"]) == (3, 2, result["accuracy"])
+    assert (facts["timesteps"], facts["trained_over"], facts["stored_accuracy"]) == (3, 2, result["accuracy"])
     assert job.evaluate_run(tmp_path / "lbq", timesteps=2)["accuracy"] == result["accuracy"]
     with pytest.raises(RunError, match="timesteps must be a whole number of at least 1, got 0"):
         job.evaluate_run(tmp_path / "lbq", timesteps=0)
@@ -480,8 +480,8 @@ def test_records_and_result(tmp_path: Path) -> None:
     assert (plan.steps_per_epoch, plan.train_samples, plan.emulated) == (4, 40, None)
     net = run_folder.load(tmp_path)
     assert plan.parameters == sum(p.numel() for p in net.parameters())
-    found = job.evaluate_run(tmp_path, torch.device("cpu"), World())
-    assert found == {
+    facts = job.evaluate_run(tmp_path, torch.device("cpu"), World())
+    assert facts == {
         "accuracy": result["accuracy"],
         "images": 31,
         "stored_accuracy": result["accuracy"],
@@ -560,8 +560,8 @@ def test_which_precisions_are_emulated(monkeypatch: pytest.MonkeyPatch) -> None:
     cpu = torch.device("cpu")
     monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False)
     monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_fp16_supported", lambda: True)
-    found = {p: emulated(config(f"train.precision={p}").train, cpu) for p in ("fp32", "fp64", "bf16", "fp16")}
-    assert found == {"fp32": False, "fp64": False, "bf16": True, "fp16": False}
+    by_precision = {p: emulated(config(f"train.precision={p}").train, cpu) for p in ("fp32", "fp64", "bf16", "fp16")}
+    assert by_precision == {"fp32": False, "fp64": False, "bf16": True, "fp16": False}
     half = config("train.precision=bf16").train
     assert not emulated(half, torch.device("cuda"))
     monkeypatch.setattr(torch.ops, "mkldnn", types.SimpleNamespace())
@@ -578,8 +578,8 @@ def test_a_run_is_evaluated_in_the_precision_that_it_says(tmp_path: Path, monkey
 
     monkeypatch.setattr(evaluation, "evaluate", watched)
     for precision in (None, "bf16", "fp64"):
-        found = job.evaluate_run(tmp_path, torch.device("cpu"), World(), precision=precision)
-        assert (found["precision"], found["trained_in"], found["stored_precision"]) == (used[-1], "bf16", "fp32")
+        facts = job.evaluate_run(tmp_path, torch.device("cpu"), World(), precision=precision)
+        assert (facts["precision"], facts["trained_in"], facts["stored_precision"]) == (used[-1], "bf16", "fp32")
     assert used == ["fp32", "bf16", "fp64"]
     stored = json.loads((tmp_path / "result.json").read_text())
     for key in ("tested_in", "accuracy_as_trained", "holdout_accuracy_as_trained", "weight_decay"):
@@ -614,11 +614,9 @@ def test_a_run_that_was_never_tested_is_a_finished_one(
     monkeypatch.chdir(tmp_path)
     settings = config("data.holdout=0.2", "train.batch_size=10", "train.test=never")
     run(settings, Path("run"))
-    code, out, _ = call("train", "run/config.toml", "--out", "run", "--resume", "auto")
-    assert code == 0
+    out = call.printed("train", "run/config.toml", "--out", "run", "--resume", "auto")
     assert re.search(r"^not tested, held-out accuracy \d+\.\d\d % after epoch 3, run folder run$", out, re.MULTILINE)
-    code, out, _ = call("record", "run", "-o", "record.json")
-    assert code == 0
+    out = call.printed("record", "run", "-o", "record.json")
     assert re.search(r"lbq on digits, not tested, held-out accuracy \d+\.\d\d %", out)
     made = json.loads(Path("record.json").read_text())
     assert made["test_accuracy"] is None
@@ -626,8 +624,7 @@ def test_a_run_that_was_never_tested_is_a_finished_one(
     for given in ("run", "record.json"):
         assert call("report", given, "-o", "report.html")[0] == 0
         assert f"{made['holdout_accuracy']:.2f}" in Path("report.html").read_text()
-    code, out, _ = call("eval", "run")  # asked for, it is tested
-    assert code == 0
+    out = call.printed("eval", "run")  # asked for, it is tested
     assert re.fullmatch(r"test accuracy \d+\.\d\d % on 31 images\n", out)
 
 
@@ -658,10 +655,10 @@ def test_what_is_held_out_is_counted_too(tmp_path: Path) -> None:
     """The counts of a recipe, without a look at the test set."""
     settings = config("data.holdout=0.4", "train.test=never", "train.batch_size=10")
     result = run(settings, tmp_path)
-    found = measure(run_folder.load(tmp_path), source := open_source(settings), part="holdout")
-    assert (found.images, found.complete) == (20, True)
-    assert found.accuracy == pytest.approx(result["holdout_accuracy"])
-    assert {k: h.active_ratio for k, h in found.histograms.items()} == pytest.approx(result["active"])
+    measured = measure(run_folder.load(tmp_path), source := open_source(settings), part="holdout")
+    assert (measured.images, measured.complete) == (20, True)
+    assert measured.accuracy == pytest.approx(result["holdout_accuracy"])
+    assert {k: h.active_ratio for k, h in measured.histograms.items()} == pytest.approx(result["active"])
     assert measure(run_folder.load(tmp_path), source).images == 31
 
 

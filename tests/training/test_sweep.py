@@ -22,7 +22,7 @@ from lbq.results.result import Gathered, Result
 from lbq.runs import run_folder
 from lbq.system import files
 from lbq.training.sweep import Member, Outcome, Sweep, parse_vary, plan
-from tests.support.commands import status
+from tests.support.commands import Call, status
 from tests.support.paths import ROOT
 
 CONFIGS = ROOT / "configs"
@@ -73,16 +73,16 @@ def test_values_that_are_none(text: str) -> None:
 def test_one_run_of_everything_comes_before_the_next_seed(config: Path, tmp_path: Path) -> None:
     other = config.with_name("other.toml")
     other.write_text('base = "small.toml"\n[neuron]\nname = "lif"\n')
-    found = plan([str(config.parent), *SMALL], [("seed", ["3", "4"]), ("model.timesteps", ["1", "2"])], tmp_path)
-    assert [m.folder.name for m in found] == [
+    members = plan([str(config.parent), *SMALL], [("seed", ["3", "4"]), ("model.timesteps", ["1", "2"])], tmp_path)
+    assert [m.folder.name for m in members] == [
         f"family-{name}-timesteps={steps}-s{seed}" for seed in (3, 4) for steps in (1, 2) for name in ("other", "small")
     ]
-    assert {(m.config.seed, m.config.model.timesteps, m.config.train.epochs) for m in found} == {
+    assert {(m.config.seed, m.config.model.timesteps, m.config.train.epochs) for m in members} == {
         (seed, steps, 1) for seed in (3, 4) for steps in (1, 2)
     }
-    assert found[0].training("cpu") == [
+    assert members[0].training("cpu") == [
         "train", str(other), *SMALL, "seed=3", "model.timesteps=1", "name=Binary LIF, model.timesteps=1",
-        "--out", str(found[0].folder), "--resume", "auto", "--device", "cpu",
+        "--out", str(members[0].folder), "--resume", "auto", "--device", "cpu",
     ]  # fmt: skip
 
 
@@ -123,11 +123,11 @@ def test_keys_that_end_alike_are_told_whole(config: Path, tmp_path: Path) -> Non
 
 def test_what_has_no_integer_network_says_why(config: Path, tmp_path: Path) -> None:
     names = ("lbq", "lif", "relu", "lmht", "mlf")
-    found = dict(zip(names, planned(config, tmp_path, f"neuron.name={','.join(names)}"), strict=True))
-    assert [name for name, member in found.items() if member.lacks] == ["relu", "lmht", "mlf"]
-    assert "spiking" in found["relu"].lacks
-    assert "absorbed" in found["lmht"].lacks
-    assert list(found["lmht"].measuring()) == []
+    members = dict(zip(names, planned(config, tmp_path, f"neuron.name={','.join(names)}"), strict=True))
+    assert [name for name, member in members.items() if member.lacks] == ["relu", "lmht", "mlf"]
+    assert "spiking" in members["relu"].lacks
+    assert "absorbed" in members["lmht"].lacks
+    assert list(members["lmht"].measuring()) == []
     small, large = planned(config, tmp_path, "neuron.n_max=255,300")
     assert not small.lacks
     assert "levels are 8-bit" in large.lacks
@@ -136,9 +136,9 @@ def test_what_has_no_integer_network_says_why(config: Path, tmp_path: Path) -> N
 def test_every_table_of_the_paper_can_be_planned(tmp_path: Path) -> None:
     """All configurations that ship, but the bases, may be runs of one sweep."""
     folders = sorted({file.parent for file in CONFIGS.glob("*/*.toml")} - {CONFIGS / "base"})
-    found = plan([*map(str, folders), "data.root=DIR"], [], tmp_path)
-    assert len(found) == sum(len(list(folder.glob("*.toml"))) for folder in folders)
-    for member in found:
+    members = plan([*map(str, folders), "data.root=DIR"], [], tmp_path)
+    assert len(members) == sum(len(list(folder.glob("*.toml"))) for folder in folders)
+    for member in members:
         if not member.unmeasured and member.config.data.name != "digits":
             deploy, analyse = member.measuring()
             assert deploy == ["deploy", str(member.folder), "data.root=DIR", "-o", str(member.folder / "model.lbq")]
@@ -231,18 +231,12 @@ def test_what_a_folder_holds_is_known_before_anything_begins(
     ("out", "message"),
     [("a.file", "it is a file"), ("x" * 300, "choose a shorter one"), ("taken", "s0: it is a file, give a folder")],
 )
-def test_a_place_that_cannot_be_used(
-    out: str, message: str, config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_place_that_cannot_be_used(out: str, message: str, config: Path, tmp_path: Path, call: Call) -> None:
     """For commands that are only printed too."""
     (tmp_path / "taken").mkdir()
     for file in ("a.file", "taken/family-small-s0"):
         (tmp_path / file).touch()
-    assert status("sweep", str(config), *SMALL, "-o", str(tmp_path / out), "--print") == 2
-    captured = capsys.readouterr()
-    assert message in captured.err
-    assert captured.err.count("\n") == 1
-    assert not captured.out
+    assert message in call.refused("sweep", config, *SMALL, "-o", tmp_path / out, "--print")
 
 
 # What becomes of runs
@@ -391,9 +385,7 @@ def test_a_signal_between_commands_begins_no_other(
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def test_sweep(
-    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_sweep(config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Call) -> None:
     """A real one: a network that is deployed and one that is not, then the same again, in which nothing is left to do."""
     out = tmp_path / "out"
     command = ["sweep", str(config), *SMALL, "--vary", "neuron.name=lbq,relu", "-o", str(out), "--device", "cpu"]
@@ -401,36 +393,33 @@ def test_sweep(
     (elsewhere / "lbq").mkdir(parents=True)
     (elsewhere / "lbq" / "__init__.py").write_text("raise ImportError('another package of this name')")
     monkeypatch.chdir(elsewhere)
-    assert status(*command, "--print") == 0
-    lines = capsys.readouterr().out.splitlines()
+    lines = call.printed(*command, "--print").splitlines()
     assert [line.split()[1] for line in lines] == ["train", "deploy", "analyze", "train"]
     assert not out.exists()
 
-    assert status(*command, "--json") == 0
-    captured = capsys.readouterr()
-    found = json.loads(captured.out)
-    assert [row["state"] for row in found["runs"]] == ["done", "done"]
-    lbq, relu = found["runs"]
+    code, summary, progress = call(*command, "--json")
+    assert code == 0
+    facts = json.loads(summary)
+    assert [row["state"] for row in facts["runs"]] == ["done", "done"]
+    lbq, relu = facts["runs"]
     assert lbq["integer_accuracy"] is not None
     assert relu["integer_accuracy"] is None
-    for row in found["runs"]:
+    for row in facts["runs"]:
         stored = json.loads((Path(row["run"]) / "result.json").read_text())
         assert row["accuracy"] == stored["accuracy"]
-    assert all(line in captured.err for line in lines)
-    assert "not deployed: it has no spiking neurons" in captured.err
-    assert found["report"] == str(out / "report.html")
+    assert all(line in progress for line in lines)
+    assert "not deployed: it has no spiking neurons" in progress
+    assert facts["report"] == str(out / "report.html")
     page = (out / "report.html").read_text()
     assert "LBQ sweep out" in page
 
     monkeypatch.setattr(Sweep, "_call", lambda *_: pytest.fail("nothing is left to do"))
-    assert status(*command) == 0
-    table = capsys.readouterr().out
+    table = call.printed(*command)
     assert all(text in table for text in ("LBQ", "ANN", "(1 seed)", "report.html"))
     page = (out / "report.html").read_text()
 
     command[command.index("neuron.name=lbq,relu")] = "neuron.name=relu"
-    assert status(*command) == 0
-    assert "LBQ" not in capsys.readouterr().out
+    assert "LBQ" not in call.printed(*command)
     assert (out / "report.html").read_text() == page  # of all that lies there, this sweep's or not
 
     # a setting that changes nothing makes the same weights
@@ -440,15 +429,13 @@ def test_sweep(
         result = json.loads((member.folder / "result.json").read_text())
         run_folder.write_text(member.folder / "result.json", json.dumps({**result, "config_hash": member.config.hash}))
     command = ["sweep", str(config), *SMALL, "--vary", "neuron.name=relu", "--vary", "optim.clip=100,200"]
-    assert status(*command, "-o", str(out), "--json") == 0
-    captured = capsys.readouterr()
-    assert [row["accuracy"] for row in json.loads(captured.out)["runs"]] == [relu["accuracy"]] * 2
-    assert "clip=200-s0 has the very weights of" in captured.err
+    _, summary, progress = call(*command, "-o", str(out), "--json")
+    assert [row["accuracy"] for row in json.loads(summary)["runs"]] == [relu["accuracy"]] * 2
+    assert "clip=200-s0 has the very weights of" in progress
     page = (out / "report.html").read_text()
-    assert status("report", str(out), "-o", str(out / "report.html"), "--title", "LBQ sweep out", "--json") == 0
-    captured = capsys.readouterr()
-    assert json.loads(captured.out)["finished"] == 2  # the LBQ and the ANN
-    assert "clip=200-s0 has the very weights of" in captured.err
+    _, summary, progress = call("report", out, "-o", out / "report.html", "--title", "LBQ sweep out", "--json")
+    assert json.loads(summary)["finished"] == 2  # the LBQ and the ANN
+    assert "clip=200-s0 has the very weights of" in progress
     assert (out / "report.html").read_text() == page
 
 
@@ -489,24 +476,17 @@ def test_a_sweep_that_fails_exits_with_1(
 
 
 @pytest.mark.parametrize(("device", "message"), [("tpu", "must be cpu or cuda"), ("cuda", "no GPU here")])
-def test_a_device_that_is_none(
-    device: str, message: str, config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_device_that_is_none(device: str, message: str, config: Path, tmp_path: Path, call: Call) -> None:
     if device == "cuda" and torch.cuda.is_available():
         pytest.skip("there is one")
     out = tmp_path / "out"
-    assert status("sweep", str(config), *SMALL, "-o", str(out), "--device", device) == 2
-    assert message in (told := capsys.readouterr().err)
-    assert told.count("\n") == 1
+    assert message in call.refused("sweep", config, *SMALL, "-o", out, "--device", device)
     assert not out.exists()
     # commands may be printed for another machine
     code = 2 if device == "tpu" else 0
     assert status("sweep", str(config), *SMALL, "-o", str(out), "--device", device, "--print") == code
 
 
-def test_a_sweep_needs_no_launcher(
-    config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_sweep_needs_no_launcher(config: Path, monkeypatch: pytest.MonkeyPatch, call: Call) -> None:
     monkeypatch.setenv("RANK", "0")
-    assert status("sweep", str(config)) == 2
-    assert "without torchrun" in capsys.readouterr().err
+    assert "without torchrun" in call.refused("sweep", config)

@@ -380,9 +380,3 @@ def test_structured_arrays() -> None:
         Events.from_array(np.zeros(3, [("x", int), ("y", int), ("t", int)]), 128, 128)
     with pytest.raises(ValueError, match=r"must be a structured array .*Events\(t, x, y, p, ...\) takes four"):
         Events.from_array(np.zeros((3, 4), np.int64), 128, 128)
-
-
-@given(event_lists(8), st.integers(0, 2**22), st.integers(0, 2**22))
-def test_windows_of_events(events: list[writer.Event], start: int, stop: int) -> None:
-    cut = events_of(events, 8, 8).window(start, stop)
-    assert as_tuples(cut) == [e for e in events if start <= e[0] < stop]
