@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -54,6 +54,7 @@ class LevelCost:
             layer.name: sum(s.macs for s in graph.synapses if s.source == layer.name) / layer.units
             for layer in graph.layers
         }
+        self._on_device: dict[Any, Tensor] = {}
 
     def accumulations(self, emitted: Mapping[str, Sequence[Tensor]]) -> Tensor:
         """Of all samples together. emitted: what `summing_levels` gave."""
@@ -65,6 +66,13 @@ class LevelCost:
         if self.kind == "bit_sparse":
             price = price * (bits / sizes.clamp(min=1)).detach()
         return (price * sizes).sum()
+
+    def _fan_outs(self, names: tuple[str, ...], like: Tensor) -> Tensor:
+        """Kept on the device, for a CUDA graph cannot copy them there."""
+        key = names, like.dtype, like.device
+        if key not in self._on_device:
+            self._on_device[key] = like.new_tensor([self.fan_out[name] for name in names])
+        return self._on_device[key]
 
     def share(self, accumulations: Tensor, samples: int) -> Tensor:
         """Of the MACs of that many samples over all timesteps."""
