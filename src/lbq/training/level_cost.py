@@ -58,11 +58,9 @@ class LevelCost:
 
     def accumulations(self, emitted: Mapping[str, Sequence[Tensor]]) -> Tensor:
         """Of all samples together. emitted: what `summing_levels` gave."""
-        calls = [
-            (self.fan_out[name], sums) for name, calls in emitted.items() if name in self.fan_out for sums in calls
-        ]
+        calls = [(name, sums) for name, calls in emitted.items() if name in self.fan_out for sums in calls]
         sizes, bits = torch.stack([sums for _, sums in calls]).unbind(1)
-        price = sizes.new_tensor([fan_out for fan_out, _ in calls])
+        price = self._fan_outs(tuple(name for name, _ in calls), sizes)
         if self.kind == "bit_sparse":
             price = price * (bits / sizes.clamp(min=1)).detach()
         return (price * sizes).sum()
