@@ -174,8 +174,8 @@ def show_layers(net: Network) -> None:
 def tune(net: Network) -> None:
     shown = ("sn1", "layer1.0.sn1", "layer1.1.sn2", "layer2.0.sn1", "layer2.1.sn1", "layer3.0.sn2", "layer3.1.sn1")
     for tile in (
-        fused.Tile(128, 128, 8, 3), fused.Tile(128, 128, 8, 4), fused.Tile(128, 128, 4, 3), fused.Tile(128, 256, 8, 3),
-        fused.Tile(256, 128, 8, 3), fused.Tile(128, 64, 4, 4), fused.Tile(64, 128, 4, 4), fused.Tile(64, 256, 8, 3),
+        fused.Tile(128, 64, 4, 4), fused.Tile(128, 64, 4, 3), fused.Tile(128, 64, 4, 5), fused.Tile(128, 128, 8, 3),
+        fused.Tile(128, 128, 8, 4), fused.Tile(128, 256, 8, 3), fused.Tile(64, 128, 4, 4), fused.Tile(64, 64, 4, 4),
     ):  # fmt: skip
         try:
             times = layers(net, tile=tile)

@@ -93,16 +93,16 @@ class Tile(NamedTuple):
     positions: int
     channels: int
     warps: int
-    stages: int = 3
+    stages: int
 
 
 def tile_for(positions: int, channels: int) -> Tile:
-    """The largest tile that leaves work for all processors; small ones where there are few positions."""
-    wide = next(width for width in (128, 64, 32) if channels % width == 0)
-    for tile in (Tile(128, wide, 8 if wide == 128 else 4), Tile(64, min(wide, 64), 4), Tile(32, min(wide, 64), 4)):
+    """The largest tile that leaves work for all processors; smaller ones where there are few positions."""
+    wide = 64 if channels % 64 == 0 else 32
+    for tile in (Tile(128, wide, 4, 4), Tile(64, wide, 4, 4), Tile(32, wide, 4, 4)):
         if -(-positions // tile.positions) * (channels // tile.channels) >= PROGRAMS_WANTED:
             return tile
-    return Tile(32, 32, 4)
+    return Tile(32, 32, 4, 4)
 
 
 def depth_for(channels: int) -> int:

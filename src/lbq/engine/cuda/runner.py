@@ -16,8 +16,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from lbq.engine.convolution import Counts
 from lbq.engine.cuda import plain
-from lbq.engine.execution import OnLevels, dense_counts
+from lbq.engine.execution import OnLevels
 from lbq.engine.method import Choice
 from lbq.engine.output import Output
 from lbq.errors import LbqError
@@ -54,6 +55,8 @@ class GpuRunner:
         self.bias = plain.on(self.device, network.readout.bias)
         self.images_per_piece = self._images_per_piece()
         self.pieces: dict[int, _Piece] = {}
+        self.choices = {s.name: self._choice(layer, s) for layer in network.all_layers for s in layer.synapses}
+        self.products = {s.name: self._passes(s) * s.valid_macs for s in network.synapses}  # of an image
 
     def _refused(self, layer: IntegerLayer) -> str | None:
         if not self.kernels:
@@ -98,10 +101,9 @@ class GpuRunner:
                 logits.append(self.pieces[size].run(pixels, on_levels))
                 if progress is not None:
                     progress(part.stop - start)
-        choices = {s.name: self._choice(layer, s) for layer in net.all_layers for s in layer.synapses}
-        counts = {s.name: dense_counts(s, images * self._passes(s)) for s in net.synapses}
+        counts = {name: Counts(products=images * products) for name, products in self.products.items()}
         levels = {name: np.concatenate(parts, axis=1) for name, parts in traced.items()} if trace is True else None
-        return Output(torch.cat(logits).cpu().numpy(), net.scale, counts, choices, levels)
+        return Output(torch.cat(logits).cpu().numpy(), net.scale, counts, dict(self.choices), levels)
 
     def _choice(self, layer: IntegerLayer, synapse: Synapse) -> Choice:
         where = f"dense on {self.device.type}"
