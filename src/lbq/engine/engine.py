@@ -12,6 +12,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from lbq.engine import cuda
 from lbq.engine.convolution import BACKENDS, Backend
 from lbq.engine.execution import OnLevels, OnMembranes
 from lbq.engine.file import artefact
@@ -72,8 +73,9 @@ class Network:
 
         Signals may be `[B, C, L]` or `[T, B, C, L]`, features `[B, F]` or `[T, B, F]`.
 
-        engine: `dense` multiplies everything in BLAS, `bitplane` adds weights for set bits only, `auto` takes the faster
-            of two native kernels for every layer, `cuda` runs densely on a GPU. All give the same bits.
+        engine: `dense` multiplies everything in BLAS, `bitplane` adds weights for set bits only, `cuda` runs densely on a GPU.
+            `auto` takes a GPU where there is one and images are many, else for every layer the faster of two native kernels.
+            All give the same bits.
         trace: True also gives every layer's levels. A function is called with a layer's name and the levels
             `[T, B, C, H, W]` of some images; any thread may call it, and it must not keep the levels.
         threads: of the CPU.
@@ -89,7 +91,8 @@ class Network:
         if type(threads) is not int or not 1 <= threads <= MOST_THREADS:
             raise LbqError(f"threads must be a whole number in 1..{MOST_THREADS}, got {threads!r}")
         with self.unchanged():
-            if engine == "cuda":
+            many = x.shape[0 if self.network.static else 1] >= cuda.LEAST_IMAGES
+            if engine == "cuda" or (engine == "auto" and many and cuda.available()):
                 return self.on_device("cuda").run(x, trace, progress)
             return self._on_cpu().run(x, engine, trace, threads, backend, progress)
 
@@ -135,9 +138,9 @@ class Network:
         """The network in PyTorch on a device: `cuda`, or `cpu` for the same arithmetic without a GPU."""
         self.check_file()
         if device not in self._on_device:
-            from lbq.engine.cuda import TorchRunner
+            from lbq.engine.cuda.runner import GpuRunner
 
-            self._on_device[device] = TorchRunner(self.network, device)
+            self._on_device[device] = GpuRunner(self.network, device)
         return self._on_device[device]
 
     @contextmanager

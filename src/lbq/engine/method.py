@@ -23,7 +23,7 @@ TIMED_RUNS = 3  # of each method: in the first the caches are cold, and other pr
 class Choice:
     """How a synapse was run: the kernel and method, and why. density: set bits per input, where it was measured."""
 
-    kernel: Literal["native", "numpy", "torch"]
+    kernel: Literal["native", "numpy", "torch", "triton"]
     method: Method
     reason: str
     density: float | None = None

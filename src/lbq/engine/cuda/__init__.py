@@ -1,0 +1,26 @@
+"""Integer networks on a GPU: `runner` runs them, by Triton kernels (`fused`, `tiles`) or in PyTorch (`plain`).
+
+The one folder of the engine that imports torch, and only once it is asked for.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from functools import lru_cache
+from pathlib import Path
+
+LEAST_IMAGES = 64  # that engine `auto` takes a GPU for: to compile the kernels takes longer than a few images on a CPU
+DRIVERS = ("/proc/driver/nvidia", "/dev/kfd")  # of NVIDIA, and of AMD
+
+
+@lru_cache(maxsize=1)
+def available() -> bool:
+    """Whether there is a GPU that the kernels run on. PyTorch is not imported where no driver is there."""
+    if any(importlib.util.find_spec(package) is None for package in ("torch", "triton")):
+        return False
+    if "torch" not in sys.modules and not any(Path(driver).exists() for driver in DRIVERS):
+        return False
+    import torch
+
+    return torch.cuda.is_available()

@@ -1,0 +1,119 @@
+"""Any integer layer in PyTorch: what the kernels of `tiles` do not take, and the same arithmetic on a machine without a GPU.
+
+A convolution is a matrix product of integers in float32, exact while every partial sum stays below 2^24, also in TF32, whose
+11 significant bits hold 8-bit weights and levels. Elsewhere it is one in float64, exact below 2^53. Library convolutions may
+transform their operands (Winograd, FFT) and round, so they are not used. Everything else is int32, as in NumPy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional as F
+
+from lbq.graph import Pool, Synapse
+from lbq.graph.integer import FLOAT32_BOUND, IntegerLayer, IntegerNetwork, synapse_bound
+
+TF32_LEVEL = 255  # TF32 holds larger operands no longer exactly with all 8-bit weights' products
+
+
+def on(device: torch.device, array: NDArray[np.generic]) -> Tensor:
+    return torch.from_numpy(np.array(array)).to(device)
+
+
+def matrices(synapse: Synapse, device: torch.device) -> Tensor:
+    """The weights of a convolution, `[groups, outputs, inputs * kh * kw]`."""
+    return on(device, synapse.weight).reshape(synapse.groups, synapse.weight.shape[0] // synapse.groups, -1)
+
+
+def convolve(synapse: Synapse, weights: Tensor, x: Tensor) -> Tensor:
+    """Currents `[N, O, OH, OW]`, of the type of the weights."""
+    s = synapse
+    columns = F.unfold(x.to(weights.dtype), s.weight.shape[2:], s.dilation, s.padding, s.stride)
+    columns = columns.reshape(len(x), s.groups, -1, columns.shape[-1])
+    return torch.matmul(weights, columns).reshape(len(x), *s.out_shape)
+
+
+def pooled(x: Tensor, pools: Sequence[Pool]) -> Tensor:
+    for p in pools:
+        real = x.double()  # exact for these integers, and what pooling is made for
+        if p.kind == "max":
+            result = F.max_pool2d(real, p.kernel, p.stride, p.padding)
+        else:
+            result = F.avg_pool2d(real, p.kernel, p.stride, p.padding) * (p.kernel[0] * p.kernel[1])
+        x = result.round().int()
+    return x
+
+
+class PlainLayer:
+    """A layer on int32 levels `[T * B, C, H, W]`."""
+
+    def __init__(self, network: IntegerNetwork, layer: IntegerLayer, device: torch.device) -> None:
+        assert layer.neuron is not None
+        self.layer, self.neuron, self.timesteps = layer, layer.neuron, network.timesteps
+        bias = layer.bias if layer.bias.ndim == 3 else layer.bias[:, None, None]
+        self.bias, self.reset = on(device, bias), on(device, layer.neuron.reset[:, None, None])
+        self.thresholds = on(device, layer.neuron.thresholds.T[:, :, None, None])
+        self.identities = {s.name: on(device, s.weight[:, None, None]) for s in layer.identities}
+        self.weights = {}
+        for s in layer.convs:
+            largest = network.largest(s)
+            small = int(synapse_bound(s, largest).max()) < FLOAT32_BOUND
+            single = small and s.weight.dtype == np.int8 and largest <= TF32_LEVEL
+            self.weights[s.name] = matrices(s, device).to(torch.float32 if single else torch.float64)
+
+    def run(self, read: dict[str, Tensor], batch: int) -> Tensor:
+        """read: the pooled levels of each synapse, `[T * B, ...]`, or `[B, ...]` of a static image."""
+        current: Tensor | int = 0
+        for s in self.layer.convs:
+            part = convolve(s, self.weights[s.name], read[s.name]).int()
+            current = current + (part if len(part) > batch else part.repeat(self.timesteps, 1, 1, 1))
+        total = (current << self.layer.fraction) + self.bias
+        for s in self.layer.identities:
+            total = total + self.identities[s.name] * read[s.name]
+        return self._fire(total.expand(self.timesteps * batch, *self.layer.shape), batch)
+
+    def _fire(self, current: Tensor, batch: int) -> Tensor:
+        n = self.neuron
+        emitted, v, pending = [], None, None
+        for now in current.reshape(self.timesteps, batch, *self.layer.shape):
+            u = now
+            if v is not None:
+                if n.leak is not None:
+                    m, k = n.leak
+                    v = ((v.long() * m + (1 << (k - 1))) >> k).int()
+                u = u + v
+            if pending is not None:
+                u = u - pending
+            magnitude = u.abs() if n.signed else u
+            level = torch.zeros_like(u)
+            for threshold in self.thresholds:
+                level += magnitude >= threshold
+            if n.signed:
+                level = level * u.sign()
+            emitted.append(level)
+            if n.reset_kind == "hard":
+                v = u * (level == 0)
+                continue
+            drop = self.reset * (level if n.reset_kind == "level" else level.sign())
+            v, pending = (u - drop, None) if n.decay_reset else (u, drop)
+        return torch.cat(emitted)
+
+
+@contextmanager
+def tf32(device: torch.device) -> Iterator[None]:
+    """Let a GPU multiply in TF32, which is exact for 8-bit integers, and leave the setting as it was."""
+    if device.type != "cuda":
+        yield
+        return
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
