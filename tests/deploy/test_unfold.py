@@ -11,14 +11,17 @@ import torch
 from torch import Tensor, nn
 
 from lbq import models
+from lbq.data.testset import open_test
 from lbq.deploy import deploy
 from lbq.deploy.unfold import Unfolded, unfold
-from lbq.engine import Network
+from lbq.engine import Network, load
 from lbq.errors import GraphError
 from lbq.graph.integer import MEMBRANE_BOUND
 from lbq.models import over_time
 from lbq.neuron import BurstNeuron
 from lbq.neuron.base import neurons_of
+from tests.support.paths import ROOT
+from tests.support.reading import real
 from tests.support.small_nets import (
     CASES,
     MEAN,
@@ -145,6 +148,18 @@ def test_a_file_of_pixels_without_a_mean() -> None:
     file = deploy(models.create("resnet8w2", num_classes=5).eval(), (3, 8, 8), scale=255)
     assert unfold(untrained("resnet8w2"), file.network, [0.0] * 3, [1.0] * 3).border == 0
     assert unfold(untrained("resnet8w2"), file.network, MEAN, STD).border > 0
+
+
+def test_the_published_network() -> None:
+    """On some real images; its weights come back as they are."""
+    test = open_test("cifar10", str(real("cifar10")), 2)
+    file, net = load(ROOT / "models" / "cifar10_resnet20w128_t2_lbq.lbq"), models.create("resnet20w128").eval()
+    form: dict[str, Any] = {"mean": test.inputs.mean, "std": test.inputs.std, "scale": test.inputs.scale}
+    net.load_state_dict(unfold(net, file.network, **form).weights, strict=False)
+    again = deploy(net, (3, 32, 32), **form)
+    for ours, theirs in zip(again.network.synapses, file.network.synapses, strict=True):
+        assert theirs.kind == "identity" or np.array_equal(ours.weight, theirs.weight)
+    check_equal(again, file, test.read(0, 20))
 
 
 # Refusals
