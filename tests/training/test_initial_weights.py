@@ -175,7 +175,7 @@ def test_classes_timesteps_and_sizes_of_your_own(first: Path, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("change", "message"),
     {
-        "model.id=resnet8w2": r"layer 'conv1': its weight's shape .*; its network is resnet8w4, this one resnet8w2",
+        "model.id=resnet8w2": r"layer 'conv1': its weight's shape .*; its network is resnet8w4: set model\.id",
         "neuron.n_max=3": r"layer 'sn1': its levels go to 5 in the file and to 3 here: set neuron\.n_max=5",
         "neuron.beta=0.25": r"layer 'sn1': its leak is 0\.5 in the file and 0\.25 here: set neuron\.beta=0\.5",
     }.items(),
@@ -194,7 +194,7 @@ def test_files_that_are_no_start(first: Path, tmp_path: Path) -> None:
     (tmp_path / "model.lbq").write_bytes(first.with_name("model.lbq").read_bytes()[:-9])
     (tmp_path / "weights.safetensors").write_bytes(b"nothing")
     for name, message in {
-        "model.pt": r"model\.pt is no run folder, model\.lbq or weights\.safetensors: give one of these",
+        "model.pt": r"model\.pt is none of a run folder, a model\.lbq or a weights\.safetensors: give one",
         "model.lbq": r"model\.lbq: it is damaged: its SHA-256 does not match",
         "weights.safetensors": r"weights\.safetensors cannot be read \(.*\): give a safetensors file",
     }.items():

@@ -36,6 +36,7 @@ from lbq.neuron.checks import logit
 ROUNDING_UNITS, ROUNDING_SHARE = 2.0, 1e-3  # by so much may constants differ that were rounded to whole units
 LEAK_ROUNDING = 2.0**-15
 TAIL = "eta"  # of a surrogate: files hold none
+AS_THE_FILE = "set the model as the file's network had it"
 COMPARED = ("source", "kind", "pools", "stride", "padding", "dilation", "groups", "copy_of")  # of two synapses
 
 
@@ -115,14 +116,16 @@ def _compare_synapses(ours: Layer, theirs: IntegerLayer) -> None:
         facts = ((key, getattr(own, key), getattr(other, key)) for key in COMPARED)
         for key, here, there in (("weight's shape", own.weight.shape, other.weight.shape), *facts):
             if here != there:
-                raise GraphError(f"layer {own.name!r}: its {key} is {there} in the file and {here} in this network")
+                raise GraphError(
+                    f"layer {own.name!r}: its {key} is {there} in the file and {here} in this network: {AS_THE_FILE}"
+                )
 
 
 def _same_name(ours: Layer | Synapse | None, theirs: IntegerLayer | Synapse | None) -> None:
     names = [None if part is None else part.name for part in (ours, theirs)]
     if names[0] != names[1]:
         here, there = ("nothing" if name is None else f"layer {name!r}" for name in names)
-        raise GraphError(f"where the file has {there}, this network has {here}")
+        raise GraphError(f"where the file has {there}, this network has {here}: {AS_THE_FILE}")
 
 
 # Neurons

@@ -32,6 +32,7 @@ HEAD = "fc."  # begins the names of the classifier's tensors
 COUNTER = "num_batches_tracked"  # of BatchNorm, which other programs leave out
 NORM_SAMPLES = 10_000  # training samples that give the BatchNorms of a deployed network their statistics
 SHOWN_NAMES = 3
+KINDS = "a run folder, a model.lbq or a weights.safetensors"
 HOW_TO = "docs/howto/fine-tune.md shows how to write one"
 
 
@@ -48,10 +49,12 @@ class Start:
 def check(path: str) -> None:
     """Refuse what is no start at all, before anything is read that takes long."""
     try:
-        if not Path(path).is_file():
+        if not Path(path).exists():
+            raise RunError(f"{path} does not exist: give {KINDS}")
+        if Path(path).is_dir():
             run_folder.check_folder(path, "weights.safetensors")
         elif Path(path).suffix not in (".lbq", ".safetensors"):
-            raise RunError(f"{path} is no run folder, model.lbq or weights.safetensors: give one of these; {HOW_TO}")
+            raise RunError(f"{path} is none of {KINDS}: give one of these; {HOW_TO}")
     except RunError as error:
         raise RunError(f"train.init_from: {error}") from error
 
@@ -100,7 +103,7 @@ def _artefact(path: str, config: Config, net: nn.Module, inputs: Inputs, head: b
         unfolded = unfold(net, network, inputs.mean, inputs.std, inputs.scale, head)
     except GraphError as error:
         model = network.facts.get("model", config.model.id)
-        other = f"; its network is {model!s:.40}, this one {config.model.id}" * (model != config.model.id)
+        other = f"; its network is {model!s:.40}: set model.id" * (model != config.model.id)
         raise RunError(f"{path}: {error}{other}") from error
     notes = tuple(_notes(path, network, config, inputs, unfolded.border, head))
     checksum = _checksum(path)
