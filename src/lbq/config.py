@@ -116,12 +116,11 @@ class TrainConfig:
     sync_batchnorm: bool = False
     loss: str = _one_of("ce", "ce", "tet")
     tet_weight: float = _share(0.05)
-    level_cost: float = _at_least(
-        0.0, 0
-    )  # price on levels: times accumulations as a share of MACs, in the loss; 0: off
+    level_cost: float = _at_least(0.0, 0)  # price on levels, times accumulations as a share of MACs; 0: off
     level_cost_of: str = _one_of("bit_sparse", "bit_sparse", "unary")  # which accumulations it counts
     ema: float = _share(0.0)  # decay of averaged weights; 0: off
-    init_from: str = ""  # a run whose weights to start from
+    init_from: str = ""  # a run, a model.lbq or a weights.safetensors to start from
+    new_head: bool = False  # leave the classifier of `init_from` out
     eval_every: int = _at_least(1, 1)  # epochs; the last one is always evaluated
     test: str = _one_of("last", "last", "never", "every")  # which evaluated epochs are tested on the test set
     checkpoint_steps: int = _at_least(0, 0)  # save every so many steps too; 0: by time and at ends of epochs
@@ -136,7 +135,7 @@ BOOKKEEPING = {  # settings that change no result
 LATER: dict[str, dict[str, Any]] = {
     "augment": {"plain_epochs": 0},
     "optim": {"norm_decay": False, "neuron_decay": "none", "neuron_decay_factor": 1, "sam": 0, "sam_epochs": 0},
-    "train": {"level_cost": 0, "level_cost_of": "bit_sparse"},
+    "train": {"level_cost": 0, "level_cost_of": "bit_sparse", "new_head": False},
 }  # settings that came later, and their defaults
 
 # Settings that may change for a run that is trained already.

@@ -183,6 +183,7 @@ HERE = {  # page -> how many of its first blocks run here, in one namespace
     "docs/tutorials/convert-an-ann.md": 1,
     "docs/tutorials/on-integers.md": 2,
     "docs/howto/own-network.md": 2,
+    "docs/howto/fine-tune.md": 2,
     "docs/howto/deploy.md": 1,
     "docs/howto/export-onnx.md": 2,
     "docs/howto/export-nir.md": 1,

@@ -26,10 +26,11 @@ from torch import Tensor, nn
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 from torch.distributed.distributed_c10d import Store
 
-from lbq import models
+from lbq import engine, models
 from lbq.batches.sources import ImageSource
+from lbq.deploy.deploy import deploy_trained
 from lbq.errors import ConfigError, LbqError, RunError, Stopped
-from lbq.training import distributed, job
+from lbq.training import distributed, initial_weights, job
 from lbq.training.distributed import SyncBatchNorm2d, World, synchronise_batchnorm
 from lbq.training.divergence import Diverged
 from lbq.training.trainer import Trainer
@@ -264,6 +265,18 @@ def astray(world: World, folder: Path) -> Any:
     return "trained"
 
 
+def integers(world: World, folder: Path) -> Any:
+    """The weights and statistics with which a training from a deployed network begins. Each process measures its part."""
+    settings = config(*EXACT, f"train.init_from={folder / f'model{world.rank}.lbq'}", "train.sync_batchnorm=true")
+    made = trainer(settings, world=world)
+    folder.mkdir(parents=True, exist_ok=True)
+    net = trainer(config(*EXACT, "seed=9")).net.eval()
+    engine.save(settings.train.init_from, deploy_trained(net, settings, made.source.inputs, None))
+    made.start_from(initial_weights.read(settings, made.net, made.source.inputs).weights)
+    initial_weights.measure_norms(made)
+    return {name: value.clone() for name, value in made.net.state_dict().items()}
+
+
 CASES_OF_TWO_PROCESSES: list[Case] = [
     trainings,
     evaluation,
@@ -273,6 +286,7 @@ CASES_OF_TWO_PROCESSES: list[Case] = [
     astray,
     separate_statistics,
     idle_parameter,
+    integers,
 ]
 
 
@@ -312,6 +326,12 @@ def pair(folder: Path) -> list[dict[str, Any]]:
         one.join()
     assert [one.exitcode for one in processes] == [0, 0]
     return [pickle.loads((folder / f"{rank}.pickle").read_bytes()) for rank in range(2)]
+
+
+def test_two_processes_start_from_a_deployed_network_as_one(pair: list[dict[str, Any]], tmp_path: Path) -> None:
+    expected = integers(World(), tmp_path)
+    for rank in range(2):
+        assert_close(expected, pair[rank]["integers"])
 
 
 def assert_close(a: dict[str, Tensor], b: dict[str, Tensor], tolerance: float = 1e-5) -> None:

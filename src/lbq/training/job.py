@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +29,9 @@ from lbq.results.schemas import TRAINED
 from lbq.runs import checkpoint, run_folder
 from lbq.system import files
 from lbq.system.signals import noting
+from lbq.training import initial_weights
 from lbq.training.distributed import World
 from lbq.training.evaluation import evaluate_run as evaluate_run
-from lbq.training.initial_weights import fitting_weights
 from lbq.training.optim import weight_decays
 from lbq.training.plan import plan_of
 from lbq.training.position import EpochRecord
@@ -60,18 +60,17 @@ class Job:
         self.rate_from: tuple[float, int] | None = None  # time and step that the rate is measured from
         self.environment = run_folder.environment(device) if world.main else {}
         self.earlier = ""  # earlier environments, where the run was continued under another one
-        self.init_sha256 = ""  # of the other run's weights that it started from, if any
+        self.start: initial_weights.Start | None = None
+        self.init_sha256 = ""  # of the file that it started from, if any
 
     def run(self, resume: bool) -> dict[str, Any]:
         """Train to the end and return the result; continue what is in the folder where `resume`."""
         if self.config.train.tensorboard and importlib.util.find_spec("tensorboard") is None:
             raise LbqError("train.tensorboard needs the package tensorboard: pip install 'lbq[tensorboard]'")
         # The run that it started from may be gone once it has a checkpoint of its own.
-        if self.config.train.init_from and not (self.folder / CHECKPOINTS).exists():
-            try:
-                run_folder.check_folder(self.config.train.init_from, "weights.safetensors")
-            except RunError as error:
-                raise RunError(f"train.init_from: {error}") from error
+        starts = self.config.train.init_from and not (self.folder / CHECKPOINTS).exists()
+        if starts:
+            initial_weights.check(self.config.train.init_from)
         files.check_folder(self.folder, RunError)
         run_folder.refuse_foreign(self.folder)
         kernels.check(self.device.type)
@@ -79,6 +78,9 @@ class Job:
         source = open_source(self.config, self.device)
         self.trainer = Trainer(self.config, source, self.device, self.world, self._between_steps)
         plan = plan_of(self.trainer)
+        if starts:
+            self.start = initial_weights.read(self.config, self.trainer.net, source.inputs)
+            plan = replace(plan, remarks=(*plan.remarks, *self.start.notes))
         self.environment |= {"kernel": plan.kernel} if self.world.main else {}
         lock = run_folder.locked(self.folder) if self.world.main else nullcontext()
         # The caller's random state stays as it is.
@@ -152,7 +154,7 @@ class Job:
             )
         if loaded is None:
             if self.config.train.init_from:
-                self._start_from(self.config.train.init_from)
+                self._start()
             if self.world.main:
                 self._set_metrics_aside()
             return
@@ -215,14 +217,17 @@ class Job:
         run_folder.rename(self.metrics, old_log)
         self.watcher.restarted(old_log)
 
-    def _start_from(self, run: str) -> None:
-        """Start from the weights of another run."""
-        weights = fitting_weights(run, self.trainer.net)
-        self.trainer.start_from(weights)
-        self.init_sha256 = run_folder.weights_checksum(run)
+    def _start(self) -> None:
+        """Start from weights that are there already."""
+        net = self.trainer.net
+        start = self.start or initial_weights.read(self.config, net, self.trainer.source.inputs)
+        self.start, self.init_sha256 = None, start.sha256
+        self.trainer.start_from(start.weights)
         if self.world.main:
-            left = tuple(name for name in self.trainer.net.state_dict() if name not in weights)
-            self.watcher.initialised(run, len(weights), left)
+            left = tuple(name for name in net.state_dict() if name not in start.weights)
+            self.watcher.initialised(self.config.train.init_from, len(start.weights), left)
+        if start.folded:
+            initial_weights.measure_norms(self.trainer)
 
     def _between_steps(self, trainer: Trainer) -> bool:
         """Report a step and save where it is due. Returns whether to stop."""

@@ -94,6 +94,8 @@ def _without_effect(trainer: Trainer) -> Iterator[str]:
     neurons = list(neurons_of(trainer.net).values())
     if t.loss != "tet" and t.tet_weight != usual.train.tet_weight:
         yield f"train.tet_weight has no effect with train.loss={t.loss}"
+    if t.new_head and not t.init_from:
+        yield "train.new_head has no effect without train.init_from"
     if not (a.mixup or a.cutmix) and a.mix_prob != usual.augment.mix_prob:
         yield "augment.mix_prob has no effect without augment.mixup or augment.cutmix"
     ended = a.policy or a.cutout or a.events or a.mixup or a.cutmix  # by plain epochs

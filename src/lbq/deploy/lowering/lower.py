@@ -22,7 +22,7 @@ from lbq.deploy.lowering.currents import Current, Levels, Time, Value, as_curren
 from lbq.deploy.lowering.faithful import own_method
 from lbq.deploy.lowering.layers import Layers
 from lbq.deploy.lowering.shapes import BATCH_SIZE, InputShape, as_image
-from lbq.deploy.lowering.trace import Follower, check_in_place, traced
+from lbq.deploy.lowering.trace import NORMS, Follower, check_in_place, traced
 from lbq.errors import GraphError
 from lbq.graph import INPUT, Graph
 
@@ -54,6 +54,19 @@ def lower(
         got = f"an array of shape {tuple(input_shape.shape)}" if images else repr(input_shape)  # type: ignore[union-attr]
         raise GraphError(f"input_shape must be (channels, height, width), (channels, length) or (features,), got {got}")
     return _Lowering(net, tuple(map(int, shape)), int(steps), static, weights).run()
+
+
+def norms_of(net: nn.Module, input_shape: InputShape, timesteps: int, static: bool) -> dict[str, tuple[str, ...]]:
+    """The BatchNorms of a network in the order in which they run, each with the convolutions whose currents it reads."""
+    lowering = _Lowering(net, tuple(input_shape), timesteps, static, weights=False)
+    lowering.run()
+    return {
+        str(node.target): tuple(synapse.name for synapse in value.synapses)
+        for node, value in lowering.values.items()
+        if node.op == "call_module"
+        and isinstance(value, Current)
+        and isinstance(lowering.modules[str(node.target)], NORMS)
+    }
 
 
 class _Lowering(Follower):
