@@ -74,7 +74,8 @@ def accuracy_text(accuracy: float | None, result: Mapping[str, Any]) -> str:
 
 
 def render_demo(result: DemoResult) -> None:
-    from lbq.cli.demo import INITIAL_STEP, METHODS, OURS
+    from lbq.cli.demo import METHODS, OURS
+    from lbq.config import INITIAL_STEP
 
     console, check = make_console(), result.check
     ann_microjoules = 1e3 * result.measured["ann"].ann_energy_mj()

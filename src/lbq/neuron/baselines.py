@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lbq.config import INITIAL_STEP
 from lbq.errors import GraphError
 from lbq.graph import NeuronSpec
 from lbq.kernels import surrogate as surrogates
@@ -329,13 +330,13 @@ class QuantReLU(SteppedNeuron):
     def __init__(
         self,
         n_max: int = 5,
-        step: float | None = None,
+        step: float = INITIAL_STEP,
         learn_step: bool = True,
         step_gradient: Literal["sum", "lsq"] = "lsq",
     ) -> None:
         check_count("n_max", n_max)
         super().__init__(
-            step=2 / n_max if step is None else step,
+            step=step,
             learn_step=learn_step,
             step_gradient=step_gradient,
             surrogate="clip",

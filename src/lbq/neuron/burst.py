@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.parametrize import is_parametrized
 
+from lbq.config import INITIAL_STEP
 from lbq.kernels import surrogate as surrogates
 from lbq.kernels.reference import Rule
 from lbq.neuron.base import MembraneKind, SpikingNeuron
@@ -129,7 +130,7 @@ class BurstNeuron(SteppedNeuron):
 
     Args:
         n_max: highest level, >= 1.
-        step: initial step gamma; default 2 / n_max (0.4 at 5).
+        step: initial step gamma, whatever n_max is.
         learn_step: False makes it the fixed-step burst neuron (Eq. fixed_burst_quantizer).
         beta, alpha: membrane decay and reset factor, in [0, 1].
         surrogate: a name in `lbq.kernels.surrogate.SURROGATES`.
@@ -145,7 +146,7 @@ class BurstNeuron(SteppedNeuron):
     def __init__(
         self,
         n_max: int = 5,
-        step: float | None = None,
+        step: float = INITIAL_STEP,
         learn_step: bool = True,
         beta: float = 0.5,
         alpha: float = 1.0,
@@ -162,7 +163,7 @@ class BurstNeuron(SteppedNeuron):
     ) -> None:
         check_count("n_max", n_max)
         super().__init__(
-            step=2 / n_max if step is None else step,
+            step=step,
             learn_step=learn_step,
             channels=channels,
             step_gradient=step_gradient,
