@@ -14,10 +14,10 @@ from lbq.errors import GraphError
 from lbq.graph import NeuronSpec
 from lbq.kernels import surrogate as surrogates
 from lbq.kernels.dispatch import fuses_norm
-from lbq.kernels.reference import BurstState, Rule, compute_dtype, straight_through, transformed
+from lbq.kernels.reference import BurstState, Reset, Rule, compute_dtype, straight_through, transformed
 from lbq.neuron.base import MembraneKind, SpikingNeuron
 from lbq.neuron.burst import SteppedNeuron
-from lbq.neuron.checks import check_alone, check_choice, check_count, check_positive
+from lbq.neuron.checks import check_alone, check_choice, check_count, check_flag, check_positive
 from lbq.neuron.hooks import is_watched
 
 
@@ -42,6 +42,7 @@ class LIF(SpikingNeuron):
         learn_beta: bool = False,
         tail: float = surrogates.BOX_ET_TAIL,
         learn_tail: bool = True,
+        detach_state: bool = False,
     ) -> None:
         super().__init__(
             surrogate=surrogate,
@@ -53,7 +54,8 @@ class LIF(SpikingNeuron):
             learn_tail=learn_tail,
         )
         self.register_buffer("threshold", torch.tensor(check_positive("threshold", threshold)))
-        self.rule = Rule(1, self.surrogate, rounding="strict", decay_reset=False)
+        detached = check_flag("detach_state", detach_state)
+        self.rule = Rule(1, self.surrogate, rounding="strict", decay_reset=False, detach_state=detached)
 
     @property
     def step(self) -> Tensor:
@@ -85,6 +87,7 @@ class Ternary(SteppedNeuron):
         membrane: MembraneKind = "lif",
         tail: float = surrogates.BOX_ET_TAIL,
         learn_tail: bool = True,
+        detach_state: bool = False,
     ) -> None:
         super().__init__(
             step=step,
@@ -99,7 +102,9 @@ class Ternary(SteppedNeuron):
             learn_tail=learn_tail,
         )
         check_choice("rule", rule, ("trunc", "half"))
-        self.rule = Rule(1, self.surrogate, rounding=rule, reset="hard" if rule == "half" else "once")
+        reset: Reset = "hard" if rule == "half" else "once"
+        detached = check_flag("detach_state", detach_state)
+        self.rule = Rule(1, self.surrogate, rounding=rule, reset=reset, detach_state=detached)
 
 
 class ILIF(SteppedNeuron):
@@ -115,12 +120,16 @@ class ILIF(SteppedNeuron):
         *,
         learn_step: bool = False,
         membrane: MembraneKind = "lif",
+        detach_state: bool = False,
     ) -> None:
         check_count("n_max", n_max)
         super().__init__(
             step=step, learn_step=learn_step, surrogate=surrogate, membrane=membrane, beta=beta, alpha=alpha
         )
-        self.rule = Rule(n_max, self.surrogate, rounding="round", reset="level", reset_grad=False)
+        detached = check_flag("detach_state", detach_state)
+        self.rule = Rule(
+            n_max, self.surrogate, rounding="round", reset="level", reset_grad=False, detach_state=detached
+        )
 
 
 class _MixRows(torch.autograd.Function):
@@ -144,7 +153,8 @@ class LMHT(SteppedNeuron):
     """Learnable multi-hierarchical threshold neuron (Hao et al. 2024) with L equidistant thresholds.
 
     Currents are first mixed over time, x'[t] = sum_j 2 sigmoid(M[t, j]) / T * x[j], with M learned from 0; the leak
-    sigmoid(a) + 1/2 is learned from 1; the reset subtracts the level; gradients do not flow through the membrane.
+    sigmoid(a) + 1/2 is learned from 1; the reset subtracts the level; gradients do not flow through the membrane unless
+    `detach_state` is False.
     """
 
     def __init__(
@@ -154,6 +164,8 @@ class LMHT(SteppedNeuron):
         step: float | None = None,
         surrogate: str = "box",
         learn_step: bool = False,
+        *,
+        detach_state: bool = True,
     ) -> None:
         check_count("levels", levels)
         super().__init__(
@@ -167,7 +179,8 @@ class LMHT(SteppedNeuron):
         self.timesteps = check_count("timesteps", timesteps)
         self.mixing = nn.Parameter(torch.zeros(timesteps, timesteps))
         self.leak_logit = nn.Parameter(torch.zeros(()))
-        self.rule = Rule(levels, self.surrogate, reset="level", reset_grad=False, detach_state=True)
+        detached = check_flag("detach_state", detach_state)
+        self.rule = Rule(levels, self.surrogate, reset="level", reset_grad=False, detach_state=detached)
 
     @property
     def leak(self) -> Tensor:
@@ -222,12 +235,15 @@ class MLF(SpikingNeuron):
         spacing: float = 1.0,
         beta: float = 0.25,
         surrogate: str = "rectangular",
+        *,
+        detach_state: bool = False,
     ) -> None:
         super().__init__(surrogate=surrogate, membrane="lif", beta=beta, alpha=1.0, learn_tail=False)
         check_count("levels", levels)
         first, gap = check_positive("threshold", threshold), check_positive("spacing", spacing)
         self.register_buffer("ladder", first + gap * torch.arange(levels, dtype=torch.float32))
-        self.rule = Rule(levels, self.surrogate, rounding="strict", reset="hard")
+        detached = check_flag("detach_state", detach_state)
+        self.rule = Rule(levels, self.surrogate, rounding="strict", reset="hard", detach_state=detached)
 
     @property
     def step(self) -> Tensor:
@@ -248,7 +264,7 @@ class MLF(SpikingNeuron):
         for current in x.unbind(0):
             u = current.to(dtype) + torch.zeros_like(theta)
             if state is not None:
-                u = u + self.beta.to(dtype) * state.v
+                u = u + self.beta.to(dtype) * (state.v.detach() if self.rule.detach_state else state.v)
             fired = torch.where(u.isnan(), u, (u > theta).to(dtype)).detach()
             spikes = straight_through(u - theta + 1, fired, self.tail.to(dtype), 1, self.surrogate)
             state = BurstState(u * (1 - fired))
