@@ -19,7 +19,7 @@ from lbq.deploy.float_execution import distance_to_threshold, execute
 from lbq.errors import GraphError
 from lbq.graph import INPUT, Graph, Layer, NeuronSpec, Synapse
 from lbq.models import over_time
-from lbq.neuron import LIF, BurstNeuron, LadderNeuron, SpikingNeuron
+from lbq.neuron import LIF, LMHT, BurstNeuron, LadderNeuron, SpikingNeuron
 from tests.support.small_nets import Functional, compare, mean_logits
 
 
@@ -49,6 +49,9 @@ def warmed(net: nn.Module, *shape: int) -> nn.Module:
         for module in net.modules():
             if isinstance(module, BurstNeuron):
                 module.rho.add_(torch.randn(module.rho.shape) * 0.3)
+            if isinstance(module, LMHT):
+                module.mixing.normal_()
+                module.leak_logit.normal_()
             if isinstance(module, nn.BatchNorm2d):
                 module.weight.uniform_(0.5, 1.5)
                 module.bias.uniform_(-0.3, 0.3)
@@ -67,6 +70,8 @@ CASES: list[tuple[str, Any, tuple[int, int, int]]] = [
     ("resnet8w4", "ilif", (3, 8, 8)),
     ("resnet8w4", "qann", (3, 8, 8)),
     ("resnet8w4", "ladder", (3, 8, 8)),
+    ("resnet8w4", "lmht", (3, 8, 8)),
+    ("vgg11w4", {"name": "lmht", "levels": 4, "learn_step": True}, (3, 32, 32)),
     ("resnet18w4", "lbq", (3, 16, 16)),
     ("resnet18", "lbq", (3, 32, 32)),  # whose stem pools levels
     ("vgg11w4", "lbq", (3, 32, 32)),

@@ -173,6 +173,8 @@ def _render_counts(measured: Measurement, exact: Account, rate: Account, noise: 
     console.print(
         f"FP MACs of the first layer {exact.fp_macs:,.0f}, formations {exact.operations().formations:,.0f} per image"
     )
+    if exact.mixing_macs:
+        console.print(f"MACs that mix currents over time {exact.mixing_macs:,.0f} per image, not in the total")
     if exact.stem:
         planes = sum(count.bit_sparse for count in exact.stem.values())
         console.print(f"the first layer as additions by pixel planes {planes:,.0f} per image, not in the total")

@@ -22,7 +22,7 @@ from lbq.engine.method import Choice
 from lbq.engine.output import Output
 from lbq.errors import LbqError
 from lbq.graph import INPUT, Pool, Synapse
-from lbq.graph.integer import FLOAT32_BOUND, IntegerLayer, IntegerNetwork, synapse_bound
+from lbq.graph.integer import FLOAT32_BOUND, IntegerLayer, IntegerNetwork, Mixing, synapse_bound
 from lbq.graph.levels import Integers
 
 MATRIX_VALUES_PER_PIECE = 2**27  # of the matrices that are multiplied at a time
@@ -137,7 +137,8 @@ class TorchRunner:
         n, constants = layer.neuron, self.constants[layer.name]
         assert n is not None
         emitted, v, pending = [], None, None
-        for now in current.reshape(self.network.timesteps, batch, *layer.shape):
+        currents = current.reshape(self.network.timesteps, batch, *layer.shape)
+        for now in currents if n.mixing is None else _mixed(currents, n.mixing):
             u = now
             if v is not None:
                 if n.leak is not None:
@@ -171,6 +172,15 @@ class TorchRunner:
             sums = self._convolve(s, self._matrices(s).double(), summed)  # below 2^53: exact
             logits += sums.reshape(batch, -1).cpu().numpy().astype(np.int64)
         return logits
+
+
+def _mixed(currents: Tensor, mixing: Mixing) -> Iterator[Tensor]:
+    """`Mixing.of`, one timestep after the other."""
+    for row in mixing.weights.tolist():
+        total = torch.full_like(currents[0], 1 << (mixing.bits - 1), dtype=torch.int64)
+        for weight, current in zip(row, currents, strict=True):
+            total += weight * current.long()
+        yield (total >> mixing.bits).int()
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -71,6 +72,8 @@ class Ternary(SteppedNeuron):
 
     rule `trunc` fires at |U| >= gamma and subtracts alpha * gamma * S; rule `half` is the released Ternary Spike code:
     dead zone |U| < gamma / 2 and hard reset (there with beta = 0.25, step 1, surrogate `clip`).
+
+    reset: `once` subtracts, `hard` clears the membrane; default the rule's own.
     """
 
     def __init__(
@@ -82,6 +85,7 @@ class Ternary(SteppedNeuron):
         surrogate: str = "box",
         *,
         rule: Literal["trunc", "half"] = "trunc",
+        reset: Literal["once", "hard"] | None = None,
         channels: int | None = None,
         step_gradient: Literal["sum", "lsq"] = "sum",
         membrane: MembraneKind = "lif",
@@ -102,9 +106,10 @@ class Ternary(SteppedNeuron):
             learn_tail=learn_tail,
         )
         check_choice("rule", rule, ("trunc", "half"))
-        reset: Reset = "hard" if rule == "half" else "once"
+        kind: Reset = reset or ("hard" if rule == "half" else "once")
+        check_choice("reset", kind, ("once", "hard"))
         detached = check_flag("detach_state", detach_state)
-        self.rule = Rule(1, self.surrogate, rounding=rule, reset=reset, detach_state=detached)
+        self.rule = Rule(1, self.surrogate, rounding=rule, reset=kind, detach_state=detached)
 
 
 class ILIF(SteppedNeuron):
@@ -192,11 +197,16 @@ class LMHT(SteppedNeuron):
             raise ValueError(f"x must have timesteps={self.timesteps} as its first dimension, got {x.shape[0]}")
         return x
 
+    @property
+    def weights(self) -> Tensor:
+        """`[T, T]`: how much of each timestep's current goes into each, 2 sigmoid(M) / T."""
+        return 2 * torch.sigmoid(self.mixing) / self.timesteps
+
     def mix(self, x: Tensor) -> Tensor:
         order = [0, *sorted(range(1, x.dim()), key=lambda d: -x.stride()[d])]  # as in memory, which the result keeps
         back = sorted(range(x.dim()), key=order.__getitem__)
         laid = x.permute(order).to(compute_dtype(x))
-        rows, weights = laid.flatten(1), (2 * torch.sigmoid(self.mixing) / self.timesteps).to(laid.dtype)
+        rows, weights = laid.flatten(1), self.weights.to(laid.dtype)
         device = "cpu" if x.is_meta else x.device.type  # meta has no autocast
         with torch.autocast(device, enabled=False):  # which would multiply in half precision
             mixed: Tensor = weights @ rows if transformed() else _MixRows.apply(weights, rows)  # type: ignore[no-untyped-call]
@@ -214,11 +224,9 @@ class LMHT(SteppedNeuron):
     def forward_chunk(self, x: Tensor, state: BurstState | None = None) -> tuple[Tensor, BurstState | None]:
         raise NotImplementedError("LMHT mixes all timesteps, so it has no chunks: pass the whole sequence")
 
+    @torch.no_grad()
     def spec(self) -> NeuronSpec:
-        raise GraphError(
-            "LMHT mixes timesteps by a learned matrix, which cannot be absorbed into weights; use another neuron, or "
-            "lbq.statistics(net, batches) to see what it does"
-        )
+        return replace(super().spec(), mixing=self.weights.cpu().double().numpy())
 
 
 class MLF(SpikingNeuron):
