@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 
 from lbq.config import BOOKKEEPING, LATER, Config, differences, recipe_hash
 from lbq.errors import ConfigError
+from lbq.neuron.base import neurons_of
+from lbq.runs.build import build
 from lbq.system import toml
 from tests.support.paths import ROOT
 
@@ -45,6 +47,32 @@ def test_defaults_round_trip_through_a_file(tmp_path: Path) -> None:
     assert Config.load(path) == config
     assert config.optim.lr == 1.0  # an integer is fine where a number is asked for
     assert Config.load(path).hash == config.hash != Config().hash
+
+
+@pytest.mark.parametrize("name", ["lbq", "v1", "qann"])
+def test_one_initial_step_for_all_n_max(name: str) -> None:
+    config = Config.from_dict({"neuron": {"name": name, "n_max": 10}})
+    assert config.neuron == config.neuron_options == {"name": name, "n_max": 10, "step": 0.4}
+    for n_max in ({}, {"n_max": 5}):  # the step is what it always was, and so is the hash
+        assert Config(neuron={"name": name, **n_max}).neuron == {"name": name, **n_max}
+    assert Config(neuron={"name": "ilif", "n_max": 10}).neuron == {"name": "ilif", "n_max": 10}
+
+
+@pytest.mark.parametrize("kind", ["config.toml", "record.json"])
+def test_what_was_trained_with_the_former_step_keeps_it(kind: str, tmp_path: Path) -> None:
+    tree: dict[str, Any] = {**Config(seed=3).to_dict(), "neuron": {"name": "lbq", "n_max": 10}}
+    path = tmp_path / kind
+    path.write_text(toml.write(tree) if kind.endswith("toml") else json.dumps({"name": "", "config": tree}))
+    config = Config.load(path)
+    assert config.recipe_hash == recipe_hash(tree) != Config.from_dict(tree).recipe_hash
+    assert config.neuron == {"name": "lbq", "n_max": 10, "step": "2 / n_max"}
+    assert config.neuron_options == {"name": "lbq", "n_max": 10, "step": 0.2}
+    again = tmp_path / "again.toml"
+    again.write_text(Config.load(path, ["optim.lr=0.3"]).to_toml())
+    assert Config.load(again).neuron == config.neuron
+    assert Config.load(path, ["neuron.step=0.3"]).neuron_options["step"] == 0.3
+    for neuron in neurons_of(build(config)).values():
+        assert neuron.step.item() == pytest.approx(0.2, abs=1e-7)
 
 
 def test_the_hash_is_of_what_changes_a_result() -> None:
@@ -155,7 +183,7 @@ def test_files_compose_and_overrides_come_last(tmp_path: Path) -> None:
     assert config.optim.lr == 0.3
     assert config.model.share_tail is True
     child.write_text("base = 'base/a.toml'\n[neuron]\nn_max = 3\n")
-    assert Config.load(child).neuron == {"name": "lbq", "n_max": 3}
+    assert Config.load(child).neuron == {"name": "lbq", "n_max": 3, "step": 0.4}
 
 
 @pytest.mark.parametrize("changes", [["neuron.n_max=3", "neuron.name=ilif"], ["neuron.name=ilif", "neuron.n_max=3"]])

@@ -59,11 +59,13 @@ PUBLISHED = {
     "ablation/ann": "97.52", "ablation/binary": "91.81",
     "ablation/ternary_fixed_box": "94.11", "ablation/ternary_fixed_box_et": "94.11",
     "ablation/ternary_learned_box": "95.55", "ablation/ternary_learned_box_et": "95.55",
+    "ablation/ternary_fixed_half": "94.11", "ablation/ternary_learned_half": "95.55",
     "ablation/v1_box": "96.44", "ablation/v1_box_et": "96.44", "ablation/v2": "96.74",
     "ablation/v3_box": "97.30", "ablation/v3_box_et": "97.30",
     "nmax/lbq_n2": "96.73", "nmax/lbq_n10": "97.44", "nmax/lbq_n20": "97.35",
 }  # fmt: skip
 OURS = {"fairness/qann_n5", "fairness/binary_t10"}  # beside the paper's tables
+RELEASED = {"beta": 0.25, "reset": "hard", "surrogate": "clip"}  # the rule of the released Ternary Spike code
 ABLATION = {  # neuron, options of its own beside beta = 0.5
     "ann": ("relu", {}),
     "binary": ("lif", {"threshold": 1.0, "surrogate": "arctan"}),
@@ -71,6 +73,8 @@ ABLATION = {  # neuron, options of its own beside beta = 0.5
     "ternary_fixed_box_et": ("ternary", {"step": 1.0, "surrogate": "box_et"}),
     "ternary_learned_box": ("ternary_learned", {"step": 1.0, "surrogate": "box"}),
     "ternary_learned_box_et": ("ternary_learned", {"step": 1.0, "surrogate": "box_et"}),
+    "ternary_fixed_half": ("ternary_half", {"step": 1.0, **RELEASED}),
+    "ternary_learned_half": ("ternary_half", {"step": 1.0, "learn_step": True, **RELEASED}),
     "v1_box": ("v1", {"n_max": 5, "step": 0.4, "surrogate": "box"}),
     "v1_box_et": ("v1", {"n_max": 5, "step": 0.4, "surrogate": "box_et"}),
     "v2": ("v2", {"n_max": 5, "step": 0.4, "surrogate": "relsg_et"}),
@@ -196,12 +200,12 @@ def test_a_cell_differs_from_its_family_in_network_time_and_neuron_alone(name: s
 def test_ablation_capacity_and_fairness() -> None:
     for name, (neuron, options) in ABLATION.items():
         config = load(f"ablation/{name}")
-        expected = {"name": neuron, **options} | ({} if neuron == "relu" else {"beta": 0.5})
+        expected = ({} if neuron == "relu" else {"beta": 0.5}) | {"name": neuron, **options}
         assert config.neuron == expected
         assert config.model.timesteps == (1 if name == "ann" else 2)
         assert config.data.name == "cifar10"
     for n_max in (2, 10, 20):
-        assert load(f"nmax/lbq_n{n_max}").neuron == load("cifar10/lbq_t2").neuron | {"n_max": n_max, "step": 2 / n_max}
+        assert load(f"nmax/lbq_n{n_max}").neuron == load("cifar10/lbq_t2").neuron | {"n_max": n_max}
     slots = load("cifar10/lbq_t2")
     binary, quantised = load("fairness/binary_t10"), load("fairness/qann_n5")
     assert binary.model.timesteps == slots.neuron["n_max"] * slots.model.timesteps
@@ -209,6 +213,20 @@ def test_ablation_capacity_and_fairness() -> None:
     same = {"n_max": slots.neuron["n_max"], "step": slots.neuron["step"], "step_gradient": "sum"}
     assert quantised.neuron == {"name": "qann", **same}
     assert quantised.model.timesteps == 1
+
+
+def test_the_ablation_of_60_epochs_differs_in_its_neurons_alone() -> None:
+    """Each can be started by one command, and decays BatchNorm and steps."""
+    names = [name for name in SHIPPED if name.startswith("quick/ablation_60epochs/")]
+    cells = {"lbq": "cifar10/lbq_t2", "lmht": "cifar10/lmht_t2", "lif": "ablation/binary", "v2": "ablation/v2"}
+    cells |= {"v1": "ablation/v1_box", "v3": "ablation/v3_box"}
+    cells |= {f"ternary_{step}": f"ablation/ternary_{step}_half" for step in ("fixed", "learned")}
+    assert {name.split("/")[-1] for name in names} == cells.keys()
+    first = load("quick/ablation_60epochs/lbq")
+    assert (first.train.epochs, first.optim.norm_decay, first.optim.neuron_decay) == (60, True, "step")
+    for name in names:
+        config, cell = load(name), load(cells[name.split("/")[-1]])
+        assert config == dataclasses.replace(first, name=cell.name, neuron=cell.neuron)
 
 
 def test_every_configuration_that_is_run_has_a_short_name_that_is_true() -> None:

@@ -132,8 +132,15 @@ BOOKKEEPING = {  # settings that change no result
     "data": ("root", "workers"),
     "train": ("cuda_graph", "test", "checkpoint_steps", "checkpoint_minutes", "tensorboard"),
 }
+# Neurons whose initial step is `INITIAL_STEP` whatever their n_max is. It was 2 / n_max before, which is the same at 5: a
+# configuration of that time that lbq wrote and that states no step has `FORMER_STEP`.
+ONE_STEP_NEURONS = ("lbq", "burst_fixed", "v1", "v2", "v3", "qann")
+INITIAL_STEP = 0.4
+FORMER_STEP = "2 / n_max"
+
 LATER: dict[str, dict[str, Any]] = {
     "augment": {"plain_epochs": 0},
+    "neuron": {"step": FORMER_STEP},
     "optim": {"norm_decay": False, "neuron_decay": "none", "neuron_decay_factor": 1, "sam": 0, "sam_epochs": 0},
     "train": {"level_cost": 0, "level_cost_of": "bit_sparse", "new_head": False},
 }  # settings that came later, and their defaults
@@ -144,7 +151,10 @@ CHANGEABLE = ("data.root", "data.workers", "train.batch_size")
 
 @dataclass(frozen=True)
 class Config:
-    """`neuron` holds a registry name and that neuron's own options; they are checked when the network is built."""
+    """`neuron` holds a registry name and that neuron's own options; they are checked when the network is built.
+
+    It states the initial step of a burst neuron with another n_max than 5, also where the caller does not.
+    """
 
     seed: int = _checked(0, "a non-negative integer below 2^63", lambda v: 0 <= v < 2**63)
     name: str = _checked("", "one line of text", str.isprintable)  # in tables; empty: the title of its variant
@@ -154,6 +164,16 @@ class Config:
     augment: AugmentConfig = field(default_factory=AugmentConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
+
+    def __post_init__(self) -> None:
+        if _lacks_step(self.neuron):
+            object.__setattr__(self, "neuron", {**self.neuron, "step": INITIAL_STEP})
+
+    @property
+    def neuron_options(self) -> dict[str, Any]:
+        """`neuron` with its step as a number."""
+        former = self.neuron.get("step") == FORMER_STEP and self.neuron.get("name") in ONE_STEP_NEURONS
+        return {**self.neuron, "step": 2 / self.neuron["n_max"]} if former else dict(self.neuron)
 
     @classmethod
     def from_dict(cls, tree: Mapping[str, Any]) -> Config:
@@ -179,7 +199,7 @@ class Config:
     @classmethod
     def load(cls, path: Path | str, changes: Iterable[str] = ()) -> Config:
         """The configuration of a TOML file, or of a record, with `key=value` changes laid over it."""
-        tree = _recorded(Path(path)) if Path(path).suffix == ".json" else toml.read(path)
+        tree = _with_former_step(_recorded(Path(path)) if Path(path).suffix == ".json" else toml.read(path))
         over = toml.overrides(changes)
         neuron = over.get("neuron")
         if isinstance(neuron, Mapping) and "name" in neuron:  # the file's name is of another neuron
@@ -260,6 +280,21 @@ def differences(one: Config, other: Config) -> list[str]:
     ours, theirs = settings(one), settings(other)
     changed = [key for key in {**ours, **theirs} if ours.get(key) != theirs.get(key)]
     return [f"{key}: {ours.get(key, 'null')}, {theirs.get(key, 'null')}" for key in changed]
+
+
+def _lacks_step(neuron: Any) -> bool:
+    """Whether these are options of a burst neuron without a step, for which n_max once decided."""
+    if not isinstance(neuron, Mapping) or neuron.get("name") not in ONE_STEP_NEURONS or "step" in neuron:
+        return False
+    return type(n_max := neuron.get("n_max")) is int and n_max >= 1 and 2 / n_max != INITIAL_STEP
+
+
+def _with_former_step(tree: dict[str, Any]) -> dict[str, Any]:
+    """A configuration as lbq writes it, with all settings, that states no step: it is of the time of `FORMER_STEP`."""
+    sections = {f.name for f in dataclasses.fields(Config)} - {"name"}
+    written = sections <= tree.keys() and isinstance(tree["train"], Mapping) and "checkpoint_steps" in tree["train"]
+    neuron: Any = tree.get("neuron")
+    return {**tree, "neuron": {**neuron, "step": FORMER_STEP}} if written and _lacks_step(neuron) else tree
 
 
 def _recorded(path: Path) -> dict[str, Any]:

@@ -54,7 +54,7 @@ def test_a_run_is_converted_tested_deployed_and_trained_on(call: Call, tmp_path:
     assert facts["from_sha256"] == run_folder.weights_checksum(ann_run)
     assert json.loads((out / "conversion.json").read_text())["layers"] == facts["layers"]
     config = run_folder.load_config(out)
-    assert (config.neuron, config.model.timesteps) == ({"name": "lbq", "n_max": 7}, 3)
+    assert (config.neuron, config.model.timesteps) == ({"name": "lbq", "n_max": 7, "step": 0.4}, 3)
     net = run_folder.load(out)
     assert {n: pytest.approx(float(m.step.detach())) for n, m in net.named_modules() if isinstance(m, BurstNeuron)} == {
         n: layer["step"] for n, layer in facts["layers"].items()

@@ -24,7 +24,7 @@ from lbq.graph import INPUT, Graph, Layer, NeuronSpec, Pool, Synapse
 from lbq.graph.integer import MEMBRANE_BOUND, membrane_bound
 from lbq.graph.quantise import dyadic, integer_neuron, integer_weights, quantise_readout, shared_unit
 from lbq.models import over_time
-from lbq.neuron import LMHT, MLF, BurstNeuron, ReLU
+from lbq.neuron import MLF, BurstNeuron, ReLU
 from lbq.training import trainer as train
 from tests.support.small_nets import (
     MEAN,
@@ -231,7 +231,6 @@ def test_integers_keep_the_accuracy_of_a_trained_network(
 @pytest.mark.parametrize(
     ("neuron", "message"),
     [
-        (lambda: LMHT(2), "layer 'sn1': LMHT mixes timesteps by a learned matrix, which cannot be absorbed"),
         (MLF, "layer 'sn1': MLF keeps several membranes per neuron, .*; use LadderNeuron"),
         (ReLU, "layer 'sn1' is not a spiking neuron: it has no integer levels"),
         (lambda: BurstNeuron(300), "layer 'sn1': n_max is 300, but levels are 8-bit: use at most 255"),

@@ -19,7 +19,7 @@ from lbq.deploy.float_execution import distance_to_threshold, execute
 from lbq.errors import GraphError
 from lbq.graph import INPUT, Graph, Layer, NeuronSpec, Synapse
 from lbq.models import over_time
-from lbq.neuron import LIF, BurstNeuron, LadderNeuron, SpikingNeuron
+from lbq.neuron import LIF, LMHT, BurstNeuron, LadderNeuron, SpikingNeuron
 from tests.support import small_nets
 from tests.support.small_nets import Functional, compare, mean_logits
 
@@ -38,6 +38,9 @@ def warmed(net: nn.Module, *shape: int) -> nn.Module:
     """As of small_nets, and BatchNorm has weights and biases of its own too."""
     torch.manual_seed(0)
     for module in net.modules():
+        if isinstance(module, LMHT):
+            nn.init.normal_(module.mixing)
+            nn.init.normal_(module.leak_logit)
         if isinstance(module, nn.BatchNorm2d):
             nn.init.uniform_(module.weight, 0.5, 1.5)
             nn.init.uniform_(module.bias, -0.3, 0.3)
@@ -56,6 +59,8 @@ CASES: list[tuple[str, Any, tuple[int, int, int]]] = [
     ("resnet8w4", "ilif", (3, 8, 8)),
     ("resnet8w4", "qann", (3, 8, 8)),
     ("resnet8w4", "ladder", (3, 8, 8)),
+    ("resnet8w4", "lmht", (3, 8, 8)),
+    ("vgg11w4", {"name": "lmht", "levels": 4, "learn_step": True}, (3, 32, 32)),
     ("resnet18w4", "lbq", (3, 16, 16)),
     ("resnet19w64fc256", "lbq", (3, 4, 4)),  # a neuron behind a linear layer
     ("resnet18", "lbq", (3, 32, 32)),  # whose stem pools levels

@@ -31,6 +31,7 @@ from lbq.neuron import BurstNeuron
 from tests.support.oracle import integer_network
 from tests.support.small_nets import (
     CASES,
+    MIXED_CASES,
     Functional,
     branched,
     deploy_warmed,
@@ -56,7 +57,7 @@ def agrees_with_the_definition(net: Network, x: Ints) -> None:
                 assert {at: int(out.levels[name][t, i][at]) for at in levels[name]} == levels[name], (name, t)
 
 
-@pytest.mark.parametrize(("id", "neuron", "shape", "options"), CASES[:-1])
+@pytest.mark.parametrize(("id", "neuron", "shape", "options"), [*CASES[:-1], *MIXED_CASES])
 def test_engines_equal_the_definition(
     id: str, neuron: Any, shape: tuple[int, int, int], options: dict[str, Any]
 ) -> None:
@@ -64,7 +65,7 @@ def test_engines_equal_the_definition(
     agrees_with_the_definition(deployed(id, neuron, shape, **options), pixels(1, *shape))
 
 
-@pytest.mark.parametrize(("id", "neuron", "shape", "options"), CASES)
+@pytest.mark.parametrize(("id", "neuron", "shape", "options"), [*CASES, *MIXED_CASES])
 def test_all_engines_give_the_same_bits(
     id: str, neuron: Any, shape: tuple[int, int, int], options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

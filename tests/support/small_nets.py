@@ -16,7 +16,7 @@ from lbq.engine import Network
 from lbq.engine.output import Output
 from lbq.graph import Graph
 from lbq.models import over_time
-from lbq.neuron import BurstNeuron
+from lbq.neuron import LMHT, BurstNeuron
 from lbq.neuron.recorder import record_levels
 
 MEAN, STD = (0.5, 0.4, 0.6), (0.25, 0.3, 0.2)
@@ -44,6 +44,9 @@ def warmed(net: nn.Module, *shape: int, static: bool = True, seed: int = 0) -> n
         for module in net.modules():
             if isinstance(module, BurstNeuron) and hasattr(module, "rho"):
                 module.rho.add_(torch.randn(module.rho.shape) * 0.3)
+            if isinstance(module, LMHT):
+                module.mixing.normal_(0.5)
+                module.leak_logit.normal_()
     return net.eval()
 
 
@@ -129,6 +132,13 @@ CASES: list[tuple[str, Any, tuple[int, int, int], dict[str, Any]]] = [
     ("resnet8w2", "qann", (3, 4, 4), {"timesteps": 1}),
     ("resnet8w2", "ladder", (3, 4, 4), {}),
     ("resnet19w64fc256", "lbq", (3, 4, 4), {}),
+]
+
+
+# The same with neurons that mix timesteps, which are not exported
+MIXED_CASES: list[tuple[str, Any, tuple[int, int, int], dict[str, Any]]] = [
+    ("resnet8w2", "lmht", (3, 4, 4), {"timesteps": 3}),
+    ("resnet8w2", {"name": "lmht", "levels": 4, "learn_step": True}, (1, 5, 3), {"timesteps": 1}),
 ]
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from lbq import engine
 from lbq.cli.progress import DemoProgress
-from lbq.config import Config
+from lbq.config import INITIAL_STEP, Config
 from lbq.counting.deployed_counts import analyze
 from lbq.counting.measurement import Measurement
 from lbq.errors import RunError
@@ -24,7 +24,6 @@ from lbq.system import files
 if TYPE_CHECKING:
     from lbq.deploy.verify import AbsorptionCheck, IntegerCheck
 
-INITIAL_STEP = 0.4
 IMAGES_PER_MEMBRANE = 4  # membranes are read for every fourth test image
 OURS = "lbq"
 

@@ -83,7 +83,8 @@ def accuracy_text(accuracy: float | None, result: Mapping[str, Any]) -> str:
 
 
 def render_demo(result: DemoResult) -> None:
-    from lbq.cli.demo import INITIAL_STEP, METHODS, OURS
+    from lbq.cli.demo import METHODS, OURS
+    from lbq.config import INITIAL_STEP
 
     console, check = make_console(), result.check
     ann_microjoules = 1e3 * result.measured["ann"].ann_energy_mj()
@@ -181,6 +182,8 @@ def _render_counts(measured: Measurement, exact: Account, rate: Account, noise: 
     console.print(
         f"FP MACs of the first layer {exact.fp_macs:,.0f}, formations {exact.operations().formations:,.0f} per image"
     )
+    if exact.mixing_macs:
+        console.print(f"MACs that mix currents over time {exact.mixing_macs:,.0f} per image, not in the total")
     if exact.stem:
         planes = sum(count.bit_sparse for count in exact.stem.values())
         console.print(f"the first layer as additions by pixel planes {planes:,.0f} per image, not in the total")

@@ -136,6 +136,10 @@ def _spiking_methods(account: Account, technology: Technology) -> list[Method]:
         instructions = 3 + bits  # of a state update
         macs, reuse = account.fp_macs, technology.weight_reuse
         add, weight_byte, state_byte = technology.int32_add, technology.weight_byte, technology.state_byte
+        mixed = account.mixing_macs
+        mixing = (
+            [Line("mixing of currents over time, 32-bit MACs", mixed, technology.int32_mac, "integer")] if mixed else []
+        )
         lines = (
             Line("first layer, 8-bit MACs", macs, technology.int8_mac, "integer"),
             Line("synaptic accumulations", added, add, "integer", True),
@@ -143,12 +147,13 @@ def _spiking_methods(account: Account, technology: Technology) -> list[Method]:
             Line("identity shortcuts, additions", shortcut_adds, add, "integer"),
             Line("sums over windows and time, additions", account.pool_adds, add, "integer"),
             Line(f"state updates, {instructions} instructions each", neuron_slots * instructions, add, "integer"),
+            *mixing,
             Line("weight bytes of the first layer", macs / reuse, weight_byte, "memory"),
             Line("weight bytes", added / reuse, weight_byte, "memory", True),
             Line("membrane bytes", neuron_slots * STATE_BYTES, state_byte, "memory"),
             Line("level bytes, written and read", 2 * (neuron_slots * bits / 8), state_byte, "memory"),
         )
-        return Method(name, note, 1e3 * energy_mj(Operations(macs, added, formed), technology.paper), lines)
+        return Method(name, note, 1e3 * energy_mj(Operations(macs + mixed, added, formed), technology.paper), lines)
 
     if account.unit_events:
         return [method(PLANES, "one addition for each event", account.executed, 0.0, shortcuts.events)]

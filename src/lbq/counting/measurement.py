@@ -125,6 +125,8 @@ def _step_of(graph: Graph | IntegerNetwork, name: str) -> np.ndarray[Any, np.dty
 
 def _account_dict(account: Account, table: Energies) -> dict[str, Any]:
     stored = {key: value for key, value in asdict(account).items() if key not in ("mode", "images")}
+    if not account.mixing_macs:
+        stored.pop("mixing_macs")  # of LM-HT alone
     return {
         **stored,
         "total": asdict(account.total),

@@ -119,7 +119,8 @@ class Account:
     synapses: the weighted connections, which alone are in `total`, as in the paper's sum. shortcuts: the residual
     identities (fan-out 1). pool_adds: additions of non-zero levels into sums over windows and time. stem: the first layer
     on pixel planes, where pixels were given; it is priced as MACs, as in the paper. ann_macs: of the same network as an
-    ANN, in one pass; of event frames, over their sum.
+    ANN, in one pass; of event frames, over their sum. mixing_macs: of currents that are mixed over time, T * T for each
+    neuron of LM-HT.
     """
 
     mode: Mode
@@ -140,6 +141,7 @@ class Account:
     outputs: int = 0  # accumulators that weighted synapses fill, the first layer's left out, over all timesteps
     level_bits: int = 0  # of a level as it is sent, with its sign; 0 in older files
     horner: float = 0.0  # shifts where planes are added from the highest down, one for each output and plane above 0
+    mixing_macs: float = 0.0  # absent from older files
 
     @property
     def total(self) -> Count:
@@ -168,10 +170,12 @@ class Account:
         return self.total.shifts if backend == "explicit" and not self.unit_events else 0.0
 
     def operations(self, backend: Backend = "preshifted") -> Operations:
-        """What the paper's energy model prices. Binary and ternary events need no formation."""
+        """What the paper's energy model prices. Binary and ternary events need no formation. Mixing multiplies currents, which
+        the model knows as MACs only."""
+        macs = self.fp_macs + self.mixing_macs
         if self.unit_events:
-            return Operations(self.fp_macs, self.executed)
-        return Operations(self.fp_macs, self.executed, self.total.formations, self.shifts(backend))
+            return Operations(macs, self.executed)
+        return Operations(macs, self.executed, self.total.formations, self.shifts(backend))
 
     def energy_mj(self, backend: Backend = "preshifted", table: Energies = HOROWITZ, q: float = 1.0) -> float:
         return energy_mj(self.operations(backend), table, q)
@@ -240,6 +244,7 @@ class Counter:
             outputs=sum(filled),
             level_bits=max(spec.n_max.bit_length() + spec.signed for spec in specs),
             horner=sum(outputs * planes for outputs, planes in zip(filled, above, strict=True)),
+            mixing_macs=float(sum(graph.timesteps**2 * graph[name].units for name in graph.mixed_layers)),
         )
 
     def _additions(self, read: Read) -> float:

@@ -23,7 +23,12 @@ ACCOUNT = Fields(
         "formations": Values(schema.AMOUNT),
         **dict.fromkeys(("synapses", "shortcuts", "stem"), Values(COUNTS)),
     },
-    {"frames": schema.POSITIVE, "level_bits": schema.BITS, "horner": schema.AMOUNT},  # which older files lack
+    {  # which older files lack
+        "frames": schema.POSITIVE,
+        "level_bits": schema.BITS,
+        "horner": schema.AMOUNT,
+        "mixing_macs": schema.AMOUNT,
+    },
 )
 LAYER = Fields(
     {

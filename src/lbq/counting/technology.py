@@ -31,6 +31,7 @@ class Technology:
     fp32_mac: float = 4.6
     fp32_add: float = 0.9
     int8_mac: float = 0.23
+    int32_mac: float = 3.2
     int32_add: float = 0.1
     shift: float = 0.1
     weight_byte: float = 1.25
@@ -41,6 +42,7 @@ class Technology:
             "fp32_mac": "32-bit float multiply 3.7 pJ + add 0.9 pJ",
             "fp32_add": "32-bit float add; the paper prices every accumulation so",
             "int8_mac": "8-bit integer multiply 0.2 pJ + add 0.03 pJ",
+            "int32_mac": "32-bit integer multiply 3.1 pJ + add 0.1 pJ; for mixing of currents over time, as LM-HT does",
             "int32_add": "32-bit integer add; also taken for one formation and for each instruction of a state update",
             "shift": "not in the source: taken as an integer add",
             "weight_byte": "an eighth of a 64-bit read from an 8 KB SRAM, 10 pJ",

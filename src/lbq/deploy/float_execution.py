@@ -48,35 +48,41 @@ def execute(graph: Graph, x: NDArray[np.generic]) -> Result:
         raise GraphError(f"x must be {lead}{str(graph.input_shape)[1:-1]}], got {list(inputs.shape)}")
     if graph.offset is not None:
         inputs = inputs - graph.offset[:, None, None]
-    states = {layer.name: State() for layer in graph.layers}
-    levels: dict[str, list[Levels]] = {layer.name: [] for layer in graph.layers}
+    levels: dict[str, Levels] = {}
     ties: NDArray[np.int64] = np.zeros((), np.int64)
-    stem: dict[str, Array] = {}  # currents of a static input, computed once
 
-    def current(layer: Layer, frame: Array) -> Array:
-        total: Array = layer.bias[None, :, None, None]
+    def currents(layer: Layer) -> list[Array]:
+        """By timestep. The current of a static input is the same at all of them, and computed once."""
+        totals: list[Array] = [layer.bias[None, :, None, None]] * graph.timesteps
         for synapse in layer.synapses:
             if synapse.source == INPUT:
-                if not graph.static or synapse.name not in stem:
-                    stem[synapse.name] = synapse_current(synapse, frame)
-                total = total + stem[synapse.name]
+                parts = [synapse_current(synapse, frame) for frame in (inputs[None] if graph.static else inputs)]
+                parts = parts * (graph.timesteps if graph.static else 1)
             else:
-                level = pool(levels[synapse.source][-1], synapse.pools)
-                total = total + synapse_current(synapse, level.astype(np.float64))
-        return total
+                pooled = (pool(level, synapse.pools) for level in levels[synapse.source])
+                parts = [synapse_current(synapse, level.astype(np.float64)) for level in pooled]
+            totals = [total + part for total, part in zip(totals, parts, strict=True)]
+        return totals
 
-    logits = []
-    for t in range(graph.timesteps):
-        frame = inputs if graph.static else inputs[t]
-        for layer in graph.layers:
-            spec, x_t = graph.spec(layer.name), current(layer, frame)
+    for layer in graph.layers:
+        spec, state, emitted = graph.spec(layer.name), State(), []
+        for x_t in mixed(spec, currents(layer)):
             if np.isnan(x_t).any():
                 raise GraphError(f"the current of layer {layer.name!r} is NaN: check the input and the weights")
-            level, u = emit(spec, x_t, states[layer.name])
-            levels[layer.name].append(level)
+            level, u = emit(spec, x_t, state)
+            emitted.append(level)
             ties = ties + (distance_to_threshold(spec, u) < TIE).sum((1, 2, 3))
-        logits.append(current(graph.readout, frame))
-    return Result(np.mean(logits, axis=0)[:, :, 0, 0], {name: np.stack(steps) for name, steps in levels.items()}, ties)
+        levels[layer.name] = np.stack(emitted)
+    return Result(np.mean(currents(graph.readout), axis=0)[:, :, 0, 0], levels, ties)
+
+
+def mixed(spec: NeuronSpec, currents: list[Array]) -> list[Array]:
+    """Currents by timestep, mixed over time where the neuron does so (LM-HT)."""
+    if spec.mixing is None:
+        return currents
+    if spec.mixing.shape != (len(currents),) * 2:
+        raise GraphError(f"the neurons mix {len(spec.mixing)} timesteps, the network has {len(currents)}")
+    return list(np.tensordot(spec.mixing, np.stack(currents), 1))
 
 
 def synapse_current(synapse: Synapse, x: Array) -> Array:

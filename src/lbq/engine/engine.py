@@ -103,6 +103,10 @@ class Network:
             raise LbqError(f"the network reads event frames, {net.timesteps} of a sample: deploy its run over others")
         if type(timesteps) is not int or timesteps < 1:
             raise LbqError(f"timesteps must be a whole number above 0, got {timesteps!r}")
+        if timesteps != net.timesteps and (mixed := net.mixed_layers):
+            raise LbqError(
+                f"layer {mixed[0]!r} mixes {net.timesteps} timesteps: train another network over {timesteps}"
+            )
         with self.unchanged():
             # the bias of the sum over time, rounded half up: exact, for Python's integers do not overflow
             bias = [(2 * b * timesteps + net.timesteps) // (2 * net.timesteps) for b in net.readout.bias.tolist()]

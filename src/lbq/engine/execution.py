@@ -130,6 +130,9 @@ class Execution:
         out = self.space.levels(layer, rows)
         static = total is not None and len(total) != rows
         neurons = self.runner.neurons[layer.name]
+        if neurons.mixing is not None:  # in NumPy, over the whole sequence; a tape would not repeat it
+            total, static = neurons.mixed(total, shortcuts, out.shape, static, net.timesteps), False
+            neurons, shortcuts, self.native = neurons.after_mixing(), [], False
         watch = None if self.watch is None else partial(self.watch, layer.name)
         if self.by_library and all(levels.itemsize == 1 for levels in shortcuts):
             membranes = None if watch is None else np.empty(out.shape, np.int32)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 
 from lbq import native
 from lbq.engine.tape import Step, address, ready
-from lbq.graph.integer import IntegerLayer, rounded_leak
+from lbq.graph.integer import LARGEST_MIXING, IntegerLayer, rounded_leak
 from lbq.graph.levels import Integers, highest_level, popcount
 
 RESETS: dict[str, int] = {"once": 0, "level": 1, "hard": 2}  # the enum of native.h
@@ -51,15 +52,16 @@ class LayerNeurons:
         if layer.neuron is None:
             raise ValueError(f"layer {layer.name!r} has no neuron")
         self.neuron = n = layer.neuron
-        self.fraction = layer.fraction
+        self.fraction, self.mixing = layer.fraction, n.mixing
         bias = layer.bias
         self.bias = bias if bias.ndim == 1 else np.ascontiguousarray(bias.transpose(1, 2, 0))
         self.identities = [s.weight.astype(np.int32) for s in layer.identities]
         channels = len(n.reset)
         if n.thresholds.shape != (channels, n.n_max) or n.n_max > highest_level(n.signed):
             raise ValueError(f"thresholds must be [{channels}, n_max] with 8-bit levels, got {n.thresholds.shape}")
-        if n.leak is not None and not (1 <= n.leak[1] <= 30 and 0 <= n.leak[0] <= 1 << n.leak[1]):
-            raise ValueError(f"leak must be (m, k) with k in 1..30 and m <= 2^k, got {n.leak}")
+        most = 1 if n.mixing is None else LARGEST_MIXING
+        if n.leak is not None and not (1 <= n.leak[1] <= 30 and 0 <= n.leak[0] <= most << n.leak[1]):
+            raise ValueError(f"leak must be (m, k) with k in 1..30 and m <= {most} * 2^k, got {n.leak}")
         if any(w.shape != (channels,) for w in self.identities):
             raise ValueError(f"identity weights must be [{channels}]")
 
@@ -74,23 +76,20 @@ class LayerNeurons:
     ) -> Emitted:
         """Write levels to `out` [T * B, H, W, C], from convolution currents and the levels on each identity synapse.
 
+        Where currents are mixed over time, they must be all there and mixed already: see `mixed`.
+
         currents: `[T * B, ...]`, or `[B, ...]` where `static`: the same at every timestep. None: no convolution leads here.
         shortcuts: levels `[T * B, ...]`.
         watch: called at every timestep with the membranes `[B, H, W, C]` before emission.
         """
+        assert self.mixing is None
         n, batch = self.neuron, len(out) // timesteps
         v: NDArray[np.int32] | None = None
         pending: NDArray[np.int32] | None = None
         for t in range(timesteps):
             now = slice(t * batch, (t + 1) * batch)
             u = np.empty(out[now].shape, np.int32)
-            if currents is None:
-                u[:] = self.bias
-            else:
-                np.left_shift(currents if static else currents[now], self.fraction, out=u)
-                u += self.bias
-            for weight, levels in zip(self.identities, shortcuts, strict=True):
-                u += weight * levels[now]
+            self._current(currents if static or currents is None else currents[now], [s[now] for s in shortcuts], u)
             if v is not None:
                 u += v if n.leak is None else rounded_leak(v.astype(np.int64), n.leak).astype(np.int32)
             if pending is not None:
@@ -110,6 +109,39 @@ class LayerNeurons:
                 pending = drop
         return emitted(out)
 
+    def _current(self, convolved: NDArray[np.int32] | None, shortcuts: list[Integers], out: NDArray[np.int32]) -> None:
+        """Write the currents of one timestep to `out`, in units of the membrane."""
+        if convolved is None:
+            out[:] = self.bias
+        else:
+            np.left_shift(convolved, self.fraction, out=out)
+            out += self.bias
+        for weight, levels in zip(self.identities, shortcuts, strict=True):
+            out += weight * levels
+
+    def mixed(
+        self,
+        currents: NDArray[np.int32] | None,
+        shortcuts: list[Integers],
+        shape: tuple[int, ...],
+        static: bool,
+        timesteps: int,
+    ) -> NDArray[np.int32]:
+        """Currents of all timesteps mixed, `[T * B, H, W, C]` as `shape` says; `after_mixing` takes them as its currents."""
+        assert self.mixing is not None
+        batch = shape[0] // timesteps
+        whole = np.empty((timesteps, batch, *shape[1:]), np.int32)
+        for t, out in enumerate(whole):
+            now = slice(t * batch, (t + 1) * batch)
+            self._current(currents if static or currents is None else currents[now], [s[now] for s in shortcuts], out)
+        return self.mixing.of(whole).reshape(shape)
+
+    def after_mixing(self) -> LayerNeurons:
+        """The same neurons for currents that are complete: no bias, no shortcuts, no fraction to shift by."""
+        after = copy.copy(self)
+        after.fraction, after.bias, after.identities, after.mixing = 0, np.zeros_like(self.neuron.reset), [], None
+        return after
+
     def step(
         self,
         currents: NDArray[np.int32] | None,
@@ -124,6 +156,7 @@ class LayerNeurons:
         out: contiguous, uint8 or, for signed neurons, int8. shortcuts: 8-bit levels.
         membranes: the array to write the membranes before emission to, contiguous int32 `[T * B, H, W, C]`.
         """
+        assert self.mixing is None  # a step may be performed again, and would not mix again
         n = self.neuron
         rows, height, width, channels = out.shape
         batch = rows // timesteps

@@ -8,7 +8,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from lbq.errors import LbqError, nearest
+from lbq.errors import GraphError, LbqError, nearest
+from lbq.graph import Layered
 
 FORMATS = {
     "c": "C99 sources that need nothing but a compiler",
@@ -24,6 +25,15 @@ def check_format(format: str) -> str:
     if format not in FORMATS:
         raise LbqError(f"--format {format!r} is not known{nearest(format, FORMATS)}")
     return format
+
+
+def refuse_mixing(network: Layered[Any], format: str) -> None:
+    """Refuse a network of LM-HT's neurons: these formats run one timestep after the other."""
+    if names := network.mixed_layers:
+        raise GraphError(
+            f"layer {names[0]!r} mixes the currents of all timesteps (LM-HT), which has no form in {format}: use model.lbq "
+            "with lbq run, or another neuron"
+        )
 
 
 def export(model: Path | str, out: Path | str, format: str = "c", name: str = "model") -> dict[str, Any]:

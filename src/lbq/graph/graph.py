@@ -41,6 +41,7 @@ class NeuronSpec:
     """A neuron as numbers. `lbq.kernels.reference.Rule` explains rounding, reset and decay_reset.
 
     step, scale: scalars (shape `()`) or one per channel `[C]`. The scale is the value of a level in training.
+    mixing: `[T, T]`, where currents are mixed over time before they are integrated: x'[t] = sum_j mixing[t, j] x[j] (LM-HT).
     """
 
     kind: str
@@ -54,6 +55,7 @@ class NeuronSpec:
     reset: str
     decay_reset: bool
     thresholds: Array | None = None
+    mixing: Array | None = None
 
     @property
     def planes(self) -> int:
@@ -234,6 +236,12 @@ class Layered(Generic[L]):
     def units(self) -> int:
         """Spiking neurons, per timestep."""
         return sum(layer.units for layer in self.layers)
+
+    @property
+    def mixed_layers(self) -> tuple[str, ...]:
+        """The layers that mix the currents of all timesteps before their first emission."""
+        neurons = ((layer.name, getattr(layer, "neuron", None)) for layer in self.layers)
+        return tuple(name for name, neuron in neurons if neuron is not None and neuron.mixing is not None)
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,8 @@ At every timestep a layer computes, for each output channel c in its own unit q_
     U = leak(V) + ((sum of W * S) << f) + bias + (sum of identity * S) - pending
     S = how many thresholds U reaches;  V = U - reset where S > 0
 
-on int32, with W in int8 or int16. The readout sums levels over time first and then computes once, in int64.
+on int32, with W in int8 or int16. What is added to leak(V) - pending is the current. LM-HT mixes the currents of all timesteps
+first. The readout sums levels over time first and then computes once, in int64.
 NumPy only.
 """
 
@@ -37,9 +38,39 @@ MOST_POOLS = 8  # one after another, in front of one synapse
 MOST_STEPS = 4096  # timesteps
 MOST_UNITS = 2**28  # of one layer, over all timesteps
 MOST_FRACTION = 20  # fractional bits of a membrane
-MOST_LEAK = 16  # the k of a leak m / 2^k
+MOST_LEAK = 16  # the k of a leak m / 2^k, and the fractional bits of a mixing
+MOST_MIXED_STEPS = (
+    64  # timesteps of a network that mixes them: T * T numbers for each layer stand in a file's description
+)
+LARGEST_MIXING = 2  # 2 sigmoid(M) / T is below it; a leak beside a mixing too
 
 Reset = Literal["once", "level", "hard"]
+
+
+@dataclass(frozen=True)
+class Mixing:
+    """Currents mixed over time, as LM-HT does: (sum over j of weights[t, j] * current[j]) / 2^bits, rounding half up.
+
+    weights: int32 `[T, T]`, from 0 to 2^(bits + 1). Sums are int64.
+    """
+
+    weights: NDArray[np.int32]
+    bits: int
+
+    def bounds(self, most: NDArray[np.int64]) -> NDArray[np.int64]:
+        """`[T, ...]`: the most that mixed currents can be at each timestep, where no current exceeds `most`."""
+        sums = self.weights.astype(np.int64).sum(1)
+        return (np.multiply.outer(sums, most) + (1 << (self.bits - 1))) >> self.bits
+
+    def of(self, currents: NDArray[np.int32]) -> NDArray[np.int32]:
+        """Mixed currents of `currents` [T, ...]."""
+        mixed = np.empty_like(currents)
+        for t, row in enumerate(self.weights.tolist()):
+            total = np.full(currents.shape[1:], 1 << (self.bits - 1), np.int64)
+            for weight, current in zip(row, currents, strict=True):
+                total += weight * current.astype(np.int64)
+            mixed[t] = total >> self.bits
+        return mixed
 
 
 @dataclass(frozen=True)
@@ -52,6 +83,7 @@ class IntegerNeuron:
         membrane becomes 0 (`hard`).
     leak: (m, k) multiplies the membrane by m / 2^k, rounding half up; None: no leak.
     decay_reset: False subtracts the reset at the next timestep, after the leak.
+    mixing: where it mixes the currents of all timesteps first. Its leak is then below 2, else at most 1.
     """
 
     n_max: int
@@ -61,6 +93,7 @@ class IntegerNeuron:
     reset_kind: Reset
     leak: tuple[int, int] | None
     decay_reset: bool
+    mixing: Mixing | None = None
 
     @property
     def planes(self) -> int:
@@ -186,8 +219,9 @@ def membrane_bound(layer: IntegerLayer, largest: Mapping[str, int], timesteps: i
     multiple = np.arange(1, neuron.n_max + 1) if neuron.reset_kind == "level" else np.ones(neuron.n_max, np.int64)
     undershoot = np.maximum(reset[:, None] * multiple - thresholds, 0)  # how far below 0 a reset can take a membrane
     u = v = np.zeros_like(inflow)
-    worst = 0
-    for _ in range(timesteps):
+    worst = total  # the currents themselves, which a mixing may make smaller
+    inflows = [inflow] * timesteps if neuron.mixing is None else neuron.mixing.bounds(inflow)
+    for inflow in inflows:
         carried = v if neuron.leak is None else rounded_leak(v, neuron.leak)
         reached = thresholds <= u[:, None]  # by the membrane of the timestep before
         if neuron.decay_reset or neuron.reset_kind == "hard":

@@ -17,17 +17,20 @@ from lbq.errors import GraphError
 from lbq.graph import INPUT, Array, Graph, Layer, NeuronSpec, Synapse
 from lbq.graph.integer import (
     FLOAT64_BOUND,
+    LARGEST_MIXING,
     LARGEST_PIXEL,
     LEAST_THRESHOLD,
     MEMBRANE_BOUND,
     MOST_FRACTION,
     MOST_LEAK,
+    MOST_MIXED_STEPS,
     MOST_STEPS,
     MOST_SYNAPSES,
     SUM_BOUND,
     IntegerLayer,
     IntegerNetwork,
     IntegerNeuron,
+    Mixing,
     is_name,
     membrane_bound,
     pooled_bound,
@@ -122,6 +125,7 @@ def _layer(layer: Layer, largest: Mapping[str, int], timesteps: int, bits: int, 
     if spec is None:
         raise GraphError(f"layer {layer.name!r} is not a spiking neuron: it has no integer levels; use a burst neuron")
     check_neuron(layer.name, spec)
+    check_mixing(layer.name, spec, timesteps)
     check_finite(layer)
     if any(s.source == INPUT for s in layer.synapses):
         bits = max(bits, STEM_BITS)
@@ -159,12 +163,13 @@ def check_neuron(name: str, spec: NeuronSpec) -> None:
     """Refuse what a neuron's integer form cannot express."""
     thresholds = 1.0 if spec.thresholds is None else spec.thresholds
     constants = {"step": spec.step, "scale": spec.scale, "reset": spec.alpha, "leak": spec.leak, "gain": spec.gain}
-    for constant, value in {**constants, "thresholds": thresholds}.items():
+    mixing = 1.0 if spec.mixing is None else spec.mixing
+    for constant, value in {**constants, "thresholds": thresholds, "mixing": mixing}.items():
         if not np.isfinite(np.asarray(value)).all():
             raise GraphError(f"layer {name!r}: its {constant} is not finite: did training diverge?")
     if not (np.asarray(spec.step) > 0).all():
         raise GraphError(f"layer {name!r}: its step is {float(np.min(spec.step)):g}: a step is above 0")
-    if not (0 <= spec.leak <= 1 and spec.alpha >= 0):
+    if not (0 <= spec.leak <= (1 if spec.mixing is None else 1.5) and spec.alpha >= 0):
         raise GraphError(
             f"layer {name!r}: its leak is {spec.leak:g} and its reset {spec.alpha:g}: a leak is in [0, 1], a reset at least 0"
         )
@@ -175,6 +180,22 @@ def check_neuron(name: str, spec: NeuronSpec) -> None:
         raise GraphError(f"layer {name!r}: n_max is {spec.n_max}, but levels are 8-bit: use at most {most}")
     if spec.reset == "hard" and spec.alpha != 1.0:
         raise GraphError(f"layer {name!r}: a hard reset by alpha {spec.alpha:g} has no integer form: use alpha 1")
+
+
+def check_mixing(name: str, spec: NeuronSpec, timesteps: int) -> None:
+    """Refuse a mixing that is not of so many timesteps, or of too many for a file."""
+    if spec.mixing is None:
+        return
+    if spec.mixing.shape != (timesteps, timesteps):
+        raise GraphError(
+            f"layer {name!r}: it mixes {len(spec.mixing)} timesteps, the network has {timesteps}: train it over so many"
+        )
+    if timesteps > MOST_MIXED_STEPS:
+        raise GraphError(
+            f"layer {name!r}: it mixes {timesteps} timesteps, at most {MOST_MIXED_STEPS} fit a file: use fewer timesteps"
+        )
+    if not (spec.mixing.min() >= 0 and spec.mixing.max() <= LARGEST_MIXING):
+        raise GraphError(f"layer {name!r}: its mixing has values beyond 0..{LARGEST_MIXING}: 2 sigmoid(M) / T has none")
 
 
 def check_finite(layer: Layer) -> None:
@@ -260,7 +281,13 @@ def integer_neuron(spec: NeuronSpec, fine: Array) -> IntegerNeuron:
         reset_kind=spec.reset,  # type: ignore[arg-type]
         leak=dyadic(spec.leak),
         decay_reset=spec.decay_reset,
+        mixing=None if spec.mixing is None else fixed_point(spec.mixing),
     )
+
+
+def fixed_point(mixing: Array) -> Mixing:
+    """A mixing with as many fractional bits as leaks have."""
+    return Mixing(np.rint(mixing * 2**MOST_LEAK).astype(np.int32), MOST_LEAK)
 
 
 def dyadic(leak: float) -> tuple[int, int] | None:

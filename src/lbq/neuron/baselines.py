@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lbq.config import INITIAL_STEP
 from lbq.errors import GraphError
 from lbq.graph import NeuronSpec
 from lbq.kernels import surrogate as surrogates
 from lbq.kernels.dispatch import fuses_norm
-from lbq.kernels.reference import BurstState, Rule, compute_dtype, straight_through, transformed
+from lbq.kernels.reference import BurstState, Reset, Rule, compute_dtype, straight_through, transformed
 from lbq.neuron.base import MembraneKind, SpikingNeuron
 from lbq.neuron.burst import SteppedNeuron
-from lbq.neuron.checks import check_alone, check_choice, check_count, check_positive
+from lbq.neuron.checks import check_alone, check_choice, check_count, check_flag, check_positive
 from lbq.neuron.hooks import is_watched
 
 
@@ -41,6 +43,7 @@ class LIF(SpikingNeuron):
         learn_beta: bool = False,
         tail: float = surrogates.BOX_ET_TAIL,
         learn_tail: bool = True,
+        detach_state: bool = False,
     ) -> None:
         super().__init__(
             surrogate=surrogate,
@@ -52,7 +55,8 @@ class LIF(SpikingNeuron):
             learn_tail=learn_tail,
         )
         self.register_buffer("threshold", torch.tensor(check_positive("threshold", threshold)))
-        self.rule = Rule(1, self.surrogate, rounding="strict", decay_reset=False)
+        detached = check_flag("detach_state", detach_state)
+        self.rule = Rule(1, self.surrogate, rounding="strict", decay_reset=False, detach_state=detached)
 
     @property
     def step(self) -> Tensor:
@@ -68,6 +72,8 @@ class Ternary(SteppedNeuron):
 
     rule `trunc` fires at |U| >= gamma and subtracts alpha * gamma * S; rule `half` is the released Ternary Spike code:
     dead zone |U| < gamma / 2 and hard reset (there with beta = 0.25, step 1, surrogate `clip`).
+
+    reset: `once` subtracts, `hard` clears the membrane; default the rule's own.
     """
 
     def __init__(
@@ -79,11 +85,13 @@ class Ternary(SteppedNeuron):
         surrogate: str = "box",
         *,
         rule: Literal["trunc", "half"] = "trunc",
+        reset: Literal["once", "hard"] | None = None,
         channels: int | None = None,
         step_gradient: Literal["sum", "lsq"] = "sum",
         membrane: MembraneKind = "lif",
         tail: float = surrogates.BOX_ET_TAIL,
         learn_tail: bool = True,
+        detach_state: bool = False,
     ) -> None:
         super().__init__(
             step=step,
@@ -98,7 +106,10 @@ class Ternary(SteppedNeuron):
             learn_tail=learn_tail,
         )
         check_choice("rule", rule, ("trunc", "half"))
-        self.rule = Rule(1, self.surrogate, rounding=rule, reset="hard" if rule == "half" else "once")
+        kind: Reset = reset or ("hard" if rule == "half" else "once")
+        check_choice("reset", kind, ("once", "hard"))
+        detached = check_flag("detach_state", detach_state)
+        self.rule = Rule(1, self.surrogate, rounding=rule, reset=kind, detach_state=detached)
 
 
 class ILIF(SteppedNeuron):
@@ -114,12 +125,16 @@ class ILIF(SteppedNeuron):
         *,
         learn_step: bool = False,
         membrane: MembraneKind = "lif",
+        detach_state: bool = False,
     ) -> None:
         check_count("n_max", n_max)
         super().__init__(
             step=step, learn_step=learn_step, surrogate=surrogate, membrane=membrane, beta=beta, alpha=alpha
         )
-        self.rule = Rule(n_max, self.surrogate, rounding="round", reset="level", reset_grad=False)
+        detached = check_flag("detach_state", detach_state)
+        self.rule = Rule(
+            n_max, self.surrogate, rounding="round", reset="level", reset_grad=False, detach_state=detached
+        )
 
 
 class _MixRows(torch.autograd.Function):
@@ -143,7 +158,8 @@ class LMHT(SteppedNeuron):
     """Learnable multi-hierarchical threshold neuron (Hao et al. 2024) with L equidistant thresholds.
 
     Currents are first mixed over time, x'[t] = sum_j 2 sigmoid(M[t, j]) / T * x[j], with M learned from 0; the leak
-    sigmoid(a) + 1/2 is learned from 1; the reset subtracts the level; gradients do not flow through the membrane.
+    sigmoid(a) + 1/2 is learned from 1; the reset subtracts the level; gradients do not flow through the membrane unless
+    `detach_state` is False.
     """
 
     def __init__(
@@ -153,6 +169,8 @@ class LMHT(SteppedNeuron):
         step: float | None = None,
         surrogate: str = "box",
         learn_step: bool = False,
+        *,
+        detach_state: bool = True,
     ) -> None:
         check_count("levels", levels)
         super().__init__(
@@ -166,7 +184,8 @@ class LMHT(SteppedNeuron):
         self.timesteps = check_count("timesteps", timesteps)
         self.mixing = nn.Parameter(torch.zeros(timesteps, timesteps))
         self.leak_logit = nn.Parameter(torch.zeros(()))
-        self.rule = Rule(levels, self.surrogate, reset="level", reset_grad=False, detach_state=True)
+        detached = check_flag("detach_state", detach_state)
+        self.rule = Rule(levels, self.surrogate, reset="level", reset_grad=False, detach_state=detached)
 
     @property
     def leak(self) -> Tensor:
@@ -178,11 +197,16 @@ class LMHT(SteppedNeuron):
             raise ValueError(f"x must have timesteps={self.timesteps} as its first dimension, got {x.shape[0]}")
         return x
 
+    @property
+    def weights(self) -> Tensor:
+        """`[T, T]`: how much of each timestep's current goes into each, 2 sigmoid(M) / T."""
+        return 2 * torch.sigmoid(self.mixing) / self.timesteps
+
     def mix(self, x: Tensor) -> Tensor:
         order = [0, *sorted(range(1, x.dim()), key=lambda d: -x.stride()[d])]  # as in memory, which the result keeps
         back = sorted(range(x.dim()), key=order.__getitem__)
         laid = x.permute(order).to(compute_dtype(x))
-        rows, weights = laid.flatten(1), (2 * torch.sigmoid(self.mixing) / self.timesteps).to(laid.dtype)
+        rows, weights = laid.flatten(1), self.weights.to(laid.dtype)
         device = "cpu" if x.is_meta else x.device.type  # meta has no autocast
         with torch.autocast(device, enabled=False):  # which would multiply in half precision
             mixed: Tensor = weights @ rows if transformed() else _MixRows.apply(weights, rows)  # type: ignore[no-untyped-call]
@@ -200,11 +224,9 @@ class LMHT(SteppedNeuron):
     def forward_chunk(self, x: Tensor, state: BurstState | None = None) -> tuple[Tensor, BurstState | None]:
         raise NotImplementedError("LMHT mixes all timesteps, so it has no chunks: pass the whole sequence")
 
+    @torch.no_grad()
     def spec(self) -> NeuronSpec:
-        raise GraphError(
-            "LMHT mixes timesteps by a learned matrix, which cannot be absorbed into weights; use another neuron, or "
-            "lbq.statistics(net, batches) to see what it does"
-        )
+        return replace(super().spec(), mixing=self.weights.cpu().double().numpy())
 
 
 class MLF(SpikingNeuron):
@@ -221,12 +243,15 @@ class MLF(SpikingNeuron):
         spacing: float = 1.0,
         beta: float = 0.25,
         surrogate: str = "rectangular",
+        *,
+        detach_state: bool = False,
     ) -> None:
         super().__init__(surrogate=surrogate, membrane="lif", beta=beta, alpha=1.0, learn_tail=False)
         check_count("levels", levels)
         first, gap = check_positive("threshold", threshold), check_positive("spacing", spacing)
         self.register_buffer("ladder", first + gap * torch.arange(levels, dtype=torch.float32))
-        self.rule = Rule(levels, self.surrogate, rounding="strict", reset="hard")
+        detached = check_flag("detach_state", detach_state)
+        self.rule = Rule(levels, self.surrogate, rounding="strict", reset="hard", detach_state=detached)
 
     @property
     def step(self) -> Tensor:
@@ -247,7 +272,7 @@ class MLF(SpikingNeuron):
         for current in x.unbind(0):
             u = current.to(dtype) + torch.zeros_like(theta)
             if state is not None:
-                u = u + self.beta.to(dtype) * state.v
+                u = u + self.beta.to(dtype) * (state.v.detach() if self.rule.detach_state else state.v)
             fired = torch.where(u.isnan(), u, (u > theta).to(dtype)).detach()
             spikes = straight_through(u - theta + 1, fired, self.tail.to(dtype), 1, self.surrogate)
             state = BurstState(u * (1 - fired))
@@ -329,13 +354,13 @@ class QuantReLU(SteppedNeuron):
     def __init__(
         self,
         n_max: int = 5,
-        step: float | None = None,
+        step: float = INITIAL_STEP,
         learn_step: bool = True,
         step_gradient: Literal["sum", "lsq"] = "lsq",
     ) -> None:
         check_count("n_max", n_max)
         super().__init__(
-            step=2 / n_max if step is None else step,
+            step=step,
             learn_step=learn_step,
             step_gradient=step_gradient,
             surrogate="clip",

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.parametrize import is_parametrized
 
+from lbq.config import INITIAL_STEP
 from lbq.kernels import surrogate as surrogates
 from lbq.kernels.reference import Rule
 from lbq.neuron.base import MembraneKind, SpikingNeuron
@@ -129,7 +130,7 @@ class BurstNeuron(SteppedNeuron):
 
     Args:
         n_max: highest level, >= 1.
-        step: initial step gamma; default 2 / n_max (0.4 at 5).
+        step: initial step gamma, whatever n_max is.
         learn_step: False makes it the fixed-step burst neuron (Eq. fixed_burst_quantizer).
         beta, alpha: membrane decay and reset factor, in [0, 1].
         surrogate: a name in `lbq.kernels.surrogate.SURROGATES`.
@@ -140,12 +141,13 @@ class BurstNeuron(SteppedNeuron):
         learn_beta, learn_alpha: train them, kept in [0, 1].
         reset_grad: let gradients reach gamma and alpha through the reset.
         step_gradient: `sum` as the paper, or `lsq`: scaled by 1 / sqrt(features * n_max).
+        detach_state: stop gradients at the membrane of the timestep before, as LM-HT does. The forward pass is the same.
     """
 
     def __init__(
         self,
         n_max: int = 5,
-        step: float | None = None,
+        step: float = INITIAL_STEP,
         learn_step: bool = True,
         beta: float = 0.5,
         alpha: float = 1.0,
@@ -159,10 +161,11 @@ class BurstNeuron(SteppedNeuron):
         learn_alpha: bool = False,
         reset_grad: bool = True,
         step_gradient: Literal["sum", "lsq"] = "sum",
+        detach_state: bool = False,
     ) -> None:
         check_count("n_max", n_max)
         super().__init__(
-            step=2 / n_max if step is None else step,
+            step=step,
             learn_step=learn_step,
             channels=channels,
             step_gradient=step_gradient,
@@ -175,7 +178,8 @@ class BurstNeuron(SteppedNeuron):
             tail=tail,
             learn_tail=learn_tail,
         )
-        self.rule = Rule(n_max, self.surrogate, reset_grad=check_flag("reset_grad", reset_grad))
+        with_gradient, detached = check_flag("reset_grad", reset_grad), check_flag("detach_state", detach_state)
+        self.rule = Rule(n_max, self.surrogate, reset_grad=with_gradient, detach_state=detached)
 
 
 class LadderNeuron(SpikingNeuron):
@@ -187,6 +191,7 @@ class LadderNeuron(SpikingNeuron):
     Args:
         thresholds: increasing positive numbers.
         scale: what one level is worth; default the mean spacing thresholds[-1] / n_max.
+        detach_state: as of BurstNeuron.
     """
 
     fixed_names = (*SpikingNeuron.fixed_names, "ladder", "level_scale")
@@ -204,6 +209,7 @@ class LadderNeuron(SpikingNeuron):
         tail: float = surrogates.BOX_ET_TAIL,
         learn_tail: bool = True,
         membrane: MembraneKind = "lif",
+        detach_state: bool = False,
     ) -> None:
         super().__init__(
             surrogate=surrogate, membrane=membrane, beta=beta, alpha=alpha, tail=tail, learn_tail=learn_tail
@@ -216,7 +222,7 @@ class LadderNeuron(SpikingNeuron):
         self.register_buffer("ladder", torch.tensor(values))
         worth = values[-1] / len(values) if scale is None else check_positive("scale", scale)
         self.register_buffer("level_scale", torch.tensor(worth))
-        self.rule = Rule(len(values), self.surrogate)
+        self.rule = Rule(len(values), self.surrogate, detach_state=check_flag("detach_state", detach_state))
 
     @property
     def step(self) -> Tensor:

@@ -31,6 +31,7 @@ TITLES = {
     "burst_learned": "Burst, learned step",
     "ternary_fixed": "Ternary, fixed",
     "ternary_learned": "Ternary, learned",
+    "ternary_half": "Ternary Spike",
     "qann": "Quantised ANN",
     "lmht": "LM-HT",
     "ilif": "I-LIF",

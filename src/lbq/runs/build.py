@@ -31,7 +31,7 @@ def build(config: Config) -> models.BurstNet:
             m.id,
             m.num_classes,
             m.timesteps,
-            config.neuron,
+            config.neuron_options,
             in_channels=m.in_channels,
             stem_stride=m.stem_stride,
             dropout=m.dropout,

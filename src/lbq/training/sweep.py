@@ -183,7 +183,7 @@ def _name(config: Config, varied: Mapping[str, str]) -> str:
 def _lacks(config: Config) -> str:
     """Why the network's neurons have no integer form; empty where they have one. Refuses unknown networks and neurons."""
     outline(config)
-    neuron = create(**config.neuron, timesteps=config.model.timesteps, channels=1)
+    neuron = create(**config.neuron_options, timesteps=config.model.timesteps, channels=1)
     if not isinstance(neuron, SpikingNeuron):
         return "it has no spiking neurons"
     try:

@@ -71,6 +71,8 @@ def refused(network: IntegerNetwork, layer: IntegerLayer) -> str | None:
     inputs = [s for s in layer.synapses if s.source == INPUT]
     if not 1 <= len(layer.convs) <= 2 or len(layer.identities) > 1:
         return "more than two convolutions, or more than one shortcut"
+    if neuron.mixing is not None:
+        return "timesteps mixed"
     if neuron.n_max > MOST_LEVEL:
         return f"levels above {MOST_LEVEL}"
     if inputs and network.static and len(layer.synapses) > 1:

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lbq.graph import Pool, Synapse
-from lbq.graph.integer import FLOAT32_BOUND, IntegerLayer, IntegerNetwork, synapse_bound
+from lbq.graph.integer import FLOAT32_BOUND, IntegerLayer, IntegerNetwork, Mixing, synapse_bound
 
 TF32_LEVEL = 255  # TF32 holds larger operands no longer exactly with all 8-bit weights' products
 
@@ -48,6 +48,15 @@ def pooled(x: Tensor, pools: Sequence[Pool]) -> Tensor:
             result = F.avg_pool2d(real, p.kernel, p.stride, p.padding) * (p.kernel[0] * p.kernel[1])
         x = result.round().int()
     return x
+
+
+def mixed(currents: Tensor, mixing: Mixing) -> Iterator[Tensor]:
+    """`Mixing.of`, one timestep after the other."""
+    for row in mixing.weights.tolist():
+        total = torch.full_like(currents[0], 1 << (mixing.bits - 1), dtype=torch.int64)
+        for weight, current in zip(row, currents, strict=True):
+            total += weight * current.long()
+        yield (total >> mixing.bits).int()
 
 
 class PlainLayer:
@@ -81,7 +90,8 @@ class PlainLayer:
     def _fire(self, current: Tensor, batch: int) -> Tensor:
         n = self.neuron
         emitted, v, pending = [], None, None
-        for now in current.reshape(self.timesteps, batch, *self.layer.shape):
+        currents = current.reshape(self.timesteps, batch, *self.layer.shape)
+        for now in currents if n.mixing is None else mixed(currents, n.mixing):
             u = now
             if v is not None:
                 if n.leak is not None:

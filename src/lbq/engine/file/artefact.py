@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from lbq._version import __version__
 from lbq.engine.file import container
-from lbq.engine.file.reading import FORMAT, VERSION, Golden, Reader
+from lbq.engine.file.reading import FORMAT, MIXED_VERSION, VERSION, Golden, Reader
 from lbq.errors import ArtefactError
 from lbq.graph import Synapse
 from lbq.graph.integer import IntegerNetwork, membrane_bound, readout_bound
@@ -70,10 +70,15 @@ def proved(network: IntegerNetwork, golden: Golden | None = None) -> tuple[conta
                 "leak": None if neuron.leak is None else list(neuron.leak),
                 "decay_reset": neuron.decay_reset,
             }
+            if neuron.mixing is not None:
+                described["neuron"]["mixing"] = {
+                    "bits": neuron.mixing.bits,
+                    "weights": neuron.mixing.weights.tolist(),
+                }
         layers.append(described)
     text: dict[str, Any] = {
         "format": FORMAT,
-        "version": VERSION,
+        "version": MIXED_VERSION if network.mixed_layers else VERSION,
         "producer": f"lbq {__version__}",
         "input": {
             "shape": list(network.input_shape),

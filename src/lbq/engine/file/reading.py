@@ -18,10 +18,11 @@ from numpy.typing import NDArray
 from lbq.engine.file import container
 from lbq.errors import ArtefactError
 from lbq.graph import INPUT, Pool, Shape, Synapse, integer, output_size
-from lbq.graph.integer import IntegerLayer, IntegerNetwork, IntegerNeuron
+from lbq.graph.integer import IntegerLayer, IntegerNetwork, IntegerNeuron, Mixing
 from lbq.graph.levels import highest_level
 
 FORMAT, VERSION = "lbq integer network", 1
+MIXED_VERSION = 2  # of files with layers that mix timesteps, so that a reader of version 1 refuses them
 
 
 @dataclass(frozen=True)
@@ -92,10 +93,11 @@ class Reader:
     def network(self, value: Any) -> tuple[IntegerNetwork, Golden | None]:
         if not isinstance(value, dict) or value.get("format") != FORMAT:
             raise ArtefactError(f"it is not a deployed network: {container.REMEDY}")
-        if value.get("version") != VERSION:
+        self.version = value.get("version")
+        if self.version not in (VERSION, MIXED_VERSION):
             raise ArtefactError(
-                f"its format has version {value.get('version')!r:.20}, this lbq reads {VERSION}: deploy it again, or use "
-                "the lbq that wrote it"
+                f"its format has version {self.version!r:.20}, this lbq reads {VERSION} and {MIXED_VERSION}: deploy it again, "
+                "or use the lbq that wrote it"
             )
         top = _Fields(
             value, "the description",
@@ -123,6 +125,8 @@ class Reader:
             input_max=inputs.integer("max", 1, integer.LARGEST_PIXEL),
             facts=top.take("facts", dict),
         )
+        if self.version == MIXED_VERSION and not network.mixed_layers:
+            raise ArtefactError(f"its format has version {MIXED_VERSION}, but no layer mixes timesteps")
         self._prove(readout.name, bound, integer.readout_bound(network), integer.FLOAT64_BOUND)
         if not integer.readout_fits(network):
             raise ArtefactError("the readout: its sums may reach 2^53, where float64 rounds")
@@ -248,14 +252,17 @@ class Reader:
 
     def _neuron(self, value: Any, name: str, channels: int) -> IntegerNeuron:
         where = f"layer {name!r}: its neuron"
-        fields = _Fields(value, where, "n_max", "signed", "reset", "leak", "decay_reset")
+        mixes = self.version == MIXED_VERSION and isinstance(value, dict) and "mixing" in value
+        more = ("mixing",) if mixes else ()
+        fields = _Fields(value, where, "n_max", "signed", "reset", "leak", "decay_reset", *more)
         signed = bool(fields.take("signed", bool))
         n_max = fields.integer("n_max", 1, highest_level(signed))
         leak = None
         if value["leak"] is not None:
-            leak = fields.pair("leak", 0, 2**integer.MOST_LEAK)
-            if not (1 <= leak[1] <= integer.MOST_LEAK and leak[0] <= 2 ** leak[1]):
-                raise ArtefactError(f"{where}: leak must be m / 2^k in [0, 1] with k in 1..{integer.MOST_LEAK}")
+            most = integer.LARGEST_MIXING if mixes else 1
+            leak = fields.pair("leak", 0, most * 2**integer.MOST_LEAK)
+            if not (1 <= leak[1] <= integer.MOST_LEAK and leak[0] <= most * 2 ** leak[1]):
+                raise ArtefactError(f"{where}: leak must be m / 2^k in [0, {most}] with k in 1..{integer.MOST_LEAK}")
         thresholds = self._tensor(f"{name}/thresholds", (np.int32,), (channels, n_max))
         if int(thresholds[:, 0].min()) < integer.LEAST_THRESHOLD or int(thresholds.max()) > integer.MEMBRANE_BOUND:
             raise ArtefactError(f"{where}: thresholds must be in {integer.LEAST_THRESHOLD}..2^30")
@@ -265,7 +272,22 @@ class Reader:
         if int(reset.min()) < 0:
             raise ArtefactError(f"{where}: a reset cannot be negative")
         kind = fields.take("reset", str, lambda v: v in ("once", "level", "hard"))
-        return IntegerNeuron(n_max, signed, thresholds, reset, kind, leak, bool(fields.take("decay_reset", bool)))
+        late = bool(fields.take("decay_reset", bool))
+        mixing = self._mixing(value["mixing"], where) if mixes else None
+        return IntegerNeuron(n_max, signed, thresholds, reset, kind, leak, late, mixing)
+
+    def _mixing(self, value: Any, where: str) -> Mixing:
+        fields = _Fields(value, f"{where}: its mixing", "bits", "weights")
+        bits, steps = fields.integer("bits", 1, integer.MOST_LEAK), self.timesteps
+        if steps > integer.MOST_MIXED_STEPS:
+            raise ArtefactError(f"{where} mixes {steps} timesteps, at most {integer.MOST_MIXED_STEPS} are read")
+        rows = fields.take("weights", list, lambda v: len(v) == steps)
+        most = integer.LARGEST_MIXING << bits
+        for row in rows:
+            whole = isinstance(row, list) and len(row) == steps and all(type(w) is int for w in row)
+            if not whole or not all(0 <= w <= most for w in row):
+                raise ArtefactError(f"{where}: its mixing must be {steps} rows of {steps} whole numbers in 0..{most}")
+        return Mixing(np.array(rows, np.int32), bits)
 
     def _golden(self, value: Any, network: IntegerNetwork) -> Golden:
         def are_digests(values: list[Any]) -> bool:
