@@ -35,6 +35,7 @@ COMMANDS: dict[str, Callable[..., None]] = {  # in the order of the help
     "data": train_commands.data,
     "deploy": deploy_commands.deploy,
     "run": deploy_commands.run,
+    "exits": deploy_commands.exits,
     "predict": deploy_commands.predict,
     "export": deploy_commands.export,
     "account": measure_commands.account,

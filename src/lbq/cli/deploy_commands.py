@@ -84,6 +84,9 @@ def run(
     against: Annotated[
         str | None, typer.Option(help="Also run this engine and compare every level; exit code 1 if any differs.")
     ] = None,
+    exit: Annotated[
+        bool, typer.Option("--exit", help="Stop images early, by the margins that lbq exits chose.")
+    ] = False,
     threads: Threads = None,
     limit: Limit = None,
     as_json: Json = False,
@@ -95,12 +98,55 @@ def run(
 
     net = load(model)
     test = open_data(net.network, data)
-    ways: dict[str, Any] = {"engine": engine, "backend": backend, "against": against}  # unknown names are refused there
+    # unknown names are refused there
+    ways: dict[str, Any] = {"engine": engine, "backend": backend, "against": against, "exit": exit}
     with CountProgress(str(model), min(limit or test.size, test.size)) as progress:
         evaluation = evaluate(net, test, threads=thread_count(threads), limit=limit, progress=progress.advance, **ways)
     print_result(as_json, evaluation.to_dict(), lambda: render_evaluation(evaluation))
     if evaluation.differing:
         raise typer.Exit(1)
+
+
+def exits(
+    model: Model,
+    data: Annotated[
+        str | None, typer.Argument(help="Its dataset's folder: margins are chosen on training images. Not for digits.")
+    ] = None,
+    share: Annotated[
+        list[float] | None,
+        typer.Option(help="Share of images that go on after a timestep; once for each but the last. Default 0.05."),
+    ] = None,
+    out: Annotated[Path | None, typer.Option("-o", "--out", help="Required: the file to write.")] = None,
+    images: Annotated[int, typer.Option(min=1, help="How many training images to choose on.")] = 5000,
+    seed: Annotated[int, typer.Option(min=0, help="Of their order, crops and flips.")] = 0,
+    threads: Threads = None,
+    as_json: Json = False,
+) -> None:
+    """Choose margins by which images stop early: those whose largest logit leads by so much after few timesteps."""
+    from lbq.counting.exits import calibration_images
+    from lbq.engine import load, save
+
+    if out is None:
+        raise LbqError("exits: say where to with -o")
+    net = load(model)
+    shares = share or [0.05] * (net.network.timesteps - 1)
+    x, source = calibration_images(net.network, data, images, seed)
+    chosen = net.with_exits(x, shares, source, thread_count(threads))
+    size = save(out, chosen)
+    made = chosen.network.exits
+    assert made is not None
+    facts = {
+        "path": str(out),
+        "bytes": size,
+        "margins": list(made.margins),
+        "shares": list(made.shares),
+        "source": source,
+    }
+    after = "; ".join(
+        f"after {t} timestep{'s' * (t > 1)} a lead of {margin:,} ends it, {100 * went:.2f} % went on"
+        for t, (margin, went) in enumerate(zip(made.margins, made.shares, strict=True), 1)
+    )
+    print_result(as_json, facts, lambda: print_line(f"{out}: {after}, of {source}"))
 
 
 def predict(

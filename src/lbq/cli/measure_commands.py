@@ -66,6 +66,9 @@ def account(
     limit: Limit = None,
     device: Device = None,
     technology: Constants = None,
+    exit: Annotated[
+        bool, typer.Option("--exit", help="For model.lbq: images stop early, by the margins that lbq exits chose.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Count a trained network's operations on its test images and model their energy, layer by layer."""
@@ -77,6 +80,9 @@ def account(
     prices, noise = _technology(technology), False
     if run is None:
         _account_of_the_paper(prices, as_json)
+        return
+    if exit:
+        _account_with_exits(run, changes, data, device, limit, as_json)
         return
     if _is_deployed(run, changes, data, device):
         from lbq.counting.deployed_counts import measure
@@ -99,6 +105,19 @@ def account(
         "costs": None if full_costs is None else full_costs.to_dict(),
     }
     print_result(as_json, facts, lambda: render.render_account(measured, full_costs, prices, noise))
+
+
+def _account_with_exits(
+    model: Path, changes: list[str] | None, data: str | None, device: str | None, limit: int | None, as_json: bool
+) -> None:
+    from lbq.counting.exits import measure_exits
+
+    if not _is_deployed(model, changes, data, device):
+        raise LbqError(f"--exit is for a deployed network, model.lbq; {model} is a run folder")
+    net, test, _ = _open_deployed(model, data)
+    with CountProgress(str(model), min(limit or test.size, test.size)) as progress:
+        measured = measure_exits(net, test, thread_count(), limit, progress.advance)
+    print_result(as_json, measured.to_dict(), lambda: render.render_exits(measured))
 
 
 def _account_of_the_paper(prices: Technology, as_json: bool) -> None:

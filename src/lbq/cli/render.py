@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from lbq.counting.analysis import Analysis
     from lbq.counting.costs import Costs
     from lbq.counting.deployed import Evaluation
+    from lbq.counting.exits import ExitMeasurement
     from lbq.counting.measurement import Measurement
     from lbq.counting.operations import Account
     from lbq.counting.technology import Technology
@@ -328,11 +329,29 @@ def render_evaluation(evaluation: Evaluation) -> None:
         f"{accuracy}{evaluation.images_per_second:,.1f} images a second, {1e3 / evaluation.images_per_second:.2f} ms each, "
         f"engine {evaluation.engine}, {threads}, after {evaluation.setup_seconds:.2f} s of setup"
     )
+    if evaluation.stopped:
+        stops = ", ".join(f"{count:,} after {t}" for t, count in enumerate(evaluation.stopped, 1))
+        console.print(f"images stopped after so many timesteps: {stops}; those that went on began again")
     if evaluation.against is not None:
         console.print(
             f"{evaluation.differing:,} of {evaluation.compared:,} levels and logits differ from those of engine "
             f"{evaluation.against}"
         )
+
+
+def render_exits(measured: ExitMeasurement) -> None:
+    console = make_console()
+    rows = [
+        (f"{t}", f"{count:,}", f"{100 * count / measured.images:.2f}") for t, count in enumerate(measured.stopped, 1)
+    ]
+    print_table("Where images stop", ("after timestep", "images", "%"), rows)
+    modes = (("border-exact", measured.exact), ("rate x MACs", measured.rate))
+    rows = [(mode, f"{count.unary / 1e6:,.2f}", f"{count.bit_sparse / 1e6:,.2f}") for mode, count in modes]
+    print_table("Accumulations an image, millions, with those executed again", ("counted", "unary", "bit-sparse"), rows)
+    accuracy = (
+        "" if math.isnan(measured.accuracy) else f"accuracy {measured.accuracy:.2f} % on {measured.images:,} images; "
+    )
+    console.print(f"{accuracy}{measured.timesteps:.3f} timesteps executed an image")
 
 
 def render_predictions(rankings: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import numpy as np
+
 from lbq.counting.deployed_counts import analyze as analyze
 from lbq.counting.deployed_counts import measure as measure
 from lbq.data.testset import TestSet
@@ -40,6 +42,7 @@ class Evaluation:
     against: str | None = None
     compared: int = 0
     differing: int = 0
+    stopped: tuple[int, ...] = ()  # where images may stop early: how many did after 1, 2, ... timesteps
 
     @property
     def total(self) -> Counts:
@@ -63,23 +66,26 @@ def evaluate(
     progress: Callable[[int], None] | None = None,
     against: Engine | None = None,
     backend: Backend = "horner",
+    exit: bool = False,
 ) -> Evaluation:
     """Run the first `limit` samples of a test set. against: also run that engine and compare every level. backend: how
-    bit planes are weighted."""
+    bit planes are weighted. exit: stop images early, by the network's margins."""
+    if exit and against is not None:
+        raise LbqError("images that stop early have no levels to compare: leave out --exit or --against")
     if backend != "horner" and engine not in ("auto", "bitplane"):
         raise LbqError(f"backend {backend!r} weights bit planes, and engine {engine!r} has none: use engine 'bitplane'")
     if against == engine and backend == "horner":
         raise LbqError(f"engine {engine!r} against itself compares nothing: give another engine, such as 'dense'")
     result, correct = Evaluation(engine=engine, threads=threads, against=against, backend=backend), 0
-    trace = against is not None
+    trace, stopped = against is not None, np.zeros(net.network.timesteps, np.int64)
     for x, which in test.batches(IMAGES_PER_TRACED_BATCH if trace else IMAGES_PER_BATCH, limit):
         started = time.perf_counter()
         if not result.images and engine != "dense":
             first = x[:WARM_UP_IMAGES] if test.static else x[:, :WARM_UP_IMAGES]
-            net.run(first, engine, threads=threads, backend=backend)
+            net.run(first, engine, threads=threads, backend=backend, exit=exit)
             result.setup_seconds = time.perf_counter() - started
             started = time.perf_counter()
-        out = net.run(x, engine, trace, threads, backend, progress)
+        out = net.run(x, engine, trace, threads, backend, progress, exit)
         result.seconds += time.perf_counter() - started
         if against is not None:
             other = net.run(x, against, trace, threads)
@@ -90,6 +96,8 @@ def evaluate(
                 result.compared += mine.size
                 result.differing += int((mine != theirs).sum())
         result.images += len(out.logits)
+        if out.timesteps is not None:
+            stopped += np.bincount(out.timesteps - 1, minlength=len(stopped))
         if test.labels is not None:
             correct += int((out.predictions == test.labels[which]).sum())
         result.choices = out.choices
@@ -99,4 +107,5 @@ def evaluate(
         raise DataError(f"{test.name} has no samples to run")
     if test.labels is not None:
         result.accuracy = 100 * correct / result.images
+    result.stopped = tuple(stopped.tolist()) if exit else ()
     return result

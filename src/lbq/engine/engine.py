@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from lbq.engine import cuda
+from lbq.engine import cuda, exits
 from lbq.engine.convolution import BACKENDS, Backend
 from lbq.engine.execution import OnLevels, OnMembranes
 from lbq.engine.file import artefact
@@ -23,7 +23,7 @@ from lbq.engine.output import Output
 from lbq.engine.runner import Runner
 from lbq.errors import ArtefactError, LbqError
 from lbq.graph import shortest, with_sides
-from lbq.graph.integer import IntegerNetwork
+from lbq.graph.integer import Exits, IntegerNetwork
 
 Engine = Literal["auto", "dense", "bitplane", "cuda"]
 ENGINES: tuple[Engine, ...] = ("auto", "dense", "bitplane", "cuda")
@@ -38,6 +38,7 @@ class Network:
         self.network, self.golden, self._file = network, golden, file
         self._runner: Runner | None = None
         self._on_device: dict[str, Any] = {}
+        self._stages: tuple[Network, ...] | None = None
 
     def __copy__(self) -> Network:
         return Network(self.network, self.golden, self._file)
@@ -68,6 +69,7 @@ class Network:
         threads: int = 1,
         backend: Backend = "horner",
         progress: Callable[[int], None] | None = None,
+        exit: bool = False,
     ) -> Output:
         """Classify uint8 images `[B, C, H, W]`, one image `[C, H, W]`, or event frames `[T, B, C, H, W]`.
 
@@ -82,6 +84,8 @@ class Network:
         backend: how planes are weighted. `horner` doubles sums from plane to plane, `preshifted` keeps shifted copies of
             the weights, `fused` scales a weight as it is added, `explicit` shifts it first.
         progress: a function that is called with the number of images done since its last call.
+        exit: stop inputs early by the margins in the network's file (`lbq exits`). What stops, and its class, is the same for
+            every engine, batch and number of threads. There is no trace then.
         """
         x = self._checked(images)
         if engine not in ENGINES:
@@ -90,11 +94,61 @@ class Network:
             raise LbqError(f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
         if type(threads) is not int or not 1 <= threads <= MOST_THREADS:
             raise LbqError(f"threads must be a whole number in 1..{MOST_THREADS}, got {threads!r}")
+        if exit:
+            return self._run_with_exits(x, engine, trace, threads, backend, progress)
         with self.unchanged():
             many = x.shape[0 if self.network.static else 1] >= cuda.LEAST_IMAGES
             if engine == "cuda" or (engine == "auto" and many and cuda.available()):
                 return self.on_device("cuda").run(x, trace, progress)
             return self._on_cpu().run(x, engine, trace, threads, backend, progress)
+
+    def _run_with_exits(
+        self,
+        x: NDArray[np.uint8],
+        engine: Engine,
+        trace: bool | OnLevels,
+        threads: int,
+        backend: Backend,
+        progress: Callable[[int], None] | None,
+    ) -> Output:
+        if self.network.exits is None:
+            raise LbqError("the network has no margins to stop by: choose them with lbq exits MODEL DATA --share 0.05")
+        if trace:
+            raise LbqError("inputs that stop early have no levels at later timesteps: run with exit=False for a trace")
+        out = exits.run(
+            self.stages(), self.network.exits, x, lambda stage, some: stage.run(some, engine, False, threads, backend)
+        )
+        if progress is not None:
+            progress(len(out.logits))
+        return out
+
+    def stages(self) -> tuple[Network, ...]:
+        """The network over 1, 2, ... of its timesteps, the last one over all of them."""
+        if self._stages is None:
+            net = self.network
+            exits.check(net)
+            if net.exits is None:
+                spans = range(1, net.timesteps)
+                bias = np.array([[_spread(b, t, net.timesteps) for b in net.readout.bias.tolist()] for t in spans])
+                net = replace(net, exits=Exits((0,) * len(spans), bias.astype(np.int64), (0.0,) * len(spans), "none"))
+            self._stages = tuple(Network(net.first(t), None, self._file) for t in range(1, net.timesteps + 1))
+        return self._stages
+
+    def with_exits(self, inputs: NDArray[np.uint8], shares: Sequence[float], source: str, threads: int = 1) -> Network:
+        """The network with margins by which about these shares of `inputs` go on after timesteps 1, 2, ...
+
+        Choose inputs that the network has not fitted exactly: augmented training images, never test images. source: says in
+        the file what they were.
+        """
+        exits.check(self.network)
+        if len(shares) != self.network.timesteps - 1 or not all(0 <= share <= 1 for share in shares):
+            raise LbqError(f"shares must be {self.network.timesteps - 1} numbers from 0 to 1, got {list(shares)}")
+
+        def run_stage(stage: Network, some: NDArray[np.uint8]) -> Output:
+            return stage.run(some, threads=threads)
+
+        chosen = exits.choose(self.network, self.stages(), self._checked(inputs), shares, source, run_stage)
+        return Network(chosen, self.golden, self._file)
 
     def over(self, timesteps: int) -> Network:
         """The same network over other timesteps: bounds are proved again, and golden inputs get the results they give now."""
@@ -108,11 +162,10 @@ class Network:
                 f"layer {mixed[0]!r} mixes {net.timesteps} timesteps: train another network over {timesteps}"
             )
         with self.unchanged():
-            # the bias of the sum over time, rounded half up: exact, for Python's integers do not overflow
-            bias = [(2 * b * timesteps + net.timesteps) // (2 * net.timesteps) for b in net.readout.bias.tolist()]
+            bias = [_spread(b, timesteps, net.timesteps) for b in net.readout.bias.tolist()]
             readout = replace(net.readout, bias=np.array(bias, np.int64))
             scale = net.scale * net.timesteps / timesteps
-            network = replace(net, timesteps=timesteps, readout=readout, scale=scale)
+            network = replace(net, timesteps=timesteps, readout=readout, scale=scale, exits=None)
             try:
                 artefact.proved(network)
             except ArtefactError as error:
@@ -194,6 +247,11 @@ class Network:
         if not np.array_equal(output.logits, self.golden.logits):
             raise ArtefactError(f"the logits are not the golden ones: {GOLDEN_REMEDY}")
         return len(output.logits)
+
+
+def _spread(bias: int, timesteps: int, whole: int) -> int:
+    """The bias of a sum over so many timesteps, rounded half up: exact, for Python's integers do not overflow."""
+    return (2 * bias * timesteps + whole) // (2 * whole)
 
 
 def load(path: Path | str) -> Network:

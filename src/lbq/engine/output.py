@@ -22,6 +22,8 @@ class Output:
     counts: what each synapse executed: accumulations by planes, or products where it ran densely. `total` adds them up.
     choices: for each synapse, how it ran and why.
     levels: for each layer `[T, B, C, H, W]`, where the caller wants a trace.
+    timesteps: after how many each input stopped, `[B]`, where inputs may stop early. A unit of its logits is then worth
+        `scale` times `whole`, the timesteps of the network, over its own.
     """
 
     logits: NDArray[np.int64]
@@ -29,6 +31,8 @@ class Output:
     counts: dict[str, Counts]
     choices: dict[str, Choice]
     levels: dict[str, Integers] | None = None
+    timesteps: NDArray[np.int64] | None = None
+    whole: int = 1
 
     def __repr__(self) -> str:
         levels = "no levels" if self.levels is None else f"levels of {len(self.levels)} layers"
@@ -46,7 +50,7 @@ class Output:
 
     def ranked(self, classes: Sequence[str]) -> list[dict[str, Any]]:
         """Classes of the first input, the likeliest first, with their share of a softmax over the real-valued logits."""
-        logits = self.logits[0] * self.scale
+        logits = self.logits[0] * self.scale * (1 if self.timesteps is None else self.whole / self.timesteps[0])
         shares = np.exp(logits - logits.max())
         shares /= shares.sum()
         names = classes or tuple(map(str, range(len(logits))))

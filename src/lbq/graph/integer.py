@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -145,17 +145,43 @@ class IntegerLayer(AnyLayer):
 
 
 @dataclass(frozen=True)
+class Exits:
+    """Where inputs may stop early. After timestep t = 1..T-1 an input is done if its largest logit leads the second by at least
+    margins[t - 1]; ties lead by 0.
+
+    bias: int64 `[T - 1, classes]`, the readout's for sums over so many timesteps.
+    shares: of the inputs that the margins were chosen on, how many went on after each of these timesteps. source: what these
+    inputs were.
+    """
+
+    margins: tuple[int, ...]
+    bias: NDArray[np.int64]
+    shares: tuple[float, ...]
+    source: str
+
+
+@dataclass(frozen=True)
 class IntegerNetwork(Layered[IntegerLayer]):
     """A whole network on uint8 inputs: pixels `[B, C, H, W]` where `static`, else event frames `[T, B, C, H, W]`.
 
     scale: the logit that one unit of the readout stands for. input_max: the largest pixel value in the training data
-    (255 but for a few datasets). facts: where the network came from, as JSON values.
+    (255 but for a few datasets). facts: where the network came from, as JSON values. exits: None where all timesteps run.
     """
 
     scale: float
     classes: tuple[str, ...] = ()
     input_max: int = 255
     facts: Mapping[str, Any] = field(default_factory=dict)
+    exits: Exits | None = None
+
+    def first(self, timesteps: int) -> IntegerNetwork:
+        """The network that ends after so many of its timesteps. Levels do not depend on what comes after them."""
+        if timesteps == self.timesteps:
+            return replace(self, exits=None)
+        assert self.exits is not None
+        readout = replace(self.readout, bias=self.exits.bias[timesteps - 1])
+        scale = self.scale * self.timesteps / timesteps
+        return replace(self, timesteps=timesteps, readout=readout, scale=scale, exits=None)
 
     def spec(self, name: str) -> IntegerNeuron:
         neuron = self[name].neuron

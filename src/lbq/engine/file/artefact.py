@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from lbq._version import __version__
 from lbq.engine.file import container
-from lbq.engine.file.reading import FORMAT, MIXED_VERSION, VERSION, Golden, Reader
+from lbq.engine.file.reading import FORMAT, LATER_VERSION, VERSION, Golden, Reader
 from lbq.errors import ArtefactError
 from lbq.graph import Synapse
 from lbq.graph.integer import IntegerNetwork, membrane_bound, readout_bound
@@ -78,7 +78,7 @@ def proved(network: IntegerNetwork, golden: Golden | None = None) -> tuple[conta
         layers.append(described)
     text: dict[str, Any] = {
         "format": FORMAT,
-        "version": MIXED_VERSION if network.mixed_layers else VERSION,
+        "version": LATER_VERSION if network.mixed_layers or network.exits else VERSION,
         "producer": f"lbq {__version__}",
         "input": {
             "shape": list(network.input_shape),
@@ -93,6 +93,10 @@ def proved(network: IntegerNetwork, golden: Golden | None = None) -> tuple[conta
         "facts": dict(network.facts),
         "golden": None,
     }
+    if (exits := network.exits) is not None:
+        tensors["exit/bias"] = exits.bias
+        described = {"margins": exits.margins, "shares": exits.shares}
+        text["exit"] = {name: list(values) for name, values in described.items()} | {"source": exits.source}
     if golden is not None:
         tensors["golden/input"], tensors["golden/logits"] = golden.inputs, golden.logits
         text["golden"] = {name: list(digests) for name, digests in golden.digests.items()}

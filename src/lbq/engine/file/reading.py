@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 from lbq.engine.file import container
 from lbq.errors import ArtefactError
 from lbq.graph import INPUT, Pool, Shape, Synapse, integer, output_size
-from lbq.graph.integer import IntegerLayer, IntegerNetwork, IntegerNeuron, Mixing
+from lbq.graph.integer import Exits, IntegerLayer, IntegerNetwork, IntegerNeuron, Mixing
 from lbq.graph.levels import highest_level
 
 FORMAT, VERSION = "lbq integer network", 1
-MIXED_VERSION = 2  # of files with layers that mix timesteps, so that a reader of version 1 refuses them
+LATER_VERSION = 2  # of files with layers that mix timesteps, or with exits, so that a reader of version 1 refuses them
 
 
 @dataclass(frozen=True)
@@ -94,14 +94,15 @@ class Reader:
         if not isinstance(value, dict) or value.get("format") != FORMAT:
             raise ArtefactError(f"it is not a deployed network: {container.REMEDY}")
         self.version = value.get("version")
-        if self.version not in (VERSION, MIXED_VERSION):
+        if self.version not in (VERSION, LATER_VERSION):
             raise ArtefactError(
-                f"its format has version {self.version!r:.20}, this lbq reads {VERSION} and {MIXED_VERSION}: deploy it again, "
+                f"its format has version {self.version!r:.20}, this lbq reads {VERSION} and {LATER_VERSION}: deploy it again, "
                 "or use the lbq that wrote it"
             )
+        later = ("exit",) if self.version == LATER_VERSION and "exit" in value else ()
         top = _Fields(
             value, "the description",
-            "format", "version", "producer", "input", "layers", "readout", "scale", "classes", "facts", "golden",
+            "format", "version", "producer", "input", "layers", "readout", "scale", "classes", "facts", "golden", *later,
         )  # fmt: skip
         inputs = _Fields(value["input"], "input", "shape", "timesteps", "static", "max")
         shape = inputs.take("shape", list, lambda v: len(v) == 3 and all(type(x) is int and 0 < x <= 2**16 for x in v))
@@ -124,11 +125,17 @@ class Reader:
             classes=self._classes(value["classes"], readout.shape[0]),
             input_max=inputs.integer("max", 1, integer.LARGEST_PIXEL),
             facts=top.take("facts", dict),
+            exits=self._exits(value["exit"], readout.shape[0]) if later else None,
         )
-        if self.version == MIXED_VERSION and not network.mixed_layers:
-            raise ArtefactError(f"its format has version {MIXED_VERSION}, but no layer mixes timesteps")
+        if self.version == LATER_VERSION and not network.mixed_layers and network.exits is None:
+            raise ArtefactError(
+                f"its format has version {LATER_VERSION}, but no layer mixes timesteps and it has no exits"
+            )
+        if network.exits is not None and (mixed := network.mixed_layers):
+            raise ArtefactError(f"layer {mixed[0]!r} mixes all timesteps, so that there is no exit before the last one")
         self._prove(readout.name, bound, integer.readout_bound(network), integer.FLOAT64_BOUND)
-        if not integer.readout_fits(network):
+        ends = [network] if network.exits is None else [network.first(t) for t in range(1, self.timesteps + 1)]
+        if not all(map(integer.readout_fits, ends)):
             raise ArtefactError("the readout: its sums may reach 2^53, where float64 rounds")
         synapse, most = integer.pooled_bound(network)
         if most >= integer.SUM_BOUND:
@@ -252,7 +259,7 @@ class Reader:
 
     def _neuron(self, value: Any, name: str, channels: int) -> IntegerNeuron:
         where = f"layer {name!r}: its neuron"
-        mixes = self.version == MIXED_VERSION and isinstance(value, dict) and "mixing" in value
+        mixes = self.version == LATER_VERSION and isinstance(value, dict) and "mixing" in value
         more = ("mixing",) if mixes else ()
         fields = _Fields(value, where, "n_max", "signed", "reset", "leak", "decay_reset", *more)
         signed = bool(fields.take("signed", bool))
@@ -288,6 +295,23 @@ class Reader:
             if not whole or not all(0 <= w <= most for w in row):
                 raise ArtefactError(f"{where}: its mixing must be {steps} rows of {steps} whole numbers in 0..{most}")
         return Mixing(np.array(rows, np.int32), bits)
+
+    def _exits(self, value: Any, classes: int) -> Exits:
+        fields, count = _Fields(value, "exit", "margins", "shares", "source"), self.timesteps - 1
+        if not count:
+            raise ArtefactError("exit: there is no timestep before the last one")
+        most = 2 * integer.FLOAT64_BOUND
+        margins = fields.take("margins", list, lambda v: len(v) == count and all(type(m) is int for m in v))
+        if not all(0 <= margin <= most for margin in margins):
+            raise ArtefactError(f"exit: margins must be in 0..{most}")
+        shares = fields.take("shares", list, lambda v: len(v) == count and all(type(s) in (int, float) for s in v))
+        if not all(0 <= share <= 1 for share in shares):
+            raise ArtefactError("exit: shares must be in 0..1")
+        source = fields.take("source", str, integer.is_name)
+        bias = self._tensor("exit/bias", (np.int64,), (count, classes))
+        if (bias < -integer.FLOAT64_BOUND).any() or (bias > integer.FLOAT64_BOUND).any():
+            raise ArtefactError("exit: its bias is out of range")
+        return Exits(tuple(margins), bias, tuple(map(float, shares)), source)
 
     def _golden(self, value: Any, network: IntegerNetwork) -> Golden:
         def are_digests(values: list[Any]) -> bool:

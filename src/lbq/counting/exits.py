@@ -1,0 +1,131 @@
+"""Early exit on data: images that margins are chosen on, and what a network with margins executes. No torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lbq.counting.operations import Count, Counter, Mode
+from lbq.counting.tally import Tallies
+from lbq.data.dataset import Dataset
+from lbq.data.testset import EVENTS, FILES, TestSet, load_whole
+from lbq.engine.engine import Network
+from lbq.engine.exits import leads, some
+from lbq.errors import DataError, LbqError
+from lbq.graph.integer import IntegerNetwork
+
+CROPPED = {"cifar10": 4, "cifar100": 4}  # pixels of zeros around images, for datasets that are cropped and flipped
+IMAGES_PER_BATCH = 256
+
+
+def calibration_images(
+    network: IntegerNetwork, data: str | None, count: int, seed: int = 0
+) -> tuple[NDArray[np.uint8], str]:
+    """Training images of the network's dataset in random order, those of CIFAR cropped and flipped; and what they are.
+
+    A network fits its training images, and leads are larger on them than on others. Crops and flips come nearer.
+    """
+    stored = network.facts.get("data")
+    name = stored.get("name") if isinstance(stored, dict) else None
+    if not isinstance(name, str) or name in (*FILES, *EVENTS):
+        raise DataError(
+            f"margins are chosen on training images in memory, such as CIFAR's, not on {name or 'an unnamed dataset'}: "
+            "call with_exits(images, shares, source) of the network in Python"
+        )
+    if data is None and name != "digits":
+        raise DataError(f"give the folder of {name}, whose training images margins are chosen on")
+    dataset = load_whole(name, data or "")
+    assert isinstance(dataset, Dataset)
+    images = np.asarray(dataset.train.images)
+    if images.shape[1:] != network.input_shape:
+        raise DataError(f"images of {name} are {list(images.shape[1:])}, the network reads {list(network.input_shape)}")
+    random = np.random.default_rng(seed)
+    chosen = images[random.permutation(len(images))[:count]]
+    if name not in CROPPED:
+        return chosen, f"{len(chosen)} training images of {name}, seed {seed}"
+    return augmented(
+        chosen, CROPPED[name], random
+    ), f"{len(chosen)} training images of {name}, cropped and flipped, seed {seed}"
+
+
+def augmented(images: NDArray[np.uint8], border: int, random: np.random.Generator) -> NDArray[np.uint8]:
+    """Each shifted by up to `border` pixels, over zeros, and half of them flipped."""
+    height, width = images.shape[2:]
+    padded = np.pad(images, ((0, 0), (0, 0), (border, border), (border, border)))
+    out = np.empty_like(images)
+    for image, into in zip(padded, out, strict=True):
+        y, x = random.integers(0, 2 * border + 1, 2)
+        part = image[:, y : y + height, x : x + width]
+        into[...] = part[:, :, ::-1] if random.random() < 0.5 else part
+    return out
+
+
+@dataclass(frozen=True)
+class ExitMeasurement:
+    """accuracy: percent, NaN without labels. stopped: how many images stopped after 1, 2, ... timesteps. timesteps: executed
+    on average for an image, those that were executed again included. exact, rate: accumulations an image, likewise."""
+
+    images: int
+    accuracy: float
+    stopped: tuple[int, ...]
+    timesteps: float
+    exact: Count
+    rate: Count
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def measure_exits(
+    net: Network,
+    test: TestSet,
+    threads: int = 1,
+    limit: int | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> ExitMeasurement:
+    """Counts of a network whose inputs stop early, on its own levels."""
+    network = net.network
+    if network.exits is None:
+        raise LbqError("the network has no margins to stop by: choose them with lbq exits MODEL DATA --share 0.05")
+    stages = net.stages()
+    tallies = [Tallies(stage.network) for stage in stages]
+    stopped = np.zeros(network.timesteps, np.int64)
+    images = correct = 0
+    for x, which in test.batches(IMAGES_PER_BATCH, limit):
+        left = np.arange(x.shape[0 if network.static else 1])
+        predictions = np.empty(len(left), np.int64)
+        for number, (stage, tally) in enumerate(zip(stages, tallies, strict=True)):
+            out = stage.run(some(x, network.static, left, number + 1), trace=True, threads=threads)
+            tally.add(out.levels)
+            predictions[left] = out.predictions
+            last = number + 1 == network.timesteps
+            done = np.ones(len(left), bool) if last else leads(out.logits) >= network.exits.margins[number]
+            stopped[number] += done.sum()
+            left = left[~done]
+            if not len(left):
+                break
+        images += len(predictions)
+        if test.labels is not None:
+            correct += int((predictions == test.labels[which]).sum())
+        if progress is not None:
+            progress(len(predictions))
+    if not images:
+        raise DataError(f"{test.name} has no samples to run")
+
+    def total(mode: Mode) -> Count:
+        counted = Count()
+        for stage, tally in zip(stages, tallies, strict=True):
+            if tally.images:
+                share = tally.images / images
+                one = Counter(stage.network, mode, tally).account().total
+                counted = counted + Count(**{name: share * value for name, value in asdict(one).items()})
+        return counted
+
+    executed = sum((number + 1) * tally.images for number, tally in enumerate(tallies))
+    accuracy = math.nan if test.labels is None else 100 * correct / images
+    return ExitMeasurement(images, accuracy, tuple(stopped.tolist()), executed / images, total("exact"), total("rate"))
