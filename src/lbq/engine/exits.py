@@ -68,7 +68,7 @@ def choose(
     source: str,
     run_stage: Run,
 ) -> IntegerNetwork:
-    """The network with margins such that these shares of `x` go on after timesteps 1, 2, ..., or fewer where leads are equal."""
+    """The network with margins such that these shares of `x` go on after timesteps 1, 2, ...; fewer, where leads are equal."""
     count = x.shape[0 if network.static else 1]
     left, margins, gone_on = np.arange(count), [], []
     for timesteps, (share, stage) in enumerate(zip(shares, stages[:-1], strict=True), 1):
