@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from lbq._version import __version__
 from lbq.engine.file import container
+from lbq.engine.file.packing import pack, packed_synapses
 from lbq.engine.file.reading import FORMAT, LATER_VERSION, VERSION, Golden, Reader
 from lbq.errors import ArtefactError
 from lbq.graph import Synapse
@@ -47,17 +48,18 @@ def proved(network: IntegerNetwork, golden: Golden | None = None) -> tuple[conta
     """The tensors and the description of a network's file; a reader has checked them."""
     tensors: container.Tensors = {}
     largest = {s.name: network.largest(s) for s in network.synapses}
+    packed = packed_synapses(network)
     layers = []
     for layer in network.all_layers:
         described: dict[str, Any] = {
             "name": layer.name,
             "fraction": layer.fraction,
             "unit": layer.unit.tolist(),
-            "synapses": [_describe(s) for s in layer.synapses],
+            "synapses": [_describe(s, s.name in packed) for s in layer.synapses],
         }
         tensors[f"{layer.name}/bias"] = layer.bias
         for s in layer.synapses:
-            tensors[f"{s.name}/weight"] = s.weight
+            tensors[f"{s.name}/weight"] = pack(s.weight) if s.name in packed else s.weight
         if (neuron := layer.neuron) is None:
             described["bound"] = readout_bound(network)
         else:
@@ -78,7 +80,7 @@ def proved(network: IntegerNetwork, golden: Golden | None = None) -> tuple[conta
         layers.append(described)
     text: dict[str, Any] = {
         "format": FORMAT,
-        "version": LATER_VERSION if network.mixed_layers or network.exits else VERSION,
+        "version": LATER_VERSION if network.mixed_layers or network.exits or packed else VERSION,
         "producer": f"lbq {__version__}",
         "input": {
             "shape": list(network.input_shape),
@@ -104,7 +106,7 @@ def proved(network: IntegerNetwork, golden: Golden | None = None) -> tuple[conta
     return tensors, text
 
 
-def _describe(synapse: Synapse) -> dict[str, Any]:
+def _describe(synapse: Synapse, packed: bool) -> dict[str, Any]:
     described: dict[str, Any] = {"name": synapse.name, "source": synapse.source, "kind": synapse.kind}
     described["pools"] = [
         {"kind": p.kind, "kernel": list(p.kernel), "stride": list(p.stride), "padding": list(p.padding)}
@@ -113,6 +115,8 @@ def _describe(synapse: Synapse) -> dict[str, Any]:
     if synapse.kind == "conv":
         described |= {name: list(getattr(synapse, name)) for name in ("stride", "padding", "dilation")}
         described["groups"] = synapse.groups
+        if packed:
+            described["packed"] = list(synapse.weight.shape)
         if synapse.copy_of:
             described["copy_of"] = synapse.copy_of
     return described

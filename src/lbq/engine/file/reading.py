@@ -16,13 +16,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lbq.engine.file import container
+from lbq.engine.file.packing import LARGEST, unpack
 from lbq.errors import ArtefactError
 from lbq.graph import INPUT, Pool, Shape, Synapse, integer, output_size
 from lbq.graph.integer import Exits, IntegerLayer, IntegerNetwork, IntegerNeuron, Mixing
 from lbq.graph.levels import highest_level
 
 FORMAT, VERSION = "lbq integer network", 1
-LATER_VERSION = 2  # of files with layers that mix timesteps, or with exits, so that a reader of version 1 refuses them
+LATER_VERSION = 2  # of files with mixed timesteps, exits or packed weights, so that a reader of version 1 refuses them
 
 
 @dataclass(frozen=True)
@@ -89,6 +90,7 @@ class Reader:
         self.convs: dict[str, Synapse] = {}
         self.shapes: dict[str, Shape] = {}
         self.levels: dict[str, int] = {}  # the largest level of each source
+        self.packs = False  # whether weights lie two to a byte
 
     def network(self, value: Any) -> tuple[IntegerNetwork, Golden | None]:
         if not isinstance(value, dict) or value.get("format") != FORMAT:
@@ -127,10 +129,8 @@ class Reader:
             facts=top.take("facts", dict),
             exits=self._exits(value["exit"], readout.shape[0]) if later else None,
         )
-        if self.version == LATER_VERSION and not network.mixed_layers and network.exits is None:
-            raise ArtefactError(
-                f"its format has version {LATER_VERSION}, but no layer mixes timesteps and it has no exits"
-            )
+        if self.version == LATER_VERSION and not (network.mixed_layers or network.exits or self.packs):
+            raise ArtefactError(f"its format has version {LATER_VERSION}, but nothing in it needs more than {VERSION}")
         if network.exits is not None and (mixed := network.mixed_layers):
             raise ArtefactError(f"layer {mixed[0]!r} mixes all timesteps, so that there is no exit before the last one")
         self._prove(readout.name, bound, integer.readout_bound(network), integer.FLOAT64_BOUND)
@@ -193,8 +193,9 @@ class Reader:
     def _synapse(self, value: Any) -> Synapse:
         kind = value.get("kind") if isinstance(value, dict) else None
         more = ("stride", "padding", "dilation", "groups") if kind == "conv" else ()
-        if kind == "conv" and "copy_of" in value:
-            more = (*more, "copy_of")
+        for key in ("copy_of", "packed") if kind == "conv" else ():
+            if key in value and (key != "packed" or self.version == LATER_VERSION):
+                more = (*more, key)
         fields = _Fields(value, "a synapse", "name", "source", "kind", "pools", *more)
         name = self._new_name(fields, "synapse")
         where = f"synapse {name!r}"
@@ -221,7 +222,7 @@ class Reader:
 
     def _conv(self, fields: _Fields, name: str, source: str, in_shape: Shape, pools: tuple[Pool, ...]) -> Synapse:
         where = f"synapse {name!r}"
-        weight = self._tensor(f"{name}/weight", (np.int8, np.int16), None)
+        weight = self._packed(fields, name) if "packed" in fields.value else self._weight(name)
         if weight.ndim != 4 or not weight.size:
             raise ArtefactError(f"{where}: its weight must have four dimensions and not be empty")
         if int(weight.min()) < -np.iinfo(weight.dtype).max:
@@ -246,6 +247,23 @@ class Reader:
                 raise ArtefactError(f"{where}: it is a copy of {original!r}, which is another convolution")
         self.convs[name] = synapse
         return synapse
+
+    def _weight(self, name: str) -> NDArray[Any]:
+        return self._tensor(f"{name}/weight", (np.int8, np.int16), None)
+
+    def _packed(self, fields: _Fields, name: str) -> NDArray[np.int8]:
+        """Weights of 4 bits, two to a byte."""
+        shape = fields.take(
+            "packed", list, lambda v: len(v) == 4 and all(type(x) is int and 0 < x <= integer.MOST_UNITS for x in v)
+        )
+        count = math.prod(shape)
+        if count > integer.MOST_UNITS:
+            raise ArtefactError(f"synapse {name!r}: it may have 2^28 weights at most, not {count}")
+        self.packs = True
+        weight = unpack(self._tensor(f"{name}/weight", (np.uint8,), (-(-count // 2),)), tuple(shape))
+        if int(weight.min()) < -LARGEST:
+            raise ArtefactError(f"synapse {name!r}: its weights must be symmetric around zero")
+        return weight
 
     def _pool(self, value: Any, where: str) -> Pool:
         fields = _Fields(value, f"{where}: a pool", "kind", "kernel", "stride", "padding")
