@@ -412,7 +412,7 @@ def test_figures_and_tables_as_files(call: Call, tmp_path: Path) -> None:
     files = {path.stem: path for path in (tmp_path / "svg").iterdir()}
     kinds = {re.sub(r"-digits-\d+ep$", "", name) for name in files}
     assert max(map(len, files)) <= 40
-    assert {"steps", "active", "training-loss", "surrogates", "neuron", "counts"} <= kinds
+    assert {"steps", "planes", "training-loss", "surrogates", "neuron", "counts"} <= kinds
     for path in files.values():
         root = ElementTree.parse(path).getroot()
         assert root.tag == "{http://www.w3.org/2000/svg}svg"
