@@ -1,9 +1,9 @@
-"""Commands about networks of integers: deploy, run, predict, export."""
+"""Commands about networks of integers: deploy, run, exits, predict, export."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,6 +12,11 @@ from lbq.cli.progress import CountProgress
 from lbq.cli.render import print_line, render_deployed, render_evaluation, render_predictions
 from lbq.errors import LbqError
 
+if TYPE_CHECKING:
+    from lbq.data.testset import TestSet
+    from lbq.engine import Network
+
+ENERGY_BATCH = 256  # images that run again and again while energy is measured
 Model = Annotated[Path, typer.Argument(help="A deployed network, such as model.lbq.")]
 Threads = Annotated[int | None, typer.Option(min=1, max=256, help="CPU threads; default all of them.")]
 
@@ -87,6 +92,9 @@ def run(
     exit: Annotated[
         bool, typer.Option("--exit", help="Stop images early, by the margins that lbq exits chose.")
     ] = False,
+    energy: Annotated[
+        bool, typer.Option("--energy", help="Also measure joules an image for a minute, where the machine counts them.")
+    ] = False,
     threads: Threads = None,
     limit: Limit = None,
     as_json: Json = False,
@@ -102,9 +110,36 @@ def run(
     ways: dict[str, Any] = {"engine": engine, "backend": backend, "against": against, "exit": exit}
     with CountProgress(str(model), min(limit or test.size, test.size)) as progress:
         evaluation = evaluate(net, test, threads=thread_count(threads), limit=limit, progress=progress.advance, **ways)
-    print_result(as_json, evaluation.to_dict(), lambda: render_evaluation(evaluation))
+    measured = _energy(net, test, ways, thread_count(threads)) if energy else None
+    facts = {**evaluation.to_dict(), **({} if measured is None else {"energy": measured})}
+
+    def show() -> None:
+        render_evaluation(evaluation)
+        if measured is not None:
+            print_line(measured["text"])
+
+    print_result(as_json, facts, show)
     if evaluation.differing:
         raise typer.Exit(1)
+
+
+def _energy(net: Network, test: TestSet, ways: dict[str, Any], threads: int) -> dict[str, Any]:
+    """What the machine's counter says of an image, or why there is none."""
+    from lbq.counting.energy import measure_energy
+    from lbq.engine import cuda
+    from lbq.engine.meters import NoMeter, meter_for
+
+    x, _ = next(iter(test.batches(ENERGY_BATCH)))
+    engine = ways["engine"]
+    on_card = engine == "cuda" or (engine == "auto" and cuda.available() and test.size >= cuda.LEAST_IMAGES)
+    options = {"threads": threads, "backend": ways["backend"], "exit": ways["exit"]}
+    try:
+        measured = measure_energy(
+            lambda: len(net.run(x, engine, **options).logits), meter_for("cuda" if on_card else engine)
+        )
+    except NoMeter as error:
+        return {"text": f"measured energy: not available here ({error}); `lbq account` models it"}
+    return {**measured.to_dict(), "text": str(measured)}
 
 
 def exits(
