@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import itertools
 import json
 import os
 import statistics
@@ -24,6 +25,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from importlib import metadata
 from typing import Any, ClassVar
 
@@ -281,20 +283,27 @@ def rivals() -> None:
         print("SpikingJelly's I-LIF came with version 2: left out")
         return
 
-    def make() -> nn.Module:
-        node: nn.Module = neuron.ILIFNode(surrogate_function=surrogate.MultiLevelSpikeCount(5), step_mode="m")
+    def make(backend: str) -> nn.Module:
+        more = {"backend": backend} if backend != "torch" else {}
+        counts = surrogate.MultiLevelSpikeCount(5)
+        node: nn.Module = neuron.ILIFNode(surrogate_function=counts, step_mode="m", **more)
         return node
 
     RESULTS["spikingjelly"] = version = getattr(spikingjelly, "__version__", metadata.version("spikingjelly"))
-    for layout, name in ((torch.contiguous_format, "NCHW"), (torch.channels_last, "channels_last")):
-        net = models.create(MODEL, timesteps=2, neuron=make)
+    backends = [
+        name for name in ("torch", "triton") if name in getattr(make("torch"), "supported_backends", ("torch",))
+    ]
+    layouts = ((torch.contiguous_format, "NCHW"), (torch.channels_last, "channels_last"))
+    for backend, (layout, name) in itertools.product(backends, layouts):
+        net = models.create(MODEL, timesteps=2, neuron=partial(make, backend))
         step = plain(net, BATCH, layout)
 
         def reset_and_step(net: nn.Module = net, step: Step = step) -> None:
             functional.reset_net(net)
             step()
 
-        show(f"SpikingJelly {version} I-LIF, {name}, T=2 batch {BATCH}", measure(reset_and_step, BATCH))
+        label = f"SpikingJelly {version} I-LIF, {backend} backend, {name}, T=2 batch {BATCH}"
+        show(label, measure(reset_and_step, BATCH))
 
 
 PARTS = {p.__name__: p for p in (line, steps, scaling, neurons, kernels, start, profile, rivals)}
