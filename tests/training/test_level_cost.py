@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -17,7 +18,9 @@ from lbq.neuron.base import unchanging
 from lbq.neuron.hooks import evaluating
 from lbq.training.level_cost import LevelCost, summing_levels
 from tests.support import small_runs
+from tests.support.commands import Call
 
+ROOT = Path(__file__).parents[2]
 PRICED = ("train.level_cost=0.5", "train.ema=0")
 
 
@@ -116,3 +119,9 @@ def test_a_recipe_without_a_price_keeps_its_hash() -> None:
     before = {**tree, "train": {k: v for k, v in tree["train"].items() if not k.startswith("level_cost")}}
     assert recipe_hash(before) == Config().recipe_hash
     assert Config.from_dict({"train": {"level_cost": 0.5}}).recipe_hash != Config().recipe_hash
+
+
+def test_the_command_shows_the_count(call: Call, tmp_path: Path) -> None:
+    changes = ("model.id=resnet8w2", "train.epochs=1", "train.warmup_epochs=0", "train.level_cost=0.5")
+    out = call.printed("train", ROOT / "configs" / "digits" / "lbq.toml", *changes, "-o", tmp_path / "run")
+    assert " M accumulations" in out

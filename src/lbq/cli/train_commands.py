@@ -17,7 +17,9 @@ from lbq.errors import LbqError, Stopped
 
 
 def demo(
-    out: Annotated[Path | None, typer.Option(help="Run folder to write; default runs/demo-001, -002, ...")] = None,
+    out: Annotated[
+        Path | None, typer.Option("-o", "--out", help="Run folder to write; default runs/demo-001, -002, ...")
+    ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of weights, order and augmentation.")] = 0,
     epochs: Annotated[int, typer.Option(min=1, help="Epochs for each of the four networks.")] = 20,
     as_json: Json = False,
@@ -40,7 +42,7 @@ def demo(
 def train(
     config: Annotated[Path, typer.Argument(help="A TOML configuration, such as configs/digits/lbq.toml, or a record.")],
     changes: Annotated[list[str] | None, typer.Argument(help="key=value, such as train.epochs=3.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Run folder; default runs/FOLDER-NAME-sSEED.")] = None,
+    out: Annotated[Path | None, typer.Option("-o", "--out", help="Run folder; default runs/FOLDER-NAME-sSEED.")] = None,
     resume: Annotated[str, typer.Option(help="auto: continue what the folder holds; never: refuse it.")] = "never",
     device: Device = None,
     compile: Annotated[bool, typer.Option("--compile", help="train.compile=true")] = False,
