@@ -523,7 +523,7 @@ def test_another_number_of_processes_may_continue(tmp_path: Path) -> None:
     assert [timeless(asdict(record)) for record in second.fit()] == expected[1:]
     other = trainer(settings, world=World(1, 3))
     other.restore(tensors, values)
-    assert other.tally.tolist() == [0, 0, 0]
+    assert other.tally.tolist() == [0, 0, 0, 0]
 
 
 def test_a_checkpoint_of_another_configuration_is_refused(tmp_path: Path) -> None:

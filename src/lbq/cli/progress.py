@@ -132,10 +132,9 @@ class TrainProgress(_Shown, Watcher):
         low, high = (min(record.steps.values()), max(record.steps.values())) if record.steps else (0.0, 0.0)
         steps = f"  steps {low:.3f}..{high:.3f}" if record.steps else ""
         count = "" if record.accumulations is None else f"  {record.accumulations / 1e6:,.2f} M accumulations"
-        self.console.print(
-            f"epoch {record.epoch}/{self.epochs}  loss {record.loss:.4f}  train {record.train_accuracy:.2f} %{test}{steps}{count}  "
-            f"{record.samples_per_second:,.0f} samples/s"
-        )
+        train = f"loss {record.loss:.4f}  train {record.train_accuracy:.2f} %"
+        rate = f"{record.samples_per_second:,.0f} samples/s"
+        self.console.print(f"epoch {record.epoch}/{self.epochs}  {train}{test}{steps}{count}  {rate}")
 
 
 def _decay_line(decays: Mapping[str, float]) -> str:
