@@ -21,7 +21,7 @@ Tensors = container.Tensors
 
 def attacks(good: bytes) -> Iterator[tuple[str, bytes]]:
     yield from raw(good)
-    tensors, text = container.decode(good)
+    tensors, text, _ = container.decode(good)
     tree = json.loads(text)
     for name, change in CHANGES.items():
         mine, arrays = copy.deepcopy(tree), {key: value.copy() for key, value in tensors.items()}

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import sys
-import tomllib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 
 from lbq.counting.operations import Energies
 from lbq.errors import ConfigError, nearest
+from lbq.system import toml
 
 HOROWITZ_2014 = "M. Horowitz, Computing's energy problem (and what we can do about it), ISSCC 2014, Fig. 1.1.9"
 
@@ -101,8 +101,8 @@ def load(path: Path | str) -> Technology:
     """
     path = Path(path)
     try:
-        text = path.read_text(encoding="utf-8")
-        values: Any = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+        text = toml.contents(path)
+        values: Any = json.loads(text) if path.suffix == ".json" else toml.parsed(text)
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"technology {path} cannot be read: {' '.join(str(error).split())[:120]}") from error
     if not isinstance(values, dict) or not values:

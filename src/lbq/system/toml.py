@@ -6,6 +6,7 @@ top-level `name` belongs to the file that gives it alone.
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import tomllib
@@ -16,19 +17,35 @@ from typing import Any
 from lbq.errors import ConfigError
 
 MAX_BASES = 8  # in a row
+MOST_BYTES = 2**20  # of a file
+MOST_DEPTH = 32  # of tables and lists in each other: the parser takes time and memory that grow with its square
+LARGEST_INTEGER = 2**63 - 1
+STRINGS = re.compile(  # and comments
+    r'"{3}(?:\\.|[^\\])*?"{3}|' r"'{3}.*?'{3}|" r'"(?:\\.|[^"\\\n])*"|' r"'[^'\n]*'|#[^\n]*", re.DOTALL
+)
+
+
+def contents(path: Path) -> str:
+    """The text of a small regular file; a pipe or a device might never end."""
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise ConfigError(f"{path} is no regular file: give a TOML file")
+    with open(path, "rb") as file:
+        data = file.read(MOST_BYTES + 1)
+    if len(data) > MOST_BYTES:
+        raise ConfigError(f"{path} is too large for a configuration: at most {MOST_BYTES // 1024} KiB are read")
+    return data.decode()
 
 
 def read(path: Path | str, depth: int = 0) -> dict[str, Any]:
     """The tree of a file, laid over its base, if it names one."""
     path = Path(path)
     try:
-        with open(path, "rb") as file:
-            tree = tomllib.load(file)
+        tree = parsed(contents(path))
     except OSError as error:
         inside = f"; give {path / 'config.toml'}" if (path / "config.toml").is_file() else ""
         raise ConfigError(f"cannot read {path}: {error.strerror}{inside}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not valid TOML: {error}") from error
+    except ValueError as error:
+        raise ConfigError(f"{path} is not valid TOML: {' '.join(str(error).split())[:200]}") from error
     base = tree.pop("base", None)
     if base is None:
         return tree
@@ -39,6 +56,25 @@ def read(path: Path | str, depth: int = 0) -> dict[str, Any]:
     below = read(path.parent / base, depth + 1)
     below.pop("name", None)  # a changed recipe is not what its base is called
     return merge(below, tree)
+
+
+def parsed(text: str) -> dict[str, Any]:
+    """The tree of a text, or a ValueError that says what is wrong with it. Its size must be limited already."""
+    bare = STRINGS.sub("''", text)
+    opened = itertools.accumulate((char in "[{") - (char in "]}") for char in bare if char in "[]{}")
+    dots = max((line.partition("=")[0].count(".") for line in bare.splitlines()), default=0)
+    if max(max(opened, default=0), dots + 1) > MOST_DEPTH:
+        raise ValueError(f"tables or lists lie more than {MOST_DEPTH} deep in each other")
+    tree = tomllib.loads(text)
+    _check_integers(tree)
+    return tree
+
+
+def _check_integers(value: Any) -> None:
+    if isinstance(value, int) and abs(value) > LARGEST_INTEGER:
+        raise ValueError(f"{str(value)[:20]}... is more than 64 bits hold")
+    for inner in value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ():
+        _check_integers(inner)
 
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any], layers: bool = True) -> dict[str, Any]:
@@ -66,7 +102,7 @@ def overrides(assignments: Iterable[str]) -> dict[str, Any]:
         names = key.strip().split(".")
         if not equals or not all(names):
             raise ConfigError(f"override {assignment!r} must have the form key=value, such as train.epochs=3")
-        leaf: Any = tomllib.loads(f"value = {text}")["value"] if is_value(text) else text
+        leaf: Any = parsed(f"value = {text}")["value"] if is_value(text) else text
         for name in reversed(names):
             leaf = {name: leaf}
         tree = merge(tree, leaf, layers=False)
@@ -76,8 +112,8 @@ def overrides(assignments: Iterable[str]) -> dict[str, Any]:
 def is_value(text: str) -> bool:
     """Whether a text is a TOML value; otherwise it is a bare word, or nothing."""
     try:
-        return list(tomllib.loads(f"value = {text}")) == ["value"]  # several lines give several keys
-    except tomllib.TOMLDecodeError:
+        return list(parsed(f"value = {text}")) == ["value"]  # several lines give several keys
+    except ValueError:
         return False
 
 

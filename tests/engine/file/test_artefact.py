@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import json
+import os
 import pickle
 import subprocess
 import sys
@@ -116,7 +118,7 @@ def test_every_flipped_bit_and_every_cut_is_noticed(good: Path) -> None:
 @given(data=st.data())
 def test_forged_files_are_refused_or_run(good: Path, tmp_path: Path, data: st.DataObject) -> None:
     """Changed anywhere and sealed again: either refused in one line, or a network that runs without a fault."""
-    tensors, text = container.decode(good.read_bytes())
+    tensors, text, _ = container.decode(good.read_bytes())
     if data.draw(st.booleans()):
         at = data.draw(st.integers(0, len(text) - 1))
         text = text[:at] + data.draw(st.sampled_from([*'0123456789-,."[]{}etn', "1e999", "-0", ""])) + text[at + 1 :]
@@ -325,3 +327,59 @@ def test_weights_are_in_memory_once(tmp_path: Path) -> None:
             [sys.executable, "-c", MEMORY, str(path), kind], capture_output=True, text=True, check=True
         )
         assert int(done.stdout) < 1.5 * weights + 2**21, kind
+
+
+def test_a_file_whose_time_was_set_back_is_read_again(tmp_path: Path) -> None:
+    """Its checksum tells a change in place from new rights and new names, which leave the network as it is."""
+    path = tmp_path / "model.lbq"
+    engine.save(path, deployed("resnet8w2", shape=(3, 4, 4)))
+    net, x = engine.load(path), pixels(1, 3, 4, 4)
+    logits = net.run(x).logits.tolist()
+    before = path.stat()
+    path.chmod(0o600)
+    os.link(path, tmp_path / "other.lbq")
+    assert net.run(x).logits.tolist() == logits
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    with pytest.raises(ArtefactError, match="was written to while its network was in use"):
+        net.run(x)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "message"),
+    [
+        ('"facts":{', '"facts":{"x":1e999,', "holds 1e999, which is not a number"),
+        ('"facts":{', '"facts":{"x":NaN,', "holds NaN, which is not a number"),
+    ],
+)
+def test_numbers_that_are_none_are_refused(tmp_path: Path, before: str, after: str, message: str) -> None:
+    path = tmp_path / "model.lbq"
+    engine.save(path, deployed("resnet8w2", shape=(3, 4, 4)))
+    tensors, text, _ = container.decode(path.read_bytes())
+    container.write(path, tensors, text.replace(before, after, 1))
+    with pytest.raises(ArtefactError, match=message):
+        engine.load(path)
+
+
+def test_golden_vectors_without_inputs_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "model.lbq"
+    engine.save(path, deployed("resnet8w2", shape=(3, 4, 4)))
+    tensors, text, _ = container.decode(path.read_bytes())
+    none = {name: value[:0] if name.startswith("golden/") else value for name, value in tensors.items()}
+    container.write(path, none, text)
+    with pytest.raises(ArtefactError, match="golden: there are no inputs"):
+        engine.load(path)
+
+
+def test_a_shape_that_no_array_has_is_refused() -> None:
+    data = container.encode({"a": np.zeros((2, 0), np.int8)}, "{}")
+    huge = data.replace(b'"shape":[2,0]', b'"shape":[%s,0]' % b",".join([b"549755813888"] * 7))
+    length = int.from_bytes(data[:8], "little") + len(huge) - len(data)
+    forged = bytearray(length.to_bytes(8, "little") + huge[8:])
+    at = forged.index(b'"sha256":"') + 10
+    forged[at : at + 64] = b"0" * 64
+    forged[at : at + 64] = hashlib.sha256(forged).hexdigest().encode()
+    with pytest.raises(ArtefactError, match="tensor 'a' has a shape that no array can have"):
+        container.decode(bytes(forged))

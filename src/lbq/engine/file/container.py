@@ -19,7 +19,7 @@ import re
 import weakref
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -74,18 +74,25 @@ class Mapped:
     def __init__(self, path: Path, descriptor: int) -> None:
         self.path, self.descriptor = path, os.dup(descriptor)
         weakref.finalize(self, os.close, self.descriptor)
-        self.state = self._state()
-
-    def _state(self) -> tuple[int, int]:
-        status = os.fstat(self.descriptor)
-        return status.st_size, status.st_mtime_ns
+        self.status, self.digest = os.fstat(self.descriptor), ""
 
     def check(self) -> None:
-        if self._state() != self.state:
+        before, now = self.status, os.fstat(self.descriptor)
+        same = (before.st_size, before.st_mtime_ns) == (now.st_size, now.st_mtime_ns)
+        if same and before.st_ctime_ns != now.st_ctime_ns:  # its rights or names changed, or its time was set back
+            same, self.status = self._digest() == self.digest, now
+        if not same:
             raise ArtefactError(
                 f"{self.path} was written to while its network was in use: load it again, and replace such files by renaming "
                 "another (mv), not in place (cp)"
             )
+
+    def _digest(self) -> str:
+        with mmap.mmap(self.descriptor, 0, access=mmap.ACCESS_READ) as data:
+            try:
+                return checked_header(data).digest
+            except ArtefactError:
+                return ""
 
 
 def read(path: Path | str) -> tuple[Tensors, str, Mapped]:
@@ -103,7 +110,8 @@ def read(path: Path | str) -> tuple[Tensors, str, Mapped]:
     except OSError as error:
         raise ArtefactError(f"{path} cannot be read: {error.strerror}; {REMEDY}") from error
     try:
-        return (*decode(data), mapped)
+        tensors, text, mapped.digest = decode(data)
+        return tensors, text, mapped
     except ArtefactError as error:
         raise ArtefactError(f"{path}: {error}") from error
 
@@ -121,8 +129,22 @@ def forget(tensor: NDArray[Any]) -> None:
             mapped.madvise(mmap.MADV_DONTNEED, first * mmap.PAGESIZE, (last - first) * mmap.PAGESIZE)
 
 
-def decode(data: bytes | mmap.mmap) -> tuple[Tensors, str]:
-    """The tensors and the text that `encode` wrote."""
+class Header(NamedTuple):
+    """The head of a file whose checksum is right: what it says of its tensors, its text, that checksum, and where it ends."""
+
+    tensors: dict[str, Any]
+    text: str
+    digest: str
+    end: int
+
+
+def decode(data: bytes | mmap.mmap) -> tuple[Tensors, str, str]:
+    """The tensors and the text that `encode` wrote, and the file's checksum."""
+    header = checked_header(data)
+    return _tensors(header.tensors, memoryview(data)[header.end :]), header.text, header.digest
+
+
+def checked_header(data: bytes | mmap.mmap) -> Header:
     if len(data) < 8:
         raise ArtefactError(f"it is too short for a deployed network: {REMEDY}")
     length = int.from_bytes(data[:8], "little")
@@ -142,10 +164,11 @@ def decode(data: bytes | mmap.mmap) -> tuple[Tensors, str]:
     at += len('"sha256":"')
     whole = hashlib.sha256(data[:at])
     whole.update(PLACEHOLDER.encode())
-    whole.update(memoryview(data)[at + 64 :])
+    with memoryview(data) as view, view[at + 64 :] as rest:
+        whole.update(rest)
     if whole.hexdigest() != digest:
         raise ArtefactError("it is damaged: its SHA-256 does not match; export or copy it again")
-    return _tensors(header, memoryview(data)[8 + length :]), text
+    return Header(header, text, digest, 8 + length)
 
 
 def _tensors(header: Mapping[str, Any], body: memoryview) -> Tensors:
@@ -160,6 +183,8 @@ def _tensors(header: Mapping[str, Any], body: memoryview) -> Tensors:
         if not (_naturals(shape) and _naturals(offsets) and len(shape) <= 8 and len(offsets) == 2):
             raise ArtefactError(f"tensor {name!r} has a shape or offsets that are not lists of whole numbers")
         start, end = offsets
+        if math.prod(size or 1 for size in shape) > MOST_BYTES:
+            raise ArtefactError(f"tensor {name!r} has a shape that no array can have")
         if not start <= end <= len(body) or math.prod(shape) * np.dtype(DTYPES[kind]).itemsize != end - start:
             raise ArtefactError(f"tensor {name!r} does not fit its shape or the file")
         places.append((start, end))
@@ -185,9 +210,13 @@ def parse_json(text: bytes | str, what: str) -> Any:
         return dict(items)
 
     def refuse(constant: str) -> Any:
-        raise ArtefactError(f"{what} holds {constant}, which is not a number")
+        raise ArtefactError(f"{what} holds {constant:.20}, which is not a number")
+
+    def finite(number: str) -> float:
+        value = float(number)
+        return value if math.isfinite(value) else refuse(number)
 
     try:
-        return json.loads(text, object_pairs_hook=pairs, parse_constant=refuse)
+        return json.loads(text, object_pairs_hook=pairs, parse_constant=refuse, parse_float=finite)
     except (ValueError, RecursionError) as error:
         raise ArtefactError(f"{what} is not JSON: it is damaged or no deployed network") from error

@@ -343,6 +343,8 @@ class Reader:
         lead = 1 if network.static else 2
         if inputs.shape[lead:] != network.input_shape or inputs.shape[: lead - 1] != (network.timesteps,) * (lead - 1):
             raise ArtefactError(f"golden: its inputs have the shape {list(inputs.shape)}")
+        if not inputs.size:
+            raise ArtefactError("golden: there are no inputs")
         logits = self._tensor("golden/logits", (np.int64,), (inputs.shape[lead - 1], network.readout.shape[0]))
         return Golden(inputs, logits, digests)
 
