@@ -199,6 +199,15 @@ def test_analyses_say_what_they_are_of(gathered: Gathered) -> None:
 # Formats -------------------------------------------------------------------------------------------------------------
 
 
+def test_markdown_shows_texts_of_records_as_texts() -> None:
+    hostile = '<img src=x onerror="alert(1)"> [here](javascript:alert(1)) a|b [x]: javascript:alert(1)'
+    table = Table("one", hostile, hostile, hostile)
+    table.add(hostile)
+    text = markdown([table])
+    assert text.count("&lt;img src=x onerror=") == 4
+    assert not any(sign in text for sign in ("<img", "](", "]: java"))
+
+
 def test_markdown_latex_csv(gathered: Gathered) -> None:
     tables = all_tables(gathered)
     text = markdown(tables)

@@ -22,10 +22,10 @@ def markdown(tables: Sequence[Table]) -> str:
     parts = []
     for table in tables:
         rule = ["---:" if i in table.numeric else "---" for i in range(len(table.columns))]
-        lines = [[_bar(c) for c in table.columns], rule, *(_texts(row, _bar, "**{}**") for row in table.rows)]
+        lines = [[_as_text(c) for c in table.columns], rule, *(_texts(row, _as_text, "**{}**") for row in table.rows)]
         body = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-        notes = "\n".join(f"{note}  " for note in table.notes)
-        parts.append(f"## {table.title}\n\n{body}\n" + (f"\n{notes}\n" if notes else ""))
+        notes = "\n".join(f"{_as_text(note)}  " for note in table.notes)
+        parts.append(f"## {_as_text(table.title)}\n\n{body}\n" + (f"\n{notes}\n" if notes else ""))
     return "\n".join(parts)
 
 
@@ -35,8 +35,10 @@ def _texts(row: Row, escaped: Callable[[str], str], bold: str) -> list[str]:
     return [bold.format(first) if row.kind == "ours" else first, *others]
 
 
-def _bar(text: str) -> str:
-    return escape(" ".join(text.split()), quote=False).replace("|", "\\|")
+def _as_text(text: str) -> str:
+    """A text of a record as text alone: no tag, no link, no border of a cell."""
+    shown = escape(" ".join(text.split()), quote=False).replace("|", "\\|")
+    return shown.replace("](", "]\\(").replace("]:", "]\\:")
 
 
 def latex(tables: Sequence[Table]) -> str:
