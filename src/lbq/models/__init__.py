@@ -8,8 +8,11 @@
 | `resnet19w128` | stem and stages 128/256/512 of 3, 3, 2 blocks, one linear layer |
 | `resnet19w64fc256` | the other published ResNet-19: stem 64, the same stages, linear 256, neuron, linear |
 | `vgg11`, `vgg13`, `vgg16`, or `vgg11w32` and so on | VGG with BatchNorm, global average pool and one linear layer; base width 64 |
+| `spikformer4x384`, any depth and any width that 32 divides (below 32, 8) | transformer: Spikformer's |
+| `qkformer4x384`, any depth from 3 and any width that 32 divides | transformer: QKFormer's, with token attention in its first two blocks |
 
-`register` gives your own network an id.
+Transformers merge residuals in front of neurons. `-sew` and `-membrane` behind the id choose other shortcuts, as in
+`spikformer4x384-sew`. `register` gives your own network an id.
 """  # noqa: E501
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ import inspect
 import re
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, cast
 
 from torch import nn
 
@@ -30,6 +33,7 @@ from lbq.models.time import fire as fire
 from lbq.models.time import fold_time as fold_time
 from lbq.models.time import over_time as over_time
 from lbq.models.time import unfold_time as unfold_time
+from lbq.models.transformer import QKFormer, Shortcut, Spikformer
 from lbq.models.vgg import STAGES as VGG_STAGES
 from lbq.models.vgg import VGG
 from lbq.neuron.checks import check_count
@@ -50,6 +54,9 @@ IDS: tuple[str, ...] = (
     "vgg11",
     "vgg13",
     "vgg16",
+    "spikformer4x384",
+    "spikformer2x64",
+    "qkformer4x384",
 )
 FOUR_STAGES: dict[int, tuple[int, ...]] = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3)}
 THREE_STAGE_DEPTHS = (8, 14, 20, 32, 44, 56)
@@ -156,6 +163,9 @@ def _built_in(id: str) -> partial[Any] | None:
         return partial(ResNet, blocks=(count,) * 3, widths=(base, 2 * base, 4 * base), stem_width=base)
     if (match := re.fullmatch(r"vgg(\d+)(?:w([1-9]\d{0,3}))?", id)) and int(match[1]) in VGG_STAGES:
         return partial(VGG, depth=int(match[1]), width=int(match[2] or 64))
+    if match := re.fullmatch(r"(spikformer|qkformer)([1-9]\d?)x([1-9]\d{0,3})(?:-(sew|membrane))?", id):
+        network = Spikformer if match[1] == "spikformer" else QKFormer
+        return partial(network, depth=int(match[2]), width=int(match[3]), shortcut=cast(Shortcut, match[4] or "neuron"))
     return None
 
 

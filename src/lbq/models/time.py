@@ -16,7 +16,7 @@ from lbq.neuron import ReLU, SpikingNeuron
 
 def fold_time(x: Tensor, spatial: int = 3) -> Tensor:
     """`[T, B, ...]` to `[T * B, ...]`; a static batch `[B, ...]` (one dimension fewer) passes unchanged."""
-    if (traced := _leaf(fold_time, x, spatial)) is not None:
+    if (traced := traced_leaf(fold_time, x, spatial)) is not None:
         return traced
     if x.dim() not in (spatial + 1, spatial + 2):
         behind = {1: "F", 2: "C, L", 3: "C, H, W"}.get(spatial, f"{spatial} more")
@@ -30,7 +30,7 @@ def fold_time(x: Tensor, spatial: int = 3) -> Tensor:
 def unfold_time(y: Tensor, like: Tensor, timesteps: int | None = None, spatial: int = 3) -> Tensor:
     """The inverse, for `y` computed from `fold_time(like)`. A static batch is repeated at every timestep by a view with
     stride 0 in time, without a copy."""
-    if (traced := _leaf(unfold_time, y, like, timesteps, spatial)) is not None:
+    if (traced := traced_leaf(unfold_time, y, like, timesteps, spatial)) is not None:
         return traced
     if like.dim() == spatial + 2:
         return y.unflatten(0, like.shape[:2])
@@ -39,8 +39,8 @@ def unfold_time(y: Tensor, like: Tensor, timesteps: int | None = None, spatial: 
     return y.unsqueeze(0).expand(timesteps, *y.shape)
 
 
-def _leaf(function: Callable[..., Tensor], x: Any, *args: Any) -> Tensor | None:
-    """While torch.fx traces, the call of `function` as one node; else None."""
+def traced_leaf(function: Callable[..., Tensor], x: Any, *args: Any) -> Tensor | None:
+    """While torch.fx traces, the call of `function` as one node; else None. Its tensors stand in front."""
     if not isinstance(x, torch.fx.Proxy):
         return None
     return cast(Tensor, x.tracer.create_proxy("call_function", function, (x, *args), {}))

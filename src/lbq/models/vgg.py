@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from lbq.models.resnet import BurstNet, MakeNeuron, conv3x3, initialise
+from lbq.models.resnet import BurstNet, MakeNeuron, initialise
 from lbq.models.time import fire, over_time
 
 # convolutions in each of the five stages; their widths are 1, 2, 4, 8, 8 times the base
@@ -12,11 +12,14 @@ STAGES: dict[int, tuple[int, ...]] = {11: (1, 1, 2, 2, 2), 13: (2, 2, 2, 2, 2), 
 
 
 class ConvUnit(nn.Module):
-    """sn(BN(conv(x))) over `[T, B, C, H, W]`, or over a static `[B, C, H, W]` that it shows at all `timesteps`."""
+    """sn(BN(conv(x))) over `[T, B, C, H, W]`, or over a static `[B, C, H, W]` that it shows at all `timesteps`.
 
-    def __init__(self, inputs: int, outputs: int, neuron: MakeNeuron) -> None:
+    kernel: the side of the convolution's kernel, odd; 1 makes it a linear layer of each pixel.
+    """
+
+    def __init__(self, inputs: int, outputs: int, neuron: MakeNeuron, kernel: int = 3) -> None:
         super().__init__()
-        self.conv = conv3x3(inputs, outputs)
+        self.conv = nn.Conv2d(inputs, outputs, kernel, padding=kernel // 2, bias=False)
         self.bn = nn.BatchNorm2d(outputs)
         self.sn = neuron(outputs)
 

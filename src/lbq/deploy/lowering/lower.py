@@ -21,9 +21,10 @@ from lbq.deploy.lowering import operations
 from lbq.deploy.lowering.currents import Current, Levels, Time, Value, as_current
 from lbq.deploy.lowering.faithful import own_method
 from lbq.deploy.lowering.layers import Layers
+from lbq.deploy.lowering.products import check_products
 from lbq.deploy.lowering.shapes import BATCH_SIZE, InputShape, as_image
 from lbq.deploy.lowering.trace import NORMS, Follower, check_in_place, traced
-from lbq.errors import GraphError
+from lbq.errors import GraphError, TooSmall
 from lbq.graph import INPUT, Graph
 
 SOFTMAX = (torch.softmax, torch.log_softmax, F.softmax, F.log_softmax, "softmax", "log_softmax")
@@ -80,6 +81,7 @@ class _Lowering(Follower):
         super().__init__(len(shape) + 1)
         self.net, self.modules = net, dict(net.named_modules())
         self.input_shape, self.timesteps, self.static = as_image(shape), timesteps, static
+        self.seen_shape = shape if static else (timesteps, *shape)  # of the input, behind its first dimension
         self.flat = len(shape) == 1  # features [F], here [F, 1, 1]
         self.layers = Layers(timesteps, len(shape) == 2, weights)
         self.values: dict[fx.Node, Value] = {}
@@ -87,7 +89,13 @@ class _Lowering(Follower):
         self.logits: dict[fx.Node, fx.Node] = {}
 
     def run(self) -> Graph:
-        trace = traced(self.net, self)
+        try:
+            trace = traced(self.net, self)
+        except TooSmall:
+            raise
+        except GraphError:
+            check_products(self.net, self.seen_shape)
+            raise
         check_in_place(trace, self.modules, self.values)
         return self._finish(trace.output_node())
 

@@ -19,8 +19,10 @@ from torch.nn import functional as F
 
 from lbq.deploy.lowering.currents import Levels, Value, add, join, scaled
 from lbq.deploy.lowering.layers import LAYER_OF_FUNCTION, Layers
+from lbq.deploy.lowering.products import PRODUCTS, check_product, product
 from lbq.deploy.lowering.remedies import remedy
 from lbq.deploy.lowering.shapes import AXIS, ONE_STEP, TRANSPOSES, UNFOLDED, Shapes, added
+from lbq.deploy.lowering.trace import place_of
 from lbq.errors import GraphError
 from lbq.graph import INPUT
 from lbq.models.time import fold_time, unfold_time
@@ -59,11 +61,7 @@ class Call:
 
     @property
     def where(self) -> str:
-        """Where it was written: in the network's own forward, or in that of a module inside it."""
-        stack = self.node.meta.get("nn_module_stack") or {"": ("", None)}
-        layer, kind = list(stack.values())[-1]
-        forward = f"the forward of layer {layer!r}, a {kind.__name__}" if layer else "the network's forward"
-        return f"{self.node.name} in {forward}"
+        return place_of(self.node)
 
     def named(self, *names: str) -> dict[str, Any]:
         """Arguments behind the first by these names, and all options."""
@@ -218,6 +216,8 @@ def _add(call: Call) -> Value:
 def _multiply(call: Call) -> Value | None:
     """A tensor times a number, or divided by one."""
     operands = call.node.args
+    if call.node.target in MULTIPLICATIONS and sum(a in call.values for a in operands if isinstance(a, fx.Node)) > 1:
+        raise product(call.where, call.node.target)
     numbers = [a for a in operands if isinstance(a, int | float) and math.isfinite(a)]
     if call.options or len(operands) != 2 or len(numbers) != 1:
         return None
@@ -226,6 +226,11 @@ def _multiply(call: Call) -> Value | None:
         return scaled(call.value, float(number), call.layers.numbers)
     divides = number != 0 and number is operands[1]
     return scaled(call.value, 1 / number, call.layers.numbers) if divides else None
+
+
+def _product(call: Call) -> None:
+    """Two tensors multiplied as matrices."""
+    check_product(call.node)
 
 
 def _negate(call: Call) -> Value:
@@ -295,6 +300,7 @@ HANDLERS: dict[Any, Handler] = {
     **dict.fromkeys((torch.mean, "mean", torch.sum, "sum"), _mean_or_sum),
     **dict.fromkeys(MULTIPLICATIONS, _multiply),
     **dict.fromkeys((operator.truediv, operator.itruediv, torch.div, torch.true_divide, "div"), _multiply),
+    **dict.fromkeys(PRODUCTS, _product),
     **dict.fromkeys((operator.neg, torch.neg, "neg"), _negate),
     **dict.fromkeys((torch.relu, F.relu, "relu"), _relu),
 }

@@ -15,7 +15,7 @@ NAMES_BY_REMEDY = {  # of operations and kinds of layers
     "use convolutions and pools, which keep heights and widths or make them smaller": "upsample upsamplingnearest2d "
     "interpolate convtranspose2d pixelshuffle pixel_shuffle",
     "levels are multiplied by weights alone: use a convolution or a linear layer": "matmul bmm einsum mul imul "
-    "scaled_dot_product_attention multiheadattention",
+    "scaled_dot_product_attention multiheadattention transformerencoderlayer",
     "pad height and width with zeros, or let the convolution pad": "pad reflectionpad2d replicationpad2d circularpad2d",
     "write x = x + y, x = x * 2 and so on": "add_ sub_ mul_ div_ relu_",
     "write flatten(1), or flatten(2) with time in front; of signals [B, C, 1, L] keep all axes, and read them by Conv2d with "

@@ -117,6 +117,14 @@ class _Tracer(fx.Tracer):
         return _Value(node, self)
 
 
+def place_of(node: fx.Node) -> str:
+    """Where a call was written: in the network's own forward, or in that of a module inside it."""
+    stack = node.meta.get("nn_module_stack") or {"": ("", None)}
+    layer, kind = list(stack.values())[-1]
+    forward = f"the forward of layer {layer!r}, a {kind.__name__}" if layer else "the network's forward"
+    return f"{node.name} in {forward}"
+
+
 def _in_place(operation: Callable[..., Any]) -> Callable[[fx.Proxy, Any], fx.Proxy]:
     """An operation in place, which stays apart from the one that makes a new tensor."""
 
