@@ -70,11 +70,14 @@ def parsed(text: str) -> dict[str, Any]:
     return tree
 
 
-def _check_integers(value: Any) -> None:
+def _check_integers(value: Any, name: str = "") -> None:
     if isinstance(value, int) and abs(value) > LARGEST_INTEGER:
-        raise ValueError(f"{str(value)[:20]}... is more than 64 bits hold")
-    for inner in value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ():
-        _check_integers(inner)
+        raise ValueError(f"{name} must be an integer of 64 bits, got {str(value)[:20]}")
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            _check_integers(inner, f"{name}.{key}" if name else key)
+    for inner in value if isinstance(value, list) else ():
+        _check_integers(inner, name)
 
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any], layers: bool = True) -> dict[str, Any]:
