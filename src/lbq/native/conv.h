@@ -659,13 +659,17 @@ static void NAME(dense_pairs)(const struct lbq_conv *c, const int16_t *const at[
 #endif
 }
 
+#include "conv_pairs.h"
+
 const struct lbq_kernels NAME(lbq_kernels) = {
     .form = NAME(form),
+    .form_pairs = NAME(form_pairs),
 #if defined(LBQ_FOR_AVX512)
     .form_compressed = NAME(form_compressed),
 #endif
     .gather = NAME(gather),
     .run = {[BY_VALUE] = NAME(values), [BY_PLANE] = NAME(planes), [BY_LEVEL] = NAME(levels)},
+    .pairs = NAME(pairs),
     .wide = NAME(wide),
     .dense_pairs = NAME(dense_pairs),
 #if defined(LBQ_FOR_AVX512) || defined(LBQ_FOR_NEON)
