@@ -22,7 +22,7 @@ LARGEST_LEVEL = 7  # three bits for each timestep: 63 pairs
 PAIRS = 64
 MOST_COLUMNS = 6  # lists in which one pair may stand: one for each bit
 NO_LIST = 255  # of native.h
-ROWS_PER_LIST = 16.0  # a list takes as long as so many rows do
+ROWS_PER_LIST = 12.0  # a list takes as long as so many rows do
 UNKNOWN = 99  # lists: a pair cannot be written
 
 
