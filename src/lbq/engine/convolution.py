@@ -76,8 +76,7 @@ def check_names(method: str, backend: str) -> None:
 
 
 ConvCall = native.structure(  # struct lbq_conv
-    int64="batch height width inputs out_height out_width outputs kh kw stride_y stride_x pad_y pad_x block"
-    " apart",
+    int64="batch height width inputs out_height out_width outputs kh kw stride_y stride_x pad_y pad_x block apart",
     pointer="levels out bytes words shifted quads pairs tiles totals pair_levels pair_table counts",
     int32="bias range planes largest is_signed method backend isa pair_lists pair_columns",
 )
@@ -217,7 +216,9 @@ class PackedConv:
             if reason := self.pairs_refused(levels.dtype == np.int8, largest, timesteps):
                 raise ValueError(f"method pairs does not run {reason}: use bitplane")
             if len(levels) % timesteps or backend != "horner":
-                raise ValueError(f"method pairs takes whole timesteps and no backend, got {len(levels)} images of {timesteps}")
+                raise ValueError(
+                    f"method pairs takes whole timesteps and no backend, got {len(levels)} images of {timesteps}"
+                )
             lists = lists or all_lists(largest)
             if lists.missing(largest):
                 raise ValueError(f"lists must make up every pair of levels up to {largest}, got {lists.pairs}")

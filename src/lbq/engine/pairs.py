@@ -51,7 +51,7 @@ class PairLists:
 
     def missing(self, largest: int) -> bool:
         """Whether some pair of levels up to `largest` cannot be written."""
-        return bool(lists_needed(self.pairs)[possible_pairs(largest)].max() >= UNKNOWN)
+        return bool((self.table[possible_pairs(largest), 0] == NO_LIST).any())
 
     @cached_property
     def columns(self) -> int:

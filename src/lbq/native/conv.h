@@ -288,8 +288,8 @@ INLINE void add_row(vw *low, vw *high, vw x) {
 
 /* The sum of n rows as low and high. The last group is full, see lbq_pixel. fetch: rows are fetched ahead, those of entries
  * to come, or beyond the last. */
-INLINE void sum_rows(int parts, int by_four, int fetch, const uint8_t *rows, int64_t size, const uint16_t *ids, int64_t n, vw *low,
-                     vw *high) {
+INLINE void sum_rows(int parts, int by_four, int fetch, const uint8_t *rows, int64_t size, const uint16_t *ids, int64_t n,
+                     vw *low, vw *high) {
 #if defined(LBQ_FOR_AVX512)
     vw ones[MAX_PARTS], twos[MAX_PARTS];
     UNROLL for (int v = 0; v < parts; v++) ones[v] = twos[v] = (vw){0};

@@ -51,7 +51,7 @@ struct lbq_kernels {
     /* The same with instructions that only some CPUs of the set have (LBQ_HAS_COMPRESS), or NULL. */
     int64_t (*form_compressed)(const struct lbq_conv *c, enum lbq_lists kind, int slots, int64_t capacity,
                                const uint8_t *levels, struct lbq_row to);
-    /* The same by pairs of the levels at two timesteps. */
+    /* The same by pairs, from the levels of two timesteps. */
     int64_t (*form_pairs)(const struct lbq_conv *c, int64_t capacity, const uint8_t *one, const uint8_t *two,
                           struct lbq_row to);
     /* The lists of one output pixel, of whose inputs pixels x0..x1-1 lie under the kernel; shift is added to the

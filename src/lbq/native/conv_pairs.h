@@ -5,8 +5,9 @@
  * A pair without a list of its own stands in several lists whose levels have no bit in common and add up to it, such as
  * (5, 3) = (5, 1) + (0, 2): the table says in which.
  *
- * Sums are kept in 16 bits as low and high, as conv.h explains. A row counts as often as its level says, so that
- * 65535 / range units fit, a unit being one row times one level. Before more would come, they go into 32 bits.
+ * A list's sum is kept in 16 bits as low and high, as conv.h explains, and no more rows are added than fit. x86 multiplies
+ * the sums of two lists into 32 bits by one instruction. Elsewhere multiples are added in 16 bits as well: 65535 / range
+ * units fit, a unit being one row times one level; before more would come, they go into 32 bits.
  */
 
 /* S1 << 3 | S2 of 64 inputs, zeros beyond n. */
