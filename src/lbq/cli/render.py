@@ -318,7 +318,10 @@ def render_evaluation(evaluation: Evaluation) -> None:
             "no accumulations: --engine bitplane counts those of all synapses."
         )
     if evaluation.engine == "auto":
-        console.print("why: set bits for each level, against how many at which planes and dense take equally long.")
+        console.print(
+            "why: set bits for each level, against how many at which lists and dense take equally long; for pairs, how much "
+            "faster they are than planes."
+        )
     accuracy = "" if evaluation.accuracy is None else f"accuracy {evaluation.accuracy:.2f} % on {images}; "
     threads = f"{evaluation.threads} thread{'s' if evaluation.threads > 1 else ''}"
     console.print(
