@@ -6,6 +6,14 @@
 1..5 as a trained network uses them (mean popcount 1.3). `x fp32` is the ratio to torch in the same run, all taking
 turns, best of many. onnxruntime's int8 convolution is measured where it is installed. --density prints times against
 the active ratio, 2 to 60 %, with the dense kernel beside.
+
+    OMP_NUM_THREADS=1 .venv/bin/python benchmarks/engine_kernels.py --pairs MODEL --data CIFAR10_FOLDER [--out FILE]
+
+compares two timesteps at once (method `pairs`) with bit planes instead: every convolution of a deployed network, on the
+levels it has there, with the same results; lists are chosen on other images. Convolutions are added up by stage, the name
+before the first dot. Lists: the time of forming and gathering, which is twice a convolution's time less that of one with
+twice the outputs. Then the whole network: by planes, `auto` without pairs, `auto`. Times are of the processor, on one
+thread: others who use the machine count less.
 """
 
 # ruff: noqa: T201
@@ -13,23 +21,29 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import json
 import time
+from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from lbq import native
+from lbq import engine, native
 from lbq.engine.convolution import Method, PackedConv
+from lbq.engine.pairs import chosen_lists, rows_by_pair
 from lbq.engine.tape import perform
 
 LAYERS = ((128, 32), (256, 16), (512, 8))
 SHARES = (0.50, 0.13, 0.17, 0.07, 0.13)  # of levels 1..5 among those that are not zero
 
 
-def best(seconds: float, runs: dict[str, Callable[[], Any]]) -> dict[str, float]:
+def best(
+    seconds: float, runs: dict[str, Callable[[], Any]], clock: Callable[[], float] = time.perf_counter
+) -> dict[str, float]:
     """The shortest time of each, all taking turns."""
     times = dict.fromkeys(runs, float("inf"))
     for run in runs.values():
@@ -37,9 +51,9 @@ def best(seconds: float, runs: dict[str, Callable[[], Any]]) -> dict[str, float]
     end = time.perf_counter() + seconds * len(runs)
     while time.perf_counter() < end:
         for name, run in runs.items():
-            start = time.perf_counter()
+            start = clock()
             run()
-            times[name] = min(times[name], time.perf_counter() - start)
+            times[name] = min(times[name], clock() - start)
     return times
 
 
@@ -114,6 +128,81 @@ def runs_of(channels: int, size: int, batch: int, active: float, threads: int) -
     return runs
 
 
+def channels_last(levels: NDArray[Any]) -> NDArray[np.uint8]:
+    """`[T * B, H, W, C]` of `[T, B, C, H, W]`."""
+    moved = np.ascontiguousarray(levels.transpose(0, 1, 3, 4, 2))
+    return moved.reshape(-1, *moved.shape[2:])
+
+
+def compare_pairs(model: Path, data: Path, seconds: float, out: Path | None) -> None:
+    """Print what the methods take in every stage of a network, and in all of it, on one thread."""
+    from lbq.data.cifar import load_cifar10
+
+    images = load_cifar10(data).test.images[:6]
+    shown, first = images[:2], images[2:]
+    net = engine.load(model)
+    steps = net.network.timesteps
+    levels, seen = (net.run(x, "bitplane", trace=True).levels or {} for x in (shown, first))
+    stages: dict[str, Counter[str]] = {}
+    for synapse in (s for layer in net.network.layers for s in layer.convs):
+        if synapse.source not in levels or synapse.pools:
+            continue
+        x, largest, weights = channels_last(levels[synapse.source]), net.network.largest(synapse), synapse.weight
+        rows = rows_by_pair(channels_last(seen[synapse.source]), steps, weights[0, 0].size)
+        lists = chosen_lists(rows, largest)
+        runs: dict[str, Callable[[], Any]] = {}
+        counted = {}
+        for outputs in ("", " twice"):
+            wide = np.concatenate([weights, weights]) if outputs else weights
+            conv = PackedConv(wide, synapse.stride, synapse.padding)
+            for method in ("bitplane", "pairs"):
+                step = conv.step(x, method, largest=largest, timesteps=steps, lists=lists)  # type: ignore[arg-type]
+                runs[method + outputs] = lambda step=step: perform(step, 1)  # type: ignore[misc]
+                counted[method + outputs] = step
+        times = best(seconds, runs, time.thread_time)
+        assert np.array_equal(counted["pairs"].out, counted["bitplane"].out)
+        total = stages.setdefault(synapse.name.split(".")[0], Counter())
+        total.update({"convolutions": 1, "lists": len(lists.pairs)})  # type: ignore[dict-item]
+        for method in ("bitplane", "pairs"):
+            total[f"{method} additions"] += counted[method].counts().additions // len(shown)
+            total[f"{method} ms"] += 1e3 * times[method] / len(shown)  # type: ignore[assignment]
+            building = max(2 * times[method] - times[f"{method} twice"], 0.0)
+            total[f"{method} lists ms"] += 1e3 * building / len(shown)  # type: ignore[assignment]
+        print(f"{synapse.name:24} {len(lists.pairs):3} lists, {times['bitplane'] / times['pairs']:.2f} x planes")
+    for name, t in stages.items():
+        print(f"{name}: {t['convolutions']} convolutions, {t['lists']} lists")
+        for method in ("bitplane", "pairs"):
+            added, building, ms = (t[f"{method} {what}"] for what in ("additions", "lists ms", "ms"))
+            print(
+                f"    {method:8} {added / 1e6:6.0f} M additions, {building:5.2f} ms for lists, {ms:5.2f} ms in all "
+                f"({t['bitplane ms'] / ms:.2f} x)"
+            )
+    result = {"isa": native.isa(), "stages": stages, "network": compare_networks(net, shown, seconds)}
+    if out is not None:
+        out.write_text(json.dumps(result, indent=2) + "\n")
+
+
+def compare_networks(net: engine.Network, images: NDArray[np.uint8], seconds: float) -> dict[str, float]:
+    """How many times as fast as by planes the whole network runs: the middle of many turns, for clocks change."""
+    takes_pairs = PackedConv.pairs_refused
+    nets = {name: engine.Network(net.network) for name in ("bitplane", "auto without pairs", "auto")}
+    chosen = {}
+    for name, each in nets.items():  # the first images make the choices
+        PackedConv.pairs_refused = takes_pairs if name == "auto" else lambda *_: "left out"  # type: ignore[method-assign]
+        chosen[name] = Counter(c.method for c in each.run(images, name.split()[0]).choices.values())  # type: ignore[arg-type]
+    PackedConv.pairs_refused = takes_pairs  # type: ignore[method-assign]
+    times: dict[str, list[float]] = {name: [] for name in nets}
+    for _ in range(max(round(60 * seconds), 3)):
+        for name, each in nets.items():
+            start = time.thread_time()
+            each.run(images, name.split()[0])  # type: ignore[arg-type]
+            times[name].append(1e3 * (time.thread_time() - start) / len(images))
+    ratios = {name: float(np.median(np.divide(times["bitplane"], ms))) for name, ms in times.items()}
+    for name, ms in times.items():
+        print(f"{name:20} {min(ms):6.2f} ms an image ({ratios[name]:.2f} x), {dict(chosen[name])}")
+    return ratios
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=0.5, help="for each kernel and layer")
@@ -121,11 +210,17 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--density", action="store_true")
+    parser.add_argument("--pairs", type=Path, metavar="MODEL", help="compare two timesteps at once with planes")
+    parser.add_argument("--data", type=Path, help="with --pairs: the folder of CIFAR-10")
+    parser.add_argument("--out", type=Path, help="with --pairs: a JSON file")
     options = parser.parse_args()
     torch.set_num_threads(1)
     print(
         f"native kernels: {native.report().isa}, features {', '.join(native.report().features)}; torch {torch.__version__}"
     )
+    if options.pairs is not None:
+        compare_pairs(options.pairs, options.data, options.seconds, options.out)
+        return
     ratios = (0.02, 0.05, 0.1, 0.18, 0.3, 0.45, 0.6) if options.density else (options.active,)
     for active in ratios:
         print(f"\n{100 * active:.0f} % active, batch {options.batch}, GMAC/s (x fp32)")

@@ -50,14 +50,17 @@ def closed_form(levels: NDArray[Any], weights: NDArray[Any], stride: Pair, paddi
 
     active = int(np.count_nonzero(levels))
     if method == "level":
-        return Counts(accumulations=reached((magnitude > 0).astype(np.int64)), neurons_active=active)
+        rows = reached((magnitude > 0).astype(np.int64))
+        return Counts(accumulations=rows, neurons_active=active, additions=rows)
     planes = max(int(magnitude.max(initial=0)).bit_length(), 1)
+    once = backend == "horner" and weights.dtype == np.int8 and magnitude.max(initial=0) <= 7  # rows of equal levels
     return Counts(
         accumulations=reached(bits.sum(-1)),
         formations=int(bits.sum()),
         shifts=reached(bits[..., 1:].sum(-1)) if backend == "explicit" else 0,
         horner_shifts=(planes - 1) * outputs if backend == "horner" else 0,
         neurons_active=active,
+        additions=reached((magnitude > 0).astype(np.int64) if once else bits.sum(-1)),
     )
 
 
@@ -228,7 +231,8 @@ def test_out_is_written_and_checked() -> None:
 
 
 def test_counts_add_up() -> None:
-    assert Counts(1, 2, 3, 4, 5, 6) + Counts(10, 20, 30, 40, 50, 60) == Counts(11, 22, 33, 44, 55, 66)
+    more = Counts(1, 2, 3, 4, 5, 6, 7) + Counts(10, 20, 30, 40, 50, 60, 70)
+    assert more == Counts(11, 22, 33, 44, 55, 66, 77)
 
 
 def test_what_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -260,11 +260,16 @@ class Slow:
         self.seconds = seconds
 
     def run(self, levels: Ints, method: Method, **_: Any) -> tuple[Ints, Counts]:
-        time.sleep(self.seconds[method])
+        end = time.thread_time() + self.seconds[method]
+        while time.thread_time() < end:
+            pass
         return levels, Counts()
 
     def keep(self, method: Method) -> None:
         assert method in self.seconds
+
+    def pairs_refused(self, *_: Any) -> str | None:
+        return None if "pairs" in self.seconds else "not here"
 
 
 def test_auto_compares_the_density_with_a_measured_cross_over(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -286,6 +291,24 @@ def test_auto_compares_the_density_with_a_measured_cross_over(monkeypatch: pytes
     chosen = [prepared.choose("auto", level, density).method for density in (0.95, 0.85, 1.05, 1.15)]
     assert chosen == ["dense", "bitplane", "bitplane", "dense"]  # near the cross-over it stays as it was
     assert prepared.choose("auto", level, 0.95).reason == "density 0.950 near cross-over 1.000"
+
+
+def test_auto_takes_the_fastest_of_three(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Prepared, "native_refused", lambda self: None)
+    levels, synapse = np.ones((2, 4, 4, 2), np.uint8), deployed("resnet8w2", shape=(3, 4, 4)).network.layers[1].convs[0]
+    for seconds, method in (
+        ({"bitplane": 0.02, "pairs": 0.01, "dense": 0.03}, "pairs"),
+        ({"bitplane": 0.01, "pairs": 0.02, "dense": 0.03}, "bitplane"),
+        ({"bitplane": 0.03, "pairs": 0.02, "dense": 0.01}, "dense"),
+    ):
+        slow = Slow(seconds)
+        monkeypatch.setattr(Prepared, "native", slow)
+        prepared = Prepared(synapse, 5, False, 2)
+        assert prepared.choose("auto", levels, 0.5).method == method
+        assert prepared.lists is not None
+        assert prepared.crossover == pytest.approx(
+            0.5 * seconds["dense"] / min(seconds["bitplane"], seconds["pairs"]), rel=0.3
+        )
 
 
 @pytest.mark.parametrize(

@@ -306,13 +306,13 @@ def render_evaluation(evaluation: Evaluation) -> None:
         if choice is not None:
             method = ("" if choice.kernel == "native" else f"{choice.kernel} ") + choice.method
             reason = choice.reason.replace("density ", "").replace("cross-over ", "")
-        shown = (planes or counts.accumulations, choice and (planes or counts.formations), counts.products)
-        executed = (counts.accumulations, counts.formations, counts.products)
+        shown = (planes or counts.accumulations, choice and (planes or counts.formations), planes, counts.products)
+        executed = (counts.accumulations, counts.formations, counts.additions, counts.products)
         per_image = (thousands(n / evaluation.images) if show else "" for n, show in zip(executed, shown, strict=True))
         rows.append((name, method, *per_image, reason))
     print_table(
         f"Executed per image over {images}, thousands",
-        ("synapse", "method", "accumulations", "formations", "products", "why"),
+        ("synapse", "method", "accumulations", "formations", "additions", "products", "why"),
         rows,
     )
     if dense := sum(counts.products > 0 for counts in evaluation.counts.values()):
@@ -322,7 +322,10 @@ def render_evaluation(evaluation: Evaluation) -> None:
             "no accumulations: --engine bitplane counts those of all synapses."
         )
     if evaluation.engine == "auto":
-        console.print("why: set bits for each level, against how many at which planes and dense take equally long.")
+        console.print(
+            "why: set bits for each level, against how many at which lists and dense take equally long; for pairs, how much "
+            "faster they are than planes."
+        )
     accuracy = "" if evaluation.accuracy is None else f"accuracy {evaluation.accuracy:.2f} % on {images}; "
     threads = f"{evaluation.threads} thread{'s' if evaluation.threads > 1 else ''}"
     console.print(

@@ -1,8 +1,8 @@
 """Convolutions of integer levels by the native library. No torch.
 
-Three methods give the same int32 currents of 8-bit levels: `bitplane` adds a weight row for every set bit of a level,
-`level` adds a multiple of the row for every level that is not zero, and `dense` multiplies everything. All arrays are
-channels last, which makes a weight row contiguous.
+Four methods give the same int32 currents of 8-bit levels: `bitplane` adds a weight row for every set bit of a level,
+`level` adds a multiple of the row for every level that is not zero, `pairs` adds the row once for two timesteps (see
+pairs.py), and `dense` multiplies everything. All arrays are channels last, which makes a weight row contiguous.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ from numpy.typing import NDArray
 
 from lbq import native
 from lbq.engine.file.container import forget
+from lbq.engine.pairs import LARGEST_LEVEL, PairLists, all_lists
 from lbq.engine.tape import Step, address, aligned, perform
 from lbq.errors import LbqError
 from lbq.graph import output_size
 from lbq.graph.levels import row_sums
 
-Method = Literal["bitplane", "dense", "level"]
+Method = Literal["bitplane", "dense", "level", "pairs"]
 Backend = Literal["horner", "preshifted", "fused", "explicit"]
-METHODS: dict[str, int] = {"bitplane": 0, "dense": 1, "level": 2}  # the enums of native.h
+METHODS: dict[str, int] = {"bitplane": 0, "dense": 1, "level": 2, "pairs": 3}  # the enums of native.h
 BACKENDS: dict[str, int] = {"horner": 0, "preshifted": 1, "fused": 2, "explicit": 3}
 MOST_WEIGHT_ROWS = 2**16 - 1  # weight rows, and the row of zeros behind them, are numbered in 16 bits
 MOST_TAPS = 256
@@ -43,6 +44,8 @@ class Counts:
     neurons_active: inputs that are not zero.
     products: weights multiplied, one for each input, valid tap and output. A network's synapse that ran densely has these
         and none of the others. Kernels by themselves count nothing for it.
+    additions: weights really added by the kernels, one for each row and output. Rows of equal levels, or of equal pairs of
+        levels, are added once for all their set bits. Doublings and multiples of the sums are not counted here.
     """
 
     accumulations: int = 0
@@ -51,16 +54,17 @@ class Counts:
     horner_shifts: int = 0
     neurons_active: int = 0
     products: int = 0
+    additions: int = 0
 
     def __add__(self, other: Counts) -> Counts:
         return Counts(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(Counts)))
 
 
 def plane_counts(counted: NDArray[np.int64], backend: Backend, horner_shifts: int) -> Counts:
-    """Counts of a call by planes; counted: its accumulations, formations, shifts and active inputs."""
-    added, formed, shifted, active = map(int, counted)
+    """Counts of a call by planes; counted: its accumulations, formations, shifts, active inputs and additions."""
+    added, formed, shifted, active, additions = map(int, counted)
     explicit = shifted if backend == "explicit" else 0
-    return Counts(added, formed, explicit, horner_shifts if backend == "horner" else 0, active)
+    return Counts(added, formed, explicit, horner_shifts if backend == "horner" else 0, active, additions=additions)
 
 
 def check_names(method: str, backend: str) -> None:
@@ -72,9 +76,9 @@ def check_names(method: str, backend: str) -> None:
 
 
 ConvCall = native.structure(  # struct lbq_conv
-    int64="batch height width inputs out_height out_width outputs kh kw stride_y stride_x pad_y pad_x block",
-    pointer="levels out bytes words shifted quads pairs tiles totals counts",
-    int32="bias range planes largest is_signed method backend isa",
+    int64="batch height width inputs out_height out_width outputs kh kw stride_y stride_x pad_y pad_x block apart",
+    pointer="levels out bytes words shifted quads pairs tiles totals pair_levels pair_table counts",
+    int32="bias range planes largest is_signed method backend isa pair_lists pair_columns",
 )
 
 
@@ -89,8 +93,11 @@ class ConvStep(Step):
         largest: int,
         method: Method,
         backend: Backend,
+        timesteps: int,
+        lists: PairLists | None,
     ) -> None:
-        self.out, self.method, self.backend, self.counted = out, method, backend, np.zeros(4, np.int64)
+        self.out, self.method, self.backend, self.counted = out, method, backend, np.zeros(5, np.int64)
+        self.timesteps = timesteps
         isa, signed, narrow = native.isa(), levels.dtype == np.int8, conv.weights.dtype == np.int8
         block = 128 if isa == "avx512" and conv.outputs > 64 else 64  # outputs whose sums fit the registers
         call = ConvCall(*levels.shape, *out.shape[1:], conv.kh, conv.kw, *conv.stride, *conv.padding, block)
@@ -109,15 +116,22 @@ class ConvStep(Step):
             forms = {"words": conv.form("words", block)} if wide else {"bytes": conv.form("bytes", block)}
         for name, form in forms.items():
             setattr(call, name, address(form))
+        if lists is not None and method == "pairs":
+            call.apart, call.pair_lists, call.pair_columns = len(levels) // timesteps, len(lists.pairs), lists.columns
+            call.pair_levels, call.pair_table = address(lists.levels), address(lists.table)
+            forms |= {"pair_levels": lists.levels, "pair_table": lists.table}
         super().__init__("conv", call, levels, out, self.counted, *forms.values())
 
     def counts(self) -> Counts:
         if self.method == "dense":
             return Counts()
         if self.method == "level":
-            added, formed, _, active = map(int, self.counted)
-            return Counts(added, formed, neurons_active=active)
-        return plane_counts(self.counted, self.backend, (self.call.planes - 1) * self.out.size)
+            added, formed, _, active, additions = map(int, self.counted)
+            return Counts(added, formed, neurons_active=active, additions=additions)
+        by_planes = self.out.size
+        if self.method == "pairs":  # only a last timestep without a partner
+            by_planes = by_planes // self.timesteps * (self.timesteps % 2)
+        return plane_counts(self.counted, self.backend, (self.call.planes - 1) * by_planes)
 
 
 class PackedConv:
@@ -151,13 +165,16 @@ class PackedConv:
         threads: int = 1,
         out: NDArray[np.int32] | None = None,
         largest: int | None = None,
+        timesteps: int = 1,
+        lists: PairLists | None = None,
     ) -> tuple[NDArray[np.int32], Counts]:
         """Currents `[B, OH, OW, O]` of `levels` [B, H, W, I], uint8 or int8, and what was done for them.
 
         out: the array to write to, int32 and contiguous. largest: the largest level, where it is known already.
-        The bytes do not depend on method, backend or threads.
+        timesteps: so many lie one after the other in levels, [T * B, H, W, I]. lists: those of method `pairs`, by default one
+        for every pair. Only that method reads both. The bytes do not depend on method, backend, threads or lists.
         """
-        step = self.step(levels, method, backend, out, largest)
+        step = self.step(levels, method, backend, out, largest, timesteps, lists)
         perform(step, threads)
         return step.out, step.counts()
 
@@ -168,6 +185,8 @@ class PackedConv:
         backend: Backend = "horner",
         out: NDArray[np.int32] | None = None,
         largest: int | None = None,
+        timesteps: int = 1,
+        lists: PairLists | None = None,
     ) -> ConvStep:
         """The same call, ready to be performed."""
         if levels.ndim != 4 or levels.shape[3] != self.inputs or levels.dtype not in (np.uint8, np.int8):
@@ -193,7 +212,25 @@ class PackedConv:
             largest = max(int(levels.max(initial=0)), -lowest, 1)
         if self.heaviest * largest > LARGEST_CURRENT:
             raise LbqError(f"levels up to {largest} reach currents of {self.heaviest * largest}, beyond int32")
-        return ConvStep(self, levels, out, largest, method, backend)
+        if method == "pairs":
+            if reason := self.pairs_refused(levels.dtype == np.int8, largest, timesteps):
+                raise ValueError(f"method pairs does not run {reason}: use bitplane")
+            if len(levels) % timesteps or backend != "horner":
+                raise ValueError(
+                    f"method pairs takes whole timesteps and no backend, got {len(levels)} images of {timesteps}"
+                )
+            lists = lists or all_lists(largest)
+            if lists.missing(largest):
+                raise ValueError(f"lists must make up every pair of levels up to {largest}, got {lists.pairs}")
+        return ConvStep(self, levels, out, largest, method, backend, timesteps, lists)
+
+    def pairs_refused(self, signed: bool, largest: int, timesteps: int) -> str | None:
+        """Why method `pairs` does not run these levels, or None."""
+        if timesteps < 2:
+            return "one timestep"
+        if signed or largest > LARGEST_LEVEL:
+            return f"signed levels, or levels above {LARGEST_LEVEL}"
+        return None if self.weights.dtype == np.int8 else "weights above 8 bits"
 
     def dense_form(self, isa: str, largest: int) -> str:
         """The name of the form that the fastest dense method of this CPU reads."""

@@ -76,7 +76,7 @@ class Network:
         Signals may be `[B, C, L]` or `[T, B, C, L]`, features `[B, F]` or `[T, B, F]`.
 
         engine: `dense` multiplies everything in BLAS, `bitplane` adds weights for set bits only, `cuda` runs densely on a GPU.
-            `auto` takes a GPU where there is one and images are many, else for every layer the faster of two native kernels.
+            `auto` takes a GPU where there is one and images are many, else for every layer the fastest native kernel.
             All give the same bits.
         trace: True also gives every layer's levels. A function is called with a layer's name and the levels
             `[T, B, C, H, W]` of some images; any thread may call it, and it must not keep the levels.

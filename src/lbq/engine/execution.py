@@ -189,9 +189,11 @@ class Execution:
         choice = self.choices.get(synapse.name)
         if choice is None:
             density = self._activity(synapse, levels)().bits / levels.size
-            choice = self.choices[synapse.name] = prepared.choose(self.engine, levels, density)
+            choice = self.choices[synapse.name] = prepared.choose(self.engine, levels, density, self.backend)
         if choice.kernel == "native":
-            step = prepared.native.step(levels, choice.method, self.backend, out, prepared.largest)
+            step = prepared.native.step(
+                levels, choice.method, self.backend, out, prepared.largest, prepared.timesteps, prepared.lists
+            )
             perform(step, self.threads)
             self.counted[synapse.name] = step.counts
         else:
@@ -254,4 +256,4 @@ def dense_counts(synapse: Synapse, passes: int) -> Counts:
 
 def _identity_counts(activity: Callable[[], Emitted]) -> Counts:
     levels = activity()
-    return Counts(accumulations=levels.bits, neurons_active=levels.active)
+    return Counts(accumulations=levels.bits, neurons_active=levels.active, additions=levels.bits)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import product
 from typing import Any, Literal
-
-from numpy.typing import NDArray
 
 from lbq import native as library
 from lbq.engine import convolution, numpy_kernels
-from lbq.engine.convolution import Method
+from lbq.engine.convolution import Backend, Method
+from lbq.engine.pairs import PairLists, chosen_lists, rows_by_pair
 from lbq.graph import Synapse
 from lbq.graph.levels import Integers, highest_level
 
@@ -41,8 +41,13 @@ class Prepared:
     synapse: Synapse
     largest: int  # the largest level that it reads
     signed: bool
-    crossover: float | None = None  # density at which the dense kernel is as fast as the planes
-    chosen: Literal["bitplane", "dense"] | None = None  # the latest choice
+    timesteps: int = 1  # that lie one after the other in what it reads
+    crossover: float | None = (
+        None  # density at which the dense kernel is as fast as the lists, those of planes or pairs
+    )
+    chosen: Literal["lists", "dense"] | None = None  # the latest choice
+    lists: PairLists | None = None  # chosen on the first images
+    gain: float = 1.0  # time of planes over that of pairs
 
     @cached_property
     def native(self) -> convolution.PackedConv:
@@ -66,8 +71,8 @@ class Prepared:
             return "very long rows of pixels"
         return None if fallback() is None else "no native library"
 
-    def choose(self, engine: EngineName, levels: Integers, density: float) -> Choice:
-        """The kernel and method for these levels. `auto` times both native methods once, then it compares densities."""
+    def choose(self, engine: EngineName, levels: Integers, density: float, backend: Backend = "horner") -> Choice:
+        """The kernel and method for these levels. `auto` times the native methods once, then it compares densities."""
         if engine == "dense":
             return Choice("numpy", "dense", "asked for")
         refused = self.native_refused()
@@ -78,25 +83,39 @@ class Prepared:
             return Choice("numpy", "dense", f"not native: {refused}", density)
         if self.crossover is None:
             self.crossover = self._measure(levels, density)
-        margin = {None: 1.0, "bitplane": 1.1, "dense": 0.9}[self.chosen]  # near the cross-over the choice stays
+        margin = {None: 1.0, "lists": 1.1, "dense": 0.9}[self.chosen]  # near the cross-over the choice stays
         below = density < self.crossover * margin
-        self.chosen = "bitplane" if below else "dense"
+        self.chosen = "lists" if below else "dense"
         where = "near" if below != (density < self.crossover) else "below" if below else "above"
         reason = f"density {density:.3f} {where} cross-over {self.crossover:.3f}"
-        return Choice("native", self.chosen, reason, density)
+        if not below:
+            return Choice("native", "dense", reason, density)
+        if self.gain <= 1 or backend != "horner":
+            return Choice("native", "bitplane", reason, density)
+        return Choice("native", "pairs", f"{reason}, {self.gain:.2f} x planes", density)
 
     def _measure(self, levels: Integers, density: float) -> float:
-        """The density at which both methods would take the same time: the time of planes is proportional to it."""
-        times: dict[Method, float] = {}
-        methods: tuple[Method, ...] = ("bitplane", "dense")
-        out: NDArray[Any] | None = None
-        for method in methods:
-            self.native.keep(method)
-            out, _ = self.native.run(levels, method, out=out)
-            times[method] = float("inf")
-            for _ in range(TIMED_RUNS):
-                started = time.perf_counter()
-                self.native.run(levels, method, out=out)
-                times[method] = min(times[method], time.perf_counter() - started)
-        self.native.keep(min(methods, key=times.__getitem__))
-        return max(density, 1e-4) * times["dense"] / times["bitplane"]
+        """The density at which the dense method and lists would take the same time: that of lists is proportional to it."""
+        by_lists: list[Method] = ["bitplane"]
+        if self.native.pairs_refused(self.signed, self.largest, self.timesteps) is None:
+            rows = rows_by_pair(levels, self.timesteps, self.synapse.weight[0, 0].size)
+            self.lists = chosen_lists(rows, self.largest)
+            by_lists.append("pairs")
+        times = self._timed(by_lists, levels) | self._timed(["dense"], levels)
+        fastest = min(times, key=times.__getitem__)
+        self.native.keep(fastest)
+        if "pairs" in times:
+            self.gain = times["bitplane"] / times["pairs"]
+        return max(density, 1e-4) * times["dense"] / min(times[method] for method in by_lists)
+
+    def _timed(self, methods: list[Method], levels: Integers) -> dict[Method, float]:
+        """Seconds of each method, the best of some runs, taking turns. They read the same form of the weights."""
+        self.native.keep(methods[0])
+        given: dict[str, Any] = {"largest": self.largest, "timesteps": self.timesteps, "lists": self.lists}
+        times, out = dict.fromkeys(methods, float("inf")), None
+        for run, method in product(range(1 + TIMED_RUNS), methods):
+            started = time.thread_time()  # of the processor: other programs may use it meanwhile
+            out, _ = self.native.run(levels, method, out=out, **given)
+            if run:
+                times[method] = min(times[method], max(time.thread_time() - started, 1e-9))
+        return times

@@ -67,7 +67,8 @@ class PackedConv:
             acc[:] = 0
             if method == "level":
                 at = np.nonzero(some)
-                counts += Counts(self._gather(at, some[at], acc, size), neurons_active=len(at[0]))
+                added = self._gather(at, some[at], acc, size)
+                counts += Counts(added, neurons_active=len(at[0]), additions=added)
             else:
                 counts += self._by_planes(some, acc, size, planes, backend)
         return out, counts
@@ -103,6 +104,7 @@ class PackedConv:
             added = self._gather(at, signs[at] << k, acc, size)
             counts.formations += len(at[0])
             counts.accumulations += added
+            counts.additions += added
             counts.shifts += added if backend == "explicit" and k else 0
             counts.horner_shifts += acc.size if backend == "horner" and k else 0
         return counts

@@ -23,6 +23,7 @@ from lbq.engine.method import Choice, EngineName, Prepared, fallback
 from lbq.engine.neuron import LayerNeurons
 from lbq.engine.output import Output
 from lbq.engine.tape import recording
+from lbq.graph import INPUT, Synapse
 from lbq.graph.integer import IntegerNetwork
 from lbq.graph.levels import Integers
 from lbq.native import isa
@@ -39,7 +40,7 @@ class Runner:
         self.network = network
         self.plan = Plan(network)
         self.prepared = {
-            s.name: Prepared(s, network.largest(s), network.negative(s))
+            s.name: Prepared(s, network.largest(s), network.negative(s), self._timesteps(s))
             for layer in network.layers
             for s in layer.convs
         }
@@ -48,7 +49,7 @@ class Runner:
         widest = max(layer.units for layer in network.layers) * network.timesteps
         self.images_per_piece = max(NEURON_STEPS_PER_PIECE // widest, 1)
         self._spaces: list[Workspace] = []
-        self._choices: dict[tuple[EngineName, bool], tuple[dict[str, Choice], int]] = {}
+        self._choices: dict[tuple[EngineName, bool, bool], tuple[dict[str, Choice], int]] = {}
         self._lock = threading.Lock()
 
     def run(
@@ -72,7 +73,7 @@ class Runner:
         batch = x.shape[0 if net.static else 1]
         size = max(min(self.images_per_piece, -(-batch // threads)), 1)
         pieces = [slice(i, min(i + size, batch)) for i in range(0, batch, size)]
-        choices, settled = self._settle(engine, batch)
+        choices, settled = self._settle(engine, backend, batch)
         # all threads share the piece in which choices are made, and the last ones, which are too few for all threads
         first = 0 if settled else 1
         shared = len(pieces) if threads == 1 else first + (len(pieces) - first) % threads
@@ -98,9 +99,13 @@ class Runner:
                 parts += workers.map(run_piece, pieces[shared:])
         return self._joined(parts, trace is True)
 
-    def _settle(self, engine: EngineName, images: int) -> tuple[dict[str, Choice], bool]:
+    def _timesteps(self, synapse: Synapse) -> int:
+        """How many timesteps a synapse reads: a static image's current is computed once."""
+        return 1 if synapse.source == INPUT and self.network.static else self.network.timesteps
+
+    def _settle(self, engine: EngineName, backend: Backend, images: int) -> tuple[dict[str, Choice], bool]:
         """The choices for these images, and whether all are made. Choices hold for `IMAGES_PER_CHOICE` images."""
-        key = engine, fallback() is None
+        key = engine, fallback() is None, backend == "horner"  # two timesteps at once are never weighted otherwise
         with self._lock:
             choices, seen = self._choices.get(key, ({}, 0))
             if seen >= IMAGES_PER_CHOICE:

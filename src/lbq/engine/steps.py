@@ -81,7 +81,7 @@ class ReadoutStep(Step):
         assert levels.size == timesteps * len(logits) * features
         assert levels.flags.c_contiguous
         assert logits.flags.c_contiguous
-        self.backend, self.counted = backend, np.zeros(4, np.int64)
+        self.backend, self.counted = backend, np.zeros(5, np.int64)
         self.shifts = (largest.bit_length() - 1) * logits.size
         weights, bias = ready(weights, np.int64), None if bias is None else ready(bias, np.int64)
         call = ReadoutCall(timesteps, len(logits), features, classes)
@@ -92,6 +92,7 @@ class ReadoutStep(Step):
         super().__init__("readout", call, levels, weights, bias, logits, self.counted)
 
     def counts(self) -> Counts:
+        self.counted[4] = self.counted[0]  # one by one
         return plane_counts(self.counted, self.backend, self.shifts)
 
 

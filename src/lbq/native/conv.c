@@ -42,7 +42,8 @@ struct run {
     enum lbq_lists kind;
     int slots;
     int64_t (*form)(const struct lbq_conv *, enum lbq_lists, int, int64_t, const uint8_t *, struct lbq_row);
-    int64_t first, images;    /* of this part of the batch */
+    int64_t total;            /* images, or pairs of them */
+    int64_t first, images;    /* of this part of them */
     int64_t capacity;         /* entries of one slot in one row of pixels */
     int64_t rows_each, pixels_each; /* rows of pixels, or output pixels, in a unit */
     int64_t tile, most;       /* output pixels in a tile; entries that one may have */
@@ -57,6 +58,7 @@ static int64_t bits_of(const struct run *r, int64_t slot, int shifted) {
     int signs = r->c->is_signed ? 2 : 1, value = (int)(slot / signs) + 1;
     if (r->kind == BY_VALUE) return __builtin_popcount((unsigned)(shifted ? value & ~1 : value));
     if (r->kind == BY_PLANE) return !shifted || slot < r->slots - signs; /* plane 0 is the last */
+    if (r->kind == BY_PAIR) return shifted ? 0 : __builtin_popcount(r->c->pair_levels[slot]);
     return !shifted;
 }
 
@@ -66,15 +68,22 @@ static struct lbq_row row_of(const struct run *r, int64_t row) {
     return found;
 }
 
+/* The image of the first timestep of a pair; the other's is `apart` images on. Images by themselves are what they are. */
+static int64_t image_of(const struct run *r, int64_t i) {
+    return r->kind == BY_PAIR ? i + i / r->c->apart * r->c->apart : i;
+}
+
 /* A unit of input rows: forms their lists. */
 static void form_unit(void *context, int64_t unit) {
     struct run *r = context;
     const struct lbq_conv *c = r->c;
     int64_t formed = 0, active = 0, end = min64((unit + 1) * r->rows_each, r->images * c->height);
     for (int64_t row = unit * r->rows_each; row < end; row++) {
-        const uint8_t *levels = c->levels + (r->first * c->height + row) * c->width * c->inputs;
+        int64_t image = image_of(r, r->first + row / c->height), wide = c->width * c->inputs;
+        const uint8_t *levels = c->levels + (image * c->height + row % c->height) * wide;
         struct lbq_row to = row_of(r, row);
-        active += r->form(c, r->kind, r->slots, r->capacity, levels, to);
+        if (r->kind == BY_PAIR) active += r->k->form_pairs(c, r->capacity, levels, levels + c->apart * c->height * wide, to);
+        else active += r->form(c, r->kind, r->slots, r->capacity, levels, to);
         for (int s = 0; s < r->slots; s++)
             formed += (to.ends[c->width * r->slots + s] - to.ends[s]) * bits_of(r, s, 0);
     }
@@ -123,7 +132,7 @@ static void open_window(const struct run *r, struct lbq_window *w, int64_t row) 
 static void gather_region(const struct run *r, struct lists *l, int64_t region) {
     const struct lbq_conv *c = r->c;
     struct lbq_window w;
-    int64_t sums[LBQ_MAX_SLOTS] = {0}, added = 0, shifted = 0;
+    int64_t sums[LBQ_MAX_SLOTS] = {0}, added = 0, shifted = 0, rows = 0;
     int64_t begin = region * l->region, end = min64(begin + l->region, l->pixels), used = region * l->stride;
     int64_t row = (l->first + begin) / c->out_width, x = (l->first + begin) % c->out_width;
     memset(w.longest, 0, sizeof w.longest);
@@ -138,24 +147,31 @@ static void gather_region(const struct run *r, struct lists *l, int64_t region) 
         for (int s = 0; s < r->slots; s++) sums[s] += to.lengths[s];
     }
     for (int s = 0; s < r->slots; s++) {
+        rows += sums[s];
         added += sums[s] * bits_of(r, s, 0);
         shifted += sums[s] * bits_of(r, s, 1);
     }
     count(&c->counts[0], added * c->outputs);
     count(&c->counts[2], shifted * c->outputs);
+    count(&c->counts[4], rows * c->outputs);
 }
 
 /* Currents of some gathered pixels for one block of outputs. */
 static void run_block(const struct run *r, const struct lists *l, int64_t block, int64_t begin, int64_t end) {
     const struct lbq_conv *c = r->c;
-    uint32_t sums[LBQ_MAX_BLOCK];
-    int64_t rest = c->outputs - block * c->block, first = r->first * c->out_height * c->out_width + l->first;
+    uint32_t sums[2][LBQ_MAX_BLOCK];
+    int64_t rest = c->outputs - block * c->block, pixels = c->out_height * c->out_width;
+    int64_t later = r->kind == BY_PAIR ? c->apart * pixels * c->outputs : 0; /* the currents of the other timestep */
     for (int64_t i = begin; i < end; i++) {
-        int32_t *out = c->out + (first + i) * c->outputs + block * c->block;
-        uint32_t *to = rest < c->block ? sums : (uint32_t *)out;
+        int64_t at = l->first + i, image = image_of(r, r->first + at / pixels);
+        int32_t *out = c->out + (image * pixels + at % pixels) * c->outputs + block * c->block;
+        uint32_t *to = rest < c->block ? sums[0] : (uint32_t *)out, *then = rest < c->block ? sums[1] : to + later;
         struct lbq_pixel pixel = pixel_of(r, l, i);
-        (c->bytes ? r->k->run[r->kind] : r->k->wide)(c, &pixel, block, to);
-        if (to == sums) memcpy(out, sums, (size_t)rest * sizeof *out);
+        if (later) r->k->pairs(c, &pixel, block, to, then);
+        else (c->bytes ? r->k->run[r->kind] : r->k->wide)(c, &pixel, block, to);
+        if (rest >= c->block) continue;
+        memcpy(out, sums[0], (size_t)rest * sizeof *out);
+        if (later) memcpy(out + later, sums[1], (size_t)rest * sizeof *out);
     }
 }
 
@@ -216,23 +232,27 @@ static int run_together(struct run *r) {
 static int run_lists(struct run *r) {
     const struct lbq_conv *c = r->c;
     int signs = c->is_signed ? 2 : 1;
-    r->kind = c->method == LBQ_LEVEL ? BY_LEVEL : c->bytes && c->largest <= LBQ_LARGEST_VALUE ? BY_VALUE : BY_PLANE;
+    r->kind = c->method == LBQ_PAIRS ? BY_PAIR : c->method == LBQ_LEVEL ? BY_LEVEL
+              : c->bytes && c->largest <= LBQ_LARGEST_VALUE ? BY_VALUE : BY_PLANE;
     r->slots = (r->kind == BY_LEVEL ? 1 : r->kind == BY_VALUE ? c->largest : c->planes) * signs;
+    r->total = c->batch;
+    if (r->kind == BY_PAIR) r->slots = c->pair_lists, r->total = c->batch / c->apart / 2 * c->apart;
     r->form = r->k->form_compressed && lbq_features() & LBQ_HAS_COMPRESS ? r->k->form_compressed : r->k->form;
     r->capacity = c->width * c->inputs + LBQ_SLACK;
     int64_t each = c->height * r->slots * r->capacity * (int64_t)sizeof(uint16_t);
-    int64_t together = min64(max64(LIST_BYTES * r->threads / max64(each, 1), 1), c->batch), rows = together * c->height;
+    int64_t together = min64(max64(LIST_BYTES * r->threads / max64(each, 1), 1), r->total), rows = together * c->height;
     size_t entries = (size_t)(rows * r->slots * r->capacity + c->kw * c->inputs + LBQ_SLACK); /* see gather */
     r->ids = malloc(entries * sizeof(uint16_t));
     if (r->kind == BY_LEVEL) r->values = malloc(entries * sizeof(uint16_t));
     r->ends = malloc((size_t)(rows * r->slots * (c->width + 1) + 1) * sizeof(int32_t));
     r->failed = !r->ids || !r->ends || (r->kind == BY_LEVEL && !r->values);
     int64_t taken = c->kh * c->kw * c->inputs; /* an input has one value, but as many bits as there are planes */
-    r->most = (r->kind == BY_PLANE ? taken * c->planes : taken) + LBQ_GROUP * r->slots;
+    int64_t often = r->kind == BY_PLANE ? c->planes : r->kind == BY_PAIR ? c->pair_columns : 1;
+    r->most = taken * often + LBQ_GROUP * r->slots;
     int many = c->outputs > c->block;
     r->tile = max64(min64(TILE_IDS / r->most, many ? TILE_PIXELS : FEW_PIXELS), 1);
-    for (r->first = 0; r->first < c->batch && !r->failed; r->first += together) {
-        r->images = min64(together, c->batch - r->first);
+    for (r->first = 0; r->first < r->total && !r->failed; r->first += together) {
+        r->images = min64(together, r->total - r->first);
         int64_t in_rows = r->images * c->height, pixels = r->images * c->out_height * c->out_width;
         r->rows_each = max64(min64(UNIT_PIXELS / max64(c->width, 1), up(in_rows, 4 * r->threads)), 1);
         lbq_parallel(r->threads, up(in_rows, r->rows_each), form_unit, r);
@@ -245,6 +265,18 @@ static int run_lists(struct run *r) {
     }
     free(r->ids), free(r->values), free(r->ends);
     return r->failed;
+}
+
+/* Timesteps two by two, and a last one without a partner by planes. */
+static int run_pairs(struct run *r) {
+    const struct lbq_conv *c = r->c;
+    int64_t steps = c->batch / c->apart, paired = steps / 2 * 2 * c->apart;
+    struct lbq_conv single = *c;
+    single.batch = c->apart, single.method = LBQ_BITPLANE;
+    single.levels += paired * c->height * c->width * c->inputs;
+    single.out += paired * c->out_height * c->out_width * c->outputs;
+    struct run last = {.c = &single, .threads = r->threads, .k = r->k};
+    return (paired && run_lists(r)) || (steps % 2 && run_lists(&last));
 }
 
 /* Dense
@@ -323,8 +355,9 @@ static void dense_unit(void *context, int64_t unit) {
 
 int lbq_conv(const struct lbq_conv *c, int threads) {
     struct run r = {.c = c, .threads = threads, .k = kernels_of(c->isa)};
-    memset(c->counts, 0, 4 * sizeof *c->counts);
+    memset(c->counts, 0, 5 * sizeof *c->counts);
     if (c->batch * c->out_height * c->out_width * c->outputs == 0) return 0;
+    if (c->method == LBQ_PAIRS) return run_pairs(&r);
     if (c->method != LBQ_DENSE) return run_lists(&r);
     r.rows_each = max64(min64(DENSE_PIXELS / c->out_width, up(c->batch * c->out_height, threads)), 1);
     r.rows_each = min64(r.rows_each, c->out_height);

@@ -27,7 +27,8 @@
 #define PER_LINE (64 / BYTES)  /* registers of 64 outputs */
 #define MAX_PARTS (2 * PER_LINE)
 #define UNROLL _Pragma("GCC unroll 8")
-#define LBQ_AHEAD 16 /* entries between a row that is added and one that is fetched */
+#define LBQ_AHEAD 28     /* entries between a row that is added and one that is fetched */
+#define LBQ_FAR_ROWS 4096 /* more weight rows do not stay in the second cache of usual x86 CPUs */
 _Static_assert(LBQ_AHEAD + LBQ_GROUP <= LBQ_SLACK, "lists are read no further beyond their end than there is room");
 typedef uint8_t vb __attribute__((vector_size(BYTES)));
 typedef uint16_t vw __attribute__((vector_size(BYTES)));
@@ -254,6 +255,15 @@ static int64_t NAME(gather)(struct lbq_window *w, uint16_t shift, uint16_t zero,
     return gather_lists(w, shift, zero, x0, x1, to, w->rows, 0);
 }
 
+/* Whether rows are fetched ahead of their addition: on Arm always, elsewhere where they are very many and it is worth code
+ * of its own. */
+#if defined(LBQ_FOR_NEON)
+#define ALWAYS_FETCH 1
+#else
+#define ALWAYS_FETCH 0
+#endif
+INLINE int fetches(const struct lbq_conv *c) { return ALWAYS_FETCH || c->kh * c->kw * c->inputs > LBQ_FAR_ROWS; }
+
 /* Bit planes
  * ------------------------------------------------------------------------------------------------------------------ */
 
@@ -276,9 +286,10 @@ INLINE void add_row(vw *low, vw *high, vw x) {
 #endif
 }
 
-/* The sum of n rows as low and high. The last group is full, see lbq_pixel. */
-INLINE void sum_rows(int parts, int by_four, const uint8_t *rows, int64_t size, const uint16_t *ids, int64_t n, vw *low,
-                     vw *high) {
+/* The sum of n rows as low and high. The last group is full, see lbq_pixel. fetch: rows are fetched ahead, those of entries
+ * to come, or beyond the last. */
+INLINE void sum_rows(int parts, int by_four, int fetch, const uint8_t *rows, int64_t size, const uint16_t *ids, int64_t n,
+                     vw *low, vw *high) {
 #if defined(LBQ_FOR_AVX512)
     vw ones[MAX_PARTS], twos[MAX_PARTS];
     UNROLL for (int v = 0; v < parts; v++) ones[v] = twos[v] = (vw){0};
@@ -288,9 +299,10 @@ INLINE void sum_rows(int parts, int by_four, const uint8_t *rows, int64_t size, 
     for (int64_t i = 0; i < n; i += LBQ_GROUP) {
         const uint8_t *row[LBQ_GROUP];
         UNROLL for (int g = 0; g < LBQ_GROUP; g++) row[g] = row_at(rows, size, ids[i + g]);
-#if defined(LBQ_FOR_NEON) /* a block of weights is larger than the nearest cache; entries to come, or beyond the last */
-        UNROLL for (int g = 0; g < LBQ_GROUP; g++) __builtin_prefetch(rows + ids[i + LBQ_AHEAD + g] * size);
-#endif
+        if (fetch)
+            UNROLL for (int g = 0; g < LBQ_GROUP; g++)
+                UNROLL for (int line = 0; line < parts * BYTES; line += 64)
+                    __builtin_prefetch(rows + ids[i + LBQ_AHEAD + g] * size + line);
         UNROLL for (int v = 0; v < parts; v++) {
             vw a = load_row(row[0] + v * BYTES), b = load_row(row[1] + v * BYTES);
             vw c = load_row(row[2] + v * BYTES), d = load_row(row[3] + v * BYTES);
@@ -378,7 +390,7 @@ INLINE void flush_planes(int parts, int planes, vw low[][MAX_PARTS], vw high[][M
 /* Levels 1..7: the rows of a level are added once, and their sum to those of the level's planes, of which up to three
  * lie side by side in registers. */
 INLINE void values_block(const struct lbq_conv *c, const struct lbq_pixel *p, int64_t block, uint32_t *sums, int parts,
-                         int by_four, int planes, int largest, int signs) {
+                         int by_four, int planes, int largest, int signs, int fetch) {
     int64_t size = parts * BYTES, limit = most_rows(c->range), left = limit;
     const uint8_t *rows = c->bytes + block * (c->kh * c->kw * c->inputs + 1) * size;
     int fresh = 1;
@@ -392,7 +404,7 @@ INLINE void values_block(const struct lbq_conv *c, const struct lbq_pixel *p, in
             for (int64_t n = *length++, some; n > 0; n -= some) {
                 vw x[MAX_PARTS], y[MAX_PARTS];
                 some = n < left ? n : left;
-                sum_rows(parts, by_four, rows, size, ids, some, x, y);
+                sum_rows(parts, by_four, fetch, rows, size, ids, some, x, y);
                 UNROLL for (int k = 0; k < planes; k++)
                     if (value >> k & 1)
                         UNROLL for (int v = 0; v < parts; v++) low[k][v] += x[v], high[k][v] += y[v];
@@ -417,13 +429,14 @@ INLINE void values_block(const struct lbq_conv *c, const struct lbq_pixel *p, in
 static void NAME(values)(const struct lbq_conv *c, const struct lbq_pixel *p, int64_t block, uint32_t *sums) {
     int by_four = c->range <= 255 / LBQ_GROUP;
     int largest = c->largest, signs = c->is_signed ? 2 : 1, usual = largest == 5 && signs == 1;
-#define BY_CASE(parts)                                                                                    \
-    if (c->planes == 1 && by_four) values_block(c, p, block, sums, parts, 1, 1, largest, signs);          \
-    else if (c->planes == 1) values_block(c, p, block, sums, parts, 0, 1, largest, signs);                \
-    else if (by_four && usual) values_block(c, p, block, sums, parts, 1, 3, 5, 1);                        \
-    else if (by_four) values_block(c, p, block, sums, parts, 1, 3, largest, signs);                       \
-    else if (usual) values_block(c, p, block, sums, parts, 0, 3, 5, 1);                                   \
-    else values_block(c, p, block, sums, parts, 0, 3, largest, signs);
+#define BY_CASE(parts)                                                                                        \
+    if (c->planes == 1 && by_four) values_block(c, p, block, sums, parts, 1, 1, largest, signs, ALWAYS_FETCH); \
+    else if (c->planes == 1) values_block(c, p, block, sums, parts, 0, 1, largest, signs, ALWAYS_FETCH);      \
+    else if (by_four && usual) values_block(c, p, block, sums, parts, 1, 3, 5, 1, ALWAYS_FETCH);              \
+    else if (by_four) values_block(c, p, block, sums, parts, 1, 3, largest, signs, ALWAYS_FETCH);             \
+    else if (usual && fetches(c)) values_block(c, p, block, sums, parts, 0, 3, 5, 1, 1);                      \
+    else if (usual) values_block(c, p, block, sums, parts, 0, 3, 5, 1, ALWAYS_FETCH);                         \
+    else values_block(c, p, block, sums, parts, 0, 3, largest, signs, ALWAYS_FETCH);
 #if defined(LBQ_FOR_AVX512)
     if (c->block == 128) {
         BY_CASE(2 * PER_LINE)
@@ -449,7 +462,7 @@ INLINE void planes_block(const struct lbq_conv *c, const struct lbq_pixel *p, in
             do {
                 int64_t some = n < limit ? n : limit;
                 vw low[MAX_PARTS], high[MAX_PARTS];
-                sum_rows(parts, by_four, rows, size, ids, some, low, high);
+                sum_rows(parts, by_four, ALWAYS_FETCH, rows, size, ids, some, low, high);
                 flush(parts, low, high, shift, negative, sums);
                 shift = 0, ids += LBQ_FULL(some), n -= some;
             } while (n > 0);
@@ -659,13 +672,17 @@ static void NAME(dense_pairs)(const struct lbq_conv *c, const int16_t *const at[
 #endif
 }
 
+#include "conv_pairs.h"
+
 const struct lbq_kernels NAME(lbq_kernels) = {
     .form = NAME(form),
+    .form_pairs = NAME(form_pairs),
 #if defined(LBQ_FOR_AVX512)
     .form_compressed = NAME(form_compressed),
 #endif
     .gather = NAME(gather),
     .run = {[BY_VALUE] = NAME(values), [BY_PLANE] = NAME(planes), [BY_LEVEL] = NAME(levels)},
+    .pairs = NAME(pairs),
     .wide = NAME(wide),
     .dense_pairs = NAME(dense_pairs),
 #if defined(LBQ_FOR_AVX512) || defined(LBQ_FOR_NEON)

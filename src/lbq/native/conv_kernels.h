@@ -4,7 +4,7 @@
 #include "native.h"
 
 #define LBQ_MAX_BLOCK 128
-#define LBQ_SLACK 32 /* entries that a list may be read or written beyond its end */
+#define LBQ_SLACK 64 /* entries that a list may be read or written beyond its end */
 #define LBQ_GROUP 4  /* weight rows that are added together */
 #define LBQ_FULL(n) (((n) + LBQ_GROUP - 1) & ~(int64_t)(LBQ_GROUP - 1)) /* whole groups */
 #define LBQ_DENSE_TILE 6
@@ -13,10 +13,11 @@
 /* Lists of active inputs come in slots, each followed by its negative twin where levels are signed:
  * BY_VALUE  one for each level 1..7: its rows are added up once, and their sum to each plane that the level has a bit in;
  * BY_PLANE  one for each plane, the highest first: for levels above 7, and for the backends that shift;
- * BY_LEVEL  one for all active inputs, with their levels. */
-enum lbq_lists { BY_VALUE, BY_PLANE, BY_LEVEL };
+ * BY_LEVEL  one for all active inputs, with their levels;
+ * BY_PAIR   some pairs of levels up to 7 at two timesteps, never signed, see conv_pairs.h. */
+enum lbq_lists { BY_VALUE, BY_PLANE, BY_LEVEL, BY_PAIR };
 #define LBQ_LARGEST_VALUE 7
-#define LBQ_MAX_SLOTS 16
+#define LBQ_MAX_SLOTS 64
 
 /* Active inputs of one row of input pixels. Slot s has its entries from ids + s * capacity on, pixel after pixel:
  * pixel * inputs + channel, modulo 2^16, so that the taps of one kernel row are neighbours. Those of pixel x lie between
@@ -50,13 +51,18 @@ struct lbq_kernels {
     /* The same with instructions that only some CPUs of the set have (LBQ_HAS_COMPRESS), or NULL. */
     int64_t (*form_compressed)(const struct lbq_conv *c, enum lbq_lists kind, int slots, int64_t capacity,
                                const uint8_t *levels, struct lbq_row to);
+    /* The same by pairs, from the levels of two timesteps. */
+    int64_t (*form_pairs)(const struct lbq_conv *c, int64_t capacity, const uint8_t *one, const uint8_t *two,
+                          struct lbq_row to);
     /* The lists of one output pixel, of whose inputs pixels x0..x1-1 lie under the kernel; shift is added to the
      * window's bases, zero fills groups. Returns the number of entries. */
     int64_t (*gather)(struct lbq_window *w, uint16_t shift, uint16_t zero, int64_t x0, int64_t x1,
                       const struct lbq_pixel *to);
     /* Currents of one output pixel and one block of outputs, for each kind of list. */
     void (*run[3])(const struct lbq_conv *c, const struct lbq_pixel *p, int64_t block, uint32_t *sums);
-    /* The same in 32 bits throughout. */
+    /* The same of two timesteps. */
+    void (*pairs)(const struct lbq_conv *c, const struct lbq_pixel *p, int64_t block, uint32_t *one, uint32_t *two);
+    /* The same of one timestep, in 32 bits throughout. */
     void (*wide)(const struct lbq_conv *c, const struct lbq_pixel *p, int64_t block, uint32_t *sums);
     /* Currents of a tile of pixels, whose padded inputs begin at `at`, for 64 (16) outputs; line: bytes (values) of one
      * padded row of inputs. */

@@ -81,6 +81,7 @@ LBQ_EXPORT int lbq_exp(const float *x, float *out, int64_t n, int32_t isa);
 struct lbq_conv {
     int64_t batch, height, width, inputs, out_height, out_width, outputs;
     int64_t kh, kw, stride_y, stride_x, pad_y, pad_x, block;
+    int64_t apart;           /* pairs: images of one timestep, a divisor of batch */
     const uint8_t *levels;
     int32_t *out;
     const uint8_t *bytes;    /* int8 weights + bias: [blocks, rows + 1, block], the last row 0; see conv.h for the order */
@@ -90,11 +91,16 @@ struct lbq_conv {
     const int16_t *pairs;    /* dense, 16 bits: [outputs / 16, taps, inputs / 2, 16, 2] */
     const int8_t *tiles;     /* dense, 8 bits, matrix unit: [outputs / 16, taps, inputs / 64, 16, 16, 4] */
     const int32_t *totals;   /* quads, signed levels: sum of each output's weights, [outputs] */
-    int64_t *counts;         /* accumulations, formations, shifted accumulations, active inputs */
+    const uint8_t *pair_levels; /* pairs: S1 << 3 | S2 of each list, [pair_lists], see conv_pairs.h */
+    const uint8_t *pair_table;  /* lists in which an input with S1 << 3 | S2 stands, then LBQ_NO_LIST: [64, LBQ_MAX_COLUMNS] */
+    int64_t *counts;         /* accumulations, formations, shifted accumulations, active inputs, rows added */
     int32_t bias, range;     /* of bytes, which lie in 0..range */
     int32_t planes, largest, is_signed, method, backend, isa;
+    int32_t pair_lists, pair_columns; /* lists; the most in which one pair stands */
 };
-enum { LBQ_BITPLANE, LBQ_DENSE, LBQ_LEVEL };
+enum { LBQ_BITPLANE, LBQ_DENSE, LBQ_LEVEL, LBQ_PAIRS };
+#define LBQ_MAX_COLUMNS 6
+#define LBQ_NO_LIST 255
 enum { LBQ_HORNER, LBQ_PRESHIFTED, LBQ_FUSED, LBQ_EXPLICIT };
 int lbq_conv(const struct lbq_conv *call, int threads); /* 0, or 1 where memory ran out */
 
