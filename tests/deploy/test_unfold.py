@@ -173,7 +173,8 @@ REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({}, {"num_classes": 7}, r"its classifier knows 5 classes, this network 7: set train\.new_head=true"),
     ({}, {"neuron": {"name": "lbq", "n_max": 3}}, r"layer 'sn1': its levels go to 5 in .* set neuron\.n_max=5"),
     ({}, {"neuron": "relu"}, r"layer 'sn1': ReLU is no spiking neuron, as the file's is: set neuron\.name"),
-    ({}, {"neuron": "lmht"}, r"layer 'sn1': LMHT mixes timesteps"),
+    ({}, {"neuron": "lmht"}, r"layer 'sn1': LM-HT's mixing of timesteps cannot be taken from a deployed network"),
+    ({"neuron": "lmht"}, {"neuron": "lmht"}, r"layer 'sn1': LM-HT's mixing .*: start from its run folder"),
     (
         {"neuron": "ternary"},
         {"neuron": {"name": "lbq", "n_max": 1}},

@@ -66,7 +66,8 @@ def test_event_frames_and_the_last_piece() -> None:
         out = runner.run(x, trace=True, progress=done.append)
         assert done == [2, 1]
         assert same(net.run(x, "dense", trace=True), out)
-        assert np.array_equal(runner.run(x).logits, out.logits)  # without a trace: recorded, on a GPU
+        if DEVICE == "cuda":  # without a trace: recorded
+            assert np.array_equal(runner.run(x).logits, out.logits)
 
 
 def test_layers_that_kernels_do_not_take_run_in_pytorch() -> None:

@@ -139,6 +139,11 @@ def _adopt(layer: IntegerLayer, neuron: nn.Module) -> None:
     if not isinstance(neuron, SpikingNeuron):
         raise GraphError(f"{where}: {type(neuron).__name__} is no spiking neuron, as the file's is: set neuron.name")
     spec, fine = neuron.spec(), layer.unit / 2**layer.fraction
+    if spec.mixing is not None or theirs.mixing is not None:
+        raise GraphError(
+            f"{where}: LM-HT's mixing of timesteps cannot be taken from a deployed network: start from its run folder, or from "
+            "a weights.safetensors"
+        )
     if spec.n_max != theirs.n_max:
         raise GraphError(
             f"{where}: its levels go to {theirs.n_max} in the file and to {spec.n_max} here: set neuron.n_max={theirs.n_max}"
