@@ -16,7 +16,9 @@ from torch import Tensor, nn
 
 pytest.importorskip("triton", reason="the kernels need triton")
 
-from lbq.engine import Network
+from lbq.counting.deployed import evaluate
+from lbq.data.testset import TestSet
+from lbq.engine import Network, cuda
 from lbq.engine.cuda import fused
 from lbq.engine.cuda.plain import PlainLayer
 from lbq.engine.cuda.runner import GpuRunner
@@ -192,3 +194,24 @@ def test_a_choice_says_what_ran() -> None:
     assert {choice.kernel for choice in plain.choices.values()} == {"torch"}
     assert all(re.match(rf"dense on {DEVICE}", choice.reason) for choice in plain.choices.values())
     assert same(plain, net.run(x, "dense"))
+
+
+def test_auto_takes_a_gpu_for_many_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in on the CPU shows it; the whole first batch warms it up, since each size of batch is recorded by itself."""
+    net, x = deployed("resnet8w2", shape=(3, 4, 4)), pixels(cuda.LEAST_IMAGES, 3, 4, 4)
+    net._on_device["cuda"] = stand_in = GpuRunner(net.network, "cpu", False)
+    monkeypatch.setattr(cuda, "available", lambda: True)
+    many, few = net.run(x), net.run(x[1:])
+    assert kinds(many) == {"torch"}
+    assert "torch" not in kinds(few)
+    assert np.array_equal(many.logits[1:], few.logits)
+    sizes: list[int] = []
+    whole = stand_in.run
+
+    def noted(x: np.ndarray[Any, Any], *more: Any) -> Output:
+        sizes.append(len(x))
+        return whole(x, *more)
+
+    monkeypatch.setattr(stand_in, "run", noted)
+    evaluate(net, TestSet("some", (3, 4, 4), True, len(x), lambda a, b: x[a:b]))
+    assert sizes == [len(x), len(x)]

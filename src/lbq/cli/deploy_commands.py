@@ -145,7 +145,8 @@ def _energy(net: Network, test: TestSet, ways: dict[str, Any], threads: int) -> 
 def exits(
     model: Model,
     data: Annotated[
-        str | None, typer.Argument(help="Its dataset's folder: margins are chosen on training images. Not for digits.")
+        str | None,
+        typer.Argument(help="Its dataset's folder: margins are chosen on training images; not needed for digits."),
     ] = None,
     share: Annotated[
         list[float] | None,

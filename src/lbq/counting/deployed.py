@@ -12,6 +12,7 @@ import numpy as np
 from lbq.counting.deployed_counts import analyze as analyze
 from lbq.counting.deployed_counts import measure as measure
 from lbq.data.testset import TestSet
+from lbq.engine import cuda
 from lbq.engine.convolution import Backend, Counts
 from lbq.engine.engine import Engine, Network
 from lbq.engine.method import Choice
@@ -81,7 +82,8 @@ def evaluate(
     for x, which in test.batches(IMAGES_PER_TRACED_BATCH if trace else IMAGES_PER_BATCH, limit):
         started = time.perf_counter()
         if not result.images and engine != "dense":
-            first = x[:WARM_UP_IMAGES] if test.static else x[:, :WARM_UP_IMAGES]
+            count = x.shape[0 if test.static else 1] if _on_gpu(engine) else WARM_UP_IMAGES
+            first = x[:count] if test.static else x[:, :count]
             net.run(first, engine, threads=threads, backend=backend, exit=exit)
             result.setup_seconds = time.perf_counter() - started
             started = time.perf_counter()
@@ -109,3 +111,8 @@ def evaluate(
         result.accuracy = 100 * correct / result.images
     result.stopped = tuple(stopped.tolist()) if exit else ()
     return result
+
+
+def _on_gpu(engine: Engine) -> bool:
+    """Whether a GPU may run it, which compiles and records for each size of batch."""
+    return engine == "cuda" or (engine == "auto" and cuda.available())

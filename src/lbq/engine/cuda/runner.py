@@ -77,9 +77,13 @@ class GpuRunner:
         slow = [s for layer in net.layers if self.reasons[layer.name] for s in layer.convs]
         matrices = [s.weight[0].size * s.groups * s.out_shape[1] * s.out_shape[2] for s in (*slow, *net.readout.convs)]
         most = min(MOST_IMAGES, MATRIX_VALUES_PER_PIECE // (max(matrices, default=1) * net.timesteps))
-        # a layer with its border and channels filled up, at most 16 times as large
-        largest = max((c + 31) * (h + 16) * (w + 16) for c, h, w in (net.input_shape, *(x.shape for x in net.layers)))
-        return max(min(most, MOST_BYTES // (largest * net.timesteps)), 1)
+        border = 2 * max((max(s.padding) for s in net.synapses), default=0)
+        shapes = (net.input_shape, *(layer.shape for layer in net.layers))
+        sizes = [net.timesteps * (c + 31) * (h + border) * (w + border) for c, h, w in shapes]  # channels are filled up
+        most = min(most, MOST_BYTES // max(sizes))
+        if self.device.type == "cuda":  # at most half of what is free, as if no memory were used again
+            most = min(most, torch.cuda.mem_get_info(self.device)[0] // (2 * sum(sizes)))
+        return max(most, 1)
 
     @torch.no_grad()
     def run(
