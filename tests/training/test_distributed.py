@@ -588,8 +588,9 @@ def test_torchrun_and_a_lost_process(folder: Path, tmp_path: Path) -> None:
     done = torchrun("--max-restarts=1", str(script), *options)
     assert done.returncode == 0, done.stderr
     assert "continuing at epoch 2 after step 2" in done.stderr
-    assert done.stderr.count("at exit:") == 2
-    assert "gloo" not in done.stderr  # its threads could abort a process that ends
+    at_exit = [line for line in done.stderr.splitlines() if line.startswith("at exit:")]
+    assert len(at_exit) == 2
+    assert not any("gloo" in line for line in at_exit)  # its threads could abort a process that ends
     result = json.loads(done.stdout)  # one process prints
     assert result["processes"] == 2
     assert differences(contents(folder / "jobs" / "whole"), contents(out)) == []
