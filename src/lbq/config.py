@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from lbq.errors import ConfigError, nearest
-from lbq.system import toml
+from lbq.system import files, toml
 
 DATASETS = (
     "digits", "cifar10", "cifar100", "mnist", "fashion_mnist", "imagenet", "folder", "cifar10_dvs", "dvs_gesture", "nmnist",
@@ -300,7 +300,7 @@ def _with_former_step(tree: dict[str, Any]) -> dict[str, Any]:
 def _recorded(path: Path) -> dict[str, Any]:
     """The configuration in a record, with the record's name where it has none."""
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))
+        record = json.loads(files.text_of(path, ConfigError))
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from error
     except (ValueError, RecursionError) as error:

@@ -199,6 +199,7 @@ class Job:
 
     def _cut_metrics(self, length: int) -> None:
         """Drop records of steps that will be trained again."""
+        files.refuse_pipe(self.metrics, RunError)
         size = self.metrics.stat().st_size if self.metrics.exists() else 0
         if size < length:
             raise RunError(f"{self.metrics} is shorter than its checkpoint says: start again in another folder")

@@ -33,6 +33,7 @@ DTYPES: dict[str, type[np.integer[Any]]] = {
 DTYPE_NAMES = {np.dtype(dtype): name for name, dtype in DTYPES.items()}
 MOST_BYTES = 2**32
 MOST_HEADER_BYTES = 2**22  # a network of a hundred layers has a hundredth of it; parsing takes 25 times as much memory
+MOST_TENSORS = 2**13  # of 2048 layers; a reader checks each
 ALIGNMENT_BYTES = 8
 PLACEHOLDER = "0" * 64
 REMEDY = "give a model.lbq that `lbq deploy` wrote"
@@ -42,6 +43,7 @@ Tensors = dict[str, NDArray[Any]]
 
 def encode(tensors: Mapping[str, NDArray[Any]], text: str) -> bytes:
     """The bytes of a file: always the same for the same content."""
+    _check_count(tensors)
     # widest types first keeps every tensor aligned, as the format's own writer does
     order = sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, name))
     header: dict[str, Any] = {"__metadata__": {"lbq": text, "sha256": PLACEHOLDER}}
@@ -172,6 +174,7 @@ def checked_header(data: bytes | mmap.mmap) -> Header:
 
 
 def _tensors(header: Mapping[str, Any], body: memoryview) -> Tensors:
+    _check_count(header)
     tensors: Tensors = {}
     places = []
     for name, entry in header.items():
@@ -195,6 +198,11 @@ def _tensors(header: Mapping[str, Any], body: memoryview) -> Tensors:
     if not joined or (places[-1][1] if places else 0) != len(body):
         raise ArtefactError("its tensors overlap or leave gaps")
     return tensors
+
+
+def _check_count(tensors: Mapping[str, Any]) -> None:
+    if len(tensors) > MOST_TENSORS:
+        raise ArtefactError(f"it holds {len(tensors):,} tensors, at most {MOST_TENSORS:,} are read: use fewer layers")
 
 
 def _naturals(values: Any) -> bool:
