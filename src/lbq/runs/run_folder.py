@@ -26,7 +26,7 @@ from safetensors.torch import save as serialise
 from torch import Tensor
 
 from lbq._version import __version__
-from lbq.config import CHANGEABLE, Config
+from lbq.config import CHANGEABLE, MOST_TIMESTEPS, Config
 from lbq.data.dataset import Inputs
 from lbq.errors import Busy, ConfigError, RunError
 from lbq.models import BurstNet
@@ -281,8 +281,10 @@ def weights_checksum(run: Path | str) -> str:
 
 def over(timesteps: int, config: Config) -> Config:
     """The configuration with another number of timesteps."""
-    if type(timesteps) is not int or timesteps < 1:
-        raise RunError(f"timesteps must be a whole number of at least 1, got {timesteps!r}")
+    if type(timesteps) is not int or not 1 <= timesteps <= MOST_TIMESTEPS:
+        raise RunError(
+            f"timesteps must be a whole number of at least 1 and at most {MOST_TIMESTEPS}, got {timesteps!r}"
+        )
     return replace(config, model=replace(config.model, timesteps=timesteps))
 
 

@@ -94,7 +94,7 @@ def _tensors(trainer: Trainer, loaded: Loaded) -> str:
         for name in (name for name, p in parameters.items() if p.requires_grad and name not in without):
             expected |= {f"optim/{name}/{slot}": _like(slot, parameters[name]) for slot in slots(trainer)}
     if other := sorted(expected.keys() ^ loaded.tensors.keys()):
-        return f"tensor {other[0]!r} {'is missing' if other[0] in expected else 'belongs to nothing'}"
+        return f"tensor {other[0]!r:.200} {'is missing' if other[0] in expected else 'belongs to nothing'}"
     for name, ours in expected.items():
         theirs = loaded.tensors[name]
         if theirs.shape != ours.shape or theirs.dtype != ours.dtype:

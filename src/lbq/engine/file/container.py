@@ -179,17 +179,17 @@ def _tensors(header: Mapping[str, Any], body: memoryview) -> Tensors:
     places = []
     for name, entry in header.items():
         if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
-            raise ArtefactError(f"tensor {name!r} needs dtype, shape and data_offsets")
+            raise ArtefactError(f"tensor {name!r:.200} needs dtype, shape and data_offsets")
         kind, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
         if not isinstance(kind, str) or kind not in DTYPES:
-            raise ArtefactError(f"tensor {name!r} has type {kind!r:.40}, which is none of {', '.join(DTYPES)}")
+            raise ArtefactError(f"tensor {name!r:.200} has type {kind!r:.40}, which is none of {', '.join(DTYPES)}")
         if not (_naturals(shape) and _naturals(offsets) and len(shape) <= 8 and len(offsets) == 2):
-            raise ArtefactError(f"tensor {name!r} has a shape or offsets that are not lists of whole numbers")
+            raise ArtefactError(f"tensor {name!r:.200} has a shape or offsets that are not lists of whole numbers")
         start, end = offsets
         if math.prod(size or 1 for size in shape) > MOST_BYTES:
-            raise ArtefactError(f"tensor {name!r} has a shape that no array can have")
+            raise ArtefactError(f"tensor {name!r:.200} has a shape that no array can have")
         if not start <= end <= len(body) or math.prod(shape) * np.dtype(DTYPES[kind]).itemsize != end - start:
-            raise ArtefactError(f"tensor {name!r} does not fit its shape or the file")
+            raise ArtefactError(f"tensor {name!r:.200} does not fit its shape or the file")
         places.append((start, end))
         dtype = np.dtype(DTYPES[kind]).newbyteorder("<")
         tensors[name] = np.frombuffer(body[start:end], dtype).reshape(shape).astype(DTYPES[kind], copy=False)

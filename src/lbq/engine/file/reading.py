@@ -47,7 +47,7 @@ class _Fields:
             raise ArtefactError(f"{where} must be an object")
         if set(value) != set(keys):
             odd = ", ".join(sorted(set(value) ^ set(keys)))[:80]
-            raise ArtefactError(f"{where} must have the entries {', '.join(keys)}; wrong or missing: {odd!r}")
+            raise ArtefactError(f"{where} must have the entries {', '.join(keys)[:400]}; wrong or missing: {odd!r}")
         self.value, self.where = value, where
 
     def take(self, key: str, kind: type, ok: Callable[[Any], bool] = lambda _: True) -> Any:
@@ -142,7 +142,7 @@ class Reader:
             raise ArtefactError(f"synapse {synapse!r}: its pooled levels may reach {most}, beyond int32")
         golden = None if value["golden"] is None else self._golden(value["golden"], network)
         if extra := sorted(set(self.tensors) - self.used):
-            raise ArtefactError(f"tensor {extra[0]!r} belongs to nothing")
+            raise ArtefactError(f"tensor {extra[0]!r:.200} belongs to nothing")
         return network, golden
 
     def _layer(self, value: Any) -> IntegerLayer:
