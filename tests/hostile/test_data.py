@@ -22,6 +22,7 @@ from lbq.data.folder import load_eval
 from lbq.data.testset import open_arrays
 from lbq.data.user_arrays import load_own
 from lbq.errors import DataError, LbqError
+from lbq.results.gather import gather
 from lbq.runs import run_folder
 
 IMAGES = np.arange(12 * 64, dtype=np.uint8).reshape(12, 1, 8, 8)
@@ -83,6 +84,7 @@ def impatience() -> Iterator[None]:
 
 
 PIPES: dict[str, tuple[str, Callable[[Path], Any]]] = {
+    "a record": ("record.json", lambda pipe: gather([pipe])),
     "a configuration": ("own.toml", lambda pipe: Config.load(pipe)),
     "a record as configuration": ("own.json", lambda pipe: Config.load(pipe)),
     "prices": ("prices.toml", lambda pipe: technology.load(pipe)),
