@@ -233,7 +233,7 @@ def changed(subject: Subject, random: Random) -> bytes:
     while True:
         try:
             data = subject.mutate(random)
-        except (LbqError, ValueError, TypeError, OverflowError, KeyError):
+        except (LbqError, ValueError, TypeError, OverflowError, LookupError, AttributeError):
             continue
         if data != subject.original:
             return data
