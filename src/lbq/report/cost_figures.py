@@ -32,6 +32,7 @@ class _Ours:
 
 
 def cost_figures(measured: Sequence[tuple[Group, Account, Account]], technology: Technology = DEFAULT) -> list[Figure]:
+    """Beside the published points: only for results on the paper's dataset."""
     setting = ("cifar10", "resnet20w128", PAPER_TIMESTEPS)
     keys = ("dataset", "model", "timesteps")
     chosen = [(g, rate) for g, _, rate in measured if tuple(g.record[key] for key in keys) == setting]
