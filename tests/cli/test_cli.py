@@ -175,7 +175,7 @@ def test_account_of_a_run(call: Call, demo_run: Demo) -> None:
         "preshifted",
         "explicit",
         "rate x MACs",
-        "Beyond the paper's table: over 599 images; modelled µJ per image",
+        "Energy: over 599 images; modelled µJ per image",
         "binary at equal slots",
         "signed digits",
         "state updates",

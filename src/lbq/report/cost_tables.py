@@ -129,7 +129,7 @@ def honest_table(id: str, subject: str, costs: Costs) -> Table:
     )
     table = Table(
         id,
-        f"Energy of {subject}: modelled µJ per image",
+        f"Energy: {subject}; modelled µJ per image",
         "Method; #Paper's regime; #Integer arithmetic; #With memory; #int8 ANN / it; #Break-even, arithmetic; "
         "#Break-even, with memory; Note",
         "All energies are modelled. Counts are border-exact.",

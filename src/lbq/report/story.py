@@ -25,7 +25,8 @@ ROW, LINE, PANEL = 18.0, 13.0, 24.0  # heights
 class Row:
     """A network. series: its colour, as in other figures. operations: millions of accumulations per image, of an ANN of MACs.
 
-    Energies in microjoules per image. paper: in the paper's regime, an ANN in fp32; memory: on integers with memory, an ANN in int8. None: not known.
+    Energies in microjoules per image. paper: in the paper's regime, an ANN in fp32; memory: on integers with memory, an ANN
+    in int8. None: not known.
     """
 
     name: str
