@@ -19,7 +19,7 @@ MARKERS = ("circle", "square", "triangle", "diamond", "cross")
 SERIES = len(DASHES)  # colours; further series take them again with another dash and hollow markers, then with others
 LEGEND_LEFT = 14.0
 STANDALONE = 1.5  # pixels of a unit in a file of its own
-SMALL_LETTER, LETTER, LEGEND_LETTER = 6.2, 7.0, 7.5  # width of a letter, in units; in legends with some room
+SMALL_LETTER, LEGEND_LETTER = 6.2, 7.5  # width of a letter, in units; in legends with some room
 WIDTH = 360  # of a drawing: a phone shows it at its own size, a desktop three beside one another
 SHADES = 21  # of levels; the paper's N_max of 20 still has one for each
 OUTLINES: dict[str, list[Point]] = {
@@ -360,18 +360,18 @@ class Plot(Drawing):
         """Below the plot, a row for each (number, series, name, value), marked where it has a series; the drawing grows."""
         y = self.height + 14
         for text, series, name, value in rows:
-            self.text(24, y, text, "end", "bold")
+            self.text(24, y, text, "end", "bold small")
             if series is not None:
                 self.mark(40, y - 4, series, 4, hollow=series in hollow)
             x = 34 if series is None else 54
-            lines = broken(name, int((self.width - x) / LETTER))
+            lines = broken(name, int((self.width - x) / SMALL_LETTER))
             for line in lines:
-                self.text(x, y, line)
-                y += 16
-            if x + LETTER * (len(lines[-1]) + len(value) + 2) <= self.right:
-                y -= 16
-            self.text(self.right, y, value, "end", "soft")
-            y += 18
+                self.text(x, y, line, kind="small")
+                y += 14
+            if x + SMALL_LETTER * (len(lines[-1]) + len(value) + 1) <= self.right:
+                y -= 14
+            self.text(self.right, y, value, "end", "soft small")
+            y += 16
         self.height = y - 6
 
     def legend(self, entries: Sequence[tuple[str, int]], dashes: Sequence[tuple[str, str]] = ()) -> None:
