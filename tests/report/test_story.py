@@ -46,7 +46,7 @@ def test_the_picture_says_what_was_counted(gathered: Gathered) -> None:
     bars = [float(width) for width in re.findall(r'<rect [^>]*width="([\d.]+)"', svg)]
     for ours, theirs in ((bars[0], bars[1]), (bars[2], bars[3]), (bars[4], bars[5])):
         assert max(ours, theirs) == 172  # the larger takes all of its room
-    assert bars[0] / bars[1] == pytest.approx(story.row.operations / story.ann.operations, abs=0.01)
+    assert bars[0] / bars[1] == pytest.approx(rate.executed / rate.ann_macs, abs=0.01)
 
 
 def test_the_page_leads_with_it(gathered: Gathered) -> None:

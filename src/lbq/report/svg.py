@@ -17,10 +17,8 @@ Point = tuple[float, float]
 DASHES = ("", "6 3", "2 3", "8 3 2 3", "4 2", "1 2", "10 4", "3 5")
 MARKERS = ("circle", "square", "triangle", "diamond", "cross")
 SERIES = len(DASHES)  # colours; further series take them again with another dash and hollow markers, then with others
-LEGEND_LEFT = 14.0
-STANDALONE = 1.5  # pixels of a unit in a file of its own
 SMALL_LETTER, LEGEND_LETTER = 6.2, 7.5  # width of a letter, in units; in legends with some room
-WIDTH = 360  # of a drawing: a phone shows it at its own size, a desktop three beside one another
+WIDTH, LEGEND_LEFT = 360, 14.0  # of a drawing: a phone shows it at its own size, a desktop three beside one another
 SHADES = 21  # of levels; the paper's N_max of 20 still has one for each
 OUTLINES: dict[str, list[Point]] = {
     "square": [(-1, -1), (1, -1), (1, 1), (-1, 1)],
@@ -80,9 +78,9 @@ def standalone(svg: str) -> str:
         f"svg.plot{{background:var(--paper)}}{RULES}</style>"
     )
     head, tail = svg.split(">", 1)
-    width = min(STANDALONE * float(head.partition('viewBox="0 0 ')[2].split()[0]), 960)
-    opening = f'{head} width="{number(width)}" xmlns="http://www.w3.org/2000/svg">'
-    return f'<?xml version="1.0" encoding="UTF-8"?>\n{opening}{style}{tail}\n'
+    width = number(min(1.5 * float(head.partition('viewBox="0 0 ')[2].split()[0]), 960))  # in pixels
+    head += f' width="{width}" xmlns="http://www.w3.org/2000/svg"'
+    return f'<?xml version="1.0" encoding="UTF-8"?>\n{head}>{style}{tail}\n'
 
 
 def number(value: float) -> str:
@@ -192,9 +190,8 @@ class Drawing:
         self.add(f'<text x="{number(x)}" y="{number(y)}" text-anchor="{anchor}"{named}{turn}>{escape(text)}</text>')
 
     def segment(self, a: Point, b: Point, kind: str = "axis") -> None:
-        self.add(
-            f'<line x1="{number(a[0])}" y1="{number(a[1])}" x2="{number(b[0])}" y2="{number(b[1])}" class="{kind}"/>'
-        )
+        (x1, y1), (x2, y2) = map(number, a), map(number, b)
+        self.add(f'<line x1="{x1}" y1="{y1}" x2="{x2}" y2="{y2}" class="{kind}"/>')
 
     def rect(
         self, x: float, y: float, width: float, height: float, kind: str = "", tip: str = "", **style: str
