@@ -92,7 +92,7 @@ def test_the_demo_ends_with_a_report(demo_run: Demo) -> None:
     for text in (
         "Burst, fixed step",
         "Binary LIF",
-        "A tour of one image",
+        "One image through the deployed network on integers",
         "Figure 4 (a)",
         "levels of 12 channels of layer1.0.sn1",
     ):
