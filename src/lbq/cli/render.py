@@ -386,10 +386,14 @@ def render_predictions(rankings: Mapping[str, Sequence[Mapping[str, Any]]]) -> N
 def render_twins(gathered: Gathered) -> None:
     """Name the runs that a report leaves out, on stderr."""
     for folder, other in gathered.twins.items():
-        make_console(stderr=True).print(
-            f"{folder} has the very weights of {other}, which is reported for both: what differs in them changed nothing",
-            soft_wrap=True,
+        print_note(
+            f"{folder} has the very weights of {other}, which is reported for both: what differs in them changed nothing"
         )
+
+
+def print_note(text: str) -> None:
+    """A line on stderr."""
+    make_console(stderr=True).print(text, soft_wrap=True)
 
 
 def render_sweep(gathered: Gathered, page: Path) -> None:

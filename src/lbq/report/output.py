@@ -16,6 +16,7 @@ from lbq.report.layer_figures import ANALYSIS_FIGURES, analysis_figures
 from lbq.report.page import all_figures, render
 from lbq.report.tables import all_tables
 from lbq.report.tour import Tour, take
+from lbq.results.gather import ACCOUNT
 from lbq.results.result import Gathered
 from lbq.system import files
 from lbq.system.shown import shown
@@ -29,9 +30,10 @@ def make(
     format: str = "html",
     technology: Technology = DEFAULT,
     image: Path | None = None,
-    title: str = "LBQ report",
+    title: str = "",
 ) -> int:
     """Write a report; returns its size in bytes. image: for the tour, instead of a network's first golden input.
+    title: of the page; default the first network's name and dataset.
 
     For the formats `svg` and `csv`, `path` is a folder that gets one file for each figure or table.
     """
@@ -60,6 +62,12 @@ def tour_of(gathered: Gathered, image: Path | None = None) -> Tour | None:
     noise = ", which is noise" if net.network.facts.get("golden") == "noise" else ""
     about = f"The image is the first golden input of {name}{noise}; --image shows another."
     return take(net, net.golden.inputs[0] if net.network.static else net.golden.inputs[:, 0], about)
+
+
+def write_account(folder: Path, counted: Analysis) -> None:
+    """Keep the counts of a whole set beside what `lbq analyze` writes, for reports. Golden inputs are no such set."""
+    if counted.complete and not counted.golden:
+        files.write(folder / ACCOUNT, json.dumps(counted.to_dict(), separators=(",", ":")) + "\n")
 
 
 def write_analysis(folder: Path, analysis: Analysis) -> list[Path]:
