@@ -24,6 +24,8 @@ DATASETS = (
     "dvs_objects", "arrays",
 )  # fmt: skip
 
+OWN_DATA = ("folder", "arrays")  # which users name themselves
+
 
 def _checked(default: Any, expected: str, ok: Callable[[Any], bool]) -> Any:
     """A field with a default and a condition on its value; `expected` completes "must be ..."."""
@@ -64,6 +66,8 @@ class DataConfig:
     size: int = _at_least(0, 0)  # resolution of images and event frames; 0: as they are
     frames: str = _one_of("count", "count", "time")  # event frames of equal count or of equal time
     window_ms: int = _at_least(1000, 1)  # length of the windows that continuous recordings are cut into
+    limit: int = _at_least(0, 0)  # use so many samples of the training part and of the test part; 0: all
+    title: str = _checked("", "one line of text", str.isprintable)  # of your own data, in tables
     holdout: float = _share(0.0)  # share of the training set kept apart, to select on
     workers: int = _at_least(4, 0)  # processes that decode image files
 
@@ -129,7 +133,7 @@ class TrainConfig:
 
 
 BOOKKEEPING = {  # settings that change no result
-    "data": ("root", "workers"),
+    "data": ("root", "workers", "title"),
     "train": ("cuda_graph", "test", "checkpoint_steps", "checkpoint_minutes", "tensorboard"),
 }
 # Neurons whose initial step is `INITIAL_STEP` whatever their n_max is. It was 2 / n_max before, which is the same at 5: a
@@ -140,6 +144,7 @@ FORMER_STEP = "2 / n_max"
 
 LATER: dict[str, dict[str, Any]] = {
     "augment": {"plain_epochs": 0},
+    "data": {"limit": 0},
     "neuron": {"step": FORMER_STEP},
     "optim": {"norm_decay": False, "neuron_decay": "none", "neuron_decay_factor": 1, "sam": 0, "sam_epochs": 0},
     "train": {"level_cost": 0, "level_cost_of": "bit_sparse", "new_head": False},
@@ -188,6 +193,10 @@ class Config:
         for key, epochs in limited.items():
             if epochs > t.epochs:
                 raise ConfigError(f"{key} must be at most train.epochs ({t.epochs}), got {epochs}")
+        if config.data.title and config.data.name not in OWN_DATA:
+            raise ConfigError(
+                f"data.title is for data of your own ({', '.join(OWN_DATA)}): {config.data.name} has its name"
+            )
         if config.optim.sam and t.accumulate > 1:
             raise ConfigError(f"optim.sam takes its batches whole: set train.accumulate=1 (now {t.accumulate})")
         if t.warmup_lr > config.optim.lr:

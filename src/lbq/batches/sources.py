@@ -68,6 +68,13 @@ def held_out(count: int, share: float) -> tuple[NDArray[np.int64], NDArray[np.in
     return np.sort(order[apart:]), np.sort(order[:apart])
 
 
+def limited(count: int, limit: int) -> NDArray[np.int64]:
+    """At most `limit` sample numbers in order, drawn at random, the same for every seed; 0: all."""
+    if not 0 < limit < count:
+        return np.arange(count)
+    return np.sort(np.random.default_rng(0).permutation(count)[:limit])
+
+
 def fingerprint(*labels: NDArray[np.int64]) -> str:
     """A hash of all labels in order, which differs for other datasets and for other orders of samples."""
     return hashlib.sha256(b"".join(np.asarray(part, np.int64).tobytes() for part in labels)).hexdigest()[:12]
@@ -99,9 +106,12 @@ class Source(ABC):
         self.name, self.shape, self.static, self.classes = inputs.name, inputs.shape, inputs.static, len(inputs.classes)
         self.inputs, self.about = inputs, about
         self.device, self.batch_size = device, config.train.batch_size
-        self.train_numbers, self.holdout_numbers = held_out(train_size, config.data.holdout)
+        train, self.test_numbers = (limited(size, config.data.limit) for size in (train_size, test_size))
+        self.train_numbers, self.holdout_numbers = (train[part] for part in held_out(len(train), config.data.holdout))
         self.train_size, self.holdout_size = len(self.train_numbers), len(self.holdout_numbers)
-        self.test_size = test_size
+        self.test_size = len(self.test_numbers)
+        if config.data.limit:
+            about["limit"] = str(config.data.limit)
         if inputs.static:
             a = config.augment
             self.augment = ImageAugment(
@@ -133,7 +143,7 @@ class Source(ABC):
 
     def eval_batches(self, part: Part, rank: int = 0, size: int = 1) -> Iterator[Batch]:
         """Every `size`-th sample of a part, from `rank` on, not augmented."""
-        numbers = (np.arange(self.test_size) if part == "test" else self.holdout_numbers)[rank::size]
+        numbers = (self.test_numbers if part == "test" else self.holdout_numbers)[rank::size]
         batches = [numbers[start : start + self.batch_size] for start in range(0, len(numbers), self.batch_size)]
         return self._not_augmented("test" if part == "test" else "train", batches)
 

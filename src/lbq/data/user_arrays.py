@@ -36,6 +36,11 @@ def load_own(root: Path | str) -> Dataset | EventData:
             f"{root}: the test part has other classes than the training part ({unlike(test_names, names)}): give it "
             "those, and labels that number them"
         )
+    if names is None and labels.min() > 0:
+        raise DataError(
+            f"{root}: no training sample has label 0, the least is {labels.min()}: number the classes from 0, labels - "
+            f"{labels.min()}, in both parts; or name all of them in an array 'classes'"
+        )
     classes = tuple(map(str, range(int(labels.max()) + 1))) if names is None else names
     for part, largest in (("train", labels.max()), ("test", test_labels.max())):
         if largest >= len(classes):
@@ -80,9 +85,21 @@ def _part(root: Path, part: str) -> tuple[Part, tuple[str, ...] | None]:
     return (images, labels.astype(np.int64)), _names(arrays.get("classes"), where)
 
 
+def bytes_hint(images: NDArray[Any]) -> str:
+    """How to make bytes of floating-point images; empty for others."""
+    if images.dtype.kind != "f" or not images.size:
+        return ""
+    low, high = float(np.nanmin(images)), float(np.nanmax(images))
+    if low < 0 or not high <= 255:
+        return f": its values go from {low:.3g} to {high:.3g}: store the pixels from before normalisation, which training does"
+    factor = " * 255" if high <= 1 else ""
+    return f": make bytes of its values, np.rint(images{factor}).astype(np.uint8), which training normalises"
+
+
 def _check_images(images: NDArray[Any], where: Path) -> None:
     if images.dtype != np.uint8 or images.ndim not in (4, 5) or not images.size:
         hint = ": add the axis of channels, images[:, None]" if images.ndim == 3 else ""
+        hint = bytes_hint(images) or hint
         raise DataError(
             f"{where}: 'images' must be uint8 [N, C, H, W], or [N, T, C, H, W] for events, not {images.dtype} "
             f"{list(images.shape)}{hint}"

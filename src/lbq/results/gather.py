@@ -113,6 +113,9 @@ def _expanded(path: Path) -> Iterable[Path]:
     if path.is_file():
         if path.suffix not in (".json", ".lbq"):
             raise LbqError(f"{path} is neither a record or analysis (.json) nor a deployed network (.lbq)")
+        analysis = path.with_suffix(".analysis") / "analysis.json"  # where lbq analyze puts that of a deployed network
+        if path.suffix == ".lbq" and analysis.is_file() and analysis.stat().st_mtime >= path.stat().st_mtime:
+            return [path, analysis]
         return [path]
     if (path / "config.toml").exists():
         return [path, *_beside(path)]
