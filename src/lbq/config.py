@@ -24,8 +24,6 @@ DATASETS = (
     "dvs_objects", "arrays",
 )  # fmt: skip
 
-OWN_DATA = ("folder", "arrays")  # which users name themselves
-
 
 def _checked(default: Any, expected: str, ok: Callable[[Any], bool]) -> Any:
     """A field with a default and a condition on its value; `expected` completes "must be ..."."""
@@ -193,10 +191,6 @@ class Config:
         for key, epochs in limited.items():
             if epochs > t.epochs:
                 raise ConfigError(f"{key} must be at most train.epochs ({t.epochs}), got {epochs}")
-        if config.data.title and config.data.name not in OWN_DATA:
-            raise ConfigError(
-                f"data.title is for data of your own ({', '.join(OWN_DATA)}): {config.data.name} has its name"
-            )
         if config.optim.sam and t.accumulate > 1:
             raise ConfigError(f"optim.sam takes its batches whole: set train.accumulate=1 (now {t.accumulate})")
         if t.warmup_lr > config.optim.lr:

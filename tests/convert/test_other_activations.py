@@ -69,8 +69,10 @@ def test_refusals_of_a_conversion_name_the_cause() -> None:
             GraphError, match="leave it out, and with it the gate that it makes, as in squeeze-and-excitation"
         ):
             convert(Functional(gated, **layers, gate=gate), IMAGES)
-    with pytest.raises(GraphError, match="Softmax is no ReLU: leave it out where it ends the network"):
+    with pytest.raises(GraphError, match="Softmax is no ReLU: leave out a last softmax"):
         convert(nn.Sequential(plain(nn.ReLU()), nn.Softmax(1)), IMAGES)
+    with pytest.raises(GraphError, match=r"gelu is no ReLU: make it a module, nn.GELU; lbq.convert.with_relus\(ann\)"):
+        convert(Functional(lambda m, x: F.gelu(F.relu(m.conv(x))), **layers), IMAGES)
     with pytest.raises(GraphError, match="Tanh is no ReLU: train the ANN with ReLUs"):
         convert(plain(nn.Tanh()), IMAGES)
     for activation in (F.relu, nn.ReLU()):

@@ -14,7 +14,7 @@ from lbq.config import Config
 from lbq.data import idx
 from lbq.data.user_arrays import load_own
 from lbq.errors import ConfigError, DataError
-from lbq.runs.records import split_of
+from lbq.runs.records import _plan, split_of
 from tests.data.test_idx import idx_files
 from tests.support.commands import Call
 
@@ -43,13 +43,14 @@ def test_a_limit_is_part_of_what_a_run_is() -> None:
 
 
 def test_data_of_ones_own_has_a_title() -> None:
-    own: dict[str, Any] = {"data": {"name": "arrays", "title": "Leaves"}}
-    config = Config.from_dict(own)
+    config = Config.from_dict({"data": {"name": "arrays", "title": "Leaves"}})
     assert config.hash == Config.from_dict({"data": {"name": "arrays"}}).hash
+    assert _plan(config)["dataset"] == "Leaves"
+    assert _plan(Config())["dataset"] == "digits"
     with pytest.raises(
-        ConfigError, match=r"data.title is for data of your own \(folder, arrays\): cifar10 has its name"
+        ConfigError, match=r"data.title is for data of your own \(folder, arrays\): digits has its name"
     ):
-        Config.from_dict({"data": {"name": "cifar10", "title": "Leaves"}})
+        open_source(Config.from_dict({"data": {"title": "Leaves"}}))
 
 
 def arrays(folder: Path, images: np.ndarray, labels: np.ndarray, **more: Any) -> Path:

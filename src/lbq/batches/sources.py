@@ -43,6 +43,7 @@ MIRRORED_IS_ANOTHER = (
     "nmnist",
 )  # left and right hands are two classes, and a mirrored digit is no digit
 USER_ARRAYS = "arrays"
+OWN_DATA = ("folder", USER_ARRAYS)  # which users name themselves
 SEVERAL_PER_RECORDING = ("dvs_gesture", "dvs_objects")  # samples of one recording are alike
 
 
@@ -110,6 +111,10 @@ class Source(ABC):
         self.train_numbers, self.holdout_numbers = (train[part] for part in held_out(len(train), config.data.holdout))
         self.train_size, self.holdout_size = len(self.train_numbers), len(self.holdout_numbers)
         self.test_size = len(self.test_numbers)
+        if config.data.title and config.data.name not in OWN_DATA:
+            raise ConfigError(
+                f"data.title is for data of your own ({', '.join(OWN_DATA)}): {config.data.name} has its name"
+            )
         if config.data.limit:
             about["limit"] = str(config.data.limit)
         if inputs.static:

@@ -120,20 +120,21 @@ def _rectifier(node: fx.Node, module: nn.Module | None) -> type[nn.Module] | Non
             return nn.ReLU6 if isinstance(module, nn.ReLU6) else nn.ReLU
         if not isinstance(module, RECTIFIERS) and type(module).__module__ != nn.ReLU.__module__:
             return None
-    raise GraphError(f"{where}: {name} is no ReLU: {_instead(name)}")
+    raise GraphError(f"{where}: {name} is no ReLU: {_instead(name, module is None)}")
 
 
-def _instead(name: str) -> str:
+def _instead(name: str, function: bool) -> str:
     """What to do about an activation that is no ReLU."""
     plain = name.lower().replace("_", "")
     if plain in ("softmax", "logsoftmax", "softmin"):
-        return "leave it out where it ends the network, the largest logit stays the largest"
+        return "leave out a last softmax, without which the largest logit stays the largest"
     if plain in ("sigmoid", "hardsigmoid", "logsigmoid"):
         return (
             "leave it out, and with it the gate that it makes, as in squeeze-and-excitation, which has no integer form"
         )
     if plain in SMOOTH:
-        return "lbq.convert.with_relus(ann) replaces such modules; train it on for a little, and convert that"
+        first = f"make it a module, nn.{SMOOTH[plain].__name__}; " if function else ""
+        return f"{first}lbq.convert.with_relus(ann) replaces such modules; train that on for a little, and convert it"
     return "train the ANN with ReLUs"
 
 

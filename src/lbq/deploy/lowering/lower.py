@@ -29,7 +29,9 @@ from lbq.graph import INPUT, Graph
 from lbq.neuron import SpikingNeuron
 
 SOFTMAX = (torch.softmax, torch.log_softmax, F.softmax, F.log_softmax, "softmax", "log_softmax")
-NO_NEURONS = "the network has no spiking neurons: train it with them, or replace its ReLUs with lbq.convert.convert(net, images)"
+NO_NEURONS = (
+    "the network has no spiking neurons: train with them, or replace its ReLUs with lbq.convert.convert(net, images)"
+)
 
 
 @torch.no_grad()
