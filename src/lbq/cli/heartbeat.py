@@ -49,5 +49,5 @@ def beating(write: Callable[[str], object], enabled: bool) -> Iterator[Heartbeat
         yield current
     finally:
         current.ended.set()
-        thread.join()
+        thread.join(1)  # it may hang in a pipe that nobody reads
         current = None

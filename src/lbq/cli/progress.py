@@ -52,6 +52,8 @@ class _Shown:
 
     def __exit__(self, *_: object) -> None:
         self.bars.stop()
+        if heartbeat.current is not None:
+            heartbeat.current.doing = str
 
 
 class DemoProgress(_Shown, Watcher):
