@@ -14,7 +14,8 @@ HEAD = """# Commands
 
 This page is written by `python docs/site/commands.py` from the command line itself. `lbq COMMAND --help` says the same.
 
-Results go to standard output, progress and errors to standard error. A mistake of the user ends in one line and exit code 2.
+Results go to standard output, progress and errors to standard error: bars on a terminal, elsewhere a line at least
+every 30 seconds. A mistake of the user ends in one line and exit code 2.
 `--json` prints a result as JSON. `--import` comes before the command: `lbq --import FILE COMMAND ...`.
 """
 

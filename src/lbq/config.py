@@ -68,6 +68,8 @@ class DataConfig:
     size: int = _at_least(0, 0)  # resolution of images and event frames; 0: as they are
     frames: str = _one_of("count", "count", "time")  # event frames of equal count or of equal time
     window_ms: int = _at_least(1000, 1)  # length of the windows that continuous recordings are cut into
+    limit: int = _at_least(0, 0)  # use so many samples of the training part and of the test part; 0: all
+    title: str = _checked("", "one line of text", str.isprintable)  # of your own data, in tables
     holdout: float = _share(0.0)  # share of the training set kept apart, to select on
     workers: int = _at_least(4, 0)  # processes that decode image files
 
@@ -133,7 +135,7 @@ class TrainConfig:
 
 
 BOOKKEEPING = {  # settings that change no result
-    "data": ("root", "workers"),
+    "data": ("root", "workers", "title"),
     "train": ("cuda_graph", "test", "checkpoint_steps", "checkpoint_minutes", "tensorboard"),
 }
 # Neurons whose initial step is `INITIAL_STEP` whatever their n_max is. It was 2 / n_max before, which is the same at 5: a
@@ -144,6 +146,7 @@ FORMER_STEP = "2 / n_max"
 
 LATER: dict[str, dict[str, Any]] = {
     "augment": {"plain_epochs": 0},
+    "data": {"limit": 0},
     "neuron": {"step": FORMER_STEP},
     "optim": {"norm_decay": False, "neuron_decay": "none", "neuron_decay_factor": 1, "sam": 0, "sam_epochs": 0},
     "train": {"level_cost": 0, "level_cost_of": "bit_sparse", "new_head": False},

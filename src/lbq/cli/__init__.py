@@ -54,6 +54,9 @@ def main(arguments: list[str] | None = None) -> None:
     # one line: PyTorch's warnings may end in the frames of a C++ stack
     warnings.formatwarning = lambda message, *_: f"lbq: {shown(str(message).partition(chr(10))[0])}\n"
     warnings.filterwarnings("once", "running in NumPy")
+    warnings.filterwarnings(
+        "ignore", "This process .* is multi-threaded", DeprecationWarning
+    )  # workers that decode do nothing else
     # Set before torch is loaded. Its threads would spin for milliseconds while they wait, and take cores from other work.
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "1000")
@@ -82,6 +85,8 @@ def _run(arguments: list[str] | None) -> None:
             sys.exit(2)
         if "No such option: --import" in describe():
             fail("--import stands before the command: lbq --import FILE COMMAND ...")
+        if "No such command" in describe():
+            fail(f"{describe()} Commands: {', '.join(COMMANDS)} (see lbq --help)")
         fail(f"{describe()} (see lbq --help)")
     if status == 130:  # the option parser turns a keyboard interrupt into this
         fail("interrupted", 130)

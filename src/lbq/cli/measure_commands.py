@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lbq.cli import render
-from lbq.cli.options import Changes, Device, Json, Limit, data_of_a_run, print_json, print_result, start, thread_count
+from lbq.cli.options import Changes, Device, Json, Limit, data_of_a_run, print_json, print_result, start
 from lbq.cli.progress import CountProgress
 from lbq.errors import LbqError
 
@@ -89,7 +89,7 @@ def account(
 
         net, test, noise = _open_deployed(run, data)
         with CountProgress(str(run), min(limit or test.size, test.size)) as progress:
-            measured = measure(net, test, thread_count(), limit, progress.advance)
+            measured = measure(net, test, None, limit, progress.advance)
         about, folder = facts_of(net, test, run.name), run.with_suffix(".analysis")
     else:
         from lbq.measuring.measure import measure_run
@@ -124,7 +124,7 @@ def _account_with_exits(
         raise LbqError(f"--exit is for a deployed network, model.lbq; {model} is a run folder")
     net, test, _ = _open_deployed(model, data)
     with CountProgress(str(model), min(limit or test.size, test.size)) as progress:
-        measured = measure_exits(net, test, thread_count(), limit, progress.advance)
+        measured = measure_exits(net, test, None, limit, progress.advance)
     print_result(as_json, measured.to_dict(), lambda: render.render_exits(measured))
 
 
@@ -168,7 +168,7 @@ def analyze(
         folder = out or subject.with_suffix(".golden" if test.name == GOLDEN else ".analysis")
         files.check_folder(folder)
         with CountProgress(str(subject), min(limit or test.size, test.size)) as progress:
-            analysis = analyze_deployed(net, test, thread_count(), limit, progress.advance, membranes, subject.name)
+            analysis = analyze_deployed(net, test, None, limit, progress.advance, membranes, subject.name)
     else:
         from lbq.measuring.measure import analyze_run
 
@@ -246,6 +246,12 @@ def report(
     finished, unfinished = len(gathered.finished) - alone, len(gathered.unfinished)
     facts = {"path": str(target), "bytes": size, "format": format}
     facts |= {"finished": finished, "analyses": alone, "unfinished": unfinished}
+    bare = [result.source for result in gathered.finished if not result.analyses and Path(result.source).is_dir()]
+    if bare:
+        render.make_console(stderr=True).print(
+            f"{len(bare)} of the runs without an analysis, so that columns stay empty: lbq analyze {bare[0]}",
+            soft_wrap=True,
+        )
     text = f"{target}: {render.size_of(size)}, {finished} finished run{'s' * (finished != 1)}"
     text += f", {alone} analys{'i' if alone == 1 else 'e'}s without a run" if alone else ""
     text += f", {unfinished} not finished" if unfinished else ""

@@ -49,14 +49,6 @@ def data_of_a_run() -> Iterator[None]:
         raise DataError(f"{error}; where the run's data lies elsewhere now, add data.root=DIR") from error
 
 
-def thread_count(threads: int | None = None) -> int:
-    """CPU threads of the engines: `threads`, or else all processors of this process, up to the engines' limit."""
-    from lbq.engine.engine import MOST_THREADS
-    from lbq.native import cpus
-
-    return min(cpus(), MOST_THREADS) if threads is None else threads
-
-
 def start(device: str | None) -> torch.device:
     """The device that one process works on."""
     from lbq.native import choose as kernels

@@ -26,7 +26,7 @@ IMAGES_PER_BATCH = 256
 def measure(
     net: Network,
     test: TestSet,
-    threads: int = 1,
+    threads: int | None = None,
     limit: int | None = None,
     progress: Callable[[int], None] | None = None,
     membranes: int = 0,
@@ -80,7 +80,7 @@ def measure(
 def analyze(
     net: Network,
     test: TestSet,
-    threads: int = 1,
+    threads: int | None = None,
     limit: int | None = None,
     progress: Callable[[int], None] | None = None,
     membranes: int = 32,

@@ -24,7 +24,7 @@ from lbq.data.events.datasets import EventData
 from lbq.data.folder import FileIndex, load_eval, scan_folder
 from lbq.data.idx import load_idx
 from lbq.data.shards import scan_shards
-from lbq.data.user_arrays import check_names, load_own
+from lbq.data.user_arrays import bytes_hint, check_names, load_own
 from lbq.errors import ConfigError, DataError, nearest
 from lbq.graph import Shape, shortest, with_sides
 
@@ -165,7 +165,8 @@ def open_arrays(path: Path | str, static: bool, shape: Shape | None = None, time
         if images is None or images.dtype != np.uint8 or images.ndim != len(lead) + 3:
             expected = ", ".join(map(str, (*lead, *("CHW" if shape is None else shortest(shape)))))
             actual = "" if stored is None else f", not {stored.dtype} {list(stored.shape)}"
-            raise DataError(f"{path} must hold 'images', uint8 [{expected}]{actual}")
+            hint = "" if stored is None else bytes_hint(stored)
+            raise DataError(f"{path} must hold 'images', uint8 [{expected}]{actual}{hint}")
         if not static and timesteps not in (None, images.shape[1]):
             raise DataError(f"{path} has {images.shape[1]} frames a sample, the network reads {timesteps}")
         if labels is not None and (labels.shape != images.shape[:1] or labels.dtype.kind not in "iu"):

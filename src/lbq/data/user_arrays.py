@@ -38,6 +38,11 @@ def load_own(root: Path | str) -> Dataset | EventData:
             f"{root}: the test part has other classes than the training part ({unlike(test_names, names)}): give it "
             "those, and labels that number them"
         )
+    if names is None and labels.min() > 0:
+        raise DataError(
+            f"{root}: no training sample has label 0, the least is {labels.min()}: number the classes from 0, labels - "
+            f"{labels.min()}, in both parts; or name all of them in an array 'classes'"
+        )
     classes = tuple(map(str, range(int(labels.max()) + 1))) if names is None else names
     for part, largest in (("train", labels.max()), ("test", test_labels.max())):
         if largest >= len(classes):
@@ -95,9 +100,20 @@ def check_names(classes: NDArray[Any] | None, where: Path) -> None:
         raise DataError(f"{where}: 'classes' takes {classes.nbytes:,} bytes, at most {MOST_NAME_BYTES:,} are read")
 
 
+def bytes_hint(images: NDArray[Any]) -> str:
+    """How to make bytes of floating-point images, whatever their values are; empty for others."""
+    if images.dtype.kind != "f":
+        return ""
+    return (
+        ": store pixels from before normalisation, which training does; of values from 0 to 1 make "
+        "np.rint(images * 255).astype(np.uint8)"
+    )
+
+
 def _check_images(images: NDArray[Any], where: Path) -> None:
     if images.dtype != np.uint8 or images.ndim not in (4, 5) or not images.size:
         hint = ": add the axis of channels, images[:, None]" if images.ndim == 3 else ""
+        hint = bytes_hint(images) or hint
         raise DataError(
             f"{where}: 'images' must be uint8 [N, C, H, W], or [N, T, C, H, W] for events, not {images.dtype} "
             f"{list(images.shape)}{hint}"

@@ -119,7 +119,7 @@ def _plan(config: Config) -> dict[str, Any]:
         "format": FORMAT,
         "version": VERSION,
         "name": config.name or title_of(neurons["variant"]),
-        "dataset": config.data.name,
+        "dataset": config.data.title or config.data.name,
         "model": config.model.id,
         **neurons,
         "timesteps": config.model.timesteps,
@@ -163,7 +163,7 @@ def facts_of(run: Path | str) -> dict[str, Any]:
     config = run_folder.load_config(run)
     return {
         "name": Path(run).resolve().name,
-        "dataset": config.data.name,
+        "dataset": config.data.title or config.data.name,
         "model": config.model.id,
         **describe(config),
         "timesteps": config.model.timesteps,
@@ -197,6 +197,7 @@ def split_of(config: Config, data: Mapping[str, str]) -> str:
     """Which samples train and which test. data: `Source.about`; readers of events name their split there."""
     split = data.get("split") or SPLITS.get(config.data.name, "official")
     images = f", {data['images']} images" if "images" in data else ""
+    images += f", limited to {config.data.limit} samples of each part" if config.data.limit else ""
     return split + images + (f", {config.data.holdout:g} held out of training" if config.data.holdout else "")
 
 

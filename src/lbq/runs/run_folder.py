@@ -33,7 +33,7 @@ from lbq.models import BurstNet
 from lbq.native.choose import choose
 from lbq.results.gather import CONVERSION as CONVERSION
 from lbq.results.gather import read_json
-from lbq.results.schemas import RESULT
+from lbq.results.schemas import INPUTS, RESULT
 from lbq.runs.build import build
 from lbq.system import files, plugins
 from lbq.system.schema import Schema, problem
@@ -239,8 +239,13 @@ def read_result(folder: Path, expected: Schema = RESULT) -> dict[str, Any]:
 
 
 def read_inputs(run: Path | str) -> Inputs | None:
-    """What the network of a run reads; None where the run does not say, such as an older or a converted one."""
-    inputs = _from_result(check_folder(run), "inputs")
+    """What the network of a run reads; None where an older run does not say."""
+    folder, converted = check_folder(run), Path(run) / CONVERSION
+    inputs = _from_result(folder, "inputs")
+    if converted.is_file() and not (folder / "result.json").is_file():
+        inputs = read_json(converted, "convert the ANN again").get("inputs")
+        if inputs is not None and (wrong := problem(inputs, INPUTS)) is not None:
+            raise RunError(f"{converted} is damaged: inputs: {wrong}; convert the ANN again")
     if inputs is None:
         return None
     values: dict[str, Any] = {f.name: tuple(v) if isinstance(v := inputs[f.name], list) else v for f in fields(Inputs)}

@@ -8,13 +8,18 @@ WHOLE_SEQUENCES = (
 LISTED = "use what docs/howto/deploy.md lists under 'What a network may contain'"
 NAMES_BY_REMEDY = {  # of operations and kinds of layers
     "return the logits' mean over time, whose order it keeps": "softmax log_softmax logsoftmax",
-    "put a neuron of lbq.neuron in its place": "sigmoid tanh gelu silu elu leaky_relu leakyrelu prelu relu6 hardtanh clamp",
+    "put a neuron of lbq.neuron in its place; if it gates channels, as in squeeze-and-excitation, leave the gate out: "
+    "levels are multiplied by weights alone": "sigmoid hardsigmoid",
+    "put a neuron of lbq.neuron in its place": "tanh gelu hardswish mish silu elu leaky_relu "
+    "leakyrelu prelu relu6 hardtanh clamp",
     "use BatchNorm, which folds into weights": "groupnorm group_norm layernorm layer_norm instancenorm2d rmsnorm",
     "let a convolution or linear layer read the whole tensor, with weights 0 where it is to see nothing": "chunk split narrow",
     f"{WHOLE_SEQUENCES}; of the logits, return the mean or the sum over time, not one timestep": "getitem select unbind",
-    "use convolutions and pools, which keep heights and widths or make them smaller": "upsample upsamplingnearest2d "
+    "use convolutions and pools, which keep heights and widths or make them smaller; outputs by pixel, as for "
+    "segmentation, are not supported": "upsample upsamplingnearest2d "
     "interpolate convtranspose2d pixelshuffle pixel_shuffle",
-    "levels are multiplied by weights alone: use a convolution or a linear layer": "matmul bmm einsum mul imul "
+    "levels are multiplied by weights alone: use a convolution or a linear layer, and leave out gates such as "
+    "squeeze-and-excitation": "matmul bmm einsum mul imul "
     "scaled_dot_product_attention multiheadattention transformerencoderlayer",
     "pad height and width with zeros, or let the convolution pad": "pad reflectionpad2d replicationpad2d circularpad2d",
     "write x = x + y, x = x * 2 and so on": "add_ sub_ mul_ div_ relu_",
