@@ -25,6 +25,7 @@ from lbq.engine import Network, load
 from lbq.engine.file.reading import Golden
 from lbq.errors import LbqError
 from lbq.export import refuse_mixing
+from lbq.export.rows import packed_rows
 from lbq.export.schedule import LayerStep, Schedule
 from lbq.graph import Synapse
 from lbq.graph.integer import IntegerLayer, IntegerNetwork
@@ -129,6 +130,7 @@ class Sources:
         texts = {
             "model.h": self._header(),
             "model.c": self._template("model.c"),
+            "model_rows.h": self._template("model_rows.h"),
             "model_net.h": self._template("model_net.h"),
             "model_data.c": self._tables,
             "example.c": self._example(),
@@ -197,7 +199,7 @@ class Sources:
         layers = [self._layer(i, step, synapses) for i, step in enumerate(plan.layers)]
         first = len(synapses)
         synapses += [
-            self._synapse(s, source, first + i)
+            self._synapse(s, source, first + i, readout=True)
             for i, (s, source) in enumerate(zip(net.readout.synapses, plan.readout.sources, strict=True))
         ]
         bias = self._array("readout_bias", net.readout.bias)
@@ -237,7 +239,7 @@ class Sources:
         for synapse, source in zip(layer.synapses, step.sources, strict=True):
             synapses.append(self._synapse(synapse, source, len(synapses)))
         bias = self._bias(index, layer)
-        thresholds = self._array(f"thresholds_{index}", neuron.thresholds)
+        thresholds = self._array(f"thresholds_{index}", neuron.thresholds.T)
         reset = self._array(f"reset_{index}", neuron.reset)
         late = "" if neuron.decay_reset or neuron.reset_kind == "hard" else "_LATE"
         kind = f"{self.macro}_RESET_{neuron.reset_kind.upper()}{late}"
@@ -261,12 +263,17 @@ class Sources:
         column_of = self._array(f"bias_columns_{index}", columns.astype(np.uint8))
         return f"{bias}, {table.shape[1]}, {row_of}, {column_of}"
 
-    def _synapse(self, synapse: Synapse, source: int, index: int) -> str:
+    def _synapse(self, synapse: Synapse, source: int, index: int, readout: bool = False) -> str:
         if synapse.kind == "identity":
             name = self._array(f"identity_{index}", synapse.weight.astype(np.int32))
-            return _row(f"{source}, {name}, NULL, NULL, {_numbers(*[0] * 9)}", synapse.name)
-        name = self._array(f"weights_{index}", synapse.weight.transpose(2, 3, 1, 0))
-        pointers = f"{name}, NULL" if synapse.weight.dtype == np.int8 else f"NULL, {name}"
+            return _row(f"{source}, {name}, NULL, NULL, NULL, {_numbers(*[0] * 11)}", synapse.name)
+        tensor = self.schedule.tensors[source]
+        rows = packed_rows(synapse, tensor.largest) if tensor.kind in ("unsigned", "signed") and not readout else None
+        name = self._array(f"weights_{index}", synapse.weight.transpose(2, 3, 1, 0) if rows is None else rows.halfwords)
+        if rows is not None:
+            pointers = f"NULL, NULL, {name}, {rows.bits}, {rows.longest}"
+        else:
+            pointers = f"{name}, NULL, NULL, 0, 0" if synapse.weight.dtype == np.int8 else f"NULL, {name}, NULL, 0, 0"
         numbers = (*synapse.weight.shape[2:], *synapse.stride, *synapse.padding, *synapse.dilation, synapse.groups)
         return _row(f"{source}, NULL, {pointers}, {_numbers(*numbers)}", synapse.name)
 
