@@ -164,25 +164,21 @@ def test_weights_are_packed_and_those_of_4_bits_take_half() -> None:
 
 
 def at_the_edge_of_16_bits() -> Network:
-    """All neurons of the first layer at their highest level, then weights of 127 and -127: the largest sums of rows."""
-    net = deployed(shape=(3, 4, 4)).network
+    """All neurons of the first layer at their highest level, 5, then weights of 127 and -127: the largest sums of rows."""
+    net = deployed("resnet8w16", shape=(3, 4, 4)).network
 
-    def extreme(layer: IntegerLayer, weight: NDArray[np.int8]) -> IntegerLayer:
+    def changed(layer: IntegerLayer, thresholds: list[int], **weights: NDArray[np.int8]) -> IntegerLayer:
         assert layer.neuron is not None
-        first, *others = layer.synapses
-        neuron = replace(layer.neuron, thresholds=np.full_like(layer.neuron.thresholds, -(2**29)))
-        return replace(layer, synapses=(replace(first, weight=weight), *others), neuron=neuron, fraction=0)
+        neuron = replace(layer.neuron, thresholds=np.array([thresholds] * layer.shape[0], np.int32))
+        (conv,) = layer.synapses
+        return replace(
+            layer, synapses=(replace(conv, **weights),), neuron=neuron, bias=np.zeros_like(layer.bias), fraction=0
+        )
 
     stem, second = net.layers[:2]
-    shape = second.synapses[0].weight.shape
-    signs = np.where(np.arange(shape[0]) % 2, -127, 127).astype(np.int8)
-    layers = (
-        extreme(stem, stem.synapses[0].weight),
-        extreme(second, np.broadcast_to(signs[:, None, None, None], shape).copy()),
-    )
-    # the real thresholds of the second: its levels then show the sums
-    assert second.neuron is not None
-    layers = layers[0], replace(layers[1], neuron=second.neuron)
+    signs = np.where(np.arange(16) % 2, -127, 127).astype(np.int8)
+    weight = np.broadcast_to(signs[:, None, None, None], (16, 16, 3, 3)).copy()
+    layers = changed(stem, [-(2**29)] * 5), changed(second, [1, 30000, 50000, 70000, 16 * 9 * 127 * 5], weight=weight)
     return Network(replace(net, layers=(*layers, *net.layers[2:])))
 
 
