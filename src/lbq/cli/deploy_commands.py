@@ -208,6 +208,7 @@ def export(
     out: Annotated[str | None, typer.Option("-o", "--out", help="Required: a folder for c, c-step, else a file.")] = None,
     format: Annotated[str, typer.Option(help="c, onnx; c-step, onnx-step: one timestep with explicit state; nir.")] = "c",
     name: Annotated[str, typer.Option(help="For c, c-step: what the names of its functions and files begin with.")] = "model",
+    target: Annotated[str | None, typer.Option(help="For c, c-step: cortex-m, a whole project for a microcontroller.")] = None,
     reset: Annotated[str | None, typer.Option(help="For nir: what the reader does after a spike, subtract or v_reset.")] = None,
     accept_ties: Annotated[bool, typer.Option("--accept-ties", help="For nir: also what fires at U = threshold.")] = False,
     as_json: Json = False,
@@ -222,8 +223,9 @@ def export(
             raise LbqError("key=value is for a run folder, which --format nir takes")
         if reset is not None or accept_ties:
             raise LbqError(f"--reset and --accept-ties are for --format nir, not {format}")
-        facts = exports.export(subject, out, format, name)
+        facts = exports.export(subject, out, format, name, target)
     else:
+        exports.check_target(target, format)
         if reset is None:
             raise LbqError(
                 "NIR leaves open what follows a spike: say what your reader does with --reset subtract or v_reset"

@@ -24,7 +24,7 @@ from lbq._version import __version__
 from lbq.engine import Network, load
 from lbq.engine.file.reading import Golden
 from lbq.errors import LbqError
-from lbq.export import refuse_mixing
+from lbq.export import cortex_m, refuse_mixing
 from lbq.export.rows import packed_rows
 from lbq.export.schedule import LayerStep, Schedule
 from lbq.graph import Synapse
@@ -49,14 +49,20 @@ TENSOR_KINDS = {
 }
 
 
-def export(model: Path, out: Path, name: str = "model", form: Form = "run") -> dict[str, Any]:
-    """Write a model.lbq to the folder `out` as C; return facts: memory, weights and constants in bytes."""
+def export(
+    model: Path, out: Path, name: str = "model", form: Form = "run", target: str | None = None
+) -> dict[str, Any]:
+    """Write a model.lbq to the folder `out` as C; return facts: memory, weights and constants in bytes.
+
+    target: `cortex-m` adds what a microcontroller needs.
+    """
     check_name(name)
     files.check_folder(out)
     net = load(model)
     with open(model, "rb") as file:
         checksum = hashlib.file_digest(file, "sha256").hexdigest()
-    sources = Sources(net.network, name, net.golden, checksum, form)
+    sources = Sources(net.network, name, net.golden, checksum, form, target)
+    boards = cortex_m.fitting_boards(sources.constant_bytes, sources.memory_bytes) if target else []
     contents = sources.files()
     for file_name, text in contents.items():
         check_ours(out / file_name, text)
@@ -69,11 +75,12 @@ def export(model: Path, out: Path, name: str = "model", form: Form = "run") -> d
         "constant_bytes": sources.constant_bytes,
         "memory_bytes": sources.memory_bytes,
         "examples": len(sources.golden.logits),
+        **({"boards": boards} if target else {}),
     }
+    command = f"make -C {shlex.quote(str(out))} {f'BOARD={boards[0]} ' if boards else ''}check"
     text = (
         f"{out}: {len(contents)} files; {facts['weights']:,} weights, constants of {facts['constant_bytes']:,} bytes, "
-        f"memory of {facts['memory_bytes']:,} bytes; `make -C {shlex.quote(str(out))} check` runs {facts['examples']} inputs "
-        "and compares"
+        f"memory of {facts['memory_bytes']:,} bytes; `{command}` runs {facts['examples']} inputs and compares"
     )
     return {**facts, "text": text}
 
@@ -81,7 +88,7 @@ def export(model: Path, out: Path, name: str = "model", form: Form = "run") -> d
 def check_name(name: str) -> None:
     if re.fullmatch(r"[A-Za-z][A-Za-z0-9_]{0,39}", name) is None:
         raise LbqError(f"--name {name!r} is no name in C: give a letter, then up to 39 letters, digits, underscores")
-    if name.lower() in ("example", "makefile"):
+    if name.lower() in ("board", "example", "makefile"):
         raise LbqError(f"--name {name} is the name of a file beside it: give another one")
     if name.lower() in C_HEADERS:
         raise LbqError(f"--name {name}: {name}.h would stand before C's own <{name.lower()}.h>: give another one")
@@ -111,9 +118,10 @@ class Sources:
         golden: Golden | None = None,
         checksum: str = "",
         form: Form = "run",
+        target: str | None = None,
     ) -> None:
         refuse_mixing(network, "C")
-        self.network, self.name, self.checksum, self.form = network, name, checksum, form
+        self.network, self.name, self.checksum, self.form, self.target = network, name, checksum, form, target
         self.macro = name.upper()  # with which the names of constants begin
         self.schedule = Schedule(network, stepwise=form == "step")
         if golden is not None and len(golden.logits):
@@ -136,6 +144,10 @@ class Sources:
             "example.c": self._example(),
             "Makefile": self._template("Makefile"),
         }
+        if self.target is not None:
+            folder = resources.files("lbq.export") / "c" / self.target
+            names = sorted(file.name for file in folder.iterdir())
+            texts |= {name: self._template(f"{self.target}/{name}", **cortex_m.values()) for name in names}
         return {_renamed(name, self.name): text for name, text in texts.items()}
 
     def _template(self, name: str, **values: object) -> str:
@@ -303,6 +315,7 @@ class Sources:
             inputs=",\n".join(f"{{\n{_wrapped(one.reshape(-1))}\n}}" for one in inputs),
             logits=",\n".join(f"{{\n{_wrapped(one)}\n}}" for one in self.golden.logits),
             frame=f"input + t * {size}" if one_by_one else "input",
+            **(cortex_m.IN_THE_EXAMPLE if self.target else dict.fromkeys(cortex_m.IN_THE_EXAMPLE, "")),
         )
 
 
