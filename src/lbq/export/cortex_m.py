@@ -41,7 +41,7 @@ def check_target(target: str | None, format: str) -> None:
     if target is None:
         return
     if target not in TARGETS:
-        raise LbqError(f"--target {target!r} is not known{nearest(target, TARGETS)}: give {', '.join(TARGETS)}")
+        raise LbqError(f"--target {target!r} is not known{nearest(target, TARGETS)}")
     if format not in ("c", "c-step"):
         raise LbqError(f"--target {target} is for --format c and c-step, not {format}")
 

@@ -188,8 +188,10 @@ static void add_packed(const context *run, const model_synapse *synapse, int32_t
                 for (i = 0; i < inputs; i += MODEL_SCAN, weights += MODEL_SCAN * apart) {
                     if (list.count > synapse->longest - MODEL_SCAN)
                         model_flush(synapse->packed, &list, synapse->bits, lanes, sums);
-                    model_append(&list, levels + i, inputs - i < MODEL_SCAN ? inputs - i : MODEL_SCAN, with_sign, weights,
-                                 apart);
+                    if (i + MODEL_SCAN <= inputs)
+                        model_append(&list, levels + i, MODEL_SCAN, with_sign, weights, apart);
+                    else
+                        model_append(&list, levels + i, inputs - i, with_sign, weights, apart);
                 }
             }
         }
@@ -245,7 +247,7 @@ static void fire(const int32_t *restrict thresholds, int32_t n_max, int32_t with
                  const int32_t *restrict u, uint8_t *restrict levels)
 {
     int32_t c, k;
-    if (with_sign || LBQ_WORDS) {
+    if (with_sign || MODEL_BRANCHES) {
         for (c = 0; c < channels; c++) {
             const int32_t magnitude = with_sign && u[c] < 0 ? -u[c] : u[c];
             for (k = 0; k < n_max && magnitude >= thresholds[k * channels + c];)
