@@ -9,14 +9,18 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint format report figures docs sanitize clean
+.PHONY: demo test pytest lint format report figures docs sanitize clean
 .DELETE_ON_ERROR:
 
 demo: .venv/.train
 	@$(BIN)/lbq demo
 
+# the lint beside the tests: together they keep two cores busy
+test: .venv/.dev
+	@$(MAKE) --no-print-directory -j2 lint pytest
+
 # each worker gets a half of the files in their order, so that what a file prepares once is seldom prepared by both
-test: lint
+pytest: .venv/.dev
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal --cov
 
 lint: .venv/.dev
