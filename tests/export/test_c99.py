@@ -167,12 +167,16 @@ def at_the_edge_of_16_bits() -> Network:
     """All neurons of the first layer at their highest level, 5, then weights of 127 and -127: the largest sums of rows."""
     net = deployed("resnet8w16", shape=(3, 4, 4)).network
 
-    def changed(layer: IntegerLayer, thresholds: list[int], **weights: NDArray[np.int8]) -> IntegerLayer:
+    def changed(layer: IntegerLayer, thresholds: list[int], weight: NDArray[np.int8] | None = None) -> IntegerLayer:
         assert layer.neuron is not None
         neuron = replace(layer.neuron, thresholds=np.array([thresholds] * layer.shape[0], np.int32))
         (conv,) = layer.synapses
         return replace(
-            layer, synapses=(replace(conv, **weights),), neuron=neuron, bias=np.zeros_like(layer.bias), fraction=0
+            layer,
+            synapses=(conv if weight is None else replace(conv, weight=weight),),
+            neuron=neuron,
+            bias=np.zeros_like(layer.bias),
+            fraction=0,
         )
 
     stem, second = net.layers[:2]
