@@ -215,6 +215,7 @@ def export(
 ) -> None:  # fmt: skip
     """Write a network in another form, for other programs: deployed ones give the same integers, bit for bit."""
     from lbq import export as exports
+    from lbq.export.cortex_m import check_target
 
     if not out:
         raise LbqError("export: say where to with -o")
@@ -225,7 +226,7 @@ def export(
             raise LbqError(f"--reset and --accept-ties are for --format nir, not {format}")
         facts = exports.export(subject, out, format, name, target)
     else:
-        exports.check_target(target, format)
+        check_target(target, format)
         if reset is None:
             raise LbqError(
                 "NIR leaves open what follows a spike: say what your reader does with --reset subtract or v_reset"

@@ -27,7 +27,7 @@
 #endif
 
 /* Loops of a constant length: what compilers need to make vector instructions of them without -O3. */
-#ifdef __GNUC__
+#if defined(__GNUC__) && defined(__OPTIMIZE__)
 #define MODEL_INLINE static inline __attribute__((always_inline))
 #else
 #define MODEL_INLINE static inline
