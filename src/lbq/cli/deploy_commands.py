@@ -224,12 +224,14 @@ def export(
     out: Annotated[str | None, typer.Option("-o", "--out", help="Required: a folder for c, c-step, else a file.")] = None,
     format: Annotated[str, typer.Option(help="c, onnx; c-step, onnx-step: one timestep with explicit state; nir.")] = "c",
     name: Annotated[str, typer.Option(help="For c, c-step: what the names of its functions and files begin with.")] = "model",
+    target: Annotated[str | None, typer.Option(help="For c, c-step: cortex-m, a whole project for a microcontroller.")] = None,
     reset: Annotated[str | None, typer.Option(help="For nir: what the reader does after a spike, subtract or v_reset.")] = None,
     accept_ties: Annotated[bool, typer.Option("--accept-ties", help="For nir: also what fires at U = threshold.")] = False,
     as_json: Json = False,
 ) -> None:  # fmt: skip
     """Write a network in another form, for other programs: deployed ones give the same integers, bit for bit."""
     from lbq import export as exports
+    from lbq.export.cortex_m import check_target
 
     if not out:
         raise LbqError("export: say where to with -o")
@@ -238,12 +240,13 @@ def export(
             raise LbqError("key=value is for a run folder, which --format nir takes")
         if reset is not None or accept_ties:
             raise LbqError(f"--reset and --accept-ties are for --format nir, not {format}")
-        facts = exports.export(subject, out, format, name)
+        facts = exports.export(subject, out, format, name, target)
     else:
         if subject.is_file():
             raise LbqError(
                 f"NIR is written from a run folder, and {subject} is a file: give the run that it was deployed from"
             )
+        check_target(target, format)
         if reset is None:
             raise LbqError(
                 "NIR leaves open what follows a spike: say what your reader does with --reset subtract or v_reset"

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lbq.errors import GraphError, LbqError, nearest
+from lbq.export.cortex_m import check_target
 from lbq.graph import Layered
 
 FORMATS = {
@@ -36,10 +37,13 @@ def refuse_mixing(network: Layered[Any], format: str) -> None:
         )
 
 
-def export(model: Path | str, out: Path | str, format: str = "c", name: str = "model") -> dict[str, Any]:
+def export(
+    model: Path | str, out: Path | str, format: str = "c", name: str = "model", target: str | None = None
+) -> dict[str, Any]:
     """Write the network of a model.lbq in another form.
 
-    out: a folder for `c` and `c-step`, else a file. name: the network's name in C. Returns facts about what was written, as
+    out: a folder for `c` and `c-step`, else a file. name: the network's name in C. target: `cortex-m` makes the C a whole
+    project for a microcontroller. Returns facts about what was written, as
     JSON values: `path`, `text` (a line for people) and others.
     """
     if not str(out):
@@ -49,10 +53,11 @@ def export(model: Path | str, out: Path | str, format: str = "c", name: str = "m
         raise LbqError(f"{out} is the network that is to be exported: give another name with -o")
     if check_format(format) == "nir":
         raise LbqError("NIR is written from a trained run, not from a deployed network: its neurons do not round")
+    check_target(target, format)
     if format in ("c", "c-step"):
         from lbq.export import c99
 
-        return c99.export(model, out, name, "step" if format == "c-step" else "run")
+        return c99.export(model, out, name, "step" if format == "c-step" else "run", target)
     from lbq.engine import load
     from lbq.export.onnx import write_onnx
 
