@@ -15,16 +15,18 @@ export async function decoded(blob) {
   context.drawImage(bitmap, 0, 0);
   const { data } = context.getImageData(0, 0, width, height);
   const clear = data.some((value, i) => i % 4 === 3 && value < 255);
-  return { data: (clear && await withoutAlpha(blob, width, height)) || data, width, height };
+  return { data: (clear && await withoutAlpha(bitmap)) || data, width, height };
 }
 
-/** Transparency is dropped, as in lbq predict. A canvas mixes it into the colours, so another decoder must do it. */
-async function withoutAlpha(blob, width, height) {
-  if (!globalThis.ImageDecoder) return null;
-  const { image } = await new ImageDecoder({ data: blob.stream(), type: blob.type, colorSpaceConversion: "none", premultiplyAlpha: "none" }).decode();
-  const data = new Uint8Array(4 * width * height);
-  if (image.displayWidth !== width || image.displayHeight !== height) return null; // it was turned upright
-  await image.copyTo(data, { format: "RGBX" }).catch(() => image.copyTo(data, { format: "RGBA" }));
+/** Transparency is dropped, as in lbq predict. A canvas mixes it into the colours; a video frame keeps them. */
+async function withoutAlpha(bitmap) {
+  if (!globalThis.VideoFrame) return null;
+  const frame = new VideoFrame(bitmap, { timestamp: 0 }), order = frame.format;
+  if (!/^(RGB|BGR)[AX]$/.test(order)) return null;
+  const data = new Uint8Array(frame.allocationSize());
+  await frame.copyTo(data);
+  frame.close();
+  if (order[0] === "B") for (let i = 0; i < data.length; i += 4) [data[i], data[i + 2]] = [data[i + 2], data[i]];
   return data;
 }
 
