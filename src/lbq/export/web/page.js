@@ -223,9 +223,9 @@ function showLayer({ name, shape: [channels, height, width], highest, planes }, 
   let active = 0, sum = 0;
   for (let i = start; i < start + size; i++) { active += levels[i] !== 0; sum += Math.abs(levels[i]); }
   const into = synapses.filter((synapse) => synapse.layer === name).reduce((total, synapse) => total + synapse.accumulations, 0);
-  const cost = into || index ? `${count(into)} accumulations into it` : `${count(network.facts.pixelProducts)} products with pixels into it`;
+  const cost = into || index ? `${count(into)} accumulations into it` : `${count(network.facts.pixelProducts)} products with pixels`;
   const text = `${(100 * active / size).toFixed(1)} % fire, mean level ${(sum / size).toFixed(2)}`;
-  $(`text-${index}`).textContent = `${text}; ${cost}`;
+  $(`text-${index}`).textContent = `Timestep ${state.step + 1}: ${text}. All timesteps: ${cost}.`;
   canvas.setAttribute("aria-label", `${bit < 0 ? "Levels" : `Bit ${2 ** bit} of the levels`} of ${name}, timestep ${state.step + 1}: ${text}`);
   canvas.parentElement.classList.toggle("none", bit >= planes);
 }
