@@ -30,6 +30,7 @@ CIFAR = ROOT / "models" / "cifar10_resnet8w16_t2_lbq.lbq"
 IMAGES = 100
 LEAST_READ_RIGHT = 45  # of 50 recordings
 
+
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
     pytest.importorskip("ziglang", reason="no zig: pip install ziglang to test WebAssembly")
@@ -72,7 +73,9 @@ def compare(page: Page, network: str, net: Network, x: np.ndarray[Any, Any]) -> 
     account = counter.account()
     assert sum(result["sum"] for result in results) == round(account.executed * len(results))
     assert page.run(f"{network}.facts.pixelProducts") == account.fp_macs
-    assert page.run(f"{network}.facts.annProducts") == (account.ann_macs if net.network.static else net.network.valid_macs)
+    assert page.run(f"{network}.facts.annProducts") == (
+        account.ann_macs if net.network.static else net.network.valid_macs
+    )
 
 
 def test_a_hundred_images_give_the_engines_integers(page: Page) -> None:
@@ -164,7 +167,9 @@ def test_a_digit_drawn_with_keys(page: Page) -> None:
 def test_a_digit_drawn_by_touch_and_what_is_shown(page: Page) -> None:
     page.resize(390, 844)
     page.run("document.getElementById('clear').click(); scrollTo(0, 0)")
-    box = page.run("(({left, top, width}) => [left, top, width])(document.getElementById('pad').getBoundingClientRect())")
+    box = page.run(
+        "(({left, top, width}) => [left, top, width])(document.getElementById('pad').getBoundingClientRect())"
+    )
     for i in range(9):  # a one
         point = {"x": box[0] + box[2] / 2, "y": box[1] + box[2] * (0.15 + 0.08 * i)}
         page.call("Input.dispatchTouchEvent", type="touchMove" if i else "touchStart", touchPoints=[point])
@@ -193,7 +198,7 @@ def test_it_loads_nothing_and_has_no_errors(page: Page) -> None:
 
 def test_the_command(call: Call, page: Page, tmp_path: Path) -> None:
     facts = call.json("export", DIGITS, "--format", "wasm", "-o", tmp_path, "--name", "digits")
-    assert facts["files"] == ["lbq.js", "pictures.js", "digits.wasm"]
+    assert facts["files"] == ["network.js", "pictures.js", "digits.wasm"]
     module = (tmp_path / "digits.wasm").read_bytes()
     assert facts["bytes"] == len(module) < 150e3
     inline = page.run("document.getElementById('module').textContent")
@@ -204,7 +209,7 @@ def test_mistakes_end_in_one_line(call: Call, tmp_path: Path, monkeypatch: pytes
     engine.save(tmp_path / "events.lbq", eventful())
     line = call.refused("export", tmp_path / "events.lbq", "--format", "web", "-o", tmp_path / "a.html")
     assert "a page takes square images of 1 or 3 channels: use --format wasm" in line
-    for name in ("model.wasm", "lbq.js"):
+    for name in ("model.wasm", "network.js"):
         folder = tmp_path / name.replace(".", "_")
         folder.mkdir()
         (folder / name).write_text("mine")
@@ -212,7 +217,9 @@ def test_mistakes_end_in_one_line(call: Call, tmp_path: Path, monkeypatch: pytes
         assert "was not written by lbq export" in line
         assert (folder / name).read_text() == "mine"
     monkeypatch.setattr(web, "compiler", lambda: ["false"])
-    assert "zig could not compile the network" in call.refused("export", DIGITS, "--format", "web", "-o", tmp_path / "a.html")
+    assert "zig could not compile the network" in call.refused(
+        "export", DIGITS, "--format", "web", "-o", tmp_path / "a.html"
+    )
     monkeypatch.undo()
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     monkeypatch.setenv("PATH", "")

@@ -1,6 +1,6 @@
 """A deployed network for browsers: the C export as WebAssembly, with a JavaScript face, or one page with all of it. No torch.
 
-The module describes itself: a custom section called `lbq` holds, as JSON, what `web/lbq.js` needs to know of the network.
+The module describes itself: a custom section called `lbq` holds, as JSON, what `web/network.js` needs to know of the network.
 zig compiles it, the package `ziglang`. The module imports nothing. The same network gives the same bytes.
 """
 
@@ -34,7 +34,7 @@ FLAGS = (
 )  # fmt: skip
 SECTION = b"lbq"
 SECTION_BYTES = 32  # among which the section's name stands
-SCRIPTS = ("lbq.js", "pictures.js")
+SCRIPTS = ("network.js", "pictures.js")
 DIGITS_SHAPE, DIGITS_MAX = (1, 8, 8), 16
 
 
@@ -116,7 +116,7 @@ def described(module: bytes, facts: dict[str, Any]) -> bytes:
 
 
 def facts(network: IntegerNetwork, sources: Sources) -> dict[str, Any]:
-    """What lbq.js must know: names, shapes, where levels lie in memory, and how many weights each of them meets."""
+    """What network.js must know: names, shapes, where levels lie in memory, and how many weights each of them meets."""
     plan, data = sources.schedule, network.facts.get("data")
     steps = [*plan.layers, plan.readout]
     return {

@@ -1,5 +1,5 @@
 /* An exported network as a WebAssembly module: where its input, logits and levels lie, and how to run it. It imports nothing;
-   lbq.js calls it. */
+   network.js calls it. */
 #include <string.h>
 
 #include "model.h"

@@ -1,6 +1,6 @@
 // A network that lbq exported to WebAssembly. All its numbers are integers, and equal to lbq's own.
 //
-//   import { load } from "./lbq.js";
+//   import { load } from "./network.js";
 //   const network = await load(await (await fetch("model.wasm")).arrayBuffer());
 //   const logits = network.run(pixels);   // Uint8Array, [C][H][W]; of an event network [T][C][H][W]
 //   network.classes[network.best(logits)];
