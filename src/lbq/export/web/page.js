@@ -108,7 +108,8 @@ function watchPad() {
     else return;
     event.preventDefault();
     state.keys = true;
-    drawn();
+    if (event.key === " ") drawn();
+    else drawPad();
   });
   pad.addEventListener("focus", drawPad);
   pad.addEventListener("blur", drawPad);
@@ -296,7 +297,7 @@ try {
     drawn();
     $("seen-text").textContent = "An example. Draw your own over it.";
   } else {
-    see(new Uint8Array(network.inputBytes), "Nothing yet.");
+    see(new Uint8Array(network.inputBytes), "Nothing yet: the numbers are of a black picture.");
   }
   globalThis.lbq = { network, load, decoded, pixelsOf, digit, take }; // for the console
 } catch (error) {
