@@ -3,6 +3,7 @@
 # make coverage   the tests again with the lines they reach; fails below 97 %
 # make docs       the documentation site, build/site/index.html: opens from the disk and needs no network
 # make sanitize   the native library's tests with AddressSanitizer and UndefinedBehaviorSanitizer
+# make web        build/web: pages that run the small networks of models/ in a browser
 # make fuzz       files changed at random and sealed again, SECONDS=60 of them: each is refused in one line, or gives its old result
 # make report     build/report/report.html and its figures, from the records under results
 # make figures    those of these figures that lie in docs/figures again
@@ -11,7 +12,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test pytest coverage lint format report figures docs sanitize fuzz clean
+.PHONY: demo test pytest coverage lint format report figures docs sanitize fuzz web clean
 .DELETE_ON_ERROR:
 
 demo: .venv/.train
@@ -61,6 +62,10 @@ docs: .venv/.docs
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 	@echo "build/site/index.html"
 
+web: .venv/.web
+	@$(BIN)/lbq export models/digits_resnet8w16_t2_lbq.lbq --format web -o build/web/digits.html
+	@$(BIN)/lbq export models/cifar10_resnet8w16_t2_lbq.lbq --format web -o build/web/cifar10.html
+
 format: .venv/.dev
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
@@ -80,6 +85,12 @@ format: .venv/.dev
 .venv/.docs: pyproject.toml constraints.txt | .venv/bin/python
 	@echo "installing the tools of the documentation into .venv (once)"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	@touch $@
+
+# zig compiles WebAssembly; no torch
+.venv/.web: pyproject.toml constraints.txt | .venv/bin/python
+	@echo "installing lbq[web] into .venv (once)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[web]'
 	@touch $@
 
 .venv/bin/python:

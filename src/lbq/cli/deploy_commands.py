@@ -221,9 +221,9 @@ def predict(
 def export(
     subject: Annotated[Path, typer.Argument(help="A deployed network, model.lbq; for nir a run folder.")],
     changes: Changes = None,
-    out: Annotated[str | None, typer.Option("-o", "--out", help="Required: a folder for c, c-step, else a file.")] = None,
-    format: Annotated[str, typer.Option(help="c, onnx; c-step, onnx-step: one timestep with explicit state; nir.")] = "c",
-    name: Annotated[str, typer.Option(help="For c, c-step: what the names of its functions and files begin with.")] = "model",
+    out: Annotated[str | None, typer.Option("-o", "--out", help="Required: a folder for c, c-step, wasm, else a file.")] = None,
+    format: Annotated[str, typer.Option(help="c, onnx; c-step, onnx-step: one timestep with its state; web, wasm; nir.")] = "c",
+    name: Annotated[str, typer.Option(help="For c, c-step, wasm: what names of functions and files begin with.")] = "model",
     target: Annotated[str | None, typer.Option(help="For c, c-step: cortex-m, a whole project for a microcontroller.")] = None,
     reset: Annotated[str | None, typer.Option(help="For nir: what the reader does after a spike, subtract or v_reset.")] = None,
     accept_ties: Annotated[bool, typer.Option("--accept-ties", help="For nir: also what fires at U = threshold.")] = False,

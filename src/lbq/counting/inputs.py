@@ -170,7 +170,8 @@ def _read_image(path: Path, network: IntegerNetwork) -> NDArray[np.uint8]:
     files = isinstance(data, dict) and data.get("name") in FILES
     image = folder.load_eval(path, round(side * EVAL_RATIO) if files else side, side, upright=True).astype(np.float64)
     if shape[0] == 1:
-        image = np.tensordot(LUMA, image, 1)[None]
+        red, green, blue = (weight * channel for weight, channel in zip(LUMA, image, strict=True))
+        image = ((red + green) + blue)[None]  # in this order everywhere, in exported pages too
     return np.rint(image * (network.input_max / 255)).astype(np.uint8)
 
 

@@ -149,7 +149,8 @@ def load_eval(path: Path | Member, resize: int, crop: int, upright: bool = False
         raise DataError(
             f"{path}: an image of {image.size[0]} x {image.size[1]} pixels is too long to scale to {resize}: crop it"
         )
-    scaled = image.resize((width, height), _pillow().Resampling.BILINEAR)
+    bilinear = _pillow().Resampling.BILINEAR  # rows first: which axis one call begins with depends on Pillow's version
+    scaled = image.resize((width, image.size[1]), bilinear).resize((width, height), bilinear)
     top, left = round((height - crop) / 2), round((width - crop) / 2)
     return _array(scaled.crop((left, top, left + crop, top + crop)))
 

@@ -1,4 +1,6 @@
-"""Deployed networks for other programs: C99, ONNX, NIR. docs/explanation/integers.md defines what they compute. No torch.
+"""Deployed networks for other programs: C99, WebAssembly, ONNX, NIR. No torch.
+
+docs/explanation/integers.md defines what they compute.
 
 Imports `engine`, `graph` and the folders below them.
 """
@@ -15,6 +17,8 @@ from lbq.graph import Layered
 FORMATS = {
     "c": "C99 sources that need nothing but a compiler",
     "c-step": "the same for one timestep, with a state that the caller keeps",
+    "web": "one page that runs it in a browser, without a network",
+    "wasm": "a WebAssembly module and its JavaScript",
     "onnx": "an ONNX model of standard operators, all timesteps in one",
     "onnx-step": "the same for one timestep, with explicit state",
     "nir": "a NIR graph of a trained run, where that loses nothing",
@@ -42,9 +46,9 @@ def export(
 ) -> dict[str, Any]:
     """Write the network of a model.lbq in another form.
 
-    out: a folder for `c` and `c-step`, else a file. name: the network's name in C. target: `cortex-m` makes the C a whole
-    project for a microcontroller. Returns facts about what was written, as
-    JSON values: `path`, `text` (a line for people) and others.
+    out: a folder for `c`, `c-step` and `wasm`, else a file. name: the network's name in C, or of the module. target:
+    `cortex-m` makes the C a whole project for a microcontroller. Returns facts about what was written, as JSON values: `path`,
+    `text` (a line for people) and others.
     """
     if not str(out):
         raise LbqError("export: say where to with -o")
@@ -58,6 +62,10 @@ def export(
         from lbq.export import c99
 
         return c99.export(model, out, name, "step" if format == "c-step" else "run", target)
+    if format in ("web", "wasm"):
+        from lbq.export import web
+
+        return web.export_page(model, out) if format == "web" else web.export_module(model, out, name)
     from lbq.engine import load
     from lbq.export.onnx import write_onnx
 

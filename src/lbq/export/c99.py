@@ -108,7 +108,7 @@ class Sources:
 
     golden: inputs and logits for the example; None takes noise, and what the engine gives for it.
     checksum: of the network's file. memory_bytes: of NAME_memory or NAME_state. constant_bytes: of all weights and
-    constants.
+    constants. keep: whether a run leaves all levels in memory.
     """
 
     def __init__(
@@ -119,11 +119,12 @@ class Sources:
         checksum: str = "",
         form: Form = "run",
         target: str | None = None,
+        keep: bool = False,
     ) -> None:
         refuse_mixing(network, "C")
         self.network, self.name, self.checksum, self.form, self.target = network, name, checksum, form, target
         self.macro = name.upper()  # with which the names of constants begin
-        self.schedule = Schedule(network, stepwise=form == "step")
+        self.schedule = Schedule(network, stepwise=form == "step", keep=keep)
         if golden is not None and len(golden.logits):
             self.origin, self.golden = "The golden inputs that came with the network", golden
         else:
