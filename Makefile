@@ -3,13 +3,14 @@
 # make docs       the documentation site, build/site/index.html: opens from the disk and needs no network
 # make sanitize   the native library's tests with AddressSanitizer and UndefinedBehaviorSanitizer
 # make report     build/report/report.html and its figures, from the records under results
+# make wheels     wheels for Linux, x86-64 and aarch64, in dist; this machine's is installed and run (docs/howto/install.md)
 # make figures    those of these figures that lie in docs/figures again
 # All set up .venv by themselves; the second time they start at once.
 
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint format report figures docs sanitize clean
+.PHONY: demo test lint format report figures docs sanitize wheels wheels-emulated clean
 .DELETE_ON_ERROR:
 
 demo: .venv/.train
@@ -46,6 +47,15 @@ docs: .venv/.docs
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 	@echo "build/site/index.html"
 
+# make wheels TARGETS=all: for macOS and Windows too; make wheels-emulated: also run the aarch64 wheel, under qemu-user-static
+wheels: .venv/.wheels
+	@rm -rf dist
+	@$(BIN)/python release/wheels.py build $(TARGETS) -o dist
+	@$(BIN)/python release/wheels.py check dist
+
+wheels-emulated: .venv/.wheels
+	@$(BIN)/python release/emulate.py dist
+
 format: .venv/.dev
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
@@ -59,6 +69,11 @@ format: .venv/.dev
 .venv/.dev: .venv/.train
 	@echo "installing the development tools into .venv (once)"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[train,dev]'
+	@touch $@
+
+.venv/.wheels: pyproject.toml constraints.txt | .venv/bin/python
+	@echo "installing the compiler of wheels into .venv (once)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[wheels]'
 	@touch $@
 
 # the site reads docstrings from the sources and needs no torch
