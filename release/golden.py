@@ -30,6 +30,7 @@ def main() -> None:
             net = lbq.engine.load(name)
             counts = {net.verify(engine) for engine in ("auto", "bitplane")}
             sys.stdout.write(f"{platform.system()} {platform.machine()}, {isa}: {name}, {min(counts)} golden inputs\n")
+            sys.stdout.flush()
     if "torch" in sys.modules:
         sys.exit("torch was imported, which a network does not need")
 

@@ -39,6 +39,9 @@ def test_a_file_or_folder_goes_before_a_name(own: Path) -> None:
     folder = Path("tiny")
     folder.mkdir()
     os.link(own / "tiny.lbq", folder / "model.lbq")
+    with pytest.raises(ArtefactError, match="as a folder for a hub it lacks config.json"):
+        engine.load(folder)  # it may be a run folder
+    (folder / "config.json").write_text("{}")
     assert published.resolve("tiny") == folder / "model.lbq"
     assert engine.load(folder).verify() > 0
 
@@ -47,7 +50,7 @@ def test_what_is_no_network_is_refused_in_one_line(own: Path, call: Call) -> Non
     Path("empty").mkdir()
     for given, words in (
         ("tinny", "neither a file nor a network that `lbq models` lists; did you mean 'tiny'?"),
-        ("empty", "empty is not a file, and has no model.lbq: give one"),
+        ("empty", "empty is not a file, and as a folder for a hub it lacks config.json: give a"),
         ("tiny.lbq", "tiny.lbq cannot be read: No such file"),
         ("a/tiny", "a/tiny cannot be read: No such file"),
     ):

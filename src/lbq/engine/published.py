@@ -8,7 +8,7 @@ from pathlib import Path
 
 from lbq.errors import ArtefactError, nearest
 
-FILE = "model.lbq"  # in a folder that `lbq models export` wrote
+FILE, CONFIG = "model.lbq", "config.json"  # in a folder that `lbq models export` wrote; a run folder has no config.json
 INSTALLED = Path(__file__).parent / "published"  # which setup.py fills
 CHECKOUT = Path(__file__).parents[3] / "models"
 
@@ -35,13 +35,13 @@ def is_name(text: Path | str) -> bool:
 
 
 def resolve(name_or_path: Path | str) -> Path:
-    """The file of a network: `name_or_path` is a name of `lbq models`, a file, or a folder with a model.lbq."""
+    """The file of a network: `name_or_path` is a name of `lbq models`, a file, or a folder for a hub."""
     path = Path(name_or_path)
     if path.is_dir():
-        if not (path / FILE).is_file():
+        if missing := [name for name in (CONFIG, FILE) if not (path / name).is_file()]:
             raise ArtefactError(
-                f"{path} is not a file, and has no {FILE}: give one that `lbq deploy` wrote, or a folder that "
-                "`lbq models export` wrote"
+                f"{path} is not a file, and as a folder for a hub it lacks {missing[0]}: give a model.lbq that `lbq deploy` "
+                "wrote, or a folder that `lbq models export` wrote"
             )
         return path / FILE
     if not is_name(name_or_path):

@@ -83,8 +83,9 @@ def write_folder(
     net, data = load(path), path.read_bytes()
     verified = net.verify() if net.golden is not None else 0
     facts = facts_of(name, path, net)
-    contents: dict[str, bytes | str] = {published.FILE: data} | ({} if run is None else _trained(net, Path(run)))
-    contents["config.json"] = json.dumps(config_of(net, data), indent=1) + "\n"
+    contents: dict[str, bytes | str] = {} if run is None else _trained(net, Path(run))
+    contents[published.FILE] = data
+    contents[published.CONFIG] = json.dumps(config_of(net, data), indent=1) + "\n"
     text = (published.card_of(path) or "").replace(f"models/{path.name}", published.FILE)
     contents["README.md"] = card(facts, net, text, license, run is not None)
     with files.new_folder(out, ArtefactError) as folder:
