@@ -35,7 +35,7 @@ def test_a_name_stands_for_its_file(own: Path, call: Call) -> None:
     assert call.json("export", "tiny", "-o", "out")["path"] == "out"
 
 
-def test_a_file_or_folder_goes_before_a_name(own: Path) -> None:
+def test_a_file_or_folder_goes_before_a_name(own: Path, call: Call) -> None:
     folder = Path("tiny")
     folder.mkdir()
     os.link(own / "tiny.lbq", folder / "model.lbq")
@@ -44,6 +44,8 @@ def test_a_file_or_folder_goes_before_a_name(own: Path) -> None:
     (folder / "config.json").write_text("{}")
     assert published.resolve("tiny") == folder / "model.lbq"
     assert engine.load(folder).verify() > 0
+    assert "golden" in call.json("account", "tiny")["inputs"]
+    assert call.json("deploy", "tiny", "--timesteps", "1", "-o", "one.lbq")["timesteps"] == 1
 
 
 def test_what_is_no_network_is_refused_in_one_line(own: Path, call: Call) -> None:

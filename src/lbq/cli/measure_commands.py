@@ -31,12 +31,11 @@ Constants = Annotated[
 
 def _is_deployed(path: Path, changes: list[str] | None, data: str | None, device: str | None) -> bool:
     """Whether `path` is a deployed network, not a run folder. Refuses options of the other kind."""
-    from lbq.engine.published import is_name, names
+    from lbq.engine.published import is_deployed
 
-    named = is_name(path) and path.name in names()
-    if not named and not path.exists():
+    deployed = is_deployed(path)
+    if not deployed and not path.exists():
         raise LbqError(f"{path} does not exist: give a run folder, or a model.lbq that `lbq deploy` wrote")
-    deployed = named or path.is_file()
     if deployed and (changes or device is not None):
         raise LbqError("key=value and --device are for a run folder; a deployed network takes --data")
     if not deployed and data is not None:

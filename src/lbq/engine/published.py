@@ -34,6 +34,15 @@ def is_name(text: Path | str) -> bool:
     return re.fullmatch(r"[\w-]+", str(text)) is not None and not Path(text).exists()
 
 
+def is_deployed(path: Path) -> bool:
+    """Whether this stands for a deployed network, where a run folder may be given too."""
+    return (
+        path.is_file()
+        or all((path / name).is_file() for name in (CONFIG, FILE))
+        or (is_name(path) and path.name in names())
+    )
+
+
 def resolve(name_or_path: Path | str) -> Path:
     """The file of a network: `name_or_path` is a name of `lbq models`, a file, or a folder for a hub."""
     path = Path(name_or_path)
