@@ -36,7 +36,7 @@ def _render(rows: list[dict[str, Any]]) -> None:
     cells = [
         (
             row["name"],
-            row["dataset"] or "-",
+            str(row["dataset"] or "-"),
             "-" if row["test_accuracy"] is None else f"{row['test_accuracy']:.2f}",
             str(row["classes"]),
             str(row["timesteps"]),

@@ -18,6 +18,7 @@ from lbq.report.tables import all_tables
 from lbq.report.tour import Tour, take
 from lbq.results.result import Gathered
 from lbq.system import files
+from lbq.system.shown import shown
 
 SUFFIXES = {"html": ".html", "md": ".md", "latex": ".tex", "csv": "", "svg": ""}
 
@@ -36,13 +37,13 @@ def make(
     """
     if format == "svg":
         figures = all_figures(gathered, technology)
-        return files.write_all(path, {f"{figure.id}.svg": svg.standalone(figure.svg) for figure in figures})
+        return files.write_all(path, {f"{figure.id}.svg": shown(svg.standalone(figure.svg)) for figure in figures})
     if format == "html":
-        return files.write(path, render(gathered, technology, tour_of(gathered, image), title))
+        return files.write(path, shown(render(gathered, technology, tour_of(gathered, image), title)))
     tables = all_tables(gathered, technology)
     if format == "csv":
-        return files.write_all(path, {f"{table.id}.csv": comma_separated(table) for table in tables})
-    return files.write(path, {"md": markdown, "latex": latex}[format](tables))
+        return files.write_all(path, {f"{table.id}.csv": shown(comma_separated(table)) for table in tables})
+    return files.write(path, shown({"md": markdown, "latex": latex}[format](tables)))
 
 
 def tour_of(gathered: Gathered, image: Path | None = None) -> Tour | None:
@@ -66,8 +67,10 @@ def write_analysis(folder: Path, analysis: Analysis) -> list[Path]:
     older = (folder / "analysis.json").exists()
     texts = {"analysis.json": json.dumps(analysis.to_dict(), separators=(",", ":")) + "\n"}
     if analysis.layers:
-        texts["layers.csv"] = analysis.csv()
-        texts |= {f"{name}.svg": svg.standalone(figure.svg) for name, figure in analysis_figures(analysis).items()}
+        texts["layers.csv"] = shown(analysis.csv())
+        texts |= {
+            f"{name}.svg": shown(svg.standalone(figure.svg)) for name, figure in analysis_figures(analysis).items()
+        }
     files.write_all(folder, texts)
     possible = {"layers.csv", *(f"{name}.svg" for name in ANALYSIS_FIGURES)}
     for stale in [folder / name for name in sorted(possible - texts.keys()) if older]:

@@ -13,6 +13,7 @@ from lbq.counting.analysis import read_json as read_json
 from lbq.errors import LbqError
 from lbq.results.result import SUFFIX_LETTERS, Gathered, Result
 from lbq.results.schemas import FINISHED, INTEGER_RECORD, RECORD
+from lbq.system import files
 from lbq.system.schema import problem
 
 ARCHIVE = "model.lbq"
@@ -110,6 +111,7 @@ def _expanded(path: Path) -> Iterable[Path]:
     """The path itself, or what a folder that is no run holds: runs, and records in JSON."""
     if not path.exists():
         raise LbqError(f"{path} does not exist: give a record, a run folder, a model.lbq or an analysis")
+    files.refuse_pipe(path)
     if path.is_file():
         if path.suffix not in (".json", ".lbq"):
             raise LbqError(f"{path} is neither a record or analysis (.json) nor a deployed network (.lbq)")
