@@ -6,13 +6,14 @@
 # make web        build/web: pages that run the small networks of models/ in a browser
 # make fuzz       files changed at random and sealed again, SECONDS=60 of them: each is refused in one line, or gives its old result
 # make report     build/report/report.html and its figures, from the records under results
+# make wheels     wheels for Linux, x86-64 and aarch64, in dist; this machine's is installed and run (docs/howto/install.md)
 # make figures    those of these figures that lie in docs/figures again
 # All set up .venv by themselves; the second time they start at once.
 
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test pytest coverage lint format report figures docs sanitize fuzz web clean
+.PHONY: demo test pytest coverage lint format report figures docs sanitize fuzz web wheels wheels-emulated clean
 .DELETE_ON_ERROR:
 
 demo: .venv/.train
@@ -66,6 +67,15 @@ web: .venv/.web
 	@$(BIN)/lbq export models/digits_resnet8w16_t2_lbq.lbq --format web -o build/web/digits.html
 	@$(BIN)/lbq export models/cifar10_resnet8w16_t2_lbq.lbq --format web -o build/web/cifar10.html
 
+# make wheels TARGETS=all: for macOS and Windows too; make wheels-emulated: also run the aarch64 wheel, under qemu-user-static
+wheels: .venv/.wheels
+	@rm -rf dist
+	@$(BIN)/python release/wheels.py build $(TARGETS) -o dist
+	@$(BIN)/python release/wheels.py check dist
+
+wheels-emulated: .venv/.wheels
+	@$(BIN)/python release/emulate.py dist
+
 format: .venv/.dev
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
@@ -79,6 +89,11 @@ format: .venv/.dev
 .venv/.dev: .venv/.train
 	@echo "installing the development tools into .venv (once)"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[train,dev]'
+	@touch $@
+
+.venv/.wheels: pyproject.toml constraints.txt | .venv/bin/python
+	@echo "installing the compiler of wheels into .venv (once)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[wheels]'
 	@touch $@
 
 # the site reads docstrings from the sources and needs no torch

@@ -197,6 +197,7 @@ ELSEWHERE = {  # page -> how many blocks run in a test of their own, and where
     "docs/howto/streams.md": (1, "kernels/test_chunk.py"),
     "docs/howto/analyse.md": (1, "measuring/test_statistics.py"),
     "docs/howto/python.md": (3, "docs/test_pages.py"),
+    "docs/howto/serve.md": (1, "docs/test_serve.py"),  # needs FastAPI
     "docs/howto/export-onnx.md": (1, "docs/test_pages.py"),  # needs onnxscript: compiled only
 }
 

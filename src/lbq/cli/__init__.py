@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 
 from lbq._version import __version__
-from lbq.cli import deploy_commands, measure_commands, streams, train_commands
+from lbq.cli import deploy_commands, measure_commands, model_commands, streams, train_commands
 from lbq.cli.options import fail
 from lbq.errors import LbqError, Stopped
 from lbq.system import plugins
@@ -47,6 +47,7 @@ COMMANDS: dict[str, Callable[..., None]] = {  # in the order of the help
 }
 for _name, _command in COMMANDS.items():
     app.command(_name)(_command)
+app.add_typer(model_commands.app, name="models")
 
 
 def main(arguments: list[str] | None = None) -> None:

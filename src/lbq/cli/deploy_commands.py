@@ -37,6 +37,7 @@ def deploy(
     """Make an integer network of a trained one: BatchNorm folded, steps absorbed, weights in few bits, bounds proved."""
     from lbq import engine
     from lbq.engine.file.levelfile import save_levels
+    from lbq.engine.published import is_deployed, resolve
     from lbq.system import files
 
     files.check_file(out)
@@ -44,13 +45,13 @@ def deploy(
         files.check_file(levels)
         if levels.resolve() == out.resolve():
             raise LbqError(f"--levels {levels} is the file of the network: give another name")
-    if run.is_file():
+    if is_deployed(run):
         deployed = _load_deployed(run)
         if bits is not None or noise or changes or timesteps is None:
             raise LbqError(
                 f"{run} is deployed already, and nothing but its --timesteps can be changed: for the rest, deploy its run"
             )
-        if out.resolve() == run.resolve():
+        if out.resolve() == resolve(run).resolve():
             raise LbqError(f"-o {out} is the network itself, which it would replace: give another name")
         network = deployed.over(timesteps)
     else:

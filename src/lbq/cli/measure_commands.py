@@ -31,9 +31,11 @@ Constants = Annotated[
 
 def _is_deployed(path: Path, changes: list[str] | None, data: str | None, device: str | None) -> bool:
     """Whether `path` is a deployed network, not a run folder. Refuses options of the other kind."""
-    if not path.exists():
+    from lbq.engine.published import is_deployed
+
+    deployed = is_deployed(path)
+    if not deployed and not path.exists():
         raise LbqError(f"{path} does not exist: give a run folder, or a model.lbq that `lbq deploy` wrote")
-    deployed = path.is_file()
     if deployed and (changes or device is not None):
         raise LbqError("key=value and --device are for a run folder; a deployed network takes --data")
     if not deployed and data is not None:

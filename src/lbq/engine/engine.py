@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from lbq.engine import cuda, exits
+from lbq.engine import cuda, exits, published
 from lbq.engine.convolution import BACKENDS, Backend
 from lbq.engine.execution import OnLevels, OnMembranes
 from lbq.engine.file import artefact
@@ -265,9 +265,12 @@ def _spread(bias: int, timesteps: int, whole: int) -> int:
     return (2 * bias * timesteps + whole) // (2 * whole)
 
 
-def load(path: Path | str) -> Network:
-    """Load a deployed network from its file and check every statement in it."""
-    return Network(*artefact.load(path))
+def load(name_or_path: Path | str) -> Network:
+    """Load a deployed network and check every statement in its file.
+
+    name_or_path: its file, a name that `lbq models` lists, or a folder that `lbq models export` wrote. Nothing is fetched.
+    """
+    return Network(*artefact.load(published.resolve(name_or_path)))
 
 
 def save(path: Path | str, network: Network) -> int:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from lbq.engine.published import resolve
 from lbq.errors import GraphError, LbqError, nearest
 from lbq.export.cortex_m import check_target
 from lbq.graph import Layered
@@ -44,7 +45,7 @@ def refuse_mixing(network: Layered[Any], format: str) -> None:
 def export(
     model: Path | str, out: Path | str, format: str = "c", name: str = "model", target: str | None = None
 ) -> dict[str, Any]:
-    """Write the network of a model.lbq in another form.
+    """Write a deployed network, a model.lbq or a name of `lbq models`, in another form.
 
     out: a folder for `c`, `c-step` and `wasm`, else a file. name: the network's name in C, or of the module. target:
     `cortex-m` makes the C a whole project for a microcontroller. Returns facts about what was written, as JSON values: `path`,
@@ -52,12 +53,12 @@ def export(
     """
     if not str(out):
         raise LbqError("export: say where to with -o")
-    model, out = Path(model), Path(out)
-    if out.exists() and model.exists() and out.samefile(model):
-        raise LbqError(f"{out} is the network that is to be exported: give another name with -o")
     if check_format(format) == "nir":
         raise LbqError("NIR is written from a trained run, not from a deployed network: its neurons do not round")
     check_target(target, format)
+    model, out = resolve(model), Path(out)
+    if out.exists() and model.exists() and out.samefile(model):
+        raise LbqError(f"{out} is the network that is to be exported: give another name with -o")
     if format in ("c", "c-step"):
         from lbq.export import c99
 
