@@ -58,7 +58,7 @@ def lower(
         raise GraphError(f"{type(net).__name__} has no attribute 'timesteps': pass timesteps=")
     if isinstance(steps, bool) or not isinstance(steps, Integral) or steps < 1:
         raise GraphError(f"timesteps must be a whole number of at least 1, got {steps!r}")
-    if steps > MOST_STEPS:
+    if int(steps) > MOST_STEPS:
         raise GraphError(f"timesteps must be at most {MOST_STEPS}, got {steps}")
     shape: tuple[Any, ...] = tuple(input_shape) if isinstance(input_shape, Sequence) else ()
     if len(shape) not in (1, 2, 3) or not all(isinstance(size, Integral) and int(size) > 0 for size in shape):
