@@ -44,7 +44,7 @@ def test_nir_of_a_run(call: Call, tmp_path: Path) -> None:
         (["RUN", "--format", "nir", "--reset", "subtract", "-o", "a.nir"], "layer 'sn1'"),  # several levels
         (["RUN", "--format", "nir", "-o", "a.nir"], "say what your reader does with --reset subtract or v_reset"),
         (["RUN", "--format", "nir", "--reset", "zero", "-o", "a.nir"], "reset must be one of subtract, v_reset"),
-        (["MODEL", "--format", "nir", "--reset", "subtract", "-o", "a.nir"], "is not a run folder"),
+        (["MODEL", "--format", "nir", "-o", "a.nir"], "NIR is written from a run folder"),
         (["MODEL", "data.root=x", "--format", "onnx", "-o", "a.onnx"], "key=value is for a run folder"),
         (["MODEL", "--reset", "subtract", "-o", "a"], "--reset and --accept-ties are for --format nir, not c"),
         (["MODEL", "--format", "onxx", "-o", "a"], "--format 'onxx' is not known; did you mean 'onnx'?"),
