@@ -32,6 +32,9 @@ def deploy(
         typer.Option("--noise", help="Golden inputs are noise, not images of the dataset, which is then not needed."),
     ] = False,
     timesteps: Annotated[int | None, typer.Option(min=1, help="Timesteps; default those of training.")] = None,
+    stream: Annotated[
+        bool, typer.Option("--stream", help="Prove sums for frames that never end too, for lbq watch and c-step.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Make an integer network of a trained one: BatchNorm folded, steps absorbed, weights in few bits, bounds proved."""
@@ -45,7 +48,7 @@ def deploy(
         if levels.resolve() == out.resolve():
             raise LbqError(f"--levels {levels} is the file of the network: give another name")
     if run.is_file():
-        if bits is not None or noise or changes or timesteps is None:
+        if bits is not None or noise or stream or changes or timesteps is None:
             raise LbqError(
                 f"{run} is deployed already, and nothing but its --timesteps can be changed: for the rest, deploy its run"
             )
@@ -56,7 +59,7 @@ def deploy(
         from lbq.deploy import deploy_run
 
         with data_of_a_run():
-            network = deploy_run(run, 8 if bits is None else bits, changes or [], noise, timesteps)
+            network = deploy_run(run, 8 if bits is None else bits, changes or [], noise, timesteps, stream)
     size = engine.save(out, network)
     net = engine.load(out)
     verified = net.verify("bitplane") if net.golden is not None else 0
@@ -208,6 +211,7 @@ def export(
     out: Annotated[str | None, typer.Option("-o", "--out", help="Required: a folder for c, c-step, else a file.")] = None,
     format: Annotated[str, typer.Option(help="c, onnx; c-step, onnx-step: one timestep with explicit state; nir.")] = "c",
     name: Annotated[str, typer.Option(help="For c, c-step: what the names of its functions and files begin with.")] = "model",
+    window: Annotated[int | None, typer.Option(min=1, help="For c-step: logits are of so many latest frames; default T.")] = None,
     reset: Annotated[str | None, typer.Option(help="For nir: what the reader does after a spike, subtract or v_reset.")] = None,
     accept_ties: Annotated[bool, typer.Option("--accept-ties", help="For nir: also what fires at U = threshold.")] = False,
     as_json: Json = False,
@@ -222,8 +226,10 @@ def export(
             raise LbqError("key=value is for a run folder, which --format nir takes")
         if reset is not None or accept_ties:
             raise LbqError(f"--reset and --accept-ties are for --format nir, not {format}")
-        facts = exports.export(subject, out, format, name)
+        facts = exports.export(subject, out, format, name, window)
     else:
+        if window is not None:
+            raise LbqError("--window is for --format c-step, not nir")
         if reset is None:
             raise LbqError(
                 "NIR leaves open what follows a spike: say what your reader does with --reset subtract or v_reset"

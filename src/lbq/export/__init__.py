@@ -36,10 +36,13 @@ def refuse_mixing(network: Layered[Any], format: str) -> None:
         )
 
 
-def export(model: Path | str, out: Path | str, format: str = "c", name: str = "model") -> dict[str, Any]:
+def export(
+    model: Path | str, out: Path | str, format: str = "c", name: str = "model", window: int | None = None
+) -> dict[str, Any]:
     """Write the network of a model.lbq in another form.
 
-    out: a folder for `c` and `c-step`, else a file. name: the network's name in C. Returns facts about what was written, as
+    out: a folder for `c` and `c-step`, else a file. name: the network's name in C. window: of `c-step`, logits are of so
+    many of the latest frames; default the network's timesteps. Returns facts about what was written, as
     JSON values: `path`, `text` (a line for people) and others.
     """
     if not str(out):
@@ -49,10 +52,12 @@ def export(model: Path | str, out: Path | str, format: str = "c", name: str = "m
         raise LbqError(f"{out} is the network that is to be exported: give another name with -o")
     if check_format(format) == "nir":
         raise LbqError("NIR is written from a trained run, not from a deployed network: its neurons do not round")
+    if window is not None and format != "c-step":
+        raise LbqError(f"--window is for --format c-step, not {format}")
     if format in ("c", "c-step"):
         from lbq.export import c99
 
-        return c99.export(model, out, name, "step" if format == "c-step" else "run")
+        return c99.export(model, out, name, "step" if format == "c-step" else "run", window)
     from lbq.engine import load
     from lbq.export.onnx import write_onnx
 

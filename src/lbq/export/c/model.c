@@ -21,6 +21,7 @@ typedef struct {
     uint8_t *levels;
     int32_t *membranes; /* of all layers, kept from call to call; NULL where one call runs all timesteps */
     int32_t first, end;
+    int32_t last; /* the timestep after which nothing is carried on; -1: there is none */
 } context;
 
 /* Where currents are summed: one of the two, with a value for each output channel. */
@@ -225,8 +226,8 @@ static int32_t carried(const model_layer *layer, int32_t reset, int32_t u, int32
     }
 }
 
-/* The neurons of one position at one timestep. current, membrane: [channel]. After the last timestep nothing is carried
-   on: no bound is proved for what it would be. */
+/* The neurons of one position at one timestep. current, membrane: [channel]. After a last timestep nothing is carried on: no
+   bound is proved for what it would be. */
 static void update_neurons(const context *run, const model_layer *layer, int32_t t, int32_t y, int32_t x,
                            const int32_t *current, int32_t *membrane)
 {
@@ -246,7 +247,7 @@ static void update_neurons(const context *run, const model_layer *layer, int32_t
         level = fired(layer->thresholds + (size_t)c * (size_t)layer->n_max, layer->n_max,
                       target->kind == MODEL_SIGNED_LEVELS, u);
         write_level(run, target, here + (size_t)c, level);
-        if (t + 1 < MODEL_TIMESTEPS)
+        if (t != run->last)
             membrane[c] = carried(layer, layer->reset[c], u, level);
     }
 }
@@ -299,15 +300,13 @@ static void run_neurons(const context *run, const model_layer *layer)
         }
 }
 
-/* Add the levels of these timesteps, in 64 bits; the first brings the bias along. */
+/* Add the levels of these timesteps, in 64 bits. */
 static void run_readout(const context *run, int64_t *logits)
 {
     int32_t s, t, c;
     sums into;
     into.narrow = NULL;
     into.wide = logits;
-    if (run->first == 0)
-        memcpy(logits, model_net.readout_bias, MODEL_CLASSES * sizeof *logits);
     for (s = model_net.readout_first; s < model_net.readout_first + model_net.readout_count; s++) {
         const model_synapse *synapse = &model_net.synapses[s];
         const model_tensor *source = &model_net.tensors[synapse->source];
