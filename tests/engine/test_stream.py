@@ -152,11 +152,12 @@ def test_wrong_options_are_one_line(options: dict[str, Any], message: str) -> No
 
 def test_wrong_frames_are_one_line_and_change_nothing() -> None:
     stream = Network(replace(worst_network((1, 1), 1), input_max=16)).stream()
-    for frame, message in (
+    cases: list[tuple[Any, str]] = [
         (np.zeros((1, 1, 1)), "frame must be uint8, as frames are stored, got float64"),
         (np.zeros((2, 1, 1), np.uint8), r"frame must be \[1\], got \[2, 1, 1\]"),
         (np.full((1, 1, 1), 17, np.uint8), "frame has values up to 17, the network was trained on 0 to 16"),
-    ):
+    ]
+    for frame, message in cases:
         with pytest.raises(LbqError, match=message):
             stream.step(frame)
     assert stream.frames == 0

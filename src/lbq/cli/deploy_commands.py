@@ -211,7 +211,7 @@ def export(
     out: Annotated[str | None, typer.Option("-o", "--out", help="Required: a folder for c, c-step, else a file.")] = None,
     format: Annotated[str, typer.Option(help="c, onnx; c-step, onnx-step: one timestep with explicit state; nir.")] = "c",
     name: Annotated[str, typer.Option(help="For c, c-step: what the names of its functions and files begin with.")] = "model",
-    window: Annotated[int | None, typer.Option(min=1, help="For c-step: logits are of so many latest frames; default T.")] = None,
+    window: Annotated[int | None, typer.Option(min=1, help="For c-step: logits of so many latest frames; default T.")] = None,
     reset: Annotated[str | None, typer.Option(help="For nir: what the reader does after a spike, subtract or v_reset.")] = None,
     accept_ties: Annotated[bool, typer.Option("--accept-ties", help="For nir: also what fires at U = threshold.")] = False,
     as_json: Json = False,
