@@ -75,12 +75,9 @@ def test_it_says_when_it_falls_behind(
     assert "fell behind in 4 (by up to " in text.splitlines()[-1]
 
 
-def test_on_a_terminal_bars_change(
-    model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_on_a_terminal_bars_change(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
-    net = engine.load(model)
-    with watch.View(net, "camera [1]", 10_000, quiet=False) as view:
+    with watch.View("camera [1]", 10_000) as view:
         view.show([{"class": "mug", "share": 0.75}, {"class": "box", "share": 0.25}], 0.02)
         view.live.refresh()
     out = capsys.readouterr().out

@@ -91,7 +91,7 @@ def test_bounds_hold_over_all_time_and_are_close(nets: dict[str, Any]) -> None:
     assert seen > 30
 
 
-def worst_network(leak: tuple[int, int], weight: int) -> IntegerNetwork:
+def worst_network(leak: tuple[int, int] | None, weight: int) -> IntegerNetwork:
     """One neuron that only ever falls, and whose membrane comes to rest at the bound: bright pixels, one negative weight."""
     shape = (1, 1, 1)
     neuron = IntegerNeuron(1, False, np.array([[64]], np.int32), np.array([64], np.int32), "once", leak, True)
@@ -126,7 +126,7 @@ def test_what_is_not_proved_is_refused_by_name() -> None:
         Network(close).stream(restart=4000)
     for leak in (None, (4, 2)):
         with pytest.raises(GraphError, match="layer 'sn' has no leak, so its membrane has no bound"):
-            Network(worst_network(leak, -1)).stream()  # type: ignore[arg-type]
+            Network(worst_network(leak, -1)).stream()
     id, neuron, shape, options = MIXED_CASES[0]
     with pytest.raises(GraphError, match="mixes all timesteps"):
         deployed(id, neuron, shape, **options).stream()

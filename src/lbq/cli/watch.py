@@ -18,7 +18,6 @@ from lbq.errors import LbqError
 
 if TYPE_CHECKING:
     from lbq.data.events.live import Frame, UdpEvents
-    from lbq.engine import Network
     from lbq.graph.integer import IntegerNetwork
 
 BAR_CHARACTERS = 24
@@ -37,6 +36,8 @@ def watch(
     as_json: Json = False,
 ) -> None:  # fmt: skip
     """Let a network watch an event camera's recording at its own speed, or events from a local socket, and say what it sees."""
+    import numpy as np
+
     from lbq.data.events.live import UdpEvents, time_frames
     from lbq.data.events.recording import read_recording
     from lbq.engine import load
@@ -47,21 +48,24 @@ def watch(
         raise LbqError(f"--speed must be above 0 and at most 1000000, got {speed:g}")
     net = load(files[-1])
     frame_us = _frame_us(net.network, frame_ms)
-    stream = net.stream(window, restart)
-    _, height, width = net.network.input_shape
+    stream, (_, height, width) = net.stream(window, restart), net.network.input_shape
+    events = None if udp is not None else read_recording(files[0], _sensor(sensor))
+    across, down = (events.width, events.height) if events is not None else _sensor(sensor) or (width, height)
+    if across < width or down < height:
+        raise LbqError(f"the sensor has {across} x {down} pixels, fewer than the network's frames, {width} x {height}")
+    for _ in range(2):  # kernels are chosen and prepared, so that the first frame does not wait for that
+        stream.step(np.zeros(net.network.input_shape, np.uint8))
+    stream.reset()
+    live = None if udp is None else UdpEvents(udp, across, down)
     with ExitStack() as stack:
-        if udp is None:
-            events = read_recording(files[0], _sensor(sensor))
-            _check_sensor(events.width, events.height, net.network)
-            source = _played(time_frames(events, frame_us, (height, width)), frame_us / speed)
-            name, live = str(files[0]), None
-        else:
-            across, down = _sensor(sensor) or (width, height)
-            _check_sensor(across, down, net.network)
-            live = UdpEvents(udp, across, down)
+        if live is not None:
             stack.callback(live.close)
             source, name = live.frames(frame_us, (height, width)), f"UDP port {live.port}"
-        view = stack.enter_context(View(net, name, frame_us, quiet=as_json))
+        else:
+            assert events is not None
+            source = _played(time_frames(events, frame_us, (height, width)), frame_us / speed)
+            name = str(files[0])
+        view = stack.enter_context(View(name, frame_us, speed if live is None else 1.0, quiet=as_json))
         with suppress(KeyboardInterrupt):  # the way in which watching ends
             for due, frame in source:
                 view.show(stream.step(frame).ranked(net.network.classes), time.monotonic() - due)
@@ -98,12 +102,6 @@ def _sensor(text: str | None) -> tuple[int, int] | None:
     return int(match[1]), int(match[2])
 
 
-def _check_sensor(across: int, down: int, network: IntegerNetwork) -> None:
-    _, height, width = network.input_shape
-    if across < width or down < height:
-        raise LbqError(f"the sensor has {across} x {down} pixels, fewer than the network's frames, {width} x {height}")
-
-
 def _played(frames: Iterator[Frame], frame_us: float) -> Iterator[tuple[float, Frame]]:
     """Each frame when it would be complete, and when that is."""
     begin = time.monotonic()
@@ -114,10 +112,13 @@ def _played(frames: Iterator[Frame], frame_us: float) -> Iterator[tuple[float, F
 
 
 class View:
-    """What is seen, on a terminal as bars that change, elsewhere as a line for every change. Behind: later than a frame."""
+    """What is seen, on a terminal as bars that change, elsewhere as a line for every change.
 
-    def __init__(self, net: Network, name: str, frame_us: int, quiet: bool) -> None:
-        self.net, self.name, self.frame_us, self.quiet = net, name, frame_us, quiet
+    speed: how many microseconds of a frame pass in one. Behind: later than a frame lasts.
+    """
+
+    def __init__(self, name: str, frame_us: int, speed: float = 1.0, quiet: bool = False) -> None:
+        self.name, self.frame_us, self.speed, self.quiet = name, frame_us, speed, quiet
         self.frames = self.behind = 0
         self.worst = 0.0
         self.seen: Counter[str] = Counter()
@@ -142,7 +143,7 @@ class View:
     def show(self, ranked: list[dict[str, Any]], late_s: float) -> None:
         """late_s: how long after its frame was complete this decision was there."""
         self.frames += 1
-        was_behind, behind = self.behind_now, late_s * 1e6 > self.frame_us
+        was_behind, behind = self.behind_now, late_s * 1e6 * self.speed > self.frame_us
         self.behind_now, self.behind, self.worst = behind, self.behind + behind, max(self.worst, late_s)
         best = str(ranked[0]["class"])
         self.seen[best] += 1
@@ -152,7 +153,7 @@ class View:
             rows = [
                 f"{_bar(row['share'])} {100 * row['share']:5.1f} %  {row['class']}" for row in ranked[:SHOWN_CLASSES]
             ]
-            self.live.update(_plain("\n".join([f"{self.name}  {now}  {best}  {lag}".rstrip(), *rows])))
+            self.live.update(_plain("\n".join([self.name, f"{now}  {best}  {lag}".rstrip(), *rows])))
         elif not self.quiet and (best != self.last or behind != was_behind):
             print_line(f"{now}  {best}  {100 * ranked[0]['share']:.1f} %  {lag}".rstrip())
         self.last = best
@@ -188,7 +189,7 @@ class View:
 def _plain(text: str) -> Any:
     from rich.text import Text
 
-    return Text(text)
+    return Text(text, no_wrap=True, overflow="ellipsis")
 
 
 def _bar(share: float) -> str:
