@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +15,7 @@ from lbq.errors import GraphError, LbqError
 from lbq.graph import INPUT, Synapse
 from lbq.graph.endless import endless_bound
 from lbq.graph.integer import MEMBRANE_BOUND, IntegerLayer, IntegerNetwork, IntegerNeuron, membrane_bound
+from tests.support.paths import ROOT
 from tests.support.random_networks import random_networks, reset_beyond_the_last_timestep
 from tests.support.small_nets import MIXED_CASES, deployed, pixels
 
@@ -162,3 +164,11 @@ def test_wrong_frames_are_one_line_and_change_nothing() -> None:
             stream.step(frame)
     assert stream.frames == 0
     assert stream.step(np.zeros(1, np.uint8)).predictions.tolist() == [0]
+
+
+def test_the_documentations_stream_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "howto" / "streams.md").read_text(), re.S)
+    exec(blocks[1], {})
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines() if line[0] != " "] == list(
+        map(str, range(1, 11))
+    )

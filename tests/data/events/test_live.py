@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import re
 import socket
 import struct
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,8 +17,9 @@ from lbq.data.events import live
 from lbq.data.events.frames import to_frames
 from lbq.data.events.live import UdpEvents, time_frames
 from lbq.errors import DataError
-from tests.support.aedat_writer import Event
-from tests.support.some_events import SMALL, events_of
+from tests.support.aedat_writer import Event, aedat2
+from tests.support.paths import ROOT
+from tests.support.some_events import EVENTS, SMALL, events_of
 
 
 def datagram(*events: Event) -> bytes:
@@ -94,3 +97,17 @@ def test_datagrams_that_nobody_reads_are_lost_and_counted(port: UdpEvents, monke
 def test_a_port_that_is_taken_is_one_line(port: UdpEvents) -> None:
     with pytest.raises(DataError, match=f"cannot listen at UDP port {port.port}: Address already in use"):
         UdpEvents(port.port, 34, 34)
+
+
+def test_the_documentations_sender_sends_a_recording(port: UdpEvents, tmp_path: Path) -> None:
+    """As docs/tutorials/watch.md does, to another port."""
+    path = tmp_path / "r.aedat"
+    path.write_bytes(aedat2(EVENTS))
+    (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "tutorials" / "watch.md").read_text(), re.S)
+    exec(block.replace("data/dvs128_objects/DataSet2/Caneca.aedat", str(path)).replace("9000", str(port.port)), {})
+    port.width = port.height = 128
+    last = EVENTS[-1][0] - EVENTS[0][0]
+    send(port, datagram((last // 3000 * 3000 + 3000, 0, 0, 0)))
+    expected = list(time_frames(events_of(EVENTS), 3000))
+    frames = [frame for _, frame in itertools.islice(port.frames(3000), len(expected))]
+    np.testing.assert_array_equal(np.stack(frames), np.stack(expected))
