@@ -18,6 +18,7 @@ from lbq.cli import deploy_commands, measure_commands, streams, train_commands, 
 from lbq.cli.options import fail
 from lbq.errors import LbqError, Stopped
 from lbq.system import plugins
+from lbq.system.shown import shown
 
 app = typer.Typer(
     name="lbq",
@@ -52,7 +53,7 @@ for _name, _command in COMMANDS.items():
 def main(arguments: list[str] | None = None) -> None:
     """What `lbq` and `python -m lbq` call."""
     # one line: PyTorch's warnings may end in the frames of a C++ stack
-    warnings.formatwarning = lambda message, *_: f"lbq: {str(message).partition(chr(10))[0]}\n"
+    warnings.formatwarning = lambda message, *_: f"lbq: {shown(str(message).partition(chr(10))[0])}\n"
     warnings.filterwarnings("once", "running in NumPy")
     # Set before torch is loaded. Its threads would spin for milliseconds while they wait, and take cores from other work.
     if "OMP_WAIT_POLICY" not in os.environ:

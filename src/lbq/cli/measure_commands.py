@@ -85,18 +85,22 @@ def account(
         _account_with_exits(run, changes, data, device, limit, as_json)
         return
     if _is_deployed(run, changes, data, device):
-        from lbq.counting.deployed_counts import measure
+        from lbq.counting.deployed_counts import facts_of, measure
 
         net, test, noise = _open_deployed(run, data)
         with CountProgress(str(run), min(limit or test.size, test.size)) as progress:
             measured = measure(net, test, thread_count(), limit, progress.advance)
+        about, folder = facts_of(net, test, run.name), run.with_suffix(".analysis")
     else:
         from lbq.measuring.measure import measure_run
+        from lbq.runs import records
 
         where = start(device)
         with data_of_a_run(), CountProgress(str(run), limit) as progress:
             measured = measure_run(run, where, changes or [], limit=limit, progress=progress.advance)
+        about, folder = {"kind": "run", **records.facts_of(run)}, run / "analysis"
     from lbq.counting.costs import costs
+    from lbq.report.output import write_account
 
     full_costs = None if measured.exact is None else costs(measured.exact, prices)
     facts = {
@@ -104,6 +108,10 @@ def account(
         **measured.to_dict(prices.paper),
         "costs": None if full_costs is None else full_costs.to_dict(),
     }
+    try:
+        write_account(folder, measured.analysis(about))
+    except LbqError as error:  # as where a model lies on a disk of others: its counts are shown all the same
+        render.print_note(f"a report will not find these counts: {error}")
     print_result(as_json, facts, lambda: render.render_account(measured, full_costs, prices, noise))
 
 
@@ -209,11 +217,11 @@ def report(
     image: Annotated[
         Path | None, typer.Option(help="For the tour: an image file or uint8 .npy instead of a golden input.")
     ] = None,
-    title: Annotated[str, typer.Option(help="Heading of the page.")] = "LBQ report",
+    title: Annotated[str, typer.Option(help="Heading of the page; default the network and its dataset.")] = "",
     technology: Constants = None,
     as_json: Json = False,
 ) -> None:
-    """The paper's tables and figures with your results in them: one page that needs no network, or tables for a paper."""
+    """Your results as one page that needs no network, beside the paper's on the same dataset; or as tables for a paper."""
     from lbq.report.output import SUFFIXES, make
 
     if format not in SUFFIXES:

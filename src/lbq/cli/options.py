@@ -12,6 +12,7 @@ import typer
 
 from lbq.config import CHANGEABLE
 from lbq.errors import DataError
+from lbq.system.shown import shown
 
 if TYPE_CHECKING:
     import torch
@@ -23,7 +24,7 @@ Limit = Annotated[int | None, typer.Option(min=1, help="Stop after this many sam
 
 
 def fail(message: str, code: int = 2) -> NoReturn:
-    sys.stderr.write(f"lbq: {' '.join(message.split())}\n")
+    sys.stderr.write(f"lbq: {shown(' '.join(message.split()))}\n")
     sys.exit(code)
 
 

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any, TextIO, cast
 
 from lbq.errors import LbqError
+from lbq.system.shown import HIDDEN_IN_OUTPUT, shown
 
 READER_GONE = 128 + 13  # as shells say of SIGPIPE; 1 is for results that differ
 
@@ -27,7 +28,7 @@ class _Stream:
 
     def write(self, text: str) -> int:
         with self.guard():
-            self.stream.write(text)
+            self.stream.write(shown(text, HIDDEN_IN_OUTPUT))
         return len(text)
 
     def flush(self) -> None:

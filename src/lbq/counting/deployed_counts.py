@@ -87,9 +87,14 @@ def analyze(
     name: str = "",
 ) -> Analysis:
     """The analysis of a deployed network. name: of its file."""
+    return measure(net, test, threads, limit, progress, membranes).analysis(facts_of(net, test, name))
+
+
+def facts_of(net: Network, test: TestSet, name: str) -> dict[str, Any]:
+    """What identifies a deployed network, and what it is measured on, in files made from it."""
     stored = net.network.facts
     data = stored.get("data")
-    facts = {
+    return {
         "kind": "artefact",
         "name": name,
         "dataset": _name(data.get("name")) if isinstance(data, dict) else "",
@@ -101,7 +106,6 @@ def analyze(
         "weights_sha256": _name(stored.get("weights_sha256")),
         "data": test.name,
     }
-    return measure(net, test, threads, limit, progress, membranes).analysis(facts)
 
 
 def _name(fact: Any) -> str:

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lbq.errors import DataError
+from lbq.system import files
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -204,6 +205,8 @@ def _pillow() -> ModuleType:
 @contextmanager
 def _opened(path: Path | Member) -> Iterator[Image]:
     """An image file, not decoded yet. Whatever Pillow raises while it is used becomes a `DataError` that names the file."""
+    if isinstance(path, Path):
+        files.refuse_pipe(path, DataError)
     try:
         with _pillow().open(path if isinstance(path, Path) else path.open(), formats=FORMATS) as image:
             width, height = image.size

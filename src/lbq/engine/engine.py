@@ -25,7 +25,7 @@ from lbq.engine.stream import Stream
 from lbq.errors import ArtefactError, LbqError
 from lbq.graph import shortest, with_sides
 from lbq.graph.endless import spread
-from lbq.graph.integer import Exits, IntegerNetwork
+from lbq.graph.integer import MOST_STEPS, Exits, IntegerNetwork
 
 Engine = Literal["auto", "dense", "bitplane", "cuda"]
 ENGINES: tuple[Engine, ...] = ("auto", "dense", "bitplane", "cuda")
@@ -157,8 +157,8 @@ class Network:
         net = self.network
         if not net.static:
             raise LbqError(f"the network reads event frames, {net.timesteps} of a sample: deploy its run over others")
-        if type(timesteps) is not int or timesteps < 1:
-            raise LbqError(f"timesteps must be a whole number above 0, got {timesteps!r}")
+        if type(timesteps) is not int or not 1 <= timesteps <= MOST_STEPS:
+            raise LbqError(f"timesteps must be a whole number above 0 and at most {MOST_STEPS}, got {timesteps!r}")
         if timesteps != net.timesteps and (mixed := net.mixed_layers):
             raise LbqError(
                 f"layer {mixed[0]!r} mixes {net.timesteps} timesteps: train another network over {timesteps}"

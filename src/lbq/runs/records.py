@@ -21,6 +21,7 @@ from lbq.results.gather import read_json
 from lbq.results.result import title_of
 from lbq.runs import run_folder
 from lbq.runs.build import outline
+from lbq.system import files
 
 ABLATION_VARIANTS = {  # by step and surrogate, with tails or without
     ("fixed", "box"): "v1",
@@ -140,7 +141,7 @@ def log_of(run: Path | str) -> list[dict[str, Any]]:
     """The epochs of a run folder, shortened. A last line that was cut off is left out."""
     path = Path(run) / "metrics.jsonl"
     try:
-        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+        lines = files.text_of(path, RunError).splitlines(keepends=True)
         return [_short(json.loads(line)) for line in lines if line.endswith("\n")]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise RunError(f"{path} is not the log of a run ({type(error).__name__}: {error})") from error

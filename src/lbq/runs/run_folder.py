@@ -26,7 +26,7 @@ from safetensors.torch import save as serialise
 from torch import Tensor
 
 from lbq._version import __version__
-from lbq.config import CHANGEABLE, Config
+from lbq.config import CHANGEABLE, MOST_TIMESTEPS, Config
 from lbq.data.dataset import Inputs
 from lbq.errors import Busy, ConfigError, RunError
 from lbq.models import BurstNet
@@ -89,6 +89,7 @@ if hasattr(os, "register_at_fork"):  # not on Windows
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Hold `folder` against other processes, by a file in it: see `files.lock`."""
+    files.refuse_pipe(folder / ".lock", RunError)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         file = open(folder / ".lock", "w")  # noqa: SIM115 - closed below
@@ -108,6 +109,7 @@ def locked(folder: Path) -> Iterator[None]:
 
 def held(folder: Path) -> bool:
     """Whether another process holds `folder`."""
+    files.refuse_pipe(folder / ".lock", RunError)
     try:
         with open(folder / ".lock") as file:
             return not files.lock(file, shared=True)  # shared: several processes may ask at once
@@ -259,6 +261,8 @@ def weights_checksum(run: Path | str) -> str:
     """SHA-256 of a run's weights, compared with its result. `weights.sha256` may stand for weights that were deleted."""
     folder = Path(run)
     file = folder / "weights.safetensors"
+    for name in (file.name, "weights.sha256"):
+        files.refuse_pipe(folder / name, RunError)
     if file.exists():
         checksum = hashlib.sha256(file.read_bytes()).hexdigest()
     elif (file := folder / "weights.sha256").exists():
@@ -277,8 +281,10 @@ def weights_checksum(run: Path | str) -> str:
 
 def over(timesteps: int, config: Config) -> Config:
     """The configuration with another number of timesteps."""
-    if type(timesteps) is not int or timesteps < 1:
-        raise RunError(f"timesteps must be a whole number of at least 1, got {timesteps!r}")
+    if type(timesteps) is not int or not 1 <= timesteps <= MOST_TIMESTEPS:
+        raise RunError(
+            f"timesteps must be a whole number of at least 1 and at most {MOST_TIMESTEPS}, got {timesteps!r}"
+        )
     return replace(config, model=replace(config.model, timesteps=timesteps))
 
 

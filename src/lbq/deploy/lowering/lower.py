@@ -26,6 +26,7 @@ from lbq.deploy.lowering.shapes import BATCH_SIZE, InputShape, as_image
 from lbq.deploy.lowering.trace import NORMS, Follower, check_in_place, traced
 from lbq.errors import GraphError, TooSmall
 from lbq.graph import INPUT, Graph
+from lbq.graph.integer import MOST_STEPS
 
 SOFTMAX = (torch.softmax, torch.log_softmax, F.softmax, F.log_softmax, "softmax", "log_softmax")
 
@@ -49,6 +50,8 @@ def lower(
         raise GraphError(f"{type(net).__name__} has no attribute 'timesteps': pass timesteps=")
     if isinstance(steps, bool) or not isinstance(steps, Integral) or steps < 1:
         raise GraphError(f"timesteps must be a whole number of at least 1, got {steps!r}")
+    if steps > MOST_STEPS:
+        raise GraphError(f"timesteps must be at most {MOST_STEPS}, got {steps}")
     shape: tuple[Any, ...] = tuple(input_shape) if isinstance(input_shape, Sequence) else ()
     if len(shape) not in (1, 2, 3) or not all(isinstance(size, Integral) and int(size) > 0 for size in shape):
         images = hasattr(input_shape, "shape")  # given in place of their shape

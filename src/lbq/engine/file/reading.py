@@ -47,7 +47,7 @@ class _Fields:
             raise ArtefactError(f"{where} must be an object")
         if set(value) != set(keys):
             odd = ", ".join(sorted(set(value) ^ set(keys)))[:80]
-            raise ArtefactError(f"{where} must have the entries {', '.join(keys)}; wrong or missing: {odd!r}")
+            raise ArtefactError(f"{where} must have the entries {', '.join(keys)[:400]}; wrong or missing: {odd!r}")
         self.value, self.where = value, where
 
     def take(self, key: str, kind: type, ok: Callable[[Any], bool] = lambda _: True) -> Any:
@@ -91,6 +91,7 @@ class Reader:
         self.shapes: dict[str, Shape] = {}
         self.levels: dict[str, int] = {}  # the largest level of each source
         self.packs = False  # whether weights lie two to a byte
+        self.work = 0  # that the layers' bounds took
 
     def network(self, value: Any) -> tuple[IntegerNetwork, Golden | None]:
         if not isinstance(value, dict) or value.get("format") != FORMAT:
@@ -134,15 +135,14 @@ class Reader:
         if network.exits is not None and (mixed := network.mixed_layers):
             raise ArtefactError(f"layer {mixed[0]!r} mixes all timesteps, so that there is no exit before the last one")
         self._prove(readout.name, bound, integer.readout_bound(network), integer.FLOAT64_BOUND)
-        ends = [network] if network.exits is None else [network.first(t) for t in range(1, self.timesteps + 1)]
-        if not all(map(integer.readout_fits, ends)):
+        if not integer.readout_fits(network):
             raise ArtefactError("the readout: its sums may reach 2^53, where float64 rounds")
         synapse, most = integer.pooled_bound(network)
         if most >= integer.SUM_BOUND:
             raise ArtefactError(f"synapse {synapse!r}: its pooled levels may reach {most}, beyond int32")
         golden = None if value["golden"] is None else self._golden(value["golden"], network)
         if extra := sorted(set(self.tensors) - self.used):
-            raise ArtefactError(f"tensor {extra[0]!r} belongs to nothing")
+            raise ArtefactError(f"tensor {extra[0]!r:.200} belongs to nothing")
         return network, golden
 
     def _layer(self, value: Any) -> IntegerLayer:
@@ -163,7 +163,11 @@ class Reader:
             unit=self._unit(value["unit"], where, shape[0]),
         )
         largest = {s.name: self.levels[s.source] * s.summed for s in synapses}
-        bound = integer.membrane_bound(layer, largest, self.timesteps)
+        bound = 0
+        for reached, work in integer.membrane_bounds(layer, largest, self.timesteps):
+            bound, self.work = max(bound, reached), self.work + work
+            if self.work > integer.MOST_WORK:
+                raise ArtefactError(f"{where}: its bound takes too long to prove: deploy it over fewer timesteps")
         self._prove(name, fields.integer("bound", 0, 2**62), bound, integer.MEMBRANE_BOUND)
         self.shapes[name], self.levels[name] = shape, neuron.n_max
         return layer
