@@ -298,3 +298,15 @@ def test_default_golden_inputs_are_random_and_within_range() -> None:
     assert net.golden is not None
     assert net.golden.inputs.shape == (8, 1, 8, 8)
     assert net.golden.inputs.max() == 16
+
+
+def test_a_network_deployed_for_streams_fits_over_all_time() -> None:
+    net = small("resnet8w2", shape=(3, 4, 4))
+    options: dict[str, Any] = {"mean": [0.5] * 3, "std": [0.25] * 3}
+    with pytest.raises(GraphError, match="may reach 2\\^30 over endless frames: deploy its run with --stream"):
+        deploy(net, (3, 4, 4), **options).stream()
+    made = deploy(net, (3, 4, 4), stream=True, **options)
+    assert made.stream().window == 2
+    assert made.verify("bitplane") == 8
+    with pytest.raises(GraphError, match="has no leak, so its membrane has no bound"):
+        deploy(small("resnet8w2", {"name": "lbq", "membrane": "if"}, (3, 4, 4)), (3, 4, 4), stream=True, **options)

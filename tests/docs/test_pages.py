@@ -194,7 +194,8 @@ HERE = {  # page -> how many of its first blocks run here, in one namespace
 ELSEWHERE = {  # page -> how many blocks run in a test of their own, and where
     "docs/tutorials/own-data.md": (2, "data/test_user_arrays.py"),
     "docs/howto/own-network.md": (1, "system/test_plugins.py"),
-    "docs/howto/streams.md": (1, "kernels/test_chunk.py"),
+    "docs/howto/streams.md": (2, "kernels/test_chunk.py"),  # the second one in engine/test_stream.py
+    "docs/tutorials/watch.md": (1, "data/events/test_live.py"),
     "docs/howto/analyse.md": (1, "measuring/test_statistics.py"),
     "docs/howto/python.md": (3, "docs/test_pages.py"),
     "docs/howto/serve.md": (1, "docs/test_serve.py"),  # needs FastAPI

@@ -84,9 +84,13 @@ RUN = """    for (int i = 0; i < @images@; i++) {
             if (net_step_step(&net_now, net_x + @stride@ * t, logits) != 0) return 4;
             show("net after a step", logits, NET_CLASSES);
         }
+        for (int t = 0; NET_STEP_ENDLESS && t < 3 * NET_TIMESTEPS; t++) {
+            if (net_step_step(&net_now, net_x + @stride@ * (t % NET_TIMESTEPS), logits) != 0) return 7;
+            show("net goes on", logits, NET_CLASSES);
+        }
         net_before = net_now;
         logits[0] = 77;
-        if (net_step_step(&net_now, net_x, logits) != 2 || logits[0] != 77) return 5;
+        if (!NET_STEP_ENDLESS && (net_step_step(&net_now, net_x, logits) != 2 || logits[0] != 77)) return 5;
         if (memcmp(&net_now, &net_before, sizeof net_now) != 0) return 6;
     }
 """
@@ -100,21 +104,31 @@ def after_each_step(net: Network, x: NDArray[np.uint8]) -> NDArray[np.int64]:
     return np.stack(logits, 1)
 
 
+def going_on(net: Network, x: NDArray[np.uint8]) -> list[list[int]]:
+    """Logits of one input `[T, C, H, W]` after its T frames, where the same frames come again and again, three times."""
+    stream = net.stream(engine="dense")
+    return [stream.step(frame).logits[0].tolist() for _ in range(4) for frame in x][len(x) :]
+
+
 def run_together(folder: Path, nets: dict[str, tuple[Network, NDArray[np.uint8]]], *flags: str) -> None:
     """Link networks in both forms into one program, which reads all inputs and prints their logits, at the end and after
-    every step; they must be the engine's, and another step refused.
+    every step; they must be the engine's. Another step is refused, or a stream of more frames gives what the engine's gives.
 
     Memories and states are filled with rubbish between runs: nothing may be left over from one to the next."""
     head, body = ["#include <inttypes.h>", "#include <stdio.h>", "#include <string.h>"], []
     stdin, expected = b"", []
     for name, (net, x) in nets.items():
         write(folder, Sources(net.network, name))
-        write(folder, Sources(net.network, f"{name}_step", form="step"))
+        stepwise = Sources(net.network, f"{name}_step", form="step")
+        write(folder, stepwise)
         images = x if net.network.static else x.swapaxes(0, 1)
         stdin += np.ascontiguousarray(images).tobytes()
-        for row in after_each_step(net, x).tolist():
+        for image, row in zip(images, after_each_step(net, x).tolist(), strict=True):
             expected.append(f"{name}: {' '.join(map(str, row[-1]))}")
             expected += [f"{name} after a step: {' '.join(map(str, logits))}" for logits in row]
+            frames = image[None].repeat(net.network.timesteps, 0) if net.network.static else image
+            more = going_on(net, frames) if stepwise.endless else []
+            expected += [f"{name} goes on: {' '.join(map(str, logits))}" for logits in more]
         head += [f'#include "{name}.h"', f'#include "{name}_step.h"']
         head += [f"static {name}_memory {name};\nstatic uint8_t {name}_x[{name.upper()}_INPUT_BYTES];"]
         head += [f"static {name}_step_state {name}_now, {name}_before;"]

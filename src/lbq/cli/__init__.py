@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 
 from lbq._version import __version__
-from lbq.cli import deploy_commands, measure_commands, model_commands, streams, train_commands
+from lbq.cli import deploy_commands, measure_commands, model_commands, streams, train_commands, watch
 from lbq.cli.options import fail
 from lbq.errors import LbqError, Stopped
 from lbq.system import plugins
@@ -39,6 +39,7 @@ COMMANDS: dict[str, Callable[..., None]] = {  # in the order of the help
     "exits": deploy_commands.exits,
     "predict": deploy_commands.predict,
     "export": deploy_commands.export,
+    "watch": watch.watch,
     "account": measure_commands.account,
     "analyze": measure_commands.analyze,
     "record": measure_commands.record,

@@ -32,6 +32,9 @@ def deploy(
         typer.Option("--noise", help="Golden inputs are noise, not images of the dataset, which is then not needed."),
     ] = False,
     timesteps: Annotated[int | None, typer.Option(min=1, help="Timesteps; default those of training.")] = None,
+    stream: Annotated[
+        bool, typer.Option("--stream", help="Prove sums for frames that never end too, for lbq watch and c-step.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Make an integer network of a trained one: BatchNorm folded, steps absorbed, weights in few bits, bounds proved."""
@@ -47,7 +50,7 @@ def deploy(
             raise LbqError(f"--levels {levels} is the file of the network: give another name")
     if is_deployed(run):
         deployed = _load_deployed(run)
-        if bits is not None or noise or changes or timesteps is None:
+        if bits is not None or noise or stream or changes or timesteps is None:
             raise LbqError(
                 f"{run} is deployed already, and nothing but its --timesteps can be changed: for the rest, deploy its run"
             )
@@ -58,7 +61,7 @@ def deploy(
         from lbq.deploy import deploy_run
 
         with data_of_a_run():
-            network = deploy_run(run, 8 if bits is None else bits, changes or [], noise, timesteps)
+            network = deploy_run(run, 8 if bits is None else bits, changes or [], noise, timesteps, stream)
     new_folder = None if out.absolute().parent.is_dir() else str(out.parent)
     size = engine.save(out, network)
     net = engine.load(out)
@@ -226,6 +229,7 @@ def export(
     format: Annotated[str, typer.Option(help="c, onnx; c-step, onnx-step: one timestep with its state; web, wasm; nir.")] = "c",
     name: Annotated[str, typer.Option(help="For c, c-step, wasm: what names of functions and files begin with.")] = "model",
     target: Annotated[str | None, typer.Option(help="For c, c-step: cortex-m, a whole project for a microcontroller.")] = None,
+    window: Annotated[int | None, typer.Option(min=1, help="For c-step: logits of so many latest frames; default T.")] = None,
     reset: Annotated[str | None, typer.Option(help="For nir: what the reader does after a spike, subtract or v_reset.")] = None,
     accept_ties: Annotated[bool, typer.Option("--accept-ties", help="For nir: also what fires at U = threshold.")] = False,
     as_json: Json = False,
@@ -241,13 +245,15 @@ def export(
             raise LbqError("key=value is for a run folder, which --format nir takes")
         if reset is not None or accept_ties:
             raise LbqError(f"--reset and --accept-ties are for --format nir, not {format}")
-        facts = exports.export(subject, out, format, name, target)
+        facts = exports.export(subject, out, format, name, target, window)
     else:
         if subject.is_file():
             raise LbqError(
                 f"NIR is written from a run folder, and {subject} is a file: give the run that it was deployed from"
             )
         check_target(target, format)
+        if window is not None:
+            raise LbqError("--window is for --format c-step, not nir")
         if reset is None:
             raise LbqError(
                 "NIR leaves open what follows a spike: say what your reader does with --reset subtract or v_reset"

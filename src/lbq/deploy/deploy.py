@@ -46,6 +46,7 @@ def deploy(
     examples: NDArray[np.uint8] | None = None,
     facts: Mapping[str, Any] | None = None,
     like: Like | None = None,
+    stream: bool = False,
 ) -> Network:
     """The integer network of a trained one, with golden vectors: `lbq.engine.save(path, deploy(net, ...))`.
 
@@ -64,6 +65,7 @@ def deploy(
     facts: where the network comes from, as JSON values. {"data": {"name": "cifar10"}} lets `lbq run` read that dataset.
     like: a few uint8 images `[B, C, H, W]` and the tensors that training made of them. They are refused if mean, std and scale
         would have made others; the error says which mean and std were used.
+    stream: membranes must fit over endless frames too, for `Network.stream`; they may get a fractional bit less.
     """
     exact = exact_copy(net)
     graph = lower(exact, input_shape, timesteps, static)
@@ -75,7 +77,7 @@ def deploy(
         graph = on_pixels(graph, *pixels)
     graph = absorb(fold_gain(graph))
     input_max = 255 if pixels is None else pixels.scale
-    network = quantise(graph, bits, classes, input_max, all_facts)
+    network = quantise(graph, bits, classes, input_max, all_facts, stream)
     inputs = _noise(graph, input_max) if examples is None else _checked_examples(examples, graph, input_shape)
     confirmed = (inputs[:CONFIRMED_INPUTS] if static else inputs[:, :CONFIRMED_INPUTS]).astype(np.float64)
     x = confirmed
@@ -177,11 +179,12 @@ def deploy_run(
     changes: Iterable[str] = (),
     noise: bool = False,
     timesteps: int | None = None,
+    stream: bool = False,
 ) -> Network:
     """The network of a run folder, its golden inputs the first test images of the dataset it was trained on.
 
     noise: random ones instead, for files that are published where the dataset must not be; it is then not needed either.
-    timesteps: default as many as it was trained over.
+    timesteps: default as many as it was trained over. stream: for endless frames too, see `deploy`.
     """
     trained = run_folder.load_config(run, changes)
     config = trained if timesteps is None else run_folder.over(timesteps, trained)
@@ -189,10 +192,10 @@ def deploy_run(
     origin = {"config_hash": run_folder.load_config(run).hash, "weights_sha256": run_folder.weights_checksum(run)}
     inputs = run_folder.read_inputs(run)  # as they were in training, whatever the data is now
     if noise and inputs is not None:
-        return deploy_trained(net, config, inputs, None, bits, origin)
+        return deploy_trained(net, config, inputs, None, bits, origin, stream)
     test = test_set(config)
     examples = None if noise else test.read(0, min(GOLDEN_INPUTS, test.size))
-    return deploy_trained(net, config, inputs or test.inputs, examples, bits, origin)
+    return deploy_trained(net, config, inputs or test.inputs, examples, bits, origin, stream)
 
 
 def graph_of_run(run: Path | str, changes: Iterable[str] = ()) -> Graph:
@@ -222,6 +225,7 @@ def deploy_trained(
     examples: NDArray[np.uint8] | None,
     bits: int = 8,
     origin: Mapping[str, str] | None = None,
+    stream: bool = False,
 ) -> Network:
     """The network of a configuration, for such inputs. origin: what identifies its run; default the configuration's hash."""
     d = config.data
@@ -241,6 +245,7 @@ def deploy_trained(
         examples=examples,
         facts={"model": config.model.id, "bits": bits, "data": data, **(origin or {"config_hash": config.hash})},
         like=like_training(reads) if reads.mean else None,
+        stream=stream,
     )
 
 

@@ -11,3 +11,4 @@ from lbq.engine.engine import Network as Network
 from lbq.engine.engine import load as load
 from lbq.engine.engine import save as save
 from lbq.engine.output import Output as Output
+from lbq.engine.stream import Stream as Stream

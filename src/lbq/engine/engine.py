@@ -21,8 +21,10 @@ from lbq.engine.file.container import Mapped
 from lbq.engine.file.reading import Golden
 from lbq.engine.output import Output
 from lbq.engine.runner import Runner
+from lbq.engine.stream import Stream
 from lbq.errors import ArtefactError, LbqError
 from lbq.graph import shortest, with_sides
+from lbq.graph.endless import spread
 from lbq.graph.integer import MOST_STEPS, Exits, IntegerNetwork
 from lbq.native import cpus
 
@@ -138,7 +140,7 @@ class Network:
             exits.check(net)
             if net.exits is None:
                 spans = range(1, net.timesteps)
-                bias = np.array([[_spread(b, t, net.timesteps) for b in net.readout.bias.tolist()] for t in spans])
+                bias = np.array([[spread(b, t, net.timesteps) for b in net.readout.bias.tolist()] for t in spans])
                 net = replace(net, exits=Exits((0,) * len(spans), bias.astype(np.int64), (0.0,) * len(spans), "none"))
             self._stages = tuple(Network(net.first(t), None, self._file) for t in range(1, net.timesteps + 1))
         return self._stages
@@ -173,7 +175,7 @@ class Network:
                 f"layer {mixed[0]!r} mixes {net.timesteps} timesteps: train another network over {timesteps}"
             )
         with self.unchanged():
-            bias = [_spread(b, timesteps, net.timesteps) for b in net.readout.bias.tolist()]
+            bias = [spread(b, timesteps, net.timesteps) for b in net.readout.bias.tolist()]
             readout = replace(net.readout, bias=np.array(bias, np.int64))
             scale = net.scale * net.timesteps / timesteps
             network = replace(net, timesteps=timesteps, readout=readout, scale=scale, exits=None)
@@ -183,6 +185,22 @@ class Network:
                 raise ArtefactError(f"over {timesteps} timesteps {error}: deploy its run over so many") from error
             other = Network(network, None, self._file)
             return other if self.golden is None else other.with_golden(self.golden.inputs)
+
+    def stream(
+        self,
+        window: int | None = None,
+        restart: int | None = None,
+        engine: Literal["auto", "dense", "bitplane"] = "auto",
+        threads: int = 1,
+    ) -> Stream:
+        """The network on frames that never end: `stream.step(frame)` takes one, and membranes are kept from frame to frame.
+
+        It is refused where a membrane is not proved to fit, however many frames come: where a layer has no leak, by its name.
+
+        window: logits are of so many of the latest frames; default the network's timesteps.
+        restart: begin anew after so many frames, for which alone membranes are then proved to fit. None: never.
+        """
+        return Stream(self, window, restart, engine, threads)
 
     def with_golden(self, inputs: NDArray[np.uint8]) -> Network:
         """The network with golden vectors: these inputs, and what its dense engine gives for them."""
@@ -258,11 +276,6 @@ class Network:
         if not np.array_equal(output.logits, self.golden.logits):
             raise ArtefactError(f"the logits are not the golden ones: {GOLDEN_REMEDY}")
         return len(output.logits)
-
-
-def _spread(bias: int, timesteps: int, whole: int) -> int:
-    """The bias of a sum over so many timesteps, rounded half up: exact, for Python's integers do not overflow."""
-    return (2 * bias * timesteps + whole) // (2 * whole)
 
 
 def load(name_or_path: Path | str) -> Network:

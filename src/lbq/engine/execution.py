@@ -134,16 +134,17 @@ class Execution:
             total, static = neurons.mixed(total, shortcuts, out.shape, static, net.timesteps), False
             neurons, shortcuts, self.native = neurons.after_mixing(), [], False
         watch = None if self.watch is None else partial(self.watch, layer.name)
+        carried = None if self.runner.carried is None else self.runner.carried[layer.name]
         if self.by_library and all(levels.itemsize == 1 for levels in shortcuts):
             membranes = None if watch is None else np.empty(out.shape, np.int32)
-            step = neurons.step(total, shortcuts, out, static, net.timesteps, membranes)
+            step = neurons.step(total, shortcuts, out, static, net.timesteps, membranes, carried)
             perform(step, self.threads)
             self.activity[layer.name] = step.emitted
             if watch is not None and membranes is not None:
                 for t, u in enumerate(np.split(membranes, net.timesteps)):
                     watch(t, u)
         else:
-            activity = neurons.run(total, shortcuts, out, static, net.timesteps, watch)
+            activity = neurons.run(total, shortcuts, out, static, net.timesteps, watch, carried)
             self.native, self.activity[layer.name] = False, partial(_constant, activity)
         self.levels[layer.name] = out
         levels = out.reshape(net.timesteps, self.batch, *out.shape[1:]).transpose(0, 1, 4, 2, 3)

@@ -29,7 +29,8 @@ class Emitted:
 
 NeuronCall = native.structure(  # struct lbq_neuron
     int64="timesteps batch sites channels n_max identities",
-    pointer="currents bias thresholds reset identity_weights identity_levels levels counts identity_signed membranes",
+    pointer="currents bias thresholds reset identity_weights identity_levels levels counts identity_signed membranes "
+    "carried",
     int32="is_static bias_map fraction leak_m leak_k reset_kind decay_reset is_signed isa",
 )
 
@@ -73,6 +74,7 @@ class LayerNeurons:
         static: bool,
         timesteps: int,
         watch: Callable[[int, NDArray[np.int32]], None] | None = None,
+        carried: NDArray[np.int32] | None = None,
     ) -> Emitted:
         """Write levels to `out` [T * B, H, W, C], from convolution currents and the levels on each identity synapse.
 
@@ -81,17 +83,19 @@ class LayerNeurons:
         currents: `[T * B, ...]`, or `[B, ...]` where `static`: the same at every timestep. None: no convolution leads here.
         shortcuts: levels `[T * B, ...]`.
         watch: called at every timestep with the membranes `[B, H, W, C]` before emission.
+        carried: for one timestep of a stream, `[B, H, W, C]`: what it begins with; then what the next begins with.
         """
         assert self.mixing is None
+        assert carried is None or timesteps == 1
         n, batch = self.neuron, len(out) // timesteps
         v: NDArray[np.int32] | None = None
-        pending: NDArray[np.int32] | None = None
+        pending: NDArray[np.int32] | None = None if carried is None else -carried
         for t in range(timesteps):
             now = slice(t * batch, (t + 1) * batch)
             u = np.empty(out[now].shape, np.int32)
             self._current(currents if static or currents is None else currents[now], [s[now] for s in shortcuts], u)
             if v is not None:
-                u += v if n.leak is None else rounded_leak(v.astype(np.int64), n.leak).astype(np.int32)
+                u += self._leaked(v)
             if pending is not None:
                 u -= pending
             if watch is not None:
@@ -107,7 +111,13 @@ class LayerNeurons:
                 v -= drop
             else:
                 pending = drop
+        if carried is not None and v is not None:
+            carried[...] = self._leaked(v) if pending is None else self._leaked(v) - pending
         return emitted(out)
+
+    def _leaked(self, v: NDArray[np.int32]) -> NDArray[np.int32]:
+        leak = self.neuron.leak
+        return v if leak is None else rounded_leak(v.astype(np.int64), leak).astype(np.int32)
 
     def _current(self, convolved: NDArray[np.int32] | None, shortcuts: list[Integers], out: NDArray[np.int32]) -> None:
         """Write the currents of one timestep to `out`, in units of the membrane."""
@@ -150,6 +160,7 @@ class LayerNeurons:
         static: bool,
         timesteps: int,
         membranes: NDArray[np.int32] | None = None,
+        carried: NDArray[np.int32] | None = None,
     ) -> NeuronStep:
         """The same as `run`, ready to be performed. The caller has proved that every sum fits int32.
 
@@ -168,7 +179,9 @@ class LayerNeurons:
         assert self.bias.shape in ((channels,), out.shape[1:])
         assert currents is None or currents.shape == (batch if static else rows, *out.shape[1:])
         assert [(s.shape, s.itemsize) for s in shortcuts] == [(out.shape, 1)] * len(self.identities)
-        assert membranes is None or (membranes.shape == out.shape and membranes.flags.c_contiguous)
+        for kept in (membranes, carried):
+            assert kept is None or (kept.shape == out.shape and kept.dtype == np.int32 and kept.flags.c_contiguous)
+        assert carried is None or timesteps == 1
         levels = [ready(s, s.dtype) for s in shortcuts]
         signs = np.array([s.dtype == np.int8 for s in levels], np.int32)
         pointers = ctypes.c_void_p * max(len(levels), 1)
@@ -184,12 +197,12 @@ class LayerNeurons:
         call.currents, call.bias, call.thresholds, call.reset = map(address, constants)
         call.identity_weights, call.identity_levels = ctypes.addressof(weights_at), ctypes.addressof(levels_at)
         call.levels, call.counts, call.identity_signed = address(out), address(counts), address(signs)
-        call.membranes = address(membranes)
+        call.membranes, call.carried = address(membranes), address(carried)
         call.is_static, call.bias_map, call.fraction = static, self.bias.ndim == 3, self.fraction
         call.leak_m, call.leak_k = n.leak or (1, 0)
         call.reset_kind, call.decay_reset, call.is_signed = RESETS[n.reset_kind], n.decay_reset, n.signed
         call.isa = native.ISAS[native.isa()]
-        memory = (out, membranes, *constants, *self.identities, *levels, signs, weights_at, levels_at)
+        memory = (out, membranes, carried, *constants, *self.identities, *levels, signs, weights_at, levels_at)
         return NeuronStep(call, counts, *memory)
 
 

@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,9 +35,14 @@ NEURON_STEPS_PER_PIECE = 2**18  # of the largest layer: 1 MiB of currents
 
 
 class Runner:
-    """An integer network ready to run on this machine's CPU."""
+    """An integer network ready to run on this machine's CPU.
 
-    def __init__(self, network: IntegerNetwork) -> None:
+    carried: for each layer of a network of one timestep, what of its membranes `[1, H, W, C]` the next run of one input begins
+        with. None: every run begins from rest.
+    """
+
+    def __init__(self, network: IntegerNetwork, carried: dict[str, NDArray[np.int32]] | None = None) -> None:
+        self.carried = carried
         self.network = network
         self.plan = Plan(network)
         self.prepared = {
@@ -139,6 +145,8 @@ class Runner:
 
     def _joined(self, parts: list[Output], trace: bool) -> Output:
         """The outputs of all pieces as one."""
+        if len(parts) == 1:
+            return replace(parts[0], choices=dict(parts[0].choices), levels=parts[0].levels or None)
         totals: dict[str, Counts] = {}
         for part in parts:
             for name, counts in part.counts.items():

@@ -43,26 +43,34 @@ def refuse_mixing(network: Layered[Any], format: str) -> None:
 
 
 def export(
-    model: Path | str, out: Path | str, format: str = "c", name: str = "model", target: str | None = None
+    model: Path | str,
+    out: Path | str,
+    format: str = "c",
+    name: str = "model",
+    target: str | None = None,
+    window: int | None = None,
 ) -> dict[str, Any]:
     """Write a deployed network, a model.lbq or a name of `lbq models`, in another form.
 
     out: a folder for `c`, `c-step` and `wasm`, else a file. name: the network's name in C, or of the module. target:
-    `cortex-m` makes the C a whole project for a microcontroller. Returns facts about what was written, as JSON values: `path`,
-    `text` (a line for people) and others.
+    `cortex-m` makes the C a whole project for a microcontroller. window: of `c-step`, logits are of so many of the latest
+    frames; default the network's timesteps. Returns facts about what was written, as JSON values: `path`, `text` (a line for
+    people) and others.
     """
     if not str(out):
         raise LbqError("export: say where to with -o")
     if check_format(format) == "nir":
         raise LbqError("NIR is written from a trained run, not from a deployed network: its neurons do not round")
     check_target(target, format)
+    if window is not None and format != "c-step":
+        raise LbqError(f"--window is for --format c-step, not {format}")
     model, out = resolve(model), Path(out)
     if out.exists() and model.exists() and out.samefile(model):
         raise LbqError(f"{out} is the network that is to be exported: give another name with -o")
     if format in ("c", "c-step"):
         from lbq.export import c99
 
-        return c99.export(model, out, name, "step" if format == "c-step" else "run", target)
+        return c99.export(model, out, name, "step" if format == "c-step" else "run", target, window)
     if format in ("web", "wasm"):
         from lbq.export import web
 

@@ -23,11 +23,12 @@ from numpy.typing import NDArray
 from lbq._version import __version__
 from lbq.engine import Network, load
 from lbq.engine.file.reading import Golden
-from lbq.errors import LbqError
+from lbq.errors import GraphError, LbqError
 from lbq.export import cortex_m, refuse_mixing
 from lbq.export.rows import packed_rows
 from lbq.export.schedule import LayerStep, Schedule
 from lbq.graph import Synapse
+from lbq.graph.endless import check_membranes, over_window
 from lbq.graph.integer import IntegerLayer, IntegerNetwork
 from lbq.system import files
 
@@ -50,7 +51,12 @@ TENSOR_KINDS = {
 
 
 def export(
-    model: Path, out: Path, name: str = "model", form: Form = "run", target: str | None = None
+    model: Path,
+    out: Path,
+    name: str = "model",
+    form: Form = "run",
+    target: str | None = None,
+    window: int | None = None,
 ) -> dict[str, Any]:
     """Write a model.lbq to the folder `out` as C; return facts: memory, weights and constants in bytes.
 
@@ -61,7 +67,7 @@ def export(
     net = load(model)
     with open(model, "rb") as file:
         checksum = hashlib.file_digest(file, "sha256").hexdigest()
-    sources = Sources(net.network, name, net.golden, checksum, form, target)
+    sources = Sources(net.network, name, net.golden, checksum, form, target, window)
     boards = cortex_m.fitting_boards(sources.constant_bytes, sources.memory_bytes) if target else []
     contents = sources.files()
     for file_name, text in contents.items():
@@ -78,6 +84,8 @@ def export(
         **({"boards": boards} if target else {}),
     }
     command = f"make -C {shlex.quote(str(out))} {f'BOARD={boards[0]} ' if boards else ''}check"
+    if form == "step":
+        facts |= {"endless": sources.endless, "window": sources.network.timesteps}
     text = (
         f"{out}: {len(contents)} files; {facts['weights']:,} weights, constants of {facts['constant_bytes']:,} bytes, "
         f"memory of {facts['memory_bytes']:,} bytes; `{command}` runs {facts['examples']} inputs and compares"
@@ -107,8 +115,9 @@ class Sources:
     """The C files of one network.
 
     golden: inputs and logits for the example; None takes noise, and what the engine gives for it.
-    checksum: of the network's file. memory_bytes: of NAME_memory or NAME_state. constant_bytes: of all weights and
-    constants. keep: whether a run leaves all levels in memory.
+    checksum: of the network's file. window: of the form `step`, logits are of so many of the latest frames; default the
+    timesteps. endless: whether it goes on after them, with sums that are proved to fit. memory_bytes: of NAME_memory or
+    NAME_state. constant_bytes: of all weights and constants. keep: whether a run leaves all levels in memory.
     """
 
     def __init__(
@@ -119,16 +128,21 @@ class Sources:
         checksum: str = "",
         form: Form = "run",
         target: str | None = None,
+        window: int | None = None,
         keep: bool = False,
     ) -> None:
         refuse_mixing(network, "C")
-        self.network, self.name, self.checksum, self.form, self.target = network, name, checksum, form, target
-        self.macro = name.upper()  # with which the names of constants begin
-        self.schedule = Schedule(network, stepwise=form == "step", keep=keep)
         if golden is not None and len(golden.logits):
             self.origin, self.golden = "The golden inputs that came with the network", golden
         else:
             self.origin, self.golden = "Noise, and what lbq's engine gave", _noise(network)
+        self.timesteps, self.endless = network.timesteps, form == "step" and _endless(network, window)
+        if window is not None:
+            self.golden = _windowed(network, self.golden, window)
+            network = over_window(network, window)
+        self.network, self.name, self.checksum, self.form, self.target = network, name, checksum, form, target
+        self.macro = name.upper()  # with which the names of constants begin
+        self.schedule = Schedule(network, stepwise=form == "step", keep=keep)
         self.constant_bytes = 0
         self._arrays: list[str] = []
         self.levels, self.memory_bytes = self._sizes()
@@ -163,7 +177,8 @@ class Sources:
         """Bytes of levels, rounded up so that no compiler adds padding, and of the whole memory or state."""
         plan, fixed, unit = self.schedule, 4 * self.schedule.words, 4
         if self.form == "step":
-            fixed, unit = fixed + 8 * self.network.readout.shape[0] + 4 + 4 * plan.membranes, 8
+            logits = 8 * self.network.readout.shape[0] * (1 + self.network.timesteps)
+            fixed, unit = fixed + logits + 4 + 4 * plan.membranes, 8
         size = -(-(fixed + plan.levels) // unit) * unit
         return size - fixed, size
 
@@ -177,7 +192,9 @@ class Sources:
             shape=_numbers(frames, *net.input_shape),
             input_bytes=frames * math.prod(net.input_shape),
             input_max=net.input_max,
-            timesteps=net.timesteps,
+            timesteps=self.timesteps,
+            window=net.timesteps,
+            endless=int(self.endless),
             classes=net.readout.shape[0],
             weights=net.parameters,
             constant_bytes=self.constant_bytes,
@@ -193,12 +210,12 @@ class Sources:
         net, facts = self.network, self.network.facts
         data = facts.get("data")
         kinds = ", ".join(sorted({str(s.weight.dtype) for s in net.synapses if s.kind == "conv"}))
-        frames = "one image" if net.static else f"{net.timesteps} event frames"
+        frames = "one image" if net.static else f"{self.timesteps} event frames"
         return {
             "model": str(facts.get("model") or "a network of one's own"),
             "dataset": str((data.get("name") if isinstance(data, dict) else None) or "not stated"),
             "input": f"uint8, {frames} of {'x'.join(map(str, net.input_shape))}, values 0 to {net.input_max}",
-            "network": f"{len(net.layers)} spiking layers, {net.units:,} neurons, {net.timesteps} timesteps, "
+            "network": f"{len(net.layers)} spiking layers, {net.units:,} neurons, {self.timesteps} timesteps, "
             f"{net.parameters:,} weights ({kinds})",
             "file": f"SHA-256 {self.checksum}" if self.checksum else "none",
             "written by": f"lbq {__version__}",
@@ -324,6 +341,27 @@ def _noise(network: IntegerNetwork) -> Golden:
     lead = (4,) if network.static else (network.timesteps, 4)
     inputs = np.random.default_rng(0).integers(0, network.input_max, (*lead, *network.input_shape), np.uint8, True)
     return Golden(inputs, Network(network).run(inputs, "dense").logits, {})
+
+
+def _endless(network: IntegerNetwork, window: int | None) -> bool:
+    """Whether the network is proved to fit however many frames come. A window that only such a network has demands it."""
+    try:
+        check_membranes(network)
+    except GraphError:
+        if window is not None:
+            raise
+        return False
+    return True
+
+
+def _windowed(network: IntegerNetwork, golden: Golden, window: int) -> Golden:
+    """The golden inputs with the logits of their last frames."""
+    frames = [golden.inputs] * network.timesteps if network.static else golden.inputs
+    logits = []
+    for i in range(len(golden.logits)):
+        stream = Network(network).stream(window, engine="dense")
+        logits.append([stream.step(frame[i]).logits[0] for frame in frames][-1])
+    return Golden(golden.inputs, np.stack(logits), golden.digests)
 
 
 def distinct(values: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.intp], NDArray[np.intp]]:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from lbq.errors import GraphError
 from lbq.graph import INPUT, Array, Graph, Layer, NeuronSpec, Synapse
+from lbq.graph.endless import endless_bound
 from lbq.graph.integer import (
     FLOAT64_BOUND,
     LARGEST_MIXING,
@@ -51,10 +52,12 @@ def quantise(
     classes: Sequence[str] = (),
     input_max: int = 255,
     facts: Mapping[str, Any] | None = None,
+    stream: bool = False,
 ) -> IntegerNetwork:
     """The integer network of an absorbed graph whose gains are folded and whose input is uint8.
 
     bits: of the weights, 4 to 8 (int8) or 16 (int16). The first layer has at least 8, the readout 16.
+    stream: bounds hold for any number of timesteps, not for the graph's alone.
     """
     if bits not in BITS:
         raise GraphError(f"bits must be 4, 5, 6, 7, 8 or 16, got {bits!r}")
@@ -67,7 +70,7 @@ def quantise(
     layers = []
     for layer in graph.layers:
         largest = {s.name: highest[s.source] * s.summed for s in layer.synapses}
-        layers.append(_layer(layer, largest, graph.timesteps, bits, graph.offset))
+        layers.append(_layer(layer, largest, graph.timesteps, bits, graph.offset, stream))
         highest[layer.name] = graph.spec(layer.name).n_max
     readout, scale = quantise_readout(graph.readout, graph.timesteps)
     network = IntegerNetwork(
@@ -119,7 +122,9 @@ def check_names(graph: Graph, classes: Sequence[str]) -> None:
         raise GraphError(f"timesteps must be at most {MOST_STEPS}, got {graph.timesteps}")
 
 
-def _layer(layer: Layer, largest: Mapping[str, int], timesteps: int, bits: int, offset: Array | None) -> IntegerLayer:
+def _layer(
+    layer: Layer, largest: Mapping[str, int], timesteps: int, bits: int, offset: Array | None, stream: bool
+) -> IntegerLayer:
     """The integer form of a layer; largest: for each synapse, the largest level that it reads."""
     spec = layer.neuron
     if spec is None:
@@ -144,7 +149,8 @@ def _layer(layer: Layer, largest: Mapping[str, int], timesteps: int, bits: int, 
             neuron=integer_neuron(spec, fine),
             unit=unit,
         )
-        if membrane_bound(quantised, largest, timesteps) < MEMBRANE_BOUND:
+        bound = endless_bound(quantised, largest) if stream else membrane_bound(quantised, largest, timesteps)
+        if bound < MEMBRANE_BOUND:
             break
     else:
         raise GraphError(

@@ -120,6 +120,7 @@ struct lbq_neuron {
     int64_t *counts; /* levels that are not zero, set bits of their magnitudes */
     const int32_t *identity_signed;
     int32_t *membranes; /* U, or NULL */
+    int32_t *carried; /* what the one timestep begins with, then what the next would, or NULL: it begins from rest */
     int32_t is_static, bias_map, fraction, leak_m, leak_k, reset_kind, decay_reset, is_signed, isa;
 };
 void lbq_neuron(const struct lbq_neuron *call, int threads);

@@ -78,12 +78,13 @@ INLINE vi set_bits(vi level, int64_t n_max) {
 INLINE void tile(const struct lbq_neuron *n, struct kind is, int64_t image, int64_t site, int64_t c, int64_t lanes,
                  int together, vi *active, vi *bits) {
     int64_t channels = n->channels, step = n->batch * n->sites * channels;
-    int64_t at = (image * n->sites + site) * channels + c;
+    int64_t first = (image * n->sites + site) * channels + c, at = first;
     const int32_t *current = n->currents ? n->currents + at : NULL;
     const int32_t *biases = n->bias + (n->bias_map ? site * channels : 0) + c;
     vi bias[TOGETHER], reset[TOGETHER], v[TOGETHER], pending[TOGETHER];
     EACH bias[g] = load(biases + g * LANES, lanes, 0), reset[g] = load(n->reset + c + g * LANES, lanes, 0);
     EACH v[g] = pending[g] = (vi){0};
+    if (n->carried) EACH pending[g] = (vi)(-(vu)load(n->carried + at + g * LANES, lanes, 0));
     for (int64_t t = 0; t < n->timesteps; t++, at += step) {
         vi u[TOGETHER];
         EACH u[g] = bias[g] + leaked(v[g], n->leak_m, n->leak_k) - pending[g];
@@ -116,6 +117,11 @@ INLINE void tile(const struct lbq_neuron *n, struct kind is, int64_t image, int6
             v[g] = is.decay_reset ? u[g] - drop : u[g];
             if (!is.decay_reset) pending[g] = drop;
         }
+    }
+    if (n->carried) EACH { /* unsigned: after the last timestep before a restart no bound is proved for it, nor needed */
+        vi next = leaked(v[g], n->leak_m, n->leak_k);
+        if (!is.decay_reset && is.reset_kind != RESET_TO_HARD) next = (vi)((vu)next - (vu)pending[g]);
+        store(n->carried + first + g * LANES, &next, lanes * 4);
     }
 }
 

@@ -4,7 +4,7 @@ Coordinates are those of an image viewer everywhere: x grows to the right, y gro
 left pixel. Polarity 1 is ON (brighter), 0 is OFF. Time is in microseconds and never goes back.
 
 Any file may be hostile. A size that a file merely claims allocates nothing, and files over `MAX_BYTES` are refused
-unread. So a bad file costs at most about a second and 512 MB before its `DataError`.
+unread. So a bad file costs at most about a second and 512 MB before its `DataError`; LZ4 (AEDAT 4) a second for every 4 MB.
 """
 
 from __future__ import annotations

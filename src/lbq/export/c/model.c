@@ -22,6 +22,7 @@ typedef struct {
     uint8_t *levels;
     int32_t *membranes; /* of all layers, kept from call to call; NULL where one call runs all timesteps */
     int32_t first, end;
+    int32_t last; /* the timestep after which nothing is carried on; -1: there is none */
 } context;
 
 /* Where currents are summed: one of the two, with a value for each output channel. */
@@ -278,7 +279,7 @@ static void carry(const model_layer *layer, int32_t with_sign, int32_t channels,
     }
 }
 
-/* The neurons of one position at one timestep. u: currents, then membranes, [channel]. After the last timestep nothing is
+/* The neurons of one position at one timestep. u: currents, then membranes, [channel]. After a last timestep nothing is
    carried on: no bound is proved for what it would be. */
 static void update_neurons(const context *run, const model_layer *layer, int32_t t, int32_t y, int32_t x,
                            int32_t *restrict u, int32_t *restrict membrane)
@@ -293,7 +294,7 @@ static void update_neurons(const context *run, const model_layer *layer, int32_t
         u[c] = u[c] * unit + bias[c] + membrane[c];
     add_shortcuts(run, layer, t, y, x, channels, u);
     fire(layer->thresholds, layer->n_max, with_sign, channels, u, levels);
-    if (t + 1 < MODEL_TIMESTEPS)
+    if (t != run->last)
         carry(layer, with_sign, channels, u, levels, membrane);
 }
 
@@ -349,15 +350,13 @@ static void run_neurons(const context *run, const model_layer *layer)
         }
 }
 
-/* Add the levels of these timesteps, in 64 bits; the first brings the bias along. */
+/* Add the levels of these timesteps, in 64 bits. */
 static void run_readout(const context *run, int64_t *logits)
 {
     int32_t s, t, c;
     sums into;
     into.narrow = NULL;
     into.wide = logits;
-    if (run->first == 0)
-        memcpy(logits, model_net.readout_bias, MODEL_CLASSES * sizeof *logits);
     for (s = model_net.readout_first; s < model_net.readout_first + model_net.readout_count; s++) {
         const model_synapse *synapse = &model_net.synapses[s];
         const model_tensor *source = &model_net.tensors[synapse->source];

@@ -12,6 +12,8 @@ int model_run(const uint8_t *input, int64_t *logits, model_memory *memory)
     run.membranes = NULL;
     run.first = 0;
     run.end = MODEL_TIMESTEPS;
+    run.last = MODEL_TIMESTEPS - 1;
+    memcpy(logits, model_net.readout_bias, MODEL_CLASSES * sizeof *logits);
     run_stages(&run, logits);
     return 0;
 }

@@ -1,0 +1,116 @@
+"""Event frames one after the other: of a recording, or of events that arrive at a UDP port of this machine. NumPy only.
+
+A datagram holds whole events of 8 bytes, little-endian, as in Prophesee's DAT: 32 bits of time in microseconds, then x in bits
+0-13, y in 14-27 and ON above. Anybody may send to a port: what is no event of this sensor is counted and dropped.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lbq.data.events import Events
+from lbq.data.events.frames import Size, to_frames
+from lbq.errors import DataError
+
+Frame = NDArray[np.uint8]  # [2, H, W]
+MOST_WAITING = 4096  # datagrams that have arrived and are not read yet; newer ones are lost
+FAR_FRAMES = 1000  # a time that jumps by more frames than this begins anew, in either direction
+DATAGRAM_BYTES = 65536
+
+
+def time_frames(events: Events, frame_us: int, size: Size | None = None) -> Iterator[Frame]:
+    """The frames of a recording, each of `frame_us` microseconds from its first event on, also those without events."""
+    if len(events):
+        first, last = int(events.t[0]), int(events.t[-1])
+        for start in range(first, last + 1, frame_us):
+            span = start, start + frame_us
+            yield to_frames(events.window(*span), 1, "time", size, span)[0]
+
+
+class UdpEvents:
+    """Events that arrive at a UDP port of 127.0.0.1. A thread of its own receives them, so that none waits for a network.
+
+    lost: datagrams that came while too many waited. strange: datagrams or events that are none of this sensor. late: events
+    of frames that were over. jumps: how often time began anew.
+    """
+
+    def __init__(self, port: int, width: int, height: int) -> None:
+        self.width, self.height = width, height
+        self.lost = self.strange = self.late = self.jumps = 0
+        self._waiting: deque[tuple[float, bytes]] = deque()
+        self._arrived, self._closed = threading.Semaphore(0), False
+        self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        try:
+            self._socket.bind(("127.0.0.1", port))
+        except (OSError, OverflowError) as error:
+            self._socket.close()
+            raise DataError(f"cannot listen at UDP port {port}: {getattr(error, 'strerror', None) or error}") from error
+        self.port = int(self._socket.getsockname()[1])
+        self._socket.settimeout(0.1)
+        self._thread = threading.Thread(target=self._receive, daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop to listen; `frames` ends."""
+        self._closed = True
+        self._arrived.release()
+        self._thread.join()
+        self._socket.close()
+
+    def _receive(self) -> None:
+        while not self._closed:
+            try:
+                data = self._socket.recv(DATAGRAM_BYTES)
+            except TimeoutError:
+                continue
+            if len(self._waiting) >= MOST_WAITING:
+                self.lost += 1
+                continue
+            self._waiting.append((time.monotonic(), data))
+            self._arrived.release()
+
+    def frames(self, frame_us: int, size: Size | None = None) -> Iterator[tuple[float, Frame]]:
+        """Frames of `frame_us` microseconds by the events' own time, and when (`time.monotonic`) the event came that ended it.
+
+        Where events are silent for a while, frames without events come with the next one.
+        """
+        start: int | None = None
+        kept = np.zeros((4, 0), np.int64)  # t, x, y, p of the frame that is not over yet
+        while self._arrived.acquire() and not self._closed:
+            arrival, data = self._waiting.popleft()
+            events = self._decoded(data)
+            if not events.shape[1]:
+                continue
+            if start is None or abs(int(events[0, 0]) - start) > FAR_FRAMES * frame_us:
+                self.jumps += start is not None
+                start, kept = int(events[0, 0]), kept[:, :0]
+            on_time = events[0] >= start
+            self.late += int((~on_time).sum())
+            kept = np.concatenate([kept, events[:, on_time]], 1)
+            newest = min(int(kept[0].max(initial=start)), start + FAR_FRAMES * frame_us)
+            while newest >= start + frame_us:
+                over = kept[0] < start + frame_us
+                yield arrival, self._frame(kept[:, over], start, frame_us, size)
+                start, kept = start + frame_us, kept[:, ~over]
+
+    def _decoded(self, data: bytes) -> NDArray[np.int64]:
+        """t, x, y and p `[4, N]` of the events of one datagram that this sensor can have."""
+        if len(data) % 8:
+            self.strange += 1
+            return np.zeros((4, 0), np.int64)
+        t, word = np.frombuffer(data, "<u4").astype(np.int64).reshape(-1, 2).T
+        events = np.stack([t, word & 0x3FFF, word >> 14 & 0x3FFF, word >> 28 != 0])
+        inside = (events[1] < self.width) & (events[2] < self.height)
+        self.strange += int((~inside).sum())
+        return events[:, inside]
+
+    def _frame(self, events: NDArray[np.int64], start: int, frame_us: int, size: Size | None) -> Frame:
+        t, x, y, p = events[:, np.argsort(events[0], kind="stable")]
+        return to_frames(Events(t, x, y, p, self.width, self.height), 1, "time", size, (start, start + frame_us))[0]

@@ -1,0 +1,37 @@
+"""One recording of an event camera, whatever its format: AEDAT 2.0, 3.1 and 4.0, Prophesee's RAW and DAT. NumPy only."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from lbq.data.events import MAX_BYTES, Events, read_bounded
+from lbq.data.events.aedat2 import decode_aedat2
+from lbq.data.events.aedat3 import decode_aedat3
+from lbq.data.events.aedat4 import decode_aedat4
+from lbq.data.events.nmnist import decode_nmnist
+from lbq.data.events.prophesee import decode_prophesee
+from lbq.errors import DataError
+
+LATE_US = 10_000  # some cameras deliver an event late: sorted within 10 ms, refused beyond
+
+
+def read_recording(path: Path | str, size: tuple[int, int] | None = None, max_bytes: int = MAX_BYTES) -> Events:
+    """The recording in `path`. Its first bytes say its format; N-MNIST's `.bin` and `.bs2` have none, and go by their name.
+
+    size: the sensor's width and height, for formats that may not say: AEDAT 3.1 (default 128 x 128), RAW and DAT.
+    """
+    data, where = read_bounded(path, max_bytes), str(path)
+    if data.startswith(b"#!AER-DAT2"):
+        return decode_aedat2(data, where, sort_within_us=LATE_US)
+    if data.startswith(b"#!AER-DAT3"):
+        width, height = size or (128, 128)
+        return decode_aedat3(data, where, width=width, height=height, sort_within_us=LATE_US)
+    if data.startswith(b"#!AER-DAT4"):
+        return decode_aedat4(data, where, sort_within_us=LATE_US)
+    if data.startswith(b"% "):
+        return decode_prophesee(data, where, size=size, sort_within_us=LATE_US)
+    if Path(path).suffix.lower() in (".bin", ".bs2"):
+        return decode_nmnist(data, where, sort_within_us=LATE_US)
+    raise DataError(
+        f"{where} is no recording that can be read: AEDAT 2.0, 3.1, 4.0, Prophesee RAW or DAT, N-MNIST's .bin"
+    )

@@ -1,0 +1,113 @@
+"""Frames one after the other: of recordings, and of events at a UDP port, whoever sends them."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import socket
+import struct
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lbq.data.events import live
+from lbq.data.events.frames import to_frames
+from lbq.data.events.live import UdpEvents, time_frames
+from lbq.errors import DataError
+from tests.support.aedat_writer import Event, aedat2
+from tests.support.paths import ROOT
+from tests.support.some_events import EVENTS, SMALL, events_of
+
+
+def datagram(*events: Event) -> bytes:
+    return b"".join(struct.pack("<II", t % 2**32, p << 28 | y << 14 | x) for t, x, y, p in events)
+
+
+@pytest.fixture
+def port() -> Iterator[UdpEvents]:
+    events = UdpEvents(0, 34, 34)
+    yield events
+    events.close()
+    assert list(events.frames(10)) == []
+
+
+def send(port: UdpEvents, *datagrams: bytes) -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+        for data in datagrams:
+            sender.sendto(data, ("127.0.0.1", port.port))
+
+
+def test_frames_of_a_recording_divide_its_time() -> None:
+    events = events_of(SMALL, 34, 34)
+    first, last = SMALL[0][0], SMALL[-1][0]
+    frames = np.stack(list(time_frames(events, 700, 17)))
+    assert len(frames) == (last - first) // 700 + 1
+    np.testing.assert_array_equal(
+        frames, to_frames(events, len(frames), "time", 17, (first, first + 700 * len(frames)))
+    )
+    assert list(time_frames(events.window(0, 0), 700)) == []
+
+
+def test_events_at_a_port_give_the_frames_of_the_recording(port: UdpEvents) -> None:
+    expected = list(time_frames(events_of(SMALL, 34, 34), 700, 17))
+    begin = time.monotonic()
+    send(port, *(datagram(*SMALL[i : i + 7]) for i in range(0, len(SMALL), 7)), datagram((SMALL[-1][0] + 700, 0, 0, 0)))
+    frames = list(itertools.islice(port.frames(700, 17), len(expected)))
+    np.testing.assert_array_equal(np.stack([frame for _, frame in frames]), np.stack(expected))
+    assert all(begin <= arrival <= time.monotonic() for arrival, _ in frames)
+    assert (port.lost, port.strange, port.late, port.jumps) == (0, 0, 0, 0)
+
+
+def test_what_is_no_event_of_the_sensor_is_counted_and_dropped(port: UdpEvents) -> None:
+    send(
+        port,
+        b"hello",
+        b"",
+        datagram((5, 34, 0, 0), (6, 1, 2, 1), (7, 0, 9999, 1)),
+        datagram((106, 0, 0, 0)),
+        datagram((50, 3, 3, 1)),
+    )
+    send(port, datagram((250, 0, 0, 0)))
+    (_, first), (_, second) = itertools.islice(port.frames(100), 2)
+    assert (first.sum(), first[1, 2, 1], second.sum()) == (1, 1, 1)
+    assert (port.strange, port.late, port.jumps) == (3, 1, 0)
+
+
+def test_time_that_jumps_begins_anew(port: UdpEvents) -> None:
+    """A clock that wraps or is set again, and a sender that claims to come from far ahead: never a million empty frames."""
+    times = [5, 2**32 - 9, 40, 50]
+    send(port, *(datagram((t, 1, 1, 0)) for t in times))
+    (_, frame) = next(port.frames(10))
+    assert frame.sum() == 1
+    assert port.jumps == 2
+
+
+def test_datagrams_that_nobody_reads_are_lost_and_counted(port: UdpEvents, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "MOST_WAITING", 2)
+    send(port, *[datagram((0, 0, 0, 0))] * 5)
+    deadline = time.monotonic() + 5
+    while port.lost < 3 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert port.lost == 3
+
+
+def test_a_port_that_is_taken_is_one_line(port: UdpEvents) -> None:
+    with pytest.raises(DataError, match=f"cannot listen at UDP port {port.port}: Address already in use"):
+        UdpEvents(port.port, 34, 34)
+
+
+def test_the_documentations_sender_sends_a_recording(port: UdpEvents, tmp_path: Path) -> None:
+    """As docs/tutorials/watch.md does, to another port."""
+    path = tmp_path / "r.aedat"
+    path.write_bytes(aedat2(EVENTS))
+    (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "tutorials" / "watch.md").read_text(), re.S)
+    exec(block.replace("data/dvs128_objects/DataSet2/Caneca.aedat", str(path)).replace("9000", str(port.port)), {})
+    port.width = port.height = 128
+    last = EVENTS[-1][0] - EVENTS[0][0]
+    send(port, datagram((last // 3000 * 3000 + 3000, 0, 0, 0)))
+    expected = list(time_frames(events_of(EVENTS), 3000))
+    frames = [frame for _, frame in itertools.islice(port.frames(3000), len(expected))]
+    np.testing.assert_array_equal(np.stack(frames), np.stack(expected))
