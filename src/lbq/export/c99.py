@@ -24,7 +24,7 @@ from lbq._version import __version__
 from lbq.engine import Network, load
 from lbq.engine.file.reading import Golden
 from lbq.errors import LbqError
-from lbq.export import refuse_mixing
+from lbq.export import refuse_unknown
 from lbq.export.schedule import LayerStep, Schedule
 from lbq.graph import Synapse
 from lbq.graph.integer import IntegerLayer, IntegerNetwork
@@ -111,7 +111,7 @@ class Sources:
         checksum: str = "",
         form: Form = "run",
     ) -> None:
-        refuse_mixing(network, "C")
+        refuse_unknown(network, "C")
         self.network, self.name, self.checksum, self.form = network, name, checksum, form
         self.macro = name.upper()  # with which the names of constants begin
         self.schedule = Schedule(network, stepwise=form == "step")
