@@ -30,10 +30,9 @@ class Own(nn.Module):
         self.norms = nn.ModuleList(nn.BatchNorm2d(4) for _ in range(3))
         self.neurons = nn.ModuleList(BurstNeuron(**neuron) for _ in range(3))
         self.out, self.fc, self.product = BurstNeuron(), nn.Linear(4, 5), product
-        for norm in self.norms:
-            nn.init.constant_(norm.bias, 0.5)
-        for conv in self.convs:
-            nn.init.normal_(conv.weight)
+        for name, parameter in self.named_parameters():
+            if name.startswith(("norms", "convs")):
+                nn.init.normal_(parameter, mean=0.5 * name.endswith("bias"))
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.sn(over_time(x, self.stem, timesteps=2))
@@ -165,7 +164,7 @@ def test_steps_of_channels_cannot_leave_a_sum() -> None:
         GraphError, match=r"^layer 'neurons.0': its steps differ .* product 'attention' sums over: train"
     ):
         graph_of(Own(ours, channels=4), (3, 16, 16), timesteps=2)
-    net = Own(ours)
+    net: Any = Own(ours)
     net.neurons[2] = BurstNeuron(channels=4)
     with torch.no_grad():
         net.neurons[2].rho.add_(torch.tensor([0.1, -0.1, 0.2, 0.0]).reshape(net.neurons[2].rho.shape))

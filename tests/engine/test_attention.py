@@ -140,23 +140,24 @@ def test_every_way_to_a_product_is_the_same(
         a, b, c = (x[:, h * width : (h + 1) * width] for x in wide)
         expected[:, h * width : (h + 1) * width] = np.einsum("bdn,bdm,bem->ben", a, b, c)
     expected = expected.reshape(2, *shape)
-    np.testing.assert_array_equal(product(*(x.astype(np.int64) for x in (q, k, v)), heads), expected)
-    last = [x.transpose(0, 2, 3, 1).copy() for x in (q, k, v)]
+    np.testing.assert_array_equal(product(q.astype(np.int64), k.astype(np.int64), v.astype(np.int64), heads), expected)
+    q_last, k_last, v_last = [x.transpose(0, 2, 3, 1).copy() for x in (q, k, v)]
     largest = largest_read(synapse, dict.fromkeys("qkv", highest))
     for planes in (True, False):
-        out, counts = attend(synapse, *last, largest, planes)
+        out, counts = attend(synapse, q_last, k_last, v_last, largest, planes)
         np.testing.assert_array_equal(out.transpose(0, 3, 1, 2), expected)
         assert (counts.products, counts.ands) == ((0, counts.popcounts) if planes else (2 * dense_products(synapse), 0))
     assert is_linear(synapse) == (width < tokens)
-    tensors = [torch.from_numpy(x.astype(np.int32)) for x in (q, k, v)]
-    np.testing.assert_array_equal(plain.attend(synapse, *tensors, torch.float64).numpy(), expected)
+    queries, keys, values = [torch.from_numpy(x.astype(np.int32)) for x in (q, k, v)]
+    np.testing.assert_array_equal(plain.attend(synapse, queries, keys, values, torch.float64).numpy(), expected)
     factor = q[:, :: width if width > 1 else 1][:, :heads]
     gate = gated(factor.astype(np.int64), k.astype(np.int64))
     for channel in range(shape[0]):
         np.testing.assert_array_equal(gate[:, channel], factor[:, channel // width].astype(np.int64) * k[:, channel])
     np.testing.assert_array_equal(plain.gated(*(torch.from_numpy(x.astype(np.int32)) for x in (factor, k))), gate)
     if highest < 6:
-        levels = gate_levels(*(x.transpose(0, 2, 3, 1) for x in (factor, k)), signed=signs[0] or signs[1])
+        one, other = (x.transpose(0, 2, 3, 1) for x in (factor, k))
+        levels = gate_levels(one, other, signed=signs[0] or signs[1])
         np.testing.assert_array_equal(levels.transpose(0, 3, 1, 2), gate)
 
 
@@ -208,7 +209,7 @@ def test_a_dead_channel_takes_no_precision_from_others() -> None:
         return m.fc(m.out(over_time(attention.attend(y, y, y, 1, 1.0), m.norm)).mean((-2, -1))).mean(0)
 
     layers = {"conv": nn.Conv2d(3, 4, 4), "sn": BurstNeuron(), "norm": nn.BatchNorm2d(4), "out": BurstNeuron()}
-    net = warmed(Functional(forward, 2, **layers, fc=nn.Linear(4, 3)), 3, 8, 8)
+    net: Any = warmed(Functional(forward, 2, **layers, fc=nn.Linear(4, 3)), 3, 8, 8)
     whole = quantise(absorb(lower(net, (3, 8, 8))))["out"].fraction
     with torch.no_grad():
         net.norm.weight.copy_(torch.tensor([1.0, -1.0, 1e-12, 0.0]))

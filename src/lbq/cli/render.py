@@ -154,6 +154,7 @@ def _render_counts(measured: Measurement, exact: Account, rate: Account, noise: 
     """What each synapse adds up."""
     from lbq.counting.analysis import GOLDEN, NO_TEST_SET
     from lbq.counting.operations import saved
+    from lbq.counting.products import ORDER
 
     console = make_console()
     accuracy = "" if math.isnan(measured.accuracy) else f" (accuracy {measured.accuracy:.2f} %)"
@@ -183,6 +184,12 @@ def _render_counts(measured: Measurement, exact: Account, rate: Account, noise: 
     console.print(
         f"FP MACs of the first layer {exact.fp_macs:,.0f}, formations {exact.operations().formations:,.0f} per image"
     )
+    if exact.products:
+        products = exact.own(exact.product_total)
+        console.print(
+            f"of these, products of levels with levels {products:,.0f} per image: {len(exact.products)} of the rows, attention "
+            f"in the order {ORDER}"
+        )
     if exact.mixing_macs:
         console.print(f"MACs that mix currents over time {exact.mixing_macs:,.0f} per image, not in the total")
     if exact.stem:

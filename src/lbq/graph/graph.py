@@ -296,12 +296,21 @@ class Layered(Generic[L]):
 
     @cached_property
     def _gates_by_layer(self) -> dict[str, list[Gate]]:
-        place = {layer.name: number for number, layer in enumerate(self.layers)}
         by_layer: dict[str, list[Gate]] = {}
         for gate in self.gates:
-            place[gate.name] = max(place[operand] for operand in gate.operands)
-            by_layer.setdefault(self.layers[place[gate.name]].name, []).append(gate)
+            by_layer.setdefault(self.layers[self.place(gate.name)].name, []).append(gate)
         return by_layer
+
+    def place(self, name: str) -> int:
+        """The number of a layer, or of the layer behind which a gate's operands are all there."""
+        return self._places[name]
+
+    @cached_property
+    def _places(self) -> dict[str, int]:
+        places = {layer.name: number for number, layer in enumerate(self.layers)}
+        for gate in self.gates:
+            places[gate.name] = max(places[operand] for operand in gate.operands)
+        return places
 
     @property
     def synapses(self) -> tuple[Synapse, ...]:
