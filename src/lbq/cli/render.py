@@ -187,8 +187,8 @@ def _render_counts(measured: Measurement, exact: Account, rate: Account, noise: 
     if exact.products:
         products = exact.own(exact.product_total)
         console.print(
-            f"of these, products of levels with levels {products:,.0f} per image: {len(exact.products)} of the rows, attention "
-            f"in the order {ORDER}"
+            f"products of levels with levels {products:,.0f} per image, in the total: {len(exact.products)} of its rows; "
+            f"attention in the order {ORDER}"
         )
     if exact.mixing_macs:
         console.print(f"MACs that mix currents over time {exact.mixing_macs:,.0f} per image, not in the total")
@@ -327,6 +327,11 @@ def render_evaluation(evaluation: Evaluation) -> None:
         console.print(
             f"{dense} of {len(evaluation.choices)} synapses ran densely, by {products} thousand products an image, which are "
             "no accumulations: --engine bitplane counts those of all synapses."
+        )
+    if words := evaluation.total.ands:
+        console.print(
+            f"products of levels with levels took {words / evaluation.images:,.0f} ANDs and "
+            f"{evaluation.total.popcounts / evaluation.images:,.0f} popcounts an image, of words of 64 channels"
         )
     if evaluation.engine == "auto":
         console.print(
