@@ -3,14 +3,17 @@
 # make coverage   the tests again with the lines they reach; fails below 97 %
 # make docs       the documentation site, build/site/index.html: opens from the disk and needs no network
 # make sanitize   the native library's tests with AddressSanitizer and UndefinedBehaviorSanitizer
+# make web        build/web: pages that run the small networks of models/ in a browser
+# make fuzz       files changed at random and sealed again, SECONDS=60 of them: each is refused in one line, or gives its old result
 # make report     build/report/report.html and its figures, from the records under results
+# make wheels     wheels for Linux, x86-64 and aarch64, in dist; this machine's is installed and run (docs/howto/install.md)
 # make figures    those of these figures that lie in docs/figures again
 # All set up .venv by themselves; the second time they start at once.
 
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test pytest coverage lint format report figures docs sanitize clean
+.PHONY: demo test pytest coverage lint format report figures docs sanitize fuzz web wheels wheels-emulated clean
 .DELETE_ON_ERROR:
 
 demo: .venv/.train
@@ -42,6 +45,11 @@ sanitize: .venv/.dev
 	  ASAN_OPTIONS=detect_leaks=0 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/engine/test_convolution.py tests/engine/test_pairs.py tests/kernels/test_cpu.py tests/engine/test_steps.py tests/counting/test_tally.py \
 	  -n 2 -p no:cacheprovider -k "not compiled and not well_formed and not stale and not fork"
 
+# what is wrong with one lies in tests/fuzz/found afterwards, where a test reads it again; needs Linux
+SECONDS ?= 60
+fuzz: .venv/.dev
+	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz --seconds $(SECONDS)
+
 report: .venv/.train
 	@rm -rf build/report
 	@$(BIN)/lbq report results -o build/report/report.html --title "LBQ: our runs beside the published numbers"
@@ -54,6 +62,19 @@ figures: report
 docs: .venv/.docs
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 	@echo "build/site/index.html"
+
+web: .venv/.web
+	@$(BIN)/lbq export models/digits_resnet8w16_t2_lbq.lbq --format web -o build/web/digits.html
+	@$(BIN)/lbq export models/cifar10_resnet8w16_t2_lbq.lbq --format web -o build/web/cifar10.html
+
+# make wheels TARGETS=all: for macOS and Windows too; make wheels-emulated: also run the aarch64 wheel, under qemu-user-static
+wheels: .venv/.wheels
+	@rm -rf dist
+	@$(BIN)/python release/wheels.py build $(TARGETS) -o dist
+	@$(BIN)/python release/wheels.py check dist
+
+wheels-emulated: .venv/.wheels
+	@$(BIN)/python release/emulate.py dist
 
 format: .venv/.dev
 	@$(BIN)/ruff check --fix .
@@ -70,10 +91,21 @@ format: .venv/.dev
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[train,dev]'
 	@touch $@
 
+.venv/.wheels: pyproject.toml constraints.txt | .venv/bin/python
+	@echo "installing the compiler of wheels into .venv (once)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[wheels]'
+	@touch $@
+
 # the site reads docstrings from the sources and needs no torch
 .venv/.docs: pyproject.toml constraints.txt | .venv/bin/python
 	@echo "installing the tools of the documentation into .venv (once)"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	@touch $@
+
+# zig compiles WebAssembly; no torch
+.venv/.web: pyproject.toml constraints.txt | .venv/bin/python
+	@echo "installing lbq[web] into .venv (once)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[web]'
 	@touch $@
 
 .venv/bin/python:

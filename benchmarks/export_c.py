@@ -1,8 +1,9 @@
-"""Speed of an exported network, plain C compiled here, against the engine's bit planes on one thread.
+"""Speed of an exported network, plain C compiled here, against the engine on one thread.
 
-    .venv/bin/python benchmarks/export_c.py MODEL DATA [--images 8] [--repeats 5]
+    LBQ_NATIVE_ISA=portable .venv/bin/python benchmarks/export_c.py MODEL DATA [--images 8] [--repeats 5]
 
-MODEL: a model.lbq; DATA: what `lbq run` takes. Both run the same images one at a time and take turns; best of several.
+Without LBQ_NATIVE_ISA the engine uses all instructions of this CPU. MODEL: a model.lbq; DATA: what `lbq run` takes. Both run
+the same images one at a time and take turns. Times are of the processor, the least of several for every image.
 Needs cc on a POSIX system; flags as in the printed table.
 """
 
@@ -17,9 +18,11 @@ import time
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
+from lbq import native
 from lbq.counting.inputs import open_data
-from lbq.engine import load
+from lbq.engine import Network, load
 from lbq.export import export
 
 FLAGS = ("-O2", "-O3", "-O3 -march=native")
@@ -32,16 +35,14 @@ static model_memory memory;
 static uint8_t x[MODEL_INPUT_BYTES];
 int main(void)
 {
-    double seconds = 0;
     while (fread(x, 1, sizeof x, stdin) == sizeof x) {
         struct timespec a, b;
         int64_t logits[MODEL_CLASSES];
-        clock_gettime(CLOCK_MONOTONIC, &a);
+        clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &a);
         model_run(x, logits, &memory);
-        clock_gettime(CLOCK_MONOTONIC, &b);
-        seconds += (double)(b.tv_sec - a.tv_sec) + 1e-9 * (double)(b.tv_nsec - a.tv_nsec);
+        clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &b);
+        printf("%.9f\n", (double)(b.tv_sec - a.tv_sec) + 1e-9 * (double)(b.tv_nsec - a.tv_nsec));
     }
-    printf("%.9f\n", seconds);
     return 0;
 }
 """
@@ -69,19 +70,23 @@ def main() -> None:
         for flags, program in programs.items():
             command = ["cc", "-std=c99", *flags.split(), "main.c", "model.c", "model_data.o", "-o", program]
             subprocess.run(command, cwd=folder, check=True)
-        times = dict.fromkeys(("bit planes", *FLAGS), float("inf"))
+        engine = f"engine, {native.isa()}"
+        times = {name: np.full(len(images), np.inf) for name in (engine, *FLAGS)}
         stdin = b"".join(np.ascontiguousarray(image).tobytes() for image in images)
-        net.run(images[0], "bitplane")
+        net.run(images[0])
         for _ in range(options.repeats):
-            started = time.perf_counter()
-            for image in images:
-                net.run(image, "bitplane")
-            times["bit planes"] = min(times["bit planes"], time.perf_counter() - started)
+            times[engine] = np.minimum(times[engine], [engine_seconds(net, image) for image in images])
             for flags, program in programs.items():
-                found = subprocess.run([os.path.join(folder, program)], input=stdin, stdout=subprocess.PIPE, check=True)
-                times[flags] = min(times[flags], float(found.stdout))
+                done = subprocess.run([os.path.join(folder, program)], input=stdin, stdout=subprocess.PIPE, check=True)
+                times[flags] = np.minimum(times[flags], np.array(done.stdout.split(), float))
     for name, seconds in times.items():
-        print(f"{name:<20}{1e3 * seconds / len(images):10.3f} ms an image{seconds / times['bit planes']:8.1f}")
+        print(f"{name:<20}{1e3 * seconds.mean():10.3f} ms an image{seconds.mean() / times[engine].mean():8.2f}")
+
+
+def engine_seconds(net: Network, image: NDArray[np.uint8]) -> float:
+    started = time.process_time()
+    net.run(image)
+    return time.process_time() - started
 
 
 if __name__ == "__main__":

@@ -6,6 +6,8 @@ import hashlib
 import json
 import re
 
+import pytest
+
 from lbq import engine
 from lbq.config import Config
 from lbq.counting.deployed import evaluate
@@ -35,6 +37,14 @@ def test_the_headline_network_gives_its_golden_levels() -> None:
     assert net.network.facts["weights_sha256"] == record["weights_sha256"]
     recipe = MODELS.parent / "configs" / "quick" / "cifar10_300epochs_sam.toml"
     assert Config.load(recipe).hash == record["config_hash"]
+
+
+@pytest.mark.parametrize("name", ["digits_resnet8w16_t2_lbq_20ep_s0", "cifar10_resnet8w16_t2_lbq_8ep_s0"])
+def test_the_small_networks_are_those_of_their_records(name: str) -> None:
+    net = engine.load(MODELS / f"{name.rsplit('_', 2)[0]}.lbq")
+    assert net.verify("auto") == 8
+    record = json.loads((ROOT / "results" / "small" / f"{name}.json").read_text(encoding="utf-8"))
+    assert net.network.facts["weights_sha256"] == record["weights_sha256"]
 
 
 def test_the_headline_network_on_real_images() -> None:

@@ -14,7 +14,8 @@ HEAD = """# Commands
 
 This page is written by `python docs/site/commands.py` from the command line itself. `lbq COMMAND --help` says the same.
 
-Results go to standard output, progress and errors to standard error. A mistake of the user ends in one line and exit code 2.
+Results go to standard output, progress and errors to standard error: bars on a terminal, elsewhere a line at least
+every 30 seconds. A mistake of the user ends in one line and exit code 2.
 `--json` prints a result as JSON. `--import` comes before the command: `lbq --import FILE COMMAND ...`.
 """
 
@@ -68,15 +69,26 @@ def section(heading: str, text: str | None, command: Any) -> str:
     )
 
 
+def commands_of(root: Any) -> dict[str, Any]:
+    """Every command by its name, those of a command, such as `models export`, after it."""
+    commands: dict[str, Any] = {}
+    for name, command in root.commands.items():
+        commands[name] = command
+        commands |= {f"{name} {inner}": below for inner, below in getattr(command, "commands", {}).items()}
+    return commands
+
+
 def page() -> str:
     """The whole page."""
     root: Any = typer.main.get_command(app)
+    commands = commands_of(root)
     overview = [
-        f"| [`lbq {n}`](#lbq-{n}) | {cell(first_sentence(command.help))} |" for n, command in root.commands.items()
+        f"| [`lbq {n}`](#lbq-{n.replace(' ', '-')}) | {cell(first_sentence(command.help))} |"
+        for n, command in commands.items()
     ]
     text = HEAD + "\n| command | what it does |\n|---|---|\n" + "\n".join(overview) + "\n"
     text += section("## Before every command", "These options stand between `lbq` and the command.", root)
-    for name, command in root.commands.items():
+    for name, command in commands.items():
         body = section(f"## lbq {name}", f"`{usage(name, command)}`", command)
         head, _, rest = body.partition("\n\n|")
         text += head + f"\n\n{' '.join(command.help.split())}\n" + (f"\n|{rest}" if rest else "")

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from lbq.kernels.reference import burst_levels as burst_levels
     from lbq.kernels.reference import burst_sequence as burst_sequence
     from lbq.kernels.reference import burst_step as burst_step
+    from lbq.measuring.leaks import check as check
     from lbq.measuring.statistics import Statistics as Statistics
     from lbq.measuring.statistics import statistics as statistics
     from lbq.neuron import ILIF as ILIF
@@ -46,6 +47,7 @@ _WHERE = {
     "burst_levels": "lbq.kernels.reference",
     "burst_sequence": "lbq.kernels.reference",
     "burst_step": "lbq.kernels.reference",
+    "check": "lbq.measuring.leaks",
     "load": "lbq.runs.run_folder",
     "statistics": "lbq.measuring.statistics",
 }

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from lbq.errors import ConfigError, nearest
-from lbq.system import toml
+from lbq.system import files, toml
 
 DATASETS = (
     "digits", "cifar10", "cifar100", "mnist", "fashion_mnist", "imagenet", "folder", "cifar10_dvs", "dvs_gesture", "nmnist",
@@ -30,8 +30,12 @@ def _checked(default: Any, expected: str, ok: Callable[[Any], bool]) -> Any:
     return field(default=default, metadata={"expected": expected, "ok": ok})
 
 
-def _at_least(default: Any, low: float) -> Any:
-    return _checked(default, f">= {low:g}", lambda v: v >= low)
+MOST_TIMESTEPS = 4096  # that a deployed network may have
+
+
+def _at_least(default: Any, low: float, most: float = math.inf) -> Any:
+    limit = "" if most == math.inf else f" and at most {most}"
+    return _checked(default, f">= {low:g}{limit}", lambda v: low <= v <= most)
 
 
 def _positive(default: float) -> Any:
@@ -49,9 +53,9 @@ def _one_of(default: str, *known: str) -> Any:
 @dataclass(frozen=True)
 class ModelConfig:
     id: str = "resnet8w16"
-    num_classes: int = _at_least(10, 2)
-    in_channels: int = _at_least(1, 1)
-    timesteps: int = _at_least(2, 1)
+    num_classes: int = _at_least(10, 2, 2**20)
+    in_channels: int = _at_least(1, 1, 2**16)
+    timesteps: int = _at_least(2, 1, MOST_TIMESTEPS)
     stem_stride: int = _at_least(1, 1)
     dropout: float = _share(0.0)  # before the classifier
     share_tail: bool = False
@@ -64,6 +68,8 @@ class DataConfig:
     size: int = _at_least(0, 0)  # resolution of images and event frames; 0: as they are
     frames: str = _one_of("count", "count", "time")  # event frames of equal count or of equal time
     window_ms: int = _at_least(1000, 1)  # length of the windows that continuous recordings are cut into
+    limit: int = _at_least(0, 0)  # use so many samples of the training part and of the test part; 0: all
+    title: str = _checked("", "one line of text", str.isprintable)  # of your own data, in tables
     holdout: float = _share(0.0)  # share of the training set kept apart, to select on
     workers: int = _at_least(4, 0)  # processes that decode image files
 
@@ -129,7 +135,7 @@ class TrainConfig:
 
 
 BOOKKEEPING = {  # settings that change no result
-    "data": ("root", "workers"),
+    "data": ("root", "workers", "title"),
     "train": ("cuda_graph", "test", "checkpoint_steps", "checkpoint_minutes", "tensorboard"),
 }
 # Neurons whose initial step is `INITIAL_STEP` whatever their n_max is. It was 2 / n_max before, which is the same at 5: a
@@ -140,6 +146,7 @@ FORMER_STEP = "2 / n_max"
 
 LATER: dict[str, dict[str, Any]] = {
     "augment": {"plain_epochs": 0},
+    "data": {"limit": 0},
     "neuron": {"step": FORMER_STEP},
     "optim": {"norm_decay": False, "neuron_decay": "none", "neuron_decay_factor": 1, "sam": 0, "sam_epochs": 0},
     "train": {"level_cost": 0, "level_cost_of": "bit_sparse", "new_head": False},
@@ -300,7 +307,7 @@ def _with_former_step(tree: dict[str, Any]) -> dict[str, Any]:
 def _recorded(path: Path) -> dict[str, Any]:
     """The configuration in a record, with the record's name where it has none."""
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))
+        record = json.loads(files.text_of(path, ConfigError))
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
@@ -326,17 +333,17 @@ TYPE_NAMES = {int: "an integer", float: "a number", str: "a string", bool: "true
 def _build(kind: Any, tree: Any, path: str) -> Any:
     """A dataclass from a mapping, with every key, type and condition checked."""
     if not isinstance(tree, Mapping):
-        raise ConfigError(f"{path or 'the configuration'} must be a table, got {tree!r}")
+        raise ConfigError(f"{path or 'the configuration'} must be a table, got {tree!r:.80}")
     hints = typing.get_type_hints(kind)
     conditions = {f.name: f.metadata for f in dataclasses.fields(kind) if f.metadata}
     values = {}
     for key, value in tree.items():
         where = f"{path}.{key}" if path else str(key)
         if key not in hints:
-            raise ConfigError(f"unknown key {where!r}{_suggestion(str(key), hints)}")
+            raise ConfigError(f"unknown key {where!r:.200}{_suggestion(str(key), hints)}")
         values[key] = _convert(hints[key], value, where)
         if key in conditions and not conditions[key]["ok"](values[key]):
-            raise ConfigError(f"{where} must be {conditions[key]['expected']}, got {value!r}")
+            raise ConfigError(f"{where} must be {conditions[key]['expected']}, got {value!r:.80}")
     return kind(**values)
 
 
@@ -352,12 +359,12 @@ def _convert(kind: Any, value: Any, where: str) -> Any:
         return _build(kind, value, where)
     if isinstance(kind, types.GenericAlias):
         if not isinstance(value, Mapping):
-            raise ConfigError(f"{where} must be a table, got {value!r}")
+            raise ConfigError(f"{where} must be a table, got {value!r:.80}")
         return dict(value)
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         value = float(value)
     if type(value) is not kind:
-        raise ConfigError(f"{where} must be {TYPE_NAMES[kind]}, got {value!r}")
+        raise ConfigError(f"{where} must be {TYPE_NAMES[kind]}, got {value!r:.80}")
     if kind is float and not math.isfinite(value):
         raise ConfigError(f"{where} must be finite, got {value!r}")
     return value

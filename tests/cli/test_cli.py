@@ -92,7 +92,7 @@ def test_the_demo_ends_with_a_report(demo_run: Demo) -> None:
     for text in (
         "Burst, fixed step",
         "Binary LIF",
-        "A tour of one image",
+        "One image through the deployed network on integers",
         "Figure 4 (a)",
         "levels of 12 channels of layer1.0.sn1",
     ):
@@ -175,7 +175,7 @@ def test_account_of_a_run(call: Call, demo_run: Demo) -> None:
         "preshifted",
         "explicit",
         "rate x MACs",
-        "Beyond the paper's table: over 599 images; modelled µJ per image",
+        "Energy: over 599 images; modelled µJ per image",
         "binary at equal slots",
         "signed digits",
         "state updates",

@@ -17,7 +17,6 @@ import pytest
 
 from lbq import engine
 from lbq.batches.sources import open_source
-from lbq.cli.options import thread_count
 from lbq.config import Config
 from lbq.counting.analysis import load
 from lbq.counting.deployed import evaluate
@@ -26,6 +25,7 @@ from lbq.counting.inputs import golden_set, open_data, read_input
 from lbq.data import load_digits
 from lbq.data.testset import open_arrays, open_test
 from lbq.deploy import deploy
+from lbq.engine.engine import thread_count
 from lbq.engine.file.levelfile import load_levels
 from lbq.errors import ArtefactError, ConfigError, DataError, LbqError
 from lbq.training import trainer as train

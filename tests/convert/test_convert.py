@@ -377,7 +377,7 @@ class Lengthened(nn.ReLU):
         (Net(lambda m, x: head(m, m.conv(x))), "Net has no ReLU, in whose place"),
         (Net(lambda m, x: head(m, F.gelu(m.act(m.conv(x))))), "gelu in the network's forward: gelu is no ReLU"),
         (Net(lambda m, x: head(m, m.act(m.conv(x)).sigmoid())), "sigmoid in the network's forward: sigmoid is no ReLU"),
-        (Net(FORWARDS["modules"], act2=nn.SiLU()), "layer 'act2': SiLU is no ReLU: train the ANN with ReLUs"),
+        (Net(FORWARDS["modules"], act2=nn.SiLU()), "layer 'act2': SiLU is no ReLU: lbq.convert.with_relus"),
         (Net(FORWARDS["modules"], act=Lengthened()), "layer 'act': Lengthened is no ReLU"),
         (Net(lambda m, x: head(m, m.act(m.conv(x))).softmax(1)), "leave out a last softmax"),
         (Net(lambda m, x: (m.act(m.conv(x)), x)), "must return one tensor"),  # type: ignore[arg-type, return-value]

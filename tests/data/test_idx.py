@@ -53,11 +53,16 @@ def test_idx_datasets(tmp_path: Path, zipped: bool, dash: str, below: str) -> No
 
 def test_missing_idx_files_are_named(tmp_path: Path) -> None:
     for root in (tmp_path, tmp_path / "nowhere"):
-        with pytest.raises(DataError, match=r"mnist is not in .*: download train-images-idx3-ubyte.gz, .* from https"):
+        with pytest.raises(
+            DataError,
+            match=r"mnist is not in .*: `lbq data mnist .* or download train-images-idx3-ubyte.gz, ",
+        ):
             idx.load_idx(root, "mnist")
     _, paths = idx_files(tmp_path / "raw")
     paths[3].unlink()
-    with pytest.raises(DataError, match=r"mnist is not in .*raw: download t10k-labels-idx1-ubyte.gz from"):
+    with pytest.raises(
+        DataError, match=r"mnist is not in .*raw: `lbq data mnist .* download t10k-labels-idx1-ubyte.gz from"
+    ):
         idx.load_idx(tmp_path, "mnist")
 
 

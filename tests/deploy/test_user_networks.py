@@ -352,6 +352,7 @@ def test_what_cannot_be_copied_traced_or_is_no_network() -> None:
         ({"timesteps": "3"}, "^timesteps must be a whole number of at least 1, got '3'"),
         ({"timesteps": True}, "^timesteps must be a whole number of at least 1, got True"),
         ({"timesteps": 0}, "^timesteps must be"),
+        ({"timesteps": 2**31}, "^timesteps must be at most 4096, got 2147483648"),
         ({"facts": {"a": float("nan")}}, "^facts must be JSON values"),
         ({"facts": {"a": np.float32(1)}}, "^facts must be JSON values"),
         ({"input_shape": torch.zeros(2, 1, 1, 1)}, r"^input_shape must be .*, got an array of shape .2, 1, 1, 1.$"),

@@ -20,6 +20,7 @@ from lbq.deploy import deploy
 from lbq.engine import Network
 from lbq.export import export
 from lbq.export.c99 import Sources
+from lbq.graph.integer import IntegerLayer
 from lbq.models.resnet import ResNet
 from lbq.neuron import BurstNeuron
 from tests.support.commands import Call
@@ -147,7 +148,42 @@ def test_networks_give_the_engines_logits(tmp_path: Path) -> None:
     nets["branches"] = branched(), pixels(4, 3, 6, 6, seed=5)
     nets["events"] = eventful(), pixels(3, 4, 2, 4, 4) // 32
     nets["wide"] = deployed(shape=(3, 4, 4), bits=16), pixels(4, 3, 4, 4)
-    run_together(tmp_path, nets, *sanitizers())
+    nets["nibbles"] = deployed(shape=(3, 4, 4), bits=4), pixels(4, 3, 4, 4)
+    nets["edge"] = at_the_edge_of_16_bits(), pixels(2, 3, 4, 4)
+    run_together(tmp_path, nets, "-DLBQ_WORDS=0", *sanitizers())
+
+
+def test_weights_are_packed_and_those_of_4_bits_take_half() -> None:
+    sources = {bits: Sources(deployed("resnet8w16", shape=(3, 8, 8), bits=bits).network) for bits in (8, 4)}
+    bits = {
+        b: re.findall(r"NULL, NULL, NULL, weights_\d+, (\d),", s.files()["model_data.c"]) for b, s in sources.items()
+    }
+    assert bits == {8: ["8"] * 8, 4: ["4"] * 8}  # all but the first, which reads pixels, and the readout
+    weights = sum(s.weight.size for layer in sources[8].network.layers[1:] for s in layer.convs)
+    assert sources[8].constant_bytes - sources[4].constant_bytes == weights // 2
+
+
+def at_the_edge_of_16_bits() -> Network:
+    """All neurons of the first layer at their highest level, 5, then weights of 127 and -127: the largest sums of rows."""
+    net = deployed("resnet8w16", shape=(3, 4, 4)).network
+
+    def changed(layer: IntegerLayer, thresholds: list[int], weight: NDArray[np.int8] | None = None) -> IntegerLayer:
+        assert layer.neuron is not None
+        neuron = replace(layer.neuron, thresholds=np.array([thresholds] * layer.shape[0], np.int32))
+        (conv,) = layer.synapses
+        return replace(
+            layer,
+            synapses=(conv if weight is None else replace(conv, weight=weight),),
+            neuron=neuron,
+            bias=np.zeros_like(layer.bias),
+            fraction=0,
+        )
+
+    stem, second = net.layers[:2]
+    signs = np.where(np.arange(16) % 2, -127, 127).astype(np.int8)
+    weight = np.broadcast_to(signs[:, None, None, None], (16, 16, 3, 3)).copy()
+    layers = changed(stem, [-(2**29)] * 5), changed(second, [1, 30000, 50000, 70000, 16 * 9 * 127 * 5], weight=weight)
+    return Network(replace(net, layers=(*layers, *net.layers[2:])))
 
 
 def test_random_networks_give_the_engines_logits(tmp_path: Path) -> None:
@@ -160,7 +196,9 @@ def test_random_networks_give_the_engines_logits(tmp_path: Path) -> None:
     assert busy == {"a", "b", "c", "d", "e", "f"}
     assert {net.network.static for net, _ in nets.values()} == {True, False}
     nets["last"] = reset_beyond_the_last_timestep()
-    run_together(tmp_path, nets, *sanitizers())
+    nets["nibbles"] = deployed(shape=(3, 4, 4), bits=4), pixels(4, 3, 4, 4)
+    nets["edge"] = at_the_edge_of_16_bits(), pixels(2, 3, 4, 4)
+    run_together(tmp_path, nets, "-DLBQ_WORDS=1", *sanitizers())
 
 
 # The files -------------------------------------------------------------------------------------------------------------
@@ -194,7 +232,7 @@ def test_the_same_network_gives_the_same_files_whatever_others_are_called() -> N
     net = deployed().network
     one, again, other = (Sources(net, name).files() for name in ("model", "model", "Digits2"))
     assert one == again
-    assert list(one) == ["model.h", "model.c", "model_net.h", "model_data.c", "example.c", "Makefile"]
+    assert list(one) == ["model.h", "model.c", "model_rows.h", "model_net.h", "model_data.c", "example.c", "Makefile"]
     for mine, theirs in zip(other.items(), one.items(), strict=True):
         assert tuple(re.sub("(?i)digits2(?=[_.])", "model", text) for text in mine) == tuple(
             re.sub("MODEL(?=_)", "model", text) for text in theirs
@@ -272,7 +310,7 @@ def test_the_documentations_c_compiles(model: Path, tmp_path: Path) -> None:
 
 def test_the_command_names_the_network_and_says_what_it_wrote(call: Call, model: Path, tmp_path: Path) -> None:
     text = call.printed("export", model, "-o", tmp_path / "c", "--name", "eyes")
-    assert "6 files" in text.replace("\n", " ")
+    assert "7 files" in text.replace("\n", " ")
     assert f"`make -C '{tmp_path}/a b' check` runs" in export(model, tmp_path / "a b")["text"]
     assert (tmp_path / "c" / "eyes_data.c").exists()
     assert "int eyes_run(const uint8_t *input" in (tmp_path / "c" / "eyes.h").read_text()

@@ -321,6 +321,7 @@ def test_compiled_without_a_graph_break() -> None:
     assert torch.equal(compiled(x), plain(x))
     for name, p in plain.named_parameters():
         torch.testing.assert_close(neuron.get_parameter(name).grad, p.grad)
+    assert not neuron.origin_seen  # what feeds it is not looked at in compiled code
     assert torch.equal(copy.deepcopy(neuron)(x), plain(x))
 
 

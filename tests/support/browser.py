@@ -45,9 +45,9 @@ class Socket:
     def send(self, text: str) -> None:
         data, mask = text.encode(), os.urandom(4)
         size = len(data)
-        head = bytes([0x81, 0x80 | size]) if size < 126 else struct.pack(">BBH", 0x81, 0xFE, size)
-        if size > 0xFFFF:
-            head = struct.pack(">BBQ", 0x81, 0xFF, size)
+        head = bytes([0x81, 0x80 | size]) if size < 126 else struct.pack(">BBQ", 0x81, 0xFF, size)
+        if 126 <= size <= 0xFFFF:
+            head = struct.pack(">BBH", 0x81, 0xFE, size)
         self.socket.sendall(head + mask + bytes(b ^ mask[i % 4] for i, b in enumerate(data)))
 
     def _take(self, count: int) -> bytes:

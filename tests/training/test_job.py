@@ -439,7 +439,7 @@ def test_a_run_is_evaluated_over_other_timesteps(tmp_path: Path, monkeypatch: py
     assert set(lengths) == {3}
     assert (facts["timesteps"], facts["trained_over"], facts["stored_accuracy"]) == (3, 2, result["accuracy"])
     assert job.evaluate_run(tmp_path / "lbq", timesteps=2)["accuracy"] == result["accuracy"]
-    with pytest.raises(RunError, match="timesteps must be a whole number of at least 1, got 0"):
+    with pytest.raises(RunError, match="timesteps must be a whole number of at least 1 and at most 4096, got 0"):
         job.evaluate_run(tmp_path / "lbq", timesteps=0)
     run(config(*short, "neuron.name=lmht"), tmp_path / "lmht")
     with pytest.raises(RunError, match="cannot run over 3 timesteps, its lmht neurons have weights for each of 2"):

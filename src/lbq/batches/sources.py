@@ -43,6 +43,7 @@ MIRRORED_IS_ANOTHER = (
     "nmnist",
 )  # left and right hands are two classes, and a mirrored digit is no digit
 USER_ARRAYS = "arrays"
+OWN_DATA = ("folder", USER_ARRAYS)  # which users name themselves
 SEVERAL_PER_RECORDING = ("dvs_gesture", "dvs_objects")  # samples of one recording are alike
 
 
@@ -66,6 +67,13 @@ def held_out(count: int, share: float) -> tuple[NDArray[np.int64], NDArray[np.in
             f"data.holdout {share:g} of {count} samples keeps {apart} apart: it must leave some on both sides"
         )
     return np.sort(order[apart:]), np.sort(order[:apart])
+
+
+def limited(count: int, limit: int) -> NDArray[np.int64]:
+    """At most `limit` sample numbers in order, drawn at random, the same for every seed; 0: all."""
+    if not 0 < limit < count:
+        return np.arange(count)
+    return np.sort(np.random.default_rng(0).permutation(count)[:limit])
 
 
 def fingerprint(*labels: NDArray[np.int64]) -> str:
@@ -99,9 +107,16 @@ class Source(ABC):
         self.name, self.shape, self.static, self.classes = inputs.name, inputs.shape, inputs.static, len(inputs.classes)
         self.inputs, self.about = inputs, about
         self.device, self.batch_size = device, config.train.batch_size
-        self.train_numbers, self.holdout_numbers = held_out(train_size, config.data.holdout)
+        train, self.test_numbers = (limited(size, config.data.limit) for size in (train_size, test_size))
+        self.train_numbers, self.holdout_numbers = (train[part] for part in held_out(len(train), config.data.holdout))
         self.train_size, self.holdout_size = len(self.train_numbers), len(self.holdout_numbers)
-        self.test_size = test_size
+        self.test_size = len(self.test_numbers)
+        if config.data.title and config.data.name not in OWN_DATA:
+            raise ConfigError(
+                f"data.title is for data of your own ({', '.join(OWN_DATA)}): {config.data.name} has its name"
+            )
+        if config.data.limit:
+            about["limit"] = str(config.data.limit)
         if inputs.static:
             a = config.augment
             self.augment = ImageAugment(
@@ -133,7 +148,7 @@ class Source(ABC):
 
     def eval_batches(self, part: Part, rank: int = 0, size: int = 1) -> Iterator[Batch]:
         """Every `size`-th sample of a part, from `rank` on, not augmented."""
-        numbers = (np.arange(self.test_size) if part == "test" else self.holdout_numbers)[rank::size]
+        numbers = (self.test_numbers if part == "test" else self.holdout_numbers)[rank::size]
         batches = [numbers[start : start + self.batch_size] for start in range(0, len(numbers), self.batch_size)]
         return self._not_augmented("test" if part == "test" else "train", batches)
 

@@ -14,10 +14,11 @@ from typing import Annotated
 import typer
 
 from lbq._version import __version__
-from lbq.cli import deploy_commands, measure_commands, streams, train_commands
+from lbq.cli import deploy_commands, measure_commands, model_commands, streams, train_commands
 from lbq.cli.options import fail
 from lbq.errors import LbqError, Stopped
 from lbq.system import plugins
+from lbq.system.shown import shown
 
 app = typer.Typer(
     name="lbq",
@@ -46,13 +47,17 @@ COMMANDS: dict[str, Callable[..., None]] = {  # in the order of the help
 }
 for _name, _command in COMMANDS.items():
     app.command(_name)(_command)
+app.add_typer(model_commands.app, name="models")
 
 
 def main(arguments: list[str] | None = None) -> None:
     """What `lbq` and `python -m lbq` call."""
     # one line: PyTorch's warnings may end in the frames of a C++ stack
-    warnings.formatwarning = lambda message, *_: f"lbq: {str(message).partition(chr(10))[0]}\n"
+    warnings.formatwarning = lambda message, *_: f"lbq: {shown(str(message).partition(chr(10))[0])}\n"
     warnings.filterwarnings("once", "running in NumPy")
+    warnings.filterwarnings(
+        "ignore", "This process .* is multi-threaded", DeprecationWarning
+    )  # workers that decode do nothing else
     # Set before torch is loaded. Its threads would spin for milliseconds while they wait, and take cores from other work.
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "1000")
@@ -81,6 +86,8 @@ def _run(arguments: list[str] | None) -> None:
             sys.exit(2)
         if "No such option: --import" in describe():
             fail("--import stands before the command: lbq --import FILE COMMAND ...")
+        if "No such command" in describe():
+            fail(f"{describe()} Commands: {', '.join(COMMANDS)} (see lbq --help)")
         fail(f"{describe()} (see lbq --help)")
     if status == 130:  # the option parser turns a keyboard interrupt into this
         fail("interrupted", 130)

@@ -147,7 +147,7 @@ def _deploy(run: Path) -> tuple[AbsorptionCheck, IntegerCheck]:
     size = engine.save(artefact, deploy_run(run))
     deployed = engine.load(artefact)
     absorption, check = check_absorption(net, source), check_integers(net, source, deployed, test, size)
-    write_analysis(artefact.with_suffix(".analysis"), analyze(deployed, test))
+    write_analysis(artefact.with_suffix(".analysis"), analyze(deployed, test, membranes=IMAGES_PER_MEMBRANE))
     checks = {"absorption": asdict(absorption), "integers": asdict(check)}
     run_folder.write_text(run / "checks.json", json.dumps(checks, indent=2) + "\n")
     return absorption, check

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lbq.cli.options import Changes, Json, Limit, data_of_a_run, print_result, thread_count
+from lbq.cli.options import Changes, Json, Limit, data_of_a_run, print_result
 from lbq.cli.progress import CountProgress
 from lbq.cli.render import print_line, render_deployed, render_evaluation, render_predictions
-from lbq.errors import LbqError
+from lbq.errors import ArtefactError, LbqError
 
 if TYPE_CHECKING:
     from lbq.data.testset import TestSet
@@ -37,6 +37,7 @@ def deploy(
     """Make an integer network of a trained one: BatchNorm folded, steps absorbed, weights in few bits, bounds proved."""
     from lbq import engine
     from lbq.engine.file.levelfile import save_levels
+    from lbq.engine.published import is_deployed, resolve
     from lbq.system import files
 
     files.check_file(out)
@@ -44,19 +45,21 @@ def deploy(
         files.check_file(levels)
         if levels.resolve() == out.resolve():
             raise LbqError(f"--levels {levels} is the file of the network: give another name")
-    if run.is_file():
+    if is_deployed(run):
+        deployed = _load_deployed(run)
         if bits is not None or noise or changes or timesteps is None:
             raise LbqError(
                 f"{run} is deployed already, and nothing but its --timesteps can be changed: for the rest, deploy its run"
             )
-        if out.resolve() == run.resolve():
+        if out.resolve() == resolve(run).resolve():
             raise LbqError(f"-o {out} is the network itself, which it would replace: give another name")
-        network = engine.load(run).over(timesteps)
+        network = deployed.over(timesteps)
     else:
         from lbq.deploy import deploy_run
 
         with data_of_a_run():
             network = deploy_run(run, 8 if bits is None else bits, changes or [], noise, timesteps)
+    new_folder = None if out.absolute().parent.is_dir() else str(out.parent)
     size = engine.save(out, network)
     net = engine.load(out)
     verified = net.verify("bitplane") if net.golden is not None else 0
@@ -72,8 +75,24 @@ def deploy(
         "bits": integers.facts.get("bits"),
         "verified": verified,
         "levels": None if levels is None else str(levels),
+        "new_folder": new_folder,
     }
     print_result(as_json, facts, lambda: render_deployed(facts))
+
+
+def _load_deployed(path: Path) -> Network:
+    """The network of a file, which may be something else, such as a state_dict."""
+    from lbq import engine
+
+    try:
+        return engine.load(path)
+    except ArtefactError as error:
+        if path.suffix == ".lbq":
+            raise
+        raise LbqError(
+            f"{path} is neither a run folder nor a deployed network: if it holds weights of a network of yours, build that in "
+            "Python, load them, and call lbq.deploy.deploy(net, ...): docs/howto/deploy.md"
+        ) from error
 
 
 def run(
@@ -109,8 +128,8 @@ def run(
     # unknown names are refused there
     ways: dict[str, Any] = {"engine": engine, "backend": backend, "against": against, "exit": exit}
     with CountProgress(str(model), min(limit or test.size, test.size)) as progress:
-        evaluation = evaluate(net, test, threads=thread_count(threads), limit=limit, progress=progress.advance, **ways)
-    measured = _energy(net, test, ways, thread_count(threads)) if energy else None
+        evaluation = evaluate(net, test, threads=threads, limit=limit, progress=progress.advance, **ways)
+    measured = _energy(net, test, ways, threads) if energy else None
     facts = {**evaluation.to_dict(), **({} if measured is None else {"energy": measured})}
 
     def show() -> None:
@@ -123,7 +142,7 @@ def run(
         raise typer.Exit(1)
 
 
-def _energy(net: Network, test: TestSet, ways: dict[str, Any], threads: int) -> dict[str, Any]:
+def _energy(net: Network, test: TestSet, ways: dict[str, Any], threads: int | None) -> dict[str, Any]:
     """What the machine's counter says of an image, or why there is none."""
     from lbq.counting.energy import measure_energy
     from lbq.engine import cuda
@@ -167,7 +186,7 @@ def exits(
     net = load(model)
     shares = share or [0.05] * (net.network.timesteps - 1)
     x, source = calibration_images(net.network, data, images, seed)
-    chosen = net.with_exits(x, shares, source, thread_count(threads))
+    chosen = net.with_exits(x, shares, source, threads)
     size = save(out, chosen)
     made = chosen.network.exits
     assert made is not None
@@ -187,33 +206,33 @@ def exits(
 
 def predict(
     model: Model,
-    images: Annotated[list[Path], typer.Argument(help="Image files, or uint8 .npy arrays.")],
+    images: Annotated[list[Path], typer.Argument(help="Image files, folders of them, uint8 .npy or .npz arrays.")],
     top: Annotated[int, typer.Option(min=1, help="How many classes to print.")] = 5,
     as_json: Json = False,
 ) -> None:
     """Classify images with a deployed network: turned upright, their shorter side scaled, their middle cut out."""
-    from lbq.counting.inputs import read_input
+    from lbq.counting.classify import classify
     from lbq.engine import load
 
-    net = load(model)
-    network = net.network
-    rankings = {str(image): net.run(read_input(image, network)).ranked(network.classes)[:top] for image in images}
-    answer = rankings if len(images) > 1 else rankings[str(images[0])]
+    rankings = classify(load(model), images, top)
+    answer = rankings if len(images) > 1 or str(images[0]) not in rankings else rankings[str(images[0])]
     print_result(as_json, answer, lambda: render_predictions(rankings))
 
 
 def export(
     subject: Annotated[Path, typer.Argument(help="A deployed network, model.lbq; for nir a run folder.")],
     changes: Changes = None,
-    out: Annotated[str | None, typer.Option("-o", "--out", help="Required: a folder for c, c-step, else a file.")] = None,
-    format: Annotated[str, typer.Option(help="c, onnx; c-step, onnx-step: one timestep with explicit state; nir.")] = "c",
-    name: Annotated[str, typer.Option(help="For c, c-step: what the names of its functions and files begin with.")] = "model",
+    out: Annotated[str | None, typer.Option("-o", "--out", help="Required: a folder for c, c-step, wasm, else a file.")] = None,
+    format: Annotated[str, typer.Option(help="c, onnx; c-step, onnx-step: one timestep with its state; web, wasm; nir.")] = "c",
+    name: Annotated[str, typer.Option(help="For c, c-step, wasm: what names of functions and files begin with.")] = "model",
+    target: Annotated[str | None, typer.Option(help="For c, c-step: cortex-m, a whole project for a microcontroller.")] = None,
     reset: Annotated[str | None, typer.Option(help="For nir: what the reader does after a spike, subtract or v_reset.")] = None,
     accept_ties: Annotated[bool, typer.Option("--accept-ties", help="For nir: also what fires at U = threshold.")] = False,
     as_json: Json = False,
 ) -> None:  # fmt: skip
     """Write a network in another form, for other programs: deployed ones give the same integers, bit for bit."""
     from lbq import export as exports
+    from lbq.export.cortex_m import check_target
 
     if not out:
         raise LbqError("export: say where to with -o")
@@ -222,8 +241,13 @@ def export(
             raise LbqError("key=value is for a run folder, which --format nir takes")
         if reset is not None or accept_ties:
             raise LbqError(f"--reset and --accept-ties are for --format nir, not {format}")
-        facts = exports.export(subject, out, format, name)
+        facts = exports.export(subject, out, format, name, target)
     else:
+        if subject.is_file():
+            raise LbqError(
+                f"NIR is written from a run folder, and {subject} is a file: give the run that it was deployed from"
+            )
+        check_target(target, format)
         if reset is None:
             raise LbqError(
                 "NIR leaves open what follows a spike: say what your reader does with --reset subtract or v_reset"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lbq.cli import render
-from lbq.cli.options import Changes, Device, Json, Limit, data_of_a_run, print_json, print_result, start, thread_count
+from lbq.cli.options import Changes, Device, Json, Limit, data_of_a_run, print_json, print_result, start
 from lbq.cli.progress import CountProgress
 from lbq.errors import LbqError
 
@@ -31,9 +31,11 @@ Constants = Annotated[
 
 def _is_deployed(path: Path, changes: list[str] | None, data: str | None, device: str | None) -> bool:
     """Whether `path` is a deployed network, not a run folder. Refuses options of the other kind."""
-    if not path.exists():
+    from lbq.engine.published import is_deployed
+
+    deployed = is_deployed(path)
+    if not deployed and not path.exists():
         raise LbqError(f"{path} does not exist: give a run folder, or a model.lbq that `lbq deploy` wrote")
-    deployed = path.is_file()
     if deployed and (changes or device is not None):
         raise LbqError("key=value and --device are for a run folder; a deployed network takes --data")
     if not deployed and data is not None:
@@ -85,18 +87,22 @@ def account(
         _account_with_exits(run, changes, data, device, limit, as_json)
         return
     if _is_deployed(run, changes, data, device):
-        from lbq.counting.deployed_counts import measure
+        from lbq.counting.deployed_counts import facts_of, measure
 
         net, test, noise = _open_deployed(run, data)
         with CountProgress(str(run), min(limit or test.size, test.size)) as progress:
-            measured = measure(net, test, thread_count(), limit, progress.advance)
+            measured = measure(net, test, None, limit, progress.advance)
+        about, folder = facts_of(net, test, run.name), run.with_suffix(".analysis")
     else:
         from lbq.measuring.measure import measure_run
+        from lbq.runs import records
 
         where = start(device)
         with data_of_a_run(), CountProgress(str(run), limit) as progress:
             measured = measure_run(run, where, changes or [], limit=limit, progress=progress.advance)
+        about, folder = {"kind": "run", **records.facts_of(run)}, run / "analysis"
     from lbq.counting.costs import costs
+    from lbq.report.output import write_account
 
     full_costs = None if measured.exact is None else costs(measured.exact, prices)
     facts = {
@@ -104,6 +110,10 @@ def account(
         **measured.to_dict(prices.paper),
         "costs": None if full_costs is None else full_costs.to_dict(),
     }
+    try:
+        write_account(folder, measured.analysis(about))
+    except LbqError as error:  # as where a model lies on a disk of others: its counts are shown all the same
+        render.print_note(f"a report will not find these counts: {error}")
     print_result(as_json, facts, lambda: render.render_account(measured, full_costs, prices, noise))
 
 
@@ -116,7 +126,7 @@ def _account_with_exits(
         raise LbqError(f"--exit is for a deployed network, model.lbq; {model} is a run folder")
     net, test, _ = _open_deployed(model, data)
     with CountProgress(str(model), min(limit or test.size, test.size)) as progress:
-        measured = measure_exits(net, test, thread_count(), limit, progress.advance)
+        measured = measure_exits(net, test, None, limit, progress.advance)
     print_result(as_json, measured.to_dict(), lambda: render.render_exits(measured))
 
 
@@ -160,7 +170,7 @@ def analyze(
         folder = out or subject.with_suffix(".golden" if test.name == GOLDEN else ".analysis")
         files.check_folder(folder)
         with CountProgress(str(subject), min(limit or test.size, test.size)) as progress:
-            analysis = analyze_deployed(net, test, thread_count(), limit, progress.advance, membranes, subject.name)
+            analysis = analyze_deployed(net, test, None, limit, progress.advance, membranes, subject.name)
     else:
         from lbq.measuring.measure import analyze_run
 
@@ -209,11 +219,11 @@ def report(
     image: Annotated[
         Path | None, typer.Option(help="For the tour: an image file or uint8 .npy instead of a golden input.")
     ] = None,
-    title: Annotated[str, typer.Option(help="Heading of the page.")] = "LBQ report",
+    title: Annotated[str, typer.Option(help="Heading of the page; default the network and its dataset.")] = "",
     technology: Constants = None,
     as_json: Json = False,
 ) -> None:
-    """The paper's tables and figures with your results in them: one page that needs no network, or tables for a paper."""
+    """Your results as one page that needs no network, beside the paper's on the same dataset; or as tables for a paper."""
     from lbq.report.output import SUFFIXES, make
 
     if format not in SUFFIXES:
@@ -238,6 +248,12 @@ def report(
     finished, unfinished = len(gathered.finished) - alone, len(gathered.unfinished)
     facts = {"path": str(target), "bytes": size, "format": format}
     facts |= {"finished": finished, "analyses": alone, "unfinished": unfinished}
+    bare = [result.source for result in gathered.finished if not result.analyses and Path(result.source).is_dir()]
+    if bare:
+        render.make_console(stderr=True).print(
+            f"{len(bare)} of the runs without an analysis, so that columns stay empty: lbq analyze {bare[0]}",
+            soft_wrap=True,
+        )
     text = f"{target}: {render.size_of(size)}, {finished} finished run{'s' * (finished != 1)}"
     text += f", {alone} analys{'i' if alone == 1 else 'e'}s without a run" if alone else ""
     text += f", {unfinished} not finished" if unfinished else ""

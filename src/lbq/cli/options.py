@@ -12,6 +12,7 @@ import typer
 
 from lbq.config import CHANGEABLE
 from lbq.errors import DataError
+from lbq.system.shown import shown
 
 if TYPE_CHECKING:
     import torch
@@ -23,7 +24,7 @@ Limit = Annotated[int | None, typer.Option(min=1, help="Stop after this many sam
 
 
 def fail(message: str, code: int = 2) -> NoReturn:
-    sys.stderr.write(f"lbq: {' '.join(message.split())}\n")
+    sys.stderr.write(f"lbq: {shown(' '.join(message.split()))}\n")
     sys.exit(code)
 
 
@@ -46,14 +47,6 @@ def data_of_a_run() -> Iterator[None]:
         yield
     except DataError as error:
         raise DataError(f"{error}; where the run's data lies elsewhere now, add data.root=DIR") from error
-
-
-def thread_count(threads: int | None = None) -> int:
-    """CPU threads of the engines: `threads`, or else all processors of this process, up to the engines' limit."""
-    from lbq.engine.engine import MOST_THREADS
-    from lbq.native import cpus
-
-    return min(cpus(), MOST_THREADS) if threads is None else threads
 
 
 def start(device: str | None) -> torch.device:

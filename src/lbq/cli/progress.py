@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
+from lbq.cli import heartbeat
 from lbq.cli.render import duration, make_console
 from lbq.training.watcher import Watcher
 
@@ -37,10 +38,22 @@ class _Shown:
 
     def __enter__(self) -> Self:
         self.bars.start()
+        if heartbeat.current is not None:
+            heartbeat.current.doing = self.doing
         return self
+
+    def doing(self) -> str:
+        """What is under way, as a line says it where there are no bars."""
+        tasks = [task for task in self.bars.tasks if not task.finished]
+        if not tasks:
+            return ""
+        of = "" if tasks[-1].total is None else f" of {tasks[-1].total:,.0f}"
+        return f"{tasks[-1].description}: {tasks[-1].completed:,.0f}{of}"
 
     def __exit__(self, *_: object) -> None:
         self.bars.stop()
+        if heartbeat.current is not None:
+            heartbeat.current.doing = str
 
 
 class DemoProgress(_Shown, Watcher):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from lbq.system.shown import shown
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -26,8 +28,16 @@ NOISE = " (random noise, no images)"
 
 def make_console(stderr: bool = False) -> Console:
     from rich.console import Console
+    from rich.segment import Segment
 
-    console = Console(stderr=stderr, highlight=False, markup=False)
+    class Shown(Console):
+        """Texts of files bring no escapes of their own."""
+
+        def render(self, *arguments: Any, **options: Any) -> Iterator[Segment]:
+            for segment in super().render(*arguments, **options):
+                yield segment if segment.control else segment._replace(text=shown(segment.text))
+
+    console = Shown(stderr=stderr, highlight=False, markup=False)
     if not console.is_terminal:
         console.width = 140  # a pipe has no width; do not wrap tables at 80
     return console
@@ -39,12 +49,17 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]
     from rich.table import Table
 
     table = Table(
-        title=title, box=box.SIMPLE_HEAD, title_justify="left", title_style="bold", pad_edge=False, padding=(0, 1, 0, 0)
+        title=shown(title),
+        box=box.SIMPLE_HEAD,
+        title_justify="left",
+        title_style="bold",
+        pad_edge=False,
+        padding=(0, 1, 0, 0),
     )
     for number, column in enumerate(columns):
         table.add_column(column, justify="right" if number else "left")
     for row in rows:
-        table.add_row(*row, end_section=bool(line_below) and row[0] == line_below)
+        table.add_row(*map(shown, row), end_section=bool(line_below) and row[0] == line_below)
     make_console().print(table)
 
 
@@ -296,6 +311,8 @@ def render_deployed(facts: Mapping[str, Any]) -> None:
         f"{facts['path']}: {size_of(facts['bytes'])}, {facts['weights']:,} weights{bits} in {facts['layers']} spiking "
         f"layers, T = {facts['timesteps']}"
     )
+    if facts.get("new_folder"):
+        print_line(f"{facts['new_folder']} is a new folder, made for it")
     golden = f"; {facts['verified']} golden inputs run the same densely and by bit planes" if facts["verified"] else ""
     print_line(f"bounds proved for every layer{golden}")
     if facts["levels"]:
@@ -383,10 +400,14 @@ def render_predictions(rankings: Mapping[str, Sequence[Mapping[str, Any]]]) -> N
 def render_twins(gathered: Gathered) -> None:
     """Name the runs that a report leaves out, on stderr."""
     for folder, other in gathered.twins.items():
-        make_console(stderr=True).print(
-            f"{folder} has the very weights of {other}, which is reported for both: what differs in them changed nothing",
-            soft_wrap=True,
+        print_note(
+            f"{folder} has the very weights of {other}, which is reported for both: what differs in them changed nothing"
         )
+
+
+def print_note(text: str) -> None:
+    """A line on stderr."""
+    make_console(stderr=True).print(text, soft_wrap=True)
 
 
 def render_sweep(gathered: Gathered, page: Path) -> None:

@@ -10,7 +10,9 @@ from contextlib import AbstractContextManager, contextmanager, redirect_stderr, 
 from functools import partial
 from typing import Any, TextIO, cast
 
+from lbq.cli import heartbeat
 from lbq.errors import LbqError
+from lbq.system.shown import HIDDEN_IN_OUTPUT, shown
 
 READER_GONE = 128 + 13  # as shells say of SIGPIPE; 1 is for results that differ
 
@@ -24,10 +26,12 @@ class _Stream:
 
     def __init__(self, stream: TextIO, guard: Callable[[], AbstractContextManager[None]]) -> None:
         self.stream, self.guard = stream, guard
+        self.written: Callable[[], None] = lambda: None  # called after each text
 
     def write(self, text: str) -> int:
         with self.guard():
-            self.stream.write(text)
+            self.stream.write(shown(text, HIDDEN_IN_OUTPUT))
+        self.written()
         return len(text)
 
     def flush(self) -> None:
@@ -63,8 +67,11 @@ def guarded() -> Iterator[None]:
     try:
         with (
             redirect_stdout(cast("TextIO", _Stream(out, _failing))),
-            redirect_stderr(cast("TextIO", _Stream(err, partial(suppress, OSError)))),
+            redirect_stderr(cast("TextIO", progress := _Stream(err, partial(suppress, OSError)))),
+            heartbeat.beating(progress.write, not err.isatty()) as beat,
         ):
+            if beat is not None:
+                progress.written = beat.written
             yield
     finally:
         for stream in (out, err):

@@ -6,7 +6,7 @@ import functools
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
@@ -14,6 +14,9 @@ from lbq.cli import render
 from lbq.cli.options import Changes, Device, Json, data_of_a_run, fail, print_json, print_result, start
 from lbq.cli.progress import CountProgress, DemoProgress, TrainProgress
 from lbq.errors import LbqError, Stopped
+
+if TYPE_CHECKING:
+    from lbq.data.dataset import Dataset
 
 
 def demo(
@@ -177,21 +180,24 @@ def convert(
 
 
 def data(
-    name: Annotated[str, typer.Argument(help="cifar10 or cifar100.")],
+    name: Annotated[str, typer.Argument(help="cifar10, cifar100, mnist or fashion_mnist.")],
     root: Annotated[Path, typer.Option(help="Folder to put it in.")],
     source: Annotated[Path | None, typer.Option("--from", help="An archive or folder you have already.")] = None,
     as_json: Json = False,
 ) -> None:
     """Fetch a dataset, or take it from files you have, and verify it."""
-    from lbq.data import cifar
+    from lbq.data import cifar, idx
+    from lbq.data.testset import load_whole
 
-    if name not in cifar.SPECS:
+    known = (*cifar.SPECS, *idx.FILES)
+    if name not in known:
         raise LbqError(
-            f"data: {name!r} cannot be prepared; known: {', '.join(cifar.SPECS)}. Others: see docs/reference/datasets.md"
+            f"data: {name!r} cannot be prepared; known: {', '.join(known)}. Others: see docs/reference/datasets.md"
         )
     with CountProgress(name, None, of_bytes=True) as download:
-        path = cifar.prepare_cifar(name, root, source, download.received)
-    loaded = cifar.load_cifar10(root) if name == "cifar10" else cifar.load_cifar100(root)
+        prepare = cifar.prepare_cifar if name in cifar.SPECS else idx.prepare_idx
+        path = prepare(name, root, source, download.received)
+    loaded = cast("Dataset", load_whole(name, root))
     facts = {"path": str(path), "train": len(loaded.train), "test": len(loaded.test), "sha256": loaded.checksum}
     text = f"{name}: {facts['train']:,} + {facts['test']:,} images in {path}, verified"
     print_result(as_json, facts, lambda: render.print_line(text))

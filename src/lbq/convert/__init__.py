@@ -16,6 +16,7 @@ from lbq.convert.calibration import calibrate as calibrate
 from lbq.convert.calibration import checked_images
 from lbq.convert.run import convert_run as convert_run
 from lbq.convert.substitution import over_time, separate
+from lbq.convert.substitution import with_relus as with_relus
 from lbq.deploy.lowering.faithful import plain_copy
 from lbq.errors import GraphError
 from lbq.models import NeuronChoice, neuron_maker

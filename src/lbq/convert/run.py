@@ -71,6 +71,7 @@ def convert_run(
             "ann_accuracy": accuracies[0],
             "accuracy": accuracies[1],
             "test_images": source.test_size,
+            "inputs": asdict(run_folder.read_inputs(folder) or source.inputs),  # as the ANN read them in training
             "layers": {name: asdict(fit) for name, fit in fits.items()},
         }
         run_folder.write_text(new_folder / "config.toml", new.to_toml())

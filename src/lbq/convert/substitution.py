@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from itertools import chain, count
 from typing import Any
 
@@ -23,9 +24,36 @@ RECTIFIER_FUNCTIONS: dict[Any, type[nn.Module]] = {
     nn.functional.relu6: nn.ReLU6,
 }
 IN_PLACE_FUNCTIONS = (torch.relu_, "relu_")
+SMOOTH = {
+    "gelu": nn.GELU,
+    "silu": nn.SiLU,
+    "hardswish": nn.Hardswish,
+    "mish": nn.Mish,
+    "elu": nn.ELU,
+    "celu": nn.CELU,
+    "leakyrelu": nn.LeakyReLU,
+    "softplus": nn.Softplus,
+}  # near enough to a ReLU that a little training makes good
 OTHER_ACTIVATIONS = {"celu", "elu", "gelu", "glu", "hardsigmoid", "hardswish", "hardtanh", "leaky_relu", "log_softmax",
           "logsigmoid", "mish", "prelu", "rrelu", "selu", "sigmoid", "silu", "softmax", "softmin", "softplus", "softsign",
           "tanh"}  # fmt: skip
+
+
+def with_relus(ann: nn.Module) -> nn.Module:
+    """A copy of a network whose GELU, SiLU, Hardswish, Mish, ELU, CELU, LeakyReLU and Softplus modules are ReLUs.
+
+    It computes something else: train it on for a few epochs, with a small learning rate, before `convert`.
+    """
+    net = copy.deepcopy(ann)
+    replaced = [name for name, module in net.named_modules() if type(module) in SMOOTH.values()]
+    for name in replaced:
+        if not name:
+            return nn.ReLU()
+        net.set_submodule(name, nn.ReLU())
+    if not replaced:
+        kinds = ", ".join(kind.__name__ for kind in SMOOTH.values())
+        raise GraphError(f"{type(ann).__name__} has no module of {kinds}: write functions such as F.gelu(x) as modules")
+    return net
 
 
 def separate(net: nn.Module, dimensions: int) -> fx.GraphModule:
@@ -61,9 +89,22 @@ def separate(net: nn.Module, dimensions: int) -> fx.GraphModule:
             user.replace_input_with(x, new)
         plain.graph.erase_node(node)
     if not replaced:
-        raise GraphError(f"{type(net).__name__} has no ReLU, in whose place a neuron could stand")
+        raise GraphError(_without_relu(net, modules))
     plain.recompile()
     return plain
+
+
+def _without_relu(net: nn.Module, modules: Mapping[str, nn.Module]) -> str:
+    """Why no ReLU was seen: there is none, or it is inside a layer of PyTorch's that tracing does not enter."""
+    for name, module in modules.items():
+        inside = any(isinstance(m, RECTIFIERS) for m in module.modules())
+        own = isinstance(module, nn.TransformerEncoderLayer | nn.TransformerDecoderLayer)
+        if own and (inside or module.activation is nn.functional.relu):
+            return (
+                f"layer {name!r}: torch.fx does not look into {type(module).__name__}, where the ReLU stands: write it out of "
+                "nn.MultiheadAttention, nn.LayerNorm, nn.Linear and nn.ReLU in a module of your own"
+            )
+    return f"{type(net).__name__} has no ReLU, in whose place a neuron could stand"
 
 
 def _rectifier(node: fx.Node, module: nn.Module | None) -> type[nn.Module] | None:
@@ -79,7 +120,22 @@ def _rectifier(node: fx.Node, module: nn.Module | None) -> type[nn.Module] | Non
             return nn.ReLU6 if isinstance(module, nn.ReLU6) else nn.ReLU
         if not isinstance(module, RECTIFIERS) and type(module).__module__ != nn.ReLU.__module__:
             return None
-    raise GraphError(f"{where}: {name} is no ReLU: train the ANN with ReLUs, and leave out a last softmax")
+    raise GraphError(f"{where}: {name} is no ReLU: {_instead(name, module is None)}")
+
+
+def _instead(name: str, function: bool) -> str:
+    """What to do about an activation that is no ReLU."""
+    plain = name.lower().replace("_", "")
+    if plain in ("softmax", "logsoftmax", "softmin"):
+        return "leave out a last softmax, without which the largest logit stays the largest"
+    if plain in ("sigmoid", "hardsigmoid", "logsigmoid"):
+        return (
+            "leave it out, and with it the gate that it makes, as in squeeze-and-excitation, which has no integer form"
+        )
+    if plain in SMOOTH:
+        first = f"make it a module, nn.{SMOOTH[plain].__name__}; " if function else ""
+        return f"{first}lbq.convert.with_relus(ann) replaces such modules; train that on for a little, and convert it"
+    return "train the ANN with ReLUs"
 
 
 def over_time(plain: fx.GraphModule, images: Tensor, timesteps: int, make: MakeNeuron | None) -> fx.GraphModule:

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from lbq.counting.schemas import ANALYSIS
 from lbq.errors import LbqError, RunError
+from lbq.system import files
 from lbq.system.schema import problem
 
 FORMAT, VERSION = "lbq analysis", 1
@@ -259,7 +260,7 @@ class Analysis:
 def read_json(path: Path, remedy: str = "restore it, or make it again") -> dict[str, Any]:
     """The object that a JSON file holds."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(files.text_of(path, RunError))
     except (OSError, ValueError, RecursionError) as error:
         raise RunError(f"{path} cannot be read as JSON: {' '.join(str(error).split())[:100]}; {remedy}") from error
     if not isinstance(value, dict):

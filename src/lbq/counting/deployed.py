@@ -14,7 +14,7 @@ from lbq.counting.deployed_counts import measure as measure
 from lbq.data.testset import TestSet
 from lbq.engine import cuda
 from lbq.engine.convolution import Backend, Counts
-from lbq.engine.engine import Engine, Network
+from lbq.engine.engine import Engine, Network, thread_count
 from lbq.engine.method import Choice
 from lbq.errors import DataError, LbqError
 
@@ -62,7 +62,7 @@ def evaluate(
     net: Network,
     test: TestSet,
     engine: Engine = "auto",
-    threads: int = 1,
+    threads: int | None = None,
     limit: int | None = None,
     progress: Callable[[int], None] | None = None,
     against: Engine | None = None,
@@ -77,6 +77,7 @@ def evaluate(
         raise LbqError(f"backend {backend!r} weights bit planes, and engine {engine!r} has none: use engine 'bitplane'")
     if against == engine and backend == "horner":
         raise LbqError(f"engine {engine!r} against itself compares nothing: give another engine, such as 'dense'")
+    threads = thread_count(threads)
     result, correct = Evaluation(engine=engine, threads=threads, against=against, backend=backend), 0
     trace, stopped = against is not None, np.zeros(net.network.timesteps, np.int64)
     for x, which in test.batches(IMAGES_PER_TRACED_BATCH if trace else IMAGES_PER_BATCH, limit):

@@ -26,7 +26,7 @@ IMAGES_PER_BATCH = 256
 def measure(
     net: Network,
     test: TestSet,
-    threads: int = 1,
+    threads: int | None = None,
     limit: int | None = None,
     progress: Callable[[int], None] | None = None,
     membranes: int = 0,
@@ -81,16 +81,21 @@ def measure(
 def analyze(
     net: Network,
     test: TestSet,
-    threads: int = 1,
+    threads: int | None = None,
     limit: int | None = None,
     progress: Callable[[int], None] | None = None,
     membranes: int = 32,
     name: str = "",
 ) -> Analysis:
     """The analysis of a deployed network. name: of its file."""
+    return measure(net, test, threads, limit, progress, membranes).analysis(facts_of(net, test, name))
+
+
+def facts_of(net: Network, test: TestSet, name: str) -> dict[str, Any]:
+    """What identifies a deployed network, and what it is measured on, in files made from it."""
     stored = net.network.facts
     data = stored.get("data")
-    facts = {
+    return {
         "kind": "artefact",
         "name": name,
         "dataset": _name(data.get("name")) if isinstance(data, dict) else "",
@@ -102,7 +107,6 @@ def analyze(
         "weights_sha256": _name(stored.get("weights_sha256")),
         "data": test.name,
     }
-    return measure(net, test, threads, limit, progress, membranes).analysis(facts)
 
 
 def _name(fact: Any) -> str:

@@ -84,7 +84,7 @@ class ExitMeasurement:
 def measure_exits(
     net: Network,
     test: TestSet,
-    threads: int = 1,
+    threads: int | None = None,
     limit: int | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> ExitMeasurement:

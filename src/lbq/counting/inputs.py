@@ -5,6 +5,7 @@ Inputs must be like those of training: their shape, range, classes and labels ar
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -52,10 +53,26 @@ def open_data(network: IntegerNetwork, data: str | None) -> TestSet:
         _check_shape(test, network)
         _check_range(test.read(0, test.size), network, data)
     else:
+        if data is not None:
+            _point_to_predict(Path(data))
         test = _open_dataset(network, data)
         _check_shape(test, network)
     _check_classes(test, network)
     return test
+
+
+def _point_to_predict(path: Path) -> None:
+    """Images without labels are no test set: `lbq predict` takes them."""
+    if path.is_file():
+        kind = "an image" if path.suffix.lower() in folder.EXTENSIONS else "a file"
+        raise DataError(
+            f"{path} is {kind}, and run tests a dataset, or a .npz with images and labels: `lbq predict MODEL {path}` takes "
+            "images and arrays"
+        )
+    if path.is_dir() and any(p.suffix.lower() in folder.EXTENSIONS for p in path.iterdir()):
+        raise DataError(
+            f"{path} holds images without labels, and run tests a dataset: `lbq predict MODEL {path}` classifies them"
+        )
 
 
 def _open_dataset(network: IntegerNetwork, data: str | None) -> TestSet:
@@ -72,6 +89,13 @@ def _open_dataset(network: IntegerNetwork, data: str | None) -> TestSet:
         raise DataError(f"give the folder of {name}, or a .npz file with images and labels")
     if name == "digits" and data not in (None, "digits"):
         raise DataError(f"{data!r} is not what the network was trained on: give digits, or a .npz file with images")
+    if name == "arrays" and not any(map(os.path.exists, (f"{data}/train.npz", f"{data}/train"))):
+        test = Path(str(data)) / "test.npz"  # its training part is not needed here
+        if not test.is_file():
+            raise DataError(
+                f"{data} has no test.npz: put 'images' and 'labels' there, or give a .npz file; predict takes images"
+            )
+        return open_arrays(test, network.static, network.input_shape, network.timesteps)
     size, frames, window = (settings.get(key, default) for key, default in DATASET_DEFAULTS.items())
     if type(size) is not int or type(window) is not int or frames not in ("count", "time") or min(size, window) < 0:
         raise ArtefactError("the network's facts about its dataset make no sense")
@@ -106,21 +130,25 @@ def _check_classes(test: TestSet, network: IntegerNetwork) -> None:
         )
     labels, outputs = test.labels, network.readout.shape[0]
     if labels is not None and len(labels) and not 0 <= labels.min() <= labels.max() < outputs:
+        hint = ", labels - 1, from 0 on" if labels.min() == 1 and labels.max() == outputs else ""
         raise DataError(
             f"{test.name} has labels from {labels.min()} to {labels.max()}, the network knows classes 0 to "
-            f"{outputs - 1}: number them as in training"
+            f"{outputs - 1}: number them as in training{hint}"
         )
 
 
 def read_input(path: Path | str, network: IntegerNetwork) -> NDArray[np.uint8]:
-    """One input from a file: an image, upright, scaled and cropped to the network's input, or a uint8 .npy array.
+    """One input from a file, uint8 `[C, H, W]` as the network reads it: what `lbq predict` does before it runs the network.
 
-    An array may lack height and width where they are 1.
+    An image is turned upright by its EXIF tag, its shorter side is scaled to the network's (to 8/7 of it for networks of
+    `folder` and `imagenet`, as in their tests), and its middle is cut out. It becomes RGB, or grey where the network reads one
+    channel, without transparency. Pixels are scaled to 0..input_max. A uint8 .npy array is taken as it is; it may lack height
+    and width where they are 1.
     """
     path = Path(path)
     if path.suffix != ".npy":
         return _read_image(path, network)
-    lead, stored = _lead(network), load_array(path)
+    lead, stored = lead_of(network), load_array(path)
     array = with_sides(stored, network.input_shape, len(lead))
     if array.dtype != np.uint8 or array.shape != (*lead, *network.input_shape):
         expected = [*lead, *shortest(network.input_shape)]
@@ -132,7 +160,7 @@ def read_input(path: Path | str, network: IntegerNetwork) -> NDArray[np.uint8]:
 def _read_image(path: Path, network: IntegerNetwork) -> NDArray[np.uint8]:
     shape = network.input_shape
     if not network.static:
-        frames = [*_lead(network), *shortest(shape)]
+        frames = [*lead_of(network), *shortest(shape)]
         raise DataError(f"the network reads event frames, no image: give them as a uint8 .npy file of {frames}")
     if shape[0] not in (1, 3) or shape[1] != shape[2]:
         raise DataError(f"the network reads {list(shortest(shape))}, which is no square image: give a uint8 .npy file")
@@ -142,10 +170,11 @@ def _read_image(path: Path, network: IntegerNetwork) -> NDArray[np.uint8]:
     files = isinstance(data, dict) and data.get("name") in FILES
     image = folder.load_eval(path, round(side * EVAL_RATIO) if files else side, side, upright=True).astype(np.float64)
     if shape[0] == 1:
-        image = np.tensordot(LUMA, image, 1)[None]
+        red, green, blue = (weight * channel for weight, channel in zip(LUMA, image, strict=True))
+        image = ((red + green) + blue)[None]  # in this order everywhere, in exported pages too
     return np.rint(image * (network.input_max / 255)).astype(np.uint8)
 
 
-def _lead(network: IntegerNetwork) -> tuple[int, ...]:
+def lead_of(network: IntegerNetwork) -> tuple[int, ...]:
     """The sizes in front of one input's channels."""
     return () if network.static else (network.timesteps,)

@@ -14,7 +14,7 @@ from typing import Any
 
 from lbq.counting.operations import Energies
 from lbq.errors import ConfigError, nearest
-from lbq.system import toml
+from lbq.system import files, toml
 
 HOROWITZ_2014 = "M. Horowitz, Computing's energy problem (and what we can do about it), ISSCC 2014, Fig. 1.1.9"
 
@@ -101,7 +101,7 @@ def load(path: Path | str) -> Technology:
     """
     path = Path(path)
     try:
-        text = toml.contents(path)
+        text = files.text_of(path, ConfigError, toml.MOST_BYTES)
         values: Any = json.loads(text) if path.suffix == ".json" else toml.parsed(text)
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"technology {path} cannot be read: {' '.join(str(error).split())[:120]}") from error

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import tarfile
 import tokenize
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lbq.errors import DataError
+from lbq.system.files import refuse_pipe
 
 try:
     from lzma import LZMAError
@@ -45,6 +47,7 @@ _READ_ERRORS: tuple[type[Exception], ...] = (
 
 def load_array(path: Path, mapped: bool = False) -> NDArray[Any]:
     """The array of a .npy file; `mapped` leaves it on the disk until it is read."""
+    refuse_pipe(path, DataError)
     try:
         with open(path, "rb") as file:  # NumPy can map a path only, not an open file
             array = np.load(path, "r", allow_pickle=False) if mapped else np.load(file, allow_pickle=False)
@@ -55,16 +58,58 @@ def load_array(path: Path, mapped: bool = False) -> NDArray[Any]:
         raise _unreadable(path, ".npy", error) from error
 
 
-def load_archive(path: Path, *names: str) -> dict[str, NDArray[Any]]:
-    """The arrays called `names` of a .npz file, without those that it lacks."""
+Arrays = dict[str, NDArray[Any]]
+
+
+def load_archive(path: Path, *names: str, check: Callable[[Arrays], object] = len) -> Arrays:
+    """The arrays called `names` of a .npz file, without those that it lacks.
+
+    A small file may inflate to any size, so nothing is inflated before `check` has seen what the headers declare: arrays of
+    the declared shapes and types, without memory and values. Nothing is inflated beyond that.
+    """
+    refuse_pipe(path, DataError)
     try:
-        with open(path, "rb") as file:  # NumPy would leave it open after a failure
-            archive = np.load(file, allow_pickle=False)
-            if isinstance(archive, np.ndarray):
-                raise ValueError("it is a single array")
-            return {name: archive[name] for name in names if name in archive.files}
+        with zipfile.ZipFile(path) as archive:
+            members = {name: f"{name}.npy" for name in names if f"{name}.npy" in archive.namelist()}
+            declared = {name: _declared(archive, member) for name, member in members.items()}
+            check(declared)
+            return {name: _inflated(archive, member, declared[name].nbytes) for name, member in members.items()}
     except _READ_ERRORS as error:
         raise _unreadable(path, ".npz", error) from error
+
+
+def _declared(archive: zipfile.ZipFile, member: str) -> NDArray[Any]:
+    """An array of the shape and type in a member's header, all of whose values are the same."""
+    size = archive.getinfo(member).file_size
+    with archive.open(member) as file:
+        major, _ = np.lib.format.read_magic(file)
+        read_header = np.lib.format.read_array_header_1_0 if major == 1 else np.lib.format.read_array_header_2_0
+        shape, _, dtype = read_header(file)
+        bytes_declared = math.prod(shape) * dtype.itemsize
+        if dtype.hasobject or not dtype.itemsize or min(shape, default=0) < 0 or file.tell() + bytes_declared != size:
+            raise ValueError(f"{member} does not hold the numbers that its header declares")
+    return np.broadcast_to(np.zeros((), dtype), shape)
+
+
+def _inflated(archive: zipfile.ZipFile, member: str, size: int) -> NDArray[Any]:
+    if size > (free := _free_bytes()):
+        raise ValueError(
+            f"{member} would take {size / 2**30:.1f} GiB, {free / 2**30:.1f} are free: give folders of .npy files, which stay "
+            "on the disk"
+        )
+    with archive.open(member) as file:
+        array: NDArray[Any] = np.lib.format.read_array(file, allow_pickle=False)
+    return array
+
+
+def _free_bytes() -> float:
+    """What this process can still allocate, where the system says so (Linux)."""
+    try:
+        with open("/proc/meminfo", encoding="ascii") as file:
+            lines = dict(line.split(":", 1) for line in file)
+        return 1024 * int(lines["MemAvailable"].split()[0])
+    except (OSError, ValueError, KeyError):
+        return math.inf
 
 
 def _unreadable(path: Path, kind: str, error: BaseException) -> DataError:

@@ -176,6 +176,7 @@ def _records(spec: Spec, place: _Place) -> Iterator[tuple[File, NDArray[np.uint8
 
 
 def _read(path: Path, file: File) -> bytes:
+    files.refuse_pipe(path, DataError)
     try:
         with path.open("rb") as stream:
             return stream.read(file.size + 1)  # one more shows that the file is too long
@@ -213,6 +214,7 @@ def _unpack(spec: Spec, path: Path) -> tuple[Form, dict[str, bytes]]:
     sizes = {file.name: file.size for form in forms for file in form.files}
     contents: dict[str, bytes] = {}
     archives = " or ".join(f"{form.archive.name} (md5 {form.archive.md5})" for form in forms)
+    files.refuse_pipe(path, DataError)
     try:
         with gzip.open(path) as stream:
             bounded = cast("IO[bytes]", _Bounded(stream, MAX_UNPACKED_BYTES))

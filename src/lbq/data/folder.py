@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lbq.errors import DataError
+from lbq.system import files
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -148,7 +149,8 @@ def load_eval(path: Path | Member, resize: int, crop: int, upright: bool = False
         raise DataError(
             f"{path}: an image of {image.size[0]} x {image.size[1]} pixels is too long to scale to {resize}: crop it"
         )
-    scaled = image.resize((width, height), _pillow().Resampling.BILINEAR)
+    bilinear = _pillow().Resampling.BILINEAR  # rows first: which axis one call begins with depends on Pillow's version
+    scaled = image.resize((width, image.size[1]), bilinear).resize((width, height), bilinear)
     top, left = round((height - crop) / 2), round((width - crop) / 2)
     return _array(scaled.crop((left, top, left + crop, top + crop)))
 
@@ -204,6 +206,8 @@ def _pillow() -> ModuleType:
 @contextmanager
 def _opened(path: Path | Member) -> Iterator[Image]:
     """An image file, not decoded yet. Whatever Pillow raises while it is used becomes a `DataError` that names the file."""
+    if isinstance(path, Path):
+        files.refuse_pipe(path, DataError)
     try:
         with _pillow().open(path if isinstance(path, Path) else path.open(), formats=FORMATS) as image:
             width, height = image.size

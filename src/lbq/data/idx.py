@@ -18,7 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lbq.data.dataset import Dataset, Images, moments
+from lbq.data.download import Progress, fetch
 from lbq.errors import DataError
+from lbq.system import files
 
 UINT8 = 8  # the type code of unsigned bytes
 MAX_BYTES = 256 << 20  # values in one file; the real files hold 47 MB
@@ -41,6 +43,35 @@ HOMES = {
     "mnist": "https://ossci-datasets.s3.amazonaws.com/mnist/",
     "fashion_mnist": "https://github.com/zalandoresearch/fashion-mnist",
 }
+MIRRORS = {
+    **HOMES,
+    "fashion_mnist": "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/",
+}
+FILES = {  # gzipped, in the order of `STEMS`: md5 and bytes
+    "mnist": (
+        ("f68b3c2dcbeaaa9fbdd348bbdeb94873", 9_912_422), ("d53e105ee54ea40749a09fcbcd1e9432", 28_881),
+        ("9fb629c4189551a2d022fa330f9573f3", 1_648_877), ("ec29112dd5afa0611ce80d1b7f02629c", 4_542),
+    ),
+    "fashion_mnist": (
+        ("8d4fb7e6c68d591d4c3dfef9ec88bf0d", 26_421_880), ("25c81989df183df01b3e8a0aad5dffbe", 29_515),
+        ("bef4ecab320f06d8554ea6380940ec79", 4_422_102), ("bb300cfdad3c16e7a12a480ee83cd310", 5_148),
+    ),
+}  # fmt: skip
+
+
+def prepare_idx(name: str, root: Path, source: Path | None = None, progress: Progress | None = None) -> Path:
+    """Put the four files of a dataset into `root` and return their folder: those already there stay, others come from the
+    folder `source`, where they may be gzipped or not, or by download, which is verified."""
+    root = Path(root)
+    if source is not None:
+        _, there = _locate(Path(source), name)
+        for path in there.values():
+            files.write(root / path.name, path.read_bytes(), DataError)
+    else:
+        for (stem, end), (md5, size) in zip(STEMS.items(), FILES[name], strict=True):
+            if _file(root, stem) is None:
+                fetch(f"{MIRRORS[name]}{stem}{end}.gz", root / f"{stem}{end}.gz", md5, size, progress)
+    return _locate(root, name)[0]
 
 
 def load_idx(root: Path, name: str) -> Dataset:
@@ -122,7 +153,10 @@ def _locate(root: Path, name: str) -> tuple[Path, dict[str, Path]]:
         raise DataError(f"cannot read {error.filename or root}: {error.strerror}") from error
     missing = [f"{stem}{end}.gz" for stem, end in STEMS.items() if stem not in best[1]]
     if missing:
-        raise DataError(f"{name} is not in {best[0]}: download {', '.join(missing)} from {HOMES[name]} into it")
+        raise DataError(
+            f"{name} is not in {best[0]}: `lbq data {name} --root {best[0]}` fetches it, or download {', '.join(missing)} "
+            f"from {HOMES[name]} into it"
+        )
     return best
 
 

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lbq.data.arrays import ARCHIVE_ERRORS, load_archive, members
+from lbq.data.arrays import ARCHIVE_ERRORS, Arrays, load_archive, members
 from lbq.data.dataset import MAX_CLASSES
 from lbq.data.folder import EXTENSIONS, FileIndex
 from lbq.errors import DataError
@@ -29,6 +29,7 @@ from lbq.system import files
 INDEX = ".lbq-index.npz"
 MAX_IMAGE_BYTES = 64 * 2**20  # one encoded image
 MAX_LABEL_BYTES = 32
+MOST_INDEX_BYTES = 2**31  # of 60 million images
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,7 @@ class Member:
         return f"{self.shard} at byte {self.offset}"
 
     def open(self) -> io.BytesIO:
+        files.refuse_pipe(self.shard, DataError)
         with open(self.shard, "rb") as file:
             file.seek(self.offset)
             data = file.read(self.size)
@@ -99,6 +101,7 @@ def _images(shard: Path) -> list[tuple[int, int, int]]:
     images: dict[str, tuple[int, int]] = {}
     labels: dict[str, int] = {}
     others: dict[str, str] = {}
+    files.refuse_pipe(shard, DataError)
     try:
         with tarfile.open(shard, "r:") as archive:
             for member in members(archive):
@@ -140,7 +143,7 @@ def _class_names(path: Path, count: int) -> tuple[str, ...]:
     if not path.exists():
         return tuple(map(str, range(count)))
     try:
-        names = tuple(path.read_text(encoding="utf-8").split("\n"))
+        names = tuple(files.text_of(path, DataError).split("\n"))
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path} cannot be read as text ({error}): save it in UTF-8") from error
     names = names[:-1] if names[-1] == "" else names
@@ -151,12 +154,19 @@ def _class_names(path: Path, count: int) -> tuple[str, ...]:
 
 def _stored(path: Path, stamp: str, parts: Mapping[str, tuple[Path, ...]]) -> dict[str, NDArray[np.int64]] | None:
     """The index in `path`; None if it is absent, damaged or of other shards. Anybody may have written it."""
+
+    def check(declared: Arrays) -> None:
+        if sum(array.nbytes for array in declared.values()) > MOST_INDEX_BYTES:
+            raise DataError(f"{path} is no index of shards")
+
     try:
-        stored = load_archive(path, "stamp", *parts)
-        if str(stored["stamp"]) != stamp or not all(_possible(stored[part], len(parts[part])) for part in parts):
+        stored = load_archive(path, "stamp", "sha256", *parts, check=check)
+        if str(stored["stamp"]) != stamp or str(stored["sha256"]) != _checksum(stamp, stored):
+            return None
+        if not all(_possible(stored[part], len(parts[part])) for part in parts):
             return None
         return {part: stored[part] for part in parts}
-    except (DataError, KeyError):
+    except (DataError, KeyError, ValueError):
         return None
 
 
@@ -168,8 +178,18 @@ def _possible(table: NDArray[Any], shards: int) -> bool:
     return bool(number < shards and table[:, 2].min() > 0 and size <= MAX_IMAGE_BYTES and label < MAX_CLASSES)
 
 
+def _checksum(stamp: str, tables: Mapping[str, NDArray[Any]]) -> str:
+    """Binds the places and labels to the shards that `stamp` names."""
+    digest = hashlib.sha256(stamp.encode())
+    for part in ("train", "val"):
+        digest.update(str(tables[part].shape).encode() + tables[part].astype("<i8").tobytes())
+    return digest.hexdigest()
+
+
 def _store(path: Path, stamp: str, tables: dict[str, NDArray[np.int64]]) -> None:
     file = io.BytesIO()
-    np.savez(file, stamp=np.array(stamp), train=tables["train"], val=tables["val"])
+    np.savez(
+        file, stamp=np.array(stamp), sha256=np.array(_checksum(stamp, tables)), train=tables["train"], val=tables["val"]
+    )
     with suppress(DataError):  # a read-only folder is scanned each time
         files.write(path, file.getvalue(), DataError)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from lbq.config import DATASETS
 from lbq.data import digits
-from lbq.data.arrays import load_archive
+from lbq.data.arrays import Arrays, load_archive
 from lbq.data.cifar import load_cifar10, load_cifar100
 from lbq.data.dataset import Dataset, Inputs
 from lbq.data.events import datasets
@@ -24,7 +24,7 @@ from lbq.data.events.datasets import EventData
 from lbq.data.folder import FileIndex, load_eval, scan_folder
 from lbq.data.idx import load_idx
 from lbq.data.shards import scan_shards
-from lbq.data.user_arrays import load_own
+from lbq.data.user_arrays import bytes_hint, check_names, load_own
 from lbq.errors import ConfigError, DataError, nearest
 from lbq.graph import Shape, shortest, with_sides
 
@@ -158,17 +158,24 @@ def open_arrays(path: Path | str, static: bool, shape: Shape | None = None, time
     event frames must be as many.
     """
     path, lead = Path(path), ("N",) if static else ("N", "T")
-    arrays = load_archive(path, "images", "labels", "classes")
-    stored, labels, classes = map(arrays.get, ("images", "labels", "classes"))
-    images = stored if stored is None or shape is None else with_sides(stored, shape, len(lead))
-    if images is None or images.dtype != np.uint8 or images.ndim != len(lead) + 3:
-        expected = ", ".join(map(str, (*lead, *("CHW" if shape is None else shortest(shape)))))
-        actual = "" if stored is None else f", not {stored.dtype} {list(stored.shape)}"
-        raise DataError(f"{path} must hold 'images', uint8 [{expected}]{actual}")
-    if not static and timesteps not in (None, images.shape[1]):
-        raise DataError(f"{path} has {images.shape[1]} frames a sample, the network reads {timesteps}")
-    if labels is not None and (labels.shape != images.shape[:1] or labels.dtype.kind not in "iu"):
-        raise DataError(f"{path}: 'labels' must be {len(images)} whole numbers, one for each of 'images'")
+
+    def fitting(arrays: Arrays) -> NDArray[Any]:
+        stored, labels = arrays.get("images"), arrays.get("labels")
+        images = stored if stored is None or shape is None else with_sides(stored, shape, len(lead))
+        if images is None or images.dtype != np.uint8 or images.ndim != len(lead) + 3:
+            expected = ", ".join(map(str, (*lead, *("CHW" if shape is None else shortest(shape)))))
+            actual = "" if stored is None else f", not {stored.dtype} {list(stored.shape)}"
+            hint = "" if stored is None else bytes_hint(stored)
+            raise DataError(f"{path} must hold 'images', uint8 [{expected}]{actual}{hint}")
+        if not static and timesteps not in (None, images.shape[1]):
+            raise DataError(f"{path} has {images.shape[1]} frames a sample, the network reads {timesteps}")
+        if labels is not None and (labels.shape != images.shape[:1] or labels.dtype.kind not in "iu"):
+            raise DataError(f"{path}: 'labels' must be {len(images)} whole numbers, one for each of 'images'")
+        check_names(arrays.get("classes"), path)
+        return images
+
+    arrays = load_archive(path, "images", "labels", "classes", check=fitting)
+    images, labels, classes = fitting(arrays), arrays.get("labels"), arrays.get("classes")
     names = () if classes is None or classes.dtype.kind != "U" else tuple(map(str, classes.ravel()))
     labels = None if labels is None else labels.astype(np.int64)
     return _from_array(path.name, images, static, labels=labels, classes=names)

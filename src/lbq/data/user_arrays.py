@@ -7,19 +7,21 @@ The training part may have `classes`, their names. The test part may repeat them
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lbq.data.arrays import load_archive, load_array
+from lbq.data.arrays import Arrays, load_archive, load_array
 from lbq.data.dataset import MAX_CLASSES, Dataset, Images, checksum, moments, unlike
 from lbq.data.events.cache import EventSplit
 from lbq.data.events.datasets import EventData
 from lbq.errors import DataError
 
 ARRAY_NAMES = ("images", "labels", "classes")
+MOST_NAME_BYTES = 2**26  # of all classes
 Part = tuple[NDArray[np.uint8], NDArray[np.int64]]
 
 
@@ -35,6 +37,11 @@ def load_own(root: Path | str) -> Dataset | EventData:
         raise DataError(
             f"{root}: the test part has other classes than the training part ({unlike(test_names, names)}): give it "
             "those, and labels that number them"
+        )
+    if names is None and labels.min() > 0:
+        raise DataError(
+            f"{root}: no training sample has label 0, the least is {labels.min()}: number the classes from 0, labels - "
+            f"{labels.min()}, in both parts; or name all of them in an array 'classes'"
         )
     classes = tuple(map(str, range(int(labels.max()) + 1))) if names is None else names
     for part, largest in (("train", labels.max()), ("test", test_labels.max())):
@@ -53,7 +60,7 @@ def _part(root: Path, part: str) -> tuple[Part, tuple[str, ...] | None]:
     """Images and labels of one part, and its names of classes if it has any."""
     file, folder = root / f"{part}.npz", root / part
     if file.is_file():
-        where, arrays = file, load_archive(file, *ARRAY_NAMES)
+        where, arrays = file, load_archive(file, *ARRAY_NAMES, check=partial(_check_declared, where=file))
     elif folder.is_dir():
         where = folder
         paths = {name: folder / f"{name}.npy" for name in ARRAY_NAMES}
@@ -62,6 +69,18 @@ def _part(root: Path, part: str) -> tuple[Part, tuple[str, ...] | None]:
         raise DataError(
             f"{file} does not exist: put arrays 'images' and 'labels' there, np.savez({file.name!r}, images=..., labels=...)"
         )
+    _check_declared(arrays, where)
+    images, labels = arrays["images"], arrays["labels"]
+    if labels.min() < 0 or labels.max() >= MAX_CLASSES:
+        raise DataError(
+            f"{where}: 'labels' run from {labels.min()} to {labels.max()}: number the classes from 0, "
+            f"np.unique(labels, return_inverse=True)[1]"
+        )
+    return (images, labels.astype(np.int64)), _names(arrays.get("classes"), where)
+
+
+def _check_declared(arrays: Arrays, where: Path) -> None:
+    """Refuse arrays of other shapes and types than a dataset has. This needs none of their values."""
     for name in ("images", "labels"):
         if name not in arrays:
             raise DataError(f"{where} has no array {name!r}: it needs 'images' and 'labels'")
@@ -72,17 +91,29 @@ def _part(root: Path, part: str) -> tuple[Part, tuple[str, ...] | None]:
         raise DataError(
             f"{where}: 'labels' must be {len(images)} whole numbers from 0, as many as images, not {stored}"
         )
-    if labels.min() < 0 or labels.max() >= MAX_CLASSES:
-        raise DataError(
-            f"{where}: 'labels' run from {labels.min()} to {labels.max()}: number the classes from 0, "
-            f"np.unique(labels, return_inverse=True)[1]"
-        )
-    return (images, labels.astype(np.int64)), _names(arrays.get("classes"), where)
+    check_names(arrays.get("classes"), where)
+
+
+def check_names(classes: NDArray[Any] | None, where: Path) -> None:
+    """Refuse names of classes that would fill the memory."""
+    if classes is not None and classes.nbytes > MOST_NAME_BYTES:
+        raise DataError(f"{where}: 'classes' takes {classes.nbytes:,} bytes, at most {MOST_NAME_BYTES:,} are read")
+
+
+def bytes_hint(images: NDArray[Any]) -> str:
+    """How to make bytes of floating-point images, whatever their values are; empty for others."""
+    if images.dtype.kind != "f":
+        return ""
+    return (
+        ": store pixels from before normalisation, which training does; of values from 0 to 1 make "
+        "np.rint(images * 255).astype(np.uint8)"
+    )
 
 
 def _check_images(images: NDArray[Any], where: Path) -> None:
     if images.dtype != np.uint8 or images.ndim not in (4, 5) or not images.size:
         hint = ": add the axis of channels, images[:, None]" if images.ndim == 3 else ""
+        hint = bytes_hint(images) or hint
         raise DataError(
             f"{where}: 'images' must be uint8 [N, C, H, W], or [N, T, C, H, W] for events, not {images.dtype} "
             f"{list(images.shape)}{hint}"

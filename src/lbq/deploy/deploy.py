@@ -15,6 +15,7 @@ from torch import nn
 from lbq.config import Config
 from lbq.data.dataset import Inputs
 from lbq.data.testset import TestSet, open_test
+from lbq.deploy.like import Like, check_like, like_training
 from lbq.deploy.lowering.faithful import exact_copy
 from lbq.deploy.lowering.lower import lower
 from lbq.deploy.lowering.shapes import InputShape
@@ -44,6 +45,7 @@ def deploy(
     classes: Sequence[str] = (),
     examples: NDArray[np.uint8] | None = None,
     facts: Mapping[str, Any] | None = None,
+    like: Like | None = None,
 ) -> Network:
     """The integer network of a trained one, with golden vectors: `lbq.engine.save(path, deploy(net, ...))`.
 
@@ -60,10 +62,14 @@ def deploy(
     classes: their names.
     examples: uint8 inputs for the golden vectors, `[B, C, H, W]` or `[T, B, C, H, W]`; default random ones.
     facts: where the network comes from, as JSON values. {"data": {"name": "cifar10"}} lets `lbq run` read that dataset.
+    like: a few uint8 images `[B, C, H, W]` and the tensors that training made of them. They are refused if mean, std and scale
+        would have made others; the error says which mean and std were used.
     """
     exact = exact_copy(net)
     graph = lower(exact, input_shape, timesteps, static)
     pixels = _normalisation(mean, std, scale, graph)
+    if like is not None:
+        check_like(like, *(pixels or _Normalisation([0.0] * input_shape[0], [1.0] * input_shape[0], 1)))
     all_facts = _checked_facts(facts, "noise" if examples is None else "given")
     if pixels is not None:
         graph = on_pixels(graph, *pixels)
@@ -234,6 +240,7 @@ def deploy_trained(
         classes=reads.classes if len(reads.classes) == config.model.num_classes else (),
         examples=examples,
         facts={"model": config.model.id, "bits": bits, "data": data, **(origin or {"config_hash": config.hash})},
+        like=like_training(reads) if reads.mean else None,
     )
 
 

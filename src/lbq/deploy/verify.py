@@ -48,7 +48,7 @@ def confirm(net: nn.Module, graph: Graph, x: Array, inputs: Array) -> None:
     with a membrane at a threshold, where rounding decides, are not compared.
     """
     try:
-        with record_levels(net) as levels, _InFloat64():
+        with record_levels(net) as levels, InFloat64():
             logits = net(torch.from_numpy(x.copy())).numpy()  # x may be `inputs`, and a forward may change what it gets
     except Exception as error:  # whatever the network's own forward raises
         reason = " ".join(str(error).split()) or type(error).__name__
@@ -68,7 +68,7 @@ def confirm(net: nn.Module, graph: Graph, x: Array, inputs: Array) -> None:
         raise GraphError(f"its logits: {differs}")
 
 
-class _InFloat64(TorchFunctionMode):
+class InFloat64(TorchFunctionMode):
     """Casts to float leave the float64 that all else here is in."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from lbq.engine import cuda, exits
+from lbq.engine import cuda, exits, published
 from lbq.engine.convolution import BACKENDS, Backend
 from lbq.engine.execution import OnLevels, OnMembranes
 from lbq.engine.file import artefact
@@ -23,12 +23,22 @@ from lbq.engine.output import Output
 from lbq.engine.runner import Runner
 from lbq.errors import ArtefactError, LbqError
 from lbq.graph import shortest, with_sides
-from lbq.graph.integer import Exits, IntegerNetwork
+from lbq.graph.integer import MOST_STEPS, Exits, IntegerNetwork
+from lbq.native import cpus
 
 Engine = Literal["auto", "dense", "bitplane", "cuda"]
 ENGINES: tuple[Engine, ...] = ("auto", "dense", "bitplane", "cuda")
 MOST_THREADS = 256
 GOLDEN_REMEDY = "the file is wrong, or this engine is; compare it with another, lbq run --against"
+
+
+def thread_count(threads: int | None = None) -> int:
+    """CPU threads of the engines: `threads`, or else all processors of this process, up to the engines' limit."""
+    if threads is None:
+        return min(cpus(), MOST_THREADS)
+    if type(threads) is not int or not 1 <= threads <= MOST_THREADS:
+        raise LbqError(f"threads must be a whole number in 1..{MOST_THREADS}, got {threads!r}")
+    return threads
 
 
 class Network:
@@ -66,7 +76,7 @@ class Network:
         images: NDArray[np.uint8],
         engine: Engine = "auto",
         trace: bool | OnLevels = False,
-        threads: int = 1,
+        threads: int | None = None,
         backend: Backend = "horner",
         progress: Callable[[int], None] | None = None,
         exit: bool = False,
@@ -80,7 +90,7 @@ class Network:
             All give the same bits.
         trace: True also gives every layer's levels. A function is called with a layer's name and the levels
             `[T, B, C, H, W]` of some images; any thread may call it, and it must not keep the levels.
-        threads: of the CPU.
+        threads: of the CPU; default all processors of this process, as in the commands.
         backend: how planes are weighted. `horner` doubles sums from plane to plane, `preshifted` keeps shifted copies of
             the weights, `fused` scales a weight as it is added, `explicit` shifts it first.
         progress: a function that is called with the number of images done since its last call.
@@ -92,8 +102,7 @@ class Network:
             raise LbqError(f"engine must be one of {', '.join(ENGINES)}, got {engine!r}")
         if backend not in BACKENDS:
             raise LbqError(f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
-        if type(threads) is not int or not 1 <= threads <= MOST_THREADS:
-            raise LbqError(f"threads must be a whole number in 1..{MOST_THREADS}, got {threads!r}")
+        threads = thread_count(threads)
         if exit:
             return self._run_with_exits(x, engine, trace, threads, backend, progress)
         with self.unchanged():
@@ -134,7 +143,9 @@ class Network:
             self._stages = tuple(Network(net.first(t), None, self._file) for t in range(1, net.timesteps + 1))
         return self._stages
 
-    def with_exits(self, inputs: NDArray[np.uint8], shares: Sequence[float], source: str, threads: int = 1) -> Network:
+    def with_exits(
+        self, inputs: NDArray[np.uint8], shares: Sequence[float], source: str, threads: int | None = None
+    ) -> Network:
         """The network with margins by which about these shares of `inputs` go on after timesteps 1, 2, ...
 
         Choose inputs that the network has not fitted exactly: augmented training images, never test images. source: says in
@@ -155,8 +166,8 @@ class Network:
         net = self.network
         if not net.static:
             raise LbqError(f"the network reads event frames, {net.timesteps} of a sample: deploy its run over others")
-        if type(timesteps) is not int or timesteps < 1:
-            raise LbqError(f"timesteps must be a whole number above 0, got {timesteps!r}")
+        if type(timesteps) is not int or not 1 <= timesteps <= MOST_STEPS:
+            raise LbqError(f"timesteps must be a whole number above 0 and at most {MOST_STEPS}, got {timesteps!r}")
         if timesteps != net.timesteps and (mixed := net.mixed_layers):
             raise LbqError(
                 f"layer {mixed[0]!r} mixes {net.timesteps} timesteps: train another network over {timesteps}"
@@ -254,9 +265,12 @@ def _spread(bias: int, timesteps: int, whole: int) -> int:
     return (2 * bias * timesteps + whole) // (2 * whole)
 
 
-def load(path: Path | str) -> Network:
-    """Load a deployed network from its file and check every statement in it."""
-    return Network(*artefact.load(path))
+def load(name_or_path: Path | str) -> Network:
+    """Load a deployed network and check every statement in its file.
+
+    name_or_path: its file, a name that `lbq models` lists, or a folder that `lbq models export` wrote. Nothing is fetched.
+    """
+    return Network(*artefact.load(published.resolve(name_or_path)))
 
 
 def save(path: Path | str, network: Network) -> int:

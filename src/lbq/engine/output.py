@@ -48,14 +48,15 @@ class Output:
     def total(self) -> Counts:
         return sum(self.counts.values(), Counts())
 
-    def ranked(self, classes: Sequence[str]) -> list[dict[str, Any]]:
-        """Classes of the first input, the likeliest first, with their share of a softmax over the real-valued logits."""
-        logits = self.logits[0] * self.scale * (1 if self.timesteps is None else self.whole / self.timesteps[0])
+    def ranked(self, classes: Sequence[str], number: int = 0) -> list[dict[str, Any]]:
+        """Classes of an input, the likeliest first, with their share of a softmax over the real-valued logits."""
+        steps = self.whole if self.timesteps is None else self.timesteps[number]
+        logits = self.logits[number] * self.scale * (self.whole / steps)
         shares = np.exp(logits - logits.max())
         shares /= shares.sum()
         names = classes or tuple(map(str, range(len(logits))))
-        order = np.argsort(-self.logits[0], kind="stable")
+        order = np.argsort(-self.logits[number], kind="stable")
         return [
-            {"class": names[i], "index": int(i), "share": float(shares[i]), "logit": int(self.logits[0, i])}
+            {"class": names[i], "index": int(i), "share": float(shares[i]), "logit": int(self.logits[number, i])}
             for i in order
         ]

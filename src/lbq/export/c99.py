@@ -24,7 +24,8 @@ from lbq._version import __version__
 from lbq.engine import Network, load
 from lbq.engine.file.reading import Golden
 from lbq.errors import LbqError
-from lbq.export import refuse_unknown
+from lbq.export import cortex_m, refuse_unknown
+from lbq.export.rows import packed_rows
 from lbq.export.schedule import LayerStep, Schedule
 from lbq.graph import Synapse
 from lbq.graph.integer import IntegerLayer, IntegerNetwork
@@ -48,14 +49,20 @@ TENSOR_KINDS = {
 }
 
 
-def export(model: Path, out: Path, name: str = "model", form: Form = "run") -> dict[str, Any]:
-    """Write a model.lbq to the folder `out` as C; return facts: memory, weights and constants in bytes."""
+def export(
+    model: Path, out: Path, name: str = "model", form: Form = "run", target: str | None = None
+) -> dict[str, Any]:
+    """Write a model.lbq to the folder `out` as C; return facts: memory, weights and constants in bytes.
+
+    target: `cortex-m` adds what a microcontroller needs.
+    """
     check_name(name)
     files.check_folder(out)
     net = load(model)
     with open(model, "rb") as file:
         checksum = hashlib.file_digest(file, "sha256").hexdigest()
-    sources = Sources(net.network, name, net.golden, checksum, form)
+    sources = Sources(net.network, name, net.golden, checksum, form, target)
+    boards = cortex_m.fitting_boards(sources.constant_bytes, sources.memory_bytes) if target else []
     contents = sources.files()
     for file_name, text in contents.items():
         check_ours(out / file_name, text)
@@ -68,11 +75,12 @@ def export(model: Path, out: Path, name: str = "model", form: Form = "run") -> d
         "constant_bytes": sources.constant_bytes,
         "memory_bytes": sources.memory_bytes,
         "examples": len(sources.golden.logits),
+        **({"boards": boards} if target else {}),
     }
+    command = f"make -C {shlex.quote(str(out))} {f'BOARD={boards[0]} ' if boards else ''}check"
     text = (
         f"{out}: {len(contents)} files; {facts['weights']:,} weights, constants of {facts['constant_bytes']:,} bytes, "
-        f"memory of {facts['memory_bytes']:,} bytes; `make -C {shlex.quote(str(out))} check` runs {facts['examples']} inputs "
-        "and compares"
+        f"memory of {facts['memory_bytes']:,} bytes; `{command}` runs {facts['examples']} inputs and compares"
     )
     return {**facts, "text": text}
 
@@ -80,7 +88,7 @@ def export(model: Path, out: Path, name: str = "model", form: Form = "run") -> d
 def check_name(name: str) -> None:
     if re.fullmatch(r"[A-Za-z][A-Za-z0-9_]{0,39}", name) is None:
         raise LbqError(f"--name {name!r} is no name in C: give a letter, then up to 39 letters, digits, underscores")
-    if name.lower() in ("example", "makefile"):
+    if name.lower() in ("board", "example", "makefile"):
         raise LbqError(f"--name {name} is the name of a file beside it: give another one")
     if name.lower() in C_HEADERS:
         raise LbqError(f"--name {name}: {name}.h would stand before C's own <{name.lower()}.h>: give another one")
@@ -100,7 +108,7 @@ class Sources:
 
     golden: inputs and logits for the example; None takes noise, and what the engine gives for it.
     checksum: of the network's file. memory_bytes: of NAME_memory or NAME_state. constant_bytes: of all weights and
-    constants.
+    constants. keep: whether a run leaves all levels in memory.
     """
 
     def __init__(
@@ -110,11 +118,13 @@ class Sources:
         golden: Golden | None = None,
         checksum: str = "",
         form: Form = "run",
+        target: str | None = None,
+        keep: bool = False,
     ) -> None:
         refuse_unknown(network, "C")
-        self.network, self.name, self.checksum, self.form = network, name, checksum, form
+        self.network, self.name, self.checksum, self.form, self.target = network, name, checksum, form, target
         self.macro = name.upper()  # with which the names of constants begin
-        self.schedule = Schedule(network, stepwise=form == "step")
+        self.schedule = Schedule(network, stepwise=form == "step", keep=keep)
         if golden is not None and len(golden.logits):
             self.origin, self.golden = "The golden inputs that came with the network", golden
         else:
@@ -129,11 +139,16 @@ class Sources:
         texts = {
             "model.h": self._header(),
             "model.c": self._template("model.c"),
+            "model_rows.h": self._template("model_rows.h"),
             "model_net.h": self._template("model_net.h"),
             "model_data.c": self._tables,
             "example.c": self._example(),
             "Makefile": self._template("Makefile"),
         }
+        if self.target is not None:
+            folder = resources.files("lbq.export") / "c" / self.target
+            names = sorted(file.name for file in folder.iterdir())
+            texts |= {name: self._template(f"{self.target}/{name}", **cortex_m.values()) for name in names}
         return {_renamed(name, self.name): text for name, text in texts.items()}
 
     def _template(self, name: str, **values: object) -> str:
@@ -197,7 +212,7 @@ class Sources:
         layers = [self._layer(i, step, synapses) for i, step in enumerate(plan.layers)]
         first = len(synapses)
         synapses += [
-            self._synapse(s, source, first + i)
+            self._synapse(s, source, first + i, readout=True)
             for i, (s, source) in enumerate(zip(net.readout.synapses, plan.readout.sources, strict=True))
         ]
         bias = self._array("readout_bias", net.readout.bias)
@@ -237,7 +252,7 @@ class Sources:
         for synapse, source in zip(layer.synapses, step.sources, strict=True):
             synapses.append(self._synapse(synapse, source, len(synapses)))
         bias = self._bias(index, layer)
-        thresholds = self._array(f"thresholds_{index}", neuron.thresholds)
+        thresholds = self._array(f"thresholds_{index}", neuron.thresholds.T)
         reset = self._array(f"reset_{index}", neuron.reset)
         late = "" if neuron.decay_reset or neuron.reset_kind == "hard" else "_LATE"
         kind = f"{self.macro}_RESET_{neuron.reset_kind.upper()}{late}"
@@ -261,12 +276,17 @@ class Sources:
         column_of = self._array(f"bias_columns_{index}", columns.astype(np.uint8))
         return f"{bias}, {table.shape[1]}, {row_of}, {column_of}"
 
-    def _synapse(self, synapse: Synapse, source: int, index: int) -> str:
+    def _synapse(self, synapse: Synapse, source: int, index: int, readout: bool = False) -> str:
         if synapse.kind == "identity":
             name = self._array(f"identity_{index}", synapse.weight.astype(np.int32))
-            return _row(f"{source}, {name}, NULL, NULL, {_numbers(*[0] * 9)}", synapse.name)
-        name = self._array(f"weights_{index}", synapse.weight.transpose(2, 3, 1, 0))
-        pointers = f"{name}, NULL" if synapse.weight.dtype == np.int8 else f"NULL, {name}"
+            return _row(f"{source}, {name}, NULL, NULL, NULL, {_numbers(*[0] * 11)}", synapse.name)
+        tensor = self.schedule.tensors[source]
+        rows = packed_rows(synapse, tensor.largest) if tensor.kind in ("unsigned", "signed") and not readout else None
+        name = self._array(f"weights_{index}", synapse.weight.transpose(2, 3, 1, 0) if rows is None else rows.halfwords)
+        if rows is not None:
+            pointers = f"NULL, NULL, {name}, {rows.bits}, {rows.longest}"
+        else:
+            pointers = f"{name}, NULL, NULL, 0, 0" if synapse.weight.dtype == np.int8 else f"NULL, {name}, NULL, 0, 0"
         numbers = (*synapse.weight.shape[2:], *synapse.stride, *synapse.padding, *synapse.dilation, synapse.groups)
         return _row(f"{source}, NULL, {pointers}, {_numbers(*numbers)}", synapse.name)
 
@@ -296,6 +316,7 @@ class Sources:
             inputs=",\n".join(f"{{\n{_wrapped(one.reshape(-1))}\n}}" for one in inputs),
             logits=",\n".join(f"{{\n{_wrapped(one)}\n}}" for one in self.golden.logits),
             frame=f"input + t * {size}" if one_by_one else "input",
+            **(cortex_m.IN_THE_EXAMPLE if self.target else dict.fromkeys(cortex_m.IN_THE_EXAMPLE, "")),
         )
 
 

@@ -68,6 +68,7 @@ class Schedule:
     """The steps of a network and their memory.
 
     stepwise: whether a call runs one timestep, so that it needs room for the levels of one timestep only.
+    keep: whether all levels stay until the end, for a caller that looks at them.
     levels: bytes of all levels.
     words: int32 values. The first are scratch: two for each channel of the widest layer, and a third for its membrane where
         membranes are not kept.
@@ -76,6 +77,7 @@ class Schedule:
 
     network: IntegerNetwork
     stepwise: bool = False
+    keep: bool = False
     tensors: list[Tensor] = field(default_factory=list)
     pools: list[PoolStep] = field(default_factory=list)
     layers: list[LayerStep] = field(default_factory=list)
@@ -100,6 +102,8 @@ class Schedule:
         sources = self._read(net.readout)
         for source in sources:
             self.tensors[source].dies = len(self.steps)
+        for tensor in self.tensors if self.keep else ():
+            tensor.dies = len(self.steps)
         self.readout = LayerStep(net.readout, sources, None)
         self._place()
 

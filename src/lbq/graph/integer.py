@@ -12,9 +12,10 @@ NumPy only.
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -216,6 +217,8 @@ def is_name(text: str) -> bool:
 
 
 SATURATED = 2**36  # bounds end here, so that no file can make int64 overflow
+STEP_WORK = 2**12  # of one timestep of a bound, in numbers that would take as long
+MOST_WORK = 2**26  # of all bounds of a file: about a second
 
 
 def largest_read(synapse: Synapse, levels: Mapping[str, int]) -> int:
@@ -247,38 +250,59 @@ def membrane_bound(layer: IntegerLayer, largest: Mapping[str, int], timesteps: i
 
     largest: for each synapse, the largest magnitude of the levels that it reads.
     """
+    return max(bound for bound, _ in membrane_bounds(layer, largest, timesteps))
+
+
+def membrane_bounds(layer: IntegerLayer, largest: Mapping[str, int], timesteps: int) -> Iterator[tuple[int, int]]:
+    """That bound after no timestep, after one and so on, until another timestep changes nothing; and each one's work.
+
+    Work counts numbers. A timestep costs `STEP_WORK` beside them.
+    """
     neuron = layer.neuron
     if neuron is None:
         raise GraphError(f"layer {layer.name!r} has no neuron")
-    bias = np.abs(layer.bias.astype(np.int64)).reshape(len(layer.bias), -1).max(1)
-    inflow = bias
+    inflow = np.abs(layer.bias.astype(np.int64)).reshape(len(layer.bias), -1).max(1)
     for synapse in layer.synapses:
         shift = layer.fraction if synapse.kind == "conv" else 0
         inflow = inflow + (synapse_bound(synapse, largest[synapse.name]) << shift)
-    if (total := int(inflow.max(initial=0))) >= SATURATED:
-        return total
-    thresholds, reset = neuron.thresholds.astype(np.int64), neuron.reset.astype(np.int64)
-    multiple = np.arange(1, neuron.n_max + 1) if neuron.reset_kind == "level" else np.ones(neuron.n_max, np.int64)
-    undershoot = np.maximum(reset[:, None] * multiple - thresholds, 0)  # how far below 0 a reset can take a membrane
+    yield (worst := int(inflow.max(initial=0))), 0  # the currents themselves, which a mixing may make smaller
+    if worst >= SATURATED:
+        return
+    beyond, thresholds = _beyond(neuron), neuron.thresholds
+    steady = neuron.leak is None and neuron.mixing is None
+    if steady and not beyond.any():
+        yield worst * timesteps, 0
+        return
+    decides: NDArray[np.bool_] = np.asarray(
+        beyond.any(1)
+    )  # of the channels whose resets do nothing, the one with the largest currents decides
+    decides[inflow.argmax()] = True
+    beyond, thresholds, inflow = beyond[decides], thresholds[decides], inflow[decides]
+    late = not neuron.decay_reset
     u = v = np.zeros_like(inflow)
-    worst = total  # the currents themselves, which a mixing may make smaller
-    inflows = [inflow] * timesteps if neuron.mixing is None else neuron.mixing.bounds(inflow)
+    inflows = itertools.repeat(inflow, timesteps) if neuron.mixing is None else neuron.mixing.bounds(inflow)
     for inflow in inflows:
-        carried = v if neuron.leak is None else rounded_leak(v, neuron.leak)
-        reached = thresholds <= u[:, None]  # by the membrane of the timestep before
-        if neuron.decay_reset or neuron.reset_kind == "hard":
-            pending = np.zeros_like(inflow)
-        else:
-            pending = (reset[:, None] * multiple * reached).max(1)
-        u = carried + inflow + pending
-        if neuron.decay_reset and neuron.reset_kind != "hard":
-            v = np.maximum(u, (undershoot * (thresholds <= u[:, None])).max(1))
-        else:
-            v = u
-        worst = max(worst, int(v.max(initial=0)))
-        if worst >= SATURATED:
-            break
-    return worst
+        before, carried = (u, v), v if neuron.leak is None else rounded_leak(v, neuron.leak)
+        reached = (beyond * (thresholds <= u[:, None])).max(1) if late else 0  # by the membrane of the timestep before
+        v = u = carried + inflow + reached
+        if not late:
+            v = np.maximum(u, (beyond * (thresholds <= u[:, None])).max(1))
+        yield int(v.max(initial=0)), STEP_WORK + thresholds.size
+        done = neuron.mixing is None and np.array_equal(before, (u, v))
+        if done or int(v.max(initial=0)) >= SATURATED:
+            return
+
+
+def _beyond(neuron: IntegerNeuron) -> NDArray[np.int64]:
+    """`[C, n_max]`: how far beyond its currents a reset takes a membrane that reached each threshold.
+
+    A late reset, which comes a timestep after its threshold, counts whole.
+    """
+    if neuron.reset_kind == "hard":
+        return np.zeros(neuron.thresholds.shape, np.int64)
+    multiple = np.arange(1, neuron.n_max + 1) if neuron.reset_kind == "level" else np.ones(neuron.n_max, np.int64)
+    drop = neuron.reset.astype(np.int64)[:, None] * multiple
+    return np.maximum(drop - neuron.thresholds, 0) if neuron.decay_reset else drop
 
 
 def pooled_bound(network: IntegerNetwork) -> tuple[str, int]:
@@ -298,8 +322,11 @@ def readout_bound(network: IntegerNetwork) -> int:
 
 
 def readout_fits(network: IntegerNetwork) -> bool:
-    """Whether no logit, summed over time, can reach 2^53, whatever its synapses add."""
-    most = np.abs(network.readout.bias.astype(np.float64))
+    """Whether no logit, summed over time, can reach 2^53, whatever its synapses add and wherever an input stops."""
+    steps, bias = np.array([[network.timesteps]]), network.readout.bias[None]
+    if network.exits is not None:
+        steps, bias = np.arange(1, network.timesteps + 1)[:, None], np.concatenate([network.exits.bias, bias])
+    most = np.abs(bias.astype(np.float64))
     for synapse in network.readout.synapses:
-        most = most + row_sums(synapse.weight).astype(np.float64) * (network.largest(synapse) * network.timesteps)
+        most += row_sums(synapse.weight).astype(np.float64) * (network.largest(synapse) * steps)
     return bool((most < FLOAT64_BOUND).all())

@@ -345,7 +345,10 @@ def quantise_readout(readout: Layer, timesteps: int) -> tuple[IntegerLayer, floa
     """
     check_finite(readout)
     if readout.shape[1:] != (1, 1):
-        raise GraphError(f"readout: it gives {readout.shape} and not one number for each class: pool before it")
+        raise GraphError(
+            f"readout: it gives {readout.shape} and not one number for each class: outputs by pixel, as for segmentation, are "
+            "not supported; pool before it"
+        )
     if any(s.source == INPUT for s in readout.synapses):
         raise GraphError("readout: it reads the input itself, and not a spiking layer's levels")
     if any(s.kind == "matmul" for s in readout.synapses):

@@ -314,19 +314,20 @@ static void dense_unit(void *context, int64_t unit) {
 #endif
     int64_t wide = quads ? up(c->inputs, 4) * 4 : up(c->inputs, 2) * 2, line = (c->width + 2 * c->pad_x) * wide;
     size_t beyond = c->tiles ? (size_t)(LBQ_AMX_POSITIONS * c->stride_x * wide) : 0;
-    uint8_t *bytes = quads ? aligned_alloc(LINE, ((size_t)(in_rows * line) + beyond + LINE - 1) & ~(size_t)(LINE - 1)) : NULL;
-    int16_t *words = quads ? NULL : malloc((size_t)(in_rows * line) * sizeof *words);
-    if (!bytes && !words) {
+    void *memory = malloc(quads ? (size_t)(in_rows * line) + beyond + LINE : (size_t)(in_rows * line) * sizeof(int16_t));
+    if (!memory) {
         __atomic_store_n(&r->failed, 1, __ATOMIC_RELAXED);
         return;
     }
+    uint8_t *bytes = quads ? (uint8_t *)(((uintptr_t)memory + LINE - 1) & ~(uintptr_t)(LINE - 1)) : NULL;
+    int16_t *words = quads ? NULL : memory;
     for (int64_t i = 0; i < in_rows; i++)
         padded_row(c, image, y0 * c->stride_y - c->pad_y + i, wide, offset, bytes ? bytes + i * line : NULL,
                    words ? words + i * line : NULL);
     int32_t *out = c->out + (image * c->out_height + y0) * c->out_width * c->outputs;
     if (c->tiles) {
         lbq_amx_rows(c, bytes, line, rows, out);
-        free(bytes);
+        free(memory);
         return;
     }
     for (int64_t block = 0; block * width < c->outputs; block++)
@@ -350,7 +351,7 @@ static void dense_unit(void *context, int64_t unit) {
                     to[j] = offset ? (int32_t)((uint32_t)sums[j] - 128u * (uint32_t)c->totals[block * width + j]) : sums[j];
             }
         }
-    free(bytes), free(words);
+    free(memory);
 }
 
 int lbq_conv(const struct lbq_conv *c, int threads) {

@@ -20,7 +20,11 @@
 #define LBQ_ARM 1
 #endif
 
+#if defined(_WIN32)
+#define LBQ_EXPORT __declspec(dllexport)
+#else
 #define LBQ_EXPORT __attribute__((visibility("default")))
+#endif
 
 enum lbq_isa { LBQ_PORTABLE = 0, LBQ_AVX2 = 1, LBQ_AVX512 = 2, LBQ_NEON = 3 };
 

@@ -9,6 +9,9 @@
 
 #include "conv_amx.h"
 #include "native.h"
+#if defined(LBQ_X86)
+#include <cpuid.h>
+#endif
 
 #ifndef LBQ_SOURCE_HASH
 #define LBQ_SOURCE_HASH "unknown"
@@ -18,29 +21,40 @@
 
 const char *lbq_source_hash(void) { return LBQ_SOURCE_HASH; }
 
-static int32_t look(void) {
-    int32_t found = 1 << LBQ_PORTABLE;
 #if defined(LBQ_X86)
-    __builtin_cpu_init();
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi2")) {
-        found |= LBQ_HAS_AVX2;
-        if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-            __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq")) {
-            found |= LBQ_HAS_AVX512;
-            if (__builtin_cpu_supports("avx512vnni")) found |= LBQ_HAS_VNNI;
-            if (__builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512vbmi2")) found |= LBQ_HAS_COMPRESS;
-            if (lbq_amx_available()) found |= LBQ_HAS_AMX;
-        }
-    }
+static int bit(uint32_t word, int at) { return word >> at & 1; }
+
+/* Asked of the CPU itself: the compilers' own __builtin_cpu_supports needs a library that zig does not link. */
+static int32_t x86_sets(void) {
+    uint32_t a, b, c, d, saved, high, more;
+    if (!__get_cpuid(0x80000001, &a, &b, &more, &d)) return 0;
+    if (!__get_cpuid(1, &a, &b, &c, &d) || !bit(c, 27) || !bit(c, 28) || !bit(c, 23)) return 0; /* OSXSAVE, AVX, POPCNT */
+    __asm__("xgetbv" : "=a"(saved), "=d"(high) : "c"(0)); /* which registers the system saves */
+    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (saved & 0x06) != 0x06) return 0;
+    if (!bit(b, 5) || !bit(b, 3) || !bit(b, 8) || !bit(more, 5)) return 0; /* AVX2, BMI, BMI2, LZCNT */
+    int32_t sets = LBQ_HAS_AVX2;
+    if ((saved & 0xe6) != 0xe6 || !bit(b, 16) || !bit(b, 17) || !bit(b, 30) || !bit(b, 31)) return sets; /* F DQ BW VL */
+    sets |= LBQ_HAS_AVX512;
+    if (bit(c, 11)) sets |= LBQ_HAS_VNNI;
+    if (bit(c, 1) && bit(c, 6)) sets |= LBQ_HAS_COMPRESS; /* VBMI, VBMI2 */
+    if (lbq_amx_available()) sets |= LBQ_HAS_AMX;
+    return sets;
+}
+#endif
+
+static int32_t look(void) {
+    int32_t sets = 1 << LBQ_PORTABLE;
+#if defined(LBQ_X86)
+    sets |= x86_sets();
 #elif defined(LBQ_ARM)
-    found |= LBQ_HAS_NEON; /* part of the architecture */
+    sets |= LBQ_HAS_NEON; /* part of the architecture */
 #if defined(__APPLE__)
-    found |= LBQ_HAS_DOTPROD; /* every Apple CPU of this architecture */
+    sets |= LBQ_HAS_DOTPROD; /* every Apple CPU of this architecture */
 #elif defined(__linux__)
-    if (getauxval(AT_HWCAP) & (1UL << 20)) found |= LBQ_HAS_DOTPROD; /* HWCAP_ASIMDDP */
+    if (getauxval(AT_HWCAP) & (1UL << 20)) sets |= LBQ_HAS_DOTPROD; /* HWCAP_ASIMDDP */
 #endif
 #endif
-    return found;
+    return sets;
 }
 
 int32_t lbq_features(void) {
@@ -124,6 +138,7 @@ static void *worker(void *unused) {
     return NULL;
 }
 
+#if !defined(_WIN32) /* which does not fork */
 static void after_fork(void) {
     pthread_mutex_t free_mutex = PTHREAD_MUTEX_INITIALIZER;
     pthread_cond_t free_cond = PTHREAD_COND_INITIALIZER;
@@ -132,10 +147,13 @@ static void after_fork(void) {
     pool.workers = pool.wanted = 0;
     atomic_store(&pool.running, 0);
 }
+#endif
 
 static void grow(int workers) { /* with the lock held */
+#if !defined(_WIN32)
     static atomic_flag registered = ATOMIC_FLAG_INIT;
     if (!atomic_flag_test_and_set(&registered)) pthread_atfork(NULL, NULL, after_fork);
+#endif
     for (; pool.workers < workers; pool.workers++) {
         pthread_attr_t detached;
         pthread_t thread;

@@ -21,6 +21,7 @@ from lbq.kernels.reference import BurstState, Constants, Rule, burst_levels, bur
 from lbq.neuron.checks import check_alone, check_choice, check_flag, check_unit, logit, register_number, unit_interval
 from lbq.neuron.hooks import is_watched
 from lbq.neuron.hooks import only_outputs as only_outputs
+from lbq.neuron.origin import look
 
 MembraneKind = Literal["lif", "if", "plif"]
 
@@ -45,6 +46,7 @@ class SpikingNeuron(nn.Module, ABC):
     eta: Tensor
     cached_constants: dict[Any, Constants] | None = None  # by dtype and dimensions, while `unchanging` is entered
     emitted: list[Tensor] | None = None  # sums of what was emitted in each call, while `summing_levels` is entered
+    origin_seen: bool = False  # whether what feeds it was looked at, or need not be
 
     def __init__(
         self,
@@ -170,6 +172,11 @@ class SpikingNeuron(nn.Module, ABC):
             raise ValueError(f"x must be [T, B, ...] with at least two dimensions, got shape {tuple(x.shape)}")
         return x
 
+    def look_at_origin(self, x: Tensor) -> None:
+        """Warn once if a batch stands where time is read: see `lbq.neuron.origin`."""
+        if not torch.compiler.is_compiling() and not self.origin_seen:
+            look(self, x)
+
     def check_state(self, x: Tensor, state: BurstState | None) -> None:
         """Refuse a state that does not belong before `x` [T, B, ...]."""
         if state is None:
@@ -205,6 +212,7 @@ class SpikingNeuron(nn.Module, ABC):
         priced = self.emitted is not None
         if norm is None:
             check_alone(residual, timesteps)
+            self.look_at_origin(x)
             constants = self.constants(self.check_input(x))
             out: Any = (burst_priced if priced else burst)(x, constants, self.rule)
         else:

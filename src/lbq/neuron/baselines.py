@@ -213,6 +213,7 @@ class LMHT(SteppedNeuron):
         return mixed.view(laid.shape).permute(back)
 
     def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]  # mixes time first, so it fuses nothing
+        self.look_at_origin(x)
         return super().forward(self.mix(self.check_input(x))).to(x.dtype)
 
     def _levels(self, x: Tensor) -> Tensor:
@@ -263,6 +264,7 @@ class MLF(SpikingNeuron):
         return self.ladder
 
     def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]  # several membranes, so it fuses nothing
+        self.look_at_origin(x)
         return self._run(self.check_input(x), None)[0]
 
     def _run(self, x: Tensor, state: BurstState | None) -> tuple[Tensor, BurstState | None]:
@@ -350,6 +352,8 @@ class QuantReLU(SteppedNeuron):
     what the levels give from what the spiking dynamics give. Trained as LSQ (Esser et al. 2020): `clip` surrogate and a
     step gradient scaled by 1 / sqrt(features * n_max), or with `step_gradient="sum"` by its plain sum, as burst neurons are.
     """
+
+    origin_seen = True  # without memory, a batch in place of time does no harm
 
     def __init__(
         self,

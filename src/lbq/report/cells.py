@@ -68,9 +68,21 @@ class Table:
         shown = [i for i in filled if self.columns[i] not in left_out]
         return [{self.columns[i]: row.cells[i].text for i in shown} for row in self.rows]
 
+    def ours(self, id: str) -> Table:
+        """Our rows alone, without the column that says whose they are, under the title without the paper's number."""
+        title = self.title.partition(": ")[2].capitalize()
+        columns = "; ".join("#" * (i in self.numeric) + name for i, name in enumerate(self.columns[:-1]))
+        table = Table(id, title, columns, *(note for note in self.notes if not note.startswith("Published")))
+        table.rows = [Row(row.cells[:-1], row.kind) for row in self.rows if row.kind == "ours"]
+        return table
+
     @property
     def has_ours(self) -> bool:
         return any(row.kind == "ours" for row in self.rows)
+
+    @property
+    def has_published(self) -> bool:
+        return any(row.kind == "published" for row in self.rows)
 
 
 def cell(value: str | float | None, digits: int | None = None) -> Cell:

@@ -32,6 +32,7 @@ class _Ours:
 
 
 def cost_figures(measured: Sequence[tuple[Group, Account, Account]], technology: Technology = DEFAULT) -> list[Figure]:
+    """Beside the published points: only for results on the paper's dataset."""
     setting = ("cifar10", "resnet20w128", PAPER_TIMESTEPS)
     keys = ("dataset", "model", "timesteps")
     chosen = [(g, rate) for g, _, rate in measured if tuple(g.record[key] for key in keys) == setting]
@@ -93,7 +94,7 @@ def _counts(ours: Sequence[_Ours]) -> Figure:
         (0, end),
         (0, 1.1 * max(max(pair) for pair in pairs) / 1e3),
         "N_max (not to scale)" if ours else "N_max",
-        "accumulations per image, billions",
+        "accumulations, billions",
         xticks=[(starts[n] + len(inside) / 2, str(n)) for n, inside in bands.items()],
         subtitle=SETTING,
     )
@@ -117,7 +118,7 @@ def _counts(ours: Sequence[_Ours]) -> Figure:
     plot.numbers(numbered, others)
     plot.legend([("unary", 0), ("bit-sparse", 1)])
     plot.listing([(str(number), None, f"{name}, ours", value) for number, name, value in sorted(rows)])
-    caption = "Counts as rate x MACs. Hollow and joined: published."
+    caption = "For an image, as rate x MACs. Hollow and joined: published."
     if ours:
         caption += " Filled: ours, under their numbers of the figure before; the list says unary and bit-sparse counts."
     return Figure("counts", plot.title, caption, plot.svg())

@@ -33,11 +33,11 @@ def accounts(groups: Sequence[Group]) -> list[tuple[Group, Account, Account]]:
 def counts_table(groups: Sequence[Group]) -> Table:
     table = Table(
         "table6-counts",
-        "Table 6: synaptic accumulations per image under unary and bit-sparse execution",
+        "Table 6: accumulations per image",
         "Method; Dataset; Network; #Epochs; #Unary (M); #Bit-sparse (M); #Saved %; #Border-exact (M); #Images; "
         "Network ran; Origin",
         f"Published: {paper.CITATION}, T = 2; N_max in brackets. Several seeds: mean ± sample standard deviation.",
-        "Unary and bit-sparse: rate x MACs, padded taps included, as the paper counts. Border-exact: bit-sparse at valid "
+        "Unary, bit-sparse: rate x MACs, padded taps included, as the paper counts. Border-exact: bit-sparse at valid "
         "positions only, the readout once on its sums.",
     )
     for method, (unary, sparse) in paper.ACCUMULATIONS.items():
@@ -66,7 +66,7 @@ def cost_table(groups: Sequence[Group], technology: Technology = DEFAULT) -> Tab
     repriced = not technology.as_published
     table = Table(
         "table7-cost",
-        "Table 7: accuracy and modelled arithmetic cost",
+        "Table 7: accuracy and modelled cost",
         "Method; Dataset; Network; #Epochs; #Accuracy %; #On integers %; #FP MACs (M); #Synaptic ACs (M); "
         "#Formations (M); #Modelled energy (mJ); #ANN / it, modelled; #Images; Network ran; Origin",
         f"Published: {paper.CITATION}; its energies again from its counts"
@@ -129,7 +129,7 @@ def honest_table(id: str, subject: str, costs: Costs) -> Table:
     )
     table = Table(
         id,
-        f"Beyond the paper's table: {subject}; modelled µJ per image",
+        f"Energy: {subject}; modelled µJ per image",
         "Method; #Paper's regime; #Integer arithmetic; #With memory; #int8 ANN / it; #Break-even, arithmetic; "
         "#Break-even, with memory; Note",
         "All energies are modelled. Counts are border-exact.",

@@ -52,7 +52,7 @@ Draw = Callable[[str, str, list[Result]], list[Figure]]  # from a heading, part 
 def by_task(results: Sequence[Result], draw: Draw) -> list[Figure]:
     """Figures of each dataset and recipe, drawn by `draw(heading, file, results)`: tasks do not share an axis.
 
-    Titles say dataset and recipe where there are several. `file` always says both, so that another task renames no file.
+    `heading` and `file` say both, so that another task renames nothing.
     Of one dataset, the recipe with most of the ablation's methods comes first, then the longest.
     """
 
@@ -69,15 +69,13 @@ def by_task(results: Sequence[Result], draw: Draw) -> list[Figure]:
     figures: list[Figure] = []
     for i, dataset in enumerate(datasets):
         name = DATASETS.get(dataset, dataset)
-        where = f" on {name}" if len(datasets) > 1 else ""
         unique = slugs[i] and slugs[i] not in slugs[:i]
         data_file = slugs[i] if unique else f"{slugs[i]}-{i}".strip("-")
         for task in sorted(tasks[dataset].values(), key=rank):
             recipe = task[0].recipe
-            title = (f", {recipe}" if len(tasks[dataset]) > 1 else "") + where
             decayed = "".join(f"-{slug(part, 8)}" for part in task[0].decayed)
             file = f"{data_file}-{task[0].record['epochs']}ep{decayed}"
-            figures += [replace(f, title=f"{f.title}{title}") for f in draw(f"{name}, {recipe}", file, task)]
+            figures += draw(f"{name}, {recipe}", file, task)
     return figures
 
 

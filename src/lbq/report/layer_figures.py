@@ -1,16 +1,16 @@
-"""Figure 4 with what records and analyses hold: steps, activity, entropy and levels by layer, membranes."""
+"""Figure 4 with what records and analyses hold: steps, activity, entropy and levels by layer."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, field, replace
 from statistics import fmean, stdev
 
-from lbq.counting.analysis import Analysis, LayerAnalysis, Membrane
+from lbq.counting.analysis import Analysis
 from lbq.report.cells import DATASETS
-from lbq.report.figures import Figure, by_task, level_colour, seeds, series_of, slug, titles
-from lbq.report.svg import Drawing, Plot, number
+from lbq.report.figures import Figure, by_task, level_colour, padded, seeds, series_of, slug, titles
+from lbq.report.membrane_figures import membranes, membranes_of_all
+from lbq.report.svg import Plot
 from lbq.results import paper
 from lbq.results.result import SUFFIX_LETTERS, Gathered, Group, Result
 
@@ -83,14 +83,16 @@ def _figures_of_task(configurations: Sequence[Shown], heading: str, file: str) -
         in_paper = {c.series for c, _ in bursts if c.panel}
         spots = [(c.series, c.name([r for r, _ in c.group.analysed]), c.group.analyses) for c, _ in bursts]
         together.append(_entropy(spots, heading, in_paper, bursts[0][0].group.record["dataset"] == "cifar10"))
+    named = [(c.series, c.name([r for r, _ in c.group.analysed[:1]]), a) for c, a in analysed]
+    together.append(membranes_of_all(named, heading))
     figures = [replace(figure, id=f"{figure.id}-{file}") for figure in together if figure is not None]
     order = list(PANELS)
     bursts.sort(key=lambda entry: order.index(v) if (v := entry[0].group.record["variant"]) in order else len(order))
     for c, analysis in bursts:
-        title = f"Figure 4 {c.panel}" if c.panel else "Levels by layer"
         first = c.name([r for r, _ in c.group.analysed[:1]])  # the seed that is drawn
         levels = _levels(f"{first}, {heading}", analysis)
-        figures.append(replace(levels, title=title, id=f"levels-{c.file}"))
+        caption = levels.caption + (f" The paper's Figure 4 {c.panel}." if c.panel else "")
+        figures.append(replace(levels, caption=caption, id=f"levels-{c.file}"))
     return figures
 
 
@@ -166,9 +168,9 @@ def _steps(configurations: Sequence[Shown], dataset: str) -> Figure | None:
         own = bool(ranges) or bool(result.record["config"].get("neuron", {}).get("per_channel"))
         # in one figure all whiskers are of one kind
         curves[i] = replace(curves[i], by_channel=own, ends=curves[i].ends if several else ranges)
-    plot = _by_layer("(a) Learned step of each layer", "step γ", dataset, curves)
-    caption = f"Steps after training{f'. {WHISKERS}' if several else ', of the first seed.'}"
-    return Figure("steps", "Figure 4 (a)", caption, plot.svg())
+    plot = _by_layer("Learned step of each layer", "step γ", dataset, curves)
+    caption = f"After training{f'. {WHISKERS}' if several else ', of the first seed.'} The paper's Figure 4 (a)."
+    return Figure("steps", "Steps", caption, plot.svg())
 
 
 def _step_ranges(analysis: Analysis) -> dict[str, tuple[float, float]]:
@@ -197,12 +199,15 @@ def _entropy(
         (i, name, [a.mean("active_ratio") for a in analyses], [a.mean("normalised_entropy") for a in analyses])
         for i, name, analyses in networks
     ]
-    ends = [fmean(active) + (stdev(active) if len(active) > 1 else 0.0) for _, _, active, _ in (*spots, *means)]
+    published = [(row.active, row.entropy) for row in paper.LAYER_WISE.values() if on_cifar10]
+    ends = [(*_ends(active), *_ends(entropy)) for _, _, active, entropy in (*spots, *means)]
+    across = padded([*(end for low, high, *_ in ends for end in (low, high)), *(x for x, _ in published)])
+    up = padded([*(end for *_, low, high in ends for end in (low, high)), *(y for _, y in published)])
     plot = Plot(
-        "(b) Burst entropy against active ratio",
+        "Burst entropy against active ratio",
         "; ".join(f"{name}: mean {fmean(active):.3f}, {fmean(entropy):.3f}" for _, name, active, entropy in means),
-        (0, max(1.08 * max(ends), 0.3)),
-        (0, 1.02),
+        across,
+        up,
         "active ratio",
         "normalised burst entropy",
         subtitle=dataset + _of_seeds([len(analyses) for _, _, analyses in networks]),
@@ -225,7 +230,13 @@ def _entropy(
         caption += ". Layers are shown of the networks that the paper's figure has"
     if any(len(analyses) > 1 for _, _, analyses in networks):
         caption += f". {WHISKERS[:-1]}"
-    return Figure("entropy", "Figure 4 (b)", f"{caption}.", plot.svg())
+    return Figure("entropy", "Entropy", f"{caption}. The paper's Figure 4 (b).", plot.svg())
+
+
+def _ends(values: Sequence[float]) -> tuple[float, float]:
+    """A sample standard deviation to either side of the mean."""
+    aside = stdev(values) if len(values) > 1 else 0.0
+    return fmean(values) - aside, fmean(values) + aside
 
 
 def _spot(
@@ -273,79 +284,11 @@ def _levels(title: str, analysis: Analysis) -> Figure:
     plot.height = y + 10
     whole = f"all {analysis.images:,}" if analysis.complete else f"the first {analysis.images:,}"
     caption = f"How often each non-zero level is used, over {whole} {_inputs(analysis)}."
-    return Figure("levels", "Levels by layer", caption, plot.svg())
+    return Figure("levels", "Levels", caption, plot.svg())
 
 
 def _inputs(analysis: Analysis) -> str:
     return f"images of {analysis.other_data}" if analysis.other_data else "test images"
-
-
-CELL_WIDTH, HISTOGRAM_HEIGHT, LABEL_HEIGHT = 230.0, 120.0, 58.0  # of one histogram of membranes
-
-
-def _membranes(title: str, dataset: str, analysis: Analysis) -> Figure | None:
-    """Small multiples: a histogram of r = U / step for every layer, thresholds as lines."""
-    layers = [(layer, layer.membrane) for layer in analysis.layers if layer.membrane is not None]
-    if not layers:
-        return None
-    columns = min(len(layers), 4)
-    height = HISTOGRAM_HEIGHT + LABEL_HEIGHT
-    drawing = Drawing(
-        columns * CELL_WIDTH,
-        math.ceil(len(layers) / columns) * height + 42,
-        f"Membranes before emission: {title}",
-        f"Histograms of r = U / step of {len(layers)} layers, with the thresholds at which levels begin",
-    )
-    lower = drawing.head(8, "Membranes before emission, r = U / γ", f"{title}, {dataset}")
-    drawing.height += lower
-    for j, (layer, membrane) in enumerate(layers):
-        _histogram(drawing, j % columns * CELL_WIDTH + 8, j // columns * height + 80 + lower, layer, membrane)
-    return Figure("membranes", drawing.title, "", drawing.svg())
-
-
-def _histogram(drawing: Drawing, left: float, top: float, layer: LayerAnalysis, membrane: Membrane) -> None:
-    counts = membrane.counts.sum(0)
-    beyond = float(counts[0] + counts[-1]) / max(float(counts.sum()), 1.0)
-    counts[0] = counts[-1] = 0
-    wide, bottom, peak = CELL_WIDTH - 22, top + HISTOGRAM_HEIGHT, max(float(counts.max()), 1.0)
-    each = wide / len(counts)
-
-    def at(r: float) -> float:
-        return left + (r - Membrane.LOW) / Membrane.WIDTH * each
-
-    step = f"{'mean ' * (layer.step_range is not None)}γ {layer.step:.3g}; " if layer.step else ""
-    drawing.text(left, top - 20, layer.name, kind="bold small")
-    drawing.text(left, top - 6, f"{step}{100 * beyond:.1f} % beyond the axis", kind="soft small")
-    outline = "".join(
-        f"V{number(bottom - float(value) / peak * HISTOGRAM_HEIGHT)}H{number(left + (b + 1) * each)}"
-        for b, value in enumerate(counts)
-    )
-    drawing.add(
-        f'<path d="M{number(left)} {number(bottom)}{outline}V{number(bottom)}Z" class="s0" fill-opacity="0.75"/>'
-    )
-    rising = membrane.thresholds[:40]
-    thresholds = (*(-r for r in reversed(rising)), *rising) if _signed(layer, membrane) else rising
-    for threshold in thresholds:
-        drawing.segment((at(threshold), top), (at(threshold), bottom), "rule")
-    written: list[tuple[float, float]] = [(left + wide - 8, left + wide)]
-    for mark in dict.fromkeys((0.0, thresholds[-1], thresholds[0], rising[0])):  # those that collide are left out
-        text, x = f"{mark:g}".replace("-", "−"), at(mark)
-        ends = (x - 3.2 * len(text) - 2, x + 3.2 * len(text) + 2)
-        if all(ends[1] < start or end < ends[0] for start, end in written):
-            drawing.text(x, bottom + 13, text, "middle", "soft small")
-            written.append(ends)
-    drawing.text(left + wide, bottom + 13, "r", "end", "soft small")
-    drawing.segment((left, bottom), (left + wide, bottom))
-
-
-def _signed(layer: LayerAnalysis, membrane: Membrane) -> bool:
-    """Whether it also fires below -threshold: then its activity is that of both sides."""
-    counts, first = membrane.counts.sum(0), membrane.thresholds[0]
-    total, edges = max(float(counts.sum()), 1.0), membrane.edges
-    above = float(counts[edges[:-1] >= first - 1e-6].sum()) / total
-    below = float(counts[edges[1:] <= -first + 1e-6].sum()) / total
-    active = layer.histogram.active_ratio
-    return abs(active - above - below) < abs(active - above)
 
 
 ANALYSIS_FIGURES = ("steps", "active", "entropy", "levels", "membranes")  # all that there may be
@@ -368,5 +311,5 @@ def analysis_figures(analysis: Analysis) -> dict[str, Figure]:
     if max(layer.n_max for layer in analysis.layers) > 1:
         figures["entropy"] = _entropy([(0, title, [analysis])], dataset, on_cifar10=data == "cifar10")
         figures["levels"] = _levels(f"{title}, {dataset}", analysis)
-    figures["membranes"] = _membranes(title, dataset, analysis)
+    figures["membranes"] = membranes(title, dataset, analysis)
     return {id: figure for id, figure in figures.items() if figure is not None}

@@ -16,8 +16,10 @@ from lbq.report.layer_figures import ANALYSIS_FIGURES, analysis_figures
 from lbq.report.page import all_figures, render
 from lbq.report.tables import all_tables
 from lbq.report.tour import Tour, take
+from lbq.results.gather import ACCOUNT
 from lbq.results.result import Gathered
 from lbq.system import files
+from lbq.system.shown import shown
 
 SUFFIXES = {"html": ".html", "md": ".md", "latex": ".tex", "csv": "", "svg": ""}
 
@@ -28,21 +30,22 @@ def make(
     format: str = "html",
     technology: Technology = DEFAULT,
     image: Path | None = None,
-    title: str = "LBQ report",
+    title: str = "",
 ) -> int:
     """Write a report; returns its size in bytes. image: for the tour, instead of a network's first golden input.
+    title: of the page; default the first network's name and dataset.
 
     For the formats `svg` and `csv`, `path` is a folder that gets one file for each figure or table.
     """
     if format == "svg":
         figures = all_figures(gathered, technology)
-        return files.write_all(path, {f"{figure.id}.svg": svg.standalone(figure.svg) for figure in figures})
+        return files.write_all(path, {f"{figure.id}.svg": shown(svg.standalone(figure.svg)) for figure in figures})
     if format == "html":
-        return files.write(path, render(gathered, technology, tour_of(gathered, image), title))
+        return files.write(path, shown(render(gathered, technology, tour_of(gathered, image), title)))
     tables = all_tables(gathered, technology)
     if format == "csv":
-        return files.write_all(path, {f"{table.id}.csv": comma_separated(table) for table in tables})
-    return files.write(path, {"md": markdown, "latex": latex}[format](tables))
+        return files.write_all(path, {f"{table.id}.csv": shown(comma_separated(table)) for table in tables})
+    return files.write(path, shown({"md": markdown, "latex": latex}[format](tables)))
 
 
 def tour_of(gathered: Gathered, image: Path | None = None) -> Tour | None:
@@ -61,13 +64,21 @@ def tour_of(gathered: Gathered, image: Path | None = None) -> Tour | None:
     return take(net, net.golden.inputs[0] if net.network.static else net.golden.inputs[:, 0], about)
 
 
+def write_account(folder: Path, counted: Analysis) -> None:
+    """Keep the counts of a whole set beside what `lbq analyze` writes, for reports. Golden inputs are no such set."""
+    if counted.complete and not counted.golden:
+        files.write(folder / ACCOUNT, json.dumps(counted.to_dict(), separators=(",", ":")) + "\n")
+
+
 def write_analysis(folder: Path, analysis: Analysis) -> list[Path]:
     """Write `analysis.json`, `layers.csv` and one SVG for each figure; remove files that an older analysis left."""
     older = (folder / "analysis.json").exists()
     texts = {"analysis.json": json.dumps(analysis.to_dict(), separators=(",", ":")) + "\n"}
     if analysis.layers:
-        texts["layers.csv"] = analysis.csv()
-        texts |= {f"{name}.svg": svg.standalone(figure.svg) for name, figure in analysis_figures(analysis).items()}
+        texts["layers.csv"] = shown(analysis.csv())
+        texts |= {
+            f"{name}.svg": shown(svg.standalone(figure.svg)) for name, figure in analysis_figures(analysis).items()
+        }
     files.write_all(folder, texts)
     possible = {"layers.csv", *(f"{name}.svg" for name in ANALYSIS_FIGURES)}
     for stale in [folder / name for name in sorted(possible - texts.keys()) if older]:

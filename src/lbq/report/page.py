@@ -1,72 +1,69 @@
-"""The report as one page of HTML: tables, figures and a tour. It loads nothing from anywhere."""
+"""The report as one page of HTML: its story, figures, tables and a tour. It loads nothing from anywhere."""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from html import escape
 from importlib.resources import files
 
 from lbq._version import __version__
 from lbq.counting.technology import DEFAULT, Technology
 from lbq.report import svg
-from lbq.report.cells import Table, dataset_name, run_id
+from lbq.report.cells import Table, dataset_name, images_cells, run_id
 from lbq.report.cost_figures import cost_figures, speed_figures
-from lbq.report.cost_tables import accounts
-from lbq.report.figures import Figure
+from lbq.report.cost_tables import PAPER_SETTING, accounts
+from lbq.report.figures import Figure, seeds
 from lbq.report.layer_figures import layer_figures
 from lbq.report.schematics import neuron_figures, surrogates
+from lbq.report.story import Story, picture, sentences, stories
 from lbq.report.tables import all_tables
 from lbq.report.tour import SILENT, Picture, Tour, level_pixel
 from lbq.report.training_figures import training_figures
 from lbq.results import paper
-from lbq.results.result import Gathered, Group, Result, names
+from lbq.results.result import Gathered, Result, names
 
+MOST_ROWS, MOST_FIGURES = 12, 6  # of a table, and of a section's figures, that are not folded
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 
 
-def render(
-    gathered: Gathered, technology: Technology = DEFAULT, tour: Tour | None = None, title: str = "LBQ report"
-) -> str:
-    """The whole page. The same results give the same bytes."""
-    tables = {table.id: table for table in all_tables(gathered, technology)}
+def render(gathered: Gathered, technology: Technology = DEFAULT, tour: Tour | None = None, title: str = "") -> str:
+    """The whole page. The same results give the same bytes. title: default the first network and its dataset."""
+    tables = all_tables(gathered, technology)
+    leads = stories(gathered, technology)
+    title = title or (f"{leads[0].lead.title} on {leads[0].dataset}" if leads else "LBQ report")
 
-    def with_prefix(*prefixes: str) -> list[Table]:
-        return [table for id, table in tables.items() if id.startswith(prefixes)]
+    def with_prefix(*prefixes: str, folded: bool = False) -> list[str]:
+        return [_table(table, folded) for table in tables if table.id.startswith(prefixes)]
 
-    published = with_prefix("table2", "table3", "table4", "table5")
-    costs = with_prefix("table6", "table7", "honest")
+    def ours(id: str) -> list[str]:
+        """Our rows of a table of the paper's, which stands below with all rows."""
+        several = [t.ours(f"our-{id}") if t.columns[-1] == "Origin" else t for t in tables if t.id == id and t.has_ours]
+        return [_table(table, len(table.rows) > MOST_ROWS) for table in several]
+
+    runs = max(len(gathered.groups), len(gathered.unfinished))
+    energies = with_prefix("honest")
     sections = [
-        ("runs-section", "Our runs", [_cards(gathered), *map(_table, with_prefix("unfinished")),
-                                      *map(_table, with_prefix("runs"))]),
+        ("result", "Result", [_result(leads, title)]),
+        ("runs-section", "Runs", with_prefix("unfinished") + with_prefix("runs", folded=runs > MOST_ROWS)),
         ("training", "Training", [_figures(training_figures(gathered))]),
+        ("layers", "Layers", [_figures(layer_figures(gathered)), *ours("figure4")]),
         (
-            "tables", "The paper's tables, with our rows",
-            [
-                "<p>Published rows are cited and marked <i>published</i>; ours are in bold, with the number of seeds. Budgets "
-                "differ: look at the column of epochs before comparing.</p>",
-                *(_table(table, folded=not table.has_ours) for table in published),
-            ],
-        ),
-        (
-            "layers", "What the layers learned",
-            [_table(tables["figure4"]), _figures(layer_figures(gathered))],
-        ),
-        (
-            "costs", "What it costs: modelled",
+            "costs", "Cost",
             [
                 "<p>Every energy on this page is <b>modelled</b>: counted operations times published prices. Nothing here was "
-                "measured with a meter.</p>",
-                _figures(cost_figures(accounts(gathered.groups), technology)),
-                *(_table(table, folded=i > 2) for i, table in enumerate(costs)),  # of the honest ones, the first is open
-                _table(tables["technology"], folded=True),
+                "measured with a meter.</p>" if energies else "",
+                *ours("table6-counts"), *ours("table7-cost"), *energies[:1], _folded("The others' energy", energies[1:]),
+                *(with_prefix("technology", folded=True) if energies else []),
             ],
         ),
-        ("speed", "Engine speed: measured", [_figures(speed_figures(gathered.benchmarks))]),
-        ("neuron", "The neuron", [_figures(_neuron(gathered))]),
-        ("tour", "A tour of one image", [_tour(tour) if tour is not None else ""]),
-        ("details", "Every run in full", [*map(_details, gathered.results, names(gathered.results))]),
+        ("speed", "Speed", [_figures(speed_figures(gathered.benchmarks))]),
+        ("neuron", "Neuron", [_figures(_neuron(gathered))]),
+        ("tour", "Tour", [_tour(tour) if tour is not None else ""]),
+        ("published", "Published", [_published(gathered, technology, [t for t in tables if t.has_published])]),
+        ("details", "Records", [*map(_details, gathered.results, names(gathered.results))]),
     ]  # fmt: skip
     return _document(title, [(id, heading, "".join(parts)) for id, heading, parts in sections if any(parts)])
 
@@ -74,12 +71,32 @@ def render(
 def all_figures(gathered: Gathered, technology: Technology = DEFAULT) -> list[Figure]:
     """Every figure that these results give, without the tour."""
     return [
+        *map(picture, stories(gathered, technology)),
         *training_figures(gathered),
         *layer_figures(gathered),
-        *cost_figures(accounts(gathered.groups), technology),
+        *_beside_published(gathered, technology),
         *speed_figures(gathered.benchmarks),
         *_neuron(gathered),
     ]
+
+
+def _beside_published(gathered: Gathered, technology: Technology) -> list[Figure]:
+    """The paper's costs with ours: for results on its dataset."""
+    if not any(dataset_name(result) == PAPER_SETTING[0] for result in gathered.results):
+        return []
+    return cost_figures(accounts(gathered.groups), technology)
+
+
+def _published(gathered: Gathered, technology: Technology, tables: Sequence[Table]) -> str:
+    """The paper's rows on the datasets of these results, folded."""
+    if not tables:
+        return ""
+    figures = _figures(_beside_published(gathered, technology))
+    return (
+        "<p>What the paper publishes for the same datasets; ours are in bold, with the number of seeds. Budgets differ: "
+        "look at the column of epochs before comparing.</p>"
+        f"{_folded('Figures', [figures])}{''.join(_table(table, folded=True) for table in tables)}"
+    )
 
 
 def _neuron(gathered: Gathered) -> list[Figure]:
@@ -111,38 +128,43 @@ def _document(title: str, sections: Sequence[tuple[str, str, str]]) -> str:
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}"><title>{escape(title)}</title>'
         f"<style>{themes}{style}{svg.RULES}</style></head>\n<body>"
         '<a class="skip" href="#main">Skip to the results</a>'
-        f'<header><button id="theme" type="button" hidden>Dark theme</button><h1>{escape(title)}</h1>'
-        '<p class="soft">Learnable burst quantization: our runs beside the published numbers.</p>'
-        f'<nav aria-label="Sections"><ul>{links}</ul></nav></header>\n<main id="main">{body}</main>\n'
-        f"<footer><p>Published numbers: {escape(paper.CITATION)}. Made by lbq {escape(__version__)} from the files named "
-        "above; the page loads nothing from anywhere.</p></footer>"
+        f"<header><h1>{escape(title)}</h1></header>"
+        f'<nav aria-label="Sections"><ul>{links}</ul><button id="theme" type="button" hidden>Dark</button></nav>\n'
+        f'<main id="main">{body}</main>\n'
+        f"<footer><p>Learnable burst quantization: {escape(paper.CITATION)}. Made by lbq {escape(__version__)} from the files "
+        "named above; the page loads nothing from anywhere.</p></footer>"
         f"<script>{script}</script></body></html>\n"
     )
 
 
-def _cards(gathered: Gathered) -> str:
-    """A line of the most telling numbers."""
-    if not gathered.results:
+def _result(leads: Sequence[Story], title: str) -> str:
+    """The first network in full, and those of other datasets as pictures with their stories below."""
+    if not leads:
         return ""
-    groups = [g for g in gathered.groups if g.mean is not None]
-    runs = sum(not result.alone for result in gathered.finished)
-    cards = [(f"finished run{'s' * (runs != 1)}", str(runs))]
-    datasets = dict.fromkeys(g.record["dataset"] for g in groups)
-    cards += [_best([g for g in groups if g.record["dataset"] == dataset]) for dataset in datasets]
-    inside = "".join(f'<div class="card"><b>{escape(value)}</b>{escape(name)}</div>' for name, value in cards)
-    return f'<div class="cards">{inside}</div>'
+    first, name = leads[0].lead, f"{leads[0].lead.title} on {leads[0].dataset}"
+    record, (images, form) = first.record, images_cells(first)
+    facts = [
+        str(record["model"]), f"T = {record['timesteps']}", *[f"N_max = {record['n_max']}"] * bool(record.get("n_max")),
+        *[f"{record['epochs']} epochs"] * bool(record["epochs"]), seeds(first.results),
+        *[f"counted on {images.text} test images, {form.text}"] * bool(images.text),
+    ]  # fmt: skip
+    said = "".join(f"<p>{_marked(sentence)}</p>" for sentence in sentences(leads[0]))
+    others = [replace(picture(s), title=s.dataset, caption=" ".join(sentences(s))) for s in leads[1:]]
+    return (
+        f'<div class="story"><div class="words">{f"<h3>{escape(name)}</h3>" if title != name else ""}{said}'
+        f'<p class="soft">{escape(" · ".join(facts))} · <a href="#{run_id(first.first)}">record</a></p></div>'
+        f"{_figures([picture(leads[0])])}</div>{_figures(others)}"
+    )
 
 
-def _best(groups: Sequence[Group]) -> tuple[str, str]:
-    """The best configuration on one dataset, by held-out samples where all have these, and its test accuracy."""
-    selected = all(g.holdout_mean is not None for g in groups)
-    place = max(range(len(groups)), key=lambda i: (groups[i].holdout_mean if selected else groups[i].mean) or 0.0)
-    best, title = groups[place], names([g.first for g in groups])[place]
-    data, name = dataset_name(best), f"highest of {len(groups)}"
-    text = f"{name} on {data}"
-    if selected:
-        text = f"on the test set of {data}, chosen as the {name} on held-out samples ({best.holdout_mean:.2f} %)"
-    return f"{text}: {title}", f"{best.mean:.2f} %"
+def _marked(text: str) -> str:
+    """Text with `code` and **bold** parts as HTML."""
+    coded = re.sub("`([^`]+)`", r"<code>\1</code>", escape(text))
+    return re.sub(r"\*\*([^*]+)\*\*", r"<b>\1</b>", coded)
+
+
+def _folded(summary: str, parts: Sequence[str]) -> str:
+    return f"<details><summary>{escape(summary)}</summary>{''.join(parts)}</details>" if any(parts) else ""
 
 
 def _table(table: Table, folded: bool = False) -> str:
@@ -161,28 +183,27 @@ def _table(table: Table, folded: bool = False) -> str:
             cells.append(f"<td{kind}{value}{hint}>{text}</td>")
         owner = f' class="{row.kind}"' if row.kind else ""
         rows.append(f"<tr{owner}>{''.join(cells)}</tr>")
-    coded = (re.sub("`([^`]+)`", r"<code>\1</code>", escape(note)) for note in table.notes)
-    notes = "".join(f'<p class="note">{note}</p>' for note in coded)
+    notes = "".join(f'<p class="note">{_marked(note)}</p>' for note in table.notes)
     body = (
         f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(table.title)}">'
         f'<table class="sortable" id="{escape(table.id)}"><caption>{escape(table.title)}</caption>'
         f"<thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>{notes}"
     )
-    if not folded:
-        return body
-    why = " (published only)" if table.id.startswith("table") else ""
-    return f"<details><summary>{escape(table.title)}{why}</summary>{body}</details>"
+    return _folded(f"{table.title} ({len(table.rows)})", [body]) if folded else body
 
 
 def _figures(figures: Sequence[Figure]) -> str:
-    if not figures:
-        return ""
-    inside = "".join(
-        f'<figure id="figure-{escape(f.id)}"><div class="drawing" tabindex="0">{f.svg}</div>'
-        f"<figcaption><b>{escape(f.title)}.</b> {escape(f.caption)}</figcaption></figure>"
+    """Figures beside one another; of many, the first, and the others folded."""
+    drawn = [
+        f'<figure id="figure-{escape(f.id)}"><div class="drawing">{f.svg}</div>'
+        f"<figcaption><b>{escape(f.title)}.</b> {_marked(f.caption)}</figcaption></figure>"
         for f in figures
-    )
-    return f'<div class="figures">{inside}</div>'
+    ]
+    if not drawn:
+        return ""
+    few = drawn if len(drawn) <= MOST_FIGURES + 1 else drawn[:MOST_FIGURES]
+    more = f'<div class="figures">{"".join(drawn[len(few) :])}</div>' if len(few) < len(drawn) else ""
+    return f'<div class="figures">{"".join(few)}</div>{_folded(f"{len(drawn) - len(few)} more figures", [more])}'
 
 
 def _image(picture: Picture, caption: str) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from lbq.counting.analysis import Trace
 from lbq.report.figures import Figure, level_colour
-from lbq.report.svg import Drawing, Plot
+from lbq.report.svg import WIDTH, Drawing, Plot
 
 N_MAX, TAIL = 5, 0.5  # of the paper's Fig. 3
 
@@ -46,7 +46,9 @@ def surrogates() -> Figure:
             points += [(r, before), (r, after)] if abs(before - after) > 0.1 else [(r, at)]
         plot.line(points, i)
     plot.legend([(name, i) for i, name in enumerate(SURROGATES)])
-    return Figure("surrogates", "Figure 3", f"N_max = {N_MAX}, λ = {TAIL}, as in the paper's figure.", plot.svg())
+    return Figure(
+        "surrogates", "Surrogate gradients", f"N_max = {N_MAX}, λ = {TAIL}, as in the paper's figure.", plot.svg()
+    )
 
 
 def neuron_figures(traces: Sequence[Trace], of: str) -> list[Figure]:
@@ -94,11 +96,11 @@ def _membrane(traces: Sequence[Trace], where: str) -> Figure:
         "N_max. Arrows: the reset, which takes one step away wherever S > 0. What is left, times β, is there at the next "
         "timestep."
     )
-    return Figure("neuron", "Figures 1 and 2 (a): from membrane to level", caption, plot.svg())
+    return Figure("neuron", "From membrane to level", caption, plot.svg())
 
 
 def _additions(count: int) -> str:
-    return f"{count} addition{'' if count == 1 else 's'} for each synapse"
+    return f"{count} addition{'' if count == 1 else 's'} a synapse"
 
 
 def _execution(trace: Trace, where: str) -> Figure:
@@ -106,27 +108,26 @@ def _execution(trace: Trace, where: str) -> Figure:
     level = max(abs(s) for s in trace.levels) or N_MAX
     planes = max(trace.n_max.bit_length(), 1)
     drawing = Drawing(
-        480, 230, "One level by bit planes",
+        WIDTH, 196, "One level by bit planes",
         f"Level {level} has {level.bit_count()} set bits, so {level.bit_count()} additions of shifted weights replace {level}",
     )  # fmt: skip
     colour = level_colour(min(level, trace.n_max), trace.n_max)
     y = drawing.head(8, f"Level {level}, executed in two ways", where)
     drawing.height += y
-    drawing.text(8, y + 64, "by unary spikes")
+    drawing.text(8, y + 60, f"by unary spikes: {_additions(level)}")
     for i in range(min(level, 8)):
-        drawing.rect(8 + 36 * i, y + 74, 31, 26, fill=colour)
-        drawing.text(23 + 36 * i, y + 120, "+ Ŵ", "middle")
-    drawing.text(min(8 + 36 * level, 290) + 8, y + 92, _additions(level), kind="soft")
-    drawing.text(8, y + 156, f"by bit planes, {level} = ({level:0{planes}b})₂")
+        drawing.rect(8 + 43 * i, y + 70, 37, 22, fill=colour)
+        drawing.text(26 + 43 * i, y + 108, "+ Ŵ", "middle")
+    drawing.text(8, y + 140, f"by bit planes, {level} = ({level:0{planes}b})₂: {_additions(level.bit_count())}")
+    wide = min(72.0, (drawing.width - 8) / planes)
     for i, k in enumerate(reversed(range(planes))):
         bit = level >> k & 1
         style = {"fill": colour} if bit else {"fill": "none", "stroke": "var(--soft)", "stroke_dasharray": "3 3"}
-        drawing.rect(8 + 64 * i, y + 168, 56, 26, **style)
+        drawing.rect(8 + wide * i, y + 150, wide - 6, 22, **style)
         added = f"+ {2**k if k else ''}Ŵ" if bit else "skipped"
-        drawing.text(36 + 64 * i, y + 214, added, "middle", "" if bit else "soft")
-    drawing.text(8 + 64 * planes + 12, y + 186, _additions(level.bit_count()), kind="soft")
+        drawing.text(8 + wide * (i + 0.5) - 3, y + 188, added, "middle", "" if bit else "soft")
     caption = (
         "The busiest level of the traces. The step has been absorbed into the weights, Ŵ = γW; "
         "plane k adds 2^k Ŵ, and planes without a bit add nothing."
     )
-    return Figure("planes", "Figure 2 (b): from level to additions", caption, drawing.svg())
+    return Figure("planes", "From level to additions", caption, drawing.svg())

@@ -1,6 +1,11 @@
 "use strict";
 // Sorting: by the number in data-v where there is one, by what is shown in tables of numbers, else by text. Empty cells stay at the end.
 for (const table of document.querySelectorAll("table.sortable")) {
+  if (!table.classList.contains("numbers")) {  // on a phone each row is a block, and its cells say their columns
+    table.classList.add("rows");
+    const heads = [...table.tHead.rows[0].cells].map((head) => head.textContent);
+    for (const row of table.tBodies[0].rows) for (const cell of row.cells) cell.dataset.label = heads[cell.cellIndex];
+  }
   table.tHead.addEventListener("click", (event) => {
     const button = event.target.closest("button");
     if (!button) return;
@@ -27,7 +32,7 @@ for (const table of document.querySelectorAll("table.sortable")) {
 const root = document.documentElement, theme = document.getElementById("theme");
 const remembered = (value) => { try { if (value) localStorage.setItem("lbq-theme", value); return localStorage.getItem("lbq-theme"); } catch { return value; } };
 const dark = () => root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
-const show = () => { theme.textContent = dark() ? "Light theme" : "Dark theme"; };
+const show = () => { theme.textContent = dark() ? "Light" : "Dark"; };
 if (remembered()) root.dataset.theme = remembered();
 theme.hidden = false;
 theme.addEventListener("click", () => { root.dataset.theme = dark() ? "light" : "dark"; remembered(root.dataset.theme); show(); });
@@ -36,8 +41,19 @@ show();
 // What can be scrolled sideways fades out at the side where there is more.
 const fade = (box) => box.classList.toggle("more", box.scrollLeft + box.clientWidth < box.scrollWidth - 2);
 const drawn = new ResizeObserver((entries) => { for (const { target } of entries) fade(target); });
-document.addEventListener("scroll", (event) => { if (event.target.matches?.(".scroll, .drawing")) fade(event.target); }, true);
-for (const box of document.querySelectorAll(".scroll, .drawing")) drawn.observe(box);
+document.addEventListener("scroll", (event) => { if (event.target.matches?.(".scroll, nav ul")) fade(event.target); }, true);
+for (const box of document.querySelectorAll(".scroll, nav ul")) drawn.observe(box);
+
+// The line of navigation marks the section that is being read.
+const links = [...document.querySelectorAll("nav a")];
+const here = () => {
+  const read = links.filter((link) => document.querySelector(link.hash).getBoundingClientRect().top < 120).at(-1) ?? links[0];
+  if (!read || read.hasAttribute("aria-current")) return;
+  for (const link of links) link === read ? link.setAttribute("aria-current", "true") : link.removeAttribute("aria-current");
+  read.parentElement.parentElement.scrollLeft = read.offsetLeft - read.parentElement.parentElement.offsetLeft - 20;
+};
+addEventListener("scroll", here, { passive: true });
+here();
 
 // One curve of many: while the pointer is on it or on its name in the legend, the others are faint.
 for (const plot of document.querySelectorAll("svg.plot")) {
@@ -52,5 +68,5 @@ for (const plot of document.querySelectorAll("svg.plot")) {
 // What is folded opens where a link leads into it, and for printing.
 const unfold = () => { const e = location.hash && document.getElementById(location.hash.slice(1)); if (e && e.tagName === "DETAILS") { e.open = true; e.scrollIntoView(); } };
 addEventListener("hashchange", unfold);
-addEventListener("beforeprint", () => { for (const d of document.querySelectorAll("#tables details, #layers details, #costs details")) d.open = true; });
+addEventListener("beforeprint", () => { for (const d of document.querySelectorAll("section:not(#details) details")) d.open = true; });
 unfold();

@@ -10,13 +10,15 @@ import math
 from collections.abc import Iterable, Sequence
 from html import escape
 from itertools import pairwise
+from textwrap import wrap
 
 Point = tuple[float, float]
 
 DASHES = ("", "6 3", "2 3", "8 3 2 3", "4 2", "1 2", "10 4", "3 5")
 MARKERS = ("circle", "square", "triangle", "diamond", "cross")
 SERIES = len(DASHES)  # colours; further series take them again with another dash and hollow markers, then with others
-SMALL_LETTER, LETTER, LEGEND_LETTER = 6.2, 7.0, 7.5  # width of a letter, in units; in legends with some room
+SMALL_LETTER, LEGEND_LETTER = 6.2, 7.5  # width of a letter, in units; in legends with some room
+WIDTH, LEGEND_LEFT = 360, 14.0  # of a drawing: a phone shows it at its own size, a desktop three beside one another
 SHADES = 21  # of levels; the paper's N_max of 20 still has one for each
 OUTLINES: dict[str, list[Point]] = {
     "square": [(-1, -1), (1, -1), (1, 1), (-1, 1)],
@@ -76,7 +78,9 @@ def standalone(svg: str) -> str:
         f"svg.plot{{background:var(--paper)}}{RULES}</style>"
     )
     head, tail = svg.split(">", 1)
-    return f'<?xml version="1.0" encoding="UTF-8"?>\n{head} xmlns="http://www.w3.org/2000/svg">{style}{tail}\n'
+    width = number(min(1.5 * float(head.partition('viewBox="0 0 ')[2].split()[0]), 960))  # in pixels
+    head += f' width="{width}" xmlns="http://www.w3.org/2000/svg"'
+    return f'<?xml version="1.0" encoding="UTF-8"?>\n{head}>{style}{tail}\n'
 
 
 def number(value: float) -> str:
@@ -150,8 +154,8 @@ def _between(points: Sequence[Point], top: float, bottom: float) -> list[list[Po
     return pieces
 
 
-def _broken(text: str, most: int) -> list[str]:
-    """`text` in lines of at most `most` characters, commas included, as far as these allow."""
+def broken(text: str, most: int) -> list[str]:
+    """`text` in lines of at most `most` characters, broken after commas or, where these leave too much, between words."""
     lines = [""]
     for part in text.split(", "):
         if lines[-1] and len(lines[-1]) + 3 + len(part) > most:
@@ -159,7 +163,7 @@ def _broken(text: str, most: int) -> list[str]:
             lines.append(part)
         else:
             lines[-1] += f", {part}" if lines[-1] else part
-    return lines
+    return [line for long in lines for line in (wrap(long, most, break_long_words=False) or [""])]
 
 
 class Drawing:
@@ -175,7 +179,7 @@ class Drawing:
     def head(self, x: float, title: str, subtitle: str = "") -> float:
         """Write title and subtitle from `x` on. Returns the height of the subtitle's lines after the first."""
         self.text(x, 18, title, kind="bold")
-        lines = _broken(subtitle, int((self.width - x) / SMALL_LETTER))
+        lines = broken(subtitle, int((self.width - x) / SMALL_LETTER))
         for i, line in enumerate(lines if subtitle else ()):
             self.text(x, 35 + 14 * i, line, kind="soft small")
         return 14.0 * (len(lines) - 1)
@@ -186,9 +190,8 @@ class Drawing:
         self.add(f'<text x="{number(x)}" y="{number(y)}" text-anchor="{anchor}"{named}{turn}>{escape(text)}</text>')
 
     def segment(self, a: Point, b: Point, kind: str = "axis") -> None:
-        self.add(
-            f'<line x1="{number(a[0])}" y1="{number(a[1])}" x2="{number(b[0])}" y2="{number(b[1])}" class="{kind}"/>'
-        )
+        (x1, y1), (x2, y2) = map(number, a), map(number, b)
+        self.add(f'<line x1="{x1}" y1="{y1}" x2="{x2}" y2="{y2}" class="{kind}"/>')
 
     def rect(
         self, x: float, y: float, width: float, height: float, kind: str = "", tip: str = "", **style: str
@@ -243,9 +246,9 @@ class Plot(Drawing):
         yticks: Iterable[tuple[float, str]] | None = None,
         subtitle: str = "",
     ) -> None:
-        super().__init__(480, 300, title, description)
+        super().__init__(WIDTH, 262, title, description)
         self.x, self.y, self.xlog = x, y, xlog
-        self.left, self.right = 62.0, self.width - 14
+        self.left, self.right = 54.0, self.width - 14
         lower = self.head(self.left, title, subtitle) + (17 if subtitle else 0)
         self.height += lower
         self.top, self.bottom = 30.0 + lower, self.height - 44.0
@@ -354,25 +357,25 @@ class Plot(Drawing):
         """Below the plot, a row for each (number, series, name, value), marked where it has a series; the drawing grows."""
         y = self.height + 14
         for text, series, name, value in rows:
-            self.text(24, y, text, "end", "bold")
+            self.text(24, y, text, "end", "bold small")
             if series is not None:
                 self.mark(40, y - 4, series, 4, hollow=series in hollow)
             x = 34 if series is None else 54
-            lines = _broken(name, int((self.width - x) / LETTER))
+            lines = broken(name, int((self.width - x) / SMALL_LETTER))
             for line in lines:
-                self.text(x, y, line)
-                y += 16
-            if x + LETTER * (len(lines[-1]) + len(value) + 2) <= self.right:
-                y -= 16
-            self.text(self.right, y, value, "end", "soft")
-            y += 18
+                self.text(x, y, line, kind="small")
+                y += 14
+            if x + SMALL_LETTER * (len(lines[-1]) + len(value) + 1) <= self.right:
+                y -= 14
+            self.text(self.right, y, value, "end", "soft small")
+            y += 16
         self.height = y - 6
 
     def legend(self, entries: Sequence[tuple[str, int]], dashes: Sequence[tuple[str, str]] = ()) -> None:
         """Below the plot, as many to a row as fit; the drawing grows. dashes: what they mean where not the series."""
-        x, y = self.left, self.height + 14
+        x, y = LEGEND_LEFT, self.height + 14
         for text, series in entries:
-            lines = _broken(text, int((self.width - self.left - 34) / LEGEND_LETTER))
+            lines = broken(text, int((self.width - LEGEND_LEFT - 34) / LEGEND_LETTER))
             x, y, after = self._placed(x, y, 34 + LEGEND_LETTER * max(map(len, lines)))
             self.add(f'<g data-of="{series}">')
             line_class = f"line s{series % SERIES}"
@@ -383,7 +386,7 @@ class Plot(Drawing):
             self.add("</g>")
             x, y = after, y + 16 * (len(lines) - 1)
         self.height = y + 10
-        x, y = self.left, y + 20
+        x, y = LEGEND_LEFT, y + 20
         for text, dash in dashes:
             x, y, after = self._placed(x, y, 44 + LEGEND_LETTER * len(text))
             self.path([(x, y - 4), (x + 32, y - 4)], "line axis", dash)
@@ -392,6 +395,6 @@ class Plot(Drawing):
 
     def _placed(self, x: float, y: float, width: float) -> tuple[float, float, float]:
         """Where an entry of a legend goes, here or in the next row, and where the one after it does."""
-        if x + width > self.width and x > self.left:
-            x, y = self.left, y + 20
+        if x + width > self.width and x > LEGEND_LEFT:
+            x, y = LEGEND_LEFT, y + 20
         return x, y, x + width + 12

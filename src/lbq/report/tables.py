@@ -12,7 +12,8 @@ from lbq.counting.costs import costs
 from lbq.counting.technology import DEFAULT, Technology
 from lbq.report import cells
 from lbq.report.cells import Cell, Table, cell, dataset_name, run_id, spread_cell, title_at
-from lbq.report.cost_tables import accounts, cost_table, counts_table, honest_table, technology_table
+from lbq.report.cost_tables import PAPER_SETTING, accounts, cost_table, counts_table, honest_table, technology_table
+from lbq.report.story import stories
 from lbq.results import paper
 from lbq.results.result import Gathered, Group, names
 
@@ -25,23 +26,27 @@ TRAINING_OF_GROUP = {"conversion": "converted from an ANN", "training": "trained
 
 def all_tables(gathered: Gathered, technology: Technology = DEFAULT) -> list[Table]:
     """Every table of the report, in its order."""
-    groups = gathered.groups
+    groups, datasets = gathered.groups, set(map(dataset_name, gathered.results))
+    published = PAPER_SETTING[0] in datasets  # of layers and costs
     # the first honest table is shown open
-    measured = sorted(accounts(groups), key=lambda entry: entry[0].first.prominence, reverse=True)
+    lead = next((story.lead.first.source for story in stories(gathered, technology)), None)
+    measured = sorted(accounts(groups), key=lambda e: (e[0].first.source == lead, e[0].first.prominence), reverse=True)
     titles = names([group.first for group, _, _ in measured])
     return [
         *([runs_table(gathered)] if gathered.results else []),
         *([unfinished_table(gathered)] if gathered.unfinished else []),
-        *accuracy_tables(groups),
-        ablation_table(groups),
-        layer_table(groups),
-        counts_table(groups),
-        cost_table(groups, technology),
+        *(table for table in accuracy_tables(groups) if table.title.rpartition(" on ")[2] in datasets),
+        *([ablation_table(groups)] if published else []),
+        *(
+            table if published else table.ours(table.id)
+            for table in (layer_table(groups), counts_table(groups), cost_table(groups, technology))
+            if published or table.has_ours
+        ),
         *(
             honest_table(f"honest-{i}", _counted_network(group, title), costs(exact, technology))
             for i, ((group, exact, _), title) in enumerate(zip(measured, titles, strict=True), 1)
         ),
-        technology_table(technology),
+        *([technology_table(technology)] if published or measured else []),
     ]
 
 
@@ -133,7 +138,7 @@ def accuracy_tables(groups: Sequence[Group]) -> list[Table]:
         rows = [row for row in paper.ACCURACIES if row.dataset == dataset]
         table = Table(
             f"table{rows[0].table}-{dataset.lower()}",
-            f"Table {rows[0].table}: accuracy (%) on {dataset}",
+            f"Table {rows[0].table}: accuracy on {dataset}",
             "Method; Venue; Architecture; Training; #T; #Accuracy %; Origin",
             PUBLISHED_NOTE,
             *[REPRODUCED_NOTE] * any(row.reproduced for row in rows),
@@ -175,7 +180,7 @@ def layer_table(groups: Sequence[Group]) -> Table:
     """What the paper's text says of its Fig. 4, and ours."""
     table = Table(
         "figure4",
-        "Figure 4 in numbers: means over layers",
+        "Figure 4: means over layers",
         "Method; Dataset; Network; #T; #Epochs; #Active ratio; #Burst entropy; #P(k=1 | k>0) %; #Smallest step; "
         "#Largest step; #Step CV; #Images; Network ran; Origin",
         "Burst entropy: of P(k | k > 0), divided by log N_max. CV: standard deviation over mean of the layers' steps.",

@@ -4,25 +4,30 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from lbq import engine
 from lbq.counting import analysis as analyze
 from lbq.counting.analysis import Analysis
 from lbq.counting.analysis import read_json as read_json
-from lbq.errors import LbqError
+from lbq.errors import LbqError, RunError
 from lbq.results.result import SUFFIX_LETTERS, Gathered, Result
 from lbq.results.schemas import FINISHED, INTEGER_RECORD, RECORD
+from lbq.system import files
 from lbq.system.schema import problem
 
 ARCHIVE = "model.lbq"
-ARCHIVE_ANALYSIS = Path(ARCHIVE).with_suffix(".analysis") / "analysis.json"  # where lbq analyze puts it
+ANALYSIS, ACCOUNT = "analysis.json", "account.json"  # of lbq analyze and lbq account, in RUN/analysis or MODEL.analysis
+ARCHIVE_ANALYSIS = Path(ARCHIVE).with_suffix(".analysis") / ANALYSIS
 SHOWN_FACTS = ("dataset", "model", "timesteps", "n_max", "epochs")  # that tables and figures show beside a name
 CONVERSION = "conversion.json"  # in a folder that `lbq convert` wrote
 
 
 def gather(paths: Sequence[Path | str], read_run: Callable[[Path], dict[str, Any]] | None = None) -> Gathered:
-    """Read everything at these paths. A folder may be a run, or hold runs and records.
+    """Read everything at these paths. A folder may be a run, or hold runs and records. What `lbq analyze` and `lbq account`
+    wrote is looked for: in a run folder, else beside it; beside a model.lbq; beside a record, as NAME_analysis.json.
 
     Of run folders with the same weights, as where a setting changed nothing, the first is taken. read_run: from a run
     folder to its record, as `lbq.runs.records.read` does; it alone needs torch.
@@ -50,7 +55,7 @@ def gather(paths: Sequence[Path | str], read_run: Callable[[Path], dict[str, Any
             value = read_json(path)
             if value.get("format") == analyze.FORMAT:
                 analyses.append((Analysis.from_dict(value, str(path)), str(path)))
-                _refuse_stale(analyses[-1][0], path, gathered.results)
+                _refuse_stale(analyses[-1][0], path, gathered)
             elif isinstance(value.get("of"), str):
                 integers.append((value, path))
             elif "sweeps" in value:
@@ -69,12 +74,16 @@ def gather(paths: Sequence[Path | str], read_run: Callable[[Path], dict[str, Any
     return gathered
 
 
-def _refuse_stale(analysis: Analysis, path: Path, before: Sequence[Result]) -> None:
-    """The analysis of a deployed network inside a run folder must be of the run's weights."""
-    if not before or path != Path(before[-1].source) / ARCHIVE_ANALYSIS:
-        return
-    if _of_other_weights(analysis, before[-1].record):
-        raise LbqError(f"{path} is of other weights than {path.parents[1]} holds: deploy the run and analyse it again")
+def _refuse_stale(analysis: Analysis, path: Path, before: Gathered) -> None:
+    """An analysis inside a run folder must be of the run's weights, one beside a deployed network of that network's."""
+    owner: tuple[Path, Mapping[str, Any]] | None = None
+    if before.results and Path(before.results[-1].source) == path.parents[1]:
+        owner = path.parents[1], before.results[-1].record
+    elif before.artefacts and before.artefacts[-1].with_suffix(".analysis") == path.parent:
+        owner = before.artefacts[-1], engine.load(before.artefacts[-1]).network.facts
+    if owner is not None and _of_other_weights(analysis, owner[1]):
+        again = "deploy the run and analyse it again" if owner[0].is_dir() else "run lbq analyze on it again"
+        raise LbqError(f"{path} is of other weights than {owner[0]} holds: {again}")
 
 
 def _of_other_weights(analysis: Analysis, record: Mapping[str, Any]) -> bool:
@@ -110,16 +119,17 @@ def _expanded(path: Path) -> Iterable[Path]:
     """The path itself, or what a folder that is no run holds: runs, and records in JSON."""
     if not path.exists():
         raise LbqError(f"{path} does not exist: give a record, a run folder, a model.lbq or an analysis")
+    files.refuse_pipe(path)
     if path.is_file():
         if path.suffix not in (".json", ".lbq"):
             raise LbqError(f"{path} is neither a record or analysis (.json) nor a deployed network (.lbq)")
-        return [path]
+        return [path, *_written(path)]
     if (path / "config.toml").exists():
-        return [path, *_beside(path)]
+        return [path, *_written(path)]
     inside = sorted(p for p in path.iterdir() if p.suffix == ".json" or _is_run(p))
     if not inside:
         raise LbqError(f"{path} holds no runs and no records: give a run folder, or a folder of records")
-    return [nested for p in inside for nested in (p, *_beside(p))]
+    return [nested for p in inside for nested in (p, *_written(p))]
 
 
 def _is_run(path: Path) -> bool:
@@ -127,10 +137,29 @@ def _is_run(path: Path) -> bool:
     return (path / "config.toml").exists() and not (path / CONVERSION).exists()
 
 
-def _beside(run: Path) -> Iterable[Path]:
-    """The analysis of a run's deployed network, and the demo's baselines, where its folder has them."""
-    analysis = run / ARCHIVE_ANALYSIS
-    return [*[analysis] * analysis.is_file(), *sorted(p.parent for p in run.glob("baselines/*/config.toml"))]
+def _written(path: Path) -> Iterable[Path]:
+    """What was written about a run, a deployed network or a record, and the demo's baselines in a run folder.
+
+    An analysis of a run as trained is a part of its record. Folders beside a run are looked at if it holds nothing itself.
+    """
+    names = (ANALYSIS, ACCOUNT)
+    if path.is_file():
+        folder = path.with_suffix(".analysis")
+        files = [folder / name for name in names if path.suffix == ".lbq"]
+        return [p for p in (*files, path.with_name(f"{path.stem}_{ANALYSIS}")) if p.is_file()]
+    folders = [path / "analysis", *sorted(path.glob("*.analysis"))]
+    inside = [p for folder in folders for name in names if (p := folder / name).is_file()]
+    beside = [] if inside else [p for name in names for p in sorted(path.parent.glob(f"*/{name}")) if _is_of(p, path)]
+    baselines = sorted(p.parent for p in path.glob("baselines/*/config.toml"))
+    return [*(p for p in inside if p != folders[0] / ANALYSIS), *beside, *baselines]
+
+
+def _is_of(analysis: Path, run: Path) -> bool:
+    """Whether both files name the same weights. What cannot be read is of none."""
+    with suppress(RunError, AttributeError, KeyError):
+        theirs = read_json(analysis)["facts"].get("weights_sha256") if (run / "result.json").is_file() else None
+        return bool(theirs) and theirs == read_json(run / "result.json").get("weights_sha256")
+    return False
 
 
 def _record(value: dict[str, Any], path: Path) -> Result:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import statistics
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -264,14 +264,18 @@ def by_key(results: Iterable[Result]) -> list[list[Result]]:
 
 
 def names(results: Sequence[Result]) -> list[str]:
-    """Titles that tell results apart: the dataset, network, epochs and seed only where they differ."""
+    """Titles, and what tells results of one title apart: the dataset, network, epochs and seed only where they differ."""
     parts = [[r.title] for r in results]
+    alike = defaultdict(list)
+    for part, result in zip(parts, results, strict=True):
+        alike[result.title].append((part, result))
     for key, text in (("dataset", "{}"), ("model", "{}"), ("timesteps", "T={}"), ("n_max", "N={}"), ("epochs", "{} ep"),
                       ("seed", "seed {}")):  # fmt: skip
-        values = [r.record.get(key) if _has(r, key) else None for r in results]
-        if len(set(values) - {None}) > 1:
-            for part, value in zip(parts, values, strict=True):
-                part += [] if value is None else [text.format(value)]
+        for some in alike.values():
+            values = [r.record.get(key) if _has(r, key) else None for _, r in some]
+            if len(set(values) - {None}) > 1:
+                for (part, _), value in zip(some, values, strict=True):
+                    part += [] if value is None else [text.format(value)]
     return [", ".join(part) for part in parts]
 
 

@@ -22,6 +22,7 @@ from torch import Tensor
 from lbq.errors import RunError
 from lbq.runs.run_folder import rename
 from lbq.system import files
+from lbq.system.schema import Schema, problem
 
 FORMAT = "lbq-checkpoint-1"
 LAST, PREVIOUS = "last.safetensors", "previous.safetensors"
@@ -45,8 +46,8 @@ def save(folder: Path, tensors: Mapping[str, Tensor], values: Mapping[str, Any])
     files.write(folder / LAST, serialise(stored, metadata), RunError, keep_as=folder / PREVIOUS)
 
 
-def load(folder: Path) -> Loaded | None:
-    """The newest checkpoint that is whole, or None where there is none at all.
+def load(folder: Path, expected: Schema | None = None) -> Loaded | None:
+    """The newest checkpoint that is whole and has the `expected` values, or None where there is none at all.
 
     A damaged one is passed over for the one before; where all are damaged, that is an error.
     """
@@ -57,6 +58,8 @@ def load(folder: Path) -> Loaded | None:
             continue
         try:
             tensors, values = read(path)
+            if expected is not None and (wrong := problem(values, expected)) is not None:
+                raise RunError(f"{path} is damaged: {wrong}")
         except RunError as error:
             problems.append(str(error))
             continue
@@ -89,7 +92,7 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         raise RunError(f"{path} is damaged: its checksum does not match")
     try:
         values = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         values = None
     if not isinstance(values, dict):
         raise RunError(f"{path} is damaged: its values are not a JSON object")

@@ -21,6 +21,7 @@ from lbq.results.gather import read_json
 from lbq.results.result import title_of
 from lbq.runs import run_folder
 from lbq.runs.build import outline
+from lbq.system import files
 
 ABLATION_VARIANTS = {  # by step and surrogate, with tails or without
     ("fixed", "box"): "v1",
@@ -118,7 +119,7 @@ def _plan(config: Config) -> dict[str, Any]:
         "format": FORMAT,
         "version": VERSION,
         "name": config.name or title_of(neurons["variant"]),
-        "dataset": config.data.name,
+        "dataset": config.data.title or config.data.name,
         "model": config.model.id,
         **neurons,
         "timesteps": config.model.timesteps,
@@ -140,7 +141,7 @@ def log_of(run: Path | str) -> list[dict[str, Any]]:
     """The epochs of a run folder, shortened. A last line that was cut off is left out."""
     path = Path(run) / "metrics.jsonl"
     try:
-        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+        lines = files.text_of(path, RunError).splitlines(keepends=True)
         return [_short(json.loads(line)) for line in lines if line.endswith("\n")]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise RunError(f"{path} is not the log of a run ({type(error).__name__}: {error})") from error
@@ -162,7 +163,7 @@ def facts_of(run: Path | str) -> dict[str, Any]:
     config = run_folder.load_config(run)
     return {
         "name": Path(run).resolve().name,
-        "dataset": config.data.name,
+        "dataset": config.data.title or config.data.name,
         "model": config.model.id,
         **describe(config),
         "timesteps": config.model.timesteps,
@@ -196,6 +197,7 @@ def split_of(config: Config, data: Mapping[str, str]) -> str:
     """Which samples train and which test. data: `Source.about`; readers of events name their split there."""
     split = data.get("split") or SPLITS.get(config.data.name, "official")
     images = f", {data['images']} images" if "images" in data else ""
+    images += f", limited to {config.data.limit} samples of each part" if config.data.limit else ""
     return split + images + (f", {config.data.holdout:g} held out of training" if config.data.holdout else "")
 
 

@@ -26,14 +26,14 @@ from safetensors.torch import save as serialise
 from torch import Tensor
 
 from lbq._version import __version__
-from lbq.config import CHANGEABLE, Config
+from lbq.config import CHANGEABLE, MOST_TIMESTEPS, Config
 from lbq.data.dataset import Inputs
 from lbq.errors import Busy, ConfigError, RunError
 from lbq.models import BurstNet
 from lbq.native.choose import choose
 from lbq.results.gather import CONVERSION as CONVERSION
 from lbq.results.gather import read_json
-from lbq.results.schemas import RESULT
+from lbq.results.schemas import INPUTS, RESULT
 from lbq.runs.build import build
 from lbq.system import files, plugins
 from lbq.system.schema import Schema, problem
@@ -89,6 +89,7 @@ if hasattr(os, "register_at_fork"):  # not on Windows
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Hold `folder` against other processes, by a file in it: see `files.lock`."""
+    files.refuse_pipe(folder / ".lock", RunError)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         file = open(folder / ".lock", "w")  # noqa: SIM115 - closed below
@@ -108,6 +109,7 @@ def locked(folder: Path) -> Iterator[None]:
 
 def held(folder: Path) -> bool:
     """Whether another process holds `folder`."""
+    files.refuse_pipe(folder / ".lock", RunError)
     try:
         with open(folder / ".lock") as file:
             return not files.lock(file, shared=True)  # shared: several processes may ask at once
@@ -237,8 +239,13 @@ def read_result(folder: Path, expected: Schema = RESULT) -> dict[str, Any]:
 
 
 def read_inputs(run: Path | str) -> Inputs | None:
-    """What the network of a run reads; None where the run does not say, such as an older or a converted one."""
-    inputs = _from_result(check_folder(run), "inputs")
+    """What the network of a run reads; None where an older run does not say."""
+    folder, converted = check_folder(run), Path(run) / CONVERSION
+    inputs = _from_result(folder, "inputs")
+    if converted.is_file() and not (folder / "result.json").is_file():
+        inputs = read_json(converted, "convert the ANN again").get("inputs")
+        if inputs is not None and (wrong := problem(inputs, INPUTS)) is not None:
+            raise RunError(f"{converted} is damaged: inputs: {wrong}; convert the ANN again")
     if inputs is None:
         return None
     values: dict[str, Any] = {f.name: tuple(v) if isinstance(v := inputs[f.name], list) else v for f in fields(Inputs)}
@@ -259,6 +266,8 @@ def weights_checksum(run: Path | str) -> str:
     """SHA-256 of a run's weights, compared with its result. `weights.sha256` may stand for weights that were deleted."""
     folder = Path(run)
     file = folder / "weights.safetensors"
+    for name in (file.name, "weights.sha256"):
+        files.refuse_pipe(folder / name, RunError)
     if file.exists():
         checksum = hashlib.sha256(file.read_bytes()).hexdigest()
     elif (file := folder / "weights.sha256").exists():
@@ -277,8 +286,10 @@ def weights_checksum(run: Path | str) -> str:
 
 def over(timesteps: int, config: Config) -> Config:
     """The configuration with another number of timesteps."""
-    if type(timesteps) is not int or timesteps < 1:
-        raise RunError(f"timesteps must be a whole number of at least 1, got {timesteps!r}")
+    if type(timesteps) is not int or not 1 <= timesteps <= MOST_TIMESTEPS:
+        raise RunError(
+            f"timesteps must be a whole number of at least 1 and at most {MOST_TIMESTEPS}, got {timesteps!r}"
+        )
     return replace(config, model=replace(config.model, timesteps=timesteps))
 
 

@@ -24,6 +24,7 @@ from typing import IO
 from lbq.errors import LbqError
 
 ABANDONED_SECONDS = 86_400.0  # nobody is still writing a leftover of this age
+MOST_TEXT_BYTES = 2**26  # of a record or a log
 
 
 def write(path: Path | str, data: bytes | str, error: type[LbqError] = LbqError, keep_as: Path | None = None) -> int:
@@ -97,6 +98,26 @@ def new_folder(path: Path | str, error: type[LbqError] = LbqError) -> Iterator[P
         shutil.rmtree(partial, ignore_errors=True)
         remove_folders(made)
         raise
+
+
+def refuse_pipe(path: Path | str, error: type[LbqError] = LbqError) -> None:
+    """Refuse a pipe or a device before it is opened: that may wait, and reading it may never end."""
+    try:
+        mode = os.stat(path).st_mode
+    except (OSError, ValueError):
+        return  # whoever opens it says why it cannot be read
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+        raise error(f"{path} is no regular file but a pipe or a device: give a file")
+
+
+def text_of(path: Path | str, error: type[LbqError] = LbqError, most_bytes: int = MOST_TEXT_BYTES) -> str:
+    """The text of a regular file of moderate size. It may raise OSError and UnicodeDecodeError, as `open` does."""
+    refuse_pipe(path, error)
+    with open(path, "rb") as file:
+        data = file.read(most_bytes + 1)
+    if len(data) > most_bytes:
+        raise error(f"{path} is too large: at most {most_bytes // 1024:,} KiB are read")
+    return data.decode().replace("\r\n", "\n")
 
 
 def lock(file: IO[str] | int, shared: bool = False) -> bool:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from lbq.errors import ConfigError
+from lbq.system import files
 
 MAX_BASES = 8  # in a row
 MOST_BYTES = 2**20  # of a file
@@ -25,22 +26,11 @@ STRINGS = re.compile(  # and comments
 )
 
 
-def contents(path: Path) -> str:
-    """The text of a small regular file; a pipe or a device might never end."""
-    if path.exists() and not path.is_file() and not path.is_dir():
-        raise ConfigError(f"{path} is no regular file: give a TOML file")
-    with open(path, "rb") as file:
-        data = file.read(MOST_BYTES + 1)
-    if len(data) > MOST_BYTES:
-        raise ConfigError(f"{path} is too large for a configuration: at most {MOST_BYTES // 1024} KiB are read")
-    return data.decode()
-
-
 def read(path: Path | str, depth: int = 0) -> dict[str, Any]:
     """The tree of a file, laid over its base, if it names one."""
     path = Path(path)
     try:
-        tree = parsed(contents(path))
+        tree = parsed(files.text_of(path, ConfigError, MOST_BYTES))
     except OSError as error:
         inside = f"; give {path / 'config.toml'}" if (path / "config.toml").is_file() else ""
         raise ConfigError(f"cannot read {path}: {error.strerror}{inside}") from error

@@ -29,7 +29,7 @@ from lbq.results.schemas import TRAINED
 from lbq.runs import checkpoint, run_folder
 from lbq.system import files
 from lbq.system.signals import noting
-from lbq.training import initial_weights
+from lbq.training import initial_weights, restoring
 from lbq.training.distributed import World
 from lbq.training.evaluation import evaluate_run as evaluate_run
 from lbq.training.optim import weight_decays
@@ -147,7 +147,7 @@ class Job:
         self.saving_seconds = self.saved_at - began
 
     def _restore(self) -> None:
-        loaded = checkpoint.load(self.folder / CHECKPOINTS)
+        loaded = checkpoint.load(self.folder / CHECKPOINTS, restoring.VALUES)
         if not self.world.agree(-1 if loaded is None else loaded.values["position"]["step"], self.device):
             raise RunError(
                 f"the processes find different checkpoints in {self.folder}: put it on a file system they share"
@@ -167,11 +167,13 @@ class Job:
                 f"({', '.join(now.values())}): give the same, or choose another --out"
             )
         self._check_network(loaded)
+        restoring.check(self.trainer, loaded)
+        if self.world.main:
+            self._cut_metrics(loaded.values["metrics_bytes"], loaded.values["position"]["epoch"])
         self.trainer.restore(loaded.tensors, loaded.values)
         self.init_sha256 = loaded.values.get("init_sha256", "")  # older checkpoints do not say
         if self.world.main:
             checkpoint.set_aside(loaded)
-            self._cut_metrics(loaded.values["metrics_bytes"])
             position = self.trainer.position
             notes = *(f"passed over: {note}" for note in loaded.skipped), *self._changes(loaded.values)
             self.watcher.resumed(position.epoch, position.batch, notes)
@@ -197,11 +199,13 @@ class Job:
                 f"({other[0].removeprefix('model/')}): bring back the one it began with, or choose another --out"
             )
 
-    def _cut_metrics(self, length: int) -> None:
-        """Drop records of steps that will be trained again."""
+    def _cut_metrics(self, length: int, epochs: int) -> None:
+        """Drop records of steps that will be trained again. What is left must be those of so many epochs."""
+        files.refuse_pipe(self.metrics, RunError)
         size = self.metrics.stat().st_size if self.metrics.exists() else 0
         if size < length:
             raise RunError(f"{self.metrics} is shorter than its checkpoint says: start again in another folder")
+        restoring.check_log(self.metrics, length, epochs)
         try:
             if size > length:
                 os.truncate(self.metrics, length)

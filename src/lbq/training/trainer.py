@@ -112,6 +112,9 @@ class Trainer:
             "config_hash": self.config.hash,
             "data": self.data,
             "first_steps": self.sentinel.first_steps,
+            "without_slots": [
+                n for n, p in self.net.named_parameters() if not self.optimiser.state.get(p)
+            ],  # no gradient yet
         }
         return tensors, values
 

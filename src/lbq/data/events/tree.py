@@ -20,6 +20,7 @@ from typing import IO
 from lbq.data.arrays import ARCHIVE_ERRORS, members
 from lbq.data.events import check_size, read_bounded
 from lbq.errors import DataError
+from lbq.system import files
 
 MAX_TEXT_BYTES = 2**20  # a list or table
 
@@ -89,6 +90,7 @@ def _on_disk(path: Path) -> File:
 
 def _members(archive: Path, stack: ExitStack) -> Iterator[tuple[str, File]]:
     """The regular files of an archive, by name."""
+    files.refuse_pipe(archive, DataError)
     try:
         if archive.suffix.lower() == ".zip":
             zipped = stack.enter_context(zipfile.ZipFile(archive))

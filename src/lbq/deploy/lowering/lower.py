@@ -27,8 +27,13 @@ from lbq.deploy.lowering.shapes import BATCH_SIZE, InputShape, as_image
 from lbq.deploy.lowering.trace import NORMS, Follower, check_in_place, traced
 from lbq.errors import GraphError, TooSmall
 from lbq.graph import INPUT, Graph
+from lbq.graph.integer import MOST_STEPS
+from lbq.neuron import SpikingNeuron
 
 SOFTMAX = (torch.softmax, torch.log_softmax, F.softmax, F.log_softmax, "softmax", "log_softmax")
+NO_NEURONS = (
+    "the network has no spiking neurons: train with them, or replace its ReLUs with lbq.convert.convert(net, images)"
+)
 
 
 @torch.no_grad()
@@ -47,9 +52,15 @@ def lower(
     """
     steps: Any = getattr(net, "timesteps", None) if timesteps is None else timesteps
     if steps is None:
+        if not any(isinstance(module, SpikingNeuron) for module in net.modules()):
+            raise GraphError(NO_NEURONS)
+        if isinstance(input_shape, Sequence):
+            lower(net, input_shape, 1, static, weights=False)  # what else is wrong with it is said first
         raise GraphError(f"{type(net).__name__} has no attribute 'timesteps': pass timesteps=")
     if isinstance(steps, bool) or not isinstance(steps, Integral) or steps < 1:
         raise GraphError(f"timesteps must be a whole number of at least 1, got {steps!r}")
+    if int(steps) > MOST_STEPS:
+        raise GraphError(f"timesteps must be at most {MOST_STEPS}, got {steps}")
     shape: tuple[Any, ...] = tuple(input_shape) if isinstance(input_shape, Sequence) else ()
     if len(shape) not in (1, 2, 3) or not all(isinstance(size, Integral) and int(size) > 0 for size in shape):
         images = hasattr(input_shape, "shape")  # given in place of their shape
@@ -180,10 +191,7 @@ class _Lowering(Follower):
         value = as_current("what the network returns", value)
         layers = self.layers.made
         if not value.averaged and not any(layer.neuron for layer in layers):
-            raise GraphError(
-                "the network has no spiking neurons: train it with them, or put them in place of ReLUs with "
-                "lbq.convert.convert(net, images)"
-            )
+            raise GraphError(NO_NEURONS)
         if not value.averaged:
             raise GraphError("the network must average its logits over time: return logits.mean(0)")
         if value.time != "none":

@@ -18,11 +18,15 @@ TRANSFORMER_LAYERS = (
 NAMES_BY_REMEDY = {  # of operations and kinds of layers
     f"return the logits' mean over time, whose order it keeps; in attention, leave it out, as {TUTORIAL} does": "softmax",
     "return the logits' mean over time, whose order it keeps": "log_softmax logsoftmax",
-    "put a neuron of lbq.neuron in its place": "sigmoid tanh gelu silu elu leaky_relu leakyrelu prelu relu6 hardtanh clamp",
+    "put a neuron of lbq.neuron in its place; if it gates channels, as in squeeze-and-excitation, leave the gate out, or let "
+    "that neuron gate the outputs of another": "sigmoid hardsigmoid",
+    "put a neuron of lbq.neuron in its place": "tanh gelu hardswish mish silu elu leaky_relu "
+    "leakyrelu prelu relu6 hardtanh clamp",
     "use BatchNorm, which folds into weights": "groupnorm group_norm layernorm layer_norm instancenorm2d rmsnorm",
     "let a convolution or linear layer read the whole tensor, with weights 0 where it is to see nothing": "chunk split narrow",
     f"{WHOLE_SEQUENCES}; of the logits, return the mean or the sum over time, not one timestep": "getitem select unbind",
-    "use convolutions and pools, which keep heights and widths or make them smaller": "upsample upsamplingnearest2d "
+    "use convolutions and pools, which keep heights and widths or make them smaller; outputs by pixel, as for "
+    "segmentation, are not supported": "upsample upsamplingnearest2d "
     "interpolate convtranspose2d pixelshuffle pixel_shuffle",
     f"its softmax and LayerNorm have none, whatever its activation is; {ATTENTION}": TRANSFORMER_LAYERS,
     f"its softmax has none; {ATTENTION}": "scaled_dot_product_attention",

@@ -33,6 +33,7 @@ DTYPES: dict[str, type[np.integer[Any]]] = {
 DTYPE_NAMES = {np.dtype(dtype): name for name, dtype in DTYPES.items()}
 MOST_BYTES = 2**32
 MOST_HEADER_BYTES = 2**22  # a network of a hundred layers has a hundredth of it; parsing takes 25 times as much memory
+MOST_TENSORS = 2**13  # of 2048 layers; a reader checks each
 ALIGNMENT_BYTES = 8
 PLACEHOLDER = "0" * 64
 REMEDY = "give a model.lbq that `lbq deploy` wrote"
@@ -42,6 +43,7 @@ Tensors = dict[str, NDArray[Any]]
 
 def encode(tensors: Mapping[str, NDArray[Any]], text: str) -> bytes:
     """The bytes of a file: always the same for the same content."""
+    _check_count(tensors)
     # widest types first keeps every tensor aligned, as the format's own writer does
     order = sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, name))
     header: dict[str, Any] = {"__metadata__": {"lbq": text, "sha256": PLACEHOLDER}}
@@ -172,21 +174,22 @@ def checked_header(data: bytes | mmap.mmap) -> Header:
 
 
 def _tensors(header: Mapping[str, Any], body: memoryview) -> Tensors:
+    _check_count(header)
     tensors: Tensors = {}
     places = []
     for name, entry in header.items():
         if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
-            raise ArtefactError(f"tensor {name!r} needs dtype, shape and data_offsets")
+            raise ArtefactError(f"tensor {name!r:.200} needs dtype, shape and data_offsets")
         kind, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
         if not isinstance(kind, str) or kind not in DTYPES:
-            raise ArtefactError(f"tensor {name!r} has type {kind!r:.40}, which is none of {', '.join(DTYPES)}")
+            raise ArtefactError(f"tensor {name!r:.200} has type {kind!r:.40}, which is none of {', '.join(DTYPES)}")
         if not (_naturals(shape) and _naturals(offsets) and len(shape) <= 8 and len(offsets) == 2):
-            raise ArtefactError(f"tensor {name!r} has a shape or offsets that are not lists of whole numbers")
+            raise ArtefactError(f"tensor {name!r:.200} has a shape or offsets that are not lists of whole numbers")
         start, end = offsets
         if math.prod(size or 1 for size in shape) > MOST_BYTES:
-            raise ArtefactError(f"tensor {name!r} has a shape that no array can have")
+            raise ArtefactError(f"tensor {name!r:.200} has a shape that no array can have")
         if not start <= end <= len(body) or math.prod(shape) * np.dtype(DTYPES[kind]).itemsize != end - start:
-            raise ArtefactError(f"tensor {name!r} does not fit its shape or the file")
+            raise ArtefactError(f"tensor {name!r:.200} does not fit its shape or the file")
         places.append((start, end))
         dtype = np.dtype(DTYPES[kind]).newbyteorder("<")
         tensors[name] = np.frombuffer(body[start:end], dtype).reshape(shape).astype(DTYPES[kind], copy=False)
@@ -195,6 +198,11 @@ def _tensors(header: Mapping[str, Any], body: memoryview) -> Tensors:
     if not joined or (places[-1][1] if places else 0) != len(body):
         raise ArtefactError("its tensors overlap or leave gaps")
     return tensors
+
+
+def _check_count(tensors: Mapping[str, Any]) -> None:
+    if len(tensors) > MOST_TENSORS:
+        raise ArtefactError(f"it holds {len(tensors):,} tensors, at most {MOST_TENSORS:,} are read: use fewer layers")
 
 
 def _naturals(values: Any) -> bool:

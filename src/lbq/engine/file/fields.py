@@ -17,7 +17,7 @@ class Fields:
             raise ArtefactError(f"{where} must be an object")
         if set(value) != set(keys):
             odd = ", ".join(sorted(set(value) ^ set(keys)))[:80]
-            raise ArtefactError(f"{where} must have the entries {', '.join(keys)}; wrong or missing: {odd!r}")
+            raise ArtefactError(f"{where} must have the entries {', '.join(keys)[:400]}; wrong or missing: {odd!r}")
         self.value, self.where = value, where
 
     def take(self, key: str, kind: type, ok: Callable[[Any], bool] = lambda _: True) -> Any:

@@ -96,15 +96,14 @@ class Reader(SynapseReader):
         if network.exits is not None and (mixed := network.mixed_layers):
             raise ArtefactError(f"layer {mixed[0]!r} mixes all timesteps, so that there is no exit before the last one")
         self._prove(readout.name, bound, integer.readout_bound(network), integer.FLOAT64_BOUND)
-        ends = [network] if network.exits is None else [network.first(t) for t in range(1, self.timesteps + 1)]
-        if not all(map(integer.readout_fits, ends)):
+        if not integer.readout_fits(network):
             raise ArtefactError("the readout: its sums may reach 2^53, where float64 rounds")
         synapse, most = integer.pooled_bound(network)
         if most >= integer.SUM_BOUND:
             raise ArtefactError(f"synapse {synapse!r}: its pooled levels may reach {most}, beyond int32")
         golden = None if value["golden"] is None else self._golden(value["golden"], network)
         if extra := sorted(set(self.tensors) - self.used):
-            raise ArtefactError(f"tensor {extra[0]!r} belongs to nothing")
+            raise ArtefactError(f"tensor {extra[0]!r:.200} belongs to nothing")
         return network, golden
 
     def _layer_or_gate(self, value: Any) -> IntegerLayer | None:
@@ -148,7 +147,11 @@ class Reader(SynapseReader):
             unit=self._unit(value["unit"], where, shape[0]),
         )
         largest = {s.name: integer.largest_read(s, self.levels) for s in synapses}
-        bound = integer.membrane_bound(layer, largest, self.timesteps)
+        bound = 0
+        for reached, work in integer.membrane_bounds(layer, largest, self.timesteps):
+            bound, self.work = max(bound, reached), self.work + work
+            if self.work > integer.MOST_WORK:
+                raise ArtefactError(f"{where}: its bound takes too long to prove: deploy it over fewer timesteps")
         self._prove(name, fields.integer("bound", 0, 2**62), bound, integer.MEMBRANE_BOUND)
         self.shapes[name], self.levels[name], self.signed[name] = shape, neuron.n_max, neuron.signed
         return layer

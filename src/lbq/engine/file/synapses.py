@@ -41,6 +41,7 @@ class SynapseReader:
         self.signed: dict[str, bool] = {}
         self.gates: list[Gate] = []
         self.packs = False  # whether weights lie two to a byte
+        self.work = 0  # that the layers' bounds took
 
     def _synapses(self, value: Any, where: str) -> tuple[tuple[Synapse, ...], Shape]:
         if not isinstance(value, list) or not 1 <= len(value) <= integer.MOST_SYNAPSES:

@@ -1,10 +1,9 @@
 /* Runs inputs whose logits are known and compares: exit code 0 where all are the same, 1 otherwise. */
-#include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "model.h"
-
+@headers@
 enum { EXAMPLES = @examples@ };
 
 /* @origin@ */
@@ -23,12 +22,12 @@ int main(void)
     int i, same = 0;
     for (i = 0; i < EXAMPLES; i++) {
         int64_t logits[MODEL_CLASSES];
-        if (classify(inputs[i], logits) != 0)
+@before@        if (classify(inputs[i], logits) != 0)
             return 1;
-        printf("input %d: %s, logit %" PRId64 "\n", i, model_class_names[model_best(logits)],
-               logits[model_best(logits)]);
+@after@        printf("input %d: %s, logit %lld\n", i, model_class_names[model_best(logits)],
+               (long long)logits[model_best(logits)]);
         same += memcmp(logits, expected[i], sizeof logits) == 0;
     }
-    printf("%d of %d inputs give the expected logits\n", same, EXAMPLES);
+@end@    printf("%d of %d inputs give the expected logits\n", same, EXAMPLES);
     return same == EXAMPLES ? 0 : 1;
 }

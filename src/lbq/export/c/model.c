@@ -13,6 +13,7 @@
 
 #include "model.h"
 #include "model_net.h"
+#include "model_rows.h"
 
 /* Timesteps from `first` up to `end`, and what they read and write. */
 typedef struct {
@@ -115,29 +116,18 @@ static void run_pooling(const context *run, const model_pool *pool)
 static void add_row(const model_synapse *synapse, size_t row, int32_t count, int32_t level, sums into, size_t first)
 {
     int32_t o;
-    if (synapse->weights8 != NULL) {
-        const int8_t *restrict w = synapse->weights8 + row;
-        if (into.wide != NULL) {
-            int64_t *restrict sum = into.wide + first;
-            for (o = 0; o < count; o++)
-                sum[o] += (int64_t)level * w[o];
-        } else {
-            int32_t *restrict sum = into.narrow + first;
-            for (o = 0; o < count; o++)
-                sum[o] += level * w[o];
-        }
-    } else {
-        const int16_t *restrict w = synapse->weights16 + row;
-        if (into.wide != NULL) {
-            int64_t *restrict sum = into.wide + first;
-            for (o = 0; o < count; o++)
-                sum[o] += (int64_t)level * w[o];
-        } else {
-            int32_t *restrict sum = into.narrow + first;
-            for (o = 0; o < count; o++)
-                sum[o] += level * w[o];
-        }
-    }
+#define ADD(sum, weights, type)     \
+    for (o = 0; o < count; o++) \
+    (sum)[first + (size_t)o] += (type)level * (weights)[row + (size_t)o]
+    if (synapse->weights8 != NULL && into.wide != NULL)
+        ADD(into.wide, synapse->weights8, int64_t);
+    else if (synapse->weights8 != NULL)
+        ADD(into.narrow, synapse->weights8, int32_t);
+    else if (into.wide != NULL)
+        ADD(into.wide, synapse->weights16, int64_t);
+    else
+        ADD(into.narrow, synapse->weights16, int32_t);
+#undef ADD
 }
 
 /* A convolution's currents at one output position: a row of weights for every input that is not zero. */
@@ -171,6 +161,44 @@ static void add_conv(const context *run, const model_synapse *synapse, int32_t f
     }
 }
 
+/* The same for packed weights: lists of inputs that are not zero are filled tap after tap, and their rows added together. */
+static void add_packed(const context *run, const model_synapse *synapse, int32_t frame, int32_t y, int32_t x,
+                       int32_t outputs, int32_t *current)
+{
+    const model_tensor *source = &model_net.tensors[synapse->source];
+    const int32_t inputs = source->channels / synapse->groups, lanes = outputs / synapse->groups / (16 / synapse->bits);
+    const uint32_t apart = (uint32_t)(lanes * synapse->groups);
+    const int32_t with_sign = source->kind == MODEL_SIGNED_LEVELS;
+    int32_t ky, kx, group, i;
+    model_list list;
+    list.count = 0;
+    for (group = 0; group < synapse->groups; group++) {
+        int32_t *sums = current + (size_t)group * (size_t)(outputs / synapse->groups);
+        for (ky = 0; ky < synapse->kernel_h; ky++) {
+            const int32_t row = y * synapse->stride_h + ky * synapse->dilation_h - synapse->padding_h;
+            if (row < 0 || row >= source->height)
+                continue;
+            for (kx = 0; kx < synapse->kernel_w; kx++) {
+                const int32_t column = x * synapse->stride_w + kx * synapse->dilation_w - synapse->padding_w;
+                uint32_t weights = (uint32_t)((ky * synapse->kernel_w + kx) * inputs) * apart + (uint32_t)(group * lanes);
+                const uint8_t *levels;
+                if (column < 0 || column >= source->width)
+                    continue;
+                levels = run->levels + source->offset + place(source, frame, row, column) + group * inputs;
+                for (i = 0; i < inputs; i += MODEL_SCAN, weights += MODEL_SCAN * apart) {
+                    if (list.count > synapse->longest - MODEL_SCAN)
+                        model_flush(synapse->packed, &list, synapse->bits, lanes, sums);
+                    if (i + MODEL_SCAN <= inputs)
+                        model_append(&list, levels + i, MODEL_SCAN, with_sign, weights, apart);
+                    else
+                        model_append(&list, levels + i, inputs - i, with_sign, weights, apart);
+                }
+            }
+        }
+        model_flush(synapse->packed, &list, synapse->bits, lanes, sums);
+    }
+}
+
 /* Neurons ------------------------------------------------------------------------------------------------------------- */
 
 /* value * m / 2^k, half rounding up. Complements keep the shift on numbers that are not negative, where C defines it. */
@@ -183,20 +211,6 @@ static int32_t leaked(int32_t value, int32_t m, int32_t k)
     return (int32_t)(product >= 0 ? product >> k : ~(~product >> k));
 }
 
-static int32_t fired(const int32_t *thresholds, int32_t n_max, int32_t has_sign, int32_t u)
-{
-    const int32_t magnitude = has_sign && u < 0 ? -u : u;
-    int32_t level = 0;
-    while (level < n_max && magnitude >= thresholds[level])
-        level++;
-    return has_sign && u < 0 ? -level : level;
-}
-
-static int32_t sign(int32_t value)
-{
-    return (value > 0) - (value < 0);
-}
-
 /* Of all channels at one position. */
 static const int32_t *bias_at(const model_layer *layer, int32_t y, int32_t x)
 {
@@ -207,48 +221,80 @@ static const int32_t *bias_at(const model_layer *layer, int32_t y, int32_t x)
     return layer->bias + (row * (size_t)layer->bias_columns + column) * (size_t)model_net.tensors[layer->target].channels;
 }
 
-/* What of a membrane U the next timestep begins with: leak(V), or with a late reset leak(U) - reset. */
-static int32_t carried(const model_layer *layer, int32_t reset, int32_t u, int32_t level)
+/* Add the residual shortcuts to the membranes of one position. */
+static void add_shortcuts(const context *run, const model_layer *layer, int32_t t, int32_t y, int32_t x, int32_t channels,
+                          int32_t *restrict u)
 {
-    const int32_t m = layer->leak_m, k = layer->leak_k;
-    switch (layer->reset_kind) {
-    case MODEL_RESET_ONCE:
-        return leaked(u - reset * sign(level), m, k);
-    case MODEL_RESET_LEVEL:
-        return leaked(u - reset * level, m, k);
-    case MODEL_RESET_HARD:
-        return level != 0 ? 0 : leaked(u, m, k);
-    case MODEL_RESET_ONCE_LATE:
-        return leaked(u, m, k) - reset * sign(level);
-    default:
-        return leaked(u, m, k) - reset * level;
+    int32_t c, s;
+    for (s = layer->first; s < layer->first + layer->count; s++) {
+        const int32_t *factors = model_net.synapses[s].identity;
+        const model_tensor *source = &model_net.tensors[model_net.synapses[s].source];
+        const size_t here = place(source, t, y, x);
+        if (factors == NULL)
+            continue;
+        if (source->kind == MODEL_UNSIGNED_LEVELS) {
+            const uint8_t *restrict levels = run->levels + source->offset + here;
+            for (c = 0; c < channels; c++)
+                u[c] += factors[c] * levels[c];
+        } else
+            for (c = 0; c < channels; c++)
+                u[c] += factors[c] * read_level(run, source, here + (size_t)c * channel_distance(source));
     }
 }
 
-/* The neurons of one position at one timestep. current, membrane: [channel]. After the last timestep nothing is carried
-   on: no bound is proved for what it would be. */
+/* How many thresholds [n_max][channel] each membrane reaches; with_sign: its magnitude, and the level gets its sign. */
+static void fire(const int32_t *restrict thresholds, int32_t n_max, int32_t with_sign, int32_t channels,
+                 const int32_t *restrict u, uint8_t *restrict levels)
+{
+    int32_t c, k;
+    if (with_sign || MODEL_BRANCHES) {
+        for (c = 0; c < channels; c++) {
+            const int32_t magnitude = with_sign && u[c] < 0 ? -u[c] : u[c];
+            for (k = 0; k < n_max && magnitude >= thresholds[k * channels + c];)
+                k++;
+            levels[c] = (uint8_t)((with_sign && u[c] < 0 ? 256u - (uint32_t)k : (uint32_t)k) & 255u);
+        }
+        return;
+    }
+    memset(levels, 0, (size_t)channels);
+    for (k = 0; k < n_max; k++, thresholds += channels)
+        for (c = 0; c < channels; c++)
+            levels[c] = (uint8_t)(levels[c] + (u[c] >= thresholds[c]));
+}
+
+/* What of the membranes U the next timestep begins with: leak(V), or with a late reset leak(U) - reset. */
+static void carry(const model_layer *layer, int32_t with_sign, int32_t channels, const int32_t *restrict u,
+                  const uint8_t *restrict levels, int32_t *restrict membrane)
+{
+    const int32_t m = layer->leak_m, k = layer->leak_k, kind = layer->reset_kind;
+    const int32_t once = kind == MODEL_RESET_ONCE || kind == MODEL_RESET_ONCE_LATE;
+    const int32_t late = kind == MODEL_RESET_ONCE_LATE || kind == MODEL_RESET_LEVEL_LATE;
+    int32_t c;
+    for (c = 0; c < channels; c++) {
+        const int32_t level = with_sign && levels[c] > 127 ? levels[c] - 256 : levels[c];
+        const int32_t times = once ? (level > 0) - (level < 0) : level;
+        const int32_t off = kind == MODEL_RESET_HARD ? (level != 0 ? u[c] : 0) : layer->reset[c] * times;
+        membrane[c] = late ? leaked(u[c], m, k) - off : leaked(u[c] - off, m, k);
+    }
+}
+
+/* The neurons of one position at one timestep. u: currents, then membranes, [channel]. After the last timestep nothing is
+   carried on: no bound is proved for what it would be. */
 static void update_neurons(const context *run, const model_layer *layer, int32_t t, int32_t y, int32_t x,
-                           const int32_t *current, int32_t *membrane)
+                           int32_t *restrict u, int32_t *restrict membrane)
 {
     const model_tensor *target = &model_net.tensors[layer->target];
-    const model_synapse *synapses = model_net.synapses + layer->first;
-    const size_t here = place(target, t, y, x);
+    const int32_t channels = target->channels, with_sign = target->kind == MODEL_SIGNED_LEVELS;
     const int32_t *bias = bias_at(layer, y, x);
-    int32_t c, s;
-    for (c = 0; c < target->channels; c++) {
-        int32_t u = current[c] * ((int32_t)1 << layer->fraction) + bias[c] + membrane[c];
-        int32_t level;
-        for (s = 0; s < layer->count; s++)
-            if (synapses[s].identity != NULL) {
-                const model_tensor *source = &model_net.tensors[synapses[s].source];
-                u += synapses[s].identity[c] * read_level(run, source, place(source, t, y, x) + (size_t)c);
-            }
-        level = fired(layer->thresholds + (size_t)c * (size_t)layer->n_max, layer->n_max,
-                      target->kind == MODEL_SIGNED_LEVELS, u);
-        write_level(run, target, here + (size_t)c, level);
-        if (t + 1 < MODEL_TIMESTEPS)
-            membrane[c] = carried(layer, layer->reset[c], u, level);
-    }
+    uint8_t *levels = run->levels + target->offset + place(target, t, y, x);
+    const int32_t unit = (int32_t)1 << layer->fraction;
+    int32_t c;
+    for (c = 0; c < channels; c++)
+        u[c] = u[c] * unit + bias[c] + membrane[c];
+    add_shortcuts(run, layer, t, y, x, channels, u);
+    fire(layer->thresholds, layer->n_max, with_sign, channels, u, levels);
+    if (t + 1 < MODEL_TIMESTEPS)
+        carry(layer, with_sign, channels, u, levels, membrane);
 }
 
 /* Layers -------------------------------------------------------------------------------------------------------------- */
@@ -264,7 +310,11 @@ static void add_convs(const context *run, const model_layer *layer, int32_t shar
     into.wide = NULL;
     for (s = layer->first; s < layer->first + layer->count; s++) {
         const model_synapse *synapse = &model_net.synapses[s];
-        if (synapse->identity == NULL && (model_net.tensors[synapse->source].frames == 1) == shared)
+        if (synapse->identity != NULL || (model_net.tensors[synapse->source].frames == 1) != shared)
+            continue;
+        if (synapse->packed != NULL)
+            add_packed(run, synapse, t, y, x, outputs, current);
+        else
             add_conv(run, synapse, t, y, x, outputs, into);
     }
 }

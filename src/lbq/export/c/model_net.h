@@ -18,13 +18,15 @@ typedef struct {
     size_t offset; /* of its first value */
 } model_tensor;
 
-/* A convolution: weights [kernel row][kernel column][input channel of the group][output channel], 8 or 16 bits wide. Or,
-   where identity is not NULL, a residual shortcut: one factor per channel. */
+/* A convolution: weights [kernel row][kernel column][input channel of the group][output channel], packed as model_rows.h says,
+   or one by one, 8 or 16 bits wide. Or, where identity is not NULL, a residual shortcut: one factor per channel. */
 typedef struct {
     int32_t source; /* the tensor that it reads */
     const int32_t *identity;
     const int8_t *weights8;
     const int16_t *weights16;
+    const uint16_t *packed;
+    int32_t bits, longest; /* of a packed weight; of a list of rows: how many may be added before the sum is read */
     int32_t kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w, dilation_h, dilation_w, groups;
 } model_synapse;
 
@@ -47,7 +49,7 @@ typedef struct {
     const int32_t *bias; /* [row][column][channel] */
     int32_t bias_columns; /* 0: bias is [channel], the same at every position */
     const uint8_t *bias_row, *bias_column; /* which of bias's each row and column of neurons has; NULL: its own */
-    const int32_t *thresholds; /* [channel][n_max], not decreasing */
+    const int32_t *thresholds; /* [n_max][channel], not decreasing */
     const int32_t *reset; /* [channel] */
     int32_t n_max;
     int32_t reset_kind;

@@ -1,0 +1,68 @@
+"""Inputs that a user has, one or many, and what a deployed network says of each: what `lbq predict` does. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lbq.counting.inputs import lead_of, open_data, read_input
+from lbq.data.arrays import load_array
+from lbq.data.folder import EXTENSIONS
+from lbq.engine.engine import Network
+from lbq.errors import DataError
+from lbq.graph import with_sides
+from lbq.graph.integer import IntegerNetwork
+
+BATCH = 64  # inputs that run together
+READ = (*EXTENSIONS, ".npy")  # what is taken from a folder
+
+Named = tuple[str, NDArray[np.uint8]]
+
+
+def read_inputs(path: Path | str, network: IntegerNetwork) -> Iterator[Named]:
+    """Names and inputs of a file or a folder, each uint8 as the network reads one.
+
+    An image and a .npy of one input go by their path, each input of a .npy or .npz of several by path and number, `x.npz[3]`.
+    Of a folder all images and .npy files count, those in folders below it too, by name.
+    """
+    path = Path(path)
+    if path.is_dir():
+        files = sorted(p for p in path.rglob("*") if p.suffix.lower() in READ and p.is_file())
+        if not files:
+            raise DataError(f"{path} holds no images and no .npy files ({', '.join(READ)}): give another folder")
+        for file in files:
+            yield from read_inputs(file, network)
+    elif path.suffix == ".npz":
+        test = open_data(network, str(path))
+        for i in range(test.size):
+            batch = test.read(i, i + 1)
+            yield f"{path}[{i}]", batch[0] if network.static else batch[:, 0]
+    elif path.suffix == ".npy" and (several := _several(path, network)) is not None:
+        yield from ((f"{path}[{i}]", array) for i, array in enumerate(several))
+    else:
+        yield str(path), read_input(path, network)
+
+
+def _several(path: Path, network: IntegerNetwork) -> NDArray[np.uint8] | None:
+    """The inputs of a .npy file with one axis more in front; None if it is no such file, which `read_input` then reads."""
+    lead, stored = lead_of(network), load_array(path)
+    array = with_sides(stored, network.input_shape, len(lead) + 1)
+    fits = array.dtype == np.uint8 and array.shape[1:] == (*lead, *network.input_shape)
+    if fits and array.size and int(array.max()) > network.input_max:
+        raise DataError(f"{path} has values up to {array.max()}, the network was trained on 0 to {network.input_max}")
+    return array if fits else None
+
+
+def classify(net: Network, paths: Iterable[Path | str], top: int | None = None) -> dict[str, list[dict[str, Any]]]:
+    """For each input of these files and folders, its classes, the likeliest first: `class`, `index`, `share`, `logit`."""
+    inputs = (named for path in paths for named in read_inputs(path, net.network))
+    rankings: dict[str, list[dict[str, Any]]] = {}
+    while batch := list(islice(inputs, BATCH)):
+        out = net.run(np.stack([x for _, x in batch], 0 if net.network.static else 1))
+        rankings |= {name: out.ranked(net.network.classes, i)[:top] for i, (name, _) in enumerate(batch)}
+    return rankings

@@ -1,0 +1,88 @@
+// A network that lbq exported to WebAssembly. All its numbers are integers, and equal to lbq's own.
+//
+//   import { load } from "./network.js";
+//   const network = await load(await (await fetch("model.wasm")).arrayBuffer());
+//   const logits = network.run(pixels);   // Uint8Array, [C][H][W]; of an event network [T][C][H][W]
+//   network.classes[network.best(logits)];
+
+/** The network in a WebAssembly module. source: its bytes, or a WebAssembly.Module. */
+export async function load(source) {
+  const module = source instanceof WebAssembly.Module ? source : await WebAssembly.compile(source);
+  const [facts] = WebAssembly.Module.customSections(module, "lbq");
+  if (!facts) throw new Error("this WebAssembly module is not a network: give one that lbq export --format wasm wrote");
+  const instance = await WebAssembly.instantiate(module);
+  return new Network(instance.exports, JSON.parse(new TextDecoder().decode(facts)));
+}
+
+/** A network, ready to run. facts: what the module says of itself; classes: the names of its classes. */
+export class Network {
+  constructor(exports, facts) {
+    this.exports = exports;
+    this.facts = facts;
+    this.classes = facts.classes;
+    this.inputBytes = (facts.static ? 1 : facts.timesteps) * facts.input.shape.reduce((a, b) => a * b);
+  }
+
+  /** Logits, one for each class, of an input of `inputBytes` bytes, each from 0 to facts.input.max. */
+  run(pixels) {
+    if (!(pixels instanceof Uint8Array) || pixels.length !== this.inputBytes)
+      throw new RangeError(`the network reads a Uint8Array of ${this.inputBytes} bytes, not ${pixels?.length}`);
+    if (pixels.some((value) => value > this.facts.input.max))
+      throw new RangeError(`the network was trained on values from 0 to ${this.facts.input.max}: scale them to that`);
+    new Uint8Array(this.exports.memory.buffer, this.exports.input(), this.inputBytes).set(pixels);
+    this.exports.run();
+    return Array.from(new BigInt64Array(this.exports.memory.buffer, this.exports.logits(), this.classes.length), Number);
+  }
+
+  /** The class with the largest logit; of equal ones the first. */
+  best(logits) {
+    return logits.indexOf(Math.max(...logits));
+  }
+
+  /** For each class its share of a softmax over the logits. */
+  shares(logits) {
+    const most = Math.max(...logits), powers = logits.map((logit) => Math.exp((logit - most) * this.facts.scale));
+    const sum = powers.reduce((a, b) => a + b);
+    return powers.map((power) => power / sum);
+  }
+
+  /** The levels of layer `index` in the last run, [T][H][W][C]: a view that the next run changes. */
+  levels(index) {
+    return this.tensor(this.facts.layers[index].tensor);
+  }
+
+  /** Additions of weights in the last run, one for each set bit of a level: for every synapse, without those that read pixels. */
+  accumulations() {
+    return this.facts.synapses.map((synapse) => ({ ...synapse, accumulations: this.counted(synapse) }));
+  }
+
+  counted({ tensor, rows, columns, fanOut, readout }) {
+    const values = this.tensor(tensor), channels = this.facts.tensors[tensor].shape[0];
+    const place = rows.length * columns.length * channels, frames = values.length / place;
+    let total = 0;
+    for (let i = 0; i < place; i++) {
+      let bits = 0, sum = 0;
+      for (let t = 0; t < frames; t++) {
+        if (readout) sum += values[t * place + i]; // the readout adds up levels over time first
+        else bits += setBits(values[t * place + i]);
+      }
+      const position = Math.floor(i / channels);
+      const taps = rows[Math.floor(position / columns.length)] * columns[position % columns.length];
+      total += (readout ? setBits(sum) : bits) * taps;
+    }
+    return total * fanOut;
+  }
+
+  tensor(index) {
+    const { kind, frames, shape, offset } = this.facts.tensors[index], size = frames * shape.reduce((a, b) => a * b);
+    const { buffer } = this.exports.memory;
+    if (kind === "sums") return new Int32Array(buffer, this.exports.sums() + 4 * offset, size);
+    return new (kind === "signed" ? Int8Array : Uint8Array)(buffer, this.exports.levels() + offset, size);
+  }
+}
+
+function setBits(level) {
+  let count = 0;
+  for (let rest = Math.abs(level); rest; rest &= rest - 1) count++;
+  return count;
+}

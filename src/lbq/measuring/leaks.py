@@ -1,0 +1,72 @@
+"""Do the samples of a batch stay apart? `lbq.check(net, images)` turns a batch round and compares."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from lbq.deploy.verify import InFloat64
+from lbq.errors import GraphError
+from lbq.neuron.base import neurons_of
+from lbq.neuron.hooks import attached, before_each
+
+TOLERANCE = 1e-6  # relative to the largest output: in float64, the same sums in another order differ by far less
+
+
+@torch.no_grad()
+def check(net: nn.Module, images: Tensor | NDArray[Any], static: bool = True) -> None:
+    """Refuse a network whose samples leak into each other: `net(x.flip(0))` must equal `net(x).flip(0)`.
+
+    It says which neuron reads the batch as time. A copy of the network runs, in evaluation mode and in float64.
+
+    net: its output has the batch in front, as logits `[B, classes]` do.
+    images: two inputs or more, normalised as the network reads them.
+    static: False for event frames `[T, B, ...]`, whose batch is the second axis.
+    """
+    axis = 0 if static else 1
+    x = torch.from_numpy(images) if isinstance(images, np.ndarray) else images
+    if not isinstance(x, Tensor) or not x.is_floating_point() or x.dim() < axis + 2 or x.shape[axis] < 2:
+        raise GraphError(
+            "images must be two inputs or more as the network reads them, a floating-point tensor [B, ...]"
+        )
+    x = x.double()
+    if torch.equal(x, x.flip(axis)):
+        raise GraphError("images must differ from each other: of equal ones nothing can be said")
+    exact = copy.deepcopy(net).double().eval()
+    with InFloat64():
+        there, back = exact(x), exact(x.flip(axis))
+        if not isinstance(there, Tensor) or there.dim() < 1 or len(there) != x.shape[axis]:
+            raise GraphError(
+                f"{type(net).__name__} must return one tensor with the batch in front, as logits [B, classes]"
+            )
+        if (back - there.flip(0)).abs().max() <= TOLERANCE * there.abs().max():
+            return
+        name = _batch_as_time(exact, x, axis)
+    if name is None:
+        where, remedy = "one of its layers mixes the batch", "find the layer that does"
+    else:
+        where, remedy = f"neuron {name!r} reads the batch as time", "call layers by over_time(x, layer, timesteps=T)"
+    raise GraphError(
+        f"samples of {type(net).__name__} leak into each other, {where}: logits of an image depend on the others; {remedy}"
+    )
+
+
+def _batch_as_time(net: nn.Module, x: Tensor, axis: int) -> str | None:
+    """The first neuron whose input is turned round in its first axis when the batch is."""
+    neurons = neurons_of(net)
+
+    def inputs(batch: Tensor) -> list[tuple[str, Tensor]]:
+        seen: list[tuple[str, Tensor]] = []
+        with attached(before_each(neurons, lambda name, _, y: seen.append((name, y.clone())))):
+            net(batch)
+        return seen
+
+    for (name, there), (_, back) in zip(inputs(x), inputs(x.flip(axis)), strict=True):
+        if torch.allclose(back, there.flip(0)) and not torch.allclose(back, there.flip(1)):
+            return name
+    return None

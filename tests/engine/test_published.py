@@ -1,0 +1,67 @@
+"""Networks by name: where they are looked for, what a folder stands for, and what is refused."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from lbq import engine
+from lbq.engine import published
+from lbq.errors import ArtefactError
+from tests.support.commands import Call
+from tests.support.small_nets import deployed, pixels
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A reader's own folder of networks, with one in it."""
+    engine.save(tmp_path / "own" / "tiny.lbq", deployed().with_golden(pixels(2, 3, 8, 8)))
+    monkeypatch.setenv("LBQ_MODELS", str(tmp_path / "own"))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "own"
+
+
+def test_a_name_stands_for_its_file(own: Path, call: Call) -> None:
+    assert published.resolve("tiny") == own / "tiny.lbq"
+    assert engine.load("tiny").verify() > 0
+    assert published.resolve("cifar10_resnet20w128_t2_lbq").parent == published.CHECKOUT
+    rows = call.json("models")
+    assert [row["name"] for row in rows] == ["tiny", "cifar10_resnet20w128_t2_lbq"]
+    assert [row["test_accuracy"] for row in rows] == [None, 97.49]
+    assert "tiny" in call.printed("models")
+    assert "golden" in call.json("account", "tiny")["inputs"]
+    assert call.json("export", "tiny", "-o", "out")["path"] == "out"
+
+
+def test_a_file_or_folder_goes_before_a_name(own: Path, call: Call) -> None:
+    folder = Path("tiny")
+    folder.mkdir()
+    os.link(own / "tiny.lbq", folder / "model.lbq")
+    with pytest.raises(ArtefactError, match="as a folder for a hub it lacks config.json"):
+        engine.load(folder)  # it may be a run folder
+    (folder / "config.json").write_text("{}")
+    assert published.resolve("tiny") == folder / "model.lbq"
+    assert engine.load(folder).verify() > 0
+    assert "golden" in call.json("account", "tiny")["inputs"]
+    assert call.json("deploy", "tiny", "--timesteps", "1", "-o", "one.lbq")["timesteps"] == 1
+
+
+def test_what_is_no_network_is_refused_in_one_line(own: Path, call: Call) -> None:
+    Path("empty").mkdir()
+    for given, words in (
+        ("tinny", "neither a file nor a network that `lbq models` lists; did you mean 'tiny'?"),
+        ("empty", "empty is not a file, and as a folder for a hub it lacks config.json: give a"),
+        ("tiny.lbq", "tiny.lbq cannot be read: No such file"),
+        ("a/tiny", "a/tiny cannot be read: No such file"),
+    ):
+        assert words in call.refused("run", given)
+    with pytest.raises(ArtefactError, match="empty is not a file"):
+        engine.load("empty")
+
+
+def test_nothing_is_listed_where_nothing_is(monkeypatch: pytest.MonkeyPatch, call: Call) -> None:
+    monkeypatch.setattr(published, "CHECKOUT", Path("nowhere/models"))
+    assert published.names() == {}
+    assert call.printed("models") == "no networks: name a folder of model files with LBQ_MODELS\n"

@@ -1,0 +1,66 @@
+"""`lbq.check`: samples that leak into each other are refused, with the neuron that reads the batch as time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import lbq
+from lbq import models
+from lbq.errors import GraphError
+from lbq.neuron import BurstNeuron
+from tests.support.own_nets import Own, rest
+from tests.support.small_nets import Functional
+
+IMAGES = torch.randn(4, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+
+
+def leaking(m: Any, x: Tensor) -> Tensor:
+    return rest(m, m.sn(m.bn(m.conv(x)))[None].expand(2, -1, -1, -1, -1))
+
+
+def test_samples_that_stay_apart_pass() -> None:
+    net = Own().train()
+    lbq.check(net, IMAGES)
+    lbq.check(net, IMAGES.numpy())
+    assert net.training
+    assert next(net.parameters()).dtype == torch.float32
+    events = models.create("resnet8w4", in_channels=1, timesteps=3)
+    lbq.check(events, torch.stack([IMAGES] * 3), static=False)
+    lbq.check(nn.Sequential(nn.Flatten(), nn.Linear(64, 3)), IMAGES)
+
+
+def test_the_neuron_that_reads_the_batch_as_time_is_named() -> None:
+    with pytest.raises(GraphError, match="leak into each other, neuron 'sn' reads the batch as time: .*over_time"):
+        lbq.check(Own(leaking), IMAGES)
+    layer = nn.TransformerEncoderLayer(8, 2, 8, activation=BurstNeuron(), batch_first=True)
+    with pytest.raises(GraphError, match="neuron 'activation' reads the batch as time"):
+        lbq.check(layer, IMAGES[:, 0])
+
+
+def test_other_leaks_are_refused_too() -> None:
+    net = Functional(lambda m, x: m.fc((x - x[:1]).flatten(1)), fc=nn.Linear(64, 3))
+    with pytest.raises(GraphError, match="Functional leak into each other, one of its layers mixes the batch"):
+        lbq.check(net, IMAGES)
+
+
+@pytest.mark.parametrize(
+    ("images", "reason"),
+    [
+        (IMAGES[:1], "two inputs or more"),
+        (np.zeros((4, 1, 8, 8), np.uint8), "floating-point"),
+        (torch.zeros(4, 1, 8, 8), "must differ"),
+    ],
+)
+def test_images_that_say_nothing_are_refused(images: Any, reason: str) -> None:
+    with pytest.raises(GraphError, match=reason):
+        lbq.check(Own(), images)
+
+
+def test_a_network_without_the_batch_in_front_is_refused() -> None:
+    with pytest.raises(GraphError, match="one tensor with the batch in front"):
+        lbq.check(Functional(lambda m, x: m.fc(x.flatten(1)).mean(0), fc=nn.Linear(64, 3)), IMAGES)

@@ -1,0 +1,101 @@
+"""What a report leads with: the network, its ANN, accuracy, accumulations and energy; and what it says where these lack."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from lbq.counting.costs import costs
+from lbq.counting.operations import energy_mj
+from lbq.counting.technology import DEFAULT
+from lbq.report.cost_tables import accounts_of
+from lbq.report.page import render
+from lbq.report.story import picture, sentences, stories
+from lbq.results.gather import gather
+from lbq.results.result import Gathered, Result
+from lbq.runs.records import read
+from tests.support.report_runs import of_cifar, runs_folder
+
+ANN = {"variant": "ann", "n_max": 0, "timesteps": 1, "step": "none", "surrogate": "none"}
+
+
+@pytest.fixture(scope="module")
+def gathered() -> Gathered:
+    return gather([runs_folder()], read)
+
+
+def ann(**changes: Any) -> Result:
+    return replace(of_cifar(**{**ANN, "weights_sha256": "c" * 64, **changes}), analyses=[])
+
+
+def test_the_picture_says_what_was_counted(gathered: Gathered) -> None:
+    (story,) = stories(gathered)
+    exact, rate = accounts_of(story.lead)[0]
+    assert story.row.operations == pytest.approx(rate.executed / 1e6)
+    assert story.row.paper == pytest.approx(1e3 * energy_mj(rate.operations(), DEFAULT.paper))
+    assert story.row.memory == pytest.approx(costs(exact).methods[0].memory_uj)
+    assert story.ann is not None
+    assert story.ann.accuracy == next(g.mean for g in gathered.groups if g.title == "ANN")
+    assert story.ann.operations == pytest.approx(rate.ann_macs / 1e6)
+    svg = picture(story).svg
+    assert [f">{story.row.accuracy:.2f}<" in svg, f">{story.ann.accuracy:.2f}<" in svg] == [True, True]
+    assert svg.count("<rect") == 3 * 2  # accumulations and two energies, of two networks
+    bars = [float(width) for width in re.findall(r'<rect [^>]*width="([\d.]+)"', svg)]
+    for ours, theirs in ((bars[0], bars[1]), (bars[2], bars[3]), (bars[4], bars[5])):
+        assert max(ours, theirs) == 172  # the larger takes all of its room
+    assert bars[0] / bars[1] == pytest.approx(rate.executed / rate.ann_macs, abs=0.01)
+
+
+def test_the_page_leads_with_it(gathered: Gathered) -> None:
+    page = render(gathered)
+    order = [page.index(f'id="{id}"') for id in ("result", "figure-story-digits", "runs", "training", "details")]
+    assert order == sorted(order)
+    assert "the ANN of the same network" in page
+    assert "million accumulations</b>, where the ANN takes" in page
+
+
+def test_what_lacks_is_named_with_its_remedy() -> None:
+    bare = replace(of_cifar(), analyses=[], source="runs/mine")
+    (story,) = stories(Gathered([bare]))
+    text = " ".join(sentences(story))
+    assert "`lbq analyze runs/mine` counts it, and the next `lbq report` finds that file by itself" in text
+    assert "No ANN of this network is here" in text
+    assert "not counted yet" in picture(story).caption
+    assert story.ann is None
+    (counted,) = stories(Gathered([of_cifar()]))
+    assert "not tested" in picture(counted).svg  # its counts follow from the network, its accuracy does not
+    assert "No ANN" in " ".join(sentences(counted))
+    alone = Gathered([ann()])
+    assert len(stories(alone)[0].rows) == 1
+    assert "analyze" not in " ".join(sentences(stories(alone)[0]))
+
+
+def test_the_ann_is_of_the_same_network_and_best_of_the_same_length() -> None:
+    other = ann(model="resnet8w16", test_accuracy=99.0)
+    longer, same = ann(epochs=300, test_accuracy=98.0), ann(test_accuracy=96.0)
+    for results, expected in (([other, longer, same], 96.0), ([other, longer], 98.0), ([other], None)):
+        (story,) = stories(Gathered([*results, of_cifar()]))
+        assert story.ann is not None
+        assert story.ann.accuracy == expected
+
+
+def test_of_many_runs_each_kind_is_shown_once() -> None:
+    def run(i: int, **changes: Any) -> Result:
+        return of_cifar(test_accuracy=90.0 + i, name=f"run {i}", weights_sha256=str(i) * 64, **changes)
+
+    alike = [run(i) for i in range(7)]
+    (story,) = stories(Gathered([*alike, run(8, n_max=2), run(9, epochs=300, variant="v1")]))
+    assert story.lead.title == "run 8"
+    assert [row.name for row in story.others] == ["run 6"]  # the best with five levels; other lengths stay out
+    assert story.chosen == "It is the highest of 8 on the test set itself."
+
+
+def test_an_analysis_alone_tells_its_accuracy_on_integers(gathered: Gathered) -> None:
+    (analysis,) = of_cifar().analyses
+    facts = {**analysis.facts, "kind": "artefact"}
+    result = of_cifar(test_accuracy=None)
+    result.analyses = [replace(analysis, facts=facts, accuracy=91.25)]
+    assert "reads **91.25 %**" in sentences(stories(Gathered([result]))[0])[0]
