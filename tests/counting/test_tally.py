@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lbq import models, native
-from lbq.counting.tally import Read, Tallies, level_counts, signed_digits
+from lbq.counting.products import signed_digits
+from lbq.counting.tally import Read, Tallies, level_counts
 from lbq.deploy import deploy, lower
 from lbq.engine.steps import Tally
 from lbq.errors import GraphError

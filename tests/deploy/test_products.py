@@ -1,29 +1,179 @@
-"""Products of two levels are refused by name, at the layer that has them, however their operands were reshaped before."""
+"""Products of levels with levels are lowered however they are written, and what has no integer form is named."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lbq import BurstNeuron, models
-from lbq.deploy import lower
+from lbq.deploy import graph_of, lower
 from lbq.errors import GraphError, TooSmall
-from tests.support.commands import Call
-from tests.support.paths import ROOT
+from lbq.graph import Graph
+from lbq.models import fire, over_time
 
-NO_FORM = (
-    r"has no integer form yet: train and test this network in float \(lbq train, lbq eval\), and deploy one in which"
+HEADS = 2
+
+
+class Own(nn.Module):
+    """A block of one's own: Q, K and V of 4 channels on 4x4 tokens, and what `product` makes of them."""
+
+    def __init__(self, product: Callable[..., Tensor], **neuron: Any) -> None:
+        super().__init__()
+        self.stem, self.sn = nn.Conv2d(3, 4, 4, 4), BurstNeuron()
+        self.convs = nn.ModuleList(nn.Conv2d(4, 4, 1, bias=False) for _ in range(3))
+        self.norms = nn.ModuleList(nn.BatchNorm2d(4) for _ in range(3))
+        self.neurons = nn.ModuleList(BurstNeuron(**neuron) for _ in range(3))
+        self.out, self.fc, self.product = BurstNeuron(), nn.Linear(4, 5), product
+        for name, parameter in self.named_parameters():
+            if name.startswith(("norms", "convs")):
+                nn.init.normal_(parameter, mean=0.5 * name.endswith("bias"))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.sn(over_time(x, self.stem, timesteps=2))
+        parts = zip(self.convs, self.norms, self.neurons, strict=True)
+        x = self.out(self.product(*(fire(x, conv, norm, neuron) for conv, norm, neuron in parts)))
+        return self.fc(x.mean((-2, -1))).mean(0)
+
+
+def heads_first(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """(Q K^T) V with heads split off, [T, B, heads, d, N]."""
+    q, k, v = (x.flatten(3).unflatten(2, (HEADS, -1)) for x in (q, k, v))
+    out = (q.transpose(-2, -1) @ k * 0.5) @ v.transpose(-2, -1)
+    return out.transpose(-2, -1).flatten(2, 3).unflatten(-1, (4, 4))
+
+
+def linear_order(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    q, k, v = (x.reshape(2, -1, HEADS, 2, 16).permute(0, 1, 2, 4, 3) for x in (q, k, v))
+    return ((q @ (k.mT @ v)).mT * 0.5).reshape(2, -1, 4, 4, 4)
+
+
+def values_first(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    q, k, v = (x.view(2, -1, HEADS, 2, 16) for x in (q, k, v))
+    return torch.matmul(v / 2, k.transpose(3, 4).matmul(q)).view(*q.shape[:2], 4, 4, 4)
+
+
+def ours(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return models.attention.attend(q, k, v, HEADS, 8.0)  # over 16 tokens
+
+
+def attention_of(graph: Graph) -> tuple[Any, ...]:
+    (synapse,) = (s for s in graph.synapses if s.kind == "matmul")
+    return synapse.name, synapse.sources, synapse.heads, synapse.in_shape, synapse.macs
+
+
+@pytest.mark.parametrize("product", [heads_first, linear_order, values_first, ours])
+def test_attention_is_lowered_however_it_is_written(product: Any) -> None:
+    """`graph_of` compares levels at every layer and timestep with the network's in float64."""
+    torch.manual_seed(0)
+    graph = graph_of(Own(product), (3, 16, 16), timesteps=2)
+    sources = ("neurons.0", "neurons.1", "neurons.2")
+    assert attention_of(graph) == ("attention", sources, HEADS, (4, 4, 4), 2 * 16 * 16 * 4)
+    (synapse,) = (s for s in graph.synapses if s.kind == "matmul")
+    np.testing.assert_allclose(synapse.weight, 0.5 * 0.4**3, rtol=1e-6)  # steps begin at 0.4
+    assert [s.kind for s in graph["out"].synapses] == ["matmul"]
+
+
+def one_head(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return (v.flatten(3) @ (k.flatten(3).mT @ q.flatten(3))).unflatten(-1, (4, 4)) + v
+
+
+def test_one_head_beside_an_identity() -> None:
+    graph = graph_of(Own(one_head), (3, 16, 16), timesteps=2)
+    assert attention_of(graph)[2] == 1
+    assert [s.kind for s in graph["out"].synapses] == ["matmul", "identity"]
+
+
+@pytest.mark.parametrize(
+    ("product", "shape"),
+    [
+        (lambda q, k, v: q * k + v, (4, 4, 4)),
+        (lambda q, k, v: q.sum((-2, -1), keepdim=True) + k * v, (4, 4, 4)),
+        (lambda q, k, v: models.attention.gate(q, k) + v, (4, 4, 4)),
+    ],
 )
+def test_gates(product: Any, shape: Any) -> None:
+    if "sum" in product.__code__.co_names:
+        with pytest.raises(GraphError, match=r"shapes \(4, 1, 1\) and \(4, 4, 4\) differ"):
+            lower(Own(product), (3, 16, 16), timesteps=2)
+        return
+    graph = graph_of(Own(product), (3, 16, 16), timesteps=2)
+    (gate,) = graph.gates
+    assert (gate.name, gate.shape) == ("neurons.0*neurons.1", shape)
+    assert graph.n_max(gate.name) == 25
+    assert graph.macs - graph.gate_macs == sum(s.macs for s in graph.synapses)
+
+
+class Squeezed(nn.Module):
+    """Channel attention: one factor for all positions of a channel; token attention: one for all channels of a token."""
+
+    def __init__(self, over: str) -> None:
+        super().__init__()
+        self.conv, self.sn, self.gating, self.fc = nn.Conv2d(3, 4, 3), BurstNeuron(), BurstNeuron(), nn.Linear(4, 5)
+        self.over = over
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.sn(over_time(x, self.conv, timesteps=2))
+        summed = y.mean((-2, -1), keepdim=True) if self.over == "positions" else models.attention.head_sums(y, 1, 0.5)
+        return self.fc((self.gating(summed) * y).mean((-2, -1))).mean(0)
+
+
+@pytest.mark.parametrize(("over", "shape"), [("positions", (4, 1, 1)), ("channels", (1, 6, 6))])
+def test_gates_broadcast_over_positions_and_channels(over: str, shape: Any) -> None:
+    torch.manual_seed(0)
+    graph = graph_of(Squeezed(over), (3, 8, 8), timesteps=2)
+    assert graph["gating"].shape == shape
+    assert graph.gates[0].operands == ("gating", "sn")
+    (synapse,) = graph["gating"].synapses
+    assert (synapse.kind, synapse.summed) == ("identity", 36 if over == "positions" else 4)
+
+
+@pytest.mark.parametrize(
+    ("product", "message"),
+    [
+        (
+            lambda q, k, v: F.softmax(q.flatten(3).mT @ k.flatten(3), -1),
+            "operation 'softmax' .* in attention, leave it out",
+        ),
+        (lambda q, k, v: q.flatten(3).mT @ k.flatten(3), "scores, Q K\\^T, are read by their product with V alone"),
+        (lambda q, k, v: q.flatten(3) @ k.flatten(3), "attention alone has an integer form: .*heads are neighbouring"),
+        (lambda q, k, v: (q.flatten(3).mT @ k.flatten(3)) @ v.flatten(3).mT, "bring it back to \\[T, B, channels"),
+        (lambda q, k, v: torch.einsum("tbcyx,tbcvw->tbyv", q, k), "operation 'einsum' .*: write it with @"),
+        (lambda q, k, v: F.gelu(q), "operation 'gelu' .*: put a neuron of lbq.neuron in its place"),
+        (lambda q, k, v: F.scaled_dot_product_attention(q, k, v), "its softmax has none; \\(Q K\\^T\\) V of neurons'"),
+        (lambda q, k, v: F.layer_norm(q, (4,)), "operation 'layer_norm' .*: use BatchNorm"),
+        (lambda q, k, v: (q + k) * v, "it multiplies something else than neurons' outputs: put a neuron in front"),
+        (lambda q, k, v: models.attention.attend(q, k, v, 3, 1.0), "heads must divide the 4 channels, got 3"),
+        (lambda q, k, v: q * F.max_pool2d(k.flatten(0, 1), 2).unflatten(0, (2, -1)), "put a neuron .* pools"),
+        (lambda q, k, v: models.attention.head_sums(q, 3, 1.0), "heads must divide the 4 channels, got 3"),
+    ],
+)
+def test_what_has_no_integer_form_is_named(product: Any, message: str) -> None:
+    with pytest.raises(GraphError, match=message):
+        lower(Own(product), (3, 16, 16), timesteps=2)
+
+
+def test_steps_of_channels_cannot_leave_a_sum() -> None:
+    """V's can, Q's and K's cannot."""
+    with pytest.raises(
+        GraphError, match=r"^layer 'neurons.0': its steps differ .* product 'attention' sums over: train"
+    ):
+        graph_of(Own(ours, channels=4), (3, 16, 16), timesteps=2)
+    net: Any = Own(ours)
+    net.neurons[2] = BurstNeuron(channels=4)
+    with torch.no_grad():
+        net.neurons[2].rho.add_(torch.tensor([0.1, -0.1, 0.2, 0.0]).reshape(net.neurons[2].rho.shape))
+    (synapse,) = (s for s in graph_of(net, (3, 16, 16), timesteps=2).synapses if s.kind == "matmul")
+    assert len(set(synapse.weight.tolist())) == 4
 
 
 class Tokens(nn.Module):
-    """Patches as tokens [T, B, N, D], and a product of neurons' outputs."""
+    """Patches as tokens [T, B, N, D], as most code for transformers has them."""
 
     def __init__(self, product: Callable[[Tensor, Tensor], Tensor]) -> None:
         super().__init__()
@@ -40,33 +190,20 @@ class Tokens(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("product", "name"),
+    ("product", "message"),
     [
-        (lambda q, k: q @ (k.transpose(-1, -2) @ q), "matmul"),
-        (lambda q, k: torch.matmul(q.transpose(-1, -2), k), "matmul"),
-        (lambda q, k: q.matmul(k.mT), "matmul"),
-        (lambda q, k: torch.einsum("tbnd,tbmd->tbnm", q, k), "einsum"),
-        (lambda q, k: torch.bmm(q.flatten(0, 1), k.flatten(0, 1).transpose(1, 2)).unflatten(0, q.shape[:2]), "bmm"),
-        (lambda q, k: F.scaled_dot_product_attention(q, k, k), "scaled_dot_product_attention"),
+        (lambda q, k: q @ (k.transpose(-1, -2) @ q), "^matmul in the .*: attention whose operands .*: let each be"),
+        (lambda q, k: torch.einsum("tbnd,tbmd->tbnm", q, k), "^einsum in the .*: write it with @"),
+        (lambda q, k: F.scaled_dot_product_attention(q, k, k), "^scaled_dot.*: its softmax has none; .*tutorials/att"),
+        (lambda q, k: torch.softmax(q @ k.mT, -1) @ q, "^softmax in .*: .*in attention, leave it out"),
+        (lambda q, k: q + k, "^flatten in the network's forward: flatten channels, height and width together"),
     ],
 )
-def test_attention_of_ones_own_is_named(product: Any, name: str) -> None:
-    message = rf"^{name} in the network's forward: a product of two levels \(attention\) {NO_FORM}"
+def test_causes_behind_a_layout_that_cannot_be_followed(product: Any, message: str) -> None:
+    net = Tokens(product)
     with pytest.raises(GraphError, match=message):
-        lower(Tokens(product), (3, 16, 16), timesteps=2)
-
-
-def test_other_faults_keep_their_words() -> None:
-    """Reshaping alone is no product, nor is a product with a parameter."""
-    net = Tokens(lambda q, k: q + k)
-    with pytest.raises(
-        GraphError, match="^flatten in the network's forward: flatten channels, height and width together"
-    ):
         lower(net, (3, 16, 16), timesteps=2)
-    net.product = lambda q, k: (q + k) @ net.weight
-    with pytest.raises(GraphError, match="^flatten in the network's forward"):
-        lower(net, (3, 16, 16), timesteps=2)
-    net.product = lambda q, k: q @ torch.zeros(3, 3) @ k  # which does not run either
+    net.product = lambda q, k: (q + k) @ net.weight  # a product with a parameter is none
     with pytest.raises(GraphError, match="^flatten in the network's forward"):
         lower(net, (3, 16, 16), timesteps=2)
 
@@ -80,66 +217,21 @@ def test_a_network_that_cannot_be_copied_keeps_its_first_refusal() -> None:
         lower(Whole(lambda q, k: q @ k.mT), (3, 16, 16), timesteps=2)
 
 
-def test_a_gate_is_named() -> None:
-    class Gated(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.conv, self.sn, self.fc = nn.Conv2d(3, 4, 3), BurstNeuron(), nn.Linear(4, 5)
-
-        def forward(self, x: Tensor) -> Tensor:
-            y = self.sn(models.over_time(x, self.conv, timesteps=2))
-            return self.fc((y * y).mean((-2, -1))).mean(0)
-
-    with pytest.raises(
-        GraphError, match=rf"^mul in the network's forward: a product of two levels \(a gate\) {NO_FORM}"
-    ):
-        lower(Gated(), (3, 8, 8), timesteps=2)
-
-
-def test_pytorchs_transformer_layer_is_named() -> None:
+def test_pytorchs_transformer_layer_says_what_works() -> None:
     class Encoded(Tokens):
         def __init__(self) -> None:
             super().__init__(lambda q, k: self.layer(q.flatten(0, 1)).unflatten(0, q.shape[:2]))
             self.layer = nn.TransformerEncoderLayer(8, 2, 8, activation=BurstNeuron(), batch_first=True)
 
-    message = rf"^layer 'layer', a TransformerEncoderLayer: a product of two levels \(attention\) {NO_FORM}"
+    message = (
+        r"^layer 'layer': TransformerEncoderLayer has no integer form: its softmax and LayerNorm have none, whatever its "
+        r"activation is; \(Q K\^T\) V of neurons' outputs has one, without softmax: write it as docs/tutorials/attention.md "
+        "does, or train model.id=spikformer4x384$"
+    )
     with pytest.raises(GraphError, match=message):
         lower(Encoded(), (3, 16, 16), timesteps=2)
-
-
-@pytest.mark.parametrize("static", [True, False])
-@pytest.mark.parametrize(
-    ("id", "where"),
-    [
-        ("spikformer1x16", r"attend in the forward of layer 'blocks.1', a SelfAttention"),
-        ("spikformer1x16-membrane", r"attend in the forward of layer 'blocks.1', a SelfAttention"),
-        ("qkformer3x32", r"gate in the forward of layer 'stages.0.0', a TokenAttention"),
-    ],
-)
-def test_our_transformers_are_refused_by_name(id: str, where: str, static: bool) -> None:
-    with pytest.raises(GraphError, match=rf"^{where}: a product of two levels \((attention|a gate)\) {NO_FORM}"):
-        lower(models.create(id), (3, 16, 16), static=static)
 
 
 def test_tokens_that_do_not_fit_come_first() -> None:
     with pytest.raises(TooSmall, match="^tokens of 4x4 pixels do not fit images of 16 x 18"):
         lower(models.create("spikformer1x16"), (3, 16, 18))
-
-
-def test_commands(tmp_path: Path, call: Call) -> None:
-    """Training and testing run to their end; deployment and counting say in one line why not."""
-    run, config = tmp_path / "run", ROOT / "configs" / "digits" / "lbq.toml"
-    call.printed(
-        "train",
-        config,
-        "model.id=spikformer1x16",
-        "train.epochs=1",
-        "train.warmup_epochs=0",
-        "--device",
-        "cpu",
-        "--out",
-        run,
-    )
-    call.printed("eval", run, "--device", "cpu")
-    for command in (("deploy", run, "-o", tmp_path / "x.lbq"), ("analyze", run)):
-        assert "a product of two levels (attention) has no integer form yet" in call.refused(*command)

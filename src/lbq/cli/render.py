@@ -169,6 +169,7 @@ def _render_counts(measured: Measurement, exact: Account, rate: Account, noise: 
     """What each synapse adds up."""
     from lbq.counting.analysis import GOLDEN, NO_TEST_SET
     from lbq.counting.operations import saved
+    from lbq.counting.products import ORDER
 
     console = make_console()
     accuracy = "" if math.isnan(measured.accuracy) else f" (accuracy {measured.accuracy:.2f} %)"
@@ -198,6 +199,12 @@ def _render_counts(measured: Measurement, exact: Account, rate: Account, noise: 
     console.print(
         f"FP MACs of the first layer {exact.fp_macs:,.0f}, formations {exact.operations().formations:,.0f} per image"
     )
+    if exact.products:
+        products = exact.own(exact.product_total)
+        console.print(
+            f"products of levels with levels {products:,.0f} per image, in the total: {len(exact.products)} of its rows; "
+            f"attention in the order {ORDER}"
+        )
     if exact.mixing_macs:
         console.print(f"MACs that mix currents over time {exact.mixing_macs:,.0f} per image, not in the total")
     if exact.stem:
@@ -337,6 +344,11 @@ def render_evaluation(evaluation: Evaluation) -> None:
         console.print(
             f"{dense} of {len(evaluation.choices)} synapses ran densely, by {products} thousand products an image, which are "
             "no accumulations: --engine bitplane counts those of all synapses."
+        )
+    if words := evaluation.total.ands:
+        console.print(
+            f"products of levels with levels took {words / evaluation.images:,.0f} ANDs and "
+            f"{evaluation.total.popcounts / evaluation.images:,.0f} popcounts an image, of words of 64 channels"
         )
     if evaluation.engine == "auto":
         console.print(

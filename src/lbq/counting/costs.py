@@ -129,9 +129,11 @@ def _spiking_methods(account: Account, technology: Technology) -> list[Method]:
     total, shortcuts, bits = account.total, account.shortcut_total, _level_bits(account)
 
     def method(
-        name: str, note: str, added: float, formed: float, shortcut_adds: float, slots: int = 1, bits: int = bits
+        name: str, note: str, field: str, formed: float, shortcut_adds: float, slots: int = 1, bits: int = bits
     ) -> Method:
-        """added, formed: accumulations and formations; slots: for each timestep; bits: of a level that is sent."""
+        """field: of the counts; formed: formations; slots: for each timestep; bits: of a level that is sent."""
+        added = getattr(total, field)
+        weighted = added - getattr(account.product_total, field)  # products of levels read no weights
         neuron_slots = account.timesteps * account.neurons * slots
         instructions = 3 + bits  # of a state update
         macs, reuse = account.fp_macs, technology.weight_reuse
@@ -149,21 +151,21 @@ def _spiking_methods(account: Account, technology: Technology) -> list[Method]:
             Line(f"state updates, {instructions} instructions each", neuron_slots * instructions, add, "integer"),
             *mixing,
             Line("weight bytes of the first layer", macs / reuse, weight_byte, "memory"),
-            Line("weight bytes", added / reuse, weight_byte, "memory", True),
+            Line("weight bytes", weighted / reuse, weight_byte, "memory", True),
             Line("membrane bytes", neuron_slots * STATE_BYTES, state_byte, "memory"),
             Line("level bytes, written and read", 2 * (neuron_slots * bits / 8), state_byte, "memory"),
         )
         return Method(name, note, 1e3 * energy_mj(Operations(macs + mixed, added, formed), technology.paper), lines)
 
     if account.unit_events:
-        return [method(PLANES, "one addition for each event", account.executed, 0.0, shortcuts.events)]
+        return [method(PLANES, "one addition for each event", "events", 0.0, shortcuts.events)]
     slots, formed = account.n_max, total.formations
     spikes = f"the same levels as single spikes in {slots} slots for each timestep"
     digits = "7 = 8 - 1: fewer terms at 7, 14, 15"
     return [
-        method(PLANES, "as executed", account.executed, formed, shortcuts.bit_sparse),
-        method(SIGNED, digits, total.signed_digits, formed, shortcuts.signed_digits),
-        method(UNARY, spikes, total.unary, 0.0, shortcuts.unary, slots, 1),
+        method(PLANES, "as executed", "bit_sparse", formed, shortcuts.bit_sparse),
+        method(SIGNED, digits, "signed_digits", formed, shortcuts.signed_digits),
+        method(UNARY, spikes, "unary", 0.0, shortcuts.unary, slots, 1),
     ]
 
 
@@ -174,12 +176,13 @@ def _level_bits(account: Account) -> int:
 def _dense_methods(account: Account, technology: Technology) -> list[Method]:
     """The same network without spikes."""
     macs, state_byte = account.ann_macs, technology.state_byte
+    weighted = macs - account.product_total.macs / account.timesteps
 
     def method(name: str, note: str, mac_price: float, weight_bytes: float, activation_bytes: float) -> Method:
         """mac_price: pJ; weight_bytes, activation_bytes: of one of them."""
         lines = (
             Line("MACs", macs, mac_price, "integer"),
-            Line("weight bytes", macs * weight_bytes / technology.weight_reuse, technology.weight_byte, "memory"),
+            Line("weight bytes", weighted * weight_bytes / technology.weight_reuse, technology.weight_byte, "memory"),
             Line("activation bytes, written and read", 2 * (account.neurons * activation_bytes), state_byte, "memory"),
         )
         return Method(name, note, None, lines)

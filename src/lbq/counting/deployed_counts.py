@@ -69,6 +69,7 @@ def measure(
     tallies = Tallies(network)
     for part in parts.values():
         tallies.add_counts(part.counts, 0)
+        tallies.products.merge(part.products)
     tallies.images = images
     accuracy = math.nan if test.labels is None else 100 * correct / images
     inputs = GOLDEN if test.name == GOLDEN else "images"

@@ -127,6 +127,8 @@ def _account_dict(account: Account, table: Energies) -> dict[str, Any]:
     stored = {key: value for key, value in asdict(account).items() if key not in ("mode", "images")}
     if not account.mixing_macs:
         stored.pop("mixing_macs")  # of LM-HT alone
+    if not account.products:
+        stored.pop("products")  # of attention and gates alone
     return {
         **stored,
         "total": asdict(account.total),
@@ -142,5 +144,6 @@ def account_from(value: Mapping[str, Any], mode: Mode, images: int) -> Account:
     stored = {f.name: value[f.name] for f in fields(Account) if f.name in value}  # older files lack some
     for key in ("synapses", "shortcuts", "stem"):
         stored[key] = {name: from_fields(Count, count) for name, count in value[key].items()}
+    stored["products"] = tuple(value.get("products", ()))
     stored["layers"] = {name: from_fields(LayerActivity, layer) for name, layer in value["layers"].items()}
     return Account(**stored, mode=mode, images=images)

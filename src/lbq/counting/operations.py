@@ -20,7 +20,9 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from lbq.counting.tally import Read, Tallies, signed_digits
+from lbq.counting import products
+from lbq.counting.products import signed_digits
+from lbq.counting.tally import Read, Tallies
 from lbq.engine.convolution import BACKENDS, Backend
 from lbq.errors import GraphError
 from lbq.graph import INPUT, Graph, Synapse
@@ -116,11 +118,11 @@ class LayerActivity:
 class Account:
     """Counts per image.
 
-    synapses: the weighted connections, which alone are in `total`, as in the paper's sum. shortcuts: the residual
-    identities (fan-out 1). pool_adds: additions of non-zero levels into sums over windows and time. stem: the first layer
-    on pixel planes, where pixels were given; it is priced as MACs, as in the paper. ann_macs: of the same network as an
-    ANN, in one pass; of event frames, over their sum. mixing_macs: of currents that are mixed over time, T * T for each
-    neuron of LM-HT.
+    synapses: the weighted connections, and `products` of levels with levels, which alone are in `total`, as in the paper's
+    sum. shortcuts: the residual identities (fan-out 1). pool_adds: additions of non-zero levels into sums over windows and
+    time. stem: the first layer on pixel planes, where pixels were given; it is priced as MACs, as in the paper. ann_macs:
+    of the same network as an ANN, in one pass; of event frames, over their sum. mixing_macs: of currents that are mixed
+    over time, T * T for each neuron of LM-HT.
     """
 
     mode: Mode
@@ -142,6 +144,7 @@ class Account:
     level_bits: int = 0  # of a level as it is sent, with its sign; 0 in older files
     horner: float = 0.0  # shifts where planes are added from the highest down, one for each output and plane above 0
     mixing_macs: float = 0.0  # absent from older files
+    products: tuple[str, ...] = ()  # those of `synapses` that multiply levels with levels, in the order (Q K^T) V
 
     @property
     def total(self) -> Count:
@@ -156,6 +159,11 @@ class Account:
     @property
     def executed(self) -> float:
         return self.own(self.total)
+
+    @property
+    def product_total(self) -> Count:
+        """Of attention and gates, which read no weights."""
+        return sum((self.synapses[name] for name in self.products), Count())
 
     @property
     def shortcut_total(self) -> Count:
@@ -214,13 +222,14 @@ class Counter:
         weighted = [s for s in graph.synapses if s.source != INPUT and s.kind == "conv"]
         reads = [self._read(s) for s in weighted]
         formed: dict[str, float] = {}
-        for read in dict.fromkeys(reads):  # once per tensor, however many synapses read it
+        multiplied = (Read(name) for name in sorted(tallies.products.operands))
+        for read in dict.fromkeys((*reads, *multiplied)):  # once per tensor, however many synapses read it
             by_level = tallies.counts[read].sum((0, 1))
             bits = float(by_level @ popcount(np.arange(len(by_level))).astype(np.int64))
             formed[read.source] = formed.get(read.source, 0.0) + bits / tallies.images
         exact = self.mode == "exact"
         # the paper's counts have no sums in front of weights, nor do events that go one by one
-        summed = dict.fromkeys(tallies.read(s) for s in graph.synapses if s.source != INPUT)
+        summed = dict.fromkeys(tallies.read(s) for s in graph.synapses if s.source != INPUT and s.kind != "matmul")
         added = summed if exact and not tallies.unit_events else ()
         specs = [graph.spec(layer.name) for layer in graph.layers]
         filled = [math.prod(s.out_shape) * len(tallies.counts[r]) for s, r in zip(weighted, reads, strict=True)]
@@ -230,7 +239,7 @@ class Counter:
             images=tallies.images,
             fp_macs=float(sum(s.valid_macs if exact else s.macs for s in stem) * graph.frames),
             ann_macs=float(graph.valid_macs if exact else graph.macs),
-            synapses={s.name: self._count(s) for s in weighted},
+            synapses={s.name: self._count(s) for s in weighted} | self._products(),
             shortcuts={s.name: self._count(s) for s in graph.synapses if s.kind == "identity"},
             layers={layer.name: activity_of(tallies.by_timestep(layer.name)) for layer in graph.layers},
             formations=formed,
@@ -245,7 +254,21 @@ class Counter:
             level_bits=max(spec.n_max.bit_length() + spec.signed for spec in specs),
             horner=sum(outputs * planes for outputs, planes in zip(filled, above, strict=True)),
             mixing_macs=float(sum(graph.timesteps**2 * graph[name].units for name in graph.mixed_layers)),
+            products=tallies.products.names,
         )
+
+    def _products(self) -> dict[str, Count]:
+        """Of attention and gates, per image."""
+        tallied, macs = self.tallies.products, self.tallies.products.macs()
+        if self.mode == "exact":
+            counts = tallied.exact(self.tallies.images)
+        else:
+            means = {}
+            for name in tallied.operands:
+                by_level = self.tallies.counts[Read(name)].sum((0, 1))
+                means[name] = products.worths(np.arange(len(by_level))) @ by_level / by_level.sum()
+            counts = tallied.rate(means)
+        return {name: Count(macs=macs[name], **counts[name]) for name in tallied.names}
 
     def _additions(self, read: Read) -> float:
         """Additions of non-zero levels into windows and over time, each into every window that holds its position."""
@@ -254,7 +277,7 @@ class Counter:
         active = counts @ _nonzero(np.arange(counts.shape[1]))
         if not read.sums:
             return float(active.sum())
-        shape = self.graph[read.source].shape
+        shape = self.graph.shape_of(read.source)
         for pool in read.maxima:
             shape = pool.output(shape)
         return float(active @ read.sums[0].coverage(shape).ravel())

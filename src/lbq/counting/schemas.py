@@ -28,6 +28,7 @@ ACCOUNT = Fields(
         "level_bits": schema.BITS,
         "horner": schema.AMOUNT,
         "mixing_macs": schema.AMOUNT,
+        "products": Items(schema.TEXT),
     },
 )
 LAYER = Fields(

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lbq.counting.products import ProductTallies
 from lbq.engine.steps import Tally
 from lbq.errors import GraphError, nearest
 from lbq.graph import INPUT, Graph, Pool, Shape, Synapse
@@ -132,9 +133,10 @@ class Tallies:
         self.graph, self.images = graph, 0
         self.unit_events = all(graph.spec(layer.name).n_max == 1 for layer in graph.layers)
         self._readout = {s.name for s in graph.readout.synapses}
-        reads = {Read(layer.name) for layer in graph.layers}
+        self.products = ProductTallies(graph)
+        reads = {Read(name) for name in (*(layer.name for layer in graph.layers), *self.products.operands)}
         for synapse in graph.synapses:
-            if synapse.source != INPUT:
+            if synapse.source != INPUT and synapse.kind != "matmul":
                 reads |= {self.read(synapse), self.read(synapse).plain}
                 if self.unit_events:
                     reads.add(self.read(synapse, absolute=True))
@@ -151,8 +153,8 @@ class Tallies:
 
     def largest(self, read: Read) -> int:
         """The largest magnitude that can be read."""
-        level = LARGEST_PIXEL if read.source == INPUT else self.graph.spec(read.source).n_max
-        windows = math.prod(math.prod(p.kernel) for p in read.sums)
+        level = LARGEST_PIXEL if read.source == INPUT else self.graph.n_max(read.source)
+        windows = math.prod(p.window for p in read.sums)
         return level * windows * (self.graph.timesteps if read.over_time else 1)
 
     def add(self, levels: Mapping[str, Integers] | None) -> None:
@@ -176,8 +178,9 @@ class Tallies:
             raise GraphError(
                 f"layers {first!r} and {other!r} have levels of {images} and {sizes[other]} images: give those of one batch"
             )
-        for name, level in arrays.items():
-            self.add_layer(name, level)
+        order = {layer.name: number for number, layer in enumerate(self.graph.layers)}
+        for name in sorted(arrays, key=lambda name: order.get(name, -1)):  # as they run: products need their operands
+            self.add_layer(name, arrays[name])
         self.images += images
 
     def add_layer(self, name: str, levels: Integers) -> None:
@@ -194,6 +197,14 @@ class Tallies:
                 self._prepared[name] = levels, ways
         for count in ways:
             count()
+        if name in self.products.operands:
+            for gate, made in self.products.add(name, self._shaped(levels, name)):
+                self.add_counts(self.gate_counts(gate, made), 0)
+
+    def gate_counts(self, gate: str, levels: Integers) -> dict[Read, Counts]:
+        """Counts of all that is read of a gate."""
+        reads = (read for read in self.reads if read.source == gate)
+        return {read: level_counts(read.of(levels), self.largest(read)) for read in reads}
 
     def _way(self, read: Read, levels: Integers) -> Callable[[], Any]:
         """A function that counts what is read of the levels in this memory."""
@@ -206,7 +217,7 @@ class Tallies:
         return way
 
     def add_counts(self, counts: Mapping[Read, Counts], images: int) -> None:
-        """Add counts of so many images that were made elsewhere, such as on a GPU or in a thread."""
+        """Add counts of so many images that were made elsewhere, such as on a GPU or in a thread. Products have their own."""
         for read, more in counts.items():
             if read in self.counts:
                 self.counts[read] += more
@@ -239,12 +250,3 @@ class Tallies:
     def by_timestep(self, layer: str) -> Counts:
         """`[T, n_max + 1]` of a layer."""
         return self.counts[Read(layer)].sum(1)
-
-
-def signed_digits(value: Integers) -> NDArray[np.int64]:
-    """Terms of a magnitude in its shortest signed binary form (non-adjacent form): 7 = 8 - 1 has two.
-
-    3x has a digit wherever x and 3x differ (H. Prodinger, 2000), two places up.
-    """
-    magnitude = np.abs(value.astype(np.int64))
-    return np.bitwise_count(magnitude ^ (3 * magnitude)).astype(np.int64)

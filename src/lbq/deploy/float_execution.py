@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from lbq.errors import GraphError
 from lbq.graph import INPUT, Array, Graph, Layer, NeuronSpec, Synapse
-from lbq.graph.levels import pool
+from lbq.graph.levels import gated, pool, product
 
 Levels = NDArray[np.int64]
 TIE = 1e-9  # a membrane this close to a threshold, in steps, may round either way in another order of summation
@@ -58,6 +58,10 @@ def execute(graph: Graph, x: NDArray[np.generic]) -> Result:
             if synapse.source == INPUT:
                 parts = [synapse_current(synapse, frame) for frame in (inputs[None] if graph.static else inputs)]
                 parts = parts * (graph.timesteps if graph.static else 1)
+            elif synapse.kind == "matmul":
+                q, k, v = (levels[source] for source in synapse.sources)
+                products = product(q, k, v, synapse.heads)
+                parts = [part * synapse.weight[:, None, None] for part in products]
             else:
                 pooled = (pool(level, synapse.pools) for level in levels[synapse.source])
                 parts = [synapse_current(synapse, level.astype(np.float64)) for level in pooled]
@@ -73,7 +77,10 @@ def execute(graph: Graph, x: NDArray[np.generic]) -> Result:
             emitted.append(level)
             ties = ties + (distance_to_threshold(spec, u) < TIE).sum((1, 2, 3))
         levels[layer.name] = np.stack(emitted)
-    return Result(np.mean(currents(graph.readout), axis=0)[:, :, 0, 0], levels, ties)
+        for gate in graph.gates_behind(layer.name):
+            levels[gate.name] = gated(levels[gate.factor], levels[gate.source])
+    logits = np.mean(currents(graph.readout), axis=0)[:, :, 0, 0]
+    return Result(logits, {layer.name: levels[layer.name] for layer in graph.layers}, ties)
 
 
 def mixed(spec: NeuronSpec, currents: list[Array]) -> list[Array]:

@@ -37,7 +37,18 @@ ROUNDING_UNITS, ROUNDING_SHARE = 2.0, 1e-3  # by so much may constants differ th
 LEAK_ROUNDING = 2.0**-15
 TAIL = "eta"  # of a surrogate: files hold none
 AS_THE_FILE = "set the model as the file's network had it"
-COMPARED = ("source", "kind", "pools", "stride", "padding", "dilation", "groups", "copy_of")  # of two synapses
+COMPARED = (
+    "source",
+    "kind",
+    "pools",
+    "stride",
+    "padding",
+    "dilation",
+    "groups",
+    "copy_of",
+    "sources",
+    "heads",
+)  # of two synapses
 
 
 @dataclass(frozen=True)
@@ -101,6 +112,8 @@ def _compare(graph: Graph, network: IntegerNetwork, head: bool) -> None:
     for ours, theirs in zip_longest(graph.layers, network.layers):
         _same_name(ours, theirs)
         _compare_synapses(ours, theirs)
+    if graph.gates != network.gates:
+        raise GraphError(f"its gates are {network.gate_names} in the file and {graph.gate_names} here: {AS_THE_FILE}")
     classes, here = network.readout.shape[0], graph.readout.shape[0]
     if head and classes != here:
         raise GraphError(

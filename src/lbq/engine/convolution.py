@@ -46,6 +46,7 @@ class Counts:
         and none of the others. Kernels by themselves count nothing for it.
     additions: weights really added by the kernels, one for each row and output. Rows of equal levels, or of equal pairs of
         levels, are added once for all their set bits. Doublings and multiples of the sums are not counted here.
+    ands, popcounts: of words of 64 channels, where levels meet levels. Each set bit that is left is an accumulation.
     """
 
     accumulations: int = 0
@@ -55,6 +56,8 @@ class Counts:
     neurons_active: int = 0
     products: int = 0
     additions: int = 0
+    ands: int = 0
+    popcounts: int = 0
 
     def __add__(self, other: Counts) -> Counts:
         return Counts(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(Counts)))

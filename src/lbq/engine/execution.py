@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lbq.engine import numpy_kernels
+from lbq.engine import attention, numpy_kernels
 from lbq.engine.convolution import Backend, Counts, Method
 from lbq.engine.memory import Workspace
 from lbq.engine.method import Choice, EngineName, fallback
 from lbq.engine.neuron import Emitted, emitted
 from lbq.engine.steps import PoolStep, ReadoutStep, add_step
 from lbq.engine.tape import Tape, perform
-from lbq.graph import INPUT, Pool, Synapse
+from lbq.graph import INPUT, Gate, Pool, Synapse
 from lbq.graph.integer import IntegerLayer
 from lbq.graph.levels import Integers, highest_level, pool
 
@@ -111,7 +111,10 @@ class Execution:
         self.levels[INPUT] = x.transpose(0, 2, 3, 1).copy()
         for i, layer in enumerate(net.layers):
             self._layer(layer)
-            self.pooled = {k: v for k, v in self.pooled.items() if self.runner.plan.last[k[0]] > i}
+            for gate in net.gates_behind(layer.name):
+                self._gate(gate)
+            last = self.runner.plan.last
+            self.pooled = {k: v for k, v in self.pooled.items() if last[k[0]] > i}
         return self._readout()
 
     @property
@@ -130,6 +133,9 @@ class Execution:
         out = self.space.levels(layer, rows)
         static = total is not None and len(total) != rows
         neurons = self.runner.neurons[layer.name]
+        if layer.matmuls:  # in NumPy; a tape would not repeat it
+            total, static, self.native = self._add_products(layer, total, out.shape), False, False
+            neurons = neurons.for_complete_sums()
         if neurons.mixing is not None:  # in NumPy, over the whole sequence; a tape would not repeat it
             total, static = neurons.mixed(total, shortcuts, out.shape, static, net.timesteps), False
             neurons, shortcuts, self.native = neurons.after_mixing(), [], False
@@ -151,6 +157,35 @@ class Execution:
         self.emitted.append((0 if self.tape is None else len(self.tape.steps), layer.name, levels))
         if self.on_levels is not None:
             self.on_levels(layer.name, levels)
+
+    def _add_products(
+        self, layer: IntegerLayer, total: NDArray[np.int32] | None, shape: tuple[int, ...]
+    ) -> NDArray[np.int32]:
+        """Currents in units of the membrane, with those of products of levels, whose constants are in such units."""
+        whole = np.zeros(shape, np.int32)
+        if total is not None:
+            whole.reshape(-1, *total.shape)[...] = total << layer.fraction
+        for s in layer.matmuls:
+            q, k, v = (self.levels[source] for source in s.sources)
+            largest, planes = self.runner.network.largest(s), self._by_planes(s.name)
+            product, counts = attention.attend(s, q, k, v, largest, planes)
+            whole += s.weight * product
+            self.counted[s.name] = partial(_constant, counts)
+        return whole
+
+    def _gate(self, gate: Gate) -> None:
+        """A gate's levels, right behind its last operand: the memory of operands may be used again later."""
+        factor, levels = (self.levels[operand] for operand in gate.operands)
+        self.levels[gate.name] = attention.gate_levels(factor, levels, self.runner.network.is_signed(gate.name))
+        counts = attention.gate_counts(factor, levels, self._by_planes(gate.name))
+        self.native, self.counted[gate.name] = False, partial(_constant, counts)
+
+    def _by_planes(self, name: str) -> bool:
+        """Whether a product of levels with levels runs by bit planes; notes the choice."""
+        planes = self.engine == "bitplane"
+        reason = "asked for" if self.engine != "auto" else "levels with levels"
+        self.choices[name] = Choice("numpy", "bitplane" if planes else "dense", reason)
+        return planes
 
     def _sum(self, one: NDArray[np.int32], other: NDArray[np.int32]) -> NDArray[np.int32]:
         """The sum of two synapses' currents; a static image's current is the same at every timestep."""
@@ -176,7 +211,11 @@ class Execution:
         narrow = net.largest(synapse) <= highest_level(signed)
         levels, pools = self.levels[synapse.source], synapse.pools
         while (
-            pools and self.by_library and levels.itemsize == 1 and (narrow or len(pools) == 1 or pools[0].kind == "max")
+            pools
+            and self.by_library
+            and levels.itemsize == 1
+            and pools[0].channels == 1
+            and (narrow or len(pools) == 1 or pools[0].kind == "max")
         ):
             step = PoolStep(levels, pools[0], wide=not narrow and pools[0].kind == "sum")
             perform(step, self.threads)

@@ -21,11 +21,11 @@ class Plan:
     """
 
     def __init__(self, network: IntegerNetwork) -> None:
-        self.last = last = {layer.name: len(network.layers) for layer in network.layers}
+        self.last = last = dict.fromkeys(network.gate_names, len(network.layers))
+        last |= {layer.name: len(network.layers) for layer in network.layers}
         for i, layer in enumerate(network.all_layers):
-            for s in layer.synapses:
-                if s.source != INPUT:
-                    last[s.source] = i
+            last |= {source: i for s in layer.synapses for source in s.sources if source != INPUT}
+            last |= {operand: i for gate in network.gates_behind(layer.name) for operand in gate.operands}
         self.levels: dict[str, int] = {}
         self.slots: list[int] = []
         free: list[int] = []

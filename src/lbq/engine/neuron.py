@@ -152,6 +152,12 @@ class LayerNeurons:
         after.fraction, after.bias, after.identities, after.mixing = 0, np.zeros_like(self.neuron.reset), [], None
         return after
 
+    def for_complete_sums(self) -> LayerNeurons:
+        """The same neurons for sums of currents that are in the membrane's units already."""
+        complete = copy.copy(self)
+        complete.fraction = 0
+        return complete
+
     def step(
         self,
         currents: NDArray[np.int32] | None,

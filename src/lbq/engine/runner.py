@@ -120,7 +120,8 @@ class Runner:
         return choices, self._all_made(choices)
 
     def _all_made(self, choices: dict[str, Choice]) -> bool:
-        return len(choices) == len(self.prepared) + len(self.heads)
+        products = len(self.network.gates) + sum(len(layer.matmuls) for layer in self.network.layers)
+        return len(choices) == len(self.prepared) + len(self.heads) + products
 
     def _execute(
         self, execution: Execution, x: NDArray[np.uint8]

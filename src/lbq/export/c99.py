@@ -24,7 +24,7 @@ from lbq._version import __version__
 from lbq.engine import Network, load
 from lbq.engine.file.reading import Golden
 from lbq.errors import GraphError, LbqError
-from lbq.export import cortex_m, refuse_mixing
+from lbq.export import cortex_m, refuse_unknown
 from lbq.export.rows import packed_rows
 from lbq.export.schedule import LayerStep, Schedule
 from lbq.graph import Synapse
@@ -131,7 +131,7 @@ class Sources:
         window: int | None = None,
         keep: bool = False,
     ) -> None:
-        refuse_mixing(network, "C")
+        refuse_unknown(network, "C")
         if golden is not None and len(golden.logits):
             self.origin, self.golden = "The golden inputs that came with the network", golden
         else:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from lbq._version import __version__
 from lbq.errors import GraphError, LbqError
-from lbq.export import refuse_mixing
+from lbq.export import refuse_unknown
 from lbq.graph import INPUT, Array, Graph, Layer, NeuronSpec, Synapse
 from lbq.system import files
 
@@ -54,7 +54,7 @@ def nir_graph(graph: Graph, reset: Reset, accept_ties: bool = False, dtype: type
     for layer in graph.layers:
         if layer.neuron is None:
             raise GraphError(f"layer {layer.name!r}: NIR has no such activation, its neurons spike: use another neuron")
-    refuse_mixing(graph, "NIR")
+    refuse_unknown(graph, "NIR")
     if not graph.absorbed or any(graph.spec(layer.name).gain != 1 for layer in graph.layers):
         raise GraphError("NIR needs weights that act on spikes: pass lbq.deploy.graph_of(net, input_shape)")
     if graph.offset is not None:

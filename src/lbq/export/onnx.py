@@ -21,7 +21,7 @@ import numpy as np
 from lbq._version import __version__
 from lbq.engine import Network
 from lbq.errors import GraphError, LbqError
-from lbq.export import refuse_mixing
+from lbq.export import refuse_unknown
 from lbq.export.split import BYTE_BITS, Split, split
 from lbq.graph import INPUT, Pool, Shape, Synapse
 from lbq.graph.integer import FLOAT32_BOUND, IntegerLayer, IntegerNetwork, IntegerNeuron
@@ -58,7 +58,7 @@ def onnx_model(
     if isinstance(network, Network):
         with network.unchanged():
             return onnx_model(network.network, form, source)
-    refuse_mixing(network, "ONNX")
+    refuse_unknown(network, "ONNX")
     try:
         import onnx
     except ImportError as error:

@@ -5,6 +5,7 @@ Imports `system`, `native`, `config` and NumPy, no torch. `deploy` makes these n
 
 from lbq.graph.graph import INPUT as INPUT
 from lbq.graph.graph import Array as Array
+from lbq.graph.graph import Gate as Gate
 from lbq.graph.graph import Graph as Graph
 from lbq.graph.graph import Layer as Layer
 from lbq.graph.graph import Layered as Layered

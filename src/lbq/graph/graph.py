@@ -2,7 +2,8 @@
 
 Training sees modules; deployment, execution and accounting see this. A `Layer` sums the currents of its synapses and a
 bias at every timestep and emits levels; a `Synapse` is a convolution (a linear layer is one whose kernel covers its
-input) or a residual identity; pooling acts on the source's levels. Layers are in execution order.
+input), a residual identity or a product of three level tensors (attention); pooling acts on the source's levels. A `Gate`
+is a tensor: levels times levels. Layers are in execution order.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Generic, Literal, TypeVar
 
 import numpy as np
@@ -84,15 +86,24 @@ def output_size(
 
 @dataclass(frozen=True)
 class Pool:
-    """Pooling of integer levels: `max`, or `sum` (an average whose 1/n is folded into the synapse's weight)."""
+    """Pooling of integer levels: `max`, or `sum` (an average whose 1/n is folded into the synapse's weight).
+
+    channels: so many neighbouring channels are added up to one, as in front of a token's gate.
+    """
 
     kind: Literal["max", "sum"]
     kernel: tuple[int, int]
     stride: tuple[int, int]
     padding: tuple[int, int] = (0, 0)
+    channels: int = 1
+
+    @property
+    def window(self) -> int:
+        """How many levels it makes one of."""
+        return math.prod(self.kernel) * self.channels
 
     def output(self, shape: Shape) -> Shape:
-        return shape[0], *output_size(shape[1:], self.kernel, self.stride, self.padding)
+        return shape[0] // self.channels, *output_size(shape[1:], self.kernel, self.stride, self.padding)
 
     def coverage(self, shape: Shape) -> NDArray[np.int64]:
         """`[H, W]`: how many windows hold each position of the input."""
@@ -105,17 +116,20 @@ class Pool:
 
 @dataclass(frozen=True)
 class Synapse:
-    """A linear connection from the (pooled) levels of `source` to a layer.
+    """A connection from the (pooled) levels of `source` to a layer. It is linear but for kind `matmul`.
 
-    weight: `[O, I / groups, kh, kw]`, or `[C]` for kind `identity`. Weights are real, or integers in a deployed network.
+    weight: `[O, I / groups, kh, kw]`, or `[C]` for the kinds `identity` and `matmul`. Weights are real, or integers in a
+        deployed network.
     absorbed: whether the source's scale has been multiplied into the weight, so that it acts on integer levels.
     copy_of: the synapse whose convolution this one repeats, because several layers read its current, or because it reads
         a sum and each summand needs a synapse. An ANN computes it once.
+    keys, values, heads: of kind `matmul`, weight * (Q K^T) V in each head, where `source` is Q. Rows are positions (tokens),
+        columns the head's C / heads neighbouring channels.
     """
 
     name: str
     source: str
-    kind: Literal["conv", "identity"]
+    kind: Literal["conv", "identity", "matmul"]
     weight: NDArray[Any]
     in_shape: Shape
     out_shape: Shape
@@ -126,15 +140,31 @@ class Synapse:
     groups: int = 1
     absorbed: bool = False
     copy_of: str = ""
+    keys: str = ""
+    values: str = ""
+    heads: int = 1
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """All tensors that it reads."""
+        return (self.source, self.keys, self.values) if self.kind == "matmul" else (self.source,)
 
     @property
     def summed(self) -> int:
         """How many levels the pools add up to one that it reads."""
-        return math.prod(math.prod(p.kernel) for p in self.pools if p.kind == "sum")
+        return math.prod(p.window for p in self.pools if p.kind == "sum")
+
+    @property
+    def tokens(self) -> int:
+        """Positions of what it reads."""
+        return self.in_shape[1] * self.in_shape[2]
 
     @property
     def macs(self) -> int:
-        """Multiply-accumulates of one dense pass, as they are usually counted: padded taps included."""
+        """Multiply-accumulates of one dense pass, as they are usually counted: padded taps included. Products of levels are
+        counted in the order (Q K^T) V."""
+        if self.kind == "matmul":
+            return 2 * self.tokens**2 * self.in_shape[0]
         return 0 if self.kind == "identity" else math.prod(self.weight.shape) * self.out_shape[1] * self.out_shape[2]
 
     def positions(self, axis: int) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
@@ -151,13 +181,31 @@ class Synapse:
     @property
     def valid_macs(self) -> int:
         """Multiply-accumulates at valid positions only: as many as a dense pass needs."""
-        return 0 if self.kind == "identity" else int(self.fan_out().sum()) * self.in_shape[0]
+        return int(self.fan_out().sum()) * self.in_shape[0] if self.kind == "conv" else self.macs
 
     def fan_out(self) -> NDArray[np.int64]:
         """F_j of every input position `[H, W]`: how many weights one input there meets, also at borders."""
-        if self.kind == "identity":
+        if self.kind != "conv":
             return np.ones(self.in_shape[1:], np.int64)
         return np.outer(self.taps(0), self.taps(1)) * (self.weight.shape[0] // self.groups)
+
+
+@dataclass(frozen=True)
+class Gate:
+    """Levels of `source` times those of `factor`: a tensor that synapses, and later gates, read as they read a layer.
+
+    The factor has as many positions as the source or one, which all share, and a divisor of its channels: each is the factor
+    of so many neighbouring ones.
+    """
+
+    name: str
+    factor: str
+    source: str
+    shape: Shape  # of the source, and of the gate
+
+    @property
+    def operands(self) -> tuple[str, str]:
+        return self.factor, self.source
 
 
 @dataclass(frozen=True)
@@ -198,10 +246,13 @@ class Layered(Generic[L]):
     static: bool
     layers: tuple[L, ...]
     readout: L
+    gates: tuple[Gate, ...] = field(default=(), kw_only=True)
     _by_name: dict[str, L] = field(init=False, repr=False, compare=False)
+    _gates: dict[str, Gate] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_by_name", {layer.name: layer for layer in self.layers})
+        object.__setattr__(self, "_gates", {gate.name: gate for gate in self.gates})
         repeated = [name for name, times in Counter(s.name for s in self.synapses).items() if times > 1]
         if repeated:
             raise GraphError(f"synapse {repeated[0]!r} stands in the network twice: give each a name of its own")
@@ -213,6 +264,54 @@ class Layered(Generic[L]):
     def all_layers(self) -> tuple[L, ...]:
         return (*self.layers, self.readout)
 
+    def shape_of(self, source: str) -> Shape:
+        """Of the levels of a layer, a gate or the input."""
+        return self.input_shape if source == INPUT else self._gates.get(source, self._by_name.get(source)).shape  # type: ignore[union-attr]
+
+    def n_max(self, source: str) -> int:
+        """The largest level of a layer or a gate."""
+        return self._ranges[source][0] if source in self._gates else int(self._neuron(source).n_max)
+
+    def is_signed(self, source: str) -> bool:
+        return self._ranges[source][1] if source in self._gates else bool(self._neuron(source).signed)
+
+    @cached_property
+    def _ranges(self) -> dict[str, tuple[int, bool]]:
+        """The largest level of each gate, and whether it is signed; a gate's operands come before it."""
+        ranges: dict[str, tuple[int, bool]] = {}
+        for gate in self.gates:
+            for name in gate.operands:
+                if name not in ranges:
+                    ranges[name] = self._neuron(name).n_max, self._neuron(name).signed
+            (most, signed), (other_most, other_signed) = (ranges[name] for name in gate.operands)
+            ranges[gate.name] = most * other_most, signed or other_signed
+        return ranges
+
+    def _neuron(self, name: str) -> Any:
+        return self.spec(name)  # type: ignore[attr-defined]
+
+    def gates_behind(self, layer: str) -> list[Gate]:
+        """The gates whose last operand this layer is, in their order."""
+        return self._gates_by_layer.get(layer, [])
+
+    @cached_property
+    def _gates_by_layer(self) -> dict[str, list[Gate]]:
+        by_layer: dict[str, list[Gate]] = {}
+        for gate in self.gates:
+            by_layer.setdefault(self.layers[self.place(gate.name)].name, []).append(gate)
+        return by_layer
+
+    def place(self, name: str) -> int:
+        """The number of a layer, or of the layer behind which a gate's operands are all there."""
+        return self._places[name]
+
+    @cached_property
+    def _places(self) -> dict[str, int]:
+        places = {layer.name: number for number, layer in enumerate(self.layers)}
+        for gate in self.gates:
+            places[gate.name] = max(places[operand] for operand in gate.operands)
+        return places
+
     @property
     def synapses(self) -> tuple[Synapse, ...]:
         return tuple(s for layer in self.all_layers for s in layer.synapses)
@@ -220,12 +319,21 @@ class Layered(Generic[L]):
     @property
     def macs(self) -> int:
         """Multiply-accumulates of one pass through the whole network as an ANN, padded taps included."""
-        return sum(s.macs for s in self.synapses if not s.copy_of)
+        return sum(s.macs for s in self.synapses if not s.copy_of) + self.gate_macs
 
     @property
     def valid_macs(self) -> int:
         """The same count at valid positions only."""
-        return sum(s.valid_macs for s in self.synapses if not s.copy_of)
+        return sum(s.valid_macs for s in self.synapses if not s.copy_of) + self.gate_macs
+
+    @property
+    def gate_names(self) -> tuple[str, ...]:
+        return tuple(gate.name for gate in self.gates)
+
+    @property
+    def gate_macs(self) -> int:
+        """Multiplications of gates: one for each of their levels."""
+        return sum(math.prod(gate.shape) for gate in self.gates)
 
     @property
     def frames(self) -> int:

@@ -2,7 +2,7 @@
 
 At every timestep a layer computes, for each output channel c in its own unit q_c / 2^f,
 
-    U = leak(V) + ((sum of W * S) << f) + bias + (sum of identity * S) - pending
+    U = leak(V) + ((sum of W * S) << f) + bias + (sum of identity * S) + (sum of s * (Q K^T) V) - pending
     S = how many thresholds U reaches;  V = U - reset where S > 0
 
 on int32, with W in int8 or int16. What is added to leak(V) - pending is the current. LM-HT mixes the currents of all timesteps
@@ -13,6 +13,7 @@ NumPy only.
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -144,6 +145,10 @@ class IntegerLayer(AnyLayer):
     def identities(self) -> tuple[Synapse, ...]:
         return tuple(s for s in self.synapses if s.kind == "identity")
 
+    @property
+    def matmuls(self) -> tuple[Synapse, ...]:
+        return tuple(s for s in self.synapses if s.kind == "matmul")
+
 
 @dataclass(frozen=True)
 class Exits:
@@ -195,13 +200,12 @@ class IntegerNetwork(Layered[IntegerLayer]):
         return sum(s.weight.size for s in self.synapses)
 
     def largest(self, synapse: Synapse) -> int:
-        """The largest magnitude that the (pooled) levels a synapse reads can have, at one timestep."""
-        level = LARGEST_PIXEL if synapse.source == INPUT else self.spec(synapse.source).n_max
-        return level * synapse.summed
+        """The largest magnitude that what a synapse's weight meets can have, at one timestep: a (pooled) level or a product."""
+        return largest_read(synapse, {s: LARGEST_PIXEL if s == INPUT else self.n_max(s) for s in synapse.sources})
 
     def negative(self, synapse: Synapse) -> bool:
         """Whether the levels that a synapse reads carry a sign."""
-        return synapse.source != INPUT and self.spec(synapse.source).signed
+        return any(source != INPUT and self.is_signed(source) for source in synapse.sources)
 
 
 def is_name(text: str) -> bool:
@@ -215,6 +219,18 @@ def is_name(text: str) -> bool:
 SATURATED = 2**36  # bounds end here, so that no file can make int64 overflow
 STEP_WORK = 2**12  # of one timestep of a bound, in numbers that would take as long
 MOST_WORK = 2**26  # of all bounds of a file: about a second
+
+
+def largest_read(synapse: Synapse, levels: Mapping[str, int]) -> int:
+    """The largest magnitude that a synapse's weight meets; levels: the largest of each source.
+
+    Of a product it is tokens * N_v * d * N_q * N_k, with d channels in a head. No partial sum is larger, nor are those of
+    Q K^T and K^T V: the same sums over one of the two alone.
+    """
+    if synapse.kind == "matmul":
+        per_head = synapse.in_shape[0] // synapse.heads
+        return math.prod(levels[source] for source in synapse.sources) * synapse.tokens * per_head
+    return levels[synapse.source] * synapse.summed
 
 
 def synapse_bound(synapse: Synapse, largest: int) -> NDArray[np.int64]:

@@ -25,6 +25,9 @@ def pool(x: NDArray[Any], pools: tuple[Pool, ...], axes: tuple[int, int] = (2, 3
     for p in pools:
         if p.kind == "sum" and x.dtype.kind in "iu":
             x = x.astype(np.int32, copy=False)
+        if p.channels > 1:
+            axis = 3 if axes == (1, 2) else 1
+            x = x.reshape(*x.shape[:axis], -1, p.channels, *x.shape[axis + 1 :]).sum(axis + 1, x.dtype)
         if any(p.padding):
             floor: Any = 0
             if p.kind == "max":
@@ -53,6 +56,20 @@ def _window(x: NDArray[Any], p: Pool, axes: tuple[int, int], offset: tuple[int, 
         last = (x.shape[axis] - kernel) // stride * stride
         index[axis] = slice(start, start + last + 1, stride)
     return tuple(index)
+
+
+def gated(factor: NDArray[Any], levels: NDArray[Any]) -> NDArray[Any]:
+    """A gate's levels `[..., C, H, W]`. factor: `[..., C / n, H, W]`, or one position for all."""
+    channels, sides = factor.shape[-3], levels.shape[-2:]
+    parts = levels.reshape(*levels.shape[:-3], channels, -1, *sides)
+    return (parts * factor[..., :, None, :, :]).reshape(levels.shape)
+
+
+def product(q: NDArray[Any], k: NDArray[Any], v: NDArray[Any], heads: int) -> NDArray[Any]:
+    """(Q K^T) V of levels `[..., C, H, W]` in each head, where tokens are positions. In their own type."""
+    queries, keys, values = (x.reshape(*x.shape[:-3], heads, x.shape[-3] // heads, -1) for x in (q, k, v))
+    scores = queries.swapaxes(-2, -1) @ keys  # [..., heads, tokens, tokens]
+    return (values @ scores.swapaxes(-2, -1)).reshape(v.shape)
 
 
 def bit_planes(level: Integers, planes: int) -> NDArray[np.bool_]:

@@ -1,7 +1,8 @@
 """From an absorbed network to integers, as docs/explanation/integers.md defines. Rounding is to nearest, ties to even.
 
-Each layer has one unit q_c per output channel, which all convolutions that lead to it share. Its membrane has f fractional
-bits: as many as the proved bound of |U| allows. A layer that cannot be exact enough is refused by its name.
+Each layer has one unit q_c per output channel, which all convolutions that lead to it share; without any, it is that of its
+product of levels. Its membrane has f fractional bits: as many as the proved bound of |U| allows. A layer that cannot be
+exact enough is refused by its name.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from lbq.graph.integer import (
     IntegerNeuron,
     Mixing,
     is_name,
+    largest_read,
     membrane_bound,
     pooled_bound,
     readout_fits,
@@ -66,12 +68,13 @@ def quantise(
     if not graph.layers:
         raise GraphError("the network has no spiking layer: there is nothing to deploy")
     check_names(graph, classes)
-    highest = {INPUT: LARGEST_PIXEL}  # level of each source
+    check_gates(graph)
+    sources = {source for s in graph.synapses for source in s.sources} - {INPUT}
+    highest = {INPUT: LARGEST_PIXEL} | {source: graph.n_max(source) for source in sources}
     layers = []
     for layer in graph.layers:
-        largest = {s.name: highest[s.source] * s.summed for s in layer.synapses}
+        largest = {s.name: largest_read(s, highest) for s in layer.synapses}
         layers.append(_layer(layer, largest, graph.timesteps, bits, graph.offset, stream))
-        highest[layer.name] = graph.spec(layer.name).n_max
     readout, scale = quantise_readout(graph.readout, graph.timesteps)
     network = IntegerNetwork(
         input_shape=graph.input_shape,
@@ -79,6 +82,7 @@ def quantise(
         static=graph.static,
         layers=tuple(layers),
         readout=readout,
+        gates=graph.gates,
         scale=scale,
         classes=tuple(classes),
         input_max=input_max,
@@ -94,6 +98,17 @@ def quantise(
     return network
 
 
+def check_gates(graph: Graph) -> None:
+    """Refuse gates whose levels do not fit 8 bits."""
+    for gate in graph.gates:
+        most, levels = highest_level(graph.is_signed(gate.name)), graph.n_max(gate.name)
+        if levels > most:
+            raise GraphError(
+                f"gate {gate.name!r}: {gate.factor!r} times {gate.source!r} may reach {levels}, but levels are 8-bit: use a "
+                f"smaller n_max, so that the product is at most {most}"
+            )
+
+
 def check_names(graph: Graph, classes: Sequence[str]) -> None:
     """Refuse names and sizes that the file of a network cannot hold."""
     count = graph.readout.shape[0]
@@ -107,7 +122,7 @@ def check_names(graph: Graph, classes: Sequence[str]) -> None:
             raise GraphError(
                 f"classes: {name[:40]!a} is no name: give 1 to 200 characters, none of them a control character"
             )
-    for name in (*(s.name for s in graph.synapses), *(layer.name for layer in graph.layers)):
+    for name in [s.name for s in graph.synapses] + [layer.name for layer in graph.layers] + list(graph.gate_names):
         if name == INPUT or "/" in name or not is_name(name):
             raise GraphError(
                 f"layer {name!r}: a file has no room for this name: give it one other than {INPUT!r}, without '/'"
@@ -139,7 +154,7 @@ def _layer(
     bias = bias_in_units(layer, convs, unit, offset)
     for fraction in reversed(range(MOST_FRACTION + 1)):
         fine = unit / 2**fraction
-        identities = {s.name: integer_identity(s, fine) for s in layer.synapses if s.kind == "identity"}
+        identities = {s.name: integer_identity(s, fine) for s in layer.synapses if s.kind != "conv"}
         quantised = IntegerLayer(
             name=layer.name,
             synapses=tuple({**convs, **identities}[s.name] for s in layer.synapses),
@@ -154,7 +169,8 @@ def _layer(
             break
     else:
         raise GraphError(
-            f"layer {layer.name!r}: its membrane may reach 2^30: use fewer weight bits, a smaller n_max or fewer inputs"
+            f"layer {layer.name!r}: its membrane may reach 2^30: use fewer weight bits, a smaller n_max or fewer inputs "
+            "(tokens, in attention)"
         )
     assert quantised.neuron is not None
     if (least := int(quantised.neuron.thresholds[:, 0].min())) < LEAST_THRESHOLD:
@@ -211,7 +227,8 @@ def check_finite(layer: Layer) -> None:
 
 
 def shared_unit(layer: Layer, step: Array, bits: int, largest: Mapping[str, int]) -> Array:
-    """q_c `[C]`: the largest weight of any convolution into channel c, over 2^(bits-1) - 1.
+    """q_c `[C]`: the largest weight of any convolution into channel c, over 2^(bits-1) - 1; where products of levels take the
+    place of convolutions, the largest of their factors.
 
     It is no finer than step / 2^(bits + 8). Where pixels come in, that holds for a current: pixels count to 255, levels to
     a few only. A channel is pruned where its weights are below that and do not matter even together. Its unit makes its
@@ -222,6 +239,9 @@ def shared_unit(layer: Layer, step: Array, bits: int, largest: Mapping[str, int]
     whole = LARGEST_PIXEL if any(s.source == INPUT for s in layer.synapses) else 1
     least = step / (whole * 2 ** (bits + UNIT_BITS_BELOW_STEP))
     heaviest, weighted, steady = np.zeros(len(step)), np.zeros(len(step)), np.abs(layer.bias)
+    kinds = [s.kind for s in layer.synapses]
+    if "matmul" in kinds and "conv" not in kinds:
+        return _unit_of_products(layer, step, largest, steady)
     for s in layer.synapses:
         magnitude = np.abs(s.weight).reshape(len(step), -1)
         if s.kind == "conv":
@@ -233,6 +253,23 @@ def shared_unit(layer: Layer, step: Array, bits: int, largest: Mapping[str, int]
     pruned = (heaviest / largest_weight(bits) < least) & (weighted < step / NEGLIGIBLE_PART)
     most = ((weighted + steady) / unit)[~pruned].max() if not pruned.all() else 2**CURRENT_BITS_WITHOUT_WEIGHTS
     return np.asarray(np.where(pruned, np.maximum(unit, steady / most), unit), np.float64)
+
+
+def _unit_of_products(layer: Layer, step: Array, largest: Mapping[str, int], steady: Array) -> Array:
+    """q_c = s, the factor of a product of levels: its constant is then 2^f, and nothing is rounded.
+
+    In a channel that no product moves by even a part of a step, the unit makes all else no larger than in the others.
+    """
+    factors = np.zeros(len(step))
+    for s in layer.synapses:
+        if s.kind == "matmul":
+            factors = np.maximum(factors, np.abs(s.weight))
+        steady = steady + np.abs(s.weight) * largest[s.name]
+    most = max(largest[s.name] for s in layer.synapses if s.kind == "matmul")
+    pruned = factors * most < step / NEGLIGIBLE_PART
+    unit = np.where(pruned, step, factors)
+    top = (steady / unit)[~pruned].max() if not pruned.all() else 2**CURRENT_BITS_WITHOUT_WEIGHTS
+    return np.asarray(np.where(pruned, np.maximum(step / LEAST_THRESHOLD, steady) / top, unit), np.float64)
 
 
 def largest_weight(bits: int) -> int:
@@ -247,7 +284,7 @@ def integer_weights(synapse: Synapse, unit: Array, bits: int) -> Synapse:
 
 
 def integer_identity(synapse: Synapse, fine: Array) -> Synapse:
-    """The diagonal constant, in units of q_c / 2^f."""
+    """The constant of each channel, in units of q_c / 2^f."""
     return replace(synapse, weight=_clipped(np.rint(synapse.weight / fine)), absorbed=True)
 
 
@@ -320,6 +357,8 @@ def quantise_readout(readout: Layer, timesteps: int) -> tuple[IntegerLayer, floa
         )
     if any(s.source == INPUT for s in readout.synapses):
         raise GraphError("readout: it reads the input itself, and not a spiking layer's levels")
+    if any(s.kind == "matmul" for s in readout.synapses):
+        raise GraphError("readout: it reads a product of levels (attention): put a neuron between the two")
     heaviest = max(float(np.abs(s.weight).max(initial=0)) for s in readout.synapses)
     unit = (heaviest or 1.0) / largest_weight(HEAD_BITS)
     units = np.full(readout.shape[0], unit)

@@ -7,6 +7,7 @@ moved BatchNorm, the 1/n of average pools and residual merges.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -52,15 +53,47 @@ def absorb(graph: Graph) -> Graph:
     """Multiply each source layer's scale into every weight that reads it: W_hat = gamma * W (Eq. absorb).
 
     The scale of a tensor with several readers goes into each of them. A residual identity becomes a diagonal synapse with
-    the source's scale as weight, so that operands meet in one scale whatever the learned steps are.
+    the source's scale as weight, so that operands meet in one scale whatever the learned steps are. A product of levels has
+    the scales of all three in one factor.
     """
 
     def absorbed(synapse: Synapse) -> Synapse:
         if synapse.source == INPUT or synapse.absorbed:
             return synapse
-        return replace(_scaled(synapse, graph.spec(synapse.source).scale), absorbed=True)
+        if synapse.kind == "matmul":
+            queries, keys, values = (scale_of(graph, source) for source in synapse.sources)
+            for source, scale in ((synapse.source, queries), (synapse.keys, keys)):
+                if scale.size > 1:
+                    raise GraphError(
+                        f"layer {source!r}: its steps differ between channels, which the product {synapse.name!r} sums over: "
+                        "train with one step for the layer, neuron.per_channel=false"
+                    )
+            return replace(synapse, weight=synapse.weight * queries * keys * values, absorbed=True)
+        return replace(_scaled(synapse, _summed(scale_of(graph, synapse.source), synapse)), absorbed=True)
 
     return _with_synapses(graph, absorbed)
+
+
+def scale_of(graph: Graph, source: str) -> Array:
+    """The value of a level of a layer or a gate: a scalar, or one for each channel."""
+    gate = next((g for g in graph.gates if g.name == source), None)
+    if gate is None:
+        return graph.spec(source).scale
+    factor, scale = scale_of(graph, gate.factor), scale_of(graph, gate.source)
+    return factor.repeat(gate.shape[0] // len(factor)) * scale if factor.ndim else factor * scale
+
+
+def _summed(scale: Array, synapse: Synapse) -> Array:
+    """The scale of levels that may be added up over channels, whose scale must then be one."""
+    channels = math.prod(pool.channels for pool in synapse.pools)
+    if channels == 1 or not scale.ndim:
+        return scale
+    if (scale.reshape(-1, channels) != scale[::channels, None]).any():
+        raise GraphError(
+            f"layer {synapse.source!r}: its steps differ between channels, which {synapse.name!r} sums over: train with one "
+            "step for the layer, neuron.per_channel=false"
+        )
+    return scale[::channels]
 
 
 def _with_synapses(graph: Graph, changed: Callable[[Synapse], Synapse]) -> Graph:

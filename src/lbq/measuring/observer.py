@@ -7,7 +7,7 @@ are computed again, for which a second pass over few images is enough.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -38,6 +38,7 @@ class Observer:
         self.membranes: dict[str, Membrane] = {}
         self.traces: list[Trace] = []
         names = [layer.name for layer in tallies.graph.layers]
+        self._operands = tallies.products.operands  # of products, which are counted in NumPy
         self._traced = names[len(names) // 2]
         self._reads = {name: [read for read in tallies.reads if read.source == name] for name in names}
         self._counts: dict[Read, Counts] = {}
@@ -76,13 +77,15 @@ class Observer:
         shape = self.tallies.graph[name].shape
         if emitted.shape[2:] != shape:
             emitted = emitted.reshape(*emitted.shape[:2], *shape)
-        if not there:
+        if not there or name in self._operands:
             signed = self.tallies.graph.spec(name).signed
             levels = (emitted.cpu() if scale is None else levels_of(emitted.cpu(), scale.cpu(), signed)).numpy()
-            for read in self._reads[name]:
-                counts = level_counts(read.of(levels), self.tallies.largest(read))
-                self._counts[read] = self._counts[read] + counts if read in self._counts else counts
-            return
+            for gate, made in self.tallies.products.add(name, levels):
+                self._keep(self.tallies.gate_counts(gate, made))
+            reads = () if there else self._reads[name]
+            self._keep({read: level_counts(read.of(levels), self.tallies.largest(read)) for read in reads})
+            if not there:
+                return
         for read in self._reads[name]:
             value, worth = read_of(read, emitted, emitted.new_ones((), dtype=torch.float32) if scale is None else scale)
             tally = self._on_device.get(read)
@@ -90,6 +93,10 @@ class Observer:
                 size = (value.shape[0], math.prod(value.shape[3:]), self.tallies.largest(read) + 1)
                 tally = self._on_device[read] = torch.zeros(size, dtype=torch.int64, device=value.device)
             counting.tally(value, worth, tally)
+
+    def _keep(self, counts: Mapping[Read, Counts]) -> None:
+        for read, more in counts.items():
+            self._counts[read] = self._counts[read] + more if read in self._counts else more
 
     def _look_inside(self, name: str, neuron: SpikingNeuron, x: Tensor) -> None:
         if name not in self.membranes:
@@ -105,7 +112,8 @@ class Observer:
         """Hand the counts of `images` images to the tallies, and the histograms to `membranes`."""
         for read, tally in self._on_device.items():
             counts = self._counts[read] = tally.cpu().numpy()
-            counts[:, :, 0] = images * self.tallies.graph[read.source].shape[0] - counts[:, :, 1:].sum(2)
+            channels = self.tallies.graph[read.source].shape[0] // math.prod(pool.channels for pool in read.sums)
+            counts[:, :, 0] = images * channels - counts[:, :, 1:].sum(2)
         self.tallies.add_counts(self._counts, images)
         for name, histogram in self._histograms.items():
             self.membranes[name].counts[:] = histogram.cpu().numpy()
@@ -169,6 +177,9 @@ def read_of(read: Read, output: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
     if read.absolute:
         flat = flat.abs()
     for pool in read.sums:
+        if pool.channels > 1:
+            flat = flat.unflatten(1, (-1, pool.channels)).sum(2)
+            continue
         flat = F.avg_pool2d(flat, pool.kernel, pool.stride, pool.padding, divisor_override=1)
     value = flat.unflatten(0, output.shape[:2])
     return value.sum(0, keepdim=True) if read.over_time else value, scale

@@ -51,7 +51,7 @@ class LevelCost:
             raise GraphError("a price on levels needs spiking neurons in place of all activations")
         self.kind, self.synapses = kind, graph.timesteps * graph.macs
         self.fan_out = {
-            layer.name: sum(s.macs for s in graph.synapses if s.source == layer.name) / layer.units
+            layer.name: sum(s.macs for s in graph.synapses if s.source == layer.name and s.kind == "conv") / layer.units
             for layer in graph.layers
         }
         self._on_device: dict[Any, Tensor] = {}

@@ -178,7 +178,7 @@ def batch_norm(
         shift = shift * numbers.of(bn.weight) + numbers.of(bn.bias)
 
     def fold(s: Synapse) -> Synapse:
-        factor = scale if s.kind == "identity" else scale[:, None, None, None]
+        factor = scale[:, None, None, None] if s.kind == "conv" else scale
         return replace(s, weight=numbers.scaled(s.weight, factor))
 
     synapses = tuple(fold(s) for s in current.synapses)

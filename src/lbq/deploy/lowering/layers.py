@@ -25,7 +25,7 @@ from lbq.deploy.lowering.remedies import remedy
 from lbq.deploy.lowering.shapes import SWAPPED, Shapes
 from lbq.deploy.lowering.trace import ACTIVATIONS, LEAVES, NORMS, PASSES, POOLS, SIGNAL_POOLS, STATELESS
 from lbq.errors import GraphError
-from lbq.graph import INPUT, Layer, NeuronSpec, Synapse
+from lbq.graph import INPUT, Gate, Layer, NeuronSpec, Shape, Synapse
 from lbq.neuron import SpikingNeuron
 
 READOUT = "readout"  # the name of the last layer, which has no neuron
@@ -42,8 +42,10 @@ class Layers:
     def __init__(self, timesteps: int, signals: bool, weights: bool) -> None:
         self.numbers, self.shapes = Numbers(weights), Shapes(timesteps, signals)
         self.made: list[Layer] = []
+        self.gates: dict[str, Gate] = {}
         self._used: set[str] = set()
         self._synapse_names: set[str] = set()
+        self._product_names: set[str] = set()
         self._first_names: dict[str, str] = {}  # which name each convolution got first
 
     def module(self, name: str, module: nn.Module, value: Value) -> Value:
@@ -117,11 +119,24 @@ class Layers:
                 f"layer {name!r}: {INPUT} and {READOUT} are names of the graph: give the neuron another name"
             )
         spec = _spec(name, module, value) if isinstance(module, SpikingNeuron) else None
-        convs = tuple(s for s in value.synapses if s.kind == "conv")
+        weighted = tuple(s for s in value.synapses if s.kind != "identity")
         shortcuts = (s for s in value.synapses if s.kind == "identity")
-        synapses = convs + tuple(replace(s, name=f"{name}.shortcut{i or ''}") for i, s in enumerate(shortcuts))
+        synapses = weighted + tuple(replace(s, name=f"{name}.shortcut{i or ''}") for i, s in enumerate(shortcuts))
         self.made.append(Layer(name, self._named(synapses), value.bias, value.shape, spec))
         return Levels(name, value.shape, flat=value.flat, time=value.time)
+
+    def product_name(self, wanted: str) -> str:
+        """A name for one product of levels, which no other has."""
+        names = chain([wanted], (f"{wanted}_{i}" for i in count(2)))
+        name = next(name for name in names if name not in self._product_names)
+        self._product_names.add(name)
+        return name
+
+    def gate(self, factor: str, source: str, shape: Shape) -> str:
+        """The name of the tensor of these two levels' products, which is the same wherever they meet again."""
+        name = f"{factor}*{source}"
+        self.gates[name] = Gate(name, factor, source, shape)
+        return name
 
     def readout(self, value: Current) -> Layer:
         """The last layer, whose current is the logits."""
@@ -133,7 +148,7 @@ class Layers:
         for synapse in synapses:
             names = chain([synapse.name], (f"{synapse.name}_{i}" for i in count(2)))
             name = next(name for name in names if name not in self._synapse_names)
-            copied = self._first_names.setdefault(synapse.name, name) if synapse.kind == "conv" else name
+            copied = self._first_names.setdefault(synapse.name, name) if synapse.kind != "identity" else name
             named.append(replace(synapse, name=name, copy_of="" if copied == name else copied))
             self._synapse_names.add(name)
         return tuple(named)

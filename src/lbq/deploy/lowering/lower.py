@@ -17,11 +17,12 @@ import torch
 from torch import fx, nn
 from torch.nn import functional as F
 
-from lbq.deploy.lowering import operations
+from lbq.deploy.lowering import hidden_causes, operations
+from lbq.deploy.lowering.arranged import Arranged, Rearranged
+from lbq.deploy.lowering.call import Call
 from lbq.deploy.lowering.currents import Current, Levels, Time, Value, as_current
 from lbq.deploy.lowering.faithful import own_method
 from lbq.deploy.lowering.layers import Layers
-from lbq.deploy.lowering.products import check_products
 from lbq.deploy.lowering.shapes import BATCH_SIZE, InputShape, as_image
 from lbq.deploy.lowering.trace import NORMS, Follower, check_in_place, traced
 from lbq.errors import GraphError, TooSmall
@@ -95,7 +96,7 @@ class _Lowering(Follower):
         self.seen_shape = shape if static else (timesteps, *shape)  # of the input, behind its first dimension
         self.flat = len(shape) == 1  # features [F], here [F, 1, 1]
         self.layers = Layers(timesteps, len(shape) == 2, weights)
-        self.values: dict[fx.Node, Value] = {}
+        self.values: dict[fx.Node, Value | Arranged] = {}
         self.integers: dict[fx.Node, Any] = {}
         self.logits: dict[fx.Node, fx.Node] = {}
 
@@ -104,8 +105,8 @@ class _Lowering(Follower):
             trace = traced(self.net, self)
         except TooSmall:
             raise
-        except GraphError:
-            check_products(self.net, self.seen_shape)
+        except Rearranged:
+            hidden_causes.check(self.net, self.seen_shape)
             raise
         check_in_place(trace, self.modules, self.values)
         return self._finish(trace.output_node())
@@ -132,12 +133,14 @@ class _Lowering(Follower):
         sizes = self.layers.shapes.sizes(self.values[node])
         return tuple(size if size % BATCH_SIZE else -size for size in sizes)
 
-    def _apply(self, node: fx.Node, inputs: list[Value]) -> Value:
+    def _apply(self, node: fx.Node, inputs: list[Value | Arranged]) -> Value | Arranged:
         if node.op == "call_module":
-            name = str(node.target)
-            return self.layers.module(name, self.modules[name], inputs[0])
+            name, value = str(node.target), inputs[0]
+            if isinstance(value, Arranged):
+                raise value.refusal
+            return self.layers.module(name, self.modules[name], value)
         options = {key: self._resolved(option) for key, option in node.kwargs.items()}
-        call = operations.Call(node, inputs, self._resolved(node.args[1:]), options, self.values, self.layers)
+        call = Call(node, inputs, self._resolved(node.args[1:]), options, self.values, self.layers)
         return operations.apply(call)
 
     def _is_size(self, node: fx.Node) -> bool:
@@ -183,6 +186,8 @@ class _Lowering(Follower):
         value = self.values.get(self.logits.get(result, result)) if isinstance(result, fx.Node) else None
         if value is None:
             raise GraphError("the network must return one tensor, the current of its last linear layer (its logits)")
+        if isinstance(value, Arranged):
+            raise value.refusal
         value = as_current("what the network returns", value)
         layers = self.layers.made
         if not value.averaged and not any(layer.neuron for layer in layers):
@@ -191,4 +196,11 @@ class _Lowering(Follower):
             raise GraphError("the network must average its logits over time: return logits.mean(0)")
         if value.time != "none":
             raise GraphError("the network must return its logits as [B, classes], without time in front of their mean")
-        return Graph(self.input_shape, self.timesteps, self.static, tuple(layers), self.layers.readout(value))
+        return Graph(
+            self.input_shape,
+            self.timesteps,
+            self.static,
+            tuple(layers),
+            self.layers.readout(value),
+            gates=tuple(self.layers.gates.values()),
+        )

@@ -9,71 +9,38 @@ from __future__ import annotations
 import inspect
 import math
 import operator
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
 from torch import fx, nn
 from torch.nn import functional as F
 
+from lbq.deploy.lowering import products
+from lbq.deploy.lowering.arranged import Arranged, Scores
+from lbq.deploy.lowering.call import Call, refusal
 from lbq.deploy.lowering.currents import Levels, Value, add, join, scaled
-from lbq.deploy.lowering.layers import LAYER_OF_FUNCTION, Layers
-from lbq.deploy.lowering.products import PRODUCTS, check_product, product
-from lbq.deploy.lowering.remedies import remedy
-from lbq.deploy.lowering.shapes import AXIS, ONE_STEP, TRANSPOSES, UNFOLDED, Shapes, added
-from lbq.deploy.lowering.trace import place_of
+from lbq.deploy.lowering.layers import LAYER_OF_FUNCTION
+from lbq.deploy.lowering.shapes import AXIS, ONE_STEP, TRANSPOSES, UNFOLDED, added
 from lbq.errors import GraphError
 from lbq.graph import INPUT
+from lbq.models.attention import attend, gate, head_sums
 from lbq.models.time import fold_time, unfold_time
 
 SUBTRACTIONS = (operator.sub, operator.isub, torch.sub, "sub")
 MULTIPLICATIONS = (operator.mul, operator.imul, torch.mul, "mul")
 
 
-@dataclass(frozen=True)
-class Call:
-    """One call in a network's forward.
-
-    inputs: the values among its arguments. arguments: all behind the first. options: those by name. Sizes are numbers in
-    both. values: what all calls so far gave.
-    """
-
-    node: fx.Node
-    inputs: Sequence[Value]
-    arguments: tuple[Any, ...]
-    options: Mapping[str, Any]
-    values: Mapping[fx.Node, Value]
-    layers: Layers
-
-    @property
-    def value(self) -> Value:
-        return self.inputs[0]
-
-    @property
-    def shapes(self) -> Shapes:
-        return self.layers.shapes
-
-    @property
-    def name(self) -> str:
-        target = self.node.target
-        return target if isinstance(target, str) else getattr(target, "__name__", str(target))
-
-    @property
-    def where(self) -> str:
-        return place_of(self.node)
-
-    def named(self, *names: str) -> dict[str, Any]:
-        """Arguments behind the first by these names, and all options."""
-        return {**dict(zip(names, self.arguments, strict=False)), **self.options}
-
-
-def apply(call: Call) -> Value:
+def apply(call: Call) -> Value | Arranged:
     """What an operation makes of its input; refused where it has no integer form."""
     handler = HANDLERS.get(call.node.target)
+    for read in call.inputs:
+        if isinstance(read, Arranged) and handler not in ARRANGING:
+            raise refusal(call) if handler is None and isinstance(read.value, Scores) else read.refusal
     value = None if handler is None else handler(call)
     if value is None:
-        raise GraphError(f"{call.where}: operation {call.name!r} has no integer form here: {remedy(call.name)}")
+        raise refusal(call)
     return value
 
 
@@ -89,7 +56,7 @@ def _fold_time(call: Call) -> Value:
 def _unfold_time(call: Call) -> Value:
     """Time begins where a static input unfolds; it must begin with the timesteps that the graph will run."""
     bound = inspect.signature(unfold_time).bind(*call.node.args, **call.node.kwargs).arguments
-    like = call.values.get(bound["like"])
+    like = cast(Value | None, call.values.get(bound["like"]))
     if like is None or like.time in UNFOLDED or call.value.time != call.shapes.fold(like).time:
         raise GraphError(f"{call.where}: it must unfold what was computed from fold_time of the same tensor")
     call.shapes.check_spatial(call.where, like, bound.get("spatial", 3))
@@ -171,7 +138,7 @@ def _join(call: Call) -> Value:
     """torch.cat along channels."""
     named: dict[str, Any] = {**dict(zip(("tensors", "dim"), call.node.args, strict=False)), **call.node.kwargs}
     values = [call.values.get(tensor) for tensor in named["tensors"]]
-    known = [value for value in values if value is not None]
+    known = cast(list[Value], [value for value in values if value is not None])
     rank = len(call.shapes.sizes(known[0]))
     channels = rank - len(call.shapes.behind(known[0]))
     if len(known) != len(values) or named.get("dim", named.get("axis", 0)) not in (channels, channels - rank):
@@ -213,24 +180,22 @@ def _add(call: Call) -> Value:
     )
 
 
-def _multiply(call: Call) -> Value | None:
-    """A tensor times a number, or divided by one."""
+def _multiply(call: Call) -> Value | Arranged | None:
+    """A tensor times a number, or divided by one; or levels times levels."""
     operands = call.node.args
-    if call.node.target in MULTIPLICATIONS and sum(a in call.values for a in operands if isinstance(a, fx.Node)) > 1:
-        raise product(call.where, call.node.target)
+    values = [call.values[a] for a in operands if isinstance(a, fx.Node) and a in call.values]
+    if call.node.target in MULTIPLICATIONS and len(values) > 1:
+        return products.broadcast_gate(call, *values)
     numbers = [a for a in operands if isinstance(a, int | float) and math.isfinite(a)]
     if call.options or len(operands) != 2 or len(numbers) != 1:
         return None
     (number,) = numbers
-    if call.node.target in MULTIPLICATIONS:
-        return scaled(call.value, float(number), call.layers.numbers)
-    divides = number != 0 and number is operands[1]
-    return scaled(call.value, 1 / number, call.layers.numbers) if divides else None
-
-
-def _product(call: Call) -> None:
-    """Two tensors multiplied as matrices."""
-    check_product(call.node)
+    factor = float(number)
+    if call.node.target not in MULTIPLICATIONS:
+        if number == 0 or number is not operands[1]:
+            return None
+        factor = 1 / number
+    return products.multiple(call.inputs[0], factor, call.layers.numbers)
 
 
 def _negate(call: Call) -> Value:
@@ -281,7 +246,19 @@ def _relu(call: Call) -> Value:
     return call.layers.activation(call.node.name, None, call.value)
 
 
-Handler = Callable[[Call], Value | None]
+Handler = Callable[[Call], Value | Arranged | None]
+SHAPES: dict[Any, Handler] = {
+    target: products.rearranging(plain)
+    for plain, targets in {
+        _flatten: (torch.flatten, "flatten"),
+        _unflatten: (torch.unflatten, "unflatten"),
+        _transpose: TRANSPOSES,
+        _reshape: (torch.reshape, "reshape", "view"),
+        products.matrix_transpose: (getattr,),
+    }.items()
+    for target in targets
+}
+ARRANGING = (*SHAPES.values(), _unchanged, _cast, _multiply, products.matmul)  # handlers that take rearranged tensors
 HANDLERS: dict[Any, Handler] = {
     fold_time: _fold_time,
     unfold_time: _unfold_time,
@@ -293,14 +270,14 @@ HANDLERS: dict[Any, Handler] = {
     **dict.fromkeys(LAYER_OF_FUNCTION, _layer),
     **dict.fromkeys((torch.cat, torch.concat, torch.concatenate), _join),
     **dict.fromkeys((operator.add, operator.iadd, torch.add, "add", *SUBTRACTIONS), _add),
-    **dict.fromkeys((torch.flatten, "flatten"), _flatten),
-    **dict.fromkeys((torch.unflatten, "unflatten"), _unflatten),
-    **dict.fromkeys(TRANSPOSES, _transpose),
-    **dict.fromkeys((torch.reshape, "reshape", "view"), _reshape),
+    **SHAPES,
     **dict.fromkeys((torch.mean, "mean", torch.sum, "sum"), _mean_or_sum),
     **dict.fromkeys(MULTIPLICATIONS, _multiply),
     **dict.fromkeys((operator.truediv, operator.itruediv, torch.div, torch.true_divide, "div"), _multiply),
-    **dict.fromkeys(PRODUCTS, _product),
+    **dict.fromkeys((operator.matmul, torch.matmul, torch.bmm, "matmul", "bmm"), products.matmul),
+    attend: products.attention_of_ours,
+    gate: products.gate_of_ours,
+    head_sums: products.sums_of_ours,
     **dict.fromkeys((operator.neg, torch.neg, "neg"), _negate),
     **dict.fromkeys((torch.relu, F.relu, "relu"), _relu),
 }

@@ -1,104 +1,161 @@
-"""Products of two tensors that depend on the input, as in attention: what they are called, and why they are refused."""
+"""Products of levels with levels: attention and gates, and what has to be rearranged around them.
+
+`lbq.models.attention` has functions for both. A network's own forward may also write q @ k and a * k.
+"""
 
 from __future__ import annotations
 
-import copy
-import operator
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
-import torch
-from torch import fx, nn
-from torch.fx.node import map_arg
-from torch.nn import functional as F
+from torch import fx
 
-from lbq.deploy.lowering.trace import ACTIVATIONS, Follower, place_of, traced
+from lbq.deploy.lowering import arranged
+from lbq.deploy.lowering.arranged import Arranged, Rearranged, attention, operand, plain_axes
+from lbq.deploy.lowering.call import Call, refusal
+from lbq.deploy.lowering.currents import Current, Levels, Numbers, Value, scaled, together
 from lbq.errors import GraphError
-from lbq.models.attention import attend, gate
+from lbq.graph import Pool
 
-PRODUCTS: frozenset[Any] = frozenset((
-    attend, gate, operator.matmul, torch.matmul, torch.bmm, torch.einsum, F.scaled_dot_product_attention, "matmul", "bmm",
-))  # fmt: skip
-GATES = (gate, operator.mul, operator.imul, torch.mul, "mul")
-ATTENTION_LAYERS = (
-    nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerEncoder, nn.TransformerDecoderLayer,
-    nn.TransformerDecoder, nn.Transformer,
-)  # fmt: skip
-BATCH = 2
+# Attention
+# ---------------------------------------------------------------------------------------------------------------------
 
 
-def product(place: str, target: Any = None) -> GraphError:
-    """The refusal of a product, made by calling `target`."""
-    kind = "a gate" if target in GATES else "attention"
-    return GraphError(
-        f"{place}: a product of two levels ({kind}) has no integer form yet: train and test this network in float (lbq train, "
-        "lbq eval), and deploy one in which levels meet weights alone, such as resnet20w128"
-    )
+def _name(call: Call) -> str:
+    """Of a product's synapse: that of the module whose forward has it."""
+    stack = call.node.meta.get("nn_module_stack") or {"": ("", None)}
+    layer = str(list(stack.values())[-1][0])
+    return call.layers.product_name(f"{layer}.attention" if layer else "attention")
 
 
-def check_product(node: fx.Node) -> None:
-    """Refuse a node that multiplies two tensors, neither of them a parameter."""
-    if node.target not in PRODUCTS:
-        return
-    operands: list[fx.Node] = []  # with repetitions: x @ x has two
-    map_arg((node.args, node.kwargs), operands.append)
-    if len([operand for operand in operands if operand.op != "get_attr"]) > 1:
-        raise product(place_of(node), node.target)
+def matmul(call: Call) -> Arranged | None:
+    """Two tensors multiplied as matrices."""
+    values = [call.values.get(a) for a in call.node.args if isinstance(a, fx.Node)]
+    if len(values) != 2 or call.options or any(value is None for value in values):
+        return None
+    left, right = (_arranged(call, value) for value in values)
+    return arranged.multiplied(call.where, left, right, lambda: _name(call))
 
 
-def check_products(net: nn.Module, shape: tuple[int, ...]) -> None:
-    """Refuse a network's first product, if it can be traced; `shape` is that of its input, without the batch.
-
-    Attention reshapes its operands first. Lowering stops there, at a symptom; this names the cause.
-    """
-    try:
-        follower = _Shapes(copy.deepcopy(net).to("meta"), shape)
-    except Exception:  # a network that cannot be copied; what lowering said of it stands
-        return
-    try:
-        traced(net, follower)
-    except GraphError:
-        if follower.refusal is not None:
-            raise follower.refusal from None
+def _arranged(call: Call, value: Any) -> Arranged:
+    if isinstance(value, Arranged):
+        return value
+    operand(call.where, value)
+    return Arranged(value, plain_axes(value.shape, len(call.shapes.behind(value))), refusal(call))
 
 
-class _Shapes(Follower):
-    """Knows the shapes of all tensors, from a run of the network on PyTorch's meta device. `refusal`: of the first product."""
+def attention_of_ours(call: Call) -> Current:
+    """`lbq.models.attention.attend`."""
+    q, k, v = (operand(call.where, call.values.get(a)) for a in call.node.args[:3])  # type: ignore[arg-type]
+    heads, scale = call.arguments[2:]
+    if not q.shape == k.shape == v.shape or len({x.time for x in (q, k, v)}) > 1:
+        raise GraphError(f"{call.where}: q, k and v must have one shape, got {q.shape}, {k.shape} and {v.shape}")
+    _check_heads(call, q, heads)
+    tokens = q.shape[1] * q.shape[2]
+    return attention(_name(call), q, k, v, heads, scale / tokens * q.factor * k.factor * v.factor)
 
-    refusal: GraphError | None = None
 
-    def __init__(self, net: nn.Module, shape: tuple[int, ...]) -> None:
-        super().__init__(len(shape) + 1)
-        self.net, self.shape = net, shape
-        self.tensors: dict[fx.Node, Any] = {}
+def _check_heads(call: Call, levels: Levels, heads: Any) -> None:
+    if type(heads) is not int or heads < 1 or levels.shape[0] % heads:
+        raise GraphError(f"{call.where}: heads must divide the {levels.shape[0]} channels, got {heads!r}")
 
-    def see(self, node: fx.Node) -> None:
-        try:
-            check_product(node)
-            if node.op == "call_module" and isinstance(layer := self._layer(node), ATTENTION_LAYERS):
-                raise product(f"layer {node.target!r}, a {type(layer).__name__}")
-        except GraphError as error:
-            self.refusal = error
-            raise
-        if node.op == "placeholder":
-            if not self.tensors:
-                self.tensors[node] = torch.empty(BATCH, *self.shape, device="meta")
-        elif node.op == "get_attr" or any(read in self.tensors for read in node.all_input_nodes):
-            self.tensors[node] = self._run(node)
 
-    def sizes(self, node: fx.Node) -> tuple[int, ...] | None:
-        value = self.tensors.get(node)
-        return tuple(value.shape) if isinstance(value, torch.Tensor) else None
+def multiple(value: Value | Arranged, factor: float, numbers: Numbers) -> Value | Arranged:
+    """A value times a number."""
+    return arranged.multiple(value, factor, numbers) if isinstance(value, Arranged) else scaled(value, factor, numbers)
 
-    def _layer(self, node: fx.Node) -> nn.Module:
-        return self.net.get_submodule(str(node.target))
 
-    def _run(self, node: fx.Node) -> Any:
-        if node.op == "get_attr":
-            return operator.attrgetter(str(node.target))(self.net)
-        args, kwargs = map_arg((node.args, node.kwargs), self.tensors.__getitem__)
-        if node.op == "call_module":
-            layer = self._layer(node)
-            return args[0] if isinstance(layer, ACTIVATIONS) else layer.forward(*args, **kwargs)  # without hooks
-        if node.op == "call_method":
-            return getattr(args[0], str(node.target))(*args[1:], **kwargs)
-        return node.target(*args, **kwargs) if callable(node.target) else None
+# Gates
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def gate_of_ours(call: Call) -> Levels:
+    """`lbq.models.attention.gate`."""
+    factor, source = (operand(call.where, call.values.get(a)) for a in call.node.args)  # type: ignore[arg-type]
+    _check_heads(call, source, factor.shape[0])
+    return _gate(call, factor, source)
+
+
+def broadcast_gate(call: Call, left: Value | Arranged, right: Value | Arranged) -> Levels:
+    """a * k: one of them has the shape of both, the other that, or one channel, or one position."""
+    factor, source = (operand(call.where, value) for value in (left, right))
+    if source.shape != tuple(map(max, factor.shape, source.shape)):
+        factor, source = source, factor
+    if factor.shape[0] not in (1, source.shape[0]):
+        raise GraphError(f"{call.where}: a gate of {factor.shape} does not fit {source.shape}")
+    return _gate(call, factor, source)
+
+
+def _gate(call: Call, factor: Levels, source: Levels) -> Levels:
+    time = together(factor.time, source.time)
+    if factor.shape[1:] not in (source.shape[1:], (1, 1)) or factor.flat != source.flat or time is None:
+        raise GraphError(
+            f"{call.where}: a gate of {factor.shape} does not fit {source.shape}: it has as many positions or one, and time "
+            "stands in the same place"
+        )
+    name = call.layers.gate(factor.source, source.source, source.shape)
+    return replace(source, source=name, factor=factor.factor * source.factor, time=time)
+
+
+def sums_of_ours(call: Call) -> Levels:
+    """`lbq.models.attention.head_sums`: sums over the channels of each head, as pools give sums over windows."""
+    heads, scale = call.arguments
+    levels = operand(call.where, call.value)
+    _check_heads(call, levels, heads)
+    return channel_sums(levels, heads, scale)
+
+
+def channel_sums(levels: Levels, outputs: int, scale: float) -> Levels:
+    """scale * the sums of neighbouring channels, so many of them."""
+    channels, height, width = levels.shape
+    pool = Pool("sum", (1, 1), (1, 1), channels=channels // outputs)
+    return replace(levels, shape=(outputs, height, width), pools=(*levels.pools, pool), factor=levels.factor * scale)
+
+
+# Shapes
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def matrix_transpose(call: Call) -> Value | None:
+    """x.mT."""
+    return call.shapes.transposed(call.where, call.value, (-2, -1)) if call.arguments == ("mT",) else None
+
+
+def rearranging(plain: Callable[[Call], Value | None]) -> Callable[[Call], Value | Arranged]:
+    """The handler of an operation on shapes. What `plain` refuses may still be the way to a product."""
+
+    def handler(call: Call) -> Value | Arranged:
+        value = call.inputs[0]
+        if not isinstance(value, Arranged):
+            reason = refusal(call)
+            try:
+                if (made := plain(call)) is not None:
+                    return made
+            except GraphError as error:
+                reason = error
+            reason = Rearranged(str(reason))
+            if not isinstance(value, Levels | Current) or value.flat:
+                raise reason
+            value = Arranged(value, plain_axes(value.shape, len(call.shapes.behind(value))), reason)
+        if (axes := _axes(call, value)) is None:
+            raise value.refusal
+        return replace(value, axes=axes).settled(2 if call.shapes.signals else 3)
+
+    return handler
+
+
+def _axes(call: Call, value: Arranged) -> tuple[Any, ...] | None:
+    front, name, arguments = call.shapes.front(value), call.name, call.arguments
+    if name == "flatten":
+        dims = call.named("start_dim", "end_dim")
+        return arranged.flattened(value, front, dims.get("start_dim", 0), dims.get("end_dim", -1))
+    if call.options:
+        return None
+    if name == "unflatten":
+        return arranged.unflattened(value, front, *arguments) if len(arguments) == 2 else None
+    if name in ("reshape", "view"):
+        return arranged.reshaped(value, front, arguments[0] if len(arguments) == 1 else arguments)
+    if name == "getattr":
+        return arranged.permuted(value, front, "transpose", (-2, -1)) if arguments == ("mT",) else None
+    return arranged.permuted(value, front, name, arguments)

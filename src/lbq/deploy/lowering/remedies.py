@@ -6,10 +6,20 @@ WHOLE_SEQUENCES = (
     "give layers and neurons all timesteps, [T, B, ...], and all channels, with weights 0 where they are to see nothing"
 )
 LISTED = "use what docs/howto/deploy.md lists under 'What a network may contain'"
+TUTORIAL = "docs/tutorials/attention.md"
+ATTENTION = (
+    f"(Q K^T) V of neurons' outputs has one, without softmax: write it as {TUTORIAL} does, "
+    "or train model.id=spikformer4x384"
+)
+TRANSFORMER_LAYERS = (
+    "multiheadattention transformerencoderlayer transformerencoder "
+    "transformerdecoderlayer transformerdecoder transformer"
+)
 NAMES_BY_REMEDY = {  # of operations and kinds of layers
-    "return the logits' mean over time, whose order it keeps": "softmax log_softmax logsoftmax",
-    "put a neuron of lbq.neuron in its place; if it gates channels, as in squeeze-and-excitation, leave the gate out: "
-    "levels are multiplied by weights alone": "sigmoid hardsigmoid",
+    f"return the logits' mean over time, whose order it keeps; in attention, leave it out, as {TUTORIAL} does": "softmax",
+    "return the logits' mean over time, whose order it keeps": "log_softmax logsoftmax",
+    "put a neuron of lbq.neuron in its place; if it gates channels, as in squeeze-and-excitation, leave the gate out, or let "
+    "that neuron gate the outputs of another": "sigmoid hardsigmoid",
     "put a neuron of lbq.neuron in its place": "tanh gelu hardswish mish silu elu leaky_relu "
     "leakyrelu prelu relu6 hardtanh clamp",
     "use BatchNorm, which folds into weights": "groupnorm group_norm layernorm layer_norm instancenorm2d rmsnorm",
@@ -18,9 +28,10 @@ NAMES_BY_REMEDY = {  # of operations and kinds of layers
     "use convolutions and pools, which keep heights and widths or make them smaller; outputs by pixel, as for "
     "segmentation, are not supported": "upsample upsamplingnearest2d "
     "interpolate convtranspose2d pixelshuffle pixel_shuffle",
-    "levels are multiplied by weights alone: use a convolution or a linear layer, and leave out gates such as "
-    "squeeze-and-excitation": "matmul bmm einsum mul imul "
-    "scaled_dot_product_attention multiheadattention transformerencoderlayer",
+    f"its softmax and LayerNorm have none, whatever its activation is; {ATTENTION}": TRANSFORMER_LAYERS,
+    f"its softmax has none; {ATTENTION}": "scaled_dot_product_attention",
+    "write it with @, as in q.transpose(-2, -1) @ k": "einsum",
+    "levels are multiplied with weights, by a convolution or a linear layer, or with levels": "matmul bmm mul imul",
     "pad height and width with zeros, or let the convolution pad": "pad reflectionpad2d replicationpad2d circularpad2d",
     "write x = x + y, x = x * 2 and so on": "add_ sub_ mul_ div_ relu_",
     "write flatten(1), or flatten(2) with time in front; of signals [B, C, 1, L] keep all axes, and read them by Conv2d with "

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from lbq.deploy.lowering.arranged import Arranged
 from lbq.deploy.lowering.currents import Time, Value
 from lbq.errors import GraphError
 from lbq.graph import Shape
@@ -61,11 +62,17 @@ class Shapes:
     timesteps: int
     signals: bool
 
-    def sizes(self, value: Value) -> tuple[int, ...]:
-        return front(value.time, self.timesteps) + self.behind(value)
+    def sizes(self, value: Value | Arranged) -> tuple[int, ...]:
+        return self.front(value) + self.behind(value)
 
-    def behind(self, value: Value) -> tuple[int, ...]:
+    def front(self, value: Value | Arranged) -> tuple[int, ...]:
+        """The sizes of time and batch."""
+        return front(value.time, self.timesteps)
+
+    def behind(self, value: Value | Arranged) -> tuple[int, ...]:
         """The sizes behind the batch."""
+        if isinstance(value, Arranged):
+            return value.behind
         channels, height, width = value.shape
         return (channels * height * width,) if value.flat else (channels, width) if self.signals else value.shape
 

@@ -69,6 +69,8 @@ def refused(network: IntegerNetwork, layer: IntegerLayer) -> str | None:
     neuron = layer.neuron
     assert neuron is not None
     inputs = [s for s in layer.synapses if s.source == INPUT]
+    if layer.matmuls:
+        return "a product of levels with levels"
     if not 1 <= len(layer.convs) <= 2 or len(layer.identities) > 1:
         return "more than two convolutions, or more than one shortcut"
     if neuron.mixing is not None:

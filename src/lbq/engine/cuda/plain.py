@@ -16,9 +16,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
+from lbq.engine.attention import is_linear
 from lbq.graph import Pool, Synapse
 from lbq.graph.integer import FLOAT32_BOUND, IntegerLayer, IntegerNetwork, Mixing, synapse_bound
 
+TF32_INTEGER = 2**11  # up to here TF32 holds every integer
 TF32_LEVEL = 255  # TF32 holds larger operands no longer exactly with all 8-bit weights' products
 
 
@@ -41,6 +43,9 @@ def convolve(synapse: Synapse, weights: Tensor, x: Tensor) -> Tensor:
 
 def pooled(x: Tensor, pools: Sequence[Pool]) -> Tensor:
     for p in pools:
+        if p.channels > 1:
+            x = x.unflatten(1, (-1, p.channels)).sum(2, dtype=torch.int32)
+            continue
         real = x.double()  # exact for these integers, and what pooling is made for
         if p.kind == "max":
             result = F.max_pool2d(real, p.kernel, p.stride, p.padding)
@@ -48,6 +53,19 @@ def pooled(x: Tensor, pools: Sequence[Pool]) -> Tensor:
             result = F.avg_pool2d(real, p.kernel, p.stride, p.padding) * (p.kernel[0] * p.kernel[1])
         x = result.round().int()
     return x
+
+
+def attend(synapse: Synapse, q: Tensor, k: Tensor, v: Tensor, dtype: torch.dtype) -> Tensor:
+    """(Q K^T) V of levels `[N, C, H, W]` in each head, int32, in the order that takes fewer products."""
+    queries, keys, values = (x.unflatten(1, (synapse.heads, -1)).flatten(3).to(dtype) for x in (q, k, v))
+    keys = keys.transpose(-2, -1)
+    out = (values @ keys) @ queries if is_linear(synapse) else values @ (keys @ queries)
+    return out.reshape(q.shape).int()
+
+
+def gated(factor: Tensor, levels: Tensor) -> Tensor:
+    """A gate's levels `[N, C, H, W]`."""
+    return (levels.unflatten(1, (factor.shape[1], -1)) * factor.unsqueeze(2)).flatten(1, 2)
 
 
 def mixed(currents: Tensor, mixing: Mixing) -> Iterator[Tensor]:
@@ -68,7 +86,9 @@ class PlainLayer:
         bias = layer.bias if layer.bias.ndim == 3 else layer.bias[:, None, None]
         self.bias, self.reset = on(device, bias), on(device, layer.neuron.reset[:, None, None])
         self.thresholds = on(device, layer.neuron.thresholds.T[:, :, None, None])
-        self.identities = {s.name: on(device, s.weight[:, None, None]) for s in layer.identities}
+        steady = (*layer.identities, *layer.matmuls)
+        self.identities = {s.name: on(device, s.weight[:, None, None]) for s in steady}
+        self.product_types = {s.name: _product_type(network, s) for s in layer.matmuls}
         self.weights = {}
         for s in layer.convs:
             largest = network.largest(s)
@@ -76,15 +96,18 @@ class PlainLayer:
             single = small and s.weight.dtype == np.int8 and largest <= TF32_LEVEL
             self.weights[s.name] = matrices(s, device).to(torch.float32 if single else torch.float64)
 
-    def run(self, read: dict[str, Tensor], batch: int) -> Tensor:
-        """read: the pooled levels of each synapse, `[T * B, ...]`, or `[B, ...]` of a static image."""
+    def run(self, read: dict[str, list[Tensor]], batch: int) -> Tensor:
+        """read: the pooled levels of each synapse, `[T * B, ...]`, or `[B, ...]` of a static image; three of a product."""
         current: Tensor | int = 0
         for s in self.layer.convs:
-            part = convolve(s, self.weights[s.name], read[s.name]).int()
+            part = convolve(s, self.weights[s.name], *read[s.name]).int()
             current = current + (part if len(part) > batch else part.repeat(self.timesteps, 1, 1, 1))
         total = (current << self.layer.fraction) + self.bias
         for s in self.layer.identities:
-            total = total + self.identities[s.name] * read[s.name]
+            total = total + self.identities[s.name] * read[s.name][0]
+        for s in self.layer.matmuls:
+            q, k, v = read[s.name]
+            total = total + self.identities[s.name] * attend(s, q, k, v, self.product_types[s.name])
         return self._fire(total.expand(self.timesteps * batch, *self.layer.shape), batch)
 
     def _fire(self, current: Tensor, batch: int) -> Tensor:
@@ -113,6 +136,15 @@ class PlainLayer:
             drop = self.reset * (level if n.reset_kind == "level" else level.sign())
             v, pending = (u - drop, None) if n.decay_reset else (u, drop)
         return torch.cat(emitted)
+
+
+def _product_type(network: IntegerNetwork, synapse: Synapse) -> torch.dtype:
+    """float32 where it is exact for a product of levels, also in TF32, which must hold the scores."""
+    n_max = [network.n_max(source) for source in synapse.sources]
+    channels = synapse.in_shape[0] // synapse.heads
+    scores = n_max[1] * (n_max[2] * synapse.tokens if is_linear(synapse) else n_max[0] * channels)
+    exact = network.largest(synapse) < FLOAT32_BOUND and scores <= TF32_INTEGER
+    return torch.float32 if exact else torch.float64
 
 
 @contextmanager

@@ -7,6 +7,7 @@ Images are sent while the piece before them is computed, and logits are fetched 
 from __future__ import annotations
 
 import importlib.util
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from lbq.engine.attention import dense_products
 from lbq.engine.convolution import Counts
 from lbq.engine.cuda import plain
 from lbq.engine.execution import OnLevels
@@ -56,7 +58,11 @@ class GpuRunner:
         self.images_per_piece = self._images_per_piece()
         self.pieces: dict[int, _Piece] = {}
         self.choices = {s.name: self._choice(layer, s) for layer in network.all_layers for s in layer.synapses}
+        self.choices |= {gate.name: Choice("torch", "dense", f"dense on {device}") for gate in network.gates}
         self.products = {s.name: self._passes(s) * s.valid_macs for s in network.synapses}  # of an image
+        for layer in network.layers:
+            self.products |= {s.name: network.timesteps * dense_products(s) for s in layer.matmuls}
+        self.products |= {gate.name: network.timesteps * math.prod(gate.shape) for gate in network.gates}
 
     def _refused(self, layer: IntegerLayer) -> str | None:
         if not self.kernels:
@@ -163,9 +169,12 @@ class _Piece:
         return borders
 
     def _last_readers(self) -> dict[str, int]:
-        """For each source, the number of the last layer that reads it."""
-        layers = enumerate(self.network.all_layers)
-        return {s.source: number for number, layer in layers for s in layer.synapses}
+        """For each source, the number of the last layer that reads it, or behind which a gate does."""
+        last: dict[str, int] = {}
+        for number, layer in enumerate(self.network.all_layers):
+            last |= {source: number for s in layer.synapses for source in s.sources}
+            last |= {operand: number for gate in self.network.gates_behind(layer.name) for operand in gate.operands}
+        return last
 
     def run(self, x: NDArray[np.uint8], on_levels: OnLevels | None) -> Tensor:
         """Logits `[B, classes]`, on the device."""
@@ -215,7 +224,7 @@ class _Piece:
         for number, layer in enumerate(net.layers):
             prepared = self.runner.layers[layer.name]
             if isinstance(prepared, plain.PlainLayer):
-                read = {s.name: self._levels(s.source, s.pools).plain() for s in layer.synapses}
+                read = {s.name: [self._levels(source, s.pools).plain() for source in s.sources] for s in layer.synapses}
                 levels = _Levels(tensor=prepared.run(read, self.images))
             else:
                 fields = {s.name: self._field(s.source, s.pools) for s in layer.synapses}
@@ -223,6 +232,9 @@ class _Piece:
                 prepared.run(fields, out)
                 levels = _Levels(field=out)
             self.made[layer.name, ()] = levels
+            for gate in net.gates_behind(layer.name):
+                operands = (self.made[operand, ()].plain() for operand in gate.operands)
+                self.made[gate.name, ()] = _Levels(tensor=plain.gated(*operands))
             if on_levels is not None and layer.neuron is not None:
                 shown = levels.plain().reshape(net.timesteps, self.images, *layer.shape)[:, :count]
                 on_levels(layer.name, shown.cpu().numpy().astype(layer.neuron.dtype))
@@ -261,7 +273,7 @@ class _Piece:
 
     def _pooled(self, source: str, pools: tuple[Pool, ...]) -> _Levels:
         before = self._levels(source, pools[:-1])
-        if before.field is None or (source, pools) not in self.borders:
+        if before.field is None or (source, pools) not in self.borders or pools[-1].channels > 1:
             return _Levels(tensor=plain.pooled(before.plain(), pools[-1:]))
         from lbq.engine.cuda.fused import pool_into
 
@@ -294,7 +306,8 @@ class _Piece:
         """What the readout reads: pooled levels, added up over time."""
         source, pools = synapse.source, synapse.pools
         field = self._levels(source, ()).field
-        if field is not None and len(pools) == 1 and pools[0].kind == "sum" and pools[0].kernel == field.shape[1:]:
+        over_windows = len(pools) == 1 and pools[0].kind == "sum" and pools[0].channels == 1
+        if field is not None and over_windows and pools[0].kernel == field.shape[1:]:
             from lbq.engine.cuda.fused import sum_of
 
             return sum_of(field)[:, :, None, None]

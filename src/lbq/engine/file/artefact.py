@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from lbq._version import __version__
 from lbq.engine.file import container
 from lbq.engine.file.packing import pack, packed_synapses
-from lbq.engine.file.reading import FORMAT, LATER_VERSION, VERSION, Golden, Reader
+from lbq.engine.file.reading import FORMAT, VERSION, Golden, Reader, needs_later_version
+from lbq.engine.file.synapses import LATER_VERSION
 from lbq.errors import ArtefactError
 from lbq.graph import Synapse
 from lbq.graph.integer import IntegerNetwork, membrane_bound, readout_bound
@@ -78,9 +79,10 @@ def proved(network: IntegerNetwork, golden: Golden | None = None) -> tuple[conta
                     "weights": neuron.mixing.weights.tolist(),
                 }
         layers.append(described)
+        layers += [{"name": g.name, "gate": list(g.operands)} for g in network.gates_behind(layer.name)]
     text: dict[str, Any] = {
         "format": FORMAT,
-        "version": LATER_VERSION if network.mixed_layers or network.exits or packed else VERSION,
+        "version": LATER_VERSION if packed or needs_later_version(network) else VERSION,
         "producer": f"lbq {__version__}",
         "input": {
             "shape": list(network.input_shape),
@@ -110,15 +112,18 @@ def _describe(synapse: Synapse, packed: bool) -> dict[str, Any]:
     described: dict[str, Any] = {"name": synapse.name, "source": synapse.source, "kind": synapse.kind}
     described["pools"] = [
         {"kind": p.kind, "kernel": list(p.kernel), "stride": list(p.stride), "padding": list(p.padding)}
+        | ({"channels": p.channels} if p.channels > 1 else {})
         for p in synapse.pools
     ]
+    if synapse.kind == "matmul":
+        described |= {name: getattr(synapse, name) for name in ("keys", "values", "heads")}
     if synapse.kind == "conv":
         described |= {name: list(getattr(synapse, name)) for name in ("stride", "padding", "dilation")}
         described["groups"] = synapse.groups
         if packed:
             described["packed"] = list(synapse.weight.shape)
-        if synapse.copy_of:
-            described["copy_of"] = synapse.copy_of
+    if synapse.copy_of:
+        described["copy_of"] = synapse.copy_of
     return described
 
 

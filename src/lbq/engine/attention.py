@@ -1,0 +1,109 @@
+"""Products of levels with levels: attention, (Q K^T) V in each head, and gates. NumPy only.
+
+Two methods give the same integers. `dense` multiplies in BLAS, in the order that takes fewer products: (Q K^T) V or
+Q (K^T V). It is exact: float32 while every sum stays below 2^24, float64 below 2^53. `bitplane` works on words of 64 channels,
+one for each bit plane: q k = sum over i, j of 2^(i + j) [bit i of q and bit j of k], so an AND and a popcount add up to 64
+products of two bits. The planes of V then choose which scores are added.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lbq.engine.convolution import Counts
+from lbq.graph import Synapse
+from lbq.graph.integer import FLOAT32_BOUND
+from lbq.graph.levels import Integers, bit_planes, gated, planes_of, popcount
+
+WORD_BITS = 64
+
+
+def is_linear(synapse: Synapse) -> bool:
+    """Whether Q (K^T V) takes fewer products than (Q K^T) V: where a head has fewer channels than there are tokens."""
+    return synapse.in_shape[0] // synapse.heads < synapse.tokens
+
+
+def dense_products(synapse: Synapse) -> int:
+    """Of one timestep of one image, in the order that is_linear says."""
+    channels = synapse.in_shape[0]
+    return 2 * synapse.tokens * channels * min(synapse.tokens, channels // synapse.heads)
+
+
+def attend(
+    synapse: Synapse, q: Integers, k: Integers, v: Integers, largest: int, planes: bool
+) -> tuple[NDArray[np.int32], Counts]:
+    """(Q K^T) V of levels `[N, H, W, C]`, int32, and what was done. largest: the largest sum. planes: by bit planes."""
+    matrices = [_matrices(x, synapse.heads) for x in (q, k, v)]
+    if planes:
+        result, counts = _by_planes(*matrices)
+    else:
+        kind: Any = np.float32 if largest < FLOAT32_BOUND else np.float64
+        queries, keys, values = (x.astype(kind) for x in matrices)
+        keys = keys.swapaxes(-2, -1)
+        result = queries @ (keys @ values) if is_linear(synapse) else (queries @ keys) @ values
+        counts = Counts(products=len(q) * dense_products(synapse))
+    return np.ascontiguousarray(result.swapaxes(1, 2)).astype(np.int32).reshape(q.shape), counts
+
+
+def _matrices(levels: Integers, heads: int) -> Integers:
+    """`[N, heads, tokens, channels of a head]`."""
+    return levels.reshape(len(levels), -1, heads, levels.shape[-1] // heads).swapaxes(1, 2)
+
+
+def _by_planes(q: Integers, k: Integers, v: Integers) -> tuple[NDArray[np.int64], Counts]:
+    out, counts = np.zeros(v.shape, np.int64), Counts()
+    for some in range(len(q)):  # one image at a time, so that scores stay small
+        scores = np.zeros((*q.shape[1:3], k.shape[2]), np.int64)
+        columns = list(_words(k[some]))
+        for weight, rows in _words(q[some]):
+            for other, others in columns:
+                both = np.bitwise_count(rows[:, :, None] & others[:, None])
+                bits = both.sum(-1, dtype=np.int64)
+                scores += weight * other * bits
+                counts.ands += both.size
+                counts.popcounts += both.size
+                counts.accumulations += int(bits.sum())
+        for weight, plane in _signed_planes(v[some]):
+            out[some] += weight * (scores.astype(np.float64) @ plane).astype(np.int64)  # below 2^31: exact
+        # each set bit of V adds the scores of its token that are not zero
+        read = np.count_nonzero(scores, axis=1)  # [heads, tokens of K]
+        added = int((read * popcount(v[some]).sum(-1, dtype=np.int64)).sum())
+        counts.accumulations += added
+        counts.additions += added
+    counts.formations = int(sum(popcount(x).sum(dtype=np.int64) for x in (q, k, v)))
+    counts.neurons_active = int(sum(np.count_nonzero(x) for x in (q, k, v)))
+    return out, counts
+
+
+def _signed_planes(levels: Integers) -> Iterator[tuple[int, NDArray[np.bool_]]]:
+    """Planes of positive levels, and of negative ones, each with what a bit in it is worth."""
+    for sign in (1, -1) if levels.dtype.kind == "i" else (1,):
+        part = np.where(np.sign(levels) == sign, levels, 0)
+        yield from ((sign << i, plane) for i, plane in enumerate(bit_planes(part, planes_of(part))))
+
+
+def _words(levels: Integers) -> Iterator[tuple[int, NDArray[np.uint64]]]:
+    """The same with the channels, the last axis, packed into words of 64."""
+    for weight, plane in _signed_planes(levels):
+        padded = np.zeros((*plane.shape[:-1], -(-plane.shape[-1] // WORD_BITS) * WORD_BITS), np.bool_)
+        padded[..., : plane.shape[-1]] = plane
+        yield weight, np.packbits(padded, axis=-1).view(np.uint64)
+
+
+def gate_levels(factor: Integers, levels: Integers, signed: bool) -> Integers:
+    """A gate's levels `[N, H, W, C]`, 8-bit."""
+    product = gated(*(x.transpose(0, 3, 1, 2).astype(np.int16) for x in (factor, levels)))
+    return np.ascontiguousarray(product.transpose(0, 2, 3, 1)).astype(np.int8 if signed else np.uint8)
+
+
+def gate_counts(factor: Integers, levels: Integers, planes: bool) -> Counts:
+    """One addition for each pair of set bits, or one product for each level."""
+    if not planes:
+        return Counts(products=levels.size)
+    bits = gated(*(popcount(x).astype(np.int64).transpose(0, 3, 1, 2) for x in (factor, levels)))
+    added = int(bits.sum())
+    return Counts(accumulations=added, neurons_active=int(np.count_nonzero(bits)), additions=added)
