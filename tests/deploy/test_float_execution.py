@@ -287,7 +287,7 @@ def test_what_is_wrong_with_time_or_tracing_is_said() -> None:
     inside = Functional(lambda m, x: mean_logits(m, over_time(stem(m, x), nn.MaxPool2d(2))), **parts())
     with pytest.raises(GraphError, match="torch.fx: MaxPool2d is made in its forward: make it in __init__"):
         lower(inside, (3, 8, 8))
-    with pytest.raises(GraphError, match="pass timesteps="):
+    with pytest.raises(GraphError, match="the network has no spiking neurons"):
         lower(nn.Sequential(nn.Conv2d(3, 4, 3)), (3, 8, 8))
 
 

@@ -247,11 +247,11 @@ def export(
             raise LbqError(f"--reset and --accept-ties are for --format nir, not {format}")
         facts = exports.export(subject, out, format, name, target, window)
     else:
+        check_target(target, format)
         if subject.is_file():
             raise LbqError(
                 f"NIR is written from a run folder, and {subject} is a file: give the run that it was deployed from"
             )
-        check_target(target, format)
         if window is not None:
             raise LbqError("--window is for --format c-step, not nir")
         if reset is None:

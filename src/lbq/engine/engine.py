@@ -91,8 +91,8 @@ class Network:
             `auto` takes a GPU where there is one and images are many, else for every layer the fastest native kernel.
             All give the same bits.
         trace: True also gives every layer's levels. A function is called with a layer's name and the levels
-            `[T, B, C, H, W]` of some images; any thread may call it, and it must not keep the levels.
-        threads: of the CPU; default all processors of this process, as in the commands.
+            `[T, B, C, H, W]` of some images, and must not keep them. With several threads, any of them may call it.
+        threads: of the CPU; default all processors of this process, as in the commands, and one where `trace` is a function.
         backend: how planes are weighted. `horner` doubles sums from plane to plane, `preshifted` keeps shifted copies of
             the weights, `fused` scales a weight as it is added, `explicit` shifts it first.
         progress: a function that is called with the number of images done since its last call.
@@ -104,7 +104,7 @@ class Network:
             raise LbqError(f"engine must be one of {', '.join(ENGINES)}, got {engine!r}")
         if backend not in BACKENDS:
             raise LbqError(f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
-        threads = thread_count(threads)
+        threads = 1 if threads is None and callable(trace) else thread_count(threads)
         if exit:
             return self._run_with_exits(x, engine, trace, threads, backend, progress)
         with self.unchanged():
