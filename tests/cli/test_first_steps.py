@@ -20,7 +20,6 @@ from lbq.errors import DataError
 from lbq.graph.integer import IntegerNetwork
 from lbq.native import cpus
 from tests.support.commands import Call
-from tests.support.report_runs import runs_folder
 from tests.support.small_nets import deployed, eventful, pixels, small
 
 
@@ -119,12 +118,6 @@ def test_a_report_takes_the_analysis_beside_a_deployed_network(call: Call, model
     assert call.json("report", copy, "-o", tmp_path / "r.html")["analyses"] == 0
     call("analyze", copy, "--data", tmp_path / "x.npz")
     assert call.json("report", copy, "-o", tmp_path / "r.html")["analyses"] == 1
-
-
-def test_a_report_names_the_runs_without_an_analysis(call: Call, tmp_path: Path) -> None:
-    run = runs_folder() / "lbq-1"
-    _, _, err = call("report", runs_folder() / "lbq-0", run, "-o", tmp_path / "r.md", "--format", "md")
-    assert f"1 of the runs without an analysis, so that columns stay empty: lbq analyze {run}" in err
 
 
 # Inputs

@@ -164,7 +164,12 @@ def test_sixteen_bits_are_nearly_exact_for_every_neuron(neuron: Any) -> None:
 
 @pytest.mark.parametrize(
     ("id", "shape"),
-    [("vgg11w4", (3, 32, 32)), ("resnet18", (3, 32, 32)), ("resnet18w4", (1, 9, 9)), ("resnet19w64fc256", (3, 8, 8))],
+    [
+        ("vgg11w4", (3, 32, 32)),
+        ("narrow-pooled-stem", (3, 32, 32)),
+        ("resnet18w4", (1, 9, 9)),
+        ("narrow-fc", (3, 8, 8)),
+    ],
 )
 def test_networks_of_every_family_deploy(id: str, shape: tuple[int, int, int]) -> None:
     net = deployed(id, shape=shape)

@@ -57,7 +57,7 @@ def agrees_with_the_definition(net: Network, x: Ints) -> None:
                 assert {at: int(out.levels[name][t, i][at]) for at in levels[name]} == levels[name], (name, t)
 
 
-@pytest.mark.parametrize(("id", "neuron", "shape", "options"), [*CASES[:-1], *MIXED_CASES])
+@pytest.mark.parametrize(("id", "neuron", "shape", "options"), [*CASES, *MIXED_CASES])
 def test_engines_equal_the_definition(
     id: str, neuron: Any, shape: tuple[int, int, int], options: dict[str, Any]
 ) -> None:

@@ -48,7 +48,7 @@ def kinds(out: Output) -> set[str]:
     return {choice.kernel for name, choice in out.choices.items() if name != "fc"}
 
 
-@pytest.mark.parametrize(("id", "neuron", "shape", "options"), CASES[:-1])
+@pytest.mark.parametrize(("id", "neuron", "shape", "options"), CASES)
 def test_every_neuron_gives_the_same_bits(
     id: str, neuron: Any, shape: tuple[int, int, int], options: dict[str, Any]
 ) -> None:

@@ -12,21 +12,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from numpy.typing import NDArray
 
 from lbq import engine
-from lbq.deploy import deploy
 from lbq.engine import Network
 from lbq.export import export
 from lbq.export.c99 import Sources
 from lbq.graph.integer import IntegerLayer
-from lbq.models.resnet import ResNet
-from lbq.neuron import BurstNeuron
 from tests.support.commands import Call
 from tests.support.paths import ROOT
 from tests.support.random_networks import random_networks, reset_beyond_the_last_timestep
-from tests.support.small_nets import CASES, branched, deployed, eventful, pixels, warmed
+from tests.support.small_nets import CASES, branched, deployed, eventful, pixels
 
 STRICT = ["-std=c99", "-Wall", "-Wextra", "-Wpedantic", "-Wconversion", "-Werror"]
 SANITIZE = ["-O0", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
@@ -143,22 +139,11 @@ def run_together(folder: Path, nets: dict[str, tuple[Network, NDArray[np.uint8]]
     assert done.stdout.decode().splitlines() == expected
 
 
-def with_a_hidden_layer() -> Network:
-    """The last of CASES, narrower: a compiler takes half a minute for its twelve million weights."""
-    torch.manual_seed(0)
-    made = ResNet(
-        lambda _: BurstNeuron(), blocks=(3, 3, 2), widths=(4, 8, 16), stem_width=2, hidden=8,
-        num_classes=5, timesteps=2, in_channels=3,
-    )  # fmt: skip
-    return deploy(warmed(made, 3, 4, 4), (3, 4, 4), mean=[0.5] * 3, std=[0.25] * 3)
-
-
 def test_networks_give_the_engines_logits(tmp_path: Path) -> None:
     nets = {
         f"case{i}": (deployed(id, neuron, shape, **options), pixels(5, *shape, seed=3))
-        for i, (id, neuron, shape, options) in enumerate(CASES[:-1])
+        for i, (id, neuron, shape, options) in enumerate(CASES)
     }
-    nets["hidden"] = with_a_hidden_layer(), pixels(3, 3, 4, 4)
     nets["branches"] = branched(), pixels(4, 3, 6, 6, seed=5)
     nets["events"] = eventful(), pixels(3, 4, 2, 4, 4) // 32
     nets["wide"] = deployed(shape=(3, 4, 4), bits=16), pixels(4, 3, 4, 4)

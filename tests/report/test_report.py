@@ -369,7 +369,7 @@ def test_the_figures_in_docs_are_shown_and_can_be_renewed() -> None:
     root = ROOT
     texts = [path.read_text(encoding="utf-8") for path in (root / "README.md", *(root / "docs").rglob("*.md"))]
     shown = {name for text in texts for name in re.findall(r"figures/([\w.-]+)\.svg", text)}
-    stored = {path.stem for path in (root / "docs" / "figures").iterdir()}
+    stored = {path.stem for path in (root / "docs" / "figures").glob("*.svg")}
     assert stored == shown
     assert stored <= {figure.id for figure in all_figures(gather([root / "results"]))}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -119,6 +120,12 @@ def eventful() -> Network:
     return deploy(net, (2, 4, 4), timesteps=3, static=False)
 
 
+# Families that have no narrow network by id
+models.register("narrow-fc")(partial(models.ResNet, blocks=(3, 3, 2), widths=(4, 8, 16), stem_width=2, hidden=8))
+models.register("narrow-pooled-stem")(
+    partial(models.ResNet, blocks=(2, 2, 2, 2), widths=(4, 8, 16, 32), stem_width=4, stem="imagenet")
+)
+
 # Networks of every kind that deploys: model, neuron, input shape, options
 CASES: list[tuple[str, Any, tuple[int, int, int], dict[str, Any]]] = [
     ("resnet8w2", "lbq", (3, 4, 4), {}),
@@ -131,7 +138,7 @@ CASES: list[tuple[str, Any, tuple[int, int, int], dict[str, Any]]] = [
     ("resnet8w2", "ilif", (3, 4, 4), {}),
     ("resnet8w2", "qann", (3, 4, 4), {"timesteps": 1}),
     ("resnet8w2", "ladder", (3, 4, 4), {}),
-    ("resnet19w64fc256", "lbq", (3, 4, 4), {}),
+    ("narrow-fc", "lbq", (3, 4, 4), {}),
 ]
 
 

@@ -108,7 +108,7 @@ def test_a_count_that_is_unknown_is_refused() -> None:
     net = models.create("resnet8w4")
     with pytest.raises(ValueError, match="^kind must be 'unary' or 'bit_sparse', got 'bits'"):
         LevelCost(net, (1, 8, 8), "bits")  # type: ignore[arg-type]
-    with pytest.raises(GraphError, match="has no attribute 'timesteps'"):
+    with pytest.raises(GraphError, match="the network has no spiking neurons"):
         LevelCost(nn.Sequential(nn.Linear(3, 2)), (3,))
     with pytest.raises(ConfigError, match="^train.level_cost_of must be one of 'bit_sparse', 'unary'"):
         Config.from_dict({"train": {"level_cost_of": "bits"}})

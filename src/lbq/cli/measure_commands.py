@@ -248,12 +248,6 @@ def report(
     finished, unfinished = len(gathered.finished) - alone, len(gathered.unfinished)
     facts = {"path": str(target), "bytes": size, "format": format}
     facts |= {"finished": finished, "analyses": alone, "unfinished": unfinished}
-    bare = [result.source for result in gathered.finished if not result.analyses and Path(result.source).is_dir()]
-    if bare:
-        render.make_console(stderr=True).print(
-            f"{len(bare)} of the runs without an analysis, so that columns stay empty: lbq analyze {bare[0]}",
-            soft_wrap=True,
-        )
     text = f"{target}: {render.size_of(size)}, {finished} finished run{'s' * (finished != 1)}"
     text += f", {alone} analys{'i' if alone == 1 else 'e'}s without a run" if alone else ""
     text += f", {unfinished} not finished" if unfinished else ""
