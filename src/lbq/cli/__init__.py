@@ -88,7 +88,7 @@ def _run(arguments: list[str] | None) -> None:
         if "No such option: --import" in describe():
             fail("--import stands before the command: lbq --import FILE COMMAND ...")
         if "No such command" in describe():
-            fail(f"{describe()} Commands: {', '.join(COMMANDS)} (see lbq --help)")
+            fail(f"{describe()} Commands: {', '.join((*COMMANDS, 'models'))} (see lbq --help)")
         fail(f"{describe()} (see lbq --help)")
     if status == 130:  # the option parser turns a keyboard interrupt into this
         fail("interrupted", 130)
