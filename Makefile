@@ -81,31 +81,32 @@ format: .venv/.dev
 	@$(BIN)/ruff format .
 
 # constraints.txt pins torch exactly: pip then takes a small CPU build where the index offers one
-.venv/.train: pyproject.toml setup.py constraints.txt $(wildcard src/lbq/native/*.c src/lbq/native/*.h) | .venv/bin/python
+SOURCES := pyproject.toml setup.py constraints.txt $(wildcard src/lbq/native/*.c src/lbq/native/*.h)
+.venv/.train: $(SOURCES) | .venv/bin/python
 	@echo "installing lbq[train] into .venv (once)"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[train]'
+	@$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt -e '.[train]'
 	@touch $@
 
-.venv/.dev: .venv/.train
+.venv/.dev: $(SOURCES) | .venv/bin/python
 	@echo "installing the development tools into .venv (once)"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[train,dev]'
-	@touch $@
+	@$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt -e '.[train,dev]'
+	@touch .venv/.train $@
 
 .venv/.wheels: pyproject.toml constraints.txt | .venv/bin/python
 	@echo "installing the compiler of wheels into .venv (once)"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[wheels]'
+	@$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt -e '.[wheels]'
 	@touch $@
 
 # the site reads docstrings from the sources and needs no torch
 .venv/.docs: pyproject.toml constraints.txt | .venv/bin/python
 	@echo "installing the tools of the documentation into .venv (once)"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	@$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt -e '.[docs]'
 	@touch $@
 
 # zig compiles WebAssembly; no torch
 .venv/.web: pyproject.toml constraints.txt | .venv/bin/python
 	@echo "installing lbq[web] into .venv (once)"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[web]'
+	@$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt -e '.[web]'
 	@touch $@
 
 .venv/bin/python:
