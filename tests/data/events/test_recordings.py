@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import tracemalloc
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -175,10 +176,14 @@ def test_few_bytes_that_hold_very_many_events_are_refused_before_they_take_memor
         decode_prophesee(vectors, "f", max_events=100)
     with pytest.raises(DataError, match="f has more than 39 events"):
         decode_aedat4(event_writers.aedat4(SMALL, per_packet=500), "f", max_events=39)
-    repeats = b"\x1f0\x01\x00" + b"\xff" * 3000 + b"\x00"  # of one byte: 765,000 times
+    repeats = b"\x1f0\x01\x00" + b"\xff" * 2**15 + b"\x00"  # of one byte: 8 million times
     bomb = struct.pack("<IBBBI", 0x184D2204, 0x60, 0x40, 0, len(repeats)) + repeats
+    tracemalloc.start()
     with pytest.raises(DataError, match="f holds more than 5,000 bytes"):
         decompress(bomb, "f", 5000)
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak_bytes < 2**20
 
 
 @pytest.mark.parametrize("name", ["aedat4", "aedat4 lz4", "evt2", "evt3", "dat"])
@@ -199,11 +204,13 @@ def test_lz4_frames_give_what_went_in_and_cut_ones_are_refused() -> None:
     content = (
         bytes(rng.integers(0, 4, 900, np.uint8))
         + b"abcabcabcabc" * 80
-        + bytes(700)
+        + bytes(70_000)
         + bytes(rng.integers(0, 256, 99, np.uint8))
     )
-    for size in (64, 1000, 5000):
+    for size in (64, 1000, 90_000):
         frame = event_writers.lz4_frame(content, size, checks=size == 1000)
+        with pytest.raises(DataError, match="f holds more than"):
+            decompress(frame, "f", len(content) - 1)
         assert decompress(frame, "f", len(content)) == content
     for end in range(0, len(frame) - 4, 7):
         with pytest.raises(DataError, match="f: its LZ4 frame is cut off or damaged"):
