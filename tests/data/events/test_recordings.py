@@ -15,6 +15,8 @@ import pytest
 
 from lbq.data.events import Events, prophesee
 from lbq.data.events.aedat4 import decode_aedat4, read_aedat4
+from lbq.data.events.frames import to_frames
+from lbq.data.events.live import time_frames
 from lbq.data.events.lz4 import decompress
 from lbq.data.events.prophesee import decode_prophesee, read_prophesee
 from lbq.data.events.recording import read_recording
@@ -142,6 +144,8 @@ BAD: dict[str, tuple[Decode, bytes, str]] = {
     "more events than bytes": (decode_aedat4, packets(event_writers.event_packet(SMALL)[:-16]), "its tables are damaged"),
     "negative pixel": (decode_aedat4, event_writers.aedat4([(1, -1, 0, 0)]), "an event at a negative pixel"),
     "beyond the sensor 4": (decode_aedat4, event_writers.aedat4(SMALL, (8, 8)), "must be below 8: the file is damaged"),
+    "end of time": (decode_aedat4, event_writers.aedat4([(2**63 - 1, 0, 0, 0)]), "event 0 has the time 9223372036854775807 us"),
+    "before all time": (decode_aedat4, event_writers.aedat4([(0, 0, 0, 0), (-(2**63), 0, 0, 0)]), "event 1 has the time -9223"),
     "time goes back": (decode_aedat4, event_writers.aedat4(SMALL[::-1]), "time goes back at event 1"),
     "not lz4": (decode_aedat4, packets(event_writers.event_packet(SMALL), compression=1), "packet 0 is no LZ4 frame"),
     "packets of nothing": (decode_aedat4, GOOD + struct.pack("<ii", 1, 0) * 2**19, "has more than 524,288 packets"),
@@ -166,6 +170,14 @@ def test_bad_files_are_refused_in_one_line(case: str) -> None:
         decode(data, "f")
     assert str(refused.value).startswith("f")
     assert "\n" not in str(refused.value)
+
+
+def test_the_longest_times_that_are_read_can_be_cut_and_compared() -> None:
+    ends = [(1 - 2**62, 0, 0, 0), (2**62 - 1, 0, 0, 0)]
+    assert to_frames(decode_aedat4(event_writers.aedat4(ends), "f"), 2, "time").sum(axis=(1, 2, 3)).tolist() == [1, 1]
+    assert next(time_frames(decode_aedat4(event_writers.aedat4(ends[1:]), "f"), 10**9)).sum() == 1
+    with pytest.raises(DataError, match="time goes back at event 1"):
+        decode_aedat4(event_writers.aedat4(ends[::-1]), "f", sort_within_us=10_000)
 
 
 def test_few_bytes_that_hold_very_many_events_are_refused_before_they_take_memory() -> None:
