@@ -136,6 +136,7 @@ BAD: dict[str, tuple[Decode, bytes, str]] = {
     "two streams": (decode_aedat4, event_writers.aedat4([], kinds=("EVTS", "EVTS")), "has 2 streams of events"),
     "no size": (decode_aedat4, event_writers.aedat4([], (0, 128)), "does not say how large its sensor is"),
     "another version": (decode_aedat4, b"#!AER-DAT4.1\r\n", "is not AEDAT 4.0"),
+    "endless header": (decode_aedat4, GOOD[:14] + event_writers.io_header(0, -1, bytes(2**20)), "header is longer than"),
     "header cut off": (decode_aedat4, GOOD[:60], "cut off, or its tables are damaged"),
     "packet cut off": (decode_aedat4, GOOD[:-1], "cut off inside packet"),
     "packet header cut off": (decode_aedat4, GOOD + bytes(5), "cut off, or its tables are damaged"),
