@@ -17,6 +17,7 @@ from lbq import engine
 from lbq.cli import watch
 from lbq.data.events.live import time_frames
 from lbq.engine import Network, Stream
+from lbq.errors import LbqError
 from tests.support import event_writers
 from tests.support.commands import Call
 from tests.support.random_networks import random_network
@@ -116,6 +117,15 @@ def test_a_network_of_a_known_dataset_says_how_long_its_frames_are(
     facts = {"data": {"name": "dvs_objects", "window_ms": 20}}
     engine.save(tmp_path / "o.lbq", Network(replace(net.network, facts=facts), net.golden))
     assert call.json("watch", recording, tmp_path / "o.lbq", "--frames", 1)["frame_ms"] == 10
+
+
+@pytest.mark.parametrize("window_ms", ["absent", None, "20", [20], True, 0, -5, 1e-9, 1e300, float("nan"), 10**400])
+def test_a_dataset_whose_facts_are_forged_says_nothing_of_frames(model: Path, window_ms: Any) -> None:
+    data = {"name": "dvs_objects"} | ({} if window_ms == "absent" else {"window_ms": window_ms})
+    network = replace(engine.load(model).network, facts={"data": data})
+    with pytest.raises(LbqError, match="say how long a frame is with --frame-ms"):
+        watch._frame_us(network, None)
+    assert watch._frame_us(network, 5) == 5000
 
 
 def test_what_cannot_be_watched_is_one_line(call: Call, model: Path, recording: Path, tmp_path: Path) -> None:

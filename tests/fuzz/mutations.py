@@ -99,3 +99,21 @@ def change_array(array: NDArray[Any], random: Random) -> NDArray[Any]:
         else:
             flat[one] = random.choice([np.iinfo(array.dtype).min, np.iinfo(array.dtype).max, 0, int(flat[other])])
     return flat.reshape(array.shape)
+
+
+def change_bytes(data: bytes, random: Random) -> bytes:
+    """Bytes with a few places changed: another byte, another number, a run of the largest byte put in, some gone."""
+    for _ in range(random.choice([1, 1, 2, 3])):
+        at = random.randrange(len(data) + 1)
+        match random.randrange(4):
+            case 0:
+                data = data[:at] + random.randbytes(1) + data[at + 1 :]
+            case 1:
+                size = random.choice([2, 4, 8])
+                number = random.choice(INTEGERS) % 256**size
+                data = data[:at] + number.to_bytes(size, "little") + data[at + size :]
+            case 2:
+                data = data[:at] + b"\xff" * random.choice([1, 2**8, 2**14]) + data[at:]
+            case _:
+                data = data[:at] + data[at + random.choice([1, 8, 16, len(data)]) :]
+    return data

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import io
+import itertools
 import json
 import shutil
+import struct
 import tomllib
 import zipfile
 from collections.abc import Callable
@@ -20,6 +22,9 @@ from safetensors.torch import save as serialise
 
 from lbq import engine
 from lbq.config import Config
+from lbq.data.events.frames import to_frames
+from lbq.data.events.live import time_frames
+from lbq.data.events.recording import read_recording
 from lbq.data.user_arrays import load_own
 from lbq.engine.file import container
 from lbq.errors import LbqError
@@ -30,10 +35,11 @@ from lbq.runs.build import build
 from lbq.system import toml
 from lbq.system.shown import HIDDEN
 from lbq.training import job
-from tests.fuzz.mutations import TEXTS, change, change_array
-from tests.support import small_runs
+from tests.fuzz.mutations import INTEGERS, TEXTS, change, change_array, change_bytes
+from tests.support import event_writers, small_runs
 from tests.support.paths import ROOT
 from tests.support.small_nets import deployed
+from tests.support.some_events import SMALL
 
 
 @dataclass(frozen=True)
@@ -219,12 +225,43 @@ def arrays(folder: Path) -> Subject:
     return Subject(".npz", _packed(headers), mutate, read)
 
 
+def recording(_: Path) -> Subject:
+    """An AEDAT 4 recording with LZ4. It has no checksum: whatever is read has as many events in its frames as in its arrays."""
+
+    def mutate(random: Random) -> bytes:
+        compression, place = random.randrange(2), random.choice(["time", "events", "packet", "file", "bomb"])
+        _, *pixel = SMALL[-1]
+        strange = struct.pack("<qhhB3x", random.choice([n for n in INTEGERS if n < 2**63]), *pixel)
+        body = event_writers.event_packet(SMALL)
+        body = body[:-16] + strange if place == "time" else body
+        body = change_bytes(body, random) if place == "events" else body
+        body = event_writers.lz4_frame(body) if compression else body
+        body = change_bytes(body, random) if place == "packet" else body
+        if place == "bomb":  # one byte, repeated 255 times for each byte of the file
+            block = b"\x1f0\x01\x00" + b"\xff" * random.choice([9, 2**12, 2**19, 2**22]) + b"\0"
+            body = struct.pack("<IBBBI", 0x184D2204, 0x60, 0x40, 0, len(block)) + block + bytes(4)
+        data = event_writers.aedat4([], compression=compression) + struct.pack("<ii", 0, len(body)) + body
+        return change_bytes(data, random) if place == "file" else data
+
+    def read(path: Path) -> str:
+        events = read_recording(path)
+        size = min(8, events.height), min(8, events.width)
+        for _ in itertools.islice(time_frames(events, 10**6, size), 4):
+            pass
+        sums = {int(to_frames(events, 4, by, size).sum()) for by in ("count", "time")}
+        same = sums == {len(events)} or len(events) > 255  # a pixel counts no further
+        return "read" if same else "its frames have other events"
+
+    return Subject(".aedat4", event_writers.aedat4(SMALL, compression=1), mutate, read)
+
+
 SUBJECTS: dict[str, Callable[[Path], Subject]] = {
     "artefact": artefact,
     "checkpoint": run_checkpoint,
     "configuration": configuration,
     "record": record,
     "data": arrays,
+    "recording": recording,
 }
 
 

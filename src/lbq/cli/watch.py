@@ -85,7 +85,9 @@ def _frame_us(network: IntegerNetwork, frame_ms: float | None) -> int:
         )
     data = network.facts.get("data")
     if frame_ms is None and isinstance(data, dict) and data.get("name") == "dvs_objects":
-        frame_ms = data["window_ms"] / network.timesteps
+        window_ms: Any = data.get("window_ms")  # a file says so: it may be anything
+        if type(window_ms) in (int, float) and 0.001 * network.timesteps <= window_ms <= 1e6 * network.timesteps:
+            frame_ms = window_ms / network.timesteps
     if frame_ms is None:
         raise LbqError("say how long a frame is with --frame-ms: the network's frames were not cut by a fixed time")
     if not 0.001 <= frame_ms <= 1e6:

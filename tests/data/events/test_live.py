@@ -7,6 +7,7 @@ import re
 import socket
 import struct
 import time
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -83,6 +84,21 @@ def test_time_that_jumps_begins_anew(port: UdpEvents) -> None:
     (_, frame) = next(port.frames(10))
     assert frame.sum() == 1
     assert port.jumps == 2
+
+
+def test_a_clock_that_stands_still_takes_no_memory(port: UdpEvents) -> None:
+    """Nor do events from far ahead that come among others: they are counted and dropped."""
+    still = datagram(*[(5, 1, 1, 1)] * 100, *[(6 + 10 * live.FAR_FRAMES, 2, 2, 1)] * 4000)
+    for data in [still] * 200 + [datagram((15, 0, 0, 0))]:  # as if they had arrived
+        port._waiting.append((0.0, data))
+        port._arrived.release()
+    tracemalloc.start()
+    _, frame = next(port.frames(10))
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert (frame.sum(), frame[1, 1, 1]) == (255, 255)
+    assert (port.strange, port.late, port.jumps) == (200 * 4000, 0, 0)
+    assert peak_bytes < 2**20
 
 
 def test_datagrams_that_nobody_reads_are_lost_and_counted(port: UdpEvents, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import tracemalloc
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -14,6 +15,8 @@ import pytest
 
 from lbq.data.events import Events, prophesee
 from lbq.data.events.aedat4 import decode_aedat4, read_aedat4
+from lbq.data.events.frames import to_frames
+from lbq.data.events.live import time_frames
 from lbq.data.events.lz4 import decompress
 from lbq.data.events.prophesee import decode_prophesee, read_prophesee
 from lbq.data.events.recording import read_recording
@@ -133,6 +136,7 @@ BAD: dict[str, tuple[Decode, bytes, str]] = {
     "two streams": (decode_aedat4, event_writers.aedat4([], kinds=("EVTS", "EVTS")), "has 2 streams of events"),
     "no size": (decode_aedat4, event_writers.aedat4([], (0, 128)), "does not say how large its sensor is"),
     "another version": (decode_aedat4, b"#!AER-DAT4.1\r\n", "is not AEDAT 4.0"),
+    "endless header": (decode_aedat4, GOOD[:14] + event_writers.io_header(0, -1, bytes(2**20)), "header is longer than"),
     "header cut off": (decode_aedat4, GOOD[:60], "cut off, or its tables are damaged"),
     "packet cut off": (decode_aedat4, GOOD[:-1], "cut off inside packet"),
     "packet header cut off": (decode_aedat4, GOOD + bytes(5), "cut off, or its tables are damaged"),
@@ -141,6 +145,8 @@ BAD: dict[str, tuple[Decode, bytes, str]] = {
     "more events than bytes": (decode_aedat4, packets(event_writers.event_packet(SMALL)[:-16]), "its tables are damaged"),
     "negative pixel": (decode_aedat4, event_writers.aedat4([(1, -1, 0, 0)]), "an event at a negative pixel"),
     "beyond the sensor 4": (decode_aedat4, event_writers.aedat4(SMALL, (8, 8)), "must be below 8: the file is damaged"),
+    "end of time": (decode_aedat4, event_writers.aedat4([(2**63 - 1, 0, 0, 0)]), "event 0 has the time 9223372036854775807 us"),
+    "before all time": (decode_aedat4, event_writers.aedat4([(0, 0, 0, 0), (-(2**63), 0, 0, 0)]), "event 1 has the time -9223"),
     "time goes back": (decode_aedat4, event_writers.aedat4(SMALL[::-1]), "time goes back at event 1"),
     "not lz4": (decode_aedat4, packets(event_writers.event_packet(SMALL), compression=1), "packet 0 is no LZ4 frame"),
     "packets of nothing": (decode_aedat4, GOOD + struct.pack("<ii", 1, 0) * 2**19, "has more than 524,288 packets"),
@@ -167,6 +173,14 @@ def test_bad_files_are_refused_in_one_line(case: str) -> None:
     assert "\n" not in str(refused.value)
 
 
+def test_the_longest_times_that_are_read_can_be_cut_and_compared() -> None:
+    ends = [(1 - 2**62, 0, 0, 0), (2**62 - 1, 0, 0, 0)]
+    assert to_frames(decode_aedat4(event_writers.aedat4(ends), "f"), 2, "time").sum(axis=(1, 2, 3)).tolist() == [1, 1]
+    assert next(time_frames(decode_aedat4(event_writers.aedat4(ends[1:]), "f"), 10**9)).sum() == 1
+    with pytest.raises(DataError, match="time goes back at event 1"):
+        decode_aedat4(event_writers.aedat4(ends[::-1]), "f", sort_within_us=10_000)
+
+
 def test_few_bytes_that_hold_very_many_events_are_refused_before_they_take_memory() -> None:
     vectors = RAW("3.0", (128, 128)) + b"\xff\x4f" * 2**21
     with pytest.raises(DataError, match="f has 25,165,824 events, more than the limit of 16,777,216: raise max_events"):
@@ -175,10 +189,14 @@ def test_few_bytes_that_hold_very_many_events_are_refused_before_they_take_memor
         decode_prophesee(vectors, "f", max_events=100)
     with pytest.raises(DataError, match="f has more than 39 events"):
         decode_aedat4(event_writers.aedat4(SMALL, per_packet=500), "f", max_events=39)
-    repeats = b"\x1f0\x01\x00" + b"\xff" * 3000 + b"\x00"  # of one byte: 765,000 times
+    repeats = b"\x1f0\x01\x00" + b"\xff" * 2**15 + b"\x00"  # of one byte: 8 million times
     bomb = struct.pack("<IBBBI", 0x184D2204, 0x60, 0x40, 0, len(repeats)) + repeats
+    tracemalloc.start()
     with pytest.raises(DataError, match="f holds more than 5,000 bytes"):
         decompress(bomb, "f", 5000)
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak_bytes < 2**20
 
 
 @pytest.mark.parametrize("name", ["aedat4", "aedat4 lz4", "evt2", "evt3", "dat"])
@@ -199,11 +217,13 @@ def test_lz4_frames_give_what_went_in_and_cut_ones_are_refused() -> None:
     content = (
         bytes(rng.integers(0, 4, 900, np.uint8))
         + b"abcabcabcabc" * 80
-        + bytes(700)
+        + bytes(70_000)
         + bytes(rng.integers(0, 256, 99, np.uint8))
     )
-    for size in (64, 1000, 5000):
+    for size in (64, 1000, 90_000):
         frame = event_writers.lz4_frame(content, size, checks=size == 1000)
+        with pytest.raises(DataError, match="f holds more than"):
+            decompress(frame, "f", len(content) - 1)
         assert decompress(frame, "f", len(content)) == content
     for end in range(0, len(frame) - 4, 7):
         with pytest.raises(DataError, match="f: its LZ4 frame is cut off or damaged"):

@@ -23,6 +23,7 @@ from lbq.errors import DataError
 MAX_BYTES = 128 * 2**20  # 16.8 million 8-byte events; with the decoded arrays it stays under 512 MB
 MAX_HEADER_BYTES = 2**20  # text in front of the events; jAER's dump of camera settings takes about 3 kB
 COLUMNS: dict[str, type[np.integer[Any]]] = {"t": np.int64, "x": np.uint16, "y": np.uint16, "p": np.uint8}
+MAX_TIME_US = 2**62  # of a file's events, on both sides of 0: differences of two times fit 64 bits
 CHUNK_EVENTS = 2**20  # decoded at a time: bounds the temporaries
 
 
@@ -144,6 +145,11 @@ def in_order(
     Formats promise that time never goes back, but early cameras sometimes delivered an event late. A stable sort puts
     events that are late by at most `sort_within_us` in their place; a later one is an error.
     """
+    if int(t.max(initial=0)) >= MAX_TIME_US or int(t.min(initial=0)) <= -MAX_TIME_US:
+        first = int(np.argmax((t >= MAX_TIME_US) | (t <= -MAX_TIME_US)))
+        raise DataError(
+            f"{where}: event {first} has the time {t[first]} us, which no clock reaches: the file is damaged"
+        )
     if (back := _first_step_back(t)) is not None and sort_within_us > 0 and _largest_delay(t) <= sort_within_us:
         order = np.argsort(t, kind="stable")
         t, x, y, p = t[order], x[order], y[order], p[order]

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lbq.data.events import MAX_BYTES, Events, in_order, read_bounded, text_header
+from lbq.data.events import MAX_BYTES, MAX_HEADER_BYTES, Events, in_order, read_bounded, text_header
 from lbq.data.events.lz4 import decompress
 from lbq.errors import DataError
 
@@ -46,6 +46,8 @@ def decode_aedat4(data: bytes, where: str, *, sort_within_us: int = 0, max_event
 
 def _decode(data: bytes, start: int, where: str, sort_within_us: int, max_events: int) -> Events:
     (length,) = struct.unpack_from("<I", data, start)
+    if length > MAX_HEADER_BYTES:
+        raise DataError(f"{where}: its header is longer than {MAX_HEADER_BYTES:,} bytes: the file is damaged")
     header = _Table(data[start + 4 : start + 4 + length])
     compressed, end = header.number(0, "<i", 0), header.number(1, "<q", -1)
     if not 0 <= compressed < len(COMPRESSIONS) or COMPRESSIONS[compressed] == "Zstandard":
@@ -86,7 +88,8 @@ def _event_stream(text: str, where: str) -> tuple[int, tuple[int, int]]:
     """The number of the stream of events, and its sensor's width and height."""
     streams: dict[int, dict[str, str]] = {}
     latest: dict[str, str] = {}
-    for number, key, value in _MARK.findall(text):
+    for mark in _MARK.finditer(text):
+        number, key, value = mark.groups()
         if number:
             latest = streams.setdefault(int(number), {})
         else:

@@ -11,6 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,8 +38,8 @@ def time_frames(events: Events, frame_us: int, size: Size | None = None) -> Iter
 class UdpEvents:
     """Events that arrive at a UDP port of 127.0.0.1. A thread of its own receives them, so that none waits for a network.
 
-    lost: datagrams that came while too many waited. strange: datagrams or events that are none of this sensor. late: events
-    of frames that were over. jumps: how often time began anew.
+    lost: datagrams that came while too many waited. strange: datagrams or events that are none of this sensor, or from far
+    ahead of the others. late: events of frames that were over. jumps: how often time began anew.
     """
 
     def __init__(self, port: int, width: int, height: int) -> None:
@@ -79,10 +80,13 @@ class UdpEvents:
     def frames(self, frame_us: int, size: Size | None = None) -> Iterator[tuple[float, Frame]]:
         """Frames of `frame_us` microseconds by the events' own time, and when (`time.monotonic`) the event came that ended it.
 
-        Where events are silent for a while, frames without events come with the next one.
+        Where events are silent for a while, frames without events come with the next one. Events are counted as they come,
+        so that a sender whose clock stands still takes no memory.
         """
         start: int | None = None
-        kept = np.zeros((4, 0), np.int64)  # t, x, y, p of the frame that is not over yet
+        none: NDArray[Any] = np.zeros(0, np.int64)
+        shape = to_frames(Events(none, none, none, none, self.width, self.height), 1, size=size)[0].shape
+        counts = np.zeros(shape, np.int64)  # of the frame that is not over yet
         while self._arrived.acquire() and not self._closed:
             arrival, data = self._waiting.popleft()
             events = self._decoded(data)
@@ -90,15 +94,20 @@ class UdpEvents:
                 continue
             if start is None or abs(int(events[0, 0]) - start) > FAR_FRAMES * frame_us:
                 self.jumps += start is not None
-                start, kept = int(events[0, 0]), kept[:, :0]
-            on_time = events[0] >= start
-            self.late += int((~on_time).sum())
-            kept = np.concatenate([kept, events[:, on_time]], 1)
-            newest = min(int(kept[0].max(initial=start)), start + FAR_FRAMES * frame_us)
+                start = int(events[0, 0])
+                counts[:] = 0
+            late, far = events[0] < start, events[0] > start + FAR_FRAMES * frame_us
+            self.late += int(late.sum())
+            self.strange += int(far.sum())
+            events = events[:, ~(late | far)]
+            newest = int(events[0].max(initial=start))
             while newest >= start + frame_us:
-                over = kept[0] < start + frame_us
-                yield arrival, self._frame(kept[:, over], start, frame_us, size)
-                start, kept = start + frame_us, kept[:, ~over]
+                over = events[0] < start + frame_us
+                self._count(events[:, over], counts)
+                yield arrival, np.minimum(counts, 255).astype(np.uint8)
+                start, events = start + frame_us, events[:, ~over]
+                counts[:] = 0
+            self._count(events, counts)
 
     def _decoded(self, data: bytes) -> NDArray[np.int64]:
         """t, x, y and p `[4, N]` of the events of one datagram that this sensor can have."""
@@ -111,6 +120,9 @@ class UdpEvents:
         self.strange += int((~inside).sum())
         return events[:, inside]
 
-    def _frame(self, events: NDArray[np.int64], start: int, frame_us: int, size: Size | None) -> Frame:
-        t, x, y, p = events[:, np.argsort(events[0], kind="stable")]
-        return to_frames(Events(t, x, y, p, self.width, self.height), 1, "time", size, (start, start + frame_us))[0]
+    def _count(self, events: NDArray[np.int64], counts: NDArray[np.int64]) -> None:
+        """Add events to the `counts` [2, H, W] of a frame, at the pixels where `to_frames` puts them."""
+        _, height, width = counts.shape
+        _, x, y, p = events
+        cell = (p * height + y * height // self.height) * width + x * width // self.width
+        np.add.at(counts.reshape(-1), cell, 1)

@@ -12,6 +12,7 @@ import struct
 from lbq.errors import DataError
 
 MAGIC = 0x184D2204
+REPEATED_BYTES = 2**16  # appended at a time: bounds the temporaries
 
 
 def decompress(data: bytes, where: str, most: int) -> bytes:
@@ -28,21 +29,26 @@ def decompress(data: bytes, where: str, most: int) -> bytes:
             if position > len(data):
                 raise IndexError
             if size >> 31:
+                _check_room(out, position - start, most, where)
                 out += data[start:position]
             else:
-                _block(data[start:position], out, most)
-            if len(out) > most:
-                raise DataError(f"{where} holds more than {most:,} bytes: the file is damaged")
+                _block(data[start:position], out, most, where)
             position += 4 * (flags >> 4 & 1)
     except (IndexError, struct.error):
         raise DataError(f"{where}: its LZ4 frame is cut off or damaged") from None
     return bytes(out)
 
 
-def _block(data: bytes, out: bytearray, most: int) -> None:
+def _check_room(out: bytearray, length: int, most: int, where: str) -> None:
+    """Refuse `length` more bytes before they take memory: few bytes of a file can ask for very many."""
+    if len(out) + length > most:
+        raise DataError(f"{where} holds more than {most:,} bytes: the file is damaged")
+
+
+def _block(data: bytes, out: bytearray, most: int, where: str) -> None:
     """Append the content of a block to `out`, which it may repeat parts of. An IndexError where it makes no sense."""
     position = 0
-    while len(out) <= most:
+    while True:
         token = data[position]
         position += 1
         length = token >> 4
@@ -50,6 +56,7 @@ def _block(data: bytes, out: bytearray, most: int) -> None:
             length, position = length + data[position], position + 1
             if data[position - 1] < 255:
                 break
+        _check_room(out, length, most, where)
         out += data[position : position + length]
         position += length
         if position >= len(data):
@@ -67,7 +74,9 @@ def _block(data: bytes, out: bytearray, most: int) -> None:
         begin = len(out) - back
         if back == 0 or begin < 0:
             raise IndexError
-        if back >= length:
-            out += out[begin : begin + length]
-        else:  # what it appends is repeated too
-            out += (bytes(out[begin:]) * (length // back + 1))[:length]
+        _check_room(out, length, most, where)
+        part = out[begin : begin + length]
+        part *= min(length, REPEATED_BYTES) // len(part)  # what it appends is repeated too
+        while length > 0:
+            out += part[:length]
+            length -= len(part)
