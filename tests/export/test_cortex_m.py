@@ -50,7 +50,8 @@ def test_a_project_runs_on_an_emulated_board(
     (stack,) = re.findall(r"(\d+) bytes of the stack", printed)
     assert 200 < int(stack) < 8192
     sizes = {row.split()[-1].split("/")[-1]: row.split() for row in make(tmp_path, board, "sizes").splitlines()[1:]}
-    assert int(sizes["example.o"][2]) == facts["memory_bytes"]
+    logits_bytes = 8 * engine.load(model).network.readout.shape[0]  # static too, as the stack is small
+    assert 0 <= int(sizes["example.o"][2]) - facts["memory_bytes"] - logits_bytes < 8  # what aligns them
     assert facts["constant_bytes"] < int(sizes["eyes_data.o"][0]) < facts["constant_bytes"] + 4096
     done = subprocess.run(["arm-none-eabi-readelf", "-A", tmp_path / board / "eyes.o"], capture_output=True, text=True)
     assert cpu in done.stdout
