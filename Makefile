@@ -25,7 +25,7 @@ test: .venv/.dev
 
 # each worker gets a half of the files in their order, so that what a file prepares once is seldom prepared by both
 pytest: .venv/.dev
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
+	@env -u MAKEFLAGS OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
 # not a part of `make test`: watching every line takes half as long again
 coverage: .venv/.dev

@@ -277,6 +277,24 @@ def test_too_many_tokens_are_refused() -> None:
         quantise(graph)
 
 
+def test_a_product_that_weights_beside_it_drown_is_refused() -> None:
+    def forward(m: Any, x: Tensor) -> Tensor:
+        y = m.sn(over_time(x, m.conv, timesteps=1))
+        z = over_time(y, m.beside) + attention.attend(y, y, y, 1, m.scale)
+        return m.fc(m.out(z).mean((-2, -1))).mean(0)
+
+    torch.manual_seed(0)
+    layers = {"conv": nn.Conv2d(1, 8, 1), "sn": BurstNeuron(7), "beside": nn.Conv2d(8, 8, 3, padding=1)}
+    net: Any = Functional(forward, 1, **layers, out=BurstNeuron(), fc=nn.Linear(8, 3))
+    net.scale = 1.0
+    assert quantise(absorb(lower(net, (1, 16, 16))))["out"].matmuls[0].weight.min() > 64
+    net.scale = 1e-3
+    with pytest.raises(GraphError, match="the product 'attention' is too small .* put a neuron of its own behind"):
+        quantise(absorb(lower(net, (1, 64, 64))))
+    net.scale = 1e-12  # moves nothing
+    quantise(absorb(lower(net, (1, 64, 64))))
+
+
 # Files
 # ---------------------------------------------------------------------------------------------------------------------
 

@@ -66,3 +66,13 @@ def test_nothing_is_listed_where_nothing_is(monkeypatch: pytest.MonkeyPatch, cal
     monkeypatch.setattr(published, "CHECKOUT", Path("nowhere/models"))
     assert published.names() == {}
     assert call.printed("models") == "no networks: name a folder of model files with LBQ_MODELS\n"
+
+
+def test_names_with_dots_and_files_that_cannot_be_read(own: Path, call: Call) -> None:
+    (own / "tiny.v2.lbq").write_bytes((own / "tiny.lbq").read_bytes())
+    (own / "broken.lbq").write_bytes(b"no network")
+    (own / "README.md").write_text("## `tiny.lbq`\n\n| accuracy, integer | 9.8.7 % |\n")
+    assert engine.load("tiny.v2").verify() > 0
+    code, out, err = call("models")
+    assert (code, "tiny.v2" in out) == (0, True)
+    assert "broken: " in err

@@ -61,6 +61,18 @@ def test_images_that_say_nothing_are_refused(images: Any, reason: str) -> None:
         lbq.check(Own(), images)
 
 
+def test_outputs_that_say_nothing_are_refused() -> None:
+    net = Own(leaking)
+    with torch.no_grad():
+        for parameter in net.conv.parameters():
+            parameter.mul_(1e-6)
+    with pytest.raises(GraphError, match="all images have one output, as where no neuron fires"):
+        lbq.check(net, IMAGES)
+    net.conv.weight.data.fill_(float("nan"))
+    with pytest.raises(GraphError, match="not finite: did training diverge"):
+        lbq.check(net, IMAGES)
+
+
 def test_a_network_without_the_batch_in_front_is_refused() -> None:
     with pytest.raises(GraphError, match="one tensor with the batch in front"):
         lbq.check(Functional(lambda m, x: m.fc(x.flatten(1)).mean(0), fc=nn.Linear(64, 3)), IMAGES)

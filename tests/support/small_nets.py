@@ -17,6 +17,7 @@ from lbq.engine import Network
 from lbq.engine.output import Output
 from lbq.graph import Graph
 from lbq.models import over_time
+from lbq.models.resnet import ResNet
 from lbq.neuron import LMHT, BurstNeuron
 from lbq.neuron.recorder import record_levels
 
@@ -121,9 +122,9 @@ def eventful() -> Network:
 
 
 # Families that have no narrow network by id
-models.register("narrow-fc")(partial(models.ResNet, blocks=(3, 3, 2), widths=(4, 8, 16), stem_width=2, hidden=8))
+models.register("narrow-fc")(partial(ResNet, blocks=(3, 3, 2), widths=(4, 8, 16), stem_width=2, hidden=8))
 models.register("narrow-pooled-stem")(
-    partial(models.ResNet, blocks=(2, 2, 2, 2), widths=(4, 8, 16, 32), stem_width=4, stem="imagenet")
+    partial(ResNet, blocks=(2, 2, 2, 2), widths=(4, 8, 16, 32), stem_width=4, stem="imagenet")
 )
 
 # Networks of every kind that deploys: model, neuron, input shape, options

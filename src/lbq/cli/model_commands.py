@@ -8,7 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from lbq.cli.options import Json, print_result
-from lbq.cli.render import print_line, print_table, size_of
+from lbq.cli.render import print_line, print_note, print_table, size_of
+from lbq.errors import LbqError
 
 app = typer.Typer(invoke_without_command=True)
 
@@ -24,7 +25,12 @@ def models(context: typer.Context, as_json: Json = False) -> None:
     from lbq.engine import load, published
     from lbq.export.hub import facts_of
 
-    rows = [facts_of(name, path, load(path)) for name, path in published.names().items()]
+    rows = []
+    for name, path in published.names().items():
+        try:
+            rows.append(facts_of(name, path, load(path)))
+        except LbqError as error:  # the others are shown all the same
+            print_note(f"{name}: {error}")
     print_result(as_json, rows, lambda: _render(rows))
 
 

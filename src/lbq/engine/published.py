@@ -30,8 +30,9 @@ def names() -> dict[str, Path]:
 
 
 def is_name(text: Path | str) -> bool:
-    """Whether this can only be a network's name: no such file or folder exists, and it is one word."""
-    return re.fullmatch(r"[\w-]+", str(text)) is not None and not Path(text).exists()
+    """Whether this can only be a network's name: no such file or folder exists, and it is one word or a known name."""
+    word = re.fullmatch(r"[\w-]+", str(text)) is not None
+    return not Path(text).exists() and (word or str(text) in names())
 
 
 def is_deployed(path: Path) -> bool:
@@ -75,5 +76,5 @@ def card_of(path: Path | str) -> str | None:
 
 def accuracy_of(card: str | None) -> float | None:
     """The test accuracy, in percent, in a card's row `accuracy, integer`."""
-    row = re.search(r"^\| accuracy, integer \| ([\d.]+) %", card or "", re.MULTILINE)
+    row = re.search(r"^\| accuracy, integer \| (\d+(?:\.\d+)?) %", card or "", re.MULTILINE)
     return float(row[1]) if row else None

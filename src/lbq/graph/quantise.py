@@ -178,7 +178,23 @@ def _layer(
             f"layer {layer.name!r}: its first threshold is {least} units, fewer than {LEAST_THRESHOLD}: the step "
             f"{float(np.min(spec.step)):.3g} is too small beside its currents; train with a larger step or smaller weights"
         )
+    check_products(layer, quantised, largest, np.broadcast_to(spec.step, layer.shape[:1]))
     return quantised
+
+
+def check_products(layer: Layer, quantised: IntegerLayer, largest: Mapping[str, int], step: Array) -> None:
+    """Refuse a product of levels whose factor is rounded too coarsely in the unit that it shares with convolutions."""
+    fine = quantised.unit / 2**quantised.fraction
+    for real, whole in zip(layer.synapses, quantised.synapses, strict=True):
+        if real.kind != "matmul":
+            continue
+        factor = np.broadcast_to(np.abs(real.weight), len(fine))
+        error = np.abs(np.abs(whole.weight) * fine - factor)
+        if ((factor * largest[real.name] >= step / NEGLIGIBLE_PART) & (error > factor / NEGLIGIBLE_PART)).any():
+            raise GraphError(
+                f"layer {layer.name!r}: the product {real.name!r} is too small beside the weights that it is added to, so that "
+                "integers would change it: put a neuron of its own behind the product"
+            )
 
 
 def check_neuron(name: str, spec: NeuronSpec) -> None:

@@ -44,6 +44,10 @@ def check(net: nn.Module, images: Tensor | NDArray[Any], static: bool = True) ->
             raise GraphError(
                 f"{type(net).__name__} must return one tensor with the batch in front, as logits [B, classes]"
             )
+        if not torch.isfinite(there).all():
+            raise GraphError(f"{type(net).__name__} gives outputs that are not finite: did training diverge?")
+        if all(torch.equal(there[0], other) for other in there):
+            raise GraphError("all images have one output, as where no neuron fires: of such nothing can be said")
         if (back - there.flip(0)).abs().max() <= TOLERANCE * there.abs().max():
             return
         name = _batch_as_time(exact, x, axis)
