@@ -8,18 +8,21 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from lbq.counting.analysis import Analysis
 from lbq.counting.costs import costs
 from lbq.counting.measurement import Measurement, account_from
 from lbq.counting.operations import Counter, Mode, count
-from lbq.counting.products import as_counts, attention_totals, gate_totals
+from lbq.counting.products import ProductTallies, as_counts, attention_totals, gate_totals
 from lbq.counting.tally import Tallies
 from lbq.data.testset import TestSet
 from lbq.engine import Network
 from lbq.graph import INPUT
 from lbq.measuring.observer import Observer
-from tests.support.small_nets import deployed, normalised, pixels, small
+from lbq.models import over_time
+from lbq.neuron import BurstNeuron
+from tests.support.small_nets import Functional, deployed, normalised, pixels, small
 
 Ints = np.ndarray[Any, Any]
 KINDS = ("unary", "bit_sparse", "shifts", "events")
@@ -93,6 +96,21 @@ def test_gates_equal_brute_force() -> None:
         expected = {kind: expected[kind] + worth[kind] for kind in KINDS}
     counts = as_counts(gate_totals(a, k))
     assert {kind: counts[kind] for kind in KINDS} == expected
+
+
+def test_gates_of_high_levels_do_not_wrap() -> None:
+    """200 x 200 is more than int16 holds. Networks that are not deployed may have such levels."""
+    from lbq.deploy import absorb, lower
+
+    def forward(m: Any, x: torch.Tensor) -> torch.Tensor:
+        y = m.sn(over_time(x, m.conv, timesteps=1))
+        return m.fc((y * y).mean((-2, -1))).mean(0)
+
+    layers = {"conv": nn.Conv2d(3, 4, 4), "sn": BurstNeuron(200), "fc": nn.Linear(4, 3)}
+    tallies = ProductTallies(absorb(lower(Functional(forward, 1, **layers), (3, 8, 8))))
+    ((name, levels),) = tallies.add("sn", np.full((1, 1, 4, 5, 5), 200, np.int16))
+    assert (name, levels.min(), levels.max()) == ("sn*sn", 40_000, 40_000)
+    assert tallies.exact(1)[name]["unary"] == 100 * 40_000
 
 
 @pytest.fixture(scope="module")

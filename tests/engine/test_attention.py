@@ -29,6 +29,7 @@ from lbq.graph.quantise import quantise
 from lbq.models import attention, fire, over_time
 from lbq.models.transformer import QKFormer
 from lbq.neuron import BurstNeuron, Ternary
+from tests.support.reading import memory_under
 from tests.support.small_nets import MEAN, STD, Functional, deployed, normalised, pixels, small, warmed
 
 Ints = np.ndarray[Any, Any]
@@ -159,6 +160,38 @@ def test_every_way_to_a_product_is_the_same(
         one, other = (x.transpose(0, 2, 3, 1) for x in (factor, k))
         levels = gate_levels(one, other, signed=signs[0] or signs[1])
         np.testing.assert_array_equal(levels.transpose(0, 3, 1, 2), gate)
+
+
+@pytest.mark.parametrize(("depth", "side"), [(3, 5), (70, 4)])
+def test_scores_in_blocks_are_the_same(monkeypatch: pytest.MonkeyPatch, depth: int, side: int) -> None:
+    """Also where an operand is zero, and where blocks do not divide the queries. Counts are the same too."""
+    rng, shape = np.random.default_rng(0), (2 * depth, side, side)
+    synapse = Synapse("a", "q", "matmul", np.ones(shape[0]), shape, shape, keys="k", values="v", heads=2)
+    q, k, v = rng.integers(-5, 6, (3, 2, side, side, shape[0])).astype(np.int8)
+    q[1] = 0
+    whole, counts = attend(synapse, q, k, v, 2**20, True)
+    np.testing.assert_array_equal(whole, attend(synapse, q, k, v, 2**20, False)[0])
+    for scores in (1, 7 * 2 * side**2 * -(-depth // 64)):
+        monkeypatch.setattr("lbq.engine.attention.SCORES_AT_A_TIME", scores)
+        some, counted = attend(synapse, q, k, v, 2**20, True)
+        np.testing.assert_array_equal(some, whole)
+        assert counted == counts
+
+
+def test_memory_does_not_grow_with_the_square_of_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All 2304^2 scores of this image take 42 MB, as int64."""
+    monkeypatch.setattr("lbq.engine.attention.SCORES_AT_A_TIME", 2**16)
+    synapse = Synapse("a", "q", "matmul", np.ones(1), (1, 48, 48), (1, 48, 48), keys="k", values="v", heads=1)
+    levels = np.ones((1, 48, 48, 1), np.uint8)
+    with memory_under(4 << 20):
+        assert (attend(synapse, levels, levels, levels, 2304, True)[0] == 2304).all()
+        wide = levels.astype(np.int64).reshape(1, 1, 48, 48)
+        assert (product(wide, wide, wide, 1) == 2304).all()
+
+
+def test_products_beyond_float64_stay_exact() -> None:
+    odd = np.full((1, 1, 1, 3), 2**19 + 1, np.int64)
+    assert (product(odd, odd, odd, 1) == 3 * (2**19 + 1) ** 3).all()
 
 
 def squared(n_max: int) -> Network:

@@ -110,7 +110,7 @@ class ProductTallies:
         for gate in self.graph.gates_behind(layer):
             factor, source = (self._held[operand] for operand in gate.operands)
             self.totals[gate.name] += gate_totals(factor, source)
-            self._held[gate.name] = gated(factor.astype(np.int16), source.astype(np.int16))
+            self._held[gate.name] = gated(factor.astype(np.int32), source.astype(np.int32))
             yield gate.name, self._held[gate.name]
         for s in self._due.get(layer, ()):
             q, k, v = (self._held[source] for source in s.sources)

@@ -19,7 +19,9 @@ from lbq.graph import Synapse
 from lbq.graph.integer import FLOAT32_BOUND
 from lbq.graph.levels import Integers, bit_planes, gated, planes_of, popcount
 
+Words = NDArray[np.uint64]
 WORD_BITS = 64
+SCORES_AT_A_TIME = 2**18  # an AND of two words for each
 
 
 def is_linear(synapse: Synapse) -> bool:
@@ -56,27 +58,41 @@ def _matrices(levels: Integers, heads: int) -> Integers:
 
 def _by_planes(q: Integers, k: Integers, v: Integers) -> tuple[NDArray[np.int64], Counts]:
     out, counts = np.zeros(v.shape, np.int64), Counts()
-    for some in range(len(q)):  # one image at a time, so that scores stay small
-        scores = np.zeros((*q.shape[1:3], k.shape[2]), np.int64)
-        columns = list(_words(k[some]))
-        for weight, rows in _words(q[some]):
-            for other, others in columns:
-                both = np.bitwise_count(rows[:, :, None] & others[:, None])
-                bits = both.sum(-1, dtype=np.int64)
-                scores += weight * other * bits
-                counts.ands += both.size
-                counts.popcounts += both.size
-                counts.accumulations += int(bits.sum())
-        for weight, plane in _signed_planes(v[some]):
-            out[some] += weight * (scores.astype(np.float64) @ plane).astype(np.int64)  # below 2^31: exact
+    for some in range(len(q)):
+        rows, columns = list(_words(q[some])), list(_words(k[some]))
+        values = [(weight, plane.astype(np.float64)) for weight, plane in _signed_planes(v[some])]
+        read = np.zeros(k.shape[1:3], np.int64)  # of each token of K, how many scores are not zero
+        # an image's scores may be many: a few queries at a time
+        length = max(SCORES_AT_A_TIME // (read.size * -(-k.shape[3] // WORD_BITS)), 1)
+        for start in range(0, q.shape[2], length):
+            block = slice(start, start + length)
+            scores = np.zeros((*q[some, :, block].shape[:2], k.shape[2]), np.int64)
+            for weight, words in rows:
+                _add_scores(scores, weight, words[:, block, None], columns, counts)
+            read += np.count_nonzero(scores, axis=1)
+            real = scores.astype(np.float64)
+            for weight, plane in values:
+                out[some, :, block] += weight * (real @ plane).astype(np.int64)  # below 2^31: exact
         # each set bit of V adds the scores of its token that are not zero
-        read = np.count_nonzero(scores, axis=1)  # [heads, tokens of K]
         added = int((read * popcount(v[some]).sum(-1, dtype=np.int64)).sum())
         counts.accumulations += added
         counts.additions += added
     counts.formations = int(sum(popcount(x).sum(dtype=np.int64) for x in (q, k, v)))
     counts.neurons_active = int(sum(np.count_nonzero(x) for x in (q, k, v)))
     return out, counts
+
+
+def _add_scores(
+    scores: NDArray[np.int64], weight: int, rows: Words, columns: list[tuple[int, Words]], counts: Counts
+) -> None:
+    """Of one plane of Q, a few of its rows, with every plane of K."""
+    for other, others in columns:
+        both = np.bitwise_count(rows & others[:, None])
+        bits = both.sum(-1, dtype=np.int64)
+        scores += weight * other * bits
+        counts.ands += both.size
+        counts.popcounts += both.size
+        counts.accumulations += int(bits.sum())
 
 
 def _signed_planes(levels: Integers) -> Iterator[tuple[int, NDArray[np.bool_]]]:
@@ -86,7 +102,7 @@ def _signed_planes(levels: Integers) -> Iterator[tuple[int, NDArray[np.bool_]]]:
         yield from ((sign << i, plane) for i, plane in enumerate(bit_planes(part, planes_of(part))))
 
 
-def _words(levels: Integers) -> Iterator[tuple[int, NDArray[np.uint64]]]:
+def _words(levels: Integers) -> Iterator[tuple[int, Words]]:
     """The same with the channels, the last axis, packed into words of 64."""
     for weight, plane in _signed_planes(levels):
         padded = np.zeros((*plane.shape[:-1], -(-plane.shape[-1] // WORD_BITS) * WORD_BITS), np.bool_)

@@ -68,7 +68,9 @@ def export(
     with open(model, "rb") as file:
         checksum = hashlib.file_digest(file, "sha256").hexdigest()
     sources = Sources(net.network, name, net.golden, checksum, form, target, window)
-    boards = cortex_m.fitting_boards(sources.constant_bytes, sources.memory_bytes) if target else []
+    golden = sources.golden  # the example's inputs and logits lie in flash too, and the logits of one in RAM
+    flash_bytes = sources.constant_bytes + golden.inputs.nbytes + golden.logits.nbytes
+    boards = cortex_m.fitting_boards(flash_bytes, sources.memory_bytes + golden.logits[0].nbytes) if target else []
     contents = sources.files()
     for file_name, text in contents.items():
         check_ours(out / file_name, text)

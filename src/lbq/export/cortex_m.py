@@ -21,6 +21,7 @@ class Board:
     ram_bytes: int
 
     def holds(self, constant_bytes: int, memory_bytes: int) -> bool:
+        """constant_bytes: with the golden inputs and logits, which lie in flash too."""
         ram_bytes = memory_bytes + STACK_BYTES + HEAP_BYTES + 4096  # newlib's own variables
         return constant_bytes + CODE_BYTES <= self.flash_bytes and ram_bytes <= self.ram_bytes
 
@@ -51,8 +52,8 @@ def fitting_boards(constant_bytes: int, memory_bytes: int) -> list[str]:
     names = [board.name for board in BOARDS if board.holds(constant_bytes, memory_bytes)]
     if not names:
         raise LbqError(
-            f"--target cortex-m: constants of {constant_bytes:,} bytes and memory of {memory_bytes:,} bytes do not fit "
-            f"{BOARDS[0].name}, which has {BOARDS[0].flash_bytes:,} bytes for each: give a smaller network"
+            f"--target cortex-m: constants and golden inputs of {constant_bytes:,} bytes and memory of {memory_bytes:,} bytes "
+            f"do not fit {BOARDS[0].name}, which has {BOARDS[0].flash_bytes:,} bytes for each: give a smaller network"
         )
     return names
 

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from lbq.graph import Pool
 
 Integers = NDArray[np.integer[Any]]
+EXACT_BITS = 53  # of integers in float64
 
 
 def highest_level(signed: bool) -> int:
@@ -65,11 +66,18 @@ def gated(factor: NDArray[Any], levels: NDArray[Any]) -> NDArray[Any]:
     return (parts * factor[..., :, None, :, :]).reshape(levels.shape)
 
 
-def product(q: NDArray[Any], k: NDArray[Any], v: NDArray[Any], heads: int) -> NDArray[Any]:
-    """(Q K^T) V of levels `[..., C, H, W]` in each head, where tokens are positions. In their own type."""
-    queries, keys, values = (x.reshape(*x.shape[:-3], heads, x.shape[-3] // heads, -1) for x in (q, k, v))
-    scores = queries.swapaxes(-2, -1) @ keys  # [..., heads, tokens, tokens]
-    return (values @ scores.swapaxes(-2, -1)).reshape(v.shape)
+def product(q: Integers, k: Integers, v: Integers, heads: int) -> Integers:
+    """(Q K^T) V of levels `[..., C, H, W]` in each head, where tokens are positions. In their own type.
+
+    It takes the order with fewer products, so nothing in between is larger than the levels. float64 is exact below 2^53.
+    """
+    depth, tokens = q.shape[-3] // heads, q.shape[-2] * q.shape[-1]
+    bits = sum(map(planes_of, (q, k, v))) + (depth * tokens).bit_length()  # of the largest sum
+    kind: Any = np.float64 if bits <= EXACT_BITS else v.dtype
+    queries, keys, values = (x.reshape(*x.shape[:-3], heads, depth, tokens).astype(kind) for x in (q, k, v))
+    keys = keys.swapaxes(-2, -1)
+    result = (values @ keys) @ queries if depth < tokens else values @ (keys @ queries)
+    return result.astype(v.dtype).reshape(v.shape)
 
 
 def bit_planes(level: Integers, planes: int) -> NDArray[np.bool_]:

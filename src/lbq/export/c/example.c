@@ -17,11 +17,12 @@ static const int64_t expected[EXAMPLES][MODEL_CLASSES] = {
 
 @interface@
 
+static int64_t logits[MODEL_CLASSES]; /* not on the stack: there may be many classes */
+
 int main(void)
 {
     int i, same = 0;
     for (i = 0; i < EXAMPLES; i++) {
-        int64_t logits[MODEL_CLASSES];
 @before@        if (classify(inputs[i], logits) != 0)
             return 1;
 @after@        printf("input %d: %s, logit %lld\n", i, model_class_names[model_best(logits)],
