@@ -16,6 +16,7 @@ from lbq.errors import LbqError, RunError
 from lbq.runs import checkpoint
 from lbq.training import job, restoring
 from tests.support import small_runs
+from tests.support.attacks import put
 
 Change = Callable[[dict[str, Any], dict[str, Any]], Any]
 SETTINGS = small_runs.config(small_runs.TINY, "train.epochs=2", "optim.momentum=0.9")
@@ -47,20 +48,6 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stopped]:
             small_runs.run(SETTINGS, folder)
         loaded = small_runs.last_checkpoint(folder)
         yield Stopped(folder, loaded.tensors, loaded.values)
-
-
-def put(*path: str, value: Any = ...) -> Change:
-    """Another value at this path, or none."""
-
-    def change(values: dict[str, Any], _: dict[str, Any]) -> None:
-        where = values
-        for key in path[:-1]:
-            where = where[key]
-        where[path[-1]] = value
-        if value is ...:
-            del where[path[-1]]
-
-    return change
 
 
 def tensor(prefix: str, make: Callable[[torch.Tensor], torch.Tensor] | None) -> Change:

@@ -315,18 +315,19 @@ print(peak() - before)
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads Linux's /proc")
 def test_weights_are_in_memory_once(tmp_path: Path) -> None:
-    """Loading and running takes one and a half times the weights and two layers' activations, no more."""
+    """Loading and running takes one and a half times the weights and two layers' activations, no more. While `auto` times a
+    layer, it may hold that layer's weights in two more forms."""
     if native.library() is None:
         pytest.skip(f"no native kernels: {native.report().reason}")
     path = tmp_path / "model.lbq"
     net = deployed("resnet20w128", shape=(3, 8, 8))
     engine.save(path, net)
-    weights = sum(s.weight.nbytes for s in net.network.synapses)
-    for kind in ("bitplane", "auto"):
+    sizes = [s.weight.nbytes for s in net.network.synapses]
+    for kind, timed in (("bitplane", 0), ("auto", 2 * max(sizes))):
         done = subprocess.run(
             [sys.executable, "-c", MEMORY, str(path), kind], capture_output=True, text=True, check=True
         )
-        assert int(done.stdout) < 1.5 * weights + 2**21, kind
+        assert int(done.stdout) < 1.5 * sum(sizes) + 2**21 + timed, kind
 
 
 def test_a_file_whose_time_was_set_back_is_read_again(tmp_path: Path) -> None:
