@@ -1,5 +1,6 @@
 # make demo   train a small burst network on real digits, run it on integer levels, see what it costs
 # make test   lint, types, dependency rules, tests
+# make test-gpu   what needs a GPU, with the PyTorch that sees it: make test-gpu PYTHON=/path/to/its/python
 # make coverage   the tests again with the lines they reach; fails below 97 %
 # make docs       the documentation site, build/site/index.html: opens from the disk and needs no network
 # make sanitize   the native library's tests with AddressSanitizer and UndefinedBehaviorSanitizer
@@ -13,7 +14,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test pytest coverage lint format report figures docs sanitize fuzz web wheels wheels-emulated clean
+.PHONY: demo test test-gpu pytest coverage lint format report figures docs sanitize fuzz web wheels wheels-emulated clean
 .DELETE_ON_ERROR:
 
 demo: .venv/.train
@@ -26,6 +27,13 @@ test: .venv/.dev
 # each worker gets a half of the files in their order, so that what a file prepares once is seldom prepared by both
 pytest: .venv/.dev
 	@env -u MAKEFLAGS OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
+
+# not in .venv, whose PyTorch knows no GPU; without the settings of pyproject.toml, which ask for plugins, and without plugins
+GPU_TESTS := tests/kernels tests/training/test_cuda_graph.py tests/engine/test_gpu_engine.py tests/engine/test_attention.py \
+  tests/engine/test_engine.py::test_the_gpu_engine_gives_the_same_bits
+test-gpu:
+	@$(PYTHON) -c "import torch; torch.cuda.is_available() or exit('$(PYTHON): its PyTorch sees no GPU; name another one: make test-gpu PYTHON=...')"
+	@PYTHONPATH="src:.:$$PYTHONPATH" PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 $(PYTHON) -m pytest -c /dev/null --rootdir=. -p no:cacheprovider -q $(GPU_TESTS)
 
 # not a part of `make test`: watching every line takes half as long again
 coverage: .venv/.dev
