@@ -1,11 +1,12 @@
 """Integer inference on one GPU, in one run:
 
-    python benchmarks/gpu_engine.py MODEL.lbq [part ...] [--json FILE]
+    python benchmarks/gpu_engine.py MODEL.lbq [part ...] [--data DIR] [--json FILE]
 
-Parts: `check` (all levels of 64 images against the dense engine of the CPU), `speed` (images a second from uint8 images in the
-host's memory to logits there, at several batches), `rivals` (the float network and its ANN in bfloat16, as they are and under
-torch.compile, and an int8 ANN on the same kernels), `layers` (time and operations a second of every layer), `tune` (the same
-for other tiles). Without a part, the first two.
+Parts: `check` (all levels of 64 random images against the dense engine of the CPU; with --data of the test images too),
+`speed` (images a second from uint8 images in the host's memory to logits there, at several batches), `rivals` (the float
+network and its ANN in bfloat16, as they are and under torch.compile, and an int8 ANN on the same kernels), `exits` (the test
+images with early exit, 5 % of augmented training images going on; needs --data), `layers` (time and operations a second of
+every layer), `tune` (the same for other tiles). Without a part, the first two.
 
 Figures are medians over five windows of at least two seconds; compilation and the recording of CUDA graphs are left out.
 """
@@ -26,10 +27,11 @@ import torch
 from torch import nn
 
 from lbq import engine, models
+from lbq.counting.exits import calibration_images
+from lbq.counting.inputs import open_data
 from lbq.engine import Network
 from lbq.engine.cuda import fused
 from lbq.engine.cuda.runner import GpuRunner
-from lbq.engine.output import Output
 from lbq.graph.integer import IntegerNetwork
 from lbq.native import choose
 
@@ -63,25 +65,46 @@ def show(name: str, value: float, unit: str = "images/s") -> None:
     print(f"{name:62s} {value:12,.1f} {unit}", flush=True)
 
 
-def check(net: Network) -> None:
+def check(net: Network, data: str | None) -> None:
     """Bit for bit, at every layer and timestep."""
-    x = images_of(net.network, 64)
-    ours = GpuRunner(net.network, "cuda").run(x, trace=True)
-    theirs: Output = net.run(x, "dense", trace=True, threads=8)
-    assert ours.levels is not None
-    assert theirs.levels is not None
-    differing = sum(int((ours.levels[name] != theirs.levels[name]).sum()) for name in ours.levels)
-    total = sum(levels.size for levels in ours.levels.values())
-    assert np.array_equal(ours.logits, theirs.logits)
-    assert not differing
-    kernels = sorted({choice.kernel for choice in ours.choices.values()})
-    print(
-        f"{total:,} levels of {len(x)} images, 0 differ; logits are equal; layers run by {', '.join(kernels)}",
-        flush=True,
-    )
+    tested = [] if data is None else np.array_split(test_images(net, data), 20)
+    runner = GpuRunner(net.network, "cuda")
+    for what, pieces in (("random", [images_of(net.network, 64)]), ("test", tested)):
+        total = differing = 0
+        for x in pieces:
+            ours, theirs = runner.run(x, trace=True), net.run(x, "dense", trace=True)
+            assert np.array_equal(ours.logits, theirs.logits)
+            assert ours.levels is not None
+            assert theirs.levels is not None
+            differing += sum(int((ours.levels[name] != theirs.levels[name]).sum()) for name in ours.levels)
+            total += sum(levels.size for levels in ours.levels.values())
+            kernels = sorted({choice.kernel for choice in ours.choices.values()})
+        assert not differing
+        if pieces:
+            images = sum(map(len, pieces))
+            print(
+                f"{total:,} levels of {images} {what} images, 0 differ; logits are equal; by {', '.join(kernels)}",
+                flush=True,
+            )
 
 
-def speed(net: Network) -> None:
+def test_images(net: Network, data: str) -> np.ndarray[Any, Any]:
+    tested = open_data(net.network, data)
+    return tested.read(0, tested.size)
+
+
+def show_exits(net: Network, data: str | None) -> None:
+    """The whole test set, images that go on gathered into full batches."""
+    if data is None:
+        raise SystemExit("exits: give the dataset's folder with --data")
+    training, source = calibration_images(net.network, data, 10_000, 0)
+    early, x = net.with_exits(training, [0.05] * (net.network.timesteps - 1), source), test_images(net, data)
+    stopped = np.bincount(early.run(x, "cuda", exit=True).timesteps)[1:]
+    show(f"integers, early exit, {len(x)} test images", rate(lambda: early.run(x, "cuda", exit=True), len(x)))
+    print(f"stopped after timesteps 1 to {net.network.timesteps}: {stopped.tolist()}", flush=True)
+
+
+def speed(net: Network, _: str | None) -> None:
     for timesteps in sorted({1, net.network.timesteps}):
         runner = GpuRunner(net.over(timesteps).network, "cuda")
         for batch in BATCHES:
@@ -100,7 +123,7 @@ def int8_ann(net: Network) -> IntegerNetwork:
     return replace(network, layers=tuple(layers))
 
 
-def rivals(net: Network) -> None:
+def rivals(net: Network, _: str | None) -> None:
     ann = GpuRunner(int8_ann(net), "cuda")
     x = images_of(net.network, 1024)
     show("int8 ANN on these kernels, batch 1024", rate(lambda: ann.run(x), 1024))
@@ -163,7 +186,7 @@ def layers(net: Network, batch: int = 1024, tile: fused.Tile | None = None) -> d
     return times
 
 
-def show_layers(net: Network) -> None:
+def show_layers(net: Network, _: str | None) -> None:
     times = layers(net)
     for name, (ms, tops) in times.items():
         print(f"{name:20s} {ms:8.3f} ms {tops:8.0f} TOPS", flush=True)
@@ -171,7 +194,7 @@ def show_layers(net: Network) -> None:
     print(f"{'all':20s} {sum(ms for ms, _ in times.values()):8.3f} ms", flush=True)
 
 
-def tune(net: Network) -> None:
+def tune(net: Network, _: str | None) -> None:
     shown = ("sn1", "layer1.0.sn1", "layer1.1.sn2", "layer2.0.sn1", "layer2.1.sn1", "layer3.0.sn2", "layer3.1.sn1")
     for tile in (
         fused.Tile(128, 64, 4, 4), fused.Tile(128, 64, 4, 3), fused.Tile(128, 64, 4, 5), fused.Tile(128, 128, 8, 3),
@@ -186,10 +209,11 @@ def tune(net: Network) -> None:
         print(f"{tuple(tile)}: all {sum(ms for ms, _ in times.values()):.3f} ms; {part}", flush=True)
 
 
-PARTS: dict[str, Callable[[Network], None]] = {
+PARTS: dict[str, Callable[[Network, str | None], None]] = {
     "check": check,
     "speed": speed,
     "rivals": rivals,
+    "exits": show_exits,
     "layers": show_layers,
     "tune": tune,
 }
@@ -199,12 +223,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
     parser.add_argument("parts", nargs="*", choices=[*PARTS, []], default=["check", "speed"])
+    parser.add_argument("--data", metavar="DIR")
     parser.add_argument("--json")
     given = parser.parse_args()
     net = engine.load(given.model)
     print(torch.cuda.get_device_name(), "torch", torch.__version__, flush=True)
     for part in given.parts:
-        PARTS[part](net)
+        PARTS[part](net, given.data)
     if given.json:
         with open(given.json, "w") as file:
             json.dump(RESULTS, file, indent=2)
