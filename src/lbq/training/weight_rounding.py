@@ -169,8 +169,8 @@ class WeightRounding:
             outputs = outputs if norm.weight is None else outputs * norm.weight.double()
         inputs = self._scale(read.source).double()
         if inputs.dim():
-            inputs = inputs[:: read.channels].reshape(read.groups, -1)
-            inputs = inputs.repeat_interleave(read.shape[0] // read.groups, 0)[:, :, None, None]
+            by_group = inputs[:: read.channels].reshape(read.groups, -1)
+            inputs = _repeated(by_group, read.shape[0] // read.groups)[:, :, None, None]
         return outputs.reshape(-1, 1, 1, 1) * inputs
 
     def _scale(self, source: str) -> Tensor:
@@ -182,7 +182,12 @@ class WeightRounding:
             neuron = self.neurons[source]
             return neuron.step if neuron.scale is None else neuron.scale
         factor, scale = self._scale(gate.factor), self._scale(gate.source)
-        return factor.repeat_interleave(gate.shape[0] // len(factor)) * scale if factor.dim() else factor * scale
+        return _repeated(factor, gate.shape[0] // len(factor)) * scale if factor.dim() else factor * scale
+
+
+def _repeated(values: Tensor, times: int) -> Tensor:
+    """Each so often in a row, along the first axis."""
+    return values.unsqueeze(1).expand(-1, times, *values.shape[1:]).flatten(0, 1)
 
 
 def _reads_input(reads: Iterable[_Read]) -> bool:
