@@ -96,12 +96,12 @@ class WeightRounding:
         copied = {s.copy_of for s in self.graph.synapses}
         for layer in self.graph.layers:
             if layer.neuron is None:
-                raise GraphError(f"layer {layer.name!r} is not a spiking neuron")
+                raise GraphError(f"layer {layer.name!r} is not a spiking neuron: set neuron.name to one that deploys")
             convs = [s for s in layer.synapses if s.kind == "conv"]
             if (twice := next((s for s in convs if s.copy_of or s.name in copied), None)) is not None:
                 raise GraphError(
                     f"layer {twice.copy_of or twice.name!r} reads a sum of levels, or several layers read its current, and it "
-                    "would have weights for each: put a neuron behind the sum"
+                    "would have weights for each: put a neuron behind the sum (as networks without -sew and -membrane do)"
                 )
             if convs:
                 self.reads[layer.name] = self._reads_of(convs)
