@@ -110,21 +110,21 @@ def test_joined_grouped_and_scaled_layers_are_rounded_as_they_are_deployed(bits:
     check_as_deployed(joining(), (3, 4, 4), 2, bits)
 
 
-def test_channels_that_are_dead_or_without_gain() -> None:
-    """A gain of 0 hides weights, which stay; tiny weights are rounded in the smallest unit, as deployment does."""
-    net: Any = small("resnet8w2", shape=(3, 4, 4))
+def test_channels_with_tiny_weights_or_without_gain() -> None:
+    """Tiny weights are rounded in the smallest unit, as in deployment. A gain of 0 hides weights, which stay."""
+    net: Any = small("resnet8w4", {"name": "lbq", "membrane": "plif"}, (3, 4, 4))
     block = net.layer2[0]
-    norm, conv = block.bn1, block.conv1
+    real = absorb(fold_gain(on_pixels(lower(net, (3, 4, 4), 2), MEAN, STD, 255)))
+    absorbed = {s.name: np.abs(s.weight).mean((1, 2, 3)) for s in real.synapses if s.kind == "conv"}
     with torch.no_grad():
-        norm.weight[0] = 0
-        conv.weight[1] *= 0.002
-    weight = conv.weight.detach().clone()
-    with rounding_of(net, (3, 4, 4))(), torch.no_grad():
-        assert torch.equal(conv.weight[0], weight[0])
-        scale = norm.weight / (norm.running_var + norm.eps).sqrt() * net.layer1[0].sn2.step
-        units = conv.weight[1] * scale[1] / (block.sn1.step / 2**12)
-        torch.testing.assert_close(units, units.round())
-        assert 0 < units.abs().max() < 7
+        block.bn1.weight[0] = 0
+        block.conv1.weight[1] *= 2 * block.sn1.step / 2**12 / absorbed["layer2.0.conv1"][1]
+        net.conv1.weight[1] *= 50 * net.sn1.step / (255 * 2**16) / absorbed["conv1"][1]
+    check_as_deployed(net, (3, 4, 4), 2)
+    weight = block.conv1.weight.detach().clone()
+    with rounding_of(net, (3, 4, 4))():
+        assert torch.equal(block.conv1.weight[0], weight[0])
+        assert 0 < len(block.conv1.weight[1].unique()) < 15
 
 
 # Straight through
