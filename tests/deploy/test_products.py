@@ -140,7 +140,7 @@ def test_gates_broadcast_over_positions_and_channels(over: str, shape: Any) -> N
             lambda q, k, v: F.softmax(q.flatten(3).mT @ k.flatten(3), -1),
             "operation 'softmax' .* in attention, leave it out",
         ),
-        (lambda q, k, v: q.flatten(3).mT @ k.flatten(3), "scores, Q K\\^T, are read by their product with V alone"),
+        (lambda q, k, v: q.flatten(3).mT @ k.flatten(3), "scores, Q K\\^T, are read by their product with V, or"),
         (lambda q, k, v: q.flatten(3) @ k.flatten(3), "attention alone has an integer form: .*heads are neighbouring"),
         (lambda q, k, v: (q.flatten(3).mT @ k.flatten(3)) @ v.flatten(3).mT, "bring it back to \\[T, B, channels"),
         (lambda q, k, v: torch.einsum("tbcyx,tbcvw->tbyv", q, k), "operation 'einsum' .*: write it with @"),

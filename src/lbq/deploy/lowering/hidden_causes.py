@@ -19,9 +19,11 @@ from torch.nn import functional as F
 from lbq.deploy.lowering.remedies import TRANSFORMER_LAYERS, TUTORIAL, remedy
 from lbq.deploy.lowering.trace import ACTIVATIONS, NORMS, Follower, place_of, traced
 from lbq.errors import GraphError
-from lbq.models.attention import attend, gate
+from lbq.models.attention import attend, gate, scores, weigh
 
-PRODUCTS: frozenset[Any] = frozenset((attend, gate, operator.matmul, torch.matmul, torch.bmm, "matmul", "bmm"))
+PRODUCTS: frozenset[Any] = frozenset(
+    (attend, scores, weigh, gate, operator.matmul, torch.matmul, torch.bmm, "matmul", "bmm")
+)
 FUNCTIONS: frozenset[Any] = frozenset((
     torch.einsum, F.scaled_dot_product_attention, torch.softmax, F.softmax, "softmax", F.gelu, F.layer_norm,
 ))  # fmt: skip
