@@ -106,7 +106,7 @@ class _Lowering(Follower):
         except TooSmall:
             raise
         except Rearranged:
-            hidden_causes.check(self.net, self.seen_shape)
+            hidden_causes.check(self.net, self.seen_shape, self.timesteps)
             raise
         check_in_place(trace, self.modules, self.values)
         return self._finish(trace.output_node())
