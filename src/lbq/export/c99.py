@@ -24,7 +24,7 @@ from lbq._version import __version__
 from lbq.engine import Network, load
 from lbq.engine.file.reading import Golden
 from lbq.errors import GraphError, LbqError
-from lbq.export import cortex_m, refuse_unknown
+from lbq.export import c99_exits, cortex_m, refuse_unknown
 from lbq.export.rows import packed_rows
 from lbq.export.schedule import LayerStep, Schedule
 from lbq.graph import Synapse
@@ -70,6 +70,7 @@ def export(
     sources = Sources(net.network, name, net.golden, checksum, form, target, window)
     golden = sources.golden  # the example's inputs and logits lie in flash too, and the logits of one in RAM
     flash_bytes = sources.constant_bytes + golden.inputs.nbytes + golden.logits.nbytes
+    flash_bytes += c99_exits.example_bytes(sources.early)
     boards = cortex_m.fitting_boards(flash_bytes, sources.memory_bytes + golden.logits[0].nbytes) if target else []
     contents = sources.files()
     for file_name, text in contents.items():
@@ -142,6 +143,7 @@ class Sources:
         if window is not None:
             self.golden = _windowed(network, self.golden, window)
             network = over_window(network, window)
+        self.early = c99_exits.of_examples(network, self.golden)
         self.network, self.name, self.checksum, self.form, self.target = network, name, checksum, form, target
         self.macro = name.upper()  # with which the names of constants begin
         self.schedule = Schedule(network, stepwise=form == "step", keep=keep)
@@ -172,7 +174,8 @@ class Sources:
         folder = resources.files("lbq.export") / "c"
         text, of_form = (folder / name).read_text(encoding="utf-8"), folder / self.form / name
         if of_form.is_file():
-            text = text.replace("@interface@\n", of_form.read_text(encoding="utf-8"))
+            more = c99_exits.part(name, self.form) if self.early else ""
+            text = text.replace("@interface@\n", of_form.read_text(encoding="utf-8") + more)
         return re.sub(r"@(\w+)@", lambda mark: str(values[mark[1]]), _renamed(text, self.name))
 
     def _sizes(self) -> tuple[int, int]:
@@ -234,7 +237,7 @@ class Sources:
             self._synapse(s, source, first + i, readout=True)
             for i, (s, source) in enumerate(zip(net.readout.synapses, plan.readout.sources, strict=True))
         ]
-        bias = self._array("readout_bias", net.readout.bias)
+        bias, exits = self._array("readout_bias", net.readout.bias), c99_exits.constants(net.exits, self._array)
         tensors = [
             f"{{{self.macro}_{TENSOR_KINDS[t.kind]}, {_numbers(t.frames, *t.shape, 0 if t.kind == 'image' else t.offset)}}}"
             for t in plan.tensors
@@ -256,7 +259,7 @@ class Sources:
             + "".join(f"    {_string(name)},\n" for name in names)
             + "};\n",
             f"const {self.name}_network {self.name}_net = {{tensors, synapses, {'pools' if pools else 'NULL'}, layers, stages, "
-            f"{len(stages)}, {first}, {len(net.readout.synapses)}, {bias}}};\n",
+            f"{len(stages)}, {first}, {len(net.readout.synapses)}, {bias}, {exits}}};\n",
         ]
         head = (
             "/* The network's constants; written by lbq export. */\n"
@@ -335,6 +338,7 @@ class Sources:
             inputs=",\n".join(f"{{\n{_wrapped(one.reshape(-1))}\n}}" for one in inputs),
             logits=",\n".join(f"{{\n{_wrapped(one)}\n}}" for one in self.golden.logits),
             frame=f"input + t * {size}" if one_by_one else "input",
+            **c99_exits.in_the_example(self.early, _wrapped),
             **(cortex_m.IN_THE_EXAMPLE if self.target else dict.fromkeys(cortex_m.IN_THE_EXAMPLE, "")),
         )
 

@@ -73,6 +73,7 @@ typedef struct {
     int32_t stage_count;
     int32_t readout_first, readout_count; /* its synapses */
     const int64_t *readout_bias; /* [class] */
+    const int64_t *exit_bias, *exit_margins; /* [timesteps but the last][class], and [those timesteps]; NULL: no early exit */
 } model_network;
 
 extern const model_network model_net;
