@@ -17,13 +17,15 @@ from PIL import Image
 from lbq import engine
 from lbq.counting.inputs import open_data, read_input
 from lbq.counting.operations import Counter
+from lbq.deploy import deploy
 from lbq.engine import Network
 from lbq.export import web
+from tests.engine.test_attention import mixture
 from tests.support import browser
 from tests.support.browser import Page
 from tests.support.commands import Call
 from tests.support.paths import ROOT
-from tests.support.small_nets import eventful, pixels
+from tests.support.small_nets import MEAN, STD, eventful, pixels
 
 DIGITS = ROOT / "models" / "digits_resnet8w16_t2_lbq.lbq"
 CIFAR = ROOT / "models" / "cifar10_resnet8w16_t2_lbq.lbq"
@@ -61,12 +63,12 @@ def compare(page: Page, network: str, net: Network, x: np.ndarray[Any, Any]) -> 
         f"""{{ const all = {given}, size = {network}.inputBytes;
           Array.from({{length: all.length / size}}, (_, i) => ({{
             logits: {network}.run(all.slice(i * size, (i + 1) * size)),
-            levels: {network}.facts.layers.map((_, j) => Array.from({network}.levels(j))),
+            levels: Object.fromEntries({network}.facts.layers.map((layer, j) => [layer.name, Array.from({network}.levels(j))])),
             sum: {network}.accumulations().reduce((sum, s) => sum + s.accumulations, 0)}})) }}"""
     )
     assert [result["logits"] for result in results] == out.logits.tolist()
-    for j, (layer, levels) in enumerate(out.levels.items()):
-        mine = np.array([result["levels"][j] for result in results])
+    for layer, levels in out.levels.items():
+        mine = np.array([result["levels"][layer] for result in results])
         np.testing.assert_array_equal(mine, levels.transpose(1, 0, 3, 4, 2).reshape(len(mine), -1), layer)
     counter = Counter(net.network, "exact")
     counter.add(out.levels)
@@ -96,6 +98,17 @@ def test_event_networks_with_pools_run_too(page: Page, tmp_path: Path) -> None:
     module = (tmp_path / "out" / "model.wasm").read_bytes()
     page.run(f"lbq.load({bytes_of(module)}).then(network => {{ lbq.events = network; }})")
     compare(page, "lbq.events", net, pixels(net.network.timesteps, 3, *net.network.input_shape) // 64)
+
+
+def test_attention_and_gates_run_and_are_counted(page: Page, tmp_path: Path) -> None:
+    net = deploy(mixture(), (3, 8, 8), mean=MEAN, std=STD)
+    engine.save(tmp_path / "attention.lbq", net)
+    web.export_module(tmp_path / "attention.lbq", tmp_path / "out")
+    module = (tmp_path / "out" / "model.wasm").read_bytes()
+    page.run(f"lbq.load({bytes_of(module)}).then(network => {{ lbq.attention = network; }})")
+    compare(page, "lbq.attention", net, pixels(3, *net.network.input_shape))
+    shown = page.run("lbq.attention.facts.layers.filter(layer => layer.gate).map(layer => layer.name)")
+    assert shown == list(net.network.gate_names)
 
 
 def test_recorded_strokes_are_read(page: Page) -> None:

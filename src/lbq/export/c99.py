@@ -23,8 +23,9 @@ from numpy.typing import NDArray
 from lbq._version import __version__
 from lbq.engine import Network, load
 from lbq.engine.file.reading import Golden
-from lbq.errors import GraphError, LbqError
+from lbq.errors import GraphError
 from lbq.export import cortex_m, refuse_unknown
+from lbq.export.names import check_name, check_ours
 from lbq.export.rows import packed_rows
 from lbq.export.schedule import LayerStep, Schedule
 from lbq.graph import Synapse
@@ -33,15 +34,9 @@ from lbq.graph.integer import IntegerLayer, IntegerNetwork
 from lbq.system import files
 
 Form = Literal["run", "step"]
-COMMON_BYTES = 24  # that files of the same name begin with in every export
 LINE_CHARACTERS = 116  # of numbers
-# the headers of C, which a folder on the include path must not hide
-C_HEADERS = {
-    "assert", "complex", "ctype", "errno", "fenv", "float", "inttypes", "iso646", "limits", "locale", "math",
-    "setjmp", "signal", "stdalign", "stdarg", "stdatomic", "stdbool", "stddef", "stdint", "stdio", "stdlib",
-    "stdnoreturn", "string", "tgmath", "threads", "time", "uchar", "wchar", "wctype",
-}  # fmt: skip
 MOST_DISTINCT_ROWS = 256  # or columns: a byte numbers them
+HEADERS = "model_levels.h", "model_net.h", "model_products.h", "model_rows.h"  # of the runtime
 TENSOR_KINDS = {
     "image": "IMAGE",
     "unsigned": "UNSIGNED_LEVELS",
@@ -95,24 +90,6 @@ def export(
     return {**facts, "text": text}
 
 
-def check_name(name: str) -> None:
-    if re.fullmatch(r"[A-Za-z][A-Za-z0-9_]{0,39}", name) is None:
-        raise LbqError(f"--name {name!r} is no name in C: give a letter, then up to 39 letters, digits, underscores")
-    if name.lower() in ("board", "example", "makefile"):
-        raise LbqError(f"--name {name} is the name of a file beside it: give another one")
-    if name.lower() in C_HEADERS:
-        raise LbqError(f"--name {name}: {name}.h would stand before C's own <{name.lower()}.h>: give another one")
-
-
-def check_ours(path: Path, text: str) -> None:
-    """Refuse to replace a file that no export wrote: files of one name begin alike in all exports."""
-    if not path.is_file():
-        return
-    with open(path, "rb") as file:
-        if file.read(COMMON_BYTES) != text.encode()[:COMMON_BYTES]:
-            raise LbqError(f"{path} is there already and was not written by lbq export: give another folder")
-
-
 class Sources:
     """The C files of one network.
 
@@ -155,8 +132,7 @@ class Sources:
         texts = {
             "model.h": self._header(),
             "model.c": self._template("model.c"),
-            "model_rows.h": self._template("model_rows.h"),
-            "model_net.h": self._template("model_net.h"),
+            **{name: self._template(name) for name in HEADERS},
             "model_data.c": self._tables,
             "example.c": self._example(),
             "Makefile": self._template("Makefile"),
@@ -231,7 +207,7 @@ class Sources:
         layers = [self._layer(i, step, synapses) for i, step in enumerate(plan.layers)]
         first = len(synapses)
         synapses += [
-            self._synapse(s, source, first + i, readout=True)
+            self._synapse(s, source, first + i, (0, 0), readout=True)
             for i, (s, source) in enumerate(zip(net.readout.synapses, plan.readout.sources, strict=True))
         ]
         bias = self._array("readout_bias", net.readout.bias)
@@ -241,35 +217,41 @@ class Sources:
         ]
         pools = [
             f"{{{self.macro}_POOL_{p.pool.kind.upper()}, {p.source}, {p.target}, "
-            f"{_numbers(*p.pool.kernel, *p.pool.stride, *p.pool.padding)}}}"
+            f"{_numbers(*p.pool.kernel, *p.pool.stride, *p.pool.padding, p.pool.channels)}}}"
             for p in plan.pools
         ]
-        stages = [f"{{{self.macro}_{kind.upper()}_STAGE, {index}}}" for kind, index in plan.steps]
         names = net.classes or tuple(map(str, range(net.readout.shape[0])))
-        tables = [
-            self._table("tensor", "tensors", tensors),
-            self._table("synapse", "synapses", synapses),
-            self._table("pool", "pools", pools) if pools else "",  # C99 has no empty arrays
-            self._table("layer", "layers", layers),
-            self._table("stage", "stages", stages),
+        tables = {
+            "tensor": tensors,
+            "synapse": synapses,
+            "pool": pools,
+            "gate": [f"{{{_numbers(g.factor, g.source, g.target)}}}" for g in plan.gates],
+            "product": [f"{{{_numbers(p.keys, p.values, p.target)}}}" for p in plan.products],
+            "layer": layers,
+            "stage": [f"{{{self.macro}_{kind.upper()}_STAGE, {index}}}" for kind, index in plan.steps],
+        }
+        pointers = ", ".join(f"{kind}s" if rows else "NULL" for kind, rows in tables.items())
+        texts = [
+            *(self._table(kind, f"{kind}s", rows) for kind, rows in tables.items() if rows),  # C99 has no empty arrays
             f"const char *const {self.name}_class_names[{self.macro}_CLASSES] = {{\n"
             + "".join(f"    {_string(name)},\n" for name in names)
             + "};\n",
-            f"const {self.name}_network {self.name}_net = {{tensors, synapses, {'pools' if pools else 'NULL'}, layers, stages, "
-            f"{len(stages)}, {first}, {len(net.readout.synapses)}, {bias}}};\n",
+            f"const {self.name}_network {self.name}_net = {{{pointers}, "
+            f"{len(plan.steps)}, {first}, {len(net.readout.synapses)}, {bias}}};\n",
         ]
         head = (
             "/* The network's constants; written by lbq export. */\n"
             f'#include <stddef.h>\n#include <stdint.h>\n\n#include "{self.name}.h"\n#include "{self.name}_net.h"\n'
         )
-        return "\n".join([head, "\n".join(self._arrays), *(table for table in tables if table)])
+        return "\n".join([head, "\n".join(self._arrays), *texts])
 
     def _layer(self, index: int, step: LayerStep, synapses: list[str]) -> str:
         layer, first = step.layer, len(synapses)
         neuron = self.network.spec(layer.name)
         self._arrays.append(f"/* layer {index}: {_comment(layer.name)} */")
         for synapse, source in zip(layer.synapses, step.sources, strict=True):
-            synapses.append(self._synapse(synapse, source, len(synapses)))
+            factors = step.factors.get(synapse.name, (0, 0))
+            synapses.append(self._synapse(synapse, source, len(synapses), factors))
         bias = self._bias(index, layer)
         thresholds = self._array(f"thresholds_{index}", neuron.thresholds.T)
         reset = self._array(f"reset_{index}", neuron.reset)
@@ -295,10 +277,13 @@ class Sources:
         column_of = self._array(f"bias_columns_{index}", columns.astype(np.uint8))
         return f"{bias}, {table.shape[1]}, {row_of}, {column_of}"
 
-    def _synapse(self, synapse: Synapse, source: int, index: int, readout: bool = False) -> str:
-        if synapse.kind == "identity":
-            name = self._array(f"identity_{index}", synapse.weight.astype(np.int32))
-            return _row(f"{source}, {name}, NULL, NULL, NULL, {_numbers(*[0] * 11)}", synapse.name)
+    def _synapse(
+        self, synapse: Synapse, source: int, index: int, factors: tuple[int, int], readout: bool = False
+    ) -> str:
+        attention = (*factors, synapse.heads if synapse.kind == "matmul" else 0)
+        if synapse.kind != "conv":
+            name = self._array(f"{synapse.kind}_{index}", synapse.weight.astype(np.int32))
+            return _row(f"{source}, {name}, NULL, NULL, NULL, {_numbers(*[0] * 11, *attention)}", synapse.name)
         tensor = self.schedule.tensors[source]
         rows = packed_rows(synapse, tensor.largest) if tensor.kind in ("unsigned", "signed") and not readout else None
         name = self._array(f"weights_{index}", synapse.weight.transpose(2, 3, 1, 0) if rows is None else rows.halfwords)
@@ -307,7 +292,7 @@ class Sources:
         else:
             pointers = f"{name}, NULL, NULL, 0, 0" if synapse.weight.dtype == np.int8 else f"NULL, {name}, NULL, 0, 0"
         numbers = (*synapse.weight.shape[2:], *synapse.stride, *synapse.padding, *synapse.dilation, synapse.groups)
-        return _row(f"{source}, NULL, {pointers}, {_numbers(*numbers)}", synapse.name)
+        return _row(f"{source}, NULL, {pointers}, {_numbers(*numbers, *attention)}", synapse.name)
 
     def _table(self, kind: str, name: str, rows: list[str]) -> str:
         lines = "".join(f"    {row},\n" for row in rows)

@@ -8,7 +8,7 @@
 #include "model.h"
 
 /* What a tensor holds, and where. The image is planar, [frame][channel][row][column], and belongs to the caller. Levels
-   lie in `levels` and sums of pooled levels in `words` of the memory, both [frame][row][column][channel]. */
+   lie in `levels`, sums of pooled levels and of products in `words` of the memory, all [frame][row][column][channel]. */
 enum { MODEL_IMAGE, MODEL_UNSIGNED_LEVELS, MODEL_SIGNED_LEVELS, MODEL_SUMS };
 
 typedef struct {
@@ -19,15 +19,17 @@ typedef struct {
 } model_tensor;
 
 /* A convolution: weights [kernel row][kernel column][input channel of the group][output channel], packed as model_rows.h says,
-   or one by one, 8 or 16 bits wide. Or, where identity is not NULL, a residual shortcut: one factor per channel. */
+   or one by one, 8 or 16 bits wide. Or, where identity is not NULL, a residual shortcut, or attention, as model_products.h says:
+   one factor per channel. */
 typedef struct {
-    int32_t source; /* the tensor that it reads */
+    int32_t source; /* the tensor that it reads; of attention Q */
     const int32_t *identity;
     const int8_t *weights8;
     const int16_t *weights16;
     const uint16_t *packed;
     int32_t bits, longest; /* of a packed weight; of a list of rows: how many may be added before the sum is read */
     int32_t kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w, dilation_h, dilation_w, groups;
+    int32_t keys, values, heads; /* of attention the tensors K and V, or K^T V twice; heads is 0 elsewhere */
 } model_synapse;
 
 enum { MODEL_POOL_MAX, MODEL_POOL_SUM };
@@ -36,7 +38,19 @@ typedef struct {
     int32_t kind;
     int32_t source, target; /* tensors */
     int32_t kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w;
+    int32_t channels; /* so many neighbouring ones become one */
 } model_pool;
+
+/* Levels times levels. Tensors: the factor has one position, or as many as the source, and one channel for so many
+   neighbouring ones of it. */
+typedef struct {
+    int32_t factor, source, target;
+} model_gate;
+
+/* K^T V of each head. Tensors: the target has a row for each channel of K, and in it a sum for each channel of the head. */
+typedef struct {
+    int32_t keys, values, target;
+} model_product;
 
 /* What is taken off a membrane that has fired: reset, reset times the level, or all of it. Late: at the next timestep,
    after the leak. */
@@ -57,8 +71,8 @@ typedef struct {
     size_t membranes; /* of its first one, among those kept from call to call */
 } model_layer;
 
-/* In the order in which they run: layers, and pools between them. */
-enum { MODEL_POOL_STAGE, MODEL_LAYER_STAGE };
+/* In the order in which they run: layers, and what stands between them. */
+enum { MODEL_POOL_STAGE, MODEL_GATE_STAGE, MODEL_PRODUCT_STAGE, MODEL_LAYER_STAGE };
 
 typedef struct {
     int32_t kind, index;
@@ -68,6 +82,8 @@ typedef struct {
     const model_tensor *tensors;
     const model_synapse *synapses;
     const model_pool *pools;
+    const model_gate *gates;
+    const model_product *products;
     const model_layer *layers;
     const model_stage *stages;
     int32_t stage_count;
