@@ -132,7 +132,7 @@ class Sources:
         texts = {
             "model.h": self._header(),
             "model.c": self._template("model.c"),
-            **{name: self._template(name) for name in HEADERS},
+            **{name: self._template(name, products=int(self.schedule.multiplies)) for name in HEADERS},
             "model_data.c": self._tables,
             "example.c": self._example(),
             "Makefile": self._template("Makefile"),
@@ -207,7 +207,7 @@ class Sources:
         layers = [self._layer(i, step, synapses) for i, step in enumerate(plan.layers)]
         first = len(synapses)
         synapses += [
-            self._synapse(s, source, first + i, (0, 0), readout=True)
+            self._synapse(s, source, first + i, readout=True)
             for i, (s, source) in enumerate(zip(net.readout.synapses, plan.readout.sources, strict=True))
         ]
         bias = self._array("readout_bias", net.readout.bias)
@@ -217,27 +217,21 @@ class Sources:
         ]
         pools = [
             f"{{{self.macro}_POOL_{p.pool.kind.upper()}, {p.source}, {p.target}, "
-            f"{_numbers(*p.pool.kernel, *p.pool.stride, *p.pool.padding, p.pool.channels)}}}"
+            f"{_numbers(*p.pool.kernel, *p.pool.stride, *p.pool.padding)}}}"
             for p in plan.pools
         ]
         names = net.classes or tuple(map(str, range(net.readout.shape[0])))
-        tables = {
-            "tensor": tensors,
-            "synapse": synapses,
-            "pool": pools,
-            "gate": [f"{{{_numbers(g.factor, g.source, g.target)}}}" for g in plan.gates],
-            "product": [f"{{{_numbers(p.keys, p.values, p.target)}}}" for p in plan.products],
-            "layer": layers,
-            "stage": [f"{{{self.macro}_{kind.upper()}_STAGE, {index}}}" for kind, index in plan.steps],
-        }
-        pointers = ", ".join(f"{kind}s" if rows else "NULL" for kind, rows in tables.items())
+        stages = [f"{{{self.macro}_{kind.upper()}_STAGE, {index}}}" for kind, index in plan.steps]
+        tables = {"tensor": tensors, "synapse": synapses, "pool": pools, "layer": layers, "stage": stages}
+        tables |= product_tables(plan)
+        pointers = [f"{kind}s" if rows else "NULL" for kind, rows in tables.items()]
+        counts = f"{len(stages)}, {first}, {len(net.readout.synapses)}, {bias}"
         texts = [
             *(self._table(kind, f"{kind}s", rows) for kind, rows in tables.items() if rows),  # C99 has no empty arrays
             f"const char *const {self.name}_class_names[{self.macro}_CLASSES] = {{\n"
             + "".join(f"    {_string(name)},\n" for name in names)
             + "};\n",
-            f"const {self.name}_network {self.name}_net = {{{pointers}, "
-            f"{len(plan.steps)}, {first}, {len(net.readout.synapses)}, {bias}}};\n",
+            f"const {self.name}_network {self.name}_net = {{{', '.join([*pointers[:5], counts, *pointers[5:]])}}};\n",
         ]
         head = (
             "/* The network's constants; written by lbq export. */\n"
@@ -250,8 +244,7 @@ class Sources:
         neuron = self.network.spec(layer.name)
         self._arrays.append(f"/* layer {index}: {_comment(layer.name)} */")
         for synapse, source in zip(layer.synapses, step.sources, strict=True):
-            factors = step.factors.get(synapse.name, (0, 0))
-            synapses.append(self._synapse(synapse, source, len(synapses), factors))
+            synapses.append(self._synapse(synapse, source, len(synapses)))
         bias = self._bias(index, layer)
         thresholds = self._array(f"thresholds_{index}", neuron.thresholds.T)
         reset = self._array(f"reset_{index}", neuron.reset)
@@ -277,13 +270,10 @@ class Sources:
         column_of = self._array(f"bias_columns_{index}", columns.astype(np.uint8))
         return f"{bias}, {table.shape[1]}, {row_of}, {column_of}"
 
-    def _synapse(
-        self, synapse: Synapse, source: int, index: int, factors: tuple[int, int], readout: bool = False
-    ) -> str:
-        attention = (*factors, synapse.heads if synapse.kind == "matmul" else 0)
+    def _synapse(self, synapse: Synapse, source: int, index: int, readout: bool = False) -> str:
         if synapse.kind != "conv":
             name = self._array(f"{synapse.kind}_{index}", synapse.weight.astype(np.int32))
-            return _row(f"{source}, {name}, NULL, NULL, NULL, {_numbers(*[0] * 11, *attention)}", synapse.name)
+            return _row(f"{source}, {name}, NULL, NULL, NULL, {_numbers(*[0] * 11)}", synapse.name)
         tensor = self.schedule.tensors[source]
         rows = packed_rows(synapse, tensor.largest) if tensor.kind in ("unsigned", "signed") and not readout else None
         name = self._array(f"weights_{index}", synapse.weight.transpose(2, 3, 1, 0) if rows is None else rows.halfwords)
@@ -292,7 +282,7 @@ class Sources:
         else:
             pointers = f"{name}, NULL, NULL, 0, 0" if synapse.weight.dtype == np.int8 else f"NULL, {name}, NULL, 0, 0"
         numbers = (*synapse.weight.shape[2:], *synapse.stride, *synapse.padding, *synapse.dilation, synapse.groups)
-        return _row(f"{source}, NULL, {pointers}, {_numbers(*numbers, *attention)}", synapse.name)
+        return _row(f"{source}, NULL, {pointers}, {_numbers(*numbers)}", synapse.name)
 
     def _table(self, kind: str, name: str, rows: list[str]) -> str:
         lines = "".join(f"    {row},\n" for row in rows)
@@ -322,6 +312,15 @@ class Sources:
             frame=f"input + t * {size}" if one_by_one else "input",
             **(cortex_m.IN_THE_EXAMPLE if self.target else dict.fromkeys(cortex_m.IN_THE_EXAMPLE, "")),
         )
+
+
+def product_tables(plan: Schedule) -> dict[str, list[str]]:
+    """Rows of gates, of K^T V, and of what attention has beside other synapses."""
+    gates = [f"{{{_numbers(g.factor, g.source, g.target)}}}" for g in plan.gates]
+    products = [f"{{{_numbers(p.keys, p.values, p.target)}}}" for p in plan.products]
+    pairs = [(step, s) for step in (*plan.layers, plan.readout) for s in step.layer.synapses if plan.multiplies]
+    heads = [(*step.factors[s.name], s.heads) if s.name in step.factors else (0, 0, 0) for step, s in pairs]
+    return {"gate": gates, "product": products, "attention": [f"{{{_numbers(*row)}}}" for row in heads]}
 
 
 def _noise(network: IntegerNetwork) -> Golden:

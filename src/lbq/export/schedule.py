@@ -135,6 +135,12 @@ class Schedule:
         self.readout = LayerStep(net.readout, sources, None)
         self._place()
 
+    @property
+    def multiplies(self) -> bool:
+        """Whether there are attention, gates or the sums over channels that stand in front of these."""
+        sums = any(step.pool.channels > 1 for step in self.pools)
+        return sums or bool(self.gates) or any(step.factors for step in self.layers)
+
     def tensor(self, name: str) -> int:
         """The number of a layer's, a gate's or the input's tensor."""
         return self._known[name, ()]

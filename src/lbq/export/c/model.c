@@ -145,9 +145,9 @@ static void add_shortcuts(const context *run, const model_layer *layer, int32_t 
         const size_t here = place(source, t, y, x);
         if (factors == NULL)
             continue;
-        if (model_net.synapses[s].heads > 0) { /* behind what run_neurons has in words */
+        if (MODEL_PRODUCTS && model_net.attentions[s].heads > 0) { /* behind what run_neurons has in words */
             int32_t *restrict product = run->words + (run->membranes == NULL ? 3 : 2) * (size_t)channels;
-            attend(run, &model_net.synapses[s], t, y, x, product);
+            attend(run, s, t, y, x, product);
             for (c = 0; c < channels; c++)
                 u[c] += factors[c] * product[c];
         } else if (source->kind == MODEL_UNSIGNED_LEVELS) {
@@ -295,9 +295,9 @@ static void run_stages(const context *run, int64_t *logits)
         const model_stage *stage = &model_net.stages[i];
         if (stage->kind == MODEL_POOL_STAGE)
             run_pooling(run, &model_net.pools[stage->index]);
-        else if (stage->kind == MODEL_GATE_STAGE)
+        else if (MODEL_PRODUCTS && stage->kind == MODEL_GATE_STAGE)
             run_gating(run, &model_net.gates[stage->index]);
-        else if (stage->kind == MODEL_PRODUCT_STAGE)
+        else if (MODEL_PRODUCTS && stage->kind == MODEL_PRODUCT_STAGE)
             run_multiplying(run, &model_net.products[stage->index]);
         else
             run_neurons(run, &model_net.layers[stage->index]);

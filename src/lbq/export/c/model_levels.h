@@ -62,6 +62,7 @@ static size_t channel_distance(const model_tensor *tensor)
 static int32_t pooled(const context *run, const model_pool *pool, int32_t frame, int32_t y, int32_t x, int32_t c)
 {
     const model_tensor *source = &model_net.tensors[pool->source];
+    const int32_t channels = MODEL_PRODUCTS ? source->channels / model_net.tensors[pool->target].channels : 1;
     int32_t result = 0, empty = 1; /* padding adds nothing and never wins */
     int32_t ky, kx, i;
     for (ky = 0; ky < pool->kernel_h; ky++) {
@@ -72,7 +73,7 @@ static int32_t pooled(const context *run, const model_pool *pool, int32_t frame,
             const int32_t column = x * pool->stride_w + kx - pool->padding_w;
             if (column < 0 || column >= source->width)
                 continue;
-            for (i = c * pool->channels; i < (c + 1) * pool->channels; i++) {
+            for (i = c * channels; i < (c + 1) * channels; i++) {
                 const int32_t value = read_level(run, source, place(source, frame, row, column) + (size_t)i);
                 if (pool->kind == MODEL_POOL_SUM)
                     result += value;

@@ -7,6 +7,8 @@
 
 #include "model.h"
 
+enum { MODEL_PRODUCTS = @products@ }; /* 1: it has attention or gates; 0: a compiler leaves out what these need */
+
 /* What a tensor holds, and where. The image is planar, [frame][channel][row][column], and belongs to the caller. Levels
    lie in `levels`, sums of pooled levels and of products in `words` of the memory, all [frame][row][column][channel]. */
 enum { MODEL_IMAGE, MODEL_UNSIGNED_LEVELS, MODEL_SIGNED_LEVELS, MODEL_SUMS };
@@ -29,16 +31,20 @@ typedef struct {
     const uint16_t *packed;
     int32_t bits, longest; /* of a packed weight; of a list of rows: how many may be added before the sum is read */
     int32_t kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w, dilation_h, dilation_w, groups;
-    int32_t keys, values, heads; /* of attention the tensors K and V, or K^T V twice; heads is 0 elsewhere */
 } model_synapse;
 
+/* What attention has besides. Tensors: K and V, or K^T V twice. Of other synapses heads is 0. */
+typedef struct {
+    int32_t keys, values, heads;
+} model_attention;
+
+/* Where the target has fewer channels, each is a sum of as many neighbouring ones. */
 enum { MODEL_POOL_MAX, MODEL_POOL_SUM };
 
 typedef struct {
     int32_t kind;
     int32_t source, target; /* tensors */
     int32_t kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w;
-    int32_t channels; /* so many neighbouring ones become one */
 } model_pool;
 
 /* Levels times levels. Tensors: the factor has one position, or as many as the source, and one channel for so many
@@ -82,13 +88,14 @@ typedef struct {
     const model_tensor *tensors;
     const model_synapse *synapses;
     const model_pool *pools;
-    const model_gate *gates;
-    const model_product *products;
     const model_layer *layers;
     const model_stage *stages;
     int32_t stage_count;
     int32_t readout_first, readout_count; /* its synapses */
     const int64_t *readout_bias; /* [class] */
+    const model_gate *gates;
+    const model_product *products;
+    const model_attention *attentions; /* [synapse], where MODEL_PRODUCTS is 1 */
 } model_network;
 
 extern const model_network model_net;

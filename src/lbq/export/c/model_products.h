@@ -75,11 +75,12 @@ static void run_multiplying(const context *run, const model_product *product)
 }
 
 /* One position's row of (Q K^T) V, [channel]. */
-static void attend(const context *run, const model_synapse *synapse, int32_t t, int32_t y, int32_t x, int32_t *restrict sums)
+static void attend(const context *run, int32_t synapse, int32_t t, int32_t y, int32_t x, int32_t *restrict sums)
 {
-    const model_tensor *queries = &model_net.tensors[synapse->source], *keys = &model_net.tensors[synapse->keys];
-    const model_tensor *values = &model_net.tensors[synapse->values];
-    const int32_t channels = queries->channels, depth = channels / synapse->heads;
+    const model_attention *attention = &model_net.attentions[synapse];
+    const model_tensor *queries = &model_net.tensors[model_net.synapses[synapse].source];
+    const model_tensor *keys = &model_net.tensors[attention->keys], *values = &model_net.tensors[attention->values];
+    const int32_t channels = queries->channels, depth = channels / attention->heads;
     const int32_t tokens = queries->height * queries->width;
     const uint8_t *q = levels_at(run, queries, t, y, x), *k, *v;
     int32_t first, token, i, c;
