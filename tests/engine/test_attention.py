@@ -378,12 +378,3 @@ def test_a_readout_cannot_read_products(nets: dict[str, Network]) -> None:
     forged["readout"]["synapses"] = [{**find(forged, "blocks.1.attention"), "name": "product"}]
     with pytest.raises(ArtefactError):
         Reader({**tensors, "product/weight": tensors["blocks.1.attention/weight"]}).network(forged)
-
-
-def test_exports_refuse_products_by_name(nets: dict[str, Network], tmp_path: Path) -> None:
-    from lbq.export import export
-
-    engine.save(tmp_path / "net.lbq", nets["qkformer"])
-    for format in ("c", "c-step"):
-        with pytest.raises(GraphError, match=r"multiplies levels with levels .* no form in C yet: use model.lbq"):
-            export(tmp_path / "net.lbq", tmp_path / "out", format)

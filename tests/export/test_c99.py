@@ -231,7 +231,8 @@ def test_the_same_network_gives_the_same_files_whatever_others_are_called() -> N
     net = deployed().network
     one, again, other = (Sources(net, name).files() for name in ("model", "model", "Digits2"))
     assert one == again
-    assert list(one) == ["model.h", "model.c", "model_rows.h", "model_net.h", "model_data.c", "example.c", "Makefile"]
+    headers = [f"model_{part}.h" for part in ("levels", "net", "products", "rows")]
+    assert list(one) == ["model.h", "model.c", *headers, "model_data.c", "example.c", "Makefile"]
     for mine, theirs in zip(other.items(), one.items(), strict=True):
         assert tuple(re.sub("(?i)digits2(?=[_.])", "model", text) for text in mine) == tuple(
             re.sub("MODEL(?=_)", "model", text) for text in theirs
@@ -311,7 +312,7 @@ def test_the_documentations_c_compiles(model: Path, tmp_path: Path) -> None:
 
 def test_the_command_names_the_network_and_says_what_it_wrote(call: Call, model: Path, tmp_path: Path) -> None:
     text = call.printed("export", model, "-o", tmp_path / "c", "--name", "eyes")
-    assert "7 files" in text.replace("\n", " ")
+    assert "9 files" in text.replace("\n", " ")
     assert f"`make -C '{tmp_path}/a b' check` runs" in export(model, tmp_path / "a b")["text"]
     assert (tmp_path / "c" / "eyes_data.c").exists()
     assert "int eyes_run(const uint8_t *input" in (tmp_path / "c" / "eyes.h").read_text()

@@ -23,7 +23,7 @@ from tests.support import browser
 from tests.support.browser import Page
 from tests.support.commands import Call
 from tests.support.paths import ROOT
-from tests.support.small_nets import eventful, pixels
+from tests.support.small_nets import eventful, eventful_transformer, pixels
 
 DIGITS = ROOT / "models" / "digits_resnet8w16_t2_lbq.lbq"
 CIFAR = ROOT / "models" / "cifar10_resnet8w16_t2_lbq.lbq"
@@ -61,12 +61,12 @@ def compare(page: Page, network: str, net: Network, x: np.ndarray[Any, Any]) -> 
         f"""{{ const all = {given}, size = {network}.inputBytes;
           Array.from({{length: all.length / size}}, (_, i) => ({{
             logits: {network}.run(all.slice(i * size, (i + 1) * size)),
-            levels: {network}.facts.layers.map((_, j) => Array.from({network}.levels(j))),
+            levels: Object.fromEntries({network}.facts.layers.map((layer, j) => [layer.name, Array.from({network}.levels(j))])),
             sum: {network}.accumulations().reduce((sum, s) => sum + s.accumulations, 0)}})) }}"""
     )
     assert [result["logits"] for result in results] == out.logits.tolist()
-    for j, (layer, levels) in enumerate(out.levels.items()):
-        mine = np.array([result["levels"][j] for result in results])
+    for layer, levels in out.levels.items():
+        mine = np.array([result["levels"][layer] for result in results])
         np.testing.assert_array_equal(mine, levels.transpose(1, 0, 3, 4, 2).reshape(len(mine), -1), layer)
     counter = Counter(net.network, "exact")
     counter.add(out.levels)
@@ -89,13 +89,16 @@ def test_a_hundred_images_give_the_engines_integers(page: Page) -> None:
     compare(page, "lbq.network", net, x[:3])
 
 
-def test_event_networks_with_pools_run_too(page: Page, tmp_path: Path) -> None:
-    net = eventful()
+def test_event_networks_with_pools_attention_and_gates_run_too(page: Page, tmp_path: Path) -> None:
+    net = eventful_transformer()
     engine.save(tmp_path / "events.lbq", net)
     web.export_module(tmp_path / "events.lbq", tmp_path / "out")
     module = (tmp_path / "out" / "model.wasm").read_bytes()
     page.run(f"lbq.load({bytes_of(module)}).then(network => {{ lbq.events = network; }})")
     compare(page, "lbq.events", net, pixels(net.network.timesteps, 3, *net.network.input_shape) // 64)
+    shown = page.run("lbq.events.facts.layers.filter(layer => layer.gate).map(layer => layer.name)")
+    assert shown == list(net.network.gate_names)
+    assert shown
 
 
 def test_recorded_strokes_are_read(page: Page) -> None:

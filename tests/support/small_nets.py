@@ -18,6 +18,7 @@ from lbq.engine.output import Output
 from lbq.graph import Graph
 from lbq.models import over_time
 from lbq.models.resnet import ResNet
+from lbq.models.transformer import QKFormer
 from lbq.neuron import LMHT, BurstNeuron
 from lbq.neuron.recorder import record_levels
 
@@ -119,6 +120,14 @@ def eventful() -> Network:
     torch.manual_seed(0)
     net = warmed(models.create("resnet8w2", in_channels=2, num_classes=3), 2, 4, 4, static=False)
     return deploy(net, (2, 4, 4), timesteps=3, static=False)
+
+
+def eventful_transformer() -> Network:
+    """The same for `[2, 8, 8]`: gates, sums over channels, attention, and currents as shortcuts."""
+    torch.manual_seed(0)
+    options: dict[str, Any] = {"shortcut": "membrane", "num_classes": 3, "timesteps": 3, "in_channels": 2}
+    net = QKFormer(lambda _: BurstNeuron(), depth=3, width=8, heads=1, scale=16.0, **options)
+    return deploy(warmed(net, 2, 8, 8, static=False), (2, 8, 8), timesteps=3, static=False)
 
 
 # Families that have no narrow network by id

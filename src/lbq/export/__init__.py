@@ -34,14 +34,7 @@ def check_format(format: str) -> str:
 
 
 def refuse_unknown(network: Layered[Any], format: str) -> None:
-    """Refuse products of levels, and networks of LM-HT's neurons: these formats run one timestep after the other."""
-    products = [*network.gate_names, *(s.name for s in network.synapses if s.kind == "matmul")]
-    products += [s.name for s in network.synapses if any(pool.channels > 1 for pool in s.pools)]
-    if products:
-        raise GraphError(
-            f"{products[0]!r} multiplies levels with levels (attention or a gate), which has no form in {format} yet: use "
-            "model.lbq with lbq run"
-        )
+    """Refuse networks of LM-HT's neurons: these formats run one timestep after the other."""
     if names := network.mixed_layers:
         raise GraphError(
             f"layer {names[0]!r} mixes the currents of all timesteps (LM-HT), which has no form in {format}: use model.lbq "

@@ -23,8 +23,9 @@ from numpy.typing import NDArray
 from lbq._version import __version__
 from lbq.engine import Network, load
 from lbq.engine.file.reading import Golden
-from lbq.errors import GraphError, LbqError
+from lbq.errors import GraphError
 from lbq.export import c99_exits, cortex_m, refuse_unknown
+from lbq.export.names import check_name, check_ours
 from lbq.export.rows import packed_rows
 from lbq.export.schedule import LayerStep, Schedule
 from lbq.graph import Synapse
@@ -33,15 +34,9 @@ from lbq.graph.integer import IntegerLayer, IntegerNetwork
 from lbq.system import files
 
 Form = Literal["run", "step"]
-COMMON_BYTES = 24  # that files of the same name begin with in every export
 LINE_CHARACTERS = 116  # of numbers
-# the headers of C, which a folder on the include path must not hide
-C_HEADERS = {
-    "assert", "complex", "ctype", "errno", "fenv", "float", "inttypes", "iso646", "limits", "locale", "math",
-    "setjmp", "signal", "stdalign", "stdarg", "stdatomic", "stdbool", "stddef", "stdint", "stdio", "stdlib",
-    "stdnoreturn", "string", "tgmath", "threads", "time", "uchar", "wchar", "wctype",
-}  # fmt: skip
 MOST_DISTINCT_ROWS = 256  # or columns: a byte numbers them
+HEADERS = "model_levels.h", "model_net.h", "model_products.h", "model_rows.h"  # of the runtime
 TENSOR_KINDS = {
     "image": "IMAGE",
     "unsigned": "UNSIGNED_LEVELS",
@@ -96,24 +91,6 @@ def export(
     return {**facts, "text": text}
 
 
-def check_name(name: str) -> None:
-    if re.fullmatch(r"[A-Za-z][A-Za-z0-9_]{0,39}", name) is None:
-        raise LbqError(f"--name {name!r} is no name in C: give a letter, then up to 39 letters, digits, underscores")
-    if name.lower() in ("board", "example", "makefile"):
-        raise LbqError(f"--name {name} is the name of a file beside it: give another one")
-    if name.lower() in C_HEADERS:
-        raise LbqError(f"--name {name}: {name}.h would stand before C's own <{name.lower()}.h>: give another one")
-
-
-def check_ours(path: Path, text: str) -> None:
-    """Refuse to replace a file that no export wrote: files of one name begin alike in all exports."""
-    if not path.is_file():
-        return
-    with open(path, "rb") as file:
-        if file.read(COMMON_BYTES) != text.encode()[:COMMON_BYTES]:
-            raise LbqError(f"{path} is there already and was not written by lbq export: give another folder")
-
-
 class Sources:
     """The C files of one network.
 
@@ -157,8 +134,7 @@ class Sources:
         texts = {
             "model.h": self._header(),
             "model.c": self._template("model.c"),
-            "model_rows.h": self._template("model_rows.h"),
-            "model_net.h": self._template("model_net.h"),
+            **{name: self._template(name, products=int(self.schedule.multiplies)) for name in HEADERS},
             "model_data.c": self._tables,
             "example.c": self._example(),
             "Makefile": self._template("Makefile"),
@@ -247,25 +223,24 @@ class Sources:
             f"{_numbers(*p.pool.kernel, *p.pool.stride, *p.pool.padding)}}}"
             for p in plan.pools
         ]
-        stages = [f"{{{self.macro}_{kind.upper()}_STAGE, {index}}}" for kind, index in plan.steps]
         names = net.classes or tuple(map(str, range(net.readout.shape[0])))
-        tables = [
-            self._table("tensor", "tensors", tensors),
-            self._table("synapse", "synapses", synapses),
-            self._table("pool", "pools", pools) if pools else "",  # C99 has no empty arrays
-            self._table("layer", "layers", layers),
-            self._table("stage", "stages", stages),
+        stages = [f"{{{self.macro}_{kind.upper()}_STAGE, {index}}}" for kind, index in plan.steps]
+        tables = {"tensor": tensors, "synapse": synapses, "pool": pools, "layer": layers, "stage": stages}
+        tables |= product_tables(plan)
+        pointers = [f"{kind}s" if rows else "NULL" for kind, rows in tables.items()]
+        counts = f"{len(stages)}, {first}, {len(net.readout.synapses)}, {bias}, {exits}"
+        texts = [
+            *(self._table(kind, f"{kind}s", rows) for kind, rows in tables.items() if rows),  # C99 has no empty arrays
             f"const char *const {self.name}_class_names[{self.macro}_CLASSES] = {{\n"
             + "".join(f"    {_string(name)},\n" for name in names)
             + "};\n",
-            f"const {self.name}_network {self.name}_net = {{tensors, synapses, {'pools' if pools else 'NULL'}, layers, stages, "
-            f"{len(stages)}, {first}, {len(net.readout.synapses)}, {bias}, {exits}}};\n",
+            f"const {self.name}_network {self.name}_net = {{{', '.join([*pointers[:5], counts, *pointers[5:]])}}};\n",
         ]
         head = (
             "/* The network's constants; written by lbq export. */\n"
             f'#include <stddef.h>\n#include <stdint.h>\n\n#include "{self.name}.h"\n#include "{self.name}_net.h"\n'
         )
-        return "\n".join([head, "\n".join(self._arrays), *(table for table in tables if table)])
+        return "\n".join([head, "\n".join(self._arrays), *texts])
 
     def _layer(self, index: int, step: LayerStep, synapses: list[str]) -> str:
         layer, first = step.layer, len(synapses)
@@ -299,8 +274,8 @@ class Sources:
         return f"{bias}, {table.shape[1]}, {row_of}, {column_of}"
 
     def _synapse(self, synapse: Synapse, source: int, index: int, readout: bool = False) -> str:
-        if synapse.kind == "identity":
-            name = self._array(f"identity_{index}", synapse.weight.astype(np.int32))
+        if synapse.kind != "conv":
+            name = self._array(f"{synapse.kind}_{index}", synapse.weight.astype(np.int32))
             return _row(f"{source}, {name}, NULL, NULL, NULL, {_numbers(*[0] * 11)}", synapse.name)
         tensor = self.schedule.tensors[source]
         rows = packed_rows(synapse, tensor.largest) if tensor.kind in ("unsigned", "signed") and not readout else None
@@ -341,6 +316,15 @@ class Sources:
             **c99_exits.in_the_example(self.early, _wrapped),
             **(cortex_m.IN_THE_EXAMPLE if self.target else dict.fromkeys(cortex_m.IN_THE_EXAMPLE, "")),
         )
+
+
+def product_tables(plan: Schedule) -> dict[str, list[str]]:
+    """Rows of gates, of K^T V, and of what attention has beside other synapses."""
+    gates = [f"{{{_numbers(g.factor, g.source, g.target)}}}" for g in plan.gates]
+    products = [f"{{{_numbers(p.keys, p.values, p.target)}}}" for p in plan.products]
+    pairs = [(step, s) for step in (*plan.layers, plan.readout) for s in step.layer.synapses if plan.multiplies]
+    heads = [(*step.factors[s.name], s.heads) if s.name in step.factors else (0, 0, 0) for step, s in pairs]
+    return {"gate": gates, "product": products, "attention": [f"{{{_numbers(*row)}}}" for row in heads]}
 
 
 def _noise(network: IntegerNetwork) -> Golden:

@@ -55,6 +55,13 @@ def nir_graph(graph: Graph, reset: Reset, accept_ties: bool = False, dtype: type
         if layer.neuron is None:
             raise GraphError(f"layer {layer.name!r}: NIR has no such activation, its neurons spike: use another neuron")
     refuse_unknown(graph, "NIR")
+    products = [*graph.gate_names, *(s.name for s in graph.synapses if s.kind == "matmul")]
+    products += [s.name for s in graph.synapses if any(pool.channels > 1 for pool in s.pools)]
+    if products:
+        raise GraphError(
+            f"{products[0]!r} multiplies levels with levels (attention or a gate), which has no form in NIR: deploy the "
+            "network, and use model.lbq with lbq run, C or ONNX"
+        )
     if not graph.absorbed or any(graph.spec(layer.name).gain != 1 for layer in graph.layers):
         raise GraphError("NIR needs weights that act on spikes: pass lbq.deploy.graph_of(net, input_shape)")
     if graph.offset is not None:

@@ -22,6 +22,7 @@ from lbq._version import __version__
 from lbq.engine import Network
 from lbq.errors import GraphError, LbqError
 from lbq.export import refuse_unknown
+from lbq.export.operators import Products
 from lbq.export.split import BYTE_BITS, Split, split
 from lbq.graph import INPUT, Pool, Shape, Synapse
 from lbq.graph.integer import FLOAT32_BOUND, IntegerLayer, IntegerNetwork, IntegerNeuron
@@ -109,16 +110,12 @@ def _properties(network: IntegerNetwork, form: Form, source: Path | str | None) 
 # The graph -------------------------------------------------------------------------------------------------------------
 
 
-class _Graph:
-    """Nodes and constants of one model. Every value has a name; `scope` is in front of the names that are made."""
+class _Graph(Products):
+    """The whole of one model."""
 
     def __init__(self, onnx: Any, network: IntegerNetwork, form: Form) -> None:
-        self.onnx, self.helper = onnx, onnx.helper
+        super().__init__(onnx)
         self.network, self.form = network, form
-        self.nodes: list[Any] = []
-        self.constants: dict[str, Any] = {}
-        self.name_uses: dict[str, int] = {}
-        self.scope = ""
         self.static_currents: dict[str, str] = {}  # of each layer, computed once for all timesteps
         self.weights: dict[str, list[str]] = {}  # the parts of each synapse's weights
 
@@ -137,12 +134,16 @@ class _Graph:
         self.states: dict[str, str | None] = {layer.name: states.get(layer.name) for layer in net.layers}
         sums: str | None = "sums" if step else None
         for t in range(1 if step else net.timesteps):
-            self.levels: dict[str, tuple[str, str]] = {INPUT: (frames[0 if static else t], "")}
+            self.levels = {INPUT: (frames[0 if static else t], "")}
             self.pooled: dict[tuple[str, tuple[Pool, ...]], str] = {}
+            before = "" if step else f"t{t}/"
             for layer in net.layers:
-                self.scope = layer.name if step else f"t{t}/{layer.name}"
+                self.scope = before + layer.name
                 self._layer(layer, carry=step or t < last)
-            self.scope = net.readout.name if step else f"t{t}/{net.readout.name}"
+                for gate in net.gates_behind(layer.name):
+                    self.scope = before + gate.name
+                    self._gate(gate, net.shape_of(gate.factor))
+            self.scope = before + net.readout.name
             sums = self._readout(sums)
         self.scope = ""
         self._node("Add", [sums, self._constant(f"{net.readout.name}/bias", net.readout.bias[None])], "logits")
@@ -178,7 +179,7 @@ class _Graph:
             self.states[layer.name] = self._carried(layer.name, neuron, u, whole)
 
     def _current(self, layer: IntegerLayer) -> str:
-        """((sum of W * S) << f) + bias + identities, int32. The part that depends on a static image is computed once."""
+        """((sum of W * S) << f) + bias + identities + products, int32. What depends on a static image is computed once."""
         fixed = [s for s in layer.convs if s.source == INPUT and self.network.static]
         moving = [s for s in layer.convs if s not in fixed]
         bias = layer.bias[None] if layer.bias.ndim == 3 else layer.bias[None, :, None, None]
@@ -194,6 +195,10 @@ class _Graph:
             weight = self._constant(f"{s.name}/weight", s.weight[:, None, None])
             read = self._cast(self._read(s), np.int32) if s.pools else self.levels[s.source][1]
             total = self._node("Add", [total, self._node("Mul", [read, weight])])
+        for s in layer.matmuls:
+            weight = self._constant(f"{s.name}/weight", s.weight[:, None, None])
+            product = self._attended(s, exact=self.network.largest(s) < FLOAT32_BOUND)
+            total = self._node("Add", [total, self._node("Mul", [product, weight])])
         return total
 
     def _shifted(self, current: str, layer: IntegerLayer) -> str:
@@ -314,7 +319,7 @@ class _Graph:
                 "itself, or a smaller n_max or window"
             )
         levels = self.levels[s.source][0]
-        shape = self.network.input_shape if s.source == INPUT else self.network[s.source].shape
+        shape = self.network.shape_of(s.source)
         for i, p in enumerate(s.pools):
             key = s.source, s.pools[: i + 1]
             if key not in self.pooled:
@@ -323,6 +328,8 @@ class _Graph:
         return levels
 
     def _pool(self, levels: str, p: Pool, shape: Shape) -> str:
+        if p.channels > 1:
+            return self._channel_sums(levels, p.channels, shape)
         window: dict[str, Any] = {
             "kernel_shape": list(p.kernel),
             "strides": list(p.stride),
@@ -336,30 +343,3 @@ class _Graph:
             f"ones/{shape[0]}x{p.kernel[0]}x{p.kernel[1]}", np.ones((shape[0], 1, *p.kernel), np.int8)
         )
         return self._node("Conv", [levels, self._cast(ones, np.float32)], group=shape[0], **window)
-
-    # Nodes -------------------------------------------------------------------------------------------------------------
-
-    def _node(self, kind: str, inputs: list[Any], name: str = "", **attributes: Any) -> str:
-        """Add a node with one output; `name`, or its kind, in the scope is the output's name."""
-        if self.scope:
-            base = f"{self.scope}/{name or kind}"
-            count = self.name_uses[base] = self.name_uses.get(base, -1) + 1
-            out = f"{base}.{count}" if count else base
-        else:
-            out = name or f"input/{kind}.{len(self.nodes)}"
-        self.nodes.append(self.helper.make_node(kind, inputs, [out], name=f"{kind}:{out}", **attributes))
-        return out
-
-    def _cast(self, value: str, kind: type, name: str = "") -> str:
-        return self._node("Cast", [value], name, to=self.helper.np_dtype_to_tensor_dtype(np.dtype(kind)))
-
-    def _constant(self, name: str, value: Any) -> str:
-        if name not in self.constants:
-            array = np.ascontiguousarray(value).reshape(np.shape(value))
-            self.constants[name] = self.onnx.numpy_helper.from_array(array, name)
-        return name
-
-    def _number(self, value: Any) -> str:
-        """A small constant, which all nodes share."""
-        array = np.asarray(value)
-        return self._constant(f"{array.dtype}/{array.tolist()}", array)

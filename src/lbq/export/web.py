@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from html import escape
 from importlib import resources
 from pathlib import Path
@@ -23,7 +24,8 @@ from lbq._version import __version__
 from lbq.data.testset import EVAL_RATIO, FILES
 from lbq.engine import load
 from lbq.errors import LbqError
-from lbq.export.c99 import Sources, check_name, check_ours
+from lbq.export.c99 import Sources
+from lbq.export.names import check_name, check_ours
 from lbq.graph import INPUT, Synapse
 from lbq.graph.integer import IntegerNetwork
 from lbq.system import files
@@ -131,26 +133,40 @@ def facts(network: IntegerNetwork, sources: Sources) -> dict[str, Any]:
         "neurons": network.units,
         "input": image_facts(network),
         "tensors": [{"kind": t.kind, "frames": t.frames, "shape": t.shape, "offset": t.offset} for t in plan.tensors],
-        "layers": [
-            {
-                "name": step.layer.name,
-                "shape": step.layer.shape,
-                "tensor": step.target,
-                "highest": network.spec(step.layer.name).n_max,
-                "planes": network.spec(step.layer.name).planes,
-            }
-            for step in plan.layers
-        ],
+        "layers": [_drawn(network, plan.tensor(name), name) for name in _shown(network)],
         "synapses": [
             _reach(synapse, tensor, step.layer.name, step.target is None)
             for step in steps
             for synapse, tensor in zip(step.layer.synapses, step.sources, strict=True)
             if synapse.kind == "conv" and synapse.source != INPUT
         ],
+        "products": [
+            {"name": s.name, "layer": layer.name, "heads": s.heads, "tensors": [*map(plan.tensor, s.sources)]}
+            for layer in network.layers
+            for s in layer.matmuls
+        ]
+        + [
+            {"name": gate.name, "layer": gate.name, "heads": 0, "tensors": [*map(plan.tensor, gate.operands)]}
+            for gate in network.gates
+        ],
         "pixelProducts": sum(s.valid_macs for s in network.synapses if s.source == INPUT)
         * (1 if network.static else network.timesteps),
         "annProducts": network.valid_macs,
     }
+
+
+def _shown(network: IntegerNetwork) -> Iterator[str]:
+    """Layers, each with the gates behind it."""
+    for layer in network.layers:
+        yield layer.name
+        yield from (gate.name for gate in network.gates_behind(layer.name))
+
+
+def _drawn(network: IntegerNetwork, tensor: int, name: str) -> dict[str, Any]:
+    """What the page needs to draw the levels of a layer or a gate."""
+    most = network.n_max(name)
+    place = {"name": name, "shape": network.shape_of(name), "tensor": tensor, "gate": name in network.gate_names}
+    return {**place, "highest": most, "planes": most.bit_length()}
 
 
 def image_facts(network: IntegerNetwork) -> dict[str, Any]:

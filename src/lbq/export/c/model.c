@@ -3,7 +3,7 @@
    Layers run one after the other, each over all timesteps of a call, position by position: for a whole layer only levels
    (one byte each) are kept, currents for the channels of one position. At every timestep
 
-       U = leak(V) + (sum of W * S) * 2^fraction + bias + (sum of identity * S)
+       U = leak(V) + (sum of W * S) * 2^fraction + bias + (sum of identity * S) + (sum of factor * (Q K^T) V)
        S = how many thresholds U reaches;   V = U - reset where S is not 0
 
    The exporter has proved that no sum here, in any order, leaves int32 (in the readout: int64). */
@@ -12,105 +12,16 @@
 #include <string.h>
 
 #include "model.h"
+#include "model_levels.h"
 #include "model_net.h"
+#include "model_products.h"
 #include "model_rows.h"
-
-/* Timesteps from `first` up to `end`, and what they read and write. */
-typedef struct {
-    const uint8_t *image;
-    int32_t *words;
-    uint8_t *levels;
-    int32_t *membranes; /* of all layers, kept from call to call; NULL where one call runs all timesteps */
-    int32_t first, end;
-    int32_t last; /* the timestep after which nothing is carried on; -1: there is none */
-} context;
 
 /* Where currents are summed: one of the two, with a value for each output channel. */
 typedef struct {
     int32_t *narrow;
     int64_t *wide;
 } sums;
-
-/* Levels -------------------------------------------------------------------------------------------------------------- */
-
-static int32_t read_level(const context *run, const model_tensor *tensor, size_t index)
-{
-    switch (tensor->kind) {
-    case MODEL_IMAGE:
-        return run->image[index];
-    case MODEL_UNSIGNED_LEVELS:
-        return run->levels[tensor->offset + index];
-    case MODEL_SIGNED_LEVELS: {
-        const uint8_t byte = run->levels[tensor->offset + index];
-        return byte < 128 ? (int32_t)byte : (int32_t)byte - 256;
-    }
-    default:
-        return run->words[tensor->offset + index];
-    }
-}
-
-static void write_level(const context *run, const model_tensor *tensor, size_t index, int32_t value)
-{
-    if (tensor->kind == MODEL_SUMS)
-        run->words[tensor->offset + index] = value;
-    else
-        run->levels[tensor->offset + index] = (uint8_t)((uint32_t)value & 255u);
-}
-
-/* Of channel 0 at one place; channels are `channel_distance` apart. */
-static size_t place(const model_tensor *tensor, int32_t frame, int32_t y, int32_t x)
-{
-    const size_t area = (size_t)tensor->height * (size_t)tensor->width, channels = (size_t)tensor->channels;
-    const size_t first = tensor->frames == 1 ? 0 : (size_t)frame * area * channels;
-    const size_t position = (size_t)y * (size_t)tensor->width + (size_t)x;
-    return first + (tensor->kind == MODEL_IMAGE ? position : position * channels);
-}
-
-static size_t channel_distance(const model_tensor *tensor)
-{
-    return tensor->kind == MODEL_IMAGE ? (size_t)tensor->height * (size_t)tensor->width : 1;
-}
-
-/* Pools --------------------------------------------------------------------------------------------------------------- */
-
-static int32_t pooled(const context *run, const model_pool *pool, int32_t frame, int32_t y, int32_t x, int32_t c)
-{
-    const model_tensor *source = &model_net.tensors[pool->source];
-    int32_t found = 0, empty = 1; /* padding adds nothing and never wins */
-    int32_t ky, kx;
-    for (ky = 0; ky < pool->kernel_h; ky++) {
-        const int32_t row = y * pool->stride_h + ky - pool->padding_h;
-        if (row < 0 || row >= source->height)
-            continue;
-        for (kx = 0; kx < pool->kernel_w; kx++) {
-            const int32_t column = x * pool->stride_w + kx - pool->padding_w;
-            int32_t value;
-            if (column < 0 || column >= source->width)
-                continue;
-            value = read_level(run, source, place(source, frame, row, column) + (size_t)c);
-            if (pool->kind == MODEL_POOL_SUM)
-                found += value;
-            else if (empty || value > found)
-                found = value;
-            empty = 0;
-        }
-    }
-    return found;
-}
-
-static void run_pooling(const context *run, const model_pool *pool)
-{
-    const model_tensor *target = &model_net.tensors[pool->target];
-    const int32_t frames = target->frames == 1 ? 1 : run->end;
-    int32_t t, y, x, c;
-    for (t = 0; t < frames; t++)
-        for (y = 0; y < target->height; y++)
-            for (x = 0; x < target->width; x++) {
-                const size_t here = place(target, t, y, x);
-                for (c = 0; c < target->channels; c++)
-                    write_level(run, target, here + (size_t)c, pooled(run, pool, t, y, x, c));
-            }
-}
 
 /* Synapses ------------------------------------------------------------------------------------------------------------ */
 
@@ -223,7 +134,7 @@ static const int32_t *bias_at(const model_layer *layer, int32_t y, int32_t x)
     return layer->bias + (row * (size_t)layer->bias_columns + column) * (size_t)model_net.tensors[layer->target].channels;
 }
 
-/* Add the residual shortcuts to the membranes of one position. */
+/* Add the residual shortcuts and attention to the membranes of one position. */
 static void add_shortcuts(const context *run, const model_layer *layer, int32_t t, int32_t y, int32_t x, int32_t channels,
                           int32_t *restrict u)
 {
@@ -234,7 +145,12 @@ static void add_shortcuts(const context *run, const model_layer *layer, int32_t 
         const size_t here = place(source, t, y, x);
         if (factors == NULL)
             continue;
-        if (source->kind == MODEL_UNSIGNED_LEVELS) {
+        if (MODEL_PRODUCTS && model_net.attentions[s].heads > 0) { /* behind what run_neurons has in words */
+            int32_t *restrict product = run->words + (run->membranes == NULL ? 3 : 2) * (size_t)channels;
+            attend(run, s, t, y, x, product);
+            for (c = 0; c < channels; c++)
+                u[c] += factors[c] * product[c];
+        } else if (source->kind == MODEL_UNSIGNED_LEVELS) {
             const uint8_t *restrict levels = run->levels + source->offset + here;
             for (c = 0; c < channels; c++)
                 u[c] += factors[c] * levels[c];
@@ -379,6 +295,10 @@ static void run_stages(const context *run, int64_t *logits)
         const model_stage *stage = &model_net.stages[i];
         if (stage->kind == MODEL_POOL_STAGE)
             run_pooling(run, &model_net.pools[stage->index]);
+        else if (MODEL_PRODUCTS && stage->kind == MODEL_GATE_STAGE)
+            run_gating(run, &model_net.gates[stage->index]);
+        else if (MODEL_PRODUCTS && stage->kind == MODEL_PRODUCT_STAGE)
+            run_multiplying(run, &model_net.products[stage->index]);
         else
             run_neurons(run, &model_net.layers[stage->index]);
     }

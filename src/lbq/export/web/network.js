@@ -46,14 +46,55 @@ export class Network {
     return powers.map((power) => power / sum);
   }
 
-  /** The levels of layer `index` in the last run, [T][H][W][C]: a view that the next run changes. */
+  /** The levels of layer or gate `index` of facts.layers in the last run, [T][H][W][C]: a view that the next run changes. */
   levels(index) {
     return this.tensor(this.facts.layers[index].tensor);
   }
 
-  /** Additions of weights in the last run, one for each set bit of a level: for every synapse, without those that read pixels. */
+  /** Additions in the last run, for every synapse without those that read pixels, and every product of levels. A set bit of a
+      level adds a weight; two bits that meet in a product of levels add one. */
   accumulations() {
-    return this.facts.synapses.map((synapse) => ({ ...synapse, accumulations: this.counted(synapse) }));
+    const synapses = this.facts.synapses.map((synapse) => ({ ...synapse, accumulations: this.counted(synapse) }));
+    const products = this.facts.products.map((one) => ({ ...one, accumulations: one.heads ? this.attended(one) : this.gated(one) }));
+    return [...synapses, ...products];
+  }
+
+  /** Of a gate. */
+  gated({ tensors: [factor, source] }) {
+    const [by, levels] = [factor, source].map((index) => this.tensor(index));
+    const [heads, rows, columns] = this.facts.tensors[factor].shape, [channels, height, width] = this.facts.tensors[source].shape;
+    let total = 0;
+    for (let i = 0; i < levels.length; i++) {
+      const position = Math.floor(i / channels), place = rows * columns === 1 ? Math.floor(position / (height * width)) : position;
+      total += setBits(levels[i]) * setBits(by[place * heads + Math.floor((i % channels) * heads / channels)]);
+    }
+    return total;
+  }
+
+  /** Of attention, in the order (Q K^T) V: a set bit of V adds the scores of its token that are not 0. */
+  attended({ tensors, heads }) {
+    const [q, k, v] = tensors.map((index) => this.tensor(index)), [channels, height, width] = this.facts.tensors[tensors[0]].shape;
+    const depth = channels / heads, frame = height * width * channels;
+    let total = 0;
+    for (let start = 0; start < q.length; start += frame) {
+      const end = start + frame;
+      for (let c = start; c < start + channels; c++) {
+        let [left, right] = [0, 0];
+        for (let i = c; i < end; i += channels) { left += setBits(q[i]); right += setBits(k[i]); }
+        total += left * right;
+      }
+      for (let j = start; j < end; j += depth) { // a token of K and V in one head
+        let [bits, scores] = [0, 0];
+        for (let c = 0; c < depth; c++) bits += setBits(v[j + c]);
+        for (let i = start + (j - start) % channels; bits && i < end; i += channels) {
+          let score = 0;
+          for (let c = 0; c < depth; c++) score += q[i + c] * k[j + c];
+          scores += score !== 0;
+        }
+        total += bits * scores;
+      }
+    }
+    return total;
   }
 
   counted({ tensor, rows, columns, fanOut, readout }) {

@@ -206,7 +206,7 @@ function paint(canvas, width, height, colour) {
 }
 
 /** All channels of a layer side by side, at the chosen timestep: levels, or one of their bits. */
-function showLayer({ name, shape: [channels, height, width], highest, planes }, index, synapses) {
+function showLayer({ name, shape: [channels, height, width], highest, planes, gate }, index, synapses) {
   const levels = network.levels(index), size = channels * height * width, start = state.step * size;
   const across = Math.min(channels, Math.max(8, 2 ** Math.ceil(Math.log2(Math.sqrt(channels * 4)))));
   const line = rgb(themed("--line")), on = rgb(themed("--ink")), off = levelColour(0, 1);
@@ -225,14 +225,16 @@ function showLayer({ name, shape: [channels, height, width], highest, planes }, 
   for (let i = start; i < start + size; i++) { active += levels[i] !== 0; sum += Math.abs(levels[i]); }
   const into = synapses.filter((synapse) => synapse.layer === name).reduce((total, synapse) => total + synapse.accumulations, 0);
   const cost = into || index ? `${count(into)} accumulations into it` : `${count(network.facts.pixelProducts)} products with pixels`;
-  const text = `${(100 * active / size).toFixed(1)} % fire, mean level ${(sum / size).toFixed(2)}`;
+  const what = gate ? `of its products are not 0, colours go up to ${highest}` : "fire";
+  const text = `${(100 * active / size).toFixed(1)} % ${what}, mean level ${(sum / size).toFixed(2)}`;
   $(`text-${index}`).textContent = `Timestep ${state.step + 1}: ${text}. All timesteps: ${cost}.`;
   canvas.setAttribute("aria-label", `${bit < 0 ? "Levels" : `Bit ${2 ** bit} of the levels`} of ${name}, timestep ${state.step + 1}: ${text}`);
   canvas.parentElement.classList.toggle("none", bit >= planes);
 }
 
 function showKey() {
-  const highest = Math.max(...network.facts.layers.map((layer) => layer.highest)), key = $("key");
+  const neurons = network.facts.layers.filter((layer) => !layer.gate);
+  const highest = Math.max(...neurons.map((layer) => layer.highest)), key = $("key");
   const item = (colour, text) => {
     const swatch = made("i", "");
     swatch.style.background = `rgb(${colour})`;
@@ -281,7 +283,7 @@ function furnish() {
     const box = made("div", "", { className: "layer" }), [channels, height, width] = layer.shape;
     const canvas = made("canvas", "", { id: `layer-${i}`, className: "pixels" });
     canvas.setAttribute("role", "img");
-    box.append(made("h3", `${layer.name}: ${channels} channels of ${height} x ${width}`), made("p", "", { id: `text-${i}`, className: "soft small" }), canvas);
+    box.append(made("h3", `${layer.name}${layer.gate ? ", a gate" : ""}: ${channels} channels of ${height} x ${width}`), made("p", "", { id: `text-${i}`, className: "soft small" }), canvas);
     $("layers").append(box);
   });
   $("origin").textContent = `Written by ${facts.written}${facts.dataset ? `; trained on ${facts.dataset}` : ""}. The network's file has SHA-256 ${facts.sha256}. It names one of its classes for any input.`;

@@ -1,0 +1,34 @@
+"""Names that a network may have in C, and files that an export may replace."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from lbq.errors import LbqError
+
+COMMON_BYTES = 24  # that files of the same name begin with in every export
+# the headers of C, which a folder on the include path must not hide
+C_HEADERS = {
+    "assert", "complex", "ctype", "errno", "fenv", "float", "inttypes", "iso646", "limits", "locale", "math",
+    "setjmp", "signal", "stdalign", "stdarg", "stdatomic", "stdbool", "stddef", "stdint", "stdio", "stdlib",
+    "stdnoreturn", "string", "tgmath", "threads", "time", "uchar", "wchar", "wctype",
+}  # fmt: skip
+
+
+def check_name(name: str) -> None:
+    if re.fullmatch(r"[A-Za-z][A-Za-z0-9_]{0,39}", name) is None:
+        raise LbqError(f"--name {name!r} is no name in C: give a letter, then up to 39 letters, digits, underscores")
+    if name.lower() in ("board", "example", "makefile"):
+        raise LbqError(f"--name {name} is the name of a file beside it: give another one")
+    if name.lower() in C_HEADERS:
+        raise LbqError(f"--name {name}: {name}.h would stand before C's own <{name.lower()}.h>: give another one")
+
+
+def check_ours(path: Path, text: str) -> None:
+    """Refuse to replace a file that no export wrote: files of one name begin alike in all exports."""
+    if not path.is_file():
+        return
+    with open(path, "rb") as file:
+        if file.read(COMMON_BYTES) != text.encode()[:COMMON_BYTES]:
+            raise LbqError(f"{path} is there already and was not written by lbq export: give another folder")
