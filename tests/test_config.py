@@ -78,6 +78,7 @@ def test_what_was_trained_with_the_former_step_keeps_it(kind: str, tmp_path: Pat
 def test_the_hash_is_of_what_changes_a_result() -> None:
     others: dict[str, Any] = {"name": "cifar10", "frames": "time", "precision": "bf16", "loss": "tet", "test": "never"}
     others |= {"ema": 0.5, "holdout": 0.5, "tet_weight": 0.5, "warmup_lr": 0.05, "level_cost_of": "unary"}
+    others["weight_bits"] = 4
     for part, keys in BOOKKEEPING.items():
         for key, value in Config().to_dict()[part].items():
             if key not in others:

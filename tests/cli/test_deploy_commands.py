@@ -336,7 +336,7 @@ def test_a_level_that_differs_is_found(call: Call, model: Path, monkeypatch: pyt
     ("arguments", "message"),
     [
         (["deploy", "nowhere"], "nowhere does not exist"),
-        (["deploy", "RUN", "--bits", "9"], "bits must be 4, 5, 6, 7, 8 or 16, got 9"),
+        (["deploy", "RUN", "--bits", "9"], "bits must be 2 to 8, or 16, got 9"),
         (["deploy", "RUN", "-o", "/dev/null/model.lbq"], "cannot write /dev/null/model.lbq"),
         (["run", "nowhere.lbq"], "nowhere.lbq cannot be read: No such file"),
         (["run", "."], ". is not a file"),

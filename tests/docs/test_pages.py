@@ -184,7 +184,7 @@ HERE = {  # page -> how many of its first blocks run here, in one namespace
     "docs/tutorials/on-integers.md": 2,
     "docs/tutorials/attention.md": 1,
     "docs/howto/own-network.md": 2,
-    "docs/howto/fine-tune.md": 2,
+    "docs/howto/fine-tune.md": 3,
     "docs/howto/train.md": 1,
     "docs/howto/deploy.md": 1,
     "docs/howto/export-onnx.md": 2,

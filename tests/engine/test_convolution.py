@@ -182,6 +182,18 @@ def test_the_flush_comes_exactly_in_time(isa: str) -> None:
             agree(levels, weights, (1, 1), (0, 0), threads=(1,))
 
 
+def test_weights_of_4_bits_are_flushed_in_time_too(isa: str) -> None:
+    """65535 / 14 = 4681 rows of bytes 0..14 fit 16 bits, or 32767 / 14 = 2340; the next do not."""
+    for rows in (2336, 2340, 2344, 4680, 4684, 4700):
+        weights = np.full((65, rows, 1, 1), 7, np.int8)
+        weights[1] = -7
+        expected = weights[:, :, 0, 0].sum(1, dtype=np.int64) * 7
+        conv, levels = PackedConv(weights), np.full((2, 1, 1, rows), 7, np.uint8)
+        for method in ("bitplane", "pairs"):
+            out, _ = conv.run(levels, method, timesteps=2)
+            assert out[0, 0, 0].tolist() == out[1, 0, 0].tolist() == expected.tolist()
+
+
 @pytest.mark.parametrize(("low", "high"), [(-31, 32), (-32, 32), (-16, 48), (0, 63), (0, 64)])
 def test_four_rows_are_added_as_bytes_only_where_they_fit(isa: str, low: int, high: int) -> None:
     """Four times 63 fit a byte, four times 64 do not."""

@@ -157,7 +157,11 @@ def test_what_is_no_picture_is_refused_in_a_line(page: Page) -> None:
 
 def test_a_digit_drawn_with_keys(page: Page) -> None:
     """A seven: a bar, then down to the left."""
-    page.run("document.getElementById('pad').focus()")
+    before = page.run("document.getElementById('pad').toDataURL()")
+    page.run("document.getElementById('theme').focus()")
+    page.press("Tab")
+    assert page.run("document.activeElement.id") == "pad"
+    assert page.run("document.getElementById('pad').toDataURL()") != before  # the pen shows where it is
     for key, times in [("Delete", 1), ("ArrowUp", 8), ("ArrowLeft", 5), (" ", 1), ("ArrowRight", 10), (" ", 1),
                        ("ArrowDown", 16), ("ArrowLeft", 6), (" ", 1), ("Enter", 1)]:  # fmt: skip
         page.run(

@@ -184,6 +184,8 @@ def test_options_by_name() -> None:
     assert isinstance(create("qann", n_max=3), QuantReLU)
     with pytest.raises(ConfigError, match="unknown neuron 'lbqq'; did you mean 'lbq'"):
         create("lbqq")
+    with pytest.raises(ConfigError, match="unknown neuron 'ann'; an ANN's is 'relu'"):
+        create("ann")
     with pytest.raises(ConfigError, match="no option 'nmax'; did you mean 'n_max'"):
         create("lbq", nmax=3)
     with pytest.raises(ConfigError, match="'lbq': n_max must be"):

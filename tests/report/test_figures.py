@@ -9,6 +9,7 @@ import math
 import re
 from dataclasses import replace
 from html import unescape
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -173,6 +174,16 @@ def test_long_names_stay_inside(gathered: Gathered) -> None:
     assert heights["1"] < heights["1.08 mJ, 95.44 %"] < heights["2"] == heights["1.25 mJ, 95.89 %"]
     for figure in neuron_figures(traces_of(gathered), name):
         assert inside(figure.svg)
+
+
+@pytest.mark.parametrize(("timesteps", "bars"), [(1, 4), (2, 8), (4, 8), (16, 11)])
+def test_the_neuron_at_work_has_room_for_its_levels(timesteps: int, bars: int) -> None:
+    before, after = (12.0,) * timesteps, (11.0,) * timesteps
+    trace = Trace("sn1", 0, 1.0, 20, 0.5, 1.0, before, before, (12,) * timesteps, after)
+    svg = neuron_figures([trace] * 4, "LBQ")[0].svg
+    places = [float(x) for x in re.findall(r'<text x="([\d.]+)"[^>]*bold small[^>]*>12<', svg)]
+    assert len(places) == bars
+    assert min(b - a for a, b in pairwise(places)) > 16  # two digits
 
 
 def test_epochs_are_whole_numbers_and_accuracies_end_at_a_hundred() -> None:

@@ -71,6 +71,7 @@ def test_what_lacks_is_named_with_its_remedy() -> None:
     alone = Gathered([ann()])
     assert len(stories(alone)[0].rows) == 1
     assert "analyze" not in " ".join(sentences(stories(alone)[0]))
+    assert "with a spiking network beside it" in picture(stories(alone)[0]).caption
 
 
 def test_the_ann_is_of_the_same_network_and_best_of_the_same_length() -> None:
@@ -91,6 +92,11 @@ def test_of_many_runs_each_kind_is_shown_once() -> None:
     assert story.lead.title == "run 8"
     assert [row.name for row in story.others] == ["run 6"]  # the best with five levels; other lengths stay out
     assert story.chosen == "It is the highest of 8 on the test set itself."
+
+
+def test_two_of_one_title_are_told_apart() -> None:
+    (story,) = stories(Gathered([of_cifar(), of_cifar(timesteps=4, test_accuracy=99.0, weights_sha256="d" * 64)]))
+    assert sentences(story)[0].startswith(f"**{story.lead.title}, T=4** reads **99.00 %**")
 
 
 def test_an_analysis_alone_tells_its_accuracy_on_integers(gathered: Gathered) -> None:

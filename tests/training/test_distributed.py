@@ -97,6 +97,7 @@ TRAININGS = {  # by name, the settings
     "frozen": (),
     "accumulated": ("train.accumulate=2",),
     "clipped": ("train.accumulate=3", "optim.clip=0.1", "optim.name=adamw"),
+    "rounded": ("train.weight_bits=4", "train.accumulate=2"),
     "sharp": ("optim.sam=0.1",),
     "priced": ("train.level_cost=0.5", "train.level_cost_of=unary", "train.accumulate=2"),
     "synchronised": ("model.id=resnet8w4", "train.sync_batchnorm=true"),

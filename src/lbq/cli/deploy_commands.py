@@ -25,7 +25,9 @@ def deploy(
     run: Annotated[Path, typer.Argument(help="Run folder, or a deployed network for --timesteps: model.lbq.")],
     changes: Changes = None,
     out: Annotated[Path, typer.Option("-o", "--out", help="File to write.")] = Path("model.lbq"),
-    bits: Annotated[int | None, typer.Option(help="Bits of a weight: 4 to 8, or 16; default 8.")] = None,
+    bits: Annotated[
+        int | None, typer.Option(help="Bits of a weight: 2 to 8, or 16; default those of training, 8.")
+    ] = None,
     levels: Annotated[Path | None, typer.Option(help="Also write every golden level, for other engines.")] = None,
     noise: Annotated[
         bool,
@@ -56,12 +58,14 @@ def deploy(
             )
         if out.resolve() == resolve(run).resolve():
             raise LbqError(f"-o {out} is the network itself, which it would replace: give another name")
-        network = deployed.over(timesteps)
+        network, remark = deployed.over(timesteps), None
     else:
         from lbq.deploy import deploy_run
+        from lbq.runs.run_folder import load_config
 
         with data_of_a_run():
-            network = deploy_run(run, 8 if bits is None else bits, changes or [], noise, timesteps, stream)
+            network = deploy_run(run, bits, changes or [], noise, timesteps, stream)
+        remark = None if bits is None else _other_bits(load_config(run).train.weight_bits, bits)
     new_folder = None if out.absolute().parent.is_dir() else str(out.parent)
     size = engine.save(out, network)
     net = engine.load(out)
@@ -76,11 +80,25 @@ def deploy(
         "layers": len(integers.layers),
         "timesteps": integers.timesteps,
         "bits": integers.facts.get("bits"),
+        "remark": remark,
         "verified": verified,
         "levels": None if levels is None else str(levels),
         "new_folder": new_folder,
     }
     print_result(as_json, facts, lambda: render_deployed(facts))
+
+
+def _other_bits(trained: int, bits: int) -> str | None:
+    """What to know where weights are deployed with other bits than they were trained with."""
+    if bits < trained:
+        return (
+            f"trained with {trained} bits, and rounded to {bits} afterwards: train.weight_bits={bits} trains with these"
+        )
+    return (
+        f"trained with {trained} bits: --bits {trained} needs fewer, and loses nothing"
+        if trained < min(bits, 8)
+        else None
+    )
 
 
 def _load_deployed(path: Path) -> Network:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Self
 
 from lbq.cli import heartbeat
 from lbq.cli.render import duration, make_console
+from lbq.config import UNROUNDED_BITS
 from lbq.training.watcher import Watcher
 
 if TYPE_CHECKING:
@@ -106,6 +107,11 @@ class TrainProgress(_Shown, Watcher):
             f"{plan.processes} x {plan.device}, {plan.kernel} kernel{memory}"
         )
         self.console.print(f"decay    {_decay_line(plan.weight_decay)}")
+        if plan.weight_bits < UNROUNDED_BITS:
+            self.console.print(
+                f"weights  rounded to {plan.weight_bits} bits as in the deployed network; the first layer's to 8, the "
+                f"readout's not"
+            )
         if plan.emulated:
             self.console.print(
                 f"slow     this CPU has no instructions for {plan.emulated}: its convolutions are some hundred times slower "

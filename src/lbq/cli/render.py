@@ -311,6 +311,8 @@ def render_deployed(facts: Mapping[str, Any]) -> None:
         f"{facts['path']}: {size_of(facts['bytes'])}, {facts['weights']:,} weights{bits} in {facts['layers']} spiking "
         f"layers, T = {facts['timesteps']}"
     )
+    if facts.get("remark"):
+        print_line(facts["remark"])
     if facts.get("new_folder"):
         print_line(f"{facts['new_folder']} is a new folder, made for it")
     golden = f"; {facts['verified']} golden inputs run the same densely and by bit planes" if facts["verified"] else ""

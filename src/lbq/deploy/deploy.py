@@ -59,7 +59,7 @@ def deploy(
         none: they are read as they are.
     timesteps: default the network's own.
     static: an image is shown at every timestep; False for event frames, which bring their time along.
-    bits: of the weights, 4 to 8, or 16.
+    bits: of the weights, 2 to 8, or 16.
     classes: their names.
     examples: uint8 inputs for the golden vectors, `[B, C, H, W]` or `[T, B, C, H, W]`; default random ones.
     facts: where the network comes from, as JSON values. {"data": {"name": "cifar10"}} lets `lbq run` read that dataset.
@@ -175,7 +175,7 @@ def _checked_examples(examples: Any, graph: Graph, input_shape: InputShape) -> N
 
 def deploy_run(
     run: Path | str,
-    bits: int = 8,
+    bits: int | None = None,
     changes: Iterable[str] = (),
     noise: bool = False,
     timesteps: int | None = None,
@@ -183,6 +183,7 @@ def deploy_run(
 ) -> Network:
     """The network of a run folder, its golden inputs the first test images of the dataset it was trained on.
 
+    bits: of the weights; default those that it was trained with, `train.weight_bits`.
     noise: random ones instead, for files that are published where the dataset must not be; it is then not needed either.
     timesteps: default as many as it was trained over. stream: for endless frames too, see `deploy`.
     """
@@ -223,12 +224,13 @@ def deploy_trained(
     config: Config,
     reads: Inputs,
     examples: NDArray[np.uint8] | None,
-    bits: int = 8,
+    bits: int | None = None,
     origin: Mapping[str, str] | None = None,
     stream: bool = False,
 ) -> Network:
-    """The network of a configuration, for such inputs. origin: what identifies its run; default the configuration's hash."""
-    d = config.data
+    """The network of a configuration, for such inputs. bits: default the configuration's. origin: what identifies its run;
+    default the configuration's hash."""
+    d, bits = config.data, config.train.weight_bits if bits is None else bits
     if reads.shape[0] != config.model.in_channels:
         raise GraphError(f"the network reads {config.model.in_channels} channels, {reads.name} has {reads.shape[0]}")
     data = {"name": d.name, "size": d.size, "frames": d.frames, "window_ms": d.window_ms}

@@ -83,8 +83,10 @@ def choose(
 
 
 def check(network: IntegerNetwork) -> None:
-    """Refuse networks that have no timestep before the last one to stop at."""
+    """Refuse networks that have no timestep before the last one to stop at, or no second class to lead."""
     if network.timesteps == 1:
         raise LbqError("the network has one timestep, so nothing can stop before it")
+    if network.readout.shape[0] == 1:
+        raise LbqError("the network has one class, which leads no second one, so nothing can stop early")
     if mixed := network.mixed_layers:
         raise LbqError(f"layer {mixed[0]!r} mixes all timesteps, so that nothing can stop before the last one")

@@ -24,7 +24,7 @@ from lbq._version import __version__
 from lbq.engine import Network, load
 from lbq.engine.file.reading import Golden
 from lbq.errors import GraphError
-from lbq.export import cortex_m, refuse_unknown
+from lbq.export import c99_exits, cortex_m, refuse_unknown
 from lbq.export.names import check_name, check_ours
 from lbq.export.rows import packed_rows
 from lbq.export.schedule import LayerStep, Schedule
@@ -65,6 +65,7 @@ def export(
     sources = Sources(net.network, name, net.golden, checksum, form, target, window)
     golden = sources.golden  # the example's inputs and logits lie in flash too, and the logits of one in RAM
     flash_bytes = sources.constant_bytes + golden.inputs.nbytes + golden.logits.nbytes
+    flash_bytes += c99_exits.example_bytes(sources.early)
     boards = cortex_m.fitting_boards(flash_bytes, sources.memory_bytes + golden.logits[0].nbytes) if target else []
     contents = sources.files()
     for file_name, text in contents.items():
@@ -119,6 +120,7 @@ class Sources:
         if window is not None:
             self.golden = _windowed(network, self.golden, window)
             network = over_window(network, window)
+        self.early = c99_exits.of_examples(network, self.golden)
         self.network, self.name, self.checksum, self.form, self.target = network, name, checksum, form, target
         self.macro = name.upper()  # with which the names of constants begin
         self.schedule = Schedule(network, stepwise=form == "step", keep=keep)
@@ -148,7 +150,8 @@ class Sources:
         folder = resources.files("lbq.export") / "c"
         text, of_form = (folder / name).read_text(encoding="utf-8"), folder / self.form / name
         if of_form.is_file():
-            text = text.replace("@interface@\n", of_form.read_text(encoding="utf-8"))
+            more = c99_exits.part(name, self.form) if self.early else ""
+            text = text.replace("@interface@\n", of_form.read_text(encoding="utf-8") + more)
         return re.sub(r"@(\w+)@", lambda mark: str(values[mark[1]]), _renamed(text, self.name))
 
     def _sizes(self) -> tuple[int, int]:
@@ -210,7 +213,7 @@ class Sources:
             self._synapse(s, source, first + i, readout=True)
             for i, (s, source) in enumerate(zip(net.readout.synapses, plan.readout.sources, strict=True))
         ]
-        bias = self._array("readout_bias", net.readout.bias)
+        bias, exits = self._array("readout_bias", net.readout.bias), c99_exits.constants(net.exits, self._array)
         tensors = [
             f"{{{self.macro}_{TENSOR_KINDS[t.kind]}, {_numbers(t.frames, *t.shape, 0 if t.kind == 'image' else t.offset)}}}"
             for t in plan.tensors
@@ -225,7 +228,7 @@ class Sources:
         tables = {"tensor": tensors, "synapse": synapses, "pool": pools, "layer": layers, "stage": stages}
         tables |= product_tables(plan)
         pointers = [f"{kind}s" if rows else "NULL" for kind, rows in tables.items()]
-        counts = f"{len(stages)}, {first}, {len(net.readout.synapses)}, {bias}"
+        counts = f"{len(stages)}, {first}, {len(net.readout.synapses)}, {bias}, {exits}"
         texts = [
             *(self._table(kind, f"{kind}s", rows) for kind, rows in tables.items() if rows),  # C99 has no empty arrays
             f"const char *const {self.name}_class_names[{self.macro}_CLASSES] = {{\n"
@@ -310,6 +313,7 @@ class Sources:
             inputs=",\n".join(f"{{\n{_wrapped(one.reshape(-1))}\n}}" for one in inputs),
             logits=",\n".join(f"{{\n{_wrapped(one)}\n}}" for one in self.golden.logits),
             frame=f"input + t * {size}" if one_by_one else "input",
+            **c99_exits.in_the_example(self.early, _wrapped),
             **(cortex_m.IN_THE_EXAMPLE if self.target else dict.fromkeys(cortex_m.IN_THE_EXAMPLE, "")),
         )
 

@@ -41,7 +41,7 @@ from lbq.graph.integer import (
 )
 from lbq.graph.levels import highest_level
 
-BITS = (4, 5, 6, 7, 8, 16)
+BITS = (2, 3, 4, 5, 6, 7, 8, 16)
 STEM_BITS, HEAD_BITS = 8, 16  # at least so many: the first layer sees 8-bit pixels, and the last one decides
 UNIT_BITS_BELOW_STEP = 8  # a unit is never finer than step / 2^(bits + 8), so that dead channels are harmless
 NEGLIGIBLE_PART = 64  # weights that together move a membrane by less than this part of a step do not matter
@@ -58,11 +58,11 @@ def quantise(
 ) -> IntegerNetwork:
     """The integer network of an absorbed graph whose gains are folded and whose input is uint8.
 
-    bits: of the weights, 4 to 8 (int8) or 16 (int16). The first layer has at least 8, the readout 16.
+    bits: of the weights, 2 to 8 (int8) or 16 (int16). The first layer has at least 8, the readout 16.
     stream: bounds hold for any number of timesteps, not for the graph's alone.
     """
     if bits not in BITS:
-        raise GraphError(f"bits must be 4, 5, 6, 7, 8 or 16, got {bits!r}")
+        raise GraphError(f"bits must be 2 to 8, or 16, got {bits!r}")
     if not graph.absorbed:
         raise GraphError("the graph's steps are not absorbed yet: call lbq.deploy.absorb(graph) first")
     if not graph.layers:

@@ -69,7 +69,8 @@ def create(name: str, *, timesteps: int | None = None, channels: int | None = No
     """A neuron by name. `timesteps` and `channels` describe where it stands and reach the neurons that need them;
     `per_channel=True` asks for one step per channel."""
     if name not in NEURONS:
-        raise ConfigError(f"unknown neuron {name!r}{nearest(name, NEURONS)}{YOUR_OWN}")
+        hint = "; an ANN's is 'relu'" if name.lower() == "ann" else nearest(name, NEURONS)  # 'qann' is quantised
+        raise ConfigError(f"unknown neuron {name!r}{hint}{YOUR_OWN}")
     known, factory = options_of(name), NEURONS[name]
     accepts = inspect.signature(factory).parameters
     any_option = any(argument.kind is argument.VAR_KEYWORD for argument in accepts.values())

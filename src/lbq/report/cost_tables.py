@@ -14,6 +14,7 @@ from lbq.results import paper
 from lbq.results.result import Group
 
 PAPER_SETTING = ("CIFAR-10", "ResNet-20", 300)  # dataset, network, epochs
+METHODS = f"N_max in brackets; T = {cells.PAPER_TIMESTEPS} where a method names no other."
 
 
 def accounts_of(group: Group) -> list[tuple[Account, Account]]:
@@ -36,7 +37,8 @@ def counts_table(groups: Sequence[Group]) -> Table:
         "Table 6: accumulations per image",
         "Method; Dataset; Network; #Epochs; #Unary (M); #Bit-sparse (M); #Saved %; #Border-exact (M); #Images; "
         "Network ran; Origin",
-        f"Published: {paper.CITATION}, T = 2; N_max in brackets. Several seeds: mean ± sample standard deviation.",
+        f"Published: {paper.CITATION}.",
+        f"{METHODS} Several seeds: mean ± sample standard deviation.",
         "Unary, bit-sparse: rate x MACs, padded taps included, as the paper counts. Border-exact: bit-sparse at valid "
         "positions only, the readout once on its sums.",
     )
@@ -71,6 +73,7 @@ def cost_table(groups: Sequence[Group], technology: Technology = DEFAULT) -> Tab
         "#Formations (M); #Modelled energy (mJ); #ANN / it, modelled; #Images; Network ran; Origin",
         f"Published: {paper.CITATION}; its energies again from its counts"
         + (", at the prices below: not the energies that it published." if repriced else "."),
+        METHODS,
         f"Modelled, never measured: {technology.fp32_mac:g} pJ for a MAC, {technology.fp32_add:g} pJ for an accumulation, "
         f"{technology.int32_add:g} pJ for a formation. Memory, routing and state updates are not in it.",
         f"Prices: {technology.credit(*PAPER)}.",

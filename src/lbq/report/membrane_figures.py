@@ -42,9 +42,8 @@ def membranes_of_all(networks: Sequence[tuple[int, str, Analysis]], heading: str
         plot.line([(float(centres[b]), 100 * float(shares[b])) for b in range(low, min(high, len(shares)))], series)
     plot.legend([(name, series) for series, name, _ in shown])
     other = [name for _, name, _, seen in watched if seen not in (None, images)]
-    caption = (
-        f"Mean over layers, in bins of {Membrane.WIDTH} steps, over the same {images[1]:,} test images for all runs."
-    )
+    over = f"the same {images[1]:,} test images for all runs" if len(shown) > 1 else f"{images[1]:,} test images"
+    caption = f"Mean over layers, in bins of {Membrane.WIDTH} steps, over {over}."
     if other:
         caption += f" Left out, for they were watched on other images: {'; '.join(other)} (lbq analyze --membranes)."
     return Figure("membranes", "Membranes", caption, plot.svg())

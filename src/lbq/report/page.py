@@ -264,8 +264,7 @@ def _details(result: Result, title: str) -> str:
     shown = {k: v for k, v in record.items() if isinstance(v, str | int | float) and k != "format"}
     shown |= {f"versions.{k}": v for k, v in record.get("versions", {}).items()}
     facts = "".join(f"<tr><td>{escape(str(k))}</td><td>{escape(str(v))}</td></tr>" for k, v in shown.items())
-    held_out = any(entry.get("holdout_accuracy") is not None for entry in record["log"])
-    logged = [key for key in LOGGED if held_out or key != "holdout_accuracy"]
+    logged = [key for key in LOGGED if any(entry.get(key) is not None for entry in record["log"])]
     log = [[entry.get(key) for key in logged] for entry in record["log"]]
     head = "".join(f'<th scope="col"><button type="button">{escape(key)}</button></th>' for key in logged)
     rows = "".join(

@@ -10,6 +10,7 @@ from lbq.report.figures import Figure, level_colour
 from lbq.report.svg import WIDTH, Drawing, Plot
 
 N_MAX, TAIL = 5, 0.5  # of the paper's Fig. 3
+MOST_BARS = 12  # of the neuron at work, gaps between neurons included: more would be too narrow for their levels
 
 
 # name: the range in which the slope is 1, and the tail outside it
@@ -59,8 +60,10 @@ def neuron_figures(traces: Sequence[Trace], of: str) -> list[Figure]:
 
 
 def _membrane(traces: Sequence[Trace], where: str) -> Figure:
-    """Membranes as bars from zero, thresholds as lines, the reset as an arrow, the level above."""
-    steps = sum(len(t.levels) + 1 for t in traces)
+    """Membranes as bars, thresholds as lines, the reset as an arrow, the level above. As many neurons as have room."""
+    timesteps = min(len(traces[0].levels), MOST_BARS - 1)
+    traces = traces[: max(1, MOST_BARS // (timesteps + 1))]
+    steps = len(traces) * (timesteps + 1)
     high = max(max(t.n_max + 1, max(t.before) / t.step) for t in traces)
     low = min(0.0, min(min(*t.before, *t.after) / t.step for t in traces))
     plot = Plot(
@@ -68,33 +71,34 @@ def _membrane(traces: Sequence[Trace], where: str) -> Figure:
         "; ".join(f"membrane {', '.join(f'{u / t.step:.2f}' for u in t.before)} steps gives levels {t.levels}" for t in traces),
         (0, steps),
         (low * 1.1, high * 1.08),
-        "neurons, each over its timesteps",
+        "timestep of each neuron",
         "membrane U in steps γ",
         xticks=[],
         yticks=[(k, f"{k}γ" if k else "0") for k in range(max(t.n_max for t in traces) + 1)],
         subtitle=where,
     )  # fmt: skip
-    at = 0.5
+    at, wide = 0.5, 0.45 * (plot.at_x(1) - plot.at_x(0))
     for n, t in enumerate(traces):
         if n:
             plot.segment((plot.at_x(at - 0.5), plot.top), (plot.at_x(at - 0.5), plot.bottom), "grid")
-        for i, level in enumerate(t.levels):
+        for i, level in enumerate(t.levels[:timesteps]):
             u, v, x = t.before[i] / t.step, t.after[i] / t.step, at + i
             top, bottom = plot.at_y(max(u, 0)), plot.at_y(min(u, 0))
             look = {"fill": level_colour(abs(level), t.n_max)} if level else {"kind": "silent"}
-            plot.rect(plot.at_x(x) + 2, top, plot.at_x(x + 1) - plot.at_x(x) - 14, bottom - top,
-                      tip=f"t = {i + 1}: U = {u:.2f} γ, S = {level}", **look)  # fmt: skip
-            edge = plot.at_x(x + 1) - 7
+            middle, edge = plot.at_x(x + 0.35), plot.at_x(x + 0.75)
+            plot.rect(
+                middle - wide / 2, top, wide, bottom - top, tip=f"t = {i + 1}: U = {u:.2f} γ, S = {level}", **look
+            )
             if level:
                 plot.segment((edge, plot.at_y(u)), (edge, plot.at_y(v)), "axis")
                 plot.path([(edge - 3, plot.at_y(v) - 5), (edge, plot.at_y(v)), (edge + 3, plot.at_y(v) - 5)], "axis")
-            plot.text((plot.at_x(x) + plot.at_x(x + 1)) / 2 - 5, top - 6, f"S={level}", "middle", "bold small")
-            plot.text((plot.at_x(x) + plot.at_x(x + 1)) / 2 - 5, plot.bottom + 16, f"t={i + 1}", "middle", "soft small")
-        at += len(t.levels) + 1
+            plot.text(middle, top - 6, f"{level}", "middle", "bold small")
+            plot.text(middle, plot.bottom + 16, f"{i + 1}", "middle", "soft small")
+        at += timesteps + 1
     caption = (
-        f"Real traces: {where}. Bars: U just before emission, in steps; S counts the thresholds that it reaches, at most "
-        "N_max. Arrows: the reset, which takes one step away wherever S > 0. What is left, times β, is there at the next "
-        "timestep."
+        f"Real traces: {where}. Bars: U just before emission, in steps. The number above is the level S: how many "
+        "thresholds U reaches, at most N_max. Arrows: the reset, which takes one step away wherever S > 0. What is left, "
+        "times β, is there at the next timestep."
     )
     return Figure("neuron", "From membrane to level", caption, plot.svg())
 

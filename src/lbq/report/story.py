@@ -169,9 +169,14 @@ def picture(story: Story) -> Figure:
         if any(value is not None for value in values):
             y = _panel(drawing, y, heading, rows, values)
     drawing.height = y - 12
-    caption = "Energies are modelled: counts times published prices. Counts as rate x MACs, as the paper counts."
+    caption = (
+        "Energies are modelled: counts times published prices. Counts are rate x MACs, as the paper counts; with memory, "
+        "border-exact."
+    )
     if rows[0].operations is None:
         caption = "Accumulations and energy: not counted yet."
+        if not record.get("n_max"):
+            caption = "Accumulations and energy: with a spiking network beside it."
     return Figure(f"story-{slug(str(record['dataset']), DATASET_LETTERS)}", "At a glance", caption, drawing.svg())
 
 
@@ -221,9 +226,8 @@ def sentences(story: Story) -> list[str]:
     said = []
     if lead.accuracy is not None:
         beside = "" if ann is None or ann.accuracy is None else f", the ANN of the same network {ann.accuracy:.2f} %"
-        said.append(
-            f"**{group.title}** reads **{lead.accuracy:.2f} %** of the test images of {story.dataset} right{beside}."
-        )
+        name = max(group.title, lead.name, key=len)  # the picture's says more where two have one title
+        said.append(f"**{name}** reads **{lead.accuracy:.2f} %** of the test images of {story.dataset} right{beside}.")
     integers = [a for r in group.results if (a := r.integer_accuracy) is not None]
     if integers and group.mean is not None and len(integers) == len(group.results):
         said.append(f"On integers, deployed, it is {fmean(integers):.2f} %.")
@@ -244,7 +248,9 @@ def sentences(story: Story) -> list[str]:
             f"against float, and **{_share(lead.memory, ann.memory, 'that of an int8 ANN')}** once memory is counted."
         )
     if group.record.get("n_max") and (ann is None or ann.accuracy is None):
-        said.append("No ANN of this network is here: train its configuration with neuron.name=relu and name both.")
+        said.append(
+            "No ANN of this network is here: train its configuration with `neuron.name=relu`, and name both runs."
+        )
     return said
 
 

@@ -283,10 +283,10 @@ class Job:
                     writer.add_scalar(name, value, record.epoch)
 
     def _result(self) -> dict[str, Any]:
-        """Write the weights (averaged ones, where averaging is on), then `result.json`: the last epoch is the result."""
+        """Write the weights as they were tested (averaged, rounded), then `result.json`: the last epoch is the result."""
         lines = [json.loads(line) for line in self.metrics.read_text().splitlines()]
         last = lines[-1]
-        with self.trainer.averaged():
+        with self.trainer.averaged(), self.trainer.rounded():
             checksum = run_folder.write_weights(self.folder, self.trainer.net.state_dict())
         result = {
             "accuracy": last["test_accuracy"],

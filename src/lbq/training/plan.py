@@ -37,6 +37,7 @@ class Plan:
     emulated: str | None  # the precision, where this CPU has no instructions for it
     data: dict[str, str]
     train_samples: int
+    weight_bits: int  # in training and, by default, in the deployed network
     weight_decay: dict[str, float]  # of each role that has parameters: weights, norms, steps, neurons
     remarks: tuple[str, ...] = ()  # settings that change nothing here, or do not fit together
 
@@ -75,6 +76,7 @@ def plan_of(trainer: Trainer) -> Plan:
         emulated=t.precision if emulated(t, device) else None,
         data=trainer.source.about,
         train_samples=trainer.source.train_size,
+        weight_bits=t.weight_bits,
         weight_decay=weight_decays(trainer.optimiser),
         remarks=(*_without_effect(trainer), *_ill_matched(trainer)),
     )

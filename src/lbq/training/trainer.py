@@ -32,6 +32,7 @@ from lbq.training.divergence import Sentinel
 from lbq.training.level_cost import priced_levels, summing_levels
 from lbq.training.loss import classification_loss
 from lbq.training.position import EpochRecord, Position
+from lbq.training.weight_rounding import rounding_of
 
 NORM_SAMPLES = 10_000  # training samples that give averaged weights their BatchNorm statistics
 
@@ -64,6 +65,7 @@ class Trainer:
         if config.train.channels_last:
             self.net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.level_cost = priced_levels(config, self.net, source)
+        self.rounded = rounding_of(config, self.net, source)  # the context in which weights have few bits
         if config.train.sync_batchnorm:
             synchronise_batchnorm(self.net)
         self.optimiser = optim.make_optimiser(self.net, config.optim)
@@ -255,15 +257,17 @@ class Trainer:
         captured = self.captured()
         if captured is None:
             self.optimiser.zero_grad(set_to_none=True)
-        for part in range(t.accumulate):
-            x, labels = next(parts)
-            self._seed_stream(part)
-            x, targets = self.mixing(x, labels, self.config.seed, position.epoch, position.batch * t.accumulate + part)
-            x = evaluation.cast(x, t)
-            if captured is None:
-                self._backward(x, targets, labels, last=part == t.accumulate - 1)
-            else:
-                self.sentinel.look(captured(x, targets, labels), x, self.position)
+        with self.rounded() if captured is None else nullcontext():
+            for part in range(t.accumulate):
+                x, labels = next(parts)
+                self._seed_stream(part)
+                number = position.batch * t.accumulate + part
+                x, targets = self.mixing(x, labels, self.config.seed, position.epoch, number)
+                x = evaluation.cast(x, t)
+                if captured is None:
+                    self._backward(x, targets, labels, last=part == t.accumulate - 1)
+                else:
+                    self.sentinel.look(captured(x, targets, labels), x, self.position)
         if captured is None:
             self._check_all_take_part()
             self._update()
@@ -337,7 +341,8 @@ class Trainer:
 
     def _whole(self, x: Tensor, targets: Tensor, labels: Tensor) -> Tensor:
         self.optimiser.zero_grad(set_to_none=True)
-        loss = self._backward(x, targets, labels, last=True, check=False)
+        with self.rounded():
+            loss = self._backward(x, targets, labels, last=True, check=False)
         self._update()
         return loss
 
@@ -387,7 +392,7 @@ class Trainer:
         numbers = self.order(0)[:count, :, self.world.rank].flatten(0, 1)  # the same samples every time
         plain_from = self.config.plain_from
         plain = self.config.augment.plain_epochs > 0 and plain_from <= self.position.epoch
-        with self.averaged():
+        with self.averaged(), self.rounded():
             batches = self.source.train_batches(list(numbers), plain_from if plain else 0, self.config.seed)
             statistics = evaluation.measure_norms(self.net, batches, self.config.train, self.device, self.world)
             for name, value in statistics.items():
@@ -400,5 +405,5 @@ class Trainer:
         """
         self.world.share(self.net.buffers())  # each process may have BatchNorm statistics of its own
         settings = evaluation.exact(self.config.train) if exact else self.config.train
-        with evaluation.without_tf32() if exact else nullcontext():
+        with self.rounded(), evaluation.without_tf32() if exact else nullcontext():
             return evaluation.evaluate(self.net, self.source, part, settings, self.device, self.world, active)

@@ -111,7 +111,7 @@ def test_datagrams_that_nobody_reads_are_lost_and_counted(port: UdpEvents, monke
 
 
 def test_a_port_that_is_taken_is_one_line(port: UdpEvents) -> None:
-    with pytest.raises(DataError, match=f"cannot listen at UDP port {port.port}: Address already in use"):
+    with pytest.raises(DataError, match=f"cannot listen at UDP port {port.port}: Address already in use; name another"):
         UdpEvents(port.port, 34, 34)
 
 

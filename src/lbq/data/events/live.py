@@ -52,7 +52,10 @@ class UdpEvents:
             self._socket.bind(("127.0.0.1", port))
         except (OSError, OverflowError) as error:
             self._socket.close()
-            raise DataError(f"cannot listen at UDP port {port}: {getattr(error, 'strerror', None) or error}") from error
+            why = getattr(error, "strerror", None) or error
+            raise DataError(
+                f"cannot listen at UDP port {port}: {why}; name another one, or 0 for a free one"
+            ) from error
         self.port = int(self._socket.getsockname()[1])
         self._socket.settimeout(0.1)
         self._thread = threading.Thread(target=self._receive, daemon=True)

@@ -30,5 +30,5 @@ int main(void)
         same += memcmp(logits, expected[i], sizeof logits) == 0;
     }
 @end@    printf("%d of %d inputs give the expected logits\n", same, EXAMPLES);
-    return same == EXAMPLES ? 0 : 1;
+    return same == EXAMPLES@and_early@ ? 0 : 1;
 }

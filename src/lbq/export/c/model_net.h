@@ -93,6 +93,7 @@ typedef struct {
     int32_t stage_count;
     int32_t readout_first, readout_count; /* its synapses */
     const int64_t *readout_bias; /* [class] */
+    const int64_t *exit_bias, *exit_margins; /* [timesteps but the last][class], and [those timesteps]; NULL: no early exit */
     const model_gate *gates;
     const model_product *products;
     const model_attention *attentions; /* [synapse], where MODEL_PRODUCTS is 1 */

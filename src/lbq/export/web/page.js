@@ -111,7 +111,7 @@ function watchPad() {
     if (event.key === " ") drawn();
     else drawPad();
   });
-  pad.addEventListener("focus", drawPad);
+  pad.addEventListener("focus", () => { state.keys = pad.matches(":focus-visible"); drawPad(); });  // the pen shows where it is
   pad.addEventListener("blur", drawPad);
   $("clear").addEventListener("click", clearPad);
 }
