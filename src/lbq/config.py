@@ -31,7 +31,7 @@ def _checked(default: Any, expected: str, ok: Callable[[Any], bool]) -> Any:
 
 
 MOST_TIMESTEPS = 4096  # that a deployed network may have
-UNROUNDED_BITS = 8  # of weights: so fine that training needs no rounding
+DEPLOYED_BITS = 8  # of weights, where training did not round them
 
 
 def _at_least(default: Any, low: float, most: float = math.inf) -> Any:
@@ -125,7 +125,7 @@ class TrainConfig:
     tet_weight: float = _share(0.05)
     level_cost: float = _at_least(0.0, 0)  # price on levels, times accumulations as a share of MACs; 0: off
     level_cost_of: str = _one_of("bit_sparse", "bit_sparse", "unary")  # which accumulations it counts
-    weight_bits: int = _checked(UNROUNDED_BITS, "2 to 8 (8: not rounded)", lambda v: 2 <= v <= UNROUNDED_BITS)
+    weight_bits: int = _checked(0, "0 (not rounded) or 2 to 8", lambda v: v == 0 or 2 <= v <= 8)
     ema: float = _share(0.0)  # decay of averaged weights; 0: off
     init_from: str = ""  # a run, a model.lbq or a weights.safetensors to start from
     new_head: bool = False  # leave the classifier of `init_from` out
@@ -151,7 +151,7 @@ LATER: dict[str, dict[str, Any]] = {
     "data": {"limit": 0},
     "neuron": {"step": FORMER_STEP},
     "optim": {"norm_decay": False, "neuron_decay": "none", "neuron_decay_factor": 1, "sam": 0, "sam_epochs": 0},
-    "train": {"level_cost": 0, "level_cost_of": "bit_sparse", "new_head": False, "weight_bits": UNROUNDED_BITS},
+    "train": {"level_cost": 0, "level_cost_of": "bit_sparse", "new_head": False, "weight_bits": 0},
 }  # settings that came later, and their defaults
 
 # Settings that may change for a run that is trained already.

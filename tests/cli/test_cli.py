@@ -336,6 +336,14 @@ def config_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+def test_training_ends_with_a_word_on_layers_that_do_not_fire(call: Call, config_file: Path, tmp_path: Path) -> None:
+    changes = ["model.id=resnet8w4", "train.epochs=1", "train.warmup_epochs=0", "neuron.name=lbq", "neuron.step=40"]
+    code, _, err = call("train", str(config_file), *changes, "-o", str(tmp_path / "run"), "--device", "cpu")
+    assert code == 0, err
+    assert "hardly any neuron fires in sn1 (0 %), layer1.0.sn1 (0 %)" in " ".join(err.split())
+    assert "optim.neuron_decay_factor" in err
+
+
 def test_train_and_eval(call: Call, config_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     command = ["train", str(config_file), *SMALL, "seed=3", "--device", "cpu"]
@@ -351,6 +359,7 @@ def test_train_and_eval(call: Call, config_file: Path, tmp_path: Path, monkeypat
         "samples/s",
     ):
         assert text in err
+    assert "hardly any neuron fires" not in err
     assert load_config(folder).train.deterministic
     facts = call.json("eval", str(folder), "--device", "cpu")
     assert facts["images"] == 599

@@ -12,10 +12,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lbq import BurstNeuron, models
-from lbq.deploy import graph_of, lower
+from lbq.deploy import deploy, graph_of, lower
 from lbq.errors import GraphError, TooSmall
 from lbq.graph import Graph
 from lbq.models import fire, over_time
+from tests.support.small_nets import Functional
 
 HEADS = 2
 
@@ -140,7 +141,7 @@ def test_gates_broadcast_over_positions_and_channels(over: str, shape: Any) -> N
             lambda q, k, v: F.softmax(q.flatten(3).mT @ k.flatten(3), -1),
             "operation 'softmax' .* in attention, leave it out",
         ),
-        (lambda q, k, v: q.flatten(3).mT @ k.flatten(3), "scores, Q K\\^T, are read by their product with V alone"),
+        (lambda q, k, v: q.flatten(3).mT @ k.flatten(3), "scores, Q K\\^T, are read by their product with V, or"),
         (lambda q, k, v: q.flatten(3) @ k.flatten(3), "attention alone has an integer form: .*heads are neighbouring"),
         (lambda q, k, v: (q.flatten(3).mT @ k.flatten(3)) @ v.flatten(3).mT, "bring it back to \\[T, B, channels"),
         (lambda q, k, v: torch.einsum("tbcyx,tbcvw->tbyv", q, k), "operation 'einsum' .*: write it with @"),
@@ -196,16 +197,33 @@ class Tokens(nn.Module):
         (lambda q, k: torch.einsum("tbnd,tbmd->tbnm", q, k), "^einsum in the .*: write it with @"),
         (lambda q, k: F.scaled_dot_product_attention(q, k, k), "^scaled_dot.*: its softmax has none; .*tutorials/att"),
         (lambda q, k: torch.softmax(q @ k.mT, -1) @ q, "^softmax in .*: .*in attention, leave it out"),
-        (lambda q, k: q + k, "^flatten in the network's forward: flatten channels, height and width together"),
+        (
+            lambda q, k: q + k,
+            r"^layer 'q': Linear reads tokens .*: keep .* as \[T, B, .*write nn.Conv2d\(8, 8, 1\), which",
+        ),
     ],
 )
 def test_causes_behind_a_layout_that_cannot_be_followed(product: Any, message: str) -> None:
     net = Tokens(product)
     with pytest.raises(GraphError, match=message):
         lower(net, (3, 16, 16), timesteps=2)
+    with pytest.raises(GraphError, match=message):  # which looks at it in float64
+        deploy(net, (3, 16, 16), timesteps=2)
     net.product = lambda q, k: (q + k) @ net.weight  # a product with a parameter is none
-    with pytest.raises(GraphError, match="^flatten in the network's forward"):
+    with pytest.raises(GraphError, match="^layer 'q': Linear reads tokens"):
         lower(net, (3, 16, 16), timesteps=2)
+
+
+def test_a_linear_layer_of_features_is_no_cause() -> None:
+    """It reads one row for each sample and timestep, wherever time stands."""
+
+    def forward(m: Any, x: Tensor) -> Tensor:
+        y = m.sn(over_time(x, m.conv, timesteps=2)).permute(0, 1, 3, 4, 2)  # channels last, for nothing
+        return m.fc(y.mean((2, 3)).transpose(0, 1)).mean(1)
+
+    net = Functional(forward, 2, conv=nn.Conv2d(3, 8, 4, 4), sn=BurstNeuron(), fc=nn.Linear(8, 5))
+    with pytest.raises(GraphError, match="^permute in the network's forward: only time and batch can be exchanged"):
+        lower(net, (3, 16, 16))
 
 
 def test_a_network_that_cannot_be_copied_keeps_its_first_refusal() -> None:

@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from lbq import models
 from lbq.config import Config, recipe_hash
-from lbq.counting.operations import Counter
+from lbq.counting.operations import Counter, count
+from lbq.data import load_digits
+from lbq.deploy import lower
 from lbq.errors import ConfigError, GraphError
 from lbq.measuring.measure import measure
+from lbq.models import attention
+from lbq.neuron import BurstNeuron
 from lbq.neuron.base import unchanging
 from lbq.neuron.hooks import evaluating
-from lbq.training.level_cost import LevelCost, summing_levels
+from lbq.neuron.recorder import record_levels
+from lbq.training.level_cost import CountKind, LevelCost, summing_levels
 from tests.support import small_runs
 from tests.support.commands import Call
+from tests.support.small_nets import Functional, normalised, pixels, small
 
 ROOT = Path(__file__).parents[2]
 PRICED = ("train.level_cost=0.5", "train.ema=0")
@@ -37,10 +46,91 @@ def test_the_cost_is_the_count_of_accounting(neuron: dict[str, object]) -> None:
         net(x)
     for kind, expected in (("unary", total.unary), ("bit_sparse", total.bit_sparse)):
         cost = LevelCost(net, (1, 8, 8), kind)  # type: ignore[arg-type]
-        assert cost.accumulations(emitted).item() / len(x) == pytest.approx(expected, rel=1e-5)
+        assert cost.accumulations(emitted, len(x)).item() / len(x) == pytest.approx(expected, rel=1e-5)
         share = expected / (2 * measured.graph.macs)
         assert cost(emitted, len(x)).item() == pytest.approx(share, rel=1e-5)
     assert total.bit_sparse > 0
+
+
+@pytest.mark.parametrize("id", ["spikformer1x16", "spikformer1x16-scores", "qkformer3x32"])
+def test_the_cost_has_products_of_levels(id: str) -> None:
+    """Against float64: rates of accounting times MACs; and the gradient of an operand is that of its levels times the other's
+    mean, a constant."""
+    net = small(id, {"name": "lbq", "step": 0.1})
+    with record_levels(net) as levels, summing_levels(net) as emitted, torch.no_grad():
+        net(normalised(pixels(3, 3, 8, 8)))
+    graph = lower(net, (3, 8, 8))
+    terms = [(s.macs, [s.source]) for s in graph.synapses if s.kind == "conv" and s.source != "input"]
+    weighted = len(terms)
+    terms += [(math.prod(gate.shape), list(gate.operands)) for gate in graph.gates]
+    for s in graph.synapses:
+        if s.kind == "matmul":
+            *first, last = s.sources
+            terms += [(s.macs // 2, first), (s.macs // 2, [last])] if len(first) > 1 else [(s.macs, [*first, last])]
+    kinds: tuple[CountKind, ...] = ("unary", "bit_sparse")
+    for kind in kinds:
+        worth = {name: level if kind == "unary" else np.bitwise_count(level) for name, level in levels.items()}
+        mean = {name: float(np.mean(each, dtype=np.float64)) for name, each in worth.items()}
+        for gate in graph.gates:
+            mean[gate.name] = mean[gate.factor] * mean[gate.source]
+        parts = [2 * macs * math.prod(mean[name] for name in names) for macs, names in terms]
+        cost = LevelCost(net, (3, 8, 8), kind)
+        sums = {name: [each.detach().requires_grad_() for each in calls] for name, calls in emitted.items()}
+        total = cost.accumulations(sums, 3)
+        assert total.item() == pytest.approx(3 * sum(parts), rel=1e-12)
+        counted = getattr(count(graph, levels, "rate").product_total, kind)
+        assert counted == pytest.approx(sum(parts[weighted:]))
+        assert counted > 0
+        total.backward()
+        for name in {name for s in graph.synapses if s.kind == "matmul" for name in s.sources}:
+            others = [(m, [mean[n] for n in names if n != name]) for m, names in terms if name in names]
+            size, bits = sums[name][0].tolist()
+            slope = sum(m * math.prod(means) for m, means in others) * (1 if kind == "unary" else bits / size)
+            gradient = sums[name][0].grad
+            assert gradient is not None
+            assert gradient.tolist() == pytest.approx([slope / graph[name].units, 0])
+
+
+def test_a_price_lowers_the_count_of_products() -> None:
+    """In a network of 64 tokens with 8 channels, where products are most of what there is to count."""
+
+    def forward(m: Any, x: Tensor) -> Tensor:
+        y = m.sn(models.over_time(x, m.stem, timesteps=2))
+        q, k, v = (
+            models.fire(y, m.get_submodule(f"to_{n}"), m.get_submodule(f"bn_{n}"), m.get_submodule(n)) for n in "qkv"
+        )
+        return m.fc(m.out(attention.attend(q, k, v, 1, 4.0)).mean((-2, -1))).mean(0)
+
+    def made() -> Any:
+        torch.manual_seed(0)
+        convs = {f"to_{name}": nn.Conv2d(8, 8, 1, bias=False) for name in "qkv"}
+        norms, neurons = {f"bn_{name}": nn.BatchNorm2d(8) for name in "qkv"}, {name: BurstNeuron() for name in "qkv"}
+        others = {
+            "stem": nn.Conv2d(1, 8, 3, padding=1),
+            "sn": BurstNeuron(),
+            "out": BurstNeuron(),
+            "fc": nn.Linear(8, 10),
+        }
+        return Functional(forward, 2, **convs, **norms, **neurons, **others)
+
+    data, counts = load_digits().train, {}
+    x, y = torch.from_numpy(data.images[:32]).float() / 8 - 1, torch.from_numpy(data.labels[:32]).long()
+    for price in (0.0, 1.0):
+        net = made()
+        cost, optimiser = LevelCost(net, (1, 8, 8)), torch.optim.Adam(net.parameters(), 0.03)
+        for _ in range(12):
+            optimiser.zero_grad()
+            with summing_levels(net) as emitted:
+                loss = nn.functional.cross_entropy(net(x), y)
+                (loss + price * cost(emitted, len(x))).backward()
+            optimiser.step()
+        with record_levels(net) as levels, torch.no_grad():
+            net(x)
+        account = count(lower(net, (1, 8, 8)), levels)
+        counts[price] = account.product_total.bit_sparse
+        assert account.product_total.bit_sparse > 0.5 * account.total.bit_sparse
+        assert loss.item() < 2.3
+    assert 0 < counts[1.0] < 0.7 * counts[0.0]
 
 
 def test_a_price_lowers_the_count() -> None:
@@ -73,7 +163,7 @@ def test_the_gradient_is_that_of_the_loss_and_the_price() -> None:
     for parameter, gradient in zip(made.net.parameters(), expected, strict=True):
         assert parameter.grad is not None
         torch.testing.assert_close(parameter.grad / 8, gradient)
-    assert made.tally[3].item() == pytest.approx(cost.accumulations(emitted).item())
+    assert made.tally[3].item() == pytest.approx(cost.accumulations(emitted, len(x)).item())
 
 
 @pytest.mark.parametrize("changes", [(), ("optim.sam=0.05",), ("train.loss=tet",)], ids=["plain", "sam", "tet"])

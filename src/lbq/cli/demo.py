@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lbq import engine
+from lbq.cli import render
 from lbq.cli.progress import DemoProgress
 from lbq.config import INITIAL_STEP, Config
 from lbq.counting.deployed_counts import analyze
@@ -151,3 +152,48 @@ def _deploy(run: Path) -> tuple[AbsorptionCheck, IntegerCheck]:
     checks = {"absorption": asdict(absorption), "integers": asdict(check)}
     run_folder.write_text(run / "checks.json", json.dumps(checks, indent=2) + "\n")
     return absorption, check
+
+
+def render_demo(result: DemoResult) -> None:
+    console, check = render.make_console(), result.check
+    ann_microjoules = 1e3 * result.measured["ann"].ann_energy_mj()
+    rows = []
+    for method, measured in result.measured.items():
+        account = measured.exact
+        microjoules = ann_microjoules if account is None else 1e3 * account.energy_mj()
+        title, _, timesteps = METHODS[method]
+        spikes = ["", "", ""]
+        if account is not None:
+            counts = account.total.unary, account.executed
+            spikes = [f"{100 * account.active_ratio:.1f}", *map(render.thousands, counts)]
+        energy = f"{microjoules:.3f}", f"{ann_microjoules / microjoules:.2f}"
+        rows.append((title, str(timesteps), f"{measured.accuracy:.2f}", *spikes, *energy))
+    render.print_table(
+        f"UCI digits, resnet8w16, {result.parameters:,} parameters, {check.images} held-out images",
+        ("network", "T", "acc. %", "active %", "unary kAC", "bit kAC", "energy uJ", "ANN/it"),
+        rows,
+    )
+    console.print("kAC: thousand accumulations per image, unary (S) and by bit planes (popcount S).")
+    console.print("energy: modelled arithmetic per image (45 nm, Horowitz 2014), not measured.")
+    low, high = min(result.steps.values()), max(result.steps.values())
+    console.print(
+        f"\nlearned steps, {low:.3f} to {high:.3f} (all began at {INITIAL_STEP}), and how often each level is used:"
+    )
+    histograms = result.measured[OURS].histograms
+    for name, step in result.steps.items():
+        shares = " ".join(f"{100 * p:3.0f}" for p in histograms[name].conditional)
+        console.print(f"  {name:<14} γ = {step:.3f}   levels 1..5: {shares} %")
+    absorbed, verdict = result.absorption, "agree with"
+    if absorbed.different:
+        verdict = f"agree but for {absorbed.different} in {absorbed.tied_images} images with ties with"
+    console.print(
+        f"\nsteps absorbed: {absorbed.levels:,} levels {verdict} training's (in float64)\n"
+        f"integer network model.lbq, {render.size_of(check.bytes)}, run by bit planes ({check.kernel}) on {check.images} "
+        f"images, {check.images_per_second:,.0f} a second:\n"
+        f"  {check.levels_agree:.2f} % of levels and {check.predictions_agree:.2f} % of predictions as trained; "
+        f"accuracy {check.accuracy:.2f} %\n"
+        f"  {check.accumulations_executed:,} accumulations executed, {check.accumulations_counted:,} counted"
+    )
+    render.print_line(
+        f"\nrun folder {result.folder}, {result.seconds:.0f} s\nreport {result.report}: open it in a browser"
+    )

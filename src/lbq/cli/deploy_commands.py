@@ -10,6 +10,7 @@ import typer
 from lbq.cli.options import Changes, Json, Limit, data_of_a_run, print_result
 from lbq.cli.progress import CountProgress
 from lbq.cli.render import print_line, render_deployed, render_evaluation, render_predictions
+from lbq.config import DEPLOYED_BITS
 from lbq.errors import ArtefactError, LbqError
 
 if TYPE_CHECKING:
@@ -89,16 +90,12 @@ def deploy(
 
 
 def _other_bits(trained: int, bits: int) -> str | None:
-    """What to know where weights are deployed with other bits than they were trained with."""
-    if bits < trained:
-        return (
-            f"trained with {trained} bits, and rounded to {bits} afterwards: train.weight_bits={bits} trains with these"
-        )
-    return (
-        f"trained with {trained} bits: --bits {trained} needs fewer, and loses nothing"
-        if trained < min(bits, 8)
-        else None
-    )
+    """What to know where weights are deployed with other bits than they were trained with; trained is 0 where unrounded."""
+    if trained and bits > trained:
+        return f"trained with {trained} bits: --bits {trained} needs fewer, and loses nothing"
+    if bits < (trained or DEPLOYED_BITS):
+        return f"rounded to {bits} bits after training: train.weight_bits={bits} trains with these"
+    return None
 
 
 def _load_deployed(path: Path) -> Network:

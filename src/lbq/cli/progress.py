@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Self
 
 from lbq.cli import heartbeat
 from lbq.cli.render import duration, make_console
-from lbq.config import UNROUNDED_BITS
 from lbq.training.watcher import Watcher
 
 if TYPE_CHECKING:
@@ -107,10 +106,10 @@ class TrainProgress(_Shown, Watcher):
             f"{plan.processes} x {plan.device}, {plan.kernel} kernel{memory}"
         )
         self.console.print(f"decay    {_decay_line(plan.weight_decay)}")
-        if plan.weight_bits < UNROUNDED_BITS:
+        if plan.weight_bits:
             self.console.print(
-                f"weights  rounded to {plan.weight_bits} bits as in the deployed network; the first layer's to 8, the "
-                f"readout's not"
+                f"weights  rounded to {plan.weight_bits} bits as in the deployed network, the first layer's to 8, the "
+                "readout's not"
             )
         if plan.emulated:
             self.console.print(

@@ -12,7 +12,6 @@ from lbq.system.shown import shown
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from lbq.cli.demo import DemoResult
     from lbq.counting.analysis import Analysis
     from lbq.counting.costs import Costs
     from lbq.counting.deployed import Evaluation
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
     from lbq.results.result import Gathered
 
 NOISE = " (random noise, no images)"
+SILENT_SHARE = 1e-3  # of neurons that fire, below which a layer is taken to have stopped
 
 
 def make_console(stderr: bool = False) -> Console:
@@ -96,52 +96,6 @@ def accuracy_text(accuracy: float | None, result: Mapping[str, Any]) -> str:
         return f"test accuracy {accuracy:.2f} %"
     held_out = result.get("holdout_accuracy")
     return "not tested" if held_out is None else f"not tested, held-out accuracy {held_out:.2f} %"
-
-
-def render_demo(result: DemoResult) -> None:
-    from lbq.cli.demo import METHODS, OURS
-    from lbq.config import INITIAL_STEP
-
-    console, check = make_console(), result.check
-    ann_microjoules = 1e3 * result.measured["ann"].ann_energy_mj()
-    rows = []
-    for method, measured in result.measured.items():
-        account = measured.exact
-        microjoules = ann_microjoules if account is None else 1e3 * account.energy_mj()
-        title, _, timesteps = METHODS[method]
-        spikes = ["", "", ""]
-        if account is not None:
-            counts = account.total.unary, account.executed
-            spikes = [f"{100 * account.active_ratio:.1f}", *map(thousands, counts)]
-        energy = f"{microjoules:.3f}", f"{ann_microjoules / microjoules:.2f}"
-        rows.append((title, str(timesteps), f"{measured.accuracy:.2f}", *spikes, *energy))
-    print_table(
-        f"UCI digits, resnet8w16, {result.parameters:,} parameters, {check.images} held-out images",
-        ("network", "T", "acc. %", "active %", "unary kAC", "bit kAC", "energy uJ", "ANN/it"),
-        rows,
-    )
-    console.print("kAC: thousand accumulations per image, unary (S) and by bit planes (popcount S).")
-    console.print("energy: modelled arithmetic per image (45 nm, Horowitz 2014), not measured.")
-    low, high = min(result.steps.values()), max(result.steps.values())
-    console.print(
-        f"\nlearned steps, {low:.3f} to {high:.3f} (all began at {INITIAL_STEP}), and how often each level is used:"
-    )
-    histograms = result.measured[OURS].histograms
-    for name, step in result.steps.items():
-        shares = " ".join(f"{100 * p:3.0f}" for p in histograms[name].conditional)
-        console.print(f"  {name:<14} γ = {step:.3f}   levels 1..5: {shares} %")
-    absorbed, verdict = result.absorption, "agree with"
-    if absorbed.different:
-        verdict = f"agree but for {absorbed.different} in {absorbed.tied_images} images with ties with"
-    console.print(
-        f"\nsteps absorbed: {absorbed.levels:,} levels {verdict} training's (in float64)\n"
-        f"integer network model.lbq, {size_of(check.bytes)}, run by bit planes ({check.kernel}) on {check.images} images, "
-        f"{check.images_per_second:,.0f} a second:\n"
-        f"  {check.levels_agree:.2f} % of levels and {check.predictions_agree:.2f} % of predictions as trained; "
-        f"accuracy {check.accuracy:.2f} %\n"
-        f"  {check.accumulations_executed:,} accumulations executed, {check.accumulations_counted:,} counted"
-    )
-    print_line(f"\nrun folder {result.folder}, {result.seconds:.0f} s\nreport {result.report}: open it in a browser")
 
 
 def render_account(measured: Measurement, costs: Costs | None, technology: Technology, noise: bool = False) -> None:
@@ -397,6 +351,16 @@ def render_predictions(rankings: Mapping[str, Sequence[Mapping[str, Any]]]) -> N
             console.print(image, soft_wrap=True)
         for entry in classes:
             console.print(f"{'  ' * (len(rankings) > 1)}{entry['class']:<{width}}  {100 * entry['share']:6.2f} %")
+
+
+def print_silent_layers(active: Mapping[str, float] | None) -> None:
+    """Name layers that have all but stopped firing, on stderr: such a block only passes on what it gets."""
+    silent = [f"{name} ({100 * share:.2g} %)" for name, share in (active or {}).items() if share < SILENT_SHARE]
+    if silent:
+        print_note(
+            f"hardly any neuron fires in {', '.join(silent)}. If that costs accuracy: less decay of steps "
+            "(optim.neuron_decay_factor), a lower train.level_cost, or a smaller first step (neuron.step)"
+        )
 
 
 def render_twins(gathered: Gathered) -> None:

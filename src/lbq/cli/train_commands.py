@@ -28,7 +28,7 @@ def demo(
     as_json: Json = False,
 ) -> None:
     """Train a burst network and three baselines on real digits, run it on integer levels, and print what it costs."""
-    from lbq.cli.demo import run_demo
+    from lbq.cli.demo import render_demo, run_demo
     from lbq.native import choose as kernels
     from lbq.runs.run_folder import next_free
 
@@ -39,7 +39,7 @@ def demo(
             result = run_demo(folder, progress, seed, epochs)
     except Stopped as stopped:
         fail("interrupted", stopped.code)  # nothing is left that could be continued
-    print_result(as_json, result.summary(), lambda: render.render_demo(result))
+    print_result(as_json, result.summary(), lambda: render_demo(result))
 
 
 def train(
@@ -72,6 +72,7 @@ def train(
         accuracy = render.accuracy_text(result["accuracy"], result)
         text = f"{accuracy} after epoch {result['epoch']}, run folder {folder}"
         print_result(as_json, {**result, "run": str(folder)}, lambda: render.print_line(text))
+        render.print_silent_layers(result.get("active"))
 
 
 def sweep(

@@ -2,13 +2,14 @@
 
 A product of two levels takes unary q k additions, bit-sparse popcount(q) popcount(k), and one event where neither is zero.
 Attention is counted in the order (Q K^T) V, or in the other, Q (K^T V). Its second product adds integers, the first one's
-results, once for each unit, set bit or event of the level that chooses them, and only those that are not zero.
+results, once for each unit, set bit or event of the level that chooses them, and only those that are not zero. With a neuron
+on Q K^T both are products of levels.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -68,6 +69,21 @@ def attention_totals(q: Integers, k: Integers, v: Integers, heads: int, linear: 
     return totals
 
 
+def product_totals(synapse: Synapse, operands: Sequence[Integers]) -> NDArray[np.int64]:
+    """Of a synapse of kind `matmul`. With a neuron on the scores both of its products are over pairs of levels."""
+    if len(operands) == 3:
+        q, k, v = operands
+        return attention_totals(q, k, v, synapse.heads)
+    totals, summed = np.zeros(len(FIELDS), np.int64), 3 if synapse.keys else 2  # axis of what pairs do not share
+    shapes = [(-1, synapse.heads, x.shape[2] // synapse.heads, x.shape[3] * x.shape[4]) for x in operands]
+    if not synapse.keys:
+        shapes[0] = -1, *synapse.in_shape
+    for some in zip(*(x.reshape(shape) for x, shape in zip(operands, shapes, strict=True)), strict=True):
+        one, other = (worths(np.abs(x.astype(np.int64))).sum(summed) for x in some)
+        totals += (one * other).sum((1, 2))
+    return totals
+
+
 def _read(rows: Integers, columns: Integers) -> NDArray[np.int64]:
     """`[heads, columns]`: how many results of rows^T @ columns are not zero. A few rows at a time."""
     heads, _, count = columns.shape
@@ -113,8 +129,7 @@ class ProductTallies:
             self._held[gate.name] = gated(factor.astype(np.int32), source.astype(np.int32))
             yield gate.name, self._held[gate.name]
         for s in self._due.get(layer, ()):
-            q, k, v = (self._held[source] for source in s.sources)
-            self.totals[s.name] += attention_totals(q, k, v, s.heads)
+            self.totals[s.name] += product_totals(s, [self._held[source] for source in s.sources])
         place = self.graph.place(layer)
         self._held = {name: held for name, held in self._held.items() if self._last.get(name, -1) > place}
 
@@ -133,8 +148,8 @@ class ProductTallies:
             size = steps * math.prod(gate.shape)
             counts[gate.name] = as_counts(size * means[gate.factor] * means[gate.source])
         for s in self.attentions:
-            queries, keys, values = (means[source] for source in s.sources)
-            counts[s.name] = as_counts(steps * s.macs / 2 * (queries * keys + values))
+            one, other, *values = (means[source] for source in s.sources)
+            counts[s.name] = as_counts(steps * s.macs / (1 + len(values)) * sum(values, one * other))
         return counts
 
     def macs(self) -> dict[str, float]:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
-from lbq.config import Config
+from lbq.config import DEPLOYED_BITS, Config
 from lbq.data.dataset import Inputs
 from lbq.data.testset import TestSet, open_test
 from lbq.deploy.like import Like, check_like, like_training
@@ -183,7 +183,7 @@ def deploy_run(
 ) -> Network:
     """The network of a run folder, its golden inputs the first test images of the dataset it was trained on.
 
-    bits: of the weights; default those that it was trained with, `train.weight_bits`.
+    bits: of the weights; default those that it was trained with, `train.weight_bits`, or 8.
     noise: random ones instead, for files that are published where the dataset must not be; it is then not needed either.
     timesteps: default as many as it was trained over. stream: for endless frames too, see `deploy`.
     """
@@ -230,7 +230,7 @@ def deploy_trained(
 ) -> Network:
     """The network of a configuration, for such inputs. bits: default the configuration's. origin: what identifies its run;
     default the configuration's hash."""
-    d, bits = config.data, config.train.weight_bits if bits is None else bits
+    d, bits = config.data, bits or config.train.weight_bits or DEPLOYED_BITS
     if reads.shape[0] != config.model.in_channels:
         raise GraphError(f"the network reads {config.model.in_channels} channels, {reads.name} has {reads.shape[0]}")
     data = {"name": d.name, "size": d.size, "frames": d.frames, "window_ms": d.window_ms}

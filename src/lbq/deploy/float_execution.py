@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from lbq.errors import GraphError
 from lbq.graph import INPUT, Array, Graph, Layer, NeuronSpec, Synapse
-from lbq.graph.levels import gated, pool, product
+from lbq.graph.levels import gated, pool, synapse_product
 
 Levels = NDArray[np.int64]
 TIE = 1e-9  # a membrane this close to a threshold, in steps, may round either way in another order of summation
@@ -59,8 +59,7 @@ def execute(graph: Graph, x: NDArray[np.generic]) -> Result:
                 parts = [synapse_current(synapse, frame) for frame in (inputs[None] if graph.static else inputs)]
                 parts = parts * (graph.timesteps if graph.static else 1)
             elif synapse.kind == "matmul":
-                q, k, v = (levels[source] for source in synapse.sources)
-                products = product(q, k, v, synapse.heads)
+                products = synapse_product(synapse, [levels[source] for source in synapse.sources])
                 parts = [part * synapse.weight[:, None, None] for part in products]
             else:
                 pooled = (pool(level, synapse.pools) for level in levels[synapse.source])

@@ -1,4 +1,4 @@
-"""Products of levels with levels: attention, (Q K^T) V in each head, and gates. NumPy only.
+"""Products of levels with levels: attention, (Q K^T) V in each head, or in two with a neuron on Q K^T, and gates. NumPy only.
 
 Two methods give the same integers. `dense` multiplies in BLAS, in the order that takes fewer products: (Q K^T) V or
 Q (K^T V). It is exact: float32 while every sum stays below 2^24, float64 below 2^53. `bitplane` works on words of 64 channels,
@@ -8,7 +8,7 @@ products of two bits. The planes of V then choose which scores are added.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,13 +26,36 @@ SCORES_AT_A_TIME = 2**18  # an AND of two words for each
 
 def is_linear(synapse: Synapse) -> bool:
     """Whether Q (K^T V) takes fewer products than (Q K^T) V: where a head has fewer channels than there are tokens."""
-    return synapse.in_shape[0] // synapse.heads < synapse.tokens
+    return len(synapse.sources) == 3 and synapse.per_head < synapse.tokens
 
 
 def dense_products(synapse: Synapse) -> int:
     """Of one timestep of one image, in the order that is_linear says."""
-    channels = synapse.in_shape[0]
-    return 2 * synapse.tokens * channels * min(synapse.tokens, channels // synapse.heads)
+    return synapse.macs * synapse.per_head // synapse.tokens if is_linear(synapse) else synapse.macs
+
+
+def multiply(
+    synapse: Synapse, operands: Sequence[Integers], largest: int, planes: bool
+) -> tuple[NDArray[np.int32], Counts]:
+    """The product of a synapse's operands `[N, H, W, C]`, as `attend` gives it."""
+    if len(operands) == 3:
+        q, k, v = operands
+        return attend(synapse, q, k, v, largest, planes)
+    one, other = operands
+    right = _matrices(other, synapse.heads)
+    # rows and columns, of which both sum over the last axis: channels of Q and K, or keys of scores and V
+    left, right = (
+        (_matrices(one, synapse.heads), right) if synapse.keys else (one.transpose(0, 3, 1, 2), right.swapaxes(2, 3))
+    )
+    if planes:
+        result, counts = _pairs(left, right)
+    else:
+        kind: Any = np.float32 if largest < FLOAT32_BOUND else np.float64
+        result = left.astype(kind) @ right.astype(kind).swapaxes(2, 3)
+        counts = Counts(products=len(one) * dense_products(synapse))
+    channels, height, width = synapse.out_shape
+    last = result.transpose(0, 2, 3, 1) if synapse.keys else result.swapaxes(1, 2)
+    return np.ascontiguousarray(last).astype(np.int32).reshape(-1, height, width, channels), counts
 
 
 def attend(
@@ -54,6 +77,21 @@ def attend(
 def _matrices(levels: Integers, heads: int) -> Integers:
     """`[N, heads, tokens, channels of a head]`."""
     return levels.reshape(len(levels), -1, heads, levels.shape[-1] // heads).swapaxes(1, 2)
+
+
+def _pairs(left: Integers, right: Integers) -> tuple[NDArray[np.int64], Counts]:
+    """left @ right^T of levels `[N, heads, rows, summed]` and `[N, heads, columns, summed]`, by bit planes."""
+    out, counts = np.zeros((*left.shape[:3], right.shape[2]), np.int64), Counts()
+    for some, result in enumerate(out):
+        columns = list(_words(right[some]))
+        length = max(SCORES_AT_A_TIME // (right[some, :, :, 0].size * -(-right.shape[3] // WORD_BITS)), 1)
+        for weight, words in _words(left[some]):
+            for start in range(0, left.shape[2], length):
+                block = slice(start, start + length)
+                _add_scores(result[:, block], weight, words[:, block, None], columns, counts)
+    counts.formations = int(sum(popcount(x).sum(dtype=np.int64) for x in (left, right)))
+    counts.neurons_active = int(sum(np.count_nonzero(x) for x in (left, right)))
+    return out, counts
 
 
 def _by_planes(q: Integers, k: Integers, v: Integers) -> tuple[NDArray[np.int64], Counts]:

@@ -166,9 +166,9 @@ class Execution:
         if total is not None:
             whole.reshape(-1, *total.shape)[...] = total << layer.fraction
         for s in layer.matmuls:
-            q, k, v = (self.levels[source] for source in s.sources)
+            operands = [self.levels[source] for source in s.sources]
             largest, planes = self.runner.network.largest(s), self._by_planes(s.name)
-            product, counts = attention.attend(s, q, k, v, largest, planes)
+            product, counts = attention.multiply(s, operands, largest, planes)
             whole += s.weight * product
             self.counted[s.name] = partial(_constant, counts)
         return whole

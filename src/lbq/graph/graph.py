@@ -124,7 +124,8 @@ class Synapse:
     copy_of: the synapse whose convolution this one repeats, because several layers read its current, or because it reads
         a sum and each summand needs a synapse. An ANN computes it once.
     keys, values, heads: of kind `matmul`, weight * (Q K^T) V in each head, where `source` is Q. Rows are positions (tokens),
-        columns the head's C / heads neighbouring channels.
+        columns the head's C / heads neighbouring channels. Without `values`, weight * Q K^T `[heads, queries, keys]`. Without
+        `keys`, weight * S V, where `source` is levels S of such scores.
     """
 
     name: str
@@ -147,7 +148,7 @@ class Synapse:
     @property
     def sources(self) -> tuple[str, ...]:
         """All tensors that it reads."""
-        return (self.source, self.keys, self.values) if self.kind == "matmul" else (self.source,)
+        return tuple(name for name in (self.source, self.keys, self.values) if name)
 
     @property
     def summed(self) -> int:
@@ -156,15 +157,21 @@ class Synapse:
 
     @property
     def tokens(self) -> int:
-        """Positions of what it reads."""
-        return self.in_shape[1] * self.in_shape[2]
+        """Of a product: positions of Q, K and V."""
+        _, height, width = self.in_shape if self.keys else self.out_shape
+        return height * width
+
+    @property
+    def per_head(self) -> int:
+        """Of a product: channels of a head."""
+        return (self.in_shape if self.keys else self.out_shape)[0] // self.heads
 
     @property
     def macs(self) -> int:
         """Multiply-accumulates of one dense pass, as they are usually counted: padded taps included. Products of levels are
         counted in the order (Q K^T) V."""
         if self.kind == "matmul":
-            return 2 * self.tokens**2 * self.in_shape[0]
+            return (len(self.sources) - 1) * self.tokens**2 * self.heads * self.per_head
         return 0 if self.kind == "identity" else math.prod(self.weight.shape) * self.out_shape[1] * self.out_shape[2]
 
     def positions(self, axis: int) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:

@@ -225,11 +225,12 @@ def largest_read(synapse: Synapse, levels: Mapping[str, int]) -> int:
     """The largest magnitude that a synapse's weight meets; levels: the largest of each source.
 
     Of a product it is tokens * N_v * d * N_q * N_k, with d channels in a head. No partial sum is larger, nor are those of
-    Q K^T and K^T V: the same sums over one of the two alone.
+    Q K^T and K^T V: the same sums over one of the two alone. With a neuron on the scores it is d * N_q * N_k, and then
+    tokens * N_a * N_v.
     """
     if synapse.kind == "matmul":
-        per_head = synapse.in_shape[0] // synapse.heads
-        return math.prod(levels[source] for source in synapse.sources) * synapse.tokens * per_head
+        summed = (synapse.per_head if synapse.keys else 1) * (synapse.tokens if synapse.values else 1)
+        return math.prod(levels[source] for source in synapse.sources) * summed
     return levels[synapse.source] * synapse.summed
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lbq.graph import Pool
+from lbq.graph import Pool, Synapse
 
 Integers = NDArray[np.integer[Any]]
 EXACT_BITS = 53  # of integers in float64
@@ -72,12 +73,27 @@ def product(q: Integers, k: Integers, v: Integers, heads: int) -> Integers:
     It takes the order with fewer products, so nothing in between is larger than the levels. float64 is exact below 2^53.
     """
     depth, tokens = q.shape[-3] // heads, q.shape[-2] * q.shape[-1]
-    bits = sum(map(planes_of, (q, k, v))) + (depth * tokens).bit_length()  # of the largest sum
-    kind: Any = np.float64 if bits <= EXACT_BITS else v.dtype
-    queries, keys, values = (x.reshape(*x.shape[:-3], heads, depth, tokens).astype(kind) for x in (q, k, v))
+    queries, keys, values = _by_head((q, k, v), heads, depth * tokens)
     keys = keys.swapaxes(-2, -1)
     result = (values @ keys) @ queries if depth < tokens else values @ (keys @ queries)
     return result.astype(v.dtype).reshape(v.shape)
+
+
+def synapse_product(synapse: Synapse, operands: Sequence[Integers]) -> Integers:
+    """What the weight of a synapse of kind `matmul` meets: of levels `[..., C, H, W]`, and of scores `[..., heads, N, N]`."""
+    if len(operands) == 3:
+        q, k, v = operands
+        return product(q, k, v, synapse.heads)
+    one, other = _by_head(operands, synapse.heads, synapse.per_head if synapse.keys else synapse.tokens)
+    result = one.swapaxes(-2, -1) @ other if synapse.keys else other @ one.reshape(operands[0].shape).swapaxes(-2, -1)
+    return result.astype(operands[1].dtype).reshape(*operands[1].shape[:-3], *synapse.out_shape)
+
+
+def _by_head(operands: Sequence[Integers], heads: int, summed: int) -> list[NDArray[Any]]:
+    """Levels `[..., heads, channels of a head, positions]`, in a type that holds sums of so many of their products."""
+    bits = sum(map(planes_of, operands)) + summed.bit_length()
+    kind: Any = np.float64 if bits <= EXACT_BITS else operands[-1].dtype
+    return [x.reshape(*x.shape[:-3], heads, x.shape[-3] // heads, -1).astype(kind) for x in operands]
 
 
 def bit_planes(level: Integers, planes: int) -> NDArray[np.bool_]:

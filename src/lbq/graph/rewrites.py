@@ -54,21 +54,14 @@ def absorb(graph: Graph) -> Graph:
 
     The scale of a tensor with several readers goes into each of them. A residual identity becomes a diagonal synapse with
     the source's scale as weight, so that operands meet in one scale whatever the learned steps are. A product of levels has
-    the scales of all three in one factor.
+    the scales of all its operands in one factor.
     """
 
     def absorbed(synapse: Synapse) -> Synapse:
         if synapse.source == INPUT or synapse.absorbed:
             return synapse
         if synapse.kind == "matmul":
-            queries, keys, values = (scale_of(graph, source) for source in synapse.sources)
-            for source, scale in ((synapse.source, queries), (synapse.keys, keys)):
-                if scale.size > 1:
-                    raise GraphError(
-                        f"layer {source!r}: its steps differ between channels, which the product {synapse.name!r} sums over: "
-                        "train with one step for the layer, neuron.per_channel=false"
-                    )
-            return replace(synapse, weight=synapse.weight * queries * keys * values, absorbed=True)
+            return replace(synapse, weight=synapse.weight * _product_scale(graph, synapse), absorbed=True)
         return replace(_scaled(synapse, _summed(scale_of(graph, synapse.source), synapse)), absorbed=True)
 
     return _with_synapses(graph, absorbed)
@@ -81,6 +74,24 @@ def scale_of(graph: Graph, source: str) -> Array:
         return graph.spec(source).scale
     factor, scale = scale_of(graph, gate.factor), scale_of(graph, gate.source)
     return factor.repeat(gate.shape[0] // len(factor)) * scale if factor.ndim else factor * scale
+
+
+def _product_scale(graph: Graph, synapse: Synapse) -> Array:
+    """What a unit of a product of levels is worth. Scales of V may differ between channels, those of scores between heads."""
+    factor = np.ones(())
+    for operand in ("source", "keys", "values"):
+        if not (source := getattr(synapse, operand)):
+            continue
+        scale = scale_of(graph, source)
+        if scale.size > 1 and operand != "values":
+            if synapse.keys:
+                raise GraphError(
+                    f"layer {source!r}: its steps differ between channels, which the product {synapse.name!r} sums over: train "
+                    "with one step for the layer, neuron.per_channel=false"
+                )
+            scale = scale.repeat(synapse.per_head)
+        factor = factor * scale
+    return factor
 
 
 def _summed(scale: Array, synapse: Synapse) -> Array:

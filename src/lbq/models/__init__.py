@@ -12,7 +12,7 @@
 | `qkformer4x384`, any depth from 3 and any width that 32 divides | transformer: QKFormer's, with token attention in its first two blocks |
 
 Transformers merge residuals in front of neurons. `-sew` and `-membrane` behind the id choose other shortcuts, as in
-`spikformer4x384-sew`. `register` gives your own network an id.
+`spikformer4x384-sew`; `-scores`, last, puts a neuron on the scores Q K^T. `register` gives your own network an id.
 """  # noqa: E501
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from lbq.models.time import fire as fire
 from lbq.models.time import fold_time as fold_time
 from lbq.models.time import over_time as over_time
 from lbq.models.time import unfold_time as unfold_time
-from lbq.models.transformer import QKFormer, Shortcut, Spikformer
+from lbq.models.transformer import QKFormer, Spikformer
 from lbq.models.vgg import STAGES as VGG_STAGES
 from lbq.models.vgg import VGG
 from lbq.neuron.checks import check_count
@@ -163,9 +163,10 @@ def _built_in(id: str) -> partial[Any] | None:
         return partial(ResNet, blocks=(count,) * 3, widths=(base, 2 * base, 4 * base), stem_width=base)
     if (match := re.fullmatch(r"vgg(\d+)(?:w([1-9]\d{0,3}))?", id)) and int(match[1]) in VGG_STAGES:
         return partial(VGG, depth=int(match[1]), width=int(match[2] or 64))
-    if match := re.fullmatch(r"(spikformer|qkformer)([1-9]\d?)x([1-9]\d{0,3})(?:-(sew|membrane))?", id):
+    if match := re.fullmatch(r"(spikformer|qkformer)([1-9]\d?)x([1-9]\d{0,3})(?:-(sew|membrane))?(-scores)?", id):
         network = Spikformer if match[1] == "spikformer" else QKFormer
-        return partial(network, depth=int(match[2]), width=int(match[3]), shortcut=cast(Shortcut, match[4] or "neuron"))
+        options = {"shortcut": match[4] or "neuron", "score_neurons": match[5] is not None}
+        return partial(network, depth=int(match[2]), width=int(match[3]), **cast(Any, options))
     return None
 
 

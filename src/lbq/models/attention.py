@@ -29,15 +29,40 @@ def attend(q: Tensor, k: Tensor, v: Tensor, heads: int, scale: float) -> Tensor:
     """
     if (traced := traced_leaf(attend, q, k, v, heads, scale)) is not None:
         return traced
+    if v.shape != q.shape:
+        raise ValueError(f"v must have the shape of q, {tuple(q.shape)}, got {tuple(v.shape)}")
+    return weigh(scores(q, k, heads, 1.0), v, scale)
+
+
+def scores(q: Tensor, k: Tensor, heads: int, scale: float) -> Tensor:
+    """scale * Q K^T of each head, `[T, B, heads, queries, keys]`: for a neuron of its own, whose output `weigh` takes."""
+    if (traced := traced_leaf(scores, q, k, heads, scale)) is not None:
+        return traced
     check_tokens("q", q, heads)
-    for name, other in (("k", k), ("v", v)):
-        if other.shape != q.shape:
-            raise ValueError(f"{name} must have the shape of q, {tuple(q.shape)}, got {tuple(other.shape)}")
-    height, width = q.shape[3:]
-    queries, keys, values = (x.flatten(3).unflatten(2, (heads, -1)) for x in (q, k, v))  # [T, B, heads, d, N]
-    products = queries.transpose(-2, -1) @ keys  # [T, B, heads, N, N]
-    current = values @ products.transpose(-2, -1)
-    return (scale / (height * width) * current).flatten(2, 3).unflatten(-1, (height, width))
+    if k.shape != q.shape:
+        raise ValueError(f"k must have the shape of q, {tuple(q.shape)}, got {tuple(k.shape)}")
+    queries, keys = (_by_head(x, heads) for x in (q, k))
+    products = queries.transpose(-2, -1) @ keys
+    return products if scale == 1.0 else scale * products
+
+
+def weigh(a: Tensor, v: Tensor, scale: float) -> Tensor:
+    """scale / N * A V of each head: what queries read of the values, by scores `a` [T, B, heads, queries, keys]."""
+    if (traced := traced_leaf(weigh, a, v, scale)) is not None:
+        return traced
+    check_tokens("a", a, 1)
+    check_tokens("v", v, a.shape[2])
+    sides = v.shape[3:]
+    if a.shape[:2] != v.shape[:2] or a.shape[3:] != (sides.numel(),) * 2:
+        wanted = f"[{v.shape[0]}, {v.shape[1]}, heads, {sides.numel()}, {sides.numel()}]"
+        raise ValueError(f"a must be {wanted}, scores of the tokens of v, got {list(a.shape)}")
+    current = _by_head(v, a.shape[2]) @ a.transpose(-2, -1)  # [T, B, heads, d, N]
+    return (scale / sides.numel() * current).flatten(2, 3).unflatten(-1, sides)
+
+
+def _by_head(x: Tensor, heads: int) -> Tensor:
+    """`[T, B, heads, d, N]`."""
+    return x.flatten(3).unflatten(2, (heads, -1))
 
 
 def head_sums(q: Tensor, heads: int, scale: float) -> Tensor:
@@ -75,11 +100,29 @@ def unit_scale(neuron: MakeNeuron, timesteps: int, channels: int, factors: int) 
     distributed currents, which BatchNorm gives it: with mean m and mean square p, products of independent outputs have mean
     m^factors and mean square p^factors. Binary spikes are far fewer than levels, so one number cannot serve all neurons.
     """
+    mean, power = _moments(neuron, timesteps)
+    tokens = USUAL_TOKENS if factors > 1 else 1
+    return _over(math.hypot(channels * mean**factors, math.sqrt(channels * power**factors / tokens)))
+
+
+def score_scales(neuron: MakeNeuron, timesteps: int, channels: int) -> tuple[float, float]:
+    """The same for `scores` of heads of so many channels, and for `weigh` behind a neuron that reads them."""
+    mean, power = _moments(neuron, timesteps)
+    first = _over(math.hypot(channels * mean**2, math.sqrt(channels) * power))
+    spread = math.sqrt(channels * max(power**2 - mean**4, 0.0))
+    weight, weight_power = _moments(neuron, timesteps, first * channels * mean**2, first * spread)
+    return first, _over(math.hypot(weight * mean, math.sqrt(weight_power * power / USUAL_TOKENS)))
+
+
+def _moments(neuron: MakeNeuron, timesteps: int, centre: float = 0.0, spread: float = 1.0) -> tuple[float, float]:
+    """The mean and mean square of what a neuron makes of normally distributed currents."""
     normal = NormalDist()
     with torch.device("cpu"), torch.random.fork_rng(devices=[]), torch.no_grad():
-        currents = torch.tensor([normal.inv_cdf((i + 0.5) / QUANTILES) for i in range(QUANTILES)])
+        currents = torch.tensor([normal.inv_cdf((i + 0.5) / QUANTILES) for i in range(QUANTILES)]) * spread + centre
         outputs = neuron(1)(currents.expand(timesteps, 1, 1, QUANTILES)).double()
-    mean, power = float(outputs.mean()), float(outputs.square().mean())
-    tokens = USUAL_TOKENS if factors > 1 else 1
-    size = math.hypot(channels * mean**factors, math.sqrt(channels * power**factors / tokens))
+    return float(outputs.mean()), float(outputs.square().mean())
+
+
+def _over(size: float) -> float:
+    """The power of two that brings this size to about 1."""
     return 2.0 ** -round(math.log2(size)) if 0 < size < math.inf else SPIKFORMERS_SCALE

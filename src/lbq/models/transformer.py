@@ -18,7 +18,7 @@ from typing import Literal
 from torch import Tensor, nn
 
 from lbq.errors import ConfigError, TooSmall
-from lbq.models.attention import attend, gate, head_sums, unit_scale
+from lbq.models.attention import attend, gate, head_sums, score_scales, scores, unit_scale, weigh
 from lbq.models.resnet import BasicBlock, BurstNet, MakeNeuron, conv3x3, initialise
 from lbq.models.time import fire, over_time
 from lbq.models.vgg import ConvUnit
@@ -70,17 +70,46 @@ class MLP(Branch):
 
 
 class SelfAttention(Branch):
-    """Spikformer's attention: a neuron reads scale / N * (Q K^T) V."""
+    """Spikformer's attention: a neuron reads scale / N * (Q K^T) V.
 
-    def __init__(self, width: int, heads: int, scale: float, neuron: MakeNeuron, shortcut: Shortcut) -> None:
+    score_scale: where it is given, a neuron `sn_scores` reads score_scale * Q K^T. V is weighed by its output A: the current
+        is scale / N * A V.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        scale: float,
+        neuron: MakeNeuron,
+        shortcut: Shortcut,
+        score_scale: float | None = None,
+    ) -> None:
         super().__init__(width, width, neuron, shortcut)
-        self.heads, self.scale = heads, scale
+        self.heads, self.scale, self.score_scale = heads, scale, score_scale
         self.q, self.k, self.v = (ConvUnit(width, width, neuron, kernel=1) for _ in range(3))
         self.sn_attention = neuron(width)
+        if score_scale is not None:
+            self.sn_scores = neuron(heads)
 
     def inner(self, x: Tensor) -> Tensor:
-        out: Tensor = self.sn_attention(attend(self.q(x), self.k(x), self.v(x), self.heads, self.scale))
+        q, k, v = self.q(x), self.k(x), self.v(x)
+        if self.score_scale is None:
+            current = attend(q, k, v, self.heads, self.scale)
+        else:
+            current = weigh(self.sn_scores(scores(q, k, self.heads, self.score_scale)), v, self.scale)
+        out: Tensor = self.sn_attention(current)
         return out
+
+
+def attention_scales(
+    neuron: MakeNeuron, timesteps: int, per_head: int, scale: float | None, score_neurons: bool
+) -> tuple[float, float | None]:
+    """`scale`, where it is not given, and `score_scale` of `SelfAttention`: its currents begin at the size of one."""
+    if score_neurons:
+        score_scale, weighing = score_scales(neuron, timesteps, per_head)
+        return weighing if scale is None else scale, score_scale
+    return unit_scale(neuron, timesteps, per_head, factors=3) if scale is None else scale, None
 
 
 class TokenAttention(Branch):
@@ -140,6 +169,7 @@ class Spikformer(Transformer):
         heads: int | None = None,
         scale: float | None = None,
         shortcut: Shortcut = "neuron",
+        score_neurons: bool = False,
         num_classes: int,
         timesteps: int,
         in_channels: int,
@@ -151,14 +181,16 @@ class Spikformer(Transformer):
             heads = max(width // HEAD_CHANNELS, 1)
             check_width(id, width, min(HEAD_CHANNELS, width), f"heads of {HEAD_CHANNELS} channels")
         check_width(id, width, heads, f"{heads} heads")
-        if scale is None:
-            scale = unit_scale(neuron, timesteps, width // heads, factors=3)
+        scale, score_scale = attention_scales(neuron, timesteps, width // heads, scale, score_neurons)
         widths = (in_channels, width // 8, width // 4, width // 2, width)
         self.stem = nn.ModuleList(ConvUnit(widths[i], widths[i + 1], neuron) for i in range(4))
         self.maxpool = nn.MaxPool2d(3, stride=2, padding=1)  # behind the last two
         branches: list[Branch] = [Branch(width, width, neuron, shortcut, kernel=3)]  # position
         for _ in range(depth):
-            branches += [SelfAttention(width, heads, scale, neuron, shortcut), MLP(width, neuron, shortcut)]
+            branches += [
+                SelfAttention(width, heads, scale, neuron, shortcut, score_scale),
+                MLP(width, neuron, shortcut),
+            ]
         self.blocks = Stage(branches, width, neuron, shortcut)
         self.fc = nn.Linear(width, num_classes)
         initialise(self)
@@ -188,6 +220,7 @@ class QKFormer(Transformer):
         heads: int = QKFORMERS_HEADS,
         scale: float | None = None,
         shortcut: Shortcut = "neuron",
+        score_neurons: bool = False,
         num_classes: int,
         timesteps: int,
         in_channels: int,
@@ -212,11 +245,13 @@ class QKFormer(Transformer):
             gating = unit_scale(neuron, timesteps, channels // heads, factors=1)
             first = TokenAttention(channels, heads, gating, neuron, shortcut)
             self.stages.append(Stage([first, MLP(channels, neuron, shortcut)], channels, neuron, shortcut))
-        if scale is None:
-            scale = unit_scale(neuron, timesteps, width // heads, factors=3)
+        scale, score_scale = attention_scales(neuron, timesteps, width // heads, scale, score_neurons)
         branches: list[Branch] = []
         for _ in range(depth - TOKEN_BLOCKS):
-            branches += [SelfAttention(width, heads, scale, neuron, shortcut), MLP(width, neuron, shortcut)]
+            branches += [
+                SelfAttention(width, heads, scale, neuron, shortcut, score_scale),
+                MLP(width, neuron, shortcut),
+            ]
         self.stages.append(Stage(branches, width, neuron, shortcut))
         self.fc = nn.Linear(width, num_classes)
         initialise(self)

@@ -20,7 +20,7 @@ from lbq.report.layer_figures import layer_figures
 from lbq.report.schematics import neuron_figures, surrogates
 from lbq.report.story import Story, picture, sentences, stories
 from lbq.report.tables import all_tables
-from lbq.report.tour import SILENT, Picture, Tour, level_pixel
+from lbq.report.tour import SILENT, Attention, Picture, Tour, level_pixel
 from lbq.report.training_figures import training_figures
 from lbq.results import paper
 from lbq.results.result import Gathered, Result, names
@@ -221,10 +221,11 @@ def _tour(tour: Tour) -> str:
         levels = "".join(_image(p, f"levels, t = {t + 1}") for t, p in enumerate(stop.levels[:2]))
         lowest_first = enumerate(reversed(stop.planes))
         planes = "".join(reversed([_image(p, f"plane {k}, worth {2**k}") for k, p in lowest_first]))
+        attention = "".join(map(_attention, stop.attention))
         stops.append(
             f'<div class="stop"><div><h3>{escape(stop.layer)}</h3><small>{channels} channels of {height} × {width}; '
             f"{100 * stop.active:.1f} % active; {stop.additions:.3f} set bits and {stop.unary:.3f} unary spikes per neuron-step"
-            f'</small></div><div><div class="strip">{levels}</div><div class="strip">{planes}</div></div></div>'
+            f'</small></div><div><div class="strip">{levels}</div><div class="strip">{planes}</div>{attention}</div></div>'
         )
     bars = "".join(
         f'<span>{escape(name)}</span><i style="width:{100 * share:.1f}%"></i><span>{100 * share:.1f} %</span>'
@@ -238,6 +239,19 @@ def _tour(tour: Tour) -> str:
         f'{_key(tour)}<div class="strip">{start}</div>{"".join(stops)}<h3>Output</h3>'
         f"<p>The likeliest classes, as a softmax of the network's logits.</p>"
         f'<div class="bars">{bars}</div>'
+    )
+
+
+def _attention(attention: Attention) -> str:
+    few, (height, width) = len(attention.heads) < attention.count, attention.grid
+    heads = f"the {len(attention.heads)} busiest of {attention.count} heads" if few else "each head"
+    most = attention.most
+    what = "levels, in the colours above" if attention.levels else f"scores Q Kᵀ, from 0 (white) to {most} (darkest)"
+    pictures = "".join(_image(picture, f"head {head}") for head, picture in attention.heads.items())
+    return (
+        f"<p><small>Which token attends to which, in {heads} at t = {attention.timestep}. Tokens are {height} × {width} places "
+        f"of the image. The small map at a token's place shows how much it attends to each of them: {what}.</small></p>"
+        f'<div class="strip">{pictures}</div>'
     )
 
 

@@ -5,21 +5,25 @@ from __future__ import annotations
 import base64
 import struct
 import zlib
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lbq.engine import Network
-from lbq.graph.levels import bit_planes
+from lbq.graph import Synapse
+from lbq.graph.levels import bit_planes, gated, synapse_product
 from lbq.report.svg import LIGHT, shade
 
 CHANNELS_PER_LAYER = 12  # the busiest
 LIKELIEST_CLASSES = 5
 SILENT, LINE_COLOUR = "#ffffff", "#9aa3ad"  # level 0, and the lines between channels
 LINE = 2  # width of those lines in pixels
-IMAGE_PIXELS, LEVELS_PIXELS, PLANES_PIXELS = 192, 420, 240  # the largest side of a picture
+IMAGE_PIXELS, LEVELS_PIXELS, PLANES_PIXELS, HEAD_PIXELS = 192, 420, 240, 280  # the largest side of a picture
+MOST_HEADS, MOST_TOKENS = 6, 256  # of attention: the busiest heads; more tokens are not drawn
+SCORE_COLOURS = 12  # of scores, which count far higher than levels
 
 
 @dataclass(frozen=True)
@@ -34,8 +38,25 @@ class Picture:
 
 
 @dataclass(frozen=True)
+class Attention:
+    """Which token attends to which, at the busiest timestep: by head, for each token its scores with all tokens.
+
+    heads: pictures of the busiest, by number: a small map for each token at its place on the grid (height, width). levels:
+    whether scores are the levels of a neuron, and not sums. most: the largest score.
+    """
+
+    heads: dict[int, Picture]
+    count: int
+    grid: tuple[int, int]
+    timestep: int
+    levels: bool
+    most: int
+
+
+@dataclass(frozen=True)
 class Stop:
-    """One layer: its busiest channels at each timestep, and their bit planes at the first."""
+    """One layer: its busiest channels at each timestep, and their bit planes at the first; and where a product of Q and K leads
+    to it, who attends to whom."""
 
     layer: str
     shape: tuple[int, int, int]
@@ -45,6 +66,7 @@ class Stop:
     unary: float
     levels: tuple[Picture, ...]
     planes: tuple[Picture, ...]
+    attention: tuple[Attention, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -80,10 +102,13 @@ def take(net: Network, image: NDArray[np.uint8], about: str = "") -> Tour:
     network = net.network
     out = net.run(image, "bitplane", trace=True)
     assert out.levels is not None
+    levels = {name: level[:, 0].astype(np.int64) for name, level in out.levels.items()}
+    for gate in network.gates:
+        levels[gate.name] = gated(levels[gate.factor], levels[gate.source])
     frames = [image] if network.static else list(image)
     return Tour(
         image=tuple(_pixels(frame, network.input_max, i, len(frames)) for i, frame in enumerate(frames)),
-        stops=tuple(_stop(net, name, levels[:, 0]) for name, levels in out.levels.items()),
+        stops=tuple(_stop(net, layer.name, levels) for layer in network.layers),
         classes=tuple((entry["class"], entry["share"]) for entry in out.ranked(network.classes)[:LIKELIEST_CLASSES]),
         about=about,
     )
@@ -105,10 +130,10 @@ def _enlarged(pixels: NDArray[Any], scale: int) -> NDArray[Any]:
     return pixels.repeat(scale, 0).repeat(scale, 1)
 
 
-def _stop(net: Network, name: str, levels: NDArray[np.integer]) -> Stop:
-    """levels: `[T, C, H, W]` of one image."""
+def _stop(net: Network, name: str, levels: Mapping[str, NDArray[np.int64]]) -> Stop:
+    """levels: of all layers and gates, `[T, C, H, W]` of one image."""
     spec = net.network.spec(name)
-    magnitude = np.abs(levels.astype(np.int64))
+    magnitude = np.abs(levels[name])
     busiest = np.argsort(-magnitude.sum((0, 2, 3)), kind="stable")[:CHANNELS_PER_LAYER]
     bits = bit_planes(magnitude, spec.planes)
     palette = _palette(SILENT, *(level_pixel(k, spec.n_max) for k in range(1, spec.n_max + 1)))
@@ -132,7 +157,39 @@ def _stop(net: Network, name: str, levels: NDArray[np.integer]) -> Stop:
         unary=float(magnitude.mean()),
         levels=pictures,
         planes=planes,
+        attention=tuple(
+            _attention(s, levels, None if s.values else magnitude, palette)
+            for s in net.network[name].matmuls
+            if s.keys and s.tokens <= MOST_TOKENS
+        ),
     )
+
+
+def _attention(
+    synapse: Synapse,
+    levels: Mapping[str, NDArray[np.int64]],
+    emitted: NDArray[np.int64] | None,
+    palette: NDArray[np.uint8],
+) -> Attention:
+    """emitted: levels `[T, heads, queries, keys]` of a neuron on the scores, in the colours of `palette`. None: sums."""
+    scores = emitted
+    if scores is None:
+        square = replace(synapse, values="", out_shape=(synapse.heads, synapse.tokens, synapse.tokens))
+        scores = np.abs(synapse_product(square, [levels[source] for source in square.sources]))
+    t = int(scores.sum((1, 2, 3)).argmax())
+    most = int(scores[t].max())
+    colours = min(most, SCORE_COLOURS)
+    shown = scores[t]
+    if emitted is None:
+        palette = _palette(SILENT, *(level_pixel(k, colours) for k in range(1, colours + 1)))
+        shown = -(-shown * colours // max(most, 1))
+    busiest = sorted(np.argsort(-shown.sum((1, 2)), kind="stable")[:MOST_HEADS])
+    grid = synapse.in_shape[1:]
+    pictures = {}
+    for head in map(int, busiest):
+        text = f"{synapse.name} of head {head + 1} at t = {t + 1}"
+        pictures[head + 1] = _mosaic(shown[head].reshape(-1, *grid), palette, HEAD_PIXELS, text, grid[1])
+    return Attention(pictures, synapse.heads, grid, t + 1, emitted is not None, most)
 
 
 def level_pixel(k: int, n_max: int) -> str:
@@ -146,11 +203,15 @@ def _palette(*colours: str) -> NDArray[np.uint8]:
 
 
 def _mosaic(
-    channels: NDArray[np.integer] | NDArray[np.bool_], palette: NDArray[np.uint8], largest: int, text: str
+    channels: NDArray[np.integer] | NDArray[np.bool_],
+    palette: NDArray[np.uint8],
+    largest: int,
+    text: str,
+    most: int = 6,
 ) -> Picture:
-    """Channels `[C, H, W]` side by side, at most six to a row, enlarged by a whole number, with even lines between them."""
+    """Channels `[C, H, W]` side by side, at most so many to a row, enlarged by a whole number, with even lines between them."""
     count, height, width = channels.shape
-    columns = min(count, 6)
+    columns = min(count, most)
     rows = -(-count // columns)
     scale = max(min((largest // columns - LINE) // width, (largest // rows - LINE) // height), 1)
     high, wide = height * scale + LINE, width * scale + LINE

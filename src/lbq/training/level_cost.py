@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from functools import reduce
 from typing import Any, Literal
 
 import torch
@@ -13,6 +15,7 @@ from lbq.config import Config
 from lbq.deploy import lower
 from lbq.deploy.lowering.shapes import InputShape
 from lbq.errors import ConfigError, GraphError
+from lbq.graph import INPUT, Graph
 from lbq.neuron.base import neurons_of
 from lbq.neuron.base import summing_levels as summing_levels
 
@@ -27,6 +30,9 @@ class LevelCost:
     F_l is how many weights one neuron of layer l meets on average, so that the sum is the paper's count, rate x MACs. Shortcuts
     without weights are not in it. c(S) is |S| for `unary`. For `bit_sparse` it is the set bits of |S|, which have no slope: the
     gradient is that of |S| times the layer's mean number of set bits for each unit of |S|, a constant.
+
+    A product of levels, in attention or a gate, adds MACs times the mean c of both operands, as if they were independent. So to
+    the gradient of one operand the other's mean is what the number of weights is elsewhere: a constant fan-out.
 
         cost = LevelCost(net, (3, 32, 32))
         with summing_levels(net) as emitted:
@@ -50,20 +56,34 @@ class LevelCost:
         if not neurons or any(layer.name not in neurons for layer in graph.layers):
             raise GraphError("a price on levels needs spiking neurons in place of all activations")
         self.kind, self.synapses = kind, graph.timesteps * graph.macs
+        self.timesteps, self.gates = graph.timesteps, graph.gates
+        self.units = {layer.name: layer.units for layer in graph.layers}
+        terms = list(_terms(graph))
         self.fan_out = {
-            layer.name: sum(s.macs for s in graph.synapses if s.source == layer.name and s.kind == "conv") / layer.units
-            for layer in graph.layers
+            name: sum(macs for macs, operands in terms if operands == (name,)) / units
+            for name, units in self.units.items()
         }
+        self.products = [(m, operands) for m, operands in terms if len(operands) > 1 or operands[0] in graph.gate_names]
         self._on_device: dict[Any, Tensor] = {}
 
-    def accumulations(self, emitted: Mapping[str, Sequence[Tensor]]) -> Tensor:
+    def accumulations(self, emitted: Mapping[str, Sequence[Tensor]], samples: int) -> Tensor:
         """Of all samples together. emitted: what `summing_levels` gave."""
         calls = [(name, sums) for name, calls in emitted.items() if name in self.fan_out for sums in calls]
         sizes, bits = torch.stack([sums for _, sums in calls]).unbind(1)
-        price = self._fan_outs(tuple(name for name, _ in calls), sizes)
         if self.kind == "bit_sparse":
-            price = price * (bits / sizes.clamp(min=1)).detach()
-        return (price * sizes).sum()
+            sizes = (bits / sizes.clamp(min=1)).detach() * sizes
+        names = tuple(name for name, _ in calls)
+        total = (self._fan_outs(names, sizes) * sizes).sum()
+        return total + self._of_products(names, sizes, samples) if self.products else total
+
+    def _of_products(self, names: tuple[str, ...], sizes: Tensor, samples: int) -> Tensor:
+        passes, means = samples * self.timesteps, dict[str, Tensor]()
+        for name, size in zip(names, sizes, strict=True):  # a neuron may have been called for some samples at a time
+            means[name] = means.get(name, 0) + size / (passes * self.units[name])
+        for gate in self.gates:
+            means[gate.name] = means[gate.factor] * means[gate.source]
+        parts = [macs * reduce(torch.mul, [means[name] for name in operands]) for macs, operands in self.products]
+        return passes * torch.stack(parts).sum()
 
     def _fan_outs(self, names: tuple[str, ...], like: Tensor) -> Tensor:
         """Kept on the device, for a CUDA graph cannot copy them there."""
@@ -77,7 +97,21 @@ class LevelCost:
         return accumulations / (samples * self.synapses)
 
     def __call__(self, emitted: Mapping[str, Sequence[Tensor]], samples: int) -> Tensor:
-        return self.share(self.accumulations(emitted), samples)
+        return self.share(self.accumulations(emitted, samples), samples)
+
+
+def _terms(graph: Graph) -> Iterator[tuple[int, tuple[str, ...]]]:
+    """What accumulates: MACs of one timestep, and the levels whose means multiply them."""
+    for s in graph.synapses:
+        if s.kind == "conv" and s.source != INPUT:
+            yield s.macs, (s.source,)
+        elif s.kind == "matmul" and s.keys and s.values:  # V's levels add scores, which are integers
+            yield s.macs // 2, (s.source, s.keys)
+            yield s.macs // 2, (s.values,)
+        elif s.kind == "matmul":
+            yield s.macs, s.sources
+    for gate in graph.gates:
+        yield math.prod(gate.shape), gate.operands
 
 
 def priced_levels(config: Config, net: nn.Module, source: Source) -> LevelCost | None:

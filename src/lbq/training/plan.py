@@ -37,7 +37,7 @@ class Plan:
     emulated: str | None  # the precision, where this CPU has no instructions for it
     data: dict[str, str]
     train_samples: int
-    weight_bits: int  # in training and, by default, in the deployed network
+    weight_bits: int  # in training and, by default, in the deployed network; 0: not rounded in training
     weight_decay: dict[str, float]  # of each role that has parameters: weights, norms, steps, neurons
     remarks: tuple[str, ...] = ()  # settings that change nothing here, or do not fit together
 

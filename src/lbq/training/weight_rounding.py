@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from lbq.batches.sources import Source
-from lbq.config import UNROUNDED_BITS, Config
+from lbq.config import Config
 from lbq.deploy.lowering.faithful import exact_copy
 from lbq.deploy.lowering.lower import lower, norms_of
 from lbq.deploy.lowering.shapes import InputShape
@@ -210,7 +210,7 @@ def _graph_of_factors(net: nn.Module, shape: InputShape, timesteps: int | None, 
 def rounding_of(config: Config, net: nn.Module, source: Source) -> Callable[[], AbstractContextManager[None]]:
     """The context in which weights are rounded as `train.weight_bits` says; where it says no rounding, one of nothing."""
     bits, reads = config.train.weight_bits, source.inputs
-    if bits == UNROUNDED_BITS:
+    if not bits:
         return nullcontext
     steps, scale = config.model.timesteps, reads.scale if reads.mean else 1
     try:

@@ -19,6 +19,7 @@ from lbq.deploy.lowering.currents import Current, Levels, Time, Value, scaled
 from lbq.errors import GraphError
 from lbq.graph import INPUT, Shape, Synapse
 
+SCORE_AXES = 3  # heads, queries and keys
 TOKEN_ROLES, CHANNEL_ROLES = {"y", "x"}, {"c", "d"}
 
 
@@ -42,13 +43,17 @@ Axis = tuple[Atom, ...]
 
 @dataclass(frozen=True)
 class Scores:
-    """A product of two levels: Q K^T where it sums over a head's `channels`, K^T V where it sums over `tokens`."""
+    """A product of two levels: Q K^T where it sums over a head's `channels`, K^T V where it sums over `tokens`.
+
+    name: makes that of its synapse, where a neuron reads it.
+    """
 
     operands: tuple[Levels, Levels]
     over: Literal["channels", "tokens"]
     factor: float
     time: Time
     shape: Shape  # of the operands
+    name: Callable[[], str]
 
 
 @dataclass(frozen=True)
@@ -73,6 +78,17 @@ class Arranged:
         if not isinstance(self.value, Scores) and self.axes == plain_axes(self.value.shape, rank):
             return self.value
         return self
+
+    def as_scores(self) -> Current | None:
+        """Q K^T [heads, queries, keys] as a current that a neuron may read; None for all else."""
+        scores = self.value
+        if not isinstance(scores, Scores) or scores.over != "channels" or len(self.axes) != SCORE_AXES:
+            return None
+        heads, *sides = self.axes
+        if not _is_heads(heads) or any(_bare(axis) != in_order(scores.shape) for axis in sides):
+            return None
+        q, k = (scores.operands[axis[0].operand] for axis in sides)
+        return score_current(scores.name(), q, k, math.prod(atom.size for atom in heads), scores.factor)
 
 
 def plain_axes(shape: Shape, rank: int) -> tuple[Axis, ...]:
@@ -169,8 +185,10 @@ def completed(sizes: tuple[int, ...], total: int) -> tuple[int, ...]:
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def multiplied(where: str, left: Arranged, right: Arranged, name: Callable[[], str]) -> Arranged:
-    """left @ right: scores of two levels, or the current of scores and the third. name: makes that of the synapse."""
+def multiplied(where: str, left: Arranged, right: Arranged, name: Callable[[str], str]) -> Arranged:
+    """left @ right: scores of two levels, or the current of scores and the third. name: makes that of a kind of synapse."""
+    if (weighed := _weighed(where, left, right, name)) is not None:
+        return weighed
     *batch, rows, inner = left.axes
     *other_batch, other_inner, columns = right.axes
     heads = list(chain(*batch))
@@ -188,14 +206,15 @@ def multiplied(where: str, left: Arranged, right: Arranged, name: Callable[[], s
     count = heads[0].size if heads else 1
     if len(levels) == 2 and kinds in (["tokens", "channels", "tokens"], ["channels", "tokens", "channels"]):
         over: Any = kinds[1]
-        scores = Scores((levels[0], levels[1]), over, levels[0].factor * levels[1].factor, left.time, levels[0].shape)
+        factor = levels[0].factor * levels[1].factor
+        scores = Scores((levels[0], levels[1]), over, factor, left.time, levels[0].shape, lambda: name("scores"))
         axes = (*batch, _of(rows, 0), _of(columns, 1))
         return Arranged(
             scores,
             axes,
             GraphError(
-                f"{where}: scores, Q K^T, are read by their product with V alone, without softmax, neuron or rounding: "
-                "leave out what stands between them"
+                f"{where}: scores, Q K^T, are read by their product with V, or by a neuron as [T, B, heads, queries, keys]: "
+                "bring them into this order, and leave out what else stands between them and V"
             ),
         )
     if len(levels) == 1 and sorted((kinds[0], kinds[2])) == ["channels", "tokens"]:
@@ -208,11 +227,47 @@ def multiplied(where: str, left: Arranged, right: Arranged, name: Callable[[], s
         # kinds[1] is what this product sums over, the scores' is the other one
         if kinds[1] != scores.over:
             q, v = (other, third) if scores.over == "channels" else (third, other)
-            current = attention(name(), q, keys, v, count, scores.factor * third.factor)
-            axes = (*batch, _of(rows, 0), _of(columns, 0))
-            back = f"{where}: what attention gives stands in another order: bring it back to [T, B, channels, height, width]"
-            return Arranged(current, axes, GraphError(back))
+            current = attention(name("attention"), q, keys, v, count, scores.factor * third.factor)
+            return _rearranged(where, current, (*batch, _of(rows, 0), _of(columns, 0)))
     raise _refused(where)
+
+
+def _rearranged(where: str, current: Current, axes: tuple[Axis, ...]) -> Arranged:
+    back = f"{where}: what attention gives stands in another order: bring it back to [T, B, channels, height, width]"
+    return Arranged(current, axes, GraphError(back))
+
+
+def _weighed(where: str, left: Arranged, right: Arranged, name: Callable[[str], str]) -> Arranged | None:
+    """S @ V or V @ S^T, where S is a neuron's levels of scores [heads, queries, keys]; None for all else."""
+    for scores, values, transposed in ((left, right, False), (right, left, True)):
+        s, v = scores.value, values.value
+        if not isinstance(s, Levels) or not isinstance(v, Levels) or len(scores.axes) != SCORE_AXES:
+            continue
+        *batch, first, second = values.axes
+        tokens, channels = (second, first) if transposed else (first, second)
+        heads, heads_of_values = s.shape[0], list(chain(*batch))
+        count = v.shape[1] * v.shape[2]
+        plain = plain_axes(s.shape, SCORE_AXES)
+        if (
+            s.shape == (heads, count, count)
+            and scores.axes == ((plain[0], plain[2], plain[1]) if transposed else plain)
+            and [(atom.role, atom.size) for atom in heads_of_values] == ([("h", heads)] if heads > 1 else [])
+            and _bare(tokens) == in_order(v.shape)
+            and _kind(channels) == "channels"
+            and s.time == v.time
+        ):
+            current = value_current(name("attention"), operand(where, s), operand(where, v))
+            return _rearranged(where, current, values.axes)
+    return None
+
+
+def in_order(shape: Shape) -> list[tuple[str, int]]:
+    """Positions joined row by row to tokens, as `_bare` gives them."""
+    return _bare(tuple(chain(*plain_axes(shape, SCORE_AXES)[1:])))
+
+
+def _is_heads(axis: Axis) -> bool:
+    return [atom.role for atom in axis] in ([], ["h"])
 
 
 def _kind(axis: Axis) -> str:
@@ -233,7 +288,8 @@ def _of(axis: Axis, operand: int) -> Axis:
 def _refused(where: str) -> GraphError:
     return GraphError(
         f"{where}: of products of neurons' outputs, attention alone has an integer form: (Q K^T) V or Q (K^T V) of three "
-        "tensors of one shape, where heads are neighbouring channels and tokens all positions"
+        "tensors of one shape, where heads are neighbouring channels and tokens all positions; behind a neuron on Q K^T, A @ V "
+        "or V @ A^T of its output A [T, B, heads, queries, keys]"
     )
 
 
@@ -255,19 +311,28 @@ def operand(where: str, value: Any) -> Levels:
 
 def attention(name: str, q: Levels, k: Levels, v: Levels, heads: int, factor: float) -> Current:
     """The current factor * (Q K^T) V."""
-    channels = q.shape[0]
-    synapse = Synapse(
-        name,
-        q.source,
-        "matmul",
-        np.full(channels, factor),
-        q.shape,
-        q.shape,
-        keys=k.source,
-        values=v.source,
-        heads=heads,
-    )
-    return Current((synapse,), np.zeros(channels), q.shape, time=q.time)
+    return _product(name, (q.source, k.source, v.source), q.shape, q.shape, heads, factor, q.time)
+
+
+def score_current(name: str, q: Levels, k: Levels, heads: int, factor: float) -> Current:
+    """The current factor * Q K^T, for a neuron."""
+    tokens = q.shape[1] * q.shape[2]
+    return _product(name, (q.source, k.source, ""), q.shape, (heads, tokens, tokens), heads, factor, q.time)
+
+
+def value_current(name: str, scores: Levels, v: Levels, factor: float = 1.0) -> Current:
+    """The current factor * S V of a neuron's levels of scores."""
+    factor *= scores.factor * v.factor
+    return _product(name, (scores.source, "", v.source), scores.shape, v.shape, scores.shape[0], factor, v.time)
+
+
+def _product(
+    name: str, sources: tuple[str, str, str], reads: Shape, gives: Shape, heads: int, factor: float, time: Time
+) -> Current:
+    source, keys, values = sources
+    weight = np.full(gives[0], factor)
+    synapse = Synapse(name, source, "matmul", weight, reads, gives, keys=keys, values=values, heads=heads)
+    return Current((synapse,), np.zeros(gives[0]), gives, time=time)
 
 
 def multiple(arranged: Arranged, factor: float, numbers: Any) -> Arranged:

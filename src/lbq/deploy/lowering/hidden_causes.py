@@ -1,12 +1,14 @@
 """What a network contains that has no integer form, where lowering stops earlier, at a symptom.
 
 Attention rearranges its operands first. Where lowering cannot follow that, this looks further, and names the cause: a
-transformer layer of PyTorch, a softmax, a LayerNorm, or a product of tensors that are not laid out as [T, B, C, H, W].
+transformer layer of PyTorch, a softmax, a LayerNorm, a product of tensors that are not laid out as [T, B, C, H, W], or a linear
+layer that reads tokens.
 """
 
 from __future__ import annotations
 
 import copy
+import math
 import operator
 from contextlib import suppress
 from typing import Any
@@ -19,9 +21,11 @@ from torch.nn import functional as F
 from lbq.deploy.lowering.remedies import TRANSFORMER_LAYERS, TUTORIAL, remedy
 from lbq.deploy.lowering.trace import ACTIVATIONS, NORMS, Follower, place_of, traced
 from lbq.errors import GraphError
-from lbq.models.attention import attend, gate
+from lbq.models.attention import attend, gate, scores, weigh
 
-PRODUCTS: frozenset[Any] = frozenset((attend, gate, operator.matmul, torch.matmul, torch.bmm, "matmul", "bmm"))
+PRODUCTS: frozenset[Any] = frozenset(
+    (attend, scores, weigh, gate, operator.matmul, torch.matmul, torch.bmm, "matmul", "bmm")
+)
 FUNCTIONS: frozenset[Any] = frozenset((
     torch.einsum, F.scaled_dot_product_attention, torch.softmax, F.softmax, "softmax", F.gelu, F.layer_norm,
 ))  # fmt: skip
@@ -34,15 +38,15 @@ BATCH = 2
 LOGIT_DIMENSIONS = 2
 
 
-def check(net: nn.Module, shape: tuple[int, ...]) -> None:
+def check(net: nn.Module, shape: tuple[int, ...], timesteps: int) -> None:
     """Refuse a network for what it contains, as far as it can be traced; `shape` is that of its input, without the batch."""
     try:
-        follower = _Causes(copy.deepcopy(net).to("meta"), shape)
+        follower = _Causes(copy.deepcopy(net).to("meta").float(), shape, timesteps)
     except Exception:  # a network that cannot be copied; what lowering said of it stands
         return
     with suppress(GraphError):  # what does not run was refused for that already
         traced(net, follower)
-    for cause in (follower.cause, follower.product):
+    for cause in (follower.cause, follower.product, follower.linear):
         if cause is not None:
             raise cause
 
@@ -50,21 +54,24 @@ def check(net: nn.Module, shape: tuple[int, ...]) -> None:
 class _Causes(Follower):
     """Knows the shapes of all tensors, from a run of the network on PyTorch's meta device.
 
-    cause: the refusal of the first call that has no integer form anywhere. product: that of the first product.
+    cause: the refusal of the first call that has no integer form anywhere. product: that of the first product. linear: that of
+    the first linear layer on tokens.
     """
 
     cause: GraphError | None = None
     product: GraphError | None = None
+    linear: GraphError | None = None
 
-    def __init__(self, net: nn.Module, shape: tuple[int, ...]) -> None:
+    def __init__(self, net: nn.Module, shape: tuple[int, ...], timesteps: int) -> None:
         super().__init__(len(shape) + 1)
-        self.net, self.shape = net, shape
+        self.net, self.shape, self.timesteps = net, shape, timesteps
         self.tensors: dict[fx.Node, Any] = {}
 
     def see(self, node: fx.Node) -> None:
         self.cause = self.cause or self._cause(node)
         if self.product is None and _multiplies(node):
             self.product = GraphError(f"{place_of(node)}: {UNSUITABLE}")
+        self.linear = self.linear or self._linear(node)
         if node.op == "placeholder":
             if not self.tensors:
                 self.tensors[node] = torch.empty(BATCH, *self.shape, device="meta")
@@ -81,6 +88,19 @@ class _Causes(Follower):
         if "softmax" in kind.lower() and len(self.sizes(node.all_input_nodes[0]) or ()) <= LOGIT_DIMENSIONS:
             return None
         return GraphError(f"{where} has no integer form: {remedy(kind)}") if known else None
+
+    def _linear(self, node: fx.Node) -> GraphError | None:
+        """The refusal of a linear layer that reads more than one row of features for each sample and timestep."""
+        layer = self._layer(node) if node.op == "call_module" else None
+        if not isinstance(layer, nn.Linear) or (sizes := self.sizes(node.all_input_nodes[0])) is None:
+            return None
+        if math.prod(sizes[:-1]) in (BATCH, self.timesteps * BATCH):
+            return None
+        return GraphError(
+            f"layer {node.target!r}: Linear reads tokens [..., tokens, channels]: keep neurons' outputs as [T, B, channels, "
+            f"height, width], and write nn.Conv2d({layer.in_features}, {layer.out_features}, 1), which computes the same, as "
+            f"{TUTORIAL} does"
+        )
 
     def sizes(self, node: fx.Node) -> tuple[int, ...] | None:
         value = self.tensors.get(node)

@@ -17,7 +17,7 @@ import torch
 from torch import fx, nn
 from torch.nn import functional as F
 
-from lbq.deploy.lowering import hidden_causes, operations
+from lbq.deploy.lowering import hidden_causes, operations, products
 from lbq.deploy.lowering.arranged import Arranged, Rearranged
 from lbq.deploy.lowering.call import Call
 from lbq.deploy.lowering.currents import Current, Levels, Time, Value, as_current
@@ -106,7 +106,7 @@ class _Lowering(Follower):
         except TooSmall:
             raise
         except Rearranged:
-            hidden_causes.check(self.net, self.seen_shape)
+            hidden_causes.check(self.net, self.seen_shape, self.timesteps)
             raise
         check_in_place(trace, self.modules, self.values)
         return self._finish(trace.output_node())
@@ -134,13 +134,15 @@ class _Lowering(Follower):
         return tuple(size if size % BATCH_SIZE else -size for size in sizes)
 
     def _apply(self, node: fx.Node, inputs: list[Value | Arranged]) -> Value | Arranged:
-        if node.op == "call_module":
-            name, value = str(node.target), inputs[0]
-            if isinstance(value, Arranged):
-                raise value.refusal
-            return self.layers.module(name, self.modules[name], value)
         options = {key: self._resolved(option) for key, option in node.kwargs.items()}
         call = Call(node, inputs, self._resolved(node.args[1:]), options, self.values, self.layers)
+        if not operations.takes_arranged(call):
+            for read in node.all_input_nodes:
+                if isinstance(value := self.values.get(read), Arranged):
+                    self.values[read] = inputs[inputs.index(value)] = products.scores_read(call, value)
+        if node.op == "call_module":
+            name = str(node.target)
+            return self.layers.module(name, self.modules[name], call.value)
         return operations.apply(call)
 
     def _is_size(self, node: fx.Node) -> bool:

@@ -25,7 +25,7 @@ from lbq.deploy.lowering.layers import LAYER_OF_FUNCTION
 from lbq.deploy.lowering.shapes import AXIS, ONE_STEP, TRANSPOSES, UNFOLDED, added
 from lbq.errors import GraphError
 from lbq.graph import INPUT
-from lbq.models.attention import attend, gate, head_sums
+from lbq.models.attention import attend, gate, head_sums, scores, weigh
 from lbq.models.time import fold_time, unfold_time
 
 SUBTRACTIONS = (operator.sub, operator.isub, torch.sub, "sub")
@@ -35,13 +35,17 @@ MULTIPLICATIONS = (operator.mul, operator.imul, torch.mul, "mul")
 def apply(call: Call) -> Value | Arranged:
     """What an operation makes of its input; refused where it has no integer form."""
     handler = HANDLERS.get(call.node.target)
-    for read in call.inputs:
-        if isinstance(read, Arranged) and handler not in ARRANGING:
-            raise refusal(call) if handler is None and isinstance(read.value, Scores) else read.refusal
     value = None if handler is None else handler(call)
     if value is None:
         raise refusal(call)
     return value
+
+
+def takes_arranged(call: Call) -> bool:
+    """Whether a call may read rearranged tensors. What has no form at all is refused for itself."""
+    handler = None if call.node.op == "call_module" else HANDLERS.get(call.node.target)
+    scores = [read for read in call.inputs if isinstance(read, Arranged) and isinstance(read.value, Scores)]
+    return handler in ARRANGING or (call.node.op != "call_module" and handler is None and bool(scores))
 
 
 # Time
@@ -278,6 +282,8 @@ HANDLERS: dict[Any, Handler] = {
     attend: products.attention_of_ours,
     gate: products.gate_of_ours,
     head_sums: products.sums_of_ours,
+    scores: products.scores_of_ours,
+    weigh: products.values_of_ours,
     **dict.fromkeys((operator.neg, torch.neg, "neg"), _negate),
     **dict.fromkeys((torch.relu, F.relu, "relu"), _relu),
 }

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from torch import fx
@@ -22,11 +23,11 @@ from lbq.graph import Pool
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def _name(call: Call) -> str:
-    """Of a product's synapse: that of the module whose forward has it."""
+def _name(call: Call, kind: str) -> str:
+    """Of a product's synapse: that of the module whose forward has it, and `attention` or `scores`."""
     stack = call.node.meta.get("nn_module_stack") or {"": ("", None)}
     layer = str(list(stack.values())[-1][0])
-    return call.layers.product_name(f"{layer}.attention" if layer else "attention")
+    return call.layers.product_name(f"{layer}.{kind}" if layer else kind)
 
 
 def matmul(call: Call) -> Arranged | None:
@@ -35,7 +36,7 @@ def matmul(call: Call) -> Arranged | None:
     if len(values) != 2 or call.options or any(value is None for value in values):
         return None
     left, right = (_arranged(call, value) for value in values)
-    return arranged.multiplied(call.where, left, right, lambda: _name(call))
+    return arranged.multiplied(call.where, left, right, partial(_name, call))
 
 
 def _arranged(call: Call, value: Any) -> Arranged:
@@ -53,7 +54,41 @@ def attention_of_ours(call: Call) -> Current:
         raise GraphError(f"{call.where}: q, k and v must have one shape, got {q.shape}, {k.shape} and {v.shape}")
     _check_heads(call, q, heads)
     tokens = q.shape[1] * q.shape[2]
-    return attention(_name(call), q, k, v, heads, scale / tokens * q.factor * k.factor * v.factor)
+    return attention(_name(call, "attention"), q, k, v, heads, scale / tokens * q.factor * k.factor * v.factor)
+
+
+def scores_of_ours(call: Call) -> Current:
+    """`lbq.models.attention.scores`."""
+    q, k = (operand(call.where, call.values.get(a)) for a in call.node.args[:2])  # type: ignore[arg-type]
+    heads, scale = call.arguments[1:]
+    if q.shape != k.shape or q.time != k.time:
+        raise GraphError(f"{call.where}: q and k must have one shape, got {q.shape} and {k.shape}")
+    _check_heads(call, q, heads)
+    _check_images(call)
+    return arranged.score_current(_name(call, "scores"), q, k, heads, scale * q.factor * k.factor)
+
+
+def values_of_ours(call: Call) -> Current:
+    """`lbq.models.attention.weigh`."""
+    scores, v = (operand(call.where, call.values.get(a)) for a in call.node.args[:2])  # type: ignore[arg-type]
+    tokens = v.shape[1] * v.shape[2]
+    if scores.shape[1:] != (tokens, tokens) or scores.time != v.time:
+        raise GraphError(f"{call.where}: a must be scores of the {tokens} tokens of v, got {scores.shape}")
+    _check_heads(call, v, scores.shape[0])
+    return arranged.value_current(_name(call, "attention"), scores, v, call.arguments[1] / tokens)
+
+
+def scores_read(call: Call, value: Arranged) -> Current:
+    """Scores as what else than a product reads them."""
+    if (current := value.as_scores()) is None:
+        raise value.refusal
+    _check_images(call)
+    return current
+
+
+def _check_images(call: Call) -> None:
+    if call.shapes.signals:
+        raise GraphError(f"{call.where}: scores of signals for a neuron: give input_shape as (C, 1, L)")
 
 
 def _check_heads(call: Call, levels: Levels, heads: Any) -> None:

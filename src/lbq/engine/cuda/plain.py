@@ -63,6 +63,16 @@ def attend(synapse: Synapse, q: Tensor, k: Tensor, v: Tensor, dtype: torch.dtype
     return out.reshape(q.shape).int()
 
 
+def multiply(synapse: Synapse, operands: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
+    """The product of a synapse's operands `[N, C, H, W]`, as `attend` gives it."""
+    if len(operands) == 3:
+        q, k, v = operands
+        return attend(synapse, q, k, v, dtype)
+    one, other = (x.unflatten(1, (synapse.heads, -1)).flatten(3).to(dtype) for x in operands)
+    out = one.mT @ other if synapse.keys else other @ one.unflatten(-1, operands[0].shape[2:])[:, :, 0].mT
+    return out.reshape(-1, *synapse.out_shape).int()
+
+
 def gated(factor: Tensor, levels: Tensor) -> Tensor:
     """A gate's levels `[N, C, H, W]`."""
     return (levels.unflatten(1, (factor.shape[1], -1)) * factor.unsqueeze(2)).flatten(1, 2)
@@ -97,7 +107,7 @@ class PlainLayer:
             self.weights[s.name] = matrices(s, device).to(torch.float32 if single else torch.float64)
 
     def run(self, read: dict[str, list[Tensor]], batch: int) -> Tensor:
-        """read: the pooled levels of each synapse, `[T * B, ...]`, or `[B, ...]` of a static image; three of a product."""
+        """read: the pooled levels of each synapse, `[T * B, ...]`, or `[B, ...]` of a static image; all of a product."""
         current: Tensor | int = 0
         for s in self.layer.convs:
             part = convolve(s, self.weights[s.name], *read[s.name]).int()
@@ -106,8 +116,7 @@ class PlainLayer:
         for s in self.layer.identities:
             total = total + self.identities[s.name] * read[s.name][0]
         for s in self.layer.matmuls:
-            q, k, v = read[s.name]
-            total = total + self.identities[s.name] * attend(s, q, k, v, self.product_types[s.name])
+            total = total + self.identities[s.name] * multiply(s, read[s.name], self.product_types[s.name])
         return self._fire(total.expand(self.timesteps * batch, *self.layer.shape), batch)
 
     def _fire(self, current: Tensor, batch: int) -> Tensor:
@@ -140,9 +149,9 @@ class PlainLayer:
 
 def _product_type(network: IntegerNetwork, synapse: Synapse) -> torch.dtype:
     """float32 where it is exact for a product of levels, also in TF32, which must hold the scores."""
-    n_max = [network.n_max(source) for source in synapse.sources]
-    channels = synapse.in_shape[0] // synapse.heads
-    scores = n_max[1] * (n_max[2] * synapse.tokens if is_linear(synapse) else n_max[0] * channels)
+    n_max, scores = [network.n_max(source) for source in synapse.sources], 0
+    if len(n_max) == 3:
+        scores = n_max[1] * (n_max[2] * synapse.tokens if is_linear(synapse) else n_max[0] * synapse.per_head)
     exact = network.largest(synapse) < FLOAT32_BOUND and scores <= TF32_INTEGER
     return torch.float32 if exact else torch.float64
 

@@ -116,7 +116,7 @@ def _describe(synapse: Synapse, packed: bool) -> dict[str, Any]:
         for p in synapse.pools
     ]
     if synapse.kind == "matmul":
-        described |= {name: getattr(synapse, name) for name in ("keys", "values", "heads")}
+        described |= {name: value for name in ("keys", "values", "heads") if (value := getattr(synapse, name))}
     if synapse.kind == "conv":
         described |= {name: list(getattr(synapse, name)) for name in ("stride", "padding", "dilation")}
         described["groups"] = synapse.groups

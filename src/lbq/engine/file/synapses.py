@@ -56,7 +56,8 @@ class SynapseReader:
         kind = value.get("kind") if isinstance(value, dict) else None
         products = kind == "matmul" and self.version == LATER_VERSION
         more: tuple[str, ...] = ("stride", "padding", "dilation", "groups") if kind == "conv" else ()
-        more = ("keys", "values", "heads") if products else more
+        if products:
+            more = (*([key for key in ("keys", "values") if key in value] or ("keys", "values")), "heads")
         for key in ("copy_of", "packed") if kind == "conv" else ("copy_of",) if products else ():
             if key in value and (key != "packed" or self.version == LATER_VERSION):
                 more = (*more, key)
@@ -89,18 +90,27 @@ class SynapseReader:
         return self._conv(fields, name, source, in_shape, pools)
 
     def _matmul(self, fields: Fields, name: str, source: str, shape: Shape, pools: tuple[Pool, ...]) -> Synapse:
-        """A product of levels: no pools, three layers or gates of one shape, and heads that divide its channels."""
+        """A product of levels: no pools, layers or gates of one shape, and heads that divide its channels. Scores without
+        values are one square of tokens for each head, and so is the source of a product without keys."""
         where, heads = f"synapse {name!r}", fields.integer("heads", 1, 2**16)
-        keys, values = (fields.take(key, str) for key in ("keys", "values"))
-        for operand in (source, keys, values):
-            if operand not in self.signed or self.shapes[operand] != shape:
-                raise ArtefactError(f"{where}: {operand[:40]!r} is no layer before it of the shape {shape}")
-        if pools or shape[0] % heads:
-            raise ArtefactError(f"{where}: it must have no pools, and {heads} heads must divide {shape[0]} channels")
-        weight = self._tensor(f"{name}/weight", (np.int32,), shape[:1])
+        others = {key: fields.take(key, str) for key in ("keys", "values") if key in fields.value}
+        in_shape, shape = shape, shape if "keys" in others else self.shapes.get(others["values"], shape)
+        channels, height, width = shape
+        square = heads, height * width, height * width
+        for operand, wanted in (
+            (source, shape if "keys" in others else square),
+            *((o, shape) for o in others.values()),
+        ):
+            if operand not in self.signed or self.shapes[operand] != wanted:
+                raise ArtefactError(f"{where}: {operand[:40]!r} is no layer before it of the shape {wanted}")
+        if pools or channels % heads:
+            raise ArtefactError(f"{where}: it must have no pools, and {heads} heads must divide {channels} channels")
+        out_shape = shape if "values" in others else square
+        self._fits(where, out_shape)
+        weight = self._tensor(f"{name}/weight", (np.int32,), out_shape[:1])
         synapse = Synapse(
-            name, source, "matmul", weight, shape, shape, absorbed=True, copy_of=self._original(fields),
-            keys=keys, values=values, heads=heads,
+            name, source, "matmul", weight, in_shape, out_shape, absorbed=True, copy_of=self._original(fields),
+            heads=heads, **others,
         )  # fmt: skip
         return self._with_original(synapse)
 
