@@ -95,8 +95,9 @@ static int32_t pooled(const context *run, const model_pool *pool, int32_t frame,
 static void run_pooling(const context *run, const model_pool *pool)
 {
     const model_tensor *target = &model_net.tensors[pool->target];
+    const int32_t frames = target->frames == 1 ? 1 : run->end;
     int32_t t, y, x, c;
-    for (t = 0; t < frames_of(run, target); t++)
+    for (t = 0; t < frames; t++)
         for (y = 0; y < target->height; y++)
             for (x = 0; x < target->width; x++) {
                 const size_t here = place(target, t, y, x);

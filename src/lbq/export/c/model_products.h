@@ -19,8 +19,9 @@ static void run_gating(const context *run, const model_gate *gate)
     const model_tensor *factor = &model_net.tensors[gate->factor], *source = &model_net.tensors[gate->source];
     const model_tensor *target = &model_net.tensors[gate->target];
     const int32_t shared = source->channels / factor->channels, everywhere = factor->height * factor->width == 1;
+    const int32_t frames = target->frames == 1 ? 1 : run->end;
     int32_t t, y, x, c;
-    for (t = 0; t < frames_of(run, target); t++)
+    for (t = 0; t < frames; t++)
         for (y = 0; y < target->height; y++)
             for (x = 0; x < target->width; x++) {
                 const size_t here = place(target, t, y, x);
@@ -60,12 +61,13 @@ static void run_multiplying(const context *run, const model_product *product)
     const model_tensor *keys = &model_net.tensors[product->keys], *values = &model_net.tensors[product->values];
     const model_tensor *target = &model_net.tensors[product->target];
     const int32_t depth = target->channels, tokens = keys->height * keys->width;
-    const size_t frame = (size_t)depth * (size_t)keys->channels;
+    const int32_t frames = target->frames == 1 ? 1 : run->end;
+    const size_t size = (size_t)depth * (size_t)keys->channels;
     int32_t t, token, i;
-    for (t = 0; t < frames_of(run, target); t++) {
+    for (t = 0; t < frames; t++) {
         int32_t *const sums = run->words + target->offset + place(target, t, 0, 0);
         const uint8_t *k = levels_at(run, keys, t, 0, 0), *v = levels_at(run, values, t, 0, 0);
-        memset(sums, 0, frame * sizeof *sums);
+        memset(sums, 0, size * sizeof *sums);
         for (token = 0; token < tokens; token++, k += keys->channels, v += keys->channels)
             for (i = 0; i < keys->channels; i++)
                 if (k[i] != 0)
