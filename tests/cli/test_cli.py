@@ -337,10 +337,16 @@ def config_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_training_ends_with_a_word_on_layers_that_do_not_fire(call: Call, config_file: Path, tmp_path: Path) -> None:
-    changes = ["model.id=resnet8w4", "train.epochs=1", "train.warmup_epochs=0", "neuron.name=lbq", "neuron.step=40"]
+    changes = [
+        "model.id=resnet8w4",
+        "train.epochs=1",
+        "train.warmup_epochs=0",
+        "neuron.name=burst_fixed",
+        "neuron.step=40",
+    ]
     code, _, err = call("train", str(config_file), *changes, "-o", str(tmp_path / "run"), "--device", "cpu")
     assert code == 0, err
-    assert "hardly any neuron fires in sn1 (0 %), layer1.0.sn1 (0 %)" in " ".join(err.split())
+    assert "hardly any neuron fires in layer3.0.sn1 (0 %), layer3.0.sn2 (0 %)" in " ".join(err.split())
     assert "optim.neuron_decay_factor" in err
 
 

@@ -43,12 +43,6 @@ static void write_level(const context *run, const model_tensor *tensor, size_t i
         run->levels[tensor->offset + index] = (uint8_t)((uint32_t)value & 255u);
 }
 
-/* How many there are to make: an input may stop before the last timestep. */
-static int32_t frames_of(const context *run, const model_tensor *tensor)
-{
-    return tensor->frames == 1 ? 1 : run->end;
-}
-
 /* Of channel 0 at one place; channels are `channel_distance` apart. */
 static size_t place(const model_tensor *tensor, int32_t frame, int32_t y, int32_t x)
 {
