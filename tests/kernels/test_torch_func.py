@@ -114,11 +114,10 @@ def test_torch_func_compiled(options: dict[str, Any]) -> None:
         found: Tensor = jvp(lambda x: neuron(x), (x,), (torch.ones_like(x),))[1]
         return found
 
-    for function, inputs in (
-        (grad(loss), (parameters, x)),
-        (vmap(grad(loss), (None, 1)), (parameters, x)),
-        (tangent, (x,)),
-    ):
+    functions = [(vmap(grad(loss), (None, 1)), (parameters, x))]
+    if options["name"] == "lbq":  # what is compiled here is the same for all neurons
+        functions += [(grad(loss), (parameters, x)), (tangent, (x,))]
+    for function, inputs in functions:
         torch.testing.assert_close(torch.compile(function, backend="aot_eager")(*inputs), function(*inputs))
 
 
