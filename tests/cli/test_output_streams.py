@@ -62,7 +62,7 @@ def test_a_run_folder_may_have_any_name(config: Path, tmp_path: Path, monkeypatc
     out = io.TextIOWrapper(io.BytesIO(), encoding="ascii", write_through=True)
     monkeypatch.setattr(sys, "stdout", out)
     assert status("train", config, "train.batch_size=25", "--device", "cpu", "--out", folder) == 0
-    assert out.buffer.getvalue().endswith(b"\\xfc\\udcff\n")  # type: ignore[attr-defined]
+    assert out.buffer.getvalue().endswith(b"\\xfc\\udcff\n")
     assert json.loads((folder / "result.json").read_text())["epoch"] == 2
 
 
