@@ -32,6 +32,10 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def pytest_sessionfinish() -> None:
+    gc.unfreeze()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def device_code_runs_faster() -> Iterator[None]:
     """Triton's interpreter without what takes most of its time and changes nothing: coverage, which still traces what

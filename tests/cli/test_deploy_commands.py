@@ -220,7 +220,7 @@ def test_run(call: Call, model: Path, run: Path, tmp_path: Path) -> None:
         assert expected in text
     assert "densely" not in text
     text = call.printed("run", str(model), "digits", "--engine", "dense", "--limit", "20")
-    per_image = sum(count["products"] for count in facts_of["dense"]["counts"].values()) / 599 / 1e3
+    per_image = sum(count["products"] for count in facts_of["dense"]["counts"].values()) / 200 / 1e3
     assert f"10 of 10 synapses ran densely, by {per_image:,.1f} thousand products an image, which are no accu" in text
     text = call.printed("run", str(model), "--against", "dense", "--limit", "50")
     levels = 50 * 2 * sum(layer.units for layer in engine.load(model).network.layers)
