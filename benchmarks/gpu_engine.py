@@ -104,11 +104,13 @@ def show_exits(net: Network, data: str | None) -> None:
     print(f"stopped after timesteps 1 to {net.network.timesteps}: {stopped.tolist()}", flush=True)
 
 
-def speed(net: Network, _: str | None) -> None:
+def speed(net: Network, data: str | None) -> None:
+    """Of test images where there are some: noise makes denser levels, and a GPU that draws more power clocks lower."""
+    tested = None if data is None else test_images(net, data)
     for timesteps in sorted({1, net.network.timesteps}):
         runner = GpuRunner(net.over(timesteps).network, "cuda")
         for batch in BATCHES:
-            x = images_of(net.network, batch)
+            x = images_of(net.network, batch) if tested is None else tested[:batch]
             show(f"integers, T = {timesteps}, batch {batch}", rate(lambda r=runner, x=x: r.run(x), batch))  # type: ignore[misc]
 
 
