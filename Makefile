@@ -24,9 +24,10 @@ demo: .venv/.train
 test: .venv/.dev
 	@$(MAKE) --no-print-directory -j2 lint pytest
 
-# each worker gets a half of the files in their order, so that what a file prepares once is seldom prepared by both
+# each worker gets a half of the files in their order, so that what a file prepares once is seldom prepared by both; many
+# tests start Python again, which would compile every module again if none was kept
 pytest: .venv/.dev
-	@env -u MAKEFLAGS OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
+	@env -u MAKEFLAGS -u PYTHONDONTWRITEBYTECODE OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
 # not in .venv, whose PyTorch knows no GPU; without the settings of pyproject.toml, which ask for plugins, and without plugins.
 # Two halves at once, as most of the time is the compiling of kernels.

@@ -3,6 +3,7 @@
 Without a CUDA device the Triton kernels run under Triton's interpreter, which must be asked for before its import.
 """
 
+import gc
 import importlib.util
 import os
 import sys
@@ -23,6 +24,16 @@ settings.load_profile("lbq")
 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+
+def pytest_collection_finish() -> None:
+    """Modules and tests stay until the end: the garbage collector need not look through them again and again."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_sessionfinish() -> None:
+    gc.unfreeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

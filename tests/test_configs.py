@@ -101,7 +101,8 @@ def output(network: str, events: bool) -> torch.Size:
     m = config.model
     with torch.device("meta"):
         x = torch.empty(m.timesteps, 2, 2, 32, 32) if events else torch.empty(2, m.in_channels, 32, 32)
-        shape: torch.Size = build(config).eval()(x).shape
+        net = build(config).eval()
+    shape: torch.Size = net(x).shape
     return shape
 
 

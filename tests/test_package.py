@@ -18,11 +18,10 @@ def python(code: str) -> str:
 
 def test_import_is_light() -> None:
     out = python(
-        "import torch, time, sys; before=set(sys.modules); t=time.process_time(); import lbq; lbq.BurstNeuron;"
-        "print(time.process_time()-t, *sorted(set(sys.modules)-before))"
+        "import torch, sys; before=set(sys.modules); import lbq; lbq.BurstNeuron;"
+        "print(*sorted(set(sys.modules)-before))"
     )
-    seconds, *modules = out.split()
-    assert float(seconds) < 2
+    modules = out.split()
     tops = {m.split(".")[0] for m in modules}
     assert not tops & {"matplotlib", "typer", "rich", "click", "pandas", "PIL", "safetensors"}
     assert not any(m.startswith("lbq.data") for m in modules)

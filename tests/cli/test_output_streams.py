@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
@@ -13,7 +14,9 @@ import pytest
 
 from lbq import engine
 from lbq.cli import streams
+from tests.support.commands import status
 from tests.support.small_nets import deployed
+from tests.support.small_runs import use_few_digits
 
 FULL = Path("/dev/full")
 SOME: list[tuple[list[str], dict[str, str]]] = [  # what fails is flushed at the end, by rich, or never held back
@@ -53,11 +56,13 @@ def test_letters_that_the_encoding_lacks_are_shown_by_their_code(model: Path, en
     assert f"; modelled {micro} per image" in done.stdout
 
 
-def test_a_run_folder_may_have_any_name(config: Path, tmp_path: Path) -> None:
+def test_a_run_folder_may_have_any_name(config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    use_few_digits(monkeypatch)
     folder = tmp_path / os.fsdecode(b"\xc3\xbc\xff")  # one letter that ASCII lacks, and one byte that is none
-    done = lbq("train", config, "--device", "cpu", "--out", folder, environment={"PYTHONIOENCODING": "ascii"})
-    assert done.returncode == 0
-    assert done.stdout.endswith("\\xfc\\udcff\n")
+    out = io.TextIOWrapper(io.BytesIO(), encoding="ascii", write_through=True)
+    monkeypatch.setattr(sys, "stdout", out)
+    assert status("train", config, "train.batch_size=25", "--device", "cpu", "--out", folder) == 0
+    assert out.buffer.getvalue().endswith(b"\\xfc\\udcff\n")
     assert json.loads((folder / "result.json").read_text())["epoch"] == 2
 
 
@@ -99,11 +104,14 @@ def test_training_goes_on_where_its_reader_is_gone(config: Path, tmp_path: Path)
 
 
 @pytest.mark.skipif(not FULL.exists(), reason="needs /dev/full")
-def test_training_goes_on_where_its_log_fills_the_disk(config: Path, tmp_path: Path) -> None:
+def test_training_goes_on_where_its_log_fills_the_disk(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    use_few_digits(monkeypatch)
     with FULL.open("w") as full:
-        done = lbq("train", config, "--device", "cpu", "--out", tmp_path / "run", stderr=full)
-    assert done.returncode == 0
-    assert "after epoch 2" in done.stdout
+        monkeypatch.setattr(sys, "stderr", full)
+        assert status("train", config, "train.batch_size=25", "--device", "cpu", "--out", tmp_path / "run") == 0
+    assert "after epoch 2" in capsys.readouterr().out
 
 
 def test_streams_may_be_closed_from_the_start() -> None:

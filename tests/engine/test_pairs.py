@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -26,6 +27,10 @@ pytestmark = pytest.mark.skipif(native.library() is None, reason=f"no native lib
 Pair = tuple[int, int]
 
 
+made_once = functools.cache(PairLists)  # its table takes longer than most of the convolutions here
+needed_once = functools.cache(lists_needed)
+
+
 def bit_lists(largest: int) -> PairLists:
     """The fewest lists: one for each bit of each timestep."""
     return PairLists(tuple(1 << k for k in range(6) if 1 << k % 3 <= largest))
@@ -34,7 +39,7 @@ def bit_lists(largest: int) -> PairLists:
 def rows_added(levels: NDArray[Any], lists: PairLists, kernel: Pair, stride: Pair, padding: Pair, steps: int) -> int:
     """Weight rows that the lists hold for all output pixels, and those of a last timestep by planes."""
     timesteps = levels.reshape(steps, -1, *levels.shape[1:])
-    needed = lists_needed(lists.pairs)
+    needed = needed_once(lists.pairs)
     total = 0
     for t in range(0, steps - 1, 2):
         met = needed[timesteps[t].astype(int) << 3 | timesteps[t + 1]]
@@ -51,7 +56,8 @@ def agree(
     conv, expected = PackedConv(weights, stride, padding), oracle(levels, weights, stride, padding)
     _, planes = conv.run(levels)
     taps = weights[0, 0].size
-    for lists in (all_lists(largest), bit_lists(largest), chosen_lists(rows_by_pair(levels, steps, taps), largest)):
+    chosen = chosen_lists(rows_by_pair(levels, steps, taps), largest)
+    for lists in (made_once(made.pairs) for made in (all_lists(largest), bit_lists(largest), chosen)):
         out, counts = conv.run(levels, "pairs", threads=threads, timesteps=steps, lists=lists)
         np.testing.assert_array_equal(out, expected, err_msg=f"{len(lists.pairs)} lists")
         rows = rows_added(levels, lists, weights.shape[2:], stride, padding, steps)

@@ -104,8 +104,8 @@ def check(net: Network, x: np.ndarray[Any, Any], runtime: str) -> None:
 def test_every_neuron_gives_the_engines_integers(case: Any, bits: int, runtime: str) -> None:
     id, neuron, shape, options = case
     net = deployed(id, neuron, shape, bits, **options)
-    check(net, pixels(3, *shape, seed=1), runtime)
-    check(net, np.stack([np.zeros(shape, np.uint8), np.full(shape, 255, np.uint8)]), runtime)
+    dark, bright = np.zeros((1, *shape), np.uint8), np.full((1, *shape), 255, np.uint8)
+    check(net, np.concatenate([pixels(3, *shape, seed=1), dark, bright]), runtime)
 
 
 @WITHOUT_RUNTIME

@@ -216,8 +216,8 @@ def watched(net: nn.Module, x: Tensor, tallies: Tallies, on_device: bool) -> Obs
 @pytest.mark.parametrize(
     ("kernel", "id", "neuron", "shape", "static"),
     [
-        ("fused", "resnet8w2", "lbq", (3, 8, 8), True),
-        ("fused", "resnet8w2", "lif", (2, 8, 8), False),
+        ("fused", "resnet8w2", "lbq", (3, 4, 4), True),
+        ("fused", "resnet8w2", "lif", (2, 4, 4), False),
         ("fused", "vgg11w2", "lbq", (3, 32, 32), True),
         ("fused", Pooled, lambda: LIF(threshold=0.5), (3, 8, 8), True),
         ("fused", Pooled, Ternary, (3, 8, 8), False),

@@ -8,7 +8,6 @@ import os
 import pickle
 import random
 import struct
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,6 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 from torch import Tensor
 
-from lbq import models
 from lbq.errors import RunError
 from lbq.runs import checkpoint
 from tests.support import small_runs
@@ -39,9 +37,7 @@ def two_states() -> tuple[Stored, Stored]:
         states.append(({k: v.clone() for k, v in tensors.items()}, json.loads(json.dumps(values))))
         return len(states) == 2
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(models.OWN, "tiny", small_runs.ONE_BLOCK)
-        made = small_runs.trainer(small_runs.config("optim.name=adamw", small_runs.TINY), between_steps=keep)
+    made = small_runs.trainer(small_runs.config("optim.name=adamw", small_runs.TINY), between_steps=keep)
     list(made.fit())
     return states[0], states[1]
 
@@ -229,10 +225,8 @@ FOREIGN: dict[str, Callable[[Path], object]] = {
 def test_foreign_files_are_refused(kind: str, tmp_path: Path, two_states: tuple[Stored, Stored]) -> None:
     path = tmp_path / checkpoint.LAST
     FOREIGN[kind](path)
-    started = time.process_time()
     with pytest.raises(RunError, match=r"last\.safetensors") as caught:
         checkpoint.load(tmp_path)
-    assert time.process_time() - started < 1
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 500
     checkpoint.save(tmp_path / "other", two_states[0][0], {})

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import functools
+import json
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -64,7 +67,18 @@ def small(
 def deployed(
     id: str = "resnet8w4", neuron: Any = "lbq", shape: tuple[int, int, int] = (3, 8, 8), bits: int = 8, **options: Any
 ) -> Network:
-    return deploy(small(id, neuron, shape, **options), shape, mean=MEAN[: shape[0]], std=STD[: shape[0]], bits=bits)
+    """A `small` network on integers: a copy of the one that was made of these arguments, and the random state of then."""
+    net, random_state = _deployed(json.dumps([id, neuron, shape, bits, options]))
+    torch.set_rng_state(random_state)
+    return copy.deepcopy(net)
+
+
+@functools.cache
+def _deployed(arguments: str) -> tuple[Network, Tensor]:
+    id, neuron, shape, bits, options = json.loads(arguments)
+    made = small(id, neuron, shape, **options)
+    net = deploy(made, tuple(shape), mean=MEAN[: shape[0]], std=STD[: shape[0]], bits=bits)
+    return net, torch.get_rng_state()
 
 
 class Functional(nn.Module):

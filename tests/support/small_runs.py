@@ -38,8 +38,8 @@ SMALL = {
     "optim": {"lr": 0.05},
     "train": {"epochs": 3, "batch_size": 12, "warmup_epochs": 1, "ema": 0.9, "checkpoint_steps": 1, "test": "every"},
 }  # with 50 training images: 3 epochs of 4 steps
-ONE_BLOCK = partial(ResNet, blocks=(1,), widths=(2,), stem_width=2)  # "tiny" where runs are many, and not of its layers
-TINY = "model.id=tiny"
+TINY = "model.id=tiny"  # where runs are many, and not of their layers
+models.register("tiny")(partial(ResNet, blocks=(1,), widths=(2,), stem_width=2))
 TIMINGS = ("seconds", "samples_per_second", "training_seconds", "environment")
 
 
@@ -139,8 +139,7 @@ def differences(a: Contents, b: Contents) -> list[str]:
 
 
 def use_few_digits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Train on a few digits, know the network `tiny`, and record no commit."""
-    monkeypatch.setitem(models.OWN, "tiny", ONE_BLOCK)
+    """Train on a few digits, and record no commit."""
     few = small_digits()
     monkeypatch.setattr(digits, "load_digits", lambda: few)
     monkeypatch.setattr(run_folder, "_commit", lambda: "")

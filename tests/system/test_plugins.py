@@ -46,9 +46,10 @@ def nothing_stays(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(plugins, "IMPORTED", [])
     monkeypatch.setattr(plugins, "_CHECKSUMS", [])
     monkeypatch.setattr(sys, "path", list(sys.path))
-    before = set(sys.modules)
+    before, networks = set(sys.modules), dict(models.OWN)
     yield
     models.OWN.clear()
+    models.OWN.update(networks)  # other tests have registered theirs
     for name in neuron.NEURONS.keys() - neuron.registry.BUILT_IN:
         del neuron.NEURONS[name]
     for name in surrogate.SURROGATES.keys() - surrogate.BUILT_IN:

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 from torch.distributed.distributed_c10d import Store
 
-from lbq import engine, models
+from lbq import engine
 from lbq.batches.sources import ImageSource
 from lbq.deploy.deploy import deploy_trained
 from lbq.errors import ConfigError, LbqError, RunError, Stopped
@@ -36,7 +36,6 @@ from lbq.training.divergence import Diverged
 from lbq.training.trainer import Trainer
 from tests.support import small_runs
 from tests.support.small_runs import (
-    ONE_BLOCK,
     TINY,
     Killed,
     Silent,
@@ -54,11 +53,6 @@ Case = Callable[[World, Path], Any]
 CPU = torch.device("cpu")
 config = partial(small_runs.config, TINY)
 EXACT = ("model.dropout=0.0", "train.precision=fp64")  # dropout differs by process, and rounding by float32
-
-
-@pytest.fixture(autouse=True)
-def one_block(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(models.OWN, "tiny", ONE_BLOCK)
 
 
 # What both one process and two compute
@@ -111,9 +105,7 @@ def trainings(world: World, folder: Path) -> Any:
 @pytest.fixture(scope="module")
 def alone(folder: Path) -> Any:
     """What one process does."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(models.OWN, "tiny", ONE_BLOCK)
-        return trainings(World(), folder)
+    return trainings(World(), folder)
 
 
 def evaluation(world: World, folder: Path) -> Any:
@@ -316,7 +308,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def pair(folder: Path) -> list[dict[str, Any]]:
     """What each of two processes found."""
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")  # a fresh process that imports everything once, for both
+    context.set_forkserver_preload([__name__])
     processes = [context.Process(target=process, args=(rank, folder)) for rank in range(2)]
     for one in processes:
         one.start()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,11 @@ from lbq.errors import LbqError
 from lbq.neuron import BurstNeuron
 from lbq.training.divergence import Diverged
 from lbq.training.trainer import Trainer
+from tests.support import small_runs
 from tests.support.commands import Call
-from tests.support.small_runs import config, contents, differences, last_checkpoint, run, trainer, use_few_digits
+from tests.support.small_runs import TINY, contents, differences, last_checkpoint, run, trainer, use_few_digits
+
+config = partial(small_runs.config, TINY)
 
 
 @pytest.fixture(autouse=True)
@@ -41,7 +45,7 @@ def test_divergence_names_layer_and_step(tmp_path: Path, call: Call) -> None:
 @pytest.mark.parametrize(
     ("layer", "where", "message"),
     [
-        ("layer2.0.conv2", "weight", "epoch 2, step 3, first in the weights of layer 'layer2.0.conv2'"),
+        ("layer1.0.conv2", "weight", "epoch 2, step 3, first in the weights of layer 'layer1.0.conv2'"),
         ("conv1", "gradient", r"conv1\.weight is no longer finite after epoch 2, step 3"),  # the loss was still finite
     ],
 )

@@ -36,7 +36,7 @@ PRICED = ("train.level_cost=0.5", "train.ema=0")
 @pytest.mark.parametrize("neuron", [{"name": "lbq", "n_max": 7, "step": 0.1}, {"name": "ternary", "step": 0.3}])
 def test_the_cost_is_the_count_of_accounting(neuron: dict[str, object]) -> None:
     """Rate x MACs of the same images, unary and bit-sparse; levels that are pooled before they meet weights too."""
-    made = small_runs.trainer(small_runs.config())
+    made = small_runs.trainer(small_runs.config(small_runs.TINY))
     net = models.create("resnet8w4", timesteps=2, neuron=neuron, in_channels=1)
     measured = measure(net, made.source)
     assert measured.tallies is not None
@@ -149,7 +149,7 @@ def test_a_price_lowers_the_count() -> None:
 def test_the_gradient_is_that_of_the_loss_and_the_price() -> None:
     """In parts of a batch, scaled for half precision and not: the gradient of the mean loss plus the price times the cost."""
     plain = ("model.dropout=0", "train.ema=0", "train.level_cost=0.7", "train.level_cost_of=unary")
-    made = small_runs.trainer(small_runs.config(*plain, "train.accumulate=2", "train.precision=fp64"))
+    made = small_runs.trainer(small_runs.config(small_runs.TINY, *plain, "train.accumulate=2", "train.precision=fp64"))
     made.net.eval()  # BatchNorm would have statistics of its own in each part
     ((x, labels),) = made.source.train_batches([torch.arange(12)], 0, 0)
     x, targets = x.double(), torch.eye(10, dtype=torch.float64)[labels]
@@ -168,7 +168,7 @@ def test_the_gradient_is_that_of_the_loss_and_the_price() -> None:
 
 @pytest.mark.parametrize("changes", [(), ("optim.sam=0.05",), ("train.loss=tet",)], ids=["plain", "sam", "tet"])
 def test_a_run_goes_on_with_its_price(changes: tuple[str, ...]) -> None:
-    config = small_runs.config(*PRICED, *changes)
+    config = small_runs.config(small_runs.TINY, *PRICED, *changes)
     whole = list(small_runs.trainer(config).fit())
     stopped = small_runs.trainer(config, between_steps=lambda t: t.position.step == 6)
     records = list(stopped.fit())
@@ -180,7 +180,7 @@ def test_a_run_goes_on_with_its_price(changes: tuple[str, ...]) -> None:
 
 
 def test_a_checkpoint_of_before_counts_no_accumulations() -> None:
-    made = small_runs.trainer(small_runs.config())
+    made = small_runs.trainer(small_runs.config(small_runs.TINY))
     tensors, values = made.state()
     made.restore(tensors, {**values, "tally": [[3.0, 2.0, 1.0]]})
     assert made.tally.tolist() == [3.0, 2.0, 1.0, 0.0]
@@ -191,7 +191,7 @@ def test_a_checkpoint_of_before_counts_no_accumulations() -> None:
 )
 def test_networks_that_cannot_be_counted_are_refused(neuron: str, reason: str) -> None:
     with pytest.raises(ConfigError, match=rf"^train.level_cost=0.5 has nothing to count: .*{reason}"):
-        small_runs.trainer(small_runs.config(*PRICED, f"neuron.name={neuron}"))
+        small_runs.trainer(small_runs.config(small_runs.TINY, *PRICED, f"neuron.name={neuron}"))
 
 
 def test_a_count_that_is_unknown_is_refused() -> None:

@@ -6,6 +6,7 @@ import copy
 import math
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import pytest
@@ -26,6 +27,8 @@ from lbq.training import optim
 from lbq.training.distributed import World
 from lbq.training.evaluation import measure_norms, neuron_steps
 from tests.support import small_runs
+
+config = partial(small_runs.config, small_runs.TINY)
 
 NEURONS = [
     {"name": "lbq", "learn_beta": True, "learn_alpha": True},
@@ -129,12 +132,10 @@ def test_the_parameters_of_a_parametrised_step_decay_with_steps() -> None:
 @pytest.mark.parametrize("decay", ["none", "step", "all"])
 def test_a_checkpoint_does_not_depend_on_the_groups(decay: str) -> None:
     """The optimiser's state is stored by parameter: the groups that it lay in when it was written do not matter."""
-    made = small_runs.trainer(small_runs.config("train.epochs=1", "train.warmup_epochs=0"))
+    made = small_runs.trainer(config("train.epochs=1", "train.warmup_epochs=0"))
     list(made.fit())
     tensors, values = made.state()
-    other = small_runs.trainer(
-        small_runs.config("train.epochs=1", "train.warmup_epochs=0", f"optim.neuron_decay={decay}")
-    )
+    other = small_runs.trainer(config("train.epochs=1", "train.warmup_epochs=0", f"optim.neuron_decay={decay}"))
     other.restore(tensors, values)
     again, _ = other.state()
     assert again.keys() == tensors.keys()
@@ -148,7 +149,7 @@ def test_only_a_sharpness_aware_run_is_sharp_after_its_last_epoch() -> None:
         (["optim.sam=0.1"], [True] * 4),
         (["optim.sam=0.1", "optim.sam_epochs=1"], [False, False, True, True]),
     ):
-        made = small_runs.trainer(small_runs.config(*changes))
+        made = small_runs.trainer(config(*changes))
         flags = []
         for epoch in range(4):  # of three
             made.position.epoch = epoch
@@ -219,7 +220,7 @@ def test_schedule(epochs: int, share: float, steps: int, lr: float, start: float
 
 
 def test_the_trainer_follows_the_schedule_by_step_alone() -> None:
-    config = small_runs.config("train.warmup_lr=0.01", "optim.neuron_lr=0.5")
+    settings = config("train.warmup_lr=0.01", "optim.neuron_lr=0.5")
     seen: list[tuple[float, float]] = []
 
     def watch(_trainer: object) -> bool:
@@ -227,9 +228,9 @@ def test_the_trainer_follows_the_schedule_by_step_alone() -> None:
         seen.append((rates["weights"], rates["neurons"]))
         return False
 
-    made = small_runs.trainer(config, between_steps=watch)
+    made = small_runs.trainer(settings, between_steps=watch)
     records = list(made.fit())
-    expected = [optim.learning_rate(step, 4, config) for step in range(12)]
+    expected = [optim.learning_rate(step, 4, settings) for step in range(12)]
     assert [rate for rate, _ in seen] == expected
     assert [rate for _, rate in seen] == [0.5 * rate for rate in expected]
     assert [record.lr for record in records] == expected[3::4]  # the last step's of each epoch
@@ -254,7 +255,7 @@ def test_average_is_exponential(decay: float, values: list[float]) -> None:
 
 
 def test_averaged_weights_come_and_go() -> None:
-    made = small_runs.trainer(small_runs.config("train.epochs=2"))
+    made = small_runs.trainer(config("train.epochs=2"))
     list(made.fit())
     trained = copy.deepcopy(made.net.state_dict())
     assert made.average is not None
@@ -267,21 +268,21 @@ def test_averaged_weights_come_and_go() -> None:
 
 
 def test_an_epoch_says_what_the_averaged_network_is_and_what_the_trained_one_reaches() -> None:
-    made = small_runs.trainer(small_runs.config("train.epochs=1", "train.warmup_epochs=0", "train.ema=0.5"))
+    made = small_runs.trainer(config("train.epochs=1", "train.warmup_epochs=0", "train.ema=0.5"))
     (record,) = made.fit()
     assert record.unaveraged_accuracy == made.evaluate("test")
     with made.averaged():
         assert record.test_accuracy == made.evaluate("test")
         assert record.steps == neuron_steps(made.net)
     assert record.steps != neuron_steps(made.net)
-    (record,) = small_runs.trainer(small_runs.config("train.epochs=1", "train.warmup_epochs=0", "train.ema=0.0")).fit()
+    (record,) = small_runs.trainer(config("train.epochs=1", "train.warmup_epochs=0", "train.ema=0.0")).fit()
     assert record.unaveraged_accuracy is None
 
 
 def test_shorter_weights_are_normalised_as_the_long_ones() -> None:
     """An average of weights that move is shorter than they are; BatchNorm, measured anew, makes up for it."""
     small = ("neuron={name='relu'}", "model.timesteps=1", "train.epochs=1", "train.warmup_epochs=0", "train.ema=0.5")
-    made = small_runs.trainer(small_runs.config(*small))
+    made = small_runs.trainer(config(*small))
     list(made.fit())
     assert made.average is not None
     x = torch.rand(8, 1, 8, 8)
@@ -359,7 +360,7 @@ def test_a_norm_of_several_passes_has_the_mean_of_all_of_them(count: int) -> Non
 
 @pytest.mark.parametrize("decay", ["none", "step"])
 def test_uphill_weights_lie_a_radius_up_their_slope_and_come_back(decay: str) -> None:
-    trainer = small_runs.trainer(small_runs.config("neuron.name=lbq", f"optim.neuron_decay={decay}"))
+    trainer = small_runs.trainer(config("neuron.name=lbq", f"optim.neuron_decay={decay}"))
     own = {id(p) for neuron in neurons_of(trainer.net).values() for p in neuron.parameters()}
     ((x, labels),) = trainer.source.train_batches([torch.arange(12)], 0, 0)
     trainer.loss(trainer.net(x), torch.eye(10)[labels]).backward()
@@ -377,7 +378,7 @@ def test_uphill_weights_lie_a_radius_up_their_slope_and_come_back(decay: str) ->
 def test_a_sharpness_aware_step_by_hand() -> None:
     """The gradient of a second pass at the weights uphill moves those that were left; statistics are of the first pass."""
     plain = ("model.dropout=0", "train.ema=0", "neuron.name=lbq", "optim.momentum=0", "optim.weight_decay=0")
-    made, other = (small_runs.trainer(small_runs.config(*plain, *more)) for more in (["optim.sam=0.1"], []))
+    made, other = (small_runs.trainer(config(*plain, *more)) for more in (["optim.sam=0.1"], []))
     ((x, labels),) = made.source.train_batches([torch.arange(12)], 0, 0)
     targets, rate = torch.eye(10)[labels], 0.05
     for trainer in (made, other):
@@ -403,7 +404,7 @@ def test_a_sharpness_aware_step_by_hand() -> None:
 
 def test_the_last_epochs_alone_may_be_sharpness_aware() -> None:
     def losses(*changes: str) -> list[float]:
-        return [record.loss for record in small_runs.trainer(small_runs.config(*changes)).fit()]
+        return [record.loss for record in small_runs.trainer(config(*changes)).fit()]
 
     never, always = losses(), losses("optim.sam=0.1")
     late = losses("optim.sam=0.1", "optim.sam_epochs=1")
@@ -422,14 +423,14 @@ def test_clipping_limits_the_gradient(clip: float) -> None:
         norms.append(math.sqrt(float(sum(squares))))
         return len(norms) == 3
 
-    made = small_runs.trainer(small_runs.config(f"optim.clip={clip}", "train.accumulate=2"), between_steps=watch)
+    made = small_runs.trainer(config(f"optim.clip={clip}", "train.accumulate=2"), between_steps=watch)
     list(made.fit())
     if clip < 1:
         assert norms == pytest.approx([clip] * 3, rel=1e-3)
     else:
         free = list(norms)
         norms.clear()
-        made = small_runs.trainer(small_runs.config("train.accumulate=2"), between_steps=watch)
+        made = small_runs.trainer(config("train.accumulate=2"), between_steps=watch)
         list(made.fit())
         assert free == norms  # far below the limit nothing changes
         assert all(0.01 < norm < clip for norm in norms)
@@ -439,11 +440,11 @@ def test_clipping_limits_the_gradient(clip: float) -> None:
 @pytest.mark.parametrize("layout", ["true", "false"])
 def test_optimiser_state_round_trip(name: str, layout: str) -> None:
     """Every slot comes back with its bytes, type and strides."""
-    config = small_runs.config(f"optim.name={name}", f"train.channels_last={layout}", "train.epochs=2")
-    first = small_runs.trainer(config)
+    settings = config(f"optim.name={name}", f"train.channels_last={layout}", "train.epochs=2")
+    first = small_runs.trainer(settings)
     list(first.fit())
     stored = {k: v.clone().contiguous() for k, v in optim.optimiser_state(first.net, first.optimiser).items()}
-    second = small_runs.trainer(config)
+    second = small_runs.trainer(settings)
     optim.restore_optimiser(second.net, second.optimiser, stored)
     again = optim.optimiser_state(second.net, second.optimiser)
     slots = {"sgd": 1, "adamw": 3}[name]

@@ -35,6 +35,7 @@ from lbq.runs import checkpoint, records, run_folder
 from lbq.system import files, plugins
 from lbq.training import job
 from lbq.training.distributed import World
+from lbq.training.plan import plan_of
 from lbq.training.trainer import Trainer
 from tests.support.small_runs import (
     TINY,
@@ -56,7 +57,8 @@ from tests.support.small_runs import (
     use_few_digits,
 )
 
-STEPS = 12
+STEPS = 6
+SIX_STEPS = (TINY, "train.batch_size=24")  # in 3 epochs
 
 
 @pytest.fixture(autouse=True)
@@ -78,9 +80,9 @@ VARIANTS = {
         "optim.lr=0.002",
         "model.share_tail=true",
         "data.holdout=0.1",
-        "train.batch_size=11",
+        "train.batch_size=22",
     ],
-    "fp16": ["train.precision=fp16", "train.epochs=2", "train.batch_size=8", "optim.clip=1.0"],
+    "fp16": ["train.precision=fp16", "train.epochs=2", "train.batch_size=16", "optim.clip=1.0"],
     "sgd-fp64-no-ema": ["train.precision=fp64", "train.ema=0.0", "optim.momentum=0.0", "train.eval_every=2"],
 }
 
@@ -111,13 +113,13 @@ def resumed(settings: Config, folder: Path) -> tuple[Contents, list[dict[str, An
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_resuming_at_batch_boundaries_is_exact(variant: str, tmp_path: Path) -> None:
     """At every one of the first variant; of the others within an epoch, at its end, after it, and at the run's end."""
-    settings = config(TINY, *VARIANTS[variant])
+    settings = config(*SIX_STEPS, *VARIANTS[variant])
     whole = trainer(settings)
     records = [timeless(asdict(record)) for record in whole.fit()]
     final = state_of(whole)
     assert final["values"]["position"] == {"epoch": settings.train.epochs, "batch": 0, "step": STEPS, "stream": STEPS}
     end = STEPS // settings.train.epochs
-    boundaries = range(1, STEPS + 1) if variant == "sgd" else (2, end, end + 1, STEPS)
+    boundaries = range(1, STEPS + 1) if variant == "sgd" else (1, end, end + 1, STEPS)
     saver, seen = saving(settings, boundaries, tmp_path)
     assert differences(final, state_of(saver)) == []
     assert seen == records
@@ -196,8 +198,8 @@ class Forks:
         use_few_digits(pytest.MonkeyPatch())
         self.folder = folder
         self.config = folder / "config.toml"
-        self.config.write_text(config(TINY).to_toml())
-        made = trainer(config(TINY))
+        self.config.write_text(config(*SIX_STEPS).to_toml())
+        made = trainer(config(*SIX_STEPS))
         made.evaluate("test")
         lower(made.net, (1, 8, 8), 2)
         with suppress(SystemExit), redirect_stdout(StringIO()):
@@ -304,11 +306,11 @@ def kills(folder: Path, count: int) -> dict[str, Any]:
 
 
 def mutations(folder: Path) -> dict[str, Any]:
-    """What the comparison says where a run killed after step 6 is continued by a broken restore."""
+    """What the comparison says where a run killed within its second epoch is continued by a broken restore."""
     forks = forks_in(folder)
     differing: dict[str, Any] = {}
     killed = folder / "killed"
-    assert forks.wait(forks.start(killed, after_step(7, _send(signal.SIGKILL)))) == -signal.SIGKILL
+    assert forks.wait(forks.start(killed, after_step(4, _send(signal.SIGKILL)))) == -signal.SIGKILL
     for mutation in [None, *MUTATIONS]:
         out = folder / f"mutation-{mutation}"
         shutil.copytree(killed, out)
@@ -321,14 +323,14 @@ def signals(folder: Path) -> dict[str, Any]:
     """Exit codes and messages of stopped runs, and of a second process in a folder that is in use."""
     forks = forks_in(folder)
     outcomes: dict[str, Any] = {}
-    for number in (signal.SIGTERM, signal.SIGINT):
-        for step in (3, 4, STEPS):  # within an epoch, at its end, at the run's end
-            out = folder / f"{number.name}-{step}"
-            code = forks.wait(forks.start(out, after_step(step, _send(number))))
-            messages, loaded = forks.messages(out), last_checkpoint(out)
-            assert loaded.values["position"]["step"] == step
-            assert forks.wait(forks.start(out)) == 0
-            outcomes[f"{number.name} {step}"] = [code, messages, differences(forks.expected, contents(out))]
+    places = (1, 2, STEPS)  # within an epoch, at its end, at the run's end
+    for number, step in ((signal.SIGINT, 1), *((signal.SIGTERM, step) for step in places)):
+        out = folder / f"{number.name}-{step}"
+        code = forks.wait(forks.start(out, after_step(step, _send(number))))
+        messages, loaded = forks.messages(out), last_checkpoint(out)
+        assert loaded.values["position"]["step"] == step
+        assert forks.wait(forks.start(out)) == 0
+        outcomes[f"{number.name} {step}"] = [code, messages, differences(forks.expected, contents(out))]
     out, (reader, writer) = folder / "shared", os.pipe()
     first = forks.start(out, after_step(2, lambda: os.read(reader, 1)))
     while not (out / job.CHECKPOINTS / checkpoint.LAST).exists():
@@ -377,7 +379,7 @@ def test_signals_save_and_stop(helper: Ask) -> None:
     assert (second, first, wrong) == (2, 0, [])
     assert len(messages) == 1
     assert "shared is being written by another process" in messages[0]
-    assert len(outcomes) == 6
+    assert len(outcomes) == 4
     for case, (code, messages, wrong) in outcomes.items():
         name = case.split()[0]
         assert code == {"SIGTERM": 143, "SIGINT": 130}[name], case
@@ -453,6 +455,8 @@ def test_every_failing_write_is_named_and_survived(kill: bool, tmp_path: Path, m
     monkeypatch.setattr(
         job, "SAVING_SHARE", 1e9
     )  # a save at every epoch's end, however slow the disk: runs write alike
+    plan = plan_of(trainer(FAULTY))
+    monkeypatch.setattr(job, "plan_of", lambda _: plan)  # the network is traced once for all
     run(FAULTY, tmp_path / "whole")
     expected = contents(tmp_path / "whole")
     with pytest.MonkeyPatch.context() as patch:
@@ -480,7 +484,7 @@ def test_every_failing_write_is_named_and_survived(kill: bool, tmp_path: Path, m
 def test_a_damaged_checkpoint_is_passed_over_and_never_takes_the_good_ones_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = config()
+    settings = config(TINY)
     run(settings, tmp_path / "whole")
     folder = tmp_path / "run"
     checkpoints = folder / job.CHECKPOINTS
@@ -511,7 +515,7 @@ def test_a_damaged_checkpoint_is_passed_over_and_never_takes_the_good_ones_place
 
 def test_another_number_of_processes_may_continue(tmp_path: Path) -> None:
     """The sums of an epoch that two processes began are added up; dropout aside, the run stays what it was."""
-    settings = config("model.dropout=0.0")
+    settings = config(TINY, "model.dropout=0.0")
     whole = trainer(settings)
     expected = [timeless(asdict(record)) for record in whole.fit()]
     first = trainer(settings, between_steps=lambda t: t.position.step == 6)
@@ -530,11 +534,11 @@ def test_another_number_of_processes_may_continue(tmp_path: Path) -> None:
 def test_a_checkpoint_of_another_configuration_is_refused(tmp_path: Path) -> None:
     for name, changes in (("a", []), ("b", ["seed=4"])):
         with pytest.raises(Killed):
-            run(config(*changes), tmp_path / name, AtStep(0, 3, raising(Killed)))
+            run(config(TINY, *changes), tmp_path / name, AtStep(0, 3, raising(Killed)))
     last = Path(job.CHECKPOINTS) / checkpoint.LAST
     (tmp_path / "a" / last).write_bytes((tmp_path / "b" / last).read_bytes())
     with pytest.raises(RunError, match=r"last\.safetensors belongs to another configuration"):
-        run(config(), tmp_path / "a")
+        run(config(TINY), tmp_path / "a")
 
 
 def test_a_network_that_changed_under_its_id_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -562,7 +566,7 @@ def test_what_changed_around_a_run_is_told_and_recorded(tmp_path: Path, monkeypa
     for watcher, source in zip(watchers, ("net.py sha256 01", "net.py sha256 02", ""), strict=True):
         sources[:] = filter(None, [source])
         with suppress(Killed):
-            result = run(config(), tmp_path, watcher)
+            result = run(config(TINY), tmp_path, watcher)
     assert [w.resumptions[0][2] for w in watchers[1:]] == [
         ("not as before: imports net.py sha256 02, was net.py sha256 01",),
         ("not as before: imports none, was net.py sha256 02",),
@@ -573,18 +577,18 @@ def test_what_changed_around_a_run_is_told_and_recorded(tmp_path: Path, monkeypa
     )
     assert "imports" not in result["environment"]
     assert records.record_of(tmp_path)["earlier"] == result["earlier"]
-    assert "earlier" not in run(config("seed=4"), tmp_path / "other")
+    assert "earlier" not in run(config(TINY, "seed=4"), tmp_path / "other")
 
 
 def test_data_may_move_but_not_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(Killed):
-        run(config(), tmp_path / "run", AtStep(0, 3, raising(Killed)))
+        run(config(TINY), tmp_path / "run", AtStep(0, 3, raising(Killed)))
     with monkeypatch.context() as other:
         few = small_digits(49)
         other.setattr(digits, "load_digits", lambda: few)
         with pytest.raises(RunError, match="began with other data .digits, [0-9a-f]{64}. than that under data.root"):
-            run(config(), tmp_path / "run")
-    moved = config("data.root=elsewhere", "train.checkpoint_minutes=7.0", "data.workers=1")
+            run(config(TINY), tmp_path / "run")
+    moved = config(TINY, "data.root=elsewhere", "train.checkpoint_minutes=7.0", "data.workers=1")
     result = run(moved, tmp_path / "run")
     assert run_folder.load_config(tmp_path / "run") == moved
-    assert result["accuracy"] == run(config(), tmp_path / "whole")["accuracy"]
+    assert result["accuracy"] == run(config(TINY), tmp_path / "whole")["accuracy"]

@@ -7,7 +7,6 @@ import random
 import struct
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -173,10 +172,8 @@ BAD: dict[str, tuple[Decoder, bytes, str]] = {
 @pytest.mark.parametrize("case", BAD)
 def test_bad_files_are_refused_in_one_line(case: str) -> None:
     decode, data, message = BAD[case]
-    started = time.process_time()
     with pytest.raises(DataError) as caught:
         decode(data, "some/file")
-    assert time.process_time() - started < 1
     text = str(caught.value)
     assert text.startswith("some/file")
     assert message in text
@@ -212,20 +209,18 @@ def test_mutated_files_give_events_or_a_data_error(kind: str, seed: int) -> None
 
 
 LARGE = """
-import sys, time
+import sys
 from pathlib import Path
 from lbq.data.events.aedat2 import read_aedat2
 from lbq.data.events.aedat3 import read_aedat3
 from lbq.data.events.nmnist import read_nmnist
 from lbq.errors import DataError
-started = time.process_time()
 try:
     {"2": read_aedat2, "3": read_aedat3, "n": read_nmnist}[sys.argv[1]](sys.argv[2])
 except DataError as error:
-    seconds = time.process_time() - started
     status = Path("/proc/self/status")  # getrusage would count what the parent had before exec
     lines = status.read_text().splitlines() if status.exists() else []
-    print(seconds, *[line.split()[1] for line in lines if line.startswith("VmHWM:")] or [0], error)
+    print(*[line.split()[1] for line in lines if line.startswith("VmHWM:")] or [0], error)
 """
 
 
@@ -266,14 +261,14 @@ def write_large(path: Path, kind: str) -> None:
         ("single events", "3", "cut off"),
     ],
 )
-def test_large_hostile_files_cost_a_second_and_512_mb(tmp_path: Path, kind: str, reader: str, message: str) -> None:
+def test_large_hostile_files_end_soon_within_512_mb(tmp_path: Path, kind: str, reader: str, message: str) -> None:
     path = tmp_path / "file"
     write_large(path, kind)
-    out = subprocess.run([sys.executable, "-c", LARGE, reader, str(path)], capture_output=True, text=True, check=True)
+    command = [sys.executable, "-c", LARGE, reader, str(path)]
+    out = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
     path.unlink()
-    seconds, kilobytes, error = out.stdout.split(" ", 2)
+    kilobytes, error = out.stdout.split(" ", 1)
     assert message in error
-    assert float(seconds) < 1.5  # of the processor's time: 0.4 to 0.8 where this was written
     assert int(kilobytes) < 512 * 1024
 
 
