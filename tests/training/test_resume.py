@@ -73,7 +73,7 @@ VARIANTS = {
     "sgd": [],
     "adamw-tet-fp64": ["optim.name=adamw", "optim.lr=0.002", "train.loss=tet", "train.precision=fp64"],
     "accumulate-clip": ["train.accumulate=2", "optim.clip=0.5", "train.sync_batchnorm=true"],
-    "rounded-sharp": ["train.weight_bits=4", "optim.sam=0.05", "train.epochs=2", "train.batch_size=8"],
+    "rounded-sharp": ["train.weight_bits=4", "optim.sam=0.05", "train.epochs=2", "train.batch_size=16"],
     "channels-last-mix": ["train.channels_last=true", "augment.mixup=0.5", "augment.cutmix=1.0", "optim.momentum=0.5"],
     "adamw-shared-tail": [
         "optim.name=adamw",
