@@ -29,6 +29,7 @@ from lbq.training import evaluation, optim
 from lbq.training.cuda_graph import CapturedStep
 from lbq.training.distributed import World, synchronise_batchnorm
 from lbq.training.divergence import Sentinel
+from lbq.training.fit import check_fit
 from lbq.training.level_cost import priced_levels, summing_levels
 from lbq.training.loss import classification_loss
 from lbq.training.position import EpochRecord, Position
@@ -58,7 +59,7 @@ class Trainer:
         # of this epoch: loss, correct, seen, accumulations
         self.tally = torch.zeros(4, dtype=torch.float64, device=self.device)
         self.began = time.perf_counter()  # when this epoch began, or would have begun without an interruption
-        self._check()
+        check_fit(config, source, self.world.size)
         self.net = build(config).to(self.device)
         if config.train.precision == "fp64":
             self.net.double()
@@ -76,26 +77,6 @@ class Trainer:
         self.sentinel = Sentinel(self.net, config, self.device)
         self._captured: CapturedStep | None = None
         self._captured_sharp = False
-
-    def _check(self) -> None:
-        t, m, source = self.config.train, self.config.model, self.source
-        if m.num_classes != source.classes:
-            labels = f", whose labels are 0 to {source.classes - 1}" if source.name == "arrays" else ""
-            raise ConfigError(
-                f"model.num_classes must be {source.classes} for {source.name}{labels}, got {m.num_classes}"
-            )
-        if m.in_channels != source.shape[0]:
-            raise ConfigError(f"model.in_channels must be {source.shape[0]} for {source.name}, got {m.in_channels}")
-        if t.batch_size % (t.accumulate * self.world.size):
-            raise ConfigError(
-                f"train.batch_size must be a multiple of train.accumulate x processes "
-                f"({t.accumulate} x {self.world.size}), got {t.batch_size}"
-            )
-        if t.batch_size > source.train_size:
-            left = f" that data.holdout={share:g} leaves" if (share := self.config.data.holdout) else ""
-            raise ConfigError(
-                f"train.batch_size must be at most the {source.train_size} samples{left}, got {t.batch_size}"
-            )
 
     # State
     # ---------------------------------------------------------------------------------------------------------------

@@ -1,0 +1,24 @@
+"""Whether a configuration fits the data and the processes that it meets."""
+
+from __future__ import annotations
+
+from lbq.batches.sources import Source
+from lbq.config import Config
+from lbq.errors import ConfigError
+
+
+def check_fit(config: Config, source: Source, processes: int) -> None:
+    t, m = config.train, config.model
+    if m.num_classes != source.classes:
+        labels = f", whose labels are 0 to {source.classes - 1}" if source.name == "arrays" else ""
+        raise ConfigError(f"model.num_classes must be {source.classes} for {source.name}{labels}, got {m.num_classes}")
+    if m.in_channels != source.shape[0]:
+        raise ConfigError(f"model.in_channels must be {source.shape[0]} for {source.name}, got {m.in_channels}")
+    if t.batch_size % (t.accumulate * processes):
+        raise ConfigError(
+            f"train.batch_size must be a multiple of train.accumulate x processes ({t.accumulate} x {processes}), got "
+            f"{t.batch_size}"
+        )
+    if t.batch_size > source.train_size:
+        left = f" that data.holdout={share:g} leaves" if (share := config.data.holdout) else ""
+        raise ConfigError(f"train.batch_size must be at most the {source.train_size} samples{left}, got {t.batch_size}")
