@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import timedelta
 from functools import partial
@@ -243,6 +244,26 @@ def separate_statistics(world: World, folder: Path) -> Any:
     return found
 
 
+def rounded_weights(world: World, folder: Path) -> Any:
+    """The weights that three steps compute with, where every process has BatchNorm statistics of its own."""
+    made = trainer(config("model.id=resnet8w2", "train.weight_bits=4"), world=world, between_steps=three_steps)
+    inner, seen = made.rounded, []
+
+    @contextmanager
+    def watched() -> Iterator[None]:
+        with inner():
+            seen.append({name: p.detach().clone() for name, p in made.net.named_parameters()})
+            yield
+
+    made.rounded = watched
+    list(made.fit())
+    return seen
+
+
+def three_steps(made: Trainer) -> bool:
+    return made.position.step == 3
+
+
 def astray(world: World, folder: Path) -> Any:
     """Each process finds a folder of its own: in that of process 0 there is a checkpoint, in the other there is none."""
     settings, mine = config(), folder / str(world.rank)
@@ -278,6 +299,7 @@ CASES_OF_TWO_PROCESSES: list[Case] = [
     jobs,
     astray,
     separate_statistics,
+    rounded_weights,
     idle_parameter,
     integers,
 ]
@@ -382,6 +404,13 @@ def test_evaluation_uses_one_set_of_statistics(pair: list[dict[str, Any]]) -> No
     for reported, alone in pair[0]["separate_statistics"]:
         assert reported == alone
     assert [both[0] for both in pair[1]["separate_statistics"]] == [both[0] for both in pair[0]["separate_statistics"]]
+
+
+def test_processes_round_alike(pair: list[dict[str, Any]]) -> None:
+    ours, theirs = (pair[rank]["rounded_weights"] for rank in range(2))
+    assert len(ours) == len(theirs) >= 3
+    for one, other in zip(ours, theirs, strict=True):
+        assert all(torch.equal(value, other[name]) for name, value in one.items())
 
 
 @pytest.mark.parametrize("name", LAYERS)
@@ -547,7 +576,7 @@ def test_start_names_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
 # ---------------------------------------------------------------------------------------------------------------------
 
 LOST_AND_LOOKED_AFTER = """
-import atexit, os, signal, sys
+import atexit, os, signal
 from contextlib import nullcontext
 from pathlib import Path
 import pytest
@@ -556,7 +585,8 @@ from tests.support.small_runs import after_step, use_few_digits
 use_few_digits(pytest.MonkeyPatch())
 first = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
 def report():
-    print("at exit:", *(task.read_text().strip() for task in Path("/proc/self/task").glob("*/comm")), file=sys.stderr)
+    threads = [task.read_text().strip() for task in Path("/proc/self/task").glob("*/comm")]
+    os.write(2, " ".join(["at exit:", *threads, chr(10)]).encode())  # at once: another process writes there too
 if not first:
     atexit.register(report)
 lost = first and os.environ["RANK"] == "1"

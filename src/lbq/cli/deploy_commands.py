@@ -27,7 +27,7 @@ def deploy(
     changes: Changes = None,
     out: Annotated[Path, typer.Option("-o", "--out", help="File to write.")] = Path("model.lbq"),
     bits: Annotated[
-        int | None, typer.Option(help="Bits of a weight: 2 to 8, or 16; default those of training, 8.")
+        int | None, typer.Option(help="Bits of a weight: 2 to 8, or 16; default as trained, else 8.")
     ] = None,
     levels: Annotated[Path | None, typer.Option(help="Also write every golden level, for other engines.")] = None,
     noise: Annotated[

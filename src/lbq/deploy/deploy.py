@@ -230,7 +230,7 @@ def deploy_trained(
 ) -> Network:
     """The network of a configuration, for such inputs. bits: default the configuration's. origin: what identifies its run;
     default the configuration's hash."""
-    d, bits = config.data, bits or config.train.weight_bits or DEPLOYED_BITS
+    d, bits = config.data, (config.train.weight_bits or DEPLOYED_BITS) if bits is None else bits
     if reads.shape[0] != config.model.in_channels:
         raise GraphError(f"the network reads {config.model.in_channels} channels, {reads.name} has {reads.shape[0]}")
     data = {"name": d.name, "size": d.size, "frames": d.frames, "window_ms": d.window_ms}

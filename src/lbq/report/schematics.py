@@ -95,8 +95,9 @@ def _membrane(traces: Sequence[Trace], where: str) -> Figure:
             plot.text(middle, top - 6, f"{level}", "middle", "bold small")
             plot.text(middle, plot.bottom + 16, f"{i + 1}", "middle", "soft small")
         at += timesteps + 1
+    shown = f"The first {timesteps} timesteps. " if timesteps < len(traces[0].levels) else ""
     caption = (
-        f"Real traces: {where}. Bars: U just before emission, in steps. The number above is the level S: how many "
+        f"Real traces: {where}. {shown}Bars: U just before emission, in steps. The number above is the level S: how many "
         "thresholds U reaches, at most N_max. Arrows: the reset, which takes one step away wherever S > 0. What is left, "
         "times β, is there at the next timestep."
     )

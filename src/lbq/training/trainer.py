@@ -238,6 +238,8 @@ class Trainer:
         captured = self.captured()
         if captured is None:
             self.optimiser.zero_grad(set_to_none=True)
+        if t.weight_bits:  # processes must round by the same BatchNorm statistics
+            self.world.share(self.net.buffers())
         with self.rounded() if captured is None else nullcontext():
             for part in range(t.accumulate):
                 x, labels = next(parts)
@@ -373,9 +375,11 @@ class Trainer:
         numbers = self.order(0)[:count, :, self.world.rank].flatten(0, 1)  # the same samples every time
         plain_from = self.config.plain_from
         plain = self.config.augment.plain_epochs > 0 and plain_from <= self.position.epoch
-        with self.averaged(), self.rounded():
-            batches = self.source.train_batches(list(numbers), plain_from if plain else 0, self.config.seed)
-            statistics = evaluation.measure_norms(self.net, batches, self.config.train, self.device, self.world)
+        # Rounding goes by these statistics. So they are measured again on weights that the first ones have rounded.
+        for _ in range(2 if self.config.train.weight_bits else 1):
+            with self.averaged(), self.rounded():
+                batches = self.source.train_batches(list(numbers), plain_from if plain else 0, self.config.seed)
+                statistics = evaluation.measure_norms(self.net, batches, self.config.train, self.device, self.world)
             for name, value in statistics.items():
                 average.state[name].copy_(value)
 

@@ -209,7 +209,8 @@ def test_mutated_files_give_events_or_a_data_error(kind: str, seed: int) -> None
 
 
 LARGE = """
-import sys
+import resource, sys
+resource.setrlimit(resource.RLIMIT_CPU, (15, 15))  # of the processor: they take less than one
 from pathlib import Path
 from lbq.data.events.aedat2 import read_aedat2
 from lbq.data.events.aedat3 import read_aedat3
