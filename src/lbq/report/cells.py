@@ -96,8 +96,13 @@ def cell(value: str | float | None, digits: int | None = None) -> Cell:
 
 
 def dataset_name(result: Result | Group) -> str:
-    name = str(result.record["dataset"])
-    return DATASETS.get(name, name)
+    return shown_dataset(str(result.record["dataset"]))
+
+
+def shown_dataset(name: str) -> str:
+    """The name of a dataset as readers know it, or of a part of it: `cifar10, 200 samples`."""
+    whole, comma, part = name.partition(", ")
+    return DATASETS.get(whole, whole) + comma + part
 
 
 def decimals(value: float) -> int:

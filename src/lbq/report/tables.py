@@ -19,6 +19,9 @@ from lbq.results.result import Gathered, Group, names
 
 DIGITS_OF_HASH = 10
 HELD_OUT_NOTE = "Held out: the last epoch on samples kept out of training; select by this, never by the test set."
+LIMIT_NOTE = (
+    "A dataset of so many samples: that many train and that many test (data.limit). On integers: all test samples."
+)
 PUBLISHED_NOTE = f"Published rows: as quoted in {paper.CITATION}; venue as named there. They were not run by us."
 REPRODUCED_NOTE = "†: reproduced by that paper's authors."
 TRAINING_OF_GROUP = {"conversion": "converted from an ANN", "training": "trained directly"}
@@ -68,6 +71,7 @@ def runs_table(gathered: Gathered) -> Table:
         "#On integers %; Config; Weights; From",
         "Accuracy of the last epoch on the test set; mean ± sample standard deviation over seeds, a single seed has none.",
         *[HELD_OUT_NOTE] * held_out,
+        *[LIMIT_NOTE] * any(r.limited for r in gathered.finished),
         "Config and weights: first digits of their SHA-256.",
     )
     for group in gathered.groups:
