@@ -240,3 +240,6 @@ def test_the_commands(call: Call, tmp_path: Path) -> None:
     assert "choose them with lbq exits" in call.refused("run", model, "--exit")
     assert "leave out --exit or --against" in call.refused("run", out, "--exit", "--against", "dense")
     assert "is a run folder" in call.refused("account", tmp_path, "--exit")
+    one = call.printed("deploy", out, "--timesteps", "1", "-o", tmp_path / "one.lbq")
+    assert "its margins to stop early were for 2 timesteps: lbq exits chooses others" in one
+    assert "margins" not in call.printed("deploy", model, "--timesteps", "1", "-o", tmp_path / "two.lbq")

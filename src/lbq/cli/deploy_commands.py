@@ -60,6 +60,10 @@ def deploy(
         if out.resolve() == resolve(run).resolve():
             raise LbqError(f"-o {out} is the network itself, which it would replace: give another name")
         network, remark = deployed.over(timesteps), None
+        if deployed.network.exits is not None and network.network.exits is None:
+            remark = (
+                f"its margins to stop early were for {deployed.network.timesteps} timesteps: lbq exits chooses others"
+            )
     else:
         from lbq.deploy import deploy_run
         from lbq.runs.run_folder import load_config
