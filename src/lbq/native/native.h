@@ -102,7 +102,7 @@ struct lbq_conv {
     int32_t planes, largest, is_signed, method, backend, isa;
     int32_t pair_lists, pair_columns; /* lists; the most in which one pair stands */
 };
-enum { LBQ_BITPLANE, LBQ_DENSE, LBQ_LEVEL, LBQ_PAIRS };
+enum { LBQ_BITPLANE, LBQ_DENSE, LBQ_PAIRS };
 #define LBQ_MAX_COLUMNS 6
 #define LBQ_NO_LIST 255
 enum { LBQ_HORNER, LBQ_PRESHIFTED, LBQ_FUSED, LBQ_EXPLICIT };
