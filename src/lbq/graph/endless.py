@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 import numpy as np
 
@@ -76,15 +75,7 @@ def over_window(network: IntegerNetwork, window: int) -> IntegerNetwork:
     """The network whose readout sums so many timesteps. Refused where its logits are not proved to stay below 2^53."""
     if type(window) is not int or not 1 <= window <= MOST_STEPS:
         raise GraphError(f"window must be a whole number of frames in 1..{MOST_STEPS}, got {window!r}")
-    bias = [spread(b, window, network.timesteps) for b in network.readout.bias.tolist()]
-    readout = replace(network.readout, bias=np.array(bias, np.int64))
-    scale = network.scale * network.timesteps / window
-    other = replace(network, timesteps=window, readout=readout, scale=scale, exits=None)
+    other = network.over(window)
     if not readout_fits(other):
         raise GraphError(f"over a window of {window} frames logits may reach 2^53: use a shorter one")
     return other
-
-
-def spread(bias: int, timesteps: int, whole: int) -> int:
-    """The bias of a sum over so many timesteps, rounded half up: exact, for Python's integers do not overflow."""
-    return (2 * bias * timesteps + whole) // (2 * whole)

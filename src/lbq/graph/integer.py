@@ -180,14 +180,27 @@ class IntegerNetwork(Layered[IntegerLayer]):
     facts: Mapping[str, Any] = field(default_factory=dict)
     exits: Exits | None = None
 
+    def __str__(self) -> str:
+        return (
+            f"{self.facts.get('model', 'own network')}: {list(self.input_shape)} -> {self.readout.shape[0]} classes, "
+            f"{len(self.layers)} spiking layers, T = {self.timesteps}, {self.parameters:,} weights"
+        )
+
+    def over(self, timesteps: int) -> IntegerNetwork:
+        """The same layers over other timesteps, with the readout's bias for a sum over so many, rounded half up."""
+        whole = self.timesteps
+        bias = [(2 * b * timesteps + whole) // (2 * whole) for b in self.readout.bias.tolist()]  # exact: no overflow
+        readout = replace(self.readout, bias=np.array(bias, np.int64))
+        return replace(self, timesteps=timesteps, readout=readout, scale=self.scale * whole / timesteps, exits=None)
+
     def first(self, timesteps: int) -> IntegerNetwork:
         """The network that ends after so many of its timesteps. Levels do not depend on what comes after them."""
         if timesteps == self.timesteps:
             return replace(self, exits=None)
-        assert self.exits is not None
-        readout = replace(self.readout, bias=self.exits.bias[timesteps - 1])
-        scale = self.scale * self.timesteps / timesteps
-        return replace(self, timesteps=timesteps, readout=readout, scale=scale, exits=None)
+        shorter = self.over(timesteps)
+        if self.exits is None:
+            return shorter
+        return replace(shorter, readout=replace(shorter.readout, bias=self.exits.bias[timesteps - 1]))
 
     def spec(self, name: str) -> IntegerNeuron:
         neuron = self[name].neuron
