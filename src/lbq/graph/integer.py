@@ -241,10 +241,7 @@ def largest_read(synapse: Synapse, levels: Mapping[str, int]) -> int:
     Q K^T and K^T V: the same sums over one of the two alone. With a neuron on the scores it is d * N_q * N_k, and then
     tokens * N_a * N_v.
     """
-    if synapse.kind == "matmul":
-        summed = (synapse.per_head if synapse.keys else 1) * (synapse.tokens if synapse.values else 1)
-        return math.prod(levels[source] for source in synapse.sources) * summed
-    return levels[synapse.source] * synapse.summed
+    return math.prod(levels[source] for source in synapse.sources) * synapse.summed
 
 
 def synapse_bound(synapse: Synapse, largest: int) -> NDArray[np.int64]:
