@@ -250,6 +250,15 @@ def synapse_bound(synapse: Synapse, largest: int) -> NDArray[np.int64]:
     return np.minimum(sums * largest, SATURATED).astype(np.int64)
 
 
+def inflow_bound(layer: IntegerLayer, largest: Mapping[str, int]) -> NDArray[np.int64]:
+    """For each channel, the most that its current of one timestep and every partial sum of that can be."""
+    inflow: NDArray[np.int64] = np.abs(layer.bias.astype(np.int64)).reshape(len(layer.bias), -1).max(1)
+    for synapse in layer.synapses:
+        shift = layer.fraction if synapse.kind == "conv" else 0
+        inflow = inflow + (synapse_bound(synapse, largest[synapse.name]) << shift)
+    return inflow
+
+
 def rounded_leak(value: NDArray[np.int64], leak: tuple[int, int]) -> NDArray[np.int64]:
     """value * m / 2^k, rounding half up; int64 in and out."""
     m, k = leak
@@ -272,14 +281,11 @@ def membrane_bounds(layer: IntegerLayer, largest: Mapping[str, int], timesteps: 
     neuron = layer.neuron
     if neuron is None:
         raise GraphError(f"layer {layer.name!r} has no neuron")
-    inflow = np.abs(layer.bias.astype(np.int64)).reshape(len(layer.bias), -1).max(1)
-    for synapse in layer.synapses:
-        shift = layer.fraction if synapse.kind == "conv" else 0
-        inflow = inflow + (synapse_bound(synapse, largest[synapse.name]) << shift)
+    inflow = inflow_bound(layer, largest)
     yield (worst := int(inflow.max(initial=0))), 0  # the currents themselves, which a mixing may make smaller
     if worst >= SATURATED:
         return
-    beyond, thresholds = _beyond(neuron), neuron.thresholds
+    beyond, thresholds = beyond_currents(neuron), neuron.thresholds
     steady = neuron.leak is None and neuron.mixing is None
     if steady and not beyond.any():
         yield worst * timesteps, 0
@@ -304,7 +310,7 @@ def membrane_bounds(layer: IntegerLayer, largest: Mapping[str, int], timesteps: 
             return
 
 
-def _beyond(neuron: IntegerNeuron) -> NDArray[np.int64]:
+def beyond_currents(neuron: IntegerNeuron) -> NDArray[np.int64]:
     """`[C, n_max]`: how far beyond its currents a reset takes a membrane that reached each threshold.
 
     A late reset, which comes a timestep after its threshold, counts whole.

@@ -278,13 +278,13 @@ class PricedKernel(BurstKernel):
 BURST, BURST_CHUNK, BURST_PRICED = BurstKernel(), ChunkKernel(), PricedKernel()
 
 
-def burst_sequence(x: Tensor, constants: Constants, rule: Rule) -> Tensor:
+def burst(x: Tensor, constants: Constants, rule: Rule) -> Tensor:
     """Scaled outputs of a whole sequence of currents `x` [T, B, ...] from rest; only where `supports` holds."""
     out: Tensor = BURST(inputs_of(x, constants, rule))
     return out
 
 
-def priced_sequence(x: Tensor, constants: Constants, rule: Rule) -> tuple[Tensor, Tensor]:
+def burst_priced(x: Tensor, constants: Constants, rule: Rule) -> tuple[Tensor, Tensor]:
     """The same, and the sums of `reference.priced_sequence`."""
     out, sums = BURST_PRICED(inputs_of(x, constants, rule))
     return out, sums
