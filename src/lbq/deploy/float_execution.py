@@ -18,8 +18,7 @@ from lbq.errors import GraphError
 from lbq.graph import INPUT, Array, Graph, Layer, NeuronSpec, Synapse
 from lbq.graph.levels import gated, pool, synapse_product
 from lbq.kernels import surrogate as surrogates
-from lbq.kernels.counting import unrolled
-from lbq.kernels.reference import Constants, Reset, Rounding, Rule
+from lbq.kernels.reference import Constants, Reset, Rounding, Rule, emissions
 
 Levels = NDArray[np.int64]
 TIE = 1e-9  # a membrane this close to a threshold, in steps, may round either way in another order of summation
@@ -69,9 +68,9 @@ def execute(graph: Graph, x: NDArray[np.generic]) -> Result:
         x_all = np.stack(mixed(spec, currents(layer)))
         if np.isnan(x_all).any():
             raise GraphError(f"the current of layer {layer.name!r} is NaN: check the input and the weights")
-        for u, level, _ in unrolled(torch.from_numpy(x_all), *neuron_of(spec)):
-            emitted.append(level.numpy().astype(np.int64))
-            ties = ties + (distance_to_threshold(spec, u.numpy()) < TIE).sum((1, 2, 3))
+        for emission, _ in emissions(torch.from_numpy(x_all), *neuron_of(spec)):
+            emitted.append(emission.level.numpy().astype(np.int64))
+            ties = ties + (distance_to_threshold(spec, emission.membrane.numpy()) < TIE).sum((1, 2, 3))
         levels[layer.name] = np.stack(emitted)
         for gate in graph.gates_behind(layer.name):
             levels[gate.name] = gated(levels[gate.factor], levels[gate.source])
