@@ -41,9 +41,7 @@ MOST_STEPS = 4096  # timesteps
 MOST_UNITS = 2**28  # of one layer, over all timesteps
 MOST_FRACTION = 20  # fractional bits of a membrane
 MOST_LEAK = 16  # the k of a leak m / 2^k, and the fractional bits of a mixing
-MOST_MIXED_STEPS = (
-    64  # timesteps of a network that mixes them: T * T numbers for each layer stand in a file's description
-)
+MOST_MIXED_STEPS = 64  # timesteps of a network that mixes them: a file's description has T * T numbers for each layer
 LARGEST_MIXING = 2  # 2 sigmoid(M) / T is below it; a leak beside a mixing too
 
 Reset = Literal["once", "level", "hard"]
@@ -290,9 +288,8 @@ def membrane_bounds(layer: IntegerLayer, largest: Mapping[str, int], timesteps: 
     if steady and not beyond.any():
         yield worst * timesteps, 0
         return
-    decides: NDArray[np.bool_] = np.asarray(
-        beyond.any(1)
-    )  # of the channels whose resets do nothing, the one with the largest currents decides
+    # of the channels whose resets do nothing, the one with the largest currents decides
+    decides: NDArray[np.bool_] = np.asarray(beyond.any(1))
     decides[inflow.argmax()] = True
     beyond, thresholds, inflow = beyond[decides], thresholds[decides], inflow[decides]
     late = not neuron.decay_reset
