@@ -100,31 +100,24 @@ class Network:
             raise LbqError(f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
         threads = 1 if threads is None and callable(trace) else thread_count(threads)
         if exit:
-            return self._run_with_exits(x, engine, trace, threads, backend, progress)
+            if self.network.exits is None:
+                raise LbqError(
+                    "the network has no margins to stop by: choose them with lbq exits MODEL DATA --share 0.05"
+                )
+            if trace:
+                raise LbqError(
+                    "inputs that stop early have no levels at later timesteps: run with exit=False for a trace"
+                )
+            stages = self.stages()
+            out = exits.run(self.network, x, lambda t, some: stages[t - 1].run(some, engine, False, threads, backend))
+            if progress is not None:
+                progress(len(out.logits))
+            return out
         with self.unchanged():
             many = x.shape[0 if self.network.static else 1] >= cuda.LEAST_IMAGES
             if engine == "cuda" or (engine == "auto" and many and cuda.available()):
                 return self.on_device("cuda").run(x, trace, progress)
             return self._on_cpu().run(x, engine, trace, threads, backend, progress)
-
-    def _run_with_exits(
-        self,
-        x: NDArray[np.uint8],
-        engine: Engine,
-        trace: bool | OnLevels,
-        threads: int,
-        backend: Backend,
-        progress: Callable[[int], None] | None,
-    ) -> Output:
-        if self.network.exits is None:
-            raise LbqError("the network has no margins to stop by: choose them with lbq exits MODEL DATA --share 0.05")
-        if trace:
-            raise LbqError("inputs that stop early have no levels at later timesteps: run with exit=False for a trace")
-        stages = self.stages()
-        out = exits.run(self.network, x, lambda t, some: stages[t - 1].run(some, engine, False, threads, backend))
-        if progress is not None:
-            progress(len(out.logits))
-        return out
 
     def stages(self) -> tuple[Network, ...]:
         """The network over 1, 2, ... of its timesteps, the last one over all of them."""

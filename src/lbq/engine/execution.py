@@ -6,7 +6,7 @@ Where the native library alone did the work for some images, the calls are recor
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
@@ -152,12 +152,9 @@ class Execution:
         out = self.space.levels(layer, rows)
         static = total is not None and len(total) != rows
         neurons = self.program.neurons[layer.name]
-        if layer.matmuls:  # in NumPy; a tape would not repeat it
-            total, static, self.native = self._add_products(layer, total, out.shape), False, False
-            neurons = neurons.for_complete_sums()
-        if neurons.mixing is not None:  # in NumPy, over the whole sequence; a tape would not repeat it
-            total, static = neurons.mixed(total, shortcuts, out.shape, static, net.timesteps), False
-            neurons, shortcuts, self.native = neurons.after_mixing(), [], False
+        if layer.matmuls or neurons.mixing is not None:  # in NumPy; a tape would not repeat it
+            total = neurons.complete(total, shortcuts, self._products(layer), out.shape, static, net.timesteps)
+            neurons, shortcuts, static, self.native = neurons.for_complete_currents(), [], False, False
         watch = None if self.watch is None else partial(self.watch, layer.name)
         carried = None if self.program.carried is None else self.program.carried[layer.name]
         if self.by_library and all(levels.itemsize == 1 for levels in shortcuts):
@@ -177,20 +174,14 @@ class Execution:
         if self.on_levels is not None:
             self.on_levels(layer.name, levels)
 
-    def _add_products(
-        self, layer: IntegerLayer, total: NDArray[np.int32] | None, shape: tuple[int, ...]
-    ) -> NDArray[np.int32]:
-        """Currents in units of the membrane, with those of products of levels, whose constants are in such units."""
-        whole = np.zeros(shape, np.int32)
-        if total is not None:
-            whole.reshape(-1, *total.shape)[...] = total << layer.fraction
+    def _products(self, layer: IntegerLayer) -> Iterator[NDArray[np.int32]]:
+        """Currents of products of levels, `[T * B, H, W, C]` in units of the membrane."""
         for s in layer.matmuls:
             operands = [self.levels[source] for source in s.sources]
             largest, planes = self.program.network.largest(s), self._by_planes(s.name)
             product, counts = attention.multiply(s, operands, largest, planes)
-            whole += s.weight * product
             self.counted[s.name] = partial(_constant, counts)
-        return whole
+            yield s.weight * product
 
     def _gate(self, gate: Gate) -> None:
         """A gate's levels, right behind its last operand: the memory of operands may be used again later."""
