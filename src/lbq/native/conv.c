@@ -23,17 +23,6 @@ static int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
 static int64_t max64(int64_t a, int64_t b) { return a > b ? a : b; }
 static int64_t up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-static const struct lbq_kernels *kernels_of(int isa) {
-#if defined(LBQ_X86)
-    if (isa == LBQ_AVX512) return &lbq_kernels_avx512;
-    if (isa == LBQ_AVX2) return &lbq_kernels_avx2;
-#elif defined(LBQ_ARM)
-    if (isa == LBQ_NEON) return &lbq_kernels_neon;
-#endif
-    (void)isa;
-    return &lbq_kernels_portable;
-}
-
 struct run {
     const struct lbq_conv *c;
     int threads;
@@ -351,7 +340,7 @@ static void dense_unit(void *context, int64_t unit) {
 }
 
 int lbq_conv(const struct lbq_conv *c, int threads) {
-    struct run r = {.c = c, .threads = threads, .k = kernels_of(c->isa)};
+    struct run r = {.c = c, .threads = threads, .k = LBQ_PICK(c->isa, &lbq_kernels)};
     memset(c->counts, 0, 5 * sizeof *c->counts);
     if (c->batch * c->out_height * c->out_width * c->outputs == 0) return 0;
     if (c->method == LBQ_PAIRS) return run_pairs(&r);

@@ -28,6 +28,15 @@
 
 enum lbq_isa { LBQ_PORTABLE = 0, LBQ_AVX2 = 1, LBQ_AVX512 = 2, LBQ_NEON = 3 };
 
+/* What a template gave the name NAME(name) in the instruction set `isa`. */
+#if defined(LBQ_X86)
+#define LBQ_PICK(isa, name) ((isa) == LBQ_AVX512 ? name##_avx512 : (isa) == LBQ_AVX2 ? name##_avx2 : name##_portable)
+#elif defined(LBQ_ARM)
+#define LBQ_PICK(isa, name) ((isa) == LBQ_NEON ? name##_neon : name##_portable)
+#else
+#define LBQ_PICK(isa, name) ((void)(isa), name##_portable)
+#endif
+
 /* Bits of `lbq_features`: which instruction paths this CPU can run, and what they may use besides. */
 enum lbq_feature {
     LBQ_HAS_AVX2 = 1 << LBQ_AVX2,
