@@ -48,13 +48,14 @@ def multiply(
     else:
         left, right = operands[0].transpose(0, 3, 1, 2), right.swapaxes(2, 3)
     # rows and columns, of which both sum over the last axis: channels of Q and K, or keys of scores and V
+    result: Any
     if planes:
         result, counts = _by_planes(left, right, *values)
     else:
         kind: Any = np.float32 if largest < FLOAT32_BOUND else np.float64
-        rows, columns, *values = (x.astype(kind) for x in (left, right.swapaxes(2, 3), *values))
+        rows, columns, *others = (x.astype(kind) for x in (left, right.swapaxes(2, 3), *values))
         linear = is_linear(synapse)
-        result = rows @ (columns @ values[0]) if linear else reduce(np.matmul, (rows, columns, *values))
+        result = rows @ (columns @ others[0]) if linear else reduce(np.matmul, [rows, columns, *others])
         counts = Counts(products=len(left) * dense_products(synapse))
     channels, height, width = synapse.out_shape
     last = result.swapaxes(1, 2) if synapse.values else result.transpose(0, 2, 3, 1)
