@@ -164,16 +164,16 @@ def _energy(net: Network, test: TestSet, ways: dict[str, Any], threads: int | No
     """What the machine's counter says of an image, or why there is none."""
     from lbq.counting.energy import measure_energy
     from lbq.engine import cuda
-    from lbq.engine.meters import NoMeter, meter_for
+    from lbq.engine.cuda.meter import CardMeter
+    from lbq.engine.meters import NoMeter, PackageMeter
 
     x, _ = next(iter(test.batches(ENERGY_BATCH)))
     engine = ways["engine"]
     on_card = engine == "cuda" or (engine == "auto" and cuda.available() and test.size >= cuda.LEAST_IMAGES)
     options = {"threads": threads, "backend": ways["backend"], "exit": ways["exit"]}
     try:
-        measured = measure_energy(
-            lambda: len(net.run(x, engine, **options).logits), meter_for("cuda" if on_card else engine)
-        )
+        meter = CardMeter() if on_card else PackageMeter()
+        measured = measure_energy(lambda: len(net.run(x, engine, **options).logits), meter)
     except NoMeter as error:
         return {"text": f"measured energy: not available here ({error}); `lbq account` models it"}
     return {**measured.to_dict(), "text": str(measured)}
