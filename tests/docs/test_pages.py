@@ -190,7 +190,7 @@ HERE = {  # page -> how many of its first blocks run here, in one namespace
     "docs/howto/export-onnx.md": 2,
     "docs/howto/export-nir.md": 1,
     "docs/explanation/training-speed.md": 1,
-    "docs/explanation/reproduction.md": 1,
+    "docs/explanation/ablations.md": 1,
 }
 ELSEWHERE = {  # page -> how many blocks run in a test of their own, and where
     "docs/tutorials/own-data.md": (2, "data/test_user_arrays.py"),
@@ -273,7 +273,7 @@ def test_the_python_of_a_page_runs(page: str, reader: Path, monkeypatch: pytest.
         accumulations, energy = map(float, counted.split())
         assert float(executed) / 4 > accumulations > 0
         assert energy > 0
-    if page.endswith("reproduction.md"):
+    if page.endswith("ablations.md"):
         assert lines == ["0.35 0.34", "0.21 0.19"]  # as its comments say
     if page.endswith("export-onnx.md"):
         assert (names["out"]["logits"] == names["net"].run(names["images"]).logits).all()

@@ -51,7 +51,7 @@ def test_no_page_asks_for_anything_outside(site: Path) -> None:
 
 def test_links_that_leave_the_pages_lead_to_files(site: Path) -> None:
     """Without a repository's address they lead to the checkout."""
-    page = site / "explanation" / "reproduction.html"
+    page = site / "explanation" / "ablations.html"
     links = re.findall(r'<a href="((?:\.\./)+[^"#]*)"', page.read_text(encoding="utf-8"))
     records = [link for link in links if link.endswith(".json")]
     assert len(records) > 20
