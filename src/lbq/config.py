@@ -160,9 +160,10 @@ CHANGEABLE = ("data.root", "data.workers", "train.batch_size")
 
 @dataclass(frozen=True)
 class Config:
-    """`neuron` holds a registry name and that neuron's own options; they are checked when the network is built.
+    """All settings of one training; docs/reference/configuration.md lists every field.
 
-    It states the initial step of a burst neuron with another n_max than 5, also where the caller does not.
+    `neuron` holds the name of a neuron and that neuron's own options; they are checked when the network is built. It states
+    the initial step of a burst neuron with another n_max than 5, also where the caller does not.
     """
 
     seed: int = _checked(0, "a non-negative integer below 2^63", lambda v: 0 <= v < 2**63)
