@@ -312,7 +312,7 @@ def _recorded(path: Path) -> dict[str, Any]:
     try:
         record = json.loads(files.text_of(path, ConfigError))
     except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+        raise ConfigError(f"cannot read {path}: {error.strerror}; give a record that `lbq record` wrote") from error
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is not valid JSON: {' '.join(str(error).split())[:100]}") from error
     config = record.get("config") if isinstance(record, dict) else None

@@ -81,7 +81,8 @@ def _frame_us(network: IntegerNetwork, frame_ms: float | None) -> int:
     if network.static or network.input_shape[0] != 2:
         shape = "x".join(map(str, network.input_shape))
         raise LbqError(
-            f"the network reads {'images' if network.static else 'frames'} of {shape}, not events in two polarities"
+            f"the network reads {'images' if network.static else 'frames'} of {shape}, not events in two polarities: give one "
+            "that was trained on event frames, docs/tutorials/watch.md"
         )
     data = network.facts.get("data")
     if frame_ms is None and isinstance(data, dict) and data.get("name") == "dvs_objects":

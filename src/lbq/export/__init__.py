@@ -66,6 +66,8 @@ def export(
     if check_format(format) == "nir":
         raise LbqError("NIR is written from a trained run, not from a deployed network: its neurons do not round")
     check_target(target, format)
+    if name != "model" and format not in ("c", "c-step", "wasm"):
+        raise LbqError(f"--name is for --format c, c-step and wasm, not {format}")
     if window is not None and format != "c-step":
         raise LbqError(f"--window is for --format c-step, not {format}")
     model, out = resolve(model), Path(out)
