@@ -18,7 +18,7 @@ from lbq.graph import Layered
 FORMATS = {
     "c": "C99 sources that need nothing but a compiler",
     "c-step": "the same for one timestep, with a state that the caller keeps",
-    "web": "one page that runs it in a browser, without a network",
+    "web": "one page that runs it in a browser, offline",
     "wasm": "a WebAssembly module and its JavaScript",
     "onnx": "an ONNX model of standard operators, all timesteps in one",
     "onnx-step": "the same for one timestep, with explicit state",
