@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import pkgutil
 import re
 import subprocess
@@ -140,6 +141,18 @@ def test_the_page_of_commands_is_what_the_command_line_says() -> None:
     code = "import sys; sys.path.insert(0, 'docs/site'); import commands; print(commands.page(), end='')"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout == text_of("docs/reference/commands.md"), "stale: python docs/site/commands.py"
+
+
+def test_rows_with_a_record_have_its_accuracy() -> None:
+    compared = 0
+    for page in PAGES:
+        for row in re.findall(r"^\|.*\d\d\.\d\d.*$", page.read_text(encoding="utf-8"), re.MULTILINE):
+            for link in re.findall(r"\(([./]*results/[^)]+\.json)\)", row):
+                record = json.loads((page.parent / link).read_text(encoding="utf-8"))
+                accuracy = record.get("test_accuracy") or record.get("holdout_accuracy") or record["accuracy"]
+                assert f"{accuracy:.2f}" in row, (page.name, link)
+                compared += 1
+    assert compared > 40
 
 
 # Equations
