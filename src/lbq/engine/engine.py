@@ -155,10 +155,7 @@ class Network:
         """
         exits.check(self.network)
         if len(shares) != self.network.timesteps - 1 or not all(0 <= share <= 1 for share in shares):
-            raise LbqError(
-                "shares must be numbers from 0 to 1, one for each timestep but the last "
-                f"({self.network.timesteps - 1}), got {list(shares)}"
-            )
+            raise LbqError(f"shares must be {self.network.timesteps - 1} numbers from 0 to 1, got {list(shares)}")
 
         def run_stage(stage: Network, some: NDArray[np.uint8]) -> Output:
             return stage.run(some, threads=threads)
