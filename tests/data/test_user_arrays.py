@@ -18,9 +18,7 @@ from lbq.batches.sources import EventSource, ImageSource, open_source
 from lbq.config import Config
 from lbq.data import dataset
 from lbq.data.arrays import load_archive, load_array
-from lbq.data.dataset import Dataset
 from lbq.data.digits import load_digits
-from lbq.data.events.datasets import EventData
 from lbq.data.testset import open_test
 from lbq.data.user_arrays import load_own
 from lbq.errors import ConfigError, DataError
@@ -49,13 +47,12 @@ def test_images(tmp_path: Path) -> None:
     write(tmp_path)
     write(tmp_path, IMAGES[:2], LABELS[:2].astype(np.uint8), part="test")
     data = load_own(tmp_path)
-    assert isinstance(data, Dataset)
-    assert (data.name, data.source, data.train.classes) == ("arrays", str(tmp_path), ("0", "1", "2"))
+    assert (data.inputs.name, data.source, data.inputs.classes) == ("arrays", str(tmp_path), ("0", "1", "2"))
     assert np.array_equal(data.train.images, IMAGES)
     assert np.array_equal(data.test.labels, LABELS[:2])
     scaled = IMAGES / 255
-    assert data.test.mean == data.train.mean == pytest.approx(scaled.mean((0, 2, 3)), abs=1e-12)
-    assert data.train.std == pytest.approx(scaled.std((0, 2, 3)), abs=1e-12)
+    assert data.inputs.mean == pytest.approx(scaled.mean((0, 2, 3)), abs=1e-12)
+    assert data.inputs.std == pytest.approx(scaled.std((0, 2, 3)), abs=1e-12)
 
 
 def test_moments_of_many_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,14 +65,12 @@ def test_a_narrow_image_is_none_with_its_channels_last(tmp_path: Path) -> None:
     """Signals of many channels are images of one column."""
     signals = RNG.integers(0, 256, (7, 8, 16, 1), np.uint8)
     data = load_own(write(tmp_path, signals))
-    assert isinstance(data, Dataset)
     assert np.array_equal(data.train.images, signals)
 
 
 def test_names_of_classes(tmp_path: Path) -> None:
     data = load_own(write(tmp_path, classes=np.array(["a", "b", "c", "never seen"])))
-    assert isinstance(data, Dataset)
-    assert data.test.classes == ("a", "b", "c", "never seen")
+    assert data.inputs.classes == ("a", "b", "c", "never seen")
 
 
 def test_frames_stay_on_the_disk(tmp_path: Path) -> None:
@@ -84,8 +79,8 @@ def test_frames_stay_on_the_disk(tmp_path: Path) -> None:
         np.save(tmp_path / part / "images.npy", FRAMES[:count])
         np.save(tmp_path / part / "labels.npy", LABELS[:count])
     data = load_own(tmp_path)
-    assert isinstance(data, EventData)
-    assert isinstance(data.train.frames, np.memmap)
+    assert not data.inputs.static
+    assert isinstance(data.train.images, np.memmap)
     settings: dict[str, dict[str, Any]] = {
         "data": {"name": "arrays", "root": str(tmp_path)},
         "model": {"timesteps": 4},

@@ -26,6 +26,7 @@ from lbq.graph.quantise import dyadic, integer_neuron, integer_weights, quantise
 from lbq.models import over_time
 from lbq.neuron import MLF, BurstNeuron, ReLU
 from lbq.training import trainer as train
+from tests.support.reading import normalised_by
 from tests.support.small_nets import (
     MEAN,
     STD,
@@ -215,11 +216,12 @@ def test_integers_keep_the_accuracy_of_a_trained_network(
 ) -> None:
     net, config = trained
     source, test = open_source(config), test_set(config)
-    deployed = deploy_trained(net, config, test.inputs, test.read(0, 8), bits)
+    deployed = deploy_trained(net, config, test, test.read(0, 8), bits)
     check = check_integers(net, source, deployed, test, 1)
     with torch.no_grad():
-        digits = load_digits().test
-        exact = 100 * float((net(torch.from_numpy(digits.normalised())).argmax(1).numpy() == digits.labels).mean())
+        digits = load_digits()
+        pixels = torch.from_numpy(normalised_by(digits.inputs, digits.test.images))
+        exact = 100 * float((net(pixels).argmax(1).numpy() == digits.test.labels).mean())
     assert exact > 90
     assert check.accuracy > exact - loss
     assert check.predictions_agree > agree

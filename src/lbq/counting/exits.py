@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from lbq.counting.operations import Count, Counter, Mode
 from lbq.counting.tally import Tallies
-from lbq.data.dataset import Dataset
 from lbq.data.testset import EVENTS, FILES, TestSet, load_whole
 from lbq.engine.engine import Network
 from lbq.engine.exits import leads, some
@@ -39,9 +38,7 @@ def calibration_images(
         )
     if data is None and name != "digits":
         raise DataError(f"give the folder of {name}, whose training images margins are chosen on")
-    dataset = load_whole(name, data or "")
-    assert isinstance(dataset, Dataset)
-    images = np.asarray(dataset.train.images)
+    images = np.asarray(load_whole(name, data or "").train.images)
     if images.shape[1:] != network.input_shape:
         raise DataError(f"images of {name} are {list(images.shape[1:])}, the network reads {list(network.input_shape)}")
     random = np.random.default_rng(seed)

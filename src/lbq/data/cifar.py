@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from lbq.data.cifar_files import SPECS as SPECS
 from lbq.data.cifar_files import File, Form, Spec
-from lbq.data.dataset import Dataset, Images
+from lbq.data.dataset import Dataset, Inputs, Samples
 from lbq.data.download import Progress, fetch
 from lbq.errors import DataError, nearest
 from lbq.system import files
@@ -85,18 +85,16 @@ def _load(spec: Spec, root: Path) -> Dataset:
         )
     *train, test = (records for _, records in _records(spec, place))
     source = f"{spec.title}, official files in {place.path}"
-    return Dataset(spec.name, _images(spec, train), _images(spec, [test]), source)
+    inputs = Inputs(spec.name, (3, 32, 32), True, spec.classes, spec.mean, spec.std)
+    return Dataset(inputs, _samples(spec, train), _samples(spec, [test]), source)
 
 
-def _images(spec: Spec, batches: list[NDArray[np.uint8]]) -> Images:
-    """Batches of records `[N, labels + 3072]` as images; the class is the last label byte."""
+def _samples(spec: Spec, batches: list[NDArray[np.uint8]]) -> Samples:
+    """Batches of records `[N, labels + 3072]`; the class is the last label byte."""
     labels = len(spec.label_keys)
-    return Images(
+    return Samples(
         np.concatenate([records[:, labels:] for records in batches]).reshape(-1, 3, 32, 32),
         np.concatenate([records[:, labels - 1] for records in batches]).astype(np.int64),
-        spec.classes,
-        spec.mean,
-        spec.std,
     )
 
 
