@@ -24,8 +24,7 @@ from lbq.batches.policies import ImageAugment
 from lbq.batches.random import key
 from lbq.config import Config
 from lbq.data.dataset import Dataset, Inputs
-from lbq.data.folder import FolderSplit, load_eval, load_train
-from lbq.data.shards import ShardSplit
+from lbq.data.image_files import FileSplit, load_eval, load_train
 from lbq.data.testset import EVAL_RATIO, FILES, file_inputs, load_whole, scan_files
 from lbq.errors import ConfigError, DataError
 from lbq.native import cpus
@@ -240,7 +239,7 @@ class EventSource(Source):
 class _Decoder(torch.utils.data.Dataset[tuple[Tensor, int, int]]):
     """Image files decoded, cropped and scaled in worker processes."""
 
-    def __init__(self, split: FolderSplit | ShardSplit, size: int, crops: Crops) -> None:
+    def __init__(self, split: FileSplit, size: int, crops: Crops) -> None:
         self.split, self.size, self.crops = split, size, crops
 
     def __getitem__(self, number: int) -> tuple[Tensor, int, int]:

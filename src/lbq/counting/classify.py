@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from lbq.counting.inputs import lead_of, open_data, read_input
 from lbq.data.arrays import load_array
-from lbq.data.folder import EXTENSIONS
+from lbq.data.image_files import EXTENSIONS
 from lbq.engine.engine import Network
 from lbq.errors import DataError
 from lbq.graph import with_sides

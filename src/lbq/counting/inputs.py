@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lbq.counting.analysis import GOLDEN
-from lbq.data import folder
 from lbq.data.arrays import load_array
 from lbq.data.dataset import unlike
+from lbq.data.image_files import EXTENSIONS, load_eval
 from lbq.data.testset import EVAL_RATIO, FILES, TestSet, open_arrays, open_test
 from lbq.engine.engine import Network
 from lbq.errors import ArtefactError, DataError
@@ -64,12 +64,12 @@ def open_data(network: IntegerNetwork, data: str | None) -> TestSet:
 def _point_to_predict(path: Path) -> None:
     """Images without labels are no test set: `lbq predict` takes them."""
     if path.is_file():
-        kind = "an image" if path.suffix.lower() in folder.EXTENSIONS else "a file"
+        kind = "an image" if path.suffix.lower() in EXTENSIONS else "a file"
         raise DataError(
             f"{path} is {kind}, and run tests a dataset, or a .npz with images and labels: `lbq predict MODEL {path}` takes "
             "images and arrays"
         )
-    if path.is_dir() and any(p.suffix.lower() in folder.EXTENSIONS for p in path.iterdir()):
+    if path.is_dir() and any(p.suffix.lower() in EXTENSIONS for p in path.iterdir()):
         raise DataError(
             f"{path} holds images without labels, and run tests a dataset: `lbq predict MODEL {path}` classifies them"
         )
@@ -168,7 +168,7 @@ def _read_image(path: Path, network: IntegerNetwork) -> NDArray[np.uint8]:
         raise DataError(f"{path} is not a file: give an image")
     side, data = shape[1], network.facts.get("data")
     files = isinstance(data, dict) and data.get("name") in FILES
-    image = folder.load_eval(path, round(side * EVAL_RATIO) if files else side, side, upright=True).astype(np.float64)
+    image = load_eval(path, round(side * EVAL_RATIO) if files else side, side, upright=True).astype(np.float64)
     if shape[0] == 1:
         red, green, blue = (weight * channel for weight, channel in zip(LUMA, image, strict=True))
         image = ((red + green) + blue)[None]  # in this order everywhere, in exported pages too

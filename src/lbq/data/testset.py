@@ -20,8 +20,9 @@ from lbq.data.arrays import Arrays, load_archive
 from lbq.data.cifar import load_cifar10, load_cifar100
 from lbq.data.dataset import Dataset, Inputs
 from lbq.data.events import datasets
-from lbq.data.folder import FileIndex, load_eval, scan_folder
+from lbq.data.folder import scan_folder
 from lbq.data.idx import load_idx
+from lbq.data.image_files import FileIndex, load_eval
 from lbq.data.shards import scan_shards
 from lbq.data.user_arrays import bytes_hint, check_names, load_own
 from lbq.errors import ConfigError, DataError, nearest
