@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lbq.counting.inputs import lead_of, open_data, read_input
+from lbq.counting.inputs import check_range, lead_of, open_data, read_input
 from lbq.data.arrays import load_array
 from lbq.data.image_files import EXTENSIONS
 from lbq.engine.engine import Network
@@ -53,8 +53,8 @@ def _several(path: Path, network: IntegerNetwork) -> NDArray[np.uint8] | None:
     lead, stored = lead_of(network), load_array(path)
     array = with_sides(stored, network.input_shape, len(lead) + 1)
     fits = array.dtype == np.uint8 and array.shape[1:] == (*lead, *network.input_shape)
-    if fits and array.size and int(array.max()) > network.input_max:
-        raise DataError(f"{path} has values up to {array.max()}, the network was trained on 0 to {network.input_max}")
+    if fits:
+        check_range(array, network, path)
     return array if fits else None
 
 

@@ -51,7 +51,7 @@ def open_data(network: IntegerNetwork, data: str | None) -> TestSet:
     if data is not None and data.endswith(".npz"):
         test = open_arrays(data, network.static, network.input_shape, network.timesteps)
         _check_shape(test, network)
-        _check_range(test.read(0, test.size), network, data)
+        check_range(test.read(0, test.size), network, data)
     else:
         if data is not None:
             _point_to_predict(Path(data))
@@ -112,7 +112,7 @@ def _check_shape(test: TestSet, network: IntegerNetwork) -> None:
     )
 
 
-def _check_range(values: NDArray[np.uint8], network: IntegerNetwork, where: Path | str) -> None:
+def check_range(values: NDArray[np.uint8], network: IntegerNetwork, where: Path | str) -> None:
     if values.size and (most := int(values.max())) > network.input_max:
         raise DataError(
             f"{where} has values up to {most}, the network was trained on 0 to {network.input_max}: scale them to that"
@@ -153,7 +153,7 @@ def read_input(path: Path | str, network: IntegerNetwork) -> NDArray[np.uint8]:
     if array.dtype != np.uint8 or array.shape != (*lead, *network.input_shape):
         expected = [*lead, *shortest(network.input_shape)]
         raise DataError(f"{path} must be uint8 {expected}, not {stored.dtype} {list(stored.shape)}")
-    _check_range(array, network, path)
+    check_range(array, network, path)
     return np.asarray(array, np.uint8)
 
 

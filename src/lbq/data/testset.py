@@ -95,6 +95,8 @@ class TestSet(Inputs):
     def batches(self, size: int, limit: int | None = None) -> Iterator[tuple[NDArray[np.uint8], slice]]:
         """Batches of at most `size` inputs, each with the slice of samples it holds."""
         check_limit(limit)
+        if not self.size:
+            raise DataError(f"{self.name} has no samples to run")
         end = self.size if limit is None else min(limit, self.size)
         for start in range(0, end, size):
             stop = min(start + size, end)
