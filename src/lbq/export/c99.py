@@ -320,11 +320,10 @@ class Sources:
 
 def product_tables(plan: Schedule) -> dict[str, list[str]]:
     """Rows of gates, of K^T V, and of what attention has beside other synapses."""
-    gates = [f"{{{_numbers(g.factor, g.source, g.target)}}}" for g in plan.gates]
-    products = [f"{{{_numbers(p.keys, p.values, p.target)}}}" for p in plan.products]
     pairs = [(step, s) for step in (*plan.layers, plan.readout) for s in step.layer.synapses if plan.multiplies]
     heads = [(*step.factors[s.name], s.heads) if s.name in step.factors else (0, 0, 0) for step, s in pairs]
-    return {"gate": gates, "product": products, "attention": [f"{{{_numbers(*row)}}}" for row in heads]}
+    rows = {"gate": plan.gates, "product": plan.products, "attention": heads}
+    return {kind: [f"{{{_numbers(*numbers)}}}" for numbers in some] for kind, some in rows.items()}
 
 
 def _noise(network: IntegerNetwork) -> Golden:
