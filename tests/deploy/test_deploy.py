@@ -298,7 +298,7 @@ def test_what_does_not_fit_is_refused() -> None:
 def test_wrong_channels_of_the_data_are_named() -> None:
     config = Config.from_dict({"model": {"id": "resnet8w2", "in_channels": 3}})
     with pytest.raises(LbqError, match="the network reads 3 channels, digits has 1"):
-        deploy_trained(small("resnet8w2"), config, test_set(config).inputs, None)
+        deploy_trained(small("resnet8w2"), config, test_set(config), None)
 
 
 def test_default_golden_inputs_are_random_and_within_range() -> None:

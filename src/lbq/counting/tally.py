@@ -24,41 +24,18 @@ from lbq.native import library
 
 Counts = NDArray[np.int64]
 
-FEW_LEVELS = 24  # up to here, one pass over the bytes for each level is faster than a general histogram
-FEW_POSITIONS = 16
-ROW_BYTES = 2048  # that are compared at a time
-MOST_ROWS = 255  # that bytes can add up without overflow
-
 
 def level_counts(levels: Integers, n_max: int) -> Counts:
     """How often each magnitude 0..n_max occurs, `[T, H * W, n_max + 1]`, in levels `[T, B, C, H, W]`."""
     steps, batch, channels, height, width = levels.shape
     rows, positions = batch * channels, height * width
-    if (bytes_ := _channels_last(levels)) is not None:
-        return Tally(bytes_, n_max)()
-    flat = levels.reshape(steps, rows, positions)
-    if flat.dtype.kind == "i":
-        flat = np.abs(flat)
-    if n_max > FEW_LEVELS or positions < FEW_POSITIONS:
-        places = np.arange(steps)[:, None, None] * positions + np.arange(positions)
-        index = flat.astype(np.int64) + places * (n_max + 1)
-        counts = np.bincount(index.ravel(), minlength=steps * positions * (n_max + 1))
-        return counts.reshape(steps, positions, n_max + 1)
-    abreast = math.gcd(
-        rows, max(ROW_BYTES // positions, 1)
-    )  # images and channels side by side: long rows add up faster
-    flat = flat.reshape(steps, rows // abreast, abreast * positions)
-    wide = np.zeros((n_max + 1, steps, flat.shape[2]), np.int64)
-    equal = np.empty((MOST_ROWS, flat.shape[2]), np.bool_)  # small enough to stay in cache
-    for t in range(steps):
-        for start in range(0, flat.shape[1], MOST_ROWS):
-            part = flat[t, start : start + MOST_ROWS]
-            for k in range(1, n_max + 1):
-                hits = np.equal(part, k, out=equal[: len(part)])
-                wide[k, t] += np.add.reduce(hits.view(np.uint8), axis=0, dtype=np.uint8)
-    out = wide.reshape(n_max + 1, steps, abreast, positions).sum(2).transpose(1, 2, 0).copy()
-    out[:, :, 0] = rows - out[:, :, 1:].sum(2)
-    return out
+    byte = np.int8 if levels.dtype.kind == "i" else np.uint8
+    if n_max <= np.iinfo(byte).max and library() is not None:
+        return Tally(np.ascontiguousarray(levels.transpose(0, 1, 3, 4, 2), byte), n_max)()
+    magnitudes = np.abs(levels.reshape(steps, rows, positions).astype(np.int64))
+    places = np.arange(steps)[:, None, None] * positions + np.arange(positions)
+    counts = np.bincount((magnitudes + places * (n_max + 1)).ravel(), minlength=steps * positions * (n_max + 1))
+    return counts.reshape(steps, positions, n_max + 1)
 
 
 def _channels_last(levels: Integers) -> Integers | None:
