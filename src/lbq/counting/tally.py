@@ -7,9 +7,8 @@ position weighted by its own fan-out, so borders are exact) follow from them, an
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,12 +35,6 @@ def level_counts(levels: Integers, n_max: int) -> Counts:
     places = np.arange(steps)[:, None, None] * positions + np.arange(positions)
     counts = np.bincount((magnitudes + places * (n_max + 1)).ravel(), minlength=steps * positions * (n_max + 1))
     return counts.reshape(steps, positions, n_max + 1)
-
-
-def _channels_last(levels: Integers) -> Integers | None:
-    """The same levels as `[T, B, H, W, C]` where the native library can count them as they lie."""
-    moved = levels.transpose(0, 1, 3, 4, 2)
-    return moved if levels.itemsize == 1 and moved.flags.c_contiguous and library() is not None else None
 
 
 @dataclass(frozen=True)
@@ -119,7 +112,6 @@ class Tallies:
                     reads.add(self.read(synapse, absolute=True))
         self.reads = tuple(sorted(reads, key=repr))
         self.counts: dict[Read, Counts] = {}
-        self._prepared: dict[str, tuple[Integers, list[Callable[[], Any]]]] = {}
 
     def read(self, synapse: Synapse, absolute: bool = False) -> Read:
         """What a synapse reads; the readout reads sums over time."""
@@ -161,37 +153,16 @@ class Tallies:
         self.images += images
 
     def add_layer(self, name: str, levels: Integers) -> None:
-        """Levels of one layer, or of the source `input`, for one batch. The caller checks values and counts `images`.
+        """Levels of one layer, or of the source `input`, for one batch. The caller checks values and counts `images`."""
+        shaped = self._shaped(levels, name)
+        self.add_counts(self.counts_of(name, shaped), 0)
+        for gate, made in self.products.add(name, shaped):
+            self.add_counts(self.counts_of(gate, made), 0)
 
-        An engine reuses one array for image after image: that is prepared once.
-        """
-        array, ways = self._prepared.get(name, (None, []))
-        if array is not levels:
-            shaped = self._shaped(levels, name)
-            reads = [Read(INPUT)] if name == INPUT else [read for read in self.reads if read.source == name]
-            ways = [self._way(read, shaped) for read in reads]
-            if _channels_last(shaped) is not None:  # an engine's
-                self._prepared[name] = levels, ways
-        for count in ways:
-            count()
-        if name in self.products.operands:
-            for gate, made in self.products.add(name, self._shaped(levels, name)):
-                self.add_counts(self.gate_counts(gate, made), 0)
-
-    def gate_counts(self, gate: str, levels: Integers) -> dict[Read, Counts]:
-        """Counts of all that is read of a gate."""
-        reads = (read for read in self.reads if read.source == gate)
+    def counts_of(self, name: str, levels: Integers) -> dict[Read, Counts]:
+        """Counts of all that is read of a layer, a gate or the source `input`."""
+        reads = [Read(INPUT)] if name == INPUT else [read for read in self.reads if read.source == name]
         return {read: level_counts(read.of(levels), self.largest(read)) for read in reads}
-
-    def _way(self, read: Read, levels: Integers) -> Callable[[], Any]:
-        """A function that counts what is read of the levels in this memory."""
-        n_max = self.largest(read)
-        bytes_ = _channels_last(levels) if read.whole else None
-        if bytes_ is None:
-            return lambda: self.add_counts({read: level_counts(read.of(levels), n_max)}, 0)
-        way = Tally(bytes_, n_max, self.counts.get(read))
-        self.counts[read] = way.counts
-        return way
 
     def add_counts(self, counts: Mapping[Read, Counts], images: int) -> None:
         """Add counts of so many images that were made elsewhere, such as on a GPU or in a thread. Products have their own."""
