@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,8 +12,9 @@ from numpy.typing import NDArray
 from lbq.counting.operations import Count, Counter, Mode
 from lbq.counting.tally import Tallies
 from lbq.data.testset import EVENTS, FILES, TestSet, load_whole
+from lbq.engine import exits
 from lbq.engine.engine import Network
-from lbq.engine.exits import leads, some
+from lbq.engine.output import Output
 from lbq.errors import DataError, LbqError
 from lbq.graph.integer import IntegerNetwork
 
@@ -74,9 +74,6 @@ class ExitMeasurement:
     exact: Count
     rate: Count
 
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 def measure_exits(
     net: Network,
@@ -93,24 +90,21 @@ def measure_exits(
     tallies = [Tallies(stage.network) for stage in stages]
     stopped = np.zeros(network.timesteps, np.int64)
     images = correct = 0
+
+    def counted(stage: Network, x: NDArray[np.uint8]) -> Output:
+        out = stage.run(x, trace=True, threads=threads)
+        tallies[stage.network.timesteps - 1].add(out.levels)
+        return out
+
     for x, which in test.batches(IMAGES_PER_BATCH, limit):
-        left = np.arange(x.shape[0 if network.static else 1])
-        predictions = np.empty(len(left), np.int64)
-        for number, (stage, tally) in enumerate(zip(stages, tallies, strict=True)):
-            out = stage.run(some(x, network.static, left, number + 1), trace=True, threads=threads)
-            tally.add(out.levels)
-            predictions[left] = out.predictions
-            last = number + 1 == network.timesteps
-            done = np.ones(len(left), bool) if last else leads(out.logits) >= network.exits.margins[number]
-            stopped[number] += done.sum()
-            left = left[~done]
-            if not len(left):
-                break
-        images += len(predictions)
+        out = exits.run(stages, network.exits, x, counted)
+        assert out.timesteps is not None
+        stopped += np.bincount(out.timesteps - 1, minlength=network.timesteps)
+        images += len(out.logits)
         if test.labels is not None:
-            correct += int((predictions == test.labels[which]).sum())
+            correct += int((out.predictions == test.labels[which]).sum())
         if progress is not None:
-            progress(len(predictions))
+            progress(len(out.logits))
 
     def total(mode: Mode) -> Count:
         counted = Count()
