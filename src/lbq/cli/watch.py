@@ -83,9 +83,8 @@ def _frame_us(network: IntegerNetwork, frame_ms: float | None) -> int:
         raise LbqError(
             f"the network reads {'images' if network.static else 'frames'} of {shape}, not events in two polarities"
         )
-    data = network.facts.get("data")
-    if frame_ms is None and isinstance(data, dict) and data.get("name") == "dvs_objects":
-        window_ms: Any = data.get("window_ms")  # a file says so: it may be anything
+    if frame_ms is None and network.dataset.get("name") == "dvs_objects":
+        window_ms: Any = network.dataset.get("window_ms")  # a file says so: it may be anything
         if type(window_ms) in (int, float) and 0.001 * network.timesteps <= window_ms <= 1e6 * network.timesteps:
             frame_ms = window_ms / network.timesteps
     if frame_ms is None:

@@ -91,11 +91,10 @@ def analyze(
 def facts_of(net: Network, test: TestSet, name: str) -> dict[str, Any]:
     """What identifies a deployed network, and what it is measured on, in files made from it."""
     stored = net.network.facts
-    data = stored.get("data")
     return {
         "kind": "artefact",
         "name": name,
-        "dataset": _name(data.get("name")) if isinstance(data, dict) else "",
+        "dataset": _name(net.network.dataset.get("name")),
         "model": _name(stored.get("model")),
         "variant": "deployed",
         "timesteps": net.network.timesteps,

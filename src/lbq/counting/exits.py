@@ -29,8 +29,7 @@ def calibration_images(
 
     A network fits its training images, and leads are larger on them than on others. Crops and flips come nearer.
     """
-    stored = network.facts.get("data")
-    name = stored.get("name") if isinstance(stored, dict) else None
+    name = network.dataset.get("name")
     if not isinstance(name, str) or name in (*FILES, *EVENTS):
         raise DataError(
             f"margins are chosen on training images in memory, such as CIFAR's, not on {name or 'an unnamed dataset'}: "

@@ -27,8 +27,7 @@ LUMA = (0.299, 0.587, 0.114)  # of red, green and blue in a grey image
 
 def inputs_of(net: Network, data: str | None) -> TestSet:
     """The data that a user names; else the network's test set where that comes with lbq, or its golden inputs."""
-    stored = net.network.facts.get("data")
-    embedded = isinstance(stored, dict) and stored.get("name") == "digits"
+    embedded = net.network.dataset.get("name") == "digits"
     return golden_set(net) if data is None and not embedded else open_data(net.network, data)
 
 
@@ -77,8 +76,7 @@ def _point_to_predict(path: Path) -> None:
 
 def _open_dataset(network: IntegerNetwork, data: str | None) -> TestSet:
     """The test set of the dataset that the network's facts name; data: its folder."""
-    stored = network.facts.get("data")
-    settings = stored if isinstance(stored, dict) else {}
+    settings = network.dataset
     name = settings.get("name", "digits" if data == "digits" else None)
     if not isinstance(name, str):
         raise DataError(
@@ -166,8 +164,7 @@ def _read_image(path: Path, network: IntegerNetwork) -> NDArray[np.uint8]:
         raise DataError(f"the network reads {list(shortest(shape))}, which is no square image: give a uint8 .npy file")
     if not path.is_file():
         raise DataError(f"{path} is not a file: give an image")
-    side, data = shape[1], network.facts.get("data")
-    files = isinstance(data, dict) and data.get("name") in FILES
+    side, files = shape[1], network.dataset.get("name") in FILES
     image = load_eval(path, round(side * EVAL_RATIO) if files else side, side, upright=True).astype(np.float64)
     if shape[0] == 1:
         red, green, blue = (weight * channel for weight, channel in zip(LUMA, image, strict=True))

@@ -188,13 +188,12 @@ class Sources:
         )
 
     def _described(self) -> dict[str, str]:
-        net, facts = self.network, self.network.facts
-        data = facts.get("data")
+        net = self.network
         kinds = ", ".join(sorted({str(s.weight.dtype) for s in net.synapses if s.kind == "conv"}))
         frames = "one image" if net.static else f"{self.timesteps} event frames"
         return {
-            "model": str(facts.get("model") or "a network of one's own"),
-            "dataset": str((data.get("name") if isinstance(data, dict) else None) or "not stated"),
+            "model": str(net.facts.get("model") or "a network of one's own"),
+            "dataset": str(net.dataset.get("name") or "not stated"),
             "input": f"uint8, {frames} of {'x'.join(map(str, net.input_shape))}, values 0 to {net.input_max}",
             "network": f"{len(net.layers)} spiking layers, {net.units:,} neurons, {self.timesteps} timesteps, "
             f"{net.parameters:,} weights ({kinds})",
