@@ -47,20 +47,19 @@ def load_whole(
     if name == "digits":
         return digits.load_digits()
     folder = _folder(name, root)
-    readers = {"arrays": load_own, "cifar10": load_cifar10, "cifar100": load_cifar100}
+    images = {"arrays": load_own, "cifar10": load_cifar10, "cifar100": load_cifar100}
     if name not in EVENTS:
-        return readers[name](folder) if name in readers else load_idx(folder, name)
-    load: Any = {
+        return images[name](folder) if name in images else load_idx(folder, name)
+    events: dict[str, Callable[..., Dataset]] = {
         "cifar10_dvs": datasets.load_cifar10_dvs,
         "dvs_gesture": datasets.load_dvs_gesture,
         "nmnist": datasets.load_nmnist,
         "dvs_objects": partial(datasets.load_dvs_objects, window_us=1000 * window_ms),
-    }[name]
+    }
     try:
-        data: Dataset = load(folder, timesteps, (size, size) if size else None, frames)
+        return events[name](folder, timesteps, (size, size) if size else None, frames)
     except ValueError as error:  # sizes that no frame can have
         raise ConfigError(f"data.size, data.window_ms or model.timesteps: {error}") from error
-    return data
 
 
 def scan_files(name: str, root: Path | str) -> FileIndex:
