@@ -235,16 +235,16 @@ def test_from_training_to_integers(tmp_path: Path, call: Call) -> None:
 
 
 @pytest.mark.parametrize(
-    ("augment", "flip", "choices"),
+    ("augment", "expected"),
     [
-        ({}, None, 0),
-        ({"flip": True}, 0.5, 1),  # alone, "none" of the others
-        ({"events": True}, 0.0, 6),
-        ({"events": True, "flip": True}, 0.5, 6),
+        ({}, None),
+        ({"flip": True}, EventAugment(0.5, plain_from=0)),  # alone
+        ({"events": True}, EventAugment(0.0, plain_from=20)),
+        ({"events": True, "flip": True}, EventAugment(0.5, plain_from=20)),
     ],
 )
 def test_frames_of_ones_own_are_mirrored_only_where_asked_for(
-    augment: dict[str, bool], flip: float | None, choices: int, tmp_path: Path
+    augment: dict[str, bool], expected: EventAugment | None, tmp_path: Path
 ) -> None:
     write(tmp_path, FRAMES)
     settings = {
@@ -255,16 +255,14 @@ def test_frames_of_ones_own_are_mirrored_only_where_asked_for(
     }
     source = open_source(Config.from_dict(settings))
     assert isinstance(source, EventSource)
-    assert source.augment is None or isinstance(source.augment, EventAugment)
-    assert (source.augment and source.augment.flip) == flip
-    assert (len(source.augment.choices) if source.augment else 0) == choices
+    assert source.augment == expected
     index = torch.arange(7)
     frames, _ = next(iter(source.train_batches([index], 0, 0)))
     seen = [np.array_equal(frames[:, i].numpy(), FRAMES[i]) for i in range(7)]
     mirrored = [np.array_equal(frames[:, i].numpy(), FRAMES[i, ..., ::-1]) for i in range(7)]
     if "events" not in augment:
         assert all(a or b for a, b in zip(seen, mirrored, strict=True))
-        assert any(mirrored) == bool(flip)
+        assert any(mirrored) == (expected is not None)
 
 
 def test_the_documented_recordings_become_a_network(

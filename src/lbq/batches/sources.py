@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lbq.batches.event_augment import SPIKFORMER, EventAugment
+from lbq.batches.event_augment import EventAugment
 from lbq.batches.policies import ImageAugment
 from lbq.batches.random import key
 from lbq.config import Config
@@ -225,8 +225,7 @@ class EventSource(Source):
         flip = a.flip if d.name == USER_ARRAYS else a.events and d.name not in MIRRORED_IS_ANOTHER
         self.augment = None
         if a.events or flip:
-            choices = SPIKFORMER if a.events else ("none",)
-            self.augment = EventAugment(flip=0.5 if flip else 0.0, choices=choices, plain_from=config.plain_from)
+            self.augment = EventAugment(0.5 if flip else 0.0, config.plain_from if a.events else 0)
 
     def _load(self, split: Split, batches: Numbers, _: Crops) -> Iterator[Loaded]:
         data = self.data.train if split == "train" else self.data.test
