@@ -50,7 +50,7 @@ def open_data(network: IntegerNetwork, data: str | None) -> TestSet:
     if data is not None and data.endswith(".npz"):
         test = open_arrays(data, network.static, network.input_shape, network.timesteps)
         _check_shape(test, network)
-        check_range(test.read(0, test.size), network, data)
+        _check_range(test.read(0, test.size), network, data)
     else:
         if data is not None:
             _point_to_predict(Path(data))
@@ -110,7 +110,7 @@ def _check_shape(test: TestSet, network: IntegerNetwork) -> None:
     )
 
 
-def check_range(values: NDArray[np.uint8], network: IntegerNetwork, where: Path | str) -> None:
+def _check_range(values: NDArray[np.uint8], network: IntegerNetwork, where: Path | str) -> None:
     if values.size and (most := int(values.max())) > network.input_max:
         raise DataError(
             f"{where} has values up to {most}, the network was trained on 0 to {network.input_max}: scale them to that"
@@ -144,15 +144,19 @@ def read_input(path: Path | str, network: IntegerNetwork) -> NDArray[np.uint8]:
     and width where they are 1.
     """
     path = Path(path)
-    if path.suffix != ".npy":
-        return _read_image(path, network)
+    return read_array(path, network) if path.suffix == ".npy" else _read_image(path, network)
+
+
+def read_array(path: Path, network: IntegerNetwork, several: bool = False) -> NDArray[np.uint8]:
+    """The uint8 input of a .npy file; where there may be several, perhaps with one axis more in front."""
     lead, stored = lead_of(network), load_array(path)
-    array = with_sides(stored, network.input_shape, len(lead))
-    if array.dtype != np.uint8 or array.shape != (*lead, *network.input_shape):
-        expected = [*lead, *shortest(network.input_shape)]
-        raise DataError(f"{path} must be uint8 {expected}, not {stored.dtype} {list(stored.shape)}")
-    check_range(array, network, path)
-    return np.asarray(array, np.uint8)
+    for more in (1, 0) if several else (0,):
+        array = with_sides(stored, network.input_shape, len(lead) + more)
+        if array.dtype == np.uint8 and array.shape[more:] == (*lead, *network.input_shape):
+            _check_range(array, network, path)
+            return np.asarray(array, np.uint8)
+    expected = [*lead, *shortest(network.input_shape)]
+    raise DataError(f"{path} must be uint8 {expected}, not {stored.dtype} {list(stored.shape)}")
 
 
 def _read_image(path: Path, network: IntegerNetwork) -> NDArray[np.uint8]:
