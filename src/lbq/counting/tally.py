@@ -22,18 +22,22 @@ from lbq.graph.levels import Integers, pool
 from lbq.native import library
 
 Counts = NDArray[np.int64]
+LEVELS_AT_A_TIME = 2**22  # of a histogram in NumPy: bounds its memory
 
 
 def level_counts(levels: Integers, n_max: int) -> Counts:
     """How often each magnitude 0..n_max occurs, `[T, H * W, n_max + 1]`, in levels `[T, B, C, H, W]`."""
     steps, batch, channels, height, width = levels.shape
-    rows, positions = batch * channels, height * width
+    positions = height * width
     byte = np.int8 if levels.dtype.kind == "i" else np.uint8
     if n_max <= np.iinfo(byte).max and library() is not None:
         return Tally(np.ascontiguousarray(levels.transpose(0, 1, 3, 4, 2), byte), n_max)()
-    magnitudes = np.abs(levels.reshape(steps, rows, positions).astype(np.int64))
-    places = np.arange(steps)[:, None, None] * positions + np.arange(positions)
-    counts = np.bincount((magnitudes + places * (n_max + 1)).ravel(), minlength=steps * positions * (n_max + 1))
+    counts: Counts = np.zeros((steps, positions * (n_max + 1)), np.int64)
+    some = max(LEVELS_AT_A_TIME // (channels * positions), 1)
+    for t, start in np.ndindex(steps, -(-batch // some)):
+        part = levels[t, start * some : (start + 1) * some].reshape(-1, positions)
+        index = np.abs(part.astype(np.int64)) + np.arange(positions) * (n_max + 1)
+        counts[t] += np.bincount(index.ravel(), minlength=counts.shape[1])
     return counts.reshape(steps, positions, n_max + 1)
 
 
