@@ -26,7 +26,7 @@ from lbq.data.cifar_files import SPECS as SPECS
 from lbq.data.cifar_files import File, Form, Spec
 from lbq.data.dataset import Dataset, Inputs, Samples
 from lbq.data.download import Progress, fetch
-from lbq.errors import DataError, nearest
+from lbq.errors import DataError
 from lbq.system import files
 
 HOME = "https://www.cs.toronto.edu/~kriz/"
@@ -50,8 +50,6 @@ def prepare_cifar(name: str, root: Path, source: Path | None = None, progress: P
     A correct dataset that is already in `root` stays. Otherwise it comes from `source`, an official archive or a folder
     with its files, or by download. The binary form's folder is written, all of it or nothing.
     """
-    if name not in SPECS:
-        raise DataError(f"unknown dataset {name!r}{nearest(name, SPECS)}")
     spec, root = SPECS[name], Path(root)
     if (place := _find(spec, root)) is not None:
         for _ in _records(spec, place):  # verifies each file

@@ -56,7 +56,7 @@ def cached(
         if (parts := _load(entry, facts, shape, classes)) is not None:
             return parts
     try:
-        _write(entry, facts, build(), shape)
+        _write(entry, facts, build())
     except OSError as error:
         raise DataError(f"cannot write {entry}: {error.strerror or error}; give another folder as cache=DIR") from error
     if (parts := _load(entry, facts, shape, classes)) is None:
@@ -68,9 +68,7 @@ def _canonical(value: object) -> bytes:
     return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
 
 
-def _write(
-    entry: Path, facts: Mapping[str, Any], parts: Mapping[str, Iterable[Sample]], shape: tuple[int, ...]
-) -> None:
+def _write(entry: Path, facts: Mapping[str, Any], parts: Mapping[str, Iterable[Sample]]) -> None:
     """Stream samples to disk, under another name until all are there."""
     entry.parent.mkdir(parents=True, exist_ok=True)
     files.remove_leftovers(entry, files.ABANDONED_SECONDS)
@@ -81,8 +79,6 @@ def _write(
         with open(temporary, "xb") as file:
             for part, samples in parts.items():
                 for frames, label in samples:
-                    if frames.shape != shape or frames.dtype != np.uint8:
-                        raise ValueError(f"frames must all be uint8 {shape}, got {frames.dtype} {frames.shape}")
                     data = frames.tobytes()
                     digest.update(data)
                     file.write(data)
