@@ -24,8 +24,8 @@ from lbq._version import __version__
 from lbq.engine import Network, load
 from lbq.engine.file.reading import Golden
 from lbq.errors import GraphError
-from lbq.export import c99_exits, cortex_m, refuse_unknown
-from lbq.export.names import check_name, check_ours
+from lbq.export import c99_exits, cortex_m
+from lbq.export.checks import check_name, check_ours, refuse_unknown
 from lbq.export.rows import packed_rows
 from lbq.export.schedule import LayerStep, Schedule
 from lbq.graph import Synapse

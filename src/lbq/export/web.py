@@ -25,7 +25,7 @@ from lbq.data.testset import EVAL_RATIO, FILES
 from lbq.engine import load
 from lbq.errors import LbqError
 from lbq.export.c99 import Sources
-from lbq.export.names import check_name, check_ours
+from lbq.export.checks import check_name, check_ours
 from lbq.graph import INPUT, Synapse
 from lbq.graph.integer import IntegerNetwork
 from lbq.system import files
