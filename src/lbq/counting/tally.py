@@ -7,8 +7,9 @@ position weighted by its own fan-out, so borders are exact) follow from them, an
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,23 +23,48 @@ from lbq.graph.levels import Integers, pool
 from lbq.native import library
 
 Counts = NDArray[np.int64]
-LEVELS_AT_A_TIME = 2**22  # of a histogram in NumPy: bounds its memory
+
+FEW_LEVELS = 24  # up to here, one pass over the bytes for each level is faster than a general histogram
+FEW_POSITIONS = 16
+ROW_BYTES = 2048  # that are compared at a time
+MOST_ROWS = 255  # that bytes can add up without overflow
 
 
 def level_counts(levels: Integers, n_max: int) -> Counts:
     """How often each magnitude 0..n_max occurs, `[T, H * W, n_max + 1]`, in levels `[T, B, C, H, W]`."""
     steps, batch, channels, height, width = levels.shape
-    positions = height * width
-    byte = np.int8 if levels.dtype.kind == "i" else np.uint8
-    if n_max <= np.iinfo(byte).max and library() is not None:
-        return Tally(np.ascontiguousarray(levels.transpose(0, 1, 3, 4, 2), byte), n_max)()
-    counts: Counts = np.zeros((steps, positions * (n_max + 1)), np.int64)
-    some = max(LEVELS_AT_A_TIME // (channels * positions), 1)
-    for t, start in np.ndindex(steps, -(-batch // some)):
-        part = levels[t, start * some : (start + 1) * some].reshape(-1, positions)
-        index = np.abs(part.astype(np.int64)) + np.arange(positions) * (n_max + 1)
-        counts[t] += np.bincount(index.ravel(), minlength=counts.shape[1])
-    return counts.reshape(steps, positions, n_max + 1)
+    rows, positions = batch * channels, height * width
+    if (bytes_ := _channels_last(levels)) is not None:
+        return Tally(bytes_, n_max)()
+    flat = levels.reshape(steps, rows, positions)
+    if flat.dtype.kind == "i":
+        flat = np.abs(flat)
+    if n_max > FEW_LEVELS or positions < FEW_POSITIONS:
+        places = np.arange(steps)[:, None, None] * positions + np.arange(positions)
+        index = flat.astype(np.int64) + places * (n_max + 1)
+        counts = np.bincount(index.ravel(), minlength=steps * positions * (n_max + 1))
+        return counts.reshape(steps, positions, n_max + 1)
+    abreast = math.gcd(
+        rows, max(ROW_BYTES // positions, 1)
+    )  # images and channels side by side: long rows add up faster
+    flat = flat.reshape(steps, rows // abreast, abreast * positions)
+    wide = np.zeros((n_max + 1, steps, flat.shape[2]), np.int64)
+    equal = np.empty((MOST_ROWS, flat.shape[2]), np.bool_)  # small enough to stay in cache
+    for t in range(steps):
+        for start in range(0, flat.shape[1], MOST_ROWS):
+            part = flat[t, start : start + MOST_ROWS]
+            for k in range(1, n_max + 1):
+                hits = np.equal(part, k, out=equal[: len(part)])
+                wide[k, t] += np.add.reduce(hits.view(np.uint8), axis=0, dtype=np.uint8)
+    out = wide.reshape(n_max + 1, steps, abreast, positions).sum(2).transpose(1, 2, 0).copy()
+    out[:, :, 0] = rows - out[:, :, 1:].sum(2)
+    return out
+
+
+def _channels_last(levels: Integers) -> Integers | None:
+    """The same levels as `[T, B, H, W, C]` where the native library can count them as they lie."""
+    moved = levels.transpose(0, 1, 3, 4, 2)
+    return moved if levels.itemsize == 1 and moved.flags.c_contiguous and library() is not None else None
 
 
 @dataclass(frozen=True)
@@ -116,6 +142,7 @@ class Tallies:
                     reads.add(self.read(synapse, absolute=True))
         self.reads = tuple(sorted(reads, key=repr))
         self.counts: dict[Read, Counts] = {}
+        self._prepared: dict[str, tuple[Integers, list[Callable[[], Any]]]] = {}
 
     def read(self, synapse: Synapse, absolute: bool = False) -> Read:
         """What a synapse reads; the readout reads sums over time."""
@@ -157,16 +184,37 @@ class Tallies:
         self.images += images
 
     def add_layer(self, name: str, levels: Integers) -> None:
-        """Levels of one layer, or of the source `input`, for one batch. The caller checks values and counts `images`."""
-        shaped = self._shaped(levels, name)
-        self.add_counts(self.counts_of(name, shaped), 0)
-        for gate, made in self.products.add(name, shaped):
-            self.add_counts(self.counts_of(gate, made), 0)
+        """Levels of one layer, or of the source `input`, for one batch. The caller checks values and counts `images`.
 
-    def counts_of(self, name: str, levels: Integers) -> dict[Read, Counts]:
-        """Counts of all that is read of a layer, a gate or the source `input`."""
-        reads = [Read(INPUT)] if name == INPUT else [read for read in self.reads if read.source == name]
+        An engine reuses one array for image after image: that is prepared once.
+        """
+        array, ways = self._prepared.get(name, (None, []))
+        if array is not levels:
+            shaped = self._shaped(levels, name)
+            reads = [Read(INPUT)] if name == INPUT else [read for read in self.reads if read.source == name]
+            ways = [self._way(read, shaped) for read in reads]
+            if _channels_last(shaped) is not None:  # an engine's
+                self._prepared[name] = levels, ways
+        for count in ways:
+            count()
+        if name in self.products.operands:
+            for gate, made in self.products.add(name, self._shaped(levels, name)):
+                self.add_counts(self.gate_counts(gate, made), 0)
+
+    def gate_counts(self, gate: str, levels: Integers) -> dict[Read, Counts]:
+        """Counts of all that is read of a gate."""
+        reads = (read for read in self.reads if read.source == gate)
         return {read: level_counts(read.of(levels), self.largest(read)) for read in reads}
+
+    def _way(self, read: Read, levels: Integers) -> Callable[[], Any]:
+        """A function that counts what is read of the levels in this memory."""
+        n_max = self.largest(read)
+        bytes_ = _channels_last(levels) if read.whole else None
+        if bytes_ is None:
+            return lambda: self.add_counts({read: level_counts(read.of(levels), n_max)}, 0)
+        way = Tally(bytes_, n_max, self.counts.get(read))
+        self.counts[read] = way.counts
+        return way
 
     def add_counts(self, counts: Mapping[Read, Counts], images: int) -> None:
         """Add counts of so many images that were made elsewhere, such as on a GPU or in a thread. Products have their own."""

@@ -81,7 +81,7 @@ class Observer:
             signed = self.tallies.graph.spec(name).signed
             levels = (emitted.cpu() if scale is None else levels_of(emitted.cpu(), scale.cpu(), signed)).numpy()
             for gate, made in self.tallies.products.add(name, levels):
-                self._keep(self.tallies.counts_of(gate, made))
+                self._keep(self.tallies.gate_counts(gate, made))
             reads = () if there else self._reads[name]
             self._keep({read: level_counts(read.of(levels), self.tallies.largest(read)) for read in reads})
             if not there:
