@@ -90,13 +90,13 @@ def measure_exits(
     stopped = np.zeros(network.timesteps, np.int64)
     images = correct = 0
 
-    def counted(stage: Network, x: NDArray[np.uint8]) -> Output:
-        out = stage.run(x, trace=True, threads=threads)
-        tallies[stage.network.timesteps - 1].add(out.levels)
+    def counted(timesteps: int, x: NDArray[np.uint8]) -> Output:
+        out = stages[timesteps - 1].run(x, trace=True, threads=threads)
+        tallies[timesteps - 1].add(out.levels)
         return out
 
     for x, which in test.batches(IMAGES_PER_BATCH, limit):
-        out = exits.run(stages, network.exits, x, counted)
+        out = exits.run(network, x, counted)
         assert out.timesteps is not None
         stopped += np.bincount(out.timesteps - 1, minlength=network.timesteps)
         images += len(out.logits)
