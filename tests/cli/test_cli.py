@@ -151,7 +151,7 @@ def test_lbq_reaches_97_percent_and_its_integers_agree() -> None:
     for change in ({"untied": 1}, {"largest_logit_error": 0.1}, {"tied_images": 599}):
         assert not replace(absorption, **change).passed
     test = test_set(config)
-    check = check_integers(net, source, deploy_trained(net, config, test.inputs, None), test, 0)
+    check = check_integers(net, source, deploy_trained(net, config, test, None), test, 0)
     assert check.passed
     assert check.accuracy >= measured.accuracy - 1
     assert check.predictions_agree > 98.5

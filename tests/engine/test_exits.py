@@ -101,7 +101,7 @@ def test_what_is_executed_again_is_counted_again(net: Network, images: Ints) -> 
     stages = [(stage, np.flatnonzero(out.timesteps >= t)) for t, stage in enumerate(net.stages(), 1)]
     expected = sum(stage.run(images[which], "bitplane").total.accumulations for stage, which in stages)
     assert out.total.accumulations == expected
-    test = TestSet("some", (3, 4, 4), True, len(images), lambda a, b: images[a:b], out.predictions)
+    test = TestSet("some", (3, 4, 4), size=len(images), read=lambda a, b: images[a:b], labels=out.predictions)
     measured = measure_exits(net, test)
     assert measured.accuracy == 100
     assert measured.stopped == tuple((out.timesteps == t).sum() for t in (1, 2, 3))

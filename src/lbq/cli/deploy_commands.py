@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -180,7 +181,7 @@ def _energy(net: Network, test: TestSet, ways: dict[str, Any], threads: int | No
         measured = measure_energy(lambda: len(net.run(x, engine, **options).logits), meter)
     except NoMeter as error:
         return {"text": f"measured energy: not available here ({error}); `lbq account` models it"}
-    return {**measured.to_dict(), "text": str(measured)}
+    return {**asdict(measured), "text": str(measured)}
 
 
 def exits(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -127,7 +128,7 @@ def _account_with_exits(
     net, test, _ = _open_deployed(model, data)
     with CountProgress(str(model), min(limit or test.size, test.size)) as progress:
         measured = measure_exits(net, test, None, limit, progress.advance)
-    print_result(as_json, measured.to_dict(), lambda: render.render_exits(measured))
+    print_result(as_json, asdict(measured), lambda: render.render_exits(measured))
 
 
 def _account_of_the_paper(prices: Technology, as_json: bool) -> None:

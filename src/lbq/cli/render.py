@@ -204,10 +204,6 @@ def _render_costs(measured: Measurement, costs: Costs) -> None:
     make_console().print(f"prices: {costs.technology.credit()}")
 
 
-def _decimals(value: float | None) -> str:
-    return "" if value is None else f"{value:.4f}"
-
-
 def render_analysis(analysis: Analysis, folder: Path, noise: bool = False) -> None:
     from lbq.counting.analysis import GOLDEN, NO_TEST_SET
 
@@ -228,7 +224,7 @@ def render_analysis(analysis: Analysis, folder: Path, noise: bool = False) -> No
     print_table(
         f"Layers over {whole} {analysis.images:,} {inputs}{NOISE * noise}{accuracy}",
         columns,
-        [[row["layer"], *(_decimals(row.get(key)) for key in columns[1:])] for row in rows],
+        [[row["layer"], *("" if (x := row.get(key)) is None else f"{x:.4f}" for key in columns[1:])] for row in rows],
     )
     console.print("columns as in layers.csv; p1, p2, ...: P(k | k > 0)")
     if analysis.golden:

@@ -84,9 +84,8 @@ def _frame_us(network: IntegerNetwork, frame_ms: float | None) -> int:
             f"the network reads {'images' if network.static else 'frames'} of {shape}, not events in two polarities: give one "
             "that was trained on event frames, docs/tutorials/watch.md"
         )
-    data = network.facts.get("data")
-    if frame_ms is None and isinstance(data, dict) and data.get("name") == "dvs_objects":
-        window_ms: Any = data.get("window_ms")  # a file says so: it may be anything
+    if frame_ms is None and network.dataset.get("name") == "dvs_objects":
+        window_ms: Any = network.dataset.get("window_ms")  # a file says so: it may be anything
         if type(window_ms) in (int, float) and 0.001 * network.timesteps <= window_ms <= 1e6 * network.timesteps:
             frame_ms = window_ms / network.timesteps
     if frame_ms is None:
@@ -153,10 +152,12 @@ class View:
         now = f"{self.frames * self.frame_us / 1e6:9.3f} s"
         lag = f"BEHIND by {1000 * late_s:.0f} ms" if behind else ""
         if self.live is not None:
-            rows = [
-                f"{_bar(row['share'])} {100 * row['share']:5.1f} %  {row['class']}" for row in ranked[:SHOWN_CLASSES]
-            ]
-            self.live.update(_plain("\n".join([self.name, f"{now}  {best}  {lag}".rstrip(), *rows])))
+            from rich.text import Text
+
+            bars = [("#" * round(BAR_CHARACTERS * row["share"])).ljust(BAR_CHARACTERS) for row in ranked]
+            rows = [f"{bar} {100 * row['share']:5.1f} %  {row['class']}" for bar, row in zip(bars, ranked, strict=True)]
+            lines = [self.name, f"{now}  {best}  {lag}".rstrip(), *rows[:SHOWN_CLASSES]]
+            self.live.update(Text("\n".join(lines), no_wrap=True, overflow="ellipsis"))
         elif not self.quiet and (best != self.last or behind != was_behind):
             print_line(f"{now}  {best}  {100 * ranked[0]['share']:.1f} %  {lag}".rstrip())
         self.last = best
@@ -187,13 +188,3 @@ class View:
             **counted,
             "text": text + (f"; {dropped}" if dropped else ""),
         }
-
-
-def _plain(text: str) -> Any:
-    from rich.text import Text
-
-    return Text(text, no_wrap=True, overflow="ellipsis")
-
-
-def _bar(share: float) -> str:
-    return ("#" * round(BAR_CHARACTERS * share)).ljust(BAR_CHARACTERS)

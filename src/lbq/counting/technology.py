@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -60,15 +59,11 @@ class Technology:
         """Name, value and origin of every constant."""
         return [(name, getattr(self, name), self.origin.get(name, self.source)) for name in CONSTANTS]
 
-    def _differing(self, constants: Sequence[str]) -> list[str]:
-        """Those of `constants` whose price or origin is not the default's."""
-        same = set(self.table()) & set(DEFAULT.table())
-        return [name for name in constants if name not in {row[0] for row in same}]
-
     def credit(self, *constants: str) -> str:
         """Name and source of the prices of `constants` (by default all), and which come from where."""
-        names = constants or CONSTANTS
-        own = self._differing(names)
+        names, defaults = constants or CONSTANTS, DEFAULT.table()
+        differing = {row[0] for row in self.table() if row not in defaults}
+        own = [name for name in names if name in differing]
         mine, default = (f"{table.name} ({table.source})" for table in (self, DEFAULT))
         if not own:
             return default

@@ -196,7 +196,7 @@ def deploy_run(
         return deploy_trained(net, config, inputs, None, bits, origin, stream)
     test = test_set(config)
     examples = None if noise else test.read(0, min(GOLDEN_INPUTS, test.size))
-    return deploy_trained(net, config, inputs or test.inputs, examples, bits, origin, stream)
+    return deploy_trained(net, config, inputs or test, examples, bits, origin, stream)
 
 
 def graph_of_run(run: Path | str, changes: Iterable[str] = ()) -> Graph:

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from lbq.engine.published import resolve
-from lbq.errors import GraphError, LbqError, nearest
+from lbq.errors import LbqError, nearest
 from lbq.export.cortex_m import check_target
-from lbq.graph import Layered
 
 FORMATS = {
     "c": "C99 sources that need nothing but a compiler",
@@ -31,19 +30,6 @@ def check_format(format: str) -> str:
     if format not in FORMATS:
         raise LbqError(f"--format {format!r} is not known{nearest(format, FORMATS)}")
     return format
-
-
-def refuse_unknown(network: Layered[Any], format: str) -> None:
-    """Refuse networks of LM-HT's neurons: these formats run one timestep after the other."""
-    if names := network.mixed_layers:
-        raise GraphError(
-            f"layer {names[0]!r} mixes the currents of all timesteps (LM-HT), which has no form in {format}: use model.lbq "
-            "with lbq run, or another neuron"
-        )
-    if scored := [s.name for s in network.synapses if s.kind == "matmul" and not (s.keys and s.values)]:
-        raise GraphError(
-            f"{scored[0]!r} is attention with a neuron on its scores, which has no form in {format}: use model.lbq with lbq run"
-        )
 
 
 def export(

@@ -207,6 +207,12 @@ class IntegerNetwork(Layered[IntegerLayer]):
         return neuron
 
     @property
+    def dataset(self) -> Mapping[str, Any]:
+        """What the facts say of the dataset, such as its `name`; empty where a file holds anything else."""
+        stored = self.facts.get("data")
+        return stored if isinstance(stored, dict) else {}
+
+    @property
     def parameters(self) -> int:
         return sum(s.weight.size for s in self.synapses)
 

@@ -43,7 +43,7 @@ def all_tables(gathered: Gathered, technology: Technology = DEFAULT) -> list[Tab
         *(
             table if published else table.ours(table.id)
             for table in (layer_table(groups), counts_table(groups), cost_table(groups, technology))
-            if published or table.has_ours
+            if published or table.has("ours")
         ),
         *(
             honest_table(f"honest-{i}", _counted_network(group, title), costs(exact, technology))
@@ -84,7 +84,7 @@ def runs_table(gathered: Gathered) -> Table:
             int(group.record["timesteps"]),
             group.record.get("n_max") or "",
             epochs,
-            *[cells.holdout_cell(group)] * held_out,
+            *[cells.accuracy_cell(group, held_out=True)] * held_out,
             cells.accuracy_cell(group),
             cells.integer_cell(group),
             _hashes([str(r.record["config_hash"]) for r in group.results], link=run_id(group.first)),
