@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 
 from lbq.counting.costs import costs
@@ -11,11 +11,11 @@ from lbq.counting.operations import Operations, energy_mj
 from lbq.counting.technology import DEFAULT, Technology
 from lbq.report.cells import dataset_name, decimals
 from lbq.report.cost_tables import accounts_of
-from lbq.report.figures import DATASET_LETTERS, Figure, padded, series_of, slug, titles
-from lbq.report.svg import SERIES, WIDTH, Drawing, broken
+from lbq.report.figures import DATASET_LETTERS, Figure, padded, slug, titles
+from lbq.report.svg import WIDTH, Drawing, broken
 from lbq.results.result import Gathered, Group
 
-ANN_SERIES = 7  # grey, where no ANN was trained with the network
+LEAD_SERIES, ANN_SERIES = 0, 7  # blue and grey, in every picture; other networks take the colours between
 MOST_OTHERS = 4  # networks in a picture, besides the first and its ANN
 NAME_LETTERS, BAR, VALUE = 17, 122.0, 294.0  # of a row: its name, where bars begin, and where they end at most
 ROW, LINE, PANEL = 18.0, 13.0, 24.0  # heights
@@ -23,7 +23,7 @@ ROW, LINE, PANEL = 18.0, 13.0, 24.0  # heights
 
 @dataclass(frozen=True)
 class Row:
-    """A network. series: its colour, as in other figures. operations: millions of accumulations per image, of an ANN of MACs.
+    """A network. series: its colour. operations: millions of accumulations per image, of an ANN of MACs.
 
     Energies in microjoules per image. paper: in the paper's regime, an ANN in fp32; memory: on integers with memory, an ANN
     in int8. None: not known.
@@ -39,9 +39,10 @@ class Row:
 
 @dataclass(frozen=True)
 class Story:
-    """lead: the network; row: itself; ann: its ANN; others: of its task; chosen: how, where there were several."""
+    """lead: the network; name: in full; row: itself; ann: its ANN; others: of its task; chosen: how, of several."""
 
     lead: Group
+    name: str
     row: Row
     ann: Row | None
     others: tuple[Row, ...]
@@ -61,8 +62,7 @@ def stories(gathered: Gathered, technology: Technology = DEFAULT) -> list[Story]
     datasets: dict[str, list[Group]] = {}
     for group in gathered.groups:
         datasets.setdefault(str(group.record["dataset"]), []).append(group)
-    series = series_of(gathered)
-    every = [_story(groups, series, technology) for groups in datasets.values()]
+    every = [_story(groups, technology) for groups in datasets.values()]
     return sorted(every, key=lambda story: story.lead.first.prominence, reverse=True)
 
 
@@ -72,7 +72,7 @@ def accuracy_of(group: Group) -> float | None:
     return group.mean if group.mean is not None else fmean(known) if known else None
 
 
-def _story(groups: Sequence[Group], series: dict[str, int], technology: Technology) -> Story:
+def _story(groups: Sequence[Group], technology: Technology) -> Story:
     spiking = [g for g in groups if g.record.get("n_max")] or groups
     candidates = [g for g in spiking if g.record["variant"] == "lbq"] or spiking
     held_out = all(g.holdout_mean is not None for g in candidates)
@@ -85,14 +85,16 @@ def _story(groups: Sequence[Group], series: dict[str, int], technology: Technolo
     ann = max(anns, key=lambda g: (_task(g) == _task(lead), accuracy_of(g) or 0.0), default=None)
     others = _others(lead, [g for g in spiking if g is not lead and _task(g) == _task(lead)])
     shown = [lead, *([ann] if ann else []), *others]
-    names = dict(zip(map(id, shown), _short(titles([g.results for g in shown])), strict=True))
-    row, *rows = (_row(g, names[id(g)], series[g.first.source] % SERIES, technology) for g in (lead, *others))
+    full = titles([g.results for g in shown])
+    name, *names = _short(shown, full)
+    row = _row(lead, name, LEAD_SERIES, technology)
     beside = None
     if ann is not None or row.operations is not None:
-        known = ann is not None and _task(ann) == _task(lead)  # another recipe counts its colours anew
-        colour = series[ann.first.source] % SERIES if ann is not None and known else ANN_SERIES
-        beside = _ann_row(lead, ann, names[id(ann)] if ann else "ANN", colour, technology)
-    return Story(lead, row, beside, tuple(rows), chosen)
+        beside = _ann_row(lead, ann, names.pop(0) if ann else "ANN", technology)
+    rows = [
+        _row(g, name, LEAD_SERIES + i, technology) for i, (g, name) in enumerate(zip(others, names, strict=True), 1)
+    ]
+    return Story(lead, full[0], row, beside, tuple(rows), chosen)
 
 
 def _task(group: Group) -> tuple[str, str, int]:
@@ -110,10 +112,12 @@ def _others(lead: Group, groups: Sequence[Group]) -> list[Group]:
     return ranked
 
 
-def _short(names: Sequence[str]) -> list[str]:
-    """Each long name up to its first comma, where no other begins so."""
-    heads = [name if len(name) <= NAME_LETTERS else name.partition(", ")[0] for name in names]
-    return [head if heads.count(head) == 1 else name for head, name in zip(heads, names, strict=True)]
+def _short(groups: Sequence[Group], full: Sequence[str]) -> list[str]:
+    """Each long name up to its first comma, with T or N where these tell it from the others; in full where they do not."""
+    heads = [replace(g.first, record={**g.record, "name": g.title.partition(", ")[0]}) for g in groups]
+    short = titles([[head] for head in heads])
+    few = [name if len(name) <= NAME_LETTERS else brief for name, brief in zip(full, short, strict=True)]
+    return [brief if few.count(brief) == 1 else name for brief, name in zip(few, full, strict=True)]
 
 
 def _row(group: Group, name: str, series: int, technology: Technology) -> Row:
@@ -126,16 +130,16 @@ def _row(group: Group, name: str, series: int, technology: Technology) -> Row:
     return Row(name, series, accuracy_of(group), fmean(executed), fmean(paper), fmean(memory))
 
 
-def _ann_row(lead: Group, ann: Group | None, name: str, series: int, technology: Technology) -> Row:
+def _ann_row(lead: Group, ann: Group | None, name: str, technology: Technology) -> Row:
     """The ANN: its accuracy where one was trained; its counts and energies follow from the lead's network."""
     accuracy = None if ann is None else accuracy_of(ann)
     counted = accounts_of(lead)
     if not counted:
-        return Row(name, series, accuracy)
+        return Row(name, ANN_SERIES, accuracy)
     exact, rate = counted[0]
     int8 = next(m for m in costs(exact, technology).methods if m.name == "ANN, int8")
     paper = 1e3 * energy_mj(Operations(rate.ann_macs), technology.paper)
-    return Row(name, series, accuracy, rate.ann_macs / 1e6, paper, int8.memory_uj)
+    return Row(name, ANN_SERIES, accuracy, rate.ann_macs / 1e6, paper, int8.memory_uj)
 
 
 def shown_number(value: float) -> str:
@@ -226,8 +230,9 @@ def sentences(story: Story) -> list[str]:
     said = []
     if lead.accuracy is not None:
         beside = "" if ann is None or ann.accuracy is None else f", the ANN of the same network {ann.accuracy:.2f} %"
-        name = max(group.title, lead.name, key=len)  # the picture's says more where two have one title
-        said.append(f"**{name}** reads **{lead.accuracy:.2f} %** of the test images of {story.dataset} right{beside}.")
+        said.append(
+            f"**{story.name}** reads **{lead.accuracy:.2f} %** of the test images of {story.dataset} right{beside}."
+        )
     integers = [a for r in group.results if (a := r.integer_accuracy) is not None]
     if integers and group.mean is not None and len(integers) == len(group.results):
         said.append(f"On integers, deployed, it is {fmean(integers):.2f} %.")
