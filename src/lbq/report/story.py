@@ -11,11 +11,11 @@ from lbq.counting.operations import Operations, energy_mj
 from lbq.counting.technology import DEFAULT, Technology
 from lbq.report.cells import dataset_name, decimals
 from lbq.report.cost_tables import accounts_of
-from lbq.report.figures import DATASET_LETTERS, Figure, padded, slug, titles
-from lbq.report.svg import WIDTH, Drawing, broken
+from lbq.report.figures import DATASET_LETTERS, Figure, padded, series_of, slug, titles
+from lbq.report.svg import SERIES, WIDTH, Drawing, broken
 from lbq.results.result import Gathered, Group
 
-LEAD_SERIES, ANN_SERIES = 0, 7  # blue and grey, in every picture; other networks take the colours between
+ANN_SERIES = 7  # grey, where no ANN was trained with the network
 MOST_OTHERS = 4  # networks in a picture, besides the first and its ANN
 NAME_LETTERS, BAR, VALUE = 17, 122.0, 294.0  # of a row: its name, where bars begin, and where they end at most
 ROW, LINE, PANEL = 18.0, 13.0, 24.0  # heights
@@ -23,10 +23,10 @@ ROW, LINE, PANEL = 18.0, 13.0, 24.0  # heights
 
 @dataclass(frozen=True)
 class Row:
-    """A network. series: its colour. operations: millions of accumulations per image, of an ANN of MACs.
+    """A network. series: its colour, as in other figures where these tell all rows apart.
 
-    Energies in microjoules per image. paper: in the paper's regime, an ANN in fp32; memory: on integers with memory, an ANN
-    in int8. None: not known.
+    operations: millions of accumulations per image, of an ANN of MACs. Energies in microjoules per image. paper: in the
+    paper's regime, an ANN in fp32; memory: on integers with memory, an ANN in int8. None: not known.
     """
 
     name: str
@@ -62,7 +62,8 @@ def stories(gathered: Gathered, technology: Technology = DEFAULT) -> list[Story]
     datasets: dict[str, list[Group]] = {}
     for group in gathered.groups:
         datasets.setdefault(str(group.record["dataset"]), []).append(group)
-    every = [_story(groups, technology) for groups in datasets.values()]
+    series = series_of(gathered)
+    every = [_story(groups, series, technology) for groups in datasets.values()]
     return sorted(every, key=lambda story: story.lead.first.prominence, reverse=True)
 
 
@@ -72,7 +73,7 @@ def accuracy_of(group: Group) -> float | None:
     return group.mean if group.mean is not None else fmean(known) if known else None
 
 
-def _story(groups: Sequence[Group], technology: Technology) -> Story:
+def _story(groups: Sequence[Group], series: dict[str, int], technology: Technology) -> Story:
     spiking = [g for g in groups if g.record.get("n_max")] or groups
     candidates = [g for g in spiking if g.record["variant"] == "lbq"] or spiking
     held_out = all(g.holdout_mean is not None for g in candidates)
@@ -86,14 +87,15 @@ def _story(groups: Sequence[Group], technology: Technology) -> Story:
     others = _others(lead, [g for g in spiking if g is not lead and _task(g) == _task(lead)])
     shown = [lead, *([ann] if ann else []), *others]
     full = titles([g.results for g in shown])
-    name, *names = _short(shown, full)
-    row = _row(lead, name, LEAD_SERIES, technology)
+    colours = [series[g.first.source] % SERIES for g in shown]
+    if len({*colours, ANN_SERIES}) <= len(colours):  # other recipes count their colours anew
+        colours = list(range(len(shown)))
+    (name, colour), *looks = zip(_short(shown, full), colours, strict=True)
+    row = _row(lead, name, colour, technology)
     beside = None
     if ann is not None or row.operations is not None:
-        beside = _ann_row(lead, ann, names.pop(0) if ann else "ANN", technology)
-    rows = [
-        _row(g, name, LEAD_SERIES + i, technology) for i, (g, name) in enumerate(zip(others, names, strict=True), 1)
-    ]
+        beside = _ann_row(lead, ann, *(looks.pop(0) if ann else ("ANN", ANN_SERIES)), technology)
+    rows = [_row(group, *look, technology) for group, look in zip(others, looks, strict=True)]
     return Story(lead, full[0], row, beside, tuple(rows), chosen)
 
 
@@ -130,16 +132,16 @@ def _row(group: Group, name: str, series: int, technology: Technology) -> Row:
     return Row(name, series, accuracy_of(group), fmean(executed), fmean(paper), fmean(memory))
 
 
-def _ann_row(lead: Group, ann: Group | None, name: str, technology: Technology) -> Row:
+def _ann_row(lead: Group, ann: Group | None, name: str, series: int, technology: Technology) -> Row:
     """The ANN: its accuracy where one was trained; its counts and energies follow from the lead's network."""
     accuracy = None if ann is None else accuracy_of(ann)
     counted = accounts_of(lead)
     if not counted:
-        return Row(name, ANN_SERIES, accuracy)
+        return Row(name, series, accuracy)
     exact, rate = counted[0]
     int8 = next(m for m in costs(exact, technology).methods if m.name == "ANN, int8")
     paper = 1e3 * energy_mj(Operations(rate.ann_macs), technology.paper)
-    return Row(name, ANN_SERIES, accuracy, rate.ann_macs / 1e6, paper, int8.memory_uj)
+    return Row(name, series, accuracy, rate.ann_macs / 1e6, paper, int8.memory_uj)
 
 
 def shown_number(value: float) -> str:
