@@ -234,7 +234,7 @@ def test_the_commands(call: Call, tmp_path: Path) -> None:
     assert sum(ran["stopped"]) == 50
     assert counted["stopped"] == ran["stopped"]
     assert counted["accuracy"] == ran["accuracy"]
-    assert "images stopped after so many timesteps" in call.printed("run", out, "--exit", "--limit", "50")
+    assert "images stopped: " in call.printed("run", out, "--exit", "--limit", "50")
     assert "timesteps executed an image" in call.printed("account", out, "--exit", "--limit", "50")
     assert "say where to with -o" in call.refused("exits", model)
     assert "choose them with lbq exits" in call.refused("run", model, "--exit")

@@ -223,7 +223,7 @@ def report(
     technology: Constants = None,
     as_json: Json = False,
 ) -> None:
-    """Your results as one page that needs no network, beside the paper's on the same dataset; or as tables for a paper."""
+    """Your results as one page that opens offline, beside the paper's on the same dataset; or as tables for a paper."""
     from lbq.report.output import SUFFIXES, make
 
     if format not in SUFFIXES:

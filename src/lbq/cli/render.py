@@ -308,7 +308,7 @@ def render_evaluation(evaluation: Evaluation) -> None:
         )
     if evaluation.engine == "auto":
         console.print(
-            "why: set bits for each level, against how many at which lists and dense take equally long; for pairs, how much "
+            "why: the mean set bits of a level, and how many make the dense kernel as fast as adding; for pairs, how much "
             "faster they are than planes."
         )
     accuracy = "" if evaluation.accuracy is None else f"accuracy {evaluation.accuracy:.2f} % on {images}; "
@@ -319,7 +319,7 @@ def render_evaluation(evaluation: Evaluation) -> None:
     )
     if evaluation.stopped:
         stops = ", ".join(f"{count:,} after {t}" for t, count in enumerate(evaluation.stopped, 1))
-        console.print(f"images stopped after so many timesteps: {stops}; those that went on began again")
+        console.print(f"images stopped: {stops} timesteps; those that went on began again")
     if evaluation.against is not None:
         console.print(
             f"{evaluation.differing:,} of {evaluation.compared:,} levels and logits differ from those of engine "

@@ -48,8 +48,10 @@ def train(
     out: Annotated[Path | None, typer.Option("-o", "--out", help="Run folder; default runs/FOLDER-NAME-sSEED.")] = None,
     resume: Annotated[str, typer.Option(help="auto: continue what the folder holds; never: refuse it.")] = "never",
     device: Device = None,
-    compile: Annotated[bool, typer.Option("--compile", help="train.compile=true")] = False,
-    deterministic: Annotated[bool, typer.Option("--deterministic", help="train.deterministic=true")] = False,
+    compile: Annotated[bool, typer.Option("--compile", help="The same as train.compile=true.")] = False,
+    deterministic: Annotated[
+        bool, typer.Option("--deterministic", help="The same as train.deterministic=true.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Train a configuration. Under torchrun (torchrun --nproc-per-node=N -m lbq train ...) on several processes."""

@@ -33,12 +33,12 @@ DROPPED = {
 def watch(
     files: Annotated[list[Path], typer.Argument(metavar="[FILE] MODEL", help="A recording, and a deployed network.")],
     udp: Annotated[int | None, typer.Option(min=0, max=65535, help="Read events from this local port; 0: a free one.")] = None,
-    frame_ms: Annotated[float | None, typer.Option(help="Milliseconds of a frame; known of dvs_objects.")] = None,
-    window: Annotated[int | None, typer.Option(min=1, help="Decide by so many of the latest frames; default T.")] = None,
-    restart: Annotated[int | None, typer.Option(min=1, help="Begin anew after so many frames; needed without a leak.")] = None,
+    frame_ms: Annotated[float | None, typer.Option(help="Milliseconds of a frame; of dvs_objects: as trained.")] = None,
+    window: Annotated[int | None, typer.Option(min=1, help="Decide by this many of the latest frames; default T.")] = None,
+    restart: Annotated[int | None, typer.Option(min=1, help="Restart after this many frames; needed without a leak.")] = None,
     sensor: Annotated[str | None, typer.Option(help="WIDTHxHEIGHT, where the recording does not say, and for --udp.")] = None,
-    speed: Annotated[float, typer.Option(help="Play a recording so many times as fast.")] = 1.0,
-    frames: Annotated[int | None, typer.Option(min=1, help="Stop after so many frames.")] = None,
+    speed: Annotated[float, typer.Option(help="Play a recording this many times as fast.")] = 1.0,
+    frames: Annotated[int | None, typer.Option(min=1, help="Stop after this many frames.")] = None,
     as_json: Json = False,
 ) -> None:  # fmt: skip
     """Let a network watch an event camera's recording at its own speed, or events from a local socket, and say what it sees."""
@@ -87,7 +87,8 @@ def _frame_us(network: IntegerNetwork, frame_ms: float | None) -> int:
     if network.static or network.input_shape[0] != 2:
         shape = "x".join(map(str, network.input_shape))
         raise LbqError(
-            f"the network reads {'images' if network.static else 'frames'} of {shape}, not events in two polarities"
+            f"the network reads {'images' if network.static else 'frames'} of {shape}, not events in two polarities: give one "
+            "that was trained on event frames, docs/tutorials/watch.md"
         )
     data = network.facts.get("data")
     if frame_ms is None and isinstance(data, dict) and data.get("name") == "dvs_objects":

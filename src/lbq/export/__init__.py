@@ -18,7 +18,7 @@ from lbq.graph import Layered
 FORMATS = {
     "c": "C99 sources that need nothing but a compiler",
     "c-step": "the same for one timestep, with a state that the caller keeps",
-    "web": "one page that runs it in a browser, without a network",
+    "web": "one page that runs it in a browser, offline",
     "wasm": "a WebAssembly module and its JavaScript",
     "onnx": "an ONNX model of standard operators, all timesteps in one",
     "onnx-step": "the same for one timestep, with explicit state",
@@ -66,6 +66,8 @@ def export(
     if check_format(format) == "nir":
         raise LbqError("NIR is written from a trained run, not from a deployed network: its neurons do not round")
     check_target(target, format)
+    if name != "model" and format not in ("c", "c-step", "wasm"):
+        raise LbqError(f"--name is for --format c, c-step and wasm, not {format}")
     if window is not None and format != "c-step":
         raise LbqError(f"--window is for --format c-step, not {format}")
     model, out = resolve(model), Path(out)

@@ -75,7 +75,7 @@ def export_page(model: Path, out: Path) -> dict[str, Any]:
     return {
         "path": str(out),
         "bytes": size,
-        "text": f"{out}: {size / 1e3:.0f} kB, opens in a browser, needs no network",
+        "text": f"{out}: {size / 1e3:.0f} kB, opens in a browser, works offline",
     }
 
 

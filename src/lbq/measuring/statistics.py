@@ -275,7 +275,7 @@ def _synapse_lines(statistics: Statistics) -> list[str]:
         lines += [*_aligned(rows), f"accumulations {over}, as rate x MACs"]
     if statistics.others:
         named = ", ".join(f"{name} ({macs / each:,.0f} MACs)" for name, macs in statistics.others.items())
-        lines.append(f"not counted, for they read something else: {named}")
+        lines.append(f"not counted, because they read something else: {named}")
     return lines
 
 

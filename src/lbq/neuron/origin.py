@@ -119,9 +119,8 @@ def _inputs(edge: Edge) -> list[Edge]:
 def _before(edge: Edge) -> list[Edge]:
     """The tensors whose first axis an operation kept."""
     node, kind, shape, inputs = edge[0], _kind(edge), _shape(edge), _inputs(edge)
-    if (
-        kind in VIEWS and inputs and len(_shape(inputs[0])) < len(shape)
-    ):  # the first axis was split, if not around a linear layer
+    if kind in VIEWS and inputs and len(_shape(inputs[0])) < len(shape):
+        # the first axis was split, if not around a linear layer
         flat = [y for y in _inputs(inputs[0]) if _kind(y) in VIEWS] if _kind(inputs[0]) in PRODUCTS else []
         return [x for y in flat for x in _inputs(y) if _shape(x)[:-1] == shape[:-1]]
     if kind in VIEWS or KEEPING.fullmatch(kind):

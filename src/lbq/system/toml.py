@@ -26,14 +26,22 @@ STRINGS = re.compile(  # and comments
 )
 
 
+def _instead(path: Path, depth: int) -> str:
+    """What to give in place of a file that cannot be read."""
+    if (path / "config.toml").is_file():
+        return f"give {path / 'config.toml'}"
+    if depth > 0:
+        return "correct the `base` that names it"
+    return "give one of its files" if path.is_dir() else "give a TOML file, such as configs/digits/lbq.toml"
+
+
 def read(path: Path | str, depth: int = 0) -> dict[str, Any]:
     """The tree of a file, laid over its base, if it names one."""
     path = Path(path)
     try:
         tree = parsed(files.text_of(path, ConfigError, MOST_BYTES))
     except OSError as error:
-        inside = f"; give {path / 'config.toml'}" if (path / "config.toml").is_file() else ""
-        raise ConfigError(f"cannot read {path}: {error.strerror}{inside}") from error
+        raise ConfigError(f"cannot read {path}: {error.strerror}; {_instead(path, depth)}") from error
     except ValueError as error:
         raise ConfigError(f"{path} is not valid TOML: {' '.join(str(error).split())[:200]}") from error
     base = tree.pop("base", None)
@@ -94,7 +102,7 @@ def overrides(assignments: Iterable[str]) -> dict[str, Any]:
         key, equals, text = assignment.partition("=")
         names = key.strip().split(".")
         if not equals or not all(names):
-            raise ConfigError(f"override {assignment!r} must have the form key=value, such as train.epochs=3")
+            raise ConfigError(f"{assignment!r} must have the form key=value, such as train.epochs=3")
         leaf: Any = parsed(f"value = {text}")["value"] if is_value(text) else text
         for name in reversed(names):
             leaf = {name: leaf}

@@ -95,9 +95,8 @@ class Trainer:
             "config_hash": self.config.hash,
             "data": self.data,
             "first_steps": self.sentinel.first_steps,
-            "without_slots": [
-                n for n, p in self.net.named_parameters() if not self.optimiser.state.get(p)
-            ],  # no gradient yet
+            # parameters that have had no gradient yet
+            "without_slots": [n for n, p in self.net.named_parameters() if not self.optimiser.state.get(p)],
         }
         return tensors, values
 
@@ -380,8 +379,8 @@ class Trainer:
             with self.averaged(), self.rounded():
                 batches = self.source.train_batches(list(numbers), plain_from if plain else 0, self.config.seed)
                 statistics = evaluation.measure_norms(self.net, batches, self.config.train, self.device, self.world)
-            for name, value in statistics.items():
-                average.state[name].copy_(value)
+                for name, value in statistics.items():  # the network's own buffers, which change when the context ends
+                    average.state[name].copy_(value)
 
     def evaluate(self, part: Part, active: dict[str, float] | None = None, *, exact: bool = False) -> float:
         """Accuracy in percent over the whole of `part`, for any number of processes; fills `active` with active ratios.
