@@ -9,7 +9,8 @@ import time
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -73,7 +74,22 @@ def test_it_says_when_it_falls_behind(
     monkeypatch.setattr(Stream, "step", slow)
     text = call.printed("watch", recording, model, "--frame-ms", 10, "--frames", 4)
     assert "BEHIND by" in text
-    assert "fell behind in 4 (by up to " in text.splitlines()[-1]
+    assert "fell behind in 4 frames (by up to " in text.splitlines()[-1]
+
+
+def test_a_delay_that_grows_is_said_again(capsys: pytest.CaptureFixture[str]) -> None:
+    """And not at every frame."""
+    with watch.View("camera", 10_000) as view:
+        for late_ms in (12, 15, 20, 25, 40, 51, 3):
+            view.show([{"class": "mug", "share": 1.0}], late_ms / 1000)
+    said = [line.partition("%")[2].strip() for line in capsys.readouterr().out.splitlines()[1:]]
+    assert said == ["BEHIND by 12 ms", "BEHIND by 25 ms", "BEHIND by 51 ms", ""]
+
+
+def test_the_end_says_what_a_port_dropped() -> None:
+    port = SimpleNamespace(lost=0, strange=8137, late=10, jumps=0)
+    text = watch.View("UDP port 9", 10_000, quiet=True).facts(cast("Any", port))["text"]
+    assert text == "UDP port 9: no frames; 8,137 strange events or datagrams; 10 late events"
 
 
 def test_on_a_terminal_bars_change(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -72,6 +72,11 @@ def test_nothing_is_listed_where_nothing_is(monkeypatch: pytest.MonkeyPatch, cal
     assert call.printed("models") == "no networks: name a folder of model files with LBQ_MODELS\n"
 
 
+def test_a_folder_that_does_not_exist_is_refused(monkeypatch: pytest.MonkeyPatch, call: Call) -> None:
+    monkeypatch.setenv("LBQ_MODELS", "nowhere")
+    assert "LBQ_MODELS names nowhere, which is not a folder: give a folder" in call.refused("models")
+
+
 def test_names_with_dots_and_files_that_cannot_be_read(own: Path, call: Call) -> None:
     (own / "tiny.v2.lbq").write_bytes((own / "tiny.lbq").read_bytes())
     (own / "broken.lbq").write_bytes(b"no network")

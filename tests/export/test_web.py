@@ -144,7 +144,8 @@ def test_pictures_give_the_bytes_of_predict(page: Page, tmp_path: Path) -> None:
 
 def test_what_is_no_picture_is_refused_in_a_line(page: Page) -> None:
     page.run("lbq.take(new File(['text'], 'a.txt', {type: 'text/plain'}))")
-    assert "not a picture that the browser can read" in page.run("document.getElementById('problem').textContent")
+    problem = page.run("document.getElementById('problem').textContent")
+    assert problem.startswith("a.txt: this file is not a picture that the browser can read")
     page.run("document.getElementById('clear').click()")
     assert page.run("document.getElementById('problem').hidden") is True
     message = "Promise.resolve().then(() => lbq.network.run(new Uint8Array(3))).catch(e => e.message)"
@@ -169,6 +170,25 @@ def test_a_digit_drawn_with_keys(page: Page) -> None:
             f"{{key: {key!r}, bubbles: true, cancelable: true}}))"
         )
     assert page.run("document.getElementById('answer').textContent") == "7"
+
+
+def test_one_point_is_seen_on_the_pad(page: Page) -> None:
+    """Also on the keyboard, where a line begins with it."""
+    pad = "document.getElementById('pad')"
+    page.run(f"document.getElementById('clear').click(); {pad}.blur()")  # the pen itself is not drawn
+    before = page.run(f"{pad}.toDataURL()")
+    page.run(f"{pad}.dispatchEvent(new KeyboardEvent('keydown', {{key: ' ', cancelable: true}}))")
+    assert page.run(f"{pad}.toDataURL()") != before
+    assert page.run("document.getElementById('answer').textContent") != "…"
+
+
+def test_a_black_picture_has_an_answer_and_nothing_has_none(page: Page, tmp_path: Path) -> None:
+    answer = "document.getElementById('answer').textContent"
+    page.run("document.getElementById('clear').click()")
+    assert page.run(answer) == "…"
+    Image.new("L", (9, 9)).save(tmp_path / "black.png")
+    page.run(f"lbq.take(new File([{bytes_of((tmp_path / 'black.png').read_bytes())}], 'black.png'))")
+    assert page.run(answer) == str(engine.load(DIGITS).run(np.zeros((1, 1, 8, 8), np.uint8)).predictions[0])
 
 
 def test_a_digit_drawn_by_touch_and_what_is_shown(page: Page) -> None:

@@ -180,20 +180,21 @@ def test_the_skip_link_is_first_on_the_keyboard(page: Page) -> None:
     assert page.run("document.activeElement.className") == "skip"
 
 
+def filled(page: Page, colour: str) -> list[int]:
+    """How often each part of the printed page takes a colour, given as a pattern, to fill shapes or letters."""
+    data = base64.b64decode(page.call("Page.printToPDF", printBackground=False)["data"])
+    counts = []
+    for stream in re.findall(rb"stream\r?\n(.*?)endstream", data, re.DOTALL):
+        with suppress(zlib.error):  # fonts and pictures may be packed otherwise
+            counts.append(len(re.findall(f"{colour} rg".encode(), zlib.decompress(stream))))
+    return [count for count in counts if count]
+
+
 def test_the_outputs_bars_are_printed(page: Page) -> None:
     """Also where a browser leaves out backgrounds, as it does by default. The last of this page: it takes the rest away."""
 
-    def blue() -> int:
-        """How many shapes the printed page fills with the bars' colour."""
-        data = base64.b64decode(page.call("Page.printToPDF", printBackground=False)["data"])
-        count = 0
-        for stream in re.findall(rb"stream\r?\n(.*?)endstream", data, re.DOTALL):
-            with suppress(zlib.error):  # fonts and pictures may be packed otherwise
-                count += len(re.findall(rb"0 \.447\d* \.698\d* rg", zlib.decompress(stream)))
-        return count
-
     page.run("document.querySelectorAll('main > section:not(#tour)').forEach(s => s.remove())")
-    assert blue() == page.run("document.querySelectorAll('.bars i').length") > 0
+    assert sum(filled(page, "0 \\.447\\d* \\.698\\d*")) == page.run("document.querySelectorAll('.bars i').length") > 0
 
 
 @pytest.fixture(scope="module")
@@ -272,3 +273,13 @@ def test_on_paper_nothing_is_cut(crowded: Page) -> None:
           .filter(e => e.getBoundingClientRect().right > 717).map(e => e.id)"""
     )
     assert cut == []
+
+
+def test_on_paper_a_long_table_repeats_its_heads(crowded: Page) -> None:
+    """On every page. The last of all, as it takes the rest away."""
+    crowded.call("Emulation.setEmulatedMedia", media="")
+    crowded.run("document.querySelectorAll('main > section:not(#runs-section)').forEach(s => s.remove())")
+    crowded.run(
+        "document.head.insertAdjacentHTML('beforeend', '<style>th { color: #f0f; print-color-adjust: exact }</style>')"
+    )
+    assert len(filled(crowded, "1 0 1")) == 2

@@ -13,7 +13,7 @@ from lbq.counting.operations import energy_mj
 from lbq.counting.technology import DEFAULT
 from lbq.report.cost_tables import accounts_of
 from lbq.report.page import render
-from lbq.report.story import picture, sentences, stories
+from lbq.report.story import NAME_LETTERS, picture, sentences, stories
 from lbq.results.gather import gather
 from lbq.results.result import Gathered, Result
 from lbq.runs.records import read
@@ -97,6 +97,33 @@ def test_of_many_runs_each_kind_is_shown_once() -> None:
 def test_two_of_one_title_are_told_apart() -> None:
     (story,) = stories(Gathered([of_cifar(), of_cifar(timesteps=4, test_accuracy=99.0, weights_sha256="d" * 64)]))
     assert sentences(story)[0].startswith(f"**{story.lead.title}, T=4** reads **99.00 %**")
+
+
+def test_the_picture_has_short_names_and_a_colour_for_each() -> None:
+    """The words have the long name; runs of another recipe begin their colours anew in other figures."""
+    lead = of_cifar(name="LBQ, sharpness-aware in the last epochs", test_accuracy=99.0)
+    other = of_cifar(
+        name="LBQ, other weights", timesteps=1, weights_sha256="d" * 64, config={"optim": {"norm_decay": True}}
+    )
+    (story,) = stories(Gathered([lead, other, ann()]))
+    assert [row.name for row in story.rows] == ["LBQ, T=2", "ANN", "LBQ, T=1"]
+    assert len({row.series for row in story.rows}) == 3
+    assert sentences(story)[0].startswith("**LBQ, sharpness-aware in the last epochs** reads")
+    twins = [of_cifar(name=f"LBQ, the long name of one {i}", weights_sha256=f"{i}" * 64) for i in range(2)]
+    assert sorted(row.name for row in stories(Gathered(twins))[0].rows if row.name != "ANN") == [
+        "LBQ, the long name of one 0",
+        "LBQ, the long name of one 1",
+    ]
+
+
+def test_a_long_name_keeps_its_place() -> None:
+    (story,) = stories(Gathered([of_cifar(name="an_experiment_with_a_name_of_many_letters_and_no_gap")]))
+    lines = re.findall(r'class="small bold">([^<]+)<', picture(story).svg)
+    assert "".join(lines[:5]) == "an_experiment_with_a_name_of_many_letters_and_no_gap"
+    assert max(map(len, lines)) <= NAME_LETTERS
+    titles = re.findall(r'y="\d+" text-anchor="start" class="bold">([^<]+)<', picture(story).svg)
+    assert "".join(titles).endswith("CIFAR-10")
+    assert len(titles) == 2
 
 
 def test_an_analysis_alone_tells_its_accuracy_on_integers(gathered: Gathered) -> None:

@@ -242,9 +242,14 @@ def test_networks_of_a_users_own_are_called_after_their_files(tmp_path: Path) ->
     found = gather(folders)
     rows = [[cell.text for cell in row.cells] for row in runs_table(found).rows]
     assert [[*row[:3], row[5], row[-1]] for row in rows] == [
-        ["deployed", "mine.npz", f"{name}.lbq", "", f"{name}/analysis.json"] for name in ("small", "large")
+        ["Deployed network", "mine.npz", f"{name}.lbq", "", f"{name}/analysis.json"] for name in ("small", "large")
     ]
     assert all(result.alone and result.recipe == "epochs not known" for result in found.results)
+
+
+def test_a_deployed_network_that_names_its_model_is_called_after_its_file(tmp_path: Path) -> None:
+    (result,) = gather([stored(tmp_path, "analysis.json", deployed(name="mine.lbq"))]).results
+    assert (result.title, result.record["model"]) == ("mine.lbq", "resnet8w2")
 
 
 def test_a_network_that_was_deployed_over_other_timesteps_is_another(tmp_path: Path) -> None:

@@ -22,6 +22,12 @@ if TYPE_CHECKING:
 
 BAR_CHARACTERS = 24
 SHOWN_CLASSES = 5
+DROPPED = {
+    "lost": "datagrams lost",
+    "strange": "strange events or datagrams",
+    "late": "late events",
+    "jumps": "jumps of the events' clock",
+}  # what UdpEvents counts
 
 
 def watch(
@@ -114,7 +120,7 @@ def _played(frames: Iterator[Frame], frame_us: float) -> Iterator[tuple[float, F
 
 
 class View:
-    """What is seen, on a terminal as bars that change, elsewhere as a line for every change.
+    """What is seen, on a terminal as bars that change, elsewhere as a line for every change, and where it is twice as late.
 
     speed: how many microseconds of a frame pass in one. Behind: later than a frame lasts.
     """
@@ -124,7 +130,7 @@ class View:
         self.frames = self.behind = 0
         self.worst = 0.0
         self.seen: Counter[str] = Counter()
-        self.last, self.behind_now = "", False
+        self.last, self.behind_now, self.said_s = "", False, 0.0  # said_s: the delay that was last printed
         self.console = make_console()
         self.live: Any = None
 
@@ -158,13 +164,14 @@ class View:
             rows = [f"{bar} {100 * row['share']:5.1f} %  {row['class']}" for bar, row in zip(bars, ranked, strict=True)]
             lines = [self.name, f"{now}  {best}  {lag}".rstrip(), *rows[:SHOWN_CLASSES]]
             self.live.update(Text("\n".join(lines), no_wrap=True, overflow="ellipsis"))
-        elif not self.quiet and (best != self.last or behind != was_behind):
+        elif not self.quiet and (best != self.last or behind != was_behind or (behind and late_s > 2 * self.said_s)):
+            self.said_s = late_s
             print_line(f"{now}  {best}  {100 * ranked[0]['share']:.1f} %  {lag}".rstrip())
         self.last = best
 
     def facts(self, live: UdpEvents | None) -> dict[str, Any]:
         """What was seen, as JSON values, and a line for people."""
-        counted = {} if live is None else {key: getattr(live, key) for key in ("lost", "strange", "late", "jumps")}
+        counted = {} if live is None else {key: getattr(live, key) for key in DROPPED}
         seen = dict(self.seen.most_common())
         shares = ", ".join(
             f"{name} {100 * count / self.frames:.0f} %" for name, count in [*seen.items()][:SHOWN_CLASSES]
@@ -172,10 +179,10 @@ class View:
         kept = (
             "never fell behind"
             if not self.behind
-            else f"fell behind in {self.behind} (by up to {1000 * self.worst:.0f} ms)"
+            else f"fell behind in {self.behind} frame{'s' * (self.behind > 1)} (by up to {1000 * self.worst:.0f} ms)"
         )
         text = f"{self.name}: {self.frames} frames of {self.frame_us / 1000:g} ms; {shares}; {kept}"
-        dropped = "; ".join(f"{count} {key}" for key, count in counted.items() if count)
+        dropped = "; ".join(f"{count:,} {DROPPED[key]}" for key, count in counted.items() if count)
         text = f"{self.name}: no frames" if not self.frames else text
         return {
             "source": self.name,

@@ -16,6 +16,8 @@ CHECKOUT = Path(__file__).parents[3] / "models"
 def folders() -> list[Path]:
     """Where networks with a name lie, the reader's own first."""
     own = os.environ.get("LBQ_MODELS")
+    if own and not Path(own).is_dir():
+        raise ArtefactError(f"LBQ_MODELS names {own}, which is not a folder: give a folder of model files, or unset it")
     clone = [CHECKOUT] if (CHECKOUT.parent / "pyproject.toml").is_file() else []
     return [folder for folder in (*([Path(own)] if own else []), INSTALLED, *clone) if folder.is_dir()]
 

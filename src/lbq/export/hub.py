@@ -140,11 +140,12 @@ def card(facts: dict[str, Any], net: Network, text: str, license: str | None, tr
         "out = net.run(images)",
         "out.predictions",
         "```",
-        "",
     ]
     if trained:
-        lines += ['`lbq.load("PATH_OF_THIS_FOLDER")` gives the trained network in PyTorch.', ""]
-    return "\n".join(lines) + _without_links(text).strip() + "\n" * bool(text)
+        lines += ["", '`lbq.load("PATH_OF_THIS_FOLDER")` gives the trained network in PyTorch.']
+    if text:
+        lines += ["", _without_links(text).strip()]
+    return "\n".join(lines) + "\n"
 
 
 def front_matter(facts: dict[str, Any], license: str | None) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -167,5 +168,5 @@ def _speed(benchmark: dict[str, Any]) -> Figure | None:
 def _machine(benchmark: dict[str, Any]) -> str:
     """The processor's name where the file has one, and what of its instructions the engine uses."""
     features = [str(feature) for feature in benchmark.get("features") or () if feature != "portable"]
-    name = str(benchmark.get("machine") or "a machine that the file does not name")
+    name = re.sub(r"\((R|TM)\)", "", str(benchmark.get("machine") or "a machine that the file does not name"))
     return f"{name} with {', '.join(features)}" if features else name

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 
 from lbq.counting.costs import costs
@@ -23,10 +23,10 @@ ROW, LINE, PANEL = 18.0, 13.0, 24.0  # heights
 
 @dataclass(frozen=True)
 class Row:
-    """A network. series: its colour, as in other figures. operations: millions of accumulations per image, of an ANN of MACs.
+    """A network. series: its colour, as in other figures where these tell all rows apart.
 
-    Energies in microjoules per image. paper: in the paper's regime, an ANN in fp32; memory: on integers with memory, an ANN
-    in int8. None: not known.
+    operations: millions of accumulations per image, of an ANN of MACs. Energies in microjoules per image. paper: in the
+    paper's regime, an ANN in fp32; memory: on integers with memory, an ANN in int8. None: not known.
     """
 
     name: str
@@ -39,9 +39,10 @@ class Row:
 
 @dataclass(frozen=True)
 class Story:
-    """lead: the network; row: itself; ann: its ANN; others: of its task; chosen: how, where there were several."""
+    """lead: the network; name: in full; row: itself; ann: its ANN; others: of its task; chosen: how, of several."""
 
     lead: Group
+    name: str
     row: Row
     ann: Row | None
     others: tuple[Row, ...]
@@ -85,14 +86,17 @@ def _story(groups: Sequence[Group], series: dict[str, int], technology: Technolo
     ann = max(anns, key=lambda g: (_task(g) == _task(lead), accuracy_of(g) or 0.0), default=None)
     others = _others(lead, [g for g in spiking if g is not lead and _task(g) == _task(lead)])
     shown = [lead, *([ann] if ann else []), *others]
-    names = dict(zip(map(id, shown), _short(titles([g.results for g in shown])), strict=True))
-    row, *rows = (_row(g, names[id(g)], series[g.first.source] % SERIES, technology) for g in (lead, *others))
+    full = titles([g.results for g in shown])
+    colours = [series[g.first.source] % SERIES for g in shown]
+    if len({*colours, ANN_SERIES}) <= len(colours):  # other recipes count their colours anew
+        colours = list(range(len(shown)))
+    (name, colour), *looks = zip(_short(shown, full), colours, strict=True)
+    row = _row(lead, name, colour, technology)
     beside = None
     if ann is not None or row.operations is not None:
-        known = ann is not None and _task(ann) == _task(lead)  # another recipe counts its colours anew
-        colour = series[ann.first.source] % SERIES if ann is not None and known else ANN_SERIES
-        beside = _ann_row(lead, ann, names[id(ann)] if ann else "ANN", colour, technology)
-    return Story(lead, row, beside, tuple(rows), chosen)
+        beside = _ann_row(lead, ann, *(looks.pop(0) if ann else ("ANN", ANN_SERIES)), technology)
+    rows = [_row(group, *look, technology) for group, look in zip(others, looks, strict=True)]
+    return Story(lead, full[0], row, beside, tuple(rows), chosen)
 
 
 def _task(group: Group) -> tuple[str, str, int]:
@@ -110,10 +114,12 @@ def _others(lead: Group, groups: Sequence[Group]) -> list[Group]:
     return ranked
 
 
-def _short(names: Sequence[str]) -> list[str]:
-    """Each long name up to its first comma, where no other begins so."""
-    heads = [name if len(name) <= NAME_LETTERS else name.partition(", ")[0] for name in names]
-    return [head if heads.count(head) == 1 else name for head, name in zip(heads, names, strict=True)]
+def _short(groups: Sequence[Group], full: Sequence[str]) -> list[str]:
+    """Each long name up to its first comma, with T or N where these tell it from the others; in full where they do not."""
+    heads = [replace(g.first, record={**g.record, "name": g.title.partition(", ")[0]}) for g in groups]
+    short = titles([[head] for head in heads])
+    few = [name if len(name) <= NAME_LETTERS else brief for name, brief in zip(full, short, strict=True)]
+    return [brief if few.count(brief) == 1 else name for brief, name in zip(few, full, strict=True)]
 
 
 def _row(group: Group, name: str, series: int, technology: Technology) -> Row:
@@ -226,8 +232,9 @@ def sentences(story: Story) -> list[str]:
     said = []
     if lead.accuracy is not None:
         beside = "" if ann is None or ann.accuracy is None else f", the ANN of the same network {ann.accuracy:.2f} %"
-        name = max(group.title, lead.name, key=len)  # the picture's says more where two have one title
-        said.append(f"**{name}** reads **{lead.accuracy:.2f} %** of the test images of {story.dataset} right{beside}.")
+        said.append(
+            f"**{story.name}** reads **{lead.accuracy:.2f} %** of the test images of {story.dataset} right{beside}."
+        )
     integers = [a for r in group.results if (a := r.integer_accuracy) is not None]
     if integers and group.mean is not None and len(integers) == len(group.results):
         said.append(f"On integers, deployed, it is {fmean(integers):.2f} %.")

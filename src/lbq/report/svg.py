@@ -17,7 +17,7 @@ Point = tuple[float, float]
 DASHES = ("", "6 3", "2 3", "8 3 2 3", "4 2", "1 2", "10 4", "3 5")
 MARKERS = ("circle", "square", "triangle", "diamond", "cross")
 SERIES = len(DASHES)  # colours; further series take them again with another dash and hollow markers, then with others
-SMALL_LETTER, LEGEND_LETTER = 6.2, 7.5  # width of a letter, in units; in legends with some room
+SMALL_LETTER, LEGEND_LETTER, BOLD_LETTER = 6.2, 7.5, 8.0  # width of a letter, in units; in legends with some room
 WIDTH, LEGEND_LEFT = 360, 14.0  # of a drawing: a phone shows it at its own size, a desktop three beside one another
 SHADES = 21  # of levels; the paper's N_max of 20 still has one for each
 OUTLINES: dict[str, list[Point]] = {
@@ -155,15 +155,20 @@ def _between(points: Sequence[Point], top: float, bottom: float) -> list[list[Po
 
 
 def broken(text: str, most: int) -> list[str]:
-    """`text` in lines of at most `most` characters, broken after commas or, where these leave too much, between words."""
+    """`text` in lines of at most `most` characters, broken after commas or, where a part is too long, anywhere."""
     lines = [""]
-    for part in text.split(", "):
-        if lines[-1] and len(lines[-1]) + 3 + len(part) > most:
+    parts = text.split(", ")
+    for i, part in enumerate(parts, 1):  # a line that another follows ends with a comma
+        if lines[-1] and len(lines[-1]) + 2 + len(part) + (i < len(parts)) > most:
             lines[-1] += ","
             lines.append(part)
         else:
             lines[-1] += f", {part}" if lines[-1] else part
-    return [line for long in lines for line in (wrap(long, most, break_long_words=False) or [""])]
+    if max(map(len, lines)) <= most:
+        return lines
+    return [
+        line.replace("_ ", "_") for line in wrap(text.replace("_", "_ "), most)
+    ]  # names of files have no other gaps
 
 
 class Drawing:
@@ -177,12 +182,15 @@ class Drawing:
         self.parts.append(text)
 
     def head(self, x: float, title: str, subtitle: str = "") -> float:
-        """Write title and subtitle from `x` on. Returns the height of the subtitle's lines after the first."""
-        self.text(x, 18, title, kind="bold")
+        """Write title and subtitle from `x` on. Returns the height of their lines after the first of each."""
+        names = broken(title, int((self.width - x) / BOLD_LETTER))
+        for i, line in enumerate(names):
+            self.text(x, 18 + 17 * i, line, kind="bold")
+        lower = 17.0 * (len(names) - 1)
         lines = broken(subtitle, int((self.width - x) / SMALL_LETTER))
         for i, line in enumerate(lines if subtitle else ()):
-            self.text(x, 35 + 14 * i, line, kind="soft small")
-        return 14.0 * (len(lines) - 1)
+            self.text(x, 35 + lower + 14 * i, line, kind="soft small")
+        return lower + 14.0 * (len(lines) - 1)
 
     def text(self, x: float, y: float, text: str, anchor: str = "start", kind: str = "", rotate: bool = False) -> None:
         turn = f' transform="rotate(-90 {number(x)} {number(y)})"' if rotate else ""

@@ -233,9 +233,14 @@ def _owner_of(value: Mapping[str, Any], path: Path, results: Iterable[Result]) -
 
 
 def _standing_alone(analysis: Analysis, source: str) -> Result:
-    """A result made of an analysis alone. A deployed network that names neither dataset nor model has its files' names."""
+    """A result made of an analysis alone. A deployed network is called after its file, and so are its images and its
+    model where it does not name them."""
     facts = analysis.facts
+    own_name = (
+        {"name": facts["name"]} if facts.get("kind") == "artefact" and facts.get("name") and facts.get("model") else {}
+    )
     record: dict[str, Any] = {
+        **own_name,
         "dataset": facts.get("dataset") or facts.get("data") or "?",
         "model": facts.get("model") or facts.get("name") or "?",
         "variant": facts.get("variant", "?"),

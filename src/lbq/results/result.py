@@ -36,6 +36,7 @@ TITLES = {
     "lmht": "LM-HT",
     "ilif": "I-LIF",
     "mlf": "MLF",
+    "deployed": "Deployed network",
 }
 BURSTS = ("lbq", "v1", "v2", "v3", "burst", "qann")  # how variants with several levels begin
 SUFFIX_LETTERS = 6  # of a hash, where it tells runs of one name apart

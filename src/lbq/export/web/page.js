@@ -49,7 +49,7 @@ function drawPad() {
   for (const stroke of state.strokes) {
     context.beginPath();
     stroke.forEach(([x, y], i) => context[i ? "lineTo" : "moveTo"](x * side, y * side));
-    if (stroke.length === 1) context.lineTo(stroke[0][0] * side, stroke[0][1] * side);
+    if (stroke.length === 1) context.lineTo(stroke[0][0] * side + 0.1, stroke[0][1] * side); // a line of no length is not drawn
     context.stroke();
   }
   if (document.activeElement === pad && state.keys) {
@@ -62,7 +62,8 @@ function drawPad() {
 
 function drawn() {
   drawPad();
-  see(digit(state.strokes), state.strokes.length ? "Your ink in 8 x 8 blocks, each counted from 0 to 16." : "Nothing yet.");
+  const blank = !state.strokes.length;
+  see(digit(state.strokes), blank ? "Nothing yet." : "Your ink in 8 x 8 blocks, each counted from 0 to 16.", blank);
 }
 
 function clearPad() {
@@ -128,7 +129,7 @@ async function take(file) {
       Object.assign($("preview"), { src: URL.createObjectURL(file), hidden: false, alt: `The picture ${file.name ?? ""}` });
     }
     see(pixels, `${file.name ?? "The picture"}: ${picture.width} x ${picture.height} pixels, scaled to ${side} x ${side}${max === 255 ? "" : `, values 0 to ${max}`}.`);
-  } catch (error) { complain(error.message); }
+  } catch (error) { complain(`${file.name ?? "The picture"}: ${error.message}`); }
 }
 
 function watchPictures() {
@@ -141,7 +142,7 @@ function watchPictures() {
 
 function given(transfer) {
   if (transfer.files[0]) take(transfer.files[0]);
-  else complain("what was dropped is no file: give a PNG, JPEG, WebP or BMP");
+  else complain("What was dropped is no file: give a PNG, JPEG, WebP or BMP");
 }
 
 // Results -------------------------------------------------------------------------------------------------------------
@@ -151,9 +152,10 @@ function complain(text) {
   $("problem").textContent = text;
 }
 
-function see(pixels, text) {
+/** blank: nobody has given anything yet, so there is no answer. */
+function see(pixels, text, blank = false) {
   complain("");
-  state.pixels = pixels;
+  Object.assign(state, { pixels, blank });
   $("seen-text").textContent = text;
   show();
   clearTimeout(state.timer);
@@ -171,7 +173,7 @@ function measure() {
 
 function show() {
   if (!state.pixels) return;
-  const logits = network.run(state.pixels), shares = network.shares(logits), blank = !state.pixels.some(Boolean);
+  const logits = network.run(state.pixels), shares = network.shares(logits), { blank } = state;
   const order = [...logits.keys()].sort((a, b) => logits[b] - logits[a] || a - b), best = order[0];
   $("answer").textContent = blank ? "…" : network.classes[best];
   const shown = network.classes.length <= SHOWN_CLASSES ? [...logits.keys()] : order.slice(0, SHOWN_CLASSES);
@@ -299,7 +301,7 @@ try {
     drawn();
     $("seen-text").textContent = "An example. Draw your own over it.";
   } else {
-    see(new Uint8Array(network.inputBytes), "Nothing yet: the numbers are of a black picture.");
+    see(new Uint8Array(network.inputBytes), "Nothing yet: the numbers are of a black picture.", true);
   }
   globalThis.lbq = { network, load, decoded, pixelsOf, digit, take }; // for the console
 } catch (error) {
