@@ -144,7 +144,8 @@ def eventful_transformer() -> Network:
     return deploy(warmed(net, 2, 8, 8, static=False), (2, 8, 8), timesteps=3, static=False)
 
 
-# Families that have no narrow network by id
+# Families that have no narrow network by id, and one with a residual of each kind where every neuron costs time
+models.register("one-block")(partial(ResNet, blocks=(1,), widths=(8,), stem_width=4))
 models.register("narrow-fc")(partial(ResNet, blocks=(3, 3, 2), widths=(4, 8, 16), stem_width=2, hidden=8))
 models.register("narrow-pooled-stem")(
     partial(ResNet, blocks=(2, 2, 2, 2), widths=(4, 8, 16, 32), stem_width=4, stem="imagenet")
