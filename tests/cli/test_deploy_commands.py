@@ -38,7 +38,7 @@ from tests.support.small_nets import deployed, pixels, small
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run folder with a network that has learnt something."""
-    config = Config.from_dict({"model": {"id": "resnet8w4"}, "train": {"epochs": 4, "batch_size": 32, "eval_every": 4}})
+    config = Config.from_dict({"model": {"id": "resnet8w4"}, "train": {"epochs": 4, "batch_size": 64, "eval_every": 4}})
     trainer = train.Trainer(config, open_source(config))
     for _ in trainer.fit():
         pass

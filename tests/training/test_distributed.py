@@ -548,7 +548,7 @@ def test_restarted_processes_do_not_meet_old_ones() -> None:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(10)
+            thread.join(60)
         assert sorted(found) == [0, 1, 2]
         assert not found[0].check(["address"])
         found[1].set("address", str(delayed))

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
 from io import StringIO
@@ -335,14 +336,14 @@ def test_what_another_process_is_at_is_left_to_it(
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such locks")
-def test_whoever_asks_is_in_nobodys_way(tmp_path: Path) -> None:
+def test_whoever_asks_is_in_nobodys_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether a folder is held is asked by holding it for a moment."""
     with run_folder.locked(tmp_path):
         pass
     with open(tmp_path / ".lock") as file:
         assert files.lock(file, shared=True)
         assert not run_folder.held(tmp_path)  # one that asks is not one that holds
-        threading.Timer(run_folder.LOCK_WAIT_SECONDS / 2, file.close).start()
+        monkeypatch.setattr(time, "sleep", lambda seconds: file.close())
         with run_folder.locked(tmp_path):  # and is waited for
             assert run_folder.held(tmp_path)
 
