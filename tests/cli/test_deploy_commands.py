@@ -485,7 +485,7 @@ def without_torch(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def python(interpreter: Path, *arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "COV"))}
-    command = [interpreter, *arguments]
+    command = [str(interpreter), *arguments]
     return subprocess.run(command, input=stdin, capture_output=True, text=True, env=environment, check=False)
 
 
@@ -543,10 +543,10 @@ def test_deployed_networks_run_where_torch_is_not_installed(
     assert len(predicted) == 5
     assert done[4][2] == ""
     assert engine.load(one).verify() == 8
-    for code, _, err in commands(
+    for status_code, _, err in commands(
         without_torch, ["demo"], ["account", run], ["deploy", run], ["run", model, "digits", "--engine", "cuda"]
     ):
-        assert (code, err.count("\n")) == (2, 1)
+        assert (status_code, err.count("\n")) == (2, 1)
         assert "needs PyTorch, which is not installed" in err
 
 

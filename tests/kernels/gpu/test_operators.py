@@ -541,7 +541,7 @@ def flat_inputs(kernel: DifferentiableKernel[Any], inputs: Any, learned: bool = 
     return *detached, *others
 
 
-OTHER_LAYOUTS = {"test_utils": ("test_schema", "test_faketensor")}  # what an input's layout decides
+OTHER_LAYOUTS: dict[str, Any] = {"test_utils": ("test_schema", "test_faketensor")}  # what an input's layout decides
 
 
 def test_opcheck_of_every_operator() -> None:
