@@ -102,7 +102,7 @@ def test_workers_stay_when_signals_end_a_whole_job(pictures: Path) -> None:
         os.kill(worker.pid or 0, number)
     received += batches
     assert len(received) == 8
-    worker.join(10)
+    worker.join(60)
     assert worker.exitcode == 0
 
 

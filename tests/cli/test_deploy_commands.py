@@ -38,7 +38,7 @@ from tests.support.small_nets import deployed, pixels, small
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run folder with a network that has learnt something."""
-    config = Config.from_dict({"model": {"id": "resnet8w4"}, "train": {"epochs": 4, "batch_size": 32, "eval_every": 4}})
+    config = Config.from_dict({"model": {"id": "resnet8w4"}, "train": {"epochs": 4, "batch_size": 64, "eval_every": 4}})
     trainer = train.Trainer(config, open_source(config))
     for _ in trainer.fit():
         pass
@@ -483,57 +483,71 @@ def without_torch(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return home / "bin" / "python"
 
 
-def python(interpreter: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def python(interpreter: Path, *arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "COV"))}
-    return subprocess.run([interpreter, *arguments], capture_output=True, text=True, env=environment, check=False)
+    command = [str(interpreter), *arguments]
+    return subprocess.run(command, input=stdin, capture_output=True, text=True, env=environment, check=False)
+
+
+SEVERAL = """
+import contextlib, io, json, sys
+from lbq import cli
+done = []
+for arguments in json.load(sys.stdin):
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            cli.main(arguments)
+        except SystemExit as stop:
+            done.append((stop.code or 0, out.getvalue(), err.getvalue()))
+json.dump(done, sys.stdout)
+"""
+
+
+def commands(interpreter: Path, *several: list[object]) -> list[tuple[int, str, str]]:
+    """Exit status, stdout and stderr of `lbq` with these arguments, one after the other in one process."""
+    given = json.dumps([[str(argument) for argument in arguments] for arguments in several])
+    done = python(interpreter, "-c", SEVERAL, stdin=given)
+    assert done.returncode == 0, done.stderr
+    return [(code, out, err) for code, out, err in json.loads(done.stdout)]
 
 
 def test_deployed_networks_run_where_torch_is_not_installed(
     without_torch: Path, model: Path, run: Path, tmp_path: Path
 ) -> None:
-    missing = python(without_torch, "-c", "import torch")
-    assert "No module named 'torch'" in missing.stderr
-    for verb in (
-        ["run", str(model), "digits", "--limit", "50"],
-        ["run", str(model), "--engine", "bitplane", "--limit", "9"],
-    ):
-        done = python(without_torch, "-m", "lbq", *verb, "--json")
-        assert done.returncode == 0, done.stderr
-        assert json.loads(done.stdout)["accuracy"] > 30
-    done = python(without_torch, "-m", "lbq", "account", str(model), "--json")
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["images"] == 599
-    np.save(tmp_path / "digit.npy", load_digits().test.images[0])
-    done = python(without_torch, "-m", "lbq", "predict", str(model), str(tmp_path / "digit.npy"), "--json")
-    assert done.returncode == 0, done.stderr
-    assert len(json.loads(done.stdout)) == 5
+    assert "No module named 'torch'" in python(without_torch, "-c", "import torch").stderr
     code = f"import lbq.engine as e; n = e.load({str(model)!r}); print(n.verify(), n.run(n.golden.inputs).logits[0].tolist())"
-    done = python(without_torch, "-c", code)
     golden = engine.load(model).golden
     assert golden is not None
-    assert done.stdout.strip() == f"8 {golden.logits[0].tolist()}"
-    one = tmp_path / "one.lbq"
-    done = python(without_torch, "-m", "lbq", "deploy", str(model), "--timesteps", "1", "-o", str(one))
-    assert (done.returncode, done.stderr) == (0, "")
-    assert engine.load(one).verify() == 8
-    for verb in (
-        ["--help"],
+    assert python(without_torch, "-c", code).stdout.strip() == f"8 {golden.logits[0].tolist()}"
+    help_text = python(without_torch, "-m", "lbq", "--help")
+    assert (help_text.returncode, help_text.stderr) == (0, "")
+    np.save(tmp_path / "digit.npy", load_digits().test.images[0])
+    one, record = tmp_path / "one.lbq", ROOT / "results" / "cifar10_resnet20w128_ann_60ep_s0.json"
+    done = commands(
+        without_torch,
+        ["run", model, "digits", "--limit", 50, "--json"],
+        ["run", model, "--engine", "bitplane", "--limit", 9, "--json"],
+        ["account", model, "--json"],
+        ["predict", model, tmp_path / "digit.npy", "--json"],
+        ["deploy", model, "--timesteps", 1, "-o", one],
         ["doctor"],
-        ["export", str(model), "-o", str(tmp_path / "c")],
-        ["report", str(model), "-o", str(tmp_path / "report.html")],
-        ["report", str(ROOT / "results" / "cifar10_resnet20w128_ann_60ep_s0.json"), "-o", str(tmp_path / "other.html")],
+        ["export", model, "-o", tmp_path / "c"],
+        ["report", model, "-o", tmp_path / "report.html"],
+        ["report", record, "-o", tmp_path / "other.html"],
+    )
+    assert [code for code, _, _ in done] == [0] * 9, done
+    whole, some, counted, predicted = (json.loads(out) for _, out, _ in done[:4])
+    assert min(whole["accuracy"], some["accuracy"]) > 30
+    assert counted["images"] == 599
+    assert len(predicted) == 5
+    assert done[4][2] == ""
+    assert engine.load(one).verify() == 8
+    for status_code, _, err in commands(
+        without_torch, ["demo"], ["account", run], ["deploy", run], ["run", model, "digits", "--engine", "cuda"]
     ):
-        done = python(without_torch, "-m", "lbq", *verb)
-        assert (done.returncode, "Traceback" in done.stderr) == (0, False), (verb, done.stderr)
-    for verb in (
-        ["demo"],
-        ["account", str(run)],
-        ["deploy", str(run)],
-        ["run", str(model), "digits", "--engine", "cuda"],
-    ):
-        done = python(without_torch, "-m", "lbq", *verb)
-        assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-        assert "needs PyTorch, which is not installed" in done.stderr
+        assert (status_code, err.count("\n")) == (2, 1)
+        assert "needs PyTorch, which is not installed" in err
 
 
 def test_data_of_other_classes_is_refused(model: Path, tmp_path: Path) -> None:

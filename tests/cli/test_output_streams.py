@@ -92,14 +92,16 @@ def test_a_reader_that_is_gone_is_left_in_peace(arguments: list[str], buffering:
     assert (done.returncode, done.stderr) == (streams.READER_GONE, "")
 
 
-def test_training_goes_on_where_its_reader_is_gone(config: Path, tmp_path: Path) -> None:
+def test_training_goes_on_where_its_reader_is_gone(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """`lbq train ... 2>&1 | head -2`"""
-    writer = closed_pipe()
-    try:
-        done = lbq("train", config, "--device", "cpu", "--out", tmp_path / "run", stdout=writer, stderr=writer)
-    finally:
-        os.close(writer)
-    assert done.returncode == streams.READER_GONE
+    use_few_digits(monkeypatch)
+    with os.fdopen(closed_pipe(), "w") as out, os.fdopen(closed_pipe(), "w") as err:
+        monkeypatch.setattr(sys, "stdout", out)
+        monkeypatch.setattr(sys, "stderr", err)
+        arguments = ("train", config, "train.batch_size=25", "--device", "cpu", "--out", tmp_path / "run")
+        assert status(*arguments) == streams.READER_GONE
     assert json.loads((tmp_path / "run" / "result.json").read_text())["epoch"] == 2
 
 

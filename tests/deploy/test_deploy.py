@@ -12,19 +12,22 @@ from torch import Tensor, nn
 
 from lbq import models
 from lbq.batches.sources import open_source
+from lbq.cli.demo import demo_config
 from lbq.config import Config
 from lbq.data import load_digits
 from lbq.deploy import absorb, deploy, fold_gain, lower, on_pixels, quantise
 from lbq.deploy.deploy import deploy_trained, test_set
 from lbq.deploy.float_execution import execute
-from lbq.deploy.verify import check_integers
+from lbq.deploy.verify import check_absorption, check_integers
 from lbq.engine import Network
 from lbq.errors import GraphError, LbqError
 from lbq.graph import INPUT, Graph, Layer, NeuronSpec, Pool, Synapse
 from lbq.graph.integer import MEMBRANE_BOUND, membrane_bound
 from lbq.graph.quantise import dyadic, integer_neuron, integer_weights, quantise_readout, shared_unit
-from lbq.models import over_time
+from lbq.measuring.measure import measure
+from lbq.models import BurstNet, over_time
 from lbq.neuron import MLF, BurstNeuron, ReLU
+from lbq.training import evaluation
 from lbq.training import trainer as train
 from tests.support.reading import normalised_by
 from tests.support.small_nets import (
@@ -195,24 +198,36 @@ def test_average_pools_inside_become_sums() -> None:
 
 
 @pytest.fixture(scope="module")
-def trained() -> tuple[nn.Module, Config]:
-    """A small network trained on digits for a few epochs."""
-    config = Config.from_dict(
-        {
-            "model": {"id": "resnet8w8"},
-            "augment": {"shift": 1},
-            "train": {"epochs": 6, "batch_size": 64, "eval_every": 6},
-        }
-    )
+def trained() -> tuple[BurstNet, Config]:
+    """The network of the first tutorial with its own configuration, in half of its epochs."""
+    config = demo_config("lbq", seed=0, epochs=10)
     trainer = train.Trainer(config, open_source(config))
     for _ in trainer.fit():
         pass
     return trainer.net.eval(), config
 
 
+def test_lbq_reaches_97_percent_and_its_integers_agree(trained: tuple[BurstNet, Config]) -> None:
+    """What the first tutorial promises of the first run."""
+    net, config = trained
+    source, test = open_source(config), test_set(config)
+    measured = measure(net, source)
+    assert measured.accuracy >= 97
+    absorption = check_absorption(net, source)
+    assert absorption.passed
+    for change in ({"untied": 1}, {"largest_logit_error": 0.1}, {"tied_images": 599}):
+        assert not replace(absorption, **change).passed
+    check = check_integers(net, source, deploy_trained(net, config, test, None), test, 0)
+    assert check.passed
+    assert check.accuracy >= measured.accuracy - 1
+    assert check.predictions_agree > 98.5
+    steps = evaluation.neuron_steps(net).values()
+    assert max(steps) / min(steps) > 1.5  # layers chose different resolutions
+
+
 @pytest.mark.parametrize(("bits", "loss", "agree"), [(8, 1.5, 97), (6, 2.0, 96), (4, 6.0, 85), (16, 0.5, 99)])
 def test_integers_keep_the_accuracy_of_a_trained_network(
-    trained: tuple[nn.Module, Config], bits: int, loss: float, agree: float
+    trained: tuple[BurstNet, Config], bits: int, loss: float, agree: float
 ) -> None:
     net, config = trained
     source, test = open_source(config), test_set(config)

@@ -102,11 +102,11 @@ def test_any_shape(
     agree(levels, weights, stride, padding, steps, threads=1 + seed % 2)
 
 
-@pytest.mark.parametrize("weight", [127, -127, -128])
+@pytest.mark.parametrize("weight", [127, -128])
 @pytest.mark.parametrize("level", [(7, 7), (7, 0), (0, 7), (1, 7), (5, 5), (1, 0), (1, 1), (4, 3)])
 def test_sums_are_flushed_exactly_in_time(isa: str, weight: int, level: Pair) -> None:
     """32767 / 254 = 129 rows, or 65535 / 254 = 258 units of a row and a level, fit 16 bits; the next do not."""
-    rows = {36, 37, *range(48, 53), *range(127, 133), *range(255, 263), 384, 386, 516, 1100}
+    rows = {48, 49, 127, 128, 131, 132, 255, 256, 257, 384, 386, 516, 1100}
     limits = {258 // s + more for s in range(1, 8) for more in (0, 1, 4)}
     for n in sorted(rows | limits):
         weights = np.full((130, n, 1, 1), weight, np.int8)

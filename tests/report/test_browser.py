@@ -19,7 +19,6 @@ from tests.support.browser import Page
 from tests.support.paths import ROOT
 from tests.support.report_runs import of_cifar, runs_folder
 
-SECONDS = 1.0  # to be interactive
 UNFOLDED = "section:not(#details) details, #details > details:first-of-type"  # all but most records
 UNFOLD = f"document.querySelectorAll('{UNFOLDED}').forEach(d => d.open = true)"
 
@@ -31,8 +30,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
         gathered = gather([runs_folder()], read)
         make(path, replace(gathered, results=[*gathered.results, of_cifar()]))
         tab.resize(1280)
-        for _ in range(3):  # the first is with the browser's own start, and each may meet other work on the machine
-            tab.open(path)
+        tab.open(path)
         yield tab
 
 
@@ -41,7 +39,6 @@ def column(page: Page, table: str, index: int) -> list[str]:
 
 
 def test_it_opens_without_errors_and_loads_nothing(page: Page) -> None:
-    assert min(page.loads) < SECONDS
     assert page.run("performance.getEntriesByType('resource').filter(e => !e.name.startsWith('data:')).length") == 0
     assert all(address.startswith(("file:", "data:")) for address in page.requests)
     assert page.errors == []

@@ -30,7 +30,7 @@ class Socket:
         match = re.fullmatch(r"ws://([^:/]+):(\d+)(/.*)", address)
         assert match is not None
         host, port, path = match.groups()
-        self.socket = socket.create_connection((host, int(port)), timeout=30)
+        self.socket = socket.create_connection((host, int(port)), timeout=120)
         key = base64.b64encode(os.urandom(16)).decode()
         self.socket.sendall(
             f"GET {path} HTTP/1.1\r\nHost: {host}:{port}\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
@@ -76,14 +76,12 @@ class Socket:
 
 
 class Page:
-    """One tab. From the beginning, `errors` collects exceptions, console errors and refused loads, `loads` the seconds until
-    a file's scripts had run and it was laid out."""
+    """One tab. From the beginning, `errors` collects exceptions, console errors and refused loads."""
 
     def __init__(self, address: str) -> None:
         self.socket, self.number = Socket(address), 0
         self.errors: list[str] = []
         self.requests: list[str] = []
-        self.loads: list[float] = []
         for domain in ("Page", "Runtime", "Log", "Network"):
             self.call(f"{domain}.enable")
 
@@ -112,10 +110,8 @@ class Page:
     def open(self, path: Path) -> None:
         """Load a file."""
         self.call("Page.navigate", url=path.resolve().as_uri())
-        for _ in range(600):
+        for _ in range(2400):
             if self.run("document.readyState") == "complete" and self.run("location.protocol") == "file:":
-                took = self.run("performance.getEntriesByType('navigation')[0].domContentLoadedEventEnd")
-                self.loads.append(float(took) / 1e3)
                 return
             time.sleep(0.05)
         raise TimeoutError(f"{path} did not load")
@@ -167,7 +163,7 @@ def opened() -> Iterator[Page]:
 
 
 def _address(port_file: Path) -> str:
-    for _ in range(600):
+    for _ in range(2400):
         if port_file.exists() and (lines := port_file.read_text().splitlines()):
             with urllib.request.urlopen(f"http://127.0.0.1:{lines[0]}/json") as reply:
                 pages = [entry for entry in json.loads(reply.read()) if entry["type"] == "page"]

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from typing import Any
 
 import pytest
+import typer.main
 
 from lbq import cli
+
+# every call of an app makes all of its commands anew, which takes longer than most of what they are asked here
+typer.main.get_command = functools.cache(typer.main.get_command)
 
 
 def status(*arguments: object) -> int:

@@ -66,7 +66,7 @@ class Handler(BaseHTTPRequestHandler):
             part = part[: int(option)]
         if how == "stall":
             self.wfile.write(part[: int(option)])
-            self.server.release.wait(5)
+            self.server.release.wait(60)
             return
         with contextlib.suppress(OSError):
             self.wfile.write(part)

@@ -129,10 +129,10 @@ def branched(bits: int = 8) -> Network:
     return deploy_warmed(Branches(), 3, 6, 6, bits=bits)
 
 
-def eventful() -> Network:
+def eventful(id: str = "resnet8w2") -> Network:
     """A network that reads three event frames `[2, 4, 4]`."""
     torch.manual_seed(0)
-    net = warmed(models.create("resnet8w2", in_channels=2, num_classes=3), 2, 4, 4, static=False)
+    net = warmed(models.create(id, in_channels=2, num_classes=3), 2, 4, 4, static=False)
     return deploy(net, (2, 4, 4), timesteps=3, static=False)
 
 
@@ -144,7 +144,9 @@ def eventful_transformer() -> Network:
     return deploy(warmed(net, 2, 8, 8, static=False), (2, 8, 8), timesteps=3, static=False)
 
 
-# Families that have no narrow network by id
+# Families that have no narrow network by id, and one with a residual of each kind where every neuron costs time
+models.register("one-block")(partial(ResNet, blocks=(1,), widths=(8,), stem_width=4))
+models.register("one-block-fc")(partial(ResNet, blocks=(1,), widths=(8,), stem_width=4, hidden=8))
 models.register("narrow-fc")(partial(ResNet, blocks=(3, 3, 2), widths=(4, 8, 16), stem_width=2, hidden=8))
 models.register("narrow-pooled-stem")(
     partial(ResNet, blocks=(2, 2, 2, 2), widths=(4, 8, 16, 32), stem_width=4, stem="imagenet")

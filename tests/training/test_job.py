@@ -11,7 +11,6 @@ import re
 import shutil
 import signal
 import sys
-import time
 import types
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
@@ -125,19 +124,23 @@ def test_saving_by_time(tmp_path: Path) -> None:
 def test_saving_takes_little_of_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Short epochs do not each end with a slow save, but the last one does."""
     saved: list[int] = []
-    original = checkpoint.save
+    original, now = checkpoint.save, 0.0
+
+    class Clock(Silent):
+        def step(self, *_: Any) -> None:
+            nonlocal now
+            now += 1
 
     def slow(folder: Path, tensors: Any, values: dict[str, Any]) -> None:
-        time.sleep(0.5)
+        nonlocal now
+        now += 0.2
         saved.append(values["position"]["epoch"])
         original(folder, tensors, values)
 
     monkeypatch.setattr(checkpoint, "save", slow)
-    settings = config("train.epochs=6", "train.checkpoint_steps=0")
-    run(settings, tmp_path / "run")
-    assert len(saved) < 6
-    assert saved[0] == 1
-    assert saved[-1] == 6
+    monkeypatch.setattr(job, "time", types.SimpleNamespace(monotonic=lambda: now))
+    run(config("train.epochs=6", "train.checkpoint_steps=0"), tmp_path / "run", Clock())
+    assert saved == [1, 4, 6]  # 0.2 s are 2 % of 10, and an epoch takes 4
     assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 6
 
 

@@ -9,12 +9,18 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
+from contextlib import redirect_stdout
+from io import StringIO
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
+from lbq.cli import heartbeat
 from lbq.cli.render import render_sweep
 from lbq.config import Config
 from lbq.errors import ConfigError, RunError, Stopped
@@ -330,14 +336,14 @@ def test_what_another_process_is_at_is_left_to_it(
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such locks")
-def test_whoever_asks_is_in_nobodys_way(tmp_path: Path) -> None:
+def test_whoever_asks_is_in_nobodys_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether a folder is held is asked by holding it for a moment."""
     with run_folder.locked(tmp_path):
         pass
     with open(tmp_path / ".lock") as file:
         assert files.lock(file, shared=True)
         assert not run_folder.held(tmp_path)  # one that asks is not one that holds
-        threading.Timer(run_folder.LOCK_WAIT_SECONDS / 2, file.close).start()
+        monkeypatch.setattr(time, "sleep", lambda seconds: file.close())
         with run_folder.locked(tmp_path):  # and is waited for
             assert run_folder.held(tmp_path)
 
@@ -387,7 +393,20 @@ def test_a_signal_between_commands_begins_no_other(
 
 def test_sweep(config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Call) -> None:
     """A real one: a network that is deployed and one that is not, then the same again, in which nothing is left to do."""
-    out = tmp_path / "out"
+    out, started = tmp_path / "out", subprocess.Popen
+    processes: list[object] = []
+
+    def start(command: Sequence[str], **options: Any) -> Any:
+        """The first command in a process of its own; the others here, where torch need not be imported again."""
+        if command[0] != sys.executable or not processes:
+            processes.append(command)
+            return started(command, **options)
+        with redirect_stdout(StringIO()), pytest.MonkeyPatch.context() as patch:
+            patch.setattr(heartbeat, "current", None)  # the sweep's own beats on afterwards
+            code = status(*command[4:])
+        return SimpleNamespace(poll=lambda: code)
+
+    monkeypatch.setattr(subprocess, "Popen", start)
     command = ["sweep", str(config), *SMALL, "--vary", "neuron.name=lbq,relu", "-o", str(out), "--device", "cpu"]
     elsewhere = tmp_path / "elsewhere"
     (elsewhere / "lbq").mkdir(parents=True)

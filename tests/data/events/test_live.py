@@ -104,7 +104,7 @@ def test_a_clock_that_stands_still_takes_no_memory(port: UdpEvents) -> None:
 def test_datagrams_that_nobody_reads_are_lost_and_counted(port: UdpEvents, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live, "MOST_WAITING", 2)
     send(port, *[datagram((0, 0, 0, 0))] * 5)
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while port.lost < 3 and time.monotonic() < deadline:
         time.sleep(0.01)
     assert port.lost == 3

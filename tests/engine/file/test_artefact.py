@@ -320,7 +320,7 @@ def test_weights_are_in_memory_once(tmp_path: Path) -> None:
     if native.library() is None:
         pytest.skip(f"no native kernels: {native.report().reason}")
     path = tmp_path / "model.lbq"
-    net = deployed("resnet20w128", shape=(3, 8, 8))
+    net = deployed("resnet20w128", shape=(3, 4, 4))
     engine.save(path, net)
     sizes = [s.weight.nbytes for s in net.network.synapses]
     for kind, timed in (("bitplane", 0), ("auto", 2 * max(sizes))):
