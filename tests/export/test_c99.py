@@ -146,18 +146,10 @@ def test_networks_give_the_engines_logits(tmp_path: Path) -> None:
     }
     nets["branches"] = branched(), pixels(4, 3, 6, 6, seed=5)
     nets["events"] = eventful(), pixels(3, 4, 2, 4, 4) // 32
-    nets["last"] = reset_beyond_the_last_timestep()
-    run_together(tmp_path, nets, "-DLBQ_WORDS=0", "-O0")
-
-
-def at_the_edges() -> dict[str, tuple[Network, NDArray[np.uint8]]]:
-    """The most and the fewest bits of weights, and the largest sums."""
-    nets = {str(bits): (deployed(shape=(3, 4, 4), bits=bits), pixels(4, 3, 4, 4)) for bits in (16, 4)}
-    return {"wide": nets["16"], "nibbles": nets["4"], "edge": (at_the_edge_of_16_bits(), pixels(2, 3, 4, 4))}
-
-
-def test_edges_give_the_engines_logits(tmp_path: Path) -> None:
-    run_together(tmp_path, at_the_edges(), "-DLBQ_WORDS=0", *sanitizers())
+    nets["wide"] = deployed(shape=(3, 4, 4), bits=16), pixels(4, 3, 4, 4)
+    nets["nibbles"] = deployed(shape=(3, 4, 4), bits=4), pixels(4, 3, 4, 4)
+    nets["edge"] = at_the_edge_of_16_bits(), pixels(2, 3, 4, 4)
+    run_together(tmp_path, nets, "-DLBQ_WORDS=0", *sanitizers())
 
 
 def test_weights_are_packed_and_those_of_4_bits_take_half() -> None:
@@ -202,16 +194,10 @@ def test_random_networks_give_the_engines_logits(tmp_path: Path) -> None:
         busy |= {name for name, level in levels.items() if len(np.unique(level)) > 2}
     assert busy == {"a", "b", "c", "d", "e", "f"}
     assert {net.network.static for net, _ in nets.values()} == {True, False}
-    half = {
-        name for number, name in enumerate(nets) if (number // 4 + number.bit_count()) % 2
-    }  # every pair of properties
-    others = {name: nets.pop(name) for name in nets.keys() - half}
-    for folder, some, flags in (
-        ("half", nets | at_the_edges(), ("-DLBQ_WORDS=1", *sanitizers())),
-        ("others", others, ("-DLBQ_WORDS=0", "-O0")),
-    ):
-        (tmp_path / folder).mkdir()
-        run_together(tmp_path / folder, some, *flags)
+    nets["last"] = reset_beyond_the_last_timestep()
+    nets["nibbles"] = deployed(shape=(3, 4, 4), bits=4), pixels(4, 3, 4, 4)
+    nets["edge"] = at_the_edge_of_16_bits(), pixels(2, 3, 4, 4)
+    run_together(tmp_path, nets, "-DLBQ_WORDS=1", *sanitizers())
 
 
 # The files -------------------------------------------------------------------------------------------------------------
