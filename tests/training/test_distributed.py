@@ -8,11 +8,12 @@ import os
 import pickle
 import shutil
 import signal
+import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import timedelta
 from functools import partial
@@ -25,10 +26,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 from torch.distributed.distributed_c10d import Store
-from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
-from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from lbq import cli, engine
+from lbq import engine
 from lbq.batches.sources import ImageSource
 from lbq.deploy.deploy import deploy_trained
 from lbq.errors import ConfigError, LbqError, RunError, Stopped
@@ -323,21 +322,6 @@ def process(rank: int, folder: Path) -> None:
     distributed.stop()
 
 
-def together(function: Callable[..., None], arguments: list[tuple[Any, ...]]) -> list[int | None]:
-    """Exit codes of processes that call it, one with each of these."""
-    context = multiprocessing.get_context("forkserver")  # a fresh process that imports everything once, for all
-    context.set_forkserver_preload([__name__, "torch._dynamo"])  # which the first optimiser imports
-    processes = [context.Process(target=function, args=one) for one in arguments]
-    for one in processes:
-        one.start()
-    deadline = time.monotonic() + 250
-    for one in processes:
-        one.join(max(0.0, deadline - time.monotonic()))
-        one.kill()
-        one.join()
-    return [one.exitcode for one in processes]
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("together")
@@ -346,7 +330,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def pair(folder: Path) -> list[dict[str, Any]]:
     """What each of two processes found."""
-    assert together(process, [(rank, folder) for rank in range(2)]) == [0, 0]
+    context = multiprocessing.get_context("forkserver")  # a fresh process that imports everything once, for both
+    context.set_forkserver_preload([__name__])
+    processes = [context.Process(target=process, args=(rank, folder)) for rank in range(2)]
+    for one in processes:
+        one.start()
+    deadline = time.monotonic() + 100
+    for one in processes:
+        one.join(deadline - time.monotonic())
+        one.kill()
+        one.join()
+    assert [one.exitcode for one in processes] == [0, 0]
     return [pickle.loads((folder / f"{rank}.pickle").read_bytes()) for rank in range(2)]
 
 
@@ -581,49 +575,47 @@ def test_start_names_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
 # torchrun
 # ---------------------------------------------------------------------------------------------------------------------
 
-
-def lost_and_looked_after(arguments: list[str]) -> None:
-    """One of torchrun's processes: `lbq` with these arguments. The first process 1 is killed after step 7; those of the second
-    attempt say at the end which threads are left."""
-    torch.set_num_threads(1)
-    use_few_digits(pytest.MonkeyPatch())
-    first = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
-    lost = first and os.environ["RANK"] == "1"
-    dying = after_step(7, lambda: os.kill(os.getpid(), signal.SIGKILL)) if lost else nullcontext()
-    with dying, pytest.raises(SystemExit) as stop:
-        cli.main(arguments)
-    assert not stop.value.code
+LOST_AND_LOOKED_AFTER = """
+import atexit, os, signal
+from contextlib import nullcontext
+from pathlib import Path
+import pytest
+from lbq import cli
+from tests.support.small_runs import after_step, use_few_digits
+use_few_digits(pytest.MonkeyPatch())
+first = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
+def report():
     threads = [task.read_text().strip() for task in Path("/proc/self/task").glob("*/comm")]
-    sys.stderr.write(" ".join(["at the end:", *threads, "\n"]))
+    os.write(2, " ".join(["at exit:", *threads, chr(10)]).encode())  # at once: another process writes there too
+if not first:
+    atexit.register(report)
+lost = first and os.environ["RANK"] == "1"
+with after_step(7, lambda: os.kill(os.getpid(), signal.SIGKILL)) if lost else nullcontext():
+    cli.main()
+"""
 
 
-def torchrun(logs: Path, arguments: list[str]) -> None:
-    """`torchrun --standalone --nproc-per-node=2 --max-restarts=1`, whose processes import nothing again."""
-    launched = LaunchConfig(
-        1, 1, 2, DefaultLogsSpecs(str(logs), Std.ALL), "lost", rdzv_backend="c10d", rdzv_endpoint="localhost:0",
-        max_restarts=1, start_method="forkserver",
-    )  # fmt: skip
-    elastic_launch(launched, lost_and_looked_after)(arguments)
+def torchrun(*arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=120)
 
 
 @pytest.mark.usefixtures("pair")
 def test_torchrun_and_a_lost_process(folder: Path, tmp_path: Path) -> None:
     """Process 1 is killed after step 7; torchrun starts both again, and they continue from the checkpoint of step 6 to what
     two processes get that were never interrupted."""
-    file, logs, out = tmp_path / "small.toml", tmp_path / "logs", tmp_path / "lost"
+    file, script, out = tmp_path / "small.toml", tmp_path / "lost.py", tmp_path / "lost"
     file.write_text(config("train.checkpoint_steps=2").to_toml())
+    script.write_text(LOST_AND_LOOKED_AFTER)
     options = ["train", str(file), "--resume", "auto", "--device", "cpu", "--json", "--out", str(out)]
-    assert together(torchrun, [(logs, options)]) == [0]
-    written = {path.relative_to(path.parents[2]).as_posix(): path.read_text() for path in logs.rglob("*.log")}
-    assert "continuing at epoch 2 after step 2" in written["attempt_1/0/stderr.log"]
-    for rank in range(2):
-        *_, at_the_end = written[f"attempt_1/{rank}/stderr.log"].splitlines()
-        assert at_the_end.startswith("at the end:")
-        assert "gloo" not in at_the_end  # its threads could abort a process that ends
-    result = json.loads(written["attempt_1/0/stdout.log"])  # one process prints
-    assert not any(
-        written[name] for name in written if name.endswith("stdout.log") and name != "attempt_1/0/stdout.log"
-    )
+    done = torchrun("--max-restarts=1", str(script), *options)
+    assert done.returncode == 0, done.stderr
+    assert "continuing at epoch 2 after step 2" in done.stderr
+    at_exit = [line for line in done.stderr.splitlines() if line.startswith("at exit:")]
+    assert len(at_exit) == 2
+    assert not any("gloo" in line for line in at_exit)  # its threads could abort a process that ends
+    result = json.loads(done.stdout)  # one process prints
     assert result["processes"] == 2
     assert differences(contents(folder / "jobs" / "whole"), contents(out)) == []
     assert json.loads((out / "result.json").read_text())["accuracy"] == result["accuracy"]

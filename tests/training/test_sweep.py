@@ -11,16 +11,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import redirect_stdout
-from io import StringIO
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
 
-from lbq.cli import heartbeat
 from lbq.cli.render import render_sweep
 from lbq.config import Config
 from lbq.errors import ConfigError, RunError, Stopped
@@ -393,20 +388,7 @@ def test_a_signal_between_commands_begins_no_other(
 
 def test_sweep(config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Call) -> None:
     """A real one: a network that is deployed and one that is not, then the same again, in which nothing is left to do."""
-    out, started = tmp_path / "out", subprocess.Popen
-    processes: list[object] = []
-
-    def start(command: Sequence[str], **options: Any) -> Any:
-        """The first command in a process of its own; the others here, where torch need not be imported again."""
-        if command[0] != sys.executable or not processes:
-            processes.append(command)
-            return started(command, **options)
-        with redirect_stdout(StringIO()), pytest.MonkeyPatch.context() as patch:
-            patch.setattr(heartbeat, "current", None)  # the sweep's own beats on afterwards
-            code = status(*command[4:])
-        return SimpleNamespace(poll=lambda: code)
-
-    monkeypatch.setattr(subprocess, "Popen", start)
+    out = tmp_path / "out"
     command = ["sweep", str(config), *SMALL, "--vary", "neuron.name=lbq,relu", "-o", str(out), "--device", "cpu"]
     elsewhere = tmp_path / "elsewhere"
     (elsewhere / "lbq").mkdir(parents=True)
