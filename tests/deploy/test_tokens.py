@@ -14,13 +14,16 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lbq import BurstNeuron
-from lbq.counting.operations import count
+from lbq.counting.operations import Counter, count
+from lbq.counting.tally import Tallies
 from lbq.deploy import absorb, deploy, graph_of, lower
 from lbq.errors import GraphError
 from lbq.graph import Graph
+from lbq.measuring.observer import Observer
 from lbq.models import over_time
 from lbq.neuron import Ternary
 from lbq.neuron.recorder import record_levels
+from lbq.training.level_cost import LevelCost
 from tests.support.small_nets import MEAN, STD, Functional, compare, normalised, pixels, same, warmed
 from tests.support.token_nets import SHAPE, STYLES, batched_products, images, network, spikformer, take_weights
 
@@ -93,6 +96,16 @@ def test_recorded_levels_are_counted_where_they_stand() -> None:
     placed = {name: graph[name].placed(level) for name, level in recorded.items()}
     np.testing.assert_array_equal(placed["hidden"][1, 2, 5], recorded["hidden"][1, 2, :, 5].reshape(3, 4))
     assert count(graph, recorded).synapses == count(graph, placed).synapses
+    observer = Observer(Tallies(graph), on_device=False)
+    with observer.counting(net), torch.no_grad():
+        net(normalised(x))
+    observer.finish(3)
+    assert Counter(graph, "exact", observer.tallies).account().synapses == count(graph, placed).synapses
+
+
+def test_a_price_on_levels_is_that_of_the_network_of_images() -> None:
+    ours, theirs = (LevelCost(network(style), SHAPE) for style in (spikformer, images))
+    assert (ours.fan_out, ours.synapses, ours.products) == (theirs.fan_out, theirs.synapses, theirs.products)
 
 
 # Other ways to write one thing
