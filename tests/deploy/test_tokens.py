@@ -135,7 +135,18 @@ def sums(m: Any, x: Tensor) -> Tensor:
 def gates(m: Any, x: Tensor) -> Tensor:
     """Levels times levels, token by token; a mean over tokens that keeps its axis gates them all."""
     x = m.a(m.to_a(x)) * x
+    x = m.c(m.to_one(x)) * x  # one channel gates all
     return m.fc((m.b(x.mean(2, keepdim=True)) * x).mean(2)).mean(0)
+
+
+def scores(m: Any, x: Tensor) -> Tensor:
+    """A neuron on Q K^T of two heads, and both ways to multiply its output with V."""
+    q, k, v = (
+        n(to(x)).unflatten(-1, (2, -1)).transpose(2, 3) for n, to in ((m.a, m.to_a), (m.b, m.to_b), (m.c, m.to_c))
+    )
+    a = m.scorer(q @ k.transpose(-2, -1) / 2)
+    y = (a @ v / 4 if m.timesteps == 2 else (v.mT @ a.mT / 4).mT).transpose(2, 3).flatten(3)
+    return m.fc(m.last(y + x).mean(2)).mean(0)
 
 
 def back_to_images(m: Any, x: Tensor) -> Tensor:
@@ -152,19 +163,26 @@ def channels_last(m: Any, x: Tensor) -> Tensor:
     return m.wide(y.permute(0, 1, 4, 2, 3).flatten(2)).mean(0)
 
 
-WAYS = {"sums": sums, "gates": gates, "back to images": back_to_images, "channels last": channels_last}
+WAYS = {
+    "scores": scores,
+    "sums": sums,
+    "gates": gates,
+    "back to images": back_to_images,
+    "channels last": channels_last,
+}
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_other_ways(way: str) -> None:
-    linear = {
-        "to_a": nn.Linear(8, 8),
-        "to_b": nn.Linear(8, 8),
-        "wide": nn.Linear(96, 3),
-        "conv": nn.Conv2d(8, 8, 3, padding=1),
-    }
-    others = {"a": Ternary() if way == "sums" else BurstNeuron(3, step=0.2), "b": BurstNeuron(3, step=0.2)}
-    net = warmed(tokens(WAYS[way], **linear, **others, bn=nn.BatchNorm2d(8)), *SHAPE)
+@pytest.mark.parametrize("timesteps", [2, 3])
+def test_other_ways(way: str, timesteps: int) -> None:
+    linear = {f"to_{name}": nn.Linear(8, 8) for name in "abc"}
+    others = {"to_one": nn.Linear(8, 1), "wide": nn.Linear(96, 3), "conv": nn.Conv2d(8, 8, 3, padding=1)}
+    neurons = {name: BurstNeuron(3, step=0.2) for name in ("a", "b", "c", "scorer", "last")}
+    net = tokens(WAYS[way], **linear, **others, **neurons, bn=nn.BatchNorm2d(8))
+    net.timesteps = timesteps
+    if way == "sums":
+        net.a = Ternary()
+    net = warmed(net, *SHAPE)
     compare(net, lower(net, SHAPE), torch.randn(3, *SHAPE, dtype=torch.float64))
 
 
