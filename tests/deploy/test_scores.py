@@ -144,7 +144,7 @@ def over_keys(m: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         ),
         (
             summed,
-            r"^add in .*: \[T, B, height, width\] and \[T, B, channels, tokens\] stand in different orders: bring",
+            r"^add in .*: \[T, B, height, width\] and \[T, B, channels, tokens\] do not fit: bring",
         ),
         (over_keys, r"^matmul in .*: scores, Q K\^T, are read by"),
         (lambda m, q, k, v: attention.weigh(m.scores(q), v, 1.0), "a must be scores of the 16 tokens of v, got"),

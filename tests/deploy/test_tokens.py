@@ -186,6 +186,30 @@ def test_other_ways(way: str, timesteps: int) -> None:
     compare(net, lower(net, SHAPE), torch.randn(3, *SHAPE, dtype=torch.float64))
 
 
+STARTS = {
+    "expand": lambda y, steps: y.expand(steps, *y.shape),
+    "unsqueeze": lambda y, steps: y.unsqueeze(0).expand(steps, -1, -1, -1),
+    "repeat": lambda y, steps: y[None].repeat(steps, 1, 1, 1),
+    "stack": lambda y, steps: torch.stack([y] * steps),
+    "behind the batch": lambda y, steps: torch.stack([y] * steps, 1).transpose(0, 1),
+    "sum": lambda y, steps: y + 0 * torch.stack([y] * steps),
+}
+
+
+@pytest.mark.parametrize("start", STARTS)
+@pytest.mark.parametrize("timesteps", [1, 3])
+def test_time_may_begin_with_tokens(start: str, timesteps: int) -> None:
+    def forward(m: Any, x: Tensor) -> Tensor:
+        y = m.stem(x).flatten(2).permute(0, 2, 1)
+        y = m.sn(STARTS[start](y, timesteps))
+        return m.fc(m.flat(m.pool(y.flatten(0, 1).movedim((2, 1), (1, 2)))).view(timesteps, -1, 8)).mean(0)
+
+    layers = {"stem": nn.Conv2d(3, 8, 2, 2), "sn": BurstNeuron(step=0.2), "fc": nn.Linear(8, 3)}
+    torch.manual_seed(0)
+    net = warmed(Functional(forward, timesteps, **layers, pool=nn.AdaptiveAvgPool1d(1), flat=nn.Flatten()), *SHAPE)
+    compare(net, lower(net, SHAPE), torch.randn(3, *SHAPE, dtype=torch.float64))
+
+
 def test_tokens_of_signals_and_an_ann() -> None:
     """A sequence [B, C, L] has its samples as tokens. An ANN of ReLUs is lowered for its MACs."""
 
@@ -203,6 +227,16 @@ def test_tokens_of_signals_and_an_ann() -> None:
         lambda m, x: m.fc(F.relu(m.to_a(x.mT)).mean(1))[None].mean(0), 1, to_a=nn.Linear(3, 4), fc=nn.Linear(4, 2)
     )
     assert lower(ann, (3, 6)).macs == 6 * 3 * 4 + 4 * 2
+
+
+def test_memory_that_two_layouts_share_may_not_be_changed() -> None:
+    def forward(m: Any, x: Tensor) -> Tensor:
+        y = x.mT
+        y += y
+        return m.fc((x + y.mT).mean(2)).mean(0)
+
+    with pytest.raises(GraphError, match=r"^iadd in .*: \+= changes a tensor that is read again afterwards"):
+        lower(tokens(forward), SHAPE)
 
 
 # What is refused
@@ -235,12 +269,21 @@ def test_tokens_of_signals_and_an_ann() -> None:
         (lambda m, x: F.scaled_dot_product_attention(x, x, x), "^scaled_dot.*: its softmax has none; .*tutorials/att"),
         (lambda m, x: m.encoder(x.flatten(0, 1)), "^layer 'encoder': TransformerEncoderLayer .*: its softmax and LayerNorm"),
         (lambda m, x: x + m.table, "^layer 'table': a bare parameter .*: a table of positions has no .*: let a 3x3 conv"),
-        (lambda m, x: x + x.mT, r"^add in .*: \[T, B, tokens, channels\] and \[T, B, channels, tokens\] stand in different or"),
-        (lambda m, x: x * x.mT, r"^mul in .*: \[T, B, tokens, channels\] and \[T, B, channels, tokens\] stand in different or"),
+        (lambda m, x: x + x.mT, r"^add in .*: \[T, B, tokens, channels\] and \[T, B, channels, tokens\] do not fit: bring"),
+        (lambda m, x: x * x.mT, r"^mul in .*: \[T, B, tokens, channels\] and \[T, B, channels, tokens\] do not fit: bring"),
         (lambda m, x: x.chunk(2, -1)[0], "^chunk in .*; give Q, K and V a layer and a neuron each"),
+        (lambda m, x: m.pool(x.unflatten(2, (3, 4)).transpose(3, 4).flatten(0, 2)), "^layer 'pool': .* must average all tok"),
+        (lambda m, x: m.bn(x.mT), r"^layer 'bn': .*dimension 1 of \[T, B, channels, tokens\] as .*: transpose and flatten"),
+        (lambda m, x: m.fc8(x) @ x.mT, "^matmul in .*: it multiplies something else than neurons' outputs"),
+        (lambda m, x: m.fc8(x).transpose(2, 3).unsqueeze(2) + x, r"do not fit: bring"),
+        (lambda m, x: x.repeat(1, 1, 1, 2), "^repeat in .*: repeat is supported only to show an image at every timestep"),
+        (lambda m, x: torch.stack([x, 2 * x]), "^stack in .*: only the same image"),
+        (lambda m, x: x.movedim((0, 1), (2, 2)), "^movedim in .*: movedim may join and exchange"),
+        (lambda m, x: x.transpose(dim0=2, dim1=3), "^transpose_1 in .*: transpose may join and"),
+        (lambda m, x: over_time(x, lambda y: y.mT.flatten(0, 1), spatial=2), "^unfold_time.*: it must unfold what was comp"),
         (lambda m, x: x[:, :, 0], "^getitem in .*operation 'getitem' has no integer form here"),
         (lambda m, x: torch.cat([x, x], -1), r"^cat in .*: it cannot read \[T, B, tokens, channels\]: bring it back to \["),
-        (lambda m, x: x.reshape(2, -1, 6, 2, 8), "^reshape in .*: reshape must keep the parts of .*may split only channels"),
+        (lambda m, x: x.reshape(2, -1, 6, 2, 8), "^reshape in .*: reshape may join .*, and split channels into heads"),
         (lambda m, x: over_time(x, m.fc8), r"^fold_time.*: spatial=3, but the tensor is \[T, B, tokens, channels\]: give"),
         (lambda m, x: x.expand(3, *x.shape), "^expand in .*: only an image without time in front can be shown"),
         (lambda m, x: m.a(m.fc8(x)), r"^what the network returns: it cannot read \[T, B, tokens, channels\]"),
@@ -249,7 +292,13 @@ def test_tokens_of_signals_and_an_ann() -> None:
 def test_what_cannot_be_is_refused_by_name(forward: Any, message: str) -> None:
     linear = {"mix": nn.Linear(12, 12), "small": nn.Linear(4, 4), "wide": nn.Linear(96, 3), "fc8": nn.Linear(8, 8)}
     convs = {"conv1": nn.Conv1d(8, 8, 1), "conv3": nn.Conv1d(8, 8, 3), "fc8_2": nn.Linear(8, 8)}
-    norms = {"bn1": nn.BatchNorm1d(12), "norm": nn.LayerNorm(8), "soft": nn.Softmax(-1)}
+    norms = {
+        "bn1": nn.BatchNorm1d(12),
+        "bn": nn.SyncBatchNorm(8),
+        "pool": nn.AdaptiveAvgPool1d(1),
+        "norm": nn.LayerNorm(8),
+        "soft": nn.Softmax(-1),
+    }
     pools = {
         "halves": nn.AdaptiveAvgPool1d(2),
         "max": nn.MaxPool1d(2),

@@ -95,8 +95,7 @@ def aligned(where: str, left: Arranged, right: Arranged, missing: str) -> Axes:
     for one, other in pairs:
         if one != other and ((one and other) or not set(roles(one + other)) <= set(missing)):
             raise GraphError(
-                f"{where}: {words(left.axes)} and {words(right.axes)} stand in different orders: bring one of them into "
-                "that of the other"
+                f"{where}: {words(left.axes)} and {words(right.axes)} do not fit: bring one of them into the order of the other"
             )
     return tuple(max(pair, key=len) for pair in pairs)
 

@@ -47,8 +47,8 @@ def rearranging(plain: Callable[[Call], Value | None]) -> Callable[[Call], Resul
         arranged = call.shapes.arranged(value)
         if (axes := _axes(call, arranged.axes)) is None:
             raise reason or Rearranged(
-                f"{call.where}: {call.name} must keep the parts of {words(arranged.axes)} whole, and may split only channels, "
-                "into heads: give it sizes that do so"
+                f"{call.where}: {call.name} may join and exchange parts of {words(arranged.axes)}, and split channels into "
+                "heads, but nothing else: give it other sizes or dimensions, without names"
             )
         return call.shapes.settled(replace(arranged, axes=axes))
 
@@ -79,12 +79,9 @@ def fold(call: Call) -> Result:
     """`fold_time`."""
     value = _first(call)
     call.shapes.check_spatial(call.where, value, call.arguments[0])
-    front = len(value.axes) - len(axes_of.behind(value.axes))
-    return (
-        value
-        if front == 1
-        else call.shapes.settled(replace(value, axes=cast(Axes, axes_of.flattened(value.axes, 0, 1))))
-    )
+    if len(axes_of.behind(value.axes)) == len(value.axes) - 1:
+        return value
+    return call.shapes.settled(replace(value, axes=cast(Axes, axes_of.flattened(value.axes, 0, 1))))
 
 
 def unfold(call: Call) -> Result:
@@ -128,8 +125,10 @@ def repeat(call: Call) -> Result:
     sizes = call.arguments[0] if isinstance(call.arguments[0], tuple) else call.arguments
     axes = ((),) * (len(sizes) - len(value.axes)) + value.axes
     kept = [{-1, size} if call.name == "expand" else {1} for size in axes_of.sizes_of(axes)]
-    changed = [at for at, size in enumerate(sizes) if size not in kept[at]] or [0]  # of one timestep, nothing changes
-    at = changed[0]
+    changed = [at for at, size in enumerate(sizes) if size not in kept[at]]
+    if not changed and len(sizes) == len(value.axes) and value.value.time == "all":
+        return value
+    at = changed[0] if changed else 0  # of one timestep, nothing changes
     if call.options or len(changed) > 1 or at > 1 or axes[at] or len(axes) - len(value.axes) > 1:
         raise GraphError(
             f"{call.where}: {call.name} is supported only to show an image at every timestep, in front, as in "

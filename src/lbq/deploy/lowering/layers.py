@@ -87,8 +87,8 @@ class Layers:
             axes = flattened(arranged.axes, module.start_dim, module.end_dim)
             return self.shapes.settled(Arranged(value, cast(Any, axes)))
         if isinstance(module, ACTIVATIONS):
-            tokens.check_neuron(name, module, arranged)
-            return Arranged(self.activation(name, module, value, tokens.layout_of(arranged.axes)), arranged.axes)
+            layout = tokens.layout_for(name, module, arranged) if isinstance(module, SpikingNeuron) else None
+            return Arranged(self.activation(name, module, value, layout), arranged.axes)
         if not isinstance(module, tokens.READERS):
             known = isinstance(module, LEAVES)
             raise arranged.refusal(f"layer {name!r}") if known else _without_form(name, kind)

@@ -50,7 +50,7 @@ def layer_of_images(name: str, module: nn.Module, value: Arranged) -> nn.Module:
         return _pointwise(module)
     if isinstance(module, AVERAGES):
         sizes = module.output_size if isinstance(module.output_size, tuple) else (module.output_size,)
-        if any(size != 1 for size in sizes):
+        if any(size != 1 for size in sizes) or set(roles(value.axes[0])) & set(POSITIONS):
             raise GraphError(
                 f"{where}: {kind} of {words(value.axes)} must average all tokens: give it an output of 1, or bring the tensor "
                 "back to [T * B, channels, height, width]"
@@ -66,16 +66,12 @@ def axes_behind(module: nn.Module, axes: Axes, made: Levels | Current) -> Axes:
     return *axes[:at], sides(made.shape)[0], *rest
 
 
-def check_neuron(name: str, neuron: nn.Module, value: Arranged) -> None:
-    """Refuse tensors without time in front, and steps for something else than channels."""
-    if not isinstance(neuron, SpikingNeuron):
-        return
+def layout_for(name: str, neuron: SpikingNeuron, value: Arranged) -> Layout:
+    """Of a neuron's tensor. Refused are tensors without time in front, and steps for something else than channels."""
     if [roles(axis) for axis in value.axes[:2]] != ["t", "b"]:
-        way = (
-            "unflatten and transpose put it there"
-            if value.value.time == "all"
-            else "x.expand(T, *x.shape) shows an image at every timestep"
-        )
+        way = "unflatten and transpose put it there"
+        if value.value.time == "none":
+            way = "x.expand(T, *x.shape) shows an image at every timestep"
         raise GraphError(
             f"layer {name!r}: a neuron needs time in front, [T, B, ...], and reads {words(value.axes)}: {way}"
         )
@@ -84,13 +80,9 @@ def check_neuron(name: str, neuron: nn.Module, value: Arranged) -> None:
             f"layer {name!r}: it has steps for channels, which must stand behind the batch, and reads {words(value.axes)}: "
             "write neuron(x.movedim(-1, 2)).movedim(2, -1), or give it one step"
         )
-
-
-def layout_of(axes: Axes) -> Layout:
-    """Of a neuron's tensor, time and batch in front."""
-    parts = [atom.role for axis in axes[2:] for atom in axis]
+    parts = [atom.role for axis in value.axes[2:] for atom in axis]
     order = sorted(range(len(parts)), key=lambda at: "chdyx".index(parts[at]))
-    return Layout(tuple(tuple(atom.size for atom in axis) for axis in axes[2:]), tuple(order))
+    return Layout(tuple(tuple(atom.size for atom in axis) for axis in value.axes[2:]), tuple(order))
 
 
 def _check_channels(where: str, value: Arranged, at: int) -> None:
