@@ -186,7 +186,7 @@ def test_other_ways(way: str, timesteps: int) -> None:
     compare(net, lower(net, SHAPE), torch.randn(3, *SHAPE, dtype=torch.float64))
 
 
-STARTS = {
+STARTS: dict[str, Any] = {
     "expand": lambda y, steps: y.expand(steps, *y.shape),
     "unsqueeze": lambda y, steps: y.unsqueeze(0).expand(steps, -1, -1, -1),
     "repeat": lambda y, steps: y[None].repeat(steps, 1, 1, 1),
