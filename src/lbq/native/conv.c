@@ -290,15 +290,19 @@ static void padded_row(const struct lbq_conv *c, int64_t image, int64_t y, int64
     if (bytes) memset(bytes, offset, (size_t)line);
     if (words) memset(words, 0, (size_t)line * sizeof *words);
     if (y < 0 || y >= c->height) return;
-    const uint8_t *levels = c->levels + (image * c->height + y) * c->width * c->inputs;
-    for (int64_t x = 0; x < c->width; x++, levels += c->inputs) {
-        int64_t at = (x + c->pad_x) * wide;
+    int64_t width = c->width, inputs = c->inputs, is_signed = c->is_signed; /* bytes that are written may be anything's */
+    const uint8_t *levels = c->levels + (image * c->height + y) * width * inputs;
+    if (bytes && !offset && wide == inputs) {
+        memcpy(bytes + c->pad_x * wide, levels, (size_t)(width * inputs));
+        return;
+    }
+    for (int64_t x = 0, at = c->pad_x * wide; x < width; x++, levels += inputs, at += wide) {
         if (bytes)
-            for (int64_t i = 0; i < c->inputs; i++) bytes[at + i] = (uint8_t)(levels[i] + offset);
-        else if (c->is_signed)
-            for (int64_t i = 0; i < c->inputs; i++) words[at + i] = (int8_t)levels[i];
+            for (int64_t i = 0; i < inputs; i++) bytes[at + i] = (uint8_t)(levels[i] + offset);
+        else if (is_signed)
+            for (int64_t i = 0; i < inputs; i++) words[at + i] = (int8_t)levels[i];
         else
-            for (int64_t i = 0; i < c->inputs; i++) words[at + i] = levels[i];
+            for (int64_t i = 0; i < inputs; i++) words[at + i] = levels[i];
     }
 }
 
