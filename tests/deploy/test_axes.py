@@ -71,8 +71,8 @@ def split(kind: str, axes: Axes, x: Tensor, data: st.DataObject) -> tuple[Axes |
     whole = sizes_of(axes)
     if kind == "unflatten":
         return following.unflattened(axes, at, parts), x.unflatten(at, real(parts))
-    sizes = (*whole[:at], *parts, *whole[at + 1 :])
-    return following.reshaped(axes, sizes), x.reshape(real(sizes))
+    every = (*whole[:at], *parts, *whole[at + 1 :])
+    return following.reshaped(axes, every), x.reshape(real(every))
 
 
 @pytest.mark.parametrize(
